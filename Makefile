@@ -1,0 +1,63 @@
+# `make train` and `make test` do everything that is needed, from a fresh checkout on.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+# The one list of environment variables, and the venv's programs on the PATH.
+ENV := . scripts/env.sh;
+PY := .venv/bin/python
+
+KERNELS := $(shell find hvd_deepreduce/kernels -name '*.cpp' -o -name '*.h')
+STAMP := .venv/.kernels_stamp
+
+.PHONY: help setup build train test lint bench fuzz sanitize clean
+
+help: ## lists these targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
+
+setup: ## makes .venv with the frameworks, Open MPI and Horovod (ten minutes the first time, then nothing)
+	@scripts/setup.sh
+
+build: setup ## compiles the CPU kernels where they changed
+	@$(MAKE) $(STAMP)
+
+# The stamp has the time at which the compiler began, so that a file saved while it ran is compiled next time.
+$(STAMP): $(KERNELS) setup.py
+	@echo "kernels: compiling" >&2
+	@touch $@.begun
+	@$(ENV) python setup.py -q build_ext --inplace
+	@mv $@.begun $@
+
+train: build ## trains the same model with and without compression, two ranks; ARGS="..." goes to the script
+	@$(ENV) python scripts/compare_torch.py $(ARGS)
+
+# No test may hang for ever; pytest's own line is the last.
+test: lint ## ruff, mypy, and all tests; ARGS="..." goes to pytest
+	@$(ENV) python -m pytest -q $(ARGS)
+
+lint: build ## ruff and mypy
+	@$(ENV) ruff check .
+	@$(ENV) mypy
+
+bench: build ## times the codecs and exchanges; ARGS="..." goes to the script
+	@$(ENV) python scripts/bench.py $(ARGS)
+
+fuzz: build ## feeds broken containers to the decoder; SECONDS_EACH=15
+	@$(ENV) python tests/fuzz/run.py --seconds $(or $(SECONDS_EACH),15)
+
+# A second copy of the package, with address and undefined-behaviour checks in its kernels; the tests import that copy.
+# torch and Python leak by design: no leak check.
+SANITIZED := build/sanitized
+sanitize: build ## the tests, with the kernels compiled by -fsanitize=address,undefined; ARGS="..." goes to pytest
+	@rm -rf $(SANITIZED)/lib
+	@$(ENV) HVD_DEEPREDUCE_SANITIZE=address,undefined \
+	    python setup.py -q build --build-lib $(SANITIZED)/lib --build-temp $(SANITIZED)/temp
+	@$(ENV) export PYTHONPATH=$$PWD/$(SANITIZED)/lib ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1; \
+	    export LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so) $$(gcc -print-file-name=libstdc++.so)"; \
+	    python -P -c 'import hvd_deepreduce as h; assert "$(SANITIZED)" in h.__file__, h.__file__'; \
+	    pytest -q --import-mode=append $(ARGS)
+
+clean: ## takes away what was made, .venv too; the built Horovod stays in the user's cache
+	rm -rf .venv .venv.lock build dist runs *.egg-info hvd_deepreduce/_cpu*.so
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find hvd_deepreduce tests scripts -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,159 @@
+"""What a user can set. YAML, a dict or keyword arguments become one frozen, checked ``Config``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError
+
+import hvd_deepreduce.index
+import hvd_deepreduce.joint
+import hvd_deepreduce.sparsify
+import hvd_deepreduce.value  # noqa: F401  (these register the codecs)
+from hvd_deepreduce.codec import (
+    Codec,
+    IndexCodec,
+    JointCodec,
+    Registry,
+    Sparsifier,
+    ValueCodec,
+    index_codecs,
+    joint_codecs,
+    sparsifiers,
+    value_codecs,
+)
+from hvd_deepreduce.index.rice import Rice
+from hvd_deepreduce.sparsify.topk import TopK
+from hvd_deepreduce.value.qsgd import QSGD
+
+
+class ConfigError(ValueError):
+    """A config that cannot be used; says which key, what was given and what is allowed."""
+
+
+def _sentence(prefix: str, error: Any, fields: Any) -> str:
+    key = ".".join([prefix, *map(str, error["loc"])] if prefix else map(str, error["loc"]))
+    if error["type"] == "extra_forbidden":
+        allowed = ", ".join(sorted(fields)) or "none"
+        return f"{key} is not a key of {prefix or 'a config'} (given: {error['input']!r}); its keys are: {allowed}"
+    if error["type"] == "missing":
+        return f"{key} is missing and has no default"
+    return f"{key} is {error['input']!r}, which is not allowed: {error['msg'].replace('Input', 'it', 1)}"
+
+
+def _build(model: type[BaseModel], prefix: str, settings: Mapping[str, Any]) -> Any:
+    try:
+        return model(**settings)
+    except ValidationError as error:
+        sentences = [_sentence(prefix, one, model.model_fields) for one in error.errors()]
+    raise ConfigError("; ".join(sentences))
+
+
+def _codec(registry: Registry, given: Any) -> Any:
+    if isinstance(given, Codec):
+        return given
+    settings = dict(given) if isinstance(given, Mapping) else {"name": given}
+    name = settings.pop("name", None)
+    if not isinstance(name, str) or name not in registry.by_name:
+        raise ConfigError(
+            f"{registry.kind} is {given!r}; it must be a name, or a mapping with the key 'name', out of: "
+            f"{', '.join(sorted(registry.by_name))}"
+        )
+    return _build(registry.by_name[name], registry.kind, {str(key): value for key, value in settings.items()})
+
+
+_REGISTRIES = {"sparsifier": sparsifiers, "index": index_codecs, "value": value_codecs, "joint": joint_codecs}
+
+
+class Config(BaseModel):
+    """All settings of a job's compression, the same on every rank (``threads`` may differ).
+
+    Attributes:
+        sparsifier: which elements are sent; a higher density costs bytes and loses less.
+        index: how their indices are written.
+        value: how their values are written.
+        joint: a codec of both, in place of ``index`` and ``value``.
+        error_feedback: keep what was not sent and add it to the next gradient. Off, it is lost.
+        min_elements: a tensor of fewer elements goes through Horovod uncompressed: its header would cost more than
+            compression saves.
+        seed: of all random choices, 0 to 2^32 - 1.
+        threads: of the CPU kernels; None: the rank's share of the machine's cores.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    sparsifier: SerializeAsAny[Sparsifier] = TopK()
+    index: SerializeAsAny[IndexCodec] | None = Rice()
+    value: SerializeAsAny[ValueCodec] | None = QSGD()
+    joint: SerializeAsAny[JointCodec] | None = None
+    error_feedback: bool = Field(True, strict=True)
+    min_elements: int = Field(1024, ge=0)
+    seed: int = Field(0, ge=0, le=2**32 - 1)
+    threads: int | None = Field(None, ge=1, le=1024)
+
+    @classmethod
+    def load(cls, source: str | Path | Mapping[str, Any] | Config | None = None, /, **settings: Any) -> Config:
+        """A config from a YAML file's path, a dict, another config or nothing, with ``settings`` in place of its own.
+
+        Raises:
+            ConfigError: for a file that is missing, empty or not a YAML mapping, an unknown key, a value out of range.
+        """
+        given = cls._read(source) | settings
+        for kind, registry in _REGISTRIES.items():
+            if given.get(kind) is not None:
+                given[kind] = _codec(registry, given[kind])
+        for kind in ("index", "value"):
+            if given.get("joint") is None and given.get(kind, True) is None:
+                raise ConfigError(f"{kind} is None; without a joint codec, an {kind} codec is needed")
+            if given.get("joint") is not None and given.setdefault(kind, None) is not None:
+                raise ConfigError(
+                    f"{kind} is {given[kind].name!r} and joint is {given['joint'].name!r}; a joint codec takes the place "
+                    "of both: leave index and value out"
+                )
+        config: Config = _build(cls, "", given)
+        return config
+
+    @staticmethod
+    def _read(source: Any) -> dict[str, Any]:
+        if source is None:
+            return {}
+        if isinstance(source, Config):
+            return source.to_dict()
+        if isinstance(source, Mapping):
+            return {str(key): value for key, value in source.items()}
+        if not isinstance(source, str | Path):
+            raise ConfigError(
+                f"a config is the path of a YAML file, a dict or a Config, and {type(source).__name__} was given"
+            )
+        try:
+            read = yaml.safe_load(Path(source).read_text("utf-8"))
+        except OSError as error:
+            raise ConfigError(f"the config file {source} cannot be read: {error.strerror}") from None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the config file {source} is not YAML: {' '.join(str(error).split())}") from None
+        if read is None:
+            raise ConfigError(f"the config file {source} is empty: write at least one key, such as 'sparsifier: topk'")
+        if not isinstance(read, dict):
+            raise ConfigError(f"the config file {source} holds {read!r}: lines of the form 'key: value' are needed")
+        return {str(key): value for key, value in read.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain names, numbers and dicts, which ``load`` turns into an equal config."""
+        plain: dict[str, Any] = {}
+        for key in type(self).model_fields:
+            value = getattr(self, key)
+            plain[key] = {"name": value.name, **value.model_dump()} if isinstance(value, Codec) else value
+        return plain
+
+    def shared(self) -> dict[str, Any]:
+        """``to_dict`` of what must be equal on all ranks."""
+        return {key: value for key, value in self.to_dict().items() if key != "threads"}
+
+    def digest(self) -> int:
+        """32 bits of a hash of ``shared``, which travel in each container."""
+        text = json.dumps(self.shared(), sort_keys=True)
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")

@@ -1,0 +1,181 @@
+"""The container: what one rank sends of one tensor in one step. Specified to the bit in docs/container.md.
+
+Little-endian. A header of 64 bytes, then the index, value and order sections, each padded with zeros to 8 bytes:
+
+     0  magic "HVDR"     | version u8 | sparsifier u8 | index u8 | value u8
+     8  dtype u8 | flags u8 (1: joint) | 0 u16 | checksum u32
+    16  numel u32                     | count u32
+    24  seed u32                      | parameter u32
+    32  step u32                      | digest u32
+    40  index bytes u64
+    48  value bytes u64
+    56  order bytes u64
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.codec import U8, Key
+from hvd_deepreduce.sparse import MAX_NUMEL
+
+MAGIC = b"HVDR"
+VERSION = 1
+HEADER = struct.Struct("<4sBBBBBBHIIIIIIIQQQ")
+CHECKSUM = struct.Struct("<I")
+DTYPES = {1: np.dtype(np.float32), 2: np.dtype(np.float64)}
+DTYPE_IDS = {dtype: number for number, dtype in DTYPES.items()}
+
+
+class ContainerError(ValueError):
+    """Bytes that are not a container, or not one that fits the tensor they came for. Names the rank where known."""
+
+
+@dataclass(frozen=True)
+class Container:
+    """An unpacked container.
+
+    Attributes:
+        sparsifier, index, value: codec numbers. index 0: no index section, the support is the sparsifier's keyed
+            choice; sparsifier 0: all ``numel`` elements, in order.
+        joint: ``value`` is the number of a joint codec, and the value section holds the indices too.
+        dtype: float32 or float64, of the tensor that was compressed.
+        numel: elements of that tensor.
+        count: elements of the support.
+        key: (seed, parameter, step) of the sender's random choices.
+        digest: of the sender's config.
+        indices, values, order: the sections, uint8, without padding.
+    """
+
+    sparsifier: int
+    index: int
+    value: int
+    dtype: np.dtype[Any]
+    numel: int
+    count: int
+    key: Key
+    digest: int
+    indices: U8
+    values: U8
+    order: U8
+    joint: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole container."""
+        return HEADER.size + sum(padded(section.size) for section in (self.indices, self.values, self.order))
+
+
+def padded(size: int) -> int:
+    """``size`` rounded up to 8 bytes."""
+    return (size + 7) & ~7
+
+
+def pack(container: Container) -> U8:
+    """The container's bytes, uint8 ``[nbytes]``.
+
+    Raises:
+        ContainerError: for a tensor of more than 2^32 - 1 elements.
+    """
+    if container.numel > MAX_NUMEL:
+        raise ContainerError(
+            f"a container holds up to 2^32 - 1 elements and this tensor has {container.numel}: split the parameter"
+        )
+    sections = (container.indices, container.values, container.order)
+    out = np.empty(container.nbytes, np.uint8)
+    HEADER.pack_into(
+        out.data,
+        0,
+        MAGIC,
+        VERSION,
+        container.sparsifier,
+        container.index,
+        container.value,
+        DTYPE_IDS[container.dtype],
+        int(container.joint),
+        0,
+        0,
+        container.numel,
+        container.count,
+        container.key.seed,
+        container.key.parameter,
+        container.key.step & 0xFFFFFFFF,
+        container.digest,
+        *(section.size for section in sections),
+    )
+    at = HEADER.size
+    for section in sections:
+        end = at + padded(section.size)
+        out[at : at + section.size] = section
+        out[at + section.size : end] = 0
+        at = end
+    CHECKSUM.pack_into(out.data, 12, cpu.checksum(out))
+    return out
+
+
+def unpack(data: U8, rank: int | None = None, numel: int | None = None) -> Container:
+    """The container at the start of ``data``, which may go on behind it; its sections are views, nothing is copied.
+
+    Args:
+        data: uint8, contiguous.
+        rank: who sent it, for the error.
+        numel: how many elements the tensor must have; None: any.
+
+    Raises:
+        ContainerError: where the bytes are cut, altered, of another format or version, or of another tensor.
+    """
+
+    def refuse(reason: str) -> ContainerError:
+        sender = "the container" if rank is None else f"the container of rank {rank}"
+        return ContainerError(f"{sender} cannot be read: {reason}")
+
+    if data.size < HEADER.size:
+        raise refuse(f"it is cut at {data.size} bytes, within its header of {HEADER.size}")
+    if data.__array_interface__["data"][0] % 8:
+        data = data.copy()  # sections are read as whole words
+    (magic, version, sparsifier, index, value, dtype, flags, reserved, checksum, length, count, seed, parameter, step,
+     digest, *sizes) = HEADER.unpack_from(data.data)  # fmt: skip
+    if magic != MAGIC:
+        raise refuse(f"it begins with {magic!r}, not with {MAGIC!r}: these bytes are something else")
+    if version != VERSION:
+        raise refuse(f"it has version {version}, and this release reads version {VERSION}: use one release on all ranks")
+    total = HEADER.size + sum(padded(size) for size in sizes)
+    if total > data.size:
+        raise refuse(f"its header says {total} bytes, and {data.size} are there")
+    if cpu.checksum(data[:total]) != checksum:
+        raise refuse("its checksum does not fit its bytes: they were altered on the way")
+    if dtype not in DTYPES or flags > 1 or reserved:
+        raise refuse(f"it has dtype {dtype}, flags {flags}, reserved {reserved}: 1 or 2, 0 or 1, and 0 are allowed")
+    if numel is not None and length != numel:
+        raise refuse(f"it is of a tensor of {length} elements, and this one has {numel}: do all ranks train one model?")
+    if count > length:
+        raise refuse(f"it keeps {count} of {length} elements")
+    sections = []
+    at = HEADER.size
+    for size in sizes:
+        sections.append(data[at : at + size])
+        at += padded(size)
+    key = Key(seed, parameter, step)
+    return Container(sparsifier, index, value, DTYPES[dtype], length, count, key, digest, *sections, joint=bool(flags))
+
+
+def split(data: NDArray[np.uint8], ranks: int, numel: int | None = None) -> list[Container]:
+    """The containers of an allgather, in rank order.
+
+    Raises:
+        ContainerError: as ``unpack``, and where bytes are left over.
+    """
+    containers = []
+    at = 0
+    for rank in range(ranks):
+        containers.append(unpack(data[at:], rank, numel))
+        at += containers[-1].nbytes
+    if at != data.size:
+        raise ContainerError(f"{data.size - at} bytes stand behind the containers of all {ranks} ranks")
+    return containers

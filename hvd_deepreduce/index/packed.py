@@ -1,0 +1,23 @@
+"""Packed: as many bits an index as the number of elements needs."""
+
+import numpy as np
+
+from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
+
+
+@index_codecs.register
+class Packed(IndexCodec):
+    """Indices in fields of ceil(log2 d) bits for d elements, drawn in kernels/cpu/bits.cpp; lossless."""
+
+    name = "packed"
+    id = 2
+
+    def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
+        return cpu.pack(indices, (numel - 1).bit_length()), indices
+
+    @staticmethod
+    def decode(section: U8, numel: int, count: int, key: Key) -> U32:
+        indices: U32 = cpu.unpack(section, count, (numel - 1).bit_length(), np.uint32)
+        cpu.check_indices(indices, numel)
+        return indices

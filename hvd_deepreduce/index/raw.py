@@ -1,0 +1,25 @@
+"""Raw: 32 bits an index, the key of the key-value form that every sparse library sends."""
+
+import numpy as np
+
+from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
+
+
+@index_codecs.register
+class Raw(IndexCodec):
+    """Indices as little-endian uint32. 32 bits a kept element; lossless."""
+
+    name = "raw"
+    id = 1
+
+    def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
+        return indices.view(np.uint8), indices
+
+    @staticmethod
+    def decode(section: U8, numel: int, count: int, key: Key) -> U32:
+        if section.size != 4 * count:
+            raise ValueError(f"raw indices take 4 bytes each: {count} indices cannot stand in {section.size} bytes")
+        indices = section.view(np.uint32)
+        cpu.check_indices(indices, numel)
+        return indices

