@@ -58,6 +58,10 @@ class Sparsifier(Codec, ABC):
 class IndexCodec(Codec, ABC):
     """Sorted unique indices to bytes and back."""
 
+    def chosen(self, indices: U32, numel: int) -> IndexCodec:
+        """The codec that encodes these indices: itself, but for one that picks among others."""
+        return self
+
     @abstractmethod
     def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
         """The section, and the support: the sorted indices that ``decode`` will give (a lossless codec's: the same)."""

@@ -111,8 +111,8 @@ class Config(BaseModel):
                 raise ConfigError(f"{kind} is None; without a joint codec, an {kind} codec is needed")
             if given.get("joint") is not None and given.setdefault(kind, None) is not None:
                 raise ConfigError(
-                    f"{kind} is {given[kind].name!r} and joint is {given['joint'].name!r}; a joint codec takes the place "
-                    "of both: leave index and value out"
+                    f"{kind} is {given[kind].name!r} and joint is {given['joint'].name!r}; a joint codec takes the "
+                    "place of index and value: leave both out"
                 )
         config: Config = _build(cls, "", given)
         return config

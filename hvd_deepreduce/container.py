@@ -29,7 +29,7 @@ MAGIC = b"HVDR"
 VERSION = 1
 HEADER = struct.Struct("<4sBBBBBBHIIIIIIIQQQ")
 CHECKSUM = struct.Struct("<I")
-DTYPES = {1: np.dtype(np.float32), 2: np.dtype(np.float64)}
+DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype(np.float32), 2: np.dtype(np.float64)}
 DTYPE_IDS = {dtype: number for number, dtype in DTYPES.items()}
 
 
@@ -137,18 +137,20 @@ def unpack(data: U8, rank: int | None = None, numel: int | None = None) -> Conta
 
     if data.size < HEADER.size:
         raise refuse(f"it is cut at {data.size} bytes, within its header of {HEADER.size}")
-    if data.__array_interface__["data"][0] % 8:
-        data = data.copy()  # sections are read as whole words
+    magic: bytes
     (magic, version, sparsifier, index, value, dtype, flags, reserved, checksum, length, count, seed, parameter, step,
      digest, *sizes) = HEADER.unpack_from(data.data)  # fmt: skip
     if magic != MAGIC:
         raise refuse(f"it begins with {magic!r}, not with {MAGIC!r}: these bytes are something else")
     if version != VERSION:
-        raise refuse(f"it has version {version}, and this release reads version {VERSION}: use one release on all ranks")
+        raise refuse(f"it has version {version}, and this release reads {VERSION}: use one release on all ranks")
     total = HEADER.size + sum(padded(size) for size in sizes)
     if total > data.size:
         raise refuse(f"its header says {total} bytes, and {data.size} are there")
-    if cpu.checksum(data[:total]) != checksum:
+    data = data[:total]
+    if data.__array_interface__["data"][0] % 8:
+        data = data.copy()  # sections are read as whole words
+    if cpu.checksum(data) != checksum:
         raise refuse("its checksum does not fit its bytes: they were altered on the way")
     if dtype not in DTYPES or flags > 1 or reserved:
         raise refuse(f"it has dtype {dtype}, flags {flags}, reserved {reserved}: 1 or 2, 0 or 1, and 0 are allowed")
@@ -161,8 +163,11 @@ def unpack(data: U8, rank: int | None = None, numel: int | None = None) -> Conta
     for size in sizes:
         sections.append(data[at : at + size])
         at += padded(size)
-    key = Key(seed, parameter, step)
-    return Container(sparsifier, index, value, DTYPES[dtype], length, count, key, digest, *sections, joint=bool(flags))
+    indices, values, order = sections
+    return Container(
+        sparsifier, index, value, DTYPES[dtype], length, count, Key(seed, parameter, step), digest,
+        indices, values, order, joint=bool(flags),
+    )  # fmt: skip
 
 
 def split(data: NDArray[np.uint8], ranks: int, numel: int | None = None) -> list[Container]:

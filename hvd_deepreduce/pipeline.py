@@ -57,10 +57,10 @@ class Pipeline:
             ContainerError: for more than 2^32 - 1 elements; nothing has changed then.
         """
         if gradient.size > MAX_NUMEL:
-            raise ContainerError(f"a tensor has up to 2^32 - 1 elements and this one {gradient.size}: split the parameter")
+            raise ContainerError(f"a tensor has up to 2^32 - 1 elements, and this one {gradient.size}: split it")
         if not cpu.finite(gradient, self.threads):
-            values, _ = Raw().encode(gradient, None, key)
-            return self._pack(gradient, None, key, 0, Raw.id, EMPTY, values)
+            whole, _ = Raw().encode(gradient, None, key)
+            return self._pack(gradient, None, key, 0, Raw.id, EMPTY, whole)
         sparsifier, threads = self.config.sparsifier, self.threads
         if residual is None:
             indices, values = sparsifier.select(gradient, None, key, threads)
@@ -94,8 +94,9 @@ class Pipeline:
         number, section, support = 0, EMPTY, indices
         if indices is not None and not self.config.sparsifier.keyed:
             assert self.config.index is not None
-            number = self.config.index.id
-            section, support = self.config.index.encode(indices, gradient.size, key)
+            index = self.config.index.chosen(indices, gradient.size)
+            number = index.id
+            section, support = index.encode(indices, gradient.size, key)
             if support is not indices:
                 values = cpu.gather(gradient if residual is None else residual, support)
         value = self.config.value

@@ -1,0 +1,157 @@
+"""`make train`: the digits job on two Horovod ranks, compressed and dense, and what compression saved.
+
+Writes RUNS/<time>/results.json (all figures), accuracy.png (accuracy against bytes sent), config.yaml (what was used)
+and each run's own folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+from statistics import mean
+from typing import Annotated, Any
+
+import matplotlib
+import typer
+from rich.console import Console
+from rich.table import Table
+
+matplotlib.use("Agg")
+from matplotlib import pyplot  # noqa: E402
+
+ROOT = Path(__file__).parent.parent
+Run = dict[str, Any]
+
+
+def train(config: str, seed: int, out: Path, ranks: int, epochs: int, terminal: bool) -> Run:
+    """One job under mpirun; what it measured."""
+    command = ["mpirun", "-np", str(ranks), sys.executable, str(ROOT / "scripts" / "train_torch.py")]
+    command += ["--config", config, "--seed", str(seed), "--epochs", str(epochs), "--out", str(out)]
+    environment = {**os.environ, "HVD_DEEPREDUCE_TERMINAL": str(int(terminal)), "PYTHONUNBUFFERED": "1"}
+    if subprocess.run(command, env=environment).returncode:
+        raise SystemExit(f"the training job failed: {' '.join(command)}")
+    run: Run = json.loads((out / "metrics.json").read_text())
+    return run
+
+
+def total(run: Run, key: str) -> float:
+    """The sum over the epochs."""
+    return float(sum(row[key] for row in run["epochs_done"]))
+
+
+def size(number: float) -> str:
+    """Bytes for a person."""
+    for unit in ("B", "kB", "MB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}" if unit != "B" else f"{number:.0f} B"
+        number /= 1000
+    return f"{number:.3g} GB"
+
+
+def epochs_table(run: Run, title: str) -> Table:
+    """A line an epoch."""
+    table = Table(title=title, title_justify="left")
+    for column in ("epoch", "loss", "accuracy", "sent", "dense", "share", "encode s", "comm. s", "decode s", "epoch s"):
+        table.add_column(column, justify="right")
+    for row in run["epochs_done"]:
+        table.add_row(
+            str(row["epoch"]), f"{row['loss']:.4f}", f"{row['accuracy']:.2%}", size(row["bytes_sent"]),
+            size(row["dense_bytes"]), f"{row['bytes_sent'] / row['dense_bytes']:.2%}", f"{row['encode_seconds']:.2f}",
+            f"{row['wait_seconds']:.2f}", f"{row['decode_seconds']:.2f}", f"{row['seconds']:.1f}",
+        )  # fmt: skip
+    return table
+
+
+def side_by_side(compressed: list[Run], dense: list[Run], label: str) -> Table:
+    """Both jobs, means over the seeds."""
+    seeds = f", mean of {len(dense)} seeds" if len(dense) > 1 else ""
+    table = Table(title=f"The same job, compressed and dense{seeds}", title_justify="left")
+    for column in ("", label, "dense", "compressed / dense"):
+        table.add_column(column, justify="right" if column else "left")
+
+    def line(name: str, value: Any, shown: Any, compare: Any) -> None:
+        ours, theirs = (mean(value(run) for run in runs) for runs in (compressed, dense))
+        table.add_row(name, shown(ours), shown(theirs), compare(ours, theirs))
+
+    def ratio(a: float, b: float) -> str:
+        return f"{a / b:.2%}" if a < b / 10 else f"{a / b:.2f}x"
+
+    line("final accuracy", lambda r: r["epochs_done"][-1]["accuracy"], "{:.2%}".format,
+         lambda a, b: f"{100 * (a - b):+.2f} points")  # fmt: skip
+    line("bytes sent by a rank", lambda r: total(r, "bytes_sent"), size, ratio)
+    line("seconds in all", lambda r: total(r, "seconds"), "{:.1f}".format, ratio)
+    line("  encode", lambda r: total(r, "encode_seconds"), "{:.2f}".format, lambda a, b: "")
+    line("  communication", lambda r: total(r, "wait_seconds"), "{:.2f}".format, lambda a, b: "")
+    line("  decode", lambda r: total(r, "decode_seconds"), "{:.2f}".format, lambda a, b: "")
+    return table
+
+
+def break_even(compressed: list[Run]) -> str:
+    """The link at which what compression costs in time equals what it saves."""
+    saved = mean(total(run, "dense_bytes") - total(run, "bytes_sent") for run in compressed)
+    cost = mean(total(run, "encode_seconds") + total(run, "decode_seconds") for run in compressed)
+    return (
+        "These ranks share one machine's memory, where bytes cost next to nothing. On a network, this compression "
+        f"pays below about {8 * saved / cost / 1e9:.1f} Gbit/s a rank (bytes saved over seconds of encoding and "
+        "decoding)."
+    )
+
+
+def picture(compressed: list[Run], dense: list[Run], label: str, path: Path) -> None:
+    """Accuracy against the bytes that a rank has sent so far; a logarithmic axis, a line a run."""
+    figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    for runs, name, colour in ((compressed, label, "tab:blue"), (dense, "dense", "tab:orange")):
+        for number, run in enumerate(runs):
+            sent, so_far = 0.0, []
+            for row in run["epochs_done"]:
+                sent += row["bytes_sent"]
+                so_far.append(sent / 1e6)
+            accuracy = [100 * row["accuracy"] for row in run["epochs_done"]]
+            axes.plot(so_far, accuracy, marker="o", markersize=3, color=colour, label=name if not number else None)
+    axes.set_xscale("log")
+    axes.set_xlabel("megabytes sent by a rank so far")
+    axes.set_ylabel("test accuracy, %")
+    axes.set_title("Accuracy against bytes sent (a point an epoch)")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def main(
+    config: Annotated[str, typer.Option(help="what to compare with dense")] = "configs/topk_rice_qsgd.yaml",
+    epochs: Annotated[int, typer.Option(min=1)] = 20,
+    seeds: Annotated[int, typer.Option(min=1, help="runs of each kind")] = 1,
+    ranks: Annotated[int, typer.Option(min=1)] = 2,
+    runs: Annotated[Path, typer.Option(help="where results go")] = Path("runs"),
+) -> None:
+    """Trains both ways, prints the tables, writes the results."""
+    console = Console(width=None if sys.stdout.isatty() else 110)
+    out = runs / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    out.mkdir(parents=True)
+    label = Path(config).stem
+    console.print(f"A ResNet on 1,437 handwritten digits, {ranks} Horovod ranks, {epochs} epochs: {label}, then dense.")
+    terminal = console.is_terminal
+    pairs = [
+        (train(config, seed, out / f"{label}_{seed}", ranks, epochs, terminal),
+         train("none", seed, out / f"dense_{seed}", ranks, epochs, terminal))
+        for seed in range(seeds)
+    ]  # fmt: skip
+    compressed, dense = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    console.print()
+    console.print(epochs_table(compressed[0], f"{label}, rank 0"))
+    console.print(epochs_table(dense[0], "dense, rank 0 (communication: the wait after the backward pass)"))
+    console.print(side_by_side(compressed, dense, label))
+    console.print(break_even(compressed), soft_wrap=True)
+    picture(compressed, dense, label, out / "accuracy.png")
+    (out / "results.json").write_text(json.dumps({"compressed": compressed, "dense": dense}, indent=1))
+    (out / "config.yaml").write_bytes((out / f"{label}_0" / "config.yaml").read_bytes())
+    console.print(f"\nAll figures: {out}/results.json   picture: {out}/accuracy.png   config: {out}/config.yaml")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,202 @@
+"""Trains a small ResNet on scikit-learn's 1,797 handwritten digits, on every rank of a Horovod job.
+
+    mpirun -np 2 python scripts/train_torch.py --config configs/topk_rice_qsgd.yaml
+    mpirun -np 2 python scripts/train_torch.py --config none          # dense, for comparison
+
+Each rank trains on its own part of the data. After each epoch rank 0 tests and writes OUT/metrics.json, every rank
+saves what it needs to go on, and all ranks compare their parameters bit for bit. ``--resume`` goes on from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import horovod.torch as hvd
+import torch
+import typer
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import nn
+from torch.nn import functional
+
+from hvd_deepreduce.torch import DeepReduce
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions and a way around them (He et al., CVPR 2016, figure 2)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        self.around = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if stride > 1 else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = functional.relu(self.norm1(self.conv1(x)))
+        return functional.relu(self.norm2(self.conv2(y)) + self.around(x))
+
+
+class ResNet(nn.Module):
+    """Four blocks, 8x8 grey images, ten classes: 0.7 million parameters."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, width, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(width)
+        self.blocks = nn.Sequential(
+            Block(width, width, 1), Block(width, 2 * width, 2), Block(2 * width, 2 * width, 1)
+        )
+        self.head = nn.Linear(2 * width, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.blocks(functional.relu(self.norm(self.stem(x))))
+        scores: torch.Tensor = self.head(x.mean((2, 3)))
+        return scores
+
+
+def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Training images and labels, test images and labels: 1,437 and 360."""
+    images, labels = load_digits(return_X_y=True)
+    images = (images.reshape(-1, 1, 8, 8) / 8 - 1).astype("float32")
+    parts = train_test_split(images, labels, test_size=360, random_state=0, stratify=labels)
+    train, test, train_labels, test_labels = (torch.from_numpy(part) for part in parts)
+    return train, train_labels, test, test_labels
+
+
+def same_on_all_ranks(model: nn.Module) -> None:
+    """Raises RuntimeError unless all ranks hold the same parameters, to the bit."""
+    digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).digest()
+    digests = hvd.allgather(torch.tensor([list(digest)], dtype=torch.uint8), name="parameters")
+    if not bool((digests == digests[0]).all()):
+        raise RuntimeError("the ranks hold different parameters: their gradients were not reduced to the same values")
+
+
+def save(path: Path, content: Any) -> None:
+    """Writes a file whole or not at all."""
+    torch.save(content, path.with_suffix(".part"))
+    os.replace(path.with_suffix(".part"), path)
+
+
+def main(
+    config: Annotated[str, typer.Option(help="a YAML file of configs/, or none for dense")] = "none",
+    epochs: Annotated[int, typer.Option(min=1)] = 20,
+    batch_size: Annotated[int, typer.Option(min=1, help="images a rank and step")] = 32,
+    lr: Annotated[float, typer.Option(help="the largest learning rate, of a cosine")] = 0.05,
+    seed: int = 0,
+    width: Annotated[int, typer.Option(min=1, help="channels of the first layers")] = 64,
+    out: Annotated[Path, typer.Option(help="where metrics and checkpoints go")] = Path("runs/train_torch"),
+    resume: Annotated[bool, typer.Option("--resume", help="go on from the checkpoint in OUT")] = False,
+    stop_after: Annotated[int | None, typer.Option(help="end after this epoch, as if interrupted")] = None,
+) -> None:
+    """Trains, and leaves OUT/metrics.json, OUT/config.yaml and the checkpoints."""
+    hvd.init()
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
+    torch.manual_seed(seed)
+    images, labels, test_images, test_labels = digits()
+    model = ResNet(width)
+    compression = hvd.Compression.none if config == "none" else DeepReduce(model, config, seed=seed)
+    plain = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4)
+    steps = len(images) // hvd.size() // batch_size
+    # The schedule reads the learning rate of the plain optimizer, before Horovod wraps it.
+    optimizer = hvd.DistributedOptimizer(plain, named_parameters=model.named_parameters(), compression=compression)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=epochs * steps, pct_start=0.2)
+    out.mkdir(parents=True, exist_ok=True)
+    # Every rank has statistics of its own in the normalization layers, and residuals of its own.
+    mine = out / f"checkpoint.rank{hvd.rank()}.pt"
+    history: list[dict[str, Any]] = []
+    if resume:
+        if not mine.exists():
+            raise SystemExit(f"there is no checkpoint {mine.name} in {out}: start without --resume first")
+        saved = torch.load(mine)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        schedule.load_state_dict(saved["schedule"])
+        if isinstance(compression, DeepReduce):
+            compression.load_state_dict(saved["compression"])
+        history = saved["history"]
+    hvd.broadcast_parameters(dict(model.named_parameters()), root_rank=0)
+    dense_bytes = sum(4 * p.numel() for p in model.parameters())
+
+    terminal = os.environ.get("HVD_DEEPREDUCE_TERMINAL") == "1"
+    console = Console(force_terminal=terminal, quiet=hvd.rank() != 0, width=100 if not terminal else None)
+    label = "dense" if config == "none" else Path(config).stem
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not terminal or hvd.rank() != 0) as bar:
+        task = bar.add_task(label, total=epochs * steps, completed=len(history) * steps)
+        for epoch in range(len(history), epochs):
+            begin, waited, loss_sum = time.perf_counter(), 0.0, 0.0
+            before = compression.stats()["total"] if isinstance(compression, DeepReduce) else {}
+            order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1000 * seed + epoch))
+            own = order[hvd.rank() :: hvd.size()]
+            model.train()
+            for step in range(steps):
+                chosen = own[step * batch_size : (step + 1) * batch_size]
+                optimizer.zero_grad()
+                loss = functional.cross_entropy(model(images[chosen]), labels[chosen])
+                loss.backward()
+                ready = time.perf_counter()
+                optimizer.synchronize()
+                waited += time.perf_counter() - ready
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+                schedule.step()
+                loss_sum += loss.item()
+                bar.advance(task)
+            seconds = time.perf_counter() - begin
+            same_on_all_ranks(model)
+            row = {
+                "epoch": epoch + 1,
+                "loss": float(hvd.allreduce(torch.tensor(loss_sum / steps), name="loss")),
+                "dense_bytes": steps * dense_bytes,
+                "bytes_sent": steps * dense_bytes,
+                "encode_seconds": 0.0,
+                "wait_seconds": waited,
+                "decode_seconds": 0.0,
+                "seconds": seconds,
+            }
+            if isinstance(compression, DeepReduce):
+                after = compression.stats()["total"]
+                for key in ("bytes_sent", "encode_seconds", "decode_seconds"):
+                    row[key] = after[key] - before[key]
+                row["wait_seconds"] = waited - row["decode_seconds"]
+            model.eval()
+            with torch.no_grad():
+                row["accuracy"] = float((model(test_images).argmax(1) == test_labels).float().mean())
+            history.append(row)
+            state: dict[str, Any] = {
+                "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "schedule": schedule.state_dict(),
+                "history": history,
+            }
+            if isinstance(compression, DeepReduce):
+                state["compression"] = compression.state_dict()
+            save(mine, state)
+            if hvd.rank() == 0:
+                settings = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed, "width": width,
+                            "ranks": hvd.size(), "steps_per_epoch": steps}  # fmt: skip
+                used = compression.config.to_dict() if isinstance(compression, DeepReduce) else "none"
+                (out / "metrics.json").write_text(json.dumps({**settings, "config": used, "epochs_done": history}))
+                (out / "config.yaml").write_text(yaml.safe_dump(used, sort_keys=False))
+            if not terminal:
+                console.print(
+                    f"{label}: epoch {epoch + 1:2}/{epochs}  loss {row['loss']:.4f}  accuracy {row['accuracy']:.2%}  "
+                    f"sent {row['bytes_sent'] / row['dense_bytes']:.2%} of dense  {row['seconds']:.1f} s"
+                )
+            if stop_after == epoch + 1:
+                break
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,550 @@
+"""What the PyTorch adapter must do on several ranks. Run under a launcher: each rank runs each case, in order.
+
+    mpirun -np 2 python tests/adapters/torch_cases.py [CASE ...]
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+import traceback
+
+import horovod.torch as hvd
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hvd_deepreduce import Config, ContainerError
+from hvd_deepreduce import container as wire
+from hvd_deepreduce.agreement import MismatchError
+from hvd_deepreduce.codec import Key
+from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.torch import DeepReduce
+
+CASES = {}
+LOSSLESS = {"sparsifier": {"name": "topk", "density": 1.0}, "value": "raw", "index": "bitmap", "min_elements": 0}
+LOSSY = {"sparsifier": {"name": "topk", "density": 0.05}, "min_elements": 0}
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(20, 50), nn.Tanh(), nn.Linear(50, 30), nn.Tanh(), nn.Linear(30, 4))
+
+
+def batch(step, rank=None):
+    generator = torch.Generator().manual_seed(1000 * step + (hvd.rank() if rank is None else rank))
+    x = torch.randn(16, 20, generator=generator)
+    return x, x[:, :4].argmax(1)
+
+
+def loss_of(model, step, rank=None):
+    x, y = batch(step, rank)
+    dtype = next(model.parameters()).dtype
+    return nn.functional.cross_entropy(model(x.to(dtype)).float(), y)
+
+
+def train(model, compression, steps=3, first=0, passes=1, **options):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(
+        optimizer, named_parameters=model.named_parameters(), compression=compression, backward_passes_per_step=passes,
+        **options,
+    )  # fmt: skip
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        for part in range(passes):
+            loss_of(model, passes * step + part).backward()
+        optimizer.step()
+    return optimizer
+
+
+def flat(model):
+    return torch.cat([p.detach().double().reshape(-1) for p in model.parameters()])
+
+
+def same_everywhere(model, process_set=hvd.global_process_set):
+    """All parameters bitwise equal on all ranks."""
+    words = torch.cat([p.detach().contiguous().view(-1).view(torch.uint8) for p in model.parameters()])
+    gathered = hvd.allgather(words, "same_everywhere", process_set=process_set).view(process_set.size(), -1)
+    assert (gathered == gathered[0]).all(), "the ranks' parameters differ"
+
+
+def raises_everywhere(error, match, function):
+    """Every rank gets the error, with the sentence."""
+    with pytest.raises(error, match=match):
+        function()
+
+
+OPTIONS = {
+    "average": {},
+    "sum": {"op": hvd.Sum},
+    "predivide": {"gradient_predivide_factor": 2.0},
+    "groups": {"groups": 2},
+    "passes": {"passes": 2},
+    "sparse_as_dense": {"sparse_as_dense": True},
+}
+
+
+@case
+def lossless_equals_dense_with_every_option():
+    for name, options in OPTIONS.items():
+        dense, ours = network(), network()
+        train(dense, hvd.Compression.none, **options)
+        train(ours, DeepReduce(ours, LOSSLESS), **options)
+        assert torch.allclose(flat(dense), flat(ours), rtol=1e-4, atol=1e-6), name
+        same_everywhere(ours)
+
+
+@case
+def lossless_equals_dense_with_a_list_of_groups():
+    dense, ours = network(), network()
+    for model, compression in ((dense, hvd.Compression.none), (ours, DeepReduce(ours, LOSSLESS))):
+        parameters = list(model.parameters())
+        train(model, compression, groups=[parameters[:2], parameters[3:5]])
+    assert torch.allclose(flat(dense), flat(ours), rtol=1e-4, atol=1e-6)
+    same_everywhere(ours)
+
+
+@case
+def lossy_equals_the_pipeline_run_by_hand():
+    """Each rank repeats all ranks' encoding and decoding from their gradients, which all can compute."""
+    model = network()
+    compression = DeepReduce(model, LOSSY)
+    by_hand = network()
+    momentum = torch.optim.SGD(by_hand.parameters(), lr=0.1, momentum=0.9)
+    pipeline = Pipeline(Config.load(LOSSY))
+    residuals = [[np.zeros(p.numel(), np.float32) for p in by_hand.parameters()] for _ in range(hvd.size())]
+    for step in range(4):
+        train_gradients = []
+        for rank in range(hvd.size()):
+            by_hand.zero_grad()
+            loss_of(by_hand, step, rank).backward()
+            train_gradients.append([p.grad.reshape(-1).numpy().copy() for p in by_hand.parameters()])
+        for number, p in enumerate(by_hand.parameters()):
+            containers = [
+                wire.unpack(pipeline.encode(train_gradients[r][number], residuals[r][number], Key(0, number, step, r)))
+                for r in range(hvd.size())
+            ]
+            pipeline.decode(containers, p.grad.view(-1).numpy(), 1 / hvd.size())
+        momentum.step()
+    train(model, compression, steps=4)
+    assert torch.equal(flat(model), flat(by_hand))
+    for number, (name, _) in enumerate(model.named_parameters()):
+        kept = compression.state_dict()["residuals"][name].numpy()
+        assert np.array_equal(kept, residuals[hvd.rank()][number])
+    same_everywhere(model)
+
+
+@case
+def several_param_groups_frozen_and_unused_parameters():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(1)
+            self.a, self.b, self.unused = nn.Linear(20, 40), nn.Linear(40, 4), nn.Linear(7, 9)
+            self.frozen = nn.Linear(20, 20)
+            for p in self.frozen.parameters():
+                p.requires_grad_(False)
+            self.sometimes = nn.Linear(20, 40)
+
+        def forward(self, x, use):
+            h = torch.tanh(self.a(self.frozen(x)))
+            return self.b(h + self.sometimes(x) if use else h)
+
+    finals = []
+    for make in (lambda m: hvd.Compression.none, lambda m: DeepReduce(m, LOSSLESS)):
+        model = Net()
+        frozen = model.frozen.weight.clone()
+        optimizer = torch.optim.SGD(
+            [{"params": [*model.a.parameters(), *model.frozen.parameters()], "lr": 0.1},
+             {"params": [*model.b.parameters(), *model.unused.parameters(), *model.sometimes.parameters()]}],
+            lr=0.05,
+        )  # fmt: skip
+        optimizer = hvd.DistributedOptimizer(
+            optimizer, named_parameters=model.named_parameters(), compression=make(model)
+        )
+        for step in range(3):
+            optimizer.zero_grad()
+            x, y = batch(step)
+            # Only rank 0 uses this layer: the others must send their part of its gradient all the same.
+            nn.functional.cross_entropy(model(x, hvd.rank() == 0), y).backward()
+            optimizer.step()
+        same_everywhere(model)
+        assert torch.equal(model.frozen.weight, frozen)
+        finals.append(flat(model))
+    assert torch.allclose(*finals, rtol=1e-4, atol=1e-6)
+
+
+@case
+def hooks_in_another_order_on_another_rank():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(2)
+            self.layers = nn.ModuleList(nn.Linear(20, 4) for _ in range(6))
+
+        def forward(self, x, turn):
+            order = list(range(6))
+            order = order[turn:] + order[:turn]
+            return sum(self.layers[i](x) for i in (order if turn % 2 else reversed(order)))
+
+    model = Net()
+    compression = DeepReduce(model, LOSSY)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression
+    )
+    for step in range(5):
+        optimizer.zero_grad()
+        x, y = batch(step)
+        nn.functional.cross_entropy(model(x, hvd.rank() + step), y).backward()
+        optimizer.step()
+    same_everywhere(model)
+
+
+class Tables(nn.Module):
+    """Two embeddings of one shape: their gradients look alike."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.one, self.two = nn.Embedding(50, 8, sparse=True), nn.Embedding(50, 8, sparse=True)
+        self.out = nn.Linear(8, 4)
+
+    def forward(self, i, j):
+        return self.out(self.one(i).mean(1) - self.two(j).mean(1))
+
+
+def train_tables(compression, model, **options):
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.5), model.named_parameters(), compression, **options
+    )
+    for step in range(4):
+        generator = torch.Generator().manual_seed(10 * step + hvd.rank())
+        i, j = torch.randint(0, 50, (2, 16, 3), generator=generator)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(i, j), i[:, 0] % 4).backward()
+        optimizer.step()
+    same_everywhere(model)
+    return flat(model)
+
+
+@case
+def sparse_gradients_as_dense_and_as_they_are():
+    dense = train_tables(hvd.Compression.none, Tables(), sparse_as_dense=True)
+    model = Tables()
+    compression = DeepReduce(model, sparsifier="nonzero", value="raw", min_elements=0)
+    assert torch.allclose(dense, train_tables(compression, model, sparse_as_dense=True), rtol=1e-4, atol=1e-6)
+    stats = compression.stats()["total"]
+    assert stats["bytes_sent"] < stats["dense_bytes"]
+    assert set(compression.state_dict()["residuals"]) == {name for name, _ in model.named_parameters()}
+    # Without sparse_as_dense Horovod sends sparse gradients itself; the dense ones go through DeepReduce.
+    model = Tables()
+    compression = DeepReduce(model, sparsifier="nonzero", value="raw", min_elements=0)
+    assert torch.allclose(dense, train_tables(compression, model), rtol=1e-4, atol=1e-6)
+    assert set(compression.state_dict()["residuals"]) == {"out.weight", "out.bias"}
+
+
+@case
+def a_process_set():
+    some = PROCESS_SET
+    if not some.included():
+        return
+    finals = []
+    for make in (lambda m: hvd.Compression.none, lambda m: DeepReduce(m, LOSSLESS, process_set=some)):
+        model = network()
+        train(model, make(model), process_set=some)
+        same_everywhere(model, some)
+        finals.append(flat(model))
+    assert torch.allclose(*finals, rtol=1e-4, atol=1e-6)
+
+
+@case
+def synchronize_clip_and_step():
+    model = network()
+    compression = DeepReduce(model, LOSSY)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression
+    )
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.synchronize()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        assert norm > 0
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    same_everywhere(model)
+    stats = compression.stats()
+    assert stats["total"]["steps"] == 3 and stats["last_step"]["steps"] == 1
+    assert stats["total"]["dense_bytes"] == 3 * stats["last_step"]["dense_bytes"] == 3 * 4 * flat(model).numel()
+
+
+@case
+def every_dtype_and_layout():
+    for dtype, tolerance in ((torch.float16, 3e-2), (torch.bfloat16, 2e-1), (torch.float64, 1e-9)):
+        dense = network().to(dtype)
+        # Horovod itself reduces no bfloat16.
+        train(dense, hvd.Compression.fp16 if dtype == torch.bfloat16 else hvd.Compression.none)
+        for min_elements in (0, 100, 10**6):
+            ours = network().to(dtype)
+            train(ours, DeepReduce(ours, LOSSLESS, min_elements=min_elements))
+            assert ours[0].weight.dtype == dtype
+            assert torch.allclose(flat(dense), flat(ours), rtol=tolerance, atol=tolerance), dtype
+            same_everywhere(ours)
+    torch.manual_seed(4)
+    dense = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 1), nn.Unflatten(1, (1, 1, 1)))
+    # Horovod itself reduces no channels_last gradients.
+    last = [copy.deepcopy(dense).to(memory_format=torch.channels_last) for _ in range(2)]
+    compressions = [DeepReduce(last[0], LOSSLESS), DeepReduce(last[1], LOSSLESS, min_elements=10**6)]
+    for model, compression in zip([dense, *last], [hvd.Compression.none, *compressions], strict=True):
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression
+        )
+        for step in range(3):
+            torch.manual_seed(10 * step + hvd.rank())
+            optimizer.zero_grad()
+            x = torch.randn(4, 3, 8, 8)
+            if model is not dense:
+                x = x.to(memory_format=torch.channels_last)
+            (model(x) ** 2).mean().backward()
+            assert model[0].weight.grad.is_contiguous() == (model is dense)
+            optimizer.step()
+    for ours in last:
+        assert torch.allclose(flat(dense), flat(ours), rtol=1e-4, atol=1e-6)
+        same_everywhere(ours)
+
+
+@case
+def a_gradient_that_is_not_contiguous():
+    for shape, strides in (((6, 5), (1, 6)), ((4, 3, 2), (1, 8, 4))):
+        weight = nn.Parameter(torch.zeros(shape))
+        compression = DeepReduce([("weight", weight)], LOSSLESS)
+        gradient = torch.empty_strided(shape, strides)
+        gradient.copy_(torch.arange(gradient.numel()).reshape(shape) + hvd.rank())
+        expected = gradient.clone() + (hvd.size() - 1) / 2 - hvd.rank()
+        weight.grad = gradient
+        carrier, context = compression.compress(weight.grad)
+        assert carrier.numel() == 1
+        result = compression.decompress(hvd.allreduce(carrier, name="carrier"), context)
+        assert torch.equal(result, expected) and result is weight.grad
+
+
+@case
+def integer_and_tiny_and_zero_gradients():
+    weight = nn.Parameter(torch.zeros(1))
+    compression = DeepReduce([("weight", weight)], min_elements=0)
+    counts = torch.arange(5)
+    given, context = compression.compress(counts)
+    assert given is counts and context is None and compression.decompress(given, context) is counts
+    for value in (0.0, -3.5):
+        weight.grad = torch.full((1,), value)
+        carrier, context = compression.compress(weight.grad)
+        result = compression.decompress(hvd.allreduce(carrier, name="carrier"), context)
+        assert result.tolist() == [value]
+
+
+@case
+def nan_and_infinity_reach_every_rank():
+    for poison in (float("nan"), float("inf")):
+        model = network()
+        compression = DeepReduce(model, LOSSY)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression
+        )
+        loss_of(model, 0).backward()
+        optimizer.step()
+        before = compression.state_dict()["residuals"]
+        weights = flat(model)
+        optimizer.zero_grad()
+        loss = loss_of(model, 1)
+        (loss * poison if hvd.rank() == 1 else loss).backward()
+        optimizer.synchronize()
+        assert not all(torch.isfinite(p.grad).all() for p in model.parameters())
+        assert torch.equal(flat(model), weights)
+        if hvd.rank() == 1:
+            after = compression.state_dict()["residuals"]
+            assert all(torch.equal(before[name], after[name]) for name in before)
+        optimizer.zero_grad()
+        loss_of(model, 2).backward()
+        optimizer.step()
+        assert torch.isfinite(flat(model)).all()
+        same_everywhere(model)
+
+
+@case
+def loss_scaling_skips_the_same_steps_everywhere():
+    model = network()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), DeepReduce(model, LOSSY)
+    )
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=3)
+    for step in range(12):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, step) * 100).backward()
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        scaler.update()
+    scales = hvd.allgather(torch.tensor([scaler.get_scale()]), name="scales")
+    assert (scales == scales[0]).all() and scales[0] < 2.0**127
+    assert torch.isfinite(flat(model)).all()
+    same_everywhere(model)
+
+
+@case
+def a_resumed_run_equals_an_unbroken_one():
+    unbroken = network()
+    train(unbroken, DeepReduce(unbroken, LOSSY), steps=3)
+    halves = network()
+    compression = DeepReduce(halves, LOSSY)
+    first = train(halves, compression, steps=2)
+    saved = copy.deepcopy((halves.state_dict(), compression.state_dict(), first.state_dict()))
+    resumed = network(seed=9)
+    resumed.load_state_dict(saved[0])
+    again = DeepReduce(resumed, LOSSY)
+    again.load_state_dict(saved[1])
+    optimizer = torch.optim.SGD(resumed.parameters(), lr=0.1, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(optimizer, resumed.named_parameters(), again)
+    optimizer.load_state_dict(saved[2])
+    optimizer.zero_grad()
+    loss_of(resumed, 2).backward()
+    optimizer.step()
+    assert torch.equal(flat(unbroken), flat(resumed))
+    with pytest.raises(ValueError, match="every rank loads its own state"):
+        again.load_state_dict({**saved[1], "rank": hvd.rank() + 1})
+    with pytest.raises(ValueError, match=r"parameter other, and the model has not"):
+        again.load_state_dict({**saved[1], "steps": {"other": 3}})
+    with pytest.raises(ValueError, match="residual of 0.bias has 7 elements"):
+        again.load_state_dict({**saved[1], "residuals": {"0.bias": torch.zeros(7)}})
+    with pytest.raises(ValueError, match="it has no residuals, size"):
+        again.load_state_dict({"rank": 0, "steps": {}})
+
+
+@case
+def the_config_changes_between_steps():
+    model = network()
+    compression = DeepReduce(model, LOSSY)
+    optimizer = train(model, compression)
+    sparse = compression.stats()["last_step"]["bytes_sent"]
+    compression.set_config(sparsifier={"name": "topk", "density": 0.5})
+    optimizer.zero_grad()
+    loss_of(model, 7).backward()
+    with pytest.raises(RuntimeError, match="between backward"):
+        compression.set_config(density=0.1)
+    optimizer.step()
+    assert compression.stats()["last_step"]["bytes_sent"] > 2 * sparse
+    assert compression.config.min_elements == 0
+    same_everywhere(model)
+
+
+@case
+def a_config_changed_on_one_rank_only():
+    model = network()
+    compression = DeepReduce(model, LOSSY)
+    optimizer = train(model, compression)
+    weights = flat(model)
+    if hvd.rank() == 1:
+        compression.set_config(sparsifier={"name": "topk", "density": 0.25})
+    optimizer.zero_grad()
+    loss_of(model, 7).backward()
+    raises_everywhere(MismatchError, r"config.sparsifier is .*0.05.* on ranks? 0.*0.25.* on rank 1", optimizer.step)
+    assert torch.equal(flat(model), weights)
+
+
+def first_backward(model, compression):
+    hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression)
+    return loss_of(model, 0).backward
+
+
+@case
+def configs_differ():
+    model = network()
+    odd = hvd.rank() == hvd.size() - 1
+    config = {**LOSSY, "value": {"name": "qsgd", "bits": 4 if odd else 7}}
+    raises_everywhere(
+        MismatchError, rf'config.value is .*"bits": 7.* on rank.* 0.*"bits": 4.* on rank {hvd.size() - 1}',
+        first_backward(model, DeepReduce(model, config)),
+    )  # fmt: skip
+
+
+@case
+def models_differ():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 31 if hvd.rank() == 1 else 30), nn.Tanh())
+    model.append(nn.Linear(model[0].out_features, 4))
+    if hvd.rank() == 1:
+        model.append(nn.Linear(4, 4))
+    raises_everywhere(
+        MismatchError,
+        r"parameter 0.weight is torch.float32 \[30, 20\] on .*\[31, 20\] on rank 1.*parameter 3.weight is not there on",
+        first_backward(model, DeepReduce(model, LOSSY)),
+    )
+
+
+@case
+def a_corrupt_container():
+    model = network()
+    compression = DeepReduce(model, LOSSY)
+    optimizer = train(model, compression, steps=1)
+    if hvd.rank() == 1:
+        encode = compression._pipeline.encode
+
+        def damaged(*arguments):
+            packed = encode(*arguments)
+            packed[-1] ^= 4
+            return packed
+
+        compression._pipeline.encode = damaged
+    optimizer.zero_grad()
+    loss_of(model, 7).backward()
+    raises_everywhere(ContainerError, "the container of rank 1 cannot be read: its checksum", optimizer.step)
+
+
+@case
+def a_stranger_and_a_changed_model():
+    model = network()
+    stranger = nn.Linear(20, 20)
+    compression = DeepReduce(model, LOSSY)
+    with pytest.raises(ValueError, match=r"float32 \[20, 20\] came, and it is of no parameter of the model"):
+        compression.compress(torch.ones_like(stranger.weight))
+    model[0] = nn.Linear(20, 50)
+    model.append(nn.Linear(4, 4))
+    model[0].weight.grad = torch.zeros(50, 20)
+    with pytest.raises(ValueError, match=r"changed after DeepReduce was made: 5.weight, 5.bias, 0.weight, 0.bias"):
+        compression.compress(model[0].weight.grad)
+    raises_everywhere(TypeError, "DeepReduce needs the model first", lambda: DeepReduce("configs/topk_rice_qsgd.yaml"))
+    raises_everywhere(TypeError, "DeepReduce needs the model first", DeepReduce)
+    model = network()
+    raises_everywhere(TypeError, "the class DeepReduce, not an instance", first_backward(model, DeepReduce))
+
+
+@case
+def adasum():
+    model = network()
+    hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), DeepReduce(model, LOSSY), op=hvd.Adasum
+    )
+    raises_everywhere(ValueError, "Adasum cannot be computed on compressed gradients", loss_of(model, 0).backward)
+
+
+if __name__ == "__main__":
+    # Horovod wants the set before it is started, and no set of all ranks.
+    ranks = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ["HOROVOD_SIZE"])
+    PROCESS_SET = hvd.ProcessSet([0, ranks - 1] if ranks > 2 else [0])
+    hvd.init(process_sets=[PROCESS_SET])
+    for chosen in sys.argv[1:] or CASES:
+        try:
+            CASES[chosen]()
+        except BaseException:
+            print(f"FAILED {chosen} on rank {hvd.rank()}\n{traceback.format_exc()}", flush=True)
+            raise
+        hvd.allreduce(torch.zeros(1), name="end of case")
+        if hvd.rank() == 0:
+            print(f"passed {chosen}", flush=True)
