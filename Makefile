@@ -19,7 +19,7 @@ setup: ## makes .venv with the frameworks, Open MPI and Horovod (ten minutes the
 	@scripts/setup.sh
 
 build: setup ## compiles the CPU kernels where they changed
-	@$(MAKE) $(STAMP)
+	@$(MAKE) -s $(STAMP)
 
 # The stamp has the time at which the compiler began, so that a file saved while it ran is compiled next time.
 $(STAMP): $(KERNELS) setup.py

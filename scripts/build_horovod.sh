@@ -40,10 +40,17 @@ key=$version-$(echo "$what" | sha256sum | cut -c1-20)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/hvd_deepreduce
 mkdir -p "$cache"
 
+# Nothing to do where this very build is installed already.
+mark=$venv/.horovod
+if [ "$(cat "$mark" 2>/dev/null)" = "$key" ] && $py -c 'import importlib.metadata as m; m.version("horovod")' 2>/dev/null; then
+    exit 0
+fi
+
 find_wheel() { wheel=$(ls "$cache/$key"/horovod-*.whl 2>/dev/null | head -n 1); [ -n "$wheel" ]; }
 
 build() {
     local work log jobs
+    find "$cache" -maxdepth 1 -name 'building.*' -mmin +600 -exec rm -rf {} +  # of builds that were killed
     # In the cache's folder, so that the last step is a rename on one file system.
     work=$(mktemp -d "$cache/building.XXXXXX")
     trap "rm -rf '$work'" EXIT
@@ -56,7 +63,7 @@ build() {
     local status=$?
     set -e
     if [ $status -ne 0 ]; then
-        tail -n 40 "$log" >&2
+        tail -n 40 "$log" | sed -E 's#[a-z+]+://[^ ]*#(address)#g' >&2  # a private index may be in there
         die "the build failed; the whole log is $log"
     fi
     echo "$what" >"$work/out/built-from.txt"
@@ -137,7 +144,7 @@ fi
 
 # --- install it, and ask it what it can do ---
 if ! installed=$($py -m pip install -q --no-deps --force-reinstall -c constraints.txt "$wheel" 2>&1); then
-    echo "$installed" >&2
+    sed -E 's#[a-z+]+://[^ ]*#(address)#g' <<<"$installed" >&2
     die "could not install $wheel"
 fi
 check=$("$venv/bin/horovodrun" --check-build 2>/dev/null) || die "horovodrun --check-build failed"
@@ -147,4 +154,5 @@ for feature in PyTorch TensorFlow MPI Gloo $([ "$gpu" = cpu ] || echo NCCL); do
         die "built without $feature; take $cache/$key away to build again"
     }
 done
+echo "$key" >"$mark"
 say "ready: $version with PyTorch, TensorFlow, MPI, Gloo ($gpu)"

