@@ -24,9 +24,7 @@ build: setup ## compiles the CPU kernels where they changed
 # The stamp has the time at which the compiler began, so that a file saved while it ran is compiled next time.
 $(STAMP): $(KERNELS) setup.py
 	@echo "kernels: compiling" >&2
-	@touch $@.begun
-	@$(ENV) python setup.py -q build_ext --inplace
-	@mv $@.begun $@
+	@begun=$$(mktemp $@.XXXXXX); $(ENV) flock .venv/.kernels_lock python setup.py -q build_ext --inplace; mv $$begun $@
 
 train: build ## trains the same model with and without compression, two ranks; ARGS="..." goes to the script
 	@$(ENV) python scripts/compare_torch.py $(ARGS)
@@ -42,20 +40,21 @@ lint: build ## ruff and mypy
 bench: build ## times the codecs and exchanges; ARGS="..." goes to the script
 	@$(ENV) python scripts/bench.py $(ARGS)
 
-fuzz: build ## feeds broken containers to the decoder; SECONDS_EACH=15
-	@$(ENV) python tests/fuzz/run.py --seconds $(or $(SECONDS_EACH),15)
+fuzz: build ## feeds broken containers to every decoder; SECONDS_EACH=15, or TOTAL_SECONDS=... for all
+	@$(ENV) python tests/fuzz/run.py --jobs $$(nproc) \
+	    $(if $(TOTAL_SECONDS),--total-seconds $(TOTAL_SECONDS),--seconds $(or $(SECONDS_EACH),15)) $(ARGS)
 
 # A second copy of the package, with address and undefined-behaviour checks in its kernels; the tests import that copy.
 # torch and Python leak by design: no leak check.
 SANITIZED := build/sanitized
-sanitize: build ## the tests, with the kernels compiled by -fsanitize=address,undefined; ARGS="..." goes to pytest
+sanitize: build ## the tests of one process, under address and undefined-behaviour checks; ARGS="..." goes to pytest
 	@rm -rf $(SANITIZED)/lib
 	@$(ENV) HVD_DEEPREDUCE_SANITIZE=address,undefined \
 	    python setup.py -q build --build-lib $(SANITIZED)/lib --build-temp $(SANITIZED)/temp
 	@$(ENV) export PYTHONPATH=$$PWD/$(SANITIZED)/lib ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1; \
 	    export LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so) $$(gcc -print-file-name=libstdc++.so)"; \
 	    python -P -c 'import hvd_deepreduce as h; assert "$(SANITIZED)" in h.__file__, h.__file__'; \
-	    pytest -q --import-mode=append $(ARGS)
+	    pytest -q --import-mode=append --ignore=tests/adapters --ignore=tests/exchange $(ARGS)
 
 clean: ## takes away what was made, .venv too; the built Horovod stays in the user's cache
 	rm -rf .venv .venv.lock build dist runs *.egg-info hvd_deepreduce/_cpu*.so

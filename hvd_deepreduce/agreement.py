@@ -15,6 +15,9 @@ Parameters = Sequence[tuple[str, tuple[int, ...], str]]
 class MismatchError(RuntimeError):
     """Ranks of one job that differ in release, config or model; names the difference and the ranks."""
 
+    # TensorFlow traces functions, and raises again, with their type, only exceptions that are made like this.
+    __init__ = Exception.__init__
+
 
 def statement(version: str, config: Config, parameters: Parameters) -> bytes:
     """What a rank says of itself, to be gathered from all ranks."""

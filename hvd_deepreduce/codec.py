@@ -62,6 +62,11 @@ class IndexCodec(Codec, ABC):
         """The codec that encodes these indices: itself, but for one that picks among others."""
         return self
 
+    @property
+    def keeps_values(self) -> bool:
+        """Whether the values of ``indices`` go out for the support, in order, in place of those at the support."""
+        return False
+
     @abstractmethod
     def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
         """The section, and the support: the sorted indices that ``decode`` will give (a lossless codec's: the same)."""

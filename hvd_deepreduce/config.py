@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError
@@ -27,6 +27,7 @@ from hvd_deepreduce.codec import (
     sparsifiers,
     value_codecs,
 )
+from hvd_deepreduce.exchange.settings import AllGather, Exchange, exchanges
 from hvd_deepreduce.index.rice import Rice
 from hvd_deepreduce.sparsify.topk import TopK
 from hvd_deepreduce.value.qsgd import QSGD
@@ -67,7 +68,13 @@ def _codec(registry: Registry, given: Any) -> Any:
     return _build(registry.by_name[name], registry.kind, {str(key): value for key, value in settings.items()})
 
 
-_REGISTRIES = {"sparsifier": sparsifiers, "index": index_codecs, "value": value_codecs, "joint": joint_codecs}
+_REGISTRIES = {
+    "sparsifier": sparsifiers,
+    "index": index_codecs,
+    "value": value_codecs,
+    "joint": joint_codecs,
+    "exchange": exchanges,
+}
 
 
 class Config(BaseModel):
@@ -78,6 +85,11 @@ class Config(BaseModel):
         index: how their indices are written.
         value: how their values are written.
         joint: a codec of both, in place of ``index`` and ``value``.
+        exchange: how the ranks' tensors become one sum.
+        scope: what one container holds: a ``tensor``, the whole ``model``, or a ``bucket`` of neighbouring tensors.
+            Larger scopes select across tensors and save headers; buckets still travel during the backward pass.
+        bucket_bytes: of a bucket's dense gradient.
+        selection: within a larger scope, select from the ``scope`` as one vector, or from each ``tensor`` by itself.
         error_feedback: keep what was not sent and add it to the next gradient. Off, it is lost.
         min_elements: a tensor of fewer elements goes through Horovod uncompressed: its header would cost more than
             compression saves.
@@ -90,6 +102,10 @@ class Config(BaseModel):
     index: SerializeAsAny[IndexCodec] | None = Rice()
     value: SerializeAsAny[ValueCodec] | None = QSGD()
     joint: SerializeAsAny[JointCodec] | None = None
+    exchange: SerializeAsAny[Exchange] = AllGather()
+    scope: Literal["tensor", "model", "bucket"] = "tensor"
+    bucket_bytes: int = Field(25_000_000, ge=1024)
+    selection: Literal["scope", "tensor"] = "scope"
     error_feedback: bool = Field(True, strict=True)
     min_elements: int = Field(1024, ge=0)
     seed: int = Field(0, ge=0, le=2**32 - 1)
@@ -106,14 +122,26 @@ class Config(BaseModel):
         for kind, registry in _REGISTRIES.items():
             if given.get(kind) is not None:
                 given[kind] = _codec(registry, given[kind])
+        # What writes indices and values itself: a joint codec, or an exchange other than the allgather.
+        instead = [given[kind] for kind in ("joint", "exchange") if given.get(kind) not in (None, AllGather())]
         for kind in ("index", "value"):
-            if given.get("joint") is None and given.get(kind, True) is None:
-                raise ConfigError(f"{kind} is None; without a joint codec, an {kind} codec is needed")
-            if given.get("joint") is not None and given.setdefault(kind, None) is not None:
+            if not instead and given.get(kind, True) is None:
+                raise ConfigError(f"{kind} is None; without a joint codec, one is needed")
+            if instead and given.setdefault(kind, None) is not None:
                 raise ConfigError(
-                    f"{kind} is {given[kind].name!r} and joint is {given['joint'].name!r}; a joint codec takes the "
-                    "place of index and value: leave both out"
+                    f"{kind} is {given[kind].name!r} beside {instead[0].name!r}, which writes indices and values "
+                    "itself: leave index and value out"
                 )
+        if len(instead) > 1:
+            raise ConfigError(
+                f"joint is {instead[0].name!r} and exchange is {instead[1].name!r}: only the exchange 'allgather' "
+                "carries a joint codec's containers"
+            )
+        if given.get("exchange") not in (None, AllGather()) and given.setdefault("scope", "model") == "tensor":
+            raise ConfigError(
+                f"scope is 'tensor' and exchange is {given['exchange'].name!r}, which sums whole vectors: "
+                "set scope to 'model' or 'bucket'"
+            )
         config: Config = _build(cls, "", given)
         return config
 

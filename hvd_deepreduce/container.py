@@ -3,7 +3,7 @@
 Little-endian. A header of 64 bytes, then the index, value and order sections, each padded with zeros to 8 bytes:
 
      0  magic "HVDR"     | version u8 | sparsifier u8 | index u8 | value u8
-     8  dtype u8 | flags u8 (1: joint) | 0 u16 | checksum u32
+     8  dtype u8 | flags u8 | 0 u16   | checksum u32
     16  numel u32                     | count u32
     24  seed u32                      | parameter u32
     32  step u32                      | digest u32
@@ -44,7 +44,9 @@ class Container:
     Attributes:
         sparsifier, index, value: codec numbers. index 0: no index section, the support is the sparsifier's keyed
             choice; sparsifier 0: all ``numel`` elements, in order.
-        joint: ``value`` is the number of a joint codec, and the value section holds the indices too.
+        joint: ``value`` is the number of a joint codec, and the value section holds the indices too (flag 1).
+        ordered: the index section holds the indices in the order of the decoded values, in packed fields; there is no
+            order section (flag 2).
         dtype: float32 or float64, of the tensor that was compressed.
         numel: elements of that tensor.
         count: elements of the support.
@@ -65,6 +67,7 @@ class Container:
     values: U8
     order: U8
     joint: bool = False
+    ordered: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -98,7 +101,7 @@ def pack(container: Container) -> U8:
         container.index,
         container.value,
         DTYPE_IDS[container.dtype],
-        int(container.joint),
+        container.joint | container.ordered << 1,
         0,
         0,
         container.numel,
@@ -152,8 +155,8 @@ def unpack(data: U8, rank: int | None = None, numel: int | None = None) -> Conta
         data = data.copy()  # sections are read as whole words
     if cpu.checksum(data) != checksum:
         raise refuse("its checksum does not fit its bytes: they were altered on the way")
-    if dtype not in DTYPES or flags > 1 or reserved:
-        raise refuse(f"it has dtype {dtype}, flags {flags}, reserved {reserved}: 1 or 2, 0 or 1, and 0 are allowed")
+    if dtype not in DTYPES or flags > 2 or reserved:
+        raise refuse(f"it has dtype {dtype}, flags {flags}, reserved {reserved}: 1 or 2, 0 to 2, and 0 are allowed")
     if numel is not None and length != numel:
         raise refuse(f"it is of a tensor of {length} elements, and this one has {numel}: do all ranks train one model?")
     if count > length:
@@ -166,7 +169,7 @@ def unpack(data: U8, rank: int | None = None, numel: int | None = None) -> Conta
     indices, values, order = sections
     return Container(
         sparsifier, index, value, DTYPES[dtype], length, count, Key(seed, parameter, step), digest,
-        indices, values, order, joint=bool(flags),
+        indices, values, order, joint=flags == 1, ordered=flags == 2,
     )  # fmt: skip
 
 

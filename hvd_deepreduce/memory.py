@@ -42,5 +42,5 @@ class Memory:
         return {name: residual.copy() for name, residual in self._residuals.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replaces all residuals by copies of these."""
-        self._residuals = {name: np.array(residual) for name, residual in state.items()}
+        """Replaces all residuals by copies of these, of whatever shape."""
+        self._residuals = {name: np.array(residual).reshape(-1) for name, residual in state.items()}

@@ -22,6 +22,7 @@ from hvd_deepreduce.codec import (
 )
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import Container, ContainerError
+from hvd_deepreduce.index.packed import Packed
 from hvd_deepreduce.sparse import MAX_NUMEL
 from hvd_deepreduce.value.raw import Raw
 
@@ -97,7 +98,7 @@ class Pipeline:
             index = self.config.index.chosen(indices, gradient.size)
             number = index.id
             section, support = index.encode(indices, gradient.size, key)
-            if support is not indices:
+            if support is not indices and not index.keeps_values:
                 values = cpu.gather(gradient if residual is None else residual, support)
         value = self.config.value
         assert value is not None
@@ -105,7 +106,17 @@ class Pipeline:
         if residual is not None:
             decoded = value.decode(values_section, values.size, support, gradient.dtype, key)
             settle(residual, support, unordered(decoded, order))
-        order_section = EMPTY if order is None else cpu.pack(order, (order.size - 1).bit_length())
+        if order is None:
+            return self._pack(gradient, support, key, number, value.id, section, values_section)
+        order_section = cpu.pack(order, (order.size - 1).bit_length())
+        if number and support is not None:
+            # log2 d bits for each index in the values' order often take less than a code of the set and the order's
+            # log2 r bits: log2 C(d, r) + log2 r! is just below r log2 d.
+            in_order = cpu.pack(support[order], (gradient.size - 1).bit_length())
+            if in_order.size < section.size + order_section.size:
+                return self._pack(
+                    gradient, support, key, Packed.id, value.id, in_order, values_section, ordered=True
+                )  # fmt: skip
         return self._pack(gradient, support, key, number, value.id, section, values_section, order_section)
 
     def _pack(
@@ -119,12 +130,13 @@ class Pipeline:
         values: U8,
         order: U8 = EMPTY,
         joint: bool = False,
+        ordered: bool = False,
     ) -> U8:
         count = gradient.size if support is None else support.size
         number = 0 if support is None else self.config.sparsifier.id
         return wire.pack(
             Container(number, index, value, gradient.dtype, gradient.size, count, key, self.digest,
-                      indices, values, order, joint)
+                      indices, values, order, joint, ordered)
         )  # fmt: skip
 
     def decode(self, containers: Sequence[Container], out: Floats, scale: float = 1.0) -> None:
@@ -193,6 +205,14 @@ def _decode(container: Container) -> tuple[U32 | None, Floats]:
         support, values = joint.decode(container.values, numel, count, dense, dtype, key)
         return support, values
     value = _codec(value_codecs, container.value)
+    if container.ordered:
+        if dense or container.index != Packed.id:
+            raise ValueError("indices in the values' order must be packed ones")
+        unsorted: U32 = cpu.unpack(container.indices, count, (numel - 1).bit_length(), np.uint32)
+        places = np.argsort(unsorted, kind="stable")
+        support = unsorted[places]
+        cpu.check_indices(support, numel)
+        return support, value.decode(container.values, count, support, dtype, key)[places]
     if container.index:
         support = _codec(index_codecs, container.index).decode(container.indices, numel, count, key)
     elif not dense:

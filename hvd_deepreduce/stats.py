@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from threading import Lock
 from typing import Any
 
 
@@ -18,6 +19,8 @@ class Counters:
     encode_seconds: accumulating, selecting, encoding.
     wait_seconds: waiting for the other ranks' containers, after the backward pass.
     decode_seconds: decoding and summing.
+
+    Where a framework encodes or decodes several tensors at a time, their seconds are added up.
     """
 
     steps: int = 0
@@ -30,21 +33,27 @@ class Counters:
 
 @dataclass
 class Stats:
-    """Counters since the start, and of the step that is under way or came last."""
+    """Counters since the start, and of the step that is under way or came last. Threads may share it."""
 
     total: Counters = field(default_factory=Counters)
     last: Counters = field(default_factory=Counters)
     _ended: bool = True
+    _lock: Lock = field(default_factory=Lock)
+
+    def step_began(self) -> None:
+        """A tensor has come; after ``step_ended`` it is the first of a new step."""
+        with self._lock:
+            if self._ended:
+                self._ended = False
+                self.last = Counters(steps=1)
+                self.total.steps += 1
 
     def sending(self, sent: int, dense: int) -> None:
-        """A tensor is handed to the exchange; after ``step_ended`` it is the first of a new step."""
-        if self._ended:
-            self._ended = False
-            self.last = Counters(steps=1)
-            self.total.steps += 1
-        for counters in (self.total, self.last):
-            counters.bytes_sent += sent
-            counters.dense_bytes += dense
+        """A tensor is handed to the exchange."""
+        with self._lock:
+            for counters in (self.total, self.last):
+                counters.bytes_sent += sent
+                counters.dense_bytes += dense
 
     def step_ended(self) -> None:
         """All tensors of the step have come back."""
@@ -57,7 +66,11 @@ class Stats:
         try:
             yield
         finally:
-            seconds = time.perf_counter() - begin
+            self.took(what, time.perf_counter() - begin)
+
+    def took(self, what: str, seconds: float) -> None:
+        """Adds to ``<what>_seconds``."""
+        with self._lock:
             for counters in (self.total, self.last):
                 setattr(counters, f"{what}_seconds", getattr(counters, f"{what}_seconds") + seconds)
 

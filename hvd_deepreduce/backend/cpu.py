@@ -7,7 +7,7 @@ a sentence where the section cannot be what an encoder wrote; it never reads or 
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ def _load() -> ctypes.CDLL:
     found = sorted(Path(__file__).parent.parent.glob("_cpu*.so"))
     if not found:
         raise ImportError(
-            "hvd_deepreduce has no compiled CPU kernels (_cpu*.so) beside it: install the package with 'pip install .', "
-            "which needs a C++17 compiler"
+            "hvd_deepreduce has no compiled CPU kernels (_cpu*.so) beside it: install the package with "
+            "'pip install .', which needs a C++17 compiler"
         )
     return ctypes.CDLL(str(found[0]))
 
@@ -38,6 +38,7 @@ _CODES = {
     "i": c_int,
     "I": c_int64,
     "d": c_double,
+    "f": c_float,
     "s": c_char_p,
     "*": POINTER(c_uint64),
     "v": None,
@@ -95,10 +96,15 @@ _bitmap_decode = function("bitmap_decode", "I", "pUUUp")
 _rice_parameter = function("rice_parameter", "u", "pUU*")
 _rice_encode = function("rice_encode", "v", "pUup")
 _rice_decode = function("rice_decode", "I", "pUUuUp")
-_qsgd_encode = function("qsgd_encode", "v", "pUUuiuuuupp")
+_qsgd_norms = function("qsgd_norms", "v", "pUUip")
+_qsgd_codes = function("qsgd_codes", "v", "pUUuuuuupp")
 _qsgd_decode = function("qsgd_decode", "I", "ppUUup")
 _checksum = function("checksum", "u", "pU")
-_random_indices = function("random_indices", "v", "UUuuup")
+_random_indices = function("random_indices", "i", "UUuuup")
+_bloom_insert = function("bloom_insert", "v", "pUuuuupU")
+_bloom_query = function("bloom_query", "U", "pUuuuuUp")
+_bloom_conflict_sets = function("bloom_conflict_sets", "i", "pUUuuuuUp")
+_block_norms = _typed("block_norms", "v", "ppUUipi")
 vector_level = function("vector_level", "i", "")
 
 
@@ -212,15 +218,30 @@ def rice_decode(section: U8, numel: int, count: int) -> U32:
     return indices
 
 
+def qsgd_norms(values: F32, bucket: int, l2: bool) -> F32:
+    """The largest magnitude, or the l2 norm, of each bucket."""
+    norms = np.empty(-(-values.size // bucket), np.float32)
+    _qsgd_norms(address(values), values.size, bucket, l2, address(norms))
+    return norms
+
+
+def qsgd_codes(
+    values: F32, norms: F32, bucket: int, levels: int, seed: int, parameter: int, step: int, rank: int
+) -> U8:
+    """Codes 0 .. 2 * levels, rounded with the random numbers of (seed, parameter, step, rank)."""
+    codes = np.empty(values.size, np.uint8)
+    _qsgd_codes(
+        address(values), values.size, bucket, levels, seed, parameter, step, rank, address(norms), address(codes)
+    )
+    return codes
+
+
 def qsgd_encode(
     values: F32, bucket: int, levels: int, l2: bool, seed: int, parameter: int, step: int, rank: int
 ) -> tuple[F32, U8]:
-    """A norm a bucket, and codes 0 .. 2 * levels, rounded with the random numbers of (seed, parameter, step, rank)."""
-    norms, codes = np.empty(-(-values.size // bucket), np.float32), np.empty(values.size, np.uint8)
-    _qsgd_encode(
-        address(values), values.size, bucket, levels, l2, seed, parameter, step, rank, address(norms), address(codes)
-    )
-    return norms, codes
+    """``qsgd_norms`` and their ``qsgd_codes``."""
+    norms = qsgd_norms(values, bucket, l2)
+    return norms, qsgd_codes(values, norms, bucket, levels, seed, parameter, step, rank)
 
 
 def qsgd_decode(norms: F32, codes: U8, bucket: int, levels: int) -> F32:
@@ -228,6 +249,120 @@ def qsgd_decode(norms: F32, codes: U8, bucket: int, levels: int) -> F32:
     values = np.empty(codes.size, np.float32)
     check(_qsgd_decode(address(codes), address(norms), codes.size, bucket, levels, address(values)))
     return values
+
+
+# The quantizers of value/ternary, uniform, sign and natural, and joint/three_lc.
+_bucket_sums = function("bucket_sums", "v", "pUUip")
+_uniform_encode = {w: function(f"uniform_encode{8 * w}", "v", "pUUuuuupp") for w in (1, 2)}
+_uniform_decode = {w: function(f"uniform_decode{8 * w}", "I", "ppUUp") for w in (1, 2)}
+_signs = function("signs", "v", "pUp")
+_sign_decode = function("sign_decode", "I", "ppUUp")
+_natural_exponents = function("natural_exponents", "v", "pUuuuup")
+_natural_decode = function("natural_decode", "I", "ppUp")
+_trits_pack = function("trits_pack", "v", "pUp")
+_trits_unpack = function("trits_unpack", "I", "pUp")
+_three_lc_pack = function("three_lc_pack", "v", "pUfp")
+_three_lc_unpack = function("three_lc_unpack", "I", "pUfp")
+_zero_runs_encode = function("zero_runs_encode", "U", "pUp")
+_zero_runs_decode = function("zero_runs_decode", "I", "pUUp")
+
+
+def bucket_sums(values: F32, bucket: int, squares: bool) -> NDArray[np.float64]:
+    """The sum of magnitudes, or of squares, of each bucket, in the order that kernels/cpu/quantize.cpp says."""
+    sums = np.empty(-(-values.size // bucket), np.float64)
+    _bucket_sums(address(values), values.size, bucket, squares, address(sums))
+    return sums
+
+
+def uniform_encode(
+    values: F32, bucket: int, dtype: type[np.unsignedinteger[Any]], seed: int, parameter: int, step: int, rank: int
+) -> tuple[F32, NDArray[Any]]:
+    """Each bucket's least and largest value, and codes between them that use all of ``dtype`` (uint8 or uint16)."""
+    ranges, codes = np.empty(2 * -(-values.size // bucket), np.float32), np.empty(values.size, dtype)
+    _uniform_encode[codes.itemsize](
+        address(values), values.size, bucket, seed, parameter, step, rank, address(ranges), address(codes)
+    )
+    return ranges, codes
+
+
+def uniform_decode(ranges: F32, codes: NDArray[Any], bucket: int) -> F32:
+    """The values of ``uniform_encode``."""
+    values = np.empty(codes.size, np.float32)
+    check(_uniform_decode[codes.itemsize](address(codes), address(ranges), codes.size, bucket, address(values)))
+    return values
+
+
+def signs(values: F32) -> U8:
+    """One bit a value, set where it is below zero."""
+    out = np.empty((values.size + 7) // 8, np.uint8)
+    _signs(address(values), values.size, address(out))
+    return out
+
+
+def sign_decode(signs: U8, scales: F32, count: int, bucket: int) -> F32:
+    """Each bucket's scale with the signs of ``signs``."""
+    values = np.empty(count, np.float32)
+    check(_sign_decode(address(signs), address(scales), count, bucket, address(values)))
+    return values
+
+
+def natural_exponents(values: F32, seed: int, parameter: int, step: int, rank: int) -> U8:
+    """The float32 exponent field of the power of two that each magnitude is rounded to."""
+    exponents = np.empty(values.size, np.uint8)
+    _natural_exponents(address(values), values.size, seed, parameter, step, rank, address(exponents))
+    return exponents
+
+
+def natural_decode(signs: U8, exponents: U8) -> F32:
+    """Powers of two with the signs of ``signs``."""
+    values = np.empty(exponents.size, np.float32)
+    check(_natural_decode(address(signs), address(exponents), exponents.size, address(values)))
+    return values
+
+
+def trits_pack(digits: U8) -> U8:
+    """Digits 0, 1, 2, five to a byte, as drawn in kernels/cpu/three_lc.cpp."""
+    out = np.empty(-(-digits.size // 5), np.uint8)
+    _trits_pack(address(digits), digits.size, address(out))
+    return out
+
+
+def trits_unpack(section: U8, count: int) -> U8:
+    """The ``count`` digits of ``trits_pack``."""
+    if section.size != -(-count // 5):  # before an array of that size is allocated
+        check(-1)
+    digits = np.empty(count, np.uint8)
+    check(_trits_unpack(address(section), count, address(digits)))
+    return digits
+
+
+def three_lc_pack(values: F32, m: float) -> U8:
+    """``trits_pack`` of round(value / m) + 1."""
+    out = np.empty(-(-values.size // 5), np.uint8)
+    _three_lc_pack(address(values), values.size, m, address(out))
+    return out
+
+
+def three_lc_unpack(section: U8, count: int, m: float) -> F32:
+    """-m, 0 or m for each digit; ``section`` has ceil(count / 5) bytes."""
+    values = np.empty(count, np.float32)
+    check(_three_lc_unpack(address(section), count, m, address(values)))
+    return values
+
+
+def zero_runs_encode(packed: U8) -> U8:
+    """Packed digits, their runs of zeros in a byte each."""
+    out = np.empty(packed.size, np.uint8)
+    return out[: _zero_runs_encode(address(packed), packed.size, address(out))]
+
+
+def zero_runs_decode(section: U8, count: int) -> U8:
+    """The ``count`` bytes of ``zero_runs_encode``."""
+    if section.size * 14 < count:  # before an array of that size is allocated
+        check(-1)
+    out = np.empty(count, np.uint8)
+    check(_zero_runs_decode(address(section), section.size, count, address(out)))
+    return out
 
 
 def checksum(data: U8) -> int:
@@ -238,5 +373,406 @@ def checksum(data: U8) -> int:
 def random_indices(numel: int, count: int, seed: int, parameter: int, step: int) -> U32:
     """``count`` distinct sorted indices below ``numel``, the same wherever the key is the same."""
     indices = np.empty(count, np.uint32)
-    _random_indices(numel, count, seed, parameter, step, address(indices))
+    if _random_indices(numel, count, seed, parameter, step, address(indices)):
+        raise MemoryError(f"a random choice out of {numel} elements found no memory for one bit each")
+    return indices
+
+
+_quantile_encode = function("quantile_encode", "u", "pUuippp")
+_quantile_decode = function("quantile_decode", "I", "pUpup")
+_sketch_group = function("sketch_group", "v", "ppUppuppp")
+_sketch_insert = function("sketch_insert", "v", "ppUuuuuuup")
+_sketch_query = function("sketch_query", "I", "pUuuuuuuppp")
+_flagged_bound = function("flagged_bound", "U", "U")
+_flagged_encode = function("flagged_encode", "U", "pUp")
+_flagged_decode = function("flagged_decode", "I", "pUUUp")
+_sketch_merge = function("sketch_merge", "I", "ppUUpp")
+
+
+def quantile_encode(values: F32, buckets: int, middle: bool) -> tuple[F32, U32, int]:
+    """The means of up to ``buckets`` quantile buckets, each value's bucket, and how many buckets are of negative
+    values; ordered as drawn in kernels/cpu/quantile.cpp. At least one value."""
+    means, codes, negative = np.empty(buckets, np.float32), np.empty(values.size, np.uint32), np.empty(1, np.uint32)
+    found = _quantile_encode(
+        address(values), values.size, buckets, middle, address(means), address(codes), address(negative)
+    )
+    if found == 0:
+        raise MemoryError(f"the quantiles of {values.size} values found no memory")
+    return means[:found], codes, int(negative[0])
+
+
+def quantile_decode(means: F32, codes: U32) -> F32:
+    """``means[codes]``."""
+    values = np.empty(codes.size, np.float32)
+    check(_quantile_decode(address(codes), codes.size, address(means), means.size, address(values)))
+    return values
+
+
+def sketch_group(indices: U32, codes: U32, group_of: U32, first: U32) -> tuple[U32, U32, U8]:
+    """How many elements each group has; then keys and numbers (0 for a group's first bucket), group behind group, in
+    their old order within each."""
+    counts, keys = np.empty(first.size, np.uint32), np.empty(indices.size, np.uint32)
+    numbers = np.empty(indices.size, np.uint8)
+    _sketch_group(
+        address(indices), address(codes), indices.size, address(group_of), address(first), first.size,
+        address(counts), address(keys), address(numbers),
+    )  # fmt: skip
+    return counts, keys, numbers
+
+
+def sketch_insert(
+    keys: U32, numbers: U8, rows: int, columns: int, width: int, seed: int, parameter: int, step: int
+) -> U8:
+    """The bins, row behind row, of a MinMaxSketch of numbers below ``width``."""
+    bins = np.empty(rows * columns, np.uint8)
+    _sketch_insert(
+        address(keys), address(numbers), keys.size, rows, columns, width, seed, parameter, step, address(bins)
+    )
+    return bins
+
+
+def sketch_query(
+    keys: U32, bins: U8, means: F32, rows: int, columns: int, seed: int, parameter: int, step: int
+) -> F32:
+    """The means of the numbers that the ``rows * columns`` bins hold for the keys, each what was inserted or less."""
+    values = np.empty(keys.size, np.float32)
+    check(
+        _sketch_query(
+            address(keys), keys.size, rows, columns, means.size, seed, parameter, step, address(bins), address(means),
+            address(values),
+        )
+    )  # fmt: skip
+    return values
+
+
+def flagged_encode(keys: U32) -> U8:
+    """The section of keys drawn at the end of kernels/cpu/sketch.cpp."""
+    out = np.empty(_flagged_bound(keys.size), np.uint8)
+    return out[: _flagged_encode(address(keys), keys.size, address(out))].copy()
+
+
+def flagged_decode(section: U8, numel: int, count: int) -> U32:
+    """The keys of ``flagged_encode``."""
+    if section.size < count:
+        check(-1)
+    keys = np.empty(count, np.uint32)
+    check(_flagged_decode(address(section), section.size, count, numel, address(keys)))
+    return keys
+
+
+def sketch_merge(keys: U32, values: F32, numel: int) -> tuple[U32, F32]:
+    """The pairs sorted by key; the keys must differ and be below ``numel``."""
+    sorted_keys, sorted_values = np.empty_like(keys), np.empty_like(values)
+    result = _sketch_merge(
+        address(keys), address(values), keys.size, numel, address(sorted_keys), address(sorted_values)
+    )
+    if result == 1:
+        raise MemoryError(f"the merge of {keys.size} keys found no memory")
+    check(result)
+    return sorted_keys, sorted_values
+
+
+_stream_count = function("stream_count", "U", "pUu*")
+_stream_encode = _typed("stream_encode", "v", "ppUuppp")
+_stream_check = function("stream_check", "I", "ppUUUU")
+_stream_indices = function("stream_indices", "v", "ppUp")
+_stream_nonzero = _typed("stream_nonzero", "U", "ppUppp")
+_stream_dense = _typed("stream_dense", "v", "ppUpUUp")
+_stream_add = _typed("stream_add", "v", "ppUpp")
+_stream_merge = _typed("stream_merge", "U", "pppUUpppUUuppp*")
+_stream_split = function("stream_split", "v", "ppUpUpppp")
+_stream_gaps = function("stream_gaps", "v", "ppUupp")
+_stream_blocks = function("stream_blocks", "I", "ppUu")
+
+
+def stream_encode(indices: U32, values: Floats, gap: int) -> tuple[U32, U32, Floats]:
+    """Dense blocks of sorted indices: starts, lengths, and the values with the zeros inside blocks written out."""
+    covered = c_uint64()
+    blocks = _stream_count(address(indices), indices.size, gap, byref(covered))
+    starts, lengths = np.empty(blocks, np.uint32), np.empty(blocks, np.uint32)
+    out = np.empty(covered.value + gap, values.dtype)
+    _stream_encode[values.dtype](
+        address(indices), address(values), indices.size, gap, address(starts), address(lengths), address(out)
+    )
+    return starts, lengths, out[: covered.value]
+
+
+def stream_check(starts: U32, lengths: U32, begin: int, end: int, count: int) -> None:
+    """``ValueError`` where blocks are empty, overlap, are out of order, leave [begin, end) or do not hold ``count``."""
+    if _stream_check(address(starts), address(lengths), starts.size, begin, end, count):
+        raise ValueError(
+            f"its blocks are empty, overlap, are out of order, leave the elements {begin} to {end} or do not hold "
+            f"{count} values"
+        )
+
+
+def stream_indices(starts: U32, lengths: U32, count: int) -> U32:
+    """The indices of the ``count`` elements that blocks cover."""
+    indices = np.empty(count, np.uint32)
+    _stream_indices(address(starts), address(lengths), starts.size, address(indices))
+    return indices
+
+
+def stream_nonzero(starts: U32, lengths: U32, values: Floats) -> tuple[U32, Floats]:
+    """The indices and values of the covered elements that are not zero."""
+    indices, out = np.empty(values.size + 1, np.uint32), np.empty(values.size + 1, values.dtype)
+    found = _stream_nonzero[values.dtype](
+        address(starts), address(lengths), starts.size, address(values), address(indices), address(out)
+    )
+    return indices[:found], out[:found]
+
+
+def stream_dense(starts: U32, lengths: U32, values: Floats, begin: int, out: Floats) -> None:
+    """``out`` = the elements from ``begin`` on, as many as it holds; no block may leave them."""
+    _stream_dense[values.dtype](
+        address(starts), address(lengths), starts.size, address(values), begin, begin + out.size, address(out)
+    )
+
+
+def stream_add(starts: U32, lengths: U32, values: Floats, dense: Floats) -> None:
+    """``dense += the blocks``."""
+    _stream_add[values.dtype](address(starts), address(lengths), starts.size, address(values), address(dense))
+
+
+def stream_merge(a: tuple[U32, U32, Floats], b: tuple[U32, U32, Floats], gap: int) -> tuple[U32, U32, Floats]:
+    """The sum of two streams (starts, lengths, values)."""
+    blocks = a[0].size + b[0].size
+    starts, lengths = np.empty(blocks, np.uint32), np.empty(blocks, np.uint32)
+    out = np.empty(a[2].size + b[2].size + gap * (blocks + 1) + 4, a[2].dtype)
+    count = c_uint64()
+    made = _stream_merge[out.dtype](
+        address(a[0]), address(a[1]), address(a[2]), a[0].size, a[2].size,
+        address(b[0]), address(b[1]), address(b[2]), b[0].size, b[2].size,
+        gap, address(starts), address(lengths), address(out), byref(count),
+    )  # fmt: skip
+    return starts[:made], lengths[:made], out[: count.value]
+
+
+def stream_split(
+    starts: U32, lengths: U32, cuts: NDArray[np.uint64]
+) -> tuple[U32, U32, NDArray[np.uint64], NDArray[np.uint64]]:
+    """New starts and lengths of the cut blocks, and where each of the ``cuts.size + 1`` pieces has its blocks and its
+    values: piece p those from ``at[p]`` to ``at[p + 1]``."""
+    room = starts.size + cuts.size
+    out_starts, out_lengths = np.empty(room, np.uint32), np.empty(room, np.uint32)
+    block_at, value_at = np.empty(cuts.size + 2, np.uint64), np.empty(cuts.size + 2, np.uint64)
+    _stream_split(
+        address(starts), address(lengths), starts.size, address(cuts), cuts.size,
+        address(out_starts), address(out_lengths), address(block_at), address(value_at),
+    )  # fmt: skip
+    return out_starts, out_lengths, block_at, value_at
+
+
+def stream_gaps(starts: U32, lengths: U32, begin: int) -> tuple[U32, U32]:
+    """Starts and lengths as the two rows of increasing numbers that are rice-coded."""
+    skips, ends = np.empty(starts.size, np.uint32), np.empty(starts.size, np.uint32)
+    _stream_gaps(address(starts), address(lengths), starts.size, begin, address(skips), address(ends))
+    return skips, ends
+
+
+def stream_blocks(skips: U32, ends: U32, begin: int) -> None:
+    """``stream_gaps`` undone in place: the first array becomes the starts, the second the lengths."""
+    check(_stream_blocks(address(skips), address(ends), skips.size, begin))
+
+
+_sort_values = function("sort_values", "v", "pUppp")
+_fit_poly_encode = function("fit_poly_encode", "U", "pUuup")
+_fit_poly_decode = function("fit_poly_decode", "I", "pUUp")
+_fit_dexp_encode = function("fit_dexp_encode", "U", "pUp")
+_fit_dexp_decode = function("fit_dexp_decode", "I", "pUUp")
+
+
+def sort_values(values: F32) -> tuple[F32, U32]:
+    """The values from the largest down, and where each stood; equal values (0 and -0 are) in the order they had."""
+    ordered, order = np.empty(values.size, np.float32), np.empty(values.size, np.uint32)
+    scratch = np.empty(2 * values.size, np.uint64)
+    _sort_values(address(values), values.size, address(scratch), address(ordered), address(order))
+    return ordered, order
+
+
+def fit_poly_encode(ordered: F32, degree: int, segments: int | None) -> U8:
+    """The section drawn in kernels/cpu/fit_poly.cpp, of ``sort_values``' first result."""
+    most = min(segments or 1024, ordered.size // (degree + 1) + 1)
+    section = np.empty(4 * (9 + 2 * (degree + 2) * most), np.uint8)
+    words = _fit_poly_encode(address(ordered), ordered.size, degree, segments or 0, address(section))
+    return section[: 4 * words]
+
+
+def fit_poly_decode(section: U8, count: int) -> F32:
+    """The sorted values of ``fit_poly_encode``, as fitted."""
+    values = np.empty(count, np.float32)
+    check(_fit_poly_decode(address(section), section.size, count, address(values)))
+    return values
+
+
+def fit_dexp_encode(ordered: F32) -> U8:
+    """The section drawn in kernels/cpu/fit_dexp.cpp, of ``sort_values``' first result."""
+    section = np.empty(4 * 14, np.uint8)
+    words = _fit_dexp_encode(address(ordered), ordered.size, address(section))
+    return section[: 4 * words]
+
+
+def fit_dexp_decode(section: U8, count: int) -> F32:
+    """The sorted values of ``fit_dexp_encode``, as fitted."""
+    values = np.empty(count, np.float32)
+    check(_fit_dexp_decode(address(section), section.size, count, address(values)))
+    return values
+
+
+def bloom_insert(indices: U32, size: int, hashes: int, seed: int, parameter: int, step: int) -> U8:
+    """A Bloom filter of ``size`` bytes (8 to 2^29 - 1) that holds the indices."""
+    bits = np.zeros(size + 8, np.uint8)
+    _bloom_insert(address(indices), indices.size, hashes, seed, parameter, step, address(bits), size)
+    return bits[:size]
+
+
+def bloom_query(bits: U8, hashes: int, numel: int, seed: int, parameter: int, step: int) -> U32:
+    """The positives: the indices below ``numel`` that the filter holds, falsely or not."""
+    wrapped = np.concatenate([bits, bits[:8]])
+    bitmap = np.empty(-(-numel // 64) * 8, np.uint8)
+    found = _bloom_query(address(wrapped), bits.size, hashes, seed, parameter, step, numel, address(bitmap))
+    return bitmap_decode(bitmap, numel, found)
+
+
+def bloom_conflict_sets(
+    positives: U32, count: int, size: int, hashes: int, seed: int, parameter: int, step: int
+) -> U32:
+    """Policy P2's ``count`` out of all the positives of a filter of ``size`` bytes."""
+    chosen = np.empty(count, np.uint32)
+    key = (seed, parameter, step)
+    if _bloom_conflict_sets(address(positives), positives.size, count, hashes, *key, size, address(chosen)):
+        raise MemoryError(f"the conflict sets of {positives.size} positives found no memory")
+    return chosen
+
+
+def block_norms(dense: Floats, gradient: Floats | None, block: int, l2: bool, threads: int = 1) -> Floats:
+    """``dense += gradient``, then a float64 a block: its sum of squares, or of magnitudes."""
+    norms = np.empty(-(-dense.size // block), np.float64)
+    source = None if gradient is None else address(gradient)
+    _block_norms[dense.dtype](address(dense), source, dense.size, block, l2, address(norms), threads)
+    return norms
+
+
+_rans_bound = function("rans_bound", "U", "U")
+_rans_encode = function("rans_encode", "U", "pUp")
+_rans_decode = function("rans_decode", "I", "pUUp")
+_huffman_bound = function("huffman_bound", "U", "U")
+_huffman_encode = function("huffman_encode", "U", "pUp")
+_huffman_decode = function("huffman_decode", "I", "pUUp")
+_index_sizes = function("index_sizes", "v", "pUU*")
+_delta_encode = function("delta_encode", "U", "pUp")
+_delta_decode = function("delta_decode", "I", "pUUUpp")
+_rle_encode = function("rle_encode", "U", "pUUp")
+_rle_decode = function("rle_decode", "I", "pUUUp")
+_elias_fano_bytes = function("elias_fano_bytes", "U", "pUU")
+_elias_fano_encode = function("elias_fano_encode", "v", "pUUp")
+_elias_fano_decode = function("elias_fano_decode", "I", "pUUUp")
+_huffman_indices_encode = function("huffman_indices_encode", "U", "pUUp")
+_huffman_indices_decode = function("huffman_indices_decode", "I", "pUUUp")
+_rans_indices_encode = function("rans_indices_encode", "U", "pUpp*")
+_rans_indices_decode = function("rans_indices_decode", "I", "pUUUpp")
+
+
+def rans_encode(symbols: U8) -> U8:
+    """The section of symbols drawn in kernels/cpu/rans.cpp."""
+    out = np.empty(_rans_bound(symbols.size), np.uint8)
+    return out[_rans_encode(address(symbols), symbols.size, address(out)) :].copy()
+
+
+def rans_decode(section: U8, count: int) -> U8:
+    """The symbols of ``rans_encode``."""
+    symbols = np.empty(count, np.uint8)
+    check(_rans_decode(address(section), section.size, count, address(symbols)))
+    return symbols
+
+
+def huffman_encode(symbols: U8) -> U8:
+    """The section of symbols drawn in kernels/cpu/huffman.cpp."""
+    out = np.empty(_huffman_bound(symbols.size), np.uint8)
+    return out[: _huffman_encode(address(symbols), symbols.size, address(out))].copy()
+
+
+def huffman_decode(section: U8, count: int) -> U8:
+    """The symbols of ``huffman_encode``."""
+    symbols = np.empty(count, np.uint8)
+    check(_huffman_decode(address(section), section.size, count, address(symbols)))
+    return symbols
+
+
+def index_sizes(indices: U32, numel: int) -> list[int]:
+    """Bytes of the rice, rle, delta, elias_fano and rans sections of one index or more; estimates beyond 8192."""
+    sizes = (c_uint64 * 5)()
+    _index_sizes(address(indices), indices.size, numel, sizes)
+    return list(sizes)
+
+
+def delta_encode(keys: U32) -> U8:
+    """The section of sorted unique keys drawn in kernels/cpu/delta.cpp."""
+    out = np.empty(5 * keys.size + 160, np.uint8)
+    return out[: _delta_encode(address(keys), keys.size, address(out))].copy()
+
+
+def delta_decode(section: U8, numel: int, count: int) -> U32:
+    """The keys of ``delta_encode``, all below ``numel``."""
+    if section.size * 4 < count:  # a key takes two bits or more
+        check(-1)
+    scratch, keys = np.empty(count, np.uint8), np.empty(count, np.uint32)
+    check(_delta_decode(address(section), section.size, count, numel, address(scratch), address(keys)))
+    return keys
+
+
+def rle_encode(indices: U32, numel: int) -> U8:
+    """The section drawn in kernels/cpu/rle.cpp."""
+    out = np.empty(16 * indices.size + 16, np.uint8)
+    return out[: _rle_encode(address(indices), indices.size, numel, address(out))].copy()
+
+
+def rle_decode(section: U8, numel: int, count: int) -> U32:
+    """The indices of ``rle_encode``."""
+    indices = np.empty(count, np.uint32)
+    check(_rle_decode(address(section), section.size, count, numel, address(indices)))
+    return indices
+
+
+def elias_fano_encode(indices: U32, numel: int) -> U8:
+    """The section drawn in kernels/cpu/elias_fano.cpp."""
+    out = np.empty(_elias_fano_bytes(address(indices), indices.size, numel), np.uint8)
+    _elias_fano_encode(address(indices), indices.size, numel, address(out))
+    return out
+
+
+def elias_fano_decode(section: U8, numel: int, count: int) -> U32:
+    """The indices of ``elias_fano_encode``."""
+    if section.size * 8 < count:
+        check(-1)
+    indices = np.empty(count, np.uint32)
+    check(_elias_fano_decode(address(section), section.size, count, numel, address(indices)))
+    return indices
+
+
+def huffman_indices_encode(indices: U32, numel: int) -> U8:
+    """The section of indices drawn in kernels/cpu/huffman.cpp."""
+    out = np.empty(6 * indices.size + 8, np.uint8)
+    return out[: _huffman_indices_encode(address(indices), indices.size, numel, address(out))].copy()
+
+
+def huffman_indices_decode(section: U8, numel: int, count: int) -> U32:
+    """The indices of ``huffman_indices_encode``."""
+    indices = np.empty(count, np.uint32)
+    check(_huffman_indices_decode(address(section), section.size, count, numel, address(indices)))
+    return indices
+
+
+def rans_indices_encode(indices: U32) -> U8:
+    """The section drawn in kernels/cpu/rans.cpp."""
+    scratch, end = np.empty(indices.size, np.uint8), c_uint64()
+    out = np.empty(_rans_bound(indices.size) + 4 * indices.size + 8, np.uint8)
+    begin = _rans_indices_encode(address(indices), indices.size, address(scratch), address(out), byref(end))
+    return out[begin : end.value].copy()
+
+
+def rans_indices_decode(section: U8, numel: int, count: int) -> U32:
+    """The indices of ``rans_indices_encode``."""
+    scratch, indices = np.empty(count, np.uint8), np.empty(count, np.uint32)
+    check(_rans_indices_decode(address(section), section.size, count, numel, address(scratch), address(indices)))
     return indices

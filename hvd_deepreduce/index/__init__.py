@@ -1,5 +1,5 @@
 """Index codecs: the support in few bits. One file each; importing this package registers them all."""
 
-from hvd_deepreduce.index import bitmap, packed, raw, rice
+from hvd_deepreduce.index import auto, bitmap, bloom, delta, elias_fano, huffman, packed, rans, raw, rice, rle
 
-__all__ = ["bitmap", "packed", "raw", "rice"]
+__all__ = ["auto", "bitmap", "bloom", "delta", "elias_fano", "huffman", "packed", "rans", "raw", "rice", "rle"]

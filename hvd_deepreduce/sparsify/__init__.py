@@ -1,5 +1,5 @@
 """Sparsifiers: which elements to send. One file each; importing this package registers them all."""
 
-from hvd_deepreduce.sparsify import none, nonzero, randomk, threshold, topk
+from hvd_deepreduce.sparsify import block_topk, none, nonzero, randomk, sampled_topk, threshold, topk, topk_capped
 
-__all__ = ["none", "nonzero", "randomk", "threshold", "topk"]
+__all__ = ["block_topk", "none", "nonzero", "randomk", "sampled_topk", "threshold", "topk", "topk_capped"]

@@ -4,7 +4,6 @@ Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD: communication-efficient SGD via 
 NeurIPS 2017, section 3.1.
 """
 
-import struct
 from typing import Any, Literal
 
 import numpy as np
@@ -12,8 +11,11 @@ from pydantic import Field
 
 from hvd_deepreduce.backend import cpu
 from hvd_deepreduce.codec import U8, U32, Floats, Key, ValueCodec, value_codecs
+from hvd_deepreduce.entropy import huffman, rans
+from hvd_deepreduce.value.buckets import join, split, to_float32
 
-HEADER = struct.Struct("<BxxxI")
+CODERS = {1: huffman, 2: rans}
+ENTROPY_IDS = {"huffman": 1, "rans": 2}
 
 
 @value_codecs.register
@@ -24,14 +26,31 @@ class QSGD(ValueCodec):
     bucket of m values is at most min(m / s^2, sqrt(m) / s) * ||x||^2 (lemma 3.1). ``bits + 32 / bucket`` bits a kept
     element. float64 values are rounded to float32 first.
 
-    Section: ``| bits u8 | 3 zero bytes | bucket u32 | norms float32 [ceil(r / bucket)] | codes, bits each |``; a code
-    is s + sign * l.
+    Small levels are far more frequent than large ones; the paper codes them with Elias codes. ``entropy`` codes them
+    with Huffman's or rANS wherever that takes fewer bytes, tensor by tensor. The more a bucket's values differ, and the
+    larger it is, the more that saves; the error grows with the norm. Whole containers, of float32's size, for 31.8
+    million elements of which 60% are not zero (``nonzero``, ``bitmap``, 7 bits, norm max):
+
+    ======================================  ======  ======  =======  ======
+    values                                  bucket  none    huffman  rans
+    ======================================  ======  ======  =======  ======
+    normal                                     512  0.1637   0.1520  0.1513
+    normal                                    4096  0.1627   0.1468  0.1460
+    Laplace                                    512  0.1637   0.1397  0.1391
+    Laplace                                   4096  0.1627   0.1313  0.1308
+    normal, rows of 64 scaled by e^N(0, 1)     512  0.1637   0.1259  0.1254
+    normal, rows of 64 scaled by e^N(0, 1)    4096  0.1627   0.1032  0.1027
+    ======================================  ======  ======  =======  ======
+
+    Section: value/buckets.py's, with setting ``bits``, a norm a bucket, and the codes s + sign * l: ``bits`` bits each
+    (entropy 0), or as a section of entropy/huffman.py (1) or entropy/rans.py (2).
 
     Attributes:
         bits: 2 to 8, the sign included.
         bucket: values that share a norm, 1 to 2^31.
         norm: ``max`` (the largest magnitude) uses all levels; ``l2`` is the paper's own, whose levels are coarse where
             the values of a bucket are alike, as after top-k.
+        entropy: ``rans`` comes within 1% of the levels' entropy, ``huffman`` within 0.1 bits.
     """
 
     name = "qsgd"
@@ -39,25 +58,25 @@ class QSGD(ValueCodec):
     bits: int = Field(7, ge=2, le=8)
     bucket: int = Field(512, ge=1, le=2**31)
     norm: Literal["max", "l2"] = "max"
+    entropy: Literal["none", "huffman", "rans"] = "none"
 
     def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
-        if values.dtype != np.float32:
-            limit = np.finfo(np.float32).max
-            values = np.clip(values, -limit, limit).astype(np.float32)
-        norms, codes = cpu.qsgd_encode(values, self.bucket, 2 ** (self.bits - 1) - 1, self.norm == "l2", *key)
-        header = np.frombuffer(HEADER.pack(self.bits, self.bucket), np.uint8)
-        return np.concatenate([header, norms.view(np.uint8), cpu.pack(codes, self.bits)]), None
+        levels = 2 ** (self.bits - 1) - 1
+        norms, codes = cpu.qsgd_encode(to_float32(values), self.bucket, levels, self.norm == "l2", *key)
+        if self.entropy != "none":
+            entropy = ENTROPY_IDS[self.entropy]
+            coded = CODERS[entropy].encode(codes)
+            if coded.size < (values.size * self.bits + 7) // 8:
+                return join(self.bits, self.bucket, norms, coded, entropy), None
+        return join(self.bits, self.bucket, norms, cpu.pack(codes, self.bits)), None
 
     @staticmethod
     def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
-        if section.size < HEADER.size:
-            raise ValueError(f"a QSGD section begins with {HEADER.size} bytes, and this one has {section.size}")
-        bits, bucket = HEADER.unpack_from(section)
-        if not 2 <= bits <= 8 or not 1 <= bucket <= 2**31:
-            raise ValueError(f"QSGD has 2 to 8 bits and buckets of 1 to 2^31, not {bits} bits and buckets of {bucket}")
-        codes_at = HEADER.size + 4 * -(-count // bucket)
-        if section.size != codes_at + (count * bits + 7) // 8:
-            raise ValueError(f"{count} values of {bits} bits in buckets of {bucket} do not take {section.size} bytes")
-        norms = section[HEADER.size : codes_at].view(np.float32)
-        codes = cpu.unpack(section[codes_at:], count, bits, np.uint8)
-        return cpu.qsgd_decode(norms, codes, bucket, 2 ** (bits - 1) - 1)
+        bits, entropy, bucket, norms, codes = split(section, count)
+        if not 2 <= bits <= 8 or entropy > 2:
+            raise ValueError(f"QSGD has 2 to 8 bits and the entropy coders 0 to 2, not {bits} bits and coder {entropy}")
+        if entropy:
+            return cpu.qsgd_decode(norms, CODERS[entropy].decode(codes, count), bucket, 2 ** (bits - 1) - 1)
+        if codes.size != (count * bits + 7) // 8:
+            raise ValueError(f"{count} codes of {bits} bits take {(count * bits + 7) // 8} bytes, not {codes.size}")
+        return cpu.qsgd_decode(norms, cpu.unpack(codes, count, bits, np.uint8), bucket, 2 ** (bits - 1) - 1)

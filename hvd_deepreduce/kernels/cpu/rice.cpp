@@ -8,41 +8,107 @@
 //
 // Kept apart, the lows unpack without a dependency, and the highs need no shift of the lows: the one of element i
 // stands at bit P_i, so high_0 + ... + high_i = P_i - i.
-#include "cpu.h"
+#include "lanes.h"
 
-DR_CLONES static u64 sum_highs(const u32* indices, u64 count, u32 b) {
-    u64 sum = indices[0] >> b;
-    for (u64 i = 1; i < count; ++i) sum += (indices[i] - indices[i - 1] - 1) >> b;
-    return sum;
+// The sums of the highs for b - 1, b and b + 1. They are below numel, hence 32 bits.
+DR_CLONES static void sums_of_highs(const u32* indices, u64 count, u32 b, u64* sums) {
+    const u32 less = b ? b - 1 : 0, more = b < 31 ? b + 1 : 31;
+    u32 sum_less = indices[0] >> less, sum = indices[0] >> b, sum_more = indices[0] >> more;
+    for (u64 i = 1; i < count; ++i) {
+        const u32 gap = indices[i] - indices[i - 1] - 1;
+        sum_less += gap >> less;
+        sum += gap >> b;
+        sum_more += gap >> more;
+    }
+    sums[0] = sum_less, sums[1] = sum, sums[2] = sum_more;
 }
 
 // The parameter of the least bits, found downhill from the geometric distribution's; *highs gets its sum of highs.
 DR_API u32 dr_rice_parameter(const u32* indices, u64 count, u64 numel, u64* highs) {
     u32 b = 0;
     while (b < 31 && (double)(2u << b) <= 0.6931471805599453 * (double)numel / (double)count) ++b;
-    u64 best = sum_highs(indices, count, b), cost = best + count * b;
-    const auto walk = [&](int step) {
-        bool moved = false;
-        while (b + step <= 31u) {
-            const u64 sum = sum_highs(indices, count, b + step);
-            if (sum + count * (b + step) >= cost) break;
-            b += step, best = sum, cost = sum + count * b, moved = true;
+    for (int way = 0;;) {
+        u64 sums[3];
+        sums_of_highs(indices, count, b, sums);
+        *highs = sums[1];
+        const bool up = b < 31 && sums[2] + count < sums[1];
+        const bool down = b > 0 && sums[0] < sums[1] + count;
+        // Once uphill on both sides it is the least: the cost is convex in b.
+        if (up && way >= 0) {
+            ++b, way = 1;
+        } else if (down && way <= 0) {
+            --b, way = -1;
+        } else {
+            return b;
         }
-        return moved;
-    };
-    if (!walk(+1)) walk(-1);
-    *highs = best;
-    return b;
+    }
 }
 
-// Writes the section behind its first byte, into zeroed memory.
+#ifdef DR_X86
+// Writes whole sixteens; the result is the number of elements written. It leaves 128 elements, so that what pack16 and
+// BitWriter store behind their bits is overwritten later.
+DR_AVX512 static u64 encode_avx512(const u32* indices, u64 count, u32 b, u8* lows, BitWriter& highs) {
+    const __m512i one = _mm512_set1_epi32(1), lanes = lane_numbers();
+    const __m512i mask = _mm512_set1_epi32((int)((1u << b) - 1));
+    const __m128i shift = _mm_cvtsi32_si128((int)b);
+    __m512i previous = _mm512_set1_epi32(-1);
+    u64 i = 0;
+    for (; i + 16 + 128 <= count; i += 16) {
+        const __m512i index = _mm512_loadu_si512(indices + i);
+        const __m512i before = _mm512_add_epi32(_mm512_alignr_epi32(index, previous, 15), one);
+        const __m512i gap = _mm512_sub_epi32(index, before);
+        previous = index;
+        if (b) pack16(_mm512_and_si512(gap, mask), b, lows + i / 8 * b);
+        put_ones(highs, _mm512_add_epi32(prefix_sums(_mm512_srl_epi32(gap, shift)), lanes));
+    }
+    return i;
+}
+
+// Reads whole sixteens. Moves *position, the bit of the highs, and *sum, of the lows; the result is the number of
+// elements read. A sum of highs beyond `most` gives an index beyond numel, and might wrap around.
+DR_AVX512 static u64 decode_avx512(const u8* in, u64 bytes, u64 count, u32 b, u64 numel, u32* indices,
+                                        u64* position, u64* sum, bool* bad) {
+    const u64 low_bytes = (count * b + 7) / 8;
+    Ones ones(in + low_bytes, bytes - low_bytes);
+    const Fields fields = fields_of(b);
+    const __m128i shift = _mm_cvtsi32_si128((int)b);
+    const __m512i lanes = lane_numbers(), most = _mm512_set1_epi32((int)(u32)((numel - 1) >> b));
+    __m512i previous = _mm512_set1_epi32(-1), lows = _mm512_setzero_si512(), places = lows;
+    __mmask16 wrong = 0;
+    u64 i = 0;
+    for (; i + 16 <= count && i / 8 * b + 64 <= bytes && next_ones(ones, places); i += 16) {
+        const __m512i number = _mm512_add_epi32(lanes, _mm512_set1_epi32((int)(u32)i));
+        const __m512i high = _mm512_sub_epi32(places, number);
+        *position = last_of(places) + 1ull;
+        lows = _mm512_add_epi32(last_lane(lows), prefix_sums(unpack16(in + i / 8 * b, fields)));
+        const __m512i index = _mm512_add_epi32(_mm512_add_epi32(_mm512_sll_epi32(high, shift), lows), number);
+        wrong |= _mm512_cmpgt_epu32_mask(high, most) | not_increasing(index, previous);
+        previous = index;
+        _mm512_storeu_si512(indices + i, index);
+    }
+    *bad = wrong || (i && last_of(previous) >= numel);
+    *sum = last_of(lows);
+    return i;
+}
+#endif
+
+// Writes the section behind its first byte.
 DR_API void dr_rice_encode(const u32* indices, u64 count, u32 b, u8* out) {
     u8* lows = out;
     u8* highs = out + (count * b + 7) / 8;
     const u32 mask = (1u << b) - 1;
-    u64 word = 0, position = 0, high_word = 0;
+    u64 word = 0, position = 0, high_word = 0, i = 0;
     u32 filled = 0, next = 0;
-    for (u64 i = 0; i < count; ++i) {
+#ifdef DR_X86
+    if (dr_vector_level() == 2 && b <= 16 && count >= 256) {
+        BitWriter writer{highs};
+        i = encode_avx512(indices, count, b, lows, writer);
+        if (i) next = indices[i - 1] + 1;
+        lows += i / 8 * b;
+        highs = writer.out, high_word = writer.word, position = writer.filled;
+    }
+#endif
+    for (; i < count; ++i) {
         const u32 gap = indices[i] - next;
         next = indices[i] + 1;
         const u64 low = gap & mask;
@@ -74,33 +140,40 @@ DR_API void dr_rice_encode(const u32* indices, u64 count, u32 b, u8* out) {
 }
 
 // Reads what follows the section's first byte. ERR_TRUNCATED where it holds fewer than `count` gaps, ERR_INDEX where
-// an index reaches numel.
-DR_CLONES static i64 rice_decode(const u8* in, u64 bytes, u64 count, u32 b, u64 numel, u32* indices) {
+// an index reaches numel, ERR_VALUE where it goes on behind the last.
+DR_CLONES static i64 decode(const u8* in, u64 bytes, u64 count, u32 b, u64 numel, u32* indices) {
+    if (b > 31) return ERR_INDEX;
     const u64 low_bytes = (count * b + 7) / 8;
     if (bytes < low_bytes) return ERR_TRUNCATED;
     const u8* highs = in + low_bytes;
     const u8* end = in + bytes;
     const u64 high_bytes = bytes - low_bytes, mask = (1ull << b) - 1;
-    // Eight whole bytes can be loaded for the lows of all elements before `safe`: the highs stand behind them.
-    u64 i = 0, sum = 0;
-    u64 out_of_range = 0;
-    for (u64 base = 0; base < high_bytes && i < count; base += 8) {
-        u64 word = base + 8 <= high_bytes ? load64(highs + base) : load64_tail(highs + base, end);
+    u64 i = 0, sum = 0, position = 0, out_of_range = 0;
+#ifdef DR_X86
+    if (dr_vector_level() == 2 && count >= 64 && high_bytes < (1ull << 32) / 8 - 8) {
+        bool bad;
+        i = decode_avx512(in, bytes, count, b, numel, indices, &position, &sum, &bad);
+        if (bad) return ERR_INDEX;
+    }
+#endif
+    u64 skip = ~0ull << (position & 63);  // the ones that are read already
+    for (u64 base = position / 64 * 8; base < high_bytes && i < count; base += 8, skip = ~0ull) {
+        u64 word = (base + 8 <= high_bytes ? load64(highs + base) : load64_tail(highs + base, end)) & skip;
         for (; word && i < count; word &= word - 1, ++i) {
             const u8* at = in + (i * b >> 3);
             const u64 low = (at + 8 <= end ? load64(at) : load64_tail(at, end)) >> (i * b & 7) & mask;
             sum += low;
-            const u64 high = base * 8 + (u64)__builtin_ctzll(word) - i;
-            const u64 index = (high << b) + sum + i;
+            position = base * 8 + (u64)__builtin_ctzll(word) + 1;
+            const u64 high = position - 1 - i, index = (high << b) + sum + i;
             out_of_range |= (u64)(index >= numel) | (high >> 32);
             indices[i] = (u32)index;
         }
     }
     if (i < count) return ERR_TRUNCATED;
-    return out_of_range ? (i64)ERR_INDEX : 0;
+    if (out_of_range) return ERR_INDEX;
+    return ends_at(highs, high_bytes, position) ? 0 : (i64)ERR_VALUE;
 }
 
 DR_API i64 dr_rice_decode(const u8* in, u64 bytes, u64 count, u32 b, u64 numel, u32* indices) {
-    if (b > 31) return ERR_INDEX;
-    return rice_decode(in, bytes, count, b, numel, indices);
+    return decode(in, bytes, count, b, numel, indices);
 }

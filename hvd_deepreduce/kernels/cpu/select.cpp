@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <memory>
 #include <new>
 
 #include "cpu.h"
@@ -252,7 +253,8 @@ template <class T>
 static void take_with_zeros(const T* dense, u64 k, u64 nonzero, u32* indices, T* values) {
     u64 zeros = k - nonzero, count = 0;
     for (u64 i = 0; count < k; ++i) {
-        const bool zero = dense[i] == (T)0;
+        // By the bits, as the candidates were: where the caller's thread flushes denormals, they compare equal to 0.
+        const bool zero = magnitude_bits(dense[i]) == 0;
         if (zero && !zeros) continue;
         zeros -= zero;
         indices[count] = (u32)i;
@@ -304,10 +306,10 @@ static Selection<T>* threshold(T* dense, const T* grad, u64 n, double least, int
     T limit = (T)least;
     if ((double)limit < least) limit = std::nextafter(limit, std::numeric_limits<T>::infinity());
     try {
-        Selection<T>* found = new Selection<T>;
+        auto found = std::make_unique<Selection<T>>();
         collect<T, Bits>(dense, grad, n, std::max<Bits>(magnitude_bits(limit), 1), threads, *found);
         *count = found->count;
-        return found;
+        return found.release();
     } catch (const std::bad_alloc&) {
         return nullptr;
     }

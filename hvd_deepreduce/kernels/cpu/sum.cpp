@@ -1,4 +1,7 @@
 // What both ends of an exchange do with a dense vector: add containers into it, read it and settle it at the support.
+#include <memory>
+#include <new>
+
 #include "cpu.h"
 
 #ifdef DR_X86
@@ -129,17 +132,21 @@ DR_API u32 dr_checksum(const u8* bytes, u64 size) {
     return checksum(bytes, size / 4) - checksum_word(own, 3);
 }
 
-// Random-k: the sorted images of 0 .. count-1 under the keyed permutation of [0, numel).
-DR_API void dr_random_indices(u64 numel, u64 count, u32 seed, u32 parameter, u32 step, u32* indices) {
+// Random-k: the sorted images of 0 .. count-1 under the keyed permutation of [0, numel). -1 where there is no memory
+// for one bit an element.
+DR_API int dr_random_indices(u64 numel, u64 count, u32 seed, u32 parameter, u32 step, u32* indices) {
     const u32 half_bits = (bits_for(numel) + 1) / 2;
     const Philox4 k = philox4x32(seed, parameter, 0, step, STREAM_RANDOMK, 0);
-    std::vector<u64> bitmap((numel + 63) / 64);
+    const u64 words = (numel + 63) / 64;
+    std::unique_ptr<u64[]> bitmap(new (std::nothrow) u64[words]());
+    if (!bitmap) return -1;
     for (u64 i = 0; i < count; ++i) {
         const u32 index = feistel_permute((u32)i, numel, half_bits ? half_bits : 1, k.x, k.y, k.z);
         bitmap[index >> 6] |= 1ull << (index & 63);
     }
     u64 found = 0;
-    for (u64 w = 0; w < bitmap.size(); ++w)
+    for (u64 w = 0; w < words; ++w)
         for (u64 word = bitmap[w]; word; word &= word - 1)
             indices[found++] = (u32)(w * 64 + (u64)__builtin_ctzll(word));
+    return 0;
 }

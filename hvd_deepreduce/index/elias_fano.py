@@ -1,0 +1,28 @@
+"""Elias-Fano: low bits plain, high bits in unary.
+
+Elias, "Efficient storage and retrieval by content and address of static files", J. ACM 1974; Fano, "On the number of
+bits required to implement an associative memory", MIT 1971.
+"""
+
+from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
+
+
+@index_codecs.register
+class EliasFano(IndexCodec):
+    """l low bits of each index plain, and the index without them as a bit of a string; lossless.
+
+    l + 1 + d / (r 2^l) bits a kept element for r of d, at most log2(d / r) + 2: its size is known beforehand, whatever
+    the indices are. 8.6 bits for a random subset of 1%, 6% above the entropy. The layout is drawn in
+    kernels/cpu/elias_fano.cpp.
+    """
+
+    name = "elias_fano"
+    id = 9
+
+    def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
+        return cpu.elias_fano_encode(indices, numel), indices
+
+    @staticmethod
+    def decode(section: U8, numel: int, count: int, key: Key) -> U32:
+        return cpu.elias_fano_decode(section, numel, count)

@@ -1,0 +1,143 @@
+// Delta-binary code with an adaptive prefix (Jiang et al., "SKCompress", VLDB Journal 2020, sections 5.1 and 5.2).
+//
+// delta_i = key_i - key_{i-1} (key_{-1} = 0). With m = 2, 4, 8 or 16, delta_i is written in n_i = 1 .. m intervals of
+// 32 / m bits, as few as hold it, and its prefix is n_i - 1: log2 m bits, or a Huffman code of the prefixes.
+//
+//     section:  | log2 m u8, + 16 where Huffman coded | if so: code lengths, as in huffman.cpp | prefixes, to a whole
+//               byte | deltas, n_i * 32 / m bits each, to a whole byte |            nothing for no keys
+//
+// Of the eight ways the smallest is taken; of equals the fixed prefix, then the least m.
+#include "entropy.h"
+#include "sizes.h"
+
+static u32 bit_length(u32 x) { return 32 - (u32)__builtin_clz(x | 1); }
+
+static u32 intervals(u32 length, u32 log2_m) { return (length * (1u << log2_m) + 31) / 32; }
+
+struct DeltaPlan {
+    u64 bytes;
+    u32 log2_m;
+    bool coded;
+    int only;
+    HuffmanCode code;
+};
+
+static DeltaPlan plan(const u32* keys, u64 count) {
+    u64 lengths[33] = {};
+    u32 previous = 0;
+    for (u64 i = 0; i < count; ++i) {
+        ++lengths[bit_length(keys[i] - previous)];
+        previous = keys[i];
+    }
+    DeltaPlan best{};
+    best.bytes = ~0ull;
+    for (const bool coded : {false, true})
+        for (u32 log2_m = 1; log2_m <= 4; ++log2_m) {
+            DeltaPlan now{};
+            now.log2_m = log2_m, now.coded = coded, now.only = -1;
+            u64 counts[256] = {}, delta_bits = 0, prefix_bits = 0, table_bytes = 0;
+            for (u32 length = 1; length <= 32; ++length) {
+                const u32 n = intervals(length, log2_m);
+                counts[n - 1] += lengths[length];
+                delta_bits += lengths[length] * n << (5 - log2_m);
+            }
+            if (coded) {
+                huffman_lengths(counts, now.code.length);
+                huffman_words(now.code);
+                for (u32 s = 0; s < 16; ++s) {
+                    prefix_bits += counts[s] * now.code.length[s];
+                    if (counts[s] == count) now.only = (int)s;
+                }
+                u8 table[HUFFMAN_LENGTHS_BYTES];
+                table_bytes = (u64)(huffman_write_lengths(now.code.length, now.only, table) - table);
+            } else {
+                prefix_bits = count * log2_m;
+            }
+            now.bytes = 1 + table_bytes + (prefix_bits + 7) / 8 + (delta_bits + 7) / 8;
+            if (now.bytes < best.bytes) best = now;
+        }
+    return best;
+}
+
+u64 delta_bytes(const u32* keys, u64 count) { return count ? plan(keys, count).bytes : 0; }
+
+// Needs room for 5 bytes a key and 160 more; the result is the number of bytes.
+DR_API u64 dr_delta_encode(const u32* keys, u64 count, u8* out) {
+    if (count == 0) return 0;
+    const DeltaPlan best = plan(keys, count);
+    u8* at = out;
+    *at++ = (u8)(best.log2_m | (best.coded ? 16 : 0));
+    u32 words[33] = {};  // of a delta of so many bits: the prefix, its bits << 16, the delta's bits << 24
+    for (u32 length = 1; length <= 32; ++length) {
+        const u32 prefix = intervals(length, best.log2_m) - 1;
+        words[length] = (prefix + 1) << (5 - best.log2_m) << 24;
+        words[length] |= best.coded ? best.code.bits[prefix] | (u32)best.code.length[prefix] << 16
+                                    : prefix | best.log2_m << 16;
+    }
+    if (best.coded) at = huffman_write_lengths(best.code.length, best.only, at);
+    BitWriter prefixes{at};
+    u32 previous = 0;
+    for (u64 i = 0; i < count; ++i) {
+        const u32 word = words[bit_length(keys[i] - previous)];
+        previous = keys[i];
+        prefixes.put(word & 0xFFFF, word >> 16 & 255);
+    }
+    BitWriter deltas{prefixes.finish()};
+    previous = 0;
+    for (u64 i = 0; i < count; ++i) {
+        const u32 delta = keys[i] - previous;
+        previous = keys[i];
+        deltas.put(delta, words[bit_length(delta)] >> 24);
+    }
+    return (u64)(deltas.finish() - out);
+}
+
+// `bits`: scratch, one byte a key.
+DR_API i64 dr_delta_decode(const u8* in, u64 bytes, u64 count, u64 numel, u8* bits, u32* keys) {
+    if (count == 0) return bytes ? (i64)ERR_VALUE : 0;
+    if (bytes == 0) return ERR_TRUNCATED;
+    const u32 log2_m = in[0] & 15, step = 32u >> (log2_m & 7);
+    const bool coded = in[0] & 16;
+    if (log2_m < 1 || log2_m > 4 || in[0] > 31) return ERR_VALUE;
+    u16 table[1 << HUFFMAN_LONGEST];
+    u32 window = log2_m;
+    int only = -1;
+    u64 at = 1;
+    if (coded) {
+        HuffmanCode code;
+        const i64 table_bytes = huffman_read_lengths(in + 1, bytes - 1, code.length, &only);
+        if (table_bytes < 0) return table_bytes;
+        for (u32 s = 1u << log2_m; s < 256; ++s)
+            if (code.length[s] || only == (int)s) return ERR_VALUE;
+        huffman_words(code);
+        if (only < 0) huffman_table(code, table);
+        window = HUFFMAN_LONGEST;
+        at += (u64)table_bytes;
+    } else {
+        for (u32 s = 0; s < 1u << log2_m; ++s) table[s] = (u16)(s | log2_m << 8);
+    }
+    BitReader prefixes{in + at, bytes - at};
+    if (only >= 0) {
+        std::memset(bits, (int)step * (only + 1), count);
+    } else {
+        for (u64 i = 0; i < count; ++i) {
+            const u32 entry = table[prefixes.peek() & ((1u << window) - 1)];
+            bits[i] = (u8)(step * ((entry & 255) + 1));
+            prefixes.position += entry >> 8;
+        }
+    }
+    if (prefixes.overrun()) return ERR_TRUNCATED;
+    at += prefixes.used();
+    BitReader deltas{in + at, bytes - at};
+    u64 key = deltas.get(bits[0]);
+    keys[0] = (u32)key;
+    bool bad = false;
+    for (u64 i = 1; i < count; ++i) {
+        const u64 delta = deltas.get(bits[i]);
+        bad |= delta == 0;
+        key += delta;
+        keys[i] = (u32)key;
+    }
+    if (deltas.overrun()) return ERR_TRUNCATED;
+    return bad || key >= numel ? (i64)ERR_INDEX : deltas.used() == deltas.bytes ? 0 : (i64)ERR_VALUE;
+}

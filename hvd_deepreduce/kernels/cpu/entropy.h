@@ -1,0 +1,106 @@
+// The coders of symbol streams that several kernels share: bit strings, the rANS coder of rans.cpp and the canonical
+// Huffman codes of huffman.cpp. A bit string runs from the low bit of each byte up.
+#ifndef HVD_DEEPREDUCE_ENTROPY_H
+#define HVD_DEEPREDUCE_ENTROPY_H
+
+#include "cpu.h"
+
+// Appends fields to a bit string. Every put() and finish() stores eight bytes from `out` on.
+struct BitWriter {
+    u8* out;
+    u64 word = 0;
+    u32 filled = 0;
+
+    // `bits` up to 56; `value` has no higher bit set.
+    void put(u64 value, u32 bits) {
+        word |= value << filled;
+        filled += bits;
+        std::memcpy(out, &word, 8);
+        out += filled >> 3;
+        word >>= filled & 56;
+        filled &= 7;
+    }
+    // The first byte behind the string.
+    u8* finish() {
+        std::memcpy(out, &word, 8);
+        return out + (filled > 0);
+    }
+};
+
+// Reads fields of up to 57 bits from a bit string of `bytes` bytes; behind its end it reads zeros.
+struct BitReader {
+    const u8* in;
+    u64 bytes;
+    u64 position = 0;
+
+    u64 peek() const {
+        const u64 byte = position >> 3;
+        const u64 word = byte + 8 <= bytes ? load64(in + byte) : byte < bytes ? load64_tail(in + byte, in + bytes) : 0;
+        return word >> (position & 7);
+    }
+    u64 get(u32 bits) {
+        const u64 value = peek() & ((1ull << bits) - 1);
+        position += bits;
+        return value;
+    }
+    u64 used() const { return (position + 7) >> 3; }
+    bool overrun() const { return position > bytes * 8; }
+};
+
+// Whether a bit string of `bits` bits, filled with zeros to a whole byte, is what stands in these bytes.
+inline bool ends_at(const u8* in, u64 bytes, u64 bits) {
+    return bytes == (bits + 7) / 8 && (bits % 8 == 0 || in[bits / 8] >> (bits % 8) == 0);
+}
+
+// How often each symbol occurs. Four tables, so that equal neighbours do not wait for each other's count.
+inline void histogram(const u8* symbols, u64 count, u64* counts) {
+    u64 table[4][256] = {};
+    u64 i = 0;
+    for (; i + 4 <= count; i += 4)
+        for (int t = 0; t < 4; ++t) ++table[t][symbols[i + t]];
+    for (; i < count; ++i) ++table[0][symbols[i]];
+    for (int s = 0; s < 256; ++s) counts[s] = table[0][s] + table[1][s] + table[2][s] + table[3][s];
+}
+
+// ---- rans.cpp
+
+const u32 RANS_TABLE_BYTES = 640;  // 256 frequencies of up to 16 bits, and room for eight-byte stores
+
+inline u32 rans_lanes(u64 count) { return count < 2048 ? 1 : count < 32768 ? 4 : 32; }
+
+// Room that rans_encode needs.
+inline u64 rans_bound(u64 count) { return 2 * count + 4 * rans_lanes(count) + RANS_TABLE_BYTES; }
+
+// Writes the section so that it ends with out[rans_bound(count) - 1]; its first byte's place is the result.
+u64 rans_encode(const u8* symbols, u64 count, u8* out);
+
+// The number of bytes that the section took, which may be fewer than `bytes`; or an Error.
+i64 rans_decode(const u8* in, u64 bytes, u64 count, u8* symbols);
+
+// ---- huffman.cpp
+
+const u32 HUFFMAN_LONGEST = 12;
+
+struct HuffmanCode {
+    u8 length[256];  // bits; 0: the symbol does not occur, or it is the only one
+    u16 bits[256];   // the code word, its first bit lowest
+};
+
+// Lengths of the least total cost among those of up to HUFFMAN_LONGEST bits, by package-merge.
+void huffman_lengths(const u64* counts, u8* length);
+
+// The canonical code words of these lengths: shorter ones first, equal lengths in the symbols' order.
+void huffman_words(HuffmanCode& code);
+
+// Writes the lengths as drawn in huffman.cpp; `only` is the symbol where just one occurs, else -1. The result is the first
+// byte behind them.
+const u32 HUFFMAN_LENGTHS_BYTES = 200;  // where every other symbol occurs, and room for eight-byte stores
+u8* huffman_write_lengths(const u8* length, int only, u8* out);
+
+// The number of bytes that the lengths took, or ERR_VALUE where they make no complete code.
+i64 huffman_read_lengths(const u8* in, u64 bytes, u8* length, int* only);
+
+// table[next HUFFMAN_LONGEST bits] = symbol | length << 8. False where the lengths make no complete code.
+bool huffman_table(const HuffmanCode& code, u16* table);
+
+#endif

@@ -1,0 +1,56 @@
+"""Sampled top-k: a threshold from a random sample.
+
+Lin, Han, Mao, Wang, Dally, "Deep gradient compression", ICLR 2018, section 5 (sampled and hierarchical
+top-k selection).
+"""
+
+import math
+
+import numpy as np
+from pydantic import Field
+
+from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
+from hvd_deepreduce.sparsify.topk import kept_of
+
+LEAST_KEPT = 64
+"""A sample is large enough that so many of its elements are above the threshold: one in eight is its relative error."""
+
+
+@sparsifiers.register
+class SampledTopK(Sparsifier):
+    """About ``density * numel`` elements: those that reach the magnitude that top-k of a random sample ends at.
+
+    Where more than ``excess`` times as many reach it, exact top-k of what was found follows (DGC's hierarchical
+    selection); where fewer do, fewer are sent. Zeros are never sent. The sample is drawn from the key.
+
+    Attributes:
+        density: the share of elements to keep, in (0, 1].
+        sample: the share of elements in the sample, in (0, 1]; small tensors are sampled more densely.
+        excess: how many times too many elements are let through, at least 1.
+    """
+
+    name = "sampled_topk"
+    id = 6
+    density: float = Field(0.01, gt=0, le=1)
+    sample: float = Field(0.001, gt=0, le=1)
+    excess: float = Field(1.3, ge=1, allow_inf_nan=False)
+
+    def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32, Floats]:
+        if dense.size == 0:
+            return np.empty(0, np.uint32), dense.copy()
+        samples = min(dense.size, max(kept_of(self.sample, dense.size), math.ceil(LEAST_KEPT / self.density)))
+        at = cpu.random_indices(dense.size, samples, key.seed, key.parameter, key.step)
+        sampled = cpu.gather(dense, at)
+        if gradient is not None:
+            with np.errstate(over="ignore"):  # the sum may be infinite; the pipeline sees to it
+                sampled += cpu.gather(gradient, at)
+        magnitudes = np.abs(sampled)
+        rank = samples - kept_of(self.density, samples)
+        least = float(np.partition(magnitudes, rank)[rank])
+        indices, values = cpu.threshold(dense, gradient, least, threads)
+        kept = kept_of(self.density, dense.size)
+        if indices.size > self.excess * kept:
+            places, values = cpu.topk(values, None, kept, threads)
+            indices = indices[places]
+        return indices, values

@@ -1,0 +1,41 @@
+"""Fit-DExp: a double exponential through the sorted values.
+
+Kostopoulou, Xu, Dutta, Li, Ntoulas, Kalnis, "DeepReduce: a sparse-tensor communication framework for distributed deep
+learning", 2021, section 5 and the appendix' section E.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.codec import U8, U32, Floats, Key, ValueCodec, value_codecs
+
+
+@value_codecs.register
+class FitDExp(ValueCodec):
+    """Sorts the values, and sends a e^(b x) + c e^(d x) for the magnitudes of each sign.
+
+    Two linear least-squares systems give the curve: the rates b and d from an integral equation, then a and c. Where
+    they have no such solution (complex or equal rates, a straight line, one or two values) the curve is the one that
+    kernels/cpu/fit_dexp.cpp names; it also draws the section. Zeros stay zeros, and a value keeps its sign and lies
+    within the least and largest magnitude of its sign. float64 values are rounded to float32.
+
+    Lost: what lies off the curve: 1% of the values' norm for the top 1% of normal variates, 10 to 20% for heavy tails
+    (``fit_poly`` loses a tenth of that). Cost: the order, ceil(log2 r) bits a kept element; and 8 bytes, and 24 a sign,
+    for the tensor.
+    """
+
+    name = "fit_dexp"
+    id = 12
+
+    def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
+        if values.dtype != np.float32:
+            limit = np.finfo(np.float32).max
+            values = np.clip(values, -limit, limit).astype(np.float32)
+        ordered, order = cpu.sort_values(values)
+        return cpu.fit_dexp_encode(ordered), order
+
+    @staticmethod
+    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
+        return cpu.fit_dexp_decode(section, count)

@@ -1,0 +1,101 @@
+"""Writes docs/configuration.md from the codecs' own settings and docstrings.
+
+    python scripts/describe.py
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from hvd_deepreduce import Config
+from hvd_deepreduce.codec import index_codecs, joint_codecs, sparsifiers, value_codecs
+
+DOC = Path(__file__).parent.parent / "docs" / "configuration.md"
+HEAD = """# Configuration
+
+Written by scripts/describe.py from the code; a test keeps it true.
+
+A config is a YAML file, a dict, or keyword arguments of `DeepReduce`. A codec is named (`index: rice`), or named with
+settings (`value: {name: qsgd, bits: 4}`); what is left out keeps its default. Every rank must have the same config, the
+number of threads apart.
+
+    sparsifier: {name: topk, density: 0.01}   # which elements are sent
+    index: rice                               # how their indices are written
+    value: {name: qsgd, bits: 7}              # how their values are written
+
+In place of `index` and `value`, `joint` names one codec for both. Any sparsifier goes with any codec.
+"""
+
+
+def attributes(model: type[Any]) -> dict[str, str]:
+    """The docstring's sentence on each attribute."""
+    text = inspect.getdoc(model) or ""
+    if "Attributes:" not in text:
+        return {}
+    found: dict[str, str] = {}
+    name = ""
+    for line in text.split("Attributes:")[1].splitlines():
+        start = re.match(r"    (\w+(?:, \w+)*): (.*)", line)
+        if start:
+            name = start[1]
+            found[name] = start[2]
+        elif line.startswith("     ") and name:
+            found[name] += " " + line.strip()
+    return {one: sentence for names, sentence in found.items() for one in names.split(", ")}
+
+
+def default(field: FieldInfo) -> str:
+    """The default as YAML shows it."""
+    if field.is_required():
+        return "required"
+    value = field.default
+    if hasattr(value, "name"):
+        return f"`{value.name}`"
+    return f"`{'null' if value is None else str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def settings(model: type[Any], skip: tuple[str, ...] = ()) -> list[str]:
+    """A line for each setting."""
+    sentences = attributes(model)
+    return [
+        f"- `{name}` (default {default(field)}): {sentences.get(name, '')}".rstrip(": ")
+        for name, field in model.model_fields.items()
+        if name not in skip
+    ]
+
+
+def sections() -> list[str]:
+    """The page's parts."""
+    parts = [HEAD.rstrip(), "## The job", "\n".join(settings(Config, ("sparsifier", "index", "value", "joint")))]
+    for registry, title in (
+        (sparsifiers, "Sparsifiers (`sparsifier:`)"),
+        (index_codecs, "Index codecs (`index:`)"),
+        (value_codecs, "Value codecs (`value:`)"),
+        (joint_codecs, "Joint codecs (`joint:`)"),
+    ):
+        parts.append(f"## {title}")
+        for name, codec in sorted(registry.by_name.items()):
+            body = (inspect.getdoc(codec) or "").split("Attributes:")[0].split("\n\n")
+            parts.append(f"### {name}\n\n{' '.join(body[0].split())}")
+            if codec.model_fields:
+                parts.append("\n".join(settings(codec)))
+    parts.append("## Ready-made (`configs/`)")
+    lines = []
+    for path in sorted((DOC.parent.parent / "configs").glob("*.yaml")):
+        lines.append(f"- `{path.name}`: {path.read_text().splitlines()[0].lstrip('# ')}")
+    parts.append("\n".join(lines))
+    return parts
+
+
+def page() -> str:
+    """The whole text of docs/configuration.md."""
+    return "\n\n".join(sections()) + "\n"
+
+
+if __name__ == "__main__":
+    DOC.write_text(page())

@@ -1,0 +1,79 @@
+"""The awkward inputs that every codec meets, and the registries turned into lists of codecs to test.
+
+A new codec is in these lists as soon as it is registered. One whose settings have no default, or whose default does
+nothing on tensors of a few hundred elements, gets its settings in ``SETTINGS``.
+"""
+
+import numpy as np
+
+import hvd_deepreduce.config  # noqa: F401  (registers the codecs)
+from hvd_deepreduce.codec import (
+    Codec,
+    IndexCodec,
+    JointCodec,
+    Registry,
+    Sparsifier,
+    ValueCodec,
+    index_codecs,
+    joint_codecs,
+    sparsifiers,
+    value_codecs,
+)
+from hvd_deepreduce.config import Config
+
+SETTINGS: dict[str, dict] = {
+    "topk": {"density": 0.1},
+    "randomk": {"density": 0.1},
+    "threshold": {"threshold": 0.5},
+}
+
+
+def made(registry: Registry) -> dict[str, Codec]:
+    return {name: codec(**SETTINGS.get(name, {})) for name, codec in sorted(registry.by_name.items())}
+
+
+SPARSIFIERS: dict[str, Sparsifier] = made(sparsifiers)
+INDEX: dict[str, IndexCodec] = made(index_codecs)
+VALUE: dict[str, ValueCodec] = made(value_codecs)
+JOINT: dict[str, JointCodec] = made(joint_codecs)
+
+
+def config(sparsifier: str, index: str | None, value: str | None, joint: str | None = None, **settings) -> Config:
+    """A config of the named codecs with the settings above."""
+    return Config.load(
+        sparsifier=SPARSIFIERS[sparsifier],
+        index=INDEX[index] if index else None,
+        value=VALUE[value] if value else None,
+        joint=JOINT[joint] if joint else None,
+        **settings,
+    )
+
+
+def random(numel: int, dtype: type = np.float32, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(numel).astype(dtype)
+
+
+def inputs() -> dict[str, np.ndarray]:
+    """By name, one-dimensional float32 and float64 tensors, all finite."""
+    rng = np.random.default_rng(7)
+    wide = (10.0 ** rng.uniform(-38, 38, 211) * rng.choice([-1, 1], 211)).astype(np.float32)
+    mostly_zero = np.zeros(500, np.float32)
+    mostly_zero[rng.choice(500, 7, replace=False)] = 1.5
+    limits = np.array([3.4028235e38, -3.4028235e38, 1e-45, -1e-45, 0.0, -0.0, 1.0], np.float32)
+    return {
+        "empty": np.empty(0, np.float32),
+        "one": np.array([-2.5], np.float32),
+        "one_zero": np.zeros(1, np.float32),
+        "two": np.array([1.0, -1.0], np.float32),
+        "all_zero": np.zeros(130, np.float32),
+        "all_equal": np.full(129, 0.75, np.float32),
+        "all_negative": -np.abs(random(200)) - np.float32(0.1),
+        "prime": random(307),
+        "mostly_zero": mostly_zero,
+        "denormals": (rng.integers(1, 2**20, 151) * 2.0**-149).astype(np.float32),
+        "1e-38_to_1e38": wide,
+        "limits": limits,
+        "float64": random(257, np.float64),
+        "float64_beyond_float32": np.array([1e300, -1e-300, 1e39, 0.5, -1e308, 5e-324] * 20),
+        "thousand": random(1024),
+    }

@@ -1,0 +1,159 @@
+"""A CUDA device made of g++: the .cu files compiled for the host, unchanged, behind the part of CuPy that we use.
+
+``backend.cuda`` gets arrays of ``EmulatedArray``, whose ``array_module`` is this module, and calls ``empty``, ``zeros``
+and ``RawModule`` here as it calls CuPy's. Kernels run in ``runtime.cpp``: see there what is checked. ``order`` sets the
+seed of the threads' order for the launches that follow; 0 is the natural order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).parent
+BUILD = HERE.parent.parent / "build" / "cuda_emulator"
+COMPILE = ["g++", "-std=c++17", "-O1", "-g1", "-fPIC", "-ffp-contract=off", "-fvisibility=hidden", "-fno-gnu-unique"]
+# One call for each access, and volatile reads told from others.
+SEE_MEMORY = ["-fsanitize=thread", "--param=tsan-distinguish-volatile=1", "--param=tsan-instrument-func-entry-exit=0"]
+QUIET = ["-Wall", "-Wno-unused-function", "-Wno-unused-variable", "-Wno-unknown-pragmas", "-Wno-attributes"]
+
+processors = 1
+"""Blocks in a grid that walks over its work: few, so that the walking is tested."""
+
+order = 0
+launches = 0
+
+
+class EmulationError(RuntimeError):
+    """A kernel touched memory that is not its own, raced, or waited for ever."""
+
+
+class EmulatedArray(np.ndarray):
+    """An array in the emulated device's memory, which is the host's."""
+
+    array_module = sys.modules[__name__]
+
+    def get(self) -> np.ndarray:
+        """A copy for the host."""
+        return np.array(self, subok=False)
+
+
+def asarray(array: np.ndarray) -> EmulatedArray:
+    """A copy for the device."""
+    return np.array(array, order="C").view(EmulatedArray)
+
+
+def empty(size: int, dtype: Any) -> EmulatedArray:
+    """Memory that holds anything."""
+    array = np.empty(size, dtype)
+    array.view(np.uint8)[...] = 0xC3
+    return array.view(EmulatedArray)
+
+
+def zeros(size: int, dtype: Any) -> EmulatedArray:
+    """Memory that holds zeros."""
+    return np.zeros(size, dtype).view(EmulatedArray)
+
+
+def available() -> str:
+    """Why there is no emulator here; empty where there is one."""
+    if os.uname().machine != "x86_64":
+        return "the emulator switches stacks in x86-64 assembly"
+    return "" if shutil.which("g++") else "the emulator needs g++"
+
+
+def _build(name: str, text: str, flags: list[str]) -> Path:
+    """The shared library of a C++ text; made anew where the text or the emulator has changed."""
+    parts = [text, (HERE / "cuda.h").read_text(), *COMPILE, *flags]
+    library = BUILD / f"{name}-{hashlib.sha256(''.join(parts).encode()).hexdigest()[:16]}.so"
+    if not library.exists():
+        BUILD.mkdir(parents=True, exist_ok=True)
+        source = library.with_suffix(f".{os.getpid()}.cpp")
+        source.write_text(text)
+        made = library.with_suffix(f".{os.getpid()}.so")
+        compiled = [*COMPILE, *flags[:-1], "-c", str(source), "-o", str(made.with_suffix(".o"))]
+        subprocess.run(compiled, check=True)
+        subprocess.run(["g++", "-shared", str(made.with_suffix(".o")), "-o", str(made), flags[-1]], check=True)
+        made.with_suffix(".o").unlink()
+        source.unlink()
+        made.replace(library)
+    return library
+
+
+_runtime: ctypes.CDLL | None = None
+
+
+def runtime() -> ctypes.CDLL:
+    """The machine, whose functions the kernels' libraries find by their names."""
+    global _runtime
+    if _runtime is None:
+        library = _build("runtime", (HERE / "runtime.cpp").read_text(), ["-O2", "-fvisibility=default", "-lm"])
+        _runtime = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+        _runtime.emulated_failure.restype = ctypes.c_char_p
+        _runtime.emulated_array.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int]
+    return _runtime
+
+
+class RawModule:
+    """``cupy.RawModule`` of one source text."""
+
+    def __init__(self, code: str, options: tuple[str, ...] = (), name: str = "kernels") -> None:
+        runtime()
+        kernels = re.findall(r'extern "C" __global__ void(?: __launch_bounds__\(\w+\))? (\w+)\(', code)
+        kernels += re.findall(r"^KERNEL_OF\w*\((\w+),", code, re.MULTILINE)
+        text = f'#include "{HERE}/cuda.h"\n{code}\n' + "".join(f"EMULATED_KERNEL({kernel})\n" for kernel in kernels)
+        self.library = ctypes.CDLL(str(_build(name, text, [*QUIET, *SEE_MEMORY, "-lm"])))
+
+    def get_function(self, name: str) -> EmulatedFunction:
+        """One kernel."""
+        return EmulatedFunction(self.library, name)
+
+
+class EmulatedFunction:
+    """``cupy.RawKernel`` of one kernel: call it with a grid, a block and the arguments."""
+
+    def __init__(self, library: ctypes.CDLL, name: str) -> None:
+        types = getattr(library, f"{name}_types")
+        types.restype = ctypes.c_char_p
+        self.name = name
+        self.types = types().decode()
+        self.launch = getattr(library, f"{name}_launch")
+
+    def __call__(self, grid: tuple[int], block: tuple[int], args: tuple[Any, ...]) -> None:
+        global launches
+        if len(args) != len(self.types):
+            raise EmulationError(f"{self.name} has {len(self.types)} parameters and got {len(args)} arguments")
+        if not 0 < grid[0] < 2**31:
+            raise EmulationError(f"{self.name} was launched with a grid of {grid[0]} blocks")
+        machine = runtime()
+        machine.emulated_reset(order)
+        values = []
+        for at, (argument, letter) in enumerate(zip(args, self.types, strict=True)):
+            if isinstance(argument, EmulatedArray):
+                if letter != "P" or not argument.flags.c_contiguous:
+                    raise EmulationError(f"argument {at} of {self.name} is an array that does not fit its parameter")
+                pointer = argument.__array_interface__["data"][0]
+                if argument.nbytes:
+                    machine.emulated_array(pointer, argument.nbytes, argument.flags.writeable)
+                values.append(np.array(pointer, np.uint64))
+            elif letter == "P" and isinstance(argument, np.uint64) and argument == 0:
+                values.append(np.array(0, np.uint64))
+            elif letter != "P" and isinstance(argument, np.generic) and argument.dtype == np.dtype(letter):
+                values.append(np.array(argument))
+            else:
+                raise EmulationError(f"argument {at} of {self.name} is {argument!r}; its parameter has type {letter}")
+        pointers = (ctypes.c_void_p * len(values))(*[value.ctypes.data for value in values])
+        self.launch(pointers, (ctypes.c_uint * 2)(grid[0], block[0]))
+        launches += 1
+        failure = machine.emulated_failure().decode()
+        if failure:
+            raise EmulationError(f"{self.name}, {failure}")

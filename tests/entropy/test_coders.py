@@ -1,0 +1,119 @@
+"""Both coders of symbol streams: bytes equal to the oracle's, round trips, broken sections."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_deepreduce.entropy import huffman, rans
+from tests.oracle import huffman as huffman_oracle
+from tests.oracle import rans as rans_oracle
+
+CODERS = {"huffman": (huffman, huffman_oracle), "rans": (rans, rans_oracle)}
+both = pytest.mark.parametrize(("coder", "oracle"), CODERS.values(), ids=CODERS)
+
+
+def streams() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(3)
+    made = {
+        "empty": np.empty(0),
+        "one": np.array([200]),
+        "equal": np.full(3000, 255),
+        "equal_and_long": np.zeros(40000),
+        "rare": (rng.random(40000) < 1e-4) * 7 + 2,
+        "all_symbols": np.tile(np.arange(256), 5),
+        "every_other_symbol": np.tile(np.arange(1, 256, 2), 40),
+        "all_symbols_once": np.arange(256)[::-1],
+        # Fibonacci's counts make the deepest trees: longer than 12 bits, were there no limit.
+        "fibonacci": np.repeat(np.arange(18), np.array([1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987,
+                                                        1597, 2584])),  # fmt: skip
+        "uniform": rng.integers(0, 256, 5000),
+    }
+    for count in (2, 31, 368, 1023, 1024, 1025, 1027, 2047, 2048, 2051, 32767, 32768, 32799, 40001):
+        made[f"geometric_{count}"] = np.minimum(rng.geometric(0.15, count), 255)
+    return {name: symbols.astype(np.uint8) for name, symbols in made.items()}
+
+
+STREAMS = streams()
+
+
+@both
+@pytest.mark.parametrize("symbols", STREAMS.values(), ids=STREAMS)
+def test_the_oracles_bytes(coder, oracle, symbols):
+    section = coder.encode(symbols)
+    assert section.tobytes() == oracle.encode(symbols.tolist())
+    np.testing.assert_array_equal(coder.decode(section, symbols.size), symbols)
+
+
+@both
+@given(symbols=st.lists(st.integers(0, 255), max_size=200))
+def test_any_symbols(coder, oracle, symbols):
+    section = coder.encode(np.array(symbols, np.uint8))
+    assert section.tobytes() == oracle.encode(symbols)
+    assert coder.decode(section, len(symbols)).tolist() == symbols
+
+
+@both
+@pytest.mark.parametrize("name", ["geometric_368", "geometric_2051", "geometric_32799", "fibonacci", "equal"])
+def test_broken_sections(coder, oracle, name):
+    symbols = STREAMS[name]
+    section = coder.encode(symbols)
+    rng = np.random.default_rng(4)
+    for size in {0, *rng.integers(0, section.size, 60).tolist()}:
+        with pytest.raises(ValueError):
+            coder.decode(section[:size].copy(), symbols.size)
+    with pytest.raises(ValueError):
+        coder.decode(np.append(section, np.uint8(0)), symbols.size)
+    for _ in range(200):
+        altered = section.copy()
+        altered[rng.integers(section.size)] ^= 1 << rng.integers(8)
+        try:
+            assert coder.decode(altered, symbols.size).size == symbols.size
+        except ValueError:
+            pass
+
+
+@both
+@given(data=st.binary(max_size=80), count=st.integers(0, 3000))
+def test_any_bytes(coder, oracle, data, count):
+    try:
+        assert coder.decode(np.frombuffer(data, np.uint8), count).size == count
+    except ValueError:
+        pass
+
+
+def test_close_to_the_entropy():
+    symbols = np.minimum(np.random.default_rng(5).geometric(0.05, 200_000), 255).astype(np.uint8)
+    p = np.bincount(symbols) / symbols.size
+    entropy = -np.sum(p[p > 0] * np.log2(p[p > 0])) * symbols.size / 8
+    assert entropy < rans.encode(symbols).size < 1.01 * entropy
+    assert entropy < huffman.encode(symbols).size < 1.02 * entropy
+
+
+@pytest.mark.parametrize("level", ["portable", "avx2"])
+def test_other_machines_write_the_same_bytes(level):
+    code = (
+        "from tests.entropy.test_coders import STREAMS\n"
+        "from hvd_deepreduce.backend import cpu\n"
+        "from hvd_deepreduce.entropy import rans\n"
+        f"assert cpu.vector_level() <= {1 if level == 'avx2' else 0}\n"
+        "for s in STREAMS.values():\n"
+        "    e = rans.encode(s); assert rans.decode(e, s.size).tobytes() == s.tobytes(); print(e.tobytes().hex())"
+    )
+    env = os.environ | {"HVD_DEEPREDUCE_VECTOR": level, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [h for h in (rans.encode(s).tobytes().hex() for s in STREAMS.values()) if h]
+
+
+@pytest.mark.parametrize("sizes", [(0, 0, 0), (1, 1, 1), (7, 7, 7), (3, 120, 3), (2**32 - 1, 0, 0), (2**32 - 1,) * 3])
+def test_huffman_streams_of_wrong_sizes(sizes):
+    symbols = (np.arange(2000) % 3 == 0).astype(np.uint8)
+    section = huffman.encode(symbols)
+    section[1:13] = np.array(sizes, np.uint32).view(np.uint8)  # behind two lengths of half a byte
+    with pytest.raises(ValueError):
+        huffman.decode(section, symbols.size)

@@ -1,0 +1,216 @@
+"""Started by mpirun: what goes wrong on one rank is an error on all, in bounded time."""
+
+import os
+import signal
+import sys
+import time
+import traceback
+
+import numpy as np
+from mpi4py import MPI
+
+from hvd_deepreduce.exchange import channel, densestream, sparcml, topk_allgather
+from hvd_deepreduce.exchange.channel import ExchangeError, LostRankError
+from hvd_deepreduce.joint.densestream import HEADER, DenseStream, Stream, pack
+from hvd_deepreduce.sparse import SparseTensor
+
+COMM = MPI.COMM_WORLD
+RANK, SIZE = COMM.rank, COMM.size
+BAD = SIZE - 1
+MODULES = {
+    "densestream": densestream,
+    "topk": topk_allgather,
+    "sparcml": sparcml,
+}
+
+
+def mine(numel: int = 1000, dtype: type = np.float32) -> SparseTensor:
+    rng = np.random.default_rng(RANK)
+    indices = np.unique(rng.integers(0, numel, 300)).astype(np.uint32)
+    return SparseTensor(numel, indices, rng.standard_normal(indices.size).astype(dtype))
+
+
+def refused(*words: str, call) -> None:
+    """Every rank gets the same error, which holds the words; the communicator works on."""
+    residual = np.ones(1000, np.float32)
+    try:
+        call(residual)
+    except ExchangeError as error:
+        text = str(error)
+    else:
+        text = "no error"
+    texts = COMM.allgather(text)
+    assert len(set(texts)) == 1 and all(word in text for word in words), (words, texts)
+    assert np.all(residual == 1), "the residual was changed"
+    one = np.ones(4, np.float32)
+    assert np.all(densestream.allreduce(COMM, one, dense=True, timeout=20) == SIZE)
+
+
+def wrong_input() -> None:
+    for name, module in MODULES.items():
+        allreduce = module.allreduce
+        refused(
+            "1001 elements",
+            "1000 elements",
+            str(BAD),
+            call=lambda r, f=allreduce: f(COMM, mine(1001 if RANK == BAD else 1000), timeout=20),
+        )
+        refused(
+            "float64",
+            "float32",
+            str(BAD),
+            call=lambda r, f=allreduce: f(COMM, mine(dtype=np.float64 if RANK == BAD else np.float32), timeout=20),
+        )
+        refused(
+            "out is",
+            f"rank {BAD}",
+            call=lambda r, f=allreduce: f(
+                COMM, mine(), dense=True, out=np.empty(5 if RANK == BAD else 1000, np.float32), residual=r, timeout=20
+            ),
+        )
+        refused(
+            "dense vector",
+            f"rank {BAD}",
+            call=lambda r, f=allreduce: f(COMM, np.ones((10, 100)) if RANK == BAD else np.ones(1000), timeout=20),
+        )
+        if name != "densestream":
+            refused(
+                "densestream with",
+                name.split("_")[0],
+                call=lambda r, f=allreduce: (densestream.allreduce if RANK == BAD else f)(COMM, mine(), timeout=20),
+            )
+    refused(
+        "coded=True",
+        "coded=False",
+        call=lambda r: densestream.allreduce(COMM, mine(), codec=DenseStream(coded=RANK == BAD), timeout=20),
+    )
+
+
+def changed(header: dict[int, int]):
+    """A broken pack: fields of the header changed on the bad rank."""
+
+    def broken(stream: Stream, form: int, *arguments):
+        section = pack(stream, form, *arguments)
+        fields = list(HEADER.unpack_from(section.data))
+        for at, value in header.items():
+            fields[at] = value
+        HEADER.pack_into(section.data, 0, *fields)
+        return section
+
+    return broken
+
+
+def swapped(stream: Stream, form: int, *arguments):
+    """Blocks that overlap."""
+    starts = stream.starts.copy()
+    starts[1:] = starts[:-1]
+    return pack(Stream(stream.numel, starts, stream.lengths, stream.values), form, *arguments)
+
+
+def outside(stream: Stream, form: int, *arguments):
+    """Blocks that run past N."""
+    starts = stream.starts + np.uint32(stream.numel)
+    return pack(Stream(stream.numel, starts, stream.lengths, stream.values), form, *arguments)
+
+
+def cut(stream: Stream, form: int, *arguments):
+    return pack(stream, form, *arguments)[:-8]
+
+
+def noise(stream: Stream, form: int, *arguments):
+    section = pack(stream, form, *arguments)
+    return np.random.default_rng(3).integers(0, 256, section.size).astype(np.uint8)
+
+
+def broken_messages() -> None:
+    cases = {
+        "overlap": swapped,
+        "elements": outside,
+        "of a vector of 5": changed({3: 5}),
+        "for": changed({5: 2**31}),
+        "form": changed({0: 9}),
+        "value codec": changed({2: 77}),
+        "are there": cut,
+        "": noise,
+    }
+    for module in MODULES.values():
+        for word, broken in cases.items():
+            for slices in (1 << 17, 40):
+
+                def call(residual, module=module, broken=broken, slices=slices):
+                    densestream.SLICE = slices
+                    module.pack = broken if RANK == BAD else pack
+                    try:
+                        module.allreduce(COMM, mine(), residual=residual, timeout=20)
+                    finally:
+                        densestream.SLICE = 1 << 17
+                        module.pack = pack
+
+                refused(f"rank {BAD}", word, call=call)
+
+
+def silent() -> None:
+    """One rank never comes."""
+    densestream.allreduce(COMM, mine(), timeout=20)
+    if RANK == BAD:
+        time.sleep(6)
+        return
+    began = time.monotonic()
+    for _ in range(2):
+        try:
+            densestream.allreduce(COMM, mine(), timeout=2)
+        except LostRankError as error:
+            print(error)
+        else:
+            raise AssertionError("no error")
+    assert 1.5 < time.monotonic() - began < 5
+
+
+def silent_midway() -> None:
+    """One rank comes, and then sends nothing."""
+    densestream.allreduce(COMM, mine(), timeout=20)
+    if RANK == BAD:
+        channel.LiveTraffic.run = lambda self, programs: time.sleep(6)
+    try:
+        densestream.allreduce(COMM, mine(), timeout=2)
+    except LostRankError as error:
+        print(f"rank {RANK}: {error}", flush=True)
+    else:
+        raise AssertionError("no error")
+
+
+def dies() -> None:
+    """One rank is killed between its messages."""
+    densestream.SLICE = 20
+    send = channel.LiveTraffic.send
+    sent = []
+
+    def count(self, to, tag, parts):
+        sent.append(to)
+        if RANK == BAD and len(sent) == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        send(self, to, tag, parts)
+
+    channel.LiveTraffic.send = count
+    try:
+        densestream.allreduce(COMM, mine(), timeout=5)
+    except LostRankError as error:
+        print(f"rank {RANK}: {error}", flush=True)
+        os._exit(5)
+
+
+def main() -> None:
+    for name in sys.argv[1:]:
+        globals()[name]()
+    if RANK == 0:
+        print("all faults were found", flush=True)
+    if "silent" in name:
+        os._exit(0)  # MPI_Finalize would wait for the messages that were given up
+
+
+try:
+    main()
+except BaseException:
+    traceback.print_exc()
+    sys.stdout.flush()
+    COMM.Abort(1)

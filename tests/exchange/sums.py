@@ -1,0 +1,190 @@
+"""Started by mpirun: all exchanges against the float64 sum, many cases in one run."""
+
+import sys
+import time
+import traceback
+import zlib
+
+import numpy as np
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from mpi4py import MPI
+
+from hvd_deepreduce.codec import Key
+from hvd_deepreduce.exchange import densestream, sparcml, topk_allgather
+from hvd_deepreduce.joint.densestream import DenseStream
+from hvd_deepreduce.sparse import SparseTensor
+
+COMM = MPI.COMM_WORLD
+RANK, SIZE = COMM.rank, COMM.size
+PLAIN, CODED = DenseStream(coded=False), DenseStream()
+EXCHANGES = {
+    "plain": lambda t, **k: densestream.allreduce(COMM, t, codec=PLAIN, timeout=30, **k),
+    "coded": lambda t, **k: densestream.allreduce(COMM, t, codec=CODED, timeout=30, **k),
+    "topk": lambda t, **k: topk_allgather.allreduce(COMM, t, timeout=30, **k),
+    "split": lambda t, **k: sparcml.allreduce(COMM, t, algorithm="split_allgather", timeout=30, **k),
+    "doubling": lambda t, **k: sparcml.allreduce(COMM, t, algorithm="recursive_doubling", timeout=30, **k),
+}
+
+
+def check(tensors: list[SparseTensor], names=tuple(EXCHANGES), dense=True) -> None:
+    """``tensors``: one for each rank, the same list on all ranks."""
+    mine = tensors[RANK]
+    kept = np.unique(np.concatenate([t.indices for t in tensors]))
+    total, size = np.zeros(kept.size), np.zeros(kept.size)
+    for t in tensors:
+        at = np.searchsorted(kept, t.indices)
+        total[at] += t.values
+        size[at] += np.abs(t.values)
+    bound = size * (SIZE + 1) * np.finfo(mine.values.dtype).eps
+    for name in names:
+        found = EXCHANGES[name](mine)
+        everywhere = COMM.allgather(zlib.crc32(found.indices.tobytes() + found.values.tobytes()))
+        assert len(set(everywhere)) == 1, f"{name}: the ranks' sums differ"
+        assert found.numel == mine.numel and found.values.dtype == mine.values.dtype
+        assert np.isin(found.indices, kept).all(), f"{name}: elements that nobody sent"
+        values = np.zeros(kept.size)
+        values[np.searchsorted(kept, found.indices)] = found.values
+        assert np.all(np.abs(values - total) <= bound), f"{name}: {np.abs(values - total).max()}"
+        if dense:
+            out = np.full(mine.numel, np.nan, mine.values.dtype)
+            again = EXCHANGES[name](mine, out=out)
+            assert again is out and np.array_equal(out, found.dense()), f"{name}: dense and sparse sums differ"
+
+
+def tensor(numel, indices, rng, dtype=np.float32) -> SparseTensor:
+    indices = np.unique(np.asarray(indices, np.uint32))
+    return SparseTensor(numel, indices, rng.standard_normal(indices.size).astype(dtype))
+
+
+def uniform(numel, count, rng, dtype=np.float32) -> SparseTensor:
+    return tensor(numel, rng.choice(numel, count, replace=False), rng, dtype)
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=12, phases=[Phase.generate])
+@given(st.data())
+def hypothesis_made(data: st.DataObject) -> None:
+    """Derandomized, so every rank draws the same."""
+    numel = data.draw(st.sampled_from([1, 2, 3, 17, 300, 5000]))
+    dtype = data.draw(st.sampled_from([np.float32, np.float64]))
+    rows = []
+    for _ in range(SIZE):
+        clusters = data.draw(st.lists(st.tuples(st.integers(0, numel - 1), st.integers(1, 40)), max_size=4))
+        indices = sorted({i for at, length in clusters for i in range(at, min(at + length, numel))})
+        value = st.floats(-(2.0**90), 2.0**90, width=32)
+        few = np.array(data.draw(st.lists(value, min_size=1, max_size=5)))
+        rows.append(SparseTensor(numel, np.array(indices, np.uint32), np.resize(few, len(indices)).astype(dtype)))
+    check(rows)
+
+
+def edges() -> None:
+    rng = np.random.default_rng(1)
+    empty = lambda n: SparseTensor(n, np.empty(0, np.uint32), np.empty(0, np.float32))  # noqa: E731
+    check([empty(1000)] * SIZE)
+    check([empty(0)] * SIZE)
+    check([empty(1000) if rank % 2 else uniform(1000, 50, rng) for rank in range(SIZE)])
+    check([empty(1000) if rank else uniform(1000, 50, rng) for rank in range(SIZE)])
+    check([tensor(100000, range(500, 700), rng) for _ in range(SIZE)])  # all in the region of one rank
+    check([tensor(100000, [99999], rng) for _ in range(SIZE)])  # fewer than ranks
+    check([tensor(100000, [rank], rng) for rank in range(SIZE)])
+    check([tensor(3, [rank % 3], rng) for rank in range(SIZE)])
+    check([tensor(5000, range(5000), rng) for _ in range(SIZE)])
+    check([tensor(40000, range(rank, 40000, SIZE), rng) for rank in range(SIZE)])
+    top = 2**32 - 2
+    check([tensor(2**32 - 1, [0, rank, top - rank, top, 2**31], rng) for rank in range(SIZE)], dense=False)
+    huge = [tensor(2**32 - 1, rng.integers(0, 2**32 - 1, 2000), rng) for rank in range(SIZE)]
+    check(huge, dense=False)
+    check([uniform(50000, 5000, rng, np.float64) for _ in range(SIZE)])
+    # Sums that cancel leave zeros where blocks begin.
+    signs = [SparseTensor(90, np.arange(90, dtype=np.uint32), np.full(90, 1 - 2 * (rank % 2), np.float32))
+             for rank in range(SIZE)]  # fmt: skip
+    check(signs)
+    for name, exchange in EXCHANGES.items():
+        row = np.linspace(-1, 1, 501, dtype=np.float32) * (RANK + 1)
+        mean = np.linspace(-1, 1, 501) * (SIZE + 1) / 2
+        assert np.allclose(exchange(row, dense=True), mean * SIZE, atol=1e-4), name
+        assert np.allclose(exchange(row, dense=True, scale=1 / SIZE), mean, atol=1e-4), name
+        assert np.allclose(exchange(row, scale=1 / SIZE).dense(), mean, atol=1e-4), name
+
+
+def many_slices() -> None:
+    rng = np.random.default_rng(2)
+    densestream.SLICE = 150
+    check([uniform(30011, 8000 + 777 * rank, rng) for rank in range(SIZE)])
+    clustered = [np.concatenate([np.arange(at, at + 300) for at in rng.integers(0, 29000, 12)]) for _ in range(SIZE)]
+    check([tensor(30011, indices, rng) for indices in clustered])
+    densestream.SLICE = 1 << 17
+
+
+def nothing_is_lost() -> None:
+    """The sum and the residuals afterwards are the residuals before, whatever is rounded on the way."""
+    densestream.SLICE = 500
+    numel = 30011
+    for codec in (PLAIN, CODED, *(DenseStream(coded=c, value=v) for c in (False, True)
+                                  for v in ("float16", "bfloat16", "qsgd"))):  # fmt: skip
+        for fill in (False, True):
+            residual = np.random.default_rng(RANK).standard_normal(numel).astype(np.float32)
+            before = residual.copy()
+            indices = np.flatnonzero(np.abs(residual) > 1.5).astype(np.uint32)
+            total = densestream.allreduce(
+                COMM, SparseTensor(numel, indices, residual[indices]), dense=True, codec=codec, residual=residual,
+                fill=fill, key=Key(1, 2, 3), timeout=30,
+            )  # fmt: skip
+            assert len(set(COMM.allgather(zlib.crc32(total.tobytes())))) == 1
+            whole, left = COMM.allreduce(before.astype(np.float64)), COMM.allreduce(residual.astype(np.float64))
+            assert np.abs(total + left - whole).max() < 3e-5 * SIZE, codec
+            if codec.value == "raw":
+                assert not residual[indices].any()
+                sent = np.count_nonzero(before != residual)
+                assert sent > 1.05 * indices.size if fill and not codec.coded else sent == indices.size
+            else:
+                assert np.abs(total - whole).max() > 1e-4
+    for allreduce in (topk_allgather.allreduce, sparcml.allreduce):
+        residual = before.copy()
+        total = allreduce(COMM, SparseTensor(numel, indices, before[indices]), residual=residual, timeout=30)
+        assert not residual[indices].any() and np.count_nonzero(residual) == numel - indices.size
+    densestream.SLICE = 1 << 17
+
+
+def infinities_reach_every_rank() -> None:
+    for codec in (PLAIN, DenseStream(value="qsgd"), DenseStream(value="float16")):
+        row = np.ones(1000, np.float32)
+        if RANK == SIZE - 1:
+            row[[3, 700]] = np.nan, np.inf
+        total = densestream.allreduce(COMM, row, dense=True, codec=codec, timeout=30)
+        assert np.isnan(total[3]) and np.isinf(total[700]), codec
+
+
+def other_communicators() -> None:
+    for _ in range(3):
+        part = COMM.Split(RANK % 2, RANK)
+        row = np.full(10, 1.0, np.float32)
+        for module in (densestream, topk_allgather, sparcml):
+            total = module.allreduce(part, row, dense=True, timeout=30)
+            assert np.all(total == part.size)
+        part.Free()
+
+
+def main() -> None:
+    for case in (
+        edges,
+        hypothesis_made,
+        many_slices,
+        nothing_is_lost,
+        infinities_reach_every_rank,
+        other_communicators,
+    ):
+        began = time.monotonic()
+        case()
+        if RANK == 0:
+            print(f"{case.__name__}: {time.monotonic() - began:.1f} s", flush=True)
+    if RANK == 0:
+        print("all sums are right")
+
+
+try:
+    main()
+except BaseException:
+    traceback.print_exc()
+    sys.stdout.flush()
+    COMM.Abort(1)

@@ -1,0 +1,100 @@
+"""Writes the golden containers: `python tests/golden/make.py [--replace] [NAME ...]`, from the checkout's root.
+
+One small container for each registered codec (and a few variants), <name>.hvdr, and the dense tensor that it decodes
+to, <name>.npy. They must decode to the same for ever, so a file that is there is never written again, unless
+--replace says so: that is for a codec whose format was not released yet.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+
+FOLDER = Path(__file__).parent
+sys.path.append(str(FOLDER.parent.parent))
+
+from hvd_deepreduce import container as wire  # noqa: E402
+from hvd_deepreduce.codec import Key  # noqa: E402
+from hvd_deepreduce.config import Config  # noqa: E402
+from hvd_deepreduce.pipeline import Pipeline  # noqa: E402
+from tests import cases  # noqa: E402
+
+KEY = Key(101, 102, 103, 1)
+
+
+def gradient(numel: int, dtype: type = np.float32) -> np.ndarray:
+    """The same numbers wherever and whenever: cubes of a multiplicative sequence, exact in float32."""
+    words = (np.arange(1, numel + 1, dtype=np.uint64) * 2654435761 % 2**32) >> np.uint64(24)
+    return ((words.astype(np.float64) - 128) ** 3 / 2**16).astype(dtype)
+
+
+def golden() -> dict[str, tuple[Config, np.ndarray]]:
+    """Name -> the config and the gradient of its container."""
+    x = gradient(211)
+    load, top = Config.load, {"name": "topk", "density": 0.2}
+    found = {f"sparsifier-{name}": (cases.config(name, "raw", "raw"), x) for name in cases.SPARSIFIERS}
+    for name, index in cases.INDEX.items():
+        found[f"index-{name}"] = load(sparsifier=top, index=index, value="half"), x
+    for name, value in cases.VALUE.items():
+        found[f"value-{name}"] = load(sparsifier=top, index="rice", value=value), x
+    for name, joint in cases.JOINT.items():
+        found[f"joint-{name}"] = load(sparsifier=top, joint=joint), x
+    wrong = x[:50].copy()
+    wrong[[7, 8, 9]] = [np.nan, np.inf, -np.inf]
+    plain = {"sparsifier": top, "index": "rice"}
+    found |= {
+        "empty": (load(plain, value="qsgd"), x[:0]),
+        "one": (load(plain, value="qsgd"), x[:1]),
+        "nonfinite": (load(plain, value="qsgd"), wrong),
+        "float64-raw": (load(plain, value="raw"), gradient(211, np.float64) / 3),
+        "float64-qsgd": (load(plain, value="qsgd"), gradient(211, np.float64) / 3),
+        "half-float16": (load(plain, value={"name": "half", "dtype": "float16"}), x),
+        "qsgd-l2-3bits": (load(plain, value={"name": "qsgd", "bits": 3, "bucket": 16, "norm": "l2"}), x),
+        "dense-qsgd": (load(sparsifier="none", value="qsgd"), x),
+        # Values that a codec sorts: with an order section, and with indices in their order.
+        "dense-fit_poly": (load(sparsifier="none", value="fit_poly"), x),
+        "randomk-fit_poly": (load(sparsifier={"name": "randomk", "density": 0.3}, value="fit_poly"), x),
+        "raw-fit_poly": (load(sparsifier=top, index="raw", value="fit_poly"), x),
+        "randomk-qsgd": (load(sparsifier={"name": "randomk", "density": 0.3}, value="qsgd"), x),
+    }
+    return found
+
+
+def encode(config: Config, x: np.ndarray) -> np.ndarray:
+    return Pipeline(config).encode(x, None, KEY)
+
+
+def decode(data: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    container = wire.unpack(data)
+    out = np.empty(container.numel, dtype)
+    Pipeline(Config.load()).decode([container], out)
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("names", nargs="*", help="which ones; all that are missing where none is named")
+    parser.add_argument("--replace", action="store_true", help="write the named files again")
+    asked = parser.parse_args()
+    all_of_them = golden()
+    unknown = [name for name in asked.names if name not in all_of_them]
+    if unknown:
+        parser.error(f"{', '.join(unknown)}: not one of {', '.join(all_of_them)}")
+    if asked.replace and not asked.names:
+        parser.error("--replace needs the names of the files to write again")
+    for name in asked.names or all_of_them:
+        file = FOLDER / f"{name}.hvdr"
+        if file.exists() and not asked.replace:
+            if asked.names:
+                parser.error(f"{file.name} is there already, and must decode for ever; --replace writes it again")
+            continue
+        config, x = all_of_them[name]
+        data = encode(config, x)
+        file.write_bytes(data.tobytes())
+        np.save(file.with_suffix(".npy"), decode(data, x.dtype))
+        print(f"{file.name}: {data.size} bytes")
+
+
+if __name__ == "__main__":
+    main()

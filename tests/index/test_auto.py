@@ -1,0 +1,77 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_deepreduce.codec import Key
+from hvd_deepreduce.config import Config
+from hvd_deepreduce.container import unpack
+from hvd_deepreduce.index.auto import CHOICES, Auto
+from hvd_deepreduce.pipeline import Pipeline
+from tests.index.test_lossless import clustered, random_subset
+
+KEY = Key(1, 2, 3)
+
+
+def sizes(kept, numel):
+    return {codec.name: codec.encode(kept, numel, KEY)[0].size for codec in CHOICES}
+
+
+@given(st.data())
+def test_the_smallest_of_few(data):
+    numel = data.draw(st.one_of(st.integers(1, 300), st.integers(1, 2**32 - 1)))
+    kept = np.array(sorted(data.draw(st.sets(st.integers(0, numel - 1), min_size=1, max_size=60))), np.uint32)
+    chosen = Auto().chosen(kept, numel)
+    # rANS's size is estimated, to a few bytes; a bitmap of a huge tensor is not made to be measured.
+    measured = [codec for codec in CHOICES if codec.name != "bitmap" or numel < 1 << 20]
+    least = min(codec.encode(kept, numel, KEY)[0].size for codec in measured)
+    section, support = chosen.encode(kept, numel, KEY)
+    assert section.size <= least + 4
+    np.testing.assert_array_equal(chosen.decode(section, numel, kept.size, KEY), support)
+
+
+CASES = {
+    "layer": (random_subset(36864, 368), 36864, {"rice"}),
+    "one_percent": (random_subset(1 << 23, 1 << 16), 1 << 23, {"rans"}),
+    # With no low bits, a Rice code is a bitmap.
+    "half": (random_subset(100_003, 50_000), 100_003, {"bitmap", "rice", "rans"}),
+    "clustered": (clustered(2_000_003, 0.02), 2_000_003, {"rans"}),
+    "runs": (np.concatenate([np.arange(at, at + 900) for at in range(0, 1 << 20, 65536)]), 1 << 20, {"rle"}),
+    "all": (np.arange(30000), 30000, {"elias_fano", "rle", "rans"}),
+    "two": (np.array([5, 6]), 7, {"bitmap", "packed"}),
+}
+
+
+@pytest.mark.parametrize(("kept", "numel", "names"), CASES.values(), ids=CASES)
+def test_the_smallest_within_two_percent(kept, numel, names):
+    kept = kept.astype(np.uint32)
+    chosen = Auto().chosen(kept, numel)
+    of = sizes(kept, numel)
+    assert of[chosen.name] <= 1.02 * min(of.values()) + 4, (chosen.name, of)
+    assert chosen.name in names, (chosen.name, of)
+
+
+def test_it_never_stands_on_the_wire():
+    pipeline = Pipeline(Config.load(index="auto", sparsifier={"name": "topk", "density": 0.01}, value="raw"))
+    gradient = np.random.default_rng(0).standard_normal(50_000).astype(np.float32)
+    container = unpack(pipeline.encode(gradient, None, KEY))
+    assert container.index in {codec.id for codec in CHOICES}
+    out = np.empty_like(gradient)
+    pipeline.decode([container], out)
+    kept = np.flatnonzero(out)
+    assert kept.size == 500
+    np.testing.assert_array_equal(out[kept], gradient[kept])
+
+
+def test_its_own_decoder_says_so():
+    kept = np.array([1, 5], np.uint32)
+    section, support = Auto().encode(kept, 9, KEY)
+    assert support is kept
+    with pytest.raises(ValueError, match="only chooses"):
+        Auto.decode(section, 9, 2, KEY)
+
+
+def test_nothing_kept():
+    kept = np.empty(0, np.uint32)
+    chosen = Auto().chosen(kept, 0)
+    assert chosen.encode(kept, 0, KEY)[0].size == 0

@@ -1,0 +1,329 @@
+import math
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.codec import Key
+from hvd_deepreduce.config import Config
+from hvd_deepreduce.container import unpack
+from hvd_deepreduce.index.bloom import Bloom, Policy
+from hvd_deepreduce.pipeline import Pipeline
+from tests.oracle import bloom as oracle
+
+POLICIES = get_args(Policy)
+OF_R = [policy for policy in POLICIES if policy != "p0"]
+KEY = Key(1, 2, 3)
+words = st.integers(0, 2**32 - 1)
+
+
+def keys(count):
+    return [Key(5, 7, step) for step in range(count)]
+
+
+def subset(numel, count, seed=0):
+    return np.sort(np.random.default_rng(seed).choice(numel, count, replace=False)).astype(np.uint32)
+
+
+def check(kept, numel, codec, key=KEY):
+    """The contract of an encoder and a decoder; returns both results."""
+    section, support = codec.encode(kept, numel, key)
+    decoded = Bloom.decode(section, numel, support.size, key)
+    np.testing.assert_array_equal(decoded, support)
+    assert support.dtype == decoded.dtype == np.uint32
+    cpu.check_indices(support, numel)
+    if codec.policy == "p0":
+        assert np.isin(kept, support).all()
+    else:
+        assert support.size == kept.size
+    return section, support
+
+
+@given(st.data(), st.sampled_from(POLICIES), st.floats(1e-9, 0.999), words, words, words)
+def test_bytes_and_support_are_the_oracles(data, policy, fpr, seed, parameter, step):
+    numel = data.draw(st.integers(1, 700))
+    kept = sorted(data.draw(st.sets(st.integers(0, numel - 1), max_size=80)))
+    key = Key(seed, parameter, step, rank=9)
+    section, support = check(np.array(kept, np.uint32), numel, Bloom(fpr=fpr, policy=policy), key)
+    expected_section, expected_support = oracle.encode(kept, numel, fpr, policy, key[:3])
+    assert section.tobytes() == expected_section and support.tolist() == expected_support
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("fpr", [0.05, 0.4])
+def test_bytes_and_support_with_many_false_positives(policy, fpr):
+    kept = subset(9001, 400)
+    section, support = check(kept, 9001, Bloom(fpr=fpr, policy=policy))
+    expected_section, expected_support = oracle.encode(kept.tolist(), 9001, fpr, policy, KEY[:3])
+    assert section.tobytes() == expected_section and support.tolist() == expected_support
+
+
+def test_more_than_255_indices_in_a_conflict_set():
+    kept = subset(8000, 90)
+    section, support = check(kept, 8000, Bloom(fpr=0.97, policy="p2"))
+    assert section.size == 9 and support.tolist() == oracle.encode(kept.tolist(), 8000, 0.97, "p2", KEY[:3])[1]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("kept", "numel"),
+    [([], 0), ([], 70), ([0], 1), ([69], 70), (range(500), 500), (range(100, 164), 1000), (range(0, 9973, 64), 9973),
+     ([0, 2**24], 2**24 + 1)],
+)  # fmt: skip
+def test_extremes(kept, numel, policy):
+    section, support = check(np.array(kept, np.uint32), numel, Bloom(policy=policy))
+    if len(kept) in (0, numel):
+        assert support.size == len(kept)
+    if not len(kept):
+        assert section.size == 0
+
+
+@pytest.mark.parametrize("fpr", [0.5, 0.1, 0.01, 1e-3, 1e-6, 1e-9])
+def test_size_is_remark_2s(fpr):
+    for count in (8, 368, 5000):
+        section, _ = Bloom(fpr=fpr).encode(subset(60000, count), 60000, KEY)
+        m, k = oracle.remark_2(count, fpr)
+        assert section.size <= max(9, math.ceil(m / 8) + 1) and section.size * 8 >= 0.998 * m
+        assert abs((section[0] & 31) + 1 - k) <= 0.5
+
+
+def test_the_index_section_of_a_conv_layer_at_one_percent():
+    section, _ = Bloom(fpr=0.001).encode(subset(36864, 368), 36864, KEY)
+    assert section.size <= 662
+
+
+STRUCTURES = {
+    "random": lambda numel, seed: subset(numel, numel // 100, seed),
+    "a column": lambda numel, seed: np.arange(seed % 64, numel, 64 * 2, dtype=np.uint32),
+    "runs of 16": lambda numel, seed: (subset(numel // 16, numel // 1600, seed)[:, None] * 16 + np.arange(16)).ravel(),
+    "one run": lambda numel, seed: np.arange(numel // 2, numel // 2 + numel // 100),
+}
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("fpr", [0.1, 0.01, 0.001])
+def test_false_positive_rate(structure, fpr):
+    """Lemma 2: as asked for, whatever is kept. The runs of false ones that runs of kept ones bring widen the error."""
+    numel, rates = 200_000, []
+    for key in keys(40):
+        kept = STRUCTURES[structure](numel, key.step).astype(np.uint32)
+        section, support = Bloom(fpr=fpr).encode(kept, numel, key)
+        rates.append((support.size - kept.size) / (numel - kept.size))
+    m, k = 8 * (section.size - 1), int(section[0] & 31) + 1
+    expected = (1 - math.exp(-k * kept.size / m)) ** k
+    assert expected == pytest.approx(fpr, rel=0.05)
+    assert np.mean(rates) == pytest.approx(expected, rel=0.02, abs=4 * np.std(rates) / math.sqrt(len(rates)))
+    # The spread of n independent answers; or of answers, and of filled bits, that come in whole blocks of 64.
+    independent = math.sqrt(fpr / numel)
+    if structure in ("random", "a column"):
+        assert np.std(rates) < 2 * independent + 0.03 * fpr
+    else:
+        assert np.std(rates) < 10 * independent + 0.15 * fpr
+
+
+@pytest.mark.parametrize("numel", [3000, 36864])
+def test_false_positive_rate_of_a_small_filter(numel):
+    found = [Bloom(fpr=0.01).encode(subset(numel, numel // 100, key.step), numel, key)[1].size for key in keys(300)]
+    false = np.array(found) - numel // 100
+    assert false.mean() == pytest.approx(0.01 * numel * 0.99, rel=0.08)
+
+
+def test_lemma_5():
+    """|P| lies between r and r + fpr * (d - r), on average, and comes down to r."""
+    numel, count = 100_000, 1000
+    sizes = {}
+    for fpr in (0.1, 0.01, 1e-3, 1e-4, 1e-9):
+        found = [Bloom(fpr=fpr).encode(subset(numel, count, key.step), numel, key)[1].size for key in keys(20)]
+        assert min(found) >= count
+        # k is a whole number, m a thousandth less, and 20 samples have an error: 3 sigma of them.
+        bound = math.ceil(count + fpr * (numel - count))
+        assert np.mean(found) <= count + (bound - count) * 1.05 + 3 * math.sqrt(bound - count) / math.sqrt(20)
+        sizes[fpr] = np.mean(found)
+    assert sorted(sizes.values(), reverse=True) == list(sizes.values()) and sizes[1e-9] == count
+
+
+def lost(gradient, support):
+    """The share of ||g||^2 that a receiver does not get."""
+    energy = gradient.astype(np.float64) ** 2
+    return 1 - energy[support].sum() / energy.sum()
+
+
+def test_lemma_6():
+    """p0 loses nothing of an inherently sparse gradient, and at most (1 - |P| / d) ||g||^2 of top-r's."""
+    numel, count = 20_000, 200
+    rng = np.random.default_rng(0)
+    for key in keys(10):
+        dense = rng.standard_normal(numel)
+        kept = np.sort(np.argsort(-np.abs(dense))[:count]).astype(np.uint32)
+        sparse = np.zeros(numel)
+        sparse[kept] = dense[kept]
+        _, support = Bloom(fpr=0.02).encode(kept, numel, key)
+        assert support.size > count
+        assert lost(sparse, support) == pytest.approx(0, abs=1e-12)
+        assert lost(dense, support) < lost(dense, kept) < 1 - support.size / numel
+
+
+@pytest.mark.parametrize("policy", ["leftmost", "middle", "rightmost", "p1"])
+def test_lemma_7_and_equation_9(policy):
+    """(i) (1 - |I1| / r) ||g||^2 of a sparse gradient is lost, on average; (ii) (1 - r / d) ||g||^2 of a dense one
+    under random-r."""
+    numel, count = 4000, 200
+    rng = np.random.default_rng(1)
+    sparse_lost, expected, dense_lost = [], [], []
+    for key in keys(300):
+        kept = subset(numel, count, key.step)
+        dense = rng.standard_normal(numel)
+        sparse = np.zeros(numel)
+        sparse[kept] = dense[kept]
+        _, support = Bloom(fpr=0.02, policy=policy).encode(kept, numel, key)
+        true = np.isin(support, kept).sum()
+        assert true < count
+        sparse_lost.append(lost(sparse, support))
+        expected.append(1 - true / count)
+        dense_lost.append(lost(dense, support))
+    assert np.mean(sparse_lost) == pytest.approx(np.mean(expected), rel=0.03)
+    assert np.mean(dense_lost) == pytest.approx(1 - count / numel, rel=0.002)
+
+
+def test_p1_drops_each_positive_as_often():
+    numel, count = 2000, 100
+    kept = subset(numel, count)
+    # The false positives change with the key; the kept ones are there always.
+    times, expected = np.zeros(numel), 0.0
+    for key in keys(1500):
+        found = Bloom(fpr=0.02).encode(kept, numel, key)[1].size
+        times[Bloom(fpr=0.02, policy="p1").encode(kept, numel, key)[1]] += 1
+        expected += count / found
+    share = times[kept] / expected
+    assert share.mean() == pytest.approx(1, abs=0.01)
+    assert share.min() > 0.93 and share.max() < 1.07
+
+
+def test_p2_finds_more_of_the_kept_than_p1():
+    numel, count = 50_000, 500
+    true = {policy: [] for policy in OF_R}
+    for key in keys(10):
+        kept = subset(numel, count, key.step)
+        for policy in OF_R:
+            support = check(kept, numel, Bloom(fpr=0.01, policy=policy), key)[1]
+            true[policy].append(np.isin(support, kept).mean())
+    means = {policy: np.mean(shares) for policy, shares in true.items()}
+    assert means["p2"] > 0.7 and all(means["p2"] > means[policy] + 0.2 for policy in OF_R if policy != "p2")
+
+
+def test_p2_keeps_every_index_that_is_alone_in_a_set():
+    numel, kept = 20_000, subset(20_000, 300)
+    section, support = Bloom(fpr=0.01, policy="p2").encode(kept, numel, KEY)
+    found = Bloom(fpr=0.01, policy="p0").encode(kept, numel, KEY)[1]
+    size, k = section.size - 1, int(section[0] & 31) + 1
+    bits = np.concatenate([list(set(oracle.bits_of(int(i), KEY[:3], k, size))) for i in found])
+    alone = np.flatnonzero(np.bincount(bits) == 1)
+    certain = [i for i in found if np.isin(oracle.bits_of(int(i), KEY[:3], k, size), alone).any()]
+    assert 200 < len(certain) < 300 and np.isin(certain, support).all() and np.isin(certain, kept).all()
+
+
+def test_the_key_moves_the_false_positives():
+    kept = subset(30_000, 300)
+    found = [Bloom(fpr=0.01).encode(kept, 30_000, key)[1] for key in (KEY, KEY._replace(step=4), KEY._replace(seed=2))]
+    false = [set(support.tolist()) - set(kept.tolist()) for support in found]
+    assert all(len(one & other) < 20 < len(one) for one, other in zip(false, false[1:], strict=False))
+    same = Bloom(fpr=0.01).encode(kept, 30_000, KEY._replace(rank=5))[1]
+    np.testing.assert_array_equal(same, found[0])
+
+
+@pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "naive"])
+def test_false_positives_carry_their_own_values(policy):
+    gradient = np.random.default_rng(2).standard_normal(5000).astype(np.float32)
+    config = Config.load(index={"name": "bloom", "fpr": 0.02, "policy": policy}, value="raw")
+    residual, out = np.zeros_like(gradient), np.empty_like(gradient)
+    pipeline = Pipeline(config)
+    pipeline.decode([unpack(pipeline.encode(gradient, residual, KEY))], out)
+    sent = out != 0
+    assert sent.sum() > 50 if policy == "p0" else sent.sum() == 50
+    np.testing.assert_array_equal(out[sent], gradient[sent])
+    np.testing.assert_array_equal(residual, np.where(sent, 0, gradient))
+
+
+def test_naive_sends_the_kept_values_to_wrong_places():
+    gradient = np.random.default_rng(2).standard_normal(5000).astype(np.float32)
+    config = Config.load(index={"name": "bloom", "fpr": 0.02, "policy": "naive"}, value="raw")
+    residual, out = np.zeros_like(gradient), np.empty_like(gradient)
+    pipeline = Pipeline(config)
+    pipeline.decode([unpack(pipeline.encode(gradient, residual, KEY))], out)
+    kept = np.sort(np.argsort(-np.abs(gradient))[:50])
+    found = np.flatnonzero(out)
+    np.testing.assert_array_equal(out[found], gradient[kept])
+    assert not np.array_equal(found, kept)
+    np.testing.assert_array_equal(residual, gradient - out)
+
+
+def test_naive_and_leftmost_differ_in_values_alone():
+    kept = subset(9000, 90)
+    naive, leftmost = Bloom(fpr=0.02, policy="naive"), Bloom(fpr=0.02, policy="leftmost")
+    assert naive.keeps_values and not any(Bloom(policy=policy).keeps_values for policy in POLICIES if policy != "naive")
+    np.testing.assert_array_equal(naive.encode(kept, 9000, KEY)[1], leftmost.encode(kept, 9000, KEY)[1])
+
+
+@pytest.mark.parametrize("fpr", [0, 1, -0.1, 1e-10, float("nan")])
+def test_settings_out_of_range(fpr):
+    with pytest.raises(ValidationError):
+        Bloom(fpr=fpr)
+
+
+def valid_or_refused(section, numel, count, key=KEY):
+    try:
+        found = Bloom.decode(section, numel, count, key)
+    except ValueError as error:
+        assert str(error)[-1] not in ".:" and len(str(error)) > 20
+        return
+    assert found.size == count
+    cpu.check_indices(found, numel)
+
+
+@given(st.binary(max_size=60), st.integers(0, 3000), st.integers(0, 200))
+def test_any_bytes(data, numel, count):
+    valid_or_refused(np.frombuffer(data, np.uint8), numel, min(count, numel))
+
+
+@given(st.integers(0, 255), st.integers(0, 40), st.sampled_from([0, 1, 0x80, 255]), st.integers(0, 3000), st.data())
+def test_any_header_and_length(header, size, filling, numel, data):
+    section = np.full(1 + size, filling, np.uint8)
+    section[0] = header
+    for count in {0, numel, data.draw(st.integers(0, numel))}:
+        valid_or_refused(section, numel, count)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_cut_stretched_and_flipped_sections(policy):
+    numel, kept = 3000, subset(3000, 60)
+    section, support = Bloom(fpr=0.01, policy=policy).encode(kept, numel, KEY)
+    for size in range(section.size):
+        valid_or_refused(section[:size].copy(), numel, support.size)
+    for more in (1, 2, 100):
+        with pytest.raises(ValueError, match="bytes long|indices"):
+            Bloom.decode(np.concatenate([section, np.zeros(more + 2, np.uint8)]), numel, support.size, KEY)
+    for bit in range(0, 8 * section.size, 5):
+        flipped = section.copy()
+        flipped[bit // 8] ^= 1 << bit % 8
+        valid_or_refused(flipped, numel, support.size)
+    with pytest.raises(ValueError, match="are to be taken" if policy == "p0" else "bytes long"):
+        Bloom.decode(section, numel, numel, KEY)
+    if policy == "p0":
+        for count in (support.size - 1, support.size + 1, kept.size):
+            with pytest.raises(ValueError, match="are to be taken"):
+                Bloom.decode(section, numel, count, KEY)
+
+
+@pytest.mark.parametrize(
+    ("section", "count", "message"),
+    [([], 1, "9 to"), ([36], 0, "9 to"), ([36] + [0] * 7, 1, "9 to"), ([0xE0] + [255] * 8, 5, "policy"),
+     ([0x20] + [255] * 500, 5, "bytes long"), ([0x20] + [0] * 8, 1, "are to be taken"),
+     ([0x7F] + [255] * 8, 2, "bytes long"), ([0x61] + [255] * 8, 2, "more ones than 2 elements")],
+)  # fmt: skip
+def test_sections_that_no_encoder_wrote(section, count, message):
+    with pytest.raises(ValueError, match=message):
+        Bloom.decode(np.array(section, np.uint8), 1000, count, KEY)

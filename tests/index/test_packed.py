@@ -1,0 +1,55 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.codec import Key
+from hvd_deepreduce.index.packed import Packed
+from tests.oracle import bitpack as oracle
+
+KEY = Key(1, 2, 3)
+
+
+@given(st.data(), st.integers(1, 32), st.sampled_from([np.uint8, np.uint32]))
+def test_fields_of_every_width(data, width, dtype):
+    width = min(width, 8 * np.dtype(dtype).itemsize)
+    values = data.draw(st.lists(st.integers(0, 2**width - 1), max_size=70))
+    section = cpu.pack(np.array(values, dtype), width)
+    assert section.tobytes() == oracle.pack(values, width)
+    # What stands behind the section is not read as a part of it.
+    behind = np.concatenate([section, np.full(data.draw(st.integers(0, 9)), 255, np.uint8)])
+    assert cpu.unpack(behind, len(values), width, dtype).tolist() == values == oracle.unpack(
+        section.tobytes(), len(values), width
+    )
+    if section.size:
+        with pytest.raises(ValueError, match="ends before its last element"):
+            cpu.unpack(section[:-1].copy(), len(values), width, dtype)
+
+
+@given(st.data())
+def test_round_trip(data):
+    numel = data.draw(st.one_of(st.integers(1, 70), st.integers(1, 2**32 - 1)))
+    indices = sorted(data.draw(st.sets(st.integers(0, numel - 1), max_size=40)))
+    kept = np.array(indices, np.uint32)
+    section, support = Packed().encode(kept, numel, KEY)
+    assert support is kept and section.tobytes() == oracle.pack(indices, oracle.width_of(numel))
+    np.testing.assert_array_equal(Packed.decode(section, numel, kept.size, KEY), kept)
+
+
+@pytest.mark.parametrize("numel", [0, 1])
+def test_tensors_of_no_choice(numel):
+    kept = np.arange(numel, dtype=np.uint32)
+    section, _ = Packed().encode(kept, numel, KEY)
+    assert section.size == 0
+    np.testing.assert_array_equal(Packed.decode(section, numel, numel, KEY), kept)
+
+
+@given(st.binary(max_size=40), st.integers(1, 300), st.integers(0, 60))
+def test_any_bytes(data, numel, count):
+    count = min(count, numel)
+    try:
+        found = Packed.decode(np.frombuffer(data, np.uint8), numel, count, KEY)
+    except ValueError:
+        return
+    assert found.size == count and np.all(np.diff(found.astype(np.int64)) > 0) and np.all(found < numel)

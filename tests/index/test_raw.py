@@ -1,0 +1,29 @@
+import struct
+
+import numpy as np
+import pytest
+
+from hvd_deepreduce.codec import Key
+from hvd_deepreduce.index.raw import Raw
+
+KEY = Key(1, 2, 3)
+
+
+@pytest.mark.parametrize("indices", [[], [0], [2**32 - 2], [0, 1, 2], [5, 70000, 2**31]])
+def test_layout_and_round_trip(indices):
+    kept = np.array(indices, np.uint32)
+    section, support = Raw().encode(kept, 2**32 - 1, KEY)
+    assert support is kept and section.tobytes() == struct.pack(f"<{len(indices)}I", *indices)
+    np.testing.assert_array_equal(Raw.decode(section, 2**32 - 1, len(indices), KEY), kept)
+
+
+@pytest.mark.parametrize("words", [[1, 1], [2, 1], [1, 10], [10, 1], [0xFFFFFFFF, 0]])
+def test_indices_that_are_no_support(words):
+    with pytest.raises(ValueError, match="out of order or not below"):
+        Raw.decode(np.array(words, np.uint32).view(np.uint8), 10, 2, KEY)
+
+
+@pytest.mark.parametrize("size", [0, 4, 7, 9, 12])
+def test_wrong_size(size):
+    with pytest.raises(ValueError, match="2 indices cannot stand in"):
+        Raw.decode(np.zeros(size, np.uint8), 10, 2, KEY)

@@ -1,0 +1,88 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_deepreduce.codec import Key
+from hvd_deepreduce.index.rice import Rice
+from tests.oracle import rice as oracle
+
+KEY = Key(1, 2, 3)
+
+
+def check(indices, numel):
+    kept = np.array(indices, np.uint32)
+    section, support = Rice().encode(kept, numel, KEY)
+    assert support is kept
+    np.testing.assert_array_equal(Rice.decode(section, numel, kept.size, KEY), kept)
+    if not indices:
+        assert section.size == 0
+        return
+    b = int(section[0])
+    assert oracle.bits(indices, b) == min(oracle.bits(indices, other) for other in range(32))
+    return section.tobytes(), b
+
+
+@given(st.data())
+def test_round_trip_in_the_fewest_bits(data):
+    numel = data.draw(st.integers(1, 2000))
+    indices = sorted(data.draw(st.sets(st.integers(0, numel - 1), max_size=150)))
+    if indices:
+        section, b = check(indices, numel)
+        assert section == oracle.encode(indices, b) and oracle.decode(section, len(indices)) == indices
+
+
+@given(st.data())
+def test_sparse_in_a_tensor_of_any_size(data):
+    numel = data.draw(st.integers(1, 2**32 - 1))
+    indices = sorted(data.draw(st.sets(st.integers(0, numel - 1), max_size=6)))
+    check(indices, numel)
+
+
+@pytest.mark.parametrize(
+    ("indices", "numel"),
+    [([], 0), ([], 9), ([0], 1), ([2**32 - 2], 2**32 - 1), ([0, 2**32 - 2], 2**32 - 1), (list(range(500)), 500),
+     (list(range(499, 1000)), 1000), (list(range(2, 3000, 3)), 3000), (list(range(7, 1 << 20, 8)), 1 << 20)],
+)  # fmt: skip
+def test_extremes(indices, numel):
+    check(indices, numel)
+
+
+def test_within_two_percent_of_entropy():
+    rng = np.random.default_rng(0)
+    for numel, count in ((1 << 20, 10486), (1 << 20, 1049), (36864, 368)):
+        indices = np.sort(rng.choice(numel, count, replace=False)).astype(np.uint32)
+        section, _ = Rice().encode(indices, numel, KEY)
+        p = count / numel
+        entropy = numel * -(p * np.log2(p) + (1 - p) * np.log2(1 - p))
+        assert section.size * 8 < entropy * 1.02 + 32
+
+
+@given(st.binary(max_size=60), st.integers(1, 5000), st.integers(0, 100))
+def test_any_bytes(data, numel, count):
+    count = min(count, numel)
+    try:
+        found = Rice.decode(np.frombuffer(data, np.uint8), numel, count, KEY)
+    except ValueError:
+        return
+    assert found.size == count and np.all(np.diff(found.astype(np.int64)) > 0) and np.all(found < numel)
+    if count:
+        assert found.tolist() == oracle.decode(data, count)
+
+
+@pytest.mark.parametrize(
+    ("section", "count", "message"),
+    [([], 1, "ends before"), ([0], 1, "ends before"), ([0, 0, 0], 1, "ends before"), ([32, 255, 255], 1, "not below"),
+     ([0, 0, 1], 1, "not below"), ([31] + [255] * 5, 1, "not below"), ([3, 255], 3, "ends before")],
+)  # fmt: skip
+def test_sections_that_no_encoder_wrote(section, count, message):
+    with pytest.raises(ValueError, match=message):
+        Rice.decode(np.array(section, np.uint8), 8, count, KEY)
+
+
+def test_a_cut_section():
+    indices = np.sort(np.random.default_rng(1).choice(10000, 300, replace=False)).astype(np.uint32)
+    section, _ = Rice().encode(indices, 10000, KEY)
+    for size in range(section.size):
+        with pytest.raises(ValueError):
+            Rice.decode(section[:size].copy(), 10000, 300, KEY)

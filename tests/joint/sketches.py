@@ -1,0 +1,36 @@
+"""What the tests of ``sketchml`` and ``skcompress`` share."""
+
+from typing import Any
+
+import numpy as np
+
+from hvd_deepreduce.codec import Key
+from hvd_deepreduce.joint.minmax_sketch import MinMaxSketch
+
+KEY = Key(11, 22, 33)
+F32 = np.dtype(np.float32)
+
+
+def gradient(numel: int, count: int, seed: int = 0) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Sorted indices of the ``count`` largest magnitudes of a heavy-tailed vector, and their values."""
+    random = np.random.default_rng(seed)
+    dense = (random.standard_normal(numel) * random.lognormal(size=numel)).astype(np.float32)
+    indices = np.sort(np.argsort(-np.abs(dense), kind="stable")[:count]).astype(np.uint32)
+    return indices, dense[indices]
+
+
+def round_trip(codec: MinMaxSketch, indices: Any, values: Any, numel: int, key: Key = KEY) -> tuple[Any, Any]:
+    """The section and the decoded values; the support is checked."""
+    section, support = codec.encode(indices, values, numel, key)
+    decoded_support, decoded = codec.decode(section, numel, values.size, indices is None, values.dtype, key)
+    if indices is None:
+        assert support is None
+        assert decoded_support is None
+    else:
+        assert (support == indices).all()
+        assert decoded_support is not None
+        assert decoded_support.dtype == np.uint32
+        assert (decoded_support == indices).all()
+    assert decoded.size == values.size
+    assert np.isfinite(decoded).all()
+    return section, decoded

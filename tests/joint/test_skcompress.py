@@ -1,0 +1,95 @@
+"""The joint codec ``skcompress``, where it differs from ``sketchml``; tests/joint/test_sketchml.py has the rest."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_deepreduce.entropy import huffman
+from hvd_deepreduce.joint.skcompress import SKCompress
+from hvd_deepreduce.joint.sketchml import SketchML
+from tests.joint.sketches import F32, KEY, gradient, round_trip
+from tests.oracle import delta as delta_oracle
+from tests.oracle import huffman as huffman_oracle
+from tests.oracle import minmax_sketch as oracle
+
+
+def expect(indices, values, numel, **config):
+    """The oracle's section."""
+    return oracle.encode(
+        indices.tolist(),
+        values,
+        numel,
+        KEY[:3],
+        **config,
+        encode_keys=lambda keys, numel: delta_oracle.encode(keys),
+        encode_bins=lambda bins, width: huffman_oracle.encode(bins),
+    )
+
+
+@settings(max_examples=30, derandomize=True, deadline=None)
+@given(
+    st.sets(st.integers(0, 70_000), max_size=60),
+    st.sampled_from([2, 16, 61, 256]),
+    st.sampled_from([1, 3, 8]),
+    st.integers(1, 4),
+    st.sampled_from([0.001, 0.2, 1.3]),
+    st.integers(0, 2**32 - 1),
+)
+def test_bytes_are_the_oracles(drawn, buckets, groups, rows, columns, seed):
+    indices = np.array(sorted(drawn), np.uint32)
+    values = np.random.default_rng(seed).standard_normal(indices.size).astype(np.float32)
+    config = {"buckets": buckets, "groups": groups, "rows": rows, "columns": columns, "center": "mean"}
+    section, decoded = round_trip(SKCompress(**config), indices, values, 70_001)
+    expected, expected_values = expect(indices, values, 70_001, **config)
+    assert section.tobytes() == expected
+    assert decoded.tolist() == expected_values
+
+
+def test_bytes_of_many_elements_are_the_oracles():
+    indices, values = gradient(100_003, 1500)
+    config = {"buckets": 64, "groups": 8, "rows": 2, "columns": 0.2, "center": "mean"}
+    section, decoded = round_trip(SKCompress(**config), indices, values, 100_003)
+    expected, expected_values = expect(indices, values, 100_003, **config)
+    assert section.tobytes() == expected
+    assert decoded.tolist() == expected_values
+
+
+@pytest.mark.parametrize("density", [0.01, 0.1])
+def test_less_than_sketchml_for_the_same_values(density):
+    numel = 500_000
+    indices, values = gradient(numel, int(numel * density))
+    section, decoded = round_trip(SKCompress(), indices, values, numel)
+    plain, same = round_trip(SketchML(), indices, values, numel)
+    assert (decoded == same).all()
+    assert section.size < 0.85 * plain.size
+
+
+def test_bins_take_less_than_fields_of_their_width():
+    """Section 4.3: the smaller number wins in a bin, so small numbers are frequent and Huffman saves space."""
+    numel = 500_000
+    indices, values = gradient(numel, 50_000)
+    section, _ = SKCompress().encode(indices, values, numel, KEY)
+    buckets, groups = int(section[8:12].view(np.uint32)[0]), int(section[16:20].view(np.uint16).sum())
+    assert (buckets, groups) == (256, 8)
+    sizes = section[20 + 4 * buckets :][: 12 * groups].view(np.uint32).reshape(-1, 3)
+    bins = 2 * (sizes[:, 0] // 5).sum()
+    # The smallest of five numbers below 32, nearly: the entropy of an exponential distribution of mean 6.4.
+    assert 4.0 < 8 * sizes[:, 2].sum() / bins < 4.3
+
+
+def test_a_bin_that_is_no_bucket_of_its_group_is_refused():
+    indices, values = gradient(5000, 64)
+    codec = SKCompress(buckets=16, groups=4, columns=1.0, rows=1)
+    section, _ = codec.encode(indices, values, 5000, KEY)
+    sizes = section[20 + 64 :][:48].view(np.uint32).reshape(4, 3)
+    at = 20 + 64 + 48 + int(sizes[0, 1])
+    bins = huffman.decode(section[at : at + int(sizes[0, 2])].copy(), int(sizes[0, 0]))
+    bins[bins == bins.max()] = 4
+    table = sizes.copy()
+    part = huffman.encode(bins)
+    table[0, 2] = part.size
+    parts = [section[:84], table.reshape(-1).view(np.uint8), section[132:at], part]
+    parts.append(section[at + int(sizes[0, 2]) :])
+    with pytest.raises(ValueError, match="out of range"):
+        codec.decode(np.concatenate(parts), 5000, 64, False, F32, KEY)

@@ -1,0 +1,244 @@
+"""The joint codec ``sketchml``, and what it shares with ``skcompress``."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.codec import Key
+from hvd_deepreduce.joint.minmax_sketch import MinMaxSketch
+from hvd_deepreduce.joint.skcompress import SKCompress
+from hvd_deepreduce.joint.sketchml import SketchML
+from tests.joint.sketches import F32, KEY, gradient, round_trip
+from tests.oracle import minmax_sketch as oracle
+from tests.oracle import quantile as quantile_oracle
+
+both = pytest.mark.parametrize("codec", [SketchML, SKCompress])
+
+
+@settings(max_examples=40, derandomize=True, deadline=None)
+@given(st.data())
+def test_bytes_are_the_oracles(data):
+    numel = data.draw(st.sampled_from([1, 2, 257, 70_001, 2**32 - 1]))
+    drawn = data.draw(st.sets(st.integers(0, numel - 1), max_size=60))
+    indices = np.array(sorted(drawn), np.uint32)
+    few = st.sampled_from([0.0, 1.0, -1.0, 2.0, 1e-45])
+    floats = st.one_of(few, st.floats(width=32, allow_infinity=False, allow_nan=False))
+    values = np.array([data.draw(floats) for _ in indices], np.float32)
+    config = {
+        "buckets": data.draw(st.sampled_from([2, 3, 16, 61, 256])),
+        "groups": data.draw(st.sampled_from([1, 2, 3, 8])),
+        "rows": data.draw(st.integers(1, 4)),
+        "columns": data.draw(st.sampled_from([0.001, 0.2, 0.5, 1.3, 4.0])),
+        "center": data.draw(st.sampled_from(["mean", "middle"])),
+    }
+    section, decoded = round_trip(SketchML(**config), indices, values, numel)
+    expected, expected_values = oracle.encode(indices.tolist(), values, numel, KEY[:3], **config)
+    assert section.tobytes() == expected
+    assert decoded.tolist() == expected_values
+
+
+def test_bytes_of_many_elements_are_the_oracles():
+    indices, values = gradient(100_003, 1500)
+    config = {"buckets": 64, "groups": 8, "rows": 2, "columns": 0.2, "center": "mean"}
+    section, decoded = round_trip(SketchML(**config), indices, values, 100_003)
+    expected, expected_values = oracle.encode(indices.tolist(), values, 100_003, KEY[:3], **config)
+    assert section.tobytes() == expected
+    assert decoded.tolist() == expected_values
+
+
+@both
+@pytest.mark.parametrize("groups", [1, 8, 100])
+def test_magnitudes_only_decay_and_by_less_than_a_group(codec, groups):
+    numel = 200_003
+    indices, values = gradient(numel, 20_000)
+    values[::50] = 0  # one bucket of zeros, the first of the first group that is not negative
+    _, decoded = round_trip(codec(groups=groups), indices, values, numel)
+    means, codes, negative = cpu.quantile_encode(values, 256, False)
+    assert not (decoded * np.sign(values) < 0).any()
+    assert (np.abs(decoded) <= np.abs(means[codes])).all()
+    for side, of_side, before in ((means[:negative], values < 0, 0), (means[negative:], values >= 0, negative)):
+        sent = codes[of_side].astype(np.int64) - before
+        found = np.searchsorted(np.abs(side), np.abs(decoded[of_side]))
+        assert (np.abs(side)[found] == np.abs(decoded[of_side])).all()
+        assert (found <= sent).all()
+        assert (sent - found < max(1, -(-side.size // max(1, round(groups * side.size / 256))))).all()
+        assert (found < sent).any()
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 0.2), (2, 0.2), (3, 0.5), (2, 1.0), (1, 4.0)])
+def test_correctness_rate_is_that_of_equation_2(rows, columns):
+    """Numbers that all differ, as the equation has it for equality: keys of 256 numbers in many small sketches."""
+    v = 256
+    t = int(v * columns)
+    rank = np.arange(1, v + 1)
+    expected = np.mean(1 - (1 - (1 - 1 / t) ** (v - rank)) ** rows)
+    random = np.random.default_rng(7)
+    right = []
+    for step in range(150):
+        keys = np.sort(random.choice(10**6, v, replace=False)).astype(np.uint32)
+        numbers = random.permutation(v).astype(np.uint8)
+        bins = cpu.sketch_insert(keys, numbers, rows, t, v, 1, 2, step)
+        found = cpu.sketch_query(keys, bins, np.arange(v, dtype=np.float32), rows, t, 1, 2, step)
+        assert (found <= numbers).all()
+        right.append(np.mean(found == numbers))
+    assert abs(np.mean(right) - expected) < 4 * np.std(right) / np.sqrt(len(right)) + 1e-3
+
+
+@both
+def test_correctness_rate_of_a_gradient_is_at_least_equation_2(codec):
+    numel = 400_000
+    indices, values = gradient(numel, 40_000)
+    _, decoded = round_trip(codec(), indices, values, numel)
+    means, codes, _ = cpu.quantile_encode(values, 256, False)
+    v, t = 5000, 1000
+    bound = np.mean(1 - (1 - (1 - 1 / t) ** (v - np.arange(1, v + 1))) ** 2)
+    rate = np.mean(decoded == means[codes])
+    assert bound - 0.01 < rate < bound + 0.05
+
+
+@both
+def test_each_step_has_other_collisions(codec):
+    indices, values = gradient(50_000, 5000)
+    decoded = [round_trip(codec(), indices, values, 50_000, Key(1, 2, step))[1] for step in range(2)]
+    assert np.mean(decoded[0] != decoded[1]) > 0.2
+
+
+@both
+def test_another_key_at_the_receiver_gives_other_values(codec):
+    indices, values = gradient(50_000, 5000)
+    section, decoded = round_trip(codec(), indices, values, 50_000, Key(1, 2, 3, rank=0))
+    _, same = codec.decode(section, 50_000, 5000, False, F32, Key(1, 2, 3, rank=9))
+    _, other = codec.decode(section, 50_000, 5000, False, F32, Key(1, 7, 3))
+    assert (same == decoded).all()
+    assert (other != decoded).any()
+
+
+@both
+def test_all_elements_of_a_tensor(codec):
+    random = np.random.default_rng(1)
+    values = random.standard_normal(3001).astype(np.float32)
+    values[::3] = 0
+    _, decoded = round_trip(codec(), None, values, values.size)
+    assert (decoded[::3] == 0).all()
+    assert not (decoded * np.sign(values) < 0).any()
+
+
+@both
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.empty(0, np.float32),
+        np.array([3.0], np.float32),
+        np.array([0.0], np.float32),
+        np.full(1009, -7.25, np.float32),
+        np.zeros(1009, np.float32),
+        np.full(1009, np.finfo(np.float32).max, np.float32),
+        np.full(1009, 1e-45, np.float32),
+        np.array([1e300, -1e300, 0, 1e-300] * 9, np.float64),
+    ],
+    ids=["none", "one", "one zero", "equal", "zeros", "largest", "smallest", "float64"],
+)
+@pytest.mark.parametrize("dense", [False, True])
+def test_awkward_values(codec, values, dense):
+    numel = values.size if dense else 2**32 - 1
+    indices = None if dense else (2**32 - 2 - 977 * np.arange(values.size)[::-1]).astype(np.uint32)
+    _, decoded = round_trip(codec(), indices, values, numel)
+    if values.dtype == np.float32:
+        assert (decoded == values).all()
+    else:
+        assert not (decoded * np.sign(values) < 0).any()
+
+
+@both
+def test_wide_values(codec):
+    indices, values = gradient(10_007, 5000)
+    values = (values * np.float32(10.0) ** np.linspace(-37, 35, 5000)).astype(np.float32)
+    _, decoded = round_trip(codec(groups=32, columns=1.0), indices, values, 10_007)
+    assert (np.sign(decoded) == np.sign(values)).all()
+    assert np.abs(decoded).max() <= np.abs(values).max()
+
+
+@both
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [({"buckets": 1}, "buckets"), ({"groups": 257}, "groups"), ({"rows": 9}, "rows"), ({"columns": 5}, "columns"),
+     ({"columns": float("nan")}, "columns"), ({"buckets": 2049, "groups": 8}, "more groups")],
+)  # fmt: skip
+def test_settings_out_of_range_are_refused(codec, wrong, name):
+    with pytest.raises(ValueError, match=name):
+        codec(**wrong)
+
+
+@both
+def test_most_buckets(codec):
+    indices, values = gradient(300_000, 100_000)
+    _, decoded = round_trip(codec(buckets=65536, groups=256, columns=4.0, rows=8), indices, values, 300_000)
+    assert np.linalg.norm(decoded - values) < 0.05 * np.linalg.norm(values)
+
+
+@settings(max_examples=40, derandomize=True, deadline=None)
+@given(st.sets(st.one_of(st.integers(0, 300), st.integers(0, 2**32 - 2)), max_size=50))
+def test_flagged_keys(drawn):
+    keys = np.array(sorted(drawn), np.uint32)
+    section = cpu.flagged_encode(keys)
+    assert section.tobytes() == oracle.flagged(keys.tolist())
+    assert (cpu.flagged_decode(section, 2**32 - 1, keys.size) == keys).all()
+    if keys.size:
+        with pytest.raises(ValueError, match="index"):
+            cpu.flagged_decode(section, int(keys[-1]), keys.size)
+
+
+def test_flagged_keys_longer_than_needed_are_refused():
+    with pytest.raises(ValueError, match="index"):
+        cpu.flagged_decode(np.array([1, 5, 0], np.uint8), 100, 1)
+
+
+@both
+def test_a_key_in_two_groups_is_refused(codec):
+    """Two groups of one key each, the same one: written as an encoder would two different ones."""
+    indices, values = np.array([5, 9], np.uint32), np.array([-1, 1], np.float32)
+    section, _ = codec().encode(indices, values, 100, KEY)
+    other, _ = codec().encode(np.array([9, 5], np.uint32), values, 100, KEY)
+    differs = np.flatnonzero(section != other)
+    broken = section.copy()
+    broken[differs[0]] = other[differs[0]]  # the key of the first group only
+    with pytest.raises(ValueError, match="out of order"):
+        codec.decode(broken, 100, 2, False, F32, KEY)
+
+
+@both
+def test_broken_sections_are_refused_or_valid(codec: type[MinMaxSketch]):
+    numel = 4001
+    indices, values = gradient(numel, 200)
+    section, _ = codec(buckets=32, groups=4).encode(indices, values, numel, KEY)
+    for end in range(section.size):
+        with pytest.raises(ValueError, match=r"\w+ \w+"):
+            codec.decode(section[:end].copy(), numel, 200, False, F32, KEY)
+    refused = 0
+    for bit in range(section.size * 8):
+        broken = section.copy()
+        broken[bit // 8] ^= 1 << (bit % 8)
+        try:
+            support, decoded = codec.decode(broken, numel, 200, False, F32, KEY)
+        except ValueError:
+            refused += 1
+            continue
+        assert support is not None
+        assert support.size == decoded.size == 200
+        assert np.isfinite(decoded).all()
+        cpu.check_indices(support, numel)
+    assert refused > 100
+    for count in (0, 1, 199, 201, 4001):
+        with pytest.raises(ValueError, match=r"\w+ \w+"):
+            codec.decode(section, numel, count, False, F32, KEY)
+    with pytest.raises(ValueError, match="elements"):
+        codec.decode(section, numel, 200, True, F32, KEY)
+
+
+def test_means_are_those_of_the_quantile_codec():
+    indices, values = gradient(5000, 300)
+    section, _ = SketchML(buckets=16).encode(indices, values, 5000, KEY)
+    means, _, _ = quantile_oracle.quantize(values, 16, "mean")
+    assert section[20:84].view(np.float32).tolist() == means

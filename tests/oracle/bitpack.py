@@ -1,0 +1,33 @@
+"""Bit strings as Python lists, and fields of fixed width."""
+
+
+def to_bytes(bits: list[int]) -> bytes:
+    """Bit b of the string is bit b % 8 of byte b // 8; zeros fill the last byte."""
+    bits = bits + [0] * (-len(bits) % 8)
+    return bytes(sum(bits[at + j] << j for j in range(8)) for at in range(0, len(bits), 8))
+
+
+def to_bits(data: bytes) -> list[int]:
+    return [byte >> j & 1 for byte in data for j in range(8)]
+
+
+def field(value: int, width: int) -> list[int]:
+    """The low bit first."""
+    return [value >> j & 1 for j in range(width)]
+
+
+def pack(values: list[int], width: int) -> bytes:
+    return to_bytes([bit for value in values for bit in field(value, width)])
+
+
+def unpack(data: bytes, count: int, width: int) -> list[int]:
+    bits = to_bits(data)
+    return [sum(bits[i * width + j] << j for j in range(width)) for i in range(count)]
+
+
+def width_of(numel: int) -> int:
+    """ceil(log2 numel), by counting: the least width whose fields tell ``numel`` things apart."""
+    width = 0
+    while 2**width < numel:
+        width += 1
+    return width

@@ -1,0 +1,25 @@
+"""Whole blocks by their norm, one block at a time."""
+
+import numpy as np
+
+
+def norm(block: list[float], l2: bool) -> float:
+    """The sum of squares or of magnitudes, in the order that kernels/cpu/block.cpp lays down."""
+    lanes = [0.0] * 8
+    for j, x in enumerate(block):
+        lanes[j % 8] += x * x if l2 else abs(x)
+    for half in (4, 2, 1):
+        lanes = [lanes[j] + lanes[j + half] for j in range(half)]
+    return min(lanes[0], float(np.finfo(np.float64).max))
+
+
+def norms(values: np.ndarray, size: int, l2: bool) -> list[float]:
+    return [norm(values[at : at + size].astype(np.float64).tolist(), l2) for at in range(0, values.size, size)]
+
+
+def select(values: np.ndarray, density: float, size: int, l2: bool) -> tuple[np.ndarray, np.ndarray]:
+    found = norms(values, size, l2)
+    count = min(len(found), max(1, int(density * len(found) * (1 + 1e-12))))
+    best = sorted(range(len(found)), key=lambda b: (-found[b], b))[:count]
+    indices = [i for b in sorted(best) for i in range(b * size, min((b + 1) * size, values.size))]
+    return np.array(indices, np.uint32), values[indices]

@@ -1,0 +1,38 @@
+"""The container's bytes, field by field, from the table of docs/container.md."""
+
+import struct
+
+from tests.oracle.checksum import checksum
+
+FIELDS = [  # name, format, offset
+    ("magic", "4s", 0), ("version", "B", 4), ("sparsifier", "B", 5), ("index", "B", 6), ("value", "B", 7),
+    ("dtype", "B", 8), ("flags", "B", 9), ("reserved", "H", 10), ("checksum", "I", 12),
+    ("numel", "I", 16), ("count", "I", 20), ("seed", "I", 24), ("parameter", "I", 28), ("step", "I", 32),
+    ("digest", "I", 36), ("index_bytes", "Q", 40), ("value_bytes", "Q", 48), ("order_bytes", "Q", 56),
+]  # fmt: skip
+
+
+def read(data: bytes) -> dict:
+    return {name: struct.unpack_from("<" + kind, data, at)[0] for name, kind, at in FIELDS}
+
+
+def write(header: dict, sections: list[bytes]) -> bytes:
+    head = b"".join(struct.pack("<" + kind, header[name]) for name, kind, _ in FIELDS)
+    return repaired(head + b"".join(section + bytes(-len(section) % 8) for section in sections))
+
+
+def changed(data: bytes, **fields) -> bytes:
+    """The same bytes with some header fields of another value, and a checksum that fits."""
+    out = bytearray(data)
+    for name, kind, at in FIELDS:
+        if name in fields:
+            struct.pack_into("<" + kind, out, at, fields[name])
+    return repaired(bytes(out))
+
+
+def repaired(data: bytes) -> bytes:
+    """The same bytes with a checksum that fits as much of them as the header asks for."""
+    header = read(data)
+    end = 64 + sum(-(-header[name] // 8) * 8 for name in ("index_bytes", "value_bytes", "order_bytes"))
+    whole = data[: min(end, len(data) // 4 * 4)]
+    return data[:12] + struct.pack("<I", checksum(whole)) + data[16:]

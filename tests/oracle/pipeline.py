@@ -1,0 +1,11 @@
+"""The way of a gradient in float64 and whole vectors."""
+
+import numpy as np
+
+
+def total(parts: list[tuple[np.ndarray | None, np.ndarray]], numel: int, scale: float) -> np.ndarray:
+    """scale * the sum of (indices, values), or (None, all values), in float64."""
+    out = np.zeros(numel)
+    for indices, values in parts:
+        out[slice(None) if indices is None else indices] += values.astype(np.float64)
+    return out * scale

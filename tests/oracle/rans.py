@@ -1,0 +1,66 @@
+"""Interleaved static rANS with 12-bit shares, and the code of gaps that is built on it."""
+
+from tests.oracle.bitpack import field, to_bytes
+from tests.oracle.rice import gaps
+
+
+def precision(count: int) -> int:
+    return min(12, max(5, count.bit_length()))
+
+
+def shares(symbols: list[int]) -> dict[int, int]:
+    """Of 2^p, to the nearest; the largest, the first of equals, takes up what is over or missing, one at a time."""
+    total = 2 ** precision(len(symbols))
+    out = {}
+    for s in sorted(set(symbols)):
+        out[s] = max(1, (symbols.count(s) * total + len(symbols) // 2) // len(symbols))
+    while sum(out.values()) != total:
+        largest = max(out, key=lambda s: (out[s], -s))
+        out[largest] += 1 if sum(out.values()) < total else -1
+    return out
+
+
+def table(of: dict[int, int]) -> bytes:
+    bits: list[int] = []
+    symbol = 0
+    while symbol <= max(of):
+        if symbol in of:
+            length = of[symbol].bit_length()
+            bits += field(length, 4) + field(of[symbol] - 2 ** (length - 1), length - 1)
+            symbol += 1
+        else:
+            run = 1
+            while run < 16 and symbol + run not in of:
+                run += 1
+            bits += field(0, 4) + field(run - 1, 4)
+            symbol += run
+    return to_bytes(bits)
+
+
+def encode(symbols: list[int]) -> bytes:
+    if not symbols:
+        return b""
+    sent = shares(symbols)
+    share = {s: f * 2 ** (12 - precision(len(symbols))) for s, f in sent.items()}
+    start = {s: sum(f for other, f in share.items() if other < s) for s in share}
+    lanes = 1 if len(symbols) < 2048 else 4 if len(symbols) < 32768 else 32
+    states = [2**16] * lanes
+    words: list[int] = []
+    for i in range(len(symbols) - 1, -1, -1):
+        s, x = symbols[i], states[i % lanes]
+        if x >= share[s] * 2**20:
+            words.append(x % 2**16)
+            x //= 2**16
+        states[i % lanes] = x // share[s] * 4096 + x % share[s] + start[s]
+    out = table(sent) + b"".join(x.to_bytes(4, "little") for x in states)
+    return out + b"".join(word.to_bytes(2, "little") for word in reversed(words))
+
+
+def encode_indices(indices: list[int]) -> bytes:
+    t = 1 if len(indices) < 512 else 2 if len(indices) < 8192 else 3
+    tokens, lows = [], []
+    for gap in gaps(indices):
+        e = max(0, gap.bit_length() - 1 - t)
+        tokens.append(gap if gap < 2**t else (e + 1) * 2**t + (gap >> e) - 2**t)
+        lows += field(gap % 2**e, e)
+    return encode(tokens) + to_bytes(lows)

@@ -1,0 +1,60 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.codec import Key
+from hvd_deepreduce.sparsify.randomk import RandomK
+from tests.oracle import philox
+from tests.oracle import randomk as oracle
+
+WORD = st.integers(0, 2**32 - 1)
+
+
+def test_philox_known_answers():
+    """The vectors published with the authors' own library (Random123, kat_vectors, philox4x32 10)."""
+    ones = 0xFFFFFFFF
+    assert philox.philox4x32((0, 0), (0, 0, 0, 0)) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
+    assert philox.philox4x32((ones, ones), (ones,) * 4) == (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)
+    assert philox.philox4x32(
+        (0xA4093822, 0x299F31D0), (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
+    ) == (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)  # fmt: skip
+
+
+@pytest.mark.parametrize("domain", [1, 2, 3, 4, 5, 16, 17, 64, 100, 257])
+def test_the_oracle_permutes(domain):
+    assert sorted(philox.permute(i, domain, 5, 6, 7) for i in range(domain)) == list(range(domain))
+
+
+@given(st.data(), WORD, WORD, WORD)
+def test_equals_the_oracle(data, seed, parameter, step):
+    numel = data.draw(st.one_of(st.integers(0, 40), st.integers(0, 3000)))
+    count = data.draw(st.integers(0, min(numel, 60)))
+    found = RandomK.indices_of(numel, count, Key(seed, parameter, step))
+    assert found.dtype == np.uint32 and found.tolist() == oracle.indices_of(numel, count, seed, parameter, step)
+
+
+def test_of_a_tensor_of_many_elements():
+    found = cpu.random_indices(2**32 - 1, 1000, 1, 2, 3)
+    assert found.tolist() == oracle.indices_of(2**32 - 1, 1000, 1, 2, 3)
+
+
+def test_select_repeats_on_the_receiver_and_is_the_same_on_all_ranks():
+    dense, gradient = np.arange(1000, dtype=np.float32), np.ones(1000, np.float32)
+    indices, values = RandomK(density=0.05).select(dense, gradient, Key(1, 2, 3, rank=0), 1)
+    assert indices.size == 50 and np.all(np.diff(indices.astype(np.int64)) > 0)
+    np.testing.assert_array_equal(values, indices + 1)
+    np.testing.assert_array_equal(RandomK.indices_of(1000, 50, Key(1, 2, 3, rank=7)), indices)
+    for other in (Key(2, 2, 3), Key(1, 3, 3), Key(1, 2, 4)):
+        assert RandomK.indices_of(1000, 50, other).tolist() != indices.tolist()
+
+
+def test_every_element_is_as_likely():
+    steps, numel, count = 4000, 200, 20
+    hits = np.zeros(numel)
+    for step in range(steps):
+        hits[RandomK.indices_of(numel, count, Key(3, 1, step))] += 1
+    expected = steps * count / numel
+    deviations = (hits - expected) / np.sqrt(expected * (1 - count / numel))
+    assert np.abs(deviations).max() < 4.5 and 0.75 < np.mean(deviations**2) < 1.25

@@ -1,0 +1,162 @@
+"""Every sparsifier x index codec x value codec, and every sparsifier x joint codec, on every awkward input."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hvd_deepreduce import container as wire
+from hvd_deepreduce.codec import Key
+from hvd_deepreduce.config import Config
+from hvd_deepreduce.pipeline import Pipeline, decode_part
+from tests import cases
+
+KEY = Key(21, 22, 23, 1)
+INPUTS = cases.inputs()
+PAIRS = [(index, value, None) for index in cases.INDEX for value in cases.VALUE]
+PAIRS += [(None, None, joint) for joint in cases.JOINT]
+
+
+def increasing(indices, numel):
+    return bool(np.all(indices[1:] > indices[:-1])) and (not indices.size or int(indices[-1]) < numel)
+
+
+def go(pipeline, gradient, residual):
+    """Encodes, reads back, and checks what always holds."""
+    numel = gradient.size
+    whole = gradient.copy() if residual is None else residual + gradient
+    data = pipeline.encode(gradient, residual, KEY)
+    container = wire.unpack(data, 2, numel)
+    assert container.nbytes == data.size and container.dtype == gradient.dtype
+    support, values = decode_part(container, numel, 2)
+    assert np.isfinite(values).all() and values.size == container.count
+    if support is None:
+        assert container.count == numel and container.sparsifier == 0
+        support = np.arange(numel)
+    else:
+        assert support.dtype == np.uint32 and support.size == container.count and increasing(support, numel)
+    if residual is not None:
+        # What every receiver decodes, and nothing else, was taken out of the residual.
+        whole[support] -= values.astype(whole.dtype)
+        np.testing.assert_array_equal(residual, whole)
+
+
+@pytest.mark.parametrize("sparsifier", cases.SPARSIFIERS)
+@pytest.mark.parametrize(("index", "value", "joint"), PAIRS)
+def test_all_inputs(sparsifier, index, value, joint):
+    pipeline = Pipeline(cases.config(sparsifier, index, value, joint))
+    for name, gradient in INPUTS.items():
+        try:
+            go(pipeline, gradient, (gradient[::-1] * gradient.dtype.type(0.25)).copy())
+        except Exception as error:
+            error.add_note(f"on the input {name!r}, with a residual")
+            raise
+
+
+@pytest.mark.parametrize("sparsifier", cases.SPARSIFIERS)
+def test_without_a_residual(sparsifier):
+    for index, value, joint in PAIRS[:: max(1, len(PAIRS) // 20)]:
+        pipeline = Pipeline(cases.config(sparsifier, index, value, joint))
+        for gradient in INPUTS.values():
+            before = gradient.copy()
+            go(pipeline, gradient, None)
+            np.testing.assert_array_equal(gradient, before)
+
+
+@pytest.mark.parametrize(("index", "value", "joint"), PAIRS)
+def test_density_one(index, value, joint):
+    codecs = {"joint": cases.JOINT[joint]} if joint else {"index": cases.INDEX[index], "value": cases.VALUE[value]}
+    pipeline = Pipeline(Config.load(sparsifier={"name": "topk", "density": 1.0}, **codecs))
+    for name in ("empty", "one", "all_zero", "prime", "float64"):
+        go(pipeline, INPUTS[name], np.zeros_like(INPUTS[name]))
+
+
+@pytest.mark.parametrize("name", cases.INDEX)
+def test_index_codecs_decode_to_the_support_that_they_promise(name):
+    rng = np.random.default_rng(3)
+    for numel in (1, 2, 63, 64, 65, 307, 5000):
+        for count in {0, 1, numel // 100, numel // 3, numel - 1, numel}:
+            indices = np.sort(rng.choice(numel, count, replace=False)).astype(np.uint32)
+            before = indices.copy()
+            codec = cases.INDEX[name].chosen(indices, numel)
+            section, support = codec.encode(indices, numel, KEY)
+            assert section.dtype == np.uint8 and section.ndim == 1
+            decoded = type(codec).decode(aligned(section), numel, support.size, KEY)
+            assert decoded.dtype == support.dtype == np.uint32 and increasing(decoded, numel)
+            np.testing.assert_array_equal(decoded, support)
+            np.testing.assert_array_equal(indices, before)
+
+
+@pytest.mark.parametrize("name", cases.VALUE)
+def test_value_codecs_decode_what_they_promise(name):
+    codec = cases.VALUE[name]
+    for kind, values in INPUTS.items():
+        before = values.copy()
+        for support in (None, np.arange(3, 3 + 2 * values.size, 2, dtype=np.uint32)):
+            section, order = codec.encode(values, support, KEY)
+            np.testing.assert_array_equal(values, before)
+            assert section.dtype == np.uint8 and section.ndim == 1
+            decoded = type(codec).decode(aligned(section), values.size, support, values.dtype, KEY._replace(rank=0))
+            assert decoded.dtype in (np.float32, values.dtype), kind
+            assert decoded.shape == values.shape and np.isfinite(decoded).all(), kind
+            if order is not None:
+                assert order.dtype == np.uint32 and sorted(order.tolist()) == list(range(values.size)), kind
+            again, _ = codec.encode(values, support, KEY)
+            np.testing.assert_array_equal(again, section, err_msg=f"{kind}: a second time gives other bytes")
+
+
+def aligned(section):
+    """A section as a container hands it out: read-only bytes that begin on a word."""
+    room = np.zeros(-(-max(section.size, 1) // 8), np.uint64)
+    copy = room.view(np.uint8)[: section.size]
+    copy[:] = section
+    copy.flags.writeable = False
+    return copy
+
+
+DIGESTS = """
+import hashlib
+import numpy as np
+from hvd_deepreduce import container as wire
+from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.codec import Key
+from hvd_deepreduce.config import Config
+from hvd_deepreduce.pipeline import Pipeline, decode_part
+from tests import cases
+
+print(cpu.vector_level())
+configs = {f"index {n}": dict(index=c, value="raw") for n, c in cases.INDEX.items()}
+configs |= {f"value {n}": dict(index="raw", value=c) for n, c in cases.VALUE.items()}
+configs |= {f"joint {n}": dict(joint=c) for n, c in cases.JOINT.items()}
+inputs = [*cases.inputs().values(), cases.random(9001), np.round(cases.random(5003), 1)]
+for name, codecs in configs.items():
+    digest = hashlib.sha256()
+    for density in (0.02, 0.3, 1.0):
+        pipeline = Pipeline(Config.load(sparsifier={"name": "topk", "density": density}, **codecs))
+        for gradient in inputs:
+            residual = np.zeros_like(gradient)
+            data = pipeline.encode(gradient, residual, Key(1, 2, 3))
+            support, values = decode_part(wire.unpack(data), gradient.size)
+            for array in (data, residual, values) if support is None else (data, residual, values, support):
+                digest.update(array.tobytes())
+    print(name.replace(" ", "-"), digest.hexdigest())
+"""
+
+
+def test_all_vector_levels_give_the_same_bytes():
+    """Ranks on different machines must send and decode the same."""
+    found = {}
+    for wanted in ("portable", "avx2", ""):
+        environment = {**os.environ, "HVD_DEEPREDUCE_VECTOR": wanted}
+        paths = [environment.get("PYTHONPATH", ""), str(Path(__file__).parents[1])]
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        done = subprocess.run([sys.executable, "-c", DIGESTS], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        level, *lines = done.stdout.splitlines()
+        found[wanted] = int(level), dict(line.split() for line in lines)
+    assert found["portable"][0] == 0 and found["avx2"][0] <= 1
+    for wanted in ("avx2", ""):
+        assert found[wanted][1] == found["portable"][1]

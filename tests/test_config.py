@@ -1,0 +1,159 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from hvd_deepreduce import Config, ConfigError
+from hvd_deepreduce.codec import Registry
+from hvd_deepreduce.sparsify.topk import TopK
+from hvd_deepreduce.value.qsgd import QSGD
+from hvd_deepreduce.value.raw import Raw
+from tests import cases
+
+CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
+
+
+def load_text(tmp_path, text):
+    path = tmp_path / "config.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return Config.load(path)
+
+
+def refused(message, *args, **kwargs):
+    with pytest.raises(ConfigError, match=message):
+        Config.load(*args, **kwargs)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_every_file_loads_and_comes_back(path):
+    config = Config.load(path)
+    assert config == Config.load(str(path)) == Config.load(config) == Config.load(config.to_dict())
+    assert config.digest() == Config.load(yaml.safe_load(yaml.safe_dump(config.to_dict()))).digest()
+    assert json.loads(json.dumps(config.to_dict())) == config.to_dict()
+
+
+def test_there_are_files():
+    assert CONFIGS
+
+
+def test_defaults_keyword_arguments_and_overrides(tmp_path):
+    assert Config.load() == Config() == Config.load({})
+    config = load_text(tmp_path, "sparsifier: {name: topk, density: 1e-2}\nvalue: raw\n")
+    assert config.sparsifier == TopK(density=0.01) and config.value == Raw()
+    changed = Config.load(config, value={"name": "qsgd", "bits": 4}, seed=9)
+    assert changed.value == QSGD(bits=4) and changed.seed == 9 and changed.sparsifier == config.sparsifier
+    assert Config.load(value=QSGD(bits=3)).value == QSGD(bits=3)
+    with pytest.raises(ValidationError):
+        config.seed = 3  # frozen
+
+
+def test_digest_is_of_what_all_ranks_share():
+    base = Config.load()
+    assert 0 <= base.digest() < 2**32
+    assert Config.load(threads=3).digest() == base.digest() and "threads" not in base.shared()
+    others = [{"seed": 1}, {"value": "raw"}, {"value": {"name": "qsgd", "bits": 6}}, {"error_feedback": False},
+              {"min_elements": 7}, {"sparsifier": {"name": "topk", "density": 0.02}}]  # fmt: skip
+    digests = {Config.load(other).digest() for other in others} | {base.digest()}
+    assert len(digests) == len(others) + 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"colour": 3}, r"^colour is not a key of a config \(given: 3\); its keys are: .*error_feedback.*value$"),
+        ({"sparsifier": {"name": "topk", "k": 3}}, r"sparsifier.k is not a key of sparsifier \(given: 3\).*: density$"),
+        ({"index": {"name": "rice", "b": 3}}, r"index.b is not a key of index .* its keys are: none$"),
+        ({"sparsifier": "best"}, "sparsifier is 'best'; it must be a name, .* out of: .*randomk.*topk"),
+        ({"sparsifier": {"density": 0.1}}, "sparsifier is {'density': 0.1}; it must be a name"),
+        ({"sparsifier": ["topk"]}, r"sparsifier is \['topk'\]; it must be a name"),
+        ({"index": 3}, "index is 3; it must be a name"),
+        ({"value": {"name": ["raw"]}}, "value is .*; it must be a name"),
+        ({"index": "qsgd"}, "index is 'qsgd'; it must be a name, .*rice"),
+        ({"joint": "nothing"}, "joint is 'nothing'; it must be a name"),
+        ({"sparsifier": None}, "^sparsifier is None, which is not allowed"),
+        ({"index": None}, "index is None; without a joint codec"),
+        ({"value": None}, "value is None; without a joint codec"),
+        ({"index": QSGD()}, "^index is QSGD.*, which is not allowed: .*IndexCodec"),
+        ({"value": TopK()}, "^value is TopK.*, which is not allowed: .*ValueCodec"),
+        ({"sparsifier": {"name": "threshold"}}, "^sparsifier.threshold is missing and has no default$"),
+        ({"sparsifier": {"name": "topk", "density": 0}}, "^sparsifier.density is 0, .*greater than 0$"),
+        ({"sparsifier": {"name": "topk", "density": -0.5}}, "density is -0.5, .*greater than 0"),
+        ({"sparsifier": {"name": "topk", "density": 1.5}}, "density is 1.5, .*less than or equal to 1"),
+        ({"sparsifier": {"name": "topk", "density": float("nan")}}, "density is nan, which is not allowed"),
+        ({"sparsifier": {"name": "topk", "density": float("inf")}}, "density is inf, which is not allowed"),
+        ({"sparsifier": {"name": "randomk", "density": "some"}}, "density is 'some', .*valid number"),
+        ({"sparsifier": {"name": "threshold", "threshold": float("nan")}}, "threshold is nan, .*finite"),
+        ({"value": {"name": "qsgd", "bits": 9}}, "^value.bits is 9, .*less than or equal to 8$"),
+        ({"value": {"name": "qsgd", "bits": 6.5}}, "value.bits is 6.5, .*integer"),
+        ({"value": {"name": "qsgd", "norm": "l1"}}, "value.norm is 'l1', .*'max' or 'l2'"),
+        ({"value": {"name": "qsgd", "bits": 1, "bucket": 0}}, "value.bits is 1.*; value.bucket is 0"),
+        ({"error_feedback": "yes"}, "error_feedback is 'yes', .*boolean"),
+        ({"error_feedback": 1}, "error_feedback is 1, .*boolean"),
+        ({"min_elements": -1}, "min_elements is -1, .*greater than or equal to 0"),
+        ({"min_elements": "many"}, "min_elements is 'many', .*integer"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": 2**32}, "seed is 4294967296, .*less than or equal to 4294967295"),
+        ({"seed": None}, "seed is None"),
+        ({"threads": 0}, "threads is 0, .*greater than or equal to 1"),
+        ({"threads": 1025}, "threads is 1025"),
+        ({3: 4}, "^3 is not a key of a config"),
+    ],
+)
+def test_errors_are_sentences(settings, message):
+    refused(message, settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "config.yaml is empty: write at least one key"),
+        ("# nothing\n", "config.yaml is empty"),
+        ("- topk\n- rice\n", r"config.yaml holds \['topk', 'rice'\]: lines of the form 'key: value'"),
+        ("topk", "config.yaml holds 'topk'"),
+        ("a: [1", "config.yaml is not YAML: "),
+        ("a: b: c", "config.yaml is not YAML: .*line 1"),
+        (b"\xff\xfe\xfa", "config.yaml is not YAML"),
+        ("a: !!python/object:os.system {}", "config.yaml is not YAML"),
+        ("sparsifier:\n", "^sparsifier is None"),
+        ("seed: .nan", "seed is nan"),
+        ("seed: 1\nspeed: 2", "^speed is not a key"),
+    ],
+)
+def test_files_that_are_no_config(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message):
+        load_text(tmp_path, text)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    refused("nowhere.yaml cannot be read: No such file or directory", tmp_path / "nowhere.yaml")
+    refused("cannot be read: Is a directory", str(tmp_path))
+
+
+@pytest.mark.parametrize("source", [3, ["topk"], 1.5, np.zeros(2)])
+def test_sources_that_are_none(source):
+    refused(f"a config is the path of a YAML file, a dict or a Config, and {type(source).__name__} was given", source)
+
+
+@pytest.mark.parametrize("joint", cases.JOINT)
+def test_joint_takes_the_place_of_index_and_value(joint):
+    config = Config.load(joint=joint)
+    assert config.index is None and config.value is None and Config.load(config.to_dict()) == config
+    assert Config.load(joint=joint, index=None, value=None) == config
+    for kind, name in (("index", "rice"), ("value", "raw")):
+        refused(f"{kind} is '{name}' beside '{joint}'.*leave index and value out", {"joint": joint, kind: name})
+
+
+@pytest.mark.parametrize("codec", [0, 256, -1])
+def test_a_registry_refuses_bad_numbers_and_second_names(codec):
+    class Bad(Raw):
+        name = "bad"
+        id = codec
+
+    registry = Registry("value")
+    registry.register(Raw)
+    for taken in (Bad, Raw):
+        with pytest.raises(ValueError, match="needs a name and an id of its own"):
+            registry.register(taken)

@@ -1,0 +1,279 @@
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_deepreduce import container as wire
+from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.codec import Key
+from hvd_deepreduce.container import Container, ContainerError
+from hvd_deepreduce.pipeline import Pipeline, decode_part
+from tests import cases
+from tests.oracle import checksum
+from tests.oracle import container as oracle
+
+KEY = Key(11, 12, 13)
+NUMEL = 200
+GRADIENT = cases.random(NUMEL)
+
+# One config for each registered codec.
+CONFIGS = {
+    **{f"sparsifier {name}": cases.config(name, "raw", "raw") for name in cases.SPARSIFIERS},
+    **{f"index {name}": cases.config("topk", name, "raw") for name in cases.INDEX},
+    **{f"value {name}": cases.config("topk", "raw", name) for name in cases.VALUE},
+    **{f"dense value {name}": cases.config("none", "raw", name) for name in cases.VALUE},
+    **{f"joint {name}": cases.config("topk", None, None, name) for name in cases.JOINT},
+    **{f"dense joint {name}": cases.config("none", None, None, name) for name in cases.JOINT},
+}
+
+
+def encoded(name, gradient=GRADIENT):
+    return Pipeline(CONFIGS[name]).encode(gradient, None, KEY).tobytes()
+
+
+def array(data):
+    return np.frombuffer(data, np.uint8)
+
+
+def read(data, numel=NUMEL, rank=3):
+    """What a receiver does with the bytes of rank 3. Each section gets memory of its own: `make sanitize` sees there
+    what reads past it."""
+    container = wire.unpack(array(data), rank, numel)
+    parts = {part: getattr(container, part).copy() for part in ("indices", "values", "order")}
+    return container, *decode_part(dataclasses.replace(container, **parts), numel, rank)
+
+
+def must_refuse(data, message="", numel=NUMEL):
+    with pytest.raises(ContainerError, match=f"rank 3 cannot be read: .*{message}"):
+        read(data, numel)
+
+
+SAMPLE = encoded("index rice")
+
+
+def test_layout_is_the_specified_one():
+    sections = [b"index", b"values section", b"o"]
+    container = Container(
+        1, 2, 3, np.dtype(np.float64), 1000, 7, Key(0xA, 0xB, 0xC), 0xDDDDDDDD, *map(array, sections), joint=True
+    )
+    header = {
+        "magic": b"HVDR", "version": 1, "sparsifier": 1, "index": 2, "value": 3, "dtype": 2, "flags": 1, "reserved": 0,
+        "checksum": 0, "numel": 1000, "count": 7, "seed": 0xA, "parameter": 0xB, "step": 0xC, "digest": 0xDDDDDDDD,
+        "index_bytes": 5, "value_bytes": 14, "order_bytes": 1,
+    }  # fmt: skip
+    data = wire.pack(container)
+    assert data.tobytes() == oracle.write(header, sections) and container.nbytes == data.size == 64 + 8 + 16 + 8
+    back = wire.unpack(data, 0, 1000)
+    assert [section.tobytes() for section in (back.indices, back.values, back.order)] == sections
+    for name in ("sparsifier", "index", "value", "dtype", "numel", "count", "digest", "joint"):
+        assert getattr(back, name) == getattr(container, name)
+    assert back.key == Key(0xA, 0xB, 0xC)
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=4, max_size=40))
+def test_checksum_equals_the_oracle(words):
+    data = np.array(words, "<u4").view(np.uint8)
+    assert cpu.checksum(data) == checksum.checksum(data.tobytes())
+
+
+def test_any_step_fits():
+    container = Container(0, 0, 1, np.dtype(np.float32), 0, 0, Key(1, 2, 2**32 + 5), 0, *[array(b"")] * 3)
+    assert wire.unpack(wire.pack(container)).key.step == 5
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_every_flipped_bit_is_found(bit):
+    for at in range(len(SAMPLE)):
+        data = bytearray(SAMPLE)
+        data[at] ^= 1 << bit
+        must_refuse(bytes(data))
+
+
+def test_every_cut_is_found():
+    for size in range(len(SAMPLE)):
+        must_refuse(SAMPLE[:size], "bytes")
+
+
+def test_two_swapped_words_are_found():
+    words = np.frombuffer(SAMPLE, np.uint32)
+    for at in range(16, words.size - 1):
+        swapped = words.copy()
+        swapped[[at, at + 1]] = swapped[[at + 1, at]]
+        if not np.array_equal(swapped, words):
+            must_refuse(swapped.tobytes(), "checksum")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"magic": b"PK\3\4"}, re.escape("begins with b'PK")),
+        ({"version": 2}, "version 2.*reads 1"),
+        ({"version": 0}, "version 0"),
+        ({"index_bytes": 2**64 - 1}, "its header says .* bytes"),
+        ({"value_bytes": 2**63}, "its header says .* bytes"),
+        ({"order_bytes": 2**64 - 8, "index_bytes": 2**64 - 8}, "its header says .* bytes"),
+        ({"value_bytes": 2**32}, "its header says .* bytes"),
+        ({"dtype": 0}, "dtype 0"),
+        ({"dtype": 3}, "dtype 3"),
+        ({"flags": 3}, "flags 3"),
+        ({"flags": 4}, "flags 4"),
+        ({"flags": 2}, "in the values' order must be packed ones"),
+        ({"flags": 2, "index": 2, "sparsifier": 0}, "in the values' order must be packed ones|must hold all 200"),
+        ({"reserved": 1}, "reserved 1"),
+        ({"numel": NUMEL + 1}, "201 elements, and this one has 200"),
+        ({"count": NUMEL + 1}, "keeps 201 of 200"),
+        ({"count": 2**32 - 1}, "keeps 4294967295 of 200"),
+        ({"count": 0}, ""),
+        ({"index": 254}, "index codec 254 is unknown"),
+        ({"value": 254}, "value codec 254 is unknown"),
+        ({"value": 0}, "value codec 0 is unknown"),
+        ({"value": 254, "flags": 1}, "joint codec 254 is unknown"),
+        ({"index": 0, "sparsifier": 254}, "sparsifier codec 254 is unknown"),
+        ({"index": 0}, "must hold an index section"),
+        ({"index": 0, "sparsifier": 0}, "must hold all 200 elements"),
+    ],
+)
+def test_a_wrong_header_with_a_right_checksum(fields, message):
+    must_refuse(oracle.changed(SAMPLE, **fields), message)
+
+
+def test_the_tensor_is_another_one():
+    with pytest.raises(ContainerError, match="rank 3 .* 200 elements, and this one has 10"):
+        wire.unpack(array(SAMPLE), 3, 10)
+    with pytest.raises(ContainerError, match="rank 3 .* 200 elements, and 10 are wanted"):
+        decode_part(wire.unpack(array(SAMPLE)), 10, 3)
+    with pytest.raises(ContainerError, match="^the container cannot be read"):
+        wire.unpack(array(SAMPLE[:70]))
+    with pytest.raises(ContainerError, match="^the container cannot be read"):
+        decode_part(wire.unpack(array(SAMPLE)), 10)
+
+
+def test_more_elements_than_the_header_can_say():
+    container = Container(0, 0, 1, np.dtype(np.float32), 2**32, 0, KEY, 0, *[array(b"")] * 3)
+    with pytest.raises(ContainerError, match="4294967296: split"):
+        wire.pack(container)
+
+
+def test_split():
+    parts = [encoded(name) for name in ("index rice", "value raw", "sparsifier none")]
+    whole = b"".join(parts)
+    for offset in range(9):  # the bytes may stand anywhere in memory
+        room = np.empty(len(whole) + offset, np.uint8)
+        room[offset:] = array(whole)
+        found = wire.split(room[offset:], 3, NUMEL)
+        assert [container.nbytes for container in found] == [len(part) for part in parts]
+        for rank, container in enumerate(found):
+            support, values = decode_part(container, NUMEL, rank)
+            assert values.size == container.count and (support is None) == (rank == 2)
+    with pytest.raises(ContainerError, match="8 bytes stand behind"):
+        wire.split(array(whole + bytes(8)), 3, NUMEL)
+    with pytest.raises(ContainerError, match="rank 2 cannot be read"):
+        wire.split(array(whole[:-1]), 3, NUMEL)
+    with pytest.raises(ContainerError, match="rank 1 cannot be read: it begins with"):
+        wire.split(array(parts[0] + bytes(64)), 2, NUMEL)
+    assert wire.split(array(b""), 0) == []
+
+
+def valid(container, support, values):
+    """What a decoder may give for bytes that it accepts."""
+    assert values.size == container.count and values.dtype in (np.float32, np.float64)
+    if support is None:
+        assert container.count == NUMEL
+    else:
+        assert support.dtype == np.uint32 and support.size == container.count
+        assert np.all(support < NUMEL) and np.all(support[1:] > support[:-1])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_mutations_with_a_repaired_checksum(name, data):
+    """Any bytes of the sections and any count: an error that names the rank, or a valid result."""
+    original = encoded(name)
+    mutated = bytearray(original)
+    header = oracle.read(original)
+    sizes = [header[f"{part}_bytes"] for part in ("index", "value", "order")]
+    fields = {}
+    if data.draw(st.booleans()):
+        fields["count"] = data.draw(st.one_of(st.sampled_from([0, 1, NUMEL]), st.integers(0, NUMEL)))
+    for part, size in zip(("index", "value", "order"), sizes, strict=True):
+        if data.draw(st.integers(0, 3)) == 0:
+            # Fewer bytes than there are, or some of the padding or of the next section.
+            shift = data.draw(st.integers(-min(size, 8), -(-size // 8) * 8 - size))
+            fields[f"{part}_bytes"] = size + shift
+    for _ in range(data.draw(st.integers(0, 4))):
+        at = data.draw(st.integers(64, len(mutated) - 1)) if len(mutated) > 64 else 9
+        mutated[at] = data.draw(st.one_of(st.sampled_from([0, 1, 127, 128, 255]), st.integers(0, 255)))
+    repaired = oracle.changed(bytes(mutated), **fields)
+    try:
+        container, support, values = read(repaired)
+    except ContainerError as error:
+        assert "the container of rank 3 cannot be read: " in str(error)
+    else:
+        valid(container, support, values)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_cut_of_a_section_with_a_repaired_checksum(name):
+    original = encoded(name)
+    header = oracle.read(original)
+    starts = {"index": 64, "value": 64 + -(-header["index_bytes"] // 8) * 8}
+    sections = {part: original[at : at + header[f"{part}_bytes"]] for part, at in starts.items()}
+    order = original[starts["value"] + -(-header["value_bytes"] // 8) * 8 :][: header["order_bytes"]]
+    for part in starts:
+        step = max(1, len(sections[part]) // 40)
+        for size in range(0, len(sections[part]), step):
+            cut = {**sections, part: sections[part][:size]}
+            changed = header | {"index_bytes": len(cut["index"]), "value_bytes": len(cut["value"])}
+            try:
+                container, support, values = read(oracle.write(changed, [cut["index"], cut["value"], order]))
+            except ContainerError as error:
+                assert "the container of rank 3 cannot be read: " in str(error)
+            else:
+                valid(container, support, values)
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=200))
+def test_foreign_bytes(data):
+    must_refuse(data)
+    must_refuse(oracle.repaired(b"HVDR\1" + data[:11].ljust(11, b"\0") + data[11:].ljust(120, b"\0")))
+
+
+def ordered(indices, numel=9):
+    """Indices in the order of the values 5, 6, 7."""
+    width = (numel - 1).bit_length()
+    values, none = np.array([5, 6, 7], np.float32).view(np.uint8), array(b"")
+    packed = cpu.pack(np.uint32(indices), width)
+    return Container(1, 2, 1, np.dtype(np.float32), numel, 3, KEY, 0, packed, values, none, ordered=True)
+
+
+def test_indices_in_the_order_of_the_values():
+    container = ordered([8, 0, 5])
+    data = wire.pack(container)
+    assert oracle.read(data.tobytes())["flags"] == 2 and wire.unpack(data).ordered
+    support, values = decode_part(wire.unpack(data), 9, 0)
+    assert support.tolist() == [0, 5, 8] and values.tolist() == [6, 7, 5]
+
+
+@pytest.mark.parametrize("indices", [[8, 8, 5], [0, 0, 0], [9, 1, 2], [15, 1, 2]])
+def test_indices_in_the_order_of_the_values_that_are_no_support(indices):
+    with pytest.raises(ContainerError, match="rank 0 .* out of order or not below"):
+        decode_part(ordered(indices), 9, 0)
+
+
+@pytest.mark.parametrize("order", [[0, 0, 1], [2, 1, 2], [3, 0, 1]])
+def test_an_order_that_is_no_permutation(order):
+    values, none = np.arange(3, dtype=np.float32).view(np.uint8), array(b"")
+    container = Container(0, 0, 1, np.dtype(np.float32), 3, 3, KEY, 0, none, values, cpu.pack(np.uint32(order), 2))
+    with pytest.raises(ContainerError, match="rank 0 .* not a permutation"):
+        decode_part(container, 3, 0)
+
+
+def test_an_order_puts_values_back():
+    values, none = np.array([5, 6, 7], np.float32).view(np.uint8), array(b"")
+    container = Container(0, 0, 1, np.dtype(np.float32), 3, 3, KEY, 0, none, values, cpu.pack(np.uint32([2, 0, 1]), 2))
+    assert decode_part(container, 3, 0)[1].tolist() == [6, 7, 5]

@@ -1,0 +1,41 @@
+"""The documents say what the code does."""
+
+import re
+import sys
+from pathlib import Path
+
+from hvd_deepreduce.codec import index_codecs, joint_codecs, sparsifiers, value_codecs
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+
+def test_configuration_is_up_to_date():
+    from describe import DOC, page
+
+    assert DOC.read_text() == page(), "docs/configuration.md is out of date: run python scripts/describe.py"
+
+
+def test_every_setting_is_described():
+    from describe import attributes
+
+    for registry in (sparsifiers, index_codecs, value_codecs, joint_codecs):
+        for name, codec in registry.by_name.items():
+            missing = set(codec.model_fields) - set(attributes(codec))
+            assert not missing, f"{registry.kind} {name}: its docstring's Attributes do not describe {missing}"
+
+
+def test_links_lead_somewhere():
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+def test_every_codec_has_its_layout_in_the_container_page():
+    text = (ROOT / "docs" / "container.md").read_text()
+    for title, registry in (("Index", index_codecs), ("Value", value_codecs), ("Joint", joint_codecs)):
+        part = text.split(f"\n## {title} codecs\n")[1].split("\n## ")[0]
+        for name, codec in registry.by_name.items():
+            heading = f"\n### {name} ({codec.id})\n"
+            assert heading in part, f"docs/container.md has no {heading.strip()!r} under {title} codecs"
+            assert len(part.split(heading)[1].split("\n### ")[0].strip()) > 40, f"{heading.strip()!r} says nothing"

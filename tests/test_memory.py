@@ -1,0 +1,64 @@
+import numpy as np
+import pytest
+
+from hvd_deepreduce.codec import Key
+from hvd_deepreduce.memory import Memory
+from hvd_deepreduce.pipeline import Pipeline
+from tests import cases
+
+F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
+
+
+def test_zeros_at_first_and_then_the_same_array():
+    memory = Memory()
+    first = memory.residual("a", 3, F64)
+    assert first.dtype == F64 and first.tolist() == [0, 0, 0]
+    first[1] = 5
+    assert memory.residual("a", 3, F64) is first
+    assert memory.residual("b", 3, F64) is not first
+    assert memory.residual("empty", 0, F32).size == 0
+
+
+@pytest.mark.parametrize(("numel", "dtype"), [(4, F32), (3, F64)])
+def test_a_parameter_that_is_not_the_one_that_it_was(numel, dtype):
+    memory = Memory()
+    memory.residual("layer.weight", 3, F32)[:] = 7
+    with pytest.raises(ValueError, match=rf"layer.weight is float32 \[3\], and its gradient {dtype} \[{numel}\]"):
+        memory.residual("layer.weight", numel, dtype)
+    assert memory.residual("layer.weight", 3, F32).tolist() == [7, 7, 7]
+
+
+def test_state_is_copied_both_ways():
+    memory = Memory()
+    memory.residual("a", 2, F32)[:] = [1, 2]
+    state = memory.state_dict()
+    memory.residual("a", 2, F32)[:] = 9
+    assert state["a"].tolist() == [1, 2]
+    other = Memory()
+    other.residual("gone", 1, F32)
+    other.load_state_dict(state)
+    other.residual("a", 2, F32)[0] = 5
+    assert state["a"].tolist() == [1, 2] and list(other.state_dict()) == ["a"]
+
+
+def test_a_state_of_another_shape_becomes_flat():
+    memory = Memory()
+    memory.load_state_dict({"a": np.arange(6, dtype=np.float32).reshape(2, 3).T})
+    assert memory.residual("a", 6, F32).tolist() == [0, 3, 1, 4, 2, 5]
+
+
+@pytest.mark.parametrize("value", cases.VALUE)
+def test_a_resumed_run_equals_an_unbroken_one(value):
+    pipeline = Pipeline(cases.config("topk", "rice", value))
+
+    def run(memory, steps):
+        return [
+            pipeline.encode(cases.random(300, seed=step), memory.residual("p", 300, F32), Key(0, 1, step)).tobytes()
+            for step in steps
+        ]
+
+    unbroken = run(Memory(), range(6))
+    before, after = Memory(), Memory()
+    first = run(before, range(3))
+    after.load_state_dict(before.state_dict())
+    assert first + run(after, range(3, 6)) == unbroken

@@ -1,0 +1,250 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from hvd_deepreduce import container as wire
+from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.codec import Key
+from hvd_deepreduce.container import ContainerError
+from hvd_deepreduce.pipeline import Pipeline, decode_part, settle, unordered
+from tests import cases
+from tests.oracle import container as oracle_container
+from tests.oracle import pipeline as oracle
+
+KEY = Key(1, 2, 3)
+PLAIN = Pipeline(cases.config("topk", "rice", "raw"))
+PIPELINES = {
+    "topk rice raw": PLAIN,
+    "topk rice qsgd": Pipeline(cases.config("topk", "rice", "qsgd")),
+    "topk packed half": Pipeline(cases.config("topk", "packed", "half")),
+    "randomk qsgd": Pipeline(cases.config("randomk", "raw", "qsgd")),
+    "threshold bitmap half": Pipeline(cases.config("threshold", "bitmap", "half")),
+    "none qsgd": Pipeline(cases.config("none", "raw", "qsgd")),
+    **{f"topk elias_fano {name}": Pipeline(cases.config("topk", "elias_fano", name)) for name in cases.VALUE},
+    **{f"none {name}": Pipeline(cases.config("none", "raw", name)) for name in cases.VALUE},
+    **{f"joint {name}": Pipeline(cases.config("topk", None, None, name)) for name in cases.JOINT},
+    **{f"dense joint {name}": Pipeline(cases.config("none", None, None, name)) for name in cases.JOINT},
+}
+
+
+def total(data, numel, dtype=np.float64, scale=1.0, threads=1):
+    """The decoded sum of some containers' bytes."""
+    out = np.full(numel, 7, dtype)
+    containers = [wire.unpack(one, rank, numel) for rank, one in enumerate(data)]
+    Pipeline(PLAIN.config, threads).decode(containers, out, scale)
+    return out
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sent_and_residual_are_gradient_and_old_residual(name, dtype):
+    """Over several steps, the sum of all that was sent and the last residual is the sum of all gradients."""
+    pipeline, numel = PIPELINES[name], 400
+    residual, gradients, sent = np.zeros(numel, dtype), np.zeros(numel), np.zeros(numel)
+    for step in range(8):
+        gradient = cases.random(numel, dtype, seed=step)
+        before, old = gradient.copy(), residual.astype(np.float64)
+        decoded = total([pipeline.encode(gradient, residual, Key(1, 2, step))], numel)
+        np.testing.assert_array_equal(gradient, before)
+        sent += decoded
+        gradients += gradient
+        one_step = gradient.astype(np.float64) + old
+        slack = 4 * np.finfo(dtype).eps * (np.abs(gradient) + np.abs(old) + np.abs(decoded))
+        assert np.all(np.abs(decoded + residual - one_step) <= slack)
+    np.testing.assert_allclose(sent + residual, gradients, rtol=0, atol=200 * np.finfo(dtype).eps)
+
+
+def test_error_feedback_sends_everything_in_the_end():
+    pipeline = Pipeline(cases.config("topk", "rice", "raw"))
+    gradient, residual, sent = cases.random(100), np.zeros(100, np.float32), np.zeros(100)
+    sent += total([pipeline.encode(gradient, residual, KEY)], 100)
+    for step in range(20):
+        sent += total([pipeline.encode(np.zeros(100, np.float32), residual, Key(1, 2, step))], 100)
+    np.testing.assert_array_equal(sent, gradient)
+    assert not residual.any()
+
+
+def test_without_error_feedback_nothing_is_kept_and_nothing_is_changed():
+    gradient = cases.random(200)
+    before = gradient.copy()
+    decoded = total([PLAIN.encode(gradient, None, KEY)], 200, np.float32)
+    np.testing.assert_array_equal(gradient, before)
+    assert np.count_nonzero(decoded) == 20
+    np.testing.assert_array_equal(decoded[decoded != 0], gradient[decoded != 0])
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("numel", [1, 50])
+def test_what_is_not_finite_goes_raw_and_whole(name, bad, numel):
+    for dtype in (np.float32, np.float64):
+        gradient, residual = cases.random(numel, dtype), cases.random(numel, dtype, seed=5)
+        gradient[numel // 2] = bad
+        before = residual.copy()
+        data = PIPELINES[name].encode(gradient, residual, KEY)
+        np.testing.assert_array_equal(residual, before)
+        container = wire.unpack(data, 0, numel)
+        assert (container.sparsifier, container.index, container.value, container.joint) == (0, 0, 1, False)
+        assert container.count == numel and container.values.size == gradient.nbytes
+        other = PIPELINES[name].encode(cases.random(numel, dtype, seed=2), None, KEY)
+        summed = total([other, data, other], numel, dtype, 0.5)
+        assert np.flatnonzero(~np.isfinite(summed)).tolist() == [numel // 2]
+        alone = total([data], numel, dtype)
+        np.testing.assert_array_equal(alone, gradient)
+
+
+def test_nan_at_the_end_of_a_large_tensor_is_seen_by_every_thread_count():
+    gradient = np.zeros((1 << 20) * 2 + 5, np.float32)
+    for at in (0, 1 << 20, gradient.size - 1):
+        gradient[at] = np.nan
+        for threads in (1, 2, 3):
+            assert not cpu.finite(gradient, threads)
+        gradient[at] = 0
+    assert cpu.finite(gradient, 3)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_residual_that_would_overflow_stays_finite(name):
+    limit = np.finfo(np.float32).max
+    for sign in (1, -1):
+        gradient, residual = np.full(64, sign * limit), np.full(64, sign * limit)
+        for step in range(30):
+            data = PIPELINES[name].encode(gradient, residual, Key(1, 2, step))
+            _, values = decode_part(wire.unpack(data), 64)
+            assert np.isfinite(values).all()
+            assert not np.isnan(residual).any()
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("numel", [0, 1, 2, 1000])
+def test_zeros_and_tiny_tensors(name, numel, dtype):
+    for gradient in (np.zeros(numel, dtype), np.ones(numel, dtype)):
+        for residual in (None, np.zeros(numel, dtype)):
+            decoded = total([PIPELINES[name].encode(gradient, residual, KEY)], numel, dtype)
+            assert decoded.shape == (numel,) and np.isfinite(decoded).all()
+            if residual is not None:
+                np.testing.assert_allclose(decoded + residual, gradient, atol=1e-6)
+            if not gradient.any():
+                assert not decoded.any()
+
+
+def test_a_tensor_that_is_too_large():
+    stub = SimpleNamespace(size=2**32)
+    residual = np.zeros(3, np.float32)
+    with pytest.raises(ContainerError, match="up to 2\\^32 - 1 elements, and this one 4294967296: split"):
+        PLAIN.encode(stub, residual, KEY)
+    with pytest.raises(ContainerError, match="split"):
+        PLAIN.encode(np.broadcast_to(np.float32(1), 2**32), residual, KEY)
+    assert not residual.any()
+
+
+def test_a_gradient_that_is_not_contiguous_is_refused():
+    with pytest.raises(ValueError, match="not contiguous"):
+        PLAIN.encode(np.zeros(20, np.float32)[::2], None, KEY)
+    with pytest.raises(ValueError, match="not contiguous"):
+        PLAIN.decode([], np.zeros(20, np.float32)[::2])
+
+
+@given(st.data(), st.integers(1, 5), st.sampled_from([np.float32, np.float64]), st.sampled_from([1.0, 0.5, 1 / 3, 0.0]))
+def test_sums_equal_the_oracle(data, ranks, dtype, scale):
+    numel = data.draw(st.sampled_from([1, 16383, 16384, 16385, 50000]) if ranks < 4 else st.integers(0, 300))
+    rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    parts, magnitudes = [], np.zeros(numel)
+    for _ in range(ranks):
+        indices = None
+        if rng.random() < 0.7:
+            indices = np.flatnonzero(rng.random(numel) < rng.choice([0, 0.01, 0.9])).astype(np.uint32)
+        values = rng.standard_normal(numel if indices is None else indices.size)
+        parts.append((indices, values.astype(rng.choice([np.float32, dtype]))))
+        magnitudes[slice(None) if indices is None else indices] += np.abs(values)
+    room = np.full(numel + 9, 7, dtype)
+    offset = data.draw(st.integers(0, 4))  # an output that begins anywhere within a vector
+    out = room[offset : offset + numel]
+    cpu.sum_into(out, parts, scale, data.draw(st.integers(1, 3)))
+    slack = np.finfo(dtype).eps * (ranks + 1) * magnitudes
+    assert np.all(np.abs(out - oracle.total(parts, numel, scale)) <= slack)
+    assert np.all(room[:offset] == 7) and np.all(room[offset + numel :] == 7)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_sums_do_not_hang_on_threads(ranks):
+    numel = (1 << 20) * 2 + 4097
+    sparse, dense = Pipeline(cases.config("topk", "rice", "raw")), Pipeline(cases.config("none", "raw", "half"))
+    data = [
+        (dense if rank == 1 else sparse).encode(cases.random(numel, seed=rank), None, Key(1, 2, 3, rank))
+        for rank in range(ranks)
+    ]
+    expected = total(data, numel, np.float32, 1 / ranks)
+    for threads in (2, 3):
+        np.testing.assert_array_equal(total(data, numel, np.float32, 1 / ranks, threads), expected)
+    parts = [decode_part(wire.unpack(one), numel) for one in data]
+    np.testing.assert_allclose(expected, oracle.total(parts, numel, 1 / ranks), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_threads_change_no_container(name):
+    numel = (1 << 20) + 4097 if name.startswith("topk rice") else 5000
+    data = []
+    for threads in (1, 2, 3):
+        residual = cases.random(numel, seed=4)
+        pipeline = Pipeline(PIPELINES[name].config, threads)
+        data.append((pipeline.encode(cases.random(numel), residual, KEY).tobytes(), residual.tobytes()))
+    assert data[0] == data[1] == data[2]
+
+
+def test_the_config_says_how_many_threads():
+    assert Pipeline(cases.config("topk", "rice", "raw", threads=2), threads=5).threads == 2
+    assert Pipeline(cases.config("topk", "rice", "raw"), threads=5).threads == 5
+
+
+def test_sum_of_no_containers_is_zero():
+    assert total([], 10).tolist() == [0] * 10
+
+
+def test_an_error_leaves_the_output_as_it_was():
+    good = PIPELINES["topk rice qsgd"].encode(cases.random(300), None, KEY)
+    header = oracle_container.read(good.tobytes())
+    broken = bytearray(good)
+    broken[64] = 40  # no Rice parameter is above 31
+    bad = np.frombuffer(oracle_container.repaired(bytes(broken)), np.uint8)
+    assert header["index"] == 4
+    out = np.full(300, 7, np.float32)
+    with pytest.raises(ContainerError, match="the container of rank 1 cannot be read"):
+        PLAIN.decode([wire.unpack(one, rank) for rank, one in enumerate((good, bad))], out)
+    with pytest.raises(ContainerError, match="rank 2 .* 200 elements, and 300 are wanted"):
+        other = PLAIN.encode(cases.random(200), None, KEY)
+        PLAIN.decode([wire.unpack(one) for one in (good, good, other)], out)
+    assert np.all(out == 7)
+
+
+def test_header_says_what_was_done():
+    container = wire.unpack(PIPELINES["topk rice qsgd"].encode(cases.random(300), None, Key(4, 5, 6, 7)))
+    assert (container.sparsifier, container.index, container.value, container.joint) == (1, 4, 3, False)
+    assert (container.numel, container.count, container.key) == (300, 30, Key(4, 5, 6))
+    assert container.digest == PIPELINES["topk rice qsgd"].config.digest() and container.dtype == np.float32
+    keyed = wire.unpack(PIPELINES["randomk qsgd"].encode(cases.random(300), None, KEY))
+    assert (keyed.sparsifier, keyed.index, keyed.indices.size) == (2, 0, 0)
+
+
+@given(arrays(np.float32, 40, elements=st.floats(-100, 100, width=32)), st.integers(0, 2**32 - 1))
+def test_ranks_that_round_apart_settle_apart(gradient, seed):
+    """A receiver decodes the same values whatever its own rank is."""
+    pipeline = PIPELINES["none qsgd"]
+    for rank in (0, 3):
+        residual = np.zeros(40, np.float32)
+        data = pipeline.encode(gradient, residual, Key(seed, 1, 2, rank))
+        np.testing.assert_array_equal(gradient - total([data], 40, np.float32), residual)
+
+
+def test_small_helpers():
+    assert unordered(np.array([5.0, 6, 7]), np.array([2, 0, 1], np.uint32)).tolist() == [6, 7, 5]
+    residual = np.ones(4)
+    settle(residual, np.array([1, 3], np.uint32), np.array([1, 2], np.float32))
+    assert residual.tolist() == [1, 0, 1, -1]
+    settle(residual, None, np.ones(4, np.float32))
+    assert residual.tolist() == [0, -1, 0, -2]

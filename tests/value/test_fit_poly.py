@@ -1,0 +1,227 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from pydantic import ValidationError
+
+from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.codec import Key
+from hvd_deepreduce.value.fit_poly import FitPoly
+from tests import cases
+from tests.oracle import fit_poly as oracle
+
+F32 = np.dtype(np.float32)
+KEY = Key(1, 2, 3)
+FLOATS = st.floats(allow_nan=False, allow_infinity=False, width=32)
+# Few different values: ties, short segments, straight lines.
+COARSE = st.integers(-4, 4).map(float)
+
+
+def gradient(kept, seed=0):
+    """The top 1% of products of a normal and a lognormal variate."""
+    rng = np.random.default_rng(seed)
+    dense = (1e-3 * rng.standard_normal(100 * kept) * np.exp(rng.standard_normal(100 * kept))).astype(np.float32)
+    return np.ascontiguousarray(dense[np.argsort(-np.abs(dense))[:kept]][rng.permutation(kept)])
+
+
+def fitted(codec, values):
+    """What a receiver gets, in the order of the values."""
+    section, order = codec.encode(values, None, KEY)
+    assert sorted(order) == list(range(values.size))
+    decoded = codec.decode(section, values.size, None, values.dtype, KEY)
+    assert decoded.dtype == np.float32 and decoded.size == values.size
+    out = np.empty_like(decoded)
+    out[order] = decoded
+    return out
+
+
+def rounded(values):
+    limit = np.finfo(np.float32).max
+    return np.clip(values, -limit, limit).astype(np.float32)
+
+
+def error(found, values):
+    values = values.astype(np.float64)
+    return np.linalg.norm(found - values) / np.linalg.norm(values)
+
+
+@given(
+    st.one_of(arrays(np.float32, st.integers(0, 90), elements=FLOATS), arrays(np.float32, 90, elements=COARSE)),
+    st.integers(0, 15), st.one_of(st.none(), st.integers(1, 20)),
+)  # fmt: skip
+def test_bytes_equal_the_oracle(values, degree, segments):
+    section, order = FitPoly(degree=degree, segments=segments).encode(values, None, KEY)
+    expected, expected_order = oracle.encode(values, degree, segments)
+    np.testing.assert_array_equal(order, expected_order)
+    assert section.tobytes() == expected.tobytes()
+    decoded = FitPoly.decode(section, values.size, None, F32, KEY)
+    np.testing.assert_array_equal(decoded, oracle.decode(section, values.size))
+
+
+@pytest.mark.parametrize(("degree", "segments"), [(5, 4), (5, None), (0, 30), (1, 8), (9, 3)])
+@pytest.mark.parametrize("kept", [368, 3001])
+def test_bytes_equal_the_oracle_over_blocks(kept, degree, segments):
+    values = gradient(kept)
+    section, order = FitPoly(degree=degree, segments=segments).encode(values, None, KEY)
+    expected, expected_order = oracle.encode(values, degree, segments)
+    np.testing.assert_array_equal(order, expected_order)
+    assert section.tobytes() == expected.tobytes()
+    decoded = FitPoly.decode(section, kept, None, F32, KEY)
+    np.testing.assert_array_equal(decoded, oracle.decode(section, kept))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 255, 2047, 2048, 50_001])
+def test_sort(count):
+    rng = np.random.default_rng(count)
+    values = rng.choice(np.array([0.0, -0.0, 1e-45, -1e-45, 3e38, -3e38, 1.5, 1.5000001, -7], np.float32), count)
+    values[: count // 2] *= rng.uniform(-1, 1, count // 2).astype(np.float32)
+    ordered, order = cpu.sort_values(values)
+    expected, expected_order = oracle.sort(values)
+    np.testing.assert_array_equal(order, expected_order)
+    np.testing.assert_array_equal(ordered, expected)
+
+
+@pytest.mark.parametrize("codec", [FitPoly(), FitPoly(degree=0), FitPoly(degree=15, segments=1024),
+                                   FitPoly(degree=1, segments=None)])  # fmt: skip
+@pytest.mark.parametrize("name", cases.inputs())
+def test_sign_and_range_are_kept(name, codec):
+    values = rounded(cases.inputs()[name])
+    found = fitted(codec, cases.inputs()[name])
+    np.testing.assert_array_equal(np.sign(found), np.sign(values))
+    for sign in (1, -1):
+        side, got = np.abs(values[values * sign > 0]), np.abs(found[values * sign > 0])
+        assert not side.size or (got.min() >= side.min() and got.max() <= side.max())
+
+
+@pytest.mark.parametrize("name", ["one", "one_zero", "two", "all_zero", "all_equal", "mostly_zero"])
+def test_flat_curves_are_exact(name):
+    values = cases.inputs()[name]
+    np.testing.assert_array_equal(fitted(FitPoly(), values), values)
+
+
+@given(arrays(np.float32, st.integers(1, 6), elements=st.floats(0.5, 2, width=32)))
+def test_as_many_values_as_coefficients_are_kept(values):
+    np.testing.assert_allclose(fitted(FitPoly(), values), values, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-42, 1e-30, 1.0, 1e33])
+@pytest.mark.parametrize(("degree", "segments"), [(0, 8), (1, 1), (3, 4), (5, 4), (8, 4), (15, 2)])
+def test_error_is_that_of_least_squares(degree, segments, scale):
+    values = (gradient(2000) * np.float32(1e3) * np.float32(scale)).astype(np.float32)
+    best = error(oracle.least_squares(values, degree, segments), values)
+    found = error(fitted(FitPoly(degree=degree, segments=segments), values), values)
+    rounding = 1e-6 + 1e-45 * np.sqrt(values.size) / np.linalg.norm(values.astype(np.float64))
+    assert found <= best * (1 + 1e-4) + rounding
+
+
+def test_more_segments_and_degrees_lose_less():
+    values = gradient(20_000)
+    by_segments = [error(fitted(FitPoly(segments=n), values), values) for n in (1, 2, 4, 8, 16)]
+    assert all(b < a for a, b in zip(by_segments, by_segments[1:], strict=False)) and by_segments[2] < 0.02
+    by_degree = [error(fitted(FitPoly(degree=n), values), values) for n in (0, 1, 3, 5)]
+    assert all(b < a for a, b in zip(by_degree, by_degree[1:], strict=False))
+
+
+CURVES = {
+    "exponential": lambda x: np.exp(-7 * x),
+    "power": lambda x: 1 / (1 + 30 * x),
+    "parabola": lambda x: 2 - x * x,
+    "normal": lambda x: np.exp(-3 * x * x) + 0.1,
+}
+
+
+def words(section):
+    return np.frombuffer(section.tobytes(), np.uint32)
+
+
+@pytest.mark.parametrize("curve", ["exponential", "power"])
+def test_knot_leaves_the_least_area(curve):
+    """The appendix' lemma 10: for a convex curve, the knot minimises the area between it and two chords."""
+    y = CURVES[curve](np.linspace(0, 1, 500)).astype(np.float32)
+    section, _ = FitPoly(degree=1, segments=2).encode(y, None, KEY)
+    x = np.arange(500)
+    areas = [np.trapezoid(np.interp(x, [0, k, 499], y[[0, k, 499]]) - y) for k in range(2, 499)]
+    assert words(section)[6] == 2 + np.argmin(areas)
+
+
+@pytest.mark.parametrize("knots", [1, 2, 3, 5, 8, 13, 21])
+@pytest.mark.parametrize("curve", CURVES)
+def test_error_of_a_piecewise_linear_fit(curve, knots):
+    """Lemma 1 (12 of the appendix) for a curve on [0, 1]: at most 2M / p^2, M the variation of its slope."""
+    y = CURVES[curve](np.linspace(0, 1, 4000)).astype(np.float32)
+    variation = np.abs(np.diff(CURVES[curve](np.linspace(0, 1, 4000)), 2)).sum() * 3999
+    found = fitted(FitPoly(degree=1, segments=knots + 1), y)
+    assert np.abs(found - y).max() <= 2 * variation / knots**2
+
+
+@pytest.mark.parametrize("degree", [0, 1, 5])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 7.0, 30.0, 1e4])
+def test_heuristic_number_of_segments(scale, degree):
+    y = (scale * np.exp(-np.arange(3000) / 9.0) + scale).astype(np.float32)
+    section, _ = FitPoly(degree=degree, segments=None).encode(y, None, KEY)
+    wanted = oracle.heuristic(y.astype(np.float64), degree)
+    assert words(section)[3] == len(oracle.knots(y.astype(np.float64), wanted, degree + 1))
+    if scale in (7, 30):
+        assert words(section)[3] == wanted == {7: (1, 3), 30: (3, 5)}[scale][min(degree, 1)]
+
+
+@given(arrays(np.float32, st.integers(2, 60), elements=FLOATS), st.integers(0, 10**6), st.integers(0, 7))
+def test_altered_bytes_are_refused_or_give_finite_values(values, byte, bit):
+    section, _ = FitPoly(degree=2, segments=3).encode(values, None, KEY)
+    altered = section.copy()
+    altered[byte % section.size] ^= 1 << bit
+    try:
+        decoded = FitPoly.decode(altered, values.size, None, F32, KEY)
+    except ValueError:
+        return
+    assert decoded.size == values.size and np.isfinite(decoded).all()
+
+
+def test_cut_and_lengthened_sections_are_refused():
+    values = cases.random(300)
+    section, _ = FitPoly(degree=2, segments=3).encode(values, None, KEY)
+    for size in range(section.size):
+        with pytest.raises(ValueError):
+            FitPoly.decode(section[:size], 300, None, F32, KEY)
+    for more in range(1, 9):
+        with pytest.raises(ValueError):
+            FitPoly.decode(np.concatenate([section, np.zeros(more, np.uint8)]), 300, None, F32, KEY)
+    with pytest.raises(ValueError):
+        FitPoly.decode(section, 299, None, F32, KEY)
+
+
+def poly(degree, positives, negatives, *sides):
+    parts = [np.array([degree, positives, negatives], np.uint32)]
+    for segments, least, largest, knots, coefficients in sides:
+        parts += [np.array([segments], np.uint32), np.array([least, largest], np.float32).view(np.uint32)]
+        parts += [np.array(knots, np.uint32), np.array(coefficients, np.float32).view(np.uint32)]
+    return np.concatenate(parts).view(np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("section", "count"),
+    [(poly(16, 0, 0), 0), (poly(0, 2, 2), 3), (poly(0, 2**32 - 1, 2**32 - 1), 3),
+     (poly(0, 3, 0, (0, 1, 1, [], [])), 3), (poly(0, 3, 0, (4, 1, 1, [1, 2, 3], [1, 1, 1, 1])), 3),
+     (poly(0, 3, 0, (2**32 - 1, 1, 1, [], [])), 3), (poly(0, 3, 0, (2, 1, 1, [0], [1, 1])), 3),
+     (poly(0, 3, 0, (2, 1, 1, [3], [1, 1])), 3), (poly(0, 3, 0, (2, 1, 1, [2**32 - 1], [1, 1])), 3),
+     (poly(0, 3, 0, (3, 1, 1, [2, 1], [1, 1, 1])), 3), (poly(0, 3, 0, (1, 2, 1, [], [1])), 3),
+     (poly(0, 3, 0, (1, 0, 1, [], [1])), 3), (poly(0, 3, 0, (1, 1, np.inf, [], [1])), 3),
+     (poly(0, 3, 0, (1, np.nan, 1, [], [1])), 3), (poly(0, 3, 0, (1, 1, 1, [], [np.nan])), 3),
+     (poly(0, 3, 0, (1, 1, 1, [], [np.inf])), 3)],
+)  # fmt: skip
+def test_sections_that_no_encoder_wrote(section, count):
+    with pytest.raises(ValueError):
+        FitPoly.decode(section, count, None, F32, KEY)
+
+
+def test_largest_coefficients_give_finite_values():
+    big = np.finfo(np.float32).max
+    section = poly(3, 9, 0, (1, 1e-45, big, [], [big, -big, big, -big]))
+    assert np.isfinite(FitPoly.decode(section, 9, None, F32, KEY)).all()
+
+
+@pytest.mark.parametrize("bad", [{"degree": -1}, {"degree": 16}, {"segments": 0}, {"segments": 1025}])
+def test_bad_settings(bad):
+    with pytest.raises(ValidationError):
+        FitPoly(**bad)
