@@ -38,6 +38,11 @@ class Parameter:
     dtype: str
     step: int = 0
 
+    @property
+    def numel(self) -> int:
+        """How many elements it has."""
+        return int(np.prod(self.shape))
+
 
 class Adapter(ABC):
     """One rank's part of a job. A subclass knows the framework's tensors and operations.
@@ -129,7 +134,7 @@ class Adapter(ABC):
             if name not in parameters:
                 raise ValueError(f"the state has a parameter {name}, and the model has not")
         for name, residual in residuals.items():
-            numel = int(np.prod(parameters[name].shape))
+            numel = parameters[name].numel
             if residual.size != numel:
                 raise ValueError(
                     f"the residual of {name} has {residual.size} elements, and the parameter {numel}"

@@ -7,7 +7,7 @@ decode is subtracted from it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ class Memory:
 
     def __init__(self) -> None:
         self._residuals: dict[str, Floats] = {}
+        self._joined: dict[tuple[str, ...], Floats] = {}
 
     def residual(self, name: str, numel: int, dtype: np.dtype[Any]) -> Floats:
         """The parameter's residual, ``[numel]``, to be changed in place.
@@ -37,6 +38,25 @@ class Memory:
             )
         return found
 
+    def joined(self, names: Sequence[str], sizes: Sequence[int], dtype: np.dtype[Any]) -> Floats:
+        """The residuals of several parameters as one vector, ``[sum(sizes)]``; each one's is a view into it from then
+        on.
+
+        Raises:
+            ValueError: as ``residual``.
+        """
+        key = tuple(names)
+        found = self._joined.get(key)
+        if found is None:
+            parts = [self.residual(name, numel, dtype) for name, numel in zip(names, sizes, strict=True)]
+            found = np.concatenate(parts)
+            # A view can be in one vector only.
+            self._joined = {other: vector for other, vector in self._joined.items() if not set(other) & set(key)}
+            self._joined[key] = found
+            views = np.split(found, np.cumsum(sizes)[:-1])
+            self._residuals.update(zip(names, views, strict=True))
+        return found
+
     def state_dict(self) -> dict[str, Floats]:
         """A copy of all residuals."""
         return {name: residual.copy() for name, residual in self._residuals.items()}
@@ -44,3 +64,4 @@ class Memory:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replaces all residuals by copies of these, of whatever shape."""
         self._residuals = {name: np.array(residual).reshape(-1) for name, residual in state.items()}
+        self._joined = {}

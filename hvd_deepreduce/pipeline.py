@@ -27,6 +27,7 @@ from hvd_deepreduce.sparse import MAX_NUMEL
 from hvd_deepreduce.value.raw import Raw
 
 EMPTY = np.empty(0, np.uint8)
+Parts = Sequence[tuple[int, int]]
 
 
 class Pipeline:
@@ -42,13 +43,14 @@ class Pipeline:
         self.threads = config.threads or threads
         self.digest = config.digest()
 
-    def encode(self, gradient: Floats, residual: Floats | None, key: Key) -> U8:
+    def encode(self, gradient: Floats, residual: Floats | None, key: Key, parts: Parts | None = None) -> U8:
         """The container of one gradient; the residual takes in the gradient and gives up what is sent.
 
         Args:
             gradient: float32 or float64 ``[numel]``, contiguous; left as it is.
             residual: same dtype and size, changed in place; None: no error feedback.
             key: of this rank, parameter and step.
+            parts: (begin, end) of stretches to select from by themselves; None: from the whole.
 
         Returns:
             uint8. A gradient with NaN or infinity goes raw and whole, so that every rank sees it, and leaves the
@@ -57,25 +59,48 @@ class Pipeline:
         Raises:
             ContainerError: for more than 2^32 - 1 elements; nothing has changed then.
         """
-        if gradient.size > MAX_NUMEL:
-            raise ContainerError(f"a tensor has up to 2^32 - 1 elements, and this one {gradient.size}: split it")
-        if not cpu.finite(gradient, self.threads):
+        selected = self.select(gradient, residual, key, parts)
+        if selected is None:
             whole, _ = Raw().encode(gradient, None, key)
             return self._pack(gradient, None, key, 0, Raw.id, EMPTY, whole)
-        sparsifier, threads = self.config.sparsifier, self.threads
-        if residual is None:
-            indices, values = sparsifier.select(gradient, None, key, threads)
+        indices, values = selected
+        if self.config.joint is not None:
+            return self._encode_joint(gradient, residual, indices, values, key)
+        return self._encode_parts(gradient, residual, indices, values, key, parts is None)
+
+    def select(
+        self, gradient: Floats, residual: Floats | None, key: Key, parts: Parts | None = None
+    ) -> tuple[U32 | None, Floats] | None:
+        """What to send of one gradient, which the residual takes in: sorted indices (None: all) and finite values.
+
+        None, and the residual is left as it was, where the gradient has NaN or infinity. Arguments and errors are
+        those of ``encode``.
+        """
+        if gradient.size > MAX_NUMEL:
+            raise ContainerError(
+                f"a tensor has up to 2^32 - 1 elements, and this one {gradient.size}: split it"
+            )
+        threads = self.threads
+        if not cpu.finite(gradient, threads):
+            return None
+        dense, added = (gradient, None) if residual is None else (residual, gradient)
+        sparsifier = self.config.sparsifier
+        indices: U32 | None
+        if parts is None:
+            indices, values = sparsifier.select(dense, added, key, threads)
         else:
-            indices, values = sparsifier.select(residual, gradient, key, threads)
+            chosen = [
+                sparsifier.select(dense[i:j], None if added is None else added[i:j], key, threads) for i, j in parts
+            ]
+            values = np.concatenate([some for _, some in chosen])
+            found = [some + np.uint32(i) for (i, _), (some, _) in zip(parts, chosen, strict=True) if some is not None]
+            indices = np.concatenate(found) if len(found) == len(chosen) else None
         # Two finite numbers can sum to infinity.
         if not cpu.finite(values, threads):
-            dense = gradient if residual is None else residual
             limit = np.finfo(dense.dtype).max
             np.clip(dense, -limit, limit, out=dense)
             np.clip(values, -limit, limit, out=values)
-        if self.config.joint is not None:
-            return self._encode_joint(gradient, residual, indices, values, key)
-        return self._encode_parts(gradient, residual, indices, values, key)
+        return indices, values
 
     def _encode_joint(
         self, gradient: Floats, residual: Floats | None, indices: U32 | None, values: Floats, key: Key
@@ -90,10 +115,11 @@ class Pipeline:
         return self._pack(gradient, support, key, 0, joint.id, EMPTY, section, joint=True)
 
     def _encode_parts(
-        self, gradient: Floats, residual: Floats | None, indices: U32 | None, values: Floats, key: Key
+        self, gradient: Floats, residual: Floats | None, indices: U32 | None, values: Floats, key: Key, whole: bool
     ) -> U8:
         number, section, support = 0, EMPTY, indices
-        if indices is not None and not self.config.sparsifier.keyed:
+        # A receiver repeats a keyed choice from the whole vector only.
+        if indices is not None and not (self.config.sparsifier.keyed and whole):
             assert self.config.index is not None
             index = self.config.index.chosen(indices, gradient.size)
             number = index.id

@@ -1,10 +1,12 @@
-"""Starts programs under real launchers, with a time limit."""
+"""Starts programs under real launchers, with a time limit; and what such a program of test cases is made of."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -43,3 +45,16 @@ def launch(
     if check and process.returncode:
         raise AssertionError(f"{' '.join(command)} ended with {process.returncode}; it said:\n{output}")
     return subprocess.CompletedProcess(command, process.returncode, output, "")
+
+
+def run_cases(cases: dict[str, Callable[[], None]], rank: int, barrier: Callable[[], object]) -> None:
+    """Runs the cases named on the command line, or all; each rank runs each case, in order."""
+    for chosen in sys.argv[1:] or cases:
+        try:
+            cases[chosen]()
+        except BaseException:
+            print(f"FAILED {chosen} on rank {rank}\n{traceback.format_exc()}", flush=True)
+            raise
+        barrier()
+        if rank == 0:
+            print(f"passed {chosen}", flush=True)

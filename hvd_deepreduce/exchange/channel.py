@@ -11,6 +11,7 @@ import os
 import threading
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -30,6 +31,9 @@ TIMEOUT = 600.0
 """Seconds without any message after which a rank counts as lost."""
 TEXT = 400
 """Bytes of a failure's sentence that the other ranks see."""
+YIELDS = 1
+LONGEST_SLEEP = 500e-6
+"""How a rank waits: one more poll at once, then with sleeps that double, for its core may be needed."""
 RECEIVES = 2
 """Messages of one sender that are received at a time: earlier slices come whole before later ones begin."""
 EMPTY = np.empty(0, np.uint8)
@@ -180,10 +184,10 @@ class Patience:
     def wait(self, whom: str) -> None:
         """Nothing came; ``whom`` this rank waits for."""
         self.idle += 1
-        if self.idle < 20:
+        if self.idle <= YIELDS:
             os.sched_yield()
             return
-        time.sleep(min(self.idle, 250) * 2e-6)
+        time.sleep(min(LONGEST_SLEEP, 25e-6 * 2 ** min(self.idle - YIELDS, 16)))
         if time.monotonic() > self.deadline:
             raise LostRankError(f"nothing came from {whom} for {self.seconds:g} s")
 
@@ -196,6 +200,7 @@ class Channel:
     def __init__(self, comm: MPI.Comm, timeout: float) -> None:
         self.lock = threading.Lock()
         self.abandoned: object = None
+        self.sent = 0  # bytes, of all allreduces so far
         self.timeout = timeout
         self.comm, request = comm.Idup()
         self.wait(request)
@@ -259,7 +264,7 @@ class LiveTraffic:
         self.channel = channel
         self.rank, self.size = channel.rank, channel.size
         self.failure: str | None = None
-        self.sending: list[tuple[MPI.Request, U8, int]] = []
+        self.sending: deque[tuple[MPI.Request, U8, int]] = deque()
         self.receiving: list[tuple[MPI.Request, U8, int, int]] = []
 
     def attempt(self, default: R, work: Callable[..., R], *arguments: Any) -> R:
@@ -272,6 +277,7 @@ class LiveTraffic:
         # In words of 8 bytes, MPI's counts of 31 bits reach 16 GiB.
         request = self.channel.comm.Isend([message, message.size // 8, MPI.UINT64_T], to, tag)
         self.sending.append((request, message, to))
+        self.channel.sent += message.size
 
     def run(self, programs: list[Program]) -> None:
         """Runs the programs to their ends, and all sends too."""
@@ -311,6 +317,7 @@ class LiveTraffic:
                 continue
             announced = self.channel.comm.Improbe(source, tag, status)
             if announced is None:
+                busy[source] = RECEIVES  # its later slots can wait: no slot needs another's messages
                 continue
             data = np.empty(8 * status.Get_count(MPI.UINT64_T), np.uint8)
             request = announced.Irecv([data, data.size // 8, MPI.UINT64_T])
@@ -334,9 +341,12 @@ class LiveTraffic:
         return came
 
     def _sent(self) -> bool:
-        before = len(self.sending)
-        self.sending = [entry for entry in self.sending if not entry[0].Test()]
-        return len(self.sending) < before
+        """Lets go of the messages that have left, in order: every test makes MPI look at all its connections."""
+        left = False
+        while self.sending and self.sending[0][0].Test():
+            self.sending.popleft()
+            left = True
+        return left
 
 
 class Session:

@@ -22,7 +22,7 @@ from hvd_deepreduce.joint.densestream import DenseStream, Stream, covered, pack,
 from hvd_deepreduce.sparse import SparseTensor
 
 U64 = np.ndarray[Any, np.dtype[np.uint64]]
-SLICE = 1 << 17
+SLICE = 1 << 14
 """Kept elements of a region, about, that travel as one slice."""
 PLAIN_BLOCKS = DenseStream(coded=False)
 

@@ -54,13 +54,14 @@ plain = tf.autograph.experimental.do_not_convert
 
 @dataclass(eq=False)
 class _Slot:
-    """One gradient of one graph."""
+    """One gradient of one graph; ``passes``: it goes uncompressed."""
 
     graph: _Graph
     position: int
     name: str
     shape: tuple[int, ...]
     dtype: tf.DType
+    passes: bool = False
     numel: int = 0
 
 
@@ -73,6 +74,17 @@ class _Graph:
     begun: set[int] = field(default_factory=set)
     ended: int = 0
     failure: Exception | None = None
+
+    @property
+    def coded(self) -> int:
+        """How many of the slots run Python."""
+        return sum(not slot.passes or not slot.position for slot in self.slots)
+
+    def passing(self) -> tuple[int, int]:
+        """Bytes of what goes uncompressed: sent, and of the gradients."""
+        sizes = [(int(np.prod(slot.shape)), slot.dtype) for slot in self.slots if slot.passes and -1 not in slot.shape]
+        sent = sum(numel * (4 if dtype == tf.bfloat16 else dtype.size) for numel, dtype in sizes)
+        return sent, sum(numel * dtype.size for numel, dtype in sizes)
 
     def signature(self) -> tuple[tuple[tuple[int, ...], str], ...]:
         return tuple((slot.shape, slot.dtype.name) for slot in self.slots)
@@ -229,14 +241,18 @@ class DeepReduce(Adapter, Compressor, tf.train.experimental.PythonState):  # typ
         name = re.sub(r"[^A-Za-z0-9_.]", "_", tensor.name.removesuffix(":0"))
         shape = tuple(-1 if size is None else size for size in tensor.shape)
         slot = _Slot(graph, len(graph.slots), name, shape, tensor.dtype)
+        slot.passes = not tensor.dtype.is_floating or -1 not in shape and np.prod(shape) < self._config.min_elements
         graph.slots.append(slot)
         # Horovod reduces no bfloat16, and a group's tensors only of one dtype: the carrier has the gradient's.
         sent = tf.float32 if tensor.dtype == tf.bfloat16 else tensor.dtype
         with tf.device("CPU:0"):
-            if not tensor.dtype.is_floating or -1 not in shape and np.prod(shape) < self._config.min_elements:
-                begun = tf.numpy_function(self._passes(slot), [tf.size(tensor)], [], name="deepreduce_pass")
-                with tf.control_dependencies([begun]):
-                    return tf.identity(tf.cast(tensor, sent), f"deepreduce_{name}"), _Context(slot, tensor)
+            if slot.passes:
+                context = _Context(slot, tensor)
+                if slot.position:
+                    return tf.cast(tensor, sent), context
+                # A graph's first gradient runs Python in any case, so that each step is counted.
+                with tf.control_dependencies([tf.numpy_function(self._passes(slot), [], [], name="deepreduce_pass")]):
+                    return tf.cast(tf.identity(tensor), sent), context
             coded = tensor.dtype if tensor.dtype == tf.float64 else tf.float32
             container, carrier = tf.numpy_function(
                 self._encodes(slot), [tf.cast(tensor, coded)], [tf.uint8, coded], name="deepreduce_encode"
@@ -255,10 +271,7 @@ class DeepReduce(Adapter, Compressor, tf.train.experimental.PythonState):  # typ
         self._check(tensor.op)
         gradient = ctx.gradient
         if ctx.container is None:
-            with tf.device("CPU:0"), tf.control_dependencies([tensor]):
-                ended = tf.numpy_function(lambda: self._end(ctx.slot), [], [], name="deepreduce_passed")
-            with tf.control_dependencies([ended]):
-                return tf.cast(tf.identity(tensor), gradient.dtype)
+            return tf.cast(tensor, gradient.dtype)
         coded = gradient.dtype if gradient.dtype == tf.float64 else tf.float32
         name = f"{tensor.op.name.rsplit('/', 1)[-1]}_container_{tensor.value_index}"
         with tf.device("CPU:0"):
@@ -321,11 +334,10 @@ class DeepReduce(Adapter, Compressor, tf.train.experimental.PythonState):  # typ
 
         return decode
 
-    def _passes(self, slot: _Slot) -> Callable[[Any], None]:
-        def passing(numel: Any) -> None:
+    def _passes(self, slot: _Slot) -> Callable[[], None]:
+        def passing() -> None:
             self._begin(slot)
-            self._stats.sending(int(numel) * (4 if slot.dtype == tf.bfloat16 else slot.dtype.size),
-                                int(numel) * slot.dtype.size)  # fmt: skip
+            self._end(slot)
 
         return passing
 
@@ -340,15 +352,17 @@ class DeepReduce(Adapter, Compressor, tf.train.experimental.PythonState):  # typ
             if slot.position in graph.begun:  # the step before this was broken off
                 graph.begun.clear()
                 graph.ended, graph.failure = 0, None
+            if not graph.begun:
+                self._stats.step_began()
+                self._stats.sending(*graph.passing())
             graph.begun.add(slot.position)
-            self._stats.step_began()
         return parameter
 
     def _end(self, slot: _Slot) -> None:
         with self._lock:
             graph = slot.graph
             graph.ended += 1
-            if graph.ended < len(graph.slots):
+            if graph.ended < graph.coded:
                 return
             failure = graph.failure
             graph.begun.clear()
@@ -362,7 +376,7 @@ class DeepReduce(Adapter, Compressor, tf.train.experimental.PythonState):  # typ
         """Times its body; and, once the whole step is encoded, the time in which there was nothing to do."""
         now = time.perf_counter()
         with self._lock:
-            if what == "decode" and not self._coding and len(slot.graph.begun) == len(slot.graph.slots):
+            if what == "decode" and not self._coding and len(slot.graph.begun) == slot.graph.coded:
                 self._stats.took("wait", now - self._idle_since)
             self._coding += 1
         try:

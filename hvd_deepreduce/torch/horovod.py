@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
+import numpy as np
 import torch
 from horovod.torch.compression import Compressor
 
-from hvd_deepreduce.adapter import Adapter, Parameter
+from hvd_deepreduce.adapter import Parameter
+from hvd_deepreduce.buckets import Bucket, BucketedAdapter
 from hvd_deepreduce.codec import U8, Floats
 from hvd_deepreduce.config import Config
 
@@ -39,7 +41,16 @@ class _InFlight:
     handle: Any
 
 
-class DeepReduce(Adapter, Compressor):
+@dataclass
+class _InBucket:
+    """The context of one gradient that is sent in a bucket."""
+
+    parameter: Parameter
+    gradient: torch.Tensor
+    bucket: Bucket
+
+
+class DeepReduce(BucketedAdapter, Compressor):
     """Sends a few percent of a gradient's bytes. For ``compression=`` of ``hvd.DistributedOptimizer``.
 
     Works with op Average and Sum, gradient_predivide_factor, groups, backward_passes_per_step, sparse_as_dense and
@@ -113,23 +124,20 @@ class DeepReduce(Adapter, Compressor):
             frozen = {name for name, tensor in self._tensors.items() if not tensor.requires_grad}
             self._agree([(p.name, p.shape, p.dtype + " frozen" * (p.name in frozen)) for p in self._known()])
             self._agreed = True
+        if self._config.scope != "tensor":
+            return self._into_bucket(parameter, tensor)
         if tensor.numel() < self._config.min_elements:
             # Horovod reduces neither bfloat16 nor strided tensors: a copy goes, and comes back into the gradient.
             sent = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous()
             self._stats.sending(sent.numel() * sent.element_size(), dense_bytes)
             return sent, None if sent is tensor else tensor
-        if parameter.name in self._in_flight:
-            raise RuntimeError(
-                f"the gradient of {parameter.name} is still in flight: call optimizer.step() or "
-                "optimizer.synchronize() before the next backward()"
-            )
+        self._not_in_flight(parameter)
         with self._stats.timed("encode"):
             flat = _flat(tensor)
             packed = self._encode(parameter, flat)
         carrier = torch.ones(1, dtype=torch.float64, device=tensor.device)
         self._stats.sending(packed.size + carrier.element_size(), dense_bytes)
-        handle = hvd.allgather_async(torch.from_numpy(packed), f"deepreduce.{parameter.name}", self._process_set)
-        return carrier, _InFlight(parameter, tensor, flat, handle)
+        return carrier, _InFlight(parameter, tensor, flat, self._start_allgather(packed, parameter.name))
 
     def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:  # type: ignore[override]
         """Called by Horovod with the allreduced carrier; returns the reduced gradient, in the gradient's own memory.
@@ -138,12 +146,14 @@ class DeepReduce(Adapter, Compressor):
             ContainerError: a container cannot be read; names its rank.
             MismatchError: the ranks' configs differ.
         """
+        if isinstance(ctx, _InBucket):
+            return self._out_of_bucket(ctx, float(tensor))
         if not isinstance(ctx, _InFlight):
             if not self._in_flight:
                 self._stats.step_ended()
             return tensor if ctx is None else ctx.copy_(tensor)
         with self._stats.timed("wait"):
-            gathered = hvd.synchronize(ctx.handle).numpy()
+            gathered = self._wait_allgather(ctx.handle)
         self._in_flight.discard(ctx.parameter.name)
         with self._stats.timed("decode"):
             self._decode(gathered, ctx.flat, float(tensor))
@@ -153,6 +163,54 @@ class DeepReduce(Adapter, Compressor):
         if not self._in_flight:
             self._stats.step_ended()
         return ctx.gradient
+
+    def _not_in_flight(self, parameter: Parameter) -> None:
+        if parameter.name in self._in_flight:
+            raise RuntimeError(
+                f"the gradient of {parameter.name} is still in flight: call optimizer.step() or "
+                "optimizer.synchronize() before the next backward()"
+            )
+
+    def _into_bucket(self, parameter: Parameter, gradient: torch.Tensor) -> tuple[torch.Tensor, _InBucket]:
+        self._not_in_flight(parameter)
+        bucket = self._bucket_of(parameter)
+        with self._stats.timed("encode"):
+            torch.from_numpy(bucket.part(parameter.name)).view(gradient.shape).copy_(gradient)
+        carrier = torch.ones(1, dtype=torch.float64, device=gradient.device)
+        self._stats.sending(carrier.element_size(), gradient.numel() * gradient.element_size())
+        self._came(bucket, parameter)
+        return carrier, _InBucket(parameter, gradient, bucket)
+
+    def _out_of_bucket(self, ctx: _InBucket, carrier: float) -> torch.Tensor:
+        self._sum_bucket(ctx.bucket)
+        with self._stats.timed("decode"):
+            summed = torch.from_numpy(ctx.bucket.part(ctx.parameter.name)).view(ctx.gradient.shape)
+            ctx.gradient.copy_(summed * (carrier / self._process_set.size()))
+        self._took(ctx.bucket, ctx.parameter)
+        return ctx.gradient
+
+    def _trained(self) -> list[tuple[str, int, np.dtype[Any]]]:
+        tensors = [(parameter, self._tensors[parameter.name]) for parameter in self._known()]
+        return [
+            (parameter.name, parameter.numel, np.dtype(np.float64 if tensor.dtype == torch.float64 else np.float32))
+            for parameter, tensor in tensors
+            if tensor.requires_grad and tensor.is_floating_point()
+        ]
+
+    def _start_allgather(self, packed: U8, name: str) -> Any:
+        return hvd.allgather_async(torch.from_numpy(packed), f"deepreduce.{name}", self._process_set)
+
+    def _wait_allgather(self, pending: Any) -> U8:
+        gathered: U8 = hvd.synchronize(pending).numpy()
+        return gathered
+
+    def _mpi_ranks(self) -> list[int] | None:
+        if not hvd.mpi_enabled():
+            raise RuntimeError(
+                f"exchange {self._config.exchange.name!r} goes over MPI, and this job was started with Gloo: start it "
+                "with horovodrun --mpi or mpirun, or use exchange 'allgather'"
+            )
+        return None if self._process_set is hvd.global_process_set else list(self._process_set.ranks)
 
     def _note_latest(self, tensor: torch.Tensor) -> None:
         self._latest = tensor

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
-import traceback
 
 import horovod.torch as hvd
 import numpy as np
@@ -22,6 +20,7 @@ from hvd_deepreduce.agreement import MismatchError
 from hvd_deepreduce.codec import Key
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.torch import DeepReduce
+from tests.ranks import run_cases
 
 CASES = {}
 LOSSLESS = {"sparsifier": {"name": "topk", "density": 1.0}, "value": "raw", "index": "bitmap", "min_elements": 0}
@@ -139,6 +138,122 @@ def lossy_equals_the_pipeline_run_by_hand():
         kept = compression.state_dict()["residuals"][name].numpy()
         assert np.array_equal(kept, residuals[hvd.rank()][number])
     same_everywhere(model)
+
+
+SCOPES = [
+    {"scope": "model"},
+    {"scope": "bucket", "bucket_bytes": 8000},
+    {"scope": "bucket", "bucket_bytes": 8000, "selection": "tensor"},
+    {"scope": "model", "exchange": "densestream", "index": None, "value": None},
+    {"scope": "bucket", "bucket_bytes": 8000, "exchange": {"name": "densestream", "coded": False, "fill": False},
+     "index": None, "value": None},
+    {"scope": "model", "exchange": "topk_allgather", "index": None, "value": None},
+    {"scope": "model", "exchange": "sparcml", "index": None, "value": None},
+]  # fmt: skip
+
+
+def possible(scope):
+    """Whether this launcher can run the scope's exchange."""
+    return scope.get("exchange", "allgather") == "allgather" or hvd.mpi_enabled()
+
+
+@case
+def larger_scopes_and_other_exchanges_equal_dense():
+    options = [{}, {"op": hvd.Sum}, {"gradient_predivide_factor": 2.0}, {"groups": 2}, {"passes": 2}]
+    for number, scope in enumerate(filter(possible, SCOPES)):
+        option = options[number % len(options)]
+        dense, ours = network(), network()
+        train(dense, hvd.Compression.none, **option)
+        compression = DeepReduce(ours, {**LOSSLESS, **scope})
+        train(ours, compression, **option)
+        assert torch.allclose(flat(dense), flat(ours), rtol=1e-4, atol=1e-6), scope
+        same_everywhere(ours)
+        assert compression.stats()["total"]["bytes_sent"] > 0
+
+
+@case
+def larger_scopes_keep_what_they_do_not_send():
+    """What all ranks sent and what they keep is what came; and a resumed run equals an unbroken one."""
+    for scope in filter(possible, SCOPES):
+        model = network()
+        compression = DeepReduce(model, {**LOSSY, **scope})
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression, op=hvd.Sum
+        )
+        came, sent = torch.zeros(flat(model).numel()), torch.zeros(flat(model).numel())
+        for step in range(4):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            # The gradients of a fresh backward pass, which nothing has reduced.
+            twin = network()
+            twin.load_state_dict(model.state_dict())
+            loss_of(twin, step).backward()
+            came += torch.cat([p.grad.reshape(-1) for p in twin.parameters()])
+            optimizer.step()
+            sent += torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+        kept = torch.cat([compression.state_dict()["residuals"][name] for name, _ in model.named_parameters()])
+        everything = hvd.allreduce(came - kept, op=hvd.Sum, name="everything")
+        assert torch.allclose(sent, everything, rtol=1e-3, atol=1e-5), scope
+        assert 0 < compression.stats()["total"]["bytes_sent"] < compression.stats()["total"]["dense_bytes"]
+        saved = copy.deepcopy((model.state_dict(), compression.state_dict()))
+        finals = []
+        for again in (False, True):
+            if again:
+                model = network(seed=5)
+                model.load_state_dict(saved[0])
+                compression = DeepReduce(model, {**LOSSY, **scope})
+                compression.load_state_dict(saved[1])
+                optimizer = hvd.DistributedOptimizer(
+                    torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression, op=hvd.Sum
+                )
+            for step in (4, 5):
+                optimizer.zero_grad()
+                loss_of(model, step).backward()
+                optimizer.step()
+            finals.append(flat(model))
+        assert torch.equal(*finals), scope
+        same_everywhere(model)
+
+
+@case
+def larger_scopes_with_unused_parameters_nan_and_changes():
+    for scope in filter(possible, SCOPES):
+        model = network()
+        model.append(nn.Linear(4, 4))
+        extra = nn.Linear(9, 9)
+        model.register_module("unused", extra)
+        model.forward = lambda x, m=model: m[4](m[3](m[2](m[1](m[0](x))))) if hvd.rank() else m[:6](x)
+        compression = DeepReduce(model, {**LOSSY, **scope})
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression
+        )
+        for step in range(3):
+            optimizer.zero_grad()
+            loss = loss_of(model, step)
+            (loss * float("nan") if step == 1 and hvd.rank() == 1 else loss).backward()
+            optimizer.synchronize()
+            finite = all(torch.isfinite(p.grad).all() for p in model.parameters())
+            assert finite == (step != 1), scope
+            with optimizer.skip_synchronize():
+                if finite:
+                    optimizer.step()
+        same_everywhere(model)
+        assert torch.isfinite(flat(model)).all()
+        compression.set_config(scope="tensor", exchange="allgather", index="rice", value="qsgd")
+        optimizer.zero_grad()
+        loss_of(model, 3).backward()
+        optimizer.step()
+        same_everywhere(model)
+
+
+@case
+def exchanges_over_mpi_say_so_under_gloo():
+    if hvd.mpi_enabled():
+        return
+    model = network()
+    compression = DeepReduce(model, exchange="densestream")
+    with pytest.raises(RuntimeError, match="was started with Gloo: start it with horovodrun --mpi or mpirun"):
+        first_backward(model, compression)()
 
 
 @case
@@ -539,12 +654,4 @@ if __name__ == "__main__":
     ranks = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ["HOROVOD_SIZE"])
     PROCESS_SET = hvd.ProcessSet([0, ranks - 1] if ranks > 2 else [0])
     hvd.init(process_sets=[PROCESS_SET])
-    for chosen in sys.argv[1:] or CASES:
-        try:
-            CASES[chosen]()
-        except BaseException:
-            print(f"FAILED {chosen} on rank {hvd.rank()}\n{traceback.format_exc()}", flush=True)
-            raise
-        hvd.allreduce(torch.zeros(1), name="end of case")
-        if hvd.rank() == 0:
-            print(f"passed {chosen}", flush=True)
+    run_cases(CASES, hvd.rank(), lambda: hvd.allreduce(torch.zeros(1), name="end of case"))

@@ -106,12 +106,13 @@ def runtime() -> ctypes.CDLL:
 class RawModule:
     """``cupy.RawModule`` of one source text."""
 
-    def __init__(self, code: str, options: tuple[str, ...] = (), name: str = "kernels") -> None:
+    def __init__(self, code: str, options: tuple[str, ...] = ()) -> None:
         runtime()
-        kernels = re.findall(r'extern "C" __global__ void(?: __launch_bounds__\(\w+\))? (\w+)\(', code)
-        kernels += re.findall(r"^KERNEL_OF\w*\((\w+),", code, re.MULTILINE)
+        # The names of the kernels, some of which macros write.
+        plain = subprocess.run(["g++", "-E", "-P", "-x", "c++", "-"], input=code, capture_output=True, text=True, check=True)
+        kernels = re.findall(r'extern "C" __global__ void(?: __launch_bounds__\(\w+\))? (\w+)\(', plain.stdout)
         text = f'#include "{HERE}/cuda.h"\n{code}\n' + "".join(f"EMULATED_KERNEL({kernel})\n" for kernel in kernels)
-        self.library = ctypes.CDLL(str(_build(name, text, [*QUIET, *SEE_MEMORY, "-lm"])))
+        self.library = ctypes.CDLL(str(_build("kernels", text, [*QUIET, *SEE_MEMORY, "-lm"])))
 
     def get_function(self, name: str) -> EmulatedFunction:
         """One kernel."""

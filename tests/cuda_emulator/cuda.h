@@ -66,29 +66,31 @@ inline T emulated_unpack(unsigned long long word) {
     __builtin_memcpy(&value, &word, sizeof value);
     return value;
 }
+// What the emulator itself touches is not a kernel's doing.
+#define UNSEEN __attribute__((no_sanitize("thread")))
 #define EMULATED_LANE (emulated_thread().x & 31)
 
 enum { OP_SHFL = 1, OP_UP, OP_DOWN, OP_XOR, OP_BALLOT, OP_ANY, OP_ALL, OP_MATCH };
 
 template <class T>
-inline T __shfl_sync(unsigned mask, T value, int from) {
+UNSEEN inline T __shfl_sync(unsigned mask, T value, int from) {
     return emulated_unpack<T>(emulated_exchange(mask, OP_SHFL, emulated_pack(value))[from & 31]);
 }
 template <class T>
-inline T __shfl_up_sync(unsigned mask, T value, unsigned delta) {
+UNSEEN inline T __shfl_up_sync(unsigned mask, T value, unsigned delta) {
     const unsigned lane = EMULATED_LANE;
     return emulated_unpack<T>(emulated_exchange(mask, OP_UP, emulated_pack(value))[lane < delta ? lane : lane - delta]);
 }
 template <class T>
-inline T __shfl_down_sync(unsigned mask, T value, unsigned delta) {
+UNSEEN inline T __shfl_down_sync(unsigned mask, T value, unsigned delta) {
     const unsigned lane = EMULATED_LANE, from = lane + delta < 32 ? lane + delta : lane;
     return emulated_unpack<T>(emulated_exchange(mask, OP_DOWN, emulated_pack(value))[from]);
 }
 template <class T>
-inline T __shfl_xor_sync(unsigned mask, T value, int lanes) {
+UNSEEN inline T __shfl_xor_sync(unsigned mask, T value, int lanes) {
     return emulated_unpack<T>(emulated_exchange(mask, OP_XOR, emulated_pack(value))[(EMULATED_LANE ^ lanes) & 31]);
 }
-static inline unsigned __ballot_sync(unsigned mask, int predicate) {
+UNSEEN static inline unsigned __ballot_sync(unsigned mask, int predicate) {
     const unsigned long long* all = emulated_exchange(mask, OP_BALLOT, predicate != 0);
     unsigned bits = 0;
     for (int lane = 0; lane < 32; ++lane) bits |= (unsigned)all[lane] << lane;
@@ -97,7 +99,7 @@ static inline unsigned __ballot_sync(unsigned mask, int predicate) {
 static inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 static inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == 0xFFFFFFFFu; }
 template <class T>
-inline unsigned __match_any_sync(unsigned mask, T value) {
+UNSEEN inline unsigned __match_any_sync(unsigned mask, T value) {
     const unsigned long long own = emulated_pack(value);
     const unsigned long long* all = emulated_exchange(mask, OP_MATCH, own);
     unsigned bits = 0;
@@ -107,15 +109,15 @@ inline unsigned __match_any_sync(unsigned mask, T value) {
 
 // No thread runs while another is inside one of these.
 template <class T, class F>
-__attribute__((no_sanitize("thread"))) inline T emulated_update(T* address, F f) {
+UNSEEN inline T emulated_update(T* address, F f) {
     emulated_atomic(address, sizeof(T));
     const T old = *address;
     *address = f(old);
     return old;
 }
-#define EMULATED_ATOMIC(name, T, expression)                                        \
-    __attribute__((no_sanitize("thread"))) static inline T name(T* address, T value) { \
-        return emulated_update(address, [value](T old) { return (T)(expression); });  \
+#define EMULATED_ATOMIC(name, T, expression)                                         \
+    UNSEEN static inline T name(T* address, T value) {                               \
+        return emulated_update(address, [value](T old) { return (T)(expression); }); \
     }
 EMULATED_ATOMIC(atomicAdd, unsigned, old + value)
 EMULATED_ATOMIC(atomicAdd, int, old + value)
@@ -132,7 +134,7 @@ EMULATED_ATOMIC(atomicAnd, unsigned, old & value)
 EMULATED_ATOMIC(atomicExch, unsigned, value)
 EMULATED_ATOMIC(atomicExch, unsigned long long, value)
 template <class T>
-__attribute__((no_sanitize("thread"))) inline T atomicCAS(T* address, T compare, T value) {
+UNSEEN inline T atomicCAS(T* address, T compare, T value) {
     return emulated_update(address, [=](T old) { return old == compare ? value : old; });
 }
 
@@ -184,10 +186,10 @@ struct EmulatedKernel {
         return text;
     }
     template <std::size_t... I>
-    void call(std::index_sequence<I...>) const {
+    UNSEEN void call(std::index_sequence<I...>) const {
         kernel(*(std::remove_const_t<A>*)arguments[I]...);
     }
-    static void entry(void* self) { ((const EmulatedKernel*)self)->call(std::index_sequence_for<A...>()); }
+    UNSEEN static void entry(void* self) { ((const EmulatedKernel*)self)->call(std::index_sequence_for<A...>()); }
 };
 template <class... A>
 EmulatedKernel<A...> emulated_kernel(void (*kernel)(A...), void* const* arguments = nullptr) {

@@ -57,7 +57,7 @@ switch_stack:
 
 namespace {
 
-const u32 MOST_THREADS = 1024, ALL = 0xFFFFFFFFu, MANY = 0xFFFF, OF_WARP = 0x8000;
+const u32 MOST_THREADS = 1024, ALL = 0xFFFFFFFFu, MANY = 0xFFFF, OF_WARP = 0x8000, EVER = 0xFFFFFFFF;
 const size_t STACK = 128 << 10;
 
 enum State : uint8_t { READY, AT_BARRIER, AT_WARP, DONE };
@@ -136,7 +136,7 @@ void run_thread() {
 }
 
 void start_thread(u32 t) {
-    void** top = (void**)(m.stacks + (t + 1) * STACK) - 2;
+    void** top = (void**)(m.stacks + (t + 1) * STACK) - 1;
     *top = nullptr;  // as if called: the stack is 8 past a multiple of 16
     *--top = (void*)run_thread;
     for (int i = 0; i < 6; ++i) *--top = nullptr;
@@ -162,14 +162,16 @@ void run_block() {
             if (!m.failure.empty()) return;
         }
         if (ran) continue;
-        fail(std::to_string(m.at_barrier) + " of " + std::to_string(m.threads) +
-             " threads wait for the block, others for their warps or have ended: they wait for ever");
+        m.failure = "block " + std::to_string(m.block.x) + ": " + std::to_string(m.at_barrier) + " of " +
+                    std::to_string(m.threads) + " threads wait for the block, " + std::to_string(m.done) +
+                    " have ended, the others wait for their warps: for ever";
         return;
     }
 }
 
 bool ordered(const Access& a, bool shared) {
     if (a.launch != m.launch) return true;
+    if (a.phase == EVER) return false;
     if (a.block != m.block_number) return shared;
     if (a.who == m.current) return true;
     if (a.phase != m.phase) return true;
@@ -185,12 +187,14 @@ void note(Access& a, bool shared) {
         a = now;
         return;
     }
-    // Another thread did the same in this phase: both are remembered, as a warp where they are of one.
+    // Another thread did the same in this phase: both are remembered, as a warp where they are of one, and for the rest
+    // of the launch where they are of different blocks.
     const u32 warp = m.current / 32;
-    const bool same_warp = a.block == m.block_number && a.who != MANY &&
-                           (a.who & OF_WARP ? (a.who & ~OF_WARP) == warp : a.who / 32 == warp);
-    // MANY keeps its block: threads of other blocks find another one, and those of this block find MANY.
+    const bool same_block = a.phase != EVER && a.block == m.block_number;
+    const bool same_warp =
+        same_block && a.who != MANY && (a.who & OF_WARP ? (a.who & ~OF_WARP) == warp : a.who / 32 == warp);
     a = now;
+    if (!same_block) a.phase = EVER;
     a.who = same_warp ? OF_WARP | warp : MANY;
 }
 
@@ -202,7 +206,6 @@ bool races(const Cell& cell, Way way, bool shared) {
     return (way == WRITE || way == ATOMIC) && !ordered(cell.read, shared);
 }
 
-// noinline: `address` may lie in the caller's frame.
 void touch(const void* address, size_t size, Way way) {
     if (!running()) return;
     const char* at = (const char*)address;

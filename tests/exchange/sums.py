@@ -113,7 +113,7 @@ def many_slices() -> None:
     check([uniform(30011, 8000 + 777 * rank, rng) for rank in range(SIZE)])
     clustered = [np.concatenate([np.arange(at, at + 300) for at in rng.integers(0, 29000, 12)]) for _ in range(SIZE)]
     check([tensor(30011, indices, rng) for indices in clustered])
-    densestream.SLICE = 1 << 17
+    densestream.SLICE = 1 << 14
 
 
 def nothing_is_lost() -> None:
@@ -143,7 +143,7 @@ def nothing_is_lost() -> None:
         residual = before.copy()
         total = allreduce(COMM, SparseTensor(numel, indices, before[indices]), residual=residual, timeout=30)
         assert not residual[indices].any() and np.count_nonzero(residual) == numel - indices.size
-    densestream.SLICE = 1 << 17
+    densestream.SLICE = 1 << 14
 
 
 def infinities_reach_every_rank() -> None:

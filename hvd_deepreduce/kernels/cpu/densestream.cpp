@@ -5,7 +5,7 @@
 //
 // More than `gap` zeros in a row end a block. A union of two streams' blocks, joined where at most `gap` elements lie
 // between, is the stream of the union of their supports: merging needs no second look at the gaps inside blocks.
-#include "cpu.h"
+#include "stream_copy.h"
 
 // How many blocks sorted indices make, and how many elements these cover.
 DR_CLONES static u64 count_blocks(const u32* indices, u64 count, u32 gap, u64* covered) {
@@ -97,18 +97,27 @@ DR_API u64 dr_stream_nonzero_f64(const u32* starts, const u32* lengths, u64 bloc
     return nonzero(starts, lengths, blocks, values, indices, out);
 }
 
-// out[0 .. end - begin) = the elements begin .. end - 1, for blocks inside [begin, end).
+// out[0 .. end - begin) = the elements begin .. end - 1, for blocks inside [begin, end). Put together piece by piece in
+// the first-level cache, and written once past the caches.
 template <class T>
 static void dense(const u32* starts, const u32* lengths, u64 blocks, const T* values, u64 begin, u64 end, T* out) {
-    u64 next = begin;
-    for (u64 b = 0; b < blocks; ++b) {
-        std::memset(out + (next - begin), 0, (starts[b] - next) * sizeof(T));
-        T* to = out + (starts[b] - begin);
-        for (u32 j = 0; j < lengths[b]; ++j) to[j] = values[j];
-        values += lengths[b];
-        next = (u64)starts[b] + lengths[b];
+    constexpr u64 piece = 16384 / sizeof(T);
+    alignas(64) T row[piece];
+    u64 block = 0, done = 0;  // of the block's elements
+    for (u64 first = begin; first < end; first += piece) {
+        const u64 stop = first + piece < end ? first + piece : end;
+        std::memset(row, 0, (stop - first) * sizeof(T));
+        while (block < blocks && starts[block] + done < stop) {
+            const u64 from = starts[block] + done;
+            const u64 left = lengths[block] - done, count = left < stop - from ? left : stop - from;
+            for (u64 j = 0; j < count; ++j) row[from - first + j] = values[j];
+            values += count;
+            if (count == left) ++block, done = 0;
+            else done += count;
+        }
+        stream_copy(out + (first - begin), row, (stop - first) * sizeof(T));
     }
-    std::memset(out + (next - begin), 0, (end - next) * sizeof(T));
+    stream_fence();
 }
 DR_API void dr_stream_dense_f32(const u32* starts, const u32* lengths, u64 blocks, const float* values, u64 begin,
                                 u64 end, float* out) {

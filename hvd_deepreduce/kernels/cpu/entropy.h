@@ -92,8 +92,8 @@ void huffman_lengths(const u64* counts, u8* length);
 // The canonical code words of these lengths: shorter ones first, equal lengths in the symbols' order.
 void huffman_words(HuffmanCode& code);
 
-// Writes the lengths as drawn in huffman.cpp; `only` is the symbol where just one occurs, else -1. The result is the first
-// byte behind them.
+// Writes the lengths as drawn in huffman.cpp; `only` is the symbol where just one occurs, else -1. The result is the
+// first byte behind them.
 const u32 HUFFMAN_LENGTHS_BYTES = 200;  // where every other symbol occurs, and room for eight-byte stores
 u8* huffman_write_lengths(const u8* length, int only, u8* out);
 

@@ -2,11 +2,7 @@
 #include <memory>
 #include <new>
 
-#include "cpu.h"
-
-#ifdef DR_X86
-#include <immintrin.h>
-#endif
+#include "stream_copy.h"
 
 // One decoded container: values at indices, or (indices null) a value for each element.
 template <class T>
@@ -15,23 +11,6 @@ struct Part {
     const T* values;
     u64 count;
 };
-
-// dst = src in whole cache lines that bypass the cache: dst is not read before it is written.
-static void stream_copy(void* dst, const void* src, u64 bytes) {
-#ifdef DR_X86
-    u8* d = (u8*)dst;
-    const u8* s = (const u8*)src;
-    const u64 head = (u64)(-(uintptr_t)d & 15) < bytes ? (u64)(-(uintptr_t)d & 15) : bytes;
-    std::memcpy(d, s, head);
-    d += head, s += head, bytes -= head;
-    for (; bytes >= 64; bytes -= 64, d += 64, s += 64)
-        for (int j = 0; j < 4; ++j)
-            _mm_stream_si128((__m128i*)(d + 16 * j), _mm_loadu_si128((const __m128i*)(s + 16 * j)));
-    std::memcpy(d, s, bytes);
-#else
-    std::memcpy(dst, src, bytes);
-#endif
-}
 
 template <class T>
 static void sum_run(T* out, u64 begin, u64 end, const Part<T>* parts, int count, T scale) {
@@ -67,9 +46,7 @@ static void sum_run(T* out, u64 begin, u64 end, const Part<T>* parts, int count,
             for (u64 i = 0; i < size; ++i) sums[i] *= scale;
         stream_copy(out + first, sums, size * sizeof(T));
     }
-#ifdef DR_X86
-    _mm_sfence();
-#endif
+    stream_fence();
 }
 
 template <class T>

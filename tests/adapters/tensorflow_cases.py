@@ -1,0 +1,595 @@
+"""What the TensorFlow adapter must do on several ranks. Run under a launcher: each rank runs each case, in order.
+
+    mpirun -np 2 python tests/adapters/tensorflow_cases.py [CASE ...]
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as hvd_keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hvd_deepreduce import Config
+from hvd_deepreduce import container as wire
+from hvd_deepreduce.agreement import MismatchError
+from hvd_deepreduce.codec import Key
+from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.tensorflow import DeepReduce, SaveState
+from tests.ranks import run_cases
+
+CASES = {}
+LOSSLESS = {"sparsifier": {"name": "topk", "density": 1.0}, "value": "raw", "index": "bitmap", "min_elements": 0}
+LOSSY = {"sparsifier": {"name": "topk", "density": 0.05}, "min_elements": 0}
+keras = tf.keras
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+def network(seed=0):
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Dense(50, "tanh"), keras.layers.Dense(30, "tanh"), keras.layers.Dense(4)]
+    return keras.Sequential([keras.Input((20,)), *layers])
+
+
+def batch(step, rank=None, size=16):
+    x = np.random.default_rng(1000 * step + (hvd.rank() if rank is None else rank)).standard_normal((size, 20))
+    return x.astype(np.float32), x[:, :4].argmax(1)
+
+
+def loss_of(model, x, y):
+    scores = tf.cast(model(x, training=True), tf.float32)
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, scores))
+
+
+def train(model, compression, steps=3, first=0, graph=False, variables=None, data=batch, **options):
+    """Steps of SGD with momentum under Horovod's tape; in eager mode or in a tf.function."""
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    variables = model.trainable_variables if variables is None else variables
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(model, x, y)
+        tape = hvd.DistributedGradientTape(tape, compression=compression, **options)
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    run = tf.function(step) if graph else step
+    for number in range(first, first + steps):
+        run(*(tf.constant(part) for part in data(number)))
+    return run
+
+
+def fit(model, optimizer, steps=3, size=16, **options):
+    """model.fit on the batches that ``train`` has, the last one shorter where ``size`` is."""
+    parts = [batch(step, size=16 if step + 1 < steps else size) for step in range(steps)]
+    x, y = (np.concatenate([part[at] for part in parts]) for at in (0, 1))
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), **options)
+    model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+
+
+def flat(model):
+    return np.concatenate([v.numpy().astype(np.float64).reshape(-1) for v in model.trainable_variables])
+
+
+def same_everywhere(model, process_set=hvd.global_process_set):
+    """All parameters bitwise equal on all ranks."""
+    words = np.concatenate([np.frombuffer(v.numpy().tobytes(), np.uint8) for v in model.trainable_variables])
+    gathered = hvd.allgather(tf.constant(words), process_set=process_set).numpy().reshape(process_set.size(), -1)
+    assert (gathered == gathered[0]).all(), "the ranks' parameters differ"
+
+
+def close(a, b, tolerance=1e-5):
+    return np.allclose(a, b, rtol=1e-4, atol=tolerance)
+
+
+@case
+def lossless_equals_dense_with_every_option():
+    options = {
+        "average": {},
+        "sum": {"op": hvd.Sum},
+        "predivide": {"gradient_predivide_factor": 2.0},
+        "groups": {"groups": 2},
+        "num_groups": {"num_groups": 1},
+        "list of groups": {"groups": None},
+        "sparse_as_dense": {"sparse_as_dense": True},
+    }
+    for number, (name, chosen) in enumerate(options.items()):
+        finals = []
+        for compression in (hvd.Compression.none, DeepReduce(LOSSLESS, min_elements=100 * (number % 2))):
+            model = network()
+            if name == "list of groups":
+                chosen = {"groups": [model.trainable_variables[:2], model.trainable_variables[3:5]]}
+            train(model, compression, steps=2, graph=number % 3 > 0, **chosen)
+            same_everywhere(model)
+            finals.append(flat(model))
+        assert close(*finals), name
+        assert compression.stats()["total"]["steps"] == 2
+
+
+@case
+def lossy_equals_the_pipeline_run_by_hand():
+    """Each rank repeats all ranks' encoding and decoding from their gradients, which all can compute."""
+    by_hand = network()
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    pipeline = Pipeline(Config.load(LOSSY))
+    variables = by_hand.trainable_variables
+    residuals = [[np.zeros(v.shape.num_elements(), np.float32) for v in variables] for _ in range(hvd.size())]
+    for step in range(3):
+        gradients = []
+        for rank in range(hvd.size()):
+            with tf.GradientTape() as tape:
+                loss = loss_of(by_hand, *batch(step, rank))
+            gradients.append([g.numpy().reshape(-1) for g in tape.gradient(loss, variables)])
+        reduced = []
+        for number, v in enumerate(variables):
+            containers = [
+                wire.unpack(pipeline.encode(gradients[r][number], residuals[r][number], Key(0, number, step, r)))
+                for r in range(hvd.size())
+            ]
+            out = np.empty(v.shape.num_elements(), np.float32)
+            pipeline.decode(containers, out, 1 / hvd.size())
+            reduced.append(tf.constant(out.reshape(v.shape)))
+        optimizer.apply_gradients(zip(reduced, variables, strict=True))
+    model, compression = network(), DeepReduce(LOSSY)
+    train(model, compression)
+    assert np.array_equal(flat(model), flat(by_hand))
+    kept = compression.state_dict()["residuals"]
+    assert len(kept) == len(variables)
+    for number, residual in enumerate(kept.values()):
+        assert np.array_equal(residual, residuals[hvd.rank()][number])
+    same_everywhere(model)
+
+
+@case
+def keras_optimizers_and_fit():
+    def wrap(compression, how):
+        if how == "tensorflow":
+            return hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), compression=compression)
+        inner = keras.optimizers.legacy.SGD(0.1) if how == "legacy" else keras.optimizers.SGD(0.1, momentum=0.9)
+        more = {"backward_passes_per_step": 2, "average_aggregated_gradients": True} if how == "passes" else {}
+        more |= {"op": hvd.Sum} if how == "sum" else {"groups": 2} if how == "groups" else {}
+        return hvd_keras.DistributedOptimizer(inner, compression=compression, **more)
+
+    for how in ("tensorflow", "sum", "groups", "legacy", "passes", "eagerly"):
+        finals = []
+        for compression in (hvd.Compression.none, DeepReduce(LOSSLESS)):
+            model = network()
+            fit(model, wrap(compression, how), steps=4, size=5, run_eagerly=how == "eagerly")
+            same_everywhere(model)
+            finals.append(flat(model))
+        assert close(*finals), how
+        # The last batch is shorter: TensorFlow traces again, and it is the same list of parameters.
+        state = compression.state_dict()
+        assert set(state["steps"].values()) == {2 if how == "passes" else 4} and len(state["lists"]) == 1, how
+    for compression in (hvd.Compression.none, DeepReduce(LOSSLESS)):
+        model = network()
+        # A custom loop with backward_passes_per_step outside Keras' own.
+        optimizer = hvd.DistributedOptimizer(
+            keras.optimizers.SGD(0.1), compression=compression, backward_passes_per_step=2
+        )
+        for step in range(4):
+            x, y = batch(step)
+            optimizer.minimize(lambda m=model, x=x, y=y: loss_of(m, x, y), model.trainable_variables)
+        finals.append(flat(model))
+    assert close(*finals[-2:])
+    same_everywhere(model)
+
+
+@case
+def gradients_that_are_none_and_another_choice_of_variables():
+    finals = []
+    for compression in (hvd.Compression.none, DeepReduce(LOSSLESS)):
+        model = network()
+        unused = tf.Variable(tf.ones([7, 3]), name="unused")
+        frozen = model.trainable_variables[0].numpy()
+        variables = [*model.trainable_variables[2:4], unused, *model.trainable_variables[4:]]
+
+        def step(x, y, model=model, variables=variables, compression=compression):
+            with tf.GradientTape() as tape:
+                loss = loss_of(model, x, y)
+            tape = hvd.DistributedGradientTape(tape, compression=compression)
+            for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+                if gradient is None:
+                    assert variable is unused
+                else:
+                    variable.assign_sub(0.1 * gradient)
+
+        for number in range(2):
+            step(*batch(number))
+        assert np.array_equal(frozen, model.trainable_variables[0].numpy())
+        train(model, compression, steps=2)
+        same_everywhere(model)
+        finals.append(flat(model))
+    assert close(*finals)
+    state = compression.state_dict()
+    assert [len(names) for names in state["lists"]] == [4, 6] and len(state["residuals"]) == 10
+    assert [int(name.split()[0]) for name in state["steps"]] == list(range(10))
+
+
+@case
+def two_models_in_one_step():
+    """Two tapes in one function, two optimizers in one train_step: each gradient has its own residual."""
+    finals = []
+    for make in (lambda: hvd.Compression.none, lambda: DeepReduce(LOSSLESS)):
+        compression = make()
+        one, two = network(1), network(2)
+
+        @tf.function
+        def step(x, y, one=one, two=two, compression=compression):
+            with tf.GradientTape() as first, tf.GradientTape() as second:
+                loss_one, loss_two = loss_of(one, x, y), loss_of(two, x, y)
+            for tape, loss, model in ((first, loss_one, one), (second, loss_two, two)):
+                tape = hvd.DistributedGradientTape(tape, compression=compression)
+                for v, g in zip(model.trainable_variables, tape.gradient(loss, model.trainable_variables), strict=True):
+                    v.assign_sub(0.1 * g)
+
+        for number in range(3):
+            step(*batch(number))
+        same_everywhere(one)
+        same_everywhere(two)
+        finals.append(np.concatenate([flat(one), flat(two)]))
+    assert close(*finals)
+    assert len(compression.state_dict()["residuals"]) == 12
+    assert compression.stats()["total"]["steps"] == 3
+
+
+@case
+def many_tensors_in_whatever_order():
+    variables = [tf.Variable(np.random.default_rng(i).standard_normal(300).astype("f")) for i in range(40)]
+    compression = DeepReduce(LOSSY)
+
+    @tf.function
+    def step(number):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(tf.sin(v * tf.cast(number, tf.float32))) for v in variables])
+        tape = hvd.DistributedGradientTape(tape, compression=compression)
+        for v, g in zip(variables, tape.gradient(loss, variables), strict=True):
+            v.assign_sub(0.1 * g)
+
+    for number in range(8):
+        step(tf.constant(number + hvd.rank()))
+    same_everywhere(type("Model", (), {"trainable_variables": variables}))
+    stats = compression.stats()
+    assert stats["total"]["steps"] == 8 and stats["last_step"]["dense_bytes"] == 40 * 300 * 4
+
+
+class Tables(keras.Model):
+    """Two embeddings of one shape: their gradients look alike."""
+
+    def __init__(self):
+        super().__init__()
+        keras.utils.set_random_seed(3)
+        self.one, self.two = keras.layers.Embedding(50, 8), keras.layers.Embedding(50, 8)
+        self.out = keras.layers.Dense(4)
+
+    def call(self, pairs):
+        return self.out(tf.reduce_mean(self.one(pairs[0]), 1) - tf.reduce_mean(self.two(pairs[1]), 1))
+
+
+def table_batch(step):
+    pairs = np.random.default_rng(10 * step + hvd.rank()).integers(0, 50, (2, 16, 3))
+    return pairs, pairs[0, :, 0] % 4
+
+
+@case
+def sparse_gradients_as_dense_and_as_they_are():
+    def run(compression, **options):
+        model = Tables()
+        model(table_batch(0)[0])
+        train(model, compression, data=table_batch, graph=options.pop("graph", True), **options)
+        same_everywhere(model)
+        return flat(model)
+
+    dense = run(hvd.Compression.none, sparse_as_dense=True)
+    for graph in (False, True):
+        compression = DeepReduce(sparsifier="nonzero", value="raw", min_elements=0)
+        assert close(dense, run(compression, sparse_as_dense=True, graph=graph))
+        stats = compression.stats()["total"]
+        assert stats["bytes_sent"] < stats["dense_bytes"]
+        assert len(compression.state_dict()["residuals"]) == 4
+    # Without sparse_as_dense Horovod sends IndexedSlices itself; the dense gradients go through DeepReduce.
+    compression = DeepReduce(sparsifier="nonzero", value="raw", min_elements=0)
+    assert close(dense, run(compression))
+    assert [p[1] for p in compression.state_dict()["lists"][0]] == [(8, 4), (4,)]
+
+
+@case
+def a_process_set():
+    some = PROCESS_SET
+    if not some.included():
+        # Horovod builds the operations of a set on the ranks that are not in it, too, and never runs them.
+        train(network(), DeepReduce(LOSSLESS, process_set=some), steps=1, process_set=some)
+        return
+    finals = []
+    for compression in (hvd.Compression.none, DeepReduce(LOSSLESS, process_set=some)):
+        model = network()
+        train(model, compression, process_set=some)
+        same_everywhere(model, some)
+        finals.append(flat(model))
+    assert close(*finals)
+    with pytest.raises(ValueError, match="a process_set that DeepReduce was not given"):
+        train(network(), DeepReduce(LOSSLESS), process_set=some)
+
+
+@case
+def every_dtype_and_a_shape_that_is_not_known():
+    for dtype, tolerance in ((tf.float16, 3e-2), (tf.bfloat16, 2e-1), (tf.float64, 1e-9)):
+        reduced = []
+        gradients = [np.random.default_rng(i + hvd.rank()).standard_normal((20, 30)) for i in range(2)]
+        for min_elements in (None, 0, 10**6):
+            none = hvd.Compression.fp16 if dtype == tf.bfloat16 else hvd.Compression.none
+            compression = none if min_elements is None else DeepReduce(LOSSLESS, min_elements=min_elements)
+
+            @tf.function
+            def reduce(*given, compression=compression):
+                return hvd.grouped_allreduce(list(given), compression=compression)
+
+            results = reduce(*(tf.cast(g, dtype) for g in gradients))
+            assert all(r.dtype == dtype and r.shape == (20, 30) for r in results)
+            reduced.append(np.stack([tf.cast(r, tf.float64).numpy() for r in results]))
+        for one in reduced[1:]:
+            assert np.allclose(reduced[0], one, rtol=tolerance, atol=tolerance), dtype
+
+    compression = DeepReduce(LOSSLESS)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None])])
+    def reduce(given):
+        return hvd.allreduce(given, compression=compression, name="unknown")
+
+    for shape in ((3, 4), (3, 4)):
+        assert np.allclose(reduce(tf.ones(shape) * (1.0 + hvd.rank())), 1 + (hvd.size() - 1) / 2)
+
+
+@case
+def integer_and_tiny_and_zero_gradients():
+    compression = DeepReduce(min_elements=0)
+
+    @tf.function
+    def reduce(counts, scalar, zeros, one):
+        given = (counts, scalar, zeros, one)
+        return [hvd.allreduce(x, op=hvd.Sum, compression=compression, name=f"x{i}") for i, x in enumerate(given)]
+
+    counts, scalar, zeros, one = reduce(tf.range(5), tf.constant(2.0), tf.zeros([3, 2]), tf.constant([-3.5]))
+    assert counts.numpy().tolist() == [hvd.size() * i for i in range(5)]
+    assert scalar.numpy() == 2 * hvd.size() and zeros.numpy().tolist() == [[0, 0]] * 3
+    assert one.numpy().tolist() == [-3.5 * hvd.size()]
+    stats = compression.stats()["total"]
+    assert stats["steps"] == 1 and stats["dense_bytes"] == 20 + 4 + 24 + 4
+
+
+@case
+def nan_and_infinity_reach_every_rank():
+    variable = tf.Variable(tf.ones([40, 50]))
+    compression = DeepReduce(LOSSY)
+
+    @tf.function
+    def reduced(factor):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.sin(variable)) * factor
+        return hvd.DistributedGradientTape(tape, compression=compression).gradient(loss, variable)
+
+    assert np.isfinite(reduced(tf.constant(1.0))).all()
+    for poison in (float("nan"), float("inf")):
+        before = compression.state_dict()["residuals"]
+        assert not np.isfinite(reduced(tf.constant(poison if hvd.rank() == 1 else 1.0))).any()
+        after = compression.state_dict()["residuals"]
+        if hvd.rank() == 1:
+            assert all(np.array_equal(before[name], after[name]) for name in before)
+        assert np.isfinite(reduced(tf.constant(1.0))).all()
+
+
+@case
+def loss_scaling_skips_the_same_steps_everywhere():
+    for outside in (True, False):
+        model = network()
+        compression = DeepReduce(LOSSY)
+        optimizer = keras.optimizers.SGD(0.1)
+        scale = {"initial_scale": 2.0**127, "dynamic_growth_steps": 3}
+        if outside:
+            optimizer = hvd.DistributedOptimizer(optimizer, compression=compression)
+        optimizer = keras.mixed_precision.LossScaleOptimizer(optimizer, **scale)
+        if not outside:
+            optimizer = hvd.DistributedOptimizer(optimizer, compression=compression)
+
+        @tf.function
+        def step(x, y, model=model, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                loss = loss_of(model, x, y) * 100
+            optimizer.minimize(loss, model.trainable_variables, tape)
+
+        for number in range(12):
+            step(*(tf.constant(part) for part in batch(number)))
+        scales = hvd.allgather(tf.reshape(optimizer.loss_scale, [1])).numpy()
+        assert (scales == scales[0]).all() and scales[0] < 2.0**127
+        assert np.isfinite(flat(model)).all()
+        assert compression.stats()["total"]["steps"] == 12
+        same_everywhere(model)
+
+
+@case
+def mixed_precision_in_keras():
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        model = network()
+        compression = DeepReduce(LOSSY)
+        fit(model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), compression=compression), steps=3)
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    assert compression.stats()["total"]["steps"] == 3 and np.isfinite(flat(model)).all()
+    same_everywhere(model)
+
+
+def resumable(seed=0):
+    model, compression = network(seed), DeepReduce(LOSSY)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), compression=compression)
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model, optimizer, compression
+
+
+def epochs(model, count, first=0, callbacks=()):
+    for epoch in range(first, first + count):
+        x, y = batch(epoch, size=32)
+        model.fit(x, y, batch_size=16, shuffle=False, verbose=0, initial_epoch=epoch, epochs=epoch + 1,
+                  callbacks=list(callbacks))  # fmt: skip
+
+
+@case
+def a_resumed_run_equals_an_unbroken_one():
+    unbroken, _, _ = resumable()
+    epochs(unbroken, 3)
+    folder = Path(tempfile.mkdtemp())
+    model, optimizer, compression = resumable()
+    epochs(model, 2, callbacks=[SaveState(compression, folder / "keras", delete=False)])
+    tf.train.Checkpoint(model=model, optimizer=optimizer, compression=compression).write(str(folder / "whole"))
+    tf.train.Checkpoint(model=model, optimizer=optimizer).write(str(folder / "stock"))
+    for whole in (True, False):
+        resumed, optimizer, again = resumable(seed=9)
+        if whole:
+            names = {"model": resumed, "optimizer": optimizer, "compression": again}
+            tf.train.Checkpoint(**names).read(str(folder / "whole")).expect_partial()
+            epochs(resumed, 1, first=2)
+        else:
+            tf.train.Checkpoint(model=resumed, optimizer=optimizer).read(str(folder / "stock")).expect_partial()
+            epochs(resumed, 1, first=2, callbacks=[SaveState(again, folder / "keras")])
+            assert not list((folder / "keras").iterdir())
+        assert np.array_equal(flat(unbroken), flat(resumed)), whole
+        assert set(again.state_dict()["steps"].values()) == {6}
+    saved = again.state_dict()
+    name = next(iter(saved["residuals"]))
+    for other in (again, DeepReduce(LOSSY)):
+        with pytest.raises(ValueError, match="every rank loads its own state"):
+            other.load_state_dict({**saved, "rank": hvd.rank() + 1})
+        with pytest.raises(ValueError, match=r"parameter other, and the model has not"):
+            other.load_state_dict({**saved, "steps": {"other": 3}})
+        with pytest.raises(ValueError, match=f"residual of {name} has 7 elements"):
+            other.load_state_dict({**saved, "residuals": {name: np.zeros(7)}})
+        with pytest.raises(ValueError, match="it has no lists"):
+            other.load_state_dict({"rank": 0})
+        with pytest.raises(ValueError, match="this is no state of DeepReduce"):
+            other.deserialize(b"something else")
+    other = DeepReduce(LOSSY)
+    other.load_state_dict({**saved, "lists": saved["lists"]})
+    with pytest.raises(tf.errors.OpError, match=r"the state is of another model: its gradients are float32 \[20, 50\]"):
+        train(Tables(), other, data=table_batch, steps=1, sparse_as_dense=True)
+    with pytest.raises(ValueError, match="the state is of another model"):
+        again.load_state_dict({**saved, "lists": [saved["lists"][0][:3]]})
+
+
+@case
+def the_config_changes_between_steps():
+    model, compression = network(), DeepReduce(LOSSY)
+    run = train(model, compression, graph=True)
+    sparse = compression.stats()["last_step"]["bytes_sent"]
+    compression.set_config(sparsifier={"name": "topk", "density": 0.5})
+    run(*(tf.constant(part) for part in batch(7)))
+    assert compression.stats()["last_step"]["bytes_sent"] > 2 * sparse
+    assert compression.config.min_elements == 0
+    same_everywhere(model)
+    with pytest.raises(ValueError, match="min_elements is 0 and cannot become 9"):
+        compression.set_config(min_elements=9)
+
+
+@case
+def a_config_changed_on_one_rank_only():
+    for graph in (True, False):
+        model, compression = network(), DeepReduce(LOSSY)
+        run = train(model, compression, graph=graph, steps=1)
+        if hvd.rank() == 1:
+            compression.set_config(sparsifier={"name": "topk", "density": 0.25})
+        match = r"MismatchError: .*config.sparsifier is .*0.05.* on ranks? 0.*0.25.* on rank 1"
+        with pytest.raises(tf.errors.OpError, match=match):
+            run(*(tf.constant(part) for part in batch(7)))
+        same_everywhere(model)
+
+
+@case
+def configs_differ():
+    odd = hvd.rank() == hvd.size() - 1
+    config = {**LOSSY, "value": {"name": "qsgd", "bits": 4 if odd else 7}}
+    match = rf'config.value is .*"bits": 7.* on rank.* 0.*"bits": 4.* on rank {hvd.size() - 1}'
+    for graph in (True, False):
+        with pytest.raises(MismatchError, match=match):
+            train(network(), DeepReduce(config), graph=graph)
+    with pytest.raises(MismatchError, match=match):
+        fit(network(), hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), compression=DeepReduce(config)))
+
+
+@case
+def models_differ():
+    for graph in (True, False):
+        last = [keras.layers.Dense(4)] if hvd.rank() == 1 else []
+        layers = [keras.layers.Dense(31 if hvd.rank() == 1 else 30, "tanh"), keras.layers.Dense(4), *last]
+        model = keras.Sequential([keras.Input((20,)), *layers])
+        match = r"parameter 0 .* is float32 \[20, 30\] on .*\[20, 31\] on rank 1.*parameter 4 .* is not there on"
+        with pytest.raises(tf.errors.OpError, match=match):
+            train(model, DeepReduce(LOSSY), graph=graph)
+
+
+@case
+def a_corrupt_container():
+    model, compression = network(), DeepReduce(LOSSY)
+    run = train(model, compression, steps=1, graph=True)
+    weights = flat(model)
+    if hvd.rank() == 1:
+        encode = compression._pipeline.encode
+
+        def damaged(*arguments):
+            packed = encode(*arguments)
+            packed[-1] ^= 4
+            return packed
+
+        compression._pipeline.encode = damaged
+    with pytest.raises(tf.errors.OpError, match="ContainerError: the container of rank 1 cannot be read: its checksum"):
+        run(*(tf.constant(part) for part in batch(7)))
+    same_everywhere(model)
+    if hvd.rank() == 1:
+        compression._pipeline.encode = encode
+    run(*(tf.constant(part) for part in batch(8)))
+    assert not np.array_equal(weights, flat(model))
+    same_everywhere(model)
+
+
+@case
+def what_cannot_be():
+    with pytest.raises(TypeError, match="the class DeepReduce, not an instance"):
+        train(network(), DeepReduce)
+    with pytest.raises(RuntimeError, match="this tensor came outside any"):
+        hvd.allreduce(tf.ones(3), compression=DeepReduce())
+    with pytest.raises(ValueError, match="Adasum cannot be computed on compressed gradients"):
+        train(network(), DeepReduce(), op=hvd.Adasum)
+    with pytest.raises(ValueError, match="Adasum cannot be computed on compressed gradients"):
+        train(network(), DeepReduce(), op=hvd.Adasum, graph=True)
+    with pytest.raises(ValueError, match="only op=hvd.Average and op=hvd.Sum"):
+        train(network(), DeepReduce(), op=hvd.Min)
+    with pytest.raises(ValueError, match="this is a HorovodReducescatter"):
+        tf.function(lambda: hvd.reducescatter(tf.ones([6, 400]), compression=DeepReduce()))()
+
+    variable = tf.Variable(tf.ones([40, 50]))
+
+    @tf.function(jit_compile=True)
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.sin(variable))
+        return hvd.DistributedGradientTape(tape, compression=DeepReduce()).gradient(loss, variable)
+
+    with pytest.raises(RuntimeError, match=r"a function that XLA compiles .* Turn it off: .*jit_compile=False"):
+        step()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), compression=DeepReduce())
+    with pytest.raises(RuntimeError, match="a function that XLA compiles"):
+        fit(network(), optimizer, jit_compile=True)
+
+
+if __name__ == "__main__":
+    # Horovod wants the set before it is started, and no set of all ranks.
+    ranks = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ["HOROVOD_SIZE"])
+    PROCESS_SET = hvd.ProcessSet([0, ranks - 1] if ranks > 2 else [0])
+    hvd.init(process_sets=[PROCESS_SET])
+    run_cases(CASES, hvd.rank(), lambda: hvd.allreduce(tf.zeros(1)))
