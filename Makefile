@@ -10,10 +10,10 @@ PY := .venv/bin/python
 KERNELS := $(shell find hvd_deepreduce/kernels -name '*.cpp' -o -name '*.h')
 STAMP := .venv/.kernels_stamp
 
-.PHONY: help setup build train test lint bench fuzz sanitize clean
+.PHONY: help setup build train train-tf test lint bench fuzz sanitize clean
 
 help: ## lists these targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
 
 setup: ## makes .venv with the frameworks, Open MPI and Horovod (ten minutes the first time, then nothing)
 	@scripts/setup.sh
@@ -27,7 +27,10 @@ $(STAMP): $(KERNELS) setup.py
 	@begun=$$(mktemp $@.XXXXXX); $(ENV) flock .venv/.kernels_lock python setup.py -q build_ext --inplace; mv $$begun $@
 
 train: build ## trains the same model with and without compression, two ranks; ARGS="..." goes to the script
-	@$(ENV) python scripts/compare_torch.py $(ARGS)
+	@$(ENV) python scripts/compare.py $(ARGS)
+
+train-tf: build ## the same in Keras; ARGS="..." goes to the script
+	@$(ENV) python scripts/compare.py --framework tensorflow $(ARGS)
 
 # No test may hang for ever; pytest's own line is the last.
 test: lint ## ruff, mypy, and all tests; ARGS="..." goes to pytest

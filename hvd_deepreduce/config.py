@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
 
 import hvd_deepreduce.index
 import hvd_deepreduce.joint
@@ -51,7 +51,10 @@ def _build(model: type[BaseModel], prefix: str, settings: Mapping[str, Any]) -> 
     try:
         return model(**settings)
     except ValidationError as error:
-        sentences = [_sentence(prefix, one, model.model_fields) for one in error.errors()]
+        sentences = [
+            str(one["ctx"]["error"]) if one["type"] == "value_error" else _sentence(prefix, one, model.model_fields)
+            for one in error.errors()
+        ]
     raise ConfigError("; ".join(sentences))
 
 
@@ -111,19 +114,17 @@ class Config(BaseModel):
     seed: int = Field(0, ge=0, le=2**32 - 1)
     threads: int | None = Field(None, ge=1, le=1024)
 
+    @model_validator(mode="before")
     @classmethod
-    def load(cls, source: str | Path | Mapping[str, Any] | Config | None = None, /, **settings: Any) -> Config:
-        """A config from a YAML file's path, a dict, another config or nothing, with ``settings`` in place of its own.
-
-        Raises:
-            ConfigError: for a file that is missing, empty or not a YAML mapping, an unknown key, a value out of range.
-        """
-        given = cls._read(source) | settings
+    def _resolve(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Names become codecs, and the keys that exclude each other are checked."""
+        given = dict(given)
         for kind, registry in _REGISTRIES.items():
             if given.get(kind) is not None:
                 given[kind] = _codec(registry, given[kind])
         # What writes indices and values itself: a joint codec, or an exchange other than the allgather.
-        instead = [given[kind] for kind in ("joint", "exchange") if given.get(kind) not in (None, AllGather())]
+        exchange = given.get("exchange", AllGather())
+        instead = [codec for codec in (given.get("joint"), exchange) if codec not in (None, AllGather())]
         for kind in ("index", "value"):
             if not instead and given.get(kind, True) is None:
                 raise ConfigError(f"{kind} is None; without a joint codec, one is needed")
@@ -137,12 +138,21 @@ class Config(BaseModel):
                 f"joint is {instead[0].name!r} and exchange is {instead[1].name!r}: only the exchange 'allgather' "
                 "carries a joint codec's containers"
             )
-        if given.get("exchange") not in (None, AllGather()) and given.setdefault("scope", "model") == "tensor":
+        if exchange not in (None, AllGather()) and given.setdefault("scope", "model") == "tensor":
             raise ConfigError(
-                f"scope is 'tensor' and exchange is {given['exchange'].name!r}, which sums whole vectors: "
-                "set scope to 'model' or 'bucket'"
+                f"scope is 'tensor' and exchange is {exchange.name!r}, which sums whole vectors: set scope to 'model' "
+                "or 'bucket'"
             )
-        config: Config = _build(cls, "", given)
+        return given
+
+    @classmethod
+    def load(cls, source: str | Path | Mapping[str, Any] | Config | None = None, /, **settings: Any) -> Config:
+        """A config from a YAML file's path, a dict, another config or nothing, with ``settings`` in place of its own.
+
+        Raises:
+            ConfigError: for a file that is missing, empty or not a YAML mapping, an unknown key, a value out of range.
+        """
+        config: Config = _build(cls, "", cls._read(source) | settings)
         return config
 
     @staticmethod

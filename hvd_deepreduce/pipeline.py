@@ -213,7 +213,14 @@ def decode_part(container: Container, numel: int, rank: int | None = None) -> tu
     try:
         if container.numel != numel:
             raise ValueError(f"it is of a tensor of {container.numel} elements, and {numel} are wanted")
-        return _decode(container)
+        decoded = _decode(container)
+        for name, section, used in (
+            ("index", container.indices, container.index and not container.joint),
+            ("order", container.order, not container.joint and not container.ordered),
+        ):
+            if section.size and not used:
+                raise ValueError(f"its {name} section of {section.size} bytes is one that its header has no use for")
+        return decoded
     except ValueError as error:
         sender = "the container" if rank is None else f"the container of rank {rank}"
         raise ContainerError(f"{sender} cannot be read: {error}") from None
@@ -224,6 +231,8 @@ def _decode(container: Container) -> tuple[U32 | None, Floats]:
     dense = container.sparsifier == 0
     if dense and count != numel:
         raise ValueError(f"a dense container must hold all {numel} elements, and it holds {count}")
+    if not dense:
+        _codec(sparsifiers, container.sparsifier)
     support: U32 | None = None
     values: Floats
     if container.joint:

@@ -409,7 +409,7 @@ def sparse_section() -> Iterator[str]:
 def training_section() -> Iterator[str]:
     """`make train` with three seeds."""
     out = ROOT / "runs" / "bench"
-    command = [sys.executable, str(ROOT / "scripts" / "compare_torch.py"), "--seeds", "3", "--runs", str(out)]
+    command = [sys.executable, str(ROOT / "scripts" / "compare.py"), "--seeds", "3", "--runs", str(out)]
     if subprocess.run(command).returncode:
         raise SystemExit("the training comparison failed")
     newest = max(out.iterdir(), key=lambda path: path.name)

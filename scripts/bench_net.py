@@ -7,7 +7,8 @@ Makes the laboratory, runs itself on each of its hosts, takes the laboratory awa
 the end of the backward pass (a dense gradient on each rank) to the dense sum on each rank, with accumulation, top-k,
 exchange and decompression. A time is the median over repetitions of the slowest rank's.
 
-Real gradients are better: --gradient 'grad.{rank}.npy', float32, one file a rank. Without it they are generated:
+Real gradients are better: --gradient FILE.npz with arrays gradient_0, gradient_1, ... (capture_gradients.py writes
+such files), or 'FILE.{rank}.npy', one a rank. Without it they are generated:
 normal values whose scale is lognormal by runs of 4096, 256 and 16 elements, the same scales on all ranks, so that large
 values come in clusters and overlap between ranks about as the paper reports.
 """
@@ -56,6 +57,16 @@ def generated(numel: int, rank: int) -> np.ndarray:
         out[:whole].reshape(-1, run)[:] *= scale[: numel // run, None]
         out[whole:] *= scale[-1]
     return out
+
+
+def captured(source: str, rank: int) -> np.ndarray:
+    """A rank's gradient from a file."""
+    read = np.load(source.format(rank=rank))
+    if isinstance(read, np.ndarray):
+        return read.astype(np.float32).ravel()
+    with read:
+        count = sum(name.startswith("gradient_") for name in read.files)
+        return read[f"gradient_{rank % count}"].astype(np.float32).ravel()
 
 
 def received_bytes() -> int:
@@ -165,7 +176,7 @@ def inside(options: argparse.Namespace) -> None:
         if isinstance(source, int):
             gradient, label = generated(source, comm.rank), "generated"
         else:
-            gradient, label = np.load(source.format(rank=comm.rank)).astype(np.float32).ravel(), source
+            gradient, label = captured(source, comm.rank), source
         if comm.rank == 0:
             print(f"{gradient.size} elements, {label}", flush=True)
         bench = Bench(gradient, options)

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from hvd_deepreduce import Config
 from hvd_deepreduce.codec import index_codecs, joint_codecs, sparsifiers, value_codecs
+from hvd_deepreduce.exchange.settings import exchanges
 
 DOC = Path(__file__).parent.parent / "docs" / "configuration.md"
 HEAD = """# Configuration
@@ -28,7 +29,9 @@ number of threads apart.
     index: rice                               # how their indices are written
     value: {name: qsgd, bits: 7}              # how their values are written
 
-In place of `index` and `value`, `joint` names one codec for both. Any sparsifier goes with any codec.
+In place of `index` and `value`, `joint` names one codec for both. Any sparsifier goes with any codec. An `exchange` other
+than `allgather` sums whole vectors over MPI and writes indices and values itself: `index` and `value` are left out, and
+`scope` is `model` (its default then) or `bucket`.
 """
 
 
@@ -71,12 +74,13 @@ def settings(model: type[Any], skip: tuple[str, ...] = ()) -> list[str]:
 
 def sections() -> list[str]:
     """The page's parts."""
-    parts = [HEAD.rstrip(), "## The job", "\n".join(settings(Config, ("sparsifier", "index", "value", "joint")))]
+    parts = [HEAD.rstrip(), "## The job", "\n".join(settings(Config, ("sparsifier", "index", "value", "joint", "exchange")))]
     for registry, title in (
         (sparsifiers, "Sparsifiers (`sparsifier:`)"),
         (index_codecs, "Index codecs (`index:`)"),
         (value_codecs, "Value codecs (`value:`)"),
         (joint_codecs, "Joint codecs (`joint:`)"),
+        (exchanges, "Exchanges (`exchange:`)"),
     ):
         parts.append(f"## {title}")
         for name, codec in sorted(registry.by_name.items()):

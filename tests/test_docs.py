@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from hvd_deepreduce.codec import index_codecs, joint_codecs, sparsifiers, value_codecs
+from hvd_deepreduce.exchange.settings import exchanges
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -19,7 +20,7 @@ def test_configuration_is_up_to_date():
 def test_every_setting_is_described():
     from describe import attributes
 
-    for registry in (sparsifiers, index_codecs, value_codecs, joint_codecs):
+    for registry in (sparsifiers, index_codecs, value_codecs, joint_codecs, exchanges):
         for name, codec in registry.by_name.items():
             missing = set(codec.model_fields) - set(attributes(codec))
             assert not missing, f"{registry.kind} {name}: its docstring's Attributes do not describe {missing}"

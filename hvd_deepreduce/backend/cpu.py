@@ -163,6 +163,11 @@ def sum_into(out: Floats, parts: list[tuple[U32 | None, Floats]], scale: float, 
     )
 
 
+def _exactly(section: U8, size: int) -> None:
+    if section.size != size:
+        raise ValueError(f"it takes {size} bytes, and {section.size} are there")
+
+
 def pack(values: NDArray[Any], width: int) -> U8:
     """Fields of ``width`` bits, one behind the other; ``values`` are uint8 (width <= 8) or uint32 (width <= 32)."""
     out = np.empty((values.size * width + 7) // 8, np.uint8)
@@ -171,9 +176,8 @@ def pack(values: NDArray[Any], width: int) -> U8:
 
 
 def unpack(section: U8, count: int, width: int, dtype: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
-    """The first ``count`` fields of ``pack``."""
-    if section.size < (count * width + 7) // 8:  # before an array of that size is allocated
-        check(-1)
+    """The ``count`` fields of ``pack``."""
+    _exactly(section, (count * width + 7) // 8)  # before an array of that size is allocated
     values = np.empty(count, dtype)
     check(_unpack[values.itemsize](address(section), section.size, count, width, address(values)))
     return values
@@ -193,6 +197,7 @@ def bitmap_encode(indices: U32, numel: int) -> U8:
 
 def bitmap_decode(section: U8, numel: int, count: int) -> U32:
     """The indices of ``bitmap_encode``."""
+    _exactly(section, (numel + 7) // 8)
     indices = np.empty(count, np.uint32)
     check(_bitmap_decode(address(section), section.size, numel, count, address(indices)))
     return indices
@@ -631,7 +636,7 @@ def bloom_query(bits: U8, hashes: int, numel: int, seed: int, parameter: int, st
     wrapped = np.concatenate([bits, bits[:8]])
     bitmap = np.empty(-(-numel // 64) * 8, np.uint8)
     found = _bloom_query(address(wrapped), bits.size, hashes, seed, parameter, step, numel, address(bitmap))
-    return bitmap_decode(bitmap, numel, found)
+    return bitmap_decode(bitmap[: (numel + 7) // 8], numel, found)
 
 
 def bloom_conflict_sets(

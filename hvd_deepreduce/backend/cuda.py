@@ -323,3 +323,316 @@ def bitmap_decode(section: Array, numel: int, count: int) -> Array:
             section, u64(section.size), u64(numel), u64(count), found, error)  # fmt: skip
     _check(error)
     return indices
+
+
+# ---- kernels/rice.cu
+
+
+def rice_encode(indices: Array, numel: int) -> Array:
+    """The section drawn in kernels/cpu/rice.cpp. Waits for the device: the size is not known before."""
+    section, bits = rice_encode_start(indices, numel)
+    return section[: (int(bits.get()[0]) + 7) // 8]
+
+
+def rice_encode_start(indices: Array, numel: int) -> tuple[Array, Array]:
+    """``rice_encode`` without waiting: an array in which the section begins, and its bits, a uint64 on the device."""
+    xp, count = module_of(indices), indices.size
+    b = 0
+    while b < 31 and (2 << b) <= 0.6931471805599453 * numel / count:
+        b += 1
+    # With this b, from which the device walks downhill, the highs are at most (numel - count) >> b zeros.
+    most = 2 + (count * b + 7) // 8 + ((max(0, numel - count) >> b) + count + 7) // 8
+    status = _status(xp, count)
+    # | sums [32] | bits | status | words of the section |
+    scratch = xp.zeros(33 + status.size + -(-most // 8) + 1, u64)
+    sums, bits, status = scratch[:32], scratch[32:33], scratch[33 : 33 + status.size]
+    words = scratch[33 + status.size :].view(u32)
+    _launch(xp, "rice", "rice_sums", _blocks(xp, count, THREADS), indices, u64(count), sums)
+    _launch(xp, "rice", "rice_write", _blocks(xp, count),
+            indices, u64(count), u64(numel), sums, status, words, bits)  # fmt: skip
+    return words.view(np.uint8), bits
+
+
+def rice_decode(section: Array, numel: int, count: int) -> Array:
+    """The indices of ``rice_encode``. Waits for the device."""
+    xp = module_of(section)
+    if section.size == 0 or section.size * 8 < count:
+        check(-1)
+    highs, indices = xp.empty(count, u32), xp.empty(count, u32)
+    found, end, error = xp.zeros(1, u64), xp.zeros(1, u64), xp.zeros(1, i32)
+    each = 8 * THREADS
+    _launch(xp, "rice", "rice_highs", _blocks(xp, section.size, each),
+            section, u64(section.size), u64(count), _status(xp, section.size, each), highs, found)  # fmt: skip
+    _launch(xp, "rice", "rice_join", _blocks(xp, count),
+            section, u64(section.size), u64(count), u64(numel), highs, found, _status(xp, count), end, indices,
+            error)  # fmt: skip
+    _check(error)
+    return indices
+
+
+def _low_bits(count: int, numel: int) -> int:
+    return min(range(32), key=lambda low: count * low + ((numel - 1) >> low))
+
+
+def elias_fano_encode(indices: Array, numel: int) -> Array:
+    """The section drawn in kernels/cpu/elias_fano.cpp. Waits for the device: the last index says how long it is."""
+    xp, count = module_of(indices), indices.size
+    if count == 0:
+        return xp.empty(0, np.uint8)
+    low, last = _low_bits(count, numel), int(indices[count - 1 :].get()[0])
+    size = (count * low + 7) // 8 + ((last >> low) + count + 7) // 8
+    words = xp.zeros(-(-size // 4), u32)
+    _launch(xp, "rice", "elias_fano_write", _blocks(xp, count), indices, u64(count), u32(low), words)
+    return words.view(np.uint8)[:size]
+
+
+def elias_fano_decode(section: Array, numel: int, count: int) -> Array:
+    """The indices of ``elias_fano_encode``. Waits for the device."""
+    xp = module_of(section)
+    if section.size * 8 < count:
+        check(-1)
+    indices = xp.empty(count, u32)
+    if count == 0:
+        check(-3 if section.size else 0)
+        return indices
+    low = _low_bits(count, numel)
+    at = (count * low + 7) // 8
+    if section.size < at:
+        check(-1)
+    highs, found, error = xp.empty(count, u32), xp.zeros(1, u64), xp.zeros(1, i32)
+    rest, each = section[at:], 8 * THREADS
+    if rest.size:
+        _launch(xp, "rice", "elias_fano_highs", _blocks(xp, rest.size, each),
+                rest, u64(rest.size), u64(count), _status(xp, rest.size, each), highs, found)  # fmt: skip
+    _launch(xp, "rice", "elias_fano_join", _blocks(xp, count),
+            section, u64(section.size), u64(at), u64(count), u64(numel), u32(low), highs, found, indices,
+            error)  # fmt: skip
+    _check(error)
+    return indices
+
+
+# ---- kernels/quantize.cu
+
+
+def _key(*key: int) -> tuple[np.uint32, ...]:
+    return tuple(u32(word & 0xFFFFFFFF) for word in key)
+
+
+def qsgd_norms(values: Array, bucket: int, l2: bool) -> Array:
+    """The largest magnitude, or the l2 norm, of each bucket."""
+    xp, n = module_of(values), values.size
+    buckets = -(-n // bucket)
+    norms = xp.zeros(buckets, f32)
+    if l2 and n:
+        _launch(xp, "quantize", "l2_norms", _blocks(xp, buckets, 8), values, u64(n), u64(bucket), norms)
+    elif n:
+        chunks = buckets * -(-bucket // (16 * THREADS))
+        _launch(xp, "quantize", "max_norms", _blocks(xp, chunks, 1), values, u64(n), u64(bucket), norms.view(u32))
+    return norms
+
+
+def qsgd_codes(
+    values: Array, norms: Array, bucket: int, levels: int, seed: int, parameter: int, step: int, rank: int
+) -> Array:
+    """Codes 0 .. 2 * levels, rounded with the random numbers of (seed, parameter, step, rank)."""
+    xp, n = module_of(values), values.size
+    codes = xp.empty(n, np.uint8)
+    if n:
+        _launch(xp, "quantize", "qsgd_codes", _blocks(xp, n, 4 * THREADS), values, u64(n), u64(min(bucket, n)),
+                u32(levels), *_key(seed, parameter, step, rank), norms, codes)  # fmt: skip
+    return codes
+
+
+def qsgd_encode(
+    values: Array, bucket: int, levels: int, l2: bool, seed: int, parameter: int, step: int, rank: int
+) -> tuple[Array, Array]:
+    """``qsgd_norms`` and their ``qsgd_codes``; in one launch for largest magnitudes and the usual buckets."""
+    key = (seed, parameter, step, rank)
+    if l2 or bucket % 4 or bucket > 8192 or not values.size:
+        norms = qsgd_norms(values, bucket, l2)
+        return norms, qsgd_codes(values, norms, bucket, levels, *key)
+    xp, n = module_of(values), values.size
+    norms, codes = xp.empty(-(-n // bucket), f32), xp.empty(n, np.uint8)
+    _launch(xp, "quantize", "qsgd_encode", _blocks(xp, norms.size, 8),
+            values, u64(n), u64(bucket), u32(levels), *_key(*key), norms, codes)  # fmt: skip
+    return norms, codes
+
+
+def _decoded(kernel: str, like: Array, count: int, *arguments: Any) -> Array:
+    """``count`` float32 of a kernel of quantize.cu that ends with (values, error). Waits for the device."""
+    xp = module_of(like)
+    values, error = xp.empty(count, f32), xp.zeros(1, i32)
+    if count:
+        _launch(xp, "quantize", kernel, _blocks(xp, count), *arguments, values, error)
+        _check(error)
+    return values
+
+
+def qsgd_decode(norms: Array, codes: Array, bucket: int, levels: int) -> Array:
+    """The values of ``qsgd_encode``. Waits for the device."""
+    n = codes.size
+    if not 0 < levels < 128 or bucket == 0:
+        check(-3)
+    return _decoded("qsgd_decode", codes, n, codes, norms, u64(n), u64(min(bucket, max(n, 1))), u32(levels))
+
+
+def bucket_sums(values: Array, bucket: int, squares: bool) -> Array:
+    """The sum of magnitudes, or of squares, of each bucket, in the order that kernels/cpu/quantize.cpp says."""
+    xp, count, each = module_of(values), values.size, min(bucket, max(values.size, 1))
+    if count == 0:
+        return xp.empty(0, f64)
+    terms, kernel = values, "fold_squares" if squares else "fold_magnitudes"
+    while True:
+        whole = (count - 1) // each
+        total = whole * -(-each // 1024) + -(-(count - whole * each) // 1024)
+        sums = xp.empty(total, f64)
+        _launch(xp, "quantize", kernel, _blocks(xp, total, 8), terms, u64(count), u64(each), sums)
+        if each <= 1024:
+            return sums
+        terms, kernel, count, each = sums, "fold_sums", total, -(-each // 1024)
+
+
+def uniform_encode(
+    values: Array, bucket: int, dtype: type[np.unsignedinteger[Any]], seed: int, parameter: int, step: int, rank: int
+) -> tuple[Array, Array]:
+    """Each bucket's least and largest value, and codes between them that use all of ``dtype`` (uint8 or uint16)."""
+    xp, n = module_of(values), values.size
+    bucket = min(bucket, max(n, 1))
+    buckets = -(-n // bucket)
+    extremes, ranges, codes = xp.zeros(2 * buckets, u32), xp.empty(2 * buckets, f32), xp.empty(n, dtype)
+    if n:
+        chunks = buckets * -(-bucket // (16 * THREADS))
+        _launch(xp, "quantize", "uniform_extremes", _blocks(xp, chunks, 1), values, u64(n), u64(bucket), extremes)
+        _launch(xp, "quantize", f"uniform_encode{8 * codes.itemsize}", _blocks(xp, n, 4 * THREADS),
+                values, u64(n), u64(bucket), *_key(seed, parameter, step, rank), extremes, ranges, codes)  # fmt: skip
+    return ranges, codes
+
+
+def uniform_decode(ranges: Array, codes: Array, bucket: int) -> Array:
+    """The values of ``uniform_encode``. Waits for the device."""
+    n, kernel = codes.size, f"uniform_decode{8 * codes.itemsize}"
+    return _decoded(kernel, codes, n, codes, ranges, u64(n), u64(min(bucket, max(n, 1))))
+
+
+def signs(values: Array) -> Array:
+    """One bit a value, set where it is below zero."""
+    xp, n = module_of(values), values.size
+    words = xp.empty(-(-n // 32), u32)
+    if n:
+        _launch(xp, "quantize", "signs", _blocks(xp, n), values, u64(n), words)
+    return words.view(np.uint8)[: (n + 7) // 8]
+
+
+def sign_decode(signs: Array, scales: Array, count: int, bucket: int) -> Array:
+    """Each bucket's scale with the signs of ``signs``. Waits for the device."""
+    if bucket == 0:
+        check(-3)
+    return _decoded("sign_decode", signs, count, signs, scales, u64(count), u64(min(bucket, max(count, 1))))
+
+
+def natural_exponents(values: Array, seed: int, parameter: int, step: int, rank: int) -> Array:
+    """The float32 exponent field of the power of two that each magnitude is rounded to."""
+    xp, n = module_of(values), values.size
+    exponents = xp.empty(n, np.uint8)
+    if n:
+        _launch(xp, "quantize", "natural_exponents", _blocks(xp, n, 4 * THREADS),
+                values, u64(n), *_key(seed, parameter, step, rank), exponents)  # fmt: skip
+    return exponents
+
+
+def natural_decode(signs: Array, exponents: Array) -> Array:
+    """Powers of two with the signs of ``signs``. Waits for the device."""
+    return _decoded("natural_decode", exponents, exponents.size, signs, exponents, u64(exponents.size))
+
+
+def trits_pack(digits: Array) -> Array:
+    """Digits 0, 1, 2, five to a byte, as drawn in kernels/cpu/three_lc.cpp."""
+    xp = module_of(digits)
+    out = xp.empty(-(-digits.size // 5), np.uint8)
+    if out.size:
+        _launch(xp, "quantize", "trits_pack", _blocks(xp, out.size), digits, u64(digits.size), out)
+    return out
+
+
+def trits_unpack(section: Array, count: int) -> Array:
+    """The ``count`` digits of ``trits_pack``. Waits for the device."""
+    xp = module_of(section)
+    if section.size != -(-count // 5):  # before an array of that size is allocated
+        check(-1)
+    digits, error = xp.empty(count, np.uint8), xp.zeros(1, i32)
+    if count:
+        _launch(xp, "quantize", "trits_unpack", _blocks(xp, section.size), section, u64(count), digits, error)
+        _check(error)
+    return digits
+
+
+def three_lc_pack(values: Array, m: float) -> Array:
+    """``trits_pack`` of round(value / m) + 1."""
+    xp = module_of(values)
+    out = xp.empty(-(-values.size // 5), np.uint8)
+    if out.size:
+        _launch(xp, "quantize", "three_lc_pack", _blocks(xp, out.size), values, u64(values.size), f32(m), out)
+    return out
+
+
+def three_lc_unpack(section: Array, count: int, m: float) -> Array:
+    """-m, 0 or m for each digit; ``section`` has ceil(count / 5) bytes. Waits for the device."""
+    if not 0 <= m <= np.finfo(f32).max:
+        check(-3)
+    return _decoded("three_lc_unpack", section, count, section, u64(count), f32(m))
+
+
+def zero_runs_encode(packed: Array) -> Array:
+    """Packed digits, their runs of zeros in a byte each. Waits for the device: the size is not known before."""
+    xp, n = module_of(packed), packed.size
+    out = xp.empty(n, np.uint8)
+    if n == 0:
+        return out
+    found, size = xp.zeros(1, u64), xp.zeros(1, u64)
+    others, rank = xp.empty(n, u32), xp.empty(n, u32)
+    _launch(xp, "quantize", "zero_runs_find", _blocks(xp, n),
+            packed, u64(n), _status(xp, n), found, others, rank)  # fmt: skip
+    _launch(xp, "quantize", "zero_runs_write", _blocks(xp, n),
+            packed, u64(n), found, others, rank, _status(xp, n), size, out)  # fmt: skip
+    return out[: int(size.get()[0])]
+
+
+def zero_runs_decode(section: Array, count: int) -> Array:
+    """The ``count`` bytes of ``zero_runs_encode``. Waits for the device."""
+    xp, n = module_of(section), section.size
+    if n * 14 < count:  # before an array of that size is allocated
+        check(-1)
+    out, size = xp.empty(count, np.uint8), xp.zeros(1, u64)
+    if n:
+        _launch(xp, "quantize", "zero_runs_decode", _blocks(xp, n),
+                section, u64(n), u64(count), _status(xp, n), size, out)  # fmt: skip
+    made = int(size.get()[0])
+    if made != count:
+        check(-1 if made < count else -3)
+    return out
+
+
+def to_float32(values: Array) -> Array:
+    """The values in float32, those beyond its range at its ends; the same array where they are float32 already."""
+    if values.dtype == f32:
+        return values
+    xp, n = module_of(values), values.size
+    narrow = xp.empty(n, f32)
+    if n:
+        _launch(xp, "quantize", "narrow", _blocks(xp, n), values, u64(n), narrow)
+    return narrow
+
+
+def half_encode(values: Array, bfloat16: bool) -> Array:
+    """The section of value/half.py, of float32 or float64 values."""
+    xp, n = module_of(values), values.size
+    section = xp.empty(n + 1, np.uint16)
+    _launch(xp, "quantize", "half_encode", _blocks(xp, n + 1), to_float32(values), u64(n), u32(bfloat16), section)
+    return section.view(np.uint8)
+
+
+def half_decode(section: Array, count: int) -> Array:
+    """The ``count`` values of ``half_encode``; ``section`` has 2 * (count + 1) bytes. Waits for the device."""
+    if section.size != 2 * (count + 1):
+        check(-1)
+    return _decoded("half_decode", section, count, section.view(np.uint16), u64(count))

@@ -1,8 +1,9 @@
 """What the sparse allreduces share: a private communicator, a scheduler of messages, and agreement about failures.
 
-An algorithm is written as a program: a generator that sends with ``traffic.send``, and yields ``(source, tag)``
-where it needs a message, which it is handed when it has come. A rank runs several programs at once, one for each slice
-of the vector, so that one slice is merged while others travel. The same programs run in ``simulation``, without MPI.
+An algorithm is written as a program: a generator that sends with ``traffic.send``, and yields ``(source, tag, count)``
+where it needs a message of that many streams, which it is handed when they have come. A rank runs several programs at
+once, one for each slice of the vector, so that one slice is merged while others travel. The same programs run in
+``simulation``, without MPI.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from hvd_deepreduce.codec import U8, Floats
 from hvd_deepreduce.joint.densestream import DTYPE_IDS, Stream, size_of
 from hvd_deepreduce.sparse import SparseTensor
 
-Program = Generator[tuple[int, int], U8, None]
+Wants = tuple[int, int, int]
+Program = Generator[Wants, list[U8], None]
 R = TypeVar("R")
 SLOTS = 64
 """Programs a rank, at most; the tag of a message is phase * SLOTS + slot."""
@@ -114,15 +116,18 @@ def halving(rank: int, size: int) -> list[Step]:
     return steps
 
 
-def parts_of(message: U8, count: int) -> list[U8]:
+def parts_of(message: U8, count: int, sender: int) -> list[U8]:
     """The ``count`` streams that a message is made of."""
     parts = []
-    for _ in range(count):
-        size = size_of(message)
-        parts.append(message[:size])
-        message = message[size:]
-    if message.size:
-        raise ValueError(f"{message.size} bytes stand behind the {count} streams of a message")
+    try:
+        for _ in range(count):
+            size = size_of(message)
+            parts.append(message[:size])
+            message = message[size:]
+        if message.size:
+            raise ValueError(f"{message.size} bytes stand behind its {count} streams")
+    except ValueError as error:
+        raise ValueError(f"a message of rank {sender} cannot be read: {error}") from None
     return parts
 
 
@@ -132,12 +137,10 @@ def gather(traffic: Traffic, tag: int, section: U8, deliver: Callable[[int, U8],
     traffic.attempt(None, deliver, traffic.rank, section)
     for step in reversed(halving(traffic.rank, traffic.size)):
         for to in step.receives:
-            traffic.send(to, tag, [sections.get(rank, EMPTY) for rank in step.mine])
+            traffic.send(to, tag, [sections[rank] for rank in step.mine])
         for source in step.sends:
-            message = yield source, tag
-            nothing: list[U8] = []
-            parts = traffic.attempt(nothing, parts_of, message, len(step.other))
-            for rank, part in zip(step.other, parts, strict=False):
+            parts = yield source, tag, len(step.other)
+            for rank, part in zip(step.other, parts, strict=True):
                 sections[rank] = part
                 traffic.attempt(None, deliver, rank, part)
 
@@ -265,7 +268,7 @@ class LiveTraffic:
         self.rank, self.size = channel.rank, channel.size
         self.failure: str | None = None
         self.sending: deque[tuple[MPI.Request, U8, int]] = deque()
-        self.receiving: list[tuple[MPI.Request, U8, int, int]] = []
+        self.receiving: list[tuple[MPI.Request, U8, int, int, int]] = []
 
     def attempt(self, default: R, work: Callable[..., R], *arguments: Any) -> R:
         return attempt(self, default, work, *arguments)
@@ -282,7 +285,7 @@ class LiveTraffic:
     def run(self, programs: list[Program]) -> None:
         """Runs the programs to their ends, and all sends too."""
         patience = Patience(self.channel.timeout)
-        waiting: dict[int, tuple[int, int]] = {}
+        waiting: dict[int, Wants] = {}
         try:
             for slot, program in enumerate(programs):
                 self._resume(slot, program, None, waiting)
@@ -290,29 +293,29 @@ class LiveTraffic:
                 if self._receive(waiting) | self._finish(programs, waiting) | self._sent():
                     patience.progress()
                 else:
-                    ranks = {source for source, _ in waiting.values()} | {to for _, _, to in self.sending}
-                    ranks |= {source for _, _, source, _ in self.receiving}
+                    ranks = {source for source, _, _ in waiting.values()} | {to for _, _, to in self.sending}
+                    ranks |= {source for _, _, source, _, _ in self.receiving}
                     patience.wait("rank " + ", ".join(map(str, sorted(ranks))))
         except (LostRankError, MPI.Exception) as error:
             # MPI may still write into these.
             self.channel.abandoned = (self.sending, self.receiving)
             raise LostRankError(f"a rank is lost: {error}") from None
 
-    def _resume(self, slot: int, program: Program, message: U8 | None, waiting: dict[int, tuple[int, int]]) -> None:
+    def _resume(self, slot: int, program: Program, parts: list[U8] | None, waiting: dict[int, Wants]) -> None:
         try:
-            waiting[slot] = program.send(message)  # type: ignore[arg-type]  # None starts a generator
+            waiting[slot] = program.send(parts)  # type: ignore[arg-type]  # None starts a generator
         except StopIteration:
             pass
 
-    def _receive(self, waiting: dict[int, tuple[int, int]]) -> bool:
+    def _receive(self, waiting: dict[int, Wants]) -> bool:
         """Begins to receive what has been announced, earlier slots first."""
         begun = False
         status = MPI.Status()
         busy: dict[int, int] = {}
-        for _, _, source, _ in self.receiving:
+        for _, _, source, _, _ in self.receiving:
             busy[source] = busy.get(source, 0) + 1
         for slot in sorted(waiting):
-            source, tag = waiting[slot]
+            source, tag, count = waiting[slot]
             if busy.get(source, 0) >= RECEIVES:
                 continue
             announced = self.channel.comm.Improbe(source, tag, status)
@@ -321,22 +324,23 @@ class LiveTraffic:
                 continue
             data = np.empty(8 * status.Get_count(MPI.UINT64_T), np.uint8)
             request = announced.Irecv([data, data.size // 8, MPI.UINT64_T])
-            self.receiving.append((request, data, source, slot))
+            self.receiving.append((request, data, source, slot, count))
             del waiting[slot]
             busy[source] = busy.get(source, 0) + 1
             begun = True
         return begun
 
-    def _finish(self, programs: list[Program], waiting: dict[int, tuple[int, int]]) -> bool:
+    def _finish(self, programs: list[Program], waiting: dict[int, Wants]) -> bool:
         """Hands the messages that have come to their programs."""
         came = False
         for entry in list(self.receiving):
-            request, data, _, slot = entry
+            request, data, source, slot, count = entry
             if request.Test():
                 self.receiving.remove(entry)
                 if not data.size and self.failure is None:
                     self.failure = ""  # the sender has failed, and will say why
-                self._resume(slot, programs[slot], data, waiting)
+                parts = self.attempt([EMPTY] * count, parts_of, data, count, source)
+                self._resume(slot, programs[slot], parts, waiting)
                 came = True
         return came
 

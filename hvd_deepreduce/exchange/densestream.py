@@ -164,7 +164,7 @@ def _program(traffic: Traffic, slot: int, stream: Stream, job: Job, total: Total
         for to in step.sends:
             traffic.send(to, slot, [section])
         for source in step.receives:
-            message = yield source, slot
+            (message,) = yield source, slot, 1
             theirs = traffic.attempt(stream, job.unpack, message, step.mine, slot, source)
             stream = traffic.attempt(stream, stream.merge, theirs, job.gap)
 

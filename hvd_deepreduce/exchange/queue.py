@@ -39,9 +39,7 @@ class ExchangeQueue:
         self._settings = settings
         self._worker = ThreadPoolExecutor(1, "deepreduce exchange")
 
-    def submit(
-        self, make: Callable[[], tuple[Tensor, Floats | None]], out: Floats, key: Key
-    ) -> Future[int]:
+    def submit(self, make: Callable[[], tuple[Tensor, Floats | None]], out: Floats, key: Key) -> Future[int]:
         """Queues one sum, dense, into ``out``; the result is the number of bytes that this rank sent.
 
         Args:

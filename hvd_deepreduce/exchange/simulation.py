@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hvd_deepreduce.codec import U8
-from hvd_deepreduce.exchange.channel import EMPTY, Program, R, attempt
+from hvd_deepreduce.exchange.channel import EMPTY, Program, R, Wants, attempt
 
 
 class Network:
@@ -21,7 +21,7 @@ class Network:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.queues: dict[tuple[int, int, int], deque[U8]] = {}
+        self.queues: dict[tuple[int, int, int], deque[list[U8]]] = {}
         self.messages = np.zeros(size, np.int64)
         self.sent = np.zeros(size, np.int64)
         self.received = np.zeros(size, np.int64)
@@ -35,24 +35,28 @@ class Network:
         """
         traffics = [SimulatedTraffic(self, rank) for rank in range(self.size)]
         # Each entry: a program, its rank, and the message it waits for (None: it has not begun).
-        running: list[tuple[Program, int, tuple[int, int] | None]] = [
+        running: list[tuple[Program, int, Wants | None]] = [
             (program, traffic.rank, None) for traffic in traffics for program in programs(traffic)
         ]
         while running:
-            waiting: list[tuple[Program, int, tuple[int, int] | None]] = []
+            waiting: list[tuple[Program, int, Wants | None]] = []
             moved = False
             for program, rank, wants in running:
-                message = None
+                parts = None
                 if wants is not None:
-                    queue = self.queues.get((rank, *wants))
+                    source, tag, count = wants
+                    queue = self.queues.get((rank, source, tag))
                     if not queue:
                         waiting.append((program, rank, wants))
                         continue
-                    message = queue.popleft()
-                    self.received[rank] += message.size
+                    parts = queue.popleft()
+                    self.received[rank] += sum(part.size for part in parts)
+                    if len(parts) != count:
+                        traffics[rank].failure = traffics[rank].failure or ""
+                        parts = [EMPTY] * count
                 moved = True
                 try:
-                    waiting.append((program, rank, program.send(message)))  # type: ignore[arg-type]
+                    waiting.append((program, rank, program.send(parts)))  # type: ignore[arg-type]
                 except StopIteration:
                     pass
             if not moved:
@@ -76,9 +80,8 @@ class SimulatedTraffic:
         return attempt(self, default, work, *arguments)
 
     def send(self, to: int, tag: int, parts: list[U8]) -> None:
-        message = EMPTY
-        if self.failure is None:
-            message = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        self.network.queues.setdefault((to, self.rank, tag), deque()).append(message)
+        # Not joined to one message: 1,024 ranks share each other's streams, and every stream is in memory once.
+        parts = parts if self.failure is None else []
+        self.network.queues.setdefault((to, self.rank, tag), deque()).append(parts)
         self.network.messages[self.rank] += 1
-        self.network.sent[self.rank] += message.size
+        self.network.sent[self.rank] += sum(part.size for part in parts)

@@ -98,7 +98,7 @@ def _split_allgather(
     stream = pieces[rank]
     for distance in range(1, size):
         source = (rank - distance) % size
-        message = yield source, slot
+        (message,) = yield source, slot, 1
         theirs = traffic.attempt(stream, read, message, stream, *reach[rank], source)
         stream = traffic.attempt(stream, stream.merge, theirs, 0)
 
@@ -117,7 +117,7 @@ def recursive_doubling(traffic: Traffic, tensor: SparseTensor, total: Total | No
     paired = 1 << (traffic.size.bit_length() - 1)  # the ranks from here on only hand in and take out
     if rank >= paired:
         traffic.send(rank - paired, 0, [write(stream, 0, numel)])
-        message = yield rank - paired, SLOTS
+        (message,) = yield rank - paired, SLOTS, 1
         stream = traffic.attempt(stream, read, message, stream, 0, numel, rank - paired)
     else:
         helped = rank + paired < traffic.size
@@ -125,7 +125,7 @@ def recursive_doubling(traffic: Traffic, tensor: SparseTensor, total: Total | No
         for partner, tag in ([(rank + paired, 0)] if helped else []) + rounds:
             if tag:
                 traffic.send(partner, tag, [traffic.attempt(EMPTY, write, stream, 0, numel)])
-            message = yield partner, tag
+            (message,) = yield partner, tag, 1
             theirs = traffic.attempt(stream, read, message, stream, 0, numel, partner)
             stream = traffic.attempt(stream, stream.merge, theirs, 0)
         if helped:

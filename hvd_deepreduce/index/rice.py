@@ -27,6 +27,6 @@ class Rice(IndexCodec):
 
     @staticmethod
     def decode(section: U8, numel: int, count: int, key: Key) -> U32:
-        if count == 0:
+        if count == 0 and section.size == 0:
             return np.empty(0, np.uint32)
         return cpu.rice_decode(section, numel, count)

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -47,7 +48,14 @@ void parallel_runs(u64 n, int threads, u64 grain, F f) {
         }
     };
     std::vector<std::thread> others;
-    for (u64 t = 1; t < count; ++t) others.emplace_back(run, t);
+    others.reserve((size_t)count);
+    for (u64 t = 1; t < count; ++t) {
+        try {
+            others.emplace_back(run, t);
+        } catch (const std::system_error&) {
+            run(t);  // no thread is to be had: then here
+        }
+    }
     run(0);
     for (auto& other : others) other.join();
     if (failure) std::rethrow_exception(failure);

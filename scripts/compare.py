@@ -1,4 +1,4 @@
-"""`make train`: the digits job on two Horovod ranks, compressed and dense, and what compression saved.
+"""`make train` and `make train-tf`: the digits job on two Horovod ranks, compressed and dense, and what that saved.
 
 Writes RUNS/<time>/results.json (all figures), accuracy.png (accuracy against bytes sent), config.yaml (what was used)
 and each run's own folder.
@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from datetime import datetime
+from enum import Enum
 from pathlib import Path
 from statistics import mean
 from typing import Annotated, Any
@@ -27,9 +28,18 @@ ROOT = Path(__file__).parent.parent
 Run = dict[str, Any]
 
 
-def train(config: str, seed: int, out: Path, ranks: int, epochs: int, terminal: bool) -> Run:
+class Framework(str, Enum):
+    """Whose script trains."""
+
+    torch = "torch"
+    tensorflow = "tensorflow"
+
+
+NAMES = {Framework.torch: "PyTorch", Framework.tensorflow: "Keras"}
+
+def train(framework: Framework, config: str, seed: int, out: Path, ranks: int, epochs: int, terminal: bool) -> Run:
     """One job under mpirun; what it measured."""
-    command = ["mpirun", "-np", str(ranks), sys.executable, str(ROOT / "scripts" / "train_torch.py")]
+    command = ["mpirun", "-np", str(ranks), sys.executable, str(ROOT / "scripts" / f"train_{framework.value}.py")]
     command += ["--config", config, "--seed", str(seed), "--epochs", str(epochs), "--out", str(out)]
     environment = {**os.environ, "HVD_DEEPREDUCE_TERMINAL": str(int(terminal)), "PYTHONUNBUFFERED": "1"}
     if subprocess.run(command, env=environment).returncode:
@@ -123,6 +133,7 @@ def picture(compressed: list[Run], dense: list[Run], label: str, path: Path) -> 
 
 
 def main(
+    framework: Framework = Framework.torch,
     config: Annotated[str, typer.Option(help="what to compare with dense")] = "configs/topk_rice_qsgd.yaml",
     epochs: Annotated[int, typer.Option(min=1)] = 20,
     seeds: Annotated[int, typer.Option(min=1, help="runs of each kind")] = 1,
@@ -134,17 +145,21 @@ def main(
     out = runs / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     out.mkdir(parents=True)
     label = Path(config).stem
-    console.print(f"A ResNet on 1,437 handwritten digits, {ranks} Horovod ranks, {epochs} epochs: {label}, then dense.")
+    console.print(
+        f"A ResNet on 1,437 handwritten digits in {NAMES[framework]}, {ranks} Horovod ranks, {epochs} epochs: {label}, "
+        "then dense."
+    )
     terminal = console.is_terminal
     pairs = [
-        (train(config, seed, out / f"{label}_{seed}", ranks, epochs, terminal),
-         train("none", seed, out / f"dense_{seed}", ranks, epochs, terminal))
+        (train(framework, config, seed, out / f"{label}_{seed}", ranks, epochs, terminal),
+         train(framework, "none", seed, out / f"dense_{seed}", ranks, epochs, terminal))
         for seed in range(seeds)
     ]  # fmt: skip
     compressed, dense = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     console.print()
     console.print(epochs_table(compressed[0], f"{label}, rank 0"))
-    console.print(epochs_table(dense[0], "dense, rank 0 (communication: the wait after the backward pass)"))
+    waiting = "the wait after the backward pass" if framework == Framework.torch else "TensorFlow does not tell"
+    console.print(epochs_table(dense[0], f"dense, rank 0 (communication: {waiting})"))
     console.print(side_by_side(compressed, dense, label))
     console.print(break_even(compressed), soft_wrap=True)
     picture(compressed, dense, label, out / "accuracy.png")

@@ -1,0 +1,51 @@
+"""The device that the CUDA tests run on: the emulator, with the threads in two random orders; or, with
+HVD_DEEPREDUCE_GPU=1, a GPU through CuPy."""
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import cuda_emulator
+
+ON_GPU = os.environ.get("HVD_DEEPREDUCE_GPU") == "1"
+
+
+class Device:
+    """Where arrays are put, and how they come back."""
+
+    def __init__(self, order: int) -> None:
+        self.order = order
+        if ON_GPU:
+            import cupy
+
+            self.module: Any = cupy
+        else:
+            self.module = cuda_emulator
+
+    def put(self, array: np.ndarray) -> Any:
+        return self.module.asarray(array)
+
+    def host(self, result: Any) -> Any:
+        if isinstance(result, tuple | list):
+            return type(result)(self.host(part) for part in result)
+        return result.get() if hasattr(result, "get") else result
+
+    def bytes(self, array: np.ndarray) -> Any:
+        """A section as it stands in a container: at no particular address."""
+        return self.put(np.concatenate([np.zeros(3, np.uint8), array]))[3:]
+
+
+@pytest.fixture(params=["on the GPU"] if ON_GPU else [1, 2])
+def device(request: pytest.FixtureRequest) -> Any:
+    if ON_GPU:
+        yield Device(0)
+        return
+    reason = cuda_emulator.available()
+    if reason:
+        pytest.skip(reason)
+    before = cuda_emulator.order, cuda_emulator.processors
+    cuda_emulator.order, cuda_emulator.processors = request.param, request.param
+    yield Device(request.param)
+    cuda_emulator.order, cuda_emulator.processors = before

@@ -1,0 +1,324 @@
+"""Every CUDA operation gives the bytes of the CPU's on awkward inputs, in the emulator or on a GPU (see conftest.py)."""
+
+import numpy as np
+import pytest
+
+from hvd_deepreduce.backend import cpu, cuda
+from tests import cases
+from tests.oracle import half as half_oracle  # noqa: F401
+
+INPUTS = {
+    **cases.inputs(),
+    "five_thousand": cases.random(5003),
+    "few_values": np.random.default_rng(3).choice([0.0, 1.0, -1.0, 0.5], 2500).astype(np.float32),
+    "ties": np.tile(np.float32([0.25, -2.0, 2.0, 0.0]), 1200),
+    "float64_long": cases.random(4099, np.float64),
+}
+VALUES = {name: x for name, x in INPUTS.items() if x.dtype == np.float32}
+KEY = (7, 3, 11)
+
+
+def same(got, want):
+    if isinstance(want, tuple | list):
+        assert len(got) == len(want)
+        for g, w in zip(got, want, strict=True):
+            same(g, w)
+        return
+    if isinstance(want, np.ndarray):
+        assert got.dtype == want.dtype and got.shape == want.shape
+        assert got.tobytes() == want.tobytes()
+        return
+    assert got == want
+
+
+def both(device, name, *arguments):
+    """The operation on both backends, with equal results: arrays, and what they become where they are changed."""
+    ours, theirs = [], []
+    for argument in arguments:
+        if isinstance(argument, np.ndarray):
+            ours.append(argument.copy())
+            theirs.append(device.bytes(argument) if argument.dtype == np.uint8 else device.put(argument))
+        else:
+            ours.append(argument)
+            theirs.append(argument)
+    try:
+        want = getattr(cpu, name)(*ours)
+    except ValueError:
+        with pytest.raises(ValueError):
+            getattr(cuda, name)(*theirs)
+        return None
+    got = getattr(cuda, name)(*theirs)
+    same(device.host(got), want)
+    for our, their in zip(ours, theirs, strict=True):
+        if isinstance(our, np.ndarray):
+            same(device.host(their), our)
+    return want
+
+
+def some_indices(numel, count, seed=1):
+    return np.sort(np.random.default_rng(seed).choice(numel, count, replace=False)).astype(np.uint32)
+
+
+INDICES = {
+    "one_of_one": (np.uint32([0]), 1),
+    "last": (np.uint32([4096]), 4097),
+    "all": (np.arange(777, dtype=np.uint32), 777),
+    "some": (some_indices(36_864, 368), 36_864),
+    "dense": (some_indices(3000, 1900), 3000),
+    "runs": (np.concatenate([np.arange(a, a + 40, dtype=np.uint32) for a in range(7, 9000, 301)]), 10_000),
+    "far": (np.uint32([5, 2**31, 2**32 - 2]), 2**32 - 1),
+    "ends": (np.uint32([0, 2**20]), 2**20 + 1),
+    "more_than_a_tile": (some_indices(50_021, 2100), 50_021),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_topk(device, name):
+    x = INPUTS[name]
+    y = np.random.default_rng(5).permutation(x) * x.dtype.type(0.5)
+    for k in {0, min(1, x.size), x.size // 10, x.size}:
+        both(device, "topk", x, None, k)
+        both(device, "topk", x, y, k)
+
+
+def test_topk_where_the_sample_misleads(device):
+    """All of the large ones where the sample does not look, and more ties than there is room for."""
+    x = np.zeros(300_000, np.float32)
+    x[:40] = 3.0
+    both(device, "topk", x, None, 60)
+    x[:] = -0.5
+    both(device, "topk", x, x, 1000)
+
+
+def test_topk_of_unaligned_views(device):
+    x = cases.random(5000)
+    want = cpu.topk(x[3:].copy(), None, 77)
+    same(device.host(cuda.topk(device.put(x)[3:], None, 77)), want)
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_threshold_and_nonzero(device, name):
+    x = INPUTS[name]
+    for least in (0.0, 0.5, 1e-40, 1e300):
+        both(device, "threshold", x, None, least)
+        both(device, "threshold", x, np.ascontiguousarray(-x[::-1]), least)
+
+
+def test_threshold_keeps_more_than_there_is_room_for(device):
+    both(device, "threshold", cases.random(140_000), cases.random(140_000, seed=2), 0.01)
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_dense(device, name):
+    x = INPUTS[name]
+    both(device, "add", x, np.ascontiguousarray(x[::-1]))
+    both(device, "finite", x)
+    for bad in (np.nan, np.inf, -np.inf):
+        for at in {0, x.size // 2, x.size - 1} if x.size else ():
+            broken = x.copy()
+            broken[at] = bad
+            both(device, "finite", broken)
+    for block in (1, 7, 64, 1000):
+        for l2 in (True, False):
+            both(device, "block_norms", x, None, block, l2)
+            both(device, "block_norms", x, x, block, l2)
+    if x.size:
+        at = some_indices(x.size, (x.size + 1) // 2)
+        both(device, "gather", x, at)
+        both(device, "settle", x, at, x[at] * x.dtype.type(0.75))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("parts", [0, 1, 4, 11])
+def test_sum(device, dtype, parts):
+    for numel in (1, 2048, 5003):
+        given = []
+        for p in range(parts):
+            count = [0, numel, max(1, numel // 20)][p % 3]
+            at = some_indices(numel, count, p)
+            given.append((at, cases.random(count, dtype, p)))
+        given.append((None, cases.random(numel, dtype, 99)))
+        for scale in (1.0, 0.25):
+            want, got = np.empty(numel, dtype), device.put(np.empty(numel, dtype))
+            cpu.sum_into(want, given, scale)
+            cuda.sum_into(got, [(None if i is None else device.put(i), device.put(v)) for i, v in given], scale)
+            same(device.host(got), want)
+
+
+def test_sum_of_nothing(device):
+    got = device.put(np.ones(5000, np.float32))
+    cuda.sum_into(got, [], 3.0)
+    assert not device.host(got).any()
+
+
+def test_checksum(device):
+    for words in (4, 5, 16, 5000):
+        data = np.random.default_rng(words).integers(0, 256, 4 * words).astype(np.uint8)
+        assert cuda.checksum(device.put(data)) == cpu.checksum(data)
+
+
+@pytest.mark.parametrize("numel, count", [(1, 1), (2, 1), (307, 0), (307, 30), (307, 307), (100_003, 999)])
+def test_random_indices(device, numel, count):
+    want = cpu.random_indices(numel, count, *KEY)
+    same(device.host(cuda.random_indices(numel, count, *KEY, like=device.put(np.zeros(1)))), want)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 5, 7, 8, 13, 25, 31, 32])
+def test_pack(device, width):
+    for count in (0, 1, 7, 1000):
+        fields = np.random.default_rng(count).integers(0, 2**width, count).astype(np.uint32)
+        section = both(device, "pack", fields, width)
+        both(device, "unpack", section, count, width, np.uint32)
+        if width <= 8:
+            both(device, "pack", fields.astype(np.uint8), width)
+            both(device, "unpack", section, count, width, np.uint8)
+        both(device, "unpack", section[:-1], count, width, np.uint32)
+
+
+def broken(section, count=12):
+    """The section cut, extended and with bits flipped."""
+    yield section[: section.size // 2]
+    yield section[:-1]
+    yield np.append(section, np.uint8(0))
+    yield np.append(section, np.uint8(1))
+    rng = np.random.default_rng(section.size)
+    for _ in range(count if section.size else 0):
+        other = section.copy()
+        other[rng.integers(section.size)] ^= 1 << rng.integers(8)
+        yield other
+    if section.size:
+        for first in (0, 17, 255):
+            other = section.copy()
+            other[0] = first
+            yield other
+
+
+CODES = ["bitmap", "rice", "elias_fano"]
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("name", INDICES)
+def test_index_codes(device, code, name):
+    indices, numel = INDICES[name]
+    if code == "bitmap" and numel > 2**24:
+        return
+    section = both(device, f"{code}_encode", indices, numel)
+    same(both(device, f"{code}_decode", section, numel, indices.size), indices)
+    for other in broken(section):
+        both(device, f"{code}_decode", other, numel, indices.size)
+    both(device, f"{code}_decode", section, numel, indices.size + 1)
+    both(device, f"{code}_decode", section, max(1, int(indices[-1])), indices.size)
+
+
+def test_codes_of_no_indices(device):
+    nothing = np.empty(0, np.uint32)
+    for code in set(CODES) - {"rice"}:
+        section = both(device, f"{code}_encode", nothing, 100)
+        both(device, f"{code}_decode", section, 100, 0)
+        both(device, f"{code}_decode", np.zeros(2, np.uint8), 100, 0)
+
+
+def test_check_indices(device):
+    for indices in ([], [0], [3, 4, 9], [3, 3], [4, 3], [9, 10]):
+        both(device, "check_indices", np.array(indices, np.uint32), 10)
+
+
+@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("bucket", [1, 5, 512, 6000, 2**31])
+def test_qsgd(device, name, bucket):
+    x = VALUES[name]
+    for l2 in (False, True):
+        for levels in (1, 63, 127):
+            norms, codes = both(device, "qsgd_encode", x, bucket, levels, l2, *KEY, 2)
+            both(device, "qsgd_decode", norms, codes, bucket, levels)
+        both(device, "qsgd_norms", x, bucket, l2)
+        both(device, "qsgd_codes", x, norms * np.float32(0.5), bucket, 1, *KEY, 0)
+    if x.size:
+        for wrong in (np.nan, np.inf, -1.0):
+            norms[-1] = wrong
+            both(device, "qsgd_decode", norms, codes, bucket, 127)
+        norms[-1] = 1
+        codes[x.size // 2] = 255
+        both(device, "qsgd_decode", norms, codes, bucket, 127)
+
+
+@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("bucket", [1, 5, 512, 6000, 2**31])
+def test_other_quantizers(device, name, bucket):
+    x = VALUES[name]
+    for squares in (False, True):
+        both(device, "bucket_sums", x, bucket, squares)
+    for dtype in (np.uint8, np.uint16):
+        ranges, codes = both(device, "uniform_encode", x, bucket, dtype, *KEY, 1)
+        both(device, "uniform_decode", ranges, codes, bucket)
+        if x.size:
+            ranges[0] = np.inf
+            both(device, "uniform_decode", ranges, codes, bucket)
+    signs, scales = both(device, "signs", x), cpu.qsgd_norms(x, bucket, False)
+    both(device, "sign_decode", signs, scales, x.size, bucket)
+    if x.size:
+        scales[-1] = -1
+        both(device, "sign_decode", signs, scales, x.size, bucket)
+
+
+def test_sums_of_many(device):
+    x = cases.random(1_050_000)
+    both(device, "bucket_sums", x, x.size, True)
+    both(device, "bucket_sums", x, 1_048_577, False)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_natural_and_ternary(device, name):
+    x = VALUES[name]
+    exponents = both(device, "natural_exponents", x, *KEY, 1)
+    signs = cpu.signs(x)
+    both(device, "natural_decode", signs, exponents)
+    if x.size:
+        exponents[0] = 255
+        both(device, "natural_decode", signs, exponents)
+    digits = cpu.qsgd_codes(x, cpu.qsgd_norms(x, 64, False), 64, 1, *KEY, 0)
+    packed = both(device, "trits_pack", digits)
+    both(device, "trits_unpack", packed, x.size)
+    for m in (0.0, 0.5, 1e38):
+        packed = both(device, "three_lc_pack", x, m)
+        both(device, "three_lc_unpack", packed, x.size, m)
+        runs = both(device, "zero_runs_encode", packed)
+        both(device, "zero_runs_decode", runs, packed.size)
+        both(device, "zero_runs_decode", runs, packed.size + 1)
+        both(device, "zero_runs_decode", runs, max(0, packed.size - 1))
+    for other in (243, 255):
+        if x.size:
+            packed[-1] = other
+            both(device, "trits_unpack", packed, x.size)
+
+
+def test_zero_runs(device):
+    rng = np.random.default_rng(0)
+    for length in (1, 2, 13, 14, 15, 16, 28, 29, 400, 3000):
+        runs = np.full(length, 121, np.uint8)
+        both(device, "zero_runs_encode", runs)
+        runs[rng.integers(length, size=length // 20)] = 7
+        section = both(device, "zero_runs_encode", runs)
+        same(both(device, "zero_runs_decode", section, length), runs)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half(device, dtype):
+    from hvd_deepreduce.codec import Key
+    from hvd_deepreduce.value.half import Half
+
+    every = np.arange(2**16, dtype=np.uint32) << 16 | np.random.default_rng(0).integers(0, 2**16, 2**16, np.uint32)
+    near = (np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)[:, None] * [1, 1.0001, 0.9999]).ravel()
+    floats = np.concatenate([every.view(np.float32), near.astype(np.float32), np.float32([65504, 65519.99, 65520, 1e-8])])
+    halfway = (np.arange(1, 4096, dtype=np.float64) * 2.0**-25).astype(np.float32)
+    floats = np.concatenate([floats, halfway, -halfway])
+    for x in (floats[np.isfinite(floats)], INPUTS["float64_beyond_float32"], INPUTS["empty"]):
+        want, _ = Half(dtype=dtype).encode(x, None, Key(0, 0, 0))
+        got = cuda.half_encode(device.put(x), dtype == "bfloat16")
+        same(device.host(got), want)
+        same(device.host(cuda.half_decode(got, x.size)), Half.decode(want, x.size, None, x.dtype, Key(0, 0, 0)))
+    words = want.view(np.uint16).copy()
+    for first, second in ((0, 0x7C00), (1, 0x7F80), (2, 0)):
+        words = np.array([first, second], np.uint16)
+        with pytest.raises(ValueError):
+            cuda.half_decode(device.put(words).view(np.uint8), 1)

@@ -1,0 +1,55 @@
+"""The digits job: it learns, and a resumed run equals an unbroken one to the bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from hvd_deepreduce import Config
+from tests.ranks import ROOT, launch
+
+PROGRAM = ROOT / "scripts" / "train_torch.py"
+SMALL = ("--width", "8", "--epochs", "3", "--batch-size", "64")
+
+
+def train(out: Path, *arguments: str, check: bool = True) -> str:
+    return launch("mpirun", 2, PROGRAM, *SMALL, "--out", str(out), *arguments, check=check).stdout
+
+
+def checkpoint(out: Path, rank: int) -> dict:
+    return torch.load(out / f"checkpoint.rank{rank}.pt")
+
+
+@pytest.mark.parametrize("config", ["configs/topk_rice_qsgd.yaml", "none"])
+def test_a_resumed_run_equals_an_unbroken_one(tmp_path, config):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    said = train(whole, "--config", config)
+    assert "epoch  3/3" in said and "100.00% of dense" in said if config == "none" else "epoch  3/3" in said
+    train(parts, "--config", config, "--stop-after", "2")
+    assert len(json.loads((parts / "metrics.json").read_text())["epochs_done"]) == 2
+    train(parts, "--config", config, "--resume")
+    for rank in (0, 1):
+        one, other = checkpoint(whole, rank), checkpoint(parts, rank)
+        assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
+        if config != "none":
+            residuals = one["compression"]["residuals"]
+            assert residuals
+            for name, residual in residuals.items():
+                assert torch.equal(residual, other["compression"]["residuals"][name])
+    # The parameters are the same on both ranks; what they have not sent is not.
+    one, other = checkpoint(whole, 0), checkpoint(whole, 1)
+    assert torch.equal(one["model"]["head.weight"], other["model"]["head.weight"])
+    metrics = json.loads((whole / "metrics.json").read_text())
+    losses = [row["loss"] for row in metrics["epochs_done"]]
+    assert losses[-1] < losses[0]
+    used = yaml.safe_load((whole / "config.yaml").read_text())
+    assert used == ("none" if config == "none" else Config.load(ROOT / config, seed=0).to_dict())
+
+
+def test_resume_without_a_checkpoint_says_so(tmp_path):
+    ended = launch("mpirun", 2, PROGRAM, *SMALL, "--out", str(tmp_path), "--resume", check=False)
+    assert ended.returncode and "there is no checkpoint checkpoint.rank" in ended.stdout
