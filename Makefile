@@ -48,16 +48,18 @@ fuzz: build ## feeds broken containers to every decoder; SECONDS_EACH=15, or TOT
 	    $(if $(TOTAL_SECONDS),--total-seconds $(TOTAL_SECONDS),--seconds $(or $(SECONDS_EACH),15)) $(ARGS)
 
 # A second copy of the package, with address and undefined-behaviour checks in its kernels; the tests import that copy.
-# torch and Python leak by design: no leak check.
+# Python leaks by design: no leak check.
 SANITIZED := build/sanitized
-sanitize: build ## the tests of one process, under address and undefined-behaviour checks; ARGS="..." goes to pytest
+SANITIZED_TESTS := $(addprefix tests/,entropy index joint sparsify value \
+    test_all_pairs.py test_container.py test_golden.py test_pipeline.py)
+sanitize: build ## the codecs' tests, under address and undefined-behaviour checks; ARGS="..." goes to pytest
 	@rm -rf $(SANITIZED)/lib
 	@$(ENV) HVD_DEEPREDUCE_SANITIZE=address,undefined \
 	    python setup.py -q build --build-lib $(SANITIZED)/lib --build-temp $(SANITIZED)/temp
 	@$(ENV) export PYTHONPATH=$$PWD/$(SANITIZED)/lib ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1; \
 	    export LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so) $$(gcc -print-file-name=libstdc++.so)"; \
 	    python -P -c 'import hvd_deepreduce as h; assert "$(SANITIZED)" in h.__file__, h.__file__'; \
-	    pytest -q --import-mode=append --ignore=tests/adapters --ignore=tests/exchange $(ARGS)
+	    pytest -q --import-mode=append -m 'not slow' $(SANITIZED_TESTS) $(ARGS)
 
 clean: ## takes away what was made, .venv too; the built Horovod stays in the user's cache
 	rm -rf .venv .venv.lock build dist runs *.egg-info hvd_deepreduce/_cpu*.so

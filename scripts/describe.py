@@ -29,9 +29,9 @@ number of threads apart.
     index: rice                               # how their indices are written
     value: {name: qsgd, bits: 7}              # how their values are written
 
-In place of `index` and `value`, `joint` names one codec for both. Any sparsifier goes with any codec. An `exchange` other
-than `allgather` sums whole vectors over MPI and writes indices and values itself: `index` and `value` are left out, and
-`scope` is `model` (its default then) or `bucket`.
+In place of `index` and `value`, `joint` names one codec for both. Any sparsifier goes with any codec. An `exchange`
+other than `allgather` sums whole vectors over MPI and writes indices and values itself: `index` and `value` are left
+out, and `scope` is `model` (its default then) or `bucket`.
 """
 
 
@@ -74,7 +74,8 @@ def settings(model: type[Any], skip: tuple[str, ...] = ()) -> list[str]:
 
 def sections() -> list[str]:
     """The page's parts."""
-    parts = [HEAD.rstrip(), "## The job", "\n".join(settings(Config, ("sparsifier", "index", "value", "joint", "exchange")))]
+    codecs = ("sparsifier", "index", "value", "joint", "exchange")
+    parts = [HEAD.rstrip(), "## The job", "\n".join(settings(Config, codecs))]
     for registry, title in (
         (sparsifiers, "Sparsifiers (`sparsifier:`)"),
         (index_codecs, "Index codecs (`index:`)"),

@@ -113,7 +113,9 @@ def draw(results: list[dict], density: float, numel: int, source: str, path: Pat
     figure, axes = plt.subplots(figsize=(7, 4.5))
     for name, style in STYLES.items():
         rows = [row for row in results if row["name"] == name]
-        axes.loglog([r["ranks"] for r in rows], [r["received"] / 1e6 for r in rows], style, label=name, base=2)
+        axes.plot([r["ranks"] for r in rows], [r["received"] / 1e6 for r in rows], style, label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
     axes.set_xlabel("ranks")
     axes.set_ylabel("MB received by the busiest rank")
     axes.set_title(f"{numel:,} elements ({source}), density {density:.0%}")

@@ -155,6 +155,7 @@ def test_bytes_of_a_layer(codec, oracle):
         assert 905 <= np.mean(sizes) <= 910  # 19.73 bits an index
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("density", [0.001, 0.01, 0.1])
 def test_rans_is_within_a_percent_of_the_entropy(density):
     numel = 25_600_000
