@@ -78,6 +78,10 @@ class Adapter(ABC):
     def _known(self) -> list[Parameter]:
         """All parameters, in the order of their numbers."""
 
+    def _described(self) -> agreement.Parameters:
+        """All parameters, as the ranks compare them."""
+        return [(parameter.name, parameter.shape, parameter.dtype) for parameter in self._known()]
+
     @property
     def config(self) -> Config:
         """The settings in force."""
@@ -183,5 +187,5 @@ class Adapter(ABC):
         size = self._process_set.size()
         containers = wire.split(gathered, size, out.size)
         if any(container.digest != containers[0].digest for container in containers):
-            self._agree([(p.name, p.shape, p.dtype) for p in self._known()])
+            self._agree(self._described())
         self._ready().decode(containers, out, carrier / size)

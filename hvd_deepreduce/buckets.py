@@ -21,7 +21,7 @@ class Bucket:
     """Some parameters of the model, in its order, and a step's gradient of them.
 
     Attributes:
-        name: of its exchange.
+        name: of its exchange; no other bucket of the job has it, another DeepReduce's neither.
         number: the parameter of its containers' keys; buckets are sent in the order of their numbers.
         members: the parameters' names.
         sizes: their numbers of elements.
@@ -92,7 +92,9 @@ def layout(parameters: Sequence[tuple[str, int, np.dtype[Any]]], limit: int | No
             buckets.append([])
         buckets[-1].insert(0, parameter)
     return [
-        Bucket(f"bucket.{number}", number, [name for name, _, _ in some], [size for _, size, _ in some], some[0][2])
+        Bucket(
+            f"bucket.{some[0][0]}", number, [name for name, _, _ in some], [size for _, size, _ in some], some[0][2]
+        )
         for number, some in enumerate(buckets)
     ]
 
@@ -111,7 +113,7 @@ class BucketedAdapter(Adapter):
 
     @abstractmethod
     def _trained(self) -> list[tuple[str, int, np.dtype[Any]]]:
-        """(name, numel, dtype to accumulate in) of all parameters that get gradients, in the model's order."""
+        """(name, numel, dtype to accumulate in) of all parameters whose gradients can come, in the model's order."""
 
     @abstractmethod
     def _start_allgather(self, packed: U8, name: str) -> Any:
@@ -134,7 +136,7 @@ class BucketedAdapter(Adapter):
     ) -> None:
         """As ``Adapter.set_config``."""
         super().set_config(config, **settings)
-        self._buckets, self._queue = [], None
+        self._buckets = []
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """As ``Adapter.load_state_dict``."""
@@ -142,18 +144,26 @@ class BucketedAdapter(Adapter):
         self._buckets = []
 
     def _bucket_of(self, parameter: Parameter) -> Bucket:
-        """The parameter's bucket; the first call lays all of them out."""
-        if not self._buckets or parameter.name not in self._bucket_by_name:
-            limit = self._config.bucket_bytes if self._config.scope == "bucket" else None
-            self._buckets = layout(self._trained(), limit)
-            self._bucket_by_name = {name: bucket for bucket in self._buckets for name in bucket.members}
-            self._started = 0
-        return self._bucket_by_name[parameter.name]
+        """The parameter's bucket. A step's first gradient lays all of them out, where a parameter has none yet."""
+        if not self._in_flight:
+            trained = self._trained()
+            if not self._buckets or any(name not in self._bucket_by_name for name, _, _ in trained):
+                limit = self._config.bucket_bytes if self._config.scope == "bucket" else None
+                self._buckets = layout(trained, limit)
+                self._bucket_by_name = {name: bucket for bucket in self._buckets for name in bucket.members}
+                self._started = 0
+        bucket = self._bucket_by_name[parameter.name]
+        if bucket.pending is not None:
+            raise RuntimeError(
+                f"a gradient of {parameter.name} came before all those that travelled with its last one were taken: "
+                "let every optimizer step before the next backward(), or give each optimizer a DeepReduce of its own"
+            )
+        return bucket
 
     def _came(self, bucket: Bucket, parameter: Parameter) -> None:
         """The parameter's gradient lies in the bucket; a full bucket is sent, after those before it."""
         self._in_flight.add(parameter.name)
-        bucket.step = parameter.step
+        bucket.step = max(bucket.step, parameter.step)  # the same on all ranks, in whatever order members come
         parameter.step += 1
         bucket.came.add(parameter.name)
         while self._started < len(self._buckets) and self._buckets[self._started].full:
@@ -185,7 +195,7 @@ class BucketedAdapter(Adapter):
             indices, values = selected
             return values if indices is None else SparseTensor(bucket.gradient.size, indices, values), residual
 
-        bucket.pending = self._exchange_queue().submit(select, bucket.gradient, key)
+        bucket.pending = self._exchange_queue().submit(config.exchange, select, bucket.gradient, key)
 
     def _exchange_queue(self) -> Any:
         if self._queue is None:
@@ -193,7 +203,7 @@ class BucketedAdapter(Adapter):
             # It needs mpi4py, which a job with the allgather exchange may not have.
             from hvd_deepreduce.exchange.queue import ExchangeQueue
 
-            self._queue = ExchangeQueue(self._config.exchange, ranks)
+            self._queue = ExchangeQueue(ranks)
         return self._queue
 
     def _sum_bucket(self, bucket: Bucket) -> None:

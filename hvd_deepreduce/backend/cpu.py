@@ -57,7 +57,11 @@ def address(array: NDArray[Any]) -> int:
     """Where a contiguous array's data begins."""
     if not array.flags.c_contiguous:
         raise ValueError("a kernel was given an array that is not contiguous: pass numpy.ascontiguousarray(array)")
-    return array.__array_interface__["data"][0]
+    if array.flags.writeable and array.size:
+        # A third of the time of the ways that NumPy has; an encode asks two dozen times.
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))
+    pointer: int = array.__array_interface__["data"][0]
+    return pointer
 
 
 _REASONS = {

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.backend.cpu import check
+from hvd_deepreduce.backend.cpu import _exactly, check
 
 Array = Any  # cupy.ndarray, or the emulator's
 
@@ -172,7 +172,8 @@ def threshold(dense: Array, gradient: Array | None, least: float, threads: int =
     """``dense += gradient``, then every element with ``|x| >= least`` and ``x != 0``: sorted indices and values. Waits
     for the device: their number is not known before."""
     xp, n, suffix = module_of(dense), dense.size, _suffix(dense.dtype)
-    limit = dense.dtype.type(least)
+    with np.errstate(over="ignore"):
+        limit = dense.dtype.type(least)
     if float(limit) < least:
         limit = np.nextafter(limit, dense.dtype.type(np.inf))
     bits = max(1, int(np.abs(limit).view(u32 if dense.itemsize == 4 else u64)))
@@ -279,10 +280,9 @@ def pack(values: Array, width: int) -> Array:
 
 
 def unpack(section: Array, count: int, width: int, dtype: type[np.unsignedinteger[Any]]) -> Array:
-    """The first ``count`` fields of ``pack``."""
+    """The ``count`` fields of ``pack``."""
     xp = module_of(section)
-    if section.size < (count * width + 7) // 8:  # before an array of that size is allocated
-        check(-1)
+    _exactly(section, (count * width + 7) // 8)  # before an array of that size is allocated
     values = xp.empty(count, dtype)
     if width > 8 * values.itemsize:
         check(-1)
@@ -314,8 +314,7 @@ def bitmap_encode(indices: Array, numel: int) -> Array:
 def bitmap_decode(section: Array, numel: int, count: int) -> Array:
     """The indices of ``bitmap_encode``. Waits for the device."""
     xp = module_of(section)
-    if section.size < (numel + 7) // 8:
-        check(-1)
+    _exactly(section, (numel + 7) // 8)
     indices, error = xp.empty(count, u32), xp.zeros(1, i32)
     found = _ones(xp, section, indices)
     spare = section.size - numel // 8
@@ -636,3 +635,183 @@ def half_decode(section: Array, count: int) -> Array:
     if section.size != 2 * (count + 1):
         check(-1)
     return _decoded("half_decode", section, count, section.view(np.uint16), u64(count))
+
+
+# ---- kernels/bloom.cu
+
+
+def bloom_insert(indices: Array, size: int, hashes: int, seed: int, parameter: int, step: int) -> Array:
+    """A Bloom filter of ``size`` bytes (8 to 2^29 - 1) that holds the indices."""
+    xp, count = module_of(indices), indices.size
+    words = xp.zeros(-(-size // 4), u32)
+    if count:
+        _launch(xp, "bloom", "bloom_insert", _blocks(xp, count * hashes),
+                indices, u64(count), u32(hashes), *_key(seed, parameter, step), u32(size), words)  # fmt: skip
+    return words.view(np.uint8)[:size]
+
+
+def bloom_query(bits: Array, hashes: int, numel: int, seed: int, parameter: int, step: int) -> Array:
+    """The positives: the indices below ``numel`` that the filter holds, falsely or not. Waits for the device: their
+    number is not known before."""
+    xp, size = module_of(bits), bits.size
+    words, positives, found = xp.empty((size + 15) // 4, u32), xp.empty(-(-numel // 64), u64), xp.zeros(1, u64)
+    if numel:
+        _launch(xp, "bloom", "bloom_wrap", _blocks(xp, words.size), bits, u32(size), words)
+        _launch(xp, "bloom", "bloom_query", _blocks(xp, positives.size),
+                words, u32(size), u32(hashes), *_key(seed, parameter, step), u64(numel), positives, found)  # fmt: skip
+    indices = xp.empty(int(found.get()[0]), u32)
+    if indices.size:
+        _ones(xp, positives.view(np.uint8), indices)
+    return indices
+
+
+def without(indices: Array, places: Array) -> Array:
+    """``numpy.delete(indices, places)`` for distinct places: what policy P1 keeps."""
+    xp, count = module_of(indices), indices.size
+    out = xp.empty(count - places.size, u32)
+    if count:
+        dropped = bitmap_encode(places, 32 * -(-count // 32)).view(u32)
+        _launch(xp, "bloom", "keep_others", _blocks(xp, count),
+                indices, u64(count), dropped, _status(xp, count), xp.zeros(1, u64), out, u64(out.size))  # fmt: skip
+    return out
+
+
+# ---- kernels/densestream.cu
+
+MOST = 2**31 - 1
+
+
+def _few(count: int) -> None:
+    if count > MOST:
+        raise ValueError(f"a stream on a GPU covers fewer than 2^31 elements, and this one up to {count}: split it")
+
+
+def stream_encode(indices: Array, values: Array, gap: int) -> tuple[Array, Array, Array]:
+    """Dense blocks of sorted indices: starts, lengths, and the values with the zeros inside blocks written out. Waits
+    for the device: their sizes are not known before."""
+    xp, count = module_of(indices), indices.size
+    if count == 0:
+        return xp.empty(0, u32), xp.empty(0, u32), xp.empty(0, values.dtype)
+    totals, end = xp.zeros(2, u64), xp.zeros(1, u64)
+    _launch(xp, "densestream", "stream_count", _blocks(xp, count), indices, u64(count), u32(gap), totals)
+    blocks, covered = (int(total) for total in totals.get())
+    _few(covered)
+    starts, lengths, firsts = (xp.empty(blocks, u32) for _ in range(3))
+    out = xp.zeros(covered, values.dtype)
+    _launch(xp, "densestream", f"stream_write_{_suffix(values.dtype)}", _blocks(xp, count),
+            indices, values, u64(count), u32(gap), _status(xp, count), end, starts, firsts, out)  # fmt: skip
+    _launch(xp, "densestream", "stream_lengths", _blocks(xp, blocks), firsts, end, lengths)
+    return starts, lengths, out
+
+
+def stream_check(starts: Array, lengths: Array, begin: int, end: int, count: int) -> None:
+    """``ValueError`` where blocks are empty, overlap, are out of order, leave [begin, end) or do not hold ``count``.
+    Waits for the device."""
+    xp, blocks = module_of(starts), starts.size
+    error, total = xp.zeros(1, i32), xp.zeros(1, u64)
+    if blocks:
+        _launch(xp, "densestream", "stream_check", _blocks(xp, blocks),
+                starts, lengths, u64(blocks), u64(begin), u64(end), error, total)  # fmt: skip
+    if int(total.get()[0]) != count or int(error.get()[0]):
+        raise ValueError(
+            f"its blocks are empty, overlap, are out of order, leave the elements {begin} to {end} or do not hold "
+            f"{count} values"
+        )
+
+
+def _firsts(xp: Any, lengths: Array) -> Array:
+    """The place of each block's first value."""
+    firsts = xp.empty(lengths.size, u32)
+    if lengths.size:
+        _launch(xp, "densestream", "stream_firsts", _blocks(xp, lengths.size),
+                lengths, u64(lengths.size), _status(xp, lengths.size), xp.zeros(1, u64), firsts)  # fmt: skip
+    return firsts
+
+
+def stream_indices(starts: Array, lengths: Array, count: int) -> Array:
+    """The indices of the ``count`` elements that blocks cover."""
+    xp = module_of(starts)
+    indices = xp.empty(count, u32)
+    if count:
+        _launch(xp, "densestream", "stream_indices", _blocks(xp, count),
+                starts, _firsts(xp, lengths), u64(starts.size), u64(count), indices)  # fmt: skip
+    return indices
+
+
+def stream_nonzero(starts: Array, lengths: Array, values: Array) -> tuple[Array, Array]:
+    """The indices and values of the covered elements that are not zero. Waits for the device: their number is not known
+    before."""
+    xp, count = module_of(starts), values.size
+    indices, out, found = xp.empty(count, u32), xp.empty(count, values.dtype), xp.zeros(1, u64)
+    if count:
+        _launch(xp, "densestream", f"stream_nonzero_{_suffix(values.dtype)}", _blocks(xp, count),
+                starts, _firsts(xp, lengths), u64(starts.size), values, u64(count), _status(xp, count), found,
+                indices, out)  # fmt: skip
+    kept = int(found.get()[0])
+    return indices[:kept], out[:kept]
+
+
+def _scatter(starts: Array, lengths: Array, values: Array, begin: int, adds: bool, dense: Array) -> None:
+    xp = module_of(starts)
+    if values.size:
+        _launch(xp, "densestream", f"stream_scatter_{_suffix(values.dtype)}", _blocks(xp, values.size),
+                starts, _firsts(xp, lengths), u64(starts.size), values, u64(values.size), u64(begin), u32(adds),
+                dense)  # fmt: skip
+
+
+def stream_dense(starts: Array, lengths: Array, values: Array, begin: int, out: Array) -> None:
+    """``out`` = the elements from ``begin`` on, as many as it holds; no block may leave them."""
+    out.fill(0)
+    _scatter(starts, lengths, values, begin, False, out)
+
+
+def stream_add(starts: Array, lengths: Array, values: Array, dense: Array) -> None:
+    """``dense += the blocks``."""
+    _scatter(starts, lengths, values, 0, True, dense)
+
+
+def stream_merge(
+    a: tuple[Array, Array, Array], b: tuple[Array, Array, Array], gap: int
+) -> tuple[Array, Array, Array]:
+    """The sum of two streams (starts, lengths, values). Waits for the device: its sizes are not known before."""
+    xp, file = module_of(a[0]), "densestream"
+    na, nb = a[0].size, b[0].size
+    blocks, most = na + nb, a[2].size + b[2].size + gap * (na + nb)
+    _few(most)
+    starts, lengths, firsts, order, opened = (xp.empty(blocks, u32) for _ in range(5))
+    out, end = xp.zeros(most, a[2].dtype), xp.zeros(1, u64)
+    if blocks:
+        grid, of_a, of_b = _blocks(xp, blocks), (a[0], a[1], u64(na)), (b[0], b[1], u64(nb))
+        _launch(xp, file, "stream_order", grid, a[0], u64(na), b[0], u64(nb), order)
+        _launch(xp, file, "stream_join", grid, *of_a, *of_b, u32(gap), order, _status(xp, blocks), end, starts, firsts,
+                opened)  # fmt: skip
+        _launch(xp, file, "stream_lengths", grid, firsts, end, lengths)
+        place = f"stream_place_{_suffix(out.dtype)}"
+        for own, places, other in ((a, opened[:na], (a[0], a[1], u64(0))), (b, opened[na:], of_a)):
+            if own[2].size:
+                _launch(xp, file, place, _blocks(xp, own[2].size), own[0], _firsts(xp, own[1]), u64(own[0].size),
+                        own[2], u64(own[2].size), places, starts, firsts, *other, out)  # fmt: skip
+    made = int(end.get()[0])
+    return starts[: made >> 31], lengths[: made >> 31], out[: made & MOST]
+
+
+def stream_gaps(starts: Array, lengths: Array, begin: int) -> tuple[Array, Array]:
+    """Starts and lengths as the two rows of increasing numbers that are rice-coded."""
+    xp, blocks = module_of(starts), starts.size
+    skips, ends = xp.empty(blocks, u32), xp.empty(blocks, u32)
+    if blocks:
+        _launch(xp, "densestream", "stream_gaps", _blocks(xp, blocks),
+                starts, lengths, _firsts(xp, lengths), u64(blocks), u32(begin), skips, ends)  # fmt: skip
+    return skips, ends
+
+
+def stream_blocks(skips: Array, ends: Array, begin: int) -> None:
+    """``stream_gaps`` undone in place: the first array becomes the starts, the second the lengths. Waits for the
+    device."""
+    xp, blocks = module_of(skips), skips.size
+    starts, lengths, error = xp.empty(blocks, u32), xp.empty(blocks, u32), xp.zeros(1, i32)
+    if blocks:
+        _launch(xp, "densestream", "stream_blocks", _blocks(xp, blocks),
+                skips, ends, u64(blocks), u32(begin), starts, lengths, error)  # fmt: skip
+        skips[...], ends[...] = starts, lengths
+        _check(error)

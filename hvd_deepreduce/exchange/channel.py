@@ -296,10 +296,12 @@ class LiveTraffic:
                     ranks = {source for source, _, _ in waiting.values()} | {to for _, _, to in self.sending}
                     ranks |= {source for _, _, source, _, _ in self.receiving}
                     patience.wait("rank " + ", ".join(map(str, sorted(ranks))))
-        except (LostRankError, MPI.Exception) as error:
+        except BaseException as error:
             # MPI may still write into these.
             self.channel.abandoned = (self.sending, self.receiving)
-            raise LostRankError(f"a rank is lost: {error}") from None
+            if isinstance(error, LostRankError | MPI.Exception):
+                raise LostRankError(f"a rank is lost: {error}") from None
+            raise
 
     def _resume(self, slot: int, program: Program, parts: list[U8] | None, waiting: dict[int, Wants]) -> None:
         try:
@@ -392,7 +394,9 @@ class Session:
         self.channel.lock.acquire()
         try:
             if self.channel.abandoned is not None:
-                raise LostRankError("a rank was lost in an earlier exchange over this communicator: make a new one")
+                raise LostRankError(
+                    "an earlier exchange over this communicator was broken off, a rank was lost: make a new one"
+                )
             self._meet()
         except BaseException:
             self.channel.lock.release()

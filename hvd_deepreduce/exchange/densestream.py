@@ -60,7 +60,9 @@ def allreduce(
         ExchangeError: a ``ValueError``, on all ranks: where tensors do not fit together or a message is broken.
         LostRankError: where a rank died or stayed silent.
     """
-    settings = f"densestream with {codec!r}"
+    if fill and residual is None:
+        raise ValueError("fill sends the residual's values, so it needs the residual: pass residual=, or fill=False")
+    settings = f"densestream with {codec!r}, fill {fill}"
     with Session(comm, tensor, settings, dense or out is not None, out, scale, residual, timeout) as session:
         own, traffic = session.tensor, session.traffic
         gap = codec.gap(own.numel, own.values.dtype)

@@ -21,46 +21,51 @@ class ExchangeQueue:
     """Sums tensors over the ranks in the order in which they are given, which must be the same on every rank.
 
     Args:
-        settings: which exchange, and how.
-        ranks: those that take part, of the world communicator; None: all. Only these make a queue.
+        ranks: those that take part, of the world communicator; None: all. Only these make a queue, all at a time.
 
     Raises:
         RuntimeError: MPI was started without support for several threads.
     """
 
-    def __init__(self, settings: Exchange, ranks: Sequence[int] | None = None) -> None:
+    def __init__(self, ranks: Sequence[int] | None = None) -> None:
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise RuntimeError(
-                f"exchange {settings.name!r} works beside Horovod's own thread, and this MPI was started without "
-                "MPI_THREAD_MULTIPLE: use an MPI that has it"
+                "an exchange over MPI works beside Horovod's own thread, and this MPI was started without "
+                "MPI_THREAD_MULTIPLE: use an MPI that has it, or exchange 'allgather'"
             )
         world = MPI.COMM_WORLD
-        self._comm = world if ranks is None else world.Create_group(world.group.Incl(list(ranks)))
-        self._settings = settings
+        group = world.group if ranks is None else world.group.Incl(list(ranks))
+        # One of its own: the threads of two queues come to their sums in another order on every rank, and the program
+        # may use the world communicator itself.
+        self._comm = world.Create_group(group)
         self._worker = ThreadPoolExecutor(1, "deepreduce exchange")
 
-    def submit(self, make: Callable[[], tuple[Tensor, Floats | None]], out: Floats, key: Key) -> Future[int]:
+    def submit(
+        self, settings: Exchange, make: Callable[[], tuple[Tensor, Floats | None]], out: Floats, key: Key
+    ) -> Future[int]:
         """Queues one sum, dense, into ``out``; the result is the number of bytes that this rank sent.
 
         Args:
+            settings: which exchange, and how.
             make: gives this rank's tensor, and the residual to settle or None; called on the queue's thread.
             out: float32 or float64 ``[numel]``; may be used again once the result is there.
             key: of lossy values' rounding.
         """
-        return self._worker.submit(self._sum, make, out, key)
+        return self._worker.submit(self._sum, settings, make, out, key)
 
-    def _sum(self, make: Callable[[], tuple[Tensor, Floats | None]], out: Floats, key: Key) -> int:
+    def _sum(
+        self, settings: Exchange, make: Callable[[], tuple[Tensor, Floats | None]], out: Floats, key: Key
+    ) -> int:
         tensor, residual = make()
         channel = Channel.of(self._comm, TIMEOUT)
         before = channel.sent
-        if isinstance(self._settings, DenseStreamExchange):
-            settings = self._settings
+        if isinstance(settings, DenseStreamExchange):
             codec = DenseStream(coded=settings.coded, value=settings.value, bits=settings.bits)
             densestream.allreduce(
                 self._comm, tensor, out=out, residual=residual, fill=settings.fill, codec=codec, key=key
             )
-        elif isinstance(self._settings, SparCML):
-            sparcml.allreduce(self._comm, tensor, out=out, residual=residual, algorithm=self._settings.algorithm)
+        elif isinstance(settings, SparCML):
+            sparcml.allreduce(self._comm, tensor, out=out, residual=residual, algorithm=settings.algorithm)
         else:
             topk_allgather.allreduce(self._comm, tensor, out=out, residual=residual)
         return channel.sent - before

@@ -38,6 +38,7 @@ from horovod.tensorflow.compression import Compressor
 from tensorflow.python.ops import control_flow_util
 
 from hvd_deepreduce.adapter import Adapter, Parameter
+from hvd_deepreduce.agreement import Parameters
 from hvd_deepreduce.codec import U8, Floats
 from hvd_deepreduce.config import Config
 
@@ -346,7 +347,7 @@ class DeepReduce(Adapter, Compressor, tf.train.experimental.PythonState):  # typ
         with self._lock:
             parameter = self._parameter(slot)
             if not self._agreed["parameters"]:
-                self._agree([(p.name, p.shape, p.dtype) for p in self._known()])
+                self._agree(self._described())
                 self._agreed["parameters"] = True
             graph = slot.graph
             if slot.position in graph.begun:  # the step before this was broken off
@@ -410,7 +411,11 @@ class DeepReduce(Adapter, Compressor, tf.train.experimental.PythonState):  # typ
     def _known(self) -> list[Parameter]:
         return [parameter for parameters in self._lists.values() for parameter in parameters]
 
-    def _agree(self, parameters: Any) -> None:
+    def _described(self) -> Parameters:
+        # By number alone: a gradient's name may differ between ranks (the tape's use_generic_names).
+        return [(str(parameter.number), parameter.shape, parameter.dtype) for parameter in self._known()]
+
+    def _agree(self, parameters: Parameters) -> None:
         # Several tensors find the same difference at the same time: only the first asks the other ranks.
         with self._agreeing:
             if self._failure is None:

@@ -19,6 +19,7 @@ import torch
 from horovod.torch.compression import Compressor
 
 from hvd_deepreduce.adapter import Parameter
+from hvd_deepreduce.agreement import Parameters
 from hvd_deepreduce.buckets import Bucket, BucketedAdapter
 from hvd_deepreduce.codec import U8, Floats
 from hvd_deepreduce.config import Config
@@ -91,6 +92,7 @@ class DeepReduce(BucketedAdapter, Compressor):
         if len(self._parameters) != len(pairs):
             raise ValueError("two parameters have the same name; give each a name of its own")
         self._tensors = dict(pairs)
+        self._reduced: set[str] = set()
         self._by_shape: dict[tuple[int, ...], list[Parameter]] = {}
         for parameter in self._parameters.values():
             self._by_shape.setdefault(parameter.shape, []).append(parameter)
@@ -99,6 +101,7 @@ class DeepReduce(BucketedAdapter, Compressor):
         self._latest: torch.Tensor | None = None
         self._agreed = False
         super().__init__(config, hvd.global_process_set if process_set is None else process_set, settings)
+        self._trained()  # notes what Horovod will reduce
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals and step counts. Each rank's differ: save and load them rank by rank."""
@@ -121,8 +124,8 @@ class DeepReduce(BucketedAdapter, Compressor):
             return tensor, None
         parameter = self._find(tensor)
         if not self._agreed:
-            frozen = {name for name, tensor in self._tensors.items() if not tensor.requires_grad}
-            self._agree([(p.name, p.shape, p.dtype + " frozen" * (p.name in frozen)) for p in self._known()])
+            trained = {name for name, _, _ in self._trained()}
+            self._agree([(p.name, p.shape, p.dtype + " frozen" * (p.name not in trained)) for p in self._known()])
             self._agreed = True
         if self._config.scope != "tensor":
             return self._into_bucket(parameter, tensor)
@@ -190,11 +193,12 @@ class DeepReduce(BucketedAdapter, Compressor):
         return ctx.gradient
 
     def _trained(self) -> list[tuple[str, int, np.dtype[Any]]]:
-        tensors = [(parameter, self._tensors[parameter.name]) for parameter in self._known()]
+        # Those frozen since they were first seen stay: Horovod goes on reducing zeros for them.
+        self._reduced.update(name for name, tensor in self._tensors.items() if tensor.requires_grad)
         return [
-            (parameter.name, parameter.numel, np.dtype(np.float64 if tensor.dtype == torch.float64 else np.float32))
-            for parameter, tensor in tensors
-            if tensor.requires_grad and tensor.is_floating_point()
+            (name, parameter.numel, np.dtype(np.float64 if parameter.dtype == "torch.float64" else np.float32))
+            for name, parameter in self._parameters.items()
+            if name in self._reduced
         ]
 
     def _start_allgather(self, packed: U8, name: str) -> Any:
@@ -224,6 +228,10 @@ class DeepReduce(BucketedAdapter, Compressor):
 
     def _known(self) -> list[Parameter]:
         return list(self._parameters.values())
+
+    def _described(self) -> Parameters:
+        frozen = {name for name, tensor in self._tensors.items() if not tensor.requires_grad}
+        return [(name, shape, dtype + " frozen" * (name in frozen)) for name, shape, dtype in super()._described()]
 
     def _find(self, gradient: torch.Tensor) -> Parameter:
         """The parameter whose gradient this is."""

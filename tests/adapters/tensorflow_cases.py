@@ -185,6 +185,7 @@ def keras_optimizers_and_fit():
 
 @case
 def gradients_that_are_none_and_another_choice_of_variables():
+    """The names of the gradients do not count where the tape says so."""
     finals = []
     for compression in (hvd.Compression.none, DeepReduce(LOSSLESS)):
         model = network()
@@ -196,7 +197,8 @@ def gradients_that_are_none_and_another_choice_of_variables():
             with tf.GradientTape() as tape:
                 loss = loss_of(model, x, y)
             tape = hvd.DistributedGradientTape(tape, compression=compression)
-            for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            gradients = tape.gradient(loss, variables, use_generic_names=True)
+            for variable, gradient in zip(variables, gradients, strict=True):
                 if gradient is None:
                     assert variable.name == "unused:0"
                 else:
@@ -374,7 +376,7 @@ def nan_and_infinity_reach_every_rank():
     def reduced(factor):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.sin(variable)) * factor
-        return hvd.DistributedGradientTape(tape, compression=compression).gradient(loss, variable)
+        return hvd.DistributedGradientTape(tape, compression=compression).gradient(loss, [variable])[0]
 
     assert np.isfinite(reduced(tf.constant(1.0))).all()
     for poison in (float("nan"), float("inf")):
@@ -528,7 +530,7 @@ def models_differ():
         last = [keras.layers.Dense(4)] if hvd.rank() == 1 else []
         layers = [keras.layers.Dense(31 if hvd.rank() == 1 else 30, "tanh"), keras.layers.Dense(4), *last]
         model = keras.Sequential([keras.Input((20,)), *layers])
-        match = r"parameter 0 .* is float32 \[20, 30\] on .*\[20, 31\] on rank 1.*parameter 4 .* is not there on"
+        match = r"parameter 0 is float32 \[20, 30\] on .*\[20, 31\] on rank 1.*parameter 4 is not there on"
         with pytest.raises(tf.errors.OpError, match=match):
             train(model, DeepReduce(LOSSY), graph=graph)
 
@@ -578,7 +580,7 @@ def what_cannot_be():
     def step():
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.sin(variable))
-        return hvd.DistributedGradientTape(tape, compression=DeepReduce()).gradient(loss, variable)
+        return hvd.DistributedGradientTape(tape, compression=DeepReduce()).gradient(loss, [variable])
 
     with pytest.raises(RuntimeError, match=r"a function that XLA compiles .* Turn it off: .*jit_compile=False"):
         step()

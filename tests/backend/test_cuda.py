@@ -5,7 +5,6 @@ import pytest
 
 from hvd_deepreduce.backend import cpu, cuda
 from tests import cases
-from tests.oracle import half as half_oracle  # noqa: F401
 
 INPUTS = {
     **cases.inputs(),
@@ -308,8 +307,9 @@ def test_half(device, dtype):
     from hvd_deepreduce.value.half import Half
 
     every = np.arange(2**16, dtype=np.uint32) << 16 | np.random.default_rng(0).integers(0, 2**16, 2**16, np.uint32)
-    near = (np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)[:, None] * [1, 1.0001, 0.9999]).ravel()
-    floats = np.concatenate([every.view(np.float32), near.astype(np.float32), np.float32([65504, 65519.99, 65520, 1e-8])])
+    near = np.arange(0, 0x7C00, 7, np.uint16).view(np.float16).astype(np.float32)
+    every = every.view(np.float32)[::9]
+    floats = np.concatenate([every, near, near * np.float32(1.0003), np.float32([65504, 65519.99, 65520, 1e-8])])
     halfway = (np.arange(1, 4096, dtype=np.float64) * 2.0**-25).astype(np.float32)
     floats = np.concatenate([floats, halfway, -halfway])
     for x in (floats[np.isfinite(floats)], INPUTS["float64_beyond_float32"], INPUTS["empty"]):
@@ -322,3 +322,59 @@ def test_half(device, dtype):
         words = np.array([first, second], np.uint16)
         with pytest.raises(ValueError):
             cuda.half_decode(device.put(words).view(np.uint8), 1)
+
+
+@pytest.mark.parametrize("name", sorted(set(INDICES) - {"far"}))
+@pytest.mark.parametrize("hashes, bits", [(1, 3), (10, 15), (30, 44)])
+def test_bloom(device, name, hashes, bits):
+    indices, numel = INDICES[name]
+    if numel > 2**19:
+        numel, indices = 2**14, indices[:1]
+    bits = both(device, "bloom_insert", indices, max(8, indices.size * bits // 8), hashes, *KEY)
+    both(device, "bloom_query", bits, hashes, numel, *KEY)
+    both(device, "bloom_query", np.full(9, 255, np.uint8), hashes, 1003, *KEY)
+
+
+def test_without(device):
+    for name in ("one_of_one", "some", "more_than_a_tile"):
+        indices, _ = INDICES[name]
+        for count in {0, 1, indices.size // 3, indices.size}:
+            places = some_indices(indices.size, count)
+            same(device.host(cuda.without(device.put(indices), device.put(places))), np.delete(indices, places))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", sorted(set(INDICES) - {"far"}))
+@pytest.mark.parametrize("gap", [0, 2, 40])
+def test_streams(device, name, gap, dtype):
+    indices, numel = INDICES[name]
+    values = np.where(indices % 5 == 1, 0, cases.random(indices.size, dtype))
+    starts, lengths, covered = a = both(device, "stream_encode", indices, values, gap)
+    both(device, "stream_indices", starts, lengths, covered.size)
+    want = cpu.stream_nonzero(starts, lengths, covered)
+    same(device.host(cuda.stream_nonzero(*map(device.put, a))), want)
+    for begin, end, count in ((0, numel, covered.size), (1, numel, covered.size), (0, numel - 1, covered.size), (0, 0, 1)):
+        both(device, "stream_check", starts, lengths, begin, end, count)
+    both(device, "stream_check", starts[::-1].copy(), lengths, 0, numel, covered.size)
+    skips, ends = both(device, "stream_gaps", starts, lengths, 0)
+    both(device, "stream_blocks", skips, ends, 0)
+    both(device, "stream_blocks", skips, ends, 2**32 - 5)
+    begin = int(starts[0])
+    both(device, "stream_dense", *a, begin, np.ones(numel - begin, dtype))
+    both(device, "stream_add", *a, cases.random(numel, dtype))
+    for seed, count in ((1, 1), (2, indices.size), (3, numel // 2 + 1)):
+        at = some_indices(numel, min(count, 3000), seed)
+        b = cpu.stream_encode(at, cases.random(at.size, dtype, seed), gap)
+        for left, right in ((a, b), (b, a), (a, a)):
+            got = cuda.stream_merge(tuple(map(device.put, left)), tuple(map(device.put, right)), gap)
+            same(device.host(got), cpu.stream_merge(left, right, gap))
+
+
+def test_streams_of_nothing(device):
+    no, none = np.empty(0, np.uint32), np.empty(0, np.float32)
+    both(device, "stream_encode", no, none, 3)
+    both(device, "stream_check", no, no, 0, 10, 0)
+    both(device, "stream_indices", no, no, 0)
+    both(device, "stream_dense", no, no, none, 0, np.ones(5, np.float32))
+    a = tuple(map(device.put, (no, no, none)))
+    same(device.host(cuda.stream_merge(a, a, 2)), cpu.stream_merge((no, no, none), (no, no, none), 2))

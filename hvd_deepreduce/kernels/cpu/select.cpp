@@ -192,7 +192,9 @@ static void collect(T* dense, const T* grad, u64 n, Bits least, int threads, Sel
 // can say (few elements, or nearly all wanted).
 template <class T, class Bits>
 static Bits sampled_bits(const T* dense, const T* grad, u64 n, u64 k, double margin) {
-    const u64 samples = std::min<u64>(n / 8, 1 << 16);
+    // A sample costs about twice what a candidate too many does; this many make the sum of both least.
+    const u64 best = (u64)std::pow(1.25 * std::sqrt((double)n * (double)k), 2.0 / 3.0);
+    const u64 samples = std::min<u64>(n / 8, std::max<u64>(best, 512));
     if (samples < 512) return 0;
     const double expected = (double)k * (double)samples / (double)n;
     const u64 rank = (u64)(expected + margin * std::max(std::sqrt(expected), 2.0));
