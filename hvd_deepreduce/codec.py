@@ -95,6 +95,10 @@ class ValueCodec(Codec, ABC):
 class JointCodec(Codec, ABC):
     """Indices and values together to bytes and back."""
 
+    def support(self, indices: U32, numel: int, dtype: np.dtype[Any]) -> U32:
+        """The elements that cost no more than these alone: their values then come from the residual too."""
+        return indices
+
     @abstractmethod
     def encode(self, indices: U32 | None, values: Floats, numel: int, key: Key) -> tuple[U8, U32 | None]:
         """The section, and the support that ``decode`` will give; None for both where all elements are sent."""

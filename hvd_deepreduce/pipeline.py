@@ -107,6 +107,10 @@ class Pipeline:
     ) -> U8:
         joint = self.config.joint
         assert joint is not None
+        if indices is not None:
+            wider = joint.support(indices, gradient.size, gradient.dtype)
+            if wider is not indices:
+                indices, values = wider, cpu.gather(gradient if residual is None else residual, wider)
         section, support = joint.encode(indices, values, gradient.size, key)
         if residual is not None:
             count = gradient.size if support is None else support.size

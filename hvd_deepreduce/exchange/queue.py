@@ -38,6 +38,7 @@ class ExchangeQueue:
         # One of its own: the threads of two queues come to their sums in another order on every rank, and the program
         # may use the world communicator itself.
         self._comm = world.Create_group(group)
+        self._channel = Channel.of(self._comm, TIMEOUT)
         self._worker = ThreadPoolExecutor(1, "deepreduce exchange")
 
     def submit(
@@ -57,8 +58,7 @@ class ExchangeQueue:
         self, settings: Exchange, make: Callable[[], tuple[Tensor, Floats | None]], out: Floats, key: Key
     ) -> int:
         tensor, residual = make()
-        channel = Channel.of(self._comm, TIMEOUT)
-        before = channel.sent
+        before = self._channel.sent
         if isinstance(settings, DenseStreamExchange):
             codec = DenseStream(coded=settings.coded, value=settings.value, bits=settings.bits)
             densestream.allreduce(
@@ -68,4 +68,4 @@ class ExchangeQueue:
             sparcml.allreduce(self._comm, tensor, out=out, residual=residual, algorithm=settings.algorithm)
         else:
             topk_allgather.allreduce(self._comm, tensor, out=out, residual=residual)
-        return channel.sent - before
+        return self._channel.sent - before

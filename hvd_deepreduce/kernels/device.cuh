@@ -206,11 +206,11 @@ template <class L, class P>
 __device__ void each_place(u64 count, u64 first, u64* status, u64* end, L length, P put) {
     const u32 tiles = (u32)((count + THREADS - 1) / THREADS);
     for (u32 tile; (tile = next_tile(status, tiles)) < tiles;) {
-        const u64 i = (u64)tile * THREADS + threadIdx.x;
-        u64 total, place = block_scan(i < count ? (u64)length(i) : 0ull, &total);
+        const u64 i = (u64)tile * THREADS + threadIdx.x, own = i < count ? (u64)length(i) : 0;
+        u64 total, place = block_scan(own, &total);
         place += first + tiles_before(status, tile, total);
         if (i < count) put(i, place);
-        if (i + 1 == count) *end = place + length(i);
+        if (i + 1 == count) *end = place + own;
     }
 }
 

@@ -40,7 +40,8 @@ from tensorflow.python.ops import control_flow_util
 from hvd_deepreduce.adapter import Adapter, Parameter
 from hvd_deepreduce.agreement import Parameters
 from hvd_deepreduce.codec import U8, Floats
-from hvd_deepreduce.config import Config
+from hvd_deepreduce.config import Config, ConfigError
+from hvd_deepreduce.exchange.settings import AllGather
 
 LINE = 'optimizer = hvd.DistributedOptimizer(optimizer, compression=DeepReduce("configs/topk_rice_qsgd.yaml"))'
 # The name that Horovod's stall warning shows.
@@ -127,13 +128,13 @@ class DeepReduce(Adapter, Compressor, tf.train.experimental.PythonState):  # typ
         **settings: Any,
     ) -> None:
         Adapter.__init__(self, config, hvd.global_process_set if process_set is None else process_set, settings)
+        _check_config(self._config)
         self._graphs: WeakKeyDictionary[tf.Graph, _Graph] = WeakKeyDictionary()
         self._lists: dict[Any, list[Parameter]] = {}
         self._restored = False
         self._agreed = {"config": False, "parameters": False}
         self._failure: Exception | None = None
         self._agreeing = Lock()
-        self._gathering: Any = None
         # TensorFlow encodes and decodes several tensors at a time.
         self._lock = Lock()
         self._coding = 0
@@ -153,6 +154,7 @@ class DeepReduce(Adapter, Compressor, tf.train.experimental.PythonState):  # typ
             ValueError: another ``min_elements``: which tensors are compressed is fixed when the graph is built.
         """
         new = Config.load(self._config if config is None else config, **settings)
+        _check_config(new)
         if self._graphs and new.min_elements != self._config.min_elements:
             raise ValueError(
                 f"min_elements is {self._config.min_elements} and cannot become {new.min_elements}: which tensors are "
@@ -427,15 +429,14 @@ class DeepReduce(Adapter, Compressor, tf.train.experimental.PythonState):  # typ
             raise self._failure
 
     def _gather(self, said: U8) -> U8:
-        if self._gathering is None:
+        def gather(said: tf.Tensor) -> tf.Tensor:
+            return hvd.allgather(said, HANDSHAKE, ignore_name_scope=True, process_set=self._process_set)
 
-            def gather(said: tf.Tensor) -> tf.Tensor:
-                return hvd.allgather(said, HANDSHAKE, ignore_name_scope=True, process_set=self._process_set)
-
-            # In a graph, the operation has the name that is given here.
-            self._gathering = tf.function(plain(gather), input_signature=[tf.TensorSpec([None], tf.uint8)])
         with tf.init_scope(), tf.device("CPU:0"):
-            gathered: U8 = self._gathering(tf.constant(said)).numpy()
+            # In a graph the operation has its name; but a graph needs TensorFlow's threads, and while a step runs, all
+            # may be waiting for this.
+            once = gather if self._agreed["config"] else tf.function(plain(gather))
+            gathered: U8 = once(tf.constant(said)).numpy()
         return gathered
 
 
@@ -470,6 +471,15 @@ class SaveState(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_end(self, logs: Any = None) -> None:
         if self.delete:
             self.path.unlink(missing_ok=True)
+
+
+def _check_config(config: Config) -> None:
+    """Refuses what sends several tensors as one: a graph has no moment at which all of a step's gradients are there."""
+    if config.scope != "tensor" or config.exchange != AllGather():
+        raise ConfigError(
+            f"scope is {config.scope!r} and exchange {config.exchange.name!r}; TensorFlow has scope 'tensor' and "
+            "exchange 'allgather' alone"
+        )
 
 
 def _signature(parameters: list[Parameter]) -> tuple[tuple[tuple[int, ...], str], ...]:

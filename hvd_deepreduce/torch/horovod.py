@@ -19,7 +19,6 @@ import torch
 from horovod.torch.compression import Compressor
 
 from hvd_deepreduce.adapter import Parameter
-from hvd_deepreduce.agreement import Parameters
 from hvd_deepreduce.buckets import Bucket, BucketedAdapter
 from hvd_deepreduce.codec import U8, Floats
 from hvd_deepreduce.config import Config
@@ -228,10 +227,6 @@ class DeepReduce(BucketedAdapter, Compressor):
 
     def _known(self) -> list[Parameter]:
         return list(self._parameters.values())
-
-    def _described(self) -> Parameters:
-        frozen = {name for name, tensor in self._tensors.items() if not tensor.requires_grad}
-        return [(name, shape, dtype + " frozen" * (name in frozen)) for name, shape, dtype in super()._described()]
 
     def _find(self, gradient: torch.Tensor) -> Parameter:
         """The parameter whose gradient this is."""

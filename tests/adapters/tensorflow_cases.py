@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_deepreduce import Config
+from hvd_deepreduce import Config, ConfigError
 from hvd_deepreduce import container as wire
 from hvd_deepreduce.agreement import MismatchError
 from hvd_deepreduce.codec import Key
@@ -561,6 +561,8 @@ def a_corrupt_container():
 
 @case
 def what_cannot_be():
+    with pytest.raises(ConfigError, match="scope is 'model' and exchange 'allgather'; TensorFlow has"):
+        DeepReduce(scope="model")
     with pytest.raises(TypeError, match="the class DeepReduce, not an instance"):
         train(network(), DeepReduce)
     with pytest.raises(RuntimeError, match="this tensor came outside any"):

@@ -246,6 +246,82 @@ def larger_scopes_with_unused_parameters_nan_and_changes():
         same_everywhere(model)
 
 
+def named(model, prefix):
+    return [(f"{prefix}.{name}", p) for name, p in model.named_parameters()]
+
+
+def wrapped(model, pairs, compression):
+    optimizer = torch.optim.SGD([p for _, p in pairs], lr=0.1)
+    return hvd.DistributedOptimizer(optimizer, named_parameters=pairs, compression=compression)
+
+
+@case
+def larger_scopes_with_parameters_frozen_and_unfrozen_on_the_way():
+    for scope in filter(possible, (SCOPES[0], SCOPES[1], SCOPES[3])):
+        finals = []
+        for make in (lambda _: hvd.Compression.none, lambda m, s=scope: DeepReduce(m, {**LOSSLESS, **s})):
+            model = network()
+            compression = make(model)
+            model[2].requires_grad_(False)
+            # DeepReduce was made before these were frozen and without those below; Horovod reduces the ones it has.
+            pairs = [(name, p) for name, p in model.named_parameters() if name[0] != "2"]
+            optimizers = [wrapped(model, pairs, compression)]
+            for step in range(6):
+                if step == 1:
+                    model[0].requires_grad_(False)
+                if step == 2 and isinstance(compression, DeepReduce):
+                    compression.set_config(min_elements=1)
+                if step == 4:
+                    model[2].requires_grad_(True)
+                    pairs = [(name, p) for name, p in model.named_parameters() if name[0] == "2"]
+                    optimizers.append(wrapped(model, pairs, compression))
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                loss_of(model, step).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+            same_everywhere(model)
+            finals.append(flat(model))
+        assert torch.allclose(*finals, rtol=1e-4, atol=1e-6), scope
+
+
+@case
+def larger_scopes_of_two_models_in_flight_at_a_time():
+    for scope in filter(possible, (SCOPES[0], SCOPES[1], SCOPES[3], SCOPES[5])):
+        finals = []
+        for dense in (True, False):
+            models = [network(), network(seed=3)]
+            all_pairs = [named(model, prefix) for model, prefix in zip(models, "ab", strict=True)]
+            optimizers = [
+                wrapped(model, pairs, hvd.Compression.none if dense else DeepReduce(pairs, {**LOSSLESS, **scope}))
+                for model, pairs in zip(models, all_pairs, strict=True)
+            ]
+            for step in range(5):
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                sum(loss_of(model, step) for model in models).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+            for model in models:
+                same_everywhere(model)
+            finals.append(torch.cat([flat(model) for model in models]))
+        assert torch.allclose(*finals, rtol=1e-4, atol=1e-6), scope
+
+
+@case
+def a_bucket_that_two_optimizers_tear_apart():
+    model = network()
+    compression = DeepReduce(model, {**LOSSLESS, "scope": "model"})
+    pairs = list(model.named_parameters())
+    last, others = wrapped(model, pairs[-2:], compression), wrapped(model, pairs[:-2], compression)
+    loss_of(model, 0).backward()
+    last.step()
+    x, y = batch(1)
+    head = nn.functional.cross_entropy(model[4](model[:4](x).detach()), y)
+    raises_everywhere(RuntimeError, "let every optimizer step before the next backward", head.backward)
+    others.step()
+
+
 @case
 def exchanges_over_mpi_say_so_under_gloo():
     if hvd.mpi_enabled():
