@@ -20,6 +20,11 @@ U32 = NDArray[np.uint32]
 Floats = NDArray[np.floating[Any]]
 
 
+def padded(size: int) -> int:
+    """``size`` rounded up to 8 bytes, as sections are."""
+    return (size + 7) & ~7
+
+
 class Key(NamedTuple):
     """What a random choice hangs on. The first three stand in the container; ``rank`` only separates the rounding of
     ranks from each other, which no receiver repeats."""

@@ -94,8 +94,8 @@ class Config(BaseModel):
         bucket_bytes: of a bucket's dense gradient.
         selection: within a larger scope, select from the ``scope`` as one vector, or from each ``tensor`` by itself.
         error_feedback: keep what was not sent and add it to the next gradient. Off, it is lost.
-        min_elements: a tensor of fewer elements goes through Horovod uncompressed: its header would cost more than
-            compression saves.
+        min_elements: with scope ``tensor``, one of fewer elements goes through Horovod uncompressed: its header would
+            cost more than compression saves.
         seed: of all random choices, 0 to 2^32 - 1.
         threads: of the CPU kernels; None: the rank's share of the machine's cores.
     """
@@ -120,7 +120,7 @@ class Config(BaseModel):
         """Names become codecs, and the keys that exclude each other are checked."""
         given = dict(given)
         for kind, registry in _REGISTRIES.items():
-            if given.get(kind) is not None:
+            if given.get(kind) is not None or (kind in given and kind in ("sparsifier", "exchange")):
                 given[kind] = _codec(registry, given[kind])
         # What writes indices and values itself: a joint codec, or an exchange other than the allgather.
         exchange = given.get("exchange", AllGather())
@@ -131,7 +131,7 @@ class Config(BaseModel):
             if instead and given.setdefault(kind, None) is not None:
                 raise ConfigError(
                     f"{kind} is {given[kind].name!r} beside {instead[0].name!r}, which writes indices and values "
-                    "itself: leave index and value out"
+                    "itself: leave index and value out, or set them to None"
                 )
         if len(instead) > 1:
             raise ConfigError(

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_deepreduce.backend import cpu
-from hvd_deepreduce.codec import U8, Key
+from hvd_deepreduce.codec import U8, Key, padded
 from hvd_deepreduce.sparse import MAX_NUMEL
 
 MAGIC = b"HVDR"
@@ -73,11 +73,6 @@ class Container:
     def nbytes(self) -> int:
         """Bytes of the whole container."""
         return HEADER.size + sum(padded(section.size) for section in (self.indices, self.values, self.order))
-
-
-def padded(size: int) -> int:
-    """``size`` rounded up to 8 bytes."""
-    return (size + 7) & ~7
 
 
 def pack(container: Container) -> U8:

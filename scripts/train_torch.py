@@ -82,8 +82,9 @@ def same_on_all_ranks(model: nn.Module) -> None:
 
 
 def save(path: Path, content: Any) -> None:
-    """Writes a file whole or not at all."""
+    """Writes a file whole or not at all, and on all ranks at about the same time."""
     torch.save(content, path.with_suffix(".part"))
+    hvd.barrier()
     os.replace(path.with_suffix(".part"), path)
 
 
@@ -107,7 +108,6 @@ def main(
     compression = hvd.Compression.none if config == "none" else DeepReduce(model, config, seed=seed)
     plain = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4)
     steps = len(images) // hvd.size() // batch_size
-    # The schedule reads the learning rate of the plain optimizer, before Horovod wraps it.
     optimizer = hvd.DistributedOptimizer(plain, named_parameters=model.named_parameters(), compression=compression)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=epochs * steps, pct_start=0.2)
     out.mkdir(parents=True, exist_ok=True)
@@ -124,6 +124,12 @@ def main(
         if isinstance(compression, DeepReduce):
             compression.load_state_dict(saved["compression"])
         history = saved["history"]
+        done = hvd.allgather(torch.tensor([len(history)]), name="epochs").tolist()
+        if len(set(done)) > 1:
+            raise SystemExit(
+                f"the checkpoints in {out} are of epochs {done}, by rank: the job was killed while they were written. "
+                "Start without --resume"
+            )
     hvd.broadcast_parameters(dict(model.named_parameters()), root_rank=0)
     dense_bytes = sum(4 * p.numel() for p in model.parameters())
 

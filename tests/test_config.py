@@ -73,7 +73,7 @@ def test_digest_is_of_what_all_ranks_share():
         ({"value": {"name": ["raw"]}}, "value is .*; it must be a name"),
         ({"index": "qsgd"}, "index is 'qsgd'; it must be a name, .*rice"),
         ({"joint": "nothing"}, "joint is 'nothing'; it must be a name"),
-        ({"sparsifier": None}, "^sparsifier is None, which is not allowed"),
+        ({"sparsifier": None}, "^sparsifier is None; it must be a name"),
         ({"index": None}, "index is None; without a joint codec"),
         ({"value": None}, "value is None; without a joint codec"),
         ({"index": QSGD()}, "^index is QSGD.*, which is not allowed: .*IndexCodec"),

@@ -62,7 +62,7 @@ def allreduce(
     """
     if fill and residual is None:
         raise ValueError("fill sends the residual's values, so it needs the residual: pass residual=, or fill=False")
-    settings = f"densestream with {codec!r}, fill {fill}"
+    settings = f"densestream with {codec!r}"  # each rank may fill or not
     with Session(comm, tensor, settings, dense or out is not None, out, scale, residual, timeout) as session:
         own, traffic = session.tensor, session.traffic
         gap = codec.gap(own.numel, own.values.dtype)

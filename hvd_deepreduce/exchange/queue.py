@@ -61,9 +61,8 @@ class ExchangeQueue:
         before = self._channel.sent
         if isinstance(settings, DenseStreamExchange):
             codec = DenseStream(coded=settings.coded, value=settings.value, bits=settings.bits)
-            densestream.allreduce(
-                self._comm, tensor, out=out, residual=residual, fill=settings.fill, codec=codec, key=key
-            )
+            fill = settings.fill and residual is not None  # no error feedback, or this tensor is not finite
+            densestream.allreduce(self._comm, tensor, out=out, residual=residual, fill=fill, codec=codec, key=key)
         elif isinstance(settings, SparCML):
             sparcml.allreduce(self._comm, tensor, out=out, residual=residual, algorithm=settings.algorithm)
         else:

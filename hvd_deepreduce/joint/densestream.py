@@ -15,8 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from hvd_deepreduce.backend import cpu
-from hvd_deepreduce.codec import U8, U32, Floats, JointCodec, Key, ValueCodec, joint_codecs, value_codecs
-from hvd_deepreduce.container import padded
+from hvd_deepreduce.codec import U8, U32, Floats, JointCodec, Key, ValueCodec, joint_codecs, padded, value_codecs
 from hvd_deepreduce.sparse import SparseTensor
 from hvd_deepreduce.value.half import Half
 from hvd_deepreduce.value.qsgd import QSGD

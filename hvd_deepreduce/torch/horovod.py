@@ -107,6 +107,16 @@ class DeepReduce(BucketedAdapter, Compressor):
         state = super().state_dict()
         return {**state, "residuals": {name: torch.from_numpy(r) for name, r in state["residuals"].items()}}
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes up where ``state_dict`` left off; the residuals may have been loaded to any device.
+
+        Raises:
+            ValueError: a state of another rank, another number of ranks, or another model; nothing has changed then.
+        """
+        residuals = state.get("residuals", {})
+        on_host = {name: r.cpu() if isinstance(r, torch.Tensor) else r for name, r in residuals.items()}
+        super().load_state_dict({**state, "residuals": on_host} if "residuals" in state else state)
+
     def compress(self, tensor: torch.Tensor | None = None) -> tuple[torch.Tensor, Any]:  # type: ignore[override]
         """Called by Horovod with a gradient; returns what Horovod allreduces, and the context for ``decompress``.
 

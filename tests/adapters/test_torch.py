@@ -23,9 +23,12 @@ def test_all_cases(launcher, ranks):
     assert output.count("passed ") == expected >= 22, output
 
 
-@pytest.mark.parametrize(("launcher", "ranks"), [("mpirun", 3), ("horovodrun --gloo", 2)])
-def test_a_rank_that_dies_ends_the_job(launcher, ranks):
-    ended = launch(launcher, ranks, HERE / "torch_death.py", seconds=120, check=False)
+@pytest.mark.parametrize(
+    ("launcher", "ranks", "exchange"),
+    [("mpirun", 3, "allgather"), ("horovodrun --gloo", 2, "allgather"), ("mpirun", 3, "densestream")],
+)
+def test_a_rank_that_dies_ends_the_job(launcher, ranks, exchange):
+    ended = launch(launcher, ranks, HERE / "torch_death.py", exchange, seconds=120, check=False)
     assert ended.returncode != 0, ended.stdout
     assert "step 1 done" in ended.stdout and "step 2 done" not in ended.stdout, ended.stdout
 

@@ -162,13 +162,16 @@ def larger_scopes_and_other_exchanges_equal_dense():
     options = [{}, {"op": hvd.Sum}, {"gradient_predivide_factor": 2.0}, {"groups": 2}, {"passes": 2}]
     for number, scope in enumerate(filter(possible, SCOPES)):
         option = options[number % len(options)]
-        dense, ours = network(), network()
+        dense = network()
         train(dense, hvd.Compression.none, **option)
-        compression = DeepReduce(ours, {**LOSSLESS, **scope})
-        train(ours, compression, **option)
-        assert torch.allclose(flat(dense), flat(ours), rtol=1e-4, atol=1e-6), scope
-        same_everywhere(ours)
-        assert compression.stats()["total"]["bytes_sent"] > 0
+        for feedback in (True, False):
+            ours = network()
+            compression = DeepReduce(ours, {**LOSSLESS, **scope, "error_feedback": feedback})
+            train(ours, compression, **option)
+            assert torch.allclose(flat(dense), flat(ours), rtol=1e-4, atol=1e-6), scope
+            same_everywhere(ours)
+            assert compression.stats()["total"]["bytes_sent"] > 0
+            assert bool(compression.state_dict()["residuals"]) == feedback
 
 
 @case

@@ -1,6 +1,7 @@
-"""A training job in which the last rank dies in the middle of its third step."""
+"""A training job in which the last rank dies in the middle of its third step. Takes the exchange's name."""
 
 import os
+import sys
 
 import horovod.torch as hvd
 import torch
@@ -10,9 +11,8 @@ from hvd_deepreduce.torch import DeepReduce
 hvd.init()
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.Tanh(), torch.nn.Linear(100, 100))
-optimizer = hvd.DistributedOptimizer(
-    torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression=DeepReduce(model)
-)
+compression = DeepReduce(model, exchange=sys.argv[1])
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression)
 
 
 def die(gradient: torch.Tensor) -> None:

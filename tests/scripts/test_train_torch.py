@@ -53,3 +53,12 @@ def test_a_resumed_run_equals_an_unbroken_one(tmp_path, config):
 def test_resume_without_a_checkpoint_says_so(tmp_path):
     ended = launch("mpirun", 2, PROGRAM, *SMALL, "--out", str(tmp_path), "--resume", check=False)
     assert ended.returncode and "there is no checkpoint checkpoint.rank" in ended.stdout
+
+
+def test_resume_from_checkpoints_of_different_epochs_says_so(tmp_path):
+    train(tmp_path, "--stop-after", "2")
+    older = checkpoint(tmp_path, 1)
+    older["history"].pop()
+    torch.save(older, tmp_path / "checkpoint.rank1.pt")
+    said = train(tmp_path, "--resume", check=False)
+    assert "are of epochs [2, 1], by rank" in said, said
