@@ -186,7 +186,7 @@ class InTorch:
         loss.backward()
         self.optimizer.step()
         self.sent += self.compression.stats()["last_step"]["bytes_sent"] if self.compression else 4 * self.parameters
-        return float(loss)
+        return float(loss.item())
 
     def scores(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         with self.torch.no_grad():
@@ -214,9 +214,11 @@ class InTensorFlow:
         inputs = [keras.Input((), dtype=tf.int64) for _ in sizes]
 
         def tables(width: int) -> list[Any]:
-            start = keras.initializers.RandomNormal(stddev=0.01)
-            pairs = zip(sizes, inputs, strict=True)
-            return [layers.Embedding(size, width, embeddings_initializer=start)(given) for size, given in pairs]
+            def table(size: int) -> Any:
+                start = keras.initializers.RandomNormal(stddev=0.01)
+                return layers.Embedding(size, width, embeddings_initializer=start)
+
+            return [table(size)(given) for size, given in zip(sizes, inputs, strict=True)]
 
         product = layers.Multiply()(tables(factors))
         tower = layers.Concatenate()(tables(2 * factors))

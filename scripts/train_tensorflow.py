@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import time
 from pathlib import Path
@@ -38,17 +37,22 @@ def convolution(outputs: int, size: int, stride: int = 1) -> Any:
                          kernel_regularizer=keras.regularizers.L2(2.5e-4))  # fmt: skip
 
 
+def normalization() -> Any:
+    """With PyTorch's momentum and epsilon, which suit so few steps."""
+    return layers.BatchNormalization(momentum=0.9, epsilon=1e-5)
+
+
 def block(x: Any, outputs: int, stride: int) -> Any:
     """Two 3x3 convolutions and a way around them (He et al., CVPR 2016, figure 2)."""
-    y = layers.ReLU()(layers.BatchNormalization()(convolution(outputs, 3, stride)(x)))
-    y = layers.BatchNormalization()(convolution(outputs, 3)(y))
+    y = layers.ReLU()(normalization()(convolution(outputs, 3, stride)(x)))
+    y = normalization()(convolution(outputs, 3)(y))
     return layers.ReLU()(y + (convolution(outputs, 1, stride)(x) if stride > 1 else x))
 
 
 def resnet(width: int = 64) -> Any:
     """Four blocks, 8x8 grey images, ten classes: 0.7 million parameters."""
     image = x = keras.Input((8, 8, 1))
-    x = layers.ReLU()(layers.BatchNormalization()(convolution(width, 3)(x)))
+    x = layers.ReLU()(normalization()(convolution(width, 3)(x)))
     for outputs, stride in ((width, 1), (2 * width, 2), (2 * width, 1)):
         x = block(x, outputs, stride)
     return keras.Model(image, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
@@ -60,18 +64,6 @@ def digits() -> list[Any]:
     images = (images.reshape(-1, 8, 8, 1) / 8 - 1).astype("float32")
     parts: list[Any] = train_test_split(images, labels, test_size=360, random_state=0, stratify=labels)
     return parts
-
-
-class OneCycle(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-    """Up to ``peak`` in the first fifth of the steps and down again, both along a cosine."""
-
-    def __init__(self, peak: float, steps: int) -> None:
-        self.peak, self.steps = peak, steps
-
-    def __call__(self, step: Any) -> Any:
-        at = tf.cast(step, tf.float32) / (self.steps - 1)
-        way = tf.where(at < 0.2, 1 - at / 0.2, (at - 0.2) / 0.8)
-        return self.peak * (0.5 + 0.5 * tf.cos(math.pi * tf.clip_by_value(way, 0.0, 1.0)))
 
 
 class Timed(keras.callbacks.Callback):  # type: ignore[misc]
@@ -111,7 +103,9 @@ def main(
     images, test_images, labels, test_labels = digits()
     steps = len(images) // hvd.size() // batch_size
     model = resnet(width)
-    plain = keras.optimizers.SGD(OneCycle(lr, epochs * steps), momentum=0.9)
+    warm = epochs * steps // 5
+    schedule = keras.optimizers.schedules.CosineDecay
+    plain = keras.optimizers.SGD(schedule(lr / 25, epochs * steps - warm, warmup_target=lr, warmup_steps=warm), 0.9)
     compression = None if config == "none" else DeepReduce(config, seed=seed)
     optimizer = hvd.DistributedOptimizer(plain, compression=compression or hvd.Compression.none)
     optimizer.build(model.trainable_variables)

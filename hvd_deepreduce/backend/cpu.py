@@ -68,6 +68,8 @@ _REASONS = {
     -1: "it ends before its last element",
     -2: "an index is out of order or not below the number of elements",
     -3: "a value's code or norm is out of range",
+    -4: "a bucket's mean is not finite, has the wrong sign or is out of the order of magnitudes",
+    -5: "the groups' sizes do not add up to its elements and bytes",
 }
 
 
@@ -396,6 +398,9 @@ _flagged_bound = function("flagged_bound", "U", "U")
 _flagged_encode = function("flagged_encode", "U", "pUp")
 _flagged_decode = function("flagged_decode", "I", "pUUUp")
 _sketch_merge = function("sketch_merge", "I", "ppUUpp")
+_sketch_bound = function("sketch_bound", "U", "sU")
+_sketch_encode = function("sketch_encode", "U", "ppUuuuip")
+_sketch_decode = function("sketch_decode", "I", "pUUUuuuipp")
 
 
 def quantile_encode(values: F32, buckets: int, middle: bool) -> tuple[F32, U32, int]:
@@ -479,6 +484,38 @@ def sketch_merge(keys: U32, values: F32, numel: int) -> tuple[U32, F32]:
         raise MemoryError(f"the merge of {keys.size} keys found no memory")
     check(result)
     return sorted_keys, sorted_values
+
+
+def sketch_encode(
+    header: bytes, means: F32, indices: U32, codes: U32, coded: bool, seed: int, parameter: int, step: int
+) -> U8:
+    """The section drawn in joint/minmax_sketch.py, of one element or more; ``coded`` as SKCompress has it."""
+    tables = len(header) + means.nbytes
+    section = np.empty(_sketch_bound(header, indices.size), np.uint8)
+    section[: len(header)] = np.frombuffer(header, np.uint8)
+    section[len(header) : tables] = means.view(np.uint8)
+    size = _sketch_encode(
+        address(indices), address(codes), indices.size, seed, parameter, step, coded, address(section)
+    )
+    if size == 0:
+        raise MemoryError(f"the sketches of {indices.size} elements found no memory")
+    if size == 1:
+        raise ValueError(f"a group of {indices.size} elements takes 2^32 bytes or more: use more groups")
+    return section[:size].copy()
+
+
+def sketch_decode(
+    section: U8, numel: int, count: int, coded: bool, seed: int, parameter: int, step: int
+) -> tuple[U32, F32]:
+    """Sorted keys and their values out of a section with a checked header, whose tables lie within it."""
+    keys, values = np.empty(count, np.uint32), np.empty(count, np.float32)
+    result = _sketch_decode(
+        address(section), section.size, count, numel, seed, parameter, step, coded, address(keys), address(values)
+    )
+    if result == 1:
+        raise MemoryError(f"the sketches of {count} elements found no memory")
+    check(result)
+    return keys, values
 
 
 _stream_count = function("stream_count", "U", "pUu*")

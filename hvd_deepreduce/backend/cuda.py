@@ -14,6 +14,7 @@ On the host only: ``backend.cpu``'s ``bloom_conflict_sets`` (policy P2 draws one
 from __future__ import annotations
 
 import re
+import struct
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -815,3 +816,537 @@ def stream_blocks(skips: Array, ends: Array, begin: int) -> None:
                 skips, ends, u64(blocks), u32(begin), starts, lengths, error)  # fmt: skip
         skips[...], ends[...] = starts, lengths
         _check(error)
+
+
+# ---- kernels/sort.cu
+
+
+def _sorted(xp: Any, words: Array, low: int, high: int) -> Array:
+    """The words, stably sorted by their bits from ``low`` up to ``high``; ``words`` is lost."""
+    tiles, count = -(-words.size // (8 * THREADS)), words.size
+    spare, counts = xp.empty(count, u64), xp.empty(256 * tiles, u32)
+    for shift in range(low, high, 8):
+        _launch(xp, "sort", "radix_count", tiles, words, u64(count), u32(shift), counts)
+        _launch(xp, "sort", "scan_counts", _blocks(xp, counts.size),
+                counts, u64(counts.size), _status(xp, counts.size), xp.zeros(1, u64))  # fmt: skip
+        _launch(xp, "sort", "radix_move", tiles, words, u64(count), u32(shift), counts, spare)
+        words, spare = spare, words
+    return words
+
+
+def sort_values(values: Array) -> tuple[Array, Array]:
+    """The values from the largest down, and where each stood; equal values (0 and -0 are) in the order they had."""
+    xp, n = module_of(values), values.size
+    ordered, order, pairs = xp.empty(n, f32), xp.empty(n, u32), xp.empty(n, u64)
+    if n:
+        _launch(xp, "sort", "value_pairs", _blocks(xp, n), values, u64(n), pairs)
+        pairs = _sorted(xp, pairs, 32, 64)
+        _launch(xp, "sort", "value_unpair", _blocks(xp, n), pairs, u64(n), ordered, order)
+    return ordered, order
+
+
+def sketch_merge(keys: Array, values: Array, numel: int) -> tuple[Array, Array]:
+    """The pairs sorted by key; the keys must differ and be below ``numel``. Waits for the device."""
+    xp, n = module_of(keys), keys.size
+    sorted_keys, sorted_values = xp.empty(n, u32), xp.empty(n, f32)
+    pairs, error = xp.empty(n, u64), xp.zeros(1, i32)
+    if n:
+        _launch(xp, "sort", "key_pairs", _blocks(xp, n), keys, values, u64(n), pairs)
+        pairs = _sorted(xp, pairs, 32, 64)
+        _launch(xp, "sort", "key_unpair", _blocks(xp, n),
+                pairs, u64(n), u64(numel), sorted_keys, sorted_values, error)  # fmt: skip
+        _check(error)
+    return sorted_keys, sorted_values
+
+
+# ---- kernels/sketch.cu
+
+
+def quantile_encode(values: Array, buckets: int, middle: bool) -> tuple[Array, Array, int]:
+    """The means of up to ``buckets`` quantile buckets, each value's bucket, and how many buckets are of negative
+    values; ordered as drawn in kernels/cpu/quantile.cpp. At least one value. Waits for the device, twice: the signs
+    share the buckets by their numbers."""
+    xp, n, file = module_of(values), values.size, "sketch"
+    words, bounds = xp.empty(n, u64), xp.empty(2, u64)
+    magnitudes, codes = xp.empty(n, u32), xp.empty(n, u32)
+    bounds.fill(n)
+    _launch(xp, file, "quantile_words", _blocks(xp, n), values, u64(n), words)
+    words = _sorted(xp, words, 0, 32)
+    _launch(xp, file, "quantile_bounds", _blocks(xp, n), words, u64(n), magnitudes, bounds)
+    above_at, below_at = (int(bound) for bound in bounds.get())
+    above_at = min(above_at, below_at)
+    positives, negatives, zero = below_at - above_at, n - below_at, int(above_at > 0)
+    # As kernels/cpu/quantile.cpp shares the buckets out.
+    if zero and buckets == 2 and positives and negatives:
+        above_at, positives, zero = 0, below_at, 0
+    others = positives + negatives
+    shared = min(buckets - zero, others)
+    for_negative = (2 * shared * negatives + others) // (2 * others) if others else 0
+    if positives and for_negative == shared:
+        for_negative -= 1
+    if negatives and for_negative == 0:
+        for_negative = 1
+    signs = ((magnitudes[below_at:], negatives, for_negative, 0),
+             (magnitudes[above_at:below_at], positives, shared - for_negative, zero))  # fmt: skip
+    found, splits, means = xp.zeros(2, u64), [], xp.zeros(buckets, f32)
+    for number, (ours, size, most, skip) in enumerate(signs):
+        table = xp.zeros(2 * most + skip + 1, u32)
+        splits.append(table)
+        if size and most:
+            _launch(xp, file, "find_splits", _blocks(xp, most), ours, u64(size), u32(most), _status(xp, most),
+                    found[number:], table[skip:])  # fmt: skip
+    _launch(xp, file, "quantile_codes", _blocks(xp, n), values, u64(n), *splits, found, u32(zero), codes)
+    for number, (ours, size, most, skip) in enumerate(signs):
+        if size and most:
+            behind = u32(1 + zero if number else 0)
+            _launch(xp, file, "quantile_means", _blocks(xp, most, 8), ours, u64(size), splits[number][skip:],
+                    found[number:], u32(middle), u32(1 - number), found, behind, means)  # fmt: skip
+    n_below, n_above = (int(count) for count in found.get())
+    return means[: n_below + zero + n_above], codes, n_below
+
+
+def quantile_decode(means: Array, codes: Array) -> Array:
+    """``means[codes]``. Waits for the device."""
+    xp, n = module_of(codes), codes.size
+    values, error = xp.empty(n, f32), xp.zeros(1, i32)
+    if means.size == 0:
+        check(-3)
+    if n:
+        _launch(xp, "sketch", "quantile_decode", _blocks(xp, n),
+                codes, u64(n), means, u32(means.size), values, error)  # fmt: skip
+        _check(error)
+    return values
+
+
+def sketch_group(indices: Array, codes: Array, group_of: Array, first: Array) -> tuple[Array, Array, Array]:
+    """How many elements each group has; then keys and numbers (0 for a group's first bucket), group behind group, in
+    their old order within each."""
+    xp, n = module_of(indices), indices.size
+    counts, keys, numbers = xp.zeros(first.size, u32), xp.empty(n, u32), xp.empty(n, np.uint8)
+    words = xp.empty(n, u64)
+    if n:
+        _launch(xp, "sketch", "group_words", _blocks(xp, n), codes, u64(n), group_of, words, counts)
+        words = _sorted(xp, words, 32, 41 if first.size > 256 else 40)
+        _launch(xp, "sketch", "group_take", _blocks(xp, n), words, u64(n), indices, codes, first, keys, numbers)
+    return counts, keys, numbers
+
+
+def sketch_insert(
+    keys: Array, numbers: Array, rows: int, columns: int, width: int, seed: int, parameter: int, step: int
+) -> Array:
+    """The bins, row behind row, of a MinMaxSketch of numbers below ``width``."""
+    xp, n = module_of(keys), keys.size
+    depths, bins = xp.zeros(rows * columns, u32), xp.empty(rows * columns, np.uint8)
+    if n:
+        _launch(xp, "sketch", "sketch_insert", rows * _blocks(xp, n), keys, numbers, u64(n), u32(rows), u32(columns),
+                u32(width), *_key(seed, parameter, step), depths)  # fmt: skip
+    _launch(xp, "sketch", "sketch_bins", _blocks(xp, bins.size), depths, u64(bins.size), u32(width), bins)
+    return bins
+
+
+def sketch_query(
+    keys: Array, bins: Array, means: Array, rows: int, columns: int, seed: int, parameter: int, step: int
+) -> Array:
+    """The means of the numbers that the ``rows * columns`` bins hold for the keys, each what was inserted or less.
+    Waits for the device."""
+    xp, n = module_of(keys), keys.size
+    if not 0 < rows <= 8 or columns == 0:
+        check(-3)
+    values, error = xp.empty(n, f32), xp.zeros(1, i32)
+    _launch(xp, "sketch", "sketch_query", _blocks(xp, max(n, rows * columns)), keys, u64(n), u32(rows), u32(columns),
+            u32(means.size), *_key(seed, parameter, step), bins, means, values, error)  # fmt: skip
+    _check(error)
+    return values
+
+
+def flagged_encode(keys: Array) -> Array:
+    """The section of keys drawn at the end of kernels/cpu/sketch.cpp. Waits for the device: the size is not known
+    before."""
+    xp, n = module_of(keys), keys.size
+    out, end = xp.empty((n + 3) // 4 + 4 * n, np.uint8), xp.zeros(1, u64)
+    if n:
+        _launch(xp, "sketch", "flagged_encode", _blocks(xp, n), keys, u64(n), _status(xp, n), end, out)
+    return out[: int(end.get()[0])]
+
+
+def flagged_decode(section: Array, numel: int, count: int) -> Array:
+    """The keys of ``flagged_encode``. Waits for the device."""
+    xp = module_of(section)
+    if section.size < (count + 3) // 4 + count:
+        check(-1)
+    gaps, keys, error = xp.empty(count, u32), xp.empty(count, u32), xp.zeros(1, i32)
+    if count == 0:
+        check(-1 if section.size else 0)
+        return keys
+    _launch(xp, "sketch", "flagged_gaps", _blocks(xp, count), section, u64(section.size), u64(count),
+            _status(xp, count), xp.zeros(1, u64), gaps, error)  # fmt: skip
+    _launch(xp, "sketch", "keys_of_gaps", _blocks(xp, count), gaps, u64(count), u64(numel), _status(xp, count),
+            xp.zeros(1, u64), keys, error)  # fmt: skip
+    _check(error)
+    return keys
+
+
+# ---- kernels/fit.cu
+
+
+def fit_poly_encode(ordered: Array, degree: int, segments: int | None) -> Array:
+    """The section drawn in kernels/cpu/fit_poly.cpp, of ``sort_values``' first result. Waits for the device: the size
+    is not known before."""
+    xp, n = module_of(ordered), ordered.size
+    most = min(segments or 1024, n // (degree + 1) + 1)
+    section, words = xp.empty(9 + 2 * (degree + 2) * most, u32), xp.zeros(1, u64)
+    partial = xp.empty(16 * (n // 256 + 1026), f64)
+    _launch(xp, "fit", "fit_poly_encode", 1, ordered, u64(n), u32(degree), u32(segments or 0), partial, section, words)
+    return section.view(np.uint8)[: 4 * int(words.get()[0])]
+
+
+def fit_poly_decode(section: Array, count: int) -> Array:
+    """The sorted values of ``fit_poly_encode``, as fitted. Waits for the device."""
+    xp = module_of(section)
+    if section.size % 4 or section.size < 12:
+        check(-1)
+    values, error = xp.empty(count, f32), xp.zeros(1, i32)
+    sides, coefficients = xp.zeros(8, u32), xp.empty(2048, u32)
+    _launch(xp, "fit", "fit_poly_read", 1, section, u64(section.size), u64(count), sides, coefficients, error)
+    _launch(xp, "fit", "fit_poly_decode", _blocks(xp, count),
+            section, u64(section.size), u64(count), sides, coefficients, error, values)  # fmt: skip
+    _check(error)
+    return values
+
+
+def fit_dexp_encode(ordered: Array) -> Array:
+    """The section drawn in kernels/cpu/fit_dexp.cpp, of ``sort_values``' first result. Waits for the device: a sign
+    without values has no part in it."""
+    xp, n = module_of(ordered), ordered.size
+    section, words = xp.empty(14, u32), xp.zeros(1, u64)
+    room = xp.empty(2 * n + 14 * (n // 256 + 1), f64)
+    _launch(xp, "fit", "fit_dexp_encode", 1, ordered, u64(n), room, section, words)
+    return section.view(np.uint8)[: 4 * int(words.get()[0])]
+
+
+def fit_dexp_decode(section: Array, count: int) -> Array:
+    """The sorted values of ``fit_dexp_encode``, as fitted. Waits for the device."""
+    xp = module_of(section)
+    if section.size < 8:
+        check(-1)
+    values, error = xp.empty(count, f32), xp.zeros(1, i32)
+    _launch(xp, "fit", "fit_dexp_decode", _blocks(xp, count), section, u64(section.size), u64(count), values, error)
+    _check(error)
+    return values
+
+
+# ---- kernels/codes.cu and rans.cu
+
+
+def _chunks(section: Array) -> int:
+    return -(-8 * section.size // 2048)
+
+
+def _join(xp: Any, exits: Array, entries: int, chunks: int) -> tuple[Array, Array]:
+    """Where each chunk of a bit string begins, and how many words the string has; see kernels/entropy.cuh."""
+    starts, words = xp.zeros(chunks, u64), xp.zeros(1, u64)
+    _launch(xp, "codes", "walk_join", 1, exits, u32(entries), u64(chunks), starts, words)
+    return starts, words
+
+
+def rle_encode(indices: Array, numel: int) -> Array:
+    """The section drawn in kernels/cpu/rle.cpp. Waits for the device: the size is not known before."""
+    xp, n, file = module_of(indices), indices.size, "codes"
+    if n == 0:
+        return xp.empty(0, np.uint8)
+    begins, runs, lengths, end = xp.empty(n, u32), xp.zeros(1, u64), xp.zeros(68, u64), xp.zeros(1, u64)
+    words = xp.zeros(2 * n + 2, u32)  # a pair of runs takes no more than two fields of 32 bits
+    _launch(xp, file, "rle_runs", _blocks(xp, n), indices, u64(n), _status(xp, n), runs, begins)
+    _launch(xp, file, "rle_count", _blocks(xp, n), indices, u64(n), begins, runs, lengths)
+    _launch(xp, file, "rle_write", _blocks(xp, n), indices, u64(n), u32((numel - 1).bit_length()), begins, runs,
+            lengths, _status(xp, n), words, end)  # fmt: skip
+    return words.view(np.uint8)[: (int(end.get()[0]) + 7) // 8]
+
+
+def rle_decode(section: Array, numel: int, count: int) -> Array:
+    """The indices of ``rle_encode``. Waits for the device."""
+    xp, file, size = module_of(section), "codes", section.size
+    indices, error = xp.empty(count, u32), xp.zeros(1, i32)
+    if count == 0:
+        check(-3 if size else 0)
+        return indices
+    if size < 3:
+        check(-1)
+    escape, chunks = u32((numel - 1).bit_length()), _chunks(section)
+    exits = xp.zeros(chunks * 128, u64)
+    _launch(xp, file, "rle_walk", _blocks(xp, exits.size), section, u64(size), escape, u64(chunks), exits)
+    starts, _ = _join(xp, exits, 128, chunks)
+    # Pairs of runs: no more than elements, and none without two bits.
+    room = min(count, 4 * size)
+    zeros, ones, ends, places = xp.zeros(room, u64), xp.zeros(room, u64), xp.zeros(room, u64), xp.empty(room, u64)
+    firsts, pairs, end = xp.empty(room, u32), xp.zeros(1, u64), xp.zeros(1, u64)
+    _launch(xp, file, "rle_read", _blocks(xp, chunks), section, u64(size), escape, u64(chunks), starts, u64(room),
+            zeros, ones, ends)  # fmt: skip
+    _launch(xp, file, "rle_places", _blocks(xp, room), ones, u64(room), _status(xp, room), end, places)
+    _launch(xp, file, "rle_firsts", _blocks(xp, room), section, u64(size), zeros, ones, ends, places, u64(room),
+            u64(count), u64(numel), _status(xp, room), end, firsts, pairs, error)  # fmt: skip
+    _launch(xp, file, "rle_fill", _blocks(xp, count), places, firsts, pairs, u64(count), indices, error)
+    _check(error)
+    return indices
+
+
+def _histogram(xp: Any, symbols: Array) -> Array:
+    counts = xp.zeros(256, u64)
+    _launch(xp, "codes", "histogram", _blocks(xp, symbols.size), symbols, u64(symbols.size), counts)
+    return counts
+
+
+def huffman_encode(symbols: Array) -> Array:
+    """The section of symbols drawn in kernels/cpu/huffman.cpp. Waits for the device: the size is not known before."""
+    xp, n, file = module_of(symbols), symbols.size, "codes"
+    if n == 0:
+        return xp.empty(0, np.uint8)
+    words, out = xp.empty(256, u32), xp.zeros((128 + 12 + (n * 12 + 7) // 8 + 64) // 4, u32)
+    bits, single, sums, unused, end = (xp.zeros(size, dtype) for size, dtype in
+                                       ((1, u64), (1, u32), (4, u64), (1, u64), (1, u64)))  # fmt: skip
+    _launch(xp, file, "huffman_plan", 1, _histogram(xp, symbols), u64(n), words, out, bits, single)
+    _launch(xp, file, "huffman_sizes", _blocks(xp, n), symbols, u64(n), words, sums)
+    _launch(xp, file, "huffman_write", _blocks(xp, n), symbols, u64(n), words, sums, bits, single, _status(xp, n),
+            unused, out, end)  # fmt: skip
+    return out.view(np.uint8)[: (int(end.get()[0]) + 7) // 8]
+
+
+def huffman_decode(section: Array, count: int) -> Array:
+    """The symbols of ``huffman_encode``. Waits for the device."""
+    xp, file, size = module_of(section), "codes", section.size
+    symbols, error = xp.empty(count, np.uint8), xp.zeros(1, i32)
+    if count == 0:
+        check(-3 if size else 0)
+        return symbols
+    table, streams, chunks = xp.zeros(4096, np.uint16), xp.zeros(10, u64), max(1, _chunks(section))
+    _launch(xp, file, "huffman_read", 1, section, u64(size), u64(count), table, streams, error)
+    for number in range(4 if count >= 1024 else 1):
+        exits = xp.zeros(chunks * 12, u64)
+        _launch(xp, file, "huffman_walk", _blocks(xp, exits.size),
+                section, streams, u32(number), table, u64(chunks), exits)  # fmt: skip
+        starts, words = _join(xp, exits, 12, chunks)
+        _launch(xp, file, "huffman_take", _blocks(xp, chunks),
+                section, streams, u32(number), table, u64(chunks), starts, words, u64(count), symbols,
+                error)  # fmt: skip
+    _check(error)
+    return symbols
+
+
+def huffman_indices_encode(indices: Array, numel: int) -> Array:
+    """The section of indices drawn in kernels/cpu/huffman.cpp. Waits for the device: the size is not known before."""
+    xp, n, file = module_of(indices), indices.size, "codes"
+    words, table, end = xp.empty(256, u32), xp.zeros(4096, np.uint16), xp.zeros(1, u64)
+    out = xp.zeros((6 * n + 11) // 4, u32)
+    if n:
+        _launch(xp, file, "byte_code", 1, u64(numel), words, table)
+        _launch(xp, file, "huffman_indices_write", _blocks(xp, n), indices, u64(n), words, _status(xp, n), end, out)
+    return out.view(np.uint8)[: (int(end.get()[0]) + 7) // 8]
+
+
+def huffman_indices_decode(section: Array, numel: int, count: int) -> Array:
+    """The indices of ``huffman_indices_encode``. Waits for the device."""
+    xp, file, size = module_of(section), "codes", section.size
+    if count == 0 or numel == 1:  # the only index there is takes no bits
+        check(-3 if size else -2 if count > 1 else 0)
+        return xp.zeros(count, u32)
+    if 8 * size < count:
+        check(-1)
+    words, table, chunks = xp.empty(256, u32), xp.zeros(4096, np.uint16), _chunks(section)
+    octets, error, exits = xp.empty(4 * count, np.uint8), xp.zeros(1, i32), xp.empty(chunks * 48, u64)
+    _launch(xp, file, "byte_code", 1, u64(numel), words, table)
+    _launch(xp, file, "huffman_indices_walk", _blocks(xp, exits.size),
+            section, u64(size), table, u64(chunks), exits)  # fmt: skip
+    starts, total = _join(xp, exits, 48, chunks)
+    _launch(xp, file, "huffman_indices_take", _blocks(xp, chunks),
+            section, u64(size), table, u64(chunks), starts, total, u64(count), octets, error)  # fmt: skip
+    _check(error)
+    indices = octets.view(u32)
+    check_indices(indices, numel)
+    return indices
+
+
+def _rans_bound(count: int) -> int:
+    return 2 * count + 4 * (1 if count < 2048 else 4 if count < 32768 else 32) + 640
+
+
+def rans_encode(symbols: Array) -> Array:
+    """The section of symbols drawn in kernels/cpu/rans.cpp. Waits for the device: the size is not known before."""
+    xp, n = module_of(symbols), symbols.size
+    if n == 0:
+        return xp.empty(0, np.uint8)
+    out, begin, shares = xp.empty(_rans_bound(n), np.uint8), xp.zeros(1, u64), xp.zeros(160, u32)
+    _launch(xp, "rans", "rans_encode", 1,
+            symbols, u64(n), _histogram(xp, symbols), shares, out, u64(out.size), begin)  # fmt: skip
+    return out[int(begin.get()[0]) :]
+
+
+def _rans_decode(xp: Any, section: Array, count: int) -> tuple[Array, Array, Array]:
+    symbols, used, error = xp.empty(count, np.uint8), xp.zeros(1, u64), xp.zeros(1, i32)
+    _launch(xp, "rans", "rans_decode", 1, section, u64(section.size), u64(count), symbols, used, error)
+    return symbols, used, error
+
+
+def rans_decode(section: Array, count: int) -> Array:
+    """The symbols of ``rans_encode``. Waits for the device."""
+    xp = module_of(section)
+    if count == 0:
+        check(-3 if section.size else 0)
+        return xp.empty(0, np.uint8)
+    symbols, used, error = _rans_decode(xp, section, count)
+    _check(error)
+    if int(used.get()[0]) != section.size:
+        check(-3)
+    return symbols
+
+
+def rans_indices_encode(indices: Array) -> Array:
+    """The section drawn in kernels/cpu/rans.cpp. Waits for the device: the size is not known before."""
+    xp, n = module_of(indices), indices.size
+    if n == 0:
+        return xp.empty(0, np.uint8)
+    tokens, lows, end = xp.empty(n, np.uint8), xp.zeros(n + 1, u32), xp.zeros(1, u64)
+    _launch(xp, "rans", "rans_tokens", _blocks(xp, n), indices, u64(n), _status(xp, n), end, tokens, lows)
+    coded = rans_encode(tokens)
+    return xp.concatenate([coded, lows.view(np.uint8)[: (int(end.get()[0]) + 7) // 8]])
+
+
+def rans_indices_decode(section: Array, numel: int, count: int) -> Array:
+    """The indices of ``rans_indices_encode``. Waits for the device."""
+    xp = module_of(section)
+    gaps, indices, end = xp.empty(count, u32), xp.empty(count, u32), xp.zeros(1, u64)
+    if count == 0:
+        check(-3 if section.size else 0)
+        return indices
+    tokens, used, unread = _rans_decode(xp, section, count)
+    error = xp.zeros(1, i32)
+    _launch(xp, "rans", "rans_gaps", _blocks(xp, count), section, u64(section.size), u64(count), tokens, used, unread,
+            _status(xp, count), end, gaps, error)  # fmt: skip
+    _check(unread)
+    _check(error)
+    _launch(xp, "sketch", "keys_of_gaps", _blocks(xp, count),
+            gaps, u64(count), u64(numel), _status(xp, count), end, indices, error)  # fmt: skip
+    _check(error)
+    return indices
+
+
+def delta_encode(keys: Array) -> Array:
+    """The section of sorted unique keys drawn in kernels/cpu/delta.cpp. Waits for the device: the size is not known
+    before."""
+    xp, n, file = module_of(keys), keys.size, "codes"
+    if n == 0:
+        return xp.empty(0, np.uint8)
+    out, plan, lengths = xp.zeros((5 * n + 163) // 4, u32), xp.zeros(20, u64), xp.zeros(33, u64)
+    _launch(xp, file, "delta_count", _blocks(xp, n), keys, u64(n), lengths)
+    _launch(xp, file, "delta_plan", 1, lengths, u64(n), plan, out)
+    for part in ("delta_prefixes", "delta_deltas"):
+        _launch(xp, file, part, _blocks(xp, n), keys, u64(n), plan, _status(xp, n), xp.zeros(1, u64), out)
+    return out.view(np.uint8)[: int(plan[2:3].get()[0]) // 8]
+
+
+def delta_decode(section: Array, numel: int, count: int) -> Array:
+    """The keys of ``delta_encode``, all below ``numel``. Waits for the device."""
+    xp, file, size = module_of(section), "codes", section.size
+    if size * 4 < count:  # a key takes two bits or more
+        check(-1)
+    keys, error = xp.empty(count, u32), xp.zeros(1, i32)
+    if count == 0:
+        check(-3 if size else 0)
+        return keys
+    table, read, at, end = xp.zeros(4096, np.uint16), xp.zeros(3, u64), xp.zeros(1, u64), xp.zeros(1, u64)
+    chunks = _chunks(section)
+    exits, bits, deltas = xp.zeros(chunks * 12, u64), xp.empty(count, np.uint8), xp.zeros(count, u32)
+    _launch(xp, file, "delta_read", 1, section, u64(size), table, read, error)
+    _launch(xp, file, "delta_walk", _blocks(xp, exits.size), section, u64(size), read, table, u64(chunks), exits)
+    starts, _ = _join(xp, exits, 12, chunks)
+    _launch(xp, file, "delta_lengths", _blocks(xp, chunks), section, u64(size), read, table, u64(chunks), starts,
+            u64(count), bits, at)  # fmt: skip
+    _launch(xp, file, "delta_values", _blocks(xp, count), section, u64(size), bits, at, u64(count),
+            _status(xp, count), end, deltas, error)  # fmt: skip
+    _launch(xp, file, "delta_keys", _blocks(xp, count), deltas, u64(count), u64(numel), _status(xp, count), end, keys,
+            error)  # fmt: skip
+    _check(error)
+    return keys
+
+
+# ---- Grouped sketches, out of the operations above. Every group is coded by itself: hundreds of small launches, and a
+# wait for each size. Jiang et al. hold the sketch unfit for GPUs (SKCompress, section 7); it is here so that no copy of
+# the dense gradient is needed.
+
+SKETCH = struct.Struct("<BxxxIIIHH")  # joint/minmax_sketch.py: rows, columns in 65536ths, buckets, negative, groups
+
+
+def _sketch_firsts(header: bytes) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    """The first bucket of each group, and the number of buckets."""
+    _, _, buckets, negative, below, above = SKETCH.unpack(header)
+    firsts = [group * negative // below for group in range(below)]
+    firsts += [negative + group * (buckets - negative) // above for group in range(above)]
+    return np.array([*firsts, buckets], u32)
+
+
+def _sketch_columns(header: bytes, count: int) -> int:
+    return min(max(count * SKETCH.unpack(header)[1] // 65536, 1), 2**32 - 1)
+
+
+def sketch_encode(
+    header: bytes, means: Array, indices: Array, codes: Array, coded: bool, seed: int, parameter: int, step: int
+) -> Array:
+    """The section drawn in joint/minmax_sketch.py, of one element or more; ``coded`` as SKCompress has it. Waits for the
+    device, for each group."""
+    xp, firsts, rows = module_of(indices), _sketch_firsts(header), header[0]
+    widths = np.diff(firsts)
+    group_of = np.repeat(np.arange(widths.size, dtype=u32), widths)
+    counts, keys, numbers = sketch_group(indices, codes, xp.asarray(group_of), xp.asarray(firsts[:-1].copy()))
+    sizes, parts, begin = np.zeros((widths.size, 3), u32), [], 0
+    for group, count in enumerate(counts.get().tolist()):
+        if not count:
+            continue
+        own, width, end = keys[begin : begin + count], int(widths[group]), begin + count
+        bins = sketch_insert(
+            own, numbers[begin:end], rows, _sketch_columns(header, count), width, seed, parameter, step
+        )
+        of_keys = delta_encode(own) if coded else flagged_encode(own)
+        of_bins = huffman_encode(bins) if coded else pack(bins, (width - 1).bit_length())
+        if max(of_keys.size, of_bins.size) >> 32:
+            raise ValueError(f"a group of {count} elements takes 2^32 bytes or more: use more groups")
+        sizes[group] = count, of_keys.size, of_bins.size
+        parts += [of_keys, of_bins]
+        begin = end
+    head = xp.asarray(np.frombuffer(header, np.uint8).copy())
+    return xp.concatenate([head, means.view(np.uint8), xp.asarray(sizes.reshape(-1)).view(np.uint8), *parts])
+
+
+def sketch_decode(
+    section: Array, numel: int, count: int, coded: bool, seed: int, parameter: int, step: int
+) -> tuple[Array, Array]:
+    """Sorted keys and their values out of a section with a checked header, whose tables lie within it. Waits for the
+    device, for each group."""
+    xp = module_of(section)
+    header = section[: SKETCH.size].get().tobytes()
+    rows, _, buckets, negative, below, above = SKETCH.unpack(header)
+    tables = SKETCH.size + 4 * buckets
+    at = tables + 12 * (below + above)
+    host = section[SKETCH.size : at].get()
+    means, sizes = host[: 4 * buckets].view(f32), host[4 * buckets :].view(u32).reshape(-1, 3).astype(np.int64)
+    magnitudes = np.where(np.arange(buckets) < negative, -means, means)
+    falls = magnitudes[1:] < magnitudes[:-1]
+    falls[negative - 1 : negative] = False
+    if not np.isfinite(means).all() or falls.any() or (magnitudes < 0).any() or (magnitudes[:negative] == 0).any():
+        check(-4)
+    if sizes[:, 0].sum() != count or at + sizes[:, 1:].sum() != section.size:
+        check(-5)
+    firsts, on_device = _sketch_firsts(header).tolist(), xp.asarray(means.copy())
+    keys, values = [], []
+    for group, (of_group, key_bytes, bin_bytes) in enumerate(sizes.tolist()):
+        if of_group == 0:
+            check(-5 if key_bytes or bin_bytes else 0)
+            continue
+        low, high = firsts[group], firsts[group + 1]
+        columns, bins_at = _sketch_columns(header, of_group), at + key_bytes
+        of_keys, of_bins = section[at:bins_at], section[bins_at : bins_at + bin_bytes]
+        own = delta_decode(of_keys, numel, of_group) if coded else flagged_decode(of_keys, numel, of_group)
+        bins = (huffman_decode(of_bins, rows * columns) if coded
+                else unpack(of_bins, rows * columns, (high - low - 1).bit_length(), np.uint8))  # fmt: skip
+        keys.append(own)
+        values.append(sketch_query(own, bins, on_device[low:high], rows, columns, seed, parameter, step))
+        at = bins_at + bin_bytes
+    return sketch_merge(xp.concatenate(keys), xp.concatenate(values), numel)

@@ -8,25 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.backend import cpu
 from hvd_deepreduce.codec import U8, U32, Floats, Key, joint_codecs
-from hvd_deepreduce.entropy import huffman
-from hvd_deepreduce.joint.minmax_sketch import Coders, MinMaxSketch, decode
-
-
-def _encode_keys(keys: U32, numel: int) -> U8:
-    return cpu.delta_encode(keys)
-
-
-def _encode_bins(bins: U8, width: int) -> U8:
-    return huffman.encode(bins)
-
-
-def _decode_bins(section: U8, count: int, width: int) -> U8:
-    return huffman.decode(section, count)
-
-
-CODERS = Coders(_encode_keys, cpu.delta_decode, _encode_bins, _decode_bins)
+from hvd_deepreduce.joint.minmax_sketch import MinMaxSketch, decode
 
 
 @joint_codecs.register
@@ -49,10 +32,10 @@ class SKCompress(MinMaxSketch):
 
     name = "skcompress"
     id = 1
-    coders = CODERS
+    coded = True
 
     @staticmethod
     def decode(
         section: U8, numel: int, count: int, dense: bool, dtype: np.dtype[Any], key: Key
     ) -> tuple[U32 | None, Floats]:
-        return decode(section, numel, count, dense, key, CODERS)
+        return decode(section, numel, count, dense, key, True)

@@ -8,28 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.backend import cpu
 from hvd_deepreduce.codec import U8, U32, Floats, Key, joint_codecs
-from hvd_deepreduce.joint.minmax_sketch import Coders, MinMaxSketch, decode
-
-
-def _encode_keys(keys: U32, numel: int) -> U8:
-    return cpu.flagged_encode(keys)
-
-
-def _encode_bins(bins: U8, width: int) -> U8:
-    return cpu.pack(bins, (width - 1).bit_length())
-
-
-def _decode_bins(section: U8, count: int, width: int) -> U8:
-    bits = (width - 1).bit_length()
-    if section.size != (count * bits + 7) // 8:
-        raise ValueError(f"{count} bins of {bits} bits do not take {section.size} bytes")
-    bins: U8 = cpu.unpack(section, count, bits, np.uint8)
-    return bins
-
-
-CODERS = Coders(_encode_keys, cpu.flagged_decode, _encode_bins, _decode_bins)
+from hvd_deepreduce.joint.minmax_sketch import MinMaxSketch, decode
 
 
 @joint_codecs.register
@@ -61,10 +41,10 @@ class SketchML(MinMaxSketch):
 
     name = "sketchml"
     id = 2
-    coders = CODERS
+    coded = False
 
     @staticmethod
     def decode(
         section: U8, numel: int, count: int, dense: bool, dtype: np.dtype[Any], key: Key
     ) -> tuple[U32 | None, Floats]:
-        return decode(section, numel, count, dense, key, CODERS)
+        return decode(section, numel, count, dense, key, False)

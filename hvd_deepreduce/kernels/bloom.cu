@@ -5,15 +5,15 @@ struct Salts {
     u32 s0, s1;
 };
 
-__device__ __forceinline__ Salts salts_of(u32 seed, u32 parameter, u32 step) {
-    const Philox4 salt = philox4x32(seed, parameter, 0, step, STREAM_POLICY, 1);
+__device__ __forceinline__ Salts salts_of(u32 seed, u32 parameter, u32 step, u32 bytes) {
+    const Philox4 salt = philox4x32(seed, parameter, bytes, step, STREAM_POLICY, 1);
     return {salt.x, salt.y};
 }
 
 // A thread an index and hash function. filter: zeros.
 KERNEL bloom_insert(const u32* indices, u64 count, u32 hashes, u32 seed, u32 parameter, u32 step, u32 bytes,
                     u32* filter) {
-    const Salts salts = salts_of(seed, parameter, step);
+    const Salts salts = salts_of(seed, parameter, step, bytes);
     for (u64 t = grid_thread(); t < count * hashes; t += grid_threads()) {
         const u32 index = indices[t / hashes];
         const u32 first = bloom_first(index >> 6, salts.s0), second = bloom_second(first, salts.s1);
@@ -35,7 +35,7 @@ KERNEL bloom_wrap(const u8* filter, u32 bytes, u32* words) {
 // Bit i of `positives` (a word for 64 elements): whether the filter holds element i. *found: how many it holds.
 KERNEL bloom_query(const u32* words, u32 bytes, u32 hashes, u32 seed, u32 parameter, u32 step, u64 numel,
                    u64* positives, u64* found) {
-    const Salts salts = salts_of(seed, parameter, step);
+    const Salts salts = salts_of(seed, parameter, step, bytes);
     const u64 blocks = (numel + 63) / 64;
     u32 own = 0;
     for (u64 b = grid_thread(); b < blocks; b += grid_threads()) {

@@ -115,20 +115,38 @@ DR_HD u32 bits_for(u64 n) {
 
 // A keyed bijection of [0, domain): a balanced Feistel network of six rounds over the next even number of bits, walked
 // until it lands inside the domain (under 4 steps on average). The first r images are r distinct random indices.
-DR_HD u32 feistel_permute(u32 value, u64 domain, u32 half_bits, u32 k0, u32 k1, u32 k2) {
-    const u32 mask = (u32)(((u64)1 << half_bits) - 1);
-    u64 x = value;
-    do {
-        u32 left = (u32)(x >> half_bits) & mask, right = (u32)x & mask;
-        for (u32 round = 0; round < 6; ++round) {
-            const u32 f = fmix32(right ^ fmix32(k0 + round * 0x9E3779B9u) ^ fmix32(k1 ^ (round << 28))  ^ k2) & mask;
-            const u32 next = left ^ f;
-            left = right;
-            right = next;
-        }
-        x = ((u64)left << half_bits) | right;
-    } while (x >= domain);
-    return (u32)x;
+struct Feistel {
+    u64 domain;
+    u32 half_bits, mask, word[6];
+};
+
+DR_HD Feistel feistel(u64 domain, u32 k0, u32 k1, u32 k2) {
+    Feistel key;
+    key.domain = domain;
+    key.half_bits = domain > 1 ? (bits_for(domain) + 1) / 2 : 1;
+    key.mask = (u32)(((u64)1 << key.half_bits) - 1);
+    for (u32 round = 0; round < 6; ++round)
+        key.word[round] = fmix32(k0 + round * 0x9E3779B9u) ^ fmix32(k1 ^ (round << 28)) ^ k2;
+    return key;
+}
+
+// One step of the walk. The halves take turns instead of changing places.
+DR_HD u32 feistel_step(u32 value, const Feistel& key) {
+    const u32 mask = key.mask;
+    u32 left = value >> key.half_bits & mask, right = value & mask;
+    left ^= fmix32(right ^ key.word[0]) & mask;
+    right ^= fmix32(left ^ key.word[1]) & mask;
+    left ^= fmix32(right ^ key.word[2]) & mask;
+    right ^= fmix32(left ^ key.word[3]) & mask;
+    left ^= fmix32(right ^ key.word[4]) & mask;
+    right ^= fmix32(left ^ key.word[5]) & mask;
+    return left << key.half_bits | right;
+}
+
+DR_HD u32 feistel_permute(u32 value, const Feistel& key) {
+    do value = feistel_step(value, key);
+    while (value >= key.domain);
+    return value;
 }
 
 // A Bloom filter's k hash functions (DeepReduce, section 4), by blocks of 64 elements: see kernels/cpu/bloom.cpp. Double

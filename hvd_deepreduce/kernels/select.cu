@@ -413,10 +413,10 @@ KERNEL checksum(const u32* words, u64 count, u32* sum) {
 
 // Random-k: sets the bits of the images of 0 .. count-1 in a bitmap of zeros.
 KERNEL random_bits(u64 numel, u64 count, u32 seed, u32 parameter, u32 step, u32* bitmap) {
-    const u32 half_bits = (bits_for(numel) + 1) / 2;
     const Philox4 k = philox4x32(seed, parameter, 0, step, STREAM_RANDOMK, 0);
+    const Feistel key = feistel(numel, k.x, k.y, k.z);
     for (u64 i = grid_thread(); i < count; i += grid_threads()) {
-        const u32 index = feistel_permute((u32)i, numel, half_bits ? half_bits : 1, k.x, k.y, k.z);
+        const u32 index = feistel_permute((u32)i, key);
         atomicOr(bitmap + (index >> 5), 1u << (index & 31));
     }
 }

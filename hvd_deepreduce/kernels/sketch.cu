@@ -121,10 +121,11 @@ __device__ __forceinline__ u32 row_seed(u32 row, u32 seed, u32 parameter, u32 st
 }
 
 // depths: zeros; a bin's depth is width - 1 less what it holds.
-KERNEL sketch_insert(const u32* keys, const u8* numbers, u64 count, u32 columns, u32 width, u32 seed, u32 parameter,
-                     u32 step, u32* depths) {
-    const u32 row = blockIdx.x % 8, own_seed = row_seed(row, seed, parameter, step);  // a grid of eight blocks a part
-    const u64 part = blockIdx.x / 8, parts = gridDim.x / 8;
+KERNEL sketch_insert(const u32* keys, const u8* numbers, u64 count, u32 rows, u32 columns, u32 width, u32 seed,
+                     u32 parameter, u32 step, u32* depths) {
+    // The grid is a multiple of `rows` blocks: one for each row of each part of the keys.
+    const u32 row = blockIdx.x % rows, own_seed = row_seed(row, seed, parameter, step);
+    const u64 part = blockIdx.x / rows, parts = gridDim.x / rows;
     for (u64 i = part * THREADS + threadIdx.x; i < count; i += parts * THREADS)
         atomicMax(depths + (u64)row * columns + sketch_column(keys[i], own_seed, columns), width - 1 - numbers[i]);
 }

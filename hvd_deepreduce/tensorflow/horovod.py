@@ -30,6 +30,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
+from zipfile import BadZipFile
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -215,7 +216,7 @@ class DeepReduce(Adapter, Compressor, tf.train.experimental.PythonState):  # typ
             with np.load(io.BytesIO(string_value), allow_pickle=False) as file:
                 state = json.loads(file["state"].tobytes())
                 state["residuals"] = {name: file[str(at)] for at, name in enumerate(state["residuals"])}
-        except (OSError, KeyError, EOFError) as error:
+        except (OSError, KeyError, EOFError, ValueError, BadZipFile) as error:
             raise ValueError(f"this is no state of DeepReduce: {error}") from None
         self.load_state_dict(state)
 
@@ -226,7 +227,6 @@ class DeepReduce(Adapter, Compressor, tf.train.experimental.PythonState):  # typ
         Raises:
             TypeError: the class was given as ``compression=``, not an instance.
             RuntimeError: in a function that XLA compiles, or outside any graph.
-            MismatchError: at the first gradient, where the ranks' configs differ.
         """
         if tensor is None:
             raise TypeError(f"compression= was given the class DeepReduce, not an instance. Write: {LINE}")
@@ -237,9 +237,6 @@ class DeepReduce(Adapter, Compressor, tf.train.experimental.PythonState):  # typ
             )
         if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
             raise RuntimeError(XLA)
-        if not self._agreed["config"] and self._process_set.included() and self._process_set.size() > 1:
-            self._agree([])
-            self._agreed["config"] = True
         graph = self._graphs.setdefault(tensor.graph, _Graph())
         name = re.sub(r"[^A-Za-z0-9_.]", "_", tensor.name.removesuffix(":0"))
         shape = tuple(-1 if size is None else size for size in tensor.shape)
@@ -270,8 +267,12 @@ class DeepReduce(Adapter, Compressor, tf.train.experimental.PythonState):  # typ
 
         Raises:
             ValueError: an operation that cannot be computed on compressed gradients, or another process set's.
+            MismatchError: at the first gradient, where the ranks' configs differ.
         """
         self._check(tensor.op)
+        if not self._agreed["config"] and self._process_set.included() and self._process_set.size() > 1:
+            self._agree([])
+            self._agreed["config"] = True
         gradient = ctx.gradient
         if ctx.container is None:
             return tf.cast(tensor, gradient.dtype)

@@ -1,4 +1,4 @@
-"""Every CUDA operation gives the bytes of the CPU's on awkward inputs, in the emulator or on a GPU (see conftest.py)."""
+"""Every CUDA operation gives the bytes of the CPU's on awkward inputs, in the emulator or on a GPU: see conftest.py."""
 
 import numpy as np
 import pytest
@@ -192,7 +192,12 @@ def broken(section, count=12):
             yield other
 
 
-CODES = ["bitmap", "rice", "elias_fano"]
+CODES = ["bitmap", "rice", "elias_fano", "flagged", "rle", "huffman_indices", "rans_indices", "delta"]
+TAKES_NUMEL = {"bitmap", "rice", "elias_fano", "rle", "huffman_indices"}
+
+
+def encoded(device, code, indices, numel):
+    return both(device, f"{code}_encode", indices, *([numel] if code in TAKES_NUMEL else []))
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -201,7 +206,7 @@ def test_index_codes(device, code, name):
     indices, numel = INDICES[name]
     if code == "bitmap" and numel > 2**24:
         return
-    section = both(device, f"{code}_encode", indices, numel)
+    section = encoded(device, code, indices, numel)
     same(both(device, f"{code}_decode", section, numel, indices.size), indices)
     for other in broken(section):
         both(device, f"{code}_decode", other, numel, indices.size)
@@ -212,7 +217,7 @@ def test_index_codes(device, code, name):
 def test_codes_of_no_indices(device):
     nothing = np.empty(0, np.uint32)
     for code in set(CODES) - {"rice"}:
-        section = both(device, f"{code}_encode", nothing, 100)
+        section = encoded(device, code, nothing, 100)
         both(device, f"{code}_decode", section, 100, 0)
         both(device, f"{code}_decode", np.zeros(2, np.uint8), 100, 0)
 
@@ -353,7 +358,8 @@ def test_streams(device, name, gap, dtype):
     both(device, "stream_indices", starts, lengths, covered.size)
     want = cpu.stream_nonzero(starts, lengths, covered)
     same(device.host(cuda.stream_nonzero(*map(device.put, a))), want)
-    for begin, end, count in ((0, numel, covered.size), (1, numel, covered.size), (0, numel - 1, covered.size), (0, 0, 1)):
+    size = covered.size
+    for begin, end, count in ((0, numel, size), (1, numel, size), (0, numel - 1, size), (0, 0, 1)):
         both(device, "stream_check", starts, lengths, begin, end, count)
     both(device, "stream_check", starts[::-1].copy(), lengths, 0, numel, covered.size)
     skips, ends = both(device, "stream_gaps", starts, lengths, 0)
@@ -378,3 +384,133 @@ def test_streams_of_nothing(device):
     both(device, "stream_dense", no, no, none, 0, np.ones(5, np.float32))
     a = tuple(map(device.put, (no, no, none)))
     same(device.host(cuda.stream_merge(a, a, 2)), cpu.stream_merge((no, no, none), (no, no, none), 2))
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_sort(device, name):
+    both(device, "sort_values", VALUES[name])
+
+
+@pytest.mark.parametrize("name", sorted(set(VALUES) - {"empty"}))
+@pytest.mark.parametrize("buckets", [2, 3, 16, 256, 5000])
+def test_quantiles(device, name, buckets):
+    for middle in (False, True):
+        means, codes, _ = both(device, "quantile_encode", VALUES[name], buckets, middle)
+        both(device, "quantile_encode", -np.abs(VALUES[name]), buckets, middle)
+        both(device, "quantile_decode", means, codes)
+    both(device, "quantile_decode", means[:-1], codes)
+
+
+def test_quantiles_of_neighbouring_floats(device):
+    """Values that fill buckets, and the floats next to them, which the split of such a value takes already."""
+    near = np.float32(1).view(np.uint32) + np.arange(6, dtype=np.uint32)
+    rng = np.random.default_rng(1)
+    for counts in ([50, 1, 50, 1, 1, 1], [40, 40, 40, 1, 90, 2], [1, 1, 70, 70, 3, 70]):
+        x = rng.permutation(np.repeat(near, counts).view(np.float32)) * rng.choice(np.float32([1, -1]), sum(counts))
+        for buckets in (2, 5, 7, 30):
+            both(device, "quantile_encode", x, buckets, False)
+            both(device, "quantile_encode", np.abs(x), buckets, False)
+
+
+@pytest.mark.parametrize("rows, columns", [(1, 1), (2, 37), (8, 400)])
+def test_sketch(device, rows, columns):
+    rng = np.random.default_rng(rows)
+    for count in (0, 1, 1500):
+        keys, numbers = some_indices(10**6, count), rng.integers(0, 200, count).astype(np.uint8)
+        bins = both(device, "sketch_insert", keys, numbers, rows, columns, 200, *KEY)
+        means = cases.random(200)
+        both(device, "sketch_query", keys, bins, means, rows, columns, *KEY)
+        both(device, "sketch_query", keys, bins, means[:-1], rows, columns, *KEY)
+        codes = rng.integers(0, 300, count).astype(np.uint32)
+        for group, groups in ((100, 3), (2, 150), (300, 1)):
+            first = np.arange(groups, dtype=np.uint32) * group
+            both(device, "sketch_group", keys, codes, np.arange(300, dtype=np.uint32) // group, first)
+        shuffled = rng.permutation(keys)
+        both(device, "sketch_merge", shuffled, cases.random(count), 10**6)
+        both(device, "sketch_merge", shuffled, cases.random(count), int(keys.max(initial=1)))
+        both(device, "sketch_merge", np.append(shuffled, shuffled[:1]), cases.random(count + min(count, 1)), 10**6)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_fit_poly(device, name):
+    ordered, _ = cpu.sort_values(VALUES[name])
+    for degree, segments in ((0, None), (5, None), (1, 40), (3, 7), (15, 2)):
+        section = both(device, "fit_poly_encode", ordered, degree, segments)
+        both(device, "fit_poly_decode", section, ordered.size)
+    for other in broken(section):
+        both(device, "fit_poly_decode", other, ordered.size)
+
+
+def test_fit_poly_with_many_segments(device):
+    ordered, _ = cpu.sort_values(cases.random(9000) ** 3)
+    both(device, "fit_poly_decode", both(device, "fit_poly_encode", ordered, 1, 600), 9000)
+    wide, _ = cpu.sort_values(cases.random(3000) * np.float32(1e30))  # the heuristic asks for all there are
+    both(device, "fit_poly_encode", wide, 2, None)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_fit_dexp(device, name):
+    for x in (VALUES[name], np.abs(VALUES[name]), -np.exp(np.linspace(-9, 3, 700)).astype(np.float32)):
+        ordered, _ = cpu.sort_values(x)
+        section = both(device, "fit_dexp_encode", ordered)
+        both(device, "fit_dexp_decode", section, ordered.size)
+    for other in broken(section):
+        both(device, "fit_dexp_decode", other, ordered.size)
+
+
+def streams_of_symbols():
+    rng = np.random.default_rng(11)
+    for count in (1, 2, 300, 1023, 1024, 1030, 2048, 5000, 33_000):
+        yield rng.integers(0, 256, count).astype(np.uint8)
+        yield np.minimum(rng.geometric(0.3, count), 255).astype(np.uint8)
+        yield np.full(count, 201, np.uint8)
+    yield np.repeat(np.arange(30, dtype=np.uint8), [min(2**k, 4000) for k in range(30)])  # lengths beyond twelve bits
+    yield np.arange(256, dtype=np.uint8)
+
+
+@pytest.mark.parametrize("coder", ["huffman", "rans"])
+def test_symbols(device, coder):
+    for symbols in streams_of_symbols():
+        section = both(device, f"{coder}_encode", symbols)
+        same(both(device, f"{coder}_decode", section, symbols.size), symbols)
+        if symbols.size in (300, 1030, 2048):
+            for other in broken(section):
+                both(device, f"{coder}_decode", other, symbols.size)
+            both(device, f"{coder}_decode", section, symbols.size + 1)
+    both(device, f"{coder}_encode", np.empty(0, np.uint8))
+    both(device, f"{coder}_decode", np.empty(0, np.uint8), 0)
+    both(device, f"{coder}_decode", np.zeros(3, np.uint8), 0)
+
+
+def test_an_encode_takes_few_launches_and_waits_once(device, monkeypatch):
+    """Top-k, rice and QSGD of one tensor: at most twelve kernels, and the host learns the size at the end."""
+    if not hasattr(device.module, "EmulatedArray"):
+        pytest.skip("launches are counted in the emulator")
+    waits = []
+    kind = device.module.EmulatedArray
+    monkeypatch.setattr(kind, "get", lambda array: waits.append(array.nbytes) or np.array(array, subok=False))
+    residual, gradient = device.put(cases.random(40_000)), device.put(cases.random(40_000, seed=2))
+    before = device.module.launches
+    bad = cuda.nonfinite(gradient)
+    indices, values = cuda.topk(residual, gradient, 400)
+    _, bits = cuda.rice_encode_start(indices, residual.size)
+    _, codes = cuda.qsgd_encode(values, 512, 63, False, *KEY, 0)
+    cuda.pack(codes, 7)
+    assert device.module.launches - before <= 12 and waits == []
+    assert not bad.get()[0] and bits.get()[0]
+
+
+@pytest.mark.parametrize("coded", [False, True])
+@pytest.mark.parametrize("buckets, groups, rows", [(2, 1, 1), (40, 6, 2), (256, 8, 3)])
+def test_sketch_sections(device, coded, buckets, groups, rows):
+    from hvd_deepreduce.joint.minmax_sketch import HEADER, groups_of
+
+    for x in (cases.random(1700), np.abs(cases.random(90)), VALUES["few_values"][:300], VALUES["one"]):
+        indices = some_indices(30_000, x.size)
+        means, codes, negative = cpu.quantile_encode(x, buckets, False)
+        of_signs = [groups_of(side, means.size, groups) for side in (negative, means.size - negative)]
+        header = HEADER.pack(rows, 13_107, means.size, negative, *of_signs)
+        section = both(device, "sketch_encode", header, means, indices, codes, coded, *KEY)
+        both(device, "sketch_decode", section, 30_000, x.size, coded, *KEY)
+    both(device, "sketch_decode", section, 30_000, 2, coded, *KEY)
+    both(device, "sketch_decode", section[:-1], 30_000, 1, coded, *KEY)

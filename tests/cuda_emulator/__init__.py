@@ -64,6 +64,11 @@ def zeros(size: int, dtype: Any) -> EmulatedArray:
     return np.zeros(size, dtype).view(EmulatedArray)
 
 
+def concatenate(arrays: list[EmulatedArray]) -> EmulatedArray:
+    """One array behind the other."""
+    return np.concatenate(arrays).view(EmulatedArray)
+
+
 def available() -> str:
     """Why there is no emulator here; empty where there is one."""
     if os.uname().machine != "x86_64":
@@ -109,8 +114,9 @@ class RawModule:
     def __init__(self, code: str, options: tuple[str, ...] = ()) -> None:
         runtime()
         # The names of the kernels, some of which macros write.
-        plain = subprocess.run(["g++", "-E", "-P", "-x", "c++", "-"], input=code, capture_output=True, text=True, check=True)
-        kernels = re.findall(r'extern "C" __global__ void(?: __launch_bounds__\(\w+\))? (\w+)\(', plain.stdout)
+        preprocess = ["g++", "-E", "-P", "-x", "c++", "-"]
+        plain = subprocess.run(preprocess, input=code, capture_output=True, text=True, check=True).stdout
+        kernels = re.findall(r'extern "C" __global__ void(?: __launch_bounds__\(\w+\))? (\w+)\(', plain)
         text = f'#include "{HERE}/cuda.h"\n{code}\n' + "".join(f"EMULATED_KERNEL({kernel})\n" for kernel in kernels)
         self.library = ctypes.CDLL(str(_build("kernels", text, [*QUIET, *SEE_MEMORY, "-lm"])))
 

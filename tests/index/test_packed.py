@@ -26,6 +26,17 @@ def test_fields_of_every_width(data, width, dtype):
                 cpu.unpack(wrong, len(values), width, dtype)
 
 
+@pytest.mark.parametrize(("dtype", "most"), [(np.uint8, 8), (np.uint32, 32)])
+@pytest.mark.parametrize("count", [143, 144, 145, 160, 1003])
+def test_many_fields_of_every_width(dtype, most, count):
+    random = np.random.default_rng(count)
+    for width in range(most + 1):
+        values = random.integers(0, 2**width, count, dtype=np.uint64).astype(dtype)
+        section = cpu.pack(values, width)
+        assert section.tobytes() == oracle.pack(values.tolist(), width)
+        assert (cpu.unpack(section, count, width, dtype) == values).all()
+
+
 @given(st.data())
 def test_round_trip(data):
     numel = data.draw(st.one_of(st.integers(1, 70), st.integers(1, 2**32 - 1)))

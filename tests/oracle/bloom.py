@@ -27,7 +27,7 @@ def size_and_hashes(count: int, fpr: float) -> tuple[int, int]:
 def bits_of(index: int, key: Key, k: int, size: int) -> list[int]:
     """h_1 .. h_k of one index."""
     seed, parameter, step = key
-    salt, other, _, _ = philox4x32((seed, parameter), (0, step, STREAM_POLICY, 1))
+    salt, other, _, _ = philox4x32((seed, parameter), (size, step, STREAM_POLICY, 1))
     first = fmix32(index // 64 ^ salt)
     second = fmix32(first ^ other) | 1
     bits = []
@@ -83,9 +83,17 @@ def encode(indices: list[int], numel: int, fpr: float, policy: str, key: Key) ->
     """The section and the support."""
     if not indices:
         return b"", []
-    size, k = size_and_hashes(len(indices), fpr)
-    filled = {bit for index in indices for bit in bits_of(index, key, k, size)}
+    largest, k = size_and_hashes(len(indices), fpr)
+    tries = 1 + min(3, largest // 100) if numel <= 65536 else 1
+    best: tuple[int, set[int], list[int]] | None = None
+    for size in range(largest, largest - tries, -1):
+        filled = {bit for index in indices for bit in bits_of(index, key, k, size)}
+        found = positives(filled, numel, key, k, size)
+        if best is None or len(found) < len(best[2]):
+            best = size, filled, found
+    assert best is not None
+    size, filled, found = best
     section = bytearray([POLICIES.index(policy) * 32 + k - 1]) + bytearray(size)
     for bit in filled:
         section[1 + bit // 8] |= 1 << bit % 8
-    return bytes(section), choose(policy, positives(filled, numel, key, k, size), len(indices), key, k, size)
+    return bytes(section), choose(policy, found, len(indices), key, k, size)

@@ -35,9 +35,13 @@ def test_equals_the_oracle(data, seed, parameter, step):
     assert found.dtype == np.uint32 and found.tolist() == oracle.indices_of(numel, count, seed, parameter, step)
 
 
-def test_of_a_tensor_of_many_elements():
-    found = cpu.random_indices(2**32 - 1, 1000, 1, 2, 3)
-    assert found.tolist() == oracle.indices_of(2**32 - 1, 1000, 1, 2, 3)
+MANY = [(2**32 - 1, 1000), (70_001, 1093), (70_001, 1094), (4097, 3000), (600, 600)]
+
+
+@pytest.mark.parametrize(("numel", "count"), MANY)
+def test_of_many_elements(numel, count):
+    found = cpu.random_indices(numel, count, 1, 2, 3)
+    assert found.tolist() == oracle.indices_of(numel, count, 1, 2, 3)
 
 
 def test_select_repeats_on_the_receiver_and_is_the_same_on_all_ranks():

@@ -8,7 +8,7 @@
 // Any one element's k bits are uniform and independent, so its false positive rate is a classic filter's; and the
 // answers for a whole block are the AND of k rotated words: 1/64 of the hashes and of the loads, no table of hashes.
 // What it costs: the false positives of a block are not independent of each other, so where whole runs are kept, they
-// come in runs as well.
+// come in runs as well. The salt of the hashes hangs on the filter's size too: another size has other false positives.
 #include <algorithm>
 #include <new>
 
@@ -18,7 +18,7 @@ struct Hash {
     u32 s0, s1, k;
     u32 bytes;
     Hash(u64 bytes, u32 k, u32 seed, u32 parameter, u32 step) : k(k), bytes((u32)bytes) {
-        const Philox4 salt = philox4x32(seed, parameter, 0, step, STREAM_POLICY, 1);
+        const Philox4 salt = philox4x32(seed, parameter, (u32)bytes, step, STREAM_POLICY, 1);
         s0 = salt.x, s1 = salt.y;
     }
 };

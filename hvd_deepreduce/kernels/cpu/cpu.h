@@ -15,7 +15,7 @@
 #define DR_API extern "C" __attribute__((visibility("default")))
 
 // A negative result of a decoder; backend/cpu.py turns it into a sentence.
-enum Error : i64 { ERR_TRUNCATED = -1, ERR_INDEX = -2, ERR_VALUE = -3 };
+enum Error : i64 { ERR_TRUNCATED = -1, ERR_INDEX = -2, ERR_VALUE = -3, ERR_MEANS = -4, ERR_SIZES = -5 };
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define DR_X86 1

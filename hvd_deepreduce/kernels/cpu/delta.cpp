@@ -41,6 +41,8 @@ static DeltaPlan plan(const u32* keys, u64 count) {
                 counts[n - 1] += lengths[length];
                 delta_bits += lengths[length] * n << (5 - log2_m);
             }
+            // A table of code lengths takes a byte or more.
+            if (coded && 2 + (delta_bits + 7) / 8 >= best.bytes) continue;
             if (coded) {
                 huffman_lengths(counts, now.code.length);
                 huffman_words(now.code);
@@ -61,7 +63,7 @@ static DeltaPlan plan(const u32* keys, u64 count) {
 
 u64 delta_bytes(const u32* keys, u64 count) { return count ? plan(keys, count).bytes : 0; }
 
-// Needs room for 5 bytes a key and 160 more; the result is the number of bytes.
+// Needs room for 5 bytes a key and DELTA_ROOM more; the result is the number of bytes.
 DR_API u64 dr_delta_encode(const u32* keys, u64 count, u8* out) {
     if (count == 0) return 0;
     const DeltaPlan best = plan(keys, count);

@@ -1,5 +1,6 @@
-// The coders of symbol streams that several kernels share: bit strings, the rANS coder of rans.cpp and the canonical
-// Huffman codes of huffman.cpp. A bit string runs from the low bit of each byte up.
+// The coders of symbol streams that several kernels share: bit strings, the fields of bits.cpp, the keys of delta.cpp,
+// the rANS coder of rans.cpp and the canonical Huffman codes of huffman.cpp. A bit string runs from the low bit of each
+// byte up.
 #ifndef HVD_DEEPREDUCE_ENTROPY_H
 #define HVD_DEEPREDUCE_ENTROPY_H
 
@@ -62,6 +63,17 @@ inline void histogram(const u8* symbols, u64 count, u64* counts) {
     for (int s = 0; s < 256; ++s) counts[s] = table[0][s] + table[1][s] + table[2][s] + table[3][s];
 }
 
+// ---- bits.cpp
+
+DR_API void dr_pack8(const u8* values, u64 count, u32 width, u8* out);
+DR_API i64 dr_unpack8(const u8* in, u64 bytes, u64 count, u32 width, u8* values);
+
+// ---- delta.cpp
+
+const u64 DELTA_ROOM = 160;  // that dr_delta_encode needs beside 5 bytes a key
+DR_API u64 dr_delta_encode(const u32* keys, u64 count, u8* out);
+DR_API i64 dr_delta_decode(const u8* in, u64 bytes, u64 count, u64 numel, u8* bits, u32* keys);
+
 // ---- rans.cpp
 
 const u32 RANS_TABLE_BYTES = 640;  // 256 frequencies of up to 16 bits, and room for eight-byte stores
@@ -99,6 +111,10 @@ u8* huffman_write_lengths(const u8* length, int only, u8* out);
 
 // The number of bytes that the lengths took, or ERR_VALUE where they make no complete code.
 i64 huffman_read_lengths(const u8* in, u64 bytes, u8* length, int* only);
+
+DR_API u64 dr_huffman_bound(u64 count);
+DR_API u64 dr_huffman_encode(const u8* symbols, u64 count, u8* out);
+DR_API i64 dr_huffman_decode(const u8* in, u64 bytes, u64 count, u8* symbols);
 
 // table[next HUFFMAN_LONGEST bits] = symbol | length << 8. False where the lengths make no complete code.
 bool huffman_table(const HuffmanCode& code, u16* table);

@@ -189,11 +189,11 @@ DR_API u64 dr_huffman_encode(const u8* symbols, u64 count, u8* out) {
     u64 counts[256];
     HuffmanCode code;
     histogram(symbols, count, counts);
-    huffman_lengths(counts, code.length);
-    huffman_words(code);
     const bool single = counts[symbols[0]] == count;
+    huffman_lengths(counts, code.length);
     u8* at = huffman_write_lengths(code.length, single ? symbols[0] : -1, out);
     if (single) return (u64)(at - out);
+    huffman_words(code);
     u32 words[256];
     for (u32 s = 0; s < 256; ++s) words[s] = code.bits[s] | (u32)code.length[s] << 16;
     const u64 part = count < FOUR_STREAMS ? count : (count + 3) / 4;

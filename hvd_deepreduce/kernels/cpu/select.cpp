@@ -138,7 +138,7 @@ static int vector_level() {
         int best = 0;
         if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi")) best = 1;
         if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-            __builtin_cpu_supports("avx512dq"))
+            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("bmi2"))
             best = 2;
         const char* wanted = std::getenv("HVD_DEEPREDUCE_VECTOR");
         if (wanted && std::strcmp(wanted, "portable") == 0) best = 0;

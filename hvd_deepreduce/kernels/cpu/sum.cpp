@@ -2,6 +2,7 @@
 #include <memory>
 #include <new>
 
+#include "radix.h"
 #include "stream_copy.h"
 
 // One decoded container: values at indices, or (indices null) a value for each element.
@@ -109,18 +110,58 @@ DR_API u32 dr_checksum(const u8* bytes, u64 size) {
     return checksum(bytes, size / 4) - checksum_word(own, 3);
 }
 
-// Random-k: the sorted images of 0 .. count-1 under the keyed permutation of [0, numel). -1 where there is no memory
-// for one bit an element.
-DR_API int dr_random_indices(u64 numel, u64 count, u32 seed, u32 parameter, u32 step, u32* indices) {
-    const u32 half_bits = (bits_for(numel) + 1) / 2;
-    const Philox4 k = philox4x32(seed, parameter, 0, step, STREAM_RANDOMK, 0);
-    const u64 words = (numel + 63) / 64;
-    std::unique_ptr<u64[]> bitmap(new (std::nothrow) u64[words]());
-    if (!bitmap) return -1;
-    for (u64 i = 0; i < count; ++i) {
-        const u32 index = feistel_permute((u32)i, numel, half_bits ? half_bits : 1, k.x, k.y, k.z);
-        bitmap[index >> 6] |= 1ull << (index & 63);
+// The images of 0 .. count-1, in another order, in runs: f(run, its size). Values that must walk on stay among the
+// lanes, and new ones fill them up.
+template <class F>
+__attribute__((always_inline)) static inline void feistel_images(const Feistel& key, u64 count, F f) {
+    const u32 lanes = 512;
+    u32 walking[lanes], images[lanes];
+    u64 next = 0;
+    for (u32 left = 0; left || next < count;) {
+        while (left < lanes && next < count) walking[left++] = (u32)next++;
+        for (u32 i = 0; i < left; ++i) walking[i] = feistel_step(walking[i], key);
+        u32 found = 0, still = 0;
+        for (u32 i = 0; i < left; ++i) {
+            const u32 value = walking[i];
+            const bool inside = value < key.domain;
+            images[found] = walking[still] = value;
+            found += inside;
+            still += !inside;
+        }
+        left = still;
+        f(images, found);
     }
+}
+
+DR_CLONES static void set_images(const Feistel& key, u64 count, u64* bitmap) {
+    feistel_images(key, count, [=](const u32* images, u32 found) {
+        for (u32 i = 0; i < found; ++i) bitmap[images[i] >> 6] |= 1ull << (images[i] & 63);
+    });
+}
+
+DR_CLONES static void list_images(const Feistel& key, u64 count, u32* list) {
+    feistel_images(key, count, [&](const u32* images, u32 found) {
+        std::memcpy(list, images, 4 * found);
+        list += found;
+    });
+}
+
+// Random-k: the sorted images of 0 .. count-1 under the keyed permutation of [0, numel). -1 where there is no memory.
+DR_API int dr_random_indices(u64 numel, u64 count, u32 seed, u32 parameter, u32 step, u32* indices) {
+    const Philox4 k = philox4x32(seed, parameter, 0, step, STREAM_RANDOMK, 0);
+    const Feistel key = feistel(numel, k.x, k.y, k.z);
+    if (numel / 64 > count) {  // fewer words to sort than a bitmap has
+        const std::unique_ptr<u32[]> spare(new (std::nothrow) u32[2 * count]);
+        if (!spare) return -1;
+        list_images(key, count, spare.get());
+        const u32* const sorted = radix_sort(spare.get(), spare.get() + count, count, 0, bits_for(numel));
+        if (count) std::memcpy(indices, sorted, 4 * count);
+        return 0;
+    }
+    const u64 words = (numel + 63) / 64;
+    const std::unique_ptr<u64[]> bitmap(new (std::nothrow) u64[words]());
+    if (!bitmap) return -1;
+    set_images(key, count, bitmap.get());
     u64 found = 0;
     for (u64 w = 0; w < words; ++w)
         for (u64 word = bitmap[w]; word; word &= word - 1)

@@ -1,0 +1,195 @@
+"""The emulator itself: what CUDA promises holds, and kernels that break the rules are found out."""
+
+import numpy as np
+import pytest
+
+from tests import cuda_emulator
+from tests.cuda_emulator import EmulationError, RawModule, asarray
+
+CODE = r"""
+typedef unsigned int u32;
+typedef unsigned long long u64;
+#define KERNEL extern "C" __global__ void
+
+KERNEL reverse(u32* x, u32 barrier) {
+    __shared__ u32 copy[64];
+    copy[threadIdx.x] = x[threadIdx.x];
+    if (barrier) __syncthreads();
+    x[threadIdx.x] = copy[63 - threadIdx.x];
+}
+KERNEL reverse_warp(u32* x, u32 barrier) {
+    __shared__ u32 copy[64];
+    copy[threadIdx.x] = x[threadIdx.x];
+    if (barrier) __syncwarp();
+    x[threadIdx.x] = copy[threadIdx.x ^ 31];
+}
+KERNEL across_warps(u32* x) {
+    __shared__ u32 copy[64];
+    copy[threadIdx.x] = x[threadIdx.x];
+    __syncwarp();
+    x[threadIdx.x] = copy[threadIdx.x ^ 32];
+}
+KERNEL one_word(u32* x, u32 atomically) {
+    if (atomically) atomicAdd(x, 1u);
+    else x[0] = 1;
+}
+KERNEL publish(u32* x) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) x[1] = 5;
+    if (blockIdx.x == 1 && threadIdx.x == 0) x[0] = x[1];
+}
+KERNEL half_waits(u32* x) {
+    if (threadIdx.x < 32) __syncthreads();
+    x[threadIdx.x] = 1;
+}
+KERNEL different_operations(u32* x) {
+    if (threadIdx.x % 2) x[threadIdx.x] = __ballot_sync(0xFFFFFFFFu, 1);
+    else x[threadIdx.x] = __shfl_sync(0xFFFFFFFFu, threadIdx.x, 0);
+}
+KERNEL reads_at(const u32* x, u32 at, u32* out) { out[threadIdx.x + 64 * blockIdx.x] = x[at]; }
+KERNEL writes_at(u32* x, u32 at) { if (threadIdx.x == 0) x[at] = 1; }
+KERNEL unaligned(unsigned char* x, u64* out) { out[threadIdx.x] = *(const u32*)(x + 1); }
+KERNEL uninitialized(u32* out) {
+    __shared__ u32 x[64];
+    if (out[threadIdx.x] == 999) x[threadIdx.x] = 1;  // or the compiler knows that nobody ever writes it
+    out[threadIdx.x] = x[threadIdx.x];
+}
+KERNEL order_of(u32* out, u32* next) { out[blockIdx.x * 64 + threadIdx.x] = atomicAdd(next, 1u); }
+KERNEL warp_operations(u32* out) {
+    const u32 t = threadIdx.x, all = 0xFFFFFFFFu;
+    out[t] = __shfl_sync(all, t, 5);
+    out[64 + t] = __shfl_up_sync(all, t, 3);
+    out[128 + t] = __shfl_down_sync(all, t, 3);
+    out[192 + t] = __shfl_xor_sync(all, t, 7);
+    out[256 + t] = __ballot_sync(all, t % 3 == 0);
+    out[320 + t] = __match_any_sync(all, t % 5);
+    out[384 + t] = (u32)(__any_sync(all, t == 40) * 2 + __all_sync(all, t < 32));
+    out[448 + t] = (u32)__syncthreads_or(t == 63);
+    out[512 + t] = (u32)__shfl_sync(all, (u64)t << 32 | t, 9);
+}
+KERNEL several_atomics(u32* x, u64* y) {
+    atomicMax(x, threadIdx.x);
+    atomicMin(x + 1, threadIdx.x);
+    atomicOr(x + 2, 1u << (threadIdx.x % 32));
+    if (atomicCAS(x + 3, 0u, threadIdx.x + 1) == 0) atomicExch(x + 4, threadIdx.x + 1);
+    atomicAdd(y, (u64)threadIdx.x << 30);
+}
+KERNEL bits(u32* out) {
+    out[threadIdx.x] = (u32)(__popc(threadIdx.x) | __clz((int)threadIdx.x) << 8 | __ffs((int)threadIdx.x) << 16);
+}
+"""
+
+if cuda_emulator.available():
+    pytest.skip(cuda_emulator.available(), allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def module():
+    return RawModule(CODE)
+
+
+@pytest.fixture(params=[0, 1, 2])
+def run(module, request):
+    before = cuda_emulator.order
+    cuda_emulator.order = request.param
+    yield lambda name, *args, grid=1: module.get_function(name)((grid,), (64,), args)
+    cuda_emulator.order = before
+
+
+def numbers(count=64):
+    return asarray(np.arange(count, dtype=np.uint32))
+
+
+def test_a_barrier_is_a_barrier(run):
+    x = numbers()
+    run("reverse", x, np.uint32(1))
+    assert (x == np.arange(64)[::-1]).all()
+    x = numbers()
+    run("reverse_warp", x, np.uint32(1))
+    assert (x == np.arange(64) ^ 31).all()
+
+
+@pytest.mark.parametrize("name, args", [
+    ("reverse", [np.uint32(0)]), ("reverse_warp", [np.uint32(0)]), ("across_warps", []), ("one_word", [np.uint32(0)]),
+])  # fmt: skip
+def test_races_are_found(run, name, args):
+    with pytest.raises(EmulationError, match="race"):
+        run(name, numbers(), *args)
+
+
+def test_races_of_blocks_are_found(run):
+    with pytest.raises(EmulationError, match="race in global"):
+        run("publish", numbers(), grid=2)
+
+
+def test_atomics_do_not_race(run):
+    x = numbers()
+    run("one_word", x, np.uint32(1), grid=3)
+    assert x[0] == 192
+    x, y = asarray(np.array([0, 99, 0, 0, 0], np.uint32)), asarray(np.zeros(1, np.uint64))
+    run("several_atomics", x, y)
+    assert x[0] == 63 and x[1] == 0 and x[2] == 2**32 - 1 and x[3] == x[4] and y[0] == 2016 << 30
+
+
+def test_waiting_for_ever_is_found(run):
+    with pytest.raises(EmulationError, match="for ever"):
+        run("half_waits", numbers())
+    with pytest.raises(EmulationError, match="different operations"):
+        run("different_operations", numbers())
+
+
+def test_memory_outside_arrays_is_not_touched(run):
+    x, out = numbers(200), numbers(64)
+    run("reads_at", x[:7], np.uint32(6), out)
+    assert (out == 6).all()
+    for name, args in (("reads_at", (x[:7], np.uint32(7), out)), ("reads_at", (x[3:], np.uint32(2**32 - 1), out)),
+                       ("writes_at", (x[:7], np.uint32(7)))):  # fmt: skip
+        with pytest.raises(EmulationError, match="outside"):
+            run(name, *args)
+    with pytest.raises(EmulationError, match="outside"):
+        run("reads_at", x, np.uint32(0), out, grid=2)
+    with pytest.raises(EmulationError, match="aligned"):
+        run("unaligned", x.view(np.uint8), asarray(np.zeros(64, np.uint64)))
+
+
+def test_shared_memory_begins_with_anything(run):
+    x = numbers()
+    run("uninitialized", x)
+    assert (x == 0xA5A5A5A5).all()
+
+
+def test_order(run):
+    out, following = numbers(256), asarray(np.zeros(1, np.uint32))
+    run("order_of", out, following, grid=4)
+    assert (np.sort(out) == np.arange(256)).all()
+    assert (out == np.arange(256)).all() == (cuda_emulator.order == 0)
+
+
+def test_warp_operations(run):
+    out, t = numbers(576), np.arange(64)
+    run("warp_operations", out)
+    got = np.array(out).reshape(9, 64)
+    lane, warp = t % 32, t // 32
+    assert (got[0] == warp * 32 + 5).all() and (got[8] == warp * 32 + 9).all()
+    assert (got[1] == np.where(lane < 3, t, t - 3)).all()
+    assert (got[2] == np.where(lane > 28, t, t + 3)).all()
+    assert (got[3] == t ^ 7).all()
+    for row, key in ((4, (t % 3 == 0)), (5, t % 5)):
+        for i in t:
+            members = (warp == warp[i]) & (key if row == 4 else key == key[i])
+            assert got[row, i] == (1 << lane[members]).sum()
+    assert (got[6] == np.where(warp == 1, 2, 1)).all() and (got[7] == 1).all()
+
+
+def test_bits(run):
+    out = numbers()
+    run("bits", out)
+    for i in range(64):
+        lowest = (i & -i).bit_length()
+        assert out[i] == (bin(i).count("1") | (32 - i.bit_length()) << 8 | lowest << 16)
+
+
+def test_arguments_must_fit(run):
+    x = numbers()
+    for args in ((x,), (x, 1), (x, np.uint64(1)), (np.uint64(8), np.uint32(1)), (np.arange(64), np.uint32(1))):
+        with pytest.raises(EmulationError):
+            run("reverse", *args)
