@@ -10,7 +10,7 @@ PY := .venv/bin/python
 KERNELS := $(shell find hvd_deepreduce/kernels -name '*.cpp' -o -name '*.h')
 STAMP := .venv/.kernels_stamp
 
-.PHONY: help setup build train train-tf test lint bench bench-net fuzz sanitize clean
+.PHONY: help setup build train train-tf test lint bench bench-net test-gpu bench-gpu fuzz sanitize clean
 
 help: ## lists these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -45,6 +45,12 @@ bench: build ## times the codecs and exchanges; ARGS="..." goes to the script
 
 bench-net: build ## the exchanges in a laboratory of slow networks (root, iproute2); ARGS="..." goes to the script
 	@$(ENV) python scripts/bench_net.py $(ARGS)
+
+test-gpu: build ## the CUDA operations' tests on this machine's GPU
+	@$(ENV) HVD_DEEPREDUCE_GPU=1 python -m pytest -q tests/backend/test_cuda.py $(ARGS)
+
+bench-gpu: build ## times the CUDA operations on this machine's GPU
+	@$(ENV) python scripts/bench_gpu.py $(ARGS)
 
 fuzz: build ## feeds broken containers to every decoder; SECONDS_EACH=15, or TOTAL_SECONDS=... for all
 	@$(ENV) python tests/fuzz/run.py --jobs $$(nproc) \

@@ -283,9 +283,12 @@ def draw(points: list[Point]) -> None:
             [p.nanoseconds for p in mine], [p.bits for p in mine], c=[math.log10(max(p.error, 1e-4)) for p in mine],
             cmap="viridis_r", vmin=-4, vmax=0, s=60, edgecolors="black", linewidths=0.5,
         )  # fmt: skip
-        for p in mine:
-            axes.annotate(p.name, (p.nanoseconds, p.bits), fontsize=8, xytext=(4, 4), textcoords="offset points")
+        for number, p in enumerate(sorted(mine, key=lambda p: p.bits)):
+            # Neighbours get their names above and below by turns.
+            place = (5, 5 if number % 2 else -11)
+            axes.annotate(p.name, (p.nanoseconds, p.bits), fontsize=8, xytext=place, textcoords="offset points")
         axes.set_xscale("log")
+        axes.set_yscale("log", base=2)
         axes.set_xlabel("encode + decode, ns per kept element")
         axes.set_ylabel("bits per kept element")
         axes.set_title(f"{kind} codecs")

@@ -77,9 +77,10 @@ def main(
 
     def decode(_: int) -> None:
         parts = []
-        for section, norms, packed in containers:
-            codes = cuda.unpack(packed, kept, 7, np.uint8)
-            parts.append((cuda.rice_decode(section, numel, kept), cuda.qsgd_decode(norms, codes, 512, 63)))
+        with cuda.one_verdict():
+            for section, norms, packed in containers:
+                codes = cuda.unpack(packed, kept, 7, np.uint8)
+                parts.append((cuda.rice_decode(section, numel, kept), cuda.qsgd_decode(norms, codes, 512, 63)))
         cuda.sum_into(out, parts, 1.0)
 
     def topk_of_torch(i: int) -> None:

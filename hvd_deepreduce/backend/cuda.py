@@ -7,20 +7,24 @@ the host: an operation says so in its docstring.
 Arrays are CuPy's, contiguous and one-dimensional. An array of another type brings the module that stands in CuPy's
 place as its ``array_module`` (the emulator of the tests). ``threads`` is there for the sake of ``backend.cpu``.
 
-On the host only: ``backend.cpu``'s ``bloom_conflict_sets`` (policy P2 draws one index after the other) and
-``index_sizes`` (it looks at a few thousand indices), and the byte compressors deflate and zstd.
+On the host only, after a copy of the kept elements: ``bloom_conflict_sets`` (policy P2 draws one index after the other)
+and ``index_sizes`` (it looks at a few thousand indices); and, elsewhere, the byte compressors deflate and zstd.
 """
 
 from __future__ import annotations
 
 import re
 import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hvd_deepreduce.backend import cpu
 from hvd_deepreduce.backend.cpu import _exactly, check
 
 Array = Any  # cupy.ndarray, or the emulator's
@@ -67,7 +71,7 @@ def source(file: str) -> str:
 
 _modules: dict[tuple[int, int, str], Any] = {}
 _functions: dict[tuple[int, int, str, str], Any] = {}
-_processors: dict[tuple[int, int], int] = {}
+_processors: dict[int, int] = {}
 
 
 def _device(xp: Any) -> int:
@@ -87,11 +91,13 @@ def _launch(xp: Any, file: str, kernel: str, blocks: int, *arguments: Any) -> No
 
 def _blocks(xp: Any, items: int, each: int = THREADS) -> int:
     """Blocks for a kernel that walks over its work: ``each`` items a block, as many blocks as run at once."""
-    device = _device(xp)
-    if (id(xp), device) not in _processors:
-        own = getattr(xp, "processors", None)
-        _processors[id(xp), device] = own or 8 * xp.cuda.Device(device).attributes["MultiProcessorCount"]
-    return min(-(-items // each), _processors[id(xp), device])
+    at_once = getattr(xp, "processors", 0)
+    if not at_once:
+        device = _device(xp)
+        at_once = _processors.get(device, 0)
+        if not at_once:
+            at_once = _processors[device] = 8 * xp.cuda.Device(device).attributes["MultiProcessorCount"]
+    return min(-(-items // each), at_once)
 
 
 def _status(xp: Any, items: int, each: int = THREADS) -> Array:
@@ -99,9 +105,36 @@ def _status(xp: Any, items: int, each: int = THREADS) -> Array:
     return xp.zeros(-(-items // each) + 1, u64)
 
 
+class _Verdicts(threading.local):
+    """What decoders of this thread have not been asked yet; None: they are asked at once."""
+
+    pending: list[Array] | None = None
+
+
+_verdicts = _Verdicts()
+
+
 def _check(error: Array) -> None:
-    """``ValueError`` where a kernel found a section broken; waits for the device."""
-    check(int(error.get()[0]))
+    """``ValueError`` where a kernel found a section broken; waits for the device, or leaves that to ``one_verdict``."""
+    if _verdicts.pending is None:
+        check(int(error.get()[0]))
+    else:
+        _verdicts.pending.append(error)
+
+
+@contextmanager
+def one_verdict() -> Iterator[None]:
+    """Decoders inside do not wait for the device: their ``ValueError`` comes at the end of the block, which waits once.
+    Until then their results may be anything, and must not be used as indices."""
+    pending: list[Array] = []
+    _verdicts.pending = pending
+    try:
+        yield
+    finally:
+        _verdicts.pending = None
+    if pending:
+        for error in module_of(pending[0]).concatenate(pending).get().tolist():
+            check(error)
 
 
 def _suffix(dtype: Any) -> str:
@@ -359,12 +392,15 @@ def rice_decode(section: Array, numel: int, count: int) -> Array:
     if section.size == 0 or section.size * 8 < count:
         check(-1)
     highs, indices = xp.empty(count, u32), xp.empty(count, u32)
-    found, end, error = xp.zeros(1, u64), xp.zeros(1, u64), xp.zeros(1, i32)
     each = 8 * THREADS
+    tiles = -(-section.size // each) + 1
+    # One piece of zeros: | found | end | error | status of the highs | status of the join |
+    scratch = xp.zeros(3 + tiles + -(-count // THREADS) + 1, u64)
+    found, end, error = scratch[:1], scratch[1:2], scratch[2:3].view(i32)[:1]
     _launch(xp, "rice", "rice_highs", _blocks(xp, section.size, each),
-            section, u64(section.size), u64(count), _status(xp, section.size, each), highs, found)  # fmt: skip
+            section, u64(section.size), u64(count), scratch[3 : 3 + tiles], highs, found)  # fmt: skip
     _launch(xp, "rice", "rice_join", _blocks(xp, count),
-            section, u64(section.size), u64(count), u64(numel), highs, found, _status(xp, count), end, indices,
+            section, u64(section.size), u64(count), u64(numel), highs, found, scratch[3 + tiles :], end, indices,
             error)  # fmt: skip
     _check(error)
     return indices
@@ -421,6 +457,7 @@ def _key(*key: int) -> tuple[np.uint32, ...]:
 def qsgd_norms(values: Array, bucket: int, l2: bool) -> Array:
     """The largest magnitude, or the l2 norm, of each bucket."""
     xp, n = module_of(values), values.size
+    bucket = min(bucket, max(n, 1))
     buckets = -(-n // bucket)
     norms = xp.zeros(buckets, f32)
     if l2 and n:
@@ -666,6 +703,21 @@ def bloom_query(bits: Array, hashes: int, numel: int, seed: int, parameter: int,
     return indices
 
 
+def bloom_conflict_sets(
+    positives: Array, count: int, size: int, hashes: int, seed: int, parameter: int, step: int
+) -> Array:
+    """Policy P2's ``count`` out of all the positives of a filter of ``size`` bytes. Runs on the host: every draw hangs
+    on the ones before it."""
+    chosen = cpu.bloom_conflict_sets(positives.get(), count, size, hashes, seed, parameter, step)
+    return module_of(positives).asarray(chosen)
+
+
+def index_sizes(indices: Array, numel: int) -> list[int]:
+    """Bytes of the rice, rle, delta, elias_fano and rans sections of one index or more; estimates beyond 8192. Runs on
+    the host, which looks at no more than 8192 indices."""
+    return cpu.index_sizes(indices.get(), numel)
+
+
 def without(indices: Array, places: Array) -> Array:
     """``numpy.delete(indices, places)`` for distinct places: what policy P1 keeps."""
     xp, count = module_of(indices), indices.size
@@ -794,6 +846,24 @@ def stream_merge(
                         own[2], u64(own[2].size), places, starts, firsts, *other, out)  # fmt: skip
     made = int(end.get()[0])
     return starts[: made >> 31], lengths[: made >> 31], out[: made & MOST]
+
+
+def stream_split(starts: Array, lengths: Array, cuts: Any) -> tuple[Array, Array, Array, Array]:
+    """New starts and lengths of the cut blocks, and where each of the ``cuts.size + 1`` pieces has its blocks and its
+    values: piece p those from ``at[p]`` to ``at[p + 1]``. ``cuts`` may stand on the host."""
+    xp, blocks, count = module_of(starts), starts.size, cuts.size
+    own = xp.asarray(cuts)
+    out_starts, out_lengths = xp.zeros(blocks + count, u32), xp.zeros(blocks + count, u32)
+    places, made, firsts, total = xp.empty(blocks, u32), xp.zeros(1, u64), xp.empty(blocks, u32), xp.zeros(1, u64)
+    block_at, value_at = xp.zeros(count + 2, u64), xp.zeros(count + 2, u64)
+    if blocks:
+        _launch(xp, "densestream", "stream_firsts", _blocks(xp, blocks),
+                lengths, u64(blocks), _status(xp, blocks), total, firsts)  # fmt: skip
+        _launch(xp, "densestream", "stream_split", _blocks(xp, blocks), starts, lengths, u64(blocks), own, u64(count),
+                _status(xp, blocks), made, places, out_starts, out_lengths)  # fmt: skip
+        _launch(xp, "densestream", "stream_pieces", _blocks(xp, count + 2), starts, lengths, firsts, u64(blocks), total,
+                own, u64(count), made, places, block_at, value_at)  # fmt: skip
+    return out_starts, out_lengths, block_at, value_at
 
 
 def stream_gaps(starts: Array, lengths: Array, begin: int) -> tuple[Array, Array]:
@@ -1193,9 +1263,9 @@ def rans_decode(section: Array, count: int) -> Array:
         check(-3 if section.size else 0)
         return xp.empty(0, np.uint8)
     symbols, used, error = _rans_decode(xp, section, count)
-    _check(error)
-    if int(used.get()[0]) != section.size:
+    if int(error.get()[0]) == 0 and int(used.get()[0]) != section.size:
         check(-3)
+    _check(error)
     return symbols
 
 
@@ -1290,8 +1360,8 @@ def _sketch_columns(header: bytes, count: int) -> int:
 def sketch_encode(
     header: bytes, means: Array, indices: Array, codes: Array, coded: bool, seed: int, parameter: int, step: int
 ) -> Array:
-    """The section drawn in joint/minmax_sketch.py, of one element or more; ``coded`` as SKCompress has it. Waits for the
-    device, for each group."""
+    """The section drawn in joint/minmax_sketch.py, of one element or more; ``coded`` as SKCompress has it. Waits for
+    the device, for each group."""
     xp, firsts, rows = module_of(indices), _sketch_firsts(header), header[0]
     widths = np.diff(firsts)
     group_of = np.repeat(np.arange(widths.size, dtype=u32), widths)

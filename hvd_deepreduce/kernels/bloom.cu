@@ -1,4 +1,4 @@
-// A Bloom filter whose universe is queried 64 elements at a time: the CUDA side of kernels/cpu/bloom.cpp, which draws it.
+// A Bloom filter whose universe is queried 64 elements at a time: the CUDA side of kernels/cpu/bloom.cpp.
 #include "device.cuh"
 
 struct Salts {

@@ -17,7 +17,9 @@ KERNEL walk_join(const u64* exits, u32 entries, u64 chunks, u64* starts, u64* wo
 
 // ---- RLE. Run r begins with the element begins[r] of the indices.
 
-__device__ __forceinline__ bool begins_run(const u32* indices, u64 i) { return i == 0 || indices[i] - indices[i - 1] > 1; }
+__device__ __forceinline__ bool begins_run(const u32* indices, u64 i) {
+    return i == 0 || indices[i] - indices[i - 1] > 1;
+}
 
 KERNEL rle_runs(const u32* indices, u64 count, u64* status, u64* runs, u32* begins) {
     each_place(
@@ -222,8 +224,8 @@ KERNEL huffman_sizes(const u8* symbols, u64 count, const u32* words, u64* sums) 
 }
 
 // *end: bits of the section.
-KERNEL huffman_write(const u8* symbols, u64 count, const u32* words, const u64* sums, const u64* bits, const u32* single,
-                     u64* status, u64* places_end, u32* out, u64* end) {
+KERNEL huffman_write(const u8* symbols, u64 count, const u32* words, const u64* sums, const u64* bits,
+                     const u32* single, u64* status, u64* places_end, u32* out, u64* end) {
     if (*single) {
         if (grid_thread() == 0) *end = *bits;
         return;
@@ -541,8 +543,8 @@ KERNEL delta_lengths(const u8* in, u64 bytes, const DeltaRead* read, const u16* 
         });
 }
 
-KERNEL delta_values(const u8* in, u64 bytes, const u8* bits, const u64* at, u64 count, u64* status, u64* end, u32* deltas,
-                    i32* error) {
+KERNEL delta_values(const u8* in, u64 bytes, const u8* bits, const u64* at, u64 count, u64* status, u64* end,
+                    u32* deltas, i32* error) {
     if (*at == 0) {
         if (grid_thread() == 0) atomicMin(error, ERR_TRUNCATED);
         return;

@@ -29,8 +29,8 @@ KERNEL stream_count(const u32* indices, u64 count, u32 gap, u64* totals) {
 
 // firsts[b]: the place of block b's first value. out: zeros.
 template <class T>
-__device__ void stream_write(const u32* indices, const T* values, u64 count, u32 gap, u64* status, u64* end, u32* starts,
-                             u32* firsts, T* out) {
+__device__ void stream_write(const u32* indices, const T* values, u64 count, u32 gap, u64* status, u64* end,
+                             u32* starts, u32* firsts, T* out) {
     const auto steps = [=](u64 i) {
         return begins_block(indices, i, gap) ? 1ull << HALF | 1 : (u64)(indices[i] - indices[i - 1]);
     };
@@ -92,8 +92,8 @@ KERNEL stream_indices(const u32* starts, const u32* firsts, u64 blocks, u64 coun
 }
 
 template <class T>
-__device__ void stream_nonzero(const u32* starts, const u32* firsts, u64 blocks, const T* values, u64 count, u64* status,
-                               u64* found, u32* indices, T* out) {
+__device__ void stream_nonzero(const u32* starts, const u32* firsts, u64 blocks, const T* values, u64 count,
+                               u64* status, u64* found, u32* indices, T* out) {
     const auto keeps = [=](u64 i) { return (u64)(values[i] != (T)0); };
     each_place(count, 0, status, found, keeps, [=](u64 i, u64 place) {
         if (!keeps(i)) return;
@@ -112,9 +112,9 @@ __device__ void stream_scatter(const u32* starts, const u32* firsts, u64 blocks,
     }
 }
 
-// ---- The sum of two streams. All blocks are ordered by their starts, a's before b's. Since the blocks of one stream do
-// not overlap, the farthest end before a block is that of the block before it in its own stream or of the last one of
-// the other stream that begins earlier.
+// ---- The sum of two streams. All blocks are ordered by their starts, a's before b's. Since the blocks of one stream
+// do not overlap, the farthest end before a block is that of the block before it in its own stream or of the last one
+// of the other stream that begins earlier.
 
 // How many of sorted a[count] are below `value` (or, `equal`, not above).
 __device__ __forceinline__ u64 rank_of(const u32* a, u64 count, u32 value, bool equal) {
@@ -207,6 +207,67 @@ KERNEL stream_blocks(const u32* skips, const u32* ends, u64 blocks, u32 begin, u
         if ((start + (next - before)) >> 32) atomicMin(error, ERR_INDEX);
         starts[b] = (u32)start;
         lengths[b] = (u32)(next - before);
+    }
+}
+
+// ---- Cutting a stream before each of sorted cuts.
+
+__device__ __forceinline__ u64 cuts_up_to(const u64* cuts, u64 count, u64 value) {
+    u64 low = 0, high = count;
+    while (low < high) {
+        const u64 middle = (low + high) / 2;
+        if (cuts[middle] <= value) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+// How many different cuts lie in (after, last].
+__device__ __forceinline__ u32 cuts_between(const u64* cuts, u64 count, u64 after, u64 last) {
+    u32 found = 0;
+    for (u64 c = cuts_up_to(cuts, count, after); c < count && cuts[c] <= last; ++c)
+        found += c == 0 || cuts[c] != cuts[c - 1];
+    return found;
+}
+
+// places[b]: the new number of block b's first piece; *made: how many pieces there are.
+KERNEL stream_split(const u32* starts, const u32* lengths, u64 blocks, const u64* cuts, u64 count, u64* status,
+                    u64* made, u32* places, u32* out_starts, u32* out_lengths) {
+    each_place(
+        blocks, 0, status, made,
+        [=](u64 b) { return 1 + (u64)cuts_between(cuts, count, starts[b], (u64)starts[b] + lengths[b] - 1); },
+        [=](u64 b, u64 place) {
+            u64 from = starts[b];
+            const u64 end = from + lengths[b];
+            places[b] = (u32)place;
+            for (u64 c = cuts_up_to(cuts, count, from); c < count && cuts[c] < end; ++c) {
+                if (cuts[c] == from) continue;
+                out_starts[place] = (u32)from;
+                out_lengths[place++] = (u32)(cuts[c] - from);
+                from = cuts[c];
+            }
+            out_starts[place] = (u32)from;
+            out_lengths[place] = (u32)(end - from);
+        });
+}
+
+// block_at, value_at: count + 2 each; firsts: the place of each block's first value.
+KERNEL stream_pieces(const u32* starts, const u32* lengths, const u32* firsts, u64 blocks, const u64* values,
+                     const u64* cuts, u64 count, const u64* made, const u32* places, u64* block_at, u64* value_at) {
+    for (u64 c = grid_thread(); c < count + 2; c += grid_threads()) {
+        u64 low = c ? 0 : blocks, high = blocks;  // the first block that ends behind the cut
+        const u64 cut = c && c <= count ? cuts[c - 1] : NOWHERE;
+        while (low < high) {
+            const u64 middle = (low + high) / 2;
+            if ((u64)starts[middle] + lengths[middle] <= cut) low = middle + 1;
+            else high = middle;
+        }
+        block_at[c] = c ? *made : 0;
+        value_at[c] = c ? *values : 0;
+        if (low < blocks) {
+            block_at[c] = places[low] + cuts_between(cuts, count, starts[low], cut);
+            value_at[c] = firsts[low] + (cut > starts[low] ? cut - starts[low] : 0);
+        }
     }
 }
 

@@ -53,7 +53,8 @@ __device__ inline void huffman_lengths(const u64* counts, u8* length, HuffmanRoo
     const u32 symbol = threadIdx.x;
     u32 rank = 0, total;
     for (u32 other = 0; other < 256; ++other)
-        rank += counts[other] && (counts[other] < counts[symbol] || (counts[other] == counts[symbol] && other < symbol));
+        rank += counts[other] &&
+                (counts[other] < counts[symbol] || (counts[other] == counts[symbol] && other < symbol));
     length[symbol] = 0;
     if (counts[symbol]) room.order[rank] = (u8)symbol;
     block_scan((u32)(counts[symbol] != 0), &total);
@@ -107,8 +108,8 @@ __device__ inline void huffman_table(const u32* words, u16* table) {
     __syncthreads();
 }
 
-// One thread: the lengths as drawn in huffman.cpp, from bit `at` on; the bit behind their last byte. `out` null: no more
-// than that is wanted.
+// One thread: the lengths as drawn in huffman.cpp, from bit `at` on; the bit behind their last byte. `out` null: only
+// that is wanted.
 __device__ inline u64 huffman_write_lengths(const u8* length, i32 only, u32* out, u64 at) {
     u32 sum = 0;
     for (i32 s = 0; sum < 1u << LONGEST;) {

@@ -1,4 +1,4 @@
-// Plain low bits and unary high bits: the CUDA side of kernels/cpu/rice.cpp and elias_fano.cpp, which draw the sections.
+// Plain low bits and unary high bits: the CUDA side of kernels/cpu/rice.cpp and elias_fano.cpp.
 //
 // A section is one bit string in words that were zero: every element sets its low bits and its one. Decoding finds the
 // ones first, which give the high bits, and then adds the lows up.

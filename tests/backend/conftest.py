@@ -46,6 +46,6 @@ def device(request: pytest.FixtureRequest) -> Any:
     if reason:
         pytest.skip(reason)
     before = cuda_emulator.order, cuda_emulator.processors
-    cuda_emulator.order, cuda_emulator.processors = request.param, request.param
+    cuda_emulator.order, cuda_emulator.processors = request.param, 2 + request.param
     yield Device(request.param)
     cuda_emulator.order, cuda_emulator.processors = before

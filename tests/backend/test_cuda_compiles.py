@@ -1,7 +1,9 @@
 """The kernels as nvcc sees them, for two architectures; what registers and shared memory they take: build/nvcc."""
 
+import ctypes
 import re
 import shutil
+import site
 import subprocess
 from pathlib import Path
 
@@ -33,6 +35,39 @@ def test_compiles(file, tmp_path):
         assert f"'{target}'" in done.stderr
     # Blocks of 256 threads: more than 128 registers would leave one block a processor's quarter of what it can hold.
     assert max(int(n) for n in re.findall(r"Used (\d+) registers", done.stderr)) <= 128
+
+
+def nvrtc() -> ctypes.CDLL | None:
+    """The run-time compiler that CuPy uses, where its wheel (nvidia-cuda-nvrtc) or the toolkit has it."""
+    wheels = [Path(folder) / "nvidia" for folder in site.getsitepackages()]
+    found = sorted(path for wheel in wheels for path in wheel.glob("*/lib/libnvrtc-builtins.so.1*"))
+    try:
+        for path in found[-1:]:
+            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)  # NVRTC asks for it by its name alone
+        library = sorted(found[-1].parent.glob("libnvrtc.so*"))[-1] if found else "libnvrtc.so"
+        return ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    except OSError:
+        return None
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_compiles_at_run_time(file):
+    """By NVRTC as CuPy calls it: it has no standard headers, and needs no GPU."""
+    library = nvrtc()
+    if library is None:
+        pytest.skip("libnvrtc is not here: the wheel nvidia-cuda-nvrtc has it")
+    for architecture in ("sm_80", "sm_90"):
+        program, size = ctypes.c_void_p(), ctypes.c_size_t()
+        text = cuda.source(f"{file}.cu").encode()
+        assert library.nvrtcCreateProgram(ctypes.byref(program), text, file.encode(), 0, None, None) == 0
+        options = [option.encode() for option in (*cuda.OPTIONS, f"-arch={architecture}")]
+        given = (ctypes.c_char_p * len(options))(*options)
+        result = library.nvrtcCompileProgram(program, len(options), given)
+        library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        library.nvrtcGetProgramLog(program, log)
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+        assert result == 0, log.value.decode()
 
 
 def test_every_kernel_is_launched():

@@ -165,8 +165,8 @@ static inline double __longlong_as_double(long long x) { return emulated_bits<do
 
 // ---- How Python starts a kernel.
 
-extern "C" void emulated_launch(void (*entry)(void*), void* context, const unsigned* sizes, char* shared, char* shared_end,
-                                const char* read_only, const char* read_only_end);
+extern "C" void emulated_launch(void (*entry)(void*), void* context, const unsigned* sizes, char* shared,
+                                char* shared_end, const char* read_only, const char* read_only_end);
 
 template <class T>
 constexpr char emulated_letter() {
@@ -200,13 +200,11 @@ extern "C" __attribute__((visibility("hidden"))) char __bss_start, _end, __ehdr_
 
 // NAME_types(): a letter of Python's struct for each parameter ('P' for a pointer). NAME_launch: sizes are the grid's
 // and the block's.
-#define EMULATED_KERNEL(name)                                                                                       \
-    extern "C" __attribute__((visibility("default"))) const char* name##_types() {                                  \
-        return decltype(emulated_kernel(name))::letters();                                                          \
-    }                                                                                                               \
-    extern "C" __attribute__((visibility("default"))) void name##_launch(void* const* arguments, const unsigned* sizes) { \
-        auto kernel = emulated_kernel(name, arguments);                                                             \
-        emulated_launch(kernel.entry, &kernel, sizes, &__bss_start, &_end, &__ehdr_start, &_edata);                 \
+#define EMULATED_KERNEL(name)                                                                       \
+    extern "C" __global__ const char* name##_types() { return decltype(emulated_kernel(name))::letters(); } \
+    extern "C" __global__ void name##_launch(void* const* arguments, const unsigned* sizes) {       \
+        auto kernel = emulated_kernel(name, arguments);                                             \
+        emulated_launch(kernel.entry, &kernel, sizes, &__bss_start, &_end, &__ehdr_start, &_edata); \
     }
 
 #endif

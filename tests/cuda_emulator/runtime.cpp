@@ -1,8 +1,9 @@
 // The machine under the emulated kernels: coroutines for threads, barriers, and a check of every access to memory.
 //
-// Threads. The threads of a block run in turn, each until it waits or ends; blocks run one after the other. The order
-// of threads and blocks is shuffled where a seed is given. A barrier lets nobody pass before all threads of the block
-// (of the warp) have come; where they never do, the kernel is at fault and the launch fails.
+// Threads. The threads of a block run in turn, each until it waits or ends. Without a seed, blocks run one after the
+// other. With one, up to RESIDENT blocks are under way at once, a few turns of one's threads following a few of
+// another's, and the order of threads and blocks is random: what a block waits for may come late. A barrier lets nobody
+// pass before all threads of the block (of the warp) have come; where they never do, the launch fails.
 //
 // Memory. g++ -fsanitize=thread calls __tsan_read4(address) and the like. Each access must lie in one of the arrays
 // that the launch was given, in shared memory, in the thread's own stack or (reading) in the module's constants. Two
@@ -58,7 +59,7 @@ switch_stack:
 namespace {
 
 const u32 MOST_THREADS = 1024, ALL = 0xFFFFFFFFu, MANY = 0xFFFF, OF_WARP = 0x8000, EVER = 0xFFFFFFFF;
-const size_t STACK = 128 << 10;
+const size_t STACK = 128 << 10, RESIDENT = 4;
 
 enum State : uint8_t { READY, AT_BARRIER, AT_WARP, DONE };
 
@@ -85,10 +86,23 @@ struct Array {
     std::vector<Cell> cells;
 };
 
+// A block that is under way.
+struct Block {
+    Index3 index{};
+    u32 number = 0, phase = 0, at_barrier = 0, done = 0, any = 0, any_result = 0;
+    Thread thread[MOST_THREADS];
+    u32 at_warp[MOST_THREADS / 32];
+    int operation[MOST_THREADS / 32];
+    u64 values[MOST_THREADS / 32][2][32];
+    std::vector<char> shared;  // what its shared memory holds while another block runs
+    std::vector<Cell> shared_cells;
+    std::vector<u32> order;
+    char* stacks = nullptr;
+};
+
 struct Machine {
-    // the launch
-    u32 launch = 0, seed = 0, threads = 0, warps = 0;
-    Index3 grid{}, size{}, block{}, place{};
+    u32 launch = 0, blocks_begun = 0, seed = 0, threads = 0, warps = 0;
+    Index3 grid{}, size{}, place{};
     void (*entry)(void*) = nullptr;
     void* context = nullptr;
     char *shared = nullptr, *shared_end = nullptr;
@@ -96,14 +110,10 @@ struct Machine {
     std::string failure;
     std::map<const char*, Array> arrays;
     Array* last = nullptr;
-    std::vector<Cell> shared_cells;
     std::mt19937 random;
-    // the block
-    u32 block_number = 0, phase = 0, current = 0, at_barrier = 0, done = 0, any = 0, any_result = 0;
-    Thread thread[MOST_THREADS];
-    u32 at_warp[MOST_THREADS / 32];
-    int operation[MOST_THREADS / 32];
-    u64 values[MOST_THREADS / 32][2][32];
+    Block block[RESIDENT];
+    Block* b = block;  // the one that runs
+    u32 current = 0;   // its thread that runs
     void* scheduler = nullptr;
     char* stacks = nullptr;
 };
@@ -117,72 +127,108 @@ Machine& m = *machine();
 bool running() { return m.scheduler != nullptr; }
 
 void wait_as(State state) {
-    m.thread[m.current].state = state;
-    switch_stack(&m.thread[m.current].top, m.scheduler);
+    Thread& self = m.b->thread[m.current];
+    self.state = state;
+    switch_stack(&self.top, m.scheduler);
 }
 
 // Ends the launch: its threads never go on.
 void fail(const std::string& why) {
     if (m.failure.empty())
-        m.failure = "thread " + std::to_string(m.current) + " of block " + std::to_string(m.block.x) + ": " + why;
+        m.failure = "thread " + std::to_string(m.current) + " of block " + std::to_string(m.b->index.x) + ": " + why;
     if (running()) wait_as(DONE);
 }
 
 void run_thread() {
     m.entry(m.context);
-    ++m.done;
+    ++m.b->done;
     wait_as(DONE);
     abort();
 }
 
-void start_thread(u32 t) {
-    void** top = (void**)(m.stacks + (t + 1) * STACK) - 1;
+void start_thread(Block& block, u32 t) {
+    void** top = (void**)(block.stacks + (t + 1) * STACK) - 1;
     *top = nullptr;  // as if called: the stack is 8 past a multiple of 16
     *--top = (void*)run_thread;
     for (int i = 0; i < 6; ++i) *--top = nullptr;
-    m.thread[t] = {top, READY, 0, 0};
+    block.thread[t] = {top, READY, 0, 0};
 }
 
-void run_block() {
-    std::memset(m.shared, 0xA5, (size_t)(m.shared_end - m.shared));  // shared memory begins with anything
-    m.phase = m.at_barrier = m.done = m.any = 0;
-    std::fill(m.at_warp, m.at_warp + m.warps, 0u);
-    std::vector<u32> order(m.threads);
-    for (u32 t = 0; t < m.threads; ++t) order[t] = t, start_thread(t);
-    ++m.block_number;
-    while (m.done < m.threads) {
-        if (m.seed) std::shuffle(order.begin(), order.end(), m.random);
-        bool ran = false;
-        for (const u32 t : order) {
-            if (m.thread[t].state != READY) continue;
-            ran = true;
-            m.current = t;
-            m.place = {t, 0, 0};
-            switch_stack(&m.scheduler, m.thread[t].top);
+void start_block(Block& block, u32 index) {
+    const size_t shared = (size_t)(m.shared_end - m.shared);
+    block.index = {index, 0, 0};
+    block.number = ++m.blocks_begun;
+    block.phase = block.at_barrier = block.done = block.any = 0;
+    std::fill(block.at_warp, block.at_warp + m.warps, 0u);
+    block.shared.assign(shared, (char)0xA5);  // shared memory begins with anything
+    if (block.shared_cells.size() < shared) block.shared_cells.resize(shared);  // old ones are of other blocks
+    block.order.resize(m.threads);
+    for (u32 t = 0; t < m.threads; ++t) block.order[t] = t, start_thread(block, t);
+}
+
+// Every thread that can go on does so once. False where none can.
+bool run_turn(Block& block) {
+    if (m.seed) std::shuffle(block.order.begin(), block.order.end(), m.random);
+    bool ran = false;
+    for (const u32 t : block.order) {
+        if (block.thread[t].state != READY) continue;
+        ran = true;
+        m.current = t;
+        m.place = {t, 0, 0};
+        switch_stack(&m.scheduler, block.thread[t].top);
+        if (!m.failure.empty()) return true;
+    }
+    return ran;
+}
+
+void run_grid() {
+    std::vector<u32> waiting(m.grid.x);
+    for (u32 b = 0; b < m.grid.x; ++b) waiting[b] = m.grid.x - 1 - b;
+    if (m.seed) std::shuffle(waiting.begin(), waiting.end(), m.random);
+    std::vector<Block*> running, spare;
+    for (size_t r = 0; r < (m.seed ? RESIDENT : 1); ++r) spare.push_back(m.block + r);
+    while (!waiting.empty() || !running.empty()) {
+        while (!waiting.empty() && !spare.empty()) {
+            start_block(*spare.back(), waiting.back());
+            running.push_back(spare.back());
+            spare.pop_back(), waiting.pop_back();
+        }
+        const size_t which = m.seed ? m.random() % running.size() : 0;
+        Block& block = *running[which];
+        m.b = &block;
+        std::memcpy(m.shared, block.shared.data(), block.shared.size());
+        bool ran = true;
+        for (u32 turns = m.seed ? 1 + m.random() % 16 : ~0u; turns && ran && block.done < m.threads; --turns) {
+            ran = run_turn(block);
             if (!m.failure.empty()) return;
         }
-        if (ran) continue;
-        m.failure = "block " + std::to_string(m.block.x) + ": " + std::to_string(m.at_barrier) + " of " +
-                    std::to_string(m.threads) + " threads wait for the block, " + std::to_string(m.done) +
-                    " have ended, the others wait for their warps: for ever";
-        return;
+        std::memcpy(block.shared.data(), m.shared, block.shared.size());
+        if (block.done == m.threads) {
+            running.erase(running.begin() + (long)which);
+            spare.push_back(&block);
+        } else if (!ran) {
+            m.failure = "block " + std::to_string(block.index.x) + ": " + std::to_string(block.at_barrier) + " of " +
+                        std::to_string(m.threads) + " threads wait for the block, " + std::to_string(block.done) +
+                        " have ended, the others wait for their warps: for ever";
+            return;
+        }
     }
 }
 
 bool ordered(const Access& a, bool shared) {
     if (a.launch != m.launch) return true;
     if (a.phase == EVER) return false;
-    if (a.block != m.block_number) return shared;
+    if (a.block != m.b->number) return shared;
     if (a.who == m.current) return true;
-    if (a.phase != m.phase) return true;
+    if (a.phase != m.b->phase) return true;
     const u32 warp = m.current / 32;
     const bool same_warp = a.who != MANY && (a.who & OF_WARP ? (a.who & ~OF_WARP) == warp : a.who / 32 == warp);
-    return same_warp && a.warp_phase != m.thread[m.current].warp_phase;
+    return same_warp && a.warp_phase != m.b->thread[m.current].warp_phase;
 }
 
 void note(Access& a, bool shared) {
-    const u32 warp_phase = m.thread[m.current].warp_phase;
-    const Access now{m.launch, m.block_number, m.phase, warp_phase, m.current};
+    const u32 warp_phase = m.b->thread[m.current].warp_phase;
+    const Access now{m.launch, m.b->number, m.b->phase, warp_phase, m.current};
     if (ordered(a, shared)) {
         a = now;
         return;
@@ -190,7 +236,7 @@ void note(Access& a, bool shared) {
     // Another thread did the same in this phase: both are remembered, as a warp where they are of one, and for the rest
     // of the launch where they are of different blocks.
     const u32 warp = m.current / 32;
-    const bool same_block = a.phase != EVER && a.block == m.block_number;
+    const bool same_block = a.phase != EVER && a.block == m.b->number;
     const bool same_warp =
         same_block && a.who != MANY && (a.who & OF_WARP ? (a.who & ~OF_WARP) == warp : a.who / 32 == warp);
     a = now;
@@ -209,12 +255,12 @@ bool races(const Cell& cell, Way way, bool shared) {
 void touch(const void* address, size_t size, Way way) {
     if (!running()) return;
     const char* at = (const char*)address;
-    if (at >= m.stacks && at < m.stacks + MOST_THREADS * STACK) return;
+    if (at >= m.stacks && at < m.stacks + RESIDENT * MOST_THREADS * STACK) return;
     const bool writing = way == WRITE || way == ATOMIC;
     const bool shared = at >= m.shared && at + size <= m.shared_end;
     Cell* cells;
     if (shared) {
-        cells = m.shared_cells.data() + (at - m.shared);
+        cells = m.b->shared_cells.data() + (at - m.shared);
     } else {
         if (!m.last || at < m.last->begin || at + size > m.last->end) {
             auto next = m.arrays.upper_bound(at);
@@ -229,7 +275,8 @@ void touch(const void* address, size_t size, Way way) {
         if (writing && !m.last->writable) return fail("writes into an array that is only read elsewhere");
         cells = m.last->cells.data() + (at - m.last->begin);
     }
-    if ((uintptr_t)at % (size < 16 ? size : 16)) return fail("an access of " + std::to_string(size) + " bytes is not aligned");
+    if ((uintptr_t)at % (size < 16 ? size : 16))
+        return fail("an access of " + std::to_string(size) + " bytes is not aligned");
     for (size_t i = 0; i < size; ++i) {
         Cell& cell = cells[i];
         if (races(cell, way, shared))
@@ -246,38 +293,40 @@ void touch(const void* address, size_t size, Way way) {
 extern "C" {
 
 Index3 emulated_thread() { return m.place; }
-Index3 emulated_block() { return m.block; }
+Index3 emulated_block() { return m.b->index; }
 Index3 emulated_block_size() { return m.size; }
 Index3 emulated_grid_size() { return m.grid; }
 
 unsigned emulated_barrier_or(unsigned value) {
-    m.any |= value;
-    if (++m.at_barrier == m.threads) {
-        m.any_result = m.any;
-        m.any = m.at_barrier = 0;
-        ++m.phase;
-        for (u32 t = 0; t < m.threads; ++t) m.thread[t].state = READY;
-        m.thread[m.current].state = READY;
-        return m.any_result;
+    Block& block = *m.b;
+    block.any |= value;
+    if (++block.at_barrier == m.threads) {
+        block.any_result = block.any;
+        block.any = block.at_barrier = 0;
+        ++block.phase;
+        for (u32 t = 0; t < m.threads; ++t) block.thread[t].state = READY;
+        return block.any_result;
     }
     wait_as(AT_BARRIER);
-    return m.any_result;
+    return block.any_result;
 }
 void emulated_barrier() { emulated_barrier_or(0); }
 
 const unsigned long long* emulated_exchange(unsigned mask, int operation, unsigned long long value) {
     static_assert(sizeof(unsigned long long) == sizeof(u64), "64 bits");
     const u32 warp = m.current / 32;
-    Thread& self = m.thread[m.current];
+    Thread& self = m.b->thread[m.current];
     if (mask != ALL) fail("the emulator knows warp operations of whole warps alone");
-    if (m.at_warp[warp] && m.operation[warp] != operation) fail("the lanes of a warp meet in different operations");
-    m.operation[warp] = operation;
-    u64* row = m.values[warp][self.round];
+    Block& block = *m.b;
+    if (block.at_warp[warp] && block.operation[warp] != operation)
+        fail("the lanes of a warp meet in different operations");
+    block.operation[warp] = operation;
+    u64* row = block.values[warp][self.round];
     row[m.current % 32] = value;
     self.round ^= 1;
-    if (++m.at_warp[warp] == 32) {
-        m.at_warp[warp] = 0;
-        for (u32 t = warp * 32; t < warp * 32 + 32; ++t) m.thread[t].state = READY;
+    if (++block.at_warp[warp] == 32) {
+        block.at_warp[warp] = 0;
+        for (u32 t = warp * 32; t < warp * 32 + 32; ++t) block.thread[t].state = READY;
     } else {
         wait_as(AT_WARP);
     }
@@ -285,7 +334,7 @@ const unsigned long long* emulated_exchange(unsigned mask, int operation, unsign
 }
 void emulated_warp_barrier(unsigned mask) {
     emulated_exchange(mask, 0, 0);
-    ++m.thread[m.current].warp_phase;
+    ++m.b->thread[m.current].warp_phase;
 }
 void emulated_atomic(void* address, unsigned size) { touch(address, size, ATOMIC); }
 void emulated_fail(const char* message) { fail(message); }
@@ -311,9 +360,11 @@ const char* emulated_failure() { return m.failure.c_str(); }
 
 void emulated_launch(void (*entry)(void*), void* context, const unsigned* sizes, char* shared, char* shared_end,
                      const char* read_only, const char* read_only_end) {
-    if (!m.stacks)
-        m.stacks = (char*)mmap(nullptr, MOST_THREADS * STACK, PROT_READ | PROT_WRITE,
+    if (!m.stacks) {
+        m.stacks = (char*)mmap(nullptr, RESIDENT * MOST_THREADS * STACK, PROT_READ | PROT_WRITE,
                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        for (size_t r = 0; r < RESIDENT; ++r) m.block[r].stacks = m.stacks + r * MOST_THREADS * STACK;
+    }
     m.grid = {sizes[0], 1, 1};
     m.size = {sizes[1], 1, 1};
     m.threads = sizes[1];
@@ -328,18 +379,10 @@ void emulated_launch(void (*entry)(void*), void* context, const unsigned* sizes,
     m.shared_end = shared_end;
     m.constants = read_only;
     m.constants_end = read_only_end;
-    m.shared_cells.assign((size_t)(shared_end - shared), Cell());
     ++m.launch;
-    std::vector<u32> order(m.grid.x);
-    for (u32 b = 0; b < m.grid.x; ++b) order[b] = b;
-    if (m.seed) std::shuffle(order.begin(), order.end(), m.random);
     static char here;
     m.scheduler = &here;
-    for (const u32 b : order) {
-        m.block = {b, 0, 0};
-        run_block();
-        if (!m.failure.empty()) break;
-    }
+    run_grid();
     m.scheduler = nullptr;
 }
 
