@@ -95,13 +95,14 @@ def main(
     lr: Annotated[float, typer.Option(help="the largest learning rate, of a cosine")] = 0.05,
     seed: int = 0,
     width: Annotated[int, typer.Option(min=1, help="channels of the first layers")] = 64,
+    threads: Annotated[int | None, typer.Option(min=1, help="default: the rank's share of the cores")] = None,
     out: Annotated[Path, typer.Option(help="where metrics and checkpoints go")] = Path("runs/train_torch"),
     resume: Annotated[bool, typer.Option("--resume", help="go on from the checkpoint in OUT")] = False,
     stop_after: Annotated[int | None, typer.Option(help="end after this epoch, as if interrupted")] = None,
 ) -> None:
     """Trains, and leaves OUT/metrics.json, OUT/config.yaml and the checkpoints."""
     hvd.init()
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
+    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
     torch.manual_seed(seed)
     images, labels, test_images, test_labels = digits()
     model = ResNet(width)
