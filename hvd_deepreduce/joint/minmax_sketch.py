@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from hvd_deepreduce.backend import cpu
 from hvd_deepreduce.codec import U8, U32, Floats, JointCodec, Key
-from hvd_deepreduce.value.quantile import to_float32
+from hvd_deepreduce.value.buckets import to_float32
 
 HEADER = struct.Struct("<BxxxIIIHH")
 MAX_ROWS, MAX_COLUMNS, MAX_WIDTH, MAX_GROUPS, MAX_BUCKETS = 8, 4, 256, 256, 65536

@@ -18,7 +18,7 @@ F32 = NDArray[np.float32]
 def to_float32(values: Floats) -> F32:
     """The values in float32, those beyond its range at its ends; the same array where they are float32 already."""
     if values.dtype == np.float32:
-        return values.view(np.float32)
+        return np.ascontiguousarray(values, np.float32)
     limit = np.finfo(np.float32).max
     return np.clip(values, -limit, limit).astype(np.float32)
 

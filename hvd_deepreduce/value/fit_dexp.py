@@ -10,6 +10,7 @@ import numpy as np
 
 from hvd_deepreduce.backend import cpu
 from hvd_deepreduce.codec import U8, U32, Floats, Key, ValueCodec, value_codecs
+from hvd_deepreduce.value.buckets import to_float32
 
 
 @value_codecs.register
@@ -30,10 +31,7 @@ class FitDExp(ValueCodec):
     id = 12
 
     def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
-        if values.dtype != np.float32:
-            limit = np.finfo(np.float32).max
-            values = np.clip(values, -limit, limit).astype(np.float32)
-        ordered, order = cpu.sort_values(values)
+        ordered, order = cpu.sort_values(to_float32(values))
         return cpu.fit_dexp_encode(ordered), order
 
     @staticmethod

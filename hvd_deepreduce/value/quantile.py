@@ -12,15 +12,7 @@ from pydantic import Field
 
 from hvd_deepreduce.backend import cpu
 from hvd_deepreduce.codec import U8, U32, Floats, Key, ValueCodec, value_codecs
-
-
-def to_float32(values: Floats) -> cpu.F32:
-    """The nearest float32 of each finite value, never infinity."""
-    if values.dtype == np.float32:
-        return np.ascontiguousarray(values, np.float32)
-    limit = np.finfo(np.float32).max
-    clipped: cpu.F32 = np.clip(values, -limit, limit).astype(np.float32)
-    return clipped
+from hvd_deepreduce.value.buckets import to_float32
 
 
 @value_codecs.register
