@@ -170,7 +170,7 @@ class Adapter(ABC):
         """The container of the parameter's next gradient."""
         residual = None
         if self._config.error_feedback:
-            residual = self._memory.residual(parameter.name, flat.size, flat.dtype)
+            residual = self._memory.residual(parameter.name, flat.size, flat.dtype, flat)
         key = Key(self._config.seed, parameter.number, parameter.step, self._process_set.rank())
         packed = self._ready().encode(flat, residual, key)
         parameter.step += 1

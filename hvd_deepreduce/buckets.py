@@ -178,7 +178,7 @@ class BucketedAdapter(Adapter):
         key = Key(config.seed, bucket.number, bucket.step, self._process_set.rank())
         residual = None
         if config.error_feedback:
-            residual = self._memory.joined(bucket.members, bucket.sizes, bucket.dtype)
+            residual = self._memory.joined(bucket.members, bucket.sizes, bucket.dtype, bucket.gradient)
         parts = bucket.parts if config.selection == "tensor" else None
         if config.exchange.name == "allgather":
             with self._stats.timed("encode"):

@@ -4,6 +4,9 @@ A codec is a frozen pydantic model: its fields are what a user sets, checked whe
 decoder needs stands in its section or in the container's header, so decoding takes no codec settings: ``decode`` is a
 static method. A decoder raises ``ValueError`` with a sentence where a section cannot be what ``encode`` wrote; it
 never reads past the section and never allocates more than ``count`` or ``numel`` elements.
+
+Arrays are NumPy's, or CuPy's on a GPU: codecs touch their elements through the operations of ``backend.of(array)``
+alone, and of an array itself they use ``size``, ``dtype``, ``view`` and stretches.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ from pydantic import BaseModel, ConfigDict
 U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
 Floats = NDArray[np.floating[Any]]
+
+ON_HOST = np.empty(0, np.uint8)
+"""For an argument ``like``, which says by another array where a new one is to be."""
 
 
 def padded(size: int) -> int:
@@ -55,8 +61,8 @@ class Sparsifier(Codec, ABC):
         and a copy of ``dense`` where all elements are sent."""
 
     @staticmethod
-    def indices_of(numel: int, count: int, key: Key) -> U32:
-        """The indices that ``select`` chose under this key, for a keyed sparsifier."""
+    def indices_of(numel: int, count: int, key: Key, like: Any = ON_HOST) -> U32:
+        """The indices that ``select`` chose under this key, for a keyed sparsifier, where ``like`` is."""
         raise ValueError("this sparsifier's choice hangs on the gradient: its container must hold an index section")
 
 

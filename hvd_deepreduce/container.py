@@ -21,14 +21,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, Key, padded
 from hvd_deepreduce.sparse import MAX_NUMEL
 
 MAGIC = b"HVDR"
 VERSION = 1
 HEADER = struct.Struct("<4sBBBBBBHIIIIIIIQQQ")
-CHECKSUM = struct.Struct("<I")
 DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype(np.float32), 2: np.dtype(np.float64)}
 DTYPE_IDS = {dtype: number for number, dtype in DTYPES.items()}
 
@@ -86,10 +85,7 @@ def pack(container: Container) -> U8:
             f"a container holds up to 2^32 - 1 elements and this tensor has {container.numel}: split the parameter"
         )
     sections = (container.indices, container.values, container.order)
-    out = np.empty(container.nbytes, np.uint8)
-    HEADER.pack_into(
-        out.data,
-        0,
+    header = HEADER.pack(
         MAGIC,
         VERSION,
         container.sparsifier,
@@ -107,13 +103,7 @@ def pack(container: Container) -> U8:
         container.digest,
         *(section.size for section in sections),
     )
-    at = HEADER.size
-    for section in sections:
-        end = at + padded(section.size)
-        out[at : at + section.size] = section
-        out[at + section.size : end] = 0
-        at = end
-    CHECKSUM.pack_into(out.data, 12, cpu.checksum(out))
+    out: U8 = of(container.values).joined(header, *sections, pad=8, checked=True)
     return out
 
 
@@ -136,8 +126,8 @@ def unpack(data: U8, rank: int | None = None, numel: int | None = None) -> Conta
     if data.size < HEADER.size:
         raise refuse(f"it is cut at {data.size} bytes, within its header of {HEADER.size}")
     magic: bytes
-    (magic, version, sparsifier, index, value, dtype, flags, reserved, checksum, length, count, seed, parameter, step,
-     digest, *sizes) = HEADER.unpack_from(data.data)  # fmt: skip
+    (magic, version, sparsifier, index, value, dtype, flags, reserved, _, length, count, seed, parameter, step,
+     digest, *sizes) = HEADER.unpack(of(data).head(data, HEADER.size))  # fmt: skip
     if magic != MAGIC:
         raise refuse(f"it begins with {magic!r}, not with {MAGIC!r}: these bytes are something else")
     if version != VERSION:
@@ -145,11 +135,11 @@ def unpack(data: U8, rank: int | None = None, numel: int | None = None) -> Conta
     total = HEADER.size + sum(padded(size) for size in sizes)
     if total > data.size:
         raise refuse(f"its header says {total} bytes, and {data.size} are there")
-    data = data[:total]
-    if data.__array_interface__["data"][0] % 8:
-        data = data.copy()  # sections are read as whole words
-    if cpu.checksum(data) != checksum:
-        raise refuse("its checksum does not fit its bytes: they were altered on the way")
+    data = of(data).aligned(data[:total])  # sections are read as whole words
+    try:
+        of(data).check_container(data)
+    except ValueError as error:
+        raise refuse(str(error)) from None
     if dtype not in DTYPES or flags > 2 or reserved:
         raise refuse(f"it has dtype {dtype}, flags {flags}, reserved {reserved}: 1 or 2, 0 to 2, and 0 are allowed")
     if numel is not None and length != numel:
@@ -174,6 +164,7 @@ def split(data: NDArray[np.uint8], ranks: int, numel: int | None = None) -> list
     Raises:
         ContainerError: as ``unpack``, and where bytes are left over.
     """
+    of(data).read_heads(data, ranks)
     containers = []
     at = 0
     for rank in range(ranks):

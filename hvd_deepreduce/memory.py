@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.codec import Floats
+from hvd_deepreduce.backend import of
+from hvd_deepreduce.codec import ON_HOST, Floats
 
 
 class Memory:
@@ -22,15 +23,16 @@ class Memory:
         self._residuals: dict[str, Floats] = {}
         self._joined: dict[tuple[str, ...], Floats] = {}
 
-    def residual(self, name: str, numel: int, dtype: np.dtype[Any]) -> Floats:
-        """The parameter's residual, ``[numel]``, to be changed in place.
+    def residual(self, name: str, numel: int, dtype: np.dtype[Any], like: Any = ON_HOST) -> Floats:
+        """The parameter's residual, ``[numel]``, to be changed in place; where ``like`` is, its gradient.
 
         Raises:
             ValueError: where it is kept in another size or dtype: the parameter is not the one that it was.
         """
         found = self._residuals.get(name)
-        if found is None:
-            found = self._residuals[name] = np.zeros(numel, dtype)
+        if found is None or of(found) is not of(like):
+            found = of(like).zeros(numel, dtype, like) if found is None else of(like).put(of(found).host(found), like)
+            self._residuals[name] = found
         if found.size != numel or found.dtype != dtype:
             raise ValueError(
                 f"the residual of {name} is {found.dtype} [{found.size}], and its gradient {dtype} [{numel}]: "
@@ -38,9 +40,9 @@ class Memory:
             )
         return found
 
-    def joined(self, names: Sequence[str], sizes: Sequence[int], dtype: np.dtype[Any]) -> Floats:
-        """The residuals of several parameters as one vector, ``[sum(sizes)]``; each one's is a view into it from then
-        on.
+    def joined(self, names: Sequence[str], sizes: Sequence[int], dtype: np.dtype[Any], like: Any) -> Floats:
+        """The residuals of several parameters as one vector, ``[sum(sizes)]``, where ``like`` is; each one's is a view
+        into it from then on.
 
         Raises:
             ValueError: as ``residual``.
@@ -48,18 +50,19 @@ class Memory:
         key = tuple(names)
         found = self._joined.get(key)
         if found is None:
-            parts = [self.residual(name, numel, dtype) for name, numel in zip(names, sizes, strict=True)]
-            found = np.concatenate(parts)
+            parts = [self.residual(name, numel, dtype, like) for name, numel in zip(names, sizes, strict=True)]
+            found = of(like).concatenate(parts)
             # A view can be in one vector only.
             self._joined = {other: vector for other, vector in self._joined.items() if not set(other) & set(key)}
             self._joined[key] = found
-            views = np.split(found, np.cumsum(sizes)[:-1])
+            ends = np.cumsum(sizes).tolist()
+            views = (found[end - size : end] for size, end in zip(sizes, ends, strict=True))
             self._residuals.update(zip(names, views, strict=True))
         return found
 
     def state_dict(self) -> dict[str, Floats]:
-        """A copy of all residuals."""
-        return {name: residual.copy() for name, residual in self._residuals.items()}
+        """A copy of all residuals, on the host."""
+        return {name: np.array(of(residual).host(residual)) for name, residual in self._residuals.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replaces all residuals by copies of these, of whatever shape."""

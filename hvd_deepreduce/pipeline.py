@@ -1,14 +1,19 @@
-"""Gradient -> container, containers -> summed gradient; no framework and no wire."""
+"""Gradient -> container, containers -> summed gradient; no framework and no wire.
+
+Arrays are NumPy's, or CuPy's on a GPU; what goes in says where all of it happens.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from hvd_deepreduce import container as wire
-from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.backend import of
+from hvd_deepreduce.backend.cpu import NotFinite
 from hvd_deepreduce.codec import (
     U8,
     U32,
@@ -59,14 +64,15 @@ class Pipeline:
         Raises:
             ContainerError: for more than 2^32 - 1 elements; nothing has changed then.
         """
-        selected = self.select(gradient, residual, key, parts)
-        if selected is None:
+        try:
+            with self._encoding(gradient, residual):
+                indices, values = self._select(gradient, residual, key, parts)
+                if self.config.joint is not None:
+                    return self._encode_joint(gradient, residual, indices, values, key)
+                return self._encode_parts(gradient, residual, indices, values, key, parts is None)
+        except NotFinite:
             whole, _ = Raw().encode(gradient, None, key)
             return self._pack(gradient, None, key, 0, Raw.id, EMPTY, whole)
-        indices, values = selected
-        if self.config.joint is not None:
-            return self._encode_joint(gradient, residual, indices, values, key)
-        return self._encode_parts(gradient, residual, indices, values, key, parts is None)
 
     def select(
         self, gradient: Floats, residual: Floats | None, key: Key, parts: Parts | None = None
@@ -76,13 +82,24 @@ class Pipeline:
         None, and the residual is left as it was, where the gradient has NaN or infinity. Arguments and errors are
         those of ``encode``.
         """
+        try:
+            with self._encoding(gradient, residual):
+                return self._select(gradient, residual, key, parts)
+        except NotFinite:
+            return None
+
+    def _encoding(self, gradient: Floats, residual: Floats | None) -> AbstractContextManager[None]:
         if gradient.size > MAX_NUMEL:
             raise ContainerError(
                 f"a tensor has up to 2^32 - 1 elements, and this one {gradient.size}: split it"
             )
+        encoding: AbstractContextManager[None] = of(gradient).encoding(gradient, residual, self.threads)
+        return encoding
+
+    def _select(
+        self, gradient: Floats, residual: Floats | None, key: Key, parts: Parts | None
+    ) -> tuple[U32 | None, Floats]:
         threads = self.threads
-        if not cpu.finite(gradient, threads):
-            return None
         dense, added = (gradient, None) if residual is None else (residual, gradient)
         sparsifier = self.config.sparsifier
         indices: U32 | None
@@ -92,14 +109,10 @@ class Pipeline:
             chosen = [
                 sparsifier.select(dense[i:j], None if added is None else added[i:j], key, threads) for i, j in parts
             ]
-            values = np.concatenate([some for _, some in chosen])
-            found = [some + np.uint32(i) for (i, _), (some, _) in zip(parts, chosen, strict=True) if some is not None]
-            indices = np.concatenate(found) if len(found) == len(chosen) else None
-        # Two finite numbers can sum to infinity.
-        if not cpu.finite(values, threads):
-            limit = np.finfo(dense.dtype).max
-            np.clip(dense, -limit, limit, out=dense)
-            np.clip(values, -limit, limit, out=values)
+            ops = of(gradient)
+            values = ops.concatenate([some for _, some in chosen])
+            found = [ops.moved(some, i) for (i, _), (some, _) in zip(parts, chosen, strict=True) if some is not None]
+            indices = ops.concatenate(found) if len(found) == len(chosen) else None
         return indices, values
 
     def _encode_joint(
@@ -110,12 +123,12 @@ class Pipeline:
         if indices is not None:
             wider = joint.support(indices, gradient.size, gradient.dtype)
             if wider is not indices:
-                indices, values = wider, cpu.gather(gradient if residual is None else residual, wider)
+                indices, values = wider, of(wider).gather(gradient if residual is None else residual, wider)
         section, support = joint.encode(indices, values, gradient.size, key)
         if residual is not None:
             count = gradient.size if support is None else support.size
             _, decoded = joint.decode(section, gradient.size, count, support is None, gradient.dtype, key)
-            settle(residual, support, decoded)
+            of(residual).settle(residual, support, decoded)
         return self._pack(gradient, support, key, 0, joint.id, EMPTY, section, joint=True)
 
     def _encode_parts(
@@ -129,20 +142,20 @@ class Pipeline:
             number = index.id
             section, support = index.encode(indices, gradient.size, key)
             if support is not indices and not index.keeps_values:
-                values = cpu.gather(gradient if residual is None else residual, support)
+                values = of(support).gather(gradient if residual is None else residual, support)
         value = self.config.value
         assert value is not None
         values_section, order = value.encode(values, support, key)
         if residual is not None:
             decoded = value.decode(values_section, values.size, support, gradient.dtype, key)
-            settle(residual, support, unordered(decoded, order))
+            of(residual).settle(residual, support, unordered(decoded, order))
         if order is None:
             return self._pack(gradient, support, key, number, value.id, section, values_section)
-        order_section = cpu.pack(order, (order.size - 1).bit_length())
+        order_section = of(order).pack(order, (order.size - 1).bit_length())
         if number and support is not None:
             # log2 d bits for each index in the values' order often take less than a code of the set and the order's
             # log2 r bits: log2 C(d, r) + log2 r! is just below r log2 d.
-            in_order = cpu.pack(support[order], (gradient.size - 1).bit_length())
+            in_order = of(order).pack(of(order).gather(support, order), (gradient.size - 1).bit_length())
             if in_order.size < section.size + order_section.size:
                 return self._pack(
                     gradient, support, key, Packed.id, value.id, in_order, values_section, ordered=True
@@ -180,25 +193,18 @@ class Pipeline:
         Raises:
             ContainerError: for a container that cannot be decoded, with its rank; ``out`` is then unchanged.
         """
-        parts = [decode_part(container, out.size, rank) for rank, container in enumerate(containers)]
-        cpu.sum_into(out, parts, scale, self.threads)
+        parts = of(out).together(
+            lambda: [decode_part(container, out.size, rank) for rank, container in enumerate(containers)]
+        )
+        of(out).sum_into(out, parts, scale, self.threads)
 
 
 def unordered(values: Floats, order: U32 | None) -> Floats:
     """Puts values that a codec sorted back in the support's order."""
     if order is None:
         return values
-    out = np.empty_like(values)
-    out[order] = values
+    out: Floats = of(values).scatter(values, order)
     return out
-
-
-def settle(residual: Floats, support: U32 | None, decoded: Floats) -> None:
-    """Takes what the receivers will decode out of the residual."""
-    if support is None:
-        residual -= decoded
-    else:
-        cpu.settle(residual, support, decoded)
 
 
 def _codec(registry: Registry, number: int) -> Any:
@@ -247,15 +253,15 @@ def _decode(container: Container) -> tuple[U32 | None, Floats]:
     if container.ordered:
         if dense or container.index != Packed.id:
             raise ValueError("indices in the values' order must be packed ones")
-        unsorted: U32 = cpu.unpack(container.indices, count, (numel - 1).bit_length(), np.uint32)
-        places = np.argsort(unsorted, kind="stable")
-        support = unsorted[places]
-        cpu.check_indices(support, numel)
-        return support, value.decode(container.values, count, support, dtype, key)[places]
+        ops = of(container.indices)
+        unsorted = ops.unpack(container.indices, count, (numel - 1).bit_length(), np.uint32)
+        support, places = ops.sort_indices(unsorted)
+        ops.check_indices(support, numel)
+        return support, ops.gather(value.decode(container.values, count, support, dtype, key), places)
     if container.index:
         support = _codec(index_codecs, container.index).decode(container.indices, numel, count, key)
     elif not dense:
-        support = _codec(sparsifiers, container.sparsifier).indices_of(numel, count, key)
+        support = _codec(sparsifiers, container.sparsifier).indices_of(numel, count, key, container.values)
     values = value.decode(container.values, count, support, dtype, key)
     if container.order.size:
         values = unordered(values, _order(container.order, count))
@@ -263,10 +269,6 @@ def _decode(container: Container) -> tuple[U32 | None, Floats]:
 
 
 def _order(section: U8, count: int) -> U32:
-    order: U32 = cpu.unpack(section, count, (count - 1).bit_length(), np.uint32)
-    seen = np.zeros(count, bool)
-    if order.max(initial=0) < count:
-        seen[order] = True
-    if not seen.all():
-        raise ValueError("the order is not a permutation of the values")
+    order: U32 = of(section).unpack(section, count, (count - 1).bit_length(), np.uint32)
+    of(order).check_order(order)
     return order

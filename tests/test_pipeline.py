@@ -10,7 +10,7 @@ from hvd_deepreduce import container as wire
 from hvd_deepreduce.backend import cpu
 from hvd_deepreduce.codec import Key
 from hvd_deepreduce.container import ContainerError
-from hvd_deepreduce.pipeline import Pipeline, decode_part, settle, unordered
+from hvd_deepreduce.pipeline import Pipeline, decode_part, unordered
 from tests import cases
 from tests.oracle import container as oracle_container
 from tests.oracle import pipeline as oracle
@@ -244,7 +244,7 @@ def test_ranks_that_round_apart_settle_apart(gradient, seed):
 def test_small_helpers():
     assert unordered(np.array([5.0, 6, 7]), np.array([2, 0, 1], np.uint32)).tolist() == [6, 7, 5]
     residual = np.ones(4)
-    settle(residual, np.array([1, 3], np.uint32), np.array([1, 2], np.float32))
+    cpu.settle(residual, np.array([1, 3], np.uint32), np.array([1, 2], np.float32))
     assert residual.tolist() == [1, 0, 1, -1]
-    settle(residual, None, np.ones(4, np.float32))
+    cpu.settle(residual, None, np.ones(4, np.float32))
     assert residual.tolist() == [0, -1, 0, -2]

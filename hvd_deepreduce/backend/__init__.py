@@ -1,4 +1,13 @@
-"""Where the kernels are: one module of operations a device, with the same functions and the same bytes out.
+"""Loads and launches kernels. ``cpu`` and ``cuda`` have the same operations, with the same bytes out; ``of`` says which
+of the two an array needs."""
 
-A codec calls ``backend.cpu.<operation>``; operations take and return arrays and know nothing of containers.
-"""
+from typing import Any
+
+import numpy as np
+
+from hvd_deepreduce.backend import cpu, cuda
+
+
+def of(array: Any) -> Any:
+    """The backend whose operations take this array: ``cpu`` for NumPy's, else ``cuda``."""
+    return cpu if isinstance(array, np.ndarray) else cuda

@@ -7,9 +7,11 @@ a sentence where the section cannot be what an encoder wrote; it never reads or 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,11 @@ U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
 F32 = NDArray[np.float32]
 Floats = NDArray[np.floating[Any]]
+R = TypeVar("R")
+
+
+class NotFinite(ValueError):
+    """A gradient has NaN or infinity: it must be sent as it is."""
 
 
 def _load() -> ctypes.CDLL:
@@ -70,6 +77,9 @@ _REASONS = {
     -3: "a value's code or norm is out of range",
     -4: "a bucket's mean is not finite, has the wrong sign or is out of the order of magnitudes",
     -5: "the groups' sizes do not add up to its elements and bytes",
+    -6: "its checksum does not fit its bytes: they were altered on the way",
+    -7: "a value is not finite",
+    -8: "the order is not a permutation of the values",
 }
 
 
@@ -92,6 +102,7 @@ _topk = _typed("topk", "i", "ppUUppi")
 _threshold = _typed("threshold", "p", "ppUdi*")
 _take = _typed("take", "v", "ppp")
 _gather = _typed("gather", "v", "ppUp")
+_gather[np.dtype(np.uint32)] = _gather[np.dtype(np.float32)]  # it moves words
 _settle = _typed("settle", "v", "ppUp")
 _sum = _typed("sum", "v", "pUpppidi")
 _pack = {1: function("pack8", "v", "pUup"), 4: function("pack32", "v", "pUup")}
@@ -152,8 +163,18 @@ def gather(dense: Floats, indices: U32) -> Floats:
     return values
 
 
-def settle(dense: Floats, indices: U32, values: Floats) -> None:
-    """``dense[indices] -= values``."""
+def scatter(values: Floats, places: U32) -> Floats:
+    """``out`` with ``out[places] = values``; the places are a permutation."""
+    out = np.empty_like(values)
+    out[places] = values
+    return out
+
+
+def settle(dense: Floats, indices: U32 | None, values: Floats) -> None:
+    """``dense[indices] -= values``; None: all of it."""
+    if indices is None:
+        dense -= values
+        return
     values = np.ascontiguousarray(values, dense.dtype)
     _settle[dense.dtype](address(dense), address(indices), indices.size, address(values))
 
@@ -169,7 +190,8 @@ def sum_into(out: Floats, parts: list[tuple[U32 | None, Floats]], scale: float, 
     )
 
 
-def _exactly(section: U8, size: int) -> None:
+def exactly(section: U8, size: int) -> None:
+    """``ValueError`` where a section has not ``size`` bytes."""
     if section.size != size:
         raise ValueError(f"it takes {size} bytes, and {section.size} are there")
 
@@ -183,7 +205,7 @@ def pack(values: NDArray[Any], width: int) -> U8:
 
 def unpack(section: U8, count: int, width: int, dtype: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
     """The ``count`` fields of ``pack``."""
-    _exactly(section, (count * width + 7) // 8)  # before an array of that size is allocated
+    exactly(section, (count * width + 7) // 8)  # before an array of that size is allocated
     values = np.empty(count, dtype)
     check(_unpack[values.itemsize](address(section), section.size, count, width, address(values)))
     return values
@@ -203,7 +225,7 @@ def bitmap_encode(indices: U32, numel: int) -> U8:
 
 def bitmap_decode(section: U8, numel: int, count: int) -> U32:
     """The indices of ``bitmap_encode``."""
-    _exactly(section, (numel + 7) // 8)
+    exactly(section, (numel + 7) // 8)
     indices = np.empty(count, np.uint32)
     check(_bitmap_decode(address(section), section.size, numel, count, address(indices)))
     return indices
@@ -255,6 +277,20 @@ def qsgd_encode(
     return norms, qsgd_codes(values, norms, bucket, levels, seed, parameter, step, rank)
 
 
+def qsgd_section(
+    header: bytes, values: F32, bucket: int, bits: int, l2: bool, seed: int, parameter: int, step: int, rank: int
+) -> U8:
+    """``| header | norms | codes of bits bits each |``."""
+    levels = 2 ** (bits - 1) - 1
+    norms, codes = qsgd_encode(values, bucket, levels, l2, seed, parameter, step, rank)
+    return joined(header, norms, pack(codes, bits))
+
+
+def qsgd_open(norms: F32, packed: U8, count: int, bucket: int, bits: int) -> F32:
+    """The values of ``qsgd_section``."""
+    return qsgd_decode(norms, unpack(packed, count, bits, np.uint8), bucket, 2 ** (bits - 1) - 1)
+
+
 def qsgd_decode(norms: F32, codes: U8, bucket: int, levels: int) -> F32:
     """The values of ``qsgd_encode``."""
     values = np.empty(codes.size, np.float32)
@@ -283,6 +319,23 @@ def bucket_sums(values: F32, bucket: int, squares: bool) -> NDArray[np.float64]:
     sums = np.empty(-(-values.size // bucket), np.float64)
     _bucket_sums(address(values), values.size, bucket, squares, address(sums))
     return sums
+
+
+def _sizes(count: int, bucket: int) -> NDArray[np.float64]:
+    sizes = np.full(-(-count // bucket), float(bucket))
+    sizes[-1:] = count - bucket * (sizes.size - 1)
+    return sizes
+
+
+def bucket_means(values: F32, bucket: int) -> F32:
+    """The mean magnitude of each bucket."""
+    return (bucket_sums(values, bucket, False) / _sizes(values.size, bucket)).astype(np.float32)
+
+
+def clip_scales(scales: F32, values: F32, bucket: int, clip: float) -> F32:
+    """Each bucket's scale, but at most ``clip`` standard deviations of its values from 0."""
+    deviations = np.sqrt(bucket_sums(values, bucket, True) / _sizes(values.size, bucket))
+    return np.minimum(scales, np.minimum(clip * deviations, np.finfo(np.float32).max).astype(np.float32))
 
 
 def uniform_encode(
@@ -381,8 +434,15 @@ def checksum(data: U8) -> int:
     return int(_checksum(address(data), data.size))
 
 
-def random_indices(numel: int, count: int, seed: int, parameter: int, step: int) -> U32:
-    """``count`` distinct sorted indices below ``numel``, the same wherever the key is the same."""
+def check_container(data: U8) -> None:
+    """``ValueError`` where a container's checksum is not the one in its header."""
+    if checksum(data) != int(data[CHECKSUM_AT : CHECKSUM_AT + 4].view(np.uint32)[0]):
+        check(-6)
+
+
+def random_indices(numel: int, count: int, seed: int, parameter: int, step: int, like: Any = None) -> U32:
+    """``count`` distinct sorted indices below ``numel``, the same wherever the key is the same; ``like`` tells the
+    backend."""
     indices = np.empty(count, np.uint32)
     if _random_indices(numel, count, seed, parameter, step, address(indices)):
         raise MemoryError(f"a random choice out of {numel} elements found no memory for one bit each")
@@ -699,6 +759,13 @@ def block_norms(dense: Floats, gradient: Floats | None, block: int, l2: bool, th
     return norms
 
 
+def of_blocks(blocks: U32, block: int, numel: int) -> U32:
+    """The indices of all elements of sorted blocks; the last block of a tensor ends with it."""
+    # In 64 bits: the last block may end beyond 2^32.
+    indices = np.add.outer(blocks.astype(np.int64) * block, np.arange(min(block, numel))).ravel()
+    return indices[: np.searchsorted(indices, numel)].astype(np.uint32)
+
+
 _rans_bound = function("rans_bound", "U", "U")
 _rans_encode = function("rans_encode", "U", "pUp")
 _rans_decode = function("rans_decode", "I", "pUUp")
@@ -822,3 +889,157 @@ def rans_indices_decode(section: U8, numel: int, count: int) -> U32:
     scratch, indices = np.empty(count, np.uint8), np.empty(count, np.uint32)
     check(_rans_indices_decode(address(section), section.size, count, numel, address(scratch), address(indices)))
     return indices
+
+
+# ---- What needs no kernel here, and one on a GPU.
+
+CHECKSUM_AT = 12
+"""Where a container keeps its checksum."""
+
+
+@contextmanager
+def encoding(gradient: Floats, residual: Floats | None, threads: int = 1) -> Iterator[None]:
+    """Around the encoding of a gradient.
+
+    Raises:
+        NotFinite: it has NaN or infinity; the residual is as it was.
+    """
+    if not finite(gradient, threads):
+        raise NotFinite
+    yield
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Around the decoding of an allgather's result."""
+    yield
+
+
+def together(work: Callable[[], R]) -> R:
+    """``work()``, which decodes several containers."""
+    return work()
+
+
+def read_heads(data: U8, ranks: int) -> None:
+    """Before the heads of the containers in ``data`` are asked for."""
+
+
+def head(section: U8, size: int) -> bytes:
+    """The first bytes of a section, for the host."""
+    return section[:size].tobytes()
+
+
+def host(array: NDArray[Any]) -> NDArray[Any]:
+    """The array on the host."""
+    return array
+
+
+def put(array: NDArray[Any], like: Any = None) -> NDArray[Any]:
+    """A host's array where ``like`` is."""
+    return array
+
+
+def zeros(count: int, dtype: Any, like: Any = None) -> NDArray[Any]:
+    """``count`` zeros."""
+    return np.zeros(count, dtype)
+
+
+def arange(count: int, like: Any = None) -> U32:
+    """0 to ``count - 1``."""
+    return np.arange(count, dtype=np.uint32)
+
+
+def aligned(data: U8) -> U8:
+    """The bytes, at an address that whole words can be read from."""
+    return data.copy() if data.__array_interface__["data"][0] % 8 else data
+
+
+def concatenate(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    """One array behind the other."""
+    return np.concatenate(arrays)
+
+
+def moved(indices: U32, by: int) -> U32:
+    """``indices + by``."""
+    return indices + np.uint32(by)
+
+
+def joined(header: bytes, *arrays: NDArray[Any], pad: int = 1, checked: bool = False) -> U8:
+    """Up to 64 bytes and up to four arrays, one behind the other, each filled with zeros to a multiple of ``pad``;
+    ``checked``: with the checksum of a container."""
+    sizes = [len(header), *(array.nbytes for array in arrays)]
+    out = np.empty(sum(-(-size // pad) * pad for size in sizes), np.uint8)
+    at = 0
+    for part, size in zip((np.frombuffer(header, np.uint8), *arrays), sizes, strict=True):
+        out[at : at + size] = part.view(np.uint8)
+        end = at + -(-size // pad) * pad
+        out[at + size : end] = 0
+        at = end
+    if checked:
+        out[CHECKSUM_AT : CHECKSUM_AT + 4].view(np.uint32)[0] = checksum(out)
+    return out
+
+
+def to_float32(values: Floats) -> F32:
+    """The values in float32, those beyond its range at its ends; the same array where they are float32 already."""
+    if values.dtype == np.float32:
+        return np.ascontiguousarray(values, np.float32)
+    limit = np.finfo(np.float32).max
+    return np.clip(values, -limit, limit).astype(np.float32)
+
+
+def to_bfloat16(values: F32) -> NDArray[np.uint16]:
+    """The upper 16 bits of each float32, rounded to nearest, ties to even; never up to infinity."""
+    bits = values.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
+    return np.where((rounded & 0x7FFF) == 0x7F80, rounded - 1, rounded).astype(np.uint16)
+
+
+def half_encode(values: Floats, bfloat16: bool) -> U8:
+    """The section of value/half.py."""
+    section = np.zeros(values.size + 1, np.uint16)
+    limit = np.finfo(np.float32 if bfloat16 else np.float16).max
+    clipped = np.clip(values, -limit, limit).astype(np.float32)
+    section[0] = bfloat16
+    section[1:] = to_bfloat16(clipped) if bfloat16 else clipped.astype(np.float16).view(np.uint16)
+    return section.view(np.uint8)
+
+
+def half_decode(section: U8, count: int) -> F32:
+    """The ``count`` values of ``half_encode``; ``section`` has 2 * (count + 1) bytes."""
+    words = section.view(np.uint16)
+    if words[0] > 1:
+        raise ValueError(f"the 16-bit format is 0 (float16) or 1 (bfloat16), not {words[0]}")
+    values: F32
+    if words[0] == 0:
+        values = words[1:].view(np.float16).astype(np.float32)
+    else:
+        values = (words[1:].astype(np.uint32) << 16).view(np.float32)
+    check_finite(values)
+    return values
+
+
+def check_finite(values: Floats) -> None:
+    """``ValueError`` where a value is NaN or infinite."""
+    if not finite(values):
+        check(-7)
+
+
+def without(indices: U32, places: U32) -> U32:
+    """What is left of the indices when those at distinct ``places`` are taken away."""
+    return np.delete(indices, places)
+
+
+def sort_indices(indices: U32) -> tuple[U32, U32]:
+    """The indices in order, and where each stood."""
+    places = np.argsort(indices, kind="stable").astype(np.uint32)
+    return indices[places], places
+
+
+def check_order(order: U32) -> None:
+    """``ValueError`` where it is not a permutation."""
+    seen = np.zeros(order.size, bool)
+    if order.max(initial=0) < order.size:
+        seen[order] = True
+    if not seen.all():
+        check(-8)

@@ -2,7 +2,7 @@
 
 The kernels are ``kernels/*.cu``, compiled by CuPy when first used, once for each device, and kept in CuPy's cache on
 disk. They run on the current stream. Nothing waits for the device but where a size or a decoder's verdict must reach
-the host: an operation says so in its docstring.
+the host: an operation says so in its docstring. ``encoding`` and ``together`` make one wait out of many.
 
 Arrays are CuPy's, contiguous and one-dimensional. An array of another type brings the module that stands in CuPy's
 place as its ``array_module`` (the emulator of the tests). ``threads`` is there for the sake of ``backend.cpu``.
@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from hvd_deepreduce.backend import cpu
-from hvd_deepreduce.backend.cpu import _exactly, check
+from hvd_deepreduce.backend.cpu import NotFinite, R, check, exactly
 
 Array = Any  # cupy.ndarray, or the emulator's
 
@@ -105,21 +105,102 @@ def _status(xp: Any, items: int, each: int = THREADS) -> Array:
     return xp.zeros(-(-items // each) + 1, u64)
 
 
-class _Verdicts(threading.local):
-    """What decoders of this thread have not been asked yet; None: they are asked at once."""
+class _Encoding:
+    """The encoding of one gradient: whether it is finite is asked when the host waits for a size anyway.
 
-    pending: list[Array] | None = None
+    The mailbox is a row of numbers on the device that go to the host together: | the gradient's verdict | sizes ... |.
+    """
+
+    SIZES = 63
+
+    def __init__(self, xp: Any, gradient: Array) -> None:
+        self.gradient, self.mailbox = gradient, xp.zeros(1 + self.SIZES, u64)
+        self.verdict = self.mailbox[:1].view(i32)[:1]
+        self.looked = self.asked = False
+        self.slots: dict[int, int] = {}
+
+    def counter(self) -> Array | None:
+        """The next number of the mailbox, 0 as yet; None where it is full."""
+        at = len(self.slots) + 1
+        if at > self.SIZES:
+            return None
+        slot = self.mailbox[at : at + 1]
+        self.slots[slot.data.ptr] = at
+        return slot
+
+    def look(self, fused: bool = False) -> Array:
+        """The verdict, which is being found from here on; ``fused``: by the caller."""
+        if not self.looked and not fused and self.gradient.size:
+            _look(self.gradient, self.verdict)
+        self.looked = True
+        return self.verdict
+
+    def ask(self, slot: Array | None = None) -> int:
+        """The number in a slot. Waits for the device.
+
+        Raises:
+            NotFinite: the gradient is not finite.
+        """
+        self.look()
+        numbers = self.mailbox.get()
+        self.asked = True
+        if numbers[0]:
+            raise NotFinite
+        return 0 if slot is None else int(numbers[self.slots[slot.data.ptr]])
 
 
-_verdicts = _Verdicts()
+class _Thread(threading.local):
+    """What this thread is about."""
+
+    encoding: _Encoding | None = None
+    verdicts: list[Array] | None = None
+    """Of decoders that have not been asked yet; None: they are asked at once."""
+    heads: dict[int, tuple[Array, bytes]] | None = None
+    """First bytes of sections, by address, that the host knows; the sections are kept, so that no other takes their
+    place."""
 
 
-def _check(error: Array) -> None:
-    """``ValueError`` where a kernel found a section broken; waits for the device, or leaves that to ``one_verdict``."""
-    if _verdicts.pending is None:
-        check(int(error.get()[0]))
-    else:
-        _verdicts.pending.append(error)
+_thread = _Thread()
+
+
+@contextmanager
+def encoding(gradient: Array, residual: Array | None, threads: int = 1) -> Iterator[None]:
+    """Around the encoding of a gradient. Waits for the device once, together with the first size that is asked for;
+    without a residual, a second time.
+
+    Raises:
+        NotFinite: it has NaN or infinity; the residual is as it was.
+    """
+    before = _thread.encoding, _thread.heads
+    _thread.encoding, _thread.heads = _Encoding(module_of(gradient), gradient), {}
+    try:
+        if residual is None:
+            _thread.encoding.ask()  # codecs are about to see the gradient itself
+        yield
+        if not _thread.encoding.asked:
+            _thread.encoding.ask()
+    finally:
+        _thread.encoding, _thread.heads = before
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Around the decoding of an allgather's result: what ``read_heads`` brings to the host is remembered."""
+    before, _thread.heads = _thread.heads, {}
+    try:
+        yield
+    finally:
+        _thread.heads = before
+
+
+def together(work: Callable[[], R]) -> R:
+    """``work()``, which decodes several containers; its decoders are asked for their verdicts at the end, and the host
+    waits once. Where one complains, ``work`` is done again with an answer from each, for the error that comes first."""
+    try:
+        with one_verdict():
+            return work()
+    except ValueError:
+        return work()
 
 
 @contextmanager
@@ -127,14 +208,42 @@ def one_verdict() -> Iterator[None]:
     """Decoders inside do not wait for the device: their ``ValueError`` comes at the end of the block, which waits once.
     Until then their results may be anything, and must not be used as indices."""
     pending: list[Array] = []
-    _verdicts.pending = pending
+    before, _thread.verdicts = _thread.verdicts, pending
     try:
         yield
     finally:
-        _verdicts.pending = None
+        _thread.verdicts = before
     if pending:
         for error in module_of(pending[0]).concatenate(pending).get().tolist():
             check(error)
+
+
+def _check(error: Array) -> None:
+    """``ValueError`` where a kernel found a section broken; waits for the device, or leaves that to ``one_verdict``."""
+    if _thread.encoding is not None:
+        return  # the section was made just now
+    if _thread.verdicts is None:
+        check(int(error.get()[0]))
+    else:
+        _thread.verdicts.append(error)
+
+
+def _counter(xp: Any) -> Array:
+    """A uint64 of 0 on the device, for ``_number``."""
+    slot = None if _thread.encoding is None else _thread.encoding.counter()
+    return xp.zeros(1, u64) if slot is None else slot
+
+
+def _number(counter: Array) -> int:
+    """What a kernel has written to a ``_counter``. Waits for the device."""
+    if _thread.encoding is not None and counter.data.ptr in _thread.encoding.slots:
+        return _thread.encoding.ask(counter)
+    return int(counter.get()[0])
+
+
+def _guard() -> Any:
+    """Where kernels find out whether they may change the residual."""
+    return NULL if _thread.encoding is None else _thread.encoding.look()
 
 
 def _suffix(dtype: Any) -> str:
@@ -150,16 +259,23 @@ def _or_null(array: Array | None) -> Any:
 
 def finite(x: Array, threads: int = 1) -> bool:
     """Whether no element of ``x`` (float32 or float64) is NaN or infinite. Waits for the device."""
-    return not int(nonfinite(x).get()[0])
-
-
-def nonfinite(x: Array) -> Array:
-    """One uint32 on the device: 1 where an element of ``x`` is NaN or infinite, else 0."""
-    xp = module_of(x)
-    bad = xp.zeros(1, u32)
+    bad = module_of(x).zeros(1, i32)
     if x.size:
-        _launch(xp, "select", f"finite_{_suffix(x.dtype)}", _blocks(xp, x.size, 4 * THREADS), x, u64(x.size), bad)
-    return bad
+        _look(x, bad)
+    return not int(bad.get()[0])
+
+
+def check_finite(values: Array) -> None:
+    """``ValueError`` where a value is NaN or infinite. Waits for the device."""
+    bad = module_of(values).zeros(1, i32)
+    if values.size:
+        _look(values, bad)
+        _check(bad)
+
+
+def _look(x: Array, bad: Array) -> None:
+    xp = module_of(x)
+    _launch(xp, "select", f"finite_{_suffix(x.dtype)}", _blocks(xp, x.size, 4 * THREADS), x, u64(x.size), bad)
 
 
 def add(dense: Array, gradient: Array, threads: int = 1) -> None:
@@ -167,7 +283,7 @@ def add(dense: Array, gradient: Array, threads: int = 1) -> None:
     if dense.size:
         xp = module_of(dense)
         blocks = _blocks(xp, dense.size, 4 * THREADS)
-        _launch(xp, "select", f"add_{_suffix(dense.dtype)}", blocks, dense, gradient, u64(dense.size))
+        _launch(xp, "select", f"add_{_suffix(dense.dtype)}", blocks, dense, gradient, u64(dense.size), _guard())
 
 
 def topk(dense: Array, gradient: Array | None, k: int, threads: int = 1) -> tuple[Array, Array]:
@@ -189,10 +305,13 @@ def topk(dense: Array, gradient: Array | None, k: int, threads: int = 1) -> tupl
     scratch = xp.zeros(2 + passes * 1024 + collect_tiles + take_tiles, u64)
     state, counts = scratch[:2], scratch[2 : 2 + passes * 1024].view(u32)
     collect_status, take_status = scratch[2 + passes * 1024 : -take_tiles], scratch[-take_tiles:]
-    source = _or_null(gradient)
-    _launch(xp, "select", f"topk_sample_{suffix}", 1, dense, source, u64(n), u64(k), state)
+    source, now = _or_null(gradient), _thread.encoding
+    # The first block takes the sample; where the gradient has not been looked at, the others do that.
+    looks = now is not None and not now.looked and gradient is not None and gradient.size == now.gradient.size
+    blocks, bad = (1 + _blocks(xp, n, 4 * THREADS), now.look(fused=True)) if now and looks else (1, NULL)
+    _launch(xp, "select", f"topk_sample_{suffix}", blocks, dense, source, u64(n), u64(k), state, bad)
     _launch(xp, "select", f"topk_collect_{suffix}", _blocks(xp, n, tile),
-            dense, source, u64(n), state, collect_status, candidates, found, u64(room))  # fmt: skip
+            dense, source, u64(n), _guard(), state, collect_status, candidates, found, u64(room))  # fmt: skip
     for number in range(passes):
         _launch(xp, "select", f"topk_count_{suffix}", _blocks(xp, room),
                 dense, u64(n), u64(k), candidates, found, u64(room), state, u32(number), counts)  # fmt: skip
@@ -214,11 +333,11 @@ def threshold(dense: Array, gradient: Array | None, least: float, threads: int =
     tile = 16 * THREADS if dense.itemsize == 4 else 8 * THREADS
     room = min(n, n // 16 + 65536)
     while True:
-        indices, values, count = xp.empty(room, u32), xp.empty(room, dense.dtype), xp.zeros(1, u64)
+        indices, values, count = xp.empty(room, u32), xp.empty(room, dense.dtype), _counter(xp)
         if n:
             _launch(xp, "select", f"threshold_{suffix}", _blocks(xp, n, tile), dense, _or_null(gradient), u64(n),
-                    u64(bits), _status(xp, n, tile), indices, values, u64(room), count)  # fmt: skip
-        kept = int(count.get()[0])
+                    _guard(), u64(bits), _status(xp, n, tile), indices, values, u64(room), count)  # fmt: skip
+        kept = _number(count)
         if kept <= room:
             return indices[:kept], values[:kept]
         room, gradient = kept, None  # the gradient is in already
@@ -234,12 +353,22 @@ def gather(dense: Array, indices: Array) -> Array:
     return values
 
 
-def settle(dense: Array, indices: Array, values: Array) -> None:
-    """``dense[indices] -= values``."""
-    if indices.size:
+def scatter(values: Array, places: Array) -> Array:
+    """``out`` with ``out[places] = values``; the places are a permutation."""
+    xp = module_of(values)
+    out = xp.empty(values.size, values.dtype)
+    if values.size:
+        kernel = f"scatter_{_suffix(values.dtype)}"
+        _launch(xp, "select", kernel, _blocks(xp, values.size), values, places, u64(values.size), out)
+    return out
+
+
+def settle(dense: Array, indices: Array | None, values: Array) -> None:
+    """``dense[indices] -= values``; None: all of it."""
+    if values.size:
         xp, values = module_of(dense), values.astype(dense.dtype, copy=False)
-        kernel = f"settle_{_suffix(dense.dtype)}"
-        _launch(xp, "select", kernel, _blocks(xp, indices.size), dense, indices, u64(indices.size), values)
+        _launch(xp, "select", f"settle_{_suffix(dense.dtype)}", _blocks(xp, values.size),
+                dense, _or_null(indices), u64(values.size), values, _guard())  # fmt: skip
 
 
 def sum_into(out: Array, parts: list[tuple[Array | None, Array]], scale: float, threads: int = 1) -> None:
@@ -265,17 +394,21 @@ def block_norms(dense: Array, gradient: Array | None, block: int, l2: bool, thre
     norms = xp.empty(-(-dense.size // block), f64)
     if dense.size:
         _launch(xp, "select", f"block_norms_{_suffix(dense.dtype)}", _blocks(xp, norms.size, 8),
-                dense, _or_null(gradient), u64(dense.size), u64(block), u32(l2), norms)  # fmt: skip
+                dense, _or_null(gradient), u64(dense.size), _guard(), u64(block), u32(l2), norms)  # fmt: skip
     return norms
 
 
-def checksum(data: Array) -> int:
-    """The checksum of a container (whole 32-bit words), its own place left out. Waits for the device."""
-    xp = module_of(data)
-    total = xp.zeros(1, u32)
-    words = data.view(u32)
-    _launch(xp, "select", "checksum", _blocks(xp, words.size, 4 * THREADS), words, u64(words.size), total)
-    return int(total.get()[0])
+def of_blocks(blocks: Array, block: int, numel: int) -> Array:
+    """The indices of all elements of sorted blocks; the last block of a tensor ends with it. Waits for the device: is
+    that block among them?"""
+    xp, count, block = module_of(blocks), blocks.size, min(block, max(numel, 1))
+    size = count * block
+    if count and numel % block:
+        size += min(0, numel - (int(blocks[count - 1 :].get()[0]) + 1) * block)
+    indices = xp.empty(size, u32)
+    if size:
+        _launch(xp, "bits", "of_blocks", _blocks(xp, size), blocks, u64(block), u64(size), indices)
+    return indices
 
 
 def random_indices(numel: int, count: int, seed: int, parameter: int, step: int, like: Array | None = None) -> Array:
@@ -295,7 +428,7 @@ def random_indices(numel: int, count: int, seed: int, parameter: int, step: int,
 
 def _ones(xp: Any, bits: Array, places: Array) -> Array:
     """Writes the places of the first ones of a bit string; how many there are in all, on the device."""
-    found = xp.zeros(1, u64)
+    found = _counter(xp)
     if bits.size:
         each = 8 * THREADS
         _launch(xp, "bits", "ones", _blocks(xp, bits.size, each),
@@ -316,7 +449,7 @@ def pack(values: Array, width: int) -> Array:
 def unpack(section: Array, count: int, width: int, dtype: type[np.unsignedinteger[Any]]) -> Array:
     """The ``count`` fields of ``pack``."""
     xp = module_of(section)
-    _exactly(section, (count * width + 7) // 8)  # before an array of that size is allocated
+    exactly(section, (count * width + 7) // 8)  # before an array of that size is allocated
     values = xp.empty(count, dtype)
     if width > 8 * values.itemsize:
         check(-1)
@@ -348,7 +481,7 @@ def bitmap_encode(indices: Array, numel: int) -> Array:
 def bitmap_decode(section: Array, numel: int, count: int) -> Array:
     """The indices of ``bitmap_encode``. Waits for the device."""
     xp = module_of(section)
-    _exactly(section, (numel + 7) // 8)
+    exactly(section, (numel + 7) // 8)
     indices, error = xp.empty(count, u32), xp.zeros(1, i32)
     found = _ones(xp, section, indices)
     spare = section.size - numel // 8
@@ -358,13 +491,131 @@ def bitmap_decode(section: Array, numel: int, count: int) -> Array:
     return indices
 
 
+def moved(indices: Array, by: int) -> Array:
+    """``indices + by``."""
+    xp = module_of(indices)
+    out = xp.empty(indices.size, u32)
+    if indices.size:
+        _launch(xp, "bits", "moved", _blocks(xp, indices.size), indices, u64(indices.size), u32(by), out)
+    return out
+
+
+def check_order(order: Array) -> None:
+    """``ValueError`` where it is not a permutation. Waits for the device: the order is about to be used."""
+    xp = module_of(order)
+    error, seen = xp.zeros(1, i32), xp.zeros(-(-order.size // 32), u32)
+    if order.size:
+        _launch(xp, "bits", "check_order", _blocks(xp, order.size), order, u64(order.size), seen, error)
+        check(int(error.get()[0]))
+
+
+# ---- kernels/container.cu
+
+HEAD = 64
+"""How much of a container and of each of its sections ``read_heads`` brings to the host."""
+
+
+def _known(section: Array, start: bytes) -> Array:
+    """The section; the host knows how it starts."""
+    if _thread.heads is not None and section.size:
+        _thread.heads[section.data.ptr] = section, start
+    return section
+
+
+def head(section: Array, size: int) -> bytes:
+    """The first bytes of a section, for the host. Waits for the device where they are not known."""
+    _, start = (_thread.heads or {}).get(section.data.ptr, (None, b""))
+    if len(start) < min(size, section.size):
+        start = section[:size].get().tobytes()
+    return start[: min(size, section.size)]
+
+
+def read_heads(data: Array, ranks: int) -> None:
+    """Before the heads of the containers in ``data`` are asked for: within ``reading``, they come to the host together.
+    Waits for the device."""
+    if _thread.heads is None or not data.size:
+        return
+    xp = module_of(data)
+    heads = xp.empty(4 * HEAD * ranks, np.uint8)
+    _launch(xp, "container", "container_heads", 1, data, u64(data.size), u32(ranks), heads)
+    at = 0
+    for starts in heads.get().reshape(ranks, 4, HEAD):
+        # As far as they go: a container that is refused is the last.
+        for size, start in zip((HEAD, *starts[0, 40:].view(u64).tolist()), starts, strict=True):
+            if at + size > data.size:
+                return
+            _known(data[at : at + size], start.tobytes()[:size])
+            at += -(-size // 8) * 8
+
+
+def check_container(data: Array) -> None:
+    """``ValueError`` where a container's checksum is not the one in its header. Waits for the device."""
+    xp, words = module_of(data), data.view(u32)
+    scratch, error = xp.zeros(2, u32), xp.zeros(1, i32)
+    blocks = _blocks(xp, words.size, 4 * THREADS)
+    _launch(xp, "container", "check_container", blocks, words, u64(words.size), scratch, error)
+    _check(error)
+
+
+def joined(header: bytes, *arrays: Array, pad: int = 1, checked: bool = False) -> Array:
+    """Up to 64 bytes and up to four arrays, one behind the other, each filled with zeros to a multiple of ``pad``;
+    ``checked``: with the checksum of a container."""
+    xp = module_of(next(array for array in arrays if not isinstance(array, np.ndarray)))
+    total = -(-len(header) // pad) * pad
+    pieces = []
+    for array in arrays:
+        if array.nbytes:
+            pieces += [array.view(np.uint8), u64(total), u64(array.nbytes)]
+            total += -(-array.nbytes // pad) * pad
+    pieces += [NULL, u64(0), u64(0)] * (4 - len(pieces) // 3)
+    words = -(-total // 8)
+    out = (xp.zeros if checked else xp.empty)(words, u64)
+    if words:
+        start = np.frombuffer(header.ljust(64, b"\0"), u64)
+        _launch(xp, "container", "join", _blocks(xp, words), *start, *pieces, u64(words), u32(checked), out)
+    return _known(out.view(np.uint8)[:total], header)
+
+
+# ---- Without a kernel of ours.
+
+
+def host(array: Array) -> Any:
+    """The array on the host. Waits for the device."""
+    return array if isinstance(array, np.ndarray) else array.get()
+
+
+def put(array: Any, like: Array) -> Array:
+    """A host's array where ``like`` is."""
+    return module_of(like).asarray(array) if isinstance(array, np.ndarray) else array
+
+
+def zeros(count: int, dtype: Any, like: Array) -> Array:
+    """``count`` zeros."""
+    return module_of(like).zeros(count, dtype)
+
+
+def arange(count: int, like: Array) -> Array:
+    """0 to ``count - 1``."""
+    return module_of(like).arange(count, dtype=u32)
+
+
+def concatenate(arrays: list[Array]) -> Array:
+    """One array behind the other."""
+    return module_of(arrays[0]).concatenate(arrays)
+
+
+def aligned(data: Array) -> Array:
+    """The bytes, at an address that whole words can be read from."""
+    return joined(b"", data) if data.data.ptr % 8 else data
+
+
 # ---- kernels/rice.cu
 
 
 def rice_encode(indices: Array, numel: int) -> Array:
     """The section drawn in kernels/cpu/rice.cpp. Waits for the device: the size is not known before."""
     section, bits = rice_encode_start(indices, numel)
-    return section[: (int(bits.get()[0]) + 7) // 8]
+    return section[: (_number(bits) + 7) // 8]
 
 
 def rice_encode_start(indices: Array, numel: int) -> tuple[Array, Array]:
@@ -376,10 +627,9 @@ def rice_encode_start(indices: Array, numel: int) -> tuple[Array, Array]:
     # With this b, from which the device walks downhill, the highs are at most (numel - count) >> b zeros.
     most = 2 + (count * b + 7) // 8 + ((max(0, numel - count) >> b) + count + 7) // 8
     status = _status(xp, count)
-    # | sums [32] | bits | status | words of the section |
-    scratch = xp.zeros(33 + status.size + -(-most // 8) + 1, u64)
-    sums, bits, status = scratch[:32], scratch[32:33], scratch[33 : 33 + status.size]
-    words = scratch[33 + status.size :].view(u32)
+    # | sums [32] | status | words of the section |
+    scratch, bits = xp.zeros(32 + status.size + -(-most // 8) + 1, u64), _counter(xp)
+    sums, status, words = scratch[:32], scratch[32 : 32 + status.size], scratch[32 + status.size :].view(u32)
     _launch(xp, "rice", "rice_sums", _blocks(xp, count, THREADS), indices, u64(count), sums)
     _launch(xp, "rice", "rice_write", _blocks(xp, count),
             indices, u64(count), u64(numel), sums, status, words, bits)  # fmt: skip
@@ -435,7 +685,7 @@ def elias_fano_decode(section: Array, numel: int, count: int) -> Array:
     at = (count * low + 7) // 8
     if section.size < at:
         check(-1)
-    highs, found, error = xp.empty(count, u32), xp.zeros(1, u64), xp.zeros(1, i32)
+    highs, found, error = xp.empty(count, u32), _counter(xp), xp.zeros(1, i32)
     rest, each = section[at:], 8 * THREADS
     if rest.size:
         _launch(xp, "rice", "elias_fano_highs", _blocks(xp, rest.size, each),
@@ -495,6 +745,28 @@ def qsgd_encode(
     return norms, codes
 
 
+def qsgd_section(
+    header: bytes, values: Array, bucket: int, bits: int, l2: bool, seed: int, parameter: int, step: int, rank: int
+) -> Array:
+    """``| header | norms | codes of bits bits each |``; in one launch where codes of a bucket fill whole words."""
+    xp, n, key = module_of(values), values.size, (seed, parameter, step, rank)
+    if l2 or bucket % 4 or bucket > 8192 or bucket * bits % 32 or len(header) != 8 or not n:
+        norms, codes = qsgd_encode(values, bucket, 2 ** (bits - 1) - 1, l2, *key)
+        return joined(header, norms, pack(codes, bits))
+    buckets = -(-n // bucket)
+    words = xp.empty(2 + buckets + (n * bits + 31) // 32, u32)
+    _launch(xp, "quantize", "qsgd_section", _blocks(xp, buckets, 8), values, u64(n), u64(bucket), u32(bits),
+            *_key(*key), np.frombuffer(header, u64)[0], words)  # fmt: skip
+    return _known(words.view(np.uint8)[: 8 + 4 * buckets + (n * bits + 7) // 8], header)
+
+
+def qsgd_open(norms: Array, packed: Array, count: int, bucket: int, bits: int) -> Array:
+    """The values of ``qsgd_section``. Waits for the device."""
+    exactly(packed, (count * bits + 7) // 8)  # before an array of that size is allocated
+    bucket = min(bucket, max(count, 1))
+    return _decoded("qsgd_open", packed, count, packed, u64(packed.size), norms, u64(count), u64(bucket), u32(bits))
+
+
 def _decoded(kernel: str, like: Array, count: int, *arguments: Any) -> Array:
     """``count`` float32 of a kernel of quantize.cu that ends with (values, error). Waits for the device."""
     xp = module_of(like)
@@ -527,6 +799,26 @@ def bucket_sums(values: Array, bucket: int, squares: bool) -> Array:
         if each <= 1024:
             return sums
         terms, kernel, count, each = sums, "fold_sums", total, -(-each // 1024)
+
+
+def bucket_means(values: Array, bucket: int) -> Array:
+    """The mean magnitude of each bucket."""
+    xp, sums = module_of(values), bucket_sums(values, bucket, False)
+    means = xp.empty(sums.size, f32)
+    if sums.size:
+        _launch(xp, "quantize", "bucket_means", _blocks(xp, sums.size),
+                sums, u64(sums.size), u64(values.size), u64(bucket), means)  # fmt: skip
+    return means
+
+
+def clip_scales(scales: Array, values: Array, bucket: int, clip: float) -> Array:
+    """Each bucket's scale, but at most ``clip`` standard deviations of its values from 0."""
+    xp, squares = module_of(values), bucket_sums(values, bucket, True)
+    clipped = xp.empty(scales.size, f32)
+    if scales.size:
+        _launch(xp, "quantize", "clip_scales", _blocks(xp, scales.size),
+                scales, squares, u64(scales.size), u64(values.size), u64(bucket), f64(clip), clipped)  # fmt: skip
+    return clipped
 
 
 def uniform_encode(
@@ -625,13 +917,13 @@ def zero_runs_encode(packed: Array) -> Array:
     out = xp.empty(n, np.uint8)
     if n == 0:
         return out
-    found, size = xp.zeros(1, u64), xp.zeros(1, u64)
+    found, size = _counter(xp), _counter(xp)
     others, rank = xp.empty(n, u32), xp.empty(n, u32)
     _launch(xp, "quantize", "zero_runs_find", _blocks(xp, n),
             packed, u64(n), _status(xp, n), found, others, rank)  # fmt: skip
     _launch(xp, "quantize", "zero_runs_write", _blocks(xp, n),
             packed, u64(n), found, others, rank, _status(xp, n), size, out)  # fmt: skip
-    return out[: int(size.get()[0])]
+    return out[: _number(size)]
 
 
 def zero_runs_decode(section: Array, count: int) -> Array:
@@ -639,11 +931,11 @@ def zero_runs_decode(section: Array, count: int) -> Array:
     xp, n = module_of(section), section.size
     if n * 14 < count:  # before an array of that size is allocated
         check(-1)
-    out, size = xp.empty(count, np.uint8), xp.zeros(1, u64)
+    out, size = xp.empty(count, np.uint8), _counter(xp)
     if n:
         _launch(xp, "quantize", "zero_runs_decode", _blocks(xp, n),
                 section, u64(n), u64(count), _status(xp, n), size, out)  # fmt: skip
-    made = int(size.get()[0])
+    made = _number(size)
     if made != count:
         check(-1 if made < count else -3)
     return out
@@ -692,12 +984,12 @@ def bloom_query(bits: Array, hashes: int, numel: int, seed: int, parameter: int,
     """The positives: the indices below ``numel`` that the filter holds, falsely or not. Waits for the device: their
     number is not known before."""
     xp, size = module_of(bits), bits.size
-    words, positives, found = xp.empty((size + 15) // 4, u32), xp.empty(-(-numel // 64), u64), xp.zeros(1, u64)
+    words, positives, found = xp.empty((size + 15) // 4, u32), xp.empty(-(-numel // 64), u64), _counter(xp)
     if numel:
         _launch(xp, "bloom", "bloom_wrap", _blocks(xp, words.size), bits, u32(size), words)
         _launch(xp, "bloom", "bloom_query", _blocks(xp, positives.size),
                 words, u32(size), u32(hashes), *_key(seed, parameter, step), u64(numel), positives, found)  # fmt: skip
-    indices = xp.empty(int(found.get()[0]), u32)
+    indices = xp.empty(_number(found), u32)
     if indices.size:
         _ones(xp, positives.view(np.uint8), indices)
     return indices
@@ -725,7 +1017,7 @@ def without(indices: Array, places: Array) -> Array:
     if count:
         dropped = bitmap_encode(places, 32 * -(-count // 32)).view(u32)
         _launch(xp, "bloom", "keep_others", _blocks(xp, count),
-                indices, u64(count), dropped, _status(xp, count), xp.zeros(1, u64), out, u64(out.size))  # fmt: skip
+                indices, u64(count), dropped, _status(xp, count), _counter(xp), out, u64(out.size))  # fmt: skip
     return out
 
 
@@ -745,7 +1037,7 @@ def stream_encode(indices: Array, values: Array, gap: int) -> tuple[Array, Array
     xp, count = module_of(indices), indices.size
     if count == 0:
         return xp.empty(0, u32), xp.empty(0, u32), xp.empty(0, values.dtype)
-    totals, end = xp.zeros(2, u64), xp.zeros(1, u64)
+    totals, end = xp.zeros(2, u64), _counter(xp)
     _launch(xp, "densestream", "stream_count", _blocks(xp, count), indices, u64(count), u32(gap), totals)
     blocks, covered = (int(total) for total in totals.get())
     _few(covered)
@@ -760,12 +1052,14 @@ def stream_encode(indices: Array, values: Array, gap: int) -> tuple[Array, Array
 def stream_check(starts: Array, lengths: Array, begin: int, end: int, count: int) -> None:
     """``ValueError`` where blocks are empty, overlap, are out of order, leave [begin, end) or do not hold ``count``.
     Waits for the device."""
+    if _thread.encoding is not None:
+        return  # the stream was made just now
     xp, blocks = module_of(starts), starts.size
-    error, total = xp.zeros(1, i32), xp.zeros(1, u64)
+    error, total = xp.zeros(1, i32), _counter(xp)
     if blocks:
         _launch(xp, "densestream", "stream_check", _blocks(xp, blocks),
                 starts, lengths, u64(blocks), u64(begin), u64(end), error, total)  # fmt: skip
-    if int(total.get()[0]) != count or int(error.get()[0]):
+    if _number(total) != count or _number(error):
         raise ValueError(
             f"its blocks are empty, overlap, are out of order, leave the elements {begin} to {end} or do not hold "
             f"{count} values"
@@ -777,7 +1071,7 @@ def _firsts(xp: Any, lengths: Array) -> Array:
     firsts = xp.empty(lengths.size, u32)
     if lengths.size:
         _launch(xp, "densestream", "stream_firsts", _blocks(xp, lengths.size),
-                lengths, u64(lengths.size), _status(xp, lengths.size), xp.zeros(1, u64), firsts)  # fmt: skip
+                lengths, u64(lengths.size), _status(xp, lengths.size), _counter(xp), firsts)  # fmt: skip
     return firsts
 
 
@@ -795,12 +1089,12 @@ def stream_nonzero(starts: Array, lengths: Array, values: Array) -> tuple[Array,
     """The indices and values of the covered elements that are not zero. Waits for the device: their number is not known
     before."""
     xp, count = module_of(starts), values.size
-    indices, out, found = xp.empty(count, u32), xp.empty(count, values.dtype), xp.zeros(1, u64)
+    indices, out, found = xp.empty(count, u32), xp.empty(count, values.dtype), _counter(xp)
     if count:
         _launch(xp, "densestream", f"stream_nonzero_{_suffix(values.dtype)}", _blocks(xp, count),
                 starts, _firsts(xp, lengths), u64(starts.size), values, u64(count), _status(xp, count), found,
                 indices, out)  # fmt: skip
-    kept = int(found.get()[0])
+    kept = _number(found)
     return indices[:kept], out[:kept]
 
 
@@ -832,7 +1126,7 @@ def stream_merge(
     blocks, most = na + nb, a[2].size + b[2].size + gap * (na + nb)
     _few(most)
     starts, lengths, firsts, order, opened = (xp.empty(blocks, u32) for _ in range(5))
-    out, end = xp.zeros(most, a[2].dtype), xp.zeros(1, u64)
+    out, end = xp.zeros(most, a[2].dtype), _counter(xp)
     if blocks:
         grid, of_a, of_b = _blocks(xp, blocks), (a[0], a[1], u64(na)), (b[0], b[1], u64(nb))
         _launch(xp, file, "stream_order", grid, a[0], u64(na), b[0], u64(nb), order)
@@ -844,7 +1138,7 @@ def stream_merge(
             if own[2].size:
                 _launch(xp, file, place, _blocks(xp, own[2].size), own[0], _firsts(xp, own[1]), u64(own[0].size),
                         own[2], u64(own[2].size), places, starts, firsts, *other, out)  # fmt: skip
-    made = int(end.get()[0])
+    made = _number(end)
     return starts[: made >> 31], lengths[: made >> 31], out[: made & MOST]
 
 
@@ -854,7 +1148,7 @@ def stream_split(starts: Array, lengths: Array, cuts: Any) -> tuple[Array, Array
     xp, blocks, count = module_of(starts), starts.size, cuts.size
     own = xp.asarray(cuts)
     out_starts, out_lengths = xp.zeros(blocks + count, u32), xp.zeros(blocks + count, u32)
-    places, made, firsts, total = xp.empty(blocks, u32), xp.zeros(1, u64), xp.empty(blocks, u32), xp.zeros(1, u64)
+    places, made, firsts, total = xp.empty(blocks, u32), _counter(xp), xp.empty(blocks, u32), _counter(xp)
     block_at, value_at = xp.zeros(count + 2, u64), xp.zeros(count + 2, u64)
     if blocks:
         _launch(xp, "densestream", "stream_firsts", _blocks(xp, blocks),
@@ -884,7 +1178,7 @@ def stream_blocks(skips: Array, ends: Array, begin: int) -> None:
     if blocks:
         _launch(xp, "densestream", "stream_blocks", _blocks(xp, blocks),
                 skips, ends, u64(blocks), u32(begin), starts, lengths, error)  # fmt: skip
-        skips[...], ends[...] = starts, lengths
+        skips[:], ends[:] = starts, lengths
         _check(error)
 
 
@@ -898,7 +1192,7 @@ def _sorted(xp: Any, words: Array, low: int, high: int) -> Array:
     for shift in range(low, high, 8):
         _launch(xp, "sort", "radix_count", tiles, words, u64(count), u32(shift), counts)
         _launch(xp, "sort", "scan_counts", _blocks(xp, counts.size),
-                counts, u64(counts.size), _status(xp, counts.size), xp.zeros(1, u64))  # fmt: skip
+                counts, u64(counts.size), _status(xp, counts.size), _counter(xp))  # fmt: skip
         _launch(xp, "sort", "radix_move", tiles, words, u64(count), u32(shift), counts, spare)
         words, spare = spare, words
     return words
@@ -913,6 +1207,17 @@ def sort_values(values: Array) -> tuple[Array, Array]:
         pairs = _sorted(xp, pairs, 32, 64)
         _launch(xp, "sort", "value_unpair", _blocks(xp, n), pairs, u64(n), ordered, order)
     return ordered, order
+
+
+def sort_indices(indices: Array) -> tuple[Array, Array]:
+    """The indices in order, and where each stood."""
+    xp, n = module_of(indices), indices.size
+    ordered, places, pairs = xp.empty(n, u32), xp.empty(n, u32), xp.empty(n, u64)
+    if n:
+        _launch(xp, "sort", "index_pairs", _blocks(xp, n), indices, u64(n), pairs)
+        pairs = _sorted(xp, pairs, 32, 64)
+        _launch(xp, "sort", "index_unpair", _blocks(xp, n), pairs, u64(n), ordered, places)
+    return ordered, places
 
 
 def sketch_merge(keys: Array, values: Array, numel: int) -> tuple[Array, Array]:
@@ -1033,10 +1338,10 @@ def flagged_encode(keys: Array) -> Array:
     """The section of keys drawn at the end of kernels/cpu/sketch.cpp. Waits for the device: the size is not known
     before."""
     xp, n = module_of(keys), keys.size
-    out, end = xp.empty((n + 3) // 4 + 4 * n, np.uint8), xp.zeros(1, u64)
+    out, end = xp.empty((n + 3) // 4 + 4 * n, np.uint8), _counter(xp)
     if n:
         _launch(xp, "sketch", "flagged_encode", _blocks(xp, n), keys, u64(n), _status(xp, n), end, out)
-    return out[: int(end.get()[0])]
+    return out[: _number(end)]
 
 
 def flagged_decode(section: Array, numel: int, count: int) -> Array:
@@ -1049,9 +1354,9 @@ def flagged_decode(section: Array, numel: int, count: int) -> Array:
         check(-1 if section.size else 0)
         return keys
     _launch(xp, "sketch", "flagged_gaps", _blocks(xp, count), section, u64(section.size), u64(count),
-            _status(xp, count), xp.zeros(1, u64), gaps, error)  # fmt: skip
+            _status(xp, count), _counter(xp), gaps, error)  # fmt: skip
     _launch(xp, "sketch", "keys_of_gaps", _blocks(xp, count), gaps, u64(count), u64(numel), _status(xp, count),
-            xp.zeros(1, u64), keys, error)  # fmt: skip
+            _counter(xp), keys, error)  # fmt: skip
     _check(error)
     return keys
 
@@ -1064,10 +1369,10 @@ def fit_poly_encode(ordered: Array, degree: int, segments: int | None) -> Array:
     is not known before."""
     xp, n = module_of(ordered), ordered.size
     most = min(segments or 1024, n // (degree + 1) + 1)
-    section, words = xp.empty(9 + 2 * (degree + 2) * most, u32), xp.zeros(1, u64)
+    section, words = xp.empty(9 + 2 * (degree + 2) * most, u32), _counter(xp)
     partial = xp.empty(16 * (n // 256 + 1026), f64)
     _launch(xp, "fit", "fit_poly_encode", 1, ordered, u64(n), u32(degree), u32(segments or 0), partial, section, words)
-    return section.view(np.uint8)[: 4 * int(words.get()[0])]
+    return section.view(np.uint8)[: 4 * _number(words)]
 
 
 def fit_poly_decode(section: Array, count: int) -> Array:
@@ -1088,10 +1393,10 @@ def fit_dexp_encode(ordered: Array) -> Array:
     """The section drawn in kernels/cpu/fit_dexp.cpp, of ``sort_values``' first result. Waits for the device: a sign
     without values has no part in it."""
     xp, n = module_of(ordered), ordered.size
-    section, words = xp.empty(14, u32), xp.zeros(1, u64)
+    section, words = xp.empty(14, u32), _counter(xp)
     room = xp.empty(2 * n + 14 * (n // 256 + 1), f64)
     _launch(xp, "fit", "fit_dexp_encode", 1, ordered, u64(n), room, section, words)
-    return section.view(np.uint8)[: 4 * int(words.get()[0])]
+    return section.view(np.uint8)[: 4 * _number(words)]
 
 
 def fit_dexp_decode(section: Array, count: int) -> Array:
@@ -1114,7 +1419,7 @@ def _chunks(section: Array) -> int:
 
 def _join(xp: Any, exits: Array, entries: int, chunks: int) -> tuple[Array, Array]:
     """Where each chunk of a bit string begins, and how many words the string has; see kernels/entropy.cuh."""
-    starts, words = xp.zeros(chunks, u64), xp.zeros(1, u64)
+    starts, words = xp.zeros(chunks, u64), _counter(xp)
     _launch(xp, "codes", "walk_join", 1, exits, u32(entries), u64(chunks), starts, words)
     return starts, words
 
@@ -1124,13 +1429,13 @@ def rle_encode(indices: Array, numel: int) -> Array:
     xp, n, file = module_of(indices), indices.size, "codes"
     if n == 0:
         return xp.empty(0, np.uint8)
-    begins, runs, lengths, end = xp.empty(n, u32), xp.zeros(1, u64), xp.zeros(68, u64), xp.zeros(1, u64)
+    begins, runs, lengths, end = xp.empty(n, u32), _counter(xp), xp.zeros(68, u64), _counter(xp)
     words = xp.zeros(2 * n + 2, u32)  # a pair of runs takes no more than two fields of 32 bits
     _launch(xp, file, "rle_runs", _blocks(xp, n), indices, u64(n), _status(xp, n), runs, begins)
     _launch(xp, file, "rle_count", _blocks(xp, n), indices, u64(n), begins, runs, lengths)
     _launch(xp, file, "rle_write", _blocks(xp, n), indices, u64(n), u32((numel - 1).bit_length()), begins, runs,
             lengths, _status(xp, n), words, end)  # fmt: skip
-    return words.view(np.uint8)[: (int(end.get()[0]) + 7) // 8]
+    return words.view(np.uint8)[: (_number(end) + 7) // 8]
 
 
 def rle_decode(section: Array, numel: int, count: int) -> Array:
@@ -1149,7 +1454,7 @@ def rle_decode(section: Array, numel: int, count: int) -> Array:
     # Pairs of runs: no more than elements, and none without two bits.
     room = min(count, 4 * size)
     zeros, ones, ends, places = xp.zeros(room, u64), xp.zeros(room, u64), xp.zeros(room, u64), xp.empty(room, u64)
-    firsts, pairs, end = xp.empty(room, u32), xp.zeros(1, u64), xp.zeros(1, u64)
+    firsts, pairs, end = xp.empty(room, u32), _counter(xp), _counter(xp)
     _launch(xp, file, "rle_read", _blocks(xp, chunks), section, u64(size), escape, u64(chunks), starts, u64(room),
             zeros, ones, ends)  # fmt: skip
     _launch(xp, file, "rle_places", _blocks(xp, room), ones, u64(room), _status(xp, room), end, places)
@@ -1178,7 +1483,7 @@ def huffman_encode(symbols: Array) -> Array:
     _launch(xp, file, "huffman_sizes", _blocks(xp, n), symbols, u64(n), words, sums)
     _launch(xp, file, "huffman_write", _blocks(xp, n), symbols, u64(n), words, sums, bits, single, _status(xp, n),
             unused, out, end)  # fmt: skip
-    return out.view(np.uint8)[: (int(end.get()[0]) + 7) // 8]
+    return out.view(np.uint8)[: (_number(end) + 7) // 8]
 
 
 def huffman_decode(section: Array, count: int) -> Array:
@@ -1205,12 +1510,12 @@ def huffman_decode(section: Array, count: int) -> Array:
 def huffman_indices_encode(indices: Array, numel: int) -> Array:
     """The section of indices drawn in kernels/cpu/huffman.cpp. Waits for the device: the size is not known before."""
     xp, n, file = module_of(indices), indices.size, "codes"
-    words, table, end = xp.empty(256, u32), xp.zeros(4096, np.uint16), xp.zeros(1, u64)
+    words, table, end = xp.empty(256, u32), xp.zeros(4096, np.uint16), _counter(xp)
     out = xp.zeros((6 * n + 11) // 4, u32)
     if n:
         _launch(xp, file, "byte_code", 1, u64(numel), words, table)
         _launch(xp, file, "huffman_indices_write", _blocks(xp, n), indices, u64(n), words, _status(xp, n), end, out)
-    return out.view(np.uint8)[: (int(end.get()[0]) + 7) // 8]
+    return out.view(np.uint8)[: (_number(end) + 7) // 8]
 
 
 def huffman_indices_decode(section: Array, numel: int, count: int) -> Array:
@@ -1244,14 +1549,14 @@ def rans_encode(symbols: Array) -> Array:
     xp, n = module_of(symbols), symbols.size
     if n == 0:
         return xp.empty(0, np.uint8)
-    out, begin, shares = xp.empty(_rans_bound(n), np.uint8), xp.zeros(1, u64), xp.zeros(160, u32)
+    out, begin, shares = xp.empty(_rans_bound(n), np.uint8), _counter(xp), xp.zeros(160, u32)
     _launch(xp, "rans", "rans_encode", 1,
             symbols, u64(n), _histogram(xp, symbols), shares, out, u64(out.size), begin)  # fmt: skip
-    return out[int(begin.get()[0]) :]
+    return out[_number(begin) :]
 
 
 def _rans_decode(xp: Any, section: Array, count: int) -> tuple[Array, Array, Array]:
-    symbols, used, error = xp.empty(count, np.uint8), xp.zeros(1, u64), xp.zeros(1, i32)
+    symbols, used, error = xp.empty(count, np.uint8), _counter(xp), xp.zeros(1, i32)
     _launch(xp, "rans", "rans_decode", 1, section, u64(section.size), u64(count), symbols, used, error)
     return symbols, used, error
 
@@ -1263,7 +1568,7 @@ def rans_decode(section: Array, count: int) -> Array:
         check(-3 if section.size else 0)
         return xp.empty(0, np.uint8)
     symbols, used, error = _rans_decode(xp, section, count)
-    if int(error.get()[0]) == 0 and int(used.get()[0]) != section.size:
+    if _number(error) == 0 and _number(used) != section.size:
         check(-3)
     _check(error)
     return symbols
@@ -1274,16 +1579,16 @@ def rans_indices_encode(indices: Array) -> Array:
     xp, n = module_of(indices), indices.size
     if n == 0:
         return xp.empty(0, np.uint8)
-    tokens, lows, end = xp.empty(n, np.uint8), xp.zeros(n + 1, u32), xp.zeros(1, u64)
+    tokens, lows, end = xp.empty(n, np.uint8), xp.zeros(n + 1, u32), _counter(xp)
     _launch(xp, "rans", "rans_tokens", _blocks(xp, n), indices, u64(n), _status(xp, n), end, tokens, lows)
     coded = rans_encode(tokens)
-    return xp.concatenate([coded, lows.view(np.uint8)[: (int(end.get()[0]) + 7) // 8]])
+    return xp.concatenate([coded, lows.view(np.uint8)[: (_number(end) + 7) // 8]])
 
 
 def rans_indices_decode(section: Array, numel: int, count: int) -> Array:
     """The indices of ``rans_indices_encode``. Waits for the device."""
     xp = module_of(section)
-    gaps, indices, end = xp.empty(count, u32), xp.empty(count, u32), xp.zeros(1, u64)
+    gaps, indices, end = xp.empty(count, u32), xp.empty(count, u32), _counter(xp)
     if count == 0:
         check(-3 if section.size else 0)
         return indices
@@ -1309,7 +1614,7 @@ def delta_encode(keys: Array) -> Array:
     _launch(xp, file, "delta_count", _blocks(xp, n), keys, u64(n), lengths)
     _launch(xp, file, "delta_plan", 1, lengths, u64(n), plan, out)
     for part in ("delta_prefixes", "delta_deltas"):
-        _launch(xp, file, part, _blocks(xp, n), keys, u64(n), plan, _status(xp, n), xp.zeros(1, u64), out)
+        _launch(xp, file, part, _blocks(xp, n), keys, u64(n), plan, _status(xp, n), _counter(xp), out)
     return out.view(np.uint8)[: int(plan[2:3].get()[0]) // 8]
 
 
@@ -1322,7 +1627,7 @@ def delta_decode(section: Array, numel: int, count: int) -> Array:
     if count == 0:
         check(-3 if size else 0)
         return keys
-    table, read, at, end = xp.zeros(4096, np.uint16), xp.zeros(3, u64), xp.zeros(1, u64), xp.zeros(1, u64)
+    table, read, at, end = xp.zeros(4096, np.uint16), xp.zeros(3, u64), _counter(xp), _counter(xp)
     chunks = _chunks(section)
     exits, bits, deltas = xp.zeros(chunks * 12, u64), xp.empty(count, np.uint8), xp.zeros(count, u32)
     _launch(xp, file, "delta_read", 1, section, u64(size), table, read, error)
@@ -1381,8 +1686,8 @@ def sketch_encode(
         sizes[group] = count, of_keys.size, of_bins.size
         parts += [of_keys, of_bins]
         begin = end
-    head = xp.asarray(np.frombuffer(header, np.uint8).copy())
-    return xp.concatenate([head, means.view(np.uint8), xp.asarray(sizes.reshape(-1)).view(np.uint8), *parts])
+    tables = joined(header, means, xp.asarray(sizes.reshape(-1)))
+    return _known(xp.concatenate([tables, *parts]), header)
 
 
 def sketch_decode(
@@ -1391,12 +1696,12 @@ def sketch_decode(
     """Sorted keys and their values out of a section with a checked header, whose tables lie within it. Waits for the
     device, for each group."""
     xp = module_of(section)
-    header = section[: SKETCH.size].get().tobytes()
+    header = head(section, SKETCH.size)
     rows, _, buckets, negative, below, above = SKETCH.unpack(header)
     tables = SKETCH.size + 4 * buckets
     at = tables + 12 * (below + above)
-    host = section[SKETCH.size : at].get()
-    means, sizes = host[: 4 * buckets].view(f32), host[4 * buckets :].view(u32).reshape(-1, 3).astype(np.int64)
+    on_host = section[SKETCH.size : at].get()
+    means, sizes = on_host[: 4 * buckets].view(f32), on_host[4 * buckets :].view(u32).reshape(-1, 3).astype(np.int64)
     magnitudes = np.where(np.arange(buckets) < negative, -means, means)
     falls = magnitudes[1:] < magnitudes[:-1]
     falls[negative - 1 : negative] = False

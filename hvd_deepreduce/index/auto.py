@@ -1,6 +1,6 @@
 """Auto: for each tensor, the lossless index codec of the fewest bytes."""
 
-from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
 from hvd_deepreduce.index.bitmap import Bitmap
 from hvd_deepreduce.index.delta import Delta
@@ -30,7 +30,7 @@ class Auto(IndexCodec):
         count = indices.size
         if count == 0:
             return CHOICES[0]
-        rice, rle, delta, elias_fano, rans = cpu.index_sizes(indices, numel)
+        rice, rle, delta, elias_fano, rans = of(indices).index_sizes(indices, numel)
         packed, bitmap = (count * (numel - 1).bit_length() + 7) // 8, (numel + 7) // 8
         sizes = (4 * count, packed, bitmap, elias_fano, rice, rans, delta, rle)
         return CHOICES[sizes.index(min(sizes))]

@@ -1,6 +1,6 @@
 """Bitmap: one bit an element of the dense tensor."""
 
-from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
 
 
@@ -15,8 +15,8 @@ class Bitmap(IndexCodec):
     id = 3
 
     def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
-        return cpu.bitmap_encode(indices, numel), indices
+        return of(indices).bitmap_encode(indices, numel), indices
 
     @staticmethod
     def decode(section: U8, numel: int, count: int, key: Key) -> U32:
-        return cpu.bitmap_decode(section, numel, count)
+        return of(section).bitmap_decode(section, numel, count)

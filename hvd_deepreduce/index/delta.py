@@ -4,7 +4,7 @@ Jiang, Fu, Yang, Shao, Cui, "SKCompress: compressing sparse and nonuniform gradi
 VLDB Journal 2020, sections 5.1 and 5.2.
 """
 
-from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
 
 
@@ -21,8 +21,8 @@ class Delta(IndexCodec):
     id = 8
 
     def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
-        return cpu.delta_encode(indices), indices
+        return of(indices).delta_encode(indices), indices
 
     @staticmethod
     def decode(section: U8, numel: int, count: int, key: Key) -> U32:
-        return cpu.delta_decode(section, numel, count)
+        return of(section).delta_decode(section, numel, count)

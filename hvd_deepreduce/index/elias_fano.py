@@ -4,7 +4,7 @@ Elias, "Efficient storage and retrieval by content and address of static files",
 bits required to implement an associative memory", MIT 1971.
 """
 
-from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
 
 
@@ -21,8 +21,8 @@ class EliasFano(IndexCodec):
     id = 9
 
     def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
-        return cpu.elias_fano_encode(indices, numel), indices
+        return of(indices).elias_fano_encode(indices, numel), indices
 
     @staticmethod
     def decode(section: U8, numel: int, count: int, key: Key) -> U32:
-        return cpu.elias_fano_decode(section, numel, count)
+        return of(section).elias_fano_decode(section, numel, count)

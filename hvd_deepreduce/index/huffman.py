@@ -3,7 +3,7 @@
 DeepReduce (Kostopoulou et al., arXiv:2102.03112), appendix "Huffman Encoding".
 """
 
-from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
 
 
@@ -21,8 +21,8 @@ class Huffman(IndexCodec):
     id = 7
 
     def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
-        return cpu.huffman_indices_encode(indices, numel), indices
+        return of(indices).huffman_indices_encode(indices, numel), indices
 
     @staticmethod
     def decode(section: U8, numel: int, count: int, key: Key) -> U32:
-        return cpu.huffman_indices_decode(section, numel, count)
+        return of(section).huffman_indices_decode(section, numel, count)

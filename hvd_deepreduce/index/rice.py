@@ -5,7 +5,7 @@ Golomb, "Run-length encodings", IEEE Trans. Inf. Theory 1966; Rice and Plaunt, I
 
 import numpy as np
 
-from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
 
 
@@ -22,11 +22,11 @@ class Rice(IndexCodec):
 
     def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
         if indices.size == 0:
-            return np.empty(0, np.uint8), indices
-        return cpu.rice_encode(indices, numel), indices
+            return indices.view(np.uint8), indices
+        return of(indices).rice_encode(indices, numel), indices
 
     @staticmethod
     def decode(section: U8, numel: int, count: int, key: Key) -> U32:
         if count == 0 and section.size == 0:
-            return np.empty(0, np.uint32)
-        return cpu.rice_decode(section, numel, count)
+            return section.view(np.uint32)
+        return of(section).rice_decode(section, numel, count)

@@ -4,7 +4,7 @@ DeepReduce (Kostopoulou et al., "DeepReduce: a sparse-tensor communication frame
 arXiv:2102.03112), section 2 and appendix "Run Length Encoding".
 """
 
-from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
 
 
@@ -21,8 +21,8 @@ class RLE(IndexCodec):
     id = 6
 
     def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
-        return cpu.rle_encode(indices, numel), indices
+        return of(indices).rle_encode(indices, numel), indices
 
     @staticmethod
     def decode(section: U8, numel: int, count: int, key: Key) -> U32:
-        return cpu.rle_decode(section, numel, count)
+        return of(section).rle_decode(section, numel, count)

@@ -14,9 +14,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, Floats, JointCodec, Key
-from hvd_deepreduce.value.buckets import to_float32
 
 HEADER = struct.Struct("<BxxxIIIHH")
 MAX_ROWS, MAX_COLUMNS, MAX_WIDTH, MAX_GROUPS, MAX_BUCKETS = 8, 4, 256, 256, 65536
@@ -57,12 +56,13 @@ class MinMaxSketch(JointCodec, ABC):
 
     def encode(self, indices: U32 | None, values: Floats, numel: int, key: Key) -> tuple[U8, U32 | None]:
         if values.size == 0:
-            return np.empty(0, np.uint8), indices
-        every = np.arange(numel, dtype=np.uint32) if indices is None else indices
-        means, codes, negative = cpu.quantile_encode(to_float32(values), self.buckets, self.center == "middle")
+            return values.view(np.uint8), indices
+        every = of(values).arange(numel, values) if indices is None else indices
+        x = of(values).to_float32(values)
+        means, codes, negative = of(x).quantile_encode(x, self.buckets, self.center == "middle")
         groups = [groups_of(side, means.size, self.groups) for side in (negative, means.size - negative)]
         header = HEADER.pack(self.rows, round(self.columns * ONE_COLUMN), means.size, negative, *groups)
-        return cpu.sketch_encode(header, means, every, codes, self.coded, *key[:3]), indices
+        return of(means).sketch_encode(header, means, every, codes, self.coded, *key[:3]), indices
 
 
 def groups_of(side: int, buckets: int, groups: int) -> int:
@@ -81,10 +81,10 @@ def decode(section: U8, numel: int, count: int, dense: bool, key: Key, coded: bo
     if dense and count != numel:
         raise ValueError(f"all {numel} elements are wanted, and {count} are there")
     if count == 0 and section.size == 0:
-        return None if dense else np.empty(0, np.uint32), np.empty(0, np.float32)
+        return None if dense else section.view(np.uint32), section.view(np.float32)
     if section.size < HEADER.size:
         raise ValueError(f"a sketch's section begins with {HEADER.size} bytes, and this one has {section.size}")
-    rows, columns, buckets, negative, groups_below, groups_above = HEADER.unpack_from(section.data)
+    rows, columns, buckets, negative, groups_below, groups_above = HEADER.unpack(of(section).head(section, HEADER.size))
     if not 1 <= rows <= MAX_ROWS or not 1 <= columns <= MAX_COLUMNS * ONE_COLUMN:
         raise ValueError(f"no sketch has {rows} rows and columns {columns}")
     if not negative <= buckets or not 1 <= buckets <= min(count, MAX_BUCKETS):
@@ -94,5 +94,5 @@ def decode(section: U8, numel: int, count: int, dense: bool, key: Key, coded: bo
             raise ValueError(f"{side} buckets of one sign do not make {groups} groups")
     if section.size < HEADER.size + 4 * buckets + 12 * (groups_below + groups_above):
         raise ValueError(f"the tables of {buckets} buckets do not fit into {section.size} bytes")
-    support, values = cpu.sketch_decode(section, numel, count, coded, *key[:3])
+    support, values = of(section).sketch_decode(section, numel, count, coded, *key[:3])
     return None if dense else support, values

@@ -51,3 +51,23 @@ KERNEL check_bitmap(const u8* in, u64 bytes, u64 numel, u64 count, const u64* fo
         bad |= (byte == numel / 8 ? in[byte] >> (numel % 8) : (u32)in[byte]) != 0;
     if (bad) atomicMin(error, ERR_INDEX);
 }
+
+// indices + by.
+KERNEL moved(const u32* indices, u64 count, u32 by, u32* out) {
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) out[i] = indices[i] + by;
+}
+
+// *error: where the numbers are not 0 .. count - 1 in some order. seen: a bit for each, zeros.
+KERNEL check_order(const u32* order, u64 count, u32* seen, i32* error) {
+    bool bad = false;
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) {
+        const u32 place = order[i], bit = 1u << (place & 31);
+        bad |= place >= count || (atomicOr(seen + (place >> 5), bit) & bit);
+    }
+    if (__syncthreads_or(bad) && threadIdx.x == 0) atomicMin(error, ERR_ORDER);
+}
+
+// The elements of blocks, one behind the other.
+KERNEL of_blocks(const u32* blocks, u64 block, u64 size, u32* indices) {
+    for (u64 i = grid_thread(); i < size; i += grid_threads()) indices[i] = (u32)(blocks[i / block] * block + i % block);
+}

@@ -42,6 +42,17 @@ DR_HD Philox4 philox4x32(u32 k0, u32 k1, u32 c0, u32 c1, u32 c2, u32 c3) {
 // What a random number is for. It stands in the counter, so no two uses of one key share numbers.
 enum RandomStream { STREAM_SAMPLE = 1, STREAM_RANDOMK = 2, STREAM_ROUNDING = 3, STREAM_POLICY = 4, STREAM_SKETCH = 5 };
 
+// A residual takes a gradient in: two finite numbers can sum to infinity, which no codec takes, so sums end at the
+// largest number.
+DR_HD float accumulated(float residual, float gradient) {
+    const float most = 3.4028234663852886e38f, sum = residual + gradient, low = sum < most ? sum : most;
+    return low > -most ? low : -most;
+}
+DR_HD double accumulated(double residual, double gradient) {
+    const double most = 1.7976931348623157e308, sum = residual + gradient, low = sum < most ? sum : most;
+    return low > -most ? low : -most;
+}
+
 // [0, 1) with 24 bits: every value is exact in float32.
 DR_HD float uniform24(u32 word) { return (float)(word >> 8) * 5.9604644775390625e-08f; }
 

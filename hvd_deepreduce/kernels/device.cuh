@@ -15,7 +15,7 @@ const u32 WHOLE_WARP = 0xFFFFFFFFu;
 const u64 NOWHERE = ~0ull;
 
 // A decoder's complaint; backend/cuda.py turns it into a sentence. The gravest stays: kernels take the least.
-const i32 ERR_TRUNCATED = -1, ERR_INDEX = -2, ERR_VALUE = -3;
+const i32 ERR_TRUNCATED = -1, ERR_INDEX = -2, ERR_VALUE = -3, ERR_CHECKSUM = -6, ERR_NOT_FINITE = -7, ERR_ORDER = -8;
 
 __device__ __forceinline__ u32 lane_number() { return threadIdx.x & 31u; }
 __device__ __forceinline__ u32 warp_number() { return threadIdx.x >> 5; }

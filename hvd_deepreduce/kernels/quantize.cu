@@ -101,6 +101,63 @@ KERNEL qsgd_encode(const float* values, u64 count, u64 bucket, u32 s, u32 seed, 
     }
 }
 
+// The whole section of value/qsgd.py in one launch, for such buckets whose codes fill whole words:
+//     section:  | header u64 | norms [buckets] | codes, `bits` each |
+// A lane packs its four codes, and the words of a step of 128 are put together out of the lanes that hold their bits.
+KERNEL qsgd_section(const float* values, u64 count, u64 bucket, u32 bits, u32 seed, u32 parameter, u32 step, u32 rank,
+                    u64 header, u32* section) {
+    const RoundingKey key = {seed, parameter, step, rank};
+    const u32 s = (1u << (bits - 1)) - 1, own_bits = 4 * bits;
+    const u64 buckets = (count + bucket - 1) / bucket, words = (count * bits + 31) / 32;
+    u32* codes = section + 2 + buckets;
+    if (grid_thread() == 0) section[0] = (u32)header, section[1] = (u32)(header >> 32);
+    for (u64 b = grid_thread() / 32; b < buckets; b += grid_threads() / 32) {
+        const u64 begin = b * bucket, end = begin + bucket < count ? begin + bucket : count;
+        u32 largest = 0;
+        for (u64 i = begin + lane_number(); i < end; i += 32) {
+            const u32 magnitude = magnitude_bits(values[i]);
+            largest = magnitude > largest ? magnitude : largest;
+        }
+        const float norm = __uint_as_float(warp_max(largest));
+        if (lane_number() == 0) section[2 + b] = __float_as_uint(norm);
+        for (u64 base = begin; base < end; base += 128) {
+            const u64 i = base + 4 * lane_number();
+            u32 own = 0;
+            if (i < end) {
+                u32 random[4];
+                rounding_words(key, i / 4, random);
+#pragma unroll
+                for (u32 j = 0; j < 4; ++j)
+                    if (i + j < end) own |= qsgd_level(values[i + j], norm, s, uniform24(random[j])) << (j * bits);
+            }
+            // Bit p of the step's codes is bit p % own_bits of lane p / own_bits.
+            const u32 first = 32 * lane_number() / own_bits, shift = 32 * lane_number() % own_bits;
+            u64 word = 0;
+            for (u32 l = 0; l * own_bits < 32 + own_bits; ++l) {
+                const u32 other = __shfl_sync(WHOLE_WARP, own, first + l & 31);
+                if (first + l < 32 && l * own_bits < 32 + shift)
+                    word |= l ? (u64)other << (l * own_bits - shift) : (u64)(other >> shift);
+            }
+            const u64 to = base * bits / 32 + lane_number();
+            if (lane_number() < own_bits && to < words && 32 * to < end * bits) codes[to] = (u32)word;
+        }
+    }
+}
+
+// The values of packed codes.
+KERNEL qsgd_open(const u8* packed, u64 bytes, const float* norms, u64 count, u64 bucket, u32 bits, float* values,
+                 i32* error) {
+    const u32 of = (u32)bucket, s = (1u << (bits - 1)) - 1;
+    bool bad = false;
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) {
+        const u32 code = load_field(packed, bytes, i * bits, bits);
+        const float norm = norms[(u32)i / of];
+        bad |= code > 2 * s || !(norm >= 0.0f && finite_bits(norm));
+        values[i] = qsgd_value(code, 1.0f, s) * norm;
+    }
+    if (bad) atomicMin(error, ERR_VALUE);
+}
+
 KERNEL qsgd_decode(const u8* codes, const float* norms, u64 count, u64 bucket, u32 s, float* values, i32* error) {
     const u32 of = (u32)bucket;
     bool bad = false;
@@ -374,5 +431,22 @@ KERNEL narrow(const double* values, u64 count, float* out) {
     for (u64 i = grid_thread(); i < count; i += grid_threads()) {
         const double x = values[i];
         out[i] = (float)(x > most ? most : x < -most ? -most : x);
+    }
+}
+
+// ---- The scale of a bucket, out of the sum over its values.
+
+__device__ __forceinline__ double bucket_size(u64 b, u64 count, u64 bucket) {
+    return (double)((b + 1) * bucket <= count ? bucket : count - b * bucket);
+}
+KERNEL bucket_means(const double* sums, u64 buckets, u64 count, u64 bucket, float* means) {
+    for (u64 b = grid_thread(); b < buckets; b += grid_threads()) means[b] = (float)(sums[b] / bucket_size(b, count, bucket));
+}
+KERNEL clip_scales(const float* scales, const double* squares, u64 buckets, u64 count, u64 bucket, double clip,
+                   float* clipped) {
+    for (u64 b = grid_thread(); b < buckets; b += grid_threads()) {
+        const double limit = clip * sqrt(squares[b] / bucket_size(b, count, bucket)), most = 3.4028234663852886e38;
+        const float least = (float)(limit < most ? limit : most);
+        clipped[b] = least < scales[b] ? least : scales[b];
     }
 }

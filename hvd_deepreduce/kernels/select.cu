@@ -1,12 +1,14 @@
 // Accumulate and select on the device: the CUDA side of kernels/cpu/select.cpp, block.cpp and sum.cpp.
 //
 // Top-k in six launches, none of which the host waits for:
-//     sample    a magnitude that a little more than k elements reach
+//     sample    a magnitude that a little more than k elements reach; and is the gradient finite?
 //     collect   dense += gradient; the elements that reach it, in index order: the candidates
 //     count x 3 the k-th largest magnitude of the candidates, eleven bits at a time (float64: x 6)
 //     take      what is larger, and of equals the first, in index order
 // Where the sample misled (fewer than k candidates, or more than there is room for), count and take read all elements
 // in place of the candidates: slower, and the same result.
+//
+// `bad` (or null): whether the gradient has NaN or infinity. Where it is not 0, nothing is accumulated.
 #include "device.cuh"
 
 template <class T>
@@ -19,6 +21,11 @@ template <>
 struct BitsOf<double> {
     typedef u64 type;
 };
+
+template <class T>
+__device__ __forceinline__ const T* unless(const i32* bad, const T* gradient) {
+    return bad && *bad ? nullptr : gradient;
+}
 
 const u32 BINS = 2048;
 const u32 SAMPLES = 32 * THREADS;
@@ -68,7 +75,7 @@ __device__ void sample(const T* dense, const T* gradient, u64 n, u64 k, u64* sta
         if (i >= samples) continue;
         const u64 first = n * i / samples, next = n * (i + 1) / samples;
         const u64 at = first + fmix32((u32)i) % (next - first);
-        keys[j] = (u32)((u64)magnitude_bits(gradient ? dense[at] + gradient[at] : dense[at]) >> key_bits);
+        keys[j] = (u32)((u64)magnitude_bits(gradient ? accumulated(dense[at], gradient[at]) : dense[at]) >> key_bits);
     }
     u32 prefix = 0;
     u64 left = rank + 1;
@@ -87,6 +94,23 @@ __device__ void sample(const T* dense, const T* gradient, u64 n, u64 k, u64* sta
     }
     const u64 least = (u64)prefix << key_bits;
     if (threadIdx.x == 0) state[0] = least ? least : 1;
+}
+
+// *bad becomes ERR_NOT_FINITE where a number is NaN or infinite. Read as vectors of words, by `workers` blocks.
+template <class T>
+__device__ void find_nonfinite(const T* x, u64 n, u32 worker, u32 workers, i32* bad) {
+    typedef typename BitsOf<T>::type Bits;
+    const Bits infinity = sizeof(T) == 4 ? (Bits)0x7F800000u : (Bits)0x7FF0000000000000ull;
+    const u32 size = Vector<T>::SIZE;
+    const u64 vectors = aligned16(x) ? n / size : 0, first = (u64)worker * THREADS + threadIdx.x;
+    const u64 stride = (u64)workers * THREADS;
+    bool found = false;
+    for (u64 v = first; v < vectors; v += stride) {
+        const Vector<T> four = *(const Vector<T>*)(x + v * size);
+        for (u32 j = 0; j < size; ++j) found |= magnitude_bits(four.x[j]) >= infinity;
+    }
+    for (u64 i = vectors * size + first; i < n; i += stride) found |= magnitude_bits(x[i]) >= infinity;
+    if (__syncthreads_or(found) && threadIdx.x == 0) atomicMin(bad, ERR_NOT_FINITE);
 }
 
 // dense += gradient (unless null); elements of at least `least` magnitude bits go, in index order, to `indices` and
@@ -112,7 +136,7 @@ __device__ void collect(T* dense, const T* gradient, u64 n, typename BitsOf<T>::
                 x[r] = *(const Vector<T>*)(dense + at);
                 if (gradient) {
                     const Vector<T> g = *(const Vector<T>*)(gradient + at);
-                    for (u32 j = 0; j < size; ++j) x[r].x[j] += g.x[j];
+                    for (u32 j = 0; j < size; ++j) x[r].x[j] = accumulated(x[r].x[j], g.x[j]);
                     *(Vector<T>*)(dense + at) = x[r];
                 }
                 for (u32 j = 0; j < size; ++j) keep[r] |= (u32)(magnitude_bits(x[r].x[j]) >= least) << j;
@@ -121,7 +145,7 @@ __device__ void collect(T* dense, const T* gradient, u64 n, typename BitsOf<T>::
                     if (at + j >= n) continue;
                     x[r].x[j] = dense[at + j];
                     if (gradient) {
-                        x[r].x[j] += gradient[at + j];
+                        x[r].x[j] = accumulated(x[r].x[j], gradient[at + j]);
                         dense[at + j] = x[r].x[j];
                     }
                     keep[r] |= (u32)(magnitude_bits(x[r].x[j]) >= least) << j;
@@ -247,13 +271,16 @@ __device__ void take(Source<T> from, u64 k, const u32* counts, u32 passes, u64* 
 
 // state: | least magnitude bits | candidates |;  counts: 2048 a pass, zeros at first.
 #define TOPK(suffix, T)                                                                                               \
-    KERNEL topk_sample_##suffix(const T* dense, const T* gradient, u64 n, u64 k, u64* state) {                        \
-        sample(dense, gradient, n, k, state);                                                                         \
+    KERNEL topk_sample_##suffix(const T* dense, const T* gradient, u64 n, u64 k, u64* state, i32* bad) {              \
+        if (blockIdx.x == 0) sample(dense, gradient, n, k, state);                                                    \
+        const u32 workers = gridDim.x > 1 ? gridDim.x - 1 : 1;                                                        \
+        if (bad && blockIdx.x + workers >= gridDim.x)                                                                 \
+            find_nonfinite(gradient, n, blockIdx.x + workers - gridDim.x, workers, bad);                              \
     }                                                                                                                 \
-    KERNEL topk_collect_##suffix(T* dense, const T* gradient, u64 n, u64* state, u64* status, u32* indices, T* values, \
-                                 u64 room) {                                                                          \
+    KERNEL topk_collect_##suffix(T* dense, const T* gradient, u64 n, const i32* bad, u64* state, u64* status,         \
+                                 u32* indices, T* values, u64 room) {                                                 \
         const BitsOf<T>::type least = (BitsOf<T>::type)state[0];                                                      \
-        collect(dense, gradient, n, least, status, indices, values, room, state + 1);                                 \
+        collect(dense, unless(bad, gradient), n, least, status, indices, values, room, state + 1);                    \
     }                                                                                                                 \
     KERNEL topk_count_##suffix(const T* dense, u64 n, u64 k, const u32* indices, const T* values, u64 room,           \
                                const u64* state, u32 pass, u32* counts) {                                             \
@@ -263,28 +290,13 @@ __device__ void take(Source<T> from, u64 k, const u32* counts, u32 passes, u64* 
                               const u64* state, const u32* counts, u32 passes, u64* status, u32* taken, T* out) {     \
         take(source_of(dense, n, k, indices, values, room, state), k, counts, passes, status, taken, out);            \
     }                                                                                                                 \
-    KERNEL threshold_##suffix(T* dense, const T* gradient, u64 n, u64 least, u64* status, u32* indices, T* values,    \
-                              u64 room, u64* count) {                                                                 \
-        collect(dense, gradient, n, (BitsOf<T>::type)least, status, indices, values, room, count);                    \
-    }
+    KERNEL threshold_##suffix(T* dense, const T* gradient, u64 n, const i32* bad, u64 least, u64* status,             \
+                              u32* indices, T* values, u64 room, u64* count) {                                        \
+        collect(dense, unless(bad, gradient), n, (BitsOf<T>::type)least, status, indices, values, room, count);       \
+    }                                                                                                                 \
+    KERNEL finite_##suffix(const T* x, u64 n, i32* bad) { find_nonfinite(x, n, blockIdx.x, gridDim.x, bad); }
 TOPK(f32, float)
 TOPK(f64, double)
-
-// *bad becomes 1 where a number is NaN or infinite. Read as vectors of words.
-template <class T>
-__device__ void find_nonfinite(const T* x, u64 n, typename BitsOf<T>::type infinity, u32* bad) {
-    const u32 size = Vector<T>::SIZE;
-    bool found = false;
-    const u64 vectors = aligned16(x) ? n / size : 0;
-    for (u64 v = grid_thread(); v < vectors; v += grid_threads()) {
-        const Vector<T> four = *(const Vector<T>*)(x + v * size);
-        for (u32 j = 0; j < size; ++j) found |= magnitude_bits(four.x[j]) >= infinity;
-    }
-    for (u64 i = vectors * size + grid_thread(); i < n; i += grid_threads()) found |= magnitude_bits(x[i]) >= infinity;
-    if (__syncthreads_or(found) && threadIdx.x == 0) atomicOr(bad, 1u);
-}
-KERNEL finite_f32(const float* x, u64 n, u32* bad) { find_nonfinite(x, n, 0x7F800000u, bad); }
-KERNEL finite_f64(const double* x, u64 n, u32* bad) { find_nonfinite(x, n, 0x7FF0000000000000ull, bad); }
 
 template <class T>
 __device__ void add(T* dense, const T* gradient, u64 n) {
@@ -293,10 +305,10 @@ __device__ void add(T* dense, const T* gradient, u64 n) {
     for (u64 v = grid_thread(); v < vectors; v += grid_threads()) {
         Vector<T> x = *(const Vector<T>*)(dense + v * size);
         const Vector<T> g = *(const Vector<T>*)(gradient + v * size);
-        for (u32 j = 0; j < size; ++j) x.x[j] += g.x[j];
+        for (u32 j = 0; j < size; ++j) x.x[j] = accumulated(x.x[j], g.x[j]);
         *(Vector<T>*)(dense + v * size) = x;
     }
-    for (u64 i = vectors * size + grid_thread(); i < n; i += grid_threads()) dense[i] += gradient[i];
+    for (u64 i = vectors * size + grid_thread(); i < n; i += grid_threads()) dense[i] = accumulated(dense[i], gradient[i]);
 }
 
 // norms[b]: a block of elements by a warp. Element j of it in lane j % 8, in order, then lanes 0+4, 1+5, 2+6, 3+7, then
@@ -312,7 +324,7 @@ __device__ void block_norms(T* dense, const T* gradient, u64 n, u64 block, u32 l
             double x = 0.0;
             if (i < end) {
                 T value = dense[i];
-                if (gradient) dense[i] = value = value + gradient[i];
+                if (gradient) dense[i] = value = accumulated(value, gradient[i]);
                 x = value < (T)0 ? -(double)value : (double)value;
                 if (l2) x = x * x;
             }
@@ -330,7 +342,7 @@ __device__ void gather(const T* dense, const u32* indices, u64 count, T* values)
 }
 template <class T>
 __device__ void settle(T* dense, const u32* indices, u64 count, const T* values) {
-    for (u64 i = grid_thread(); i < count; i += grid_threads()) dense[indices[i]] -= values[i];
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) dense[indices ? indices[i] : i] -= values[i];
 }
 
 // The first i of sorted a[count] with a[i] >= value, found by a warp: 32 chunks at a time.
@@ -381,15 +393,20 @@ __device__ void sum(T* out, u64 n, T scale, u32 more, u32 parts, const Part<T>* 
 }
 
 #define DENSE(suffix, T)                                                                                              \
-    KERNEL add_##suffix(T* dense, const T* gradient, u64 n) { add(dense, gradient, n); }                              \
-    KERNEL block_norms_##suffix(T* dense, const T* gradient, u64 n, u64 block, u32 l2, double* norms) {               \
-        block_norms(dense, gradient, n, block, l2, norms);                                                            \
+    KERNEL add_##suffix(T* dense, const T* gradient, u64 n, const i32* bad) {                                         \
+        if (!bad || !*bad) add(dense, gradient, n);                                                                   \
+    }                                                                                                                 \
+    KERNEL block_norms_##suffix(T* dense, const T* gradient, u64 n, const i32* bad, u64 block, u32 l2, double* norms) { \
+        block_norms(dense, unless(bad, gradient), n, block, l2, norms);                                               \
     }                                                                                                                 \
     KERNEL gather_##suffix(const T* dense, const u32* indices, u64 count, T* values) {                                \
         gather(dense, indices, count, values);                                                                        \
     }                                                                                                                 \
-    KERNEL settle_##suffix(T* dense, const u32* indices, u64 count, const T* values) {                                \
-        settle(dense, indices, count, values);                                                                        \
+    KERNEL scatter_##suffix(const T* values, const u32* places, u64 count, T* out) {                                  \
+        for (u64 i = grid_thread(); i < count; i += grid_threads()) out[places[i]] = values[i];                       \
+    }                                                                                                                 \
+    KERNEL settle_##suffix(T* dense, const u32* indices, u64 count, const T* values, const i32* bad) {                \
+        if (!bad || !*bad) settle(dense, indices, count, values);                                                     \
     }                                                                                                                 \
     KERNEL sum_##suffix(T* out, u64 n, T scale, u32 more, u32 parts, const u32* i0, const T* v0, u64 c0,              \
                         const u32* i1, const T* v1, u64 c1, const u32* i2, const T* v2, u64 c2, const u32* i3,        \
@@ -401,15 +418,6 @@ __device__ void sum(T* out, u64 n, T scale, u32 more, u32 parts, const Part<T>* 
     }
 DENSE(f32, float)
 DENSE(f64, double)
-
-// *sum: of checksum_word over all words but word 3, where a container keeps it.
-KERNEL checksum(const u32* words, u64 count, u32* sum) {
-    u32 own = 0;
-    for (u64 i = grid_thread(); i < count; i += grid_threads())
-        if (i != 3) own += checksum_word(words[i], (u32)i);
-    own = block_sum(own);
-    if (threadIdx.x == 0) atomicAdd(sum, own);
-}
 
 // Random-k: sets the bits of the images of 0 .. count-1 in a bitmap of zeros.
 KERNEL random_bits(u64 numel, u64 count, u32 seed, u32 parameter, u32 step, u32* bitmap) {

@@ -81,3 +81,14 @@ KERNEL key_unpair(const u64* pairs, u64 count, u64 numel, u32* keys, float* valu
         if (key >= numel || (i && key <= pairs[i - 1] >> 32)) atomicMin(error, ERR_INDEX);
     }
 }
+
+// | index | its place |
+KERNEL index_pairs(const u32* indices, u64 count, u64* pairs) {
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) pairs[i] = (u64)indices[i] << 32 | i;
+}
+KERNEL index_unpair(const u64* pairs, u64 count, u32* indices, u32* places) {
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) {
+        indices[i] = (u32)(pairs[i] >> 32);
+        places[i] = (u32)pairs[i];
+    }
+}

@@ -6,10 +6,9 @@ deep learning" (OmniReduce), SIGCOMM 2021: Block Top-k.
 
 from typing import Literal
 
-import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
 from hvd_deepreduce.sparsify.topk import kept_of
 
@@ -35,9 +34,7 @@ class BlockTopK(Sparsifier):
     norm: Literal["l2", "l1"] = "l2"
 
     def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32, Floats]:
-        norms = cpu.block_norms(dense, gradient, self.block, self.norm == "l2", threads)
-        blocks, _ = cpu.topk(norms, None, kept_of(self.density, norms.size), threads)
-        # In 64 bits: the last block may end beyond 2^32.
-        indices = np.add.outer(blocks.astype(np.int64) * self.block, np.arange(min(self.block, dense.size))).ravel()
-        kept = indices[: np.searchsorted(indices, dense.size)].astype(np.uint32)
-        return kept, cpu.gather(dense, kept)
+        norms = of(dense).block_norms(dense, gradient, self.block, self.norm == "l2", threads)
+        blocks, _ = of(norms).topk(norms, None, kept_of(self.density, norms.size), threads)
+        kept = of(blocks).of_blocks(blocks, self.block, dense.size)
+        return kept, of(dense).gather(dense, kept)

@@ -1,6 +1,6 @@
 """None: all elements, for codecs of dense gradients (QSGD, TernGrad, SignSGD, 3LC as published)."""
 
-from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
 
 
@@ -13,5 +13,5 @@ class All(Sparsifier):
 
     def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32 | None, Floats]:
         if gradient is not None:
-            cpu.add(dense, gradient, threads)
+            of(dense).add(dense, gradient, threads)
         return None, dense.copy()

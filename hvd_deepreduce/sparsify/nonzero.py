@@ -1,6 +1,6 @@
 """Nonzero: for gradients that are sparse by themselves, such as an embedding's (DeepReduce, section 2)."""
 
-from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
 
 
@@ -16,4 +16,4 @@ class NonZero(Sparsifier):
     id = 4
 
     def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32, Floats]:
-        return cpu.threshold(dense, gradient, 0.0, threads)
+        return of(dense).threshold(dense, gradient, 0.0, threads)

@@ -3,10 +3,12 @@
 Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018, definition 2.1.
 """
 
+from typing import Any
+
 from pydantic import Field
 
-from hvd_deepreduce.backend import cpu
-from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
+from hvd_deepreduce.backend import of
+from hvd_deepreduce.codec import ON_HOST, U32, Floats, Key, Sparsifier, sparsifiers
 from hvd_deepreduce.sparsify.topk import kept_of
 
 
@@ -28,10 +30,11 @@ class RandomK(Sparsifier):
 
     def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32, Floats]:
         if gradient is not None:
-            cpu.add(dense, gradient, threads)
-        indices = self.indices_of(dense.size, kept_of(self.density, dense.size), key)
-        return indices, cpu.gather(dense, indices)
+            of(dense).add(dense, gradient, threads)
+        indices = self.indices_of(dense.size, kept_of(self.density, dense.size), key, dense)
+        return indices, of(dense).gather(dense, indices)
 
     @staticmethod
-    def indices_of(numel: int, count: int, key: Key) -> U32:
-        return cpu.random_indices(numel, count, key.seed, key.parameter, key.step)
+    def indices_of(numel: int, count: int, key: Key, like: Any = ON_HOST) -> U32:
+        indices: U32 = of(like).random_indices(numel, count, *key[:3], like)
+        return indices

@@ -9,7 +9,7 @@ import math
 import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
 from hvd_deepreduce.sparsify.topk import kept_of
 
@@ -38,19 +38,17 @@ class SampledTopK(Sparsifier):
 
     def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32, Floats]:
         if dense.size == 0:
-            return np.empty(0, np.uint32), dense.copy()
+            return of(dense).zeros(0, np.uint32, dense), dense.copy()
         samples = min(dense.size, max(kept_of(self.sample, dense.size), math.ceil(LEAST_KEPT / self.density)))
-        at = cpu.random_indices(dense.size, samples, key.seed, key.parameter, key.step)
-        sampled = cpu.gather(dense, at)
+        at = of(dense).random_indices(dense.size, samples, *key[:3], dense)
+        sampled = of(dense).gather(dense, at)
         if gradient is not None:
-            with np.errstate(over="ignore"):  # the sum may be infinite; the pipeline sees to it
-                sampled += cpu.gather(gradient, at)
-        magnitudes = np.abs(sampled)
-        rank = samples - kept_of(self.density, samples)
-        least = float(np.partition(magnitudes, rank)[rank])
-        indices, values = cpu.threshold(dense, gradient, least, threads)
+            of(sampled).add(sampled, of(gradient).gather(gradient, at))
+        _, largest = of(sampled).topk(sampled, None, kept_of(self.density, samples), threads)
+        least = float(np.abs(of(largest).host(largest)).min())
+        indices, values = of(dense).threshold(dense, gradient, least, threads)
         kept = kept_of(self.density, dense.size)
         if indices.size > self.excess * kept:
-            places, values = cpu.topk(values, None, kept, threads)
-            indices = indices[places]
+            places, values = of(values).topk(values, None, kept, threads)
+            indices = of(indices).gather(indices, places)
         return indices, values

@@ -1,4 +1,4 @@
-"""What the quantizers of buckets share: the section's frame, and float32 values to quantize.
+"""The frame of a section that the quantizers of buckets share.
 
 Section: ``| setting u8 | entropy u8 | 0 u16 | bucket u32 | scales float32 [width * ceil(r / bucket)] | codes |``.
 """
@@ -9,24 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_deepreduce.codec import U8, Floats
+from hvd_deepreduce.backend import of
+from hvd_deepreduce.codec import U8
 
 HEADER = struct.Struct("<BBHI")
 F32 = NDArray[np.float32]
 
 
-def to_float32(values: Floats) -> F32:
-    """The values in float32, those beyond its range at its ends; the same array where they are float32 already."""
-    if values.dtype == np.float32:
-        return np.ascontiguousarray(values, np.float32)
-    limit = np.finfo(np.float32).max
-    return np.clip(values, -limit, limit).astype(np.float32)
-
-
 def join(setting: int, bucket: int, scales: F32, codes: NDArray[Any], entropy: int = 0) -> U8:
     """The section."""
-    header = np.frombuffer(HEADER.pack(setting, entropy, 0, bucket), np.uint8)
-    return np.concatenate([header, scales.view(np.uint8), codes.view(np.uint8)])
+    section: U8 = of(codes).joined(HEADER.pack(setting, entropy, 0, bucket), scales, codes)
+    return section
 
 
 def split(section: U8, count: int, width: int = 1) -> tuple[int, int, int, F32, U8]:
@@ -37,7 +30,7 @@ def split(section: U8, count: int, width: int = 1) -> tuple[int, int, int, F32, 
     """
     if section.size < HEADER.size:
         raise ValueError(f"a section of buckets begins with {HEADER.size} bytes, and this one has {section.size}")
-    setting, entropy, zero, bucket = HEADER.unpack_from(section.data)
+    setting, entropy, zero, bucket = HEADER.unpack(of(section).head(section, HEADER.size))
     if zero or bucket == 0:
         raise ValueError(f"its buckets hold {bucket} values, its reserved bytes {zero}: 1 or more and 0 are right")
     codes_at = HEADER.size + 4 * width * -(-count // bucket)

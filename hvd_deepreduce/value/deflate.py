@@ -30,7 +30,8 @@ class Deflate(ValueCodec):
     shuffle: bool = Field(True, strict=True)
 
     def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
-        return section_of(zlib.compress(to_bytes(values, self.shuffle).data, self.level), self.shuffle), None
+        compressed = zlib.compress(to_bytes(values, self.shuffle).data, self.level)
+        return section_of(compressed, self.shuffle, values), None
 
     @staticmethod
     def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
@@ -43,4 +44,4 @@ class Deflate(ValueCodec):
             raise ValueError(f"the zlib stream is broken: {error}") from None
         if not stream.eof or stream.unused_data:
             raise ValueError("the zlib stream does not end where its section and its values end")
-        return from_bytes(unpacked, count, dtype, shuffled)
+        return from_bytes(unpacked, count, dtype, shuffled, section)

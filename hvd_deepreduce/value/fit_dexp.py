@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, Floats, Key, ValueCodec, value_codecs
-from hvd_deepreduce.value.buckets import to_float32
 
 
 @value_codecs.register
@@ -31,9 +30,9 @@ class FitDExp(ValueCodec):
     id = 12
 
     def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
-        ordered, order = cpu.sort_values(to_float32(values))
-        return cpu.fit_dexp_encode(ordered), order
+        ordered, order = of(values).sort_values(of(values).to_float32(values))
+        return of(ordered).fit_dexp_encode(ordered), order
 
     @staticmethod
     def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
-        return cpu.fit_dexp_decode(section, count)
+        return of(section).fit_dexp_decode(section, count)

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, Floats, Key, ValueCodec, value_codecs
 from hvd_deepreduce.entropy import huffman, rans
-from hvd_deepreduce.value.buckets import join, split, to_float32
+from hvd_deepreduce.value.buckets import HEADER, join, split
 
 CODERS = {1: huffman, 2: rans}
 ENTROPY_IDS = {"huffman": 1, "rans": 2}
@@ -61,14 +61,15 @@ class QSGD(ValueCodec):
     entropy: Literal["none", "huffman", "rans"] = "none"
 
     def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
-        levels = 2 ** (self.bits - 1) - 1
-        norms, codes = cpu.qsgd_encode(to_float32(values), self.bucket, levels, self.norm == "l2", *key)
+        x, l2 = of(values).to_float32(values), self.norm == "l2"
         if self.entropy != "none":
+            norms, codes = of(x).qsgd_encode(x, self.bucket, 2 ** (self.bits - 1) - 1, l2, *key)
             entropy = ENTROPY_IDS[self.entropy]
             coded = CODERS[entropy].encode(codes)
             if coded.size < (values.size * self.bits + 7) // 8:
                 return join(self.bits, self.bucket, norms, coded, entropy), None
-        return join(self.bits, self.bucket, norms, cpu.pack(codes, self.bits)), None
+        header = HEADER.pack(self.bits, 0, 0, self.bucket)
+        return of(x).qsgd_section(header, x, self.bucket, self.bits, l2, *key), None
 
     @staticmethod
     def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
@@ -76,7 +77,7 @@ class QSGD(ValueCodec):
         if not 2 <= bits <= 8 or entropy > 2:
             raise ValueError(f"QSGD has 2 to 8 bits and the entropy coders 0 to 2, not {bits} bits and coder {entropy}")
         if entropy:
-            return cpu.qsgd_decode(norms, CODERS[entropy].decode(codes, count), bucket, 2 ** (bits - 1) - 1)
+            return of(norms).qsgd_decode(norms, CODERS[entropy].decode(codes, count), bucket, 2 ** (bits - 1) - 1)
         if codes.size != (count * bits + 7) // 8:
             raise ValueError(f"{count} codes of {bits} bits take {(count * bits + 7) // 8} bytes, not {codes.size}")
-        return cpu.qsgd_decode(norms, cpu.unpack(codes, count, bits, np.uint8), bucket, 2 ** (bits - 1) - 1)
+        return of(norms).qsgd_open(norms, codes, count, bucket, bits)

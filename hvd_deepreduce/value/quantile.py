@@ -5,14 +5,16 @@ Jiang, Fu, Yang, Shao, Cui, "SKCompress: compressing sparse and nonuniform gradi
 VLDB Journal 2020, section 4.1 and appendix A.1.
 """
 
+import struct
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, Floats, Key, ValueCodec, value_codecs
-from hvd_deepreduce.value.buckets import to_float32
+
+HEADER = struct.Struct("<I")
 
 
 @value_codecs.register
@@ -47,18 +49,19 @@ class Quantile(ValueCodec):
 
     def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
         if values.size == 0:
-            return np.empty(0, np.uint8), None
-        means, codes, _ = cpu.quantile_encode(to_float32(values), self.buckets, self.center == "middle")
-        header = np.array([means.size], np.uint32).view(np.uint8)
-        return np.concatenate([header, means.view(np.uint8), cpu.pack(codes, (means.size - 1).bit_length())]), None
+            return values.view(np.uint8), None
+        x = of(values).to_float32(values)
+        means, codes, _ = of(x).quantile_encode(x, self.buckets, self.center == "middle")
+        numbers = of(codes).pack(codes, (means.size - 1).bit_length())
+        return of(means).joined(HEADER.pack(means.size), means, numbers), None
 
     @staticmethod
     def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
         if count == 0 and section.size == 0:
-            return np.empty(0, np.float32)
+            return section.view(np.float32)
         if section.size < 4:
             raise ValueError(f"a quantile section begins with 4 bytes, and this one has {section.size}")
-        buckets = int(section[:4].view(np.uint32)[0])
+        (buckets,) = HEADER.unpack(of(section).head(section, HEADER.size))
         if not 1 <= buckets <= min(count, 65536):
             raise ValueError(f"{count} values lie in 1 to {min(count, 65536)} buckets, not in {buckets}")
         width = (buckets - 1).bit_length()
@@ -66,7 +69,6 @@ class Quantile(ValueCodec):
         if section.size != codes_at + (count * width + 7) // 8:
             raise ValueError(f"{count} values in {buckets} buckets do not take {section.size} bytes")
         means = section[4:codes_at].view(np.float32)
-        if not np.isfinite(means).all():
-            raise ValueError("the mean of a bucket is not finite")
-        codes: U32 = cpu.unpack(section[codes_at:], count, width, np.uint32)
-        return cpu.quantile_decode(means, codes)
+        of(means).check_finite(means)
+        codes: U32 = of(section).unpack(section[codes_at:], count, width, np.uint32)
+        return of(means).quantile_decode(means, codes)

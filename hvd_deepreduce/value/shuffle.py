@@ -1,22 +1,26 @@
-"""What deflate and zstd share: the values' bytes, in order or by significance, and back."""
+"""What deflate and zstd share: the values' bytes, in order or by significance, and back.
+
+The compressors run on the host: of a tensor on a GPU, the kept elements are copied there.
+"""
 
 from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, Floats
 
 
 def to_bytes(values: Floats, shuffle: bool) -> U8:
     """The values' little-endian bytes; shuffled: the first byte of each value, then the second of each, and so on."""
-    data = np.ascontiguousarray(values).view(np.uint8)
+    data = np.ascontiguousarray(of(values).host(values)).view(np.uint8)
     return np.ascontiguousarray(data.reshape(values.size, values.itemsize).T).reshape(-1) if shuffle else data
 
 
-def section_of(compressed: bytes, shuffle: bool) -> U8:
-    """``| shuffled u8, 0 or 1 | compressed bytes |``."""
-    return np.frombuffer(bytes([shuffle]) + compressed, np.uint8)
+def section_of(compressed: bytes, shuffle: bool, like: Floats) -> U8:
+    """``| shuffled u8, 0 or 1 | compressed bytes |``, where ``like`` is."""
+    section: U8 = of(like).put(np.frombuffer(bytes([shuffle]) + compressed, np.uint8), like)
+    return section
 
 
 def open_section(section: U8) -> tuple[bool, bytes]:
@@ -25,13 +29,14 @@ def open_section(section: U8) -> tuple[bool, bytes]:
     Raises:
         ValueError: where the section's first byte is missing or neither 0 nor 1.
     """
-    if section.size == 0 or section[0] > 1:
+    data = of(section).host(section)
+    if data.size == 0 or data[0] > 1:
         raise ValueError("a section of compressed bytes begins with 0 or 1, for shuffled or not")
-    return bool(section[0]), section[1:].tobytes()
+    return bool(data[0]), data[1:].tobytes()
 
 
-def from_bytes(data: bytes, count: int, dtype: np.dtype[Any], shuffle: bool) -> Floats:
-    """The values of ``to_bytes``.
+def from_bytes(data: bytes, count: int, dtype: np.dtype[Any], shuffle: bool, like: U8) -> Floats:
+    """The values of ``to_bytes``, where ``like`` is.
 
     Raises:
         ValueError: for a wrong number of bytes, or a value that is not finite.
@@ -42,6 +47,6 @@ def from_bytes(data: bytes, count: int, dtype: np.dtype[Any], shuffle: bool) -> 
     if shuffle:
         raw = np.ascontiguousarray(raw.reshape(dtype.itemsize, count).T).reshape(-1)
     values: Floats = raw.view(dtype)
-    if not cpu.finite(values):
-        raise ValueError("an unpacked value is not finite")
+    of(values).check_finite(values)
+    values = of(like).put(values, like)
     return values

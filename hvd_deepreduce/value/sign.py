@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, Floats, Key, ValueCodec, value_codecs
-from hvd_deepreduce.value.buckets import join, split, to_float32
+from hvd_deepreduce.value.buckets import join, split
 
 
 @value_codecs.register
@@ -34,12 +34,9 @@ class Sign(ValueCodec):
     bucket: int | None = Field(None, ge=1, le=2**31)
 
     def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
-        x = to_float32(values)
+        x = of(values).to_float32(values)
         bucket = self.bucket or max(1, x.size)
-        sums = cpu.bucket_sums(x, bucket, False)
-        sizes = np.full(sums.size, float(bucket))
-        sizes[-1:] = x.size - bucket * (sizes.size - 1)
-        return join(0, bucket, (sums / sizes).astype(np.float32), cpu.signs(x)), None
+        return join(0, bucket, of(x).bucket_means(x, bucket), of(x).signs(x)), None
 
     @staticmethod
     def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
@@ -48,4 +45,4 @@ class Sign(ValueCodec):
             raise ValueError(f"a section of signs begins with two zero bytes, not with {setting} and {entropy}")
         if signs.size != (count + 7) // 8:
             raise ValueError(f"{count} signs take {(count + 7) // 8} bytes, not {signs.size}")
-        return cpu.sign_decode(signs, scales, count, bucket)
+        return of(signs).sign_decode(signs, scales, count, bucket)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, Floats, Key, ValueCodec, value_codecs
-from hvd_deepreduce.value.buckets import F32, join, split, to_float32
+from hvd_deepreduce.value.buckets import join, split
 
 
 @value_codecs.register
@@ -39,21 +39,14 @@ class Ternary(ValueCodec):
     clip: float | None = Field(None, ge=1.0, le=100.0)
 
     def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
-        x = to_float32(values)
+        x = of(values).to_float32(values)
         bucket = self.bucket or max(1, x.size)
-        scales = cpu.qsgd_norms(x, bucket, False)
+        scales = of(x).qsgd_norms(x, bucket, False)
         if self.clip is not None:
-            scales = np.minimum(scales, self._limits(x, bucket, self.clip))
+            scales = of(x).clip_scales(scales, x, bucket, self.clip)
         # QSGD with one level: a value above the scale takes that level for certain, which is the clipping.
-        digits = cpu.qsgd_codes(x, scales, bucket, 1, *key)
-        return join(0, bucket, scales, cpu.trits_pack(digits)), None
-
-    @staticmethod
-    def _limits(x: F32, bucket: int, clip: float) -> F32:
-        sizes = np.full(-(-x.size // bucket), float(bucket))
-        sizes[-1:] = x.size - bucket * (sizes.size - 1)
-        deviations = np.sqrt(cpu.bucket_sums(x, bucket, True) / sizes)
-        return np.minimum(clip * deviations, np.finfo(np.float32).max).astype(np.float32)
+        digits = of(x).qsgd_codes(x, scales, bucket, 1, *key)
+        return join(0, bucket, scales, of(digits).trits_pack(digits)), None
 
     @staticmethod
     def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
@@ -62,4 +55,4 @@ class Ternary(ValueCodec):
             raise ValueError(f"a ternary section begins with two zero bytes, not with {setting} and {entropy}")
         if packed.size != -(-count // 5):
             raise ValueError(f"{count} ternary digits take {-(-count // 5)} bytes, not {packed.size}")
-        return cpu.qsgd_decode(scales, cpu.trits_unpack(packed, count), bucket, 1)
+        return of(scales).qsgd_decode(scales, of(packed).trits_unpack(packed, count), bucket, 1)

@@ -36,7 +36,7 @@ class Zstd(ValueCodec):
         # A block has one table for its literals: bytes of another significance begin another block.
         for run in np.split(data, values.itemsize) if self.shuffle else [data]:
             parts += [frame.compress(run.data), frame.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
-        return section_of(b"".join([*parts, frame.flush()]), self.shuffle), None
+        return section_of(b"".join([*parts, frame.flush()]), self.shuffle, values), None
 
     @staticmethod
     def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
@@ -49,4 +49,4 @@ class Zstd(ValueCodec):
             unpacked = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise ValueError(f"the Zstandard frame is broken: {error}") from None
-        return from_bytes(unpacked, count, dtype, shuffled)
+        return from_bytes(unpacked, count, dtype, shuffled, section)

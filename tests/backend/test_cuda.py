@@ -33,7 +33,7 @@ def same(got, want):
     assert got == want
 
 
-def both(device, name, *arguments):
+def both(device, name, *arguments, **settings):
     """The operation on both backends, with equal results: arrays, and what they become where they are changed."""
     ours, theirs = [], []
     for argument in arguments:
@@ -44,12 +44,12 @@ def both(device, name, *arguments):
             ours.append(argument)
             theirs.append(argument)
     try:
-        want = getattr(cpu, name)(*ours)
+        want = getattr(cpu, name)(*ours, **settings)
     except ValueError:
         with pytest.raises(ValueError):
-            getattr(cuda, name)(*theirs)
+            getattr(cuda, name)(*theirs, **settings)
         return None
-    got = getattr(cuda, name)(*theirs)
+    got = getattr(cuda, name)(*theirs, **settings)
     same(device.host(got), want)
     for our, their in zip(ours, theirs, strict=True):
         if isinstance(our, np.ndarray):
@@ -153,10 +153,52 @@ def test_sum_of_nothing(device):
     assert not device.host(got).any()
 
 
-def test_checksum(device):
-    for words in (4, 5, 16, 5000):
-        data = np.random.default_rng(words).integers(0, 256, 4 * words).astype(np.uint8)
-        assert cuda.checksum(device.put(data)) == cpu.checksum(data)
+def test_joined(device):
+    """Headers, arrays of any address, padding and the checksum; and what the host remembers of it."""
+    random = np.random.default_rng(2)
+    for sizes in ((0, 0, 0), (3,), (1, 7, 9), (8, 16, 24), (2048, 5, 0, 4097), (0, 1)):
+        arrays = [random.integers(0, 256, size).astype(np.uint8) for size in sizes]
+        for header in (b"", b"x", b"four", bytes(range(64))):
+            for pad in (1, 8):
+                both(device, "joined", header, *arrays, pad=pad)
+            section = both(device, "joined", header.ljust(64), *arrays, pad=8, checked=True)
+            cuda.check_container(device.put(section))
+            for at in (0, 13, 40, section.size - 1):
+                broken = section.copy()
+                broken[at] ^= 1
+                with pytest.raises(ValueError, match="altered"):
+                    cuda.check_container(cuda.aligned(device.bytes(broken)))
+    values = cases.random(33)
+    both(device, "joined", b"12345678", values, pad=8)
+    part = cpu.joined(b"head", random.integers(0, 256, 100).astype(np.uint8))
+    assert cuda.head(device.bytes(part), 4) == b"head" and cuda.head(device.bytes(part[:3]), 4) == b"hea"
+
+
+def test_orders(device):
+    """Permutations, and what only looks like one."""
+    random = np.random.default_rng(3)
+    for numel in (0, 1, 33, 5003):
+        order = random.permutation(numel).astype(np.uint32)
+        both(device, "check_order", order)
+        both(device, "scatter", random.standard_normal(numel), order)
+        both(device, "scatter", random.standard_normal(numel).astype(np.float32), order)
+        both(device, "gather", order, order)
+        both(device, "sort_indices", order + np.uint32(7))
+        both(device, "moved", order, 2**31)
+        if numel:
+            for at, value in ((0, numel), (numel - 1, 2**32 - 1), (0, order[-1])):
+                wrong = order.copy()
+                wrong[at] = value
+                both(device, "check_order", wrong)
+            both(device, "sort_indices", wrong)
+    both(device, "sort_indices", random.integers(0, 50, 3000).astype(np.uint32))
+
+
+@pytest.mark.parametrize("numel, block", [(10, 64), (100, 7), (98, 7), (2**32 - 1, 2**31), (5000, 1)])
+def test_blocks(device, numel, block):
+    blocks = -(-numel // block)
+    for kept in {(0,), (blocks - 1,), (0, blocks - 1) if blocks > 1 else (0,)} if block < 2**20 else ():
+        both(device, "of_blocks", np.array(kept, np.uint32), block, numel)
 
 
 @pytest.mark.parametrize("numel, count", [(1, 1), (2, 1), (307, 0), (307, 30), (307, 307), (100_003, 999)])
@@ -255,6 +297,8 @@ def test_other_quantizers(device, name, bucket):
     x = VALUES[name][: 200 * bucket]
     for squares in (False, True):
         both(device, "bucket_sums", x, bucket, squares)
+        both(device, "bucket_means", x, bucket)
+        both(device, "clip_scales", cpu.qsgd_norms(x, bucket, False), x, bucket, 1.5)
     for dtype in (np.uint8, np.uint16):
         ranges, codes = both(device, "uniform_encode", x, bucket, dtype, *KEY, 1)
         both(device, "uniform_decode", ranges, codes, bucket)
@@ -493,24 +537,6 @@ def test_symbols(device, coder):
     both(device, f"{coder}_decode", np.zeros(3, np.uint8), 0)
 
 
-def test_an_encode_takes_few_launches_and_waits_once(device, monkeypatch):
-    """Top-k, rice and QSGD of one tensor: at most twelve kernels, and the host learns the size at the end."""
-    if not hasattr(device.module, "EmulatedArray"):
-        pytest.skip("launches are counted in the emulator")
-    waits = []
-    kind = device.module.EmulatedArray
-    monkeypatch.setattr(kind, "get", lambda array: waits.append(array.nbytes) or np.array(array, subok=False))
-    residual, gradient = device.put(cases.random(40_000)), device.put(cases.random(40_000, seed=2))
-    before = device.module.launches
-    bad = cuda.nonfinite(gradient)
-    indices, values = cuda.topk(residual, gradient, 400)
-    _, bits = cuda.rice_encode_start(indices, residual.size)
-    _, codes = cuda.qsgd_encode(values, 512, 63, False, *KEY, 0)
-    cuda.pack(codes, 7)
-    assert device.module.launches - before <= 12 and waits == []
-    assert not bad.get()[0] and bits.get()[0]
-
-
 @pytest.mark.parametrize("coded", [False, True])
 @pytest.mark.parametrize("buckets, groups, rows", [(2, 1, 1), (40, 6, 2), (256, 8, 3)])
 def test_sketch_sections(device, coded, buckets, groups, rows):
@@ -527,10 +553,13 @@ def test_sketch_sections(device, coded, buckets, groups, rows):
     both(device, "sketch_decode", section[:-1], 30_000, 1, coded, *KEY)
 
 
+INTERNAL = ("function", "address", "check", "checksum", "exactly", "to_bfloat16", "contextmanager")
+
+
 def test_both_backends_have_the_same_operations():
     """Each function of the CPU's that a codec may call, with the same parameters in front."""
     for name, function in inspect.getmembers(cpu, inspect.isfunction):
-        if name.startswith("_") or function.__module__ != cpu.__name__ or name in ("function", "address", "check"):
+        if name.startswith("_") or function.__module__ != cpu.__name__ or name in INTERNAL:
             continue
         ours = list(inspect.signature(function).parameters)
         theirs = list(inspect.signature(getattr(cuda, name)).parameters)

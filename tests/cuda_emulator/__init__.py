@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,42 +32,107 @@ processors = 1
 
 order = 0
 launches = 0
+"""Of kernels, so far."""
+waits = 0
+"""Copies to the host, so far."""
 
 
 class EmulationError(RuntimeError):
     """A kernel touched memory that is not its own, raced, or waited for ever."""
 
 
-class EmulatedArray(np.ndarray):
-    """An array in the emulated device's memory, which is the host's."""
+class EmulatedArray:
+    """An array in the emulated device's memory, which is the host's.
+
+    It has what the package uses of ``cupy.ndarray`` and no more: NumPy's functions do not take it, as they do not take
+    CuPy's.
+    """
 
     array_module = sys.modules[__name__]
+    __array_ufunc__ = None
+
+    def __init__(self, memory: np.ndarray) -> None:
+        self.memory = memory
+        self.size, self.dtype, self.itemsize = memory.size, memory.dtype, memory.itemsize
+        self.nbytes, self.shape = memory.nbytes, memory.shape
+        self.data = SimpleNamespace(ptr=memory.__array_interface__["data"][0])
 
     def get(self) -> np.ndarray:
-        """A copy for the host."""
-        return np.array(self, subok=False)
+        """A copy for the host, which waits for it."""
+        global waits
+        waits += 1
+        return self.memory.copy()
+
+    def copy(self) -> EmulatedArray:
+        """Other memory with the same elements."""
+        return EmulatedArray(self.memory.copy())
+
+    def view(self, dtype: Any) -> EmulatedArray:
+        """The same memory."""
+        return EmulatedArray(self.memory.view(dtype))
+
+    def astype(self, dtype: Any, copy: bool = True) -> EmulatedArray:
+        """In another type."""
+        return EmulatedArray(self.memory.astype(dtype, copy=copy))
+
+    def fill(self, value: Any) -> None:
+        """Every element becomes ``value``."""
+        self.memory.fill(value)
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        raise TypeError("an array on the device was used as if it were NumPy's")
+
+    def __len__(self) -> int:
+        return len(self.memory)
+
+    def __getitem__(self, at: Any) -> EmulatedArray:
+        if not isinstance(at, slice) or at.step is not None:
+            raise TypeError(f"an array on the device was read at {at!r}: only whole stretches can be had")
+        return EmulatedArray(self.memory[at])
+
+    def __setitem__(self, at: Any, value: EmulatedArray) -> None:
+        if not isinstance(at, slice) or at.step is not None or value.shape != self.memory[at].shape:
+            raise TypeError(f"an array on the device was written at {at!r} with {type(value).__name__}")
+        self.memory[at] = value.memory
+
+    def __dlpack__(self, **how: Any) -> Any:
+        return self.memory.__dlpack__(**how)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        device: tuple[int, int] = self.memory.__dlpack_device__()
+        return device
 
 
 def asarray(array: np.ndarray) -> EmulatedArray:
     """A copy for the device."""
-    return np.array(array, order="C").view(EmulatedArray)
+    return EmulatedArray(np.array(array, order="C"))
+
+
+def from_dlpack(array: Any) -> EmulatedArray:
+    """The same memory."""
+    return EmulatedArray(np.from_dlpack(array))
 
 
 def empty(size: int, dtype: Any) -> EmulatedArray:
     """Memory that holds anything."""
     array = np.empty(size, dtype)
     array.view(np.uint8)[...] = 0xC3
-    return array.view(EmulatedArray)
+    return EmulatedArray(array)
 
 
 def zeros(size: int, dtype: Any) -> EmulatedArray:
     """Memory that holds zeros."""
-    return np.zeros(size, dtype).view(EmulatedArray)
+    return EmulatedArray(np.zeros(size, dtype))
+
+
+def arange(size: int, dtype: Any) -> EmulatedArray:
+    """0 to ``size - 1``."""
+    return EmulatedArray(np.arange(size, dtype=dtype))
 
 
 def concatenate(arrays: list[EmulatedArray]) -> EmulatedArray:
     """One array behind the other."""
-    return np.concatenate(arrays).view(EmulatedArray)
+    return EmulatedArray(np.concatenate([array.memory for array in arrays]))
 
 
 def available() -> str:
@@ -146,11 +212,11 @@ class EmulatedFunction:
         values = []
         for at, (argument, letter) in enumerate(zip(args, self.types, strict=True)):
             if isinstance(argument, EmulatedArray):
-                if letter != "P" or not argument.flags.c_contiguous:
+                if letter != "P" or not argument.memory.flags.c_contiguous:
                     raise EmulationError(f"argument {at} of {self.name} is an array that does not fit its parameter")
-                pointer = argument.__array_interface__["data"][0]
+                pointer = argument.data.ptr
                 if argument.nbytes:
-                    machine.emulated_array(pointer, argument.nbytes, argument.flags.writeable)
+                    machine.emulated_array(pointer, argument.nbytes, argument.memory.flags.writeable)
                 values.append(np.array(pointer, np.uint64))
             elif letter == "P" and isinstance(argument, np.uint64) and argument == 0:
                 values.append(np.array(0, np.uint64))

@@ -102,10 +102,10 @@ def numbers(count=64):
 def test_a_barrier_is_a_barrier(run):
     x = numbers()
     run("reverse", x, np.uint32(1))
-    assert (x == np.arange(64)[::-1]).all()
+    assert (x.memory == np.arange(64)[::-1]).all()
     x = numbers()
     run("reverse_warp", x, np.uint32(1))
-    assert (x == np.arange(64) ^ 31).all()
+    assert (x.memory == np.arange(64) ^ 31).all()
 
 
 @pytest.mark.parametrize("name, args", [
@@ -124,9 +124,10 @@ def test_races_of_blocks_are_found(run):
 def test_atomics_do_not_race(run):
     x = numbers()
     run("one_word", x, np.uint32(1), grid=3)
-    assert x[0] == 192
+    assert x.memory[0] == 192
     x, y = asarray(np.array([0, 99, 0, 0, 0], np.uint32)), asarray(np.zeros(1, np.uint64))
     run("several_atomics", x, y)
+    x, y = x.get(), y.get()
     assert x[0] == 63 and x[1] == 0 and x[2] == 2**32 - 1 and x[3] == x[4] and y[0] == 2016 << 30
 
 
@@ -140,7 +141,7 @@ def test_waiting_for_ever_is_found(run):
 def test_memory_outside_arrays_is_not_touched(run):
     x, out = numbers(200), numbers(64)
     run("reads_at", x[:7], np.uint32(6), out)
-    assert (out == 6).all()
+    assert (out.memory == 6).all()
     for name, args in (("reads_at", (x[:7], np.uint32(7), out)), ("reads_at", (x[3:], np.uint32(2**32 - 1), out)),
                        ("writes_at", (x[:7], np.uint32(7)))):  # fmt: skip
         with pytest.raises(EmulationError, match="outside"):
@@ -154,20 +155,20 @@ def test_memory_outside_arrays_is_not_touched(run):
 def test_shared_memory_begins_with_anything(run):
     x = numbers()
     run("uninitialized", x)
-    assert (x == 0xA5A5A5A5).all()
+    assert (x.memory == 0xA5A5A5A5).all()
 
 
 def test_order(run):
     out, following = numbers(256), asarray(np.zeros(1, np.uint32))
     run("order_of", out, following, grid=4)
-    assert (np.sort(out) == np.arange(256)).all()
-    assert (out == np.arange(256)).all() == (cuda_emulator.order == 0)
+    assert (np.sort(out.memory) == np.arange(256)).all()
+    assert (out.memory == np.arange(256)).all() == (cuda_emulator.order == 0)
 
 
 def test_warp_operations(run):
     out, t = numbers(576), np.arange(64)
     run("warp_operations", out)
-    got = np.array(out).reshape(9, 64)
+    got = out.get().reshape(9, 64)
     lane, warp = t % 32, t // 32
     assert (got[0] == warp * 32 + 5).all() and (got[8] == warp * 32 + 9).all()
     assert (got[1] == np.where(lane < 3, t, t - 3)).all()
@@ -183,6 +184,7 @@ def test_warp_operations(run):
 def test_bits(run):
     out = numbers()
     run("bits", out)
+    out = out.get()
     for i in range(64):
         lowest = (i & -i).bit_length()
         assert out[i] == (bin(i).count("1") | (32 - i.bit_length()) << 8 | lowest << 16)
@@ -193,3 +195,14 @@ def test_arguments_must_fit(run):
     for args in ((x,), (x, 1), (x, np.uint64(1)), (np.uint64(8), np.uint32(1)), (np.arange(64), np.uint32(1))):
         with pytest.raises(EmulationError):
             run("reverse", *args)
+
+
+def test_arrays_are_not_those_of_the_host():
+    """Code that would mix the two, which CuPy refuses, fails here too."""
+    x = numbers()
+    for wrong in (lambda: np.add(x, 1), lambda: np.zeros(64) + x, lambda: np.concatenate([x, x]), lambda: np.asarray(x),
+                  lambda: x[3], lambda: x[::2], lambda: x.__setitem__(slice(0, 3), numbers(2))):  # fmt: skip
+        with pytest.raises(TypeError):
+            wrong()
+    x[2:4] = numbers(2)
+    assert x.get()[:5].tolist() == [0, 1, 0, 1, 4]

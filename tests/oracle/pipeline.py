@@ -9,3 +9,12 @@ def total(parts: list[tuple[np.ndarray | None, np.ndarray]], numel: int, scale: 
     for indices, values in parts:
         out[slice(None) if indices is None else indices] += values.astype(np.float64)
     return out * scale
+
+
+def accumulated(residual: np.ndarray, gradient: np.ndarray | None) -> np.ndarray:
+    """Their sum; where it would be infinite, the largest number."""
+    if gradient is None:
+        return residual
+    limit = np.finfo(residual.dtype).max
+    with np.errstate(over="ignore"):
+        return np.clip(residual + gradient, -limit, limit)

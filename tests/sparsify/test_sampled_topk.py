@@ -9,13 +9,13 @@ from hvd_deepreduce.sparsify.sampled_topk import SampledTopK
 from hvd_deepreduce.sparsify.topk import TopK
 from tests import cases
 from tests.oracle import sampled_topk as oracle
+from tests.oracle.pipeline import accumulated
 
 KEY = Key(1, 2, 3)
 
 
 def check(dense, gradient, codec, key=KEY, threads=1):
-    with np.errstate(over="ignore"):
-        expected = dense if gradient is None else dense + gradient
+    expected = accumulated(dense, gradient)
     work = dense.copy()
     indices, values = codec.select(work, gradient, key, threads)
     wanted = oracle.select(expected, codec.density, codec.sample, codec.excess, key[:3])

@@ -9,12 +9,13 @@ from hvd_deepreduce.backend import cpu
 from hvd_deepreduce.codec import Key
 from hvd_deepreduce.sparsify.threshold import Threshold
 from tests.oracle import threshold as oracle
+from tests.oracle.pipeline import accumulated
 
 KEY = Key(1, 2, 3)
 
 
 def check(dense, gradient, least, threads=1):
-    total = dense if gradient is None else dense + gradient
+    total = accumulated(dense, gradient)
     indices, values = oracle.select(total, least)
     work = dense.copy()
     found, kept = cpu.threshold(work, gradient, least, threads)

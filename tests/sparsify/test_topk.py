@@ -13,6 +13,7 @@ from hvd_deepreduce.backend import cpu
 from hvd_deepreduce.codec import Key
 from hvd_deepreduce.sparsify.topk import TopK, kept_of
 from tests.oracle import topk as oracle
+from tests.oracle.pipeline import accumulated
 
 KEY = Key(1, 2, 3)
 # Few distinct values: most magnitudes are tied, many are zeros of either sign.
@@ -21,7 +22,7 @@ TIED = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 1e-45, -1e-45, 3.4e38])
 
 def check(dense, gradient, k, threads=1):
     dtype = dense.dtype
-    expected_dense = dense if gradient is None else dense + gradient
+    expected_dense = accumulated(dense, gradient)
     indices, values = oracle.select(expected_dense, k)
     work = dense.copy()
     found, kept = cpu.topk(work, gradient, k, threads)
@@ -186,3 +187,23 @@ def test_all_vector_levels_give_the_same_bytes():
         found[wanted] = int(level), digest
     assert found["portable"][0] == 0 and found["avx2"][0] <= 1
     assert len({digest for _, digest in found.values()}) == 1
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("level", ["portable", "avx2", "avx512"])
+def test_a_sum_beyond_the_largest_number_ends_there(dtype, level):
+    """The level is read once a process."""
+    program = f"""
+import numpy as np
+from hvd_deepreduce.backend import cpu
+from tests.oracle.pipeline import accumulated
+limit = np.finfo(np.{np.dtype(dtype).name}).max
+gradient = np.random.default_rng(0).choice([limit, -limit, 1, 0], 5003).astype(np.{np.dtype(dtype).name})
+for operation in (lambda x: cpu.topk(x, gradient, 50), lambda x: cpu.threshold(x, gradient, 2.0),
+                  lambda x: cpu.add(x, gradient), lambda x: cpu.block_norms(x, gradient, 64, True)):
+    x = gradient.copy()
+    operation(x)
+    assert x.tobytes() == accumulated(gradient, gradient).tobytes()
+"""
+    environment = {**os.environ, "HVD_DEEPREDUCE_VECTOR": level}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=60)

@@ -8,12 +8,13 @@ from hvd_deepreduce.codec import Key
 from hvd_deepreduce.sparsify.topk_capped import TopKCapped
 from tests import cases
 from tests.oracle import topk as oracle
+from tests.oracle.pipeline import accumulated
 
 KEY = Key(1, 2, 3)
 
 
 def check(dense, gradient, cap, threads=1):
-    expected = dense if gradient is None else dense + gradient
+    expected = accumulated(dense, gradient)
     work = dense.copy()
     indices, values = TopKCapped(cap=cap).select(work, gradient, KEY, threads)
     assert indices.size == min(cap, dense.size)

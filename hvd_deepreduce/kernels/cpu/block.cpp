@@ -1,4 +1,5 @@
 // Block norms: the residual takes the gradient in, and each block of it gets a norm, in one pass.
+#include <limits>
 #include <cfloat>
 #include <cmath>
 
@@ -12,6 +13,7 @@ template <class T>
 DR_CLONES static void block_norms(T* dense, const T* grad, u64 n, u64 block, bool l2, u64 first, u64 last,
                                   double* norms) {
     typedef T Eight __attribute__((vector_size(8 * sizeof(T))));
+    const Eight most = Eight{} + std::numeric_limits<T>::max();
     for (u64 b = first; b < last; ++b) {
         const u64 begin = b * block, end = begin + block < n ? begin + block : n;
         Lanes sums = {};
@@ -22,7 +24,9 @@ DR_CLONES static void block_norms(T* dense, const T* grad, u64 n, u64 block, boo
             if (grad) {
                 Eight g;
                 std::memcpy(&g, grad + i, sizeof g);
-                x += g;
+                x += g;  // as `accumulated`
+                x = x < most ? x : most;
+                x = x > -most ? x : -most;
                 std::memcpy(dense + i, &x, sizeof x);
             }
             const Lanes wide = __builtin_convertvector(x, Lanes);
@@ -31,7 +35,7 @@ DR_CLONES static void block_norms(T* dense, const T* grad, u64 n, u64 block, boo
         double lane[8];
         std::memcpy(lane, &sums, sizeof lane);
         for (u64 j = 0; i < end; ++i, ++j) {
-            if (grad) dense[i] += grad[i];
+            if (grad) dense[i] = accumulated(dense[i], grad[i]);
             const double x = std::fabs((double)dense[i]);
             lane[j] += l2 ? x * x : x;
         }

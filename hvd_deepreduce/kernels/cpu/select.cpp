@@ -6,6 +6,7 @@
 //
 // Magnitudes are compared as integers: for finite floats the bits below the sign order as the magnitudes do.
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
@@ -71,7 +72,7 @@ template <class T, class Bits>
 static void pass_portable(T* dense, const T* grad, u64 begin, u64 end, Bits least, Kept<T>& kept) {
     u64 count = kept.count;
     for (u64 i = begin; i < end; ++i) {
-        const T x = grad ? dense[i] + grad[i] : dense[i];
+        const T x = grad ? accumulated(dense[i], grad[i]) : dense[i];
         if (grad) dense[i] = x;
         kept.indices[count] = (u32)i;
         kept.values[count] = x;
@@ -90,7 +91,8 @@ __attribute__((target("avx512f,avx512vl,avx512dq,popcnt"))) static void pass_avx
     for (; i + 16 <= end; i += 16) {
         __m512 x = _mm512_loadu_ps(dense + i);
         if (grad) {
-            x = _mm512_add_ps(x, _mm512_loadu_ps(grad + i));
+            x = _mm512_min_ps(_mm512_add_ps(x, _mm512_loadu_ps(grad + i)), _mm512_set1_ps(FLT_MAX));
+            x = _mm512_max_ps(x, _mm512_set1_ps(-FLT_MAX));
             _mm512_storeu_ps(dense + i, x);
         }
         const __mmask16 take = _mm512_cmpge_epu32_mask(_mm512_and_si512(_mm512_castps_si512(x), sign_off), limit);
@@ -115,7 +117,8 @@ __attribute__((target("avx2,popcnt,bmi"))) static void pass_avx2(float* dense, c
     for (; i + 8 <= end; i += 8) {
         __m256 x = _mm256_loadu_ps(dense + i);
         if (grad) {
-            x = _mm256_add_ps(x, _mm256_loadu_ps(grad + i));
+            x = _mm256_min_ps(_mm256_add_ps(x, _mm256_loadu_ps(grad + i)), _mm256_set1_ps(FLT_MAX));
+            x = _mm256_max_ps(x, _mm256_set1_ps(-FLT_MAX));
             _mm256_storeu_ps(dense + i, x);
         }
         const __m256i over = _mm256_cmpgt_epi32(_mm256_and_si256(_mm256_castps_si256(x), sign_off), below);
@@ -203,7 +206,7 @@ static Bits sampled_bits(const T* dense, const T* grad, u64 n, u64 k, double mar
     for (u64 i = 0; i < samples; ++i) {
         const u64 first = n * i / samples, next = n * (i + 1) / samples;
         const u64 at = first + fmix32((u32)i) % (next - first);
-        bits[i] = magnitude_bits(grad ? dense[at] + grad[at] : dense[at]);
+        bits[i] = magnitude_bits(grad ? accumulated(dense[at], grad[at]) : dense[at]);
     }
     std::nth_element(bits.begin(), bits.begin() + (i64)rank, bits.end(), std::greater<Bits>());
     return bits[rank];
@@ -270,7 +273,7 @@ static int topk(T* dense, const T* grad, u64 n, u64 k, u32* indices, T* values, 
     try {
         if (k == 0) {
             if (grad)
-                for (u64 i = 0; i < n; ++i) dense[i] += grad[i];
+                for (u64 i = 0; i < n; ++i) dense[i] = accumulated(dense[i], grad[i]);
             return 0;
         }
         Selection<T> candidates;
@@ -346,10 +349,10 @@ DR_API void dr_take_f64(void* selection, u32* indices, double* values) {
 }
 
 DR_CLONES static void add(float* dense, const float* grad, u64 begin, u64 end) {
-    for (u64 i = begin; i < end; ++i) dense[i] += grad[i];
+    for (u64 i = begin; i < end; ++i) dense[i] = accumulated(dense[i], grad[i]);
 }
 DR_CLONES static void add(double* dense, const double* grad, u64 begin, u64 end) {
-    for (u64 i = begin; i < end; ++i) dense[i] += grad[i];
+    for (u64 i = begin; i < end; ++i) dense[i] = accumulated(dense[i], grad[i]);
 }
 DR_API void dr_add_f32(float* dense, const float* grad, u64 n, int threads) {
     parallel_runs(n, threads, RUN, [&](int, u64 begin, u64 end) { add(dense, grad, begin, end); });
