@@ -14,6 +14,7 @@ import numpy as np
 import hvd_deepreduce
 from hvd_deepreduce import agreement
 from hvd_deepreduce import container as wire
+from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, Floats, Key
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.memory import Memory
@@ -167,7 +168,7 @@ class Adapter(ABC):
         agreement.compare(gathered.tobytes().splitlines())
 
     def _encode(self, parameter: Parameter, flat: Floats) -> U8:
-        """The container of the parameter's next gradient."""
+        """The container of the parameter's next gradient, where the gradient is."""
         residual = None
         if self._config.error_feedback:
             residual = self._memory.residual(parameter.name, flat.size, flat.dtype, flat)
@@ -185,7 +186,8 @@ class Adapter(ABC):
             MismatchError: the ranks' configs differ.
         """
         size = self._process_set.size()
-        containers = wire.split(gathered, size, out.size)
-        if any(container.digest != containers[0].digest for container in containers):
-            self._agree(self._described())
-        self._ready().decode(containers, out, carrier / size)
+        with of(gathered).reading():
+            containers = of(gathered).together(lambda: wire.split(gathered, size, out.size))
+            if any(container.digest != containers[0].digest for container in containers):
+                self._agree(self._described())
+            self._ready().decode(containers, out, carrier / size)

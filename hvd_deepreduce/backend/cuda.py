@@ -69,6 +69,29 @@ def source(file: str) -> str:
     return text_of(file)
 
 
+class _Stream:
+    """Another library's stream, by CUDA's stream protocol."""
+
+    def __init__(self, pointer: int) -> None:
+        self.pointer = pointer
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.pointer
+
+
+@contextmanager
+def on_stream(device: int, pointer: int) -> Iterator[None]:
+    """Inside, operations run on this device, on the stream of another library."""
+    cupy = _cupy()
+    with cupy.cuda.Device(device), cupy.cuda.Stream.from_external(_Stream(pointer)):
+        yield
+
+
+def from_dlpack(array: Any) -> Array:
+    """CuPy's array of the same memory; in order with the other library's stream."""
+    return _cupy().from_dlpack(array)
+
+
 _modules: dict[tuple[int, int, str], Any] = {}
 _functions: dict[tuple[int, int, str, str], Any] = {}
 _processors: dict[int, int] = {}

@@ -9,6 +9,7 @@ Horovod would have scaled the gradient, whatever options led to it; ``decompress
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from horovod.torch.compression import Compressor
 
 from hvd_deepreduce.adapter import Parameter
+from hvd_deepreduce.backend import cuda, of
 from hvd_deepreduce.buckets import Bucket, BucketedAdapter
 from hvd_deepreduce.codec import U8, Floats
 from hvd_deepreduce.config import Config
@@ -140,14 +142,15 @@ class DeepReduce(BucketedAdapter, Compressor):
             return self._into_bucket(parameter, tensor)
         if tensor.numel() < self._config.min_elements:
             # Horovod reduces neither bfloat16 nor strided tensors: a copy goes, and comes back into the gradient.
-            sent = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous()
+            sent = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous().to(_wire(tensor))
             self._stats.sending(sent.numel() * sent.element_size(), dense_bytes)
             return sent, None if sent is tensor else tensor
         self._not_in_flight(parameter)
-        with self._stats.timed("encode"):
-            flat = _flat(tensor)
+        with self._stats.timed("encode"), _on(tensor):
+            flat = self._array(_flat(tensor))
             packed = self._encode(parameter, flat)
-        carrier = torch.ones(1, dtype=torch.float64, device=tensor.device)
+            packed = packed if _wire(tensor).type == "cuda" else of(packed).host(packed)
+        carrier = torch.ones(1, dtype=torch.float64, device=_wire(tensor))
         self._stats.sending(packed.size + carrier.element_size(), dense_bytes)
         return carrier, _InFlight(parameter, tensor, flat, self._start_allgather(packed, parameter.name))
 
@@ -167,9 +170,9 @@ class DeepReduce(BucketedAdapter, Compressor):
         with self._stats.timed("wait"):
             gathered = self._wait_allgather(ctx.handle)
         self._in_flight.discard(ctx.parameter.name)
-        with self._stats.timed("decode"):
-            self._decode(gathered, ctx.flat, float(tensor))
-            result = torch.from_numpy(ctx.flat).view(ctx.gradient.shape)
+        with self._stats.timed("decode"), _on(ctx.gradient):
+            self._decode(of(ctx.flat).put(gathered, ctx.flat), ctx.flat, float(tensor))
+            result = _tensor(ctx.flat).view(ctx.gradient.shape)
             if ctx.gradient.data_ptr() != result.data_ptr():
                 ctx.gradient.copy_(result)
         if not self._in_flight:
@@ -211,11 +214,14 @@ class DeepReduce(BucketedAdapter, Compressor):
         ]
 
     def _start_allgather(self, packed: U8, name: str) -> Any:
-        return hvd.allgather_async(torch.from_numpy(packed), f"deepreduce.{name}", self._process_set)
+        return hvd.allgather_async(_tensor(packed), f"deepreduce.{name}", self._process_set)
 
     def _wait_allgather(self, pending: Any) -> U8:
-        gathered: U8 = hvd.synchronize(pending).numpy()
-        return gathered
+        return self._array(hvd.synchronize(pending))
+
+    def _array(self, flat: torch.Tensor) -> Any:
+        """The array of a tensor's memory: NumPy's, or on a GPU CuPy's."""
+        return cuda.from_dlpack(flat) if flat.is_cuda else flat.numpy()
 
     def _mpi_ranks(self) -> list[int] | None:
         if not hvd.mpi_enabled():
@@ -290,8 +296,26 @@ class DeepReduce(BucketedAdapter, Compressor):
         )
 
 
-def _flat(gradient: torch.Tensor) -> Floats:
-    """The gradient as float32 or float64 ``[numel]`` on the host: its own memory where that can be, else a copy."""
+def _flat(gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient as float32 or float64 ``[numel]``, on its GPU or on the host: its own memory where that can be, else
+    a copy."""
     dtype = torch.float64 if gradient.dtype == torch.float64 else torch.float32
-    array: Floats = gradient.detach().to("cpu", dtype).contiguous().view(-1).numpy()
-    return array
+    device = gradient.device if gradient.is_cuda else "cpu"
+    return gradient.detach().to(device, dtype).contiguous().view(-1)
+
+
+def _tensor(array: Any) -> torch.Tensor:
+    """The tensor of an array's memory."""
+    return torch.from_numpy(array) if isinstance(array, np.ndarray) else torch.from_dlpack(array)
+
+
+def _wire(tensor: torch.Tensor) -> torch.device:
+    """Where Horovod takes what is sent of a tensor: on the tensor's GPU if it was built with NCCL, else on the host."""
+    return tensor.device if not tensor.is_cuda or hvd.nccl_built() else torch.device("cpu")
+
+
+def _on(tensor: torch.Tensor) -> AbstractContextManager[None]:
+    """Inside, the CUDA backend works on the tensor's GPU, on PyTorch's current stream."""
+    if not tensor.is_cuda:
+        return nullcontext()
+    return cuda.on_stream(tensor.device.index, torch.cuda.current_stream(tensor.device).cuda_stream)

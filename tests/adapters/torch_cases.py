@@ -20,6 +20,7 @@ from hvd_deepreduce.agreement import MismatchError
 from hvd_deepreduce.codec import Key
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.torch import DeepReduce
+from tests import cuda_emulator
 from tests.ranks import run_cases
 
 CASES = {}
@@ -527,6 +528,42 @@ def a_gradient_that_is_not_contiguous():
         assert carrier.numel() == 1
         result = compression.decompress(hvd.allreduce(carrier, name="carrier"), context)
         assert torch.equal(result, expected) and result is weight.grad
+
+
+class OnDevice(DeepReduce):
+    """As if its gradients lay on a GPU: the CUDA backend works on them, in the emulator."""
+
+    def _array(self, flat):
+        return cuda_emulator.from_dlpack(flat) if flat.is_floating_point() else flat.numpy()
+
+
+@case
+def gradients_on_a_device_equal_those_on_the_host():
+    """Parameters and residuals, bit for bit, with NaN on the way and through a checkpoint."""
+    if cuda_emulator.available():
+        return
+    for settings in (LOSSY, {**LOSSY, "value": "fit_poly", "index": {"name": "bloom", "policy": "p1"}}):
+        for dtype in (torch.float32, torch.bfloat16):
+            models, states = [], []
+            for kind in (DeepReduce, OnDevice):
+                model = network().to(dtype)
+                compression = kind(model, settings)
+                optimizer = train(model, compression, steps=2, op=hvd.Sum)
+                kept = copy.deepcopy(model.state_dict())
+                for step in range(2, 5):
+                    optimizer.zero_grad()
+                    (loss_of(model, step) * (float("nan") if (step, hvd.rank()) == (2, 0) else 1)).backward()
+                    optimizer.step()
+                    if step == 2:
+                        assert not flat(model).isfinite().any()
+                        model.load_state_dict(kept)
+                        optimizer.state.clear()
+                        compression.load_state_dict(copy.deepcopy(compression.state_dict()))
+                same_everywhere(model)
+                models.append(flat(model))
+                states.append(compression.state_dict()["residuals"])
+            assert models[0].isfinite().all() and torch.equal(*models)
+            assert all(torch.equal(residual, states[1][name]) for name, residual in states[0].items())
 
 
 @case
