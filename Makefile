@@ -47,7 +47,7 @@ bench-net: build ## the exchanges in a laboratory of slow networks (root, iprout
 	@$(ENV) python scripts/bench_net.py $(ARGS)
 
 test-gpu: build ## the CUDA operations' tests on this machine's GPU
-	@$(ENV) HVD_DEEPREDUCE_GPU=1 python -m pytest -q tests/backend/test_cuda.py $(ARGS)
+	@$(ENV) HVD_DEEPREDUCE_GPU=1 python -m pytest -q tests/backend $(ARGS)
 
 bench-gpu: build ## times the CUDA operations on this machine's GPU
 	@$(ENV) python scripts/bench_gpu.py $(ARGS)

@@ -1,8 +1,8 @@
-"""`make bench-gpu`: what the CUDA operations cost on the GPU at hand, beside a device copy of the same vector.
+"""`make bench-gpu`: what encoding and decoding cost on the GPU at hand, beside a device copy of the same vector.
 
 Device time by events, medians of many runs after three that are not counted; every run takes the next of several
-inputs, so that none stands in the cache. A time includes what the host needs to launch and, where an operation must
-know a size, to wait.
+inputs, so that none stands in the cache. A time includes what the host needs to launch and to wait: it is the whole of
+what the adapter does with a gradient, error feedback and container included.
 
     python scripts/bench_gpu.py --numel 25600000 --density 0.01
 """
@@ -23,11 +23,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from hvd_deepreduce import container as wire
 from hvd_deepreduce.backend import cuda
+from hvd_deepreduce.codec import Key
+from hvd_deepreduce.config import Config
+from hvd_deepreduce.pipeline import Pipeline
 
 CONTAINERS = 4
-KEY = (0, 0, 0)
-FPR, HASHES = 0.001, 10
+KEY = Key(0, 0, 0)
 console = Console(width=140)
 
 
@@ -58,30 +61,14 @@ def main(
     out, kept = cupy.empty(numel, np.float32), max(1, int(numel * density))
     tensors = [torch.from_dlpack(gradient) for gradient in gradients]
 
-    def encode(i: int) -> tuple[Any, Any, Any]:
-        bad = cuda.nonfinite(gradients[i])
-        indices, values = cuda.topk(residuals[i], gradients[i], kept)
-        section, bits = cuda.rice_encode_start(indices, numel)
-        norms, codes = cuda.qsgd_encode(values, 512, 63, False, *KEY, 0)
-        packed = cuda.pack(codes, 7)
-        size, _ = int(bits.get()[0]), bad
-        return section[: (size + 7) // 8], norms, packed
-
-    def bloom(i: int) -> Any:
-        indices, _ = cuda.topk(residuals[i], gradients[i], kept)
-        bits = cuda.bloom_insert(indices, int(1.44 * HASHES * kept / 8), HASHES, *KEY)
-        support = cuda.bloom_query(bits, HASHES, numel, *KEY)
-        return cuda.gather(residuals[i], support)
-
-    containers = [encode(i % inputs) for i in range(CONTAINERS)]
+    topk = {"name": "topk", "density": density}
+    rice = Pipeline(Config.load(sparsifier=topk, index="rice", value="qsgd"))
+    bloom = Pipeline(Config.load(sparsifier=topk, index={"name": "bloom", "policy": "p0"}, value="raw"))
+    gathered = cupy.concatenate([rice.encode(gradients[i % inputs], None, KEY) for i in range(CONTAINERS)])
 
     def decode(_: int) -> None:
-        parts = []
-        with cuda.one_verdict():
-            for section, norms, packed in containers:
-                codes = cuda.unpack(packed, kept, 7, np.uint8)
-                parts.append((cuda.rice_decode(section, numel, kept), cuda.qsgd_decode(norms, codes, 512, 63)))
-        cuda.sum_into(out, parts, 1.0)
+        with cuda.reading():
+            rice.decode(cuda.together(lambda: wire.split(gathered, CONTAINERS, numel)), out)
 
     def topk_of_torch(i: int) -> None:
         torch.topk(tensors[i].abs(), kept, sorted=False)
@@ -91,9 +78,9 @@ def main(
         ("device copy", lambda i: cupy.copyto(out, gradients[i]), None),
         ("torch.topk of the magnitudes", topk_of_torch, None),
         ("top-k, accumulated and exact", lambda i: cuda.topk(residuals[i], gradients[i], kept), None),
-        ("encode: top-k, rice, qsgd", encode, 6.0),
+        ("encode: top-k, rice, qsgd", lambda i: rice.encode(gradients[i], residuals[i], KEY), 6.0),
         (f"decode and add {CONTAINERS} of them", decode, 4.0),
-        ("encode: top-k, Bloom p0", bloom, 15.0),
+        ("encode: top-k, Bloom p0, raw", lambda i: bloom.encode(gradients[i], residuals[i], KEY), 15.0),
     ]
     times = [timed(function, inputs, runs) for _, function, _ in measured]
     table = Table("what", "ms", "of a copy", "target", box=box.MARKDOWN)

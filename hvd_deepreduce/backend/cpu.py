@@ -7,8 +7,8 @@ a sentence where the section cannot be what an encoder wrote; it never reads or 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, TypeVar
@@ -436,7 +436,7 @@ def checksum(data: U8) -> int:
 
 def check_container(data: U8) -> None:
     """``ValueError`` where a container's checksum is not the one in its header."""
-    if checksum(data) != int(data[CHECKSUM_AT : CHECKSUM_AT + 4].view(np.uint32)[0]):
+    if checksum(data) != int.from_bytes(data.data[CHECKSUM_AT : CHECKSUM_AT + 4], "little"):
         check(-6)
 
 
@@ -897,8 +897,10 @@ CHECKSUM_AT = 12
 """Where a container keeps its checksum."""
 
 
-@contextmanager
-def encoding(gradient: Floats, residual: Floats | None, threads: int = 1) -> Iterator[None]:
+HERE = nullcontext()
+
+
+def encoding(gradient: Floats, residual: Floats | None, threads: int = 1) -> AbstractContextManager[None]:
     """Around the encoding of a gradient.
 
     Raises:
@@ -906,13 +908,12 @@ def encoding(gradient: Floats, residual: Floats | None, threads: int = 1) -> Ite
     """
     if not finite(gradient, threads):
         raise NotFinite
-    yield
+    return HERE
 
 
-@contextmanager
-def reading() -> Iterator[None]:
+def reading() -> AbstractContextManager[None]:
     """Around the decoding of an allgather's result."""
-    yield
+    return HERE
 
 
 def together(work: Callable[[], R]) -> R:
@@ -967,16 +968,20 @@ def moved(indices: U32, by: int) -> U32:
 def joined(header: bytes, *arrays: NDArray[Any], pad: int = 1, checked: bool = False) -> U8:
     """Up to 64 bytes and up to four arrays, one behind the other, each filled with zeros to a multiple of ``pad``;
     ``checked``: with the checksum of a container."""
-    sizes = [len(header), *(array.nbytes for array in arrays)]
-    out = np.empty(sum(-(-size // pad) * pad for size in sizes), np.uint8)
-    at = 0
-    for part, size in zip((np.frombuffer(header, np.uint8), *arrays), sizes, strict=True):
-        out[at : at + size] = part.view(np.uint8)
-        end = at + -(-size // pad) * pad
-        out[at + size : end] = 0
-        at = end
+    begin = -(-len(header) // pad) * pad
+    out = np.empty(begin + sum([-(-array.nbytes // pad) * pad for array in arrays]), np.uint8)
+    bytes_of_out = out.data
+    bytes_of_out[:begin] = header.ljust(begin, b"\0")
+    for array in arrays:
+        size = array.nbytes
+        end = begin + size
+        if size:
+            out[begin:end] = array if array.dtype == np.uint8 else array.view(np.uint8)
+        begin += -(-size // pad) * pad
+        if end < begin:
+            bytes_of_out[end:begin] = bytes(begin - end)
     if checked:
-        out[CHECKSUM_AT : CHECKSUM_AT + 4].view(np.uint32)[0] = checksum(out)
+        bytes_of_out[CHECKSUM_AT : CHECKSUM_AT + 4] = checksum(out).to_bytes(4, "little")
     return out
 
 
