@@ -8,8 +8,6 @@
 
 #include "cpu.h"
 
-#define DR_INLINE static inline __attribute__((always_inline))
-
 // A sum over a side is taken in blocks of this many elements (the last one filled up with zeros), in float64: within
 // a block, element j goes to lane j % 8 in order; then lanes 0+4, 1+5, 2+6, 3+7, then 0+2, 1+3, then 0+1; then the
 // blocks in order. Every backend can follow.
