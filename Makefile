@@ -46,8 +46,9 @@ bench: build ## times the codecs and exchanges; ARGS="..." goes to the script
 bench-net: build ## the exchanges in a laboratory of slow networks (root, iproute2); ARGS="..." goes to the script
 	@$(ENV) python scripts/bench_net.py $(ARGS)
 
-test-gpu: build ## the CUDA operations' tests on this machine's GPU
+test-gpu: build ## the CUDA tests on this machine's GPU
 	@$(ENV) HVD_DEEPREDUCE_GPU=1 python -m pytest -q tests/backend $(ARGS)
+	@$(ENV) PYTHONPATH=$$PWD mpirun -np 2 python tests/adapters/torch_cases.py a_model_on_a_gpu
 
 bench-gpu: build ## times the CUDA operations on this machine's GPU
 	@$(ENV) python scripts/bench_gpu.py $(ARGS)

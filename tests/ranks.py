@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 LAUNCHERS = {
     "mpirun": ["mpirun", "-np", "{ranks}"],
@@ -50,11 +52,14 @@ def launch(
 def run_cases(cases: dict[str, Callable[[], None]], rank: int, barrier: Callable[[], object]) -> None:
     """Runs the cases named on the command line, or all; each rank runs each case, in order."""
     for chosen in sys.argv[1:] or cases:
+        result = "passed"
         try:
             cases[chosen]()
+        except pytest.skip.Exception as reason:
+            result = f"skipped ({reason})"
         except BaseException:
             print(f"FAILED {chosen} on rank {rank}\n{traceback.format_exc()}", flush=True)
             raise
         barrier()
         if rank == 0:
-            print(f"passed {chosen}", flush=True)
+            print(f"{result} {chosen}", flush=True)

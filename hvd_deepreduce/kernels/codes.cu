@@ -51,20 +51,6 @@ KERNEL rle_count(const u32* indices, u64 count, const u32* begins, const u64* ru
     if (threadIdx.x < 68 && own[threadIdx.x]) atomicAdd(lengths + threadIdx.x, (u64)own[threadIdx.x]);
 }
 
-// The width of the least bits, of equals the least.
-__device__ u32 best_width(const u64* lengths, u32 escape) {
-    u64 count = 0, least = NOWHERE;
-    for (u32 l = 1; l <= 33; ++l) count += lengths[l];
-    u64 escaped = count;
-    u32 best = 1;
-    for (u32 w = 1; w <= 32; ++w) {
-        escaped -= lengths[w];
-        const u64 bits = count * w + escaped * escape;
-        if (bits < least) least = bits, best = w;
-    }
-    return best;
-}
-
 __device__ __forceinline__ u32 run_bits(u64 v, u32 width, u32 escape) {
     return v < (1ull << width) - 1 ? width : width + escape;
 }
@@ -78,7 +64,7 @@ __device__ __forceinline__ void put_run(u32* words, u64 at, u64 v, u32 width, u3
 KERNEL rle_write(const u32* indices, u64 count, u32 escape, const u32* begins, const u64* runs, const u64* lengths,
                  u64* status, u32* words, u64* end) {
     __shared__ u32 widths[2];
-    if (threadIdx.x < 2) widths[threadIdx.x] = best_width(lengths + 34 * threadIdx.x, escape);
+    if (threadIdx.x < 2) widths[threadIdx.x] = best_fields(lengths + 34 * threadIdx.x, escape).width;
     __syncthreads();
     const u32 z = widths[0], o = widths[1];
     if (grid_thread() == 0) put_bits(words, 0, z | o << 8);
@@ -191,13 +177,10 @@ KERNEL histogram(const u8* symbols, u64 count, u64* counts) {
     if (own[threadIdx.x]) atomicAdd(counts + threadIdx.x, (u64)own[threadIdx.x]);
 }
 
-const u64 FOUR_STREAMS = 1024;
-__device__ __forceinline__ u64 part_of(u64 count) { return count < FOUR_STREAMS ? count : (count + 3) / 4; }
-
 // One block: words[256], and the lengths into the section `out`. *bits: of these; where a single symbol occurs the
 // section ends there and *single is 1.
 KERNEL huffman_plan(const u64* counts, u64 count, u32* words, u32* out, u64* bits, u32* single) {
-    __shared__ HuffmanRoom room;
+    __shared__ PackageMerge room;
     __shared__ u8 length[256];
     __shared__ i32 only;
     if (threadIdx.x == 0) only = -1;
@@ -206,7 +189,9 @@ KERNEL huffman_plan(const u64* counts, u64 count, u32* words, u32* out, u64* bit
     huffman_lengths(counts, length, room);
     huffman_words(length, words);
     if (threadIdx.x == 0) {
-        *bits = huffman_write_lengths(length, only, out, 0);
+        BitWriter writer = {out, 0};
+        write_lengths(length, only, writer);
+        *bits = (writer.position + 7) / 8 * 8;
         *single = only >= 0;
     }
 }
@@ -262,7 +247,7 @@ KERNEL huffman_read(const u8* in, u64 size, u64 count, u16* table, HuffmanStream
     __shared__ u32 words[256];
     __shared__ i32 only;
     __shared__ i64 taken;
-    if (threadIdx.x == 0) taken = huffman_read_lengths(in, size, length, &only);
+    if (threadIdx.x == 0) taken = read_lengths(BitReader{in, size, 0}, length, &only);
     __syncthreads();
     huffman_words(length, words);
     if (taken >= 0 && only < 0) huffman_table(words, table);
@@ -328,17 +313,10 @@ KERNEL huffman_take(const u8* in, const HuffmanStreams* streams, u32 k, const u1
 
 // One block: the code that numel alone fixes.
 KERNEL byte_code(u64 numel, u32* words, u16* table) {
-    __shared__ HuffmanRoom room;
+    __shared__ PackageMerge room;
     __shared__ u64 counts[256];
     __shared__ u8 length[256];
-    const u64 v = threadIdx.x;
-    u64 own = 0;
-    for (u32 place = 0; place < 4; ++place) {
-        const u64 unit = 1ull << (8 * place), period = unit << 8, rest = numel % period;
-        const u64 over = rest > v * unit ? rest - v * unit : 0;
-        own += numel / period * unit + (over < unit ? over : unit);
-    }
-    counts[v] = own;
+    counts[threadIdx.x] = count_byte(threadIdx.x, numel);
     __syncthreads();
     huffman_lengths(counts, length, room);
     huffman_words(length, words);
@@ -346,23 +324,10 @@ KERNEL byte_code(u64 numel, u32* words, u16* table) {
 }
 
 KERNEL huffman_indices_write(const u32* indices, u64 count, const u32* words, u64* status, u64* end, u32* out) {
+    const auto of = [=](u64 i) { return four_words(words, (const u8*)(indices + i)); };
     each_place(
-        count, 0, status, end,
-        [=](u64 i) {
-            u64 bits = 0;
-            for (u32 place = 0; place < 4; ++place) bits += words[indices[i] >> (8 * place) & 255] >> 16;
-            return bits;
-        },
-        [=](u64 i, u64 at) {
-            u64 field = 0;
-            u32 bits = 0;
-            for (u32 place = 0; place < 4; ++place) {
-                const u32 word = words[indices[i] >> (8 * place) & 255];
-                field |= (u64)(word & 0xFFFF) << bits;
-                bits += word >> 16;
-            }
-            put_bits(out, at, field);
-        });
+        count, 0, status, end, [=](u64 i) { return (u64)of(i).bits; },
+        [=](u64 i, u64 at) { put_bits(out, at, of(i).field); });
 }
 
 KERNEL huffman_indices_walk(const u8* in, u64 bytes, const u16* table, u64 chunks, u64* exits) {
@@ -392,8 +357,6 @@ KERNEL huffman_indices_take(const u8* in, u64 bytes, const u16* table, u64 chunk
 // ---- SKCompress's deltas, of kernels/cpu/delta.cpp.
 
 __device__ __forceinline__ u32 delta_of(const u32* keys, u64 i) { return i ? keys[i] - keys[i - 1] : keys[0]; }
-__device__ __forceinline__ u32 delta_length(u32 delta) { return 32 - (u32)__clz((i32)(delta | 1)); }
-__device__ __forceinline__ u32 intervals(u32 length, u32 log2_m) { return (length * (1u << log2_m) + 31) / 32; }
 
 // lengths[33]: how many deltas have so many bits; zeros at first.
 KERNEL delta_count(const u32* keys, u64 count, u64* lengths) {
@@ -405,17 +368,16 @@ KERNEL delta_count(const u32* keys, u64 count, u64* lengths) {
     if (threadIdx.x < 33 && own[threadIdx.x]) atomicAdd(lengths + threadIdx.x, (u64)own[threadIdx.x]);
 }
 
-// Where the parts of a section are, and the words of a delta of so many bits: the prefix | its bits << 16 | the
-// delta's bits << 24.
+// Where the parts of a section are.
 struct DeltaPlan {
     u64 prefixes, deltas, bits;  // where they begin, and where the section ends
-    u32 word[33];
+    u32 word[33];                // of a delta of so many bits
 };
 
 // One block: of the eight ways the smallest; of equals the fixed prefix, then the least m. Writes the section's head
 // into words of zeros.
 KERNEL delta_plan(const u64* lengths, u64 count, DeltaPlan* plan, u32* out) {
-    __shared__ HuffmanRoom room;
+    __shared__ PackageMerge room;
     __shared__ u64 counts[256];
     __shared__ u32 words[256];
     __shared__ u8 length[256];
@@ -430,29 +392,28 @@ KERNEL delta_plan(const u64* lengths, u64 count, DeltaPlan* plan, u32* out) {
         __syncthreads();
         counts[threadIdx.x] = 0;
         __syncthreads();
-        if (threadIdx.x == 0)
-            for (u32 l = 1; l <= 32; ++l) counts[intervals(l, log2_m) - 1] += lengths[l];
+        const u64 delta_bits = threadIdx.x ? 0 : count_prefixes(lengths, log2_m, counts);
         __syncthreads();
         huffman_lengths(counts, length, room);
         huffman_words(length, words);
         if (threadIdx.x == 0) {
             i32 only = -1;
-            u64 prefix_bits = 0, delta_bits = 0;
+            u64 prefix_bits = 0;
             for (u32 s = 0; s < 16; ++s) {
                 prefix_bits += counts[s] * (coded ? length[s] : log2_m);
-                delta_bits += counts[s] * (s + 1) << (5 - log2_m);
                 if (counts[s] == count) only = (i32)s;
             }
-            if (writes) put_bits(out, 0, log2_m | (coded ? 16 : 0));
-            const u64 head = coded ? huffman_write_lengths(length, only, writes ? out : nullptr, 8) : 8;
+            BitCount table = {0};
+            if (coded) write_lengths(length, only, table);
+            const u64 head = 8 + 8 * table.bytes();
             const u64 deltas = head + (prefix_bits + 7) / 8 * 8, bits = deltas + (delta_bits + 7) / 8 * 8;
             if (bits < best.bits) best.bits = bits, best.word[0] = way;
             if (writes) {
+                BitWriter writer = {out, 0};
+                writer.put(log2_m | (coded ? 16 : 0), 8);
+                if (coded) write_lengths(length, only, writer);
                 plan->prefixes = head, plan->deltas = deltas, plan->bits = bits;
-                for (u32 l = 1; l <= 32; ++l) {
-                    const u32 s = intervals(l, log2_m) - 1, field = (s + 1) << (5 - log2_m);
-                    plan->word[l] = field << 24 | (coded ? words[s] : s | log2_m << 16);
-                }
+                for (u32 l = 1; l <= 32; ++l) plan->word[l] = delta_word(l, log2_m, coded ? words : nullptr);
             }
         }
         __syncthreads();
@@ -491,7 +452,7 @@ KERNEL delta_read(const u8* in, u64 bytes, u16* table, DeltaRead* read, i32* err
         only = -1;
         taken = 0;
         if (log2_m < 1 || log2_m > 4 || in[0] > 31) taken = ERR_VALUE;
-        else if (coded) taken = huffman_read_lengths(in + 1, bytes - 1, length, &only);
+        else if (coded) taken = read_lengths(BitReader{in + 1, bytes - 1, 0}, length, &only);
     }
     __syncthreads();
     const bool foreign = taken >= 0 && coded && s >= 1u << log2_m && (length[s] || only == (i32)s);

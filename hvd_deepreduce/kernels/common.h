@@ -12,11 +12,18 @@ typedef unsigned long long u64;
 typedef int i32;
 typedef long long i64;
 
+// For the host or for the device: a .cu file's own functions are all the device's, and may be called from these.
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
-#define DR_HD __host__ __device__ __forceinline__
+#define DR_CUDA 1
+#define DR_HD __device__ __forceinline__
 #else
 #define DR_HD inline
 #endif
+
+// A decoder's complaint, negative as no other result is; the backends turn it into a sentence. Of several, a kernel on
+// the device keeps the least.
+const i32 ERR_TRUNCATED = -1, ERR_INDEX = -2, ERR_VALUE = -3, ERR_MEANS = -4, ERR_SIZES = -5;
+const i32 ERR_CHECKSUM = -6, ERR_NOT_FINITE = -7, ERR_ORDER = -8;
 
 // Philox4x32-10, a counter-based generator (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2,
 // 3", SC 2011). No state: the same key and counter give the same four words on every machine and in every order.

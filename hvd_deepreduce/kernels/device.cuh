@@ -14,9 +14,6 @@
 const u32 WHOLE_WARP = 0xFFFFFFFFu;
 const u64 NOWHERE = ~0ull;
 
-// A decoder's complaint; backend/cuda.py turns it into a sentence. The gravest stays: kernels take the least.
-const i32 ERR_TRUNCATED = -1, ERR_INDEX = -2, ERR_VALUE = -3, ERR_CHECKSUM = -6, ERR_NOT_FINITE = -7, ERR_ORDER = -8;
-
 __device__ __forceinline__ u32 lane_number() { return threadIdx.x & 31u; }
 __device__ __forceinline__ u32 warp_number() { return threadIdx.x >> 5; }
 // A thread's number in the grid, and the number of all.
@@ -28,9 +25,6 @@ __device__ __forceinline__ u64 bits_of(double x) { return (u64)__double_as_longl
 __device__ __forceinline__ u32 magnitude_bits(float x) { return bits_of(x) & 0x7FFFFFFFu; }
 __device__ __forceinline__ u64 magnitude_bits(double x) { return bits_of(x) & 0x7FFFFFFFFFFFFFFFull; }
 __device__ __forceinline__ bool finite_bits(float x) { return magnitude_bits(x) < 0x7F800000u; }
-
-// Bits that hold x: 0 for 0.
-__device__ __forceinline__ u32 bit_length(u64 x) { return 64u - (u32)__clzll((i64)x); }
 
 // Sixteen bytes, moved at once.
 template <class T>
@@ -175,11 +169,6 @@ __device__ __forceinline__ void put_bits(u32* words, u64 at, u64 value) {
     if (low) atomicOr(word, low);
     if (middle) atomicOr(word + 1, middle);
     if (high) atomicOr(word + 2, high);
-}
-
-// Whether a bit string of `bits` bits, filled with zeros to a whole byte, is what stands in these bytes.
-__device__ __forceinline__ bool ends_at(const u8* in, u64 bytes, u64 bits) {
-    return bytes == (bits + 7) / 8 && (bits % 8 == 0 || in[bits / 8] >> (bits % 8) == 0);
 }
 
 // Calls put(number, place) for each one of a bit string, the first `most` of them; *found: how many there are in all.

@@ -2,6 +2,7 @@
 #ifndef HVD_DEEPREDUCE_ENTROPY_CUH
 #define HVD_DEEPREDUCE_ENTROPY_CUH
 
+#include "codes.h"
 #include "device.cuh"
 
 // ---- Reading. Where a code word begins hangs on all before it. So a string is cut into chunks, and a thread for each
@@ -40,16 +41,31 @@ __device__ void walk_again(u64 bits, u32 phases, u64 chunks, const u64* starts, 
     }
 }
 
-// ---- Huffman codes, as in kernels/cpu/huffman.cpp.
-const u32 LONGEST = 12, ONLY = 15;
-
-struct HuffmanRoom {
-    u64 merged[512], pairs[256];
-    u8 leaf[LONGEST][512], order[256];
+// ---- What codes.h calls a Writer, into words that were zero, and a Reader.
+struct BitWriter {
+    u32* out;
+    u64 position;
+    __device__ void put(u64 value, u32 bits) {
+        put_bits(out, position, value);
+        position += bits;
+    }
 };
 
-// Lengths of the least total cost, by package-merge. The whole block calls it; one thread does the merging.
-__device__ inline void huffman_lengths(const u64* counts, u8* length, HuffmanRoom& room) {
+struct BitReader {
+    const u8* in;
+    u64 bytes, position;
+    __device__ u32 get(u32 bits) {
+        position += bits;
+        return load_field(in, bytes, position - bits, bits);
+    }
+    __device__ u64 used() const { return (position + 7) / 8; }
+    __device__ bool overrun() const { return position > 8 * bytes; }
+};
+
+// ---- Huffman codes. The whole block calls each of these.
+
+// Lengths of the least total cost. One thread does the merging.
+__device__ inline void huffman_lengths(const u64* counts, u8* length, PackageMerge& room) {
     const u32 symbol = threadIdx.x;
     u32 rank = 0, total;
     for (u32 other = 0; other < 256; ++other)
@@ -59,31 +75,10 @@ __device__ inline void huffman_lengths(const u64* counts, u8* length, HuffmanRoo
     if (counts[symbol]) room.order[rank] = (u8)symbol;
     block_scan((u32)(counts[symbol] != 0), &total);
     __syncthreads();
-    if (threadIdx.x == 0 && total >= 2) {
-        const u32 n = total;
-        u32 pair_count = 0;
-        for (u32 level = 0; level < LONGEST; ++level) {
-            u32 a = 0, b = 0, size = 0;
-            for (; a < n || b < pair_count; ++size) {
-                const bool leaf = b == pair_count || (a < n && counts[room.order[a]] <= room.pairs[b]);
-                room.leaf[level][size] = leaf;
-                room.merged[size] = leaf ? counts[room.order[a++]] : room.pairs[b++];
-            }
-            pair_count = size / 2;
-            for (u32 i = 0; i < pair_count; ++i) room.pairs[i] = room.merged[2 * i] + room.merged[2 * i + 1];
-        }
-        u32 taken = 2 * n - 2;
-        for (u32 level = LONGEST; level-- > 0 && taken;) {
-            u32 leaves = 0;
-            for (u32 i = 0; i < taken; ++i) leaves += room.leaf[level][i];
-            for (u32 i = 0; i < leaves; ++i) ++length[room.order[i]];
-            taken = 2 * (taken - leaves);
-        }
-    }
+    if (symbol == 0) package_merge(counts, total, room, length);
     __syncthreads();
 }
 
-// words[s] = the code word, its first bit lowest | its length << 16. The whole block calls it.
 __device__ inline void huffman_words(const u8* length, u32* words) {
     const u32 symbol = threadIdx.x, own = length[symbol];
     u32 of_length[LONGEST + 1] = {}, before = 0;
@@ -91,60 +86,13 @@ __device__ inline void huffman_words(const u8* length, u32* words) {
         ++of_length[length[other]];
         before += other < symbol && length[other] == own;
     }
-    u32 next = 0;
-    of_length[0] = 0;
-    for (u32 l = 1; l <= own; ++l) next = (next + of_length[l - 1]) << 1;
-    u32 word = 0;
-    for (u32 i = 0; i < own; ++i) word |= ((next + before) >> i & 1) << (own - 1 - i);
-    words[symbol] = own ? word | own << 16 : 0;
+    words[symbol] = own ? huffman_word(first_code(of_length, own) + before, own) : 0;
     __syncthreads();
 }
 
-// table[next LONGEST bits] = symbol | length << 8. The whole block calls it.
 __device__ inline void huffman_table(const u32* words, u16* table) {
-    const u32 word = words[threadIdx.x] & 0xFFFF, length = words[threadIdx.x] >> 16;
-    if (length)
-        for (u32 i = word; i < 1u << LONGEST; i += 1u << length) table[i] = (u16)(threadIdx.x | length << 8);
+    fill_table(threadIdx.x, words[threadIdx.x], table);
     __syncthreads();
-}
-
-// One thread: the lengths as drawn in huffman.cpp, from bit `at` on; the bit behind their last byte. `out` null: only
-// that is wanted.
-__device__ inline u64 huffman_write_lengths(const u8* length, i32 only, u32* out, u64 at) {
-    u32 sum = 0;
-    for (i32 s = 0; sum < 1u << LONGEST;) {
-        if (s == only || length[s]) {
-            if (out) put_bits(out, at, s == only ? ONLY : length[s]);
-            sum += s == only ? 1u << LONGEST : 1u << (LONGEST - length[s]);
-            at += 4;
-            ++s;
-            continue;
-        }
-        u32 run = 1;
-        while (run < 16 && length[s + run] == 0 && s + (i32)run != only) ++run;
-        if (out) put_bits(out, at + 4, run - 1);
-        at += 8;
-        s += (i32)run;
-    }
-    return (at + 7) / 8 * 8;
-}
-
-// One thread: the number of bytes that the lengths took, or ERR_VALUE where they make no complete code.
-__device__ inline i64 huffman_read_lengths(const u8* in, u64 bytes, u8* length, i32* only) {
-    u64 at = 0;
-    u32 sum = 0;
-    *only = -1;
-    for (u32 s = 0; s < 256; ++s) length[s] = 0;
-    for (u32 s = 0; sum < 1u << LONGEST;) {
-        const u32 l = load_field(in, bytes, at, 4), run = l ? 1 : 1 + load_field(in, bytes, at + 4, 4);
-        at += l ? 4 : 8;
-        if ((l > LONGEST && (l != ONLY || sum)) || s + run > 256 || at > 8 * bytes) return ERR_VALUE;
-        if (l == ONLY) *only = (i32)s;
-        if (l && l != ONLY) length[s] = (u8)l;
-        sum += l == ONLY ? 1u << LONGEST : l ? 1u << (LONGEST - l) : 0;
-        s += run;
-    }
-    return sum == 1u << LONGEST ? (i64)((at + 7) / 8) : ERR_VALUE;
 }
 
 #endif

@@ -1,11 +1,11 @@
 // Curves through sorted values: the CUDA side of kernels/cpu/fit_poly.cpp and fit_dexp.cpp, which draw the sections.
 //
-// An encoder is one block. Sums over a side are taken as kernels/cpu/fit.h says: in blocks of FIT_BLOCK elements, each
-// by eight lanes (element j in lane j % 8), four blocks a warp; then the blocks in order, by one thread.
+// An encoder is one block. Sums over a side are taken as curves.h says: in blocks of FIT_BLOCK elements, each by eight
+// lanes (element j in lane j % 8), four blocks a warp; then the blocks in order, by one thread.
+#include "curves.h"
 #include "device.cuh"
 
-const u64 FIT_BLOCK = 256;
-const u32 MAX_DEGREE = 15, MAX_SEGMENTS = 1024, TERMS = MAX_DEGREE + 1;
+const u32 TERMS = MAX_DEGREE + 1;
 
 // How many of `count` sorted values are above zero, or, `zero`, not below.
 __device__ u64 values_above(const float* sorted, u64 count, bool zero) {
@@ -16,10 +16,6 @@ __device__ u64 values_above(const float* sorted, u64 count, bool zero) {
         else high = middle;
     }
     return low;
-}
-
-__device__ __forceinline__ bool valid_range(float least, float largest) {
-    return 0.0f < least && least <= largest && finite_bits(largest);
 }
 
 // The sums of N products over eights of lanes: f(block, i, sums) adds element i of FIT block `block` to sums[N].
@@ -75,14 +71,6 @@ __device__ void find_split(const float* sorted, Segments& segments, u32 s, u32 p
         segments.split[s] = (u32)split;
     }
     __syncthreads();
-}
-
-__device__ u32 heuristic_segments(const float* sorted, u64 m, u32 degree) {
-    if (m < 3) return 1;
-    const double start = (double)sorted[0] - (double)sorted[1], end = (double)sorted[m - 2] - (double)sorted[m - 1];
-    const double change = fabs(start - end);
-    const double knots = ceil(degree ? 2.0 * sqrt(change) : change / sqrt(2.0) - 1.0), most = MAX_SEGMENTS - 1;
-    return 1 + (u32)(knots < 0.0 ? 0.0 : knots > most ? most : knots);
 }
 
 // Segments in no order; a tie of distances goes to the one that begins first.
@@ -309,8 +297,6 @@ KERNEL fit_poly_decode(const u8* section, u64 bytes, u64 count, const Side* side
 
 // ---- Two exponentials. See fit_dexp.cpp for the mathematics.
 
-const double GAP = 0.125;
-
 // One side: its magnitudes as shares of the largest, falling.
 struct Shares {
     const float* sorted;
@@ -352,10 +338,6 @@ __device__ void add_bases(const Room& room, u64 blocks) {
     }
     __syncthreads();
 }
-
-struct Moments {
-    double uu, uw, ww, uy, wy, yy;
-};
 
 __device__ Moments integrate(const Shares& y, const Room& room) {
     const u64 m = y.m, blocks = y.blocks();
@@ -400,32 +382,8 @@ __device__ Moments integrate(const Shares& y, const Room& room) {
         sums[9] += v, sums[10] += v * q, sums[11] += v * v;
     });
     add_blocks<12>(room.partial, blocks, s);
-    const double u1 = s[0], uq = s[1], uu = s[2], uw = s[3], uy = s[4], w1 = s[5], wq = s[6], ww = s[7], wy = s[8];
-    const double y1 = s[9], yq = s[10], yy = s[11];
-    const double n = (double)(i64)m, qq = n * (n + 1.0) / (3.0 * (n - 1.0));
-    return {uu - u1 * u1 / n - uq * uq / qq, uw - u1 * w1 / n - uq * wq / qq, ww - w1 * w1 / n - wq * wq / qq,
-            uy - u1 * y1 / n - uq * yq / qq, wy - w1 * y1 / n - wq * yq / qq, yy - y1 * y1 / n - yq * yq / qq};
+    return moments_of({s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], s[9], s[10], s[11]}, m);
 }
-
-struct Rates {
-    float b, d;
-};
-
-__device__ Rates spread(double middle, double half, u64 m) {
-    const double limit = 16.0 * (double)(i64)m, size = fabs(middle);
-    const double least = 0.5 * GAP * (1.0 < size ? size : 1.0);
-    half = half < least ? least : half;
-    double b = middle - half, d = middle + half;
-    b = b < -limit ? -limit : b;
-    d = d < 2.0 - limit ? 2.0 - limit : d;
-    return {(float)(limit - 2.0 < b ? limit - 2.0 : b), (float)(limit < d ? limit : d)};
-}
-
-struct Curve {
-    float a, c;
-    Rates rates;
-    double error;
-};
 
 __device__ Curve solve(const Shares& y, Rates rates, const Room& room) {
     const double h = y.m > 1 ? 1.0 / (double)(i64)(y.m - 1) : 0.0, b = rates.b, d = rates.d;
@@ -439,37 +397,7 @@ __device__ Curve solve(const Shares& y, Rates rates, const Room& room) {
             sums[3] += e * v, sums[4] += f * v, sums[5] += v * v;
         });
     add_blocks<6>(room.partial, y.blocks(), s);
-    const double ee = s[0], ef = s[1], ff = s[2], ey = s[3], fy = s[4], yy = s[5];
-    const double determinant = ee * ff - ef * ef;
-    double a = ee > 0.0 ? ey / ee : 0.0, c = 0.0;
-    if (determinant > 1e-12 * ee * ff) {
-        a = (ey * ff - fy * ef) / determinant;
-        c = (ee * fy - ef * ey) / determinant;
-    }
-    return {(float)a, (float)c, rates, yy - a * ey - c * fy};
-}
-
-__device__ Curve fit(const Shares& y, const Room& room) {
-    const u64 m = y.m;
-    if (m < 3) return solve(y, spread(0.0, 0.0, m), room);
-    const Moments s = integrate(y, room);
-    const double single = s.ww > 1e-20 * (double)(i64)m ? s.wy / s.ww : 0.0;
-    const double determinant = s.uu * s.ww - s.uw * s.uw;
-    double middle = 0.5 * single, half = fabs(middle);
-    if (determinant > 1e-12 * s.uu * s.ww) {
-        const double A = (s.uy * s.ww - s.wy * s.uw) / determinant, B = (s.uu * s.wy - s.uw * s.uy) / determinant;
-        const double squared = 0.25 * B * B + A;
-        middle = 0.5 * B;
-        half = squared > 0.0 ? sqrt(squared) : 0.0;
-    }
-    Curve best = solve(y, spread(middle, half, m), room);
-    if (best.error > s.yy)
-        for (u32 way = 0; way < 2; ++way) {
-            const Rates rates = way == 0 ? spread(0.5 * single, fabs(0.5 * single), m) : spread(0.0, 0.0, m);
-            const Curve other = solve(y, rates, room);
-            if (other.error < best.error) best = other;
-        }
-    return best;
+    return curve_of(rates, s[0], s[1], s[2], s[3], s[4], s[5]);
 }
 
 // One block. room: 2 * count + 14 * (count / FIT_BLOCK + 1) doubles. *words: of the section, at most 14.
@@ -485,7 +413,9 @@ KERNEL fit_dexp_encode(const float* sorted, u64 count, double* room, u32* sectio
         if (m == 0) continue;
         const float* of_side = side ? sorted + others : sorted;
         const float largest = side ? -of_side[m - 1] : of_side[0], least = side ? -of_side[0] : of_side[m - 1];
-        const Curve curve = fit({of_side, m, side == 1, (side ? -1.0 : 1.0) / (double)largest}, rooms);
+        const Shares y = {of_side, m, side == 1, (side ? -1.0 : 1.0) / (double)largest};
+        const Curve curve = best_curve(
+            m, [&] { return integrate(y, rooms); }, [&](Rates rates) { return solve(y, rates, rooms); });
         if (threadIdx.x == 0) {
             const float numbers[6] = {least, largest, curve.a, curve.rates.b, curve.c, curve.rates.d};
             for (u32 k = 0; k < 6; ++k) section[word + k] = bits_of(numbers[k]);

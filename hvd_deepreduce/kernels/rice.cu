@@ -2,6 +2,7 @@
 //
 // A section is one bit string in words that were zero: every element sets its low bits and its one. Decoding finds the
 // ones first, which give the high bits, and then adds the lows up.
+#include "codes.h"
 #include "device.cuh"
 
 // sums[b] += the sum of gap >> b, for all b at once: lane b of every warp adds for b, over a run of the gaps.
@@ -18,27 +19,13 @@ KERNEL rice_sums(const u32* indices, u64 count, u64* sums) {
     atomicAdd(sums + lane_number(), sum);
 }
 
-// As dr_rice_parameter of rice.cpp walks.
-__device__ u32 rice_parameter(const u64* sums, u64 count, u64 numel) {
-    u32 b = 0;
-    while (b < 31 && (double)(2u << b) <= 0.6931471805599453 * (double)numel / (double)count) ++b;
-    for (int way = 0;;) {
-        const bool up = b < 31 && sums[b < 31 ? b + 1 : 31] + count < sums[b];
-        const bool down = b > 0 && sums[b ? b - 1 : 0] < sums[b] + count;
-        if (up && way >= 0) {
-            ++b, way = 1;
-        } else if (down && way <= 0) {
-            --b, way = -1;
-        } else {
-            return b;
-        }
-    }
-}
-
 // *end: the section's bits. words: zeros.
 KERNEL rice_write(const u32* indices, u64 count, u64 numel, const u64* sums, u64* status, u32* words, u64* end) {
     __shared__ u32 parameter;
-    if (threadIdx.x == 0) parameter = rice_parameter(sums, count, numel);
+    if (threadIdx.x == 0)
+        parameter = rice_parameter(count, numel, [=](u32 b, u64* three) {
+            three[0] = sums[b ? b - 1 : 0], three[1] = sums[b], three[2] = sums[b < 31 ? b + 1 : 31];
+        });
     __syncthreads();
     const u32 b = parameter, mask = (1u << b) - 1;
     if (grid_thread() == 0) put_bits(words, 0, b);

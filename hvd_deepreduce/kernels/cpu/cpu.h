@@ -1,4 +1,4 @@
-// What the cpu kernels share: the ABI's marks, error codes, run-time choice of vector code, threads.
+// What the cpu kernels share: the ABI's marks, run-time choice of vector code, threads.
 #ifndef HVD_DEEPREDUCE_CPU_H
 #define HVD_DEEPREDUCE_CPU_H
 
@@ -13,9 +13,7 @@
 #include "../common.h"
 
 #define DR_API extern "C" __attribute__((visibility("default")))
-
-// A negative result of a decoder; backend/cpu.py turns it into a sentence.
-enum Error : i64 { ERR_TRUNCATED = -1, ERR_INDEX = -2, ERR_VALUE = -3, ERR_MEANS = -4, ERR_SIZES = -5 };
+#define DR_INLINE static inline __attribute__((always_inline))
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define DR_X86 1

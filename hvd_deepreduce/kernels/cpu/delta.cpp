@@ -10,23 +10,19 @@
 #include "entropy.h"
 #include "sizes.h"
 
-static u32 bit_length(u32 x) { return 32 - (u32)__builtin_clz(x | 1); }
-
-static u32 intervals(u32 length, u32 log2_m) { return (length * (1u << log2_m) + 31) / 32; }
-
 struct DeltaPlan {
     u64 bytes;
     u32 log2_m;
     bool coded;
-    int only;
-    HuffmanCode code;
+    i32 only;
+    u8 length[256];  // of the prefixes' code words
 };
 
 static DeltaPlan plan(const u32* keys, u64 count) {
     u64 lengths[33] = {};
     u32 previous = 0;
     for (u64 i = 0; i < count; ++i) {
-        ++lengths[bit_length(keys[i] - previous)];
+        ++lengths[delta_length(keys[i] - previous)];
         previous = keys[i];
     }
     DeltaPlan best{};
@@ -35,27 +31,22 @@ static DeltaPlan plan(const u32* keys, u64 count) {
         for (u32 log2_m = 1; log2_m <= 4; ++log2_m) {
             DeltaPlan now{};
             now.log2_m = log2_m, now.coded = coded, now.only = -1;
-            u64 counts[256] = {}, delta_bits = 0, prefix_bits = 0, table_bytes = 0;
-            for (u32 length = 1; length <= 32; ++length) {
-                const u32 n = intervals(length, log2_m);
-                counts[n - 1] += lengths[length];
-                delta_bits += lengths[length] * n << (5 - log2_m);
-            }
+            u64 counts[256] = {}, prefix_bits = 0;
+            const u64 delta_bits = count_prefixes(lengths, log2_m, counts);
+            BitCount table{};
             // A table of code lengths takes a byte or more.
             if (coded && 2 + (delta_bits + 7) / 8 >= best.bytes) continue;
             if (coded) {
-                huffman_lengths(counts, now.code.length);
-                huffman_words(now.code);
+                huffman_lengths(counts, now.length);
                 for (u32 s = 0; s < 16; ++s) {
-                    prefix_bits += counts[s] * now.code.length[s];
-                    if (counts[s] == count) now.only = (int)s;
+                    prefix_bits += counts[s] * now.length[s];
+                    if (counts[s] == count) now.only = (i32)s;
                 }
-                u8 table[HUFFMAN_LENGTHS_BYTES];
-                table_bytes = (u64)(huffman_write_lengths(now.code.length, now.only, table) - table);
+                write_lengths(now.length, now.only, table);
             } else {
                 prefix_bits = count * log2_m;
             }
-            now.bytes = 1 + table_bytes + (prefix_bits + 7) / 8 + (delta_bits + 7) / 8;
+            now.bytes = 1 + table.bytes() + (prefix_bits + 7) / 8 + (delta_bits + 7) / 8;
             if (now.bytes < best.bytes) best = now;
         }
     return best;
@@ -67,20 +58,17 @@ u64 delta_bytes(const u32* keys, u64 count) { return count ? plan(keys, count).b
 DR_API u64 dr_delta_encode(const u32* keys, u64 count, u8* out) {
     if (count == 0) return 0;
     const DeltaPlan best = plan(keys, count);
-    u8* at = out;
-    *at++ = (u8)(best.log2_m | (best.coded ? 16 : 0));
-    u32 words[33] = {};  // of a delta of so many bits: the prefix, its bits << 16, the delta's bits << 24
-    for (u32 length = 1; length <= 32; ++length) {
-        const u32 prefix = intervals(length, best.log2_m) - 1;
-        words[length] = (prefix + 1) << (5 - best.log2_m) << 24;
-        words[length] |= best.coded ? best.code.bits[prefix] | (u32)best.code.length[prefix] << 16
-                                    : prefix | best.log2_m << 16;
-    }
-    if (best.coded) at = huffman_write_lengths(best.code.length, best.only, at);
-    BitWriter prefixes{at};
+    u32 code[256], words[33];
+    huffman_words(best.length, code);
+    for (u32 length = 1; length <= 32; ++length)
+        words[length] = delta_word(length, best.log2_m, best.coded ? code : nullptr);
+    out[0] = (u8)(best.log2_m | (best.coded ? 16 : 0));
+    BitWriter head{out + 1};
+    if (best.coded) write_lengths(best.length, best.only, head);
+    BitWriter prefixes{head.finish()};
     u32 previous = 0;
     for (u64 i = 0; i < count; ++i) {
-        const u32 word = words[bit_length(keys[i] - previous)];
+        const u32 word = words[delta_length(keys[i] - previous)];
         previous = keys[i];
         prefixes.put(word & 0xFFFF, word >> 16 & 255);
     }
@@ -89,7 +77,7 @@ DR_API u64 dr_delta_encode(const u32* keys, u64 count, u8* out) {
     for (u64 i = 0; i < count; ++i) {
         const u32 delta = keys[i] - previous;
         previous = keys[i];
-        deltas.put(delta, words[bit_length(delta)] >> 24);
+        deltas.put(delta, words[delta_length(delta)] >> 24);
     }
     return (u64)(deltas.finish() - out);
 }
@@ -101,19 +89,20 @@ DR_API i64 dr_delta_decode(const u8* in, u64 bytes, u64 count, u64 numel, u8* bi
     const u32 log2_m = in[0] & 15, step = 32u >> (log2_m & 7);
     const bool coded = in[0] & 16;
     if (log2_m < 1 || log2_m > 4 || in[0] > 31) return ERR_VALUE;
-    u16 table[1 << HUFFMAN_LONGEST];
+    u16 table[1 << LONGEST];
     u32 window = log2_m;
-    int only = -1;
+    i32 only = -1;
     u64 at = 1;
     if (coded) {
-        HuffmanCode code;
-        const i64 table_bytes = huffman_read_lengths(in + 1, bytes - 1, code.length, &only);
+        u8 length[256];
+        u32 words[256];
+        const i64 table_bytes = read_lengths(BitReader{in + 1, bytes - 1}, length, &only);
         if (table_bytes < 0) return table_bytes;
         for (u32 s = 1u << log2_m; s < 256; ++s)
-            if (code.length[s] || only == (int)s) return ERR_VALUE;
-        huffman_words(code);
-        if (only < 0) huffman_table(code, table);
-        window = HUFFMAN_LONGEST;
+            if (length[s] || only == (int)s) return ERR_VALUE;
+        huffman_words(length, words);
+        if (only < 0) huffman_table(words, table);
+        window = LONGEST;
         at += (u64)table_bytes;
     } else {
         for (u32 s = 0; s < 1u << log2_m; ++s) table[s] = (u16)(s | log2_m << 8);

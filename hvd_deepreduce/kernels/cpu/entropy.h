@@ -4,6 +4,7 @@
 #ifndef HVD_DEEPREDUCE_ENTROPY_H
 #define HVD_DEEPREDUCE_ENTROPY_H
 
+#include "../codes.h"
 #include "cpu.h"
 
 // Appends fields to a bit string. Every put() and finish() stores eight bytes from `out` on.
@@ -48,11 +49,6 @@ struct BitReader {
     bool overrun() const { return position > bytes * 8; }
 };
 
-// Whether a bit string of `bits` bits, filled with zeros to a whole byte, is what stands in these bytes.
-inline bool ends_at(const u8* in, u64 bytes, u64 bits) {
-    return bytes == (bits + 7) / 8 && (bits % 8 == 0 || in[bits / 8] >> (bits % 8) == 0);
-}
-
 // How often each symbol occurs. Four tables, so that equal neighbours do not wait for each other's count.
 inline void histogram(const u8* symbols, u64 count, u64* counts) {
     u64 table[4][256] = {};
@@ -78,8 +74,6 @@ DR_API i64 dr_delta_decode(const u8* in, u64 bytes, u64 count, u64 numel, u8* bi
 
 const u32 RANS_TABLE_BYTES = 640;  // 256 frequencies of up to 16 bits, and room for eight-byte stores
 
-inline u32 rans_lanes(u64 count) { return count < 2048 ? 1 : count < 32768 ? 4 : 32; }
-
 // Room that rans_encode needs.
 inline u64 rans_bound(u64 count) { return 2 * count + 4 * rans_lanes(count) + RANS_TABLE_BYTES; }
 
@@ -91,32 +85,19 @@ i64 rans_decode(const u8* in, u64 bytes, u64 count, u8* symbols);
 
 // ---- huffman.cpp
 
-const u32 HUFFMAN_LONGEST = 12;
-
-struct HuffmanCode {
-    u8 length[256];  // bits; 0: the symbol does not occur, or it is the only one
-    u16 bits[256];   // the code word, its first bit lowest
-};
-
-// Lengths of the least total cost among those of up to HUFFMAN_LONGEST bits, by package-merge.
+// Lengths of the least total cost among those of up to LONGEST bits, by package-merge.
 void huffman_lengths(const u64* counts, u8* length);
 
-// The canonical code words of these lengths: shorter ones first, equal lengths in the symbols' order.
-void huffman_words(HuffmanCode& code);
+// words[symbol] of a code of these lengths.
+void huffman_words(const u8* length, u32* words);
 
-// Writes the lengths as drawn in huffman.cpp; `only` is the symbol where just one occurs, else -1. The result is the
-// first byte behind them.
+// table[next LONGEST bits] = symbol | length << 8.
+void huffman_table(const u32* words, u16* table);
+
 const u32 HUFFMAN_LENGTHS_BYTES = 200;  // where every other symbol occurs, and room for eight-byte stores
-u8* huffman_write_lengths(const u8* length, int only, u8* out);
-
-// The number of bytes that the lengths took, or ERR_VALUE where they make no complete code.
-i64 huffman_read_lengths(const u8* in, u64 bytes, u8* length, int* only);
 
 DR_API u64 dr_huffman_bound(u64 count);
 DR_API u64 dr_huffman_encode(const u8* symbols, u64 count, u8* out);
 DR_API i64 dr_huffman_decode(const u8* in, u64 bytes, u64 count, u8* symbols);
-
-// table[next HUFFMAN_LONGEST bits] = symbol | length << 8. False where the lengths make no complete code.
-bool huffman_table(const HuffmanCode& code, u16* table);
 
 #endif

@@ -6,14 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../curves.h"
 #include "cpu.h"
-
-#define DR_INLINE static inline __attribute__((always_inline))
-
-// A sum over a side is taken in blocks of this many elements (the last one filled up with zeros), in float64: within
-// a block, element j goes to lane j % 8 in order; then lanes 0+4, 1+5, 2+6, 3+7, then 0+2, 1+3, then 0+1; then the
-// blocks in order. Every backend can follow.
-constexpr u64 FIT_BLOCK = 256;
 
 // sum of a[j] b[j]; size: a multiple of 8, up to FIT_BLOCK.
 DR_INLINE double block_dot(const double* a, const double* b, u64 size) {
@@ -37,11 +31,6 @@ inline Signs signs_of(const float* sorted, u64 count) {
     const float* zeros = std::partition_point(sorted, end, [](float v) { return v > 0.0f; });
     const float* negatives = std::partition_point(zeros, end, [](float v) { return v >= 0.0f; });
     return {(u64)(zeros - sorted), (u64)(end - negatives)};
-}
-
-// A decoder can clamp to 0 < least <= largest < infinity, and the result is finite and of the right sign.
-inline bool valid_range(float least, float largest) {
-    return 0.0f < least && least <= largest && std::isfinite(largest);
 }
 
 // 4-byte words of a section, which need not be aligned.

@@ -9,15 +9,6 @@
 // positive rate is e^(b (x - 1)), so that no term exceeds 1 and a and c are of the size of y.
 #include "fit.h"
 
-// The least difference of b and d, for rates about 1 and less; in proportion above. The exponentials of closer rates
-// are almost one function: a and c would be large numbers that cancel. Rates so spread still make every curve that
-// closer ones make, to about gap^2 / 8 of it.
-constexpr double GAP = 0.125;
-
-struct Rates {
-    float b, d;
-};
-
 // Magnitudes begin .. begin + size as shares, filled up with zeros to `full`.
 DR_INLINE void load_shares(const float* sorted, u64 m, bool negative, double scale, u64 begin, u64 size, u64 full,
                            double* y) {
@@ -35,10 +26,7 @@ DR_INLINE void load_shares(const float* sorted, u64 m, bool negative, double sca
 // The integrals are taken by trapezoids. For the sums' sake S and SS are replaced by what differs from them by a
 // combination of x and 1 only: w = the integral of y - mean, and u = the integral of w, plus mean x (x - 1) / 2. Then 1
 // and q = 2x - 1, which are orthogonal to each other, are projected out of u, w and y; a 2 x 2 system is left.
-struct Moments {
-    double uu, uw, ww, uy, wy, yy;  // of u, w, y without their parts along 1 and q
-};
-
+//
 // Running sums are taken from 0 within each block of FIT_BLOCK points, and added to what w and u's integral had reached
 // at the end of the block before.
 DR_CLONES static Moments integrate(const float* sorted, u64 m, bool negative, double scale) {
@@ -92,25 +80,8 @@ DR_CLONES static Moments integrate(const float* sorted, u64 m, bool negative, do
         yq += block_dot(y, q, full);
         yy += block_dot(y, y, full);
     }
-    const double n = (double)(i64)m, qq = n * (n + 1.0) / (3.0 * (n - 1.0));
-    return {uu - u1 * u1 / n - uq * uq / qq, uw - u1 * w1 / n - uq * wq / qq, ww - w1 * w1 / n - wq * wq / qq,
-            uy - u1 * y1 / n - uq * yq / qq, wy - w1 * y1 / n - wq * yq / qq, yy - y1 * y1 / n - yq * yq / qq};
+    return moments_of({u1, uq, uu, uw, uy, w1, wq, ww, wy, y1, yq, yy}, m);
 }
-
-// Rates within what m points can show (e^-16 from one point to the next), and apart by the gap.
-static Rates spread(double middle, double half, u64 m) {
-    const double limit = 16.0 * (double)(i64)m;
-    half = std::max(half, 0.5 * GAP * std::max(1.0, std::fabs(middle)));
-    const double b = middle - half, d = middle + half;
-    return {(float)std::min(std::max(b, -limit), limit - 2.0), (float)std::min(std::max(d, 2.0 - limit), limit)};
-}
-
-// The second linear system: a and c for given rates, by least squares; and the squared error that is left.
-struct Curve {
-    float a, c;
-    Rates rates;
-    double error;
-};
 
 DR_CLONES static Curve solve(const float* sorted, u64 m, bool negative, double scale, Rates rates) {
     double y[FIT_BLOCK], e[FIT_BLOCK], f[FIT_BLOCK];
@@ -132,45 +103,16 @@ DR_CLONES static Curve solve(const float* sorted, u64 m, bool negative, double s
         fy += block_dot(f, y, full);
         yy += block_dot(y, y, full);
     }
-    const double determinant = ee * ff - ef * ef;
-    double a = ee > 0.0 ? ey / ee : 0.0, c = 0.0;  // one point, or exponentials that are one function: e alone
-    if (determinant > 1e-12 * ee * ff) {
-        a = (ey * ff - fy * ef) / determinant;
-        c = (ee * fy - ef * ey) / determinant;
-    }
-    return {(float)a, (float)c, rates, yy - a * ey - c * fy};
-}
-
-// Least-squares A, B give the rates. Where that cannot be used, the next of these is:
-//   u and w (nearly) dependent: A = 0, the rates B = wy / ww and 0, an exponential and a constant;
-//   complex roots: two rates about their real part;
-//   a fit worse than a straight line's: the better of an exponential and a constant, and two rates about 0, which is
-//   nearly that line.
-static Curve fit(const float* sorted, u64 m, bool negative, double scale) {
-    if (m < 3) return solve(sorted, m, negative, scale, spread(0.0, 0.0, m));
-    const Moments s = integrate(sorted, m, negative, scale);
-    const double single = s.ww > 1e-20 * (double)(i64)m ? s.wy / s.ww : 0.0;
-    const double determinant = s.uu * s.ww - s.uw * s.uw;
-    double middle = 0.5 * single, half = std::fabs(middle);
-    if (determinant > 1e-12 * s.uu * s.ww) {
-        const double A = (s.uy * s.ww - s.wy * s.uw) / determinant, B = (s.uu * s.wy - s.uw * s.uy) / determinant;
-        const double squared = 0.25 * B * B + A;
-        middle = 0.5 * B;
-        half = squared > 0.0 ? std::sqrt(squared) : 0.0;
-    }
-    Curve best = solve(sorted, m, negative, scale, spread(middle, half, m));
-    if (best.error > s.yy)
-        for (const Rates rates : {spread(0.5 * single, std::fabs(0.5 * single), m), spread(0.0, 0.0, m)}) {
-            const Curve other = solve(sorted, m, negative, scale, rates);
-            if (other.error < best.error) best = other;
-        }
-    return best;
+    return curve_of(rates, ee, ef, ff, ey, fy, yy);
 }
 
 static u64 encode_side(const float* sorted, u64 m, bool negative, u8* section, u64 word) {
     if (m == 0) return word;
     const float largest = negative ? -sorted[m - 1] : sorted[0], least = negative ? -sorted[0] : sorted[m - 1];
-    const Curve curve = fit(sorted, m, negative, (negative ? -1.0 : 1.0) / (double)largest);
+    const double scale = (negative ? -1.0 : 1.0) / (double)largest;
+    const Curve curve = best_curve(
+        m, [&] { return integrate(sorted, m, negative, scale); },
+        [&](Rates rates) { return solve(sorted, m, negative, scale, rates); });
     for (const float x : {least, largest, curve.a, curve.rates.b, curve.c, curve.rates.d}) put_word(section, word++, x);
     return word;
 }

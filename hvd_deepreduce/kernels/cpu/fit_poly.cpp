@@ -8,8 +8,6 @@
 // magnitude as a share of `largest`. Point i of m lies at t = (2i - (m - 1)) * (1 / (m - 1)), or 0 for m = 1.
 #include "fit.h"
 
-constexpr u32 MAX_DEGREE = 15, MAX_SEGMENTS = 1024;
-
 struct Segment {
     u64 begin, end;
     u64 split;        // where it would be split: the point farthest from the chord
@@ -43,16 +41,6 @@ DR_CLONES static void find_split(const float* sorted, Segment& s, u64 points) {
     }
     if (s.distance > 0.0)
         for (s.split = block; distance_at(s.split) != s.distance;) ++s.split;
-}
-
-// Lemma 1 gives p = ceil(2 sqrt(M)) knots for a piecewise linear fit, remark 4 ceil(M / sqrt(2) - 1) for a constant
-// one, M = |(C_1 - C_2) - (C_m-1 - C_m)|; p knots make p + 1 segments.
-static u32 heuristic_segments(const float* sorted, u64 m, u32 degree) {
-    if (m < 3) return 1;
-    const double start = (double)sorted[0] - (double)sorted[1], end = (double)sorted[m - 2] - (double)sorted[m - 1];
-    const double change = std::fabs(start - end);
-    const double knots = std::ceil(degree ? 2.0 * std::sqrt(change) : change / std::sqrt(2.0) - 1.0);
-    return 1 + (u32)std::min(std::max(knots, 0.0), (double)(MAX_SEGMENTS - 1));
 }
 
 // Splits the segment that has the farthest point (the first of equals) until there are `wanted` segments, or none has

@@ -15,115 +15,34 @@
 
 #include "entropy.h"
 
-static const u32 LONGEST = HUFFMAN_LONGEST;
-static const u32 ONLY = 15;
-static const u64 FOUR_STREAMS = 1024;
-
-// Package-merge: `merged` of level l holds the leaves, by (count, symbol), merged with the pairs of level l - 1, leaves
-// first among equals. Of the last level the 2n - 2 cheapest items are taken, of a level before that the items in the
-// taken pairs; a symbol's length is the number of levels that its leaf is taken of.
 void huffman_lengths(const u64* counts, u8* length) {
-    u8 order[256];
+    PackageMerge room;
     u32 n = 0;
     for (u32 s = 0; s < 256; ++s) {
         length[s] = 0;
-        if (counts[s]) order[n++] = (u8)s;
+        if (counts[s]) room.order[n++] = (u8)s;
     }
-    if (n < 2) return;
-    std::stable_sort(order, order + n, [&](u8 a, u8 b) { return counts[a] < counts[b]; });
-    bool leaf[LONGEST][512];
-    u64 merged[512], pairs[256];
-    u32 pair_count = 0, size = 0;
-    for (u32 level = 0; level < LONGEST; ++level) {
-        u32 a = 0, b = 0;
-        for (size = 0; a < n || b < pair_count; ++size) {
-            leaf[level][size] = b == pair_count || (a < n && counts[order[a]] <= pairs[b]);
-            merged[size] = leaf[level][size] ? counts[order[a++]] : pairs[b++];
-        }
-        pair_count = size / 2;
-        for (u32 i = 0; i < pair_count; ++i) pairs[i] = merged[2 * i] + merged[2 * i + 1];
-    }
-    u32 taken = 2 * n - 2;
-    for (u32 level = LONGEST; level-- > 0 && taken;) {
-        u32 leaves = 0;
-        for (u32 i = 0; i < taken; ++i) leaves += leaf[level][i];
-        for (u32 i = 0; i < leaves; ++i) ++length[order[i]];
-        taken = 2 * (taken - leaves);
-    }
+    std::stable_sort(room.order, room.order + n, [&](u8 a, u8 b) { return counts[a] < counts[b]; });
+    package_merge(counts, n, room, length);
 }
 
-static u32 reversed(u32 word, u32 bits) {
-    u32 out = 0;
-    for (u32 i = 0; i < bits; ++i) out |= (word >> i & 1) << (bits - 1 - i);
-    return out;
+void huffman_words(const u8* length, u32* words) {
+    u32 of_length[LONGEST + 1] = {}, next[LONGEST + 1];
+    for (u32 s = 0; s < 256; ++s) ++of_length[length[s]];
+    for (u32 l = 1; l <= LONGEST; ++l) next[l] = first_code(of_length, l);
+    for (u32 s = 0; s < 256; ++s) words[s] = length[s] ? huffman_word(next[length[s]]++, length[s]) : 0;
 }
 
-void huffman_words(HuffmanCode& code) {
-    u32 of_length[LONGEST + 1] = {}, next[LONGEST + 2] = {};
-    for (u32 s = 0; s < 256; ++s) ++of_length[code.length[s]];
-    of_length[0] = 0;
-    for (u32 l = 1; l <= LONGEST; ++l) next[l + 1] = (next[l] + of_length[l]) << 1;
-    for (u32 s = 0; s < 256; ++s)
-        code.bits[s] = code.length[s] ? (u16)reversed(next[code.length[s]]++, code.length[s]) : (u16)0;
+void huffman_table(const u32* words, u16* table) {
+    for (u32 s = 0; s < 256; ++s) fill_table(s, words[s], table);
 }
 
-bool huffman_table(const HuffmanCode& code, u16* table) {
-    u32 sum = 0;
-    for (u32 s = 0; s < 256; ++s) sum += code.length[s] ? 1u << (LONGEST - code.length[s]) : 0;
-    if (sum != 1u << LONGEST) return false;
-    for (u32 s = 0; s < 256; ++s)
-        if (const u32 l = code.length[s])
-            for (u32 i = code.bits[s]; i < 1u << LONGEST; i += 1u << l) table[i] = (u16)(s | l << 8);
-    return true;
-}
-
-u8* huffman_write_lengths(const u8* length, int only, u8* out) {
-    BitWriter writer{out};
-    u32 sum = 0;
-    for (int s = 0; sum < 1u << LONGEST;) {
-        if (s == only || length[s]) {
-            writer.put(s == only ? ONLY : length[s], 4);
-            sum += s == only ? 1u << LONGEST : 1u << (LONGEST - length[s]);
-            ++s;
-            continue;
-        }
-        u32 run = 1;
-        while (run < 16 && length[s + run] == 0 && s + (int)run != only) ++run;
-        writer.put((run - 1) << 4, 8);
-        s += (int)run;
-    }
-    return writer.finish();
-}
-
-i64 huffman_read_lengths(const u8* in, u64 bytes, u8* length, int* only) {
-    BitReader reader{in, bytes};
-    u32 sum = 0;
-    *only = -1;
-    std::memset(length, 0, 256);
-    for (u32 s = 0; sum < 1u << LONGEST;) {
-        const u32 l = (u32)reader.get(4);
-        const u32 run = l ? 1 : 1 + (u32)reader.get(4);
-        if ((l > LONGEST && (l != ONLY || sum)) || s + run > 256 || reader.overrun()) return ERR_VALUE;
-        if (l == ONLY) *only = (int)s;
-        if (l && l != ONLY) length[s] = (u8)l;
-        sum += l == ONLY ? 1u << LONGEST : l ? 1u << (LONGEST - l) : 0;
-        s += run;
-    }
-    return sum == 1u << LONGEST ? (i64)reader.used() : (i64)ERR_VALUE;
-}
-
-static u8* encode_stream(const u8* symbols, u64 count, const u32* words, u8* out) {
+DR_INLINE u8* encode_stream(const u8* symbols, u64 count, const u32* words, u8* out) {
     BitWriter writer{out};
     u64 i = 0;
     for (; i + 4 <= count; i += 4) {
-        u64 field = 0;
-        u32 bits = 0;
-        for (u32 j = 0; j < 4; ++j) {
-            const u32 word = words[symbols[i + j]];
-            field |= (u64)(word & 0xFFFF) << bits;
-            bits += word >> 16;
-        }
-        writer.put(field, bits);
+        const FourWords four = four_words(words, symbols + i);
+        writer.put(four.field, four.bits);
     }
     for (; i < count; ++i) writer.put(words[symbols[i]] & 0xFFFF, words[symbols[i]] >> 16);
     return writer.finish();
@@ -187,16 +106,17 @@ DR_API u64 dr_huffman_bound(u64 count) { return HUFFMAN_LENGTHS_BYTES + 12 + (co
 DR_API u64 dr_huffman_encode(const u8* symbols, u64 count, u8* out) {
     if (count == 0) return 0;
     u64 counts[256];
-    HuffmanCode code;
+    u8 length[256];
     histogram(symbols, count, counts);
     const bool single = counts[symbols[0]] == count;
-    huffman_lengths(counts, code.length);
-    u8* at = huffman_write_lengths(code.length, single ? symbols[0] : -1, out);
+    huffman_lengths(counts, length);
+    BitWriter lengths{out};
+    write_lengths(length, single ? symbols[0] : -1, lengths);
+    u8* at = lengths.finish();
     if (single) return (u64)(at - out);
-    huffman_words(code);
     u32 words[256];
-    for (u32 s = 0; s < 256; ++s) words[s] = code.bits[s] | (u32)code.length[s] << 16;
-    const u64 part = count < FOUR_STREAMS ? count : (count + 3) / 4;
+    huffman_words(length, words);
+    const u64 part = part_of(count);
     u8* sizes = at;
     if (part < count) at += 12;
     for (u64 begin = 0; begin < count; begin += part) {
@@ -211,9 +131,9 @@ DR_API u64 dr_huffman_encode(const u8* symbols, u64 count, u8* out) {
 // ERR_TRUNCATED, or ERR_VALUE where the lengths or the length of the section are no encoder's.
 DR_API i64 dr_huffman_decode(const u8* in, u64 bytes, u64 count, u8* symbols) {
     if (count == 0) return bytes ? (i64)ERR_VALUE : 0;
-    HuffmanCode code;
-    int only;
-    const i64 length_bytes = huffman_read_lengths(in, bytes, code.length, &only);
+    u8 length[256];
+    i32 only;
+    const i64 length_bytes = read_lengths(BitReader{in, bytes}, length, &only);
     if (length_bytes < 0) return length_bytes;
     in += length_bytes;
     bytes -= (u64)length_bytes;
@@ -221,9 +141,10 @@ DR_API i64 dr_huffman_decode(const u8* in, u64 bytes, u64 count, u8* symbols) {
         std::memset(symbols, only, count);
         return bytes ? (i64)ERR_VALUE : 0;
     }
+    u32 words[256];
     u16 table[1 << LONGEST];
-    huffman_words(code);
-    if (!huffman_table(code, table)) return ERR_VALUE;
+    huffman_words(length, words);
+    huffman_table(words, table);
     if (bytes * 8 < count) return ERR_TRUNCATED;
     CodeStream streams[4];
     if (count < FOUR_STREAMS) {
@@ -233,7 +154,7 @@ DR_API i64 dr_huffman_decode(const u8* in, u64 bytes, u64 count, u8* symbols) {
     u32 sizes[3];
     if (bytes < 12) return ERR_TRUNCATED;
     std::memcpy(sizes, in, 12);
-    const u64 part = (count + 3) / 4, sum = (u64)sizes[0] + sizes[1] + sizes[2];
+    const u64 part = part_of(count), sum = (u64)sizes[0] + sizes[1] + sizes[2];
     in += 12;
     bytes -= 12;
     if (sum > bytes) return ERR_TRUNCATED;
@@ -249,47 +170,26 @@ DR_API i64 dr_huffman_decode(const u8* in, u64 bytes, u64 count, u8* symbols) {
 // bytes of each index, lowest first, in the Huffman code of the bytes of all indices 0 .. numel - 1.
 //
 //     section:  | words of byte 0, 1, 2, 3 of index 0 | of index 1 | ... |, to a whole byte
-//
-// In place p, the byte v stands in the indices whose remainder by 256^(p + 1) lies in [v 256^p, (v + 1) 256^p).
-static void byte_code(u64 numel, HuffmanCode& code) {
-    u64 counts[256] = {};
-    for (u32 place = 0; place < 4; ++place) {
-        const u64 unit = 1ull << (8 * place), period = unit << 8;
-        const u64 rest = numel % period;
-        for (u64 v = 0; v < 256; ++v) {
-            const u64 over = rest > v * unit ? rest - v * unit : 0;
-            counts[v] += numel / period * unit + std::min(over, unit);
-        }
-    }
-    huffman_lengths(counts, code.length);
-    huffman_words(code);
+static void byte_code(u64 numel, u32* words) {
+    u64 counts[256];
+    u8 length[256];
+    for (u32 byte = 0; byte < 256; ++byte) counts[byte] = count_byte(byte, numel);
+    huffman_lengths(counts, length);
+    huffman_words(length, words);
 }
 
 // Needs room for 6 bytes an index and 8 more; the result is the number of bytes.
 DR_API u64 dr_huffman_indices_encode(const u32* indices, u64 count, u64 numel, u8* out) {
-    HuffmanCode code;
-    byte_code(numel, code);
     u32 words[256];
-    for (u32 s = 0; s < 256; ++s) words[s] = code.bits[s] | (u32)code.length[s] << 16;
-    BitWriter writer{out};
-    for (u64 i = 0; i < count; ++i) {
-        u64 field = 0;
-        u32 bits = 0;
-        for (u32 place = 0; place < 4; ++place) {
-            const u32 word = words[indices[i] >> (8 * place) & 255];
-            field |= (u64)(word & 0xFFFF) << bits;
-            bits += word >> 16;
-        }
-        writer.put(field, bits);
-    }
-    return (u64)(writer.finish() - out);
+    byte_code(numel, words);
+    return (u64)(encode_stream((const u8*)indices, 4 * count, words, out) - out);
 }
 
 DR_API i64 dr_huffman_indices_decode(const u8* in, u64 bytes, u64 count, u64 numel, u32* indices) {
     u16 table[1 << LONGEST] = {};  // of one element, whose index is 0 and takes no bits
-    HuffmanCode code;
-    byte_code(numel, code);
-    huffman_table(code, table);
+    u32 words[256];
+    byte_code(numel, words);
+    huffman_table(words, table);
     BitReader reader{in, bytes};
     i64 last = -1;
     bool bad = false;

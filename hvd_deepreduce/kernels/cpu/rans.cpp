@@ -16,66 +16,18 @@
 //
 // The shares are sent in units of 4096 / 2^p, p = the bits of `count`, in 5 .. 12: few symbols need no fine shares. A
 // state starts, for the encoder, at 2^16, where the decoder must end.
+#include <algorithm>
 #include <cmath>
 
 #include "lanes.h"
 #include "sizes.h"
 
-static const u32 LOWEST = 1u << 16;
-
-static u32 share_bits(u64 count) {
-    u32 p = 5;
-    while (p < 12 && count >> p) ++p;
-    return p;
-}
-
-// Shares of 2^p: count * 2^p / total, rounded, at least one for a symbol that occurs. What is then over or missing is
-// taken from, or given to, the largest share (the first of equals), one unit at a time.
+// rounded_share() for all symbols, made to sum to 2^p.
 static void shares_of(const u64* counts, u64 total, u32 p, u32* share) {
     i64 sum = 0;
-    for (int s = 0; s < 256; ++s) {
-        const u64 rounded = ((counts[s] << p) + total / 2) / total;
-        share[s] = counts[s] == 0 ? 0 : rounded == 0 ? 1 : (u32)rounded;
-        sum += share[s];
-    }
-    for (const i64 step = sum < (1 << p) ? 1 : -1; sum != 1 << p; sum += step) {
-        int largest = 0;
-        for (int s = 1; s < 256; ++s)
-            if (share[s] > share[largest]) largest = s;
-        share[largest] += (u32)step;
-    }
-}
-
-static u8* write_shares(const u32* share, u32 p, u8* out) {
-    BitWriter writer{out};
-    u32 sum = 0;
-    for (int s = 0; sum < 1u << p;) {
-        if (share[s]) {
-            const u32 length = 32 - (u32)__builtin_clz(share[s]);
-            writer.put(length | (share[s] - (1u << (length - 1))) << 4, 3 + length);
-            sum += share[s++];
-            continue;
-        }
-        u32 run = 1;
-        while (run < 16 && share[s + run] == 0) ++run;
-        writer.put((run - 1) << 4, 8);
-        s += (int)run;
-    }
-    return writer.finish();
-}
-
-// The number of bytes, or ERR_VALUE.
-static i64 read_shares(const u8* in, u64 bytes, u32 p, u32* share) {
-    BitReader reader{in, bytes};
-    u32 sum = 0;
-    for (u32 s = 0; sum < 1u << p;) {
-        const u32 length = (u32)reader.get(4);
-        const u32 run = length ? 1 : 1 + (u32)reader.get(4);
-        if (length > 13 || s + run > 256 || reader.overrun()) return ERR_VALUE;
-        if (length) sum += share[s] = 1u << (length - 1) | (u32)reader.get(length - 1);
-        s += run;
-    }
-    return sum == 1u << p && !reader.overrun() ? (i64)reader.used() : (i64)ERR_VALUE;
+    for (int s = 0; s < 256; ++s) sum += share[s] = rounded_share(counts[s], total, p);
+    for (const i64 step = sum < (1 << p) ? 1 : -1; sum != 1 << p; sum += step)
+        *std::max_element(share, share + 256) += (u32)step;
 }
 
 // One symbol for the encoder. x / share is the high half of x * reciprocal, reciprocal = ceil(2^64 / share); a share
@@ -108,7 +60,6 @@ static u8* encode_lanes(const u8* symbols, u64 count, const Symbol* table, u32* 
     return out;
 }
 
-// A decoder's slot: symbol | (slot - start) << 8 | (share - 1) << 20.
 template <u32 N>
 static i64 decode_lanes(const u8* in, const u8* end, u64 begin, u64 count, const u32* slots, u32* x, u8* symbols) {
     const u8* at = in;
@@ -116,7 +67,7 @@ static i64 decode_lanes(const u8* in, const u8* end, u64 begin, u64 count, const
         u32& state = x[i % N];
         const u32 slot = slots[state & 4095];
         symbols[i] = (u8)slot;
-        state = ((slot >> 20) + 1) * (state >> 12) + (slot >> 8 & 4095);
+        state = rans_behind(slot, state);
         if (state < LOWEST) {
             if (end - at < 2) return ERR_TRUNCATED;
             u16 word;
@@ -142,7 +93,7 @@ static u64 decode_groups(const u8*& in, const u8* end, u64 count, const u32* slo
         for (u32 lane = 0; lane < N; ++lane) {
             const u32 slot = slots[x[lane] & 4095];
             symbols[i + lane] = (u8)slot;
-            const u32 next = ((slot >> 20) + 1) * (x[lane] >> 12) + (slot >> 8 & 4095);
+            const u32 next = rans_behind(slot, x[lane]);
             u16 word;
             std::memcpy(&word, at, 2);
             const u32 refill = next < LOWEST;
@@ -233,7 +184,9 @@ u64 rans_encode(const u8* symbols, u64 count, u8* out) {
     const u32 p = share_bits(count);
     shares_of(counts, count, p, share);
     u8 shares[RANS_TABLE_BYTES];
-    const u64 share_bytes = (u64)(write_shares(share, p, shares) - shares);
+    BitWriter writer{shares};
+    write_shares(share, p, writer);
+    const u64 share_bytes = (u64)(writer.finish() - shares);
 
     Symbol table[256];
     u32 start = 0;
@@ -267,15 +220,15 @@ u64 rans_encode(const u8* symbols, u64 count, u8* out) {
 
 i64 rans_decode(const u8* in, u64 bytes, u64 count, u8* symbols) {
     if (count == 0) return 0;
-    u32 share[256] = {};
+    u32 share[256];
     const u32 p = share_bits(count), lanes = rans_lanes(count);
-    const i64 share_bytes = read_shares(in, bytes, p, share);
+    const i64 share_bytes = read_shares(BitReader{in, bytes}, p, share);
     if (share_bytes < 0) return share_bytes;
     if (bytes - (u64)share_bytes < 4 * lanes) return ERR_TRUNCATED;
     u32 slots[4096], slot = 0;
     for (u32 s = 0; s < 256; ++s) {
         const u32 f = share[s] << (12 - p);
-        for (u32 i = 0; i < f; ++i) slots[slot++] = s | i << 8 | (f - 1) << 20;
+        for (u32 i = 0; i < f; ++i) slots[slot++] = rans_slot(s, i, f);
     }
     u32 state[32];
     std::memcpy(state, in + share_bytes, 4 * lanes);
@@ -319,16 +272,11 @@ DR_API i64 dr_rans_decode(const u8* in, u64 bytes, u64 count, u8* symbols) {
 //
 // t = 1 below 512 gaps, 2 below 8192, else 3: the more tokens, the better they fit the gaps' distribution, and the
 // more their shares take.
-static u32 fraction_bits(u64 count) { return count < 512 ? 1 : count < 8192 ? 2 : 3; }
-
-static inline u32 low_bits(u32 gap, u32 t) { return 31 - t - (u32)__builtin_clz(gap | 1u << t); }
-
 DR_CLONES static void tokens_of(const u32* indices, u64 count, u32 t, u8* tokens) {
-    const u32 first = low_bits(indices[0], t);
-    tokens[0] = (u8)((first << t) + (indices[0] >> first));
+    tokens[0] = (u8)token_of(indices[0], gap_lows(indices[0], t), t);
     for (u64 i = 1; i < count; ++i) {
-        const u32 gap = indices[i] - indices[i - 1] - 1, low = low_bits(gap, t);
-        tokens[i] = (u8)((low << t) + (gap >> low));
+        const u32 gap = indices[i] - indices[i - 1] - 1;
+        tokens[i] = (u8)token_of(gap, gap_lows(gap, t), t);
     }
 }
 
@@ -341,12 +289,12 @@ u64 rans_indices_bytes(const u32* indices, u64 count, u64 whole) {
     tokens_of(indices, count, t, tokens);
     histogram(tokens, count, counts);
     shares_of(counts, count, p, share);
-    u8 table[RANS_TABLE_BYTES];
-    const u64 fixed = (u64)(write_shares(share, p, table) - table) + 4 * rans_lanes(whole);
+    BitCount table{};
+    write_shares(share, p, table);
     double bits = 0.0;
     for (u32 s = 0; s < 256; ++s)
-        if (counts[s]) bits += (double)counts[s] * (p - std::log2((double)share[s]) + (s >> t ? (s >> t) - 1 : 0));
-    return fixed + (u64)(bits / 8 * (double)whole / (double)count);
+        if (counts[s]) bits += (double)counts[s] * (p - std::log2((double)share[s]) + token_lows(s, t));
+    return table.bytes() + 4 * rans_lanes(whole) + (u64)(bits / 8 * (double)whole / (double)count);
 }
 
 // `tokens`: scratch, one byte an index. `out`: rans_bound(count) + 4 * count + 8 bytes. The section ends before
@@ -360,7 +308,7 @@ DR_API u64 dr_rans_indices_encode(const u32* indices, u64 count, u8* tokens, u8*
     BitWriter lows{out + rans_bound(count)};
     u32 next = 0;
     for (u64 i = 0; i < count; ++i) {
-        const u32 gap = indices[i] - next, low = low_bits(gap, t);
+        const u32 gap = indices[i] - next, low = gap_lows(gap, t);
         next = indices[i] + 1;
         lows.put(gap & ((1u << low) - 1), low);
     }
@@ -375,10 +323,10 @@ DR_API i64 dr_rans_indices_decode(const u8* in, u64 bytes, u64 count, u64 numel,
     u64 base[256];
     u8 low[256];
     for (u32 token = 0; token < 256; ++token) {
-        const u32 e = token >> t ? (token >> t) - 1 : 0;
+        const u32 e = token_lows(token, t);
         low[token] = (u8)(e + t <= 31 ? e : 0);
         // No gap has 33 bits: with such a token the last index is beyond numel.
-        base[token] = e + t <= 31 ? (u64)(token - (e << t)) << e : 1ull << 32;
+        base[token] = e + t <= 31 ? token_gap(token, e, t) : 1ull << 32;
     }
     BitReader lows{in + used, bytes - (u64)used};
     u64 next = 0;

@@ -23,25 +23,12 @@ DR_CLONES static void sums_of_highs(const u32* indices, u64 count, u32 b, u64* s
     sums[0] = sum_less, sums[1] = sum, sums[2] = sum_more;
 }
 
-// The parameter of the least bits, found downhill from the geometric distribution's; *highs gets its sum of highs.
+// *highs: the section's sum of highs.
 DR_API u32 dr_rice_parameter(const u32* indices, u64 count, u64 numel, u64* highs) {
-    u32 b = 0;
-    while (b < 31 && (double)(2u << b) <= 0.6931471805599453 * (double)numel / (double)count) ++b;
-    for (int way = 0;;) {
-        u64 sums[3];
+    return rice_parameter(count, numel, [=](u32 b, u64* sums) {
         sums_of_highs(indices, count, b, sums);
         *highs = sums[1];
-        const bool up = b < 31 && sums[2] + count < sums[1];
-        const bool down = b > 0 && sums[0] < sums[1] + count;
-        // Once uphill on both sides it is the least: the cost is convex in b.
-        if (up && way >= 0) {
-            ++b, way = 1;
-        } else if (down && way <= 0) {
-            --b, way = -1;
-        } else {
-            return b;
-        }
-    }
+    });
 }
 
 #ifdef DR_X86

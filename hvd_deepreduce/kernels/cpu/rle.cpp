@@ -11,27 +11,6 @@
 #include "entropy.h"
 #include "sizes.h"
 
-struct RunFields {
-    u32 width;
-    u64 bits;  // of all of them
-};
-
-static RunFields best_fields(const u64* lengths, u32 escape) {
-    // lengths[l]: how many v have v + 1 of l bits; v + 1 >= 2^w takes an escape.
-    u64 count = 0;
-    for (u32 l = 1; l <= 33; ++l) count += lengths[l];
-    u64 escaped = count;
-    RunFields best{1, ~0ull};
-    for (u32 w = 1; w <= 32; ++w) {
-        escaped -= lengths[w];
-        const u64 bits = count * w + escaped * escape;
-        if (bits < best.bits) best = {w, bits};
-    }
-    return best;
-}
-
-static u32 bit_length(u64 x) { return x ? 64 - (u32)__builtin_clzll(x) : 0; }
-
 // Calls zeros(v) and ones(v) for each pair of runs.
 template <class Zeros, class Ones>
 static void each_run(const u32* indices, u64 count, Zeros zeros, Ones ones) {
