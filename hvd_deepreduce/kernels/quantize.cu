@@ -134,7 +134,7 @@ KERNEL qsgd_section(const float* values, u64 count, u64 bucket, u32 bits, u32 se
             const u32 first = 32 * lane_number() / own_bits, shift = 32 * lane_number() % own_bits;
             u64 word = 0;
             for (u32 l = 0; l * own_bits < 32 + own_bits; ++l) {
-                const u32 other = __shfl_sync(WHOLE_WARP, own, first + l & 31);
+                const u32 other = __shfl_sync(WHOLE_WARP, own, (first + l) & 31);
                 if (first + l < 32 && l * own_bits < 32 + shift)
                     word |= l ? (u64)other << (l * own_bits - shift) : (u64)(other >> shift);
             }
