@@ -137,17 +137,20 @@ DR_HD void fill_table(u32 symbol, u32 word, u16* table) {
         for (u32 i = word & 0xFFFF; i < 1u << LONGEST; i += 1u << length) table[i] = (u16)(symbol | length << 8);
 }
 
-// The code words of four symbols, one behind the other: put together in pairs, which do not wait for each other.
+// The code words of four symbols, one behind the other.
 struct FourWords {
     u64 field;
     u32 bits;
 };
 
 DR_HD FourWords four_words(const u32* words, const u8* symbols) {
-    const u32 a = words[symbols[0]], b = words[symbols[1]], c = words[symbols[2]], d = words[symbols[3]];
-    const u32 two = (a >> 16) + (b >> 16), last = (c >> 16) + (d >> 16);
-    const u64 low = (a & 0xFFFF) | (b & 0xFFFF) << (a >> 16), high = (c & 0xFFFF) | (d & 0xFFFF) << (c >> 16);
-    return {low | high << two, two + last};
+    FourWords four = {0, 0};
+    for (u32 j = 0; j < 4; ++j) {
+        const u32 word = words[symbols[j]];
+        four.field |= (u64)(word & 0xFFFF) << four.bits;
+        four.bits += word >> 16;
+    }
+    return four;
 }
 
 // `only` is the symbol where just one occurs, else -1.

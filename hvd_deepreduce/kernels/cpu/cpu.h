@@ -13,7 +13,6 @@
 #include "../common.h"
 
 #define DR_API extern "C" __attribute__((visibility("default")))
-#define DR_INLINE static inline __attribute__((always_inline))
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define DR_X86 1

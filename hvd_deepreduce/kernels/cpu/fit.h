@@ -9,6 +9,8 @@
 #include "../curves.h"
 #include "cpu.h"
 
+#define DR_INLINE static inline __attribute__((always_inline))
+
 // sum of a[j] b[j]; size: a multiple of 8, up to FIT_BLOCK.
 DR_INLINE double block_dot(const double* a, const double* b, u64 size) {
     double lane[8] = {};
