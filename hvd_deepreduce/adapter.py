@@ -29,7 +29,7 @@ class Parameter:
     Attributes:
         name: in errors, and of its residual.
         number: the parameter of its containers' keys.
-        shape, dtype: as the framework has them.
+        shape, dtype: as the framework has them; -1 stands for a size that only the gradient tells.
         step: how many of its gradients have been encoded.
     """
 
@@ -111,11 +111,13 @@ class Adapter(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals and step counts. Each rank's differ: save and load them rank by rank."""
+        residuals = self._memory.state_dict()
+        names = [parameter.name for parameter in self._known()]
         return {
             "rank": self._process_set.rank(),
             "size": self._process_set.size(),
             "steps": {parameter.name: parameter.step for parameter in self._known()},
-            "residuals": self._memory.state_dict(),
+            "residuals": {name: residuals[name] for name in names if name in residuals},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -140,7 +142,7 @@ class Adapter(ABC):
                 raise ValueError(f"the state has a parameter {name}, and the model has not")
         for name, residual in residuals.items():
             numel = parameters[name].numel
-            if residual.size != numel:
+            if residual.size != numel and -1 not in parameters[name].shape:
                 raise ValueError(
                     f"the residual of {name} has {residual.size} elements, and the parameter {numel}"
                 )
@@ -185,7 +187,7 @@ class Adapter(ABC):
             ContainerError: a container cannot be read; names its rank.
             MismatchError: the ranks' configs differ.
         """
-        size = self._process_set.size()
+        size, gathered = self._process_set.size(), of(out).put(gathered, out)
         with of(gathered).reading():
             containers = of(gathered).together(lambda: wire.split(gathered, size, out.size))
             if any(container.digest != containers[0].digest for container in containers):

@@ -33,6 +33,7 @@ class Memory:
         if found is None or of(found) is not of(like):
             found = of(like).zeros(numel, dtype, like) if found is None else of(like).put(of(found).host(found), like)
             self._residuals[name] = found
+            self._part([name])
         if found.size != numel or found.dtype != dtype:
             raise ValueError(
                 f"the residual of {name} is {found.dtype} [{found.size}], and its gradient {dtype} [{numel}]: "
@@ -48,17 +49,20 @@ class Memory:
             ValueError: as ``residual``.
         """
         key = tuple(names)
+        parts = [self.residual(name, numel, dtype, like) for name, numel in zip(names, sizes, strict=True)]
         found = self._joined.get(key)
         if found is None:
-            parts = [self.residual(name, numel, dtype, like) for name, numel in zip(names, sizes, strict=True)]
             found = of(like).concatenate(parts)
-            # A view can be in one vector only.
-            self._joined = {other: vector for other, vector in self._joined.items() if not set(other) & set(key)}
+            self._part(key)
             self._joined[key] = found
             ends = np.cumsum(sizes).tolist()
             views = (found[end - size : end] for size, end in zip(sizes, ends, strict=True))
             self._residuals.update(zip(names, views, strict=True))
         return found
+
+    def _part(self, names: Sequence[str]) -> None:
+        """These residuals are no views any more: a view can be in one vector only."""
+        self._joined = {key: vector for key, vector in self._joined.items() if not set(key) & set(names)}
 
     def state_dict(self) -> dict[str, Floats]:
         """A copy of all residuals, on the host."""

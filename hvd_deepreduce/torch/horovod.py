@@ -20,7 +20,7 @@ import torch
 from horovod.torch.compression import Compressor
 
 from hvd_deepreduce.adapter import Parameter
-from hvd_deepreduce.backend import cuda, of
+from hvd_deepreduce.backend import cuda
 from hvd_deepreduce.buckets import Bucket, BucketedAdapter
 from hvd_deepreduce.codec import U8, Floats
 from hvd_deepreduce.config import Config
@@ -135,7 +135,7 @@ class DeepReduce(BucketedAdapter, Compressor):
             return tensor, None
         parameter = self._find(tensor)
         if not self._agreed:
-            trained = {name for name, _, _ in self._trained()}
+            trained = {one[0] for one in self._trained()}
             self._agree([(p.name, p.shape, p.dtype + " frozen" * (p.name not in trained)) for p in self._known()])
             self._agreed = True
         if self._config.scope != "tensor":
@@ -149,7 +149,6 @@ class DeepReduce(BucketedAdapter, Compressor):
         with self._stats.timed("encode"), _on(tensor):
             flat = self._array(_flat(tensor))
             packed = self._encode(parameter, flat)
-            packed = packed if _wire(tensor).type == "cuda" else of(packed).host(packed)
         carrier = torch.ones(1, dtype=torch.float64, device=_wire(tensor))
         self._stats.sending(packed.size + carrier.element_size(), dense_bytes)
         return carrier, _InFlight(parameter, tensor, flat, self._start_allgather(packed, parameter.name))
@@ -171,7 +170,7 @@ class DeepReduce(BucketedAdapter, Compressor):
             gathered = self._wait_allgather(ctx.handle)
         self._in_flight.discard(ctx.parameter.name)
         with self._stats.timed("decode"), _on(ctx.gradient):
-            self._decode(of(ctx.flat).put(gathered, ctx.flat), ctx.flat, float(tensor))
+            self._decode(gathered, ctx.flat, float(tensor))
             result = _tensor(ctx.flat).view(ctx.gradient.shape)
             if ctx.gradient.data_ptr() != result.data_ptr():
                 ctx.gradient.copy_(result)
@@ -188,33 +187,44 @@ class DeepReduce(BucketedAdapter, Compressor):
 
     def _into_bucket(self, parameter: Parameter, gradient: torch.Tensor) -> tuple[torch.Tensor, _InBucket]:
         self._not_in_flight(parameter)
-        bucket = self._bucket_of(parameter)
-        with self._stats.timed("encode"):
-            torch.from_numpy(bucket.part(parameter.name)).view(gradient.shape).copy_(gradient)
-        carrier = torch.ones(1, dtype=torch.float64, device=gradient.device)
+        bucket = self._bucket_of(parameter, self._trained)
+        with _on(gradient):
+            with self._stats.timed("encode"):
+                flat = _flat(gradient)
+                on_host = self._config.exchange.name != "allgather"  # the exchanges over MPI work there
+                bucket.put(parameter.name, flat.cpu().numpy() if on_host else self._array(flat))
+            self._came(bucket, parameter)
+        carrier = torch.ones(1, dtype=torch.float64, device=_wire(gradient))
         self._stats.sending(carrier.element_size(), gradient.numel() * gradient.element_size())
-        self._came(bucket, parameter)
         return carrier, _InBucket(parameter, gradient, bucket)
 
     def _out_of_bucket(self, ctx: _InBucket, carrier: float) -> torch.Tensor:
-        self._sum_bucket(ctx.bucket)
-        with self._stats.timed("decode"):
-            summed = torch.from_numpy(ctx.bucket.part(ctx.parameter.name)).view(ctx.gradient.shape)
-            ctx.gradient.copy_(summed * (carrier / self._process_set.size()))
+        with _on(ctx.gradient):
+            self._sum_bucket(ctx.bucket)
+            with self._stats.timed("decode"):
+                summed = _tensor(ctx.bucket.part(ctx.parameter.name)).view(ctx.gradient.shape)
+                ctx.gradient.copy_(summed * (carrier / self._process_set.size()))
         self._took(ctx.bucket, ctx.parameter)
         return ctx.gradient
 
-    def _trained(self) -> list[tuple[str, int, np.dtype[Any]]]:
+    def _trained(self) -> list[tuple[str, int, np.dtype[Any], str]]:
         # Those frozen since they were first seen stay: Horovod goes on reducing zeros for them.
         self._reduced.update(name for name, tensor in self._tensors.items() if tensor.requires_grad)
+        on_host = self._config.exchange.name != "allgather"
         return [
-            (name, parameter.numel, np.dtype(np.float64 if parameter.dtype == "torch.float64" else np.float32))
+            (
+                name,
+                parameter.numel,
+                np.dtype(np.float64 if parameter.dtype == "torch.float64" else np.float32),
+                "" if on_host or not self._tensors[name].is_cuda else str(self._tensors[name].device),
+            )
             for name, parameter in self._parameters.items()
             if name in self._reduced
         ]
 
     def _start_allgather(self, packed: U8, name: str) -> Any:
-        return hvd.allgather_async(_tensor(packed), f"deepreduce.{name}", self._process_set)
+        tensor = _tensor(packed)
+        return hvd.allgather_async(tensor.to(_wire(tensor)), f"deepreduce.{name}", self._process_set)
 
     def _wait_allgather(self, pending: Any) -> U8:
         return self._array(hvd.synchronize(pending))
@@ -223,12 +233,10 @@ class DeepReduce(BucketedAdapter, Compressor):
         """The array of a tensor's memory: NumPy's, or on a GPU CuPy's."""
         return cuda.from_dlpack(flat) if flat.is_cuda else flat.numpy()
 
+    def _mpi_enabled(self) -> bool:
+        return bool(hvd.mpi_enabled())
+
     def _mpi_ranks(self) -> list[int] | None:
-        if not hvd.mpi_enabled():
-            raise RuntimeError(
-                f"exchange {self._config.exchange.name!r} goes over MPI, and this job was started with Gloo: start it "
-                "with horovodrun --mpi or mpirun, or use exchange 'allgather'"
-            )
         return None if self._process_set is hvd.global_process_set else list(self._process_set.ranks)
 
     def _note_latest(self, tensor: torch.Tensor) -> None:

@@ -21,6 +21,7 @@ from hvd_deepreduce.codec import Key
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.torch import DeepReduce
 from tests import cuda_emulator
+from tests.adapters.scopes import SCOPES
 from tests.ranks import run_cases
 
 CASES = {}
@@ -139,18 +140,6 @@ def lossy_equals_the_pipeline_run_by_hand():
         kept = compression.state_dict()["residuals"][name].numpy()
         assert np.array_equal(kept, residuals[hvd.rank()][number])
     same_everywhere(model)
-
-
-SCOPES = [
-    {"scope": "model"},
-    {"scope": "bucket", "bucket_bytes": 8000},
-    {"scope": "bucket", "bucket_bytes": 8000, "selection": "tensor"},
-    {"scope": "model", "exchange": "densestream", "index": None, "value": None},
-    {"scope": "bucket", "bucket_bytes": 8000, "exchange": {"name": "densestream", "coded": False, "fill": False},
-     "index": None, "value": None},
-    {"scope": "model", "exchange": "topk_allgather", "index": None, "value": None},
-    {"scope": "model", "exchange": "sparcml", "index": None, "value": None},
-]  # fmt: skip
 
 
 def possible(scope):
@@ -542,7 +531,12 @@ def gradients_on_a_device_equal_those_on_the_host():
     """Parameters and residuals, bit for bit, with NaN on the way and through a checkpoint."""
     if cuda_emulator.available():
         pytest.skip(cuda_emulator.available())
-    for settings in (LOSSY, {**LOSSY, "value": "fit_poly", "index": {"name": "bloom", "policy": "p1"}}):
+    for settings in (
+        LOSSY,
+        {**LOSSY, "value": "fit_poly", "index": {"name": "bloom", "policy": "p1"}},
+        {**LOSSY, "scope": "bucket", "bucket_bytes": 5000, "selection": "tensor"},
+        {**LOSSY, "scope": "model"},
+    ):
         for dtype in (torch.float32, torch.bfloat16):
             models, states = [], []
             for kind in (DeepReduce, OnDevice):
@@ -572,13 +566,15 @@ def a_model_on_a_gpu():
     if not torch.cuda.is_available():
         pytest.skip("there is no GPU")
     torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
-    for dtype, small in ((torch.float32, 0), (torch.float32, 100), (torch.bfloat16, 100)):
+    for dtype, settings in ((torch.float32, {"min_elements": 0}), (torch.float32, {"min_elements": 100}),
+                            (torch.bfloat16, {"min_elements": 100}), (torch.float32, {"scope": "bucket"}),
+                            (torch.float32, {"scope": "model", "exchange": "densestream"})):  # fmt: skip
         dense, ours, lossy = (network().to("cuda", dtype) for _ in range(3))
         if dtype == torch.float32:
             train(dense, hvd.Compression.none)
-            train(ours, DeepReduce(ours, LOSSLESS, min_elements=small))
+            train(ours, DeepReduce(ours, {**LOSSLESS, **settings}))
             assert torch.allclose(flat(dense), flat(ours), rtol=1e-4, atol=1e-6)
-        compression = DeepReduce(lossy, LOSSY, min_elements=small)
+        compression = DeepReduce(lossy, {**LOSSY, **settings})
         train(lossy, compression)
         same_everywhere(lossy)
         assert flat(lossy).isfinite().all() and compression.stats()["total"]["bytes_sent"] > 0

@@ -203,3 +203,5 @@ def test_residuals_move_to_the_gradients_device(device):
     state = memory.state_dict()
     assert state["a"].tolist() == [3, 2, 3] and isinstance(state["a"], np.ndarray)
     assert memory.residual("a", 3, np.dtype(np.float32)).tolist() == [3, 2, 3]
+    memory.residual("a", 3, np.dtype(np.float32))[:] = 7
+    assert device.host(memory.joined("ab", [3, 3], np.dtype(np.float32), like)).tolist() == [7, 7, 7, 1, 2, 3]
