@@ -147,6 +147,7 @@ class _Graph:
     Attributes:
         counter: what numbers the graph's runs, by its name.
         coded: how many of the slots are compressed.
+        built: how many of them have all their operations.
         unit: the last one.
         runs: how many there were.
         run: the one under way.
@@ -155,6 +156,7 @@ class _Graph:
     counter: str = ""
     slots: list[_Slot] = field(default_factory=list)
     coded: int = 0
+    built: int = 0
     parameters: list[Parameter] | None = None
     unit: _Unit | None = None
     runs: int = 0
@@ -208,7 +210,9 @@ class DeepReduce(BucketedAdapter, Compressor, tf.train.experimental.PythonState)
     ) -> None:
         BucketedAdapter.__init__(self, config, hvd.global_process_set if process_set is None else process_set, settings)
         self._graphs: weakref.WeakKeyDictionary[tf.Graph, _Graph] = weakref.WeakKeyDictionary()
+        # How many units there are in a function, its inner ones too; and in that with the most.
         self._units: weakref.WeakKeyDictionary[tf.Graph, int] = weakref.WeakKeyDictionary()
+        self._orders = 0
         self._lists: dict[Any, list[Parameter]] = {}
         self._restored = False
         self._agreed = {"config": False, "parameters": False}
@@ -254,7 +258,7 @@ class DeepReduce(BucketedAdapter, Compressor, tf.train.experimental.PythonState)
         self._layouts.clear()
         if self._graphs and self._agreed["config"]:
             try:
-                self._prepare(max(self._units.values(), default=0))
+                self._prepare(self._orders)
             except RuntimeError:
                 self._config = old
                 raise
@@ -378,6 +382,7 @@ class DeepReduce(BucketedAdapter, Compressor, tf.train.experimental.PythonState)
         """
         self._check(tensor.op)
         slot, gradient = ctx.slot, ctx.gradient
+        slot.graph.built += 1
         if not self._agreed["config"] and self._process_set.included():
             if self._process_set.size() > 1:
                 self._agree([])
@@ -440,6 +445,7 @@ class DeepReduce(BucketedAdapter, Compressor, tf.train.experimental.PythonState)
             while getattr(root, "outer_graph", None) is not None and root.outer_graph.building_function:
                 root = root.outer_graph
             self._units[root] = self._units.get(root, 0) + 1
+            self._orders = max(self._orders, self._units[root])
             unit = slot.graph.unit = _Unit(place.get_operations()[-1]._id, self._units[root] - 1)
         unit.slots.append(slot)
         slot.unit = unit
@@ -612,6 +618,8 @@ class DeepReduce(BucketedAdapter, Compressor, tf.train.experimental.PythonState)
             run = graph.run = _Run(number)
             self._stats.step_began()
             self._stats.sending(*graph.passing())
+        if run.number != number:
+            raise RuntimeError("a step of a graph began before its last one had ended")
         return run
 
     def _end(self, graph: _Graph, run: _Run, parameter: Parameter) -> None:
@@ -655,7 +663,8 @@ class DeepReduce(BucketedAdapter, Compressor, tf.train.experimental.PythonState)
                 try:
                     with one._lock:
                         for graph in one._graphs.values():
-                            one._list(graph)
+                            if graph.built == len(graph.slots):  # no error ended its tracing
+                                one._list(graph)
                         described = one._described()
                     one._agree(described)
                     one._agreed["parameters"] = True
