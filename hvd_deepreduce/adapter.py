@@ -28,7 +28,7 @@ class Parameter:
     Attributes:
         name: in errors, and of its residual.
         number: the parameter of its containers' keys.
-        shape, dtype: as the framework has them.
+        shape, dtype: as the framework has them; -1 stands for a size that only the gradient tells.
         step: how many of its gradients have been encoded.
     """
 
@@ -110,11 +110,13 @@ class Adapter(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals and step counts. Each rank's differ: save and load them rank by rank."""
+        residuals = self._memory.state_dict()
+        names = [parameter.name for parameter in self._known()]
         return {
             "rank": self._process_set.rank(),
             "size": self._process_set.size(),
             "steps": {parameter.name: parameter.step for parameter in self._known()},
-            "residuals": self._memory.state_dict(),
+            "residuals": {name: residuals[name] for name in names if name in residuals},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -139,7 +141,7 @@ class Adapter(ABC):
                 raise ValueError(f"the state has a parameter {name}, and the model has not")
         for name, residual in residuals.items():
             numel = parameters[name].numel
-            if residual.size != numel:
+            if residual.size != numel and -1 not in parameters[name].shape:
                 raise ValueError(
                     f"the residual of {name} has {residual.size} elements, and the parameter {numel}"
                 )

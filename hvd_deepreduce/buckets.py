@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ from hvd_deepreduce.codec import U8, Floats, Key
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.sparse import MAX_NUMEL, SparseTensor
 
+Parameters = Sequence[tuple[str, int, np.dtype[Any]]]
+"""(name, numel, dtype to accumulate in) of parameters."""
+
 
 @dataclass
 class Bucket:
@@ -23,6 +26,7 @@ class Bucket:
     Attributes:
         name: of its exchange; no other bucket of the job has it, another DeepReduce's neither.
         number: the parameter of its containers' keys; buckets are sent in the order of their numbers.
+        layout: all buckets of its model.
         members: the parameters' names.
         sizes: their numbers of elements.
         dtype: float32 or float64, in which they are accumulated.
@@ -36,6 +40,7 @@ class Bucket:
 
     name: str
     number: int
+    layout: Layout
     members: list[str]
     sizes: list[int]
     dtype: np.dtype[Any]
@@ -76,27 +81,48 @@ class Bucket:
             self.pending, self.summed = None, False
 
 
-def layout(parameters: Sequence[tuple[str, int, np.dtype[Any]]], limit: int | None) -> list[Bucket]:
-    """Buckets of all parameters, given as (name, numel, dtype) in the model's order.
+class Layout:
+    """The buckets of a model, and how many of them were sent in this step.
 
     Gradients come in about the model's reverse order, so the first bucket holds its last parameters. A bucket ends
-    where it would pass ``limit`` bytes (None: no limit), 2^32 - 1 elements, or change its dtype.
+    where it would pass ``limit`` bytes, 2^32 - 1 elements, or change its dtype.
+
+    Args:
+        parameters: all of them, in the model's order.
+        limit: None: none.
+        first: the number of the first bucket.
+        order: which of the adapter's queues its exchanges over MPI take; buckets of two layouts may go at a time.
+
+    Attributes:
+        started: how many were sent.
+        run, key: what the adapter knows of the step under way, and by what it finds the layout.
     """
-    buckets: list[list[tuple[str, int, np.dtype[Any]]]] = []
-    for parameter in reversed(parameters):
-        _, numel, dtype = parameter
-        last = buckets[-1] if buckets else []
-        held = sum(size for _, size, _ in last)
-        whole = held + numel > MAX_NUMEL or (limit is not None and (held + numel) * dtype.itemsize > limit)
-        if not last or whole or last[0][2] != dtype:
-            buckets.append([])
-        buckets[-1].insert(0, parameter)
-    return [
-        Bucket(
-            f"bucket.{some[0][0]}", number, [name for name, _, _ in some], [size for _, size, _ in some], some[0][2]
-        )
-        for number, some in enumerate(buckets)
-    ]
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        limit: int | None,
+        first: int = 0,
+        order: int = 0,
+    ) -> None:
+        runs: list[list[tuple[str, int, np.dtype[Any]]]] = []
+        for parameter in reversed(parameters):
+            _, numel, dtype = parameter
+            last = runs[-1] if runs else []
+            held = sum(size for _, size, _ in last)
+            whole = held + numel > MAX_NUMEL or (limit is not None and (held + numel) * dtype.itemsize > limit)
+            if not last or whole or last[0][2] != dtype:
+                runs.append([])
+            runs[-1].insert(0, parameter)
+        self.buckets = [
+            Bucket(f"bucket.{run[0][0]}", number, self, [name for name, _, _ in run], [n for _, n, _ in run], run[0][2])
+            for number, run in enumerate(runs, first)
+        ]
+        self.bucket_of = {name: bucket for bucket in self.buckets for name in bucket.members}
+        self.order = order
+        self.started = 0
+        self.run: Any = None
+        self.key: Any = None
 
 
 class BucketedAdapter(Adapter):
@@ -106,14 +132,8 @@ class BucketedAdapter(Adapter):
         self, config: str | Path | Mapping[str, Any] | Config | None, process_set: Any, settings: Mapping[str, Any]
     ) -> None:
         super().__init__(config, process_set, settings)
-        self._buckets: list[Bucket] = []
-        self._bucket_by_name: dict[str, Bucket] = {}
-        self._started = 0
-        self._queue: Any = None
-
-    @abstractmethod
-    def _trained(self) -> list[tuple[str, int, np.dtype[Any]]]:
-        """(name, numel, dtype to accumulate in) of all parameters whose gradients can come, in the model's order."""
+        self._layout: Layout | None = None
+        self._queues: list[Any] = []
 
     @abstractmethod
     def _start_allgather(self, packed: U8, name: str) -> Any:
@@ -124,35 +144,41 @@ class BucketedAdapter(Adapter):
         """Its result."""
 
     @abstractmethod
-    def _mpi_ranks(self) -> list[int] | None:
-        """The process set's ranks in MPI's world; None: all of them.
+    def _mpi_enabled(self) -> bool:
+        """Whether the job runs on MPI."""
 
-        Raises:
-            RuntimeError: the job does not run on MPI.
-        """
+    @abstractmethod
+    def _mpi_ranks(self) -> list[int] | None:
+        """The process set's ranks in MPI's world; None: all of them."""
 
     def set_config(
         self, config: str | Path | Mapping[str, Any] | Config | None = None, /, **settings: Any
     ) -> None:
         """As ``Adapter.set_config``."""
         super().set_config(config, **settings)
-        self._buckets = []
+        self._layout = None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """As ``Adapter.load_state_dict``."""
         super().load_state_dict(state)
-        self._buckets = []
+        self._layout = None
 
-    def _bucket_of(self, parameter: Parameter) -> Bucket:
-        """The parameter's bucket. A step's first gradient lays all of them out, where a parameter has none yet."""
+    def _limit(self) -> int | None:
+        """Of a bucket, in bytes."""
+        return self._config.bucket_bytes if self._config.scope == "bucket" else None
+
+    def _bucket_of(self, parameter: Parameter, trained: Callable[[], Parameters]) -> Bucket:
+        """The parameter's bucket. A step's first gradient lays all of them out, where a parameter has none yet.
+
+        Args:
+            trained: gives all parameters whose gradients can come.
+        """
         if not self._in_flight:
-            trained = self._trained()
-            if not self._buckets or any(name not in self._bucket_by_name for name, _, _ in trained):
-                limit = self._config.bucket_bytes if self._config.scope == "bucket" else None
-                self._buckets = layout(trained, limit)
-                self._bucket_by_name = {name: bucket for bucket in self._buckets for name in bucket.members}
-                self._started = 0
-        bucket = self._bucket_by_name[parameter.name]
+            parameters = trained()
+            if self._layout is None or any(name not in self._layout.bucket_of for name, _, _ in parameters):
+                self._layout = Layout(parameters, self._limit())
+        assert self._layout is not None
+        bucket = self._layout.bucket_of[parameter.name]
         if bucket.pending is not None:
             raise RuntimeError(
                 f"a gradient of {parameter.name} came before all those that travelled with its last one were taken: "
@@ -166,11 +192,13 @@ class BucketedAdapter(Adapter):
         bucket.step = max(bucket.step, parameter.step)  # the same on all ranks, in whatever order members come
         parameter.step += 1
         bucket.came.add(parameter.name)
-        while self._started < len(self._buckets) and self._buckets[self._started].full:
-            self._start(self._buckets[self._started])
+        layout = bucket.layout
+        while layout.started < len(layout.buckets) and layout.buckets[layout.started].full:
+            layout.started += 1
+            self._start(layout.buckets[layout.started - 1])
 
     def _start(self, bucket: Bucket) -> None:
-        self._started += 1
+        """Sends a bucket, whose ``pending`` is then there; one without any gradient has nothing to send."""
         if not bucket.came:
             return
         bucket.clear_absent()
@@ -195,23 +223,38 @@ class BucketedAdapter(Adapter):
             indices, values = selected
             return values if indices is None else SparseTensor(bucket.gradient.size, indices, values), residual
 
-        bucket.pending = self._exchange_queue().submit(config.exchange, select, bucket.gradient, key)
+        queue = self._exchange_queue(bucket.layout.order)
+        bucket.pending = queue.submit(config.exchange, select, bucket.gradient, key)
 
-    def _exchange_queue(self) -> Any:
-        if self._queue is None:
-            ranks = self._mpi_ranks()
+    def _exchange_queue(self, order: int) -> Any:
+        """One of the adapter's queues. All ranks make them at the same time.
+
+        Raises:
+            RuntimeError: the job does not run on MPI, or on one without support for several threads.
+        """
+        while len(self._queues) <= order:
+            if not self._mpi_enabled():
+                raise RuntimeError(
+                    f"exchange {self._config.exchange.name!r} goes over MPI, and this job was started with Gloo: start "
+                    "it with horovodrun --mpi or mpirun, or use exchange 'allgather'"
+                )
             # It needs mpi4py, which a job with the allgather exchange may not have.
             from hvd_deepreduce.exchange.queue import ExchangeQueue
 
-            self._queue = ExchangeQueue(ranks)
-        return self._queue
+            self._queues.append(ExchangeQueue(self._mpi_ranks()))
+        return self._queues[order]
 
     def _sum_bucket(self, bucket: Bucket) -> None:
         """Makes ``bucket.gradient`` the ranks' sum. The first call of a step sends the buckets that are not full."""
-        while self._started < len(self._buckets):
-            self._start(self._buckets[self._started])
-        if bucket.summed:
-            return
+        layout = bucket.layout
+        for late in layout.buckets[layout.started :]:
+            layout.started += 1
+            self._start(late)
+        if not bucket.summed:
+            self._receive(bucket)
+
+    def _receive(self, bucket: Bucket) -> None:
+        """Waits for a bucket that was sent; its gradient is the ranks' sum then."""
         if self._config.exchange.name == "allgather":
             with self._stats.timed("wait"):
                 gathered = self._wait_allgather(bucket.pending)
@@ -227,5 +270,5 @@ class BucketedAdapter(Adapter):
         self._in_flight.discard(parameter.name)
         bucket.took(parameter.name)
         if not self._in_flight:
-            self._started = 0
+            bucket.layout.started = 0
             self._stats.step_ended()

@@ -46,9 +46,9 @@ class Memory:
             ValueError: as ``residual``.
         """
         key = tuple(names)
+        parts = [self.residual(name, numel, dtype) for name, numel in zip(names, sizes, strict=True)]
         found = self._joined.get(key)
         if found is None:
-            parts = [self.residual(name, numel, dtype) for name, numel in zip(names, sizes, strict=True)]
             found = np.concatenate(parts)
             # A view can be in one vector only.
             self._joined = {other: vector for other, vector in self._joined.items() if not set(other) & set(key)}

@@ -1,13 +1,23 @@
-"""The adapter for stock Horovod on TensorFlow and Keras.
+r"""The adapter for stock Horovod on TensorFlow and Keras.
 
 Horovod calls ``compress(gradient)`` and ``decompress(output, context)`` while TensorFlow traces a function, the eager
 tape's own included. So both only lay operations into the graph:
 
     gradient -> encode -> container -> hvd.allgather -> decode -> reduced gradient
-                     \\-> carrier   -> hvd.allreduce -/
+                     \-> carrier   -> hvd.allreduce -/
 
 encode and decode are Python functions on the CPU. The carrier is one element, 1.0; what Horovod makes of it is the
 factor by which Horovod would have scaled the gradient, as in the PyTorch adapter.
+
+A bucket (scopes ``bucket`` and ``model``) needs several gradients, and each goes through operations of its own:
+
+    gradient -> put ----> carrier -> hvd.allreduce -> dequeue -> take -> reduced gradient
+                 | into the bucket                      ^          ^ out of the bucket
+                 \-> a full bucket -> threads of ours -> a word that its sum is there
+
+TensorFlow may have one thread alone, so no operation holds one while it waits: ``put`` and ``take`` do not wait, and a
+dequeue is asynchronous, as Horovod's operations are. Threads of our own encode full buckets, send them and wait for
+them. A bucket waits for all of its gradients, so none of them may need what another was reduced to: see ``_Unit``.
 
 Which parameter does a gradient belong to? Its number is its place among the gradients that Horovod hands over in one
 graph: the order of the tape's sources or the optimizer's variables, those without a gradient left out. Graphs whose
@@ -23,13 +33,14 @@ import json
 import os
 import re
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock
+from threading import Lock, RLock
 from typing import Any
-from weakref import WeakKeyDictionary
 from zipfile import BadZipFile
 
 import horovod.tensorflow as hvd
@@ -38,11 +49,11 @@ import tensorflow as tf
 from horovod.tensorflow.compression import Compressor
 from tensorflow.python.ops import control_flow_util
 
-from hvd_deepreduce.adapter import Adapter, Parameter
+from hvd_deepreduce.adapter import Parameter
 from hvd_deepreduce.agreement import Parameters
+from hvd_deepreduce.buckets import Bucket, BucketedAdapter, Layout
 from hvd_deepreduce.codec import U8, Floats
-from hvd_deepreduce.config import Config, ConfigError
-from hvd_deepreduce.exchange.settings import AllGather
+from hvd_deepreduce.config import Config
 
 LINE = 'optimizer = hvd.DistributedOptimizer(optimizer, compression=DeepReduce("configs/topk_rice_qsgd.yaml"))'
 # The name that Horovod's stall warning shows.
@@ -51,13 +62,30 @@ XLA = (
     "a function that XLA compiles cannot hold Horovod's and DeepReduce's operations. Turn it off: "
     "tf.function(jit_compile=False), model.compile(..., jit_compile=False)"
 )
+# The condition, is there more than one rank, under which Horovod puts a tensor or group of a tape or optimizer.
+CONDITION = re.compile(r"_Allreduce(_\d+)?/cond(_\d+)?$")
+# More than there are buckets on their way at a time: where all of these wait, the next one would wait for them.
+THREADS = 1000
 # Python functions are no operations of XLA, and autograph has nothing to convert in this file.
 plain = tf.autograph.experimental.do_not_convert
+# Of each process set: how many DeepReduces have compared their configs; in one order on all ranks.
+NUMBERS: dict[int, int] = {}
+# Those that have not compared their models yet. They do so all at a time, in the order in which their graphs were
+# built: TensorFlow may come to any of them first, and then on another rank to another one.
+NEW: list[DeepReduce] = []
+COMPARING = Lock()
 
 
 @dataclass(eq=False)
 class _Slot:
-    """One gradient of one graph; ``passes``: it goes uncompressed."""
+    """One gradient of one graph.
+
+    Attributes:
+        passes: it goes uncompressed.
+        numel: -1 where it is not known before the gradient comes.
+        queue: gets a word when the sum of the bucket is there.
+        unit: with which others it may share a bucket.
+    """
 
     graph: _Graph
     position: int
@@ -65,23 +93,74 @@ class _Slot:
     shape: tuple[int, ...]
     dtype: tf.DType
     passes: bool = False
-    numel: int = 0
+    numel: int = -1
+    queue: Any = None
+    unit: _Unit | None = None
+
+    @property
+    def coded(self) -> np.dtype[Any]:
+        """In what it is accumulated."""
+        return np.dtype(np.float64 if self.dtype == tf.float64 else np.float32)
+
+
+@dataclass(eq=False)
+class _Unit:
+    """Gradients of a graph that may share buckets: those of one tape or optimizer.
+
+    All were there before the first of them was handed over, so none depends on what another is reduced to.
+
+    Attributes:
+        last: the last operation of the graph that was there then, by its number.
+        order: which it is of those that may be on their way at a time.
+    """
+
+    last: int
+    order: int
+    slots: list[_Slot] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Run:
+    """A graph at work: how far its step is.
+
+    Attributes:
+        number: of this run of the graph.
+        begun, ended: how many gradients have come, and how many have been reduced.
+        held: gradients that came before their unit could be laid out, for want of the others' sizes.
+        layouts: of its units.
+        slots: by parameter.
+    """
+
+    number: int
+    begun: int = 0
+    ended: int = 0
+    failure: Exception | None = None
+    held: dict[_Unit, list[tuple[_Slot, Floats]]] = field(default_factory=dict)
+    layouts: dict[_Unit, Layout] = field(default_factory=dict)
+    slots: dict[str, _Slot] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
 class _Graph:
-    """The gradients that Horovod handed over in one graph, in order, and how far its step is."""
+    """The gradients that Horovod handed over in one graph, in order.
 
+    Attributes:
+        counter: what numbers the graph's runs, by its name.
+        coded: how many of the slots are compressed.
+        built: how many of them have all their operations.
+        unit: the last one.
+        runs: how many there were.
+        run: the one under way.
+    """
+
+    counter: str = ""
     slots: list[_Slot] = field(default_factory=list)
+    coded: int = 0
+    built: int = 0
     parameters: list[Parameter] | None = None
-    begun: set[int] = field(default_factory=set)
-    ended: int = 0
-    failure: Exception | None = None
-
-    @property
-    def coded(self) -> int:
-        """How many of the slots run Python."""
-        return sum(not slot.passes or not slot.position for slot in self.slots)
+    unit: _Unit | None = None
+    runs: int = 0
+    run: _Run | None = None
 
     def passing(self) -> tuple[int, int]:
         """Bytes of what goes uncompressed: sent, and of the gradients."""
@@ -95,14 +174,15 @@ class _Graph:
 
 @dataclass(eq=False)
 class _Context:
-    """What ``decompress`` needs of ``compress``; ``container`` is None for a gradient that goes uncompressed."""
+    """What ``decompress`` needs of ``compress``; ``container`` is None where there is none of this gradient alone."""
 
     slot: _Slot
     gradient: tf.Tensor
+    run: tf.Tensor
     container: tf.Tensor | None = None
 
 
-class DeepReduce(Adapter, Compressor, tf.train.experimental.PythonState):  # type: ignore[misc]
+class DeepReduce(BucketedAdapter, Compressor, tf.train.experimental.PythonState):  # type: ignore[misc]
     """Sends a few percent of a gradient's bytes. For ``compression=`` of Horovod's tape and optimizers.
 
     Works with ``hvd.DistributedGradientTape``, ``hvd.DistributedOptimizer`` and ``hvd.keras.DistributedOptimizer``, in
@@ -128,18 +208,27 @@ class DeepReduce(Adapter, Compressor, tf.train.experimental.PythonState):  # typ
         process_set: Any = None,
         **settings: Any,
     ) -> None:
-        Adapter.__init__(self, config, hvd.global_process_set if process_set is None else process_set, settings)
-        _check_config(self._config)
-        self._graphs: WeakKeyDictionary[tf.Graph, _Graph] = WeakKeyDictionary()
+        BucketedAdapter.__init__(self, config, hvd.global_process_set if process_set is None else process_set, settings)
+        self._graphs: weakref.WeakKeyDictionary[tf.Graph, _Graph] = weakref.WeakKeyDictionary()
+        # How many units there are in a function, its inner ones too; and in that with the most.
+        self._units: weakref.WeakKeyDictionary[tf.Graph, int] = weakref.WeakKeyDictionary()
+        self._orders = 0
         self._lists: dict[Any, list[Parameter]] = {}
         self._restored = False
         self._agreed = {"config": False, "parameters": False}
         self._failure: Exception | None = None
         self._agreeing = Lock()
         # TensorFlow encodes and decodes several tensors at a time.
-        self._lock = Lock()
+        self._lock = RLock()
         self._coding = 0
         self._idle_since = 0.0
+        # Of buckets. A layout lies here between steps; a step that is broken off takes its own with it.
+        self._layouts: dict[Any, Layout] = {}
+        self._under_way: dict[int, _Run] = {}
+        self._allgathers: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {}
+        self._sending = ThreadPoolExecutor(1, "deepreduce send")
+        self._gathering = ThreadPoolExecutor(THREADS, "deepreduce allgather")
+        self._number = 0
 
     def set_config(
         self, config: str | Path | Mapping[str, Any] | Config | None = None, /, **settings: Any
@@ -152,17 +241,27 @@ class DeepReduce(Adapter, Compressor, tf.train.experimental.PythonState):  # typ
         Raises:
             RuntimeError: gradients are in flight.
             ConfigError: a config that cannot be used; the old one stays in force.
-            ValueError: another ``min_elements``: which tensors are compressed is fixed when the graph is built.
+            ValueError: buckets in place of single tensors, the other way around, or another ``min_elements`` of single
+                tensors: this is fixed when the graph is built.
         """
-        new = Config.load(self._config if config is None else config, **settings)
-        _check_config(new)
-        if self._graphs and new.min_elements != self._config.min_elements:
-            raise ValueError(
-                f"min_elements is {self._config.min_elements} and cannot become {new.min_elements}: which tensors are "
-                "compressed is part of the graph. Make a new DeepReduce and a new optimizer"
-            )
+        old, new = self._config, Config.load(self._config if config is None else config, **settings)
+        if self._graphs and "tensor" in (old.scope, new.scope):
+            fixed = "scope" if old.scope != new.scope else "min_elements"
+            before, after = getattr(old, fixed), getattr(new, fixed)
+            if before != after:
+                raise ValueError(
+                    f"{fixed} is {before!r} and cannot become {after!r}: which tensors are compressed, and which of "
+                    "them together, is part of the graph. Make a new DeepReduce and a new optimizer"
+                )
         super().set_config(new)
         self._failure = None
+        self._layouts.clear()
+        if self._graphs and self._agreed["config"]:
+            try:
+                self._prepare(self._orders)
+            except RuntimeError:
+                self._config = old
+                raise
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals and step counts. Each rank's differ: save and load them rank by rank."""
@@ -198,6 +297,8 @@ class DeepReduce(Adapter, Compressor, tf.train.experimental.PythonState):  # typ
                 raise
             for graph in self._graphs.values():
                 graph.parameters = None
+            self._layouts.clear()
+            self._failure = None
             self._restored = bool(lists)
 
     def serialize(self) -> bytes:
@@ -237,29 +338,38 @@ class DeepReduce(Adapter, Compressor, tf.train.experimental.PythonState):  # typ
             )
         if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
             raise RuntimeError(XLA)
-        graph = self._graphs.setdefault(tensor.graph, _Graph())
+        place = _place()
+        graph = self._graphs.setdefault(place, _Graph())
         name = re.sub(r"[^A-Za-z0-9_.]", "_", tensor.name.removesuffix(":0"))
         shape = tuple(-1 if size is None else size for size in tensor.shape)
         slot = _Slot(graph, len(graph.slots), name, shape, tensor.dtype)
-        slot.passes = not tensor.dtype.is_floating or -1 not in shape and np.prod(shape) < self._config.min_elements
+        small = self._config.scope == "tensor" and -1 not in shape and np.prod(shape) < self._config.min_elements
+        slot.passes = not tensor.dtype.is_floating or bool(small)
+        slot.numel = -1 if -1 in shape else int(np.prod(shape))
         graph.slots.append(slot)
+        graph.coded += not slot.passes
         # Horovod reduces no bfloat16, and a group's tensors only of one dtype: the carrier has the gradient's.
         sent = tf.float32 if tensor.dtype == tf.bfloat16 else tensor.dtype
         with tf.device("CPU:0"):
+            context = _Context(slot, tensor, self._counted(graph, place))
             if slot.passes:
-                context = _Context(slot, tensor)
-                if slot.position:
-                    return tf.cast(tensor, sent), context
-                # A graph's first gradient runs Python in any case, so that each step is counted.
-                with tf.control_dependencies([tf.numpy_function(self._passes(slot), [], [], name="deepreduce_pass")]):
-                    return tf.cast(tf.identity(tensor), sent), context
-            coded = tensor.dtype if tensor.dtype == tf.float64 else tf.float32
-            container, carrier = tf.numpy_function(
-                self._encodes(slot), [tf.cast(tensor, coded)], [tf.uint8, coded], name="deepreduce_encode"
-            )
-            container.set_shape([None])
+                return tf.cast(tensor, sent), context
+            with tf.init_scope(), tf.device("CPU:0"):
+                slot.queue = tf.queue.FIFOQueue(1, [tf.uint8], [()])
+            # Horovod's conditions with our operations in them have no order either: each has a resource of its own.
+            slot.queue.size()
+            flat = tf.cast(tensor, slot.coded)
+            if self._config.scope == "tensor":
+                context.container, carrier = tf.numpy_function(
+                    self._encodes(slot), [flat, context.run], [tf.uint8, slot.coded], name="deepreduce_encode"
+                )
+                context.container.set_shape([None])
+            else:
+                self._join(slot, tensor, place)
+                carrier = tf.numpy_function(self._puts(slot), [flat, context.run], slot.coded, name="deepreduce_put")
+            _without_order(carrier.op)
             carrier.set_shape([1])
-            return tf.identity(tf.cast(carrier, sent), f"deepreduce_{name}"), _Context(slot, tensor, container)
+            return tf.identity(tf.cast(carrier, sent), f"deepreduce_{name}"), context
 
     @plain
     def decompress(self, tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
@@ -268,27 +378,82 @@ class DeepReduce(Adapter, Compressor, tf.train.experimental.PythonState):  # typ
         Raises:
             ValueError: an operation that cannot be computed on compressed gradients, or another process set's.
             MismatchError: at the first gradient, where the ranks' configs differ.
+            RuntimeError: an exchange over MPI in a job without MPI.
         """
         self._check(tensor.op)
-        if not self._agreed["config"] and self._process_set.included() and self._process_set.size() > 1:
-            self._agree([])
+        slot, gradient = ctx.slot, ctx.gradient
+        slot.graph.built += 1
+        if not self._agreed["config"] and self._process_set.included():
+            if self._process_set.size() > 1:
+                self._agree([])
             self._agreed["config"] = True
-        gradient = ctx.gradient
-        if ctx.container is None:
+            with COMPARING:
+                chosen = self._process_set.process_set_id
+                self._number = NUMBERS[chosen] = NUMBERS.get(chosen, 0) + 1
+                NEW.append(self)
+        if slot.passes:
             return tf.cast(tensor, gradient.dtype)
-        coded = gradient.dtype if gradient.dtype == tf.float64 else tf.float32
-        name = f"{tensor.op.name.rsplit('/', 1)[-1]}_container_{tensor.value_index}"
         with tf.device("CPU:0"):
-            gathered = hvd.allgather(
-                ctx.container,
-                name=name,
-                ignore_name_scope=tensor.op.get_attr("ignore_name_scope"),
-                process_set=self._process_set,
-            )
-            flat = tf.numpy_function(self._decodes(ctx.slot), [gathered, tensor], coded, name="deepreduce_decode")
+            if ctx.container is None:
+                self._prepare(slot.unit.order + 1)
+                with tf.control_dependencies([tensor]):
+                    word = slot.queue.dequeue()
+                flat = tf.numpy_function(
+                    self._takes(slot), [word, tensor, ctx.run], slot.coded, name="deepreduce_take"
+                )
+            else:
+                name = f"{tensor.op.name.rsplit('/', 1)[-1]}_container_{tensor.value_index}"
+                gathered = hvd.allgather(
+                    ctx.container,
+                    name=name,
+                    ignore_name_scope=tensor.op.get_attr("ignore_name_scope"),
+                    process_set=self._process_set,
+                )
+                flat = tf.numpy_function(
+                    self._decodes(slot), [gathered, tensor, ctx.run], slot.coded, name="deepreduce_decode"
+                )
+            _without_order(flat.op)
         reduced = tf.cast(tf.reshape(flat, tf.shape(gradient)), gradient.dtype)
         reduced.set_shape(gradient.shape)
         return reduced
+
+    def _counted(self, graph: _Graph, place: tf.Graph) -> tf.Tensor:
+        """The number of the graph's run, in the graph."""
+        if not graph.counter:
+
+            def count() -> np.int64:
+                with self._lock:
+                    graph.runs += 1
+                    if not graph.coded and self._process_set.included():  # a step without anything to compress
+                        self._stats.step_began()
+                        self._stats.sending(*graph.passing())
+                        self._stats.step_ended()
+                    return np.int64(graph.runs)
+
+            with place.as_default():
+                number = tf.numpy_function(count, [], tf.int64, name="deepreduce_run")
+                number.set_shape([])
+                _without_order(number.op)
+            graph.counter = number.name
+        return place.get_tensor_by_name(graph.counter)
+
+    def _join(self, slot: _Slot, gradient: tf.Tensor, place: tf.Graph) -> None:
+        """Finds the unit of a gradient that is sent in a bucket."""
+        unit = slot.graph.unit
+        if unit is None or gradient.graph is place and gradient.op._id > unit.last:
+            root = place
+            while getattr(root, "outer_graph", None) is not None and root.outer_graph.building_function:
+                root = root.outer_graph
+            self._units[root] = self._units.get(root, 0) + 1
+            self._orders = max(self._orders, self._units[root])
+            unit = slot.graph.unit = _Unit(place.get_operations()[-1]._id, self._units[root] - 1)
+        unit.slots.append(slot)
+        slot.unit = unit
+
+    def _prepare(self, units: int) -> None:
+        """Makes what the exchange needs, on all ranks at a time: for so many units on their way at a time."""
+        if units and self._config.exchange.name != "allgather" and self._process_set.included():
+            self._exchange_queue(units - 1)
 
     def _check(self, operation: tf.Operation) -> None:
         """Can this operation's result be had from compressed gradients?"""
@@ -307,93 +472,213 @@ class DeepReduce(Adapter, Compressor, tf.train.experimental.PythonState):  # typ
                 "DeepReduce(..., process_set=process_set)"
             )
 
-    def _encodes(self, slot: _Slot) -> Callable[[Floats], tuple[U8, Floats]]:
-        def encode(gradient: Floats) -> tuple[U8, Floats]:
-            parameter = self._begin(slot)
-            with self._coded("encode", slot):
+    def _encodes(self, slot: _Slot) -> Callable[[Floats, np.int64], tuple[U8, Floats]]:
+        def encode(gradient: Floats, number: np.int64) -> tuple[U8, Floats]:
+            run, parameter = self._begin(slot, int(number))
+            with self._working(slot.graph, run), self._stats.timed("encode"):
                 flat = np.asarray(gradient).reshape(-1)
                 slot.numel = flat.size
                 packed = self._encode(parameter, flat)
-            carrier = np.ones(1, flat.dtype)
             self._stats.sending(packed.size + min(slot.dtype.size, 8), flat.size * slot.dtype.size)
-            return packed, carrier
+            return packed, np.ones(1, flat.dtype)
 
         return encode
 
-    def _decodes(self, slot: _Slot) -> Callable[[U8, Floats], Floats]:
-        def decode(gathered: U8, carrier: Floats) -> Floats:
-            parameter = self._parameter(slot)
-            with self._coded("decode", slot):
-                out: Floats = np.empty(slot.numel, np.float64 if slot.dtype == tf.float64 else np.float32)
+    def _decodes(self, slot: _Slot) -> Callable[[U8, Floats, np.int64], Floats]:
+        def decode(gathered: U8, carrier: Floats, number: np.int64) -> Floats:
+            with self._lock:
+                run, parameter = self._run(slot, int(number)), self._parameter(slot)
+            with self._working(slot.graph, run, decoding=True), self._stats.timed("decode"):
+                out: Floats = np.empty(slot.numel, slot.coded)
                 try:
                     self._decode(gathered, out, float(carrier[0]))
                 except Exception as error:
                     # An error ends TensorFlow's step at once, and the other ranks would wait for what has not been
                     # sent by then. It is the same on every rank, so all can raise it at the end of the step.
                     out[:] = 0
-                    slot.graph.failure = slot.graph.failure or error
-            self._in_flight.discard(parameter.name)
-            self._end(slot)
+                    run.failure = run.failure or error
+            self._end(slot.graph, run, parameter)
             return out
 
         return decode
 
-    def _passes(self, slot: _Slot) -> Callable[[], None]:
-        def passing() -> None:
-            self._begin(slot)
-            self._end(slot)
+    def _puts(self, slot: _Slot) -> Callable[[Floats, np.int64], Floats]:
+        def put(gradient: Floats, number: np.int64) -> Floats:
+            run, _ = self._begin(slot, int(number))
+            with self._working(slot.graph, run), self._stats.timed("encode"):
+                flat = np.asarray(gradient).reshape(-1)
+                self._stats.sending(min(slot.dtype.size, 8), flat.size * slot.dtype.size)
+                self._put(run, slot, flat)
+            return np.ones(1, flat.dtype)
 
-        return passing
+        return put
 
-    def _begin(self, slot: _Slot) -> Parameter:
-        """A gradient has come; before the first of all goes anywhere, the ranks compare their models."""
+    def _put(self, run: _Run, slot: _Slot, flat: Floats) -> None:
+        """A gradient goes into its bucket, which is sent with the last one; without waiting for anything."""
+        unit = slot.unit
+        assert unit is not None
         with self._lock:
-            parameter = self._parameter(slot)
-            if not self._agreed["parameters"]:
-                self._agree(self._described())
-                self._agreed["parameters"] = True
-            graph = slot.graph
-            if slot.position in graph.begun:  # the step before this was broken off
-                graph.begun.clear()
-                graph.ended, graph.failure = 0, None
-            if not graph.begun:
-                self._stats.step_began()
-                self._stats.sending(*graph.passing())
-            graph.begun.add(slot.position)
-        return parameter
-
-    def _end(self, slot: _Slot) -> None:
-        with self._lock:
-            graph = slot.graph
-            graph.ended += 1
-            if graph.ended < graph.coded:
+            slot.numel = flat.size
+            came = run.held.setdefault(unit, [])
+            came.append((slot, flat))
+            layout = run.layouts.get(unit)
+            if layout is None and any(-1 in one.shape for one in unit.slots) and len(came) < len(unit.slots):
+                came[-1] = (slot, flat.copy())  # TensorFlow takes its own memory back
                 return
-            failure = graph.failure
-            graph.begun.clear()
-            graph.ended, graph.failure = 0, None
+            layout = layout or self._lay_out(run, unit)
+            run.held[unit] = []
+        for one, gradient in came:
+            parameter = self._parameter(one)
+            bucket = layout.bucket_of[parameter.name]
+            np.copyto(bucket.part(parameter.name), gradient)
+            with self._lock:
+                self._came(bucket, parameter)
+
+    def _lay_out(self, run: _Run, unit: _Unit) -> Layout:
+        """The buckets of a unit, in which nothing is yet."""
+        if self._under_way.setdefault(unit.order, run) is not run:
+            raise RuntimeError(
+                "buckets of another step are on their way: an error ended it, or two functions with one DeepReduce run "
+                "at a time. Other ranks may wait for them: begin again from a checkpoint; one DeepReduce for each model"
+            )
+        run.slots.update((self._parameter(slot).name, slot) for slot in unit.slots)
+        members = [(self._parameter(slot).name, slot.numel, slot.coded) for slot in unit.slots]
+        key = (unit.order, tuple(members))
+        layout = self._layouts.pop(key, None)
+        if layout is None:
+            layout = Layout(members, self._limit(), self._parameter(unit.slots[0]).number, unit.order)
+            for bucket in layout.buckets:
+                # Horovod goes by names: the same on all ranks, where parameters' names may differ, and of no other
+                # allgather that may be on its way.
+                bucket.name = f"{self._number}.{unit.order}.{bucket.number}"
+        layout.started, layout.run, layout.key = 0, run, key
+        run.layouts[unit] = layout
+        return layout
+
+    def _start(self, bucket: Bucket) -> None:
+        # It is called within an operation, whose thread TensorFlow wants back.
+        self._sending.submit(self._send, bucket)
+
+    def _send(self, bucket: Bucket) -> None:
+        try:
+            super()._start(bucket)
+        except Exception as error:
+            self._settle(bucket, error)
+        else:
+            bucket.pending.add_done_callback(lambda _: self._settle(bucket))
+
+    def _settle(self, bucket: Bucket, failure: Exception | None = None) -> None:
+        """The sum of a bucket is there, or will never be: its dequeues may go on. Called on threads of our own."""
+        run = bucket.layout.run
+        graph = run.slots[bucket.members[0]].graph
+        with self._working(graph, run, decoding=True):
+            try:
+                if failure is None:
+                    self._receive(bucket)
+            except Exception as error:
+                failure = error
+        with self._lock, tf.init_scope(), tf.device("CPU:0"):
+            if failure is not None:
+                bucket.gradient[:] = 0
+                run.failure = run.failure or failure
+            if graph.run is run:
+                word = tf.constant(1, tf.uint8)
+                for name in bucket.members:
+                    tf.raw_ops.QueueEnqueueV2(handle=run.slots[name].queue.queue_ref, components=[word])
+
+    def _takes(self, slot: _Slot) -> Callable[[Any, Floats, np.int64], Floats]:
+        def take(word: Any, carrier: Floats, number: np.int64) -> Floats:
+            with self._lock:
+                run, parameter = self._run(slot, int(number)), self._parameter(slot)
+            assert slot.unit is not None
+            with self._working(slot.graph, run, decoding=True), self._stats.timed("decode"):
+                bucket = run.layouts[slot.unit].bucket_of[parameter.name]
+                out: Floats = bucket.part(parameter.name) * (float(carrier[0]) / self._process_set.size())
+            with self._lock:
+                bucket.took(parameter.name)
+            self._end(slot.graph, run, parameter)
+            return out
+
+        return take
+
+    def _begin(self, slot: _Slot, number: int) -> tuple[_Run, Parameter]:
+        """A gradient has come; before the first of all goes anywhere, the ranks compare their models."""
+        if not self._agreed["parameters"]:
+            self._compare()
+        with self._lock:
+            run, parameter = self._run(slot, number), self._parameter(slot)
+            run.begun += 1
+        return run, parameter
+
+    def _run(self, slot: _Slot, number: int) -> _Run:
+        """The run of the slot's graph that has this number."""
+        graph = slot.graph
+        run = graph.run
+        if run is None or run.number < number:
+            run = graph.run = _Run(number)
+            self._stats.step_began()
+            self._stats.sending(*graph.passing())
+        if run.number != number:
+            raise RuntimeError("a step of a graph began before its last one had ended")
+        return run
+
+    def _end(self, graph: _Graph, run: _Run, parameter: Parameter) -> None:
+        """A gradient has been reduced; with the last one, the step has."""
+        with self._lock:
+            self._in_flight.discard(parameter.name)
+            run.ended += 1
+            if run.ended < graph.coded:
+                return
+            graph.run = None
+            for unit, layout in run.layouts.items():
+                self._layouts[layout.key] = layout
+                del self._under_way[unit.order]
             self._stats.step_ended()
-        if failure is not None:
-            raise failure
+        if run.failure is not None:
+            raise run.failure
 
     @contextmanager
-    def _coded(self, what: str, slot: _Slot) -> Iterator[None]:
-        """Times its body; and, once the whole step is encoded, the time in which there was nothing to do."""
+    def _working(self, graph: _Graph, run: _Run, decoding: bool = False) -> Iterator[None]:
+        """Takes the time, once all gradients of a graph have come, in which there was nothing to do."""
         now = time.perf_counter()
         with self._lock:
-            if what == "decode" and not self._coding and len(slot.graph.begun) == slot.graph.coded:
+            if decoding and not self._coding and run.begun == graph.coded:
                 self._stats.took("wait", now - self._idle_since)
             self._coding += 1
         try:
-            with self._stats.timed(what):
-                yield
+            yield
         finally:
             with self._lock:
                 self._coding -= 1
                 self._idle_since = time.perf_counter()
 
+    def _compare(self) -> None:
+        """Compares the models of all ranks, of all DeepReduces that have not done so."""
+        with COMPARING:
+            new = list(NEW)
+            NEW.clear()
+            if self not in new and not self._agreed["parameters"]:
+                new.append(self)
+            for one in new:
+                try:
+                    with one._lock:
+                        for graph in one._graphs.values():
+                            if graph.built == len(graph.slots):  # no error ended its tracing
+                                one._list(graph)
+                        described = one._described()
+                    one._agree(described)
+                    one._agreed["parameters"] = True
+                except Exception as error:
+                    one._failure = error
+        if self._failure is not None:
+            raise self._failure
+
     def _parameter(self, slot: _Slot) -> Parameter:
         """The parameter of a slot; by now, its graph is complete."""
-        graph = slot.graph
+        return self._list(slot.graph)[slot.position]
+
+    def _list(self, graph: _Graph) -> list[Parameter]:
+        """The parameters of a graph's slots."""
         if graph.parameters is None:
             signature = graph.signature()
             if signature not in self._lists:
@@ -406,7 +691,34 @@ class DeepReduce(Adapter, Compressor, tf.train.experimental.PythonState):  # typ
                 ]
             self._restored = False
             graph.parameters = self._lists[signature]
-        return graph.parameters[slot.position]
+        return graph.parameters
+
+    def _start_allgather(self, packed: U8, name: str) -> Future[U8]:
+        return self._gathering.submit(self._allgather, packed, name)
+
+    def _wait_allgather(self, pending: Future[U8]) -> U8:
+        return pending.result()
+
+    def _allgather(self, packed: U8, name: str) -> U8:
+        gather = self._allgathers.get(name)
+        if gather is None:
+
+            def gather_named(given: tf.Tensor) -> tf.Tensor:
+                with tf.device("CPU:0"):
+                    return hvd.allgather(given, f"deepreduce.bucket.{name}", process_set=self._process_set)
+
+            # Only in a graph does Horovod's operation have its name. TensorFlow has a thread for it, as none waits.
+            function = tf.function(plain(gather_named), input_signature=[tf.TensorSpec([None], tf.uint8)])
+            gather = self._allgathers[name] = function.get_concrete_function()
+        with tf.device("CPU:0"):
+            gathered: U8 = gather(tf.constant(packed)).numpy()
+        return gathered
+
+    def _mpi_enabled(self) -> bool:
+        return bool(hvd.mpi_enabled())
+
+    def _mpi_ranks(self) -> list[int] | None:
+        return None if self._process_set is hvd.global_process_set else list(self._process_set.ranks)
 
     def _local_size(self) -> int:
         return int(hvd.local_size())
@@ -474,13 +786,21 @@ class SaveState(tf.keras.callbacks.Callback):  # type: ignore[misc]
             self.path.unlink(missing_ok=True)
 
 
-def _check_config(config: Config) -> None:
-    """Refuses what sends several tensors as one: a graph has no moment at which all of a step's gradients are there."""
-    if config.scope != "tensor" or config.exchange != AllGather():
-        raise ConfigError(
-            f"scope is {config.scope!r} and exchange {config.exchange.name!r}; TensorFlow has scope 'tensor' and "
-            "exchange 'allgather' alone"
-        )
+def _place() -> tf.Graph:
+    """The graph in which hvd.allreduce, the tape or the optimizer was called."""
+    graph = tf.compat.v1.get_default_graph()
+    outer = getattr(graph, "outer_graph", None)
+    return outer if outer is not None and CONDITION.search(outer.get_name_scope()) else graph
+
+
+def _without_order(operation: tf.Operation) -> None:
+    """TensorFlow runs what is stateful, and has no resource, one after the other in the program's order; not this one.
+
+    It would put a gradient into its bucket after it has taken another out, which waits for the bucket to be full.
+    """
+    manager = getattr(tf.compat.v1.get_default_graph(), "experimental_acd_manager", None)
+    if manager is not None:
+        manager.run_independently(operation)
 
 
 def _signature(parameters: list[Parameter]) -> tuple[tuple[tuple[int, ...], str], ...]:

@@ -185,7 +185,7 @@ class DeepReduce(BucketedAdapter, Compressor):
 
     def _into_bucket(self, parameter: Parameter, gradient: torch.Tensor) -> tuple[torch.Tensor, _InBucket]:
         self._not_in_flight(parameter)
-        bucket = self._bucket_of(parameter)
+        bucket = self._bucket_of(parameter, self._trained)
         with self._stats.timed("encode"):
             torch.from_numpy(bucket.part(parameter.name)).view(gradient.shape).copy_(gradient)
         carrier = torch.ones(1, dtype=torch.float64, device=gradient.device)
@@ -217,12 +217,10 @@ class DeepReduce(BucketedAdapter, Compressor):
         gathered: U8 = hvd.synchronize(pending).numpy()
         return gathered
 
+    def _mpi_enabled(self) -> bool:
+        return bool(hvd.mpi_enabled())
+
     def _mpi_ranks(self) -> list[int] | None:
-        if not hvd.mpi_enabled():
-            raise RuntimeError(
-                f"exchange {self._config.exchange.name!r} goes over MPI, and this job was started with Gloo: start it "
-                "with horovodrun --mpi or mpirun, or use exchange 'allgather'"
-            )
         return None if self._process_set is hvd.global_process_set else list(self._process_set.ranks)
 
     def _note_latest(self, tensor: torch.Tensor) -> None:

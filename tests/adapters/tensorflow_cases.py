@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from pathlib import Path
 
 import horovod.tensorflow as hvd
@@ -21,6 +22,7 @@ from hvd_deepreduce.agreement import MismatchError
 from hvd_deepreduce.codec import Key
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.tensorflow import DeepReduce, SaveState
+from tests.adapters.scopes import SCOPES
 from tests.ranks import run_cases
 
 CASES = {}
@@ -93,6 +95,24 @@ def same_everywhere(model, process_set=hvd.global_process_set):
 
 def close(a, b, tolerance=1e-5):
     return np.allclose(a, b, rtol=1e-4, atol=tolerance)
+
+
+def possible(scope):
+    """Whether this launcher can run the scope's exchange."""
+    return scope.get("exchange", "allgather") == "allgather" or hvd.mpi_enabled()
+
+
+def reducing(variables, compression, loss, graph=True, **options):
+    """A function that gives this rank's gradients, and what all ranks' are reduced to."""
+
+    def both(*given):
+        with tf.GradientTape(persistent=True) as tape:
+            value = loss(*given)
+        own = tape.gradient(value, variables)
+        tape = hvd.DistributedGradientTape(tape, compression=compression, **options)
+        return own, tape.gradient(value, variables)
+
+    return tf.function(both) if graph else both
 
 
 @case
@@ -287,6 +307,262 @@ def table_batch(step):
 
 
 @case
+def larger_scopes_and_other_exchanges_equal_dense():
+    options = [{}, {"op": hvd.Sum}, {"gradient_predivide_factor": 2.0}, {"groups": 2}, {"sparse_as_dense": True}]
+    for number, scope in enumerate(filter(possible, SCOPES)):
+        finals = []
+        feedback = number % 2 > 0
+        for compression in (hvd.Compression.none, DeepReduce({**LOSSLESS, **scope, "error_feedback": feedback})):
+            model = network()
+            train(model, compression, steps=2, graph=number % 3 > 0, **options[number % len(options)])
+            same_everywhere(model)
+            finals.append(flat(model))
+        assert close(*finals), scope
+        assert compression.stats()["total"]["steps"] == 2 and compression.stats()["total"]["bytes_sent"] > 0
+        assert bool(compression.state_dict()["residuals"]) == feedback
+
+
+@case
+def larger_scopes_in_keras():
+    for number, scope in enumerate(filter(possible, (SCOPES[0], SCOPES[4]))):
+        finals = []
+        more = {"backward_passes_per_step": 2} if number % 2 else {}
+        for compression in (hvd.Compression.none, DeepReduce({**LOSSLESS, **scope})):
+            model = network()
+            optimizer = hvd.DistributedOptimizer(
+                keras.optimizers.SGD(0.1, momentum=0.9), compression=compression, **more
+            )
+            fit(model, optimizer, steps=4, size=5, steps_per_execution=1 + (number == 0))
+            same_everywhere(model)
+            finals.append(flat(model))
+        assert close(*finals), scope
+        state = compression.state_dict()
+        assert set(state["steps"].values()) == {4 // (1 + number % 2)} and len(state["lists"]) == 1, scope
+
+
+@case
+def larger_scopes_keep_what_they_do_not_send():
+    """What all ranks sent and what they keep is what came; and a resumed run equals an unbroken one."""
+    for number, scope in enumerate(filter(possible, SCOPES[1:5])):
+        model, compression = network(), DeepReduce({**LOSSY, **scope})
+        variables = model.trainable_variables
+        step = reducing(variables, compression, lambda x, y, m=model: loss_of(m, x, y), number % 2 > 0, op=hvd.Sum)
+        came, sent = np.zeros(flat(model).size), np.zeros(flat(model).size)
+        for at in range(4):
+            if at == 2:
+                saved, values = compression.state_dict(), [v.numpy() for v in variables]
+            own, reduced = step(*(tf.constant(part) for part in batch(at)))
+            came += np.concatenate([g.numpy().reshape(-1) for g in own])
+            sent += np.concatenate([g.numpy().reshape(-1) for g in reduced])
+            for v, g in zip(variables, reduced, strict=True):
+                v.assign_sub(0.1 * g)
+        kept = np.concatenate(list(compression.state_dict()["residuals"].values()))
+        everything = hvd.allreduce(tf.constant(came - kept), op=hvd.Sum).numpy()
+        assert close(sent, everything, 1e-4), scope
+        stats = compression.stats()["total"]
+        assert 0 < stats["bytes_sent"] < stats["dense_bytes"] == 4 * 4 * came.size
+        final = flat(model)
+        again = DeepReduce({**LOSSY, **scope})
+        again.load_state_dict(saved)
+        for v, value in zip(variables, values, strict=True):
+            v.assign(value)
+        step = reducing(variables, again, lambda x, y, m=model: loss_of(m, x, y), number % 2 > 0, op=hvd.Sum)
+        for at in (2, 3):
+            for v, g in zip(variables, step(*batch(at))[1], strict=True):
+                v.assign_sub(0.1 * g)
+        assert np.array_equal(final, flat(model)), scope
+        same_everywhere(model)
+
+
+@case
+def larger_scopes_with_nan_integers_and_changes():
+    for scope in filter(possible, (SCOPES[0], SCOPES[3])):
+        compression = DeepReduce({**LOSSY, **scope})
+
+        @tf.function
+        def reduce(factor, counts, *given, compression=compression):
+            given = [counts, *(g * tf.cast(factor, g.dtype) for g in given)]
+            return [hvd.allreduce(g, compression=compression, name=f"g{i}") for i, g in enumerate(given)]
+
+        dtypes = (tf.float32, tf.float16, tf.float64, tf.float64, tf.bfloat16, tf.float32, tf.float32)
+        given = [tf.cast(tf.random.normal((40, 3 * i + 1), seed=i), d) for i, d in enumerate(dtypes)]
+        given[-1] = tf.zeros([0, 3])
+        for step in range(3):
+            # On rank 1 TensorFlow traces the second step again.
+            counts, *reduced = reduce(float("nan") if step == 1 and hvd.rank() == 1 else 1.0, tf.range(5), *given)
+            assert counts.numpy().tolist() == [0, 1, 2, 3, 4]
+            assert all(r.dtype == g.dtype and r.shape == g.shape for r, g in zip(reduced, given, strict=True))
+            finite = [bool(tf.reduce_all(tf.math.is_finite(tf.cast(r, tf.float64)))) for r in reduced]
+            assert all(finite) == (step != 1) and finite[-1], scope
+        for change in filter(possible, SCOPES):
+            compression.set_config({**LOSSY, **change, "min_elements": 7})
+            reduced = reduce(1.0, tf.range(5), *given)
+            assert all(np.isfinite(tf.cast(r, tf.float64)).all() for r in reduced), (scope, change)
+        with pytest.raises(ValueError, match=r"scope is .* and cannot become 'tensor': which tensors are compressed"):
+            compression.set_config(LOSSY)
+        reduce(1.0, tf.range(5), *given)
+
+
+@case
+def buckets_of_which_one_needs_the_sum_of_another():
+    """Two tapes in one function, the second one's gradients made of what the first one's were reduced to."""
+    for scope in filter(possible, (SCOPES[1], SCOPES[3])):
+        finals = []
+        for make in (lambda: hvd.Compression.none, lambda s=scope: DeepReduce({**LOSSLESS, **s})):
+            compression = make()
+            one, two = network(1), network(2)
+
+            @tf.function
+            def step(x, y, one=one, two=two, compression=compression):
+                for model in (one, two):
+                    with tf.GradientTape() as tape:
+                        loss = loss_of(model, x, y) + tf.reduce_sum(one.trainable_variables[0])
+                    tape = hvd.DistributedGradientTape(tape, compression=compression)
+                    gradients = tape.gradient(loss, model.trainable_variables)
+                    for v, g in zip(model.trainable_variables, gradients, strict=True):
+                        v.assign_sub(0.1 * g)
+                x = x + hvd.allreduce(tf.reduce_sum(gradients[0]), compression=compression, name="first")
+                return hvd.allreduce(tf.reduce_sum(x), compression=compression, name="then")
+
+            for number in range(3):
+                last = step(*(tf.constant(part) for part in batch(number)))
+            same_everywhere(one)
+            same_everywhere(two)
+            finals.append(np.concatenate([flat(one), flat(two), last.numpy().reshape(1)]))
+        assert close(*finals, tolerance=1e-3), scope
+        assert compression.stats()["total"]["steps"] == 3
+
+
+@case
+def buckets_of_several_compressors_in_whatever_order():
+    """Optimizers with a DeepReduce of their own, in functions that TensorFlow runs at the same time."""
+    for scope in filter(possible, (SCOPES[1], SCOPES[3])):
+        rng = np.random.default_rng(5)
+        sets = [[tf.Variable(rng.standard_normal(size).astype("f")) for size in (700, 50, 900, 3)] for _ in range(3)]
+        dense = [[v.numpy() for v in variables] for variables in sets]
+        steps = []
+        for number, variables in enumerate(sets):
+            compression = DeepReduce({**LOSSLESS, **scope})
+            wait = 0.002 * ((number + hvd.rank()) % 3)
+
+            def loss(factor, variables=variables, wait=wait):
+                # Each rank comes to them in another order.
+                factor = tf.numpy_function(lambda given, s=wait: time.sleep(s) or given, [factor], tf.float32)
+                return tf.add_n([tf.reduce_sum(tf.sin(v * factor)) for v in variables])
+
+            steps.append(reducing(variables, compression, loss))
+
+        @tf.function
+        def step(factor, sets=sets, steps=steps):
+            for reduce, variables in zip(steps, sets, strict=True):
+                for v, g in zip(variables, reduce(factor)[1], strict=True):
+                    v.assign_sub(0.1 * g)
+
+        for number in range(3):
+            step(tf.constant(1.0 + number + hvd.rank()))
+            for variables in dense:
+                for at, v in enumerate(variables):
+                    factors = [np.float32(1.0 + number + rank) for rank in range(hvd.size())]
+                    variables[at] = v - np.float32(0.1) * sum(np.cos(v * f) * f for f in factors) / hvd.size()
+        for variables, by_hand in zip(sets, dense, strict=True):
+            same_everywhere(type("Model", (), {"trainable_variables": variables}))
+            assert all(close(v.numpy(), own, 1e-4) for v, own in zip(variables, by_hand, strict=True)), scope
+
+
+@case
+def many_tensors_in_buckets():
+    variables = [tf.Variable(np.random.default_rng(i).standard_normal(300).astype("f")) for i in range(40)]
+    for scope in filter(possible, (SCOPES[1], SCOPES[3])):
+        compression = DeepReduce({**LOSSY, **scope})
+
+        @tf.function
+        def step(number, compression=compression):
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([tf.reduce_sum(tf.sin(v * tf.cast(number, tf.float32))) for v in variables])
+            tape = hvd.DistributedGradientTape(tape, compression=compression)
+            for v, g in zip(variables, tape.gradient(loss, variables), strict=True):
+                v.assign_sub(0.1 * g)
+
+        for number in range(6):
+            step(tf.constant(number + hvd.rank()))
+        same_everywhere(type("Model", (), {"trainable_variables": variables}))
+        stats = compression.stats()
+        assert stats["total"]["steps"] == 6 and stats["last_step"]["dense_bytes"] == 40 * 300 * 4
+        assert set(compression.state_dict()["steps"].values()) == {6}
+
+
+@case
+def what_fails_in_buckets_is_raised_at_the_end_of_the_step():
+    for scope in filter(possible, (SCOPES[1], SCOPES[3])):
+        model, compression = network(), DeepReduce({**LOSSY, **scope})
+        run = train(model, compression, steps=1, graph=True)
+        weights = flat(model)
+        if compression.config.exchange.name == "allgather":
+            encode = compression._pipeline.encode
+
+            def damaged(*arguments, encode=encode):
+                packed = encode(*arguments)
+                packed[-1] ^= 4 * (hvd.rank() == 1)
+                return packed
+
+            compression._pipeline.encode, match = damaged, "ContainerError: the container of rank 1 cannot be read"
+        else:
+            # A message that cannot be read is told to all ranks by the exchange itself (tests/exchange).
+            def broken(*arguments):
+                raise ValueError("the exchange came to nothing")
+
+            compression._queues[0]._sum, match = broken, "the exchange came to nothing"
+        with pytest.raises(tf.errors.OpError, match=match):
+            run(*(tf.constant(part) for part in batch(7)))
+        same_everywhere(model)
+        if compression.config.exchange.name == "allgather":
+            compression._pipeline.encode = encode
+        else:
+            del compression._queues[0]._sum
+        run(*(tf.constant(part) for part in batch(8)))
+        assert not np.array_equal(weights, flat(model))
+        same_everywhere(model)
+
+
+@case
+def a_step_with_buckets_that_another_error_ends():
+    variables = [tf.Variable(tf.ones([50]), name=f"v{i}") for i in range(3)]
+    compression = DeepReduce(LOSSLESS, scope="model")
+
+    def late(gradient, fails):
+        time.sleep(0.1)
+        if fails:
+            raise ZeroDivisionError
+        return gradient
+
+    @tf.function
+    def step(fails):
+        gradients = [tf.sin(v) for v in variables]
+        gradients[1] = tf.numpy_function(late, [gradients[1], fails], tf.float32)
+        gradients[1].set_shape([50])
+        return hvd.grouped_allreduce(gradients, compression=compression)
+
+    step(0)
+    with pytest.raises(tf.errors.OpError, match="ZeroDivisionError"):
+        step(1)
+    with pytest.raises(tf.errors.OpError, match="buckets of another step are on their way: an error ended it"):
+        step(0)
+
+
+@case
+def exchanges_over_mpi_say_so_under_gloo():
+    if hvd.mpi_enabled():
+        return
+    with pytest.raises(RuntimeError, match="was started with Gloo: start it with horovodrun --mpi or mpirun"):
+        train(network(), DeepReduce(exchange="densestream"))
+    compression = DeepReduce(scope="model")
+    run = train(network(), compression)
+    with pytest.raises(RuntimeError, match="was started with Gloo: start it with horovodrun --mpi or mpirun"):
+        compression.set_config(exchange="sparcml", index=None, value=None)
+    run(*batch(8))
+
+
+@case
 def sparse_gradients_as_dense_and_as_they_are():
     def run(compression, **options):
         model = Tables()
@@ -302,6 +578,13 @@ def sparse_gradients_as_dense_and_as_they_are():
         stats = compression.stats()["total"]
         assert stats["bytes_sent"] < stats["dense_bytes"]
         assert len(compression.state_dict()["residuals"]) == 4
+    for number, scope in enumerate(filter(possible, (SCOPES[0], SCOPES[4]))):
+        # In eager mode a sparse gradient's shape is not known until it comes.
+        compression = DeepReduce({**LOSSLESS, **scope})
+        assert close(dense, run(compression, sparse_as_dense=True, graph=number % 2 > 0)), scope
+        state = compression.state_dict()
+        compression.load_state_dict(state)
+        assert [residual.size for residual in state["residuals"].values()] == [400, 400, 32, 4]
     # Without sparse_as_dense Horovod sends IndexedSlices itself; the dense gradients go through DeepReduce.
     compression = DeepReduce(sparsifier="nonzero", value="raw", min_elements=0)
     assert close(dense, run(compression))
@@ -313,15 +596,17 @@ def a_process_set():
     some = PROCESS_SET
     if not some.included():
         # Horovod builds the operations of a set on the ranks that are not in it, too, and never runs them.
-        train(network(), DeepReduce(LOSSLESS, process_set=some), steps=1, process_set=some)
+        for scope in ({}, *filter(possible, (SCOPES[0], SCOPES[3]))):
+            train(network(), DeepReduce(LOSSLESS, process_set=some, **scope), steps=1, process_set=some)
         return
     finals = []
-    for compression in (hvd.Compression.none, DeepReduce(LOSSLESS, process_set=some)):
+    scopes = [{}, *filter(possible, (SCOPES[0], SCOPES[3]))]
+    for compression in (hvd.Compression.none, *(DeepReduce(LOSSLESS, process_set=some, **scope) for scope in scopes)):
         model = network()
         train(model, compression, process_set=some)
         same_everywhere(model, some)
         finals.append(flat(model))
-    assert close(*finals)
+    assert all(close(finals[0], final) for final in finals[1:])
     with pytest.raises(ValueError, match="a process_set that DeepReduce was not given"):
         train(network(), DeepReduce(LOSSLESS), process_set=some)
 
@@ -564,8 +849,8 @@ def a_corrupt_container():
 
 @case
 def what_cannot_be():
-    with pytest.raises(ConfigError, match="scope is 'model' and exchange 'allgather'; TensorFlow has"):
-        DeepReduce(scope="model")
+    with pytest.raises(ConfigError):
+        DeepReduce(scope="tensor", exchange="densestream")
     with pytest.raises(TypeError, match="the class DeepReduce, not an instance"):
         train(network(), DeepReduce)
     with pytest.raises(RuntimeError, match="this tensor came outside any"):
@@ -598,5 +883,8 @@ if __name__ == "__main__":
     # Horovod wants the set before it is started, and no set of all ranks.
     ranks = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ["HOROVOD_SIZE"])
     PROCESS_SET = hvd.ProcessSet([0, ranks - 1] if ranks > 2 else [0])
+    if ranks > 2:  # nothing may hold a thread while it waits
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+        tf.config.threading.set_intra_op_parallelism_threads(1)
     hvd.init(process_sets=[PROCESS_SET])
     run_cases(CASES, hvd.rank(), lambda: hvd.allreduce(tf.zeros(1)))

@@ -1,6 +1,7 @@
 """A training job in which the last rank dies in the middle of its third step."""
 
 import os
+import sys
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
@@ -8,7 +9,7 @@ import tensorflow as tf
 from hvd_deepreduce.tensorflow import DeepReduce
 
 hvd.init()
-compression = DeepReduce()
+compression = DeepReduce(exchange=sys.argv[1])
 variables = [tf.Variable(tf.ones([100, 100]), name=f"v{i}") for i in range(2)]
 
 

@@ -25,11 +25,12 @@ SECONDS = 900
 def test_all_cases(launcher, ranks):
     output = launch(launcher, ranks, CASES, seconds=SECONDS).stdout
     expected = CASES.read_text().count("@case\n")
-    assert output.count("passed ") == expected >= 20, output
+    assert output.count("passed ") == expected >= 30, output
 
 
-def test_a_rank_that_dies_ends_the_job():
-    ended = launch("mpirun", 2, HERE / "tensorflow_death.py", seconds=200, check=False)
+@pytest.mark.parametrize("exchange", ["allgather", "densestream"])
+def test_a_rank_that_dies_ends_the_job(exchange):
+    ended = launch("mpirun", 2, HERE / "tensorflow_death.py", exchange, seconds=200, check=False)
     assert ended.returncode != 0, ended.stdout
     assert "step 1 done" in ended.stdout and "step 2 done" not in ended.stdout, ended.stdout
 
@@ -41,13 +42,14 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     )  # fmt: skip
 
 
-def test_the_containers_are_those_of_pytorch(tmp_path):
+def test_containers_and_sums_are_those_of_pytorch(tmp_path):
     for framework in ("torch", "tensorflow"):
-        ended = python(str(HERE / "containers.py"), framework, str(tmp_path / framework))
-        assert ended.returncode == 0, ended.stdout
-    made = (tmp_path / "torch").read_bytes()
-    assert made == (tmp_path / "tensorflow").read_bytes()
-    assert made.count(b"48564452") == 3 * (5 + 5 + 3 + 3)
+        launch("mpirun", 2, HERE / "containers.py", framework, str(tmp_path / framework))
+    for rank in range(2):
+        made = (tmp_path / f"torch.{rank}").read_bytes()
+        assert made == (tmp_path / f"tensorflow.{rank}").read_bytes()
+        # One for each tensor that is not too small; then of the model, which changes its dtype twice, and of buckets.
+        assert made.count(b"48564452") == 3 * (5 + 5 + 3 + 3 + 3 + 4 + 4)
 
 
 def test_keras_3_is_refused_at_once():

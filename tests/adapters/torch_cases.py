@@ -20,6 +20,7 @@ from hvd_deepreduce.agreement import MismatchError
 from hvd_deepreduce.codec import Key
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.torch import DeepReduce
+from tests.adapters.scopes import SCOPES
 from tests.ranks import run_cases
 
 CASES = {}
@@ -138,18 +139,6 @@ def lossy_equals_the_pipeline_run_by_hand():
         kept = compression.state_dict()["residuals"][name].numpy()
         assert np.array_equal(kept, residuals[hvd.rank()][number])
     same_everywhere(model)
-
-
-SCOPES = [
-    {"scope": "model"},
-    {"scope": "bucket", "bucket_bytes": 8000},
-    {"scope": "bucket", "bucket_bytes": 8000, "selection": "tensor"},
-    {"scope": "model", "exchange": "densestream", "index": None, "value": None},
-    {"scope": "bucket", "bucket_bytes": 8000, "exchange": {"name": "densestream", "coded": False, "fill": False},
-     "index": None, "value": None},
-    {"scope": "model", "exchange": "topk_allgather", "index": None, "value": None},
-    {"scope": "model", "exchange": "sparcml", "index": None, "value": None},
-]  # fmt: skip
 
 
 def possible(scope):

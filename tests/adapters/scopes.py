@@ -1,0 +1,12 @@
+"""The scopes larger than a tensor, and the exchanges: what the cases of all frameworks try."""
+
+SCOPES = [
+    {"scope": "model"},
+    {"scope": "bucket", "bucket_bytes": 8000},
+    {"scope": "bucket", "bucket_bytes": 8000, "selection": "tensor"},
+    {"scope": "model", "exchange": "densestream", "index": None, "value": None},
+    {"scope": "bucket", "bucket_bytes": 8000, "exchange": {"name": "densestream", "coded": False, "fill": False},
+     "index": None, "value": None},
+    {"scope": "model", "exchange": "topk_allgather", "index": None, "value": None},
+    {"scope": "model", "exchange": "sparcml", "index": None, "value": None},
+]  # fmt: skip
