@@ -187,8 +187,9 @@ class Adapter(ABC):
             ContainerError: a container cannot be read; names its rank.
             MismatchError: the ranks' configs differ.
         """
-        size, gathered = self._process_set.size(), of(out).put(gathered, out)
-        with of(gathered).reading():
+        size = self._process_set.size()
+        with of(out).reading(out):
+            gathered = of(out).put(gathered, out)
             containers = of(gathered).together(lambda: wire.split(gathered, size, out.size))
             if any(container.digest != containers[0].digest for container in containers):
                 self._agree(self._described())

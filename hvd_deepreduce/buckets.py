@@ -58,10 +58,14 @@ class Bucket:
         self._parts_of = dict(zip(self.members, self.parts, strict=True))
 
     def put(self, name: str, gradient: Floats) -> None:
-        """The member's gradient goes in; all of a bucket lies where its members' gradients lie."""
-        if of(self.gradient) is not of(gradient):
-            self.gradient = of(gradient).zeros(self.gradient.size, self.dtype, gradient)
+        """The member's gradient goes in."""
+        self.move(gradient)
         self.part(name)[:] = gradient
+
+    def move(self, like: Floats) -> None:
+        """All of a bucket lies where its members' gradients lie; what was in it may be lost."""
+        if of(self.gradient) is not of(like):
+            self.gradient = of(like).zeros(self.gradient.size, self.dtype, like)
 
     def part(self, name: str) -> Floats:
         """The member's stretch of ``gradient``, a view."""

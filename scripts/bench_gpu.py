@@ -67,7 +67,7 @@ def main(
     gathered = cupy.concatenate([rice.encode(gradients[i % inputs], None, KEY) for i in range(CONTAINERS)])
 
     def decode(_: int) -> None:
-        with cuda.reading():
+        with cuda.reading(out):
             rice.decode(cuda.together(lambda: wire.split(gathered, CONTAINERS, numel)), out)
 
     def topk_of_torch(i: int) -> None:

@@ -911,7 +911,7 @@ def encoding(gradient: Floats, residual: Floats | None, threads: int = 1) -> Abs
     return HERE
 
 
-def reading() -> AbstractContextManager[None]:
+def reading(data: Any) -> AbstractContextManager[None]:
     """Around the decoding of an allgather's result."""
     return HERE
 
@@ -943,6 +943,11 @@ def put(array: NDArray[Any], like: Any = None) -> NDArray[Any]:
 def zeros(count: int, dtype: Any, like: Any = None) -> NDArray[Any]:
     """``count`` zeros."""
     return np.zeros(count, dtype)
+
+
+def empty(count: int, dtype: Any, like: Any = None) -> NDArray[Any]:
+    """``count`` elements of any value."""
+    return np.empty(count, dtype)
 
 
 def arange(count: int, like: Any = None) -> U32:

@@ -17,7 +17,7 @@ import re
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,20 @@ def on_stream(device: int, pointer: int) -> Iterator[None]:
 def from_dlpack(array: Any) -> Array:
     """CuPy's array of the same memory; in order with the other library's stream."""
     return _cupy().from_dlpack(array)
+
+
+def on_device_of(array: Array) -> AbstractContextManager[Any]:
+    """Inside, operations run on the GPU of the array."""
+    device: AbstractContextManager[Any] = getattr(array, "device", nullcontext())
+    return device
+
+
+def finish(array: Array) -> None:
+    """Waits until all is done that was launched on the GPU of the array."""
+    with on_device_of(array):
+        xp = module_of(array)
+        if hasattr(xp, "cuda"):
+            xp.cuda.get_current_stream().synchronize()
 
 
 _modules: dict[tuple[int, int, str], Any] = {}
@@ -188,30 +202,33 @@ _thread = _Thread()
 
 @contextmanager
 def encoding(gradient: Array, residual: Array | None, threads: int = 1) -> Iterator[None]:
-    """Around the encoding of a gradient. Waits for the device once, together with the first size that is asked for;
-    without a residual, a second time.
+    """Around the encoding of a gradient, on its GPU. Waits for the device once, together with the first size that is
+    asked for; without a residual, a second time.
 
     Raises:
         NotFinite: it has NaN or infinity; the residual is as it was.
     """
     before = _thread.encoding, _thread.heads
-    _thread.encoding, _thread.heads = _Encoding(module_of(gradient), gradient), {}
-    try:
-        if residual is None:
-            _thread.encoding.ask()  # codecs are about to see the gradient itself
-        yield
-        if not _thread.encoding.asked:
-            _thread.encoding.ask()
-    finally:
-        _thread.encoding, _thread.heads = before
+    with on_device_of(gradient):
+        _thread.encoding, _thread.heads = _Encoding(module_of(gradient), gradient), {}
+        try:
+            if residual is None:
+                _thread.encoding.ask()  # codecs are about to see the gradient itself
+            yield
+            if not _thread.encoding.asked:
+                _thread.encoding.ask()
+        finally:
+            _thread.encoding, _thread.heads = before
 
 
 @contextmanager
-def reading() -> Iterator[None]:
-    """Around the decoding of an allgather's result: what ``read_heads`` brings to the host is remembered."""
+def reading(data: Array) -> Iterator[None]:
+    """Around the decoding of an allgather's result, on the GPU of ``data``: what ``read_heads`` brings to the host is
+    remembered."""
     before, _thread.heads = _thread.heads, {}
     try:
-        yield
+        with on_device_of(data):
+            yield
     finally:
         _thread.heads = before
 
@@ -615,6 +632,11 @@ def put(array: Any, like: Array) -> Array:
 def zeros(count: int, dtype: Any, like: Array) -> Array:
     """``count`` zeros."""
     return module_of(like).zeros(count, dtype)
+
+
+def empty(count: int, dtype: Any, like: Array) -> Array:
+    """``count`` elements of any value."""
+    return module_of(like).empty(count, dtype)
 
 
 def arange(count: int, like: Array) -> Array:

@@ -51,6 +51,7 @@ from tensorflow.python.ops import control_flow_util
 
 from hvd_deepreduce.adapter import Parameter
 from hvd_deepreduce.agreement import Parameters
+from hvd_deepreduce.backend import cuda, of
 from hvd_deepreduce.buckets import Bucket, BucketedAdapter, Layout
 from hvd_deepreduce.codec import U8, Floats
 from hvd_deepreduce.config import Config
@@ -358,15 +359,15 @@ class DeepReduce(BucketedAdapter, Compressor, tf.train.experimental.PythonState)
                 slot.queue = tf.queue.FIFOQueue(1, [tf.uint8], [()])
             # Horovod's conditions with our operations in them have no order either: each has a resource of its own.
             slot.queue.size()
-            flat = tf.cast(tensor, slot.coded)
+            flat = tf.reshape(tf.cast(tensor, slot.coded), [-1])
             if self._config.scope == "tensor":
-                context.container, carrier = tf.numpy_function(
-                    self._encodes(slot), [flat, context.run], [tf.uint8, slot.coded], name="deepreduce_encode"
+                context.container, carrier = self._python(
+                    self._encodes(slot), [flat, context.run], [tf.uint8, slot.coded], "deepreduce_encode"
                 )
                 context.container.set_shape([None])
             else:
                 self._join(slot, tensor, place)
-                carrier = tf.numpy_function(self._puts(slot), [flat, context.run], slot.coded, name="deepreduce_put")
+                (carrier,) = self._python(self._puts(slot), [flat, context.run], [slot.coded], "deepreduce_put")
             _without_order(carrier.op)
             carrier.set_shape([1])
             return tf.identity(tf.cast(carrier, sent), f"deepreduce_{name}"), context
@@ -398,24 +399,54 @@ class DeepReduce(BucketedAdapter, Compressor, tf.train.experimental.PythonState)
                 self._prepare(slot.unit.order + 1)
                 with tf.control_dependencies([tensor]):
                     word = slot.queue.dequeue()
-                flat = tf.numpy_function(
-                    self._takes(slot), [word, tensor, ctx.run], slot.coded, name="deepreduce_take"
-                )
+                (flat,) = self._python(self._takes(slot), [word, tensor, ctx.run], [slot.coded], "deepreduce_take")
             else:
                 name = f"{tensor.op.name.rsplit('/', 1)[-1]}_container_{tensor.value_index}"
-                gathered = hvd.allgather(
-                    ctx.container,
-                    name=name,
-                    ignore_name_scope=tensor.op.get_attr("ignore_name_scope"),
-                    process_set=self._process_set,
-                )
-                flat = tf.numpy_function(
-                    self._decodes(slot), [gathered, tensor, ctx.run], slot.coded, name="deepreduce_decode"
-                )
+                with tf.device(self._gpu if self._gpu and hvd.nccl_built() else "CPU:0"):
+                    gathered = hvd.allgather(
+                        ctx.container,
+                        name=name,
+                        ignore_name_scope=tensor.op.get_attr("ignore_name_scope"),
+                        process_set=self._process_set,
+                    )
+                inputs = [gathered, tensor, ctx.run]
+                (flat,) = self._python(self._decodes(slot), inputs, [slot.coded], "deepreduce_decode")
             _without_order(flat.op)
         reduced = tf.cast(tf.reshape(flat, tf.shape(gradient)), gradient.dtype)
         reduced.set_shape(gradient.shape)
         return reduced
+
+    @property
+    def _gpu(self) -> str:
+        """Where gradients are encoded and decoded; "": on the host."""
+        return "GPU:0" if tf.config.list_logical_devices("GPU") else ""
+
+    def _array(self, tensor: tf.Tensor) -> Any:
+        """CuPy's array of a tensor's memory."""
+        return cuda.from_dlpack(tensor)
+
+    def _python(
+        self, function: Callable[..., tuple[Any, ...]], inputs: list[tf.Tensor], types: list[Any], name: str
+    ) -> list[tf.Tensor]:
+        """An operation that calls ``function`` with arrays and returns its results: NumPy's arrays, or the first one
+        CuPy's on a GPU."""
+        gpu = self._gpu
+        if not gpu:
+            results: list[tf.Tensor] = tf.numpy_function(function, inputs, types, name=name)
+            return results
+
+        def eager(first: tf.Tensor, *others: tf.Tensor) -> list[tf.Tensor]:
+            # TensorFlow shows nobody its stream: what it launched must be done before ours, and ours before it goes on.
+            tf.test.experimental.sync_devices()
+            array = self._array(first)
+            with cuda.on_device_of(array):
+                made = function(array, *(other.numpy() for other in others))
+            cuda.finish(array)
+            return [tf.constant(one) if isinstance(one, np.ndarray) else _tensor(one) for one in made]
+
+        with tf.device(gpu):
+            results = tf.py_function(plain(eager), inputs, types, name=name)
+        return results
 
     def _counted(self, graph: _Graph, place: tf.Graph) -> tf.Tensor:
         """The number of the graph's run, in the graph."""
@@ -476,40 +507,39 @@ class DeepReduce(BucketedAdapter, Compressor, tf.train.experimental.PythonState)
         def encode(gradient: Floats, number: np.int64) -> tuple[U8, Floats]:
             run, parameter = self._begin(slot, int(number))
             with self._working(slot.graph, run), self._stats.timed("encode"):
-                flat = np.asarray(gradient).reshape(-1)
-                slot.numel = flat.size
-                packed = self._encode(parameter, flat)
-            self._stats.sending(packed.size + min(slot.dtype.size, 8), flat.size * slot.dtype.size)
-            return packed, np.ones(1, flat.dtype)
+                slot.numel = gradient.size
+                packed = self._encode(parameter, gradient)
+            self._stats.sending(packed.size + min(slot.dtype.size, 8), gradient.size * slot.dtype.size)
+            return packed, np.ones(1, slot.coded)
 
         return encode
 
-    def _decodes(self, slot: _Slot) -> Callable[[U8, Floats, np.int64], Floats]:
-        def decode(gathered: U8, carrier: Floats, number: np.int64) -> Floats:
+    def _decodes(self, slot: _Slot) -> Callable[[U8, Floats, np.int64], tuple[Floats]]:
+        def decode(gathered: U8, carrier: Floats, number: np.int64) -> tuple[Floats]:
             with self._lock:
                 run, parameter = self._run(slot, int(number)), self._parameter(slot)
             with self._working(slot.graph, run, decoding=True), self._stats.timed("decode"):
-                out: Floats = np.empty(slot.numel, slot.coded)
+                out: Floats = of(gathered).empty(slot.numel, slot.coded, gathered)
                 try:
                     self._decode(gathered, out, float(carrier[0]))
                 except Exception as error:
                     # An error ends TensorFlow's step at once, and the other ranks would wait for what has not been
                     # sent by then. It is the same on every rank, so all can raise it at the end of the step.
-                    out[:] = 0
+                    out.fill(0)
                     run.failure = run.failure or error
             self._end(slot.graph, run, parameter)
-            return out
+            return (out,)
 
         return decode
 
-    def _puts(self, slot: _Slot) -> Callable[[Floats, np.int64], Floats]:
-        def put(gradient: Floats, number: np.int64) -> Floats:
+    def _puts(self, slot: _Slot) -> Callable[[Floats, np.int64], tuple[Floats]]:
+        def put(gradient: Floats, number: np.int64) -> tuple[Floats]:
             run, _ = self._begin(slot, int(number))
             with self._working(slot.graph, run), self._stats.timed("encode"):
-                flat = np.asarray(gradient).reshape(-1)
-                self._stats.sending(min(slot.dtype.size, 8), flat.size * slot.dtype.size)
-                self._put(run, slot, flat)
-            return np.ones(1, flat.dtype)
+                self._stats.sending(min(slot.dtype.size, 8), gradient.size * slot.dtype.size)
+                on_host = self._config.exchange.name != "allgather"  # the exchanges over MPI work there
+                self._put(run, slot, of(gradient).host(gradient) if on_host else gradient)
+            return (np.ones(1, slot.coded),)
 
         return put
 
@@ -527,6 +557,8 @@ class DeepReduce(BucketedAdapter, Compressor, tf.train.experimental.PythonState)
                 return
             layout = layout or self._lay_out(run, unit)
             run.held[unit] = []
+            for one, gradient in came:
+                layout.bucket_of[self._parameter(one).name].move(gradient)
         for one, gradient in came:
             parameter = self._parameter(one)
             bucket = layout.bucket_of[parameter.name]
@@ -579,15 +611,15 @@ class DeepReduce(BucketedAdapter, Compressor, tf.train.experimental.PythonState)
                 failure = error
         with self._lock, tf.init_scope(), tf.device("CPU:0"):
             if failure is not None:
-                bucket.gradient[:] = 0
+                bucket.gradient.fill(0)
                 run.failure = run.failure or failure
             if graph.run is run:
                 word = tf.constant(1, tf.uint8)
                 for name in bucket.members:
                     tf.raw_ops.QueueEnqueueV2(handle=run.slots[name].queue.queue_ref, components=[word])
 
-    def _takes(self, slot: _Slot) -> Callable[[Any, Floats, np.int64], Floats]:
-        def take(word: Any, carrier: Floats, number: np.int64) -> Floats:
+    def _takes(self, slot: _Slot) -> Callable[[Any, Floats, np.int64], tuple[Floats]]:
+        def take(word: Any, carrier: Floats, number: np.int64) -> tuple[Floats]:
             with self._lock:
                 run, parameter = self._run(slot, int(number)), self._parameter(slot)
             assert slot.unit is not None
@@ -597,7 +629,7 @@ class DeepReduce(BucketedAdapter, Compressor, tf.train.experimental.PythonState)
             with self._lock:
                 bucket.took(parameter.name)
             self._end(slot.graph, run, parameter)
-            return out
+            return (out,)
 
         return take
 
@@ -711,7 +743,7 @@ class DeepReduce(BucketedAdapter, Compressor, tf.train.experimental.PythonState)
             function = tf.function(plain(gather_named), input_signature=[tf.TensorSpec([None], tf.uint8)])
             gather = self._allgathers[name] = function.get_concrete_function()
         with tf.device("CPU:0"):
-            gathered: U8 = gather(tf.constant(packed)).numpy()
+            gathered: U8 = gather(tf.constant(of(packed).host(packed))).numpy()
         return gathered
 
     def _mpi_enabled(self) -> bool:
@@ -784,6 +816,11 @@ class SaveState(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_end(self, logs: Any = None) -> None:
         if self.delete:
             self.path.unlink(missing_ok=True)
+
+
+def _tensor(array: Any) -> tf.Tensor:
+    """The tensor of an array's memory on a GPU."""
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
 
 def _place() -> tf.Graph:

@@ -22,6 +22,7 @@ from hvd_deepreduce.agreement import MismatchError
 from hvd_deepreduce.codec import Key
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.tensorflow import DeepReduce, SaveState
+from tests import cuda_emulator
 from tests.adapters.scopes import SCOPES
 from tests.ranks import run_cases
 
@@ -638,6 +639,38 @@ def every_dtype_and_a_shape_that_is_not_known():
 
     for shape in ((3, 4), (3, 4)):
         assert np.allclose(reduce(tf.ones(shape) * (1.0 + hvd.rank())), 1 + (hvd.size() - 1) / 2)
+
+
+class OnDevice(DeepReduce):
+    """As if its gradients lay on a GPU: the CUDA backend works on them, in the emulator."""
+
+    _gpu = "CPU:0"
+
+    def _array(self, tensor):
+        return cuda_emulator.from_dlpack(tensor)
+
+
+@case
+def gradients_on_a_device_equal_those_on_the_host():
+    """Parameters and residuals, bit for bit."""
+    if cuda_emulator.available():
+        pytest.skip(cuda_emulator.available())
+    settings = {**LOSSY, "value": "fit_poly", "index": {"name": "bloom", "policy": "p1"}}
+    for chosen in (LOSSY, settings, {**LOSSY, "scope": "bucket", "bucket_bytes": 5000, "selection": "tensor"},
+                   {**LOSSY, "scope": "model"}):  # fmt: skip
+        found = []
+        for kind in (DeepReduce, OnDevice):
+            model, compression = network(), kind(chosen)
+            run = train(model, compression, graph=True)
+            compression.load_state_dict(compression.state_dict())
+            run(*(tf.constant(part) for part in batch(3)))
+            same_everywhere(model)
+            found.append((flat(model), compression.state_dict()))
+        (host, ours), (device, theirs) = found
+        assert host.tobytes() == device.tobytes()
+        # Keras numbers its layers: the second model's have other names.
+        for residual, other in zip(ours["residuals"].values(), theirs["residuals"].values(), strict=True):
+            assert residual.tobytes() == other.tobytes()
 
 
 @case

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from hvd_deepreduce import container as wire
-from hvd_deepreduce.backend import cpu, cuda
+from hvd_deepreduce.backend import cpu, cuda, of
 from hvd_deepreduce.codec import Key
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import ContainerError
@@ -65,7 +65,7 @@ def go(device, config, gradient, parts=None):
         want, got = np.ones_like(gradient), device.put(np.ones_like(gradient))
         ours.decode(wire.split(gathered, 2, gradient.size), want, 0.5)
         there = device.put(gathered)
-        with cuda.reading():
+        with cuda.reading(there):
             theirs.decode(wire.split(there, 2, gradient.size), got, 0.5)
         same(device, want, got)
 
@@ -149,7 +149,7 @@ def test_a_decode_waits_three_times(device):
     gathered = np.concatenate([pipeline.encode(cases.random(9000, seed=rank), None, KEY) for rank in range(4)])
     gathered, out = device.put(gathered), device.put(np.empty(9000, np.float32))
     before = device.module.waits
-    with cuda.reading():
+    with cuda.reading(out):
         containers = cuda.together(lambda: wire.split(gathered, 4, 9000))
         pipeline.decode(containers, out)
     assert device.module.waits - before == 3
@@ -166,8 +166,8 @@ def test_broken_containers(device, sparsifier, index, value, joint):
         out = put(np.zeros(numel, np.float32))
         data = put(data)
         try:
-            with cuda.reading():
-                containers = cuda.together(lambda: wire.split(data, 2, numel))
+            with of(out).reading(out):
+                containers = of(out).together(lambda: wire.split(data, 2, numel))
                 pipeline.decode(containers, out)
         except ContainerError as error:
             return str(error)

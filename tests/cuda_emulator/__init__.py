@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +36,10 @@ launches = 0
 """Of kernels, so far."""
 waits = 0
 """Copies to the host, so far."""
+
+
+one_at_a_time = Lock()
+"""There is one machine, and frameworks have threads."""
 
 
 class EmulationError(RuntimeError):
@@ -65,7 +70,7 @@ class EmulatedArray:
 
     def copy(self) -> EmulatedArray:
         """Other memory with the same elements."""
-        return EmulatedArray(self.memory.copy())
+        return asarray(self.memory)
 
     def view(self, dtype: Any) -> EmulatedArray:
         """The same memory."""
@@ -73,7 +78,7 @@ class EmulatedArray:
 
     def astype(self, dtype: Any, copy: bool = True) -> EmulatedArray:
         """In another type."""
-        return EmulatedArray(self.memory.astype(dtype, copy=copy))
+        return asarray(self.memory.astype(dtype)) if copy or dtype != self.dtype else self
 
     def fill(self, value: Any) -> None:
         """Every element becomes ``value``."""
@@ -81,6 +86,9 @@ class EmulatedArray:
 
     def __array__(self, *_: Any, **__: Any) -> np.ndarray:
         raise TypeError("an array on the device was used as if it were NumPy's")
+
+    def __mul__(self, factor: float) -> EmulatedArray:
+        return asarray(self.memory * factor) if isinstance(factor, float) else NotImplemented
 
     def __len__(self) -> int:
         return len(self.memory)
@@ -103,9 +111,19 @@ class EmulatedArray:
         return device
 
 
+def empty(size: int, dtype: Any) -> EmulatedArray:
+    """Memory that holds anything; it begins at a multiple of 256 bytes, as CUDA's does."""
+    nbytes = size * np.dtype(dtype).itemsize
+    room = np.full(nbytes + 256, 0xC3, np.uint8)
+    begin = -room.__array_interface__["data"][0] % 256
+    return EmulatedArray(room[begin : begin + nbytes].view(dtype))
+
+
 def asarray(array: np.ndarray) -> EmulatedArray:
     """A copy for the device."""
-    return EmulatedArray(np.array(array, order="C"))
+    copy = empty(array.size, array.dtype)
+    copy.memory[:] = array.reshape(-1)
+    return copy
 
 
 def from_dlpack(array: Any) -> EmulatedArray:
@@ -113,26 +131,21 @@ def from_dlpack(array: Any) -> EmulatedArray:
     return EmulatedArray(np.from_dlpack(array))
 
 
-def empty(size: int, dtype: Any) -> EmulatedArray:
-    """Memory that holds anything."""
-    array = np.empty(size, dtype)
-    array.view(np.uint8)[...] = 0xC3
-    return EmulatedArray(array)
-
-
 def zeros(size: int, dtype: Any) -> EmulatedArray:
     """Memory that holds zeros."""
-    return EmulatedArray(np.zeros(size, dtype))
+    array = empty(size, dtype)
+    array.fill(0)
+    return array
 
 
 def arange(size: int, dtype: Any) -> EmulatedArray:
     """0 to ``size - 1``."""
-    return EmulatedArray(np.arange(size, dtype=dtype))
+    return asarray(np.arange(size, dtype=dtype))
 
 
 def concatenate(arrays: list[EmulatedArray]) -> EmulatedArray:
     """One array behind the other."""
-    return EmulatedArray(np.concatenate([array.memory for array in arrays]))
+    return asarray(np.concatenate([array.memory for array in arrays]))
 
 
 def available() -> str:
@@ -178,13 +191,14 @@ class RawModule:
     """``cupy.RawModule`` of one source text."""
 
     def __init__(self, code: str, options: tuple[str, ...] = ()) -> None:
-        runtime()
         # The names of the kernels, some of which macros write.
         preprocess = ["g++", "-E", "-P", "-x", "c++", "-"]
         plain = subprocess.run(preprocess, input=code, capture_output=True, text=True, check=True).stdout
         kernels = re.findall(r'extern "C" __global__ void(?: __launch_bounds__\(\w+\))? (\w+)\(', plain)
         text = f'#include "{HERE}/cuda.h"\n{code}\n' + "".join(f"EMULATED_KERNEL({kernel})\n" for kernel in kernels)
-        self.library = ctypes.CDLL(str(_build("kernels", text, [*QUIET, *SEE_MEMORY, "-lm"])))
+        with one_at_a_time:
+            runtime()
+            self.library = ctypes.CDLL(str(_build("kernels", text, [*QUIET, *SEE_MEMORY, "-lm"])))
 
     def get_function(self, name: str) -> EmulatedFunction:
         """One kernel."""
@@ -202,11 +216,15 @@ class EmulatedFunction:
         self.launch = getattr(library, f"{name}_launch")
 
     def __call__(self, grid: tuple[int], block: tuple[int], args: tuple[Any, ...]) -> None:
-        global launches
         if len(args) != len(self.types):
             raise EmulationError(f"{self.name} has {len(self.types)} parameters and got {len(args)} arguments")
         if not 0 < grid[0] < 2**31:
             raise EmulationError(f"{self.name} was launched with a grid of {grid[0]} blocks")
+        with one_at_a_time:
+            self._run(grid, block, args)
+
+    def _run(self, grid: tuple[int], block: tuple[int], args: tuple[Any, ...]) -> None:
+        global launches
         machine = runtime()
         machine.emulated_reset(order)
         values = []
