@@ -436,6 +436,26 @@ def training_section() -> Iterator[str]:
     yield "![accuracy against bytes sent](figures/accuracy.png)"
 
 
+def adapter_section() -> Iterator[str]:
+    """What the adapters cost beside encoding, waiting and decoding."""
+    rows = []
+    for framework, name in (("torch", "PyTorch"), ("tensorflow", "TensorFlow")):
+        command = ["mpirun", "-np", "2", sys.executable, str(ROOT / "scripts" / "bench_adapter.py"), framework]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
+        found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+        rest = found["step"] - found["encode"] - found["wait"] - found["decode"]
+        rows.append(
+            [name, *(f"{found[key]:.1f}" for key in ("dense", "step", "encode", "wait", "decode")),
+             f"{1e3 * rest / found['tensors']:.0f}", f"{1e3 * (rest - found['dense']) / found['tensors']:.0f}"]
+        )  # fmt: skip
+    yield (
+        f"A step of {found['tensors']} tensors of {found['numel']:,} elements, two ranks, milliseconds; and the rest of "
+        "it, all but encoding, waiting and decoding, in microseconds a tensor: with Horovod's own share of it, and "
+        "beyond the step without compression. Aim: 300."
+    )
+    yield table(["", "dense", "compressed", "encode", "wait", "decode", "rest us / tensor", "beyond dense"], rows)
+
+
 SECTIONS: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
     "pipeline": ("The recommended config, end to end", pipeline_section),
     "training": ("Training: accuracy against bytes", training_section),
@@ -445,6 +465,7 @@ SECTIONS: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
     "sparse": ("An inherently sparse gradient", sparse_section),
     "rivals": ("Beside the research code", rivals_section),
     "overhead": ("What a call costs", overhead_section),
+    "adapter": ("What an adapter costs", adapter_section),
 }
 
 

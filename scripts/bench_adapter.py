@@ -1,0 +1,106 @@
+"""What an adapter costs beside encoding, waiting and decoding: a step whose gradients cost next to nothing.
+
+    mpirun -np 2 python scripts/bench_adapter.py torch
+    mpirun -np 2 python scripts/bench_adapter.py tensorflow
+
+Rank 0 prints one line of JSON: milliseconds of a step without compression and with it, and of the latter what encoding,
+waiting and decoding took (medians of steps).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+CONFIG = "configs/topk_rice_qsgd.yaml"
+PARTS = ("encode", "wait", "decode")
+
+
+def torch_step(compressed: bool, tensors: int, numel: int) -> tuple[Any, Callable[[], None], int]:
+    """The compression, one step, and this rank."""
+    import horovod.torch as hvd
+    import torch
+
+    from hvd_deepreduce.torch import DeepReduce
+
+    hvd.init()
+    torch.set_num_threads(1)
+    # Under another name each: Horovod goes by names, and the two jobs' optimizers live side by side.
+    names = [f"{compressed}{number:04}" for number in range(tensors)]
+    model = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.ones(numel)) for name in names})
+    compression = DeepReduce(model, CONFIG) if compressed else hvd.Compression.none
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.0), named_parameters=model.named_parameters(), compression=compression
+    )
+    weights = torch.from_numpy(np.random.default_rng(hvd.rank()).standard_normal(numel).astype(np.float32))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.stack([parameter @ weights for parameter in model.values()]).sum().backward()
+        optimizer.step()
+
+    return compression, step, hvd.rank()
+
+
+def tensorflow_step(compressed: bool, tensors: int, numel: int) -> tuple[Any, Callable[[], None], int]:
+    """The same in a tf.function. One thread, so that encoding and decoding do not overlap and their times add up."""
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    from hvd_deepreduce.tensorflow import DeepReduce
+
+    if not hvd.is_initialized():
+        hvd.init()
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+    variables = [tf.Variable(tf.ones(numel)) for _ in range(tensors)]
+    compression = DeepReduce(CONFIG) if compressed else hvd.Compression.none
+    weights = tf.constant(np.random.default_rng(hvd.rank()).standard_normal(numel), tf.float32)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(variable * weights) for variable in variables])
+        tape = hvd.DistributedGradientTape(tape, compression=compression)
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(0.0 * gradient)
+
+    return compression, step, int(hvd.rank())
+
+
+def main(
+    framework: Annotated[str, typer.Argument(help="torch or tensorflow")],
+    tensors: Annotated[int, typer.Option(help="parameters of the model")] = 100,
+    numel: Annotated[int, typer.Option(help="elements of each")] = 10_000,
+    steps: Annotated[int, typer.Option(help="steps that are counted")] = 30,
+) -> None:
+    """Measures one framework's adapter."""
+    make = {"torch": torch_step, "tensorflow": tensorflow_step}[framework]
+    found: dict[str, Any] = {"framework": framework, "tensors": tensors, "numel": numel}
+    rank = 0
+    for name, compressed in (("dense", False), ("step", True)):
+        compression, step, rank = make(compressed, tensors, numel)
+        times: dict[str, list[float]] = {part: [] for part in ("all", *PARTS)}
+        for number in range(steps + 3):
+            begin = time.perf_counter()
+            step()
+            if number < 3:
+                continue
+            times["all"].append(time.perf_counter() - begin)
+            for part in PARTS if compressed else ():
+                times[part].append(compression.stats()["last_step"][f"{part}_seconds"])
+        found[name] = 1e3 * median(times["all"])
+        if compressed:
+            found.update({part: 1e3 * median(times[part]) for part in PARTS})
+    if rank == 0:
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)
