@@ -449,8 +449,8 @@ def adapter_section() -> Iterator[str]:
              f"{1e3 * rest / found['tensors']:.0f}", f"{1e3 * (rest - found['dense']) / found['tensors']:.0f}"]
         )  # fmt: skip
     yield (
-        f"A step of {found['tensors']} tensors of {found['numel']:,} elements, two ranks, milliseconds; and the rest of "
-        "it, all but encoding, waiting and decoding, in microseconds a tensor: with Horovod's own share of it, and "
+        f"A step of {found['tensors']} tensors of {found['numel']:,} elements, two ranks, milliseconds; and the rest "
+        "of it, all but encoding, waiting and decoding, in microseconds a tensor: with Horovod's own share of it, and "
         "beyond the step without compression. Aim: 300."
     )
     yield table(["", "dense", "compressed", "encode", "wait", "decode", "rest us / tensor", "beyond dense"], rows)
