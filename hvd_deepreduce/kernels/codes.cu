@@ -156,13 +156,8 @@ KERNEL rle_fill(const u64* places, const u32* firsts, const u64* pairs, u64 coun
         return;
     }
     for (u64 i = grid_thread(); i < count; i += grid_threads()) {
-        u64 low = 0, high = *pairs;
-        while (low + 1 < high) {
-            const u64 middle = (low + high) / 2;
-            if (places[middle] <= i) low = middle;
-            else high = middle;
-        }
-        indices[i] = firsts[low] + (u32)(i - places[low]);
+        const u64 r = last_at_most(places, *pairs, i);
+        indices[i] = firsts[r] + (u32)(i - places[r]);
     }
 }
 
