@@ -1,13 +1,12 @@
 // Codes of varying length: the CUDA side of kernels/cpu/rle.cpp and huffman.cpp, which draw the sections.
 #include "entropy.cuh"
 
-// starts[chunk]: | the number of its first word << 32 | its entry |; *words: of the string. One thread follows the
-// entries from chunk to chunk.
+// Where each chunk starts; *words: of the string. One thread follows the entries from chunk to chunk.
 KERNEL walk_join(const u64* exits, u32 entries, u64 chunks, u64* starts, u64* words) {
     if (grid_thread()) return;
     u64 entry = 0, number = 0;
     for (u64 chunk = 0; chunk < chunks; ++chunk) {
-        starts[chunk] = number << 32 | entry;
+        starts[chunk] = number << ENTRY_BITS | entry;
         const u64 exit = exits[chunk * entries + entry];
         number += exit >> 32;
         entry = exit & 0xFFFFFFFF;
