@@ -30,7 +30,7 @@ class Memory:
             ValueError: where it is kept in another size or dtype: the parameter is not the one that it was.
         """
         found = self._residuals.get(name)
-        if found is None or of(found) is not of(like):
+        if found is None or getattr(found, "device", None) != getattr(like, "device", None):
             found = of(like).zeros(numel, dtype, like) if found is None else of(like).put(of(found).host(found), like)
             self._residuals[name] = found
             self._part([name])

@@ -27,6 +27,8 @@ class Rice(IndexCodec):
 
     @staticmethod
     def decode(section: U8, numel: int, count: int, key: Key) -> U32:
-        if count == 0 and section.size == 0:
+        if count == 0:
+            if section.size:
+                raise ValueError(f"no indices take no bytes, not {section.size}")
             return section.view(np.uint32)
         return of(section).rice_decode(section, numel, count)

@@ -1,13 +1,12 @@
 // Codes of varying length: the CUDA side of kernels/cpu/rle.cpp and huffman.cpp, which draw the sections.
 #include "entropy.cuh"
 
-// starts[chunk]: | the number of its first word << 32 | its entry |; *words: of the string. One thread follows the
-// entries from chunk to chunk.
+// Where each chunk starts; *words: of the string. One thread follows the entries from chunk to chunk.
 KERNEL walk_join(const u64* exits, u32 entries, u64 chunks, u64* starts, u64* words) {
     if (grid_thread()) return;
     u64 entry = 0, number = 0;
     for (u64 chunk = 0; chunk < chunks; ++chunk) {
-        starts[chunk] = number << 32 | entry;
+        starts[chunk] = number << ENTRY_BITS | entry;
         const u64 exit = exits[chunk * entries + entry];
         number += exit >> 32;
         entry = exit & 0xFFFFFFFF;
@@ -156,13 +155,8 @@ KERNEL rle_fill(const u64* places, const u32* firsts, const u64* pairs, u64 coun
         return;
     }
     for (u64 i = grid_thread(); i < count; i += grid_threads()) {
-        u64 low = 0, high = *pairs;
-        while (low + 1 < high) {
-            const u64 middle = (low + high) / 2;
-            if (places[middle] <= i) low = middle;
-            else high = middle;
-        }
-        indices[i] = firsts[low] + (u32)(i - places[low]);
+        const u64 r = last_at_most(places, *pairs, i);
+        indices[i] = firsts[r] + (u32)(i - places[r]);
     }
 }
 

@@ -71,19 +71,8 @@ KERNEL stream_firsts(const u32* lengths, u64 blocks, u64* status, u64* end, u32*
         [=](u64 b, u64 place) { firsts[b] = (u32)place; });
 }
 
-// The last i of sorted a[count] with a[i] <= value; a[0] <= value.
-__device__ __forceinline__ u64 last_at_most(const u32* a, u64 count, u32 value) {
-    u64 low = 0, high = count;
-    while (low + 1 < high) {
-        const u64 middle = (low + high) / 2;
-        if (a[middle] <= value) low = middle;
-        else high = middle;
-    }
-    return low;
-}
-
 __device__ __forceinline__ u32 covered_index(const u32* starts, const u32* firsts, u64 blocks, u64 place) {
-    const u64 b = last_at_most(firsts, blocks, (u32)place);
+    const u64 b = last_at_most(firsts, blocks, place);
     return starts[b] + (u32)(place - firsts[b]);
 }
 
@@ -118,13 +107,7 @@ __device__ void stream_scatter(const u32* starts, const u32* firsts, u64 blocks,
 
 // How many of sorted a[count] are below `value` (or, `equal`, not above).
 __device__ __forceinline__ u64 rank_of(const u32* a, u64 count, u32 value, bool equal) {
-    u64 low = 0, high = count;
-    while (low < high) {
-        const u64 middle = (low + high) / 2;
-        if (a[middle] < value || (equal && a[middle] == value)) low = middle + 1;
-        else high = middle;
-    }
-    return low;
+    return first_not(count, [=](u64 i) { return a[i] < value || (equal && a[i] == value); });
 }
 
 // order[r] of the r-th block: | its stream << 31 | its number there |.
@@ -180,7 +163,7 @@ __device__ void stream_place(const u32* own_starts, const u32* own_firsts, u64 b
                              const u32* opened, const u32* starts, const u32* firsts, const u32* other_starts,
                              const u32* other_lengths, u64 other_blocks, T* out) {
     for (u64 i = grid_thread(); i < count; i += grid_threads()) {
-        const u64 b = last_at_most(own_firsts, blocks, (u32)i);
+        const u64 b = last_at_most(own_firsts, blocks, i);
         const u32 index = own_starts[b] + (u32)(i - own_firsts[b]), block = opened[b];
         T* to = out + firsts[block] + (index - starts[block]);
         bool covered = false;
@@ -213,13 +196,7 @@ KERNEL stream_blocks(const u32* skips, const u32* ends, u64 blocks, u32 begin, u
 // ---- Cutting a stream before each of sorted cuts.
 
 __device__ __forceinline__ u64 cuts_up_to(const u64* cuts, u64 count, u64 value) {
-    u64 low = 0, high = count;
-    while (low < high) {
-        const u64 middle = (low + high) / 2;
-        if (cuts[middle] <= value) low = middle + 1;
-        else high = middle;
-    }
-    return low;
+    return first_not(count, [=](u64 c) { return cuts[c] <= value; });
 }
 
 // How many different cuts lie in (after, last].
@@ -255,18 +232,14 @@ KERNEL stream_split(const u32* starts, const u32* lengths, u64 blocks, const u64
 KERNEL stream_pieces(const u32* starts, const u32* lengths, const u32* firsts, u64 blocks, const u64* values,
                      const u64* cuts, u64 count, const u64* made, const u32* places, u64* block_at, u64* value_at) {
     for (u64 c = grid_thread(); c < count + 2; c += grid_threads()) {
-        u64 low = c ? 0 : blocks, high = blocks;  // the first block that ends behind the cut
         const u64 cut = c && c <= count ? cuts[c - 1] : NOWHERE;
-        while (low < high) {
-            const u64 middle = (low + high) / 2;
-            if ((u64)starts[middle] + lengths[middle] <= cut) low = middle + 1;
-            else high = middle;
-        }
         block_at[c] = c ? *made : 0;
         value_at[c] = c ? *values : 0;
-        if (low < blocks) {
-            block_at[c] = places[low] + cuts_between(cuts, count, starts[low], cut);
-            value_at[c] = firsts[low] + (cut > starts[low] ? cut - starts[low] : 0);
+        // The first block that ends behind the cut.
+        const u64 b = c ? first_not(blocks, [=](u64 i) { return (u64)starts[i] + lengths[i] <= cut; }) : blocks;
+        if (b < blocks) {
+            block_at[c] = places[b] + cuts_between(cuts, count, starts[b], cut);
+            value_at[c] = firsts[b] + (cut > starts[b] ? cut - starts[b] : 0);
         }
     }
 }

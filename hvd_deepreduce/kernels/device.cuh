@@ -48,6 +48,24 @@ __device__ __forceinline__ T warp_max(T x) {
     return x;
 }
 
+// The first i below `count` for which holds(i), true up to some number, is false; `count` where it is true for all.
+template <class F>
+__device__ __forceinline__ u64 first_not(u64 count, F holds) {
+    u64 low = 0, high = count;
+    while (low < high) {
+        const u64 middle = (low + high) / 2;
+        if (holds(middle)) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+// The last i of sorted a[count] with a[i] <= value; 0 where there is none.
+template <class T>
+__device__ __forceinline__ u64 last_at_most(const T* a, u64 count, u64 value) {
+    const u64 above = first_not(count, [=](u64 i) { return a[i] <= value; });
+    return above ? above - 1 : 0;
+}
+
 // The sum (the largest) over the block, for every thread.
 template <class T>
 __device__ T block_sum(T x) {

@@ -10,6 +10,7 @@
 // to the chunk's end (walk_all). One thread then follows the right ones from chunk to chunk (walk_join), and a thread
 // for each chunk walks once more and writes what it reads.
 const u64 CHUNK_BITS = 2048;
+const u32 ENTRY_BITS = 8;  // a string may have more than 2^32 words: starts[chunk] is | first word << 8 | entry |
 
 // step(position, phase) moves both behind the next word; a word has up to `longest` bits.
 // exits[chunk * longest * phases + offset * phases + phase]: | words << 32 | the entry of the next chunk |
@@ -30,8 +31,9 @@ template <class F, class G>
 __device__ void walk_again(u64 bits, u32 phases, u64 chunks, const u64* starts, F step, G f) {
     for (u64 chunk = grid_thread(); chunk < chunks; chunk += grid_threads()) {
         const u64 end = (chunk + 1) * CHUNK_BITS;
-        u64 position = chunk * CHUNK_BITS + (u32)starts[chunk] / phases, number = starts[chunk] >> 32;
-        u32 phase = (u32)starts[chunk] % phases;
+        const u32 entry = (u32)starts[chunk] & ((1u << ENTRY_BITS) - 1);
+        u64 position = chunk * CHUNK_BITS + entry / phases, number = starts[chunk] >> ENTRY_BITS;
+        u32 phase = entry % phases;
         for (; position < end && position < bits; ++number) {
             const u64 at = position;
             const u32 was = phase;

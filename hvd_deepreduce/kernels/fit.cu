@@ -9,13 +9,7 @@ const u32 TERMS = MAX_DEGREE + 1;
 
 // How many of `count` sorted values are above zero, or, `zero`, not below.
 __device__ u64 values_above(const float* sorted, u64 count, bool zero) {
-    u64 low = 0, high = count;
-    while (low < high) {
-        const u64 middle = (low + high) / 2;
-        if (sorted[middle] > 0.0f || (zero && sorted[middle] == 0.0f)) low = middle + 1;
-        else high = middle;
-    }
-    return low;
+    return first_not(count, [=](u64 i) { return sorted[i] > 0.0f || (zero && sorted[i] == 0.0f); });
 }
 
 // The sums of N products over eights of lanes: f(block, i, sums) adds element i of FIT block `block` to sums[N].
@@ -133,15 +127,7 @@ __device__ u64 encode_side(const float* sorted, u64 m, bool negative, u32 degree
         }
     }
     __syncthreads();
-    const auto segment_of = [&](u64 block) {
-        u32 low = 0, high = count;
-        while (low + 1 < high) {
-            const u32 middle = (low + high) / 2;
-            if (before[middle] <= block) low = middle;
-            else high = middle;
-        }
-        return low;
-    };
+    const auto segment_of = [&](u64 block) { return (u32)last_at_most(before, count, block); };
     const auto size = [&](u64 block) {
         const u32 s = segment_of(block);
         const u64 left = segments.end[order[s]] - segments.begin[order[s]] - (block - before[s]) * FIT_BLOCK;
@@ -271,17 +257,12 @@ KERNEL fit_poly_decode(const u8* section, u64 bytes, u64 count, const Side* side
         }
         const Side side = below ? negative : positive;
         const u64 at = below ? i - (count - negative.values) : i;
-        u32 low = 0, high = side.segments;
-        while (low + 1 < high) {
-            const u32 middle = (low + high) / 2;
-            if (word_at(section, bytes, side.knots + middle - 1) <= at) low = middle;
-            else high = middle;
-        }
-        const u64 begin = low ? word_at(section, bytes, side.knots + low - 1) : 0;
-        const u64 end = low + 1 < side.segments ? word_at(section, bytes, side.knots + low) : side.values;
+        const auto knot = [=](u64 s) { return word_at(section, bytes, side.knots + s); };
+        const u64 s = first_not(side.segments - 1, [=](u64 k) { return knot(k) <= at; });
+        const u64 begin = s ? knot(s - 1) : 0, end = s + 1 < side.segments ? knot(s) : side.values;
         const u64 m = end - begin;
         const u32 terms = degree + 1 < m ? degree + 1 : (u32)m;
-        const u32 first = coefficients[(below ? MAX_SEGMENTS : 0) + low];
+        const u32 first = coefficients[(below ? MAX_SEGMENTS : 0) + s];
         const double last = (double)(i64)(m - 1), scale = m > 1 ? 1.0 / last : 0.0;
         const double t = (2.0 * (double)(i64)(at - begin) - last) * scale;
         double b0 = float_at(section, bytes, first + terms - 1), b1 = 0.0;

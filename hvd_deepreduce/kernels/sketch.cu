@@ -44,17 +44,6 @@ KERNEL find_splits(const u32* sorted, u64 n, u32 buckets, u64* status, u64* end,
         });
 }
 
-// The last split at or below a magnitude; the first where none is.
-__device__ __forceinline__ u32 split_of(const u32* splits, u32 count, u32 magnitude) {
-    u32 low = 0, high = count;
-    while (low + 1 < high) {
-        const u32 middle = (low + high) / 2;
-        if (splits[middle] <= magnitude) low = middle;
-        else high = middle;
-    }
-    return low;
-}
-
 // below, above: the splits of each sign, their numbers in counts[0] and counts[1]; with `zero`, above[0] is 0 and
 // counts[1] does not count it.
 KERNEL quantile_codes(const float* values, u64 count, const u32* below, const u32* above, const u64* counts, u32 zero,
@@ -62,18 +51,13 @@ KERNEL quantile_codes(const float* values, u64 count, const u32* below, const u3
     const u32 n_below = (u32)counts[0], n_above = (u32)counts[1] + zero;
     for (u64 i = grid_thread(); i < count; i += grid_threads()) {
         const u32 bits = bits_of(values[i]), magnitude = bits & ~SIGN;
-        codes[i] = bits > SIGN ? split_of(below, n_below, magnitude) : split_of(above, n_above, magnitude) + n_below;
+        codes[i] = bits > SIGN ? (u32)last_at_most(below, n_below, magnitude)
+                               : (u32)last_at_most(above, n_above, magnitude) + n_below;
     }
 }
 
 __device__ u64 first_at_least(const u32* a, u64 count, u32 value) {
-    u64 low = 0, high = count;
-    while (low < high) {
-        const u64 middle = (low + high) / 2;
-        if (a[middle] < value) low = middle + 1;
-        else high = middle;
-    }
-    return low;
+    return first_not(count, [=](u64 i) { return a[i] < value; });
 }
 
 // The means of one sign's buckets, from `offset[0]` on where `behind` says so; a warp a bucket. The sums are of

@@ -100,6 +100,7 @@ class DeepReduce(BucketedAdapter, Compressor):
             if self._tensors[parameter.name].requires_grad:
                 self._tensors[parameter.name].register_post_accumulate_grad_hook(self._note_latest)
         self._latest: torch.Tensor | None = None
+        self._copied: dict[str, list[torch.cuda.Event]] = {}
         self._agreed = False
         super().__init__(config, hvd.global_process_set if process_set is None else process_set, settings)
         self._trained()  # notes what Horovod will reduce
@@ -149,9 +150,11 @@ class DeepReduce(BucketedAdapter, Compressor):
         with self._stats.timed("encode"), _on(tensor):
             flat = self._array(_flat(tensor))
             packed = self._encode(parameter, flat)
+        with _on(tensor):
+            handle = self._start_allgather(packed, parameter.name)
         carrier = torch.ones(1, dtype=torch.float64, device=_wire(tensor))
         self._stats.sending(packed.size + carrier.element_size(), dense_bytes)
-        return carrier, _InFlight(parameter, tensor, flat, self._start_allgather(packed, parameter.name))
+        return carrier, _InFlight(parameter, tensor, flat, handle)
 
     def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:  # type: ignore[override]
         """Called by Horovod with the allreduced carrier; returns the reduced gradient, in the gradient's own memory.
@@ -166,7 +169,7 @@ class DeepReduce(BucketedAdapter, Compressor):
             if not self._in_flight:
                 self._stats.step_ended()
             return tensor if ctx is None else ctx.copy_(tensor)
-        with self._stats.timed("wait"):
+        with self._stats.timed("wait"), _on(ctx.gradient):
             gathered = self._wait_allgather(ctx.handle)
         self._in_flight.discard(ctx.parameter.name)
         with self._stats.timed("decode"), _on(ctx.gradient):
@@ -193,19 +196,34 @@ class DeepReduce(BucketedAdapter, Compressor):
                 flat = _flat(gradient)
                 on_host = self._config.exchange.name != "allgather"  # the exchanges over MPI work there
                 bucket.put(parameter.name, flat.cpu().numpy() if on_host else self._array(flat))
+            if gradient.is_cuda:
+                copied = torch.cuda.current_stream(gradient.device).record_event()
+                self._copied.setdefault(bucket.name, []).append(copied)
             self._came(bucket, parameter)
         carrier = torch.ones(1, dtype=torch.float64, device=_wire(gradient))
         self._stats.sending(carrier.element_size(), gradient.numel() * gradient.element_size())
         return carrier, _InBucket(parameter, gradient, bucket)
 
     def _out_of_bucket(self, ctx: _InBucket, carrier: float) -> torch.Tensor:
+        self._sum_bucket(ctx.bucket)
         with _on(ctx.gradient):
-            self._sum_bucket(ctx.bucket)
             with self._stats.timed("decode"):
                 summed = _tensor(ctx.bucket.part(ctx.parameter.name)).view(ctx.gradient.shape)
                 ctx.gradient.copy_(summed * (carrier / self._process_set.size()))
         self._took(ctx.bucket, ctx.parameter)
         return ctx.gradient
+
+    def _start(self, bucket: Bucket) -> None:
+        # It may be called for a gradient on another GPU, and gradients may be copied on several streams.
+        first = self._tensors[bucket.members[0]]
+        with _on(first):
+            for copied in self._copied.pop(bucket.name, []):
+                torch.cuda.current_stream(first.device).wait_event(copied)
+            super()._start(bucket)
+
+    def _receive(self, bucket: Bucket) -> None:
+        with _on(self._tensors[bucket.members[0]]):
+            super()._receive(bucket)
 
     def _trained(self) -> list[tuple[str, int, np.dtype[Any], str]]:
         # Those frozen since they were first seen stay: Horovod goes on reducing zeros for them.
@@ -227,7 +245,10 @@ class DeepReduce(BucketedAdapter, Compressor):
         return hvd.allgather_async(tensor.to(_wire(tensor)), f"deepreduce.{name}", self._process_set)
 
     def _wait_allgather(self, pending: Any) -> U8:
-        return self._array(hvd.synchronize(pending))
+        gathered = hvd.synchronize(pending)
+        if gathered.is_cuda:  # Horovod allocates it on a stream of its own
+            gathered.record_stream(torch.cuda.current_stream(gathered.device))
+        return self._array(gathered)
 
     def _array(self, flat: torch.Tensor) -> Any:
         """The array of a tensor's memory: NumPy's, or on a GPU CuPy's."""

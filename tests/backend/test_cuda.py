@@ -172,6 +172,8 @@ def test_joined(device):
     both(device, "joined", b"12345678", values, pad=8)
     part = cpu.joined(b"head", random.integers(0, 256, 100).astype(np.uint8))
     assert cuda.head(device.bytes(part), 4) == b"head" and cuda.head(device.bytes(part[:3]), 4) == b"hea"
+    with cuda.reading():  # the host has not seen the checksum
+        assert cuda.head(cuda.joined(bytes(64), device.put(values), checked=True), 64)[12:16] != bytes(4)
 
 
 def test_orders(device):
@@ -369,11 +371,9 @@ def test_half(device, dtype):
         got = cuda.half_encode(device.put(x), dtype == "bfloat16")
         same(device.host(got), want)
         same(device.host(cuda.half_decode(got, x.size)), Half.decode(want, x.size, None, x.dtype, Key(0, 0, 0)))
-    words = want.view(np.uint16).copy()
-    for first, second in ((0, 0x7C00), (1, 0x7F80), (2, 0)):
-        words = np.array([first, second], np.uint16)
+    for words in ((0, 0x7C00), (1, 0x7F80), (2, 0), (2,)):
         with pytest.raises(ValueError):
-            cuda.half_decode(device.put(words).view(np.uint8), 1)
+            cuda.half_decode(device.put(np.array(words, np.uint16)).view(np.uint8), len(words) - 1)
 
 
 @pytest.mark.parametrize("name", sorted(set(INDICES) - {"far"}))

@@ -190,7 +190,7 @@ def runtime() -> ctypes.CDLL:
 class RawModule:
     """``cupy.RawModule`` of one source text."""
 
-    def __init__(self, code: str, options: tuple[str, ...] = ()) -> None:
+    def __init__(self, code: str) -> None:
         # The names of the kernels, some of which macros write.
         preprocess = ["g++", "-E", "-P", "-x", "c++", "-"]
         plain = subprocess.run(preprocess, input=code, capture_output=True, text=True, check=True).stdout

@@ -73,7 +73,8 @@ def test_any_bytes(data, numel, count):
 @pytest.mark.parametrize(
     ("section", "count", "message"),
     [([], 1, "ends before"), ([0], 1, "ends before"), ([0, 0, 0], 1, "ends before"), ([32, 255, 255], 1, "not below"),
-     ([0, 0, 1], 1, "not below"), ([31] + [255] * 5, 1, "not below"), ([3, 255], 3, "ends before")],
+     ([0, 0, 1], 1, "not below"), ([31] + [255] * 5, 1, "not below"), ([3, 255], 3, "ends before"),
+     ([5], 0, "no indices")],
 )  # fmt: skip
 def test_sections_that_no_encoder_wrote(section, count, message):
     with pytest.raises(ValueError, match=message):
