@@ -91,8 +91,8 @@ __attribute__((target("avx512f,avx512vl,avx512dq,popcnt"))) static void pass_avx
     for (; i + 16 <= end; i += 16) {
         __m512 x = _mm512_loadu_ps(dense + i);
         if (grad) {
-            x = _mm512_min_ps(_mm512_add_ps(x, _mm512_loadu_ps(grad + i)), _mm512_set1_ps(FLT_MAX));
-            x = _mm512_max_ps(x, _mm512_set1_ps(-FLT_MAX));
+            // The smaller magnitude of the two, with the sum's sign.
+            x = _mm512_range_ps(_mm512_add_ps(x, _mm512_loadu_ps(grad + i)), _mm512_set1_ps(FLT_MAX), 2);
             _mm512_storeu_ps(dense + i, x);
         }
         const __mmask16 take = _mm512_cmpge_epu32_mask(_mm512_and_si512(_mm512_castps_si512(x), sign_off), limit);
