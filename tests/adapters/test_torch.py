@@ -20,7 +20,7 @@ WAYS = [("mpirun", 2), ("mpirun", 3), ("mpirun", 4), ("horovodrun --gloo", 2), (
 def test_all_cases(launcher, ranks):
     output = launch(launcher, ranks, CASES).stdout
     expected = CASES.read_text().count("@case\n")
-    assert output.count("passed ") == expected >= 22, output
+    assert output.count("passed ") + output.count("skipped (") == expected >= 22, output
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_joined(device):
     both(device, "joined", b"12345678", values, pad=8)
     part = cpu.joined(b"head", random.integers(0, 256, 100).astype(np.uint8))
     assert cuda.head(device.bytes(part), 4) == b"head" and cuda.head(device.bytes(part[:3]), 4) == b"hea"
-    with cuda.reading():  # the host has not seen the checksum
+    with cuda.reading(device.put(values)):  # the host has not seen the checksum
         assert cuda.head(cuda.joined(bytes(64), device.put(values), checked=True), 64)[12:16] != bytes(4)
 
 
