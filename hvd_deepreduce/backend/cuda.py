@@ -681,12 +681,6 @@ def aligned(data: Array) -> Array:
 
 def rice_encode(indices: Array, numel: int) -> Array:
     """The section drawn in kernels/cpu/rice.cpp. Waits for the device: the size is not known before."""
-    section, bits = rice_encode_start(indices, numel)
-    return section[: (_number(bits) + 7) // 8]
-
-
-def rice_encode_start(indices: Array, numel: int) -> tuple[Array, Array]:
-    """``rice_encode`` without waiting: an array in which the section begins, and its bits, a uint64 on the device."""
     xp, count = module_of(indices), indices.size
     b = 0
     while b < 31 and (2 << b) <= 0.6931471805599453 * numel / count:
@@ -700,7 +694,7 @@ def rice_encode_start(indices: Array, numel: int) -> tuple[Array, Array]:
     _launch(xp, "rice", "rice_sums", _blocks(xp, count, THREADS), indices, u64(count), sums)
     _launch(xp, "rice", "rice_write", _blocks(xp, count),
             indices, u64(count), u64(numel), sums, status, words, bits)  # fmt: skip
-    return words.view(np.uint8), bits
+    return words.view(np.uint8)[: (_number(bits) + 7) // 8]
 
 
 def rice_decode(section: Array, numel: int, count: int) -> Array:

@@ -77,6 +77,16 @@ KERNEL qsgd_codes(const float* values, u64 count, u64 bucket, u32 s, u32 seed, u
     });
 }
 
+// The largest magnitude of a bucket, found by a warp.
+__device__ __forceinline__ float largest_of(const float* values, u64 begin, u64 end) {
+    u32 largest = 0;
+    for (u64 i = begin + lane_number(); i < end; i += 32) {
+        const u32 bits = magnitude_bits(values[i]);
+        largest = bits > largest ? bits : largest;
+    }
+    return __uint_as_float(warp_max(largest));
+}
+
 // Largest magnitudes and codes in one launch, for buckets of a multiple of four: a warp a bucket, four elements a lane.
 KERNEL qsgd_encode(const float* values, u64 count, u64 bucket, u32 s, u32 seed, u32 parameter, u32 step, u32 rank,
                    float* norms, u8* codes) {
@@ -84,12 +94,7 @@ KERNEL qsgd_encode(const float* values, u64 count, u64 bucket, u32 s, u32 seed, 
     const u64 buckets = (count + bucket - 1) / bucket;
     for (u64 b = grid_thread() / 32; b < buckets; b += grid_threads() / 32) {
         const u64 begin = b * bucket, end = begin + bucket < count ? begin + bucket : count;
-        u32 largest = 0;
-        for (u64 i = begin + lane_number(); i < end; i += 32) {
-            const u32 bits = magnitude_bits(values[i]);
-            largest = bits > largest ? bits : largest;
-        }
-        const float norm = __uint_as_float(warp_max(largest));
+        const float norm = largest_of(values, begin, end);
         if (lane_number() == 0) norms[b] = norm;
         for (u64 i = begin + 4 * lane_number(); i < end; i += 128) {
             u32 words[4];
@@ -113,12 +118,7 @@ KERNEL qsgd_section(const float* values, u64 count, u64 bucket, u32 bits, u32 se
     if (grid_thread() == 0) section[0] = (u32)header, section[1] = (u32)(header >> 32);
     for (u64 b = grid_thread() / 32; b < buckets; b += grid_threads() / 32) {
         const u64 begin = b * bucket, end = begin + bucket < count ? begin + bucket : count;
-        u32 largest = 0;
-        for (u64 i = begin + lane_number(); i < end; i += 32) {
-            const u32 magnitude = magnitude_bits(values[i]);
-            largest = magnitude > largest ? magnitude : largest;
-        }
-        const float norm = __uint_as_float(warp_max(largest));
+        const float norm = largest_of(values, begin, end);
         if (lane_number() == 0) section[2 + b] = __float_as_uint(norm);
         for (u64 base = begin; base < end; base += 128) {
             const u64 i = base + 4 * lane_number();
