@@ -88,7 +88,7 @@ class EmulatedArray:
         raise TypeError("an array on the device was used as if it were NumPy's")
 
     def __mul__(self, factor: float) -> EmulatedArray:
-        return asarray(self.memory * factor) if isinstance(factor, float) else NotImplemented
+        return asarray(self.memory * float(factor))
 
     def __len__(self) -> int:
         return len(self.memory)
