@@ -174,6 +174,11 @@ class BucketedAdapter(Adapter):
         super().load_state_dict(state)
         self._layout = None
 
+    @property
+    def _over_mpi(self) -> bool:
+        """Whether buckets go by an exchange over MPI, which works on the host, and not by Horovod's allgather."""
+        return self._config.exchange.name != "allgather"
+
     def _limit(self) -> int | None:
         """Of a bucket, in bytes."""
         return self._config.bucket_bytes if self._config.scope == "bucket" else None
@@ -219,7 +224,7 @@ class BucketedAdapter(Adapter):
         if config.error_feedback:
             residual = self._memory.joined(bucket.members, bucket.sizes, bucket.dtype, bucket.gradient)
         parts = bucket.parts if config.selection == "tensor" else None
-        if config.exchange.name == "allgather":
+        if not self._over_mpi:
             with self._stats.timed("encode"):
                 packed = pipeline.encode(bucket.gradient, residual, key, parts)
             self._stats.sending(packed.size, 0)
@@ -266,7 +271,7 @@ class BucketedAdapter(Adapter):
 
     def _receive(self, bucket: Bucket) -> None:
         """Waits for a bucket that was sent; its gradient is the ranks' sum then."""
-        if self._config.exchange.name == "allgather":
+        if not self._over_mpi:
             with self._stats.timed("wait"):
                 gathered = self._wait_allgather(bucket.pending)
             with self._stats.timed("decode"):

@@ -1258,26 +1258,25 @@ def _sorted(xp: Any, words: Array, low: int, high: int) -> Array:
     return words
 
 
+def _ordered(array: Array, pair: str, unpair: str) -> tuple[Array, Array]:
+    """The elements in the order of the words that ``pair`` makes of them, and where each stood."""
+    xp, n = module_of(array), array.size
+    ordered, places, pairs = xp.empty(n, array.dtype), xp.empty(n, u32), xp.empty(n, u64)
+    if n:
+        _launch(xp, "sort", pair, _blocks(xp, n), array, u64(n), pairs)
+        pairs = _sorted(xp, pairs, 32, 64)
+        _launch(xp, "sort", unpair, _blocks(xp, n), pairs, u64(n), ordered, places)
+    return ordered, places
+
+
 def sort_values(values: Array) -> tuple[Array, Array]:
     """The values from the largest down, and where each stood; equal values (0 and -0 are) in the order they had."""
-    xp, n = module_of(values), values.size
-    ordered, order, pairs = xp.empty(n, f32), xp.empty(n, u32), xp.empty(n, u64)
-    if n:
-        _launch(xp, "sort", "value_pairs", _blocks(xp, n), values, u64(n), pairs)
-        pairs = _sorted(xp, pairs, 32, 64)
-        _launch(xp, "sort", "value_unpair", _blocks(xp, n), pairs, u64(n), ordered, order)
-    return ordered, order
+    return _ordered(values, "value_pairs", "value_unpair")
 
 
 def sort_indices(indices: Array) -> tuple[Array, Array]:
     """The indices in order, and where each stood."""
-    xp, n = module_of(indices), indices.size
-    ordered, places, pairs = xp.empty(n, u32), xp.empty(n, u32), xp.empty(n, u64)
-    if n:
-        _launch(xp, "sort", "index_pairs", _blocks(xp, n), indices, u64(n), pairs)
-        pairs = _sorted(xp, pairs, 32, 64)
-        _launch(xp, "sort", "index_unpair", _blocks(xp, n), pairs, u64(n), ordered, places)
-    return ordered, places
+    return _ordered(indices, "index_pairs", "index_unpair")
 
 
 def sketch_merge(keys: Array, values: Array, numel: int) -> tuple[Array, Array]:

@@ -483,7 +483,7 @@ class DeepReduce(BucketedAdapter, Compressor, tf.train.experimental.PythonState)
 
     def _prepare(self, units: int) -> None:
         """Makes what the exchange needs, on all ranks at a time: for so many units on their way at a time."""
-        if units and self._config.exchange.name != "allgather" and self._process_set.included():
+        if units and self._over_mpi and self._process_set.included():
             self._exchange_queue(units - 1)
 
     def _check(self, operation: tf.Operation) -> None:
@@ -537,8 +537,7 @@ class DeepReduce(BucketedAdapter, Compressor, tf.train.experimental.PythonState)
             run, _ = self._begin(slot, int(number))
             with self._working(slot.graph, run), self._stats.timed("encode"):
                 self._stats.sending(min(slot.dtype.size, 8), gradient.size * slot.dtype.size)
-                on_host = self._config.exchange.name != "allgather"  # the exchanges over MPI work there
-                self._put(run, slot, of(gradient).host(gradient) if on_host else gradient)
+                self._put(run, slot, of(gradient).host(gradient) if self._over_mpi else gradient)
             return (np.ones(1, slot.coded),)
 
         return put

@@ -147,10 +147,10 @@ class DeepReduce(BucketedAdapter, Compressor):
             self._stats.sending(sent.numel() * sent.element_size(), dense_bytes)
             return sent, None if sent is tensor else tensor
         self._not_in_flight(parameter)
-        with self._stats.timed("encode"), _on(tensor):
-            flat = self._array(_flat(tensor))
-            packed = self._encode(parameter, flat)
         with _on(tensor):
+            with self._stats.timed("encode"):
+                flat = self._array(_flat(tensor))
+                packed = self._encode(parameter, flat)
             handle = self._start_allgather(packed, parameter.name)
         carrier = torch.ones(1, dtype=torch.float64, device=_wire(tensor))
         self._stats.sending(packed.size + carrier.element_size(), dense_bytes)
@@ -194,8 +194,7 @@ class DeepReduce(BucketedAdapter, Compressor):
         with _on(gradient):
             with self._stats.timed("encode"):
                 flat = _flat(gradient)
-                on_host = self._config.exchange.name != "allgather"  # the exchanges over MPI work there
-                bucket.put(parameter.name, flat.cpu().numpy() if on_host else self._array(flat))
+                bucket.put(parameter.name, flat.cpu().numpy() if self._over_mpi else self._array(flat))
             if gradient.is_cuda:
                 copied = torch.cuda.current_stream(gradient.device).record_event()
                 self._copied.setdefault(bucket.name, []).append(copied)
@@ -228,13 +227,12 @@ class DeepReduce(BucketedAdapter, Compressor):
     def _trained(self) -> list[tuple[str, int, np.dtype[Any], str]]:
         # Those frozen since they were first seen stay: Horovod goes on reducing zeros for them.
         self._reduced.update(name for name, tensor in self._tensors.items() if tensor.requires_grad)
-        on_host = self._config.exchange.name != "allgather"
         return [
             (
                 name,
                 parameter.numel,
                 np.dtype(np.float64 if parameter.dtype == "torch.float64" else np.float32),
-                "" if on_host or not self._tensors[name].is_cuda else str(self._tensors[name].device),
+                "" if self._over_mpi or not self._tensors[name].is_cuda else str(self._tensors[name].device),
             )
             for name, parameter in self._parameters.items()
             if name in self._reduced
