@@ -7,7 +7,7 @@ MAKEFLAGS += --no-print-directory
 ENV := . scripts/env.sh;
 PY := .venv/bin/python
 
-KERNELS := $(shell find hvd_deepreduce/kernels -name '*.cpp' -o -name '*.h')
+KERNELS := $(shell find kernels -name '*.cpp' -o -name '*.h')
 STAMP := .venv/.kernels_stamp
 
 .PHONY: help setup build train train-tf test lint bench bench-net test-gpu bench-gpu fuzz sanitize clean

@@ -1,4 +1,4 @@
-"""Builds the CPU kernels: every hvd_deepreduce/kernels/cpu/*.cpp into one shared library, hvd_deepreduce/_cpu<suffix>.
+"""Builds the CPU kernels: every kernels/*/*.cpp into one shared library, hvd_deepreduce/_cpu<suffix>.
 
 The library has a plain C ABI and is loaded with ctypes; it is no Python module. Everything else is in setup.cfg.
 
@@ -13,10 +13,10 @@ from glob import glob
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-KERNELS = "hvd_deepreduce/kernels"
-SOURCES = sorted(glob(f"{KERNELS}/cpu/*.cpp"))
+KERNELS = "kernels"
+SOURCES = sorted(glob(f"{KERNELS}/*/*.cpp"))
 if not SOURCES:
-    sys.exit(f"setup.py: no C++ sources in {KERNELS}/cpu; run it from the root of a whole checkout")
+    sys.exit(f"setup.py: no C++ sources in {KERNELS}; run it from the root of a whole checkout")
 
 # No -march: vector code is chosen at run time, so that one wheel serves every x86-64 machine. No contraction into fused
 # multiply-adds either: the results must be the same bits on every machine, and the same as the CUDA kernels'.
@@ -63,8 +63,8 @@ setup(
         Extension(
             "hvd_deepreduce._cpu",
             sources=SOURCES,
-            depends=sorted(glob(f"{KERNELS}/*.h") + glob(f"{KERNELS}/cpu/*.h")) + ["setup.py"],
-            include_dirs=[KERNELS, f"{KERNELS}/cpu"],
+            depends=sorted(glob(f"{KERNELS}/*/*.h")) + ["setup.py"],
+            include_dirs=[KERNELS],
             extra_compile_args=FLAGS,
             extra_link_args=LINK,
             language="c++",

@@ -232,7 +232,7 @@ def bitmap_decode(section: U8, numel: int, count: int) -> U32:
 
 
 def rice_encode(indices: U32, numel: int) -> U8:
-    """The section drawn in kernels/cpu/rice.cpp."""
+    """The section drawn in kernels/rice/rice.cpp."""
     highs = c_uint64()
     b = _rice_parameter(address(indices), indices.size, numel, byref(highs))
     high_bits = highs.value + indices.size
@@ -315,7 +315,7 @@ _zero_runs_decode = function("zero_runs_decode", "I", "pUUp")
 
 
 def bucket_sums(values: F32, bucket: int, squares: bool) -> NDArray[np.float64]:
-    """The sum of magnitudes, or of squares, of each bucket, in the order that kernels/cpu/quantize.cpp says."""
+    """The sum of magnitudes, or of squares, of each bucket, in the order that kernels/quantize/quantize.cpp says."""
     sums = np.empty(-(-values.size // bucket), np.float64)
     _bucket_sums(address(values), values.size, bucket, squares, address(sums))
     return sums
@@ -385,7 +385,7 @@ def natural_decode(signs: U8, exponents: U8) -> F32:
 
 
 def trits_pack(digits: U8) -> U8:
-    """Digits 0, 1, 2, five to a byte, as drawn in kernels/cpu/three_lc.cpp."""
+    """Digits 0, 1, 2, five to a byte, as drawn in kernels/three_lc/three_lc.cpp."""
     out = np.empty(-(-digits.size // 5), np.uint8)
     _trits_pack(address(digits), digits.size, address(out))
     return out
@@ -465,7 +465,7 @@ _sketch_decode = function("sketch_decode", "I", "pUUUuuuipp")
 
 def quantile_encode(values: F32, buckets: int, middle: bool) -> tuple[F32, U32, int]:
     """The means of up to ``buckets`` quantile buckets, each value's bucket, and how many buckets are of negative
-    values; ordered as drawn in kernels/cpu/quantile.cpp. At least one value."""
+    values; ordered as drawn in kernels/sketch/quantile.cpp. At least one value."""
     means, codes, negative = np.empty(buckets, np.float32), np.empty(values.size, np.uint32), np.empty(1, np.uint32)
     found = _quantile_encode(
         address(values), values.size, buckets, middle, address(means), address(codes), address(negative)
@@ -520,7 +520,7 @@ def sketch_query(
 
 
 def flagged_encode(keys: U32) -> U8:
-    """The section of keys drawn at the end of kernels/cpu/sketch.cpp."""
+    """The section of keys drawn at the end of kernels/sketch/sketch.cpp."""
     out = np.empty(_flagged_bound(keys.size), np.uint8)
     return out[: _flagged_encode(address(keys), keys.size, address(out))].copy()
 
@@ -697,7 +697,7 @@ def sort_values(values: F32) -> tuple[F32, U32]:
 
 
 def fit_poly_encode(ordered: F32, degree: int, segments: int | None) -> U8:
-    """The section drawn in kernels/cpu/fit_poly.cpp, of ``sort_values``' first result."""
+    """The section drawn in kernels/curve_fit/fit_poly.cpp, of ``sort_values``' first result."""
     most = min(segments or 1024, ordered.size // (degree + 1) + 1)
     section = np.empty(4 * (9 + 2 * (degree + 2) * most), np.uint8)
     words = _fit_poly_encode(address(ordered), ordered.size, degree, segments or 0, address(section))
@@ -712,7 +712,7 @@ def fit_poly_decode(section: U8, count: int) -> F32:
 
 
 def fit_dexp_encode(ordered: F32) -> U8:
-    """The section drawn in kernels/cpu/fit_dexp.cpp, of ``sort_values``' first result."""
+    """The section drawn in kernels/curve_fit/fit_dexp.cpp, of ``sort_values``' first result."""
     section = np.empty(4 * 14, np.uint8)
     words = _fit_dexp_encode(address(ordered), ordered.size, address(section))
     return section[: 4 * words]
@@ -787,7 +787,7 @@ _rans_indices_decode = function("rans_indices_decode", "I", "pUUUpp")
 
 
 def rans_encode(symbols: U8) -> U8:
-    """The section of symbols drawn in kernels/cpu/rans.cpp."""
+    """The section of symbols drawn in kernels/rans/rans.cpp."""
     out = np.empty(_rans_bound(symbols.size), np.uint8)
     return out[_rans_encode(address(symbols), symbols.size, address(out)) :].copy()
 
@@ -800,7 +800,7 @@ def rans_decode(section: U8, count: int) -> U8:
 
 
 def huffman_encode(symbols: U8) -> U8:
-    """The section of symbols drawn in kernels/cpu/huffman.cpp."""
+    """The section of symbols drawn in kernels/huffman/huffman.cpp."""
     out = np.empty(_huffman_bound(symbols.size), np.uint8)
     return out[: _huffman_encode(address(symbols), symbols.size, address(out))].copy()
 
@@ -820,7 +820,7 @@ def index_sizes(indices: U32, numel: int) -> list[int]:
 
 
 def delta_encode(keys: U32) -> U8:
-    """The section of sorted unique keys drawn in kernels/cpu/delta.cpp."""
+    """The section of sorted unique keys drawn in kernels/delta/delta.cpp."""
     out = np.empty(5 * keys.size + 160, np.uint8)
     return out[: _delta_encode(address(keys), keys.size, address(out))].copy()
 
@@ -835,7 +835,7 @@ def delta_decode(section: U8, numel: int, count: int) -> U32:
 
 
 def rle_encode(indices: U32, numel: int) -> U8:
-    """The section drawn in kernels/cpu/rle.cpp."""
+    """The section drawn in kernels/rle/rle.cpp."""
     out = np.empty(16 * indices.size + 16, np.uint8)
     return out[: _rle_encode(address(indices), indices.size, numel, address(out))].copy()
 
@@ -848,7 +848,7 @@ def rle_decode(section: U8, numel: int, count: int) -> U32:
 
 
 def elias_fano_encode(indices: U32, numel: int) -> U8:
-    """The section drawn in kernels/cpu/elias_fano.cpp."""
+    """The section drawn in kernels/elias_fano/elias_fano.cpp."""
     out = np.empty(_elias_fano_bytes(address(indices), indices.size, numel), np.uint8)
     _elias_fano_encode(address(indices), indices.size, numel, address(out))
     return out
@@ -864,7 +864,7 @@ def elias_fano_decode(section: U8, numel: int, count: int) -> U32:
 
 
 def huffman_indices_encode(indices: U32, numel: int) -> U8:
-    """The section of indices drawn in kernels/cpu/huffman.cpp."""
+    """The section of indices drawn in kernels/huffman/huffman.cpp."""
     out = np.empty(6 * indices.size + 8, np.uint8)
     return out[: _huffman_indices_encode(address(indices), indices.size, numel, address(out))].copy()
 
@@ -877,7 +877,7 @@ def huffman_indices_decode(section: U8, numel: int, count: int) -> U32:
 
 
 def rans_indices_encode(indices: U32) -> U8:
-    """The section drawn in kernels/cpu/rans.cpp."""
+    """The section drawn in kernels/rans/rans.cpp."""
     scratch, end = np.empty(indices.size, np.uint8), c_uint64()
     out = np.empty(_rans_bound(indices.size) + 4 * indices.size + 8, np.uint8)
     begin = _rans_indices_encode(address(indices), indices.size, address(scratch), address(out), byref(end))

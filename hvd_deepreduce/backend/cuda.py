@@ -29,11 +29,12 @@ import numpy as np
 
 from hvd_deepreduce.backend import cpu
 from hvd_deepreduce.backend.cpu import NotFinite, R, check, exactly
+from hvd_deepreduce.resources import folder
 
 Array = Any  # cupy.ndarray, or the emulator's
 
-KERNELS = Path(__file__).parent.parent / "kernels"
-THREADS = 256  # of a block, as in kernels/device.cuh
+KERNELS = folder("kernels")
+THREADS = 256  # of a block, as in kernels/common/device.cuh
 # As the CPU kernels are compiled: no a * b + c in one rounding, denormals kept, divisions and roots exact.
 OPTIONS = ("-std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 NULL = np.uint64(0)
@@ -69,7 +70,7 @@ def source(file: str) -> str:
         text = (KERNELS / name).read_text()
         return re.sub(r'^#include "(.*)"$', lambda match: text_of(match[1]), text, flags=re.MULTILINE)
 
-    return text_of(file)
+    return text_of(next(KERNELS.glob(f"*/{file}")).relative_to(KERNELS).as_posix())
 
 
 class _Stream:
@@ -159,7 +160,7 @@ def _blocks(xp: Any, items: int, each: int = THREADS) -> int:
 
 
 def _status(xp: Any, items: int, each: int = THREADS) -> Array:
-    """The words of a scan over tiles of ``each`` items; see kernels/device.cuh."""
+    """The words of a scan over tiles of ``each`` items; see kernels/common/device.cuh."""
     return xp.zeros(-(-items // each) + 1, u64)
 
 
@@ -315,7 +316,7 @@ def _or_null(array: Array | None) -> Any:
     return NULL if array is None else array
 
 
-# ---- kernels/select.cu
+# ---- kernels/select/select.cu
 
 
 def finite(x: Array, threads: int = 1) -> bool:
@@ -484,7 +485,7 @@ def random_indices(numel: int, count: int, seed: int, parameter: int, step: int,
     return indices
 
 
-# ---- kernels/bits.cu
+# ---- kernels/bits/bits.cu
 
 
 def _ones(xp: Any, bits: Array, places: Array) -> Array:
@@ -570,7 +571,7 @@ def check_order(order: Array) -> None:
         check(int(error.get()[0]))
 
 
-# ---- kernels/container.cu
+# ---- kernels/container/container.cu
 
 HEAD = 64
 """How much of a container and of each of its sections ``read_heads`` brings to the host."""
@@ -676,11 +677,11 @@ def aligned(data: Array) -> Array:
     return joined(b"", data) if data.data.ptr % 8 else data
 
 
-# ---- kernels/rice.cu
+# ---- kernels/rice/rice.cu
 
 
 def rice_encode(indices: Array, numel: int) -> Array:
-    """The section drawn in kernels/cpu/rice.cpp. Waits for the device: the size is not known before."""
+    """The section drawn in kernels/rice/rice.cpp. Waits for the device: the size is not known before."""
     xp, count = module_of(indices), indices.size
     b = 0
     while b < 31 and (2 << b) <= 0.6931471805599453 * numel / count:
@@ -722,7 +723,7 @@ def _low_bits(count: int, numel: int) -> int:
 
 
 def elias_fano_encode(indices: Array, numel: int) -> Array:
-    """The section drawn in kernels/cpu/elias_fano.cpp. Waits for the device: the last index says how long it is."""
+    """The section drawn in kernels/elias_fano/elias_fano.cpp. Waits for the device: the last index says how long it is."""
     xp, count = module_of(indices), indices.size
     if count == 0:
         return xp.empty(0, np.uint8)
@@ -758,7 +759,7 @@ def elias_fano_decode(section: Array, numel: int, count: int) -> Array:
     return indices
 
 
-# ---- kernels/quantize.cu
+# ---- kernels/quantize/quantize.cu
 
 
 def _key(*key: int) -> tuple[np.uint32, ...]:
@@ -846,7 +847,7 @@ def qsgd_decode(norms: Array, codes: Array, bucket: int, levels: int) -> Array:
 
 
 def bucket_sums(values: Array, bucket: int, squares: bool) -> Array:
-    """The sum of magnitudes, or of squares, of each bucket, in the order that kernels/cpu/quantize.cpp says."""
+    """The sum of magnitudes, or of squares, of each bucket, in the order that kernels/quantize/quantize.cpp says."""
     xp, count, each = module_of(values), values.size, min(bucket, max(values.size, 1))
     if count == 0:
         return xp.empty(0, f64)
@@ -935,7 +936,7 @@ def natural_decode(signs: Array, exponents: Array) -> Array:
 
 
 def trits_pack(digits: Array) -> Array:
-    """Digits 0, 1, 2, five to a byte, as drawn in kernels/cpu/three_lc.cpp."""
+    """Digits 0, 1, 2, five to a byte, as drawn in kernels/three_lc/three_lc.cpp."""
     xp = module_of(digits)
     out = xp.empty(-(-digits.size // 5), np.uint8)
     if out.size:
@@ -1027,7 +1028,7 @@ def half_decode(section: Array, count: int) -> Array:
     return _decoded("half_decode", section, count, section.view(np.uint16), u64(count))
 
 
-# ---- kernels/bloom.cu
+# ---- kernels/bloom/bloom.cu
 
 
 def bloom_insert(indices: Array, size: int, hashes: int, seed: int, parameter: int, step: int) -> Array:
@@ -1081,7 +1082,7 @@ def without(indices: Array, places: Array) -> Array:
     return out
 
 
-# ---- kernels/densestream.cu
+# ---- kernels/densestream/densestream.cu
 
 MOST = 2**31 - 1
 
@@ -1242,7 +1243,7 @@ def stream_blocks(skips: Array, ends: Array, begin: int) -> None:
         _check(error)
 
 
-# ---- kernels/sort.cu
+# ---- kernels/sort/sort.cu
 
 
 def _sorted(xp: Any, words: Array, low: int, high: int) -> Array:
@@ -1293,12 +1294,12 @@ def sketch_merge(keys: Array, values: Array, numel: int) -> tuple[Array, Array]:
     return sorted_keys, sorted_values
 
 
-# ---- kernels/sketch.cu
+# ---- kernels/sketch/sketch.cu
 
 
 def quantile_encode(values: Array, buckets: int, middle: bool) -> tuple[Array, Array, int]:
     """The means of up to ``buckets`` quantile buckets, each value's bucket, and how many buckets are of negative
-    values; ordered as drawn in kernels/cpu/quantile.cpp. At least one value. Waits for the device, twice: the signs
+    values; ordered as drawn in kernels/sketch/quantile.cpp. At least one value. Waits for the device, twice: the signs
     share the buckets by their numbers."""
     xp, n, file = module_of(values), values.size, "sketch"
     words, bounds = xp.empty(n, u64), xp.empty(2, u64)
@@ -1310,7 +1311,7 @@ def quantile_encode(values: Array, buckets: int, middle: bool) -> tuple[Array, A
     above_at, below_at = (int(bound) for bound in bounds.get())
     above_at = min(above_at, below_at)
     positives, negatives, zero = below_at - above_at, n - below_at, int(above_at > 0)
-    # As kernels/cpu/quantile.cpp shares the buckets out.
+    # As kernels/sketch/quantile.cpp shares the buckets out.
     if zero and buckets == 2 and positives and negatives:
         above_at, positives, zero = 0, below_at, 0
     others = positives + negatives
@@ -1394,7 +1395,7 @@ def sketch_query(
 
 
 def flagged_encode(keys: Array) -> Array:
-    """The section of keys drawn at the end of kernels/cpu/sketch.cpp. Waits for the device: the size is not known
+    """The section of keys drawn at the end of kernels/sketch/sketch.cpp. Waits for the device: the size is not known
     before."""
     xp, n = module_of(keys), keys.size
     out, end = xp.empty((n + 3) // 4 + 4 * n, np.uint8), _counter(xp)
@@ -1420,11 +1421,11 @@ def flagged_decode(section: Array, numel: int, count: int) -> Array:
     return keys
 
 
-# ---- kernels/fit.cu
+# ---- kernels/curve_fit/fit.cu
 
 
 def fit_poly_encode(ordered: Array, degree: int, segments: int | None) -> Array:
-    """The section drawn in kernels/cpu/fit_poly.cpp, of ``sort_values``' first result. Waits for the device: the size
+    """The section drawn in kernels/curve_fit/fit_poly.cpp, of ``sort_values``' first result. Waits for the device: the size
     is not known before."""
     xp, n = module_of(ordered), ordered.size
     most = min(segments or 1024, n // (degree + 1) + 1)
@@ -1449,7 +1450,7 @@ def fit_poly_decode(section: Array, count: int) -> Array:
 
 
 def fit_dexp_encode(ordered: Array) -> Array:
-    """The section drawn in kernels/cpu/fit_dexp.cpp, of ``sort_values``' first result. Waits for the device: a sign
+    """The section drawn in kernels/curve_fit/fit_dexp.cpp, of ``sort_values``' first result. Waits for the device: a sign
     without values has no part in it."""
     xp, n = module_of(ordered), ordered.size
     section, words = xp.empty(14, u32), _counter(xp)
@@ -1469,7 +1470,7 @@ def fit_dexp_decode(section: Array, count: int) -> Array:
     return values
 
 
-# ---- kernels/codes.cu and rans.cu
+# ---- kernels/entropy/codes.cu and rans.cu
 
 
 def _chunks(section: Array) -> int:
@@ -1477,14 +1478,14 @@ def _chunks(section: Array) -> int:
 
 
 def _join(xp: Any, exits: Array, entries: int, chunks: int) -> tuple[Array, Array]:
-    """Where each chunk of a bit string begins, and how many words the string has; see kernels/entropy.cuh."""
+    """Where each chunk of a bit string begins, and how many words the string has; see kernels/entropy/entropy.cuh."""
     starts, words = xp.zeros(chunks, u64), _counter(xp)
     _launch(xp, "codes", "walk_join", 1, exits, u32(entries), u64(chunks), starts, words)
     return starts, words
 
 
 def rle_encode(indices: Array, numel: int) -> Array:
-    """The section drawn in kernels/cpu/rle.cpp. Waits for the device: the size is not known before."""
+    """The section drawn in kernels/rle/rle.cpp. Waits for the device: the size is not known before."""
     xp, n, file = module_of(indices), indices.size, "codes"
     if n == 0:
         return xp.empty(0, np.uint8)
@@ -1531,7 +1532,7 @@ def _histogram(xp: Any, symbols: Array) -> Array:
 
 
 def huffman_encode(symbols: Array) -> Array:
-    """The section of symbols drawn in kernels/cpu/huffman.cpp. Waits for the device: the size is not known before."""
+    """The section of symbols drawn in kernels/huffman/huffman.cpp. Waits for the device: the size is not known before."""
     xp, n, file = module_of(symbols), symbols.size, "codes"
     if n == 0:
         return xp.empty(0, np.uint8)
@@ -1567,7 +1568,7 @@ def huffman_decode(section: Array, count: int) -> Array:
 
 
 def huffman_indices_encode(indices: Array, numel: int) -> Array:
-    """The section of indices drawn in kernels/cpu/huffman.cpp. Waits for the device: the size is not known before."""
+    """The section of indices drawn in kernels/huffman/huffman.cpp. Waits for the device: the size is not known before."""
     xp, n, file = module_of(indices), indices.size, "codes"
     words, table, end = xp.empty(256, u32), xp.zeros(4096, np.uint16), _counter(xp)
     out = xp.zeros((6 * n + 11) // 4, u32)
@@ -1604,7 +1605,7 @@ def _rans_bound(count: int) -> int:
 
 
 def rans_encode(symbols: Array) -> Array:
-    """The section of symbols drawn in kernels/cpu/rans.cpp. Waits for the device: the size is not known before."""
+    """The section of symbols drawn in kernels/rans/rans.cpp. Waits for the device: the size is not known before."""
     xp, n = module_of(symbols), symbols.size
     if n == 0:
         return xp.empty(0, np.uint8)
@@ -1634,7 +1635,7 @@ def rans_decode(section: Array, count: int) -> Array:
 
 
 def rans_indices_encode(indices: Array) -> Array:
-    """The section drawn in kernels/cpu/rans.cpp. Waits for the device: the size is not known before."""
+    """The section drawn in kernels/rans/rans.cpp. Waits for the device: the size is not known before."""
     xp, n = module_of(indices), indices.size
     if n == 0:
         return xp.empty(0, np.uint8)
@@ -1664,7 +1665,7 @@ def rans_indices_decode(section: Array, numel: int, count: int) -> Array:
 
 
 def delta_encode(keys: Array) -> Array:
-    """The section of sorted unique keys drawn in kernels/cpu/delta.cpp. Waits for the device: the size is not known
+    """The section of sorted unique keys drawn in kernels/delta/delta.cpp. Waits for the device: the size is not known
     before."""
     xp, n, file = module_of(keys), keys.size, "codes"
     if n == 0:

@@ -9,7 +9,7 @@ from hvd_deepreduce.codec import U8
 
 
 def encode(symbols: U8) -> U8:
-    """The section drawn in kernels/cpu/huffman.cpp; empty for no symbols.
+    """The section drawn in kernels/huffman/huffman.cpp; empty for no symbols.
 
     About p + 0.09 bits a symbol above the entropy at most, p the share of the most frequent symbol, and a bit a symbol
     at least where two or more occur. The code lengths take half a byte a symbol, 192 bytes at most.

@@ -8,7 +8,7 @@ from hvd_deepreduce.codec import U8
 
 
 def encode(symbols: U8) -> U8:
-    """The section drawn in kernels/cpu/rans.cpp; empty for no symbols.
+    """The section drawn in kernels/rans/rans.cpp; empty for no symbols.
 
     Within 1% of the entropy for long streams whose symbols have a share of 1/4096 or more. The shares take one to two
     bytes for each symbol that occurs; the states 4 bytes, 16 from 2048 symbols and 128 from 32768 symbols on.

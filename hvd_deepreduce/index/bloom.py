@@ -40,7 +40,7 @@ class Bloom(IndexCodec):
     The hash functions are MurmurHash3's finalizer with double hashing, salted by the key and the size. They hash
     blocks of 64 elements and shift by the place in the block, which makes the query of all d indices some 60 times
     cheaper and leaves the false positive rate of an element as it is; but where runs are kept, the false ones come in
-    runs too. Drawn in kernels/cpu/bloom.cpp. A filter has at least 8 bytes (which counts for r < 5) and otherwise a
+    runs too. Drawn in kernels/bloom/bloom.cpp. A filter has at least 8 bytes (which counts for r < 5) and otherwise a
     thousandth less than remark 2 says, which pays for the header.
 
     How many positives are false is a matter of luck: 38, give or take 10, for 368 of 36,864 elements of a real

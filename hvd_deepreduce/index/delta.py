@@ -14,7 +14,7 @@ class Delta(IndexCodec):
 
     m in 2, 4, 8, 16 and the prefix, log2 m bits or Huffman coded, are the cheapest for each tensor. 8.8 bits a kept
     element of a random subset of 1%, 5.6 bits of 10%: 8% to 18% above the entropy. The layout is drawn in
-    kernels/cpu/delta.cpp.
+    kernels/delta/delta.cpp.
     """
 
     name = "delta"

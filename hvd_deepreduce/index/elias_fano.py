@@ -14,7 +14,7 @@ class EliasFano(IndexCodec):
 
     l + 1 + d / (r 2^l) bits a kept element for r of d, at most log2(d / r) + 2: its size is known beforehand, whatever
     the indices are. 8.6 bits for a random subset of 1%, 6% above the entropy. The layout is drawn in
-    kernels/cpu/elias_fano.cpp.
+    kernels/elias_fano/elias_fano.cpp.
     """
 
     name = "elias_fano"

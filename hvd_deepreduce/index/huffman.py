@@ -14,7 +14,7 @@ class Huffman(IndexCodec):
     Both sides build the code from d alone. It is here because the paper has it, and it is bad: it knows nothing of the
     order of the indices, and barely more than their high zero bytes. 19.7 bits an index for d = 36,864 (``packed``
     takes 16, ``rice`` 8.2 at a density of 1%) and 28.2 bits for d = 25.6 million (``packed`` 25, ``rice`` 8.1). The
-    layout is drawn in kernels/cpu/huffman.cpp.
+    layout is drawn in kernels/huffman/huffman.cpp.
     """
 
     name = "huffman"

@@ -8,7 +8,7 @@ from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
 
 @index_codecs.register
 class Packed(IndexCodec):
-    """Indices in fields of ceil(log2 d) bits for d elements, drawn in kernels/cpu/bits.cpp; lossless."""
+    """Indices in fields of ceil(log2 d) bits for d elements, drawn in kernels/bits/bits.cpp; lossless."""
 
     name = "packed"
     id = 2

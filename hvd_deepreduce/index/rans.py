@@ -14,7 +14,7 @@ class Rans(IndexCodec):
     It learns the distribution of the gaps. Random subsets of a large tensor take 1.001 times their entropy
     log2 C(d, r), up to 1.4% less than with ``rice``; clustered indices a fifth less and better. Its table and states
     make it dearer than ``rice`` for fewer than some 30,000 random elements. The layout is drawn in
-    kernels/cpu/rans.cpp.
+    kernels/rans/rans.cpp.
     """
 
     name = "rans"

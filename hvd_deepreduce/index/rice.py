@@ -14,7 +14,7 @@ class Rice(IndexCodec):
     """Gap g as g >> b in unary and its b low bits plain, with the b of the least bits for each tensor; lossless.
 
     b + 1 + (mean of g >> b) bits a kept element: within 1.5% of the entropy log2 C(d, r) / r of random subsets. The
-    layout is drawn in kernels/cpu/rice.cpp.
+    layout is drawn in kernels/rice/rice.cpp.
     """
 
     name = "rice"

@@ -14,7 +14,7 @@ class RLE(IndexCodec):
 
     A length that its field cannot hold is an escape and ceil(log2 d) bits. A kept element with no kept neighbour costs
     two fields: about log2(1 / density) + 3.6 bits, 1.2 to 1.5 times what ``rice`` takes. Elements in long runs cost
-    next to nothing: RLE pays where gradients come in blocks. The layout is drawn in kernels/cpu/rle.cpp.
+    next to nothing: RLE pays where gradients come in blocks. The layout is drawn in kernels/rle/rle.cpp.
     """
 
     name = "rle"

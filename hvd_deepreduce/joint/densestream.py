@@ -152,7 +152,7 @@ def pack(
     ``count`` is the number of values. By the form:
 
     - 0, blocks: a is the starts and b the lengths, uint32.
-    - 1, coded blocks: a and b are rice sections (kernels/cpu/rice.cpp). Element i of a has for its gap the number of
+    - 1, coded blocks: a and b are rice sections (kernels/rice/rice.cpp). Element i of a has for its gap the number of
       elements between block i - 1 (or ``begin``) and block i, element i of b has length_i - 1.
     - 2, pairs (the key-value format): every block has one element; a is the indices, uint32, and b is empty.
 

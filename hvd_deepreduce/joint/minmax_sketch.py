@@ -34,7 +34,7 @@ class MinMaxSketch(JointCodec, ABC):
         | a group's count, its bytes of keys, its bytes of bins: u32 [groups, 3] |
         | keys of group 0 | bins of group 0 | keys of group 1 | ...
 
-    The buckets stand as in kernels/cpu/quantile.cpp: negative ones first, and each sign's from small to large
+    The buckets stand as in kernels/sketch/quantile.cpp: negative ones first, and each sign's from small to large
     magnitude. Group j of the g of a sign holds its buckets from floor(j * b / g) on, b being how many the sign has. A
     sketch of v keys has max(1, floor(v * columns / 65536)) bins in a row.
     """

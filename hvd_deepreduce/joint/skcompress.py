@@ -23,8 +23,8 @@ class SKCompress(MinMaxSketch):
     log2(g) says which group it is in (11.8 at a density of 1%); and its share of the table of means. 13.5 bits at a
     density of 1%, where the plain ``sketchml`` takes 17.8.
 
-    Section: joint/minmax_sketch.py; a group's keys are drawn in kernels/cpu/delta.cpp, its bins in
-    kernels/cpu/huffman.cpp.
+    Section: joint/minmax_sketch.py; a group's keys are drawn in kernels/delta/delta.cpp, its bins in
+    kernels/huffman/huffman.cpp.
 
     Attributes:
         buckets, groups, rows, columns, center: as in ``sketchml``.

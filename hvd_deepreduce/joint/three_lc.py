@@ -26,7 +26,7 @@ class ThreeLC(JointCodec):
     sparsifier, the elements that it left out are zeros; so are the kept ones below M / 2, which leave the support and
     stay in the residual. float64 values are rounded to float32 first.
 
-    Section: ``| M float32 | digits of round(x / M) and runs as drawn in kernels/cpu/three_lc.cpp |``.
+    Section: ``| M float32 | digits of round(x / M) and runs as drawn in kernels/three_lc/three_lc.cpp |``.
 
     Attributes:
         multiplier: s, 1 to just below 2; a larger one sends fewer elements, each larger.

@@ -18,7 +18,7 @@ class FitDExp(ValueCodec):
 
     Two linear least-squares systems give the curve: the rates b and d from an integral equation, then a and c. Where
     they have no such solution (complex or equal rates, a straight line, one or two values) the curve is the one that
-    kernels/cpu/fit_dexp.cpp names; it also draws the section. Zeros stay zeros, and a value keeps its sign and lies
+    kernels/curve_fit/fit_dexp.cpp names; it also draws the section. Zeros stay zeros, and a value keeps its sign and lies
     within the least and largest magnitude of its sign. float64 values are rounded to float32.
 
     Lost: what lies off the curve: 1% of the values' norm for the top 1% of normal variates, 10 to 20% for heavy tails

@@ -24,7 +24,7 @@ class FitPoly(ValueCodec):
 
     Lost: what lies off the curve: with the default settings 0.1 to 0.3% of the values' norm for the top 1% of normal
     variates, 1 to 3% for heavy tails. Cost: the order, ceil(log2 r) bits a kept element; and for the tensor 12 bytes,
-    and for each sign up to 8 + 4 * segments * (degree + 2). The section is drawn in kernels/cpu/fit_poly.cpp.
+    and for each sign up to 8 + 4 * segments * (degree + 2). The section is drawn in kernels/curve_fit/fit_poly.cpp.
 
     Attributes:
         degree: of the polynomials, 0 to 15; the paper's own is 5.

@@ -33,7 +33,7 @@ class Quantile(ValueCodec):
     float64 values are rounded to float32 first.
 
     Section: ``| buckets u32 | means float32 [buckets] | numbers, ceil(log2 buckets) bits each |``, empty where no value
-    is kept; the buckets' order is drawn in kernels/cpu/quantile.cpp.
+    is kept; the buckets' order is drawn in kernels/sketch/quantile.cpp.
 
     Attributes:
         buckets: at most as many, 2 to 65536, a power of two for full use of the bits.

@@ -20,7 +20,7 @@ class Sign(ValueCodec):
 
     Lost: all differences of magnitude, for good without error feedback: E[decoded] is not x. With v the values of a
     bucket of size n, what is lost has the squared norm (1 - ||v||_1^2 / (n * ||v||_2^2)) * ||v||_2^2, less than all.
-    The sum is taken in float64 in the order that kernels/cpu/quantize.cpp says. float64 values are rounded to float32
+    The sum is taken in float64 in the order that kernels/quantize/quantize.cpp says. float64 values are rounded to float32
     first.
 
     Section: value/buckets.py's, with setting 0, a scale a bucket, and a bit a value, set where it is below 0.

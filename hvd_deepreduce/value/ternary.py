@@ -26,7 +26,7 @@ class Ternary(ValueCodec):
     The variance can pass the values' own square: an error feedback residual then grows from step to step, and the
     paper uses none. Set ``error_feedback: false`` with this codec.
 
-    Section: value/buckets.py's, with setting 0, a scale m a bucket, and codes as drawn in kernels/cpu/three_lc.cpp.
+    Section: value/buckets.py's, with setting 0, a scale m a bucket, and codes as drawn in kernels/three_lc/three_lc.cpp.
 
     Attributes:
         bucket: values that share m, 1 to 2^31; fewer lower the variance. None: all, as published.

@@ -13,7 +13,7 @@ import pytest
 from hvd_deepreduce.backend import cuda
 
 BUILD = Path(__file__).parent.parent.parent / "build" / "nvcc"
-FILES = sorted(path.stem for path in cuda.KERNELS.glob("*.cu"))
+FILES = sorted(path.stem for path in cuda.KERNELS.glob("*/*.cu"))
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -43,7 +43,7 @@ def plain(kept: dict[int, float], numel: int, most: int, dtype: type) -> bytes:
 
 
 def rice(gaps: list[int], b: int) -> bytes:
-    """A rice section as kernels/cpu/rice.cpp draws it."""
+    """A rice section as kernels/rice/rice.cpp draws it."""
     lows = "".join(f"{gap % 2**b:0{b}b}"[::-1] if b else "" for gap in gaps)
     highs = "".join("0" * (gap >> b) + "1" for gap in gaps)
 

@@ -1,0 +1,163 @@
+// Fixed-width bit fields.
+//
+// Field i of width w fills bits [i*w, (i+1)*w) of a little-endian bit string: bit b is bit b%8 of byte b/8.
+//
+//     w = 5:   byte 0        byte 1        byte 2
+//              [2..0 of 1][0]  [0 of 3][2][4..3 of 1]  ...
+//
+#include "entropy/lanes.h"
+
+#ifdef DR_X86
+// Sixteen fields of 17 to 32 bits, which fill 2 * width bytes; up to 64 are overwritten. An output word has bits of
+// three fields at most: the ones from field `word * 32 / width` on.
+struct Words {
+    __m512i field, down, up, up2;
+};
+
+DR_AVX512_INLINE Words words_of(u32 width) {
+    u32 field[16], down[16];
+    for (u32 word = 0; word < 16; ++word) field[word] = word * 32 / width, down[word] = word * 32 % width;
+    const __m512i shift = _mm512_loadu_si512(down), all = _mm512_set1_epi32((int)width);
+    const __m512i up = _mm512_sub_epi32(all, shift);
+    return {_mm512_loadu_si512(field), shift, up, _mm512_add_epi32(up, all)};
+}
+
+DR_AVX512_INLINE void pack16_wide(__m512i values, const Words& words, u8* out) {
+    const __m512i one = _mm512_set1_epi32(1), next = _mm512_add_epi32(words.field, one);
+    const __m512i first = _mm512_srlv_epi32(_mm512_permutexvar_epi32(words.field, values), words.down);
+    const __m512i second = _mm512_sllv_epi32(_mm512_permutexvar_epi32(next, values), words.up);
+    const __m512i third = _mm512_permutexvar_epi32(_mm512_add_epi32(next, one), values);
+    // A shift by 32 or more gives zero.
+    _mm512_storeu_si512(out, _mm512_or_si512(_mm512_or_si512(first, second), _mm512_sllv_epi32(third, words.up2)));
+}
+
+// Write or read whole sixteens; the result is the number of fields. The writers leave 128 fields, which overwrite what
+// is stored behind the bits before them.
+DR_AVX512 static u64 pack_avx512(const u32* values, u64 count, u32 width, u8* out) {
+    const Words words = words_of(width);
+    u64 i = 0;
+    for (; i + 16 + 128 <= count; i += 16) {
+        const __m512i fields = _mm512_loadu_si512(values + i);
+        if (width <= 16)
+            pack16(fields, width, out + i / 8 * width);
+        else
+            pack16_wide(fields, words, out + i / 8 * width);
+    }
+    return i;
+}
+
+DR_AVX512 static u64 unpack_avx512(const u8* in, u64 bytes, u64 count, u32 width, u32* values) {
+    const Fields fields = fields_of(width);
+    u64 i = 0;
+    for (; i + 16 <= count && i / 8 * width + 64 <= bytes; i += 16)
+        _mm512_storeu_si512(values + i, unpack16(in + i / 8 * width, fields));
+    return i;
+}
+
+// Eight bytes at a time, by the instructions that gather and scatter bits.
+__attribute__((target("bmi2"))) static u64 pack_avx512(const u8* values, u64 count, u32 width, u8* out) {
+    const u64 mask = 0x0101010101010101 * ((1u << width) - 1);
+    u64 i = 0;
+    for (; i + 8 + 128 <= count; i += 8) {
+        const u64 fields = _pext_u64(load64(values + i), mask);
+        std::memcpy(out + i / 8 * width, &fields, 8);
+    }
+    return i;
+}
+
+__attribute__((target("bmi2"))) static u64 unpack_avx512(const u8* in, u64 bytes, u64 count, u32 width, u8* values) {
+    const u64 mask = 0x0101010101010101 * ((1u << width) - 1);
+    u64 i = 0;
+    for (; i + 8 <= count && i / 8 * width + 8 <= bytes; i += 8) {
+        const u64 fields = _pdep_u64(load64(in + i / 8 * width), mask);
+        std::memcpy(values + i, &fields, 8);
+    }
+    return i;
+}
+#endif
+
+// ceil(count * width / 8) bytes. Bits past the last field are zero.
+template <class T>
+static void pack(const T* values, u64 count, u32 width, u8* out) {
+    if (width == 0) return;
+    u64 word = 0, i = 0;
+    u32 filled = 0;
+#ifdef DR_X86
+    if (dr_vector_level() == 2) i = pack_avx512(values, count, width, out);
+    out += i / 8 * width;
+#endif
+    for (; i < count; ++i) {
+        const u64 value = values[i];
+        word |= value << filled;
+        filled += width;
+        if (filled >= 64) {
+            std::memcpy(out, &word, 8);
+            out += 8;
+            filled -= 64;
+            // The part of the value that did not fit; a shift by 64 is undefined, hence the test.
+            word = filled ? value >> (width - filled) : 0;
+        }
+    }
+    std::memcpy(out, &word, (filled + 7) / 8);
+}
+
+// 0, or ERR_TRUNCATED where `bytes` cannot hold `count` fields.
+template <class T>
+static i64 unpack(const u8* in, u64 bytes, u64 count, u32 width, T* values) {
+    if (width > 8 * sizeof(T) || bytes < (count * width + 7) / 8) return ERR_TRUNCATED;
+    const u64 mask = (1ull << width) - 1;
+    u64 i = 0;
+#ifdef DR_X86
+    if (dr_vector_level() == 2) i = unpack_avx512(in, bytes, count, width, values);
+#endif
+    // A field of up to 57 bits lies within the eight bytes that begin at its first byte.
+    const u64 safe = bytes < 8 ? 0 : ((bytes - 8) * 8) / (width ? width : 1);
+    const u64 fast = safe < count ? safe : count;
+    for (; i < fast; ++i) values[i] = (T)((load64(in + (i * width >> 3)) >> (i * width & 7)) & mask);
+    for (; i < count; ++i)
+        values[i] = (T)((load64_tail(in + (i * width >> 3), in + bytes) >> (i * width & 7)) & mask);
+    return 0;
+}
+
+DR_API void dr_pack8(const u8* values, u64 count, u32 width, u8* out) { pack(values, count, width, out); }
+DR_API void dr_pack32(const u32* values, u64 count, u32 width, u8* out) { pack(values, count, width, out); }
+
+DR_API i64 dr_unpack8(const u8* in, u64 bytes, u64 count, u32 width, u8* values) {
+    return unpack(in, bytes, count, width, values);
+}
+DR_API i64 dr_unpack32(const u8* in, u64 bytes, u64 count, u32 width, u32* values) {
+    return unpack(in, bytes, count, width, values);
+}
+
+// 0, or ERR_INDEX where the indices are not strictly increasing or the last is not below numel.
+DR_CLONES static u32 disorder(const u32* indices, u64 count) {
+    u32 bad = 0;
+    for (u64 i = 1; i < count; ++i) bad |= indices[i] <= indices[i - 1];
+    return bad;
+}
+
+DR_API i64 dr_check_indices(const u32* indices, u64 count, u64 numel) {
+    return disorder(indices, count) || (count && indices[count - 1] >= numel) ? (i64)ERR_INDEX : 0;
+}
+
+// A bitmap of numel bits: bit i is set where i is kept.
+DR_API void dr_bitmap_encode(const u32* indices, u64 count, u8* out) {
+    for (u64 i = 0; i < count; ++i) out[indices[i] >> 3] |= (u8)(1u << (indices[i] & 7));
+}
+
+// 0; ERR_TRUNCATED where the bitmap is short, ERR_INDEX where it holds another number of set bits than `count`, or one
+// at or past numel.
+DR_API i64 dr_bitmap_decode(const u8* in, u64 bytes, u64 numel, u64 count, u32* indices) {
+    if (bytes < (numel + 7) / 8) return ERR_TRUNCATED;
+    u64 found = 0;
+    for (u64 base = 0; base < bytes; base += 8) {
+        u64 word = base + 8 <= bytes ? load64(in + base) : load64_tail(in + base, in + bytes);
+        if (found + (u64)__builtin_popcountll(word) > count) return ERR_INDEX;
+        for (; word; word &= word - 1) {
+            const u64 index = base * 8 + (u64)__builtin_ctzll(word);
+            if (index >= numel) return ERR_INDEX;
+            indices[found++] = (u32)index;
+        }
+    }
+    return found == count ? 0 : (i64)ERR_INDEX;
+}

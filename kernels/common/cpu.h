@@ -1,0 +1,74 @@
+// What the cpu kernels share: the ABI's marks, run-time choice of vector code, threads.
+#ifndef HVD_DEEPREDUCE_CPU_H
+#define HVD_DEEPREDUCE_CPU_H
+
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "common/common.h"
+
+#define DR_API extern "C" __attribute__((visibility("default")))
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define DR_X86 1
+// Loops that the compiler vectorizes by itself are compiled for three machines; the loader picks one.
+#if !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
+#define DR_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#endif
+#endif
+#ifndef DR_CLONES
+#define DR_CLONES
+#endif
+
+// Splits [0, n) into `threads` runs, each a multiple of `grain`, and calls f(thread, begin, end) for each at once.
+// The split depends on n and threads alone, so what a run finds can be joined in order. An exception of a run (there
+// is one kind: out of memory) is thrown again here, after all runs have ended.
+template <class F>
+void parallel_runs(u64 n, int threads, u64 grain, F f) {
+    const u64 grains = (n + grain - 1) / grain;
+    u64 count = threads < 1 ? 1 : (u64)threads;
+    if (count > grains) count = grains ? grains : 1;
+    const auto begin = [&](u64 t) { return t == count ? n : (grains * t / count) * grain; };
+    std::exception_ptr failure;
+    std::mutex guard;
+    const auto run = [&](u64 t) {
+        try {
+            f((int)t, begin(t), begin(t + 1));
+        } catch (...) {
+            const std::lock_guard<std::mutex> lock(guard);
+            failure = std::current_exception();
+        }
+    };
+    std::vector<std::thread> others;
+    others.reserve((size_t)count);
+    for (u64 t = 1; t < count; ++t) {
+        try {
+            others.emplace_back(run, t);
+        } catch (const std::system_error&) {
+            run(t);  // no thread is to be had: then here
+        }
+    }
+    run(0);
+    for (auto& other : others) other.join();
+    if (failure) std::rethrow_exception(failure);
+}
+
+inline u64 load64(const u8* p) {
+    u64 word;
+    std::memcpy(&word, p, 8);
+    return word;
+}
+
+// Eight bytes from `p`, of which only those before `end` are read; the rest are zero.
+inline u64 load64_tail(const u8* p, const u8* end) {
+    u64 word = 0;
+    if (p < end) std::memcpy(&word, p, end - p < 8 ? (size_t)(end - p) : 8);
+    return word;
+}
+
+#endif

@@ -1,0 +1,224 @@
+// What the CUDA kernels share: sums over a warp and a block, prefix sums over a whole grid in one launch, bit strings.
+//
+// Every kernel has blocks of THREADS threads. A kernel that walks over its work in tiles may be launched with any
+// number of blocks.
+#ifndef HVD_DEEPREDUCE_DEVICE_CUH
+#define HVD_DEEPREDUCE_DEVICE_CUH
+
+#include "common/common.h"
+
+#define THREADS 256
+#define WARPS (THREADS / 32)
+#define KERNEL extern "C" __global__ void __launch_bounds__(THREADS)
+
+const u32 WHOLE_WARP = 0xFFFFFFFFu;
+const u64 NOWHERE = ~0ull;
+
+__device__ __forceinline__ u32 lane_number() { return threadIdx.x & 31u; }
+__device__ __forceinline__ u32 warp_number() { return threadIdx.x >> 5; }
+// A thread's number in the grid, and the number of all.
+__device__ __forceinline__ u64 grid_thread() { return (u64)blockIdx.x * THREADS + threadIdx.x; }
+__device__ __forceinline__ u64 grid_threads() { return (u64)gridDim.x * THREADS; }
+
+__device__ __forceinline__ u32 bits_of(float x) { return __float_as_uint(x); }
+__device__ __forceinline__ u64 bits_of(double x) { return (u64)__double_as_longlong(x); }
+__device__ __forceinline__ u32 magnitude_bits(float x) { return bits_of(x) & 0x7FFFFFFFu; }
+__device__ __forceinline__ u64 magnitude_bits(double x) { return bits_of(x) & 0x7FFFFFFFFFFFFFFFull; }
+__device__ __forceinline__ bool finite_bits(float x) { return magnitude_bits(x) < 0x7F800000u; }
+
+// Sixteen bytes, moved at once.
+template <class T>
+struct __align__(16) Vector {
+    static const u32 SIZE = 16 / sizeof(T);
+    T x[SIZE];
+};
+__device__ __forceinline__ bool aligned16(const void* p) { return ((u64)p & 15) == 0; }
+
+template <class T>
+__device__ __forceinline__ T warp_sum(T x) {
+    for (u32 half = 16; half; half /= 2) x += __shfl_xor_sync(WHOLE_WARP, x, half);
+    return x;
+}
+template <class T>
+__device__ __forceinline__ T warp_max(T x) {
+    for (u32 half = 16; half; half /= 2) {
+        const T other = __shfl_xor_sync(WHOLE_WARP, x, half);
+        x = other > x ? other : x;
+    }
+    return x;
+}
+
+// The first i below `count` for which holds(i), true up to some number, is false; `count` where it is true for all.
+template <class F>
+__device__ __forceinline__ u64 first_not(u64 count, F holds) {
+    u64 low = 0, high = count;
+    while (low < high) {
+        const u64 middle = (low + high) / 2;
+        if (holds(middle)) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+// The last i of sorted a[count] with a[i] <= value; 0 where there is none.
+template <class T>
+__device__ __forceinline__ u64 last_at_most(const T* a, u64 count, u64 value) {
+    const u64 above = first_not(count, [=](u64 i) { return a[i] <= value; });
+    return above ? above - 1 : 0;
+}
+
+// The sum (the largest) over the block, for every thread.
+template <class T>
+__device__ T block_sum(T x) {
+    __shared__ T of_warp[WARPS];
+    x = warp_sum(x);
+    if (lane_number() == 0) of_warp[warp_number()] = x;
+    __syncthreads();
+    x = warp_sum(lane_number() < WARPS ? of_warp[lane_number()] : (T)0);
+    __syncthreads();
+    return x;
+}
+template <class T>
+__device__ T block_max(T x) {
+    __shared__ T of_warp[WARPS];
+    x = warp_max(x);
+    if (lane_number() == 0) of_warp[warp_number()] = x;
+    __syncthreads();
+    x = warp_max(of_warp[lane_number() % WARPS]);
+    __syncthreads();
+    return x;
+}
+
+// The sum over the threads before this one, and *total over all of the block.
+template <class T>
+__device__ T block_scan(T x, T* total) {
+    __shared__ T of_warp[WARPS];
+    T sum = x;
+    for (u32 step = 1; step < 32; step *= 2) {
+        const T before = __shfl_up_sync(WHOLE_WARP, sum, step);
+        if (lane_number() >= step) sum += before;
+    }
+    if (lane_number() == 31) of_warp[warp_number()] = sum;
+    __syncthreads();
+    T others = 0, all = 0;
+    for (u32 warp = 0; warp < WARPS; ++warp) {
+        if (warp == warp_number()) others = all;
+        all += of_warp[warp];
+    }
+    __syncthreads();
+    *total = all;
+    return others + sum - x;
+}
+
+// ---- Sums over all tiles before one, in a single launch (Merrill and Garland, "Single-pass parallel prefix scan with
+// decoupled look-back", NVIDIA 2016). Tiles are handed out in order, so the tiles before a block's own are finished or
+// being worked on, and waiting for them ends. A tile's word is 0, then AGGREGATE | its own sum, then PREFIX | the sum
+// of it and all before it, so that one look gives both the kind and the number. Sums are below 2^62.
+//
+//     status:  | word of tile 0 | word of tile 1 | ... | the next tile's number |      zeros before the launch
+const u64 AGGREGATE = 1ull << 62, PREFIX = 2ull << 62, SUM = AGGREGATE - 1;
+
+__device__ __forceinline__ u64 observed(const u64* word) { return *(const volatile u64*)word; }
+
+// The next tile of this block; `tiles` or more where there is none.
+__device__ inline u32 next_tile(u64* status, u32 tiles) {
+    __shared__ u32 tile;
+    __syncthreads();
+    if (threadIdx.x == 0) tile = atomicAdd((u32*)(status + tiles), 1u);
+    __syncthreads();
+    return tile;
+}
+
+// The sum of `own` over the tiles before `tile`, for every thread; all threads come with the same `own`.
+__device__ inline u64 tiles_before(u64* status, u32 tile, u64 own) {
+    __shared__ u64 result;
+    if (warp_number() == 0) {
+        u64 sum = 0;
+        if (tile == 0) {
+            if (lane_number() == 0) atomicExch(status, PREFIX | own);
+        } else {
+            if (lane_number() == 0) atomicExch(status + tile, AGGREGATE | own);
+            // 32 words at a time, backwards, up to the first prefix; before the first tile stand prefixes of 0.
+            for (i64 at = (i64)tile - 1 - lane_number();; at -= 32) {
+                u64 word = at < 0 ? PREFIX : observed(status + at);
+                while (__any_sync(WHOLE_WARP, word < AGGREGATE))
+                    if (word < AGGREGATE) word = observed(status + at);
+                const u32 prefixes = __ballot_sync(WHOLE_WARP, word >= PREFIX);
+                const u32 last = prefixes ? (u32)__ffs((i32)prefixes) - 1 : 31;
+                sum += warp_sum(lane_number() <= last ? word & SUM : 0ull);
+                if (prefixes) break;
+            }
+            if (lane_number() == 0) atomicExch(status + tile, PREFIX | (sum + own));
+        }
+        if (lane_number() == 0) result = sum;
+    }
+    __syncthreads();
+    const u64 sum = result;
+    __syncthreads();
+    return sum;
+}
+
+// ---- Bit strings: bit b is bit b % 8 of byte b / 8.
+
+// 64 bits from byte `at` on; zeros behind `bytes`.
+__device__ __forceinline__ u64 load64(const u8* in, u64 bytes, u64 at) {
+    if (at + 8 <= bytes && ((u64)(in + at) & 7) == 0) return *(const u64*)(in + at);
+    u64 word = 0;
+    for (u32 j = 0; j < 8; ++j)
+        if (at + j < bytes) word |= (u64)in[at + j] << (8 * j);
+    return word;
+}
+
+// The `width` (up to 32) bits from bit `at` on; zeros behind `bytes`.
+__device__ __forceinline__ u32 load_field(const u8* in, u64 bytes, u64 at, u32 width) {
+    u64 word = 0;
+    const u64 first = at >> 3;
+    for (u32 j = 0; j < 5; ++j)
+        if (8 * j < width + (at & 7) && first + j < bytes) word |= (u64)in[first + j] << (8 * j);
+    return (u32)(word >> (at & 7)) & (u32)((1ull << width) - 1);
+}
+
+// Sets the bits of `value` (up to 64) from bit `at` on, in words that were zero, among other threads' bits.
+__device__ __forceinline__ void put_bits(u32* words, u64 at, u64 value) {
+    if (!value) return;
+    u32* word = words + (at >> 5);
+    const u32 shift = (u32)(at & 31);
+    const u32 low = (u32)(value << shift), middle = (u32)(value << shift >> 32);
+    const u32 high = shift ? (u32)(value >> (64 - shift)) : 0;
+    if (low) atomicOr(word, low);
+    if (middle) atomicOr(word + 1, middle);
+    if (high) atomicOr(word + 2, high);
+}
+
+// Calls put(number, place) for each one of a bit string, the first `most` of them; *found: how many there are in all.
+// `status` is of ceil(bytes / (8 * THREADS)) tiles.
+template <class F>
+__device__ void each_one(const u8* in, u64 bytes, u64 most, u64* status, u64* found, F put) {
+    const u32 tiles = (u32)((bytes + 8 * THREADS - 1) / (8 * THREADS));
+    for (u32 tile; (tile = next_tile(status, tiles)) < tiles;) {
+        const u64 at = ((u64)tile * THREADS + threadIdx.x) * 8;
+        u64 word = at < bytes ? load64(in, bytes, at) : 0;
+        u32 total;
+        u64 number = block_scan((u32)__popcll(word), &total);
+        const u64 before = tiles_before(status, tile, total);
+        if (threadIdx.x == 0 && tile == tiles - 1) *found = before + total;
+        for (number += before; word && number < most; word &= word - 1, ++number)
+            put(number, at * 8 + (u64)__ffsll((i64)word) - 1);
+    }
+}
+
+// Appends a string of bits for each of `count` elements, in their order, to words that were zero, from bit `first` on:
+// element i gives length(i) bits, and put(i, place) writes them. *end: the bit behind the last. `status` is of
+// ceil(count / THREADS) tiles.
+template <class L, class P>
+__device__ void each_place(u64 count, u64 first, u64* status, u64* end, L length, P put) {
+    const u32 tiles = (u32)((count + THREADS - 1) / THREADS);
+    for (u32 tile; (tile = next_tile(status, tiles)) < tiles;) {
+        const u64 i = (u64)tile * THREADS + threadIdx.x, own = i < count ? (u64)length(i) : 0;
+        u64 total, place = block_scan(own, &total);
+        place += first + tiles_before(status, tile, total);
+        if (i < count) put(i, place);
+        if (i + 1 == count) *end = place + own;
+    }
+}
+
+#endif

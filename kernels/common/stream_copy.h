@@ -1,0 +1,35 @@
+// Writing memory that is not read again soon.
+#ifndef HVD_DEEPREDUCE_STREAM_COPY_H
+#define HVD_DEEPREDUCE_STREAM_COPY_H
+
+#include "common/cpu.h"
+
+#ifdef DR_X86
+#include <immintrin.h>
+#endif
+
+// dst = src in whole cache lines that bypass the cache: dst is not read before it is written.
+inline void stream_copy(void* dst, const void* src, u64 bytes) {
+#ifdef DR_X86
+    u8* d = (u8*)dst;
+    const u8* s = (const u8*)src;
+    const u64 head = (u64)(-(uintptr_t)d & 15) < bytes ? (u64)(-(uintptr_t)d & 15) : bytes;
+    std::memcpy(d, s, head);
+    d += head, s += head, bytes -= head;
+    for (; bytes >= 64; bytes -= 64, d += 64, s += 64)
+        for (int j = 0; j < 4; ++j)
+            _mm_stream_si128((__m128i*)(d + 16 * j), _mm_loadu_si128((const __m128i*)(s + 16 * j)));
+    std::memcpy(d, s, bytes);
+#else
+    std::memcpy(dst, src, bytes);
+#endif
+}
+
+// To be called before another thread may read what stream_copy wrote.
+inline void stream_fence() {
+#ifdef DR_X86
+    _mm_sfence();
+#endif
+}
+
+#endif

@@ -1,0 +1,78 @@
+// Sections and containers: put together, looked into and checked. The bytes are drawn in hvd_deepreduce/container.py.
+#include "common/device.cuh"
+
+struct Piece {
+    const u8* bytes;
+    u64 at, size;  // where it goes
+};
+
+// The header and up to four pieces, each where it belongs, zeros between them; out: whole words of eight bytes.
+// `checked`: the container's checksum goes into its third word of four bytes, which must be 0 at first.
+KERNEL join(u64 h0, u64 h1, u64 h2, u64 h3, u64 h4, u64 h5, u64 h6, u64 h7, const u8* p0, u64 at0, u64 n0, const u8* p1,
+            u64 at1, u64 n1, const u8* p2, u64 at2, u64 n2, const u8* p3, u64 at3, u64 n3, u64 words, u32 checked,
+            u64* out) {
+    const u64 header[8] = {h0, h1, h2, h3, h4, h5, h6, h7};
+    const Piece piece[4] = {{p0, at0, n0}, {p1, at1, n1}, {p2, at2, n2}, {p3, at3, n3}};
+    u32 sum = 0;
+    for (u64 w = grid_thread(); w < words; w += grid_threads()) {
+        const u64 at = 8 * w;
+        u64 word = w < 8 ? header[w] : 0;
+#pragma unroll
+        for (u32 p = 0; p < 4; ++p) {
+            if (at + 8 <= piece[p].at || at >= piece[p].at + piece[p].size) continue;
+            if (at >= piece[p].at) word |= load64(piece[p].bytes, piece[p].size, at - piece[p].at);
+            else word |= load64(piece[p].bytes, piece[p].size, 0) << 8 * (piece[p].at - at);
+        }
+        if (checked) {
+            sum += checksum_word((u32)word, (u32)(2 * w));
+            if (w != 1) sum += checksum_word((u32)(word >> 32), (u32)(2 * w + 1));
+        }
+        if (checked && w == 1) *(u32*)(out + 1) = (u32)word;
+        else out[w] = word;
+    }
+    if (!checked) return;
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) atomicAdd((u32*)out + 3, sum);
+}
+
+// scratch: zeros; scratch[0] becomes the checksum. *error: where it is not the one that the container has.
+KERNEL check_container(const u32* words, u64 count, u32* scratch, i32* error) {
+    u32 own = 0;
+    for (u64 i = grid_thread(); i < count; i += grid_threads())
+        if (i != 3) own += checksum_word(words[i], (u32)i);
+    own = block_sum(own);
+    if (threadIdx.x == 0) {
+        atomicAdd(scratch, own);
+        __threadfence();
+        // The last block to come has them all.
+        if (atomicAdd(scratch + 1, 1u) + 1 == gridDim.x && atomicAdd(scratch, 0u) != words[3])
+            atomicMin(error, ERR_CHECKSUM);
+    }
+}
+
+// What the host wants to see of each of `ranks` containers, one behind the other in `data`:
+//     heads:  | header, 64 bytes | the first 64 bytes of its index, value and order section, zeros behind them |
+// Zeros for all behind a container that does not end within the data. One block, a byte a thread.
+KERNEL container_heads(const u8* data, u64 size, u32 ranks, u8* heads) {
+    const u32 part = threadIdx.x / 64, byte = threadIdx.x % 64;
+    u64 at = 0;
+    for (u32 rank = 0; rank < ranks; ++rank) {
+        u8 seen = 0;
+        u64 end = at + 64;
+        const bool there = end <= size;
+        if (there && part == 0) seen = data[at + byte];
+        bool whole = there;
+        for (u32 section = 1; whole && section <= 3; ++section) {
+            const u64 bytes = load64(data, size, at + 32 + 8 * section);
+            if (bytes > size - end) {
+                whole = false;
+            } else {
+                if (part == section && byte < bytes) seen = data[end + byte];
+                end += (bytes + 7) / 8 * 8;
+                whole = end <= size;
+            }
+        }
+        heads[rank * 256u + threadIdx.x] = seen;
+        at = whole ? end : size;
+    }
+}

@@ -1,0 +1,273 @@
+// DenseStream (Li, Chao, Liao, Lv: "DenseStream", section III.A): a sparse vector as dense blocks.
+//
+//     blocks:  start_0 length_0 | start_1 length_1 | ...      u32 each, start_i + length_i <= start_{i+1}
+//     values:  length_0 values, length_1 values, ...          zeros inside a block are written out
+//
+// More than `gap` zeros in a row end a block. A union of two streams' blocks, joined where at most `gap` elements lie
+// between, is the stream of the union of their supports: merging needs no second look at the gaps inside blocks.
+#include "common/stream_copy.h"
+
+// How many blocks sorted indices make, and how many elements these cover.
+DR_CLONES static u64 count_blocks(const u32* indices, u64 count, u32 gap, u64* covered) {
+    u64 blocks = count > 0, zeros = 0;
+    for (u64 i = 1; i < count; ++i) {
+        const u32 between = indices[i] - indices[i - 1] - 1;
+        blocks += between > gap;
+        zeros += between > gap ? 0 : between;
+    }
+    *covered = count + zeros;
+    return blocks;
+}
+
+DR_API u64 dr_stream_count(const u32* indices, u64 count, u32 gap, u64* covered) {
+    return count_blocks(indices, count, gap, covered);
+}
+
+// Writes the blocks that dr_stream_count counted; the elements between two indices of a block become zero. Whether an
+// element begins a block is as good as random, so nothing branches on it: `gap` zeros are written behind every value, and
+// the next value stands on or behind them. `out` has room for `gap` values more than are covered.
+template <class T>
+static void encode(const u32* indices, const T* values, u64 count, u32 gap, u32* starts, u32* lengths, T* out) {
+    if (!count) return;
+    u64 block = 0;
+    u32 start = indices[0], next = start;
+    starts[0] = start;
+    for (u64 i = 0; i < count; ++i) {
+        const u32 between = indices[i] - next;
+        const bool cut = between > gap;
+        lengths[block] = next - start;
+        block += cut;
+        start = cut ? indices[i] : start;
+        starts[block] = start;
+        out += cut ? 0 : between;
+        *out++ = values[i];
+        for (u32 j = 0; j < gap; ++j) out[j] = 0;
+        next = indices[i] + 1;
+    }
+    lengths[block] = next - start;
+}
+DR_API void dr_stream_encode_f32(const u32* indices, const float* values, u64 count, u32 gap, u32* starts, u32* lengths,
+                                 float* out) {
+    encode(indices, values, count, gap, starts, lengths, out);
+}
+DR_API void dr_stream_encode_f64(const u32* indices, const double* values, u64 count, u32 gap, u32* starts,
+                                 u32* lengths, double* out) {
+    encode(indices, values, count, gap, starts, lengths, out);
+}
+
+// ERR_INDEX unless the blocks are not empty, in order, apart, inside [begin, end), and hold `count` elements together.
+DR_CLONES static i64 check_blocks(const u32* starts, const u32* lengths, u64 blocks, u64 begin, u64 end, u64 count) {
+    if (!blocks) return count ? (i64)ERR_INDEX : 0;
+    u64 bad = (u64)(starts[0] < begin) | (u64)((u64)starts[blocks - 1] + lengths[blocks - 1] > end), sum = lengths[0];
+    bad |= (u64)(lengths[0] == 0);
+    for (u64 b = 1; b < blocks; ++b) {
+        bad |= (u64)((u64)starts[b - 1] + lengths[b - 1] > starts[b]) | (u64)(lengths[b] == 0);
+        sum += lengths[b];
+    }
+    return bad || sum != count ? (i64)ERR_INDEX : 0;
+}
+DR_API i64 dr_stream_check(const u32* starts, const u32* lengths, u64 blocks, u64 begin, u64 end, u64 count) {
+    return check_blocks(starts, lengths, blocks, begin, end, count);
+}
+
+// The index of every element that the blocks cover.
+DR_API void dr_stream_indices(const u32* starts, const u32* lengths, u64 blocks, u32* indices) {
+    for (u64 b = 0; b < blocks; ++b)
+        for (u32 j = 0; j < lengths[b]; ++j) *indices++ = starts[b] + j;
+}
+
+// The covered elements that are not zero: their indices and values. Result: how many.
+template <class T>
+static u64 nonzero(const u32* starts, const u32* lengths, u64 blocks, const T* values, u32* indices, T* out) {
+    u64 found = 0;
+    for (u64 b = 0; b < blocks; ++b)
+        for (u32 j = 0; j < lengths[b]; ++j) {
+            indices[found] = starts[b] + j;
+            out[found] = *values;
+            found += *values++ != 0;
+        }
+    return found;
+}
+DR_API u64 dr_stream_nonzero_f32(const u32* starts, const u32* lengths, u64 blocks, const float* values, u32* indices,
+                                 float* out) {
+    return nonzero(starts, lengths, blocks, values, indices, out);
+}
+DR_API u64 dr_stream_nonzero_f64(const u32* starts, const u32* lengths, u64 blocks, const double* values, u32* indices,
+                                 double* out) {
+    return nonzero(starts, lengths, blocks, values, indices, out);
+}
+
+// out[0 .. end - begin) = the elements begin .. end - 1, for blocks inside [begin, end). Put together piece by piece in
+// the first-level cache, and written once past the caches.
+template <class T>
+static void dense(const u32* starts, const u32* lengths, u64 blocks, const T* values, u64 begin, u64 end, T* out) {
+    constexpr u64 piece = 16384 / sizeof(T);
+    alignas(64) T row[piece];
+    u64 block = 0, done = 0;  // of the block's elements
+    for (u64 first = begin; first < end; first += piece) {
+        const u64 stop = first + piece < end ? first + piece : end;
+        std::memset(row, 0, (stop - first) * sizeof(T));
+        while (block < blocks && starts[block] + done < stop) {
+            const u64 from = starts[block] + done;
+            const u64 left = lengths[block] - done, count = left < stop - from ? left : stop - from;
+            for (u64 j = 0; j < count; ++j) row[from - first + j] = values[j];
+            values += count;
+            if (count == left) ++block, done = 0;
+            else done += count;
+        }
+        stream_copy(out + (first - begin), row, (stop - first) * sizeof(T));
+    }
+    stream_fence();
+}
+DR_API void dr_stream_dense_f32(const u32* starts, const u32* lengths, u64 blocks, const float* values, u64 begin,
+                                u64 end, float* out) {
+    dense(starts, lengths, blocks, values, begin, end, out);
+}
+DR_API void dr_stream_dense_f64(const u32* starts, const u32* lengths, u64 blocks, const double* values, u64 begin,
+                                u64 end, double* out) {
+    dense(starts, lengths, blocks, values, begin, end, out);
+}
+
+// dense += the stream.
+template <class T>
+static void add(const u32* starts, const u32* lengths, u64 blocks, const T* values, T* dense) {
+    const u64 ahead = 16;
+    for (u64 b = 0; b < blocks; ++b) {
+        if (b + ahead < blocks) __builtin_prefetch(dense + starts[b + ahead], 1);
+        T* to = dense + starts[b];
+        for (u32 j = 0; j < lengths[b]; ++j) to[j] += values[j];
+        values += lengths[b];
+    }
+}
+DR_API void dr_stream_add_f32(const u32* starts, const u32* lengths, u64 blocks, const float* values, float* dense) {
+    add(starts, lengths, blocks, values, dense);
+}
+DR_API void dr_stream_add_f64(const u32* starts, const u32* lengths, u64 blocks, const double* values, double* dense) {
+    add(starts, lengths, blocks, values, dense);
+}
+
+template <class T>
+struct Stream {
+    const u32* starts;
+    const u32* lengths;
+    const T* values;
+    u64 blocks;
+};
+
+// The sum of two streams. `starts` and `lengths` have room for a.blocks + b.blocks, `out` for the values of both and
+// `gap` more for each block, and for `gap` + 4 behind them. Result: how many blocks; *count: how many values.
+//
+//     a       [1 2]        [3]           taken by start:   open [1 2] . [4] -> one block while at most `gap` apart,
+//     b            . [4    5]            where they overlap (here 5 and 3) the values are added
+//
+// As in encode, what is as good as random is computed and not branched on: which stream is next, and whether its block
+// joins the open one. Short blocks are copied as four values, of which the next block overwrites those that are not its.
+template <class T>
+static u64 merge(Stream<T> a, Stream<T> b, u64 a_count, u64 b_count, u32 gap, u32* starts, u32* lengths, T* out,
+                 u64* count) {
+    const u64 never = ~0ull;
+    const T* ends[2] = {a.values + a_count, b.values + b_count};
+    Stream<T> s[2] = {a, b};
+    u64 next[2] = {a.blocks ? a.starts[0] : never, b.blocks ? b.starts[0] : never};
+    u64 block = 0, start = next[0] < next[1] ? next[0] : next[1], end = start;  // of the open block, up to `to`
+    T* to = out;
+    if (start == never) return *count = 0;
+    for (u64 left = a.blocks + b.blocks; left; --left) {
+        const u32 side = next[1] < next[0];
+        Stream<T>& from = s[side];
+        const u64 begin = next[side];
+        const u32 length = *from.lengths++;
+        const T* values = from.values;
+        from.values += length;
+        ++from.starts;
+        next[side] = --from.blocks ? *from.starts : never;
+        if (begin < end) {
+            const u64 common = end - begin < length ? end - begin : length;
+            T* at = to - (end - begin);
+            for (u64 k = 0; k < common; ++k) at[k] += values[k];
+            for (u64 k = common; k < length; ++k) *to++ = values[k];
+            end += length - common;
+            continue;
+        }
+        const bool cut = begin - end > gap;
+        lengths[block] = (u32)(end - start);
+        block += cut;
+        start = cut ? begin : start;
+        starts[block] = (u32)start;
+        for (u32 j = 0; j < gap; ++j) to[j] = 0;
+        to += cut ? 0 : begin - end;
+        if (length <= 4 && values + 4 <= ends[side]) {
+            std::memcpy(to, values, 4 * sizeof(T));
+        } else {
+            for (u64 k = 0; k < length; ++k) to[k] = values[k];
+        }
+        to += length;
+        end = begin + length;
+    }
+    starts[block] = (u32)start;
+    lengths[block] = (u32)(end - start);
+    *count = (u64)(to - out);
+    return block + 1;
+}
+DR_API u64 dr_stream_merge_f32(const u32* a_starts, const u32* a_lengths, const float* a_values, u64 a_blocks,
+                               u64 a_count, const u32* b_starts, const u32* b_lengths, const float* b_values,
+                               u64 b_blocks, u64 b_count, u32 gap, u32* starts, u32* lengths, float* out, u64* count) {
+    return merge<float>({a_starts, a_lengths, a_values, a_blocks}, {b_starts, b_lengths, b_values, b_blocks}, a_count,
+                        b_count, gap, starts, lengths, out, count);
+}
+DR_API u64 dr_stream_merge_f64(const u32* a_starts, const u32* a_lengths, const double* a_values, u64 a_blocks,
+                               u64 a_count, const u32* b_starts, const u32* b_lengths, const double* b_values,
+                               u64 b_blocks, u64 b_count, u32 gap, u32* starts, u32* lengths, double* out, u64* count) {
+    return merge<double>({a_starts, a_lengths, a_values, a_blocks}, {b_starts, b_lengths, b_values, b_blocks}, a_count,
+                         b_count, gap, starts, lengths, out, count);
+}
+
+// Cuts a stream before each of the sorted `cuts`: a block across a cut becomes two. Piece p (of cuts + 1) has the new
+// blocks block_at[p] .. block_at[p + 1] and the values value_at[p] .. value_at[p + 1]; the values stay where they are.
+DR_API void dr_stream_split(const u32* starts, const u32* lengths, u64 blocks, const u64* cuts, u64 count,
+                            u32* out_starts, u32* out_lengths, u64* block_at, u64* value_at) {
+    u64 made = 0, values = 0, cut = 0;
+    block_at[0] = value_at[0] = 0;
+    for (u64 b = 0; b < blocks; ++b) {
+        u64 from = starts[b];
+        const u64 end = from + lengths[b];
+        for (; cut < count && cuts[cut] < end; ++cut) {
+            if (cuts[cut] > from) {
+                out_starts[made] = (u32)from;
+                out_lengths[made++] = (u32)(cuts[cut] - from);
+                values += cuts[cut] - from;
+                from = cuts[cut];
+            }
+            block_at[cut + 1] = made;
+            value_at[cut + 1] = values;
+        }
+        out_starts[made] = (u32)from;
+        out_lengths[made++] = (u32)(end - from);
+        values += end - from;
+    }
+    for (; cut <= count; ++cut) block_at[cut + 1] = made, value_at[cut + 1] = values;
+}
+
+// Starts and lengths as two strictly increasing rows for the rice code: in `skips` the gap before element b is the
+// number of elements between block b - 1 (or `begin`) and block b; in `ends` it is length_b - 1.
+DR_API void dr_stream_gaps(const u32* starts, const u32* lengths, u64 blocks, u32 begin, u32* skips, u32* ends) {
+    u32 before = 0;
+    for (u64 b = 0; b < blocks; ++b) {
+        skips[b] = starts[b] - begin - before + (u32)b;
+        before += lengths[b];
+        ends[b] = before - 1;
+    }
+}
+
+// The way back, in place. ERR_INDEX where a start or an end leaves the 32 bits; dr_stream_check looks at the rest.
+DR_API i64 dr_stream_blocks(u32* skips, u32* ends, u64 blocks, u32 begin) {
+    u64 before = 0, bad = 0;
+    for (u64 b = 0; b < blocks; ++b) {
+        const u64 next = (u64)ends[b] + 1, start = (u64)skips[b] - b + begin + before;
+        bad |= (start + (next - before)) >> 32;
+        skips[b] = (u32)start;
+        ends[b] = (u32)(next - before);
+        before = next;
+    }
+    return bad ? (i64)ERR_INDEX : 0;
+}

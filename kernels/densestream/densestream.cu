@@ -1,0 +1,267 @@
+// DenseStream's blocks: the CUDA side of kernels/densestream/densestream.cpp. Two numbers that are summed together, blocks and
+// the elements that they cover, share a word of the scan: 31 bits each.
+#include "common/device.cuh"
+
+const u32 HALF = 31;
+const u64 LOW = (1ull << HALF) - 1;
+
+// Element i of sorted indices: whether it begins a block, and how many zeros stand between it and the one before.
+__device__ __forceinline__ bool begins_block(const u32* indices, u64 i, u32 gap) {
+    return i == 0 || indices[i] - indices[i - 1] - 1 > gap;
+}
+
+// totals: blocks, covered; zeros at first.
+KERNEL stream_count(const u32* indices, u64 count, u32 gap, u64* totals) {
+    u32 blocks = 0, zeros = 0;
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) {
+        const bool begins = begins_block(indices, i, gap);
+        blocks += begins;
+        zeros += begins ? 0 : indices[i] - indices[i - 1] - 1;
+    }
+    blocks = block_sum(blocks);
+    zeros = block_sum(zeros);
+    if (threadIdx.x == 0) {
+        atomicAdd(totals, (u64)blocks);
+        atomicAdd(totals + 1, (u64)zeros);
+    }
+    if (grid_thread() == 0) atomicAdd(totals + 1, count);
+}
+
+// firsts[b]: the place of block b's first value. out: zeros.
+template <class T>
+__device__ void stream_write(const u32* indices, const T* values, u64 count, u32 gap, u64* status, u64* end,
+                             u32* starts, u32* firsts, T* out) {
+    const auto steps = [=](u64 i) {
+        return begins_block(indices, i, gap) ? 1ull << HALF | 1 : (u64)(indices[i] - indices[i - 1]);
+    };
+    each_place(count, 0, status, end, steps, [=](u64 i, u64 before) {
+        const u64 after = before + steps(i), place = (after & LOW) - 1;
+        if (begins_block(indices, i, gap)) {
+            starts[before >> HALF] = indices[i];
+            firsts[before >> HALF] = (u32)place;
+        }
+        out[place] = values[i];
+    });
+}
+
+// The lengths of blocks whose first values stand at `firsts`. end: | blocks | values |, as the scans leave it.
+KERNEL stream_lengths(const u32* firsts, const u64* end, u32* lengths) {
+    const u64 blocks = *end >> HALF;
+    for (u64 b = grid_thread(); b < blocks; b += grid_threads())
+        lengths[b] = (b + 1 < blocks ? firsts[b + 1] : (u32)(*end & LOW)) - firsts[b];
+}
+
+KERNEL stream_check(const u32* starts, const u32* lengths, u64 blocks, u64 begin, u64 end, i32* error, u64* sum) {
+    bool bad = false;
+    u64 own = 0;
+    for (u64 b = grid_thread(); b < blocks; b += grid_threads()) {
+        const u64 stop = (u64)starts[b] + lengths[b];
+        bad |= lengths[b] == 0 || stop > (b + 1 < blocks ? starts[b + 1] : end) || (b == 0 && starts[0] < begin);
+        own += lengths[b];
+    }
+    own = block_sum(own);
+    if (threadIdx.x == 0) atomicAdd(sum, own);
+    if (bad) atomicMin(error, ERR_INDEX);
+}
+
+// firsts[b]: the place of block b's first value.
+KERNEL stream_firsts(const u32* lengths, u64 blocks, u64* status, u64* end, u32* firsts) {
+    each_place(
+        blocks, 0, status, end, [=](u64 b) { return (u64)lengths[b]; },
+        [=](u64 b, u64 place) { firsts[b] = (u32)place; });
+}
+
+__device__ __forceinline__ u32 covered_index(const u32* starts, const u32* firsts, u64 blocks, u64 place) {
+    const u64 b = last_at_most(firsts, blocks, place);
+    return starts[b] + (u32)(place - firsts[b]);
+}
+
+KERNEL stream_indices(const u32* starts, const u32* firsts, u64 blocks, u64 count, u32* indices) {
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) indices[i] = covered_index(starts, firsts, blocks, i);
+}
+
+template <class T>
+__device__ void stream_nonzero(const u32* starts, const u32* firsts, u64 blocks, const T* values, u64 count,
+                               u64* status, u64* found, u32* indices, T* out) {
+    const auto keeps = [=](u64 i) { return (u64)(values[i] != (T)0); };
+    each_place(count, 0, status, found, keeps, [=](u64 i, u64 place) {
+        if (!keeps(i)) return;
+        indices[place] = covered_index(starts, firsts, blocks, i);
+        out[place] = values[i];
+    });
+}
+
+// dense[index - begin] = (or +=) the stream's values.
+template <class T>
+__device__ void stream_scatter(const u32* starts, const u32* firsts, u64 blocks, const T* values, u64 count, u64 begin,
+                               u32 adds, T* dense) {
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) {
+        T* to = dense + (covered_index(starts, firsts, blocks, i) - begin);
+        *to = adds ? *to + values[i] : values[i];
+    }
+}
+
+// ---- The sum of two streams. All blocks are ordered by their starts, a's before b's. Since the blocks of one stream
+// do not overlap, the farthest end before a block is that of the block before it in its own stream or of the last one
+// of the other stream that begins earlier.
+
+// How many of sorted a[count] are below `value` (or, `equal`, not above).
+__device__ __forceinline__ u64 rank_of(const u32* a, u64 count, u32 value, bool equal) {
+    return first_not(count, [=](u64 i) { return a[i] < value || (equal && a[i] == value); });
+}
+
+// order[r] of the r-th block: | its stream << 31 | its number there |.
+KERNEL stream_order(const u32* a, u64 a_blocks, const u32* b, u64 b_blocks, u32* order) {
+    for (u64 i = grid_thread(); i < a_blocks + b_blocks; i += grid_threads()) {
+        if (i < a_blocks) order[i + rank_of(b, b_blocks, a[i], false)] = (u32)i;
+        else order[i - a_blocks + rank_of(a, a_blocks, b[i - a_blocks], true)] = (u32)(i - a_blocks) | 1u << HALF;
+    }
+}
+
+// starts, firsts: of the blocks of the sum. opened[]: for block i of a, then of b, its block of the sum.
+// end: | blocks | values |.
+KERNEL stream_join(const u32* a_starts, const u32* a_lengths, u64 a_blocks, const u32* b_starts, const u32* b_lengths,
+                   u64 b_blocks, u32 gap, const u32* order, u64* status, u64* end, u32* starts, u32* firsts,
+                   u32* opened) {
+    // Steps of the r-th block: the zeros before it and its elements that no block before it covers.
+    const auto step = [=](u64 r, bool* opens) {
+        const bool of_b = order[r] >> HALF;
+        const u64 i = order[r] & (u32)LOW, others = r - i;
+        const u32* own_starts = of_b ? b_starts : a_starts;
+        const u32* own_lengths = of_b ? b_lengths : a_lengths;
+        const u32* other_starts = of_b ? a_starts : b_starts;
+        const u32* other_lengths = of_b ? a_lengths : b_lengths;
+        const u64 start = own_starts[i], stop = start + own_lengths[i];
+        u64 before = i ? (u64)own_starts[i - 1] + own_lengths[i - 1] : 0;
+        const u64 other = others ? (u64)other_starts[others - 1] + other_lengths[others - 1] : 0;
+        before = other > before ? other : before;
+        *opens = r == 0 || start > before + gap;
+        if (*opens) return 1ull << HALF | (stop - start);
+        return stop > before ? stop - before : 0ull;  // from the last end on: zeros up to the start, and values
+    };
+
+    each_place(
+        a_blocks + b_blocks, 0, status, end, [=](u64 r) { bool opens; return step(r, &opens); },
+        [=](u64 r, u64 before) {
+            bool opens;
+            step(r, &opens);
+            const u32 i = order[r] & (u32)LOW;
+            const u64 block = (before >> HALF) - (opens ? 0 : 1);
+            if (opens) {
+                starts[block] = order[r] >> HALF ? b_starts[i] : a_starts[i];
+                firsts[block] = (u32)(before & LOW);
+            }
+            opened[order[r] >> HALF ? a_blocks + i : i] = (u32)block;
+        });
+
+}
+
+// Puts the values of one stream into the sum's. Those of the second come in a launch of their own, and are added where
+// the first (`other_starts`) covers them. out: zeros.
+template <class T>
+__device__ void stream_place(const u32* own_starts, const u32* own_firsts, u64 blocks, const T* values, u64 count,
+                             const u32* opened, const u32* starts, const u32* firsts, const u32* other_starts,
+                             const u32* other_lengths, u64 other_blocks, T* out) {
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) {
+        const u64 b = last_at_most(own_firsts, blocks, i);
+        const u32 index = own_starts[b] + (u32)(i - own_firsts[b]), block = opened[b];
+        T* to = out + firsts[block] + (index - starts[block]);
+        bool covered = false;
+        if (other_blocks) {
+            const u64 other = last_at_most(other_starts, other_blocks, index);
+            covered = other_starts[other] <= index && index - other_starts[other] < other_lengths[other];
+        }
+        *to = covered ? *to + values[i] : values[i];
+    }
+}
+
+// Starts and lengths as the two rows that are rice-coded, and back.
+KERNEL stream_gaps(const u32* starts, const u32* lengths, const u32* firsts, u64 blocks, u32 begin, u32* skips,
+                   u32* ends) {
+    for (u64 b = grid_thread(); b < blocks; b += grid_threads()) {
+        skips[b] = starts[b] - begin - firsts[b] + (u32)b;
+        ends[b] = firsts[b] + lengths[b] - 1;
+    }
+}
+KERNEL stream_blocks(const u32* skips, const u32* ends, u64 blocks, u32 begin, u32* starts, u32* lengths, i32* error) {
+    for (u64 b = grid_thread(); b < blocks; b += grid_threads()) {
+        const u64 next = (u64)ends[b] + 1, before = b ? (u64)ends[b - 1] + 1 : 0;
+        const u64 start = (u64)skips[b] - b + begin + before;
+        if ((start + (next - before)) >> 32) atomicMin(error, ERR_INDEX);
+        starts[b] = (u32)start;
+        lengths[b] = (u32)(next - before);
+    }
+}
+
+// ---- Cutting a stream before each of sorted cuts.
+
+__device__ __forceinline__ u64 cuts_up_to(const u64* cuts, u64 count, u64 value) {
+    return first_not(count, [=](u64 c) { return cuts[c] <= value; });
+}
+
+// How many different cuts lie in (after, last].
+__device__ __forceinline__ u32 cuts_between(const u64* cuts, u64 count, u64 after, u64 last) {
+    u32 found = 0;
+    for (u64 c = cuts_up_to(cuts, count, after); c < count && cuts[c] <= last; ++c)
+        found += c == 0 || cuts[c] != cuts[c - 1];
+    return found;
+}
+
+// places[b]: the new number of block b's first piece; *made: how many pieces there are.
+KERNEL stream_split(const u32* starts, const u32* lengths, u64 blocks, const u64* cuts, u64 count, u64* status,
+                    u64* made, u32* places, u32* out_starts, u32* out_lengths) {
+    each_place(
+        blocks, 0, status, made,
+        [=](u64 b) { return 1 + (u64)cuts_between(cuts, count, starts[b], (u64)starts[b] + lengths[b] - 1); },
+        [=](u64 b, u64 place) {
+            u64 from = starts[b];
+            const u64 end = from + lengths[b];
+            places[b] = (u32)place;
+            for (u64 c = cuts_up_to(cuts, count, from); c < count && cuts[c] < end; ++c) {
+                if (cuts[c] == from) continue;
+                out_starts[place] = (u32)from;
+                out_lengths[place++] = (u32)(cuts[c] - from);
+                from = cuts[c];
+            }
+            out_starts[place] = (u32)from;
+            out_lengths[place] = (u32)(end - from);
+        });
+}
+
+// block_at, value_at: count + 2 each; firsts: the place of each block's first value.
+KERNEL stream_pieces(const u32* starts, const u32* lengths, const u32* firsts, u64 blocks, const u64* values,
+                     const u64* cuts, u64 count, const u64* made, const u32* places, u64* block_at, u64* value_at) {
+    for (u64 c = grid_thread(); c < count + 2; c += grid_threads()) {
+        const u64 cut = c && c <= count ? cuts[c - 1] : NOWHERE;
+        block_at[c] = c ? *made : 0;
+        value_at[c] = c ? *values : 0;
+        // The first block that ends behind the cut.
+        const u64 b = c ? first_not(blocks, [=](u64 i) { return (u64)starts[i] + lengths[i] <= cut; }) : blocks;
+        if (b < blocks) {
+            block_at[c] = places[b] + cuts_between(cuts, count, starts[b], cut);
+            value_at[c] = firsts[b] + (cut > starts[b] ? cut - starts[b] : 0);
+        }
+    }
+}
+
+#define STREAM(suffix, T)                                                                                             \
+    KERNEL stream_write_##suffix(const u32* indices, const T* values, u64 count, u32 gap, u64* status, u64* end,      \
+                                 u32* starts, u32* firsts, T* out) {                                                  \
+        stream_write(indices, values, count, gap, status, end, starts, firsts, out);                                  \
+    }                                                                                                                 \
+    KERNEL stream_nonzero_##suffix(const u32* starts, const u32* firsts, u64 blocks, const T* values, u64 count,      \
+                                   u64* status, u64* found, u32* indices, T* out) {                                   \
+        stream_nonzero(starts, firsts, blocks, values, count, status, found, indices, out);                           \
+    }                                                                                                                 \
+    KERNEL stream_scatter_##suffix(const u32* starts, const u32* firsts, u64 blocks, const T* values, u64 count,      \
+                                   u64 begin, u32 adds, T* dense) {                                                   \
+        stream_scatter(starts, firsts, blocks, values, count, begin, adds, dense);                                    \
+    }                                                                                                                 \
+    KERNEL stream_place_##suffix(const u32* own_starts, const u32* own_firsts, u64 blocks, const T* values, u64 count, \
+                                 const u32* opened, const u32* starts, const u32* firsts, const u32* other_starts,    \
+                                 const u32* other_lengths, u64 other_blocks, T* out) {                                \
+        stream_place(own_starts, own_firsts, blocks, values, count, opened, starts, firsts, other_starts,             \
+                     other_lengths, other_blocks, out);                                                               \
+    }
+STREAM(f32, float)
+STREAM(f64, double)

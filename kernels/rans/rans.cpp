@@ -1,0 +1,339 @@
+// Interleaved static rANS (Duda, "Asymmetric numeral systems", arXiv:1311.2540, 2013; interleaving: Giesen,
+// arXiv:1402.3392, 2014), and the index codec that codes gaps with it.
+//
+// The coder of symbols. Symbol i belongs to lane i % N; N = 1 below 2048 symbols, 4 below 32768, else 32 (a warp of a
+// GPU, two vectors of AVX-512). A lane's state x is 32 bits, at least 2^16. Symbol s has a share f_s of 4096 slots that
+// begins at c_s, the sum of the shares before it.
+//
+//     encode, from the last symbol to the first:   if x >= f_s 2^20: the low 16 bits of x are a word, x >>= 16
+//                                                  x = (x / f_s) 4096 + x % f_s + c_s
+//     decode, from the first to the last:          s from x % 4096;  x = f_s (x / 4096) + x % 4096 - c_s
+//                                                  if x < 2^16: x = x 2^16 + the next word
+//
+//     section:  | shares, to a whole byte | states u32 [N] | words u16 ... |          nothing for no symbols
+//     shares:   for each symbol from 0 up, until they sum to 2^p:   L (4 bits) | the L - 1 bits of f behind its first |
+//               or, for a run of n symbols that do not occur:       0 (4 bits) | n - 1 (4 bits) |
+//
+// The shares are sent in units of 4096 / 2^p, p = the bits of `count`, in 5 .. 12: few symbols need no fine shares. A
+// state starts, for the encoder, at 2^16, where the decoder must end.
+#include <algorithm>
+#include <cmath>
+
+#include "entropy/lanes.h"
+#include "index_sizes/sizes.h"
+
+// rounded_share() for all symbols, made to sum to 2^p.
+static void shares_of(const u64* counts, u64 total, u32 p, u32* share) {
+    i64 sum = 0;
+    for (int s = 0; s < 256; ++s) sum += share[s] = rounded_share(counts[s], total, p);
+    for (const i64 step = sum < (1 << p) ? 1 : -1; sum != 1 << p; sum += step)
+        *std::max_element(share, share + 256) += (u32)step;
+}
+
+// One symbol for the encoder. x / share is the high half of x * reciprocal, reciprocal = ceil(2^64 / share); a share
+// of 1 would need 2^64: with 2^64 - 1 the quotient is x - 1, which `start` makes up for.
+struct Symbol {
+    u64 reciprocal;
+    u32 share, start;
+};
+
+static inline u32 encode_one(u32 x, const Symbol& symbol, u8*& out) {
+    // Without a branch, which would be foretold badly: the word is stored in any case, and kept or overwritten.
+    const u32 emit = (x >> 20) >= symbol.share;
+    const u16 word = (u16)x;
+    std::memcpy(out - 2, &word, 2);
+    out -= 2 * emit;
+    x >>= 16 * emit;
+    const u32 quotient = (u32)((unsigned __int128)x * symbol.reciprocal >> 64);
+    return x + symbol.start + quotient * (4096 - symbol.share);
+}
+
+template <u32 N>
+static u8* encode_lanes(const u8* symbols, u64 count, const Symbol* table, u32* state, u8* out) {
+    u32 x[N];
+    std::memcpy(x, state, sizeof x);
+    u64 i = count;
+    while (i % N) --i, x[i % N] = encode_one(x[i % N], table[symbols[i]], out);
+    for (; i; i -= N)
+        for (u32 lane = N; lane--;) x[lane] = encode_one(x[lane], table[symbols[i - N + lane]], out);
+    std::memcpy(state, x, sizeof x);
+    return out;
+}
+
+template <u32 N>
+static i64 decode_lanes(const u8* in, const u8* end, u64 begin, u64 count, const u32* slots, u32* x, u8* symbols) {
+    const u8* at = in;
+    for (u64 i = begin; i < count; ++i) {
+        u32& state = x[i % N];
+        const u32 slot = slots[state & 4095];
+        symbols[i] = (u8)slot;
+        state = rans_behind(slot, state);
+        if (state < LOWEST) {
+            if (end - at < 2) return ERR_TRUNCATED;
+            u16 word;
+            std::memcpy(&word, at, 2);
+            at += 2;
+            state = state << 16 | word;
+        }
+    }
+    for (u32 lane = 0; lane < N; ++lane)
+        if (x[lane] != LOWEST) return ERR_VALUE;
+    return at - in;
+}
+
+// Whole groups of N symbols, as long as a group's words surely stand before `end`. Moves `in`; the result is the
+// number of symbols decoded.
+template <u32 N>
+static u64 decode_groups(const u8*& in, const u8* end, u64 count, const u32* slots, u32* state, u8* symbols) {
+    u32 x[N];
+    std::memcpy(x, state, sizeof x);
+    const u8* at = in;
+    u64 i = 0;
+    for (; i + N <= count && (u64)(end - at) >= 2 * N; i += N)
+        for (u32 lane = 0; lane < N; ++lane) {
+            const u32 slot = slots[x[lane] & 4095];
+            symbols[i + lane] = (u8)slot;
+            const u32 next = rans_behind(slot, x[lane]);
+            u16 word;
+            std::memcpy(&word, at, 2);
+            const u32 refill = next < LOWEST;
+            at += 2 * refill;
+            x[lane] = next << (16 * refill) | (word & (0u - refill));
+        }
+    in = at;
+    std::memcpy(state, x, sizeof x);
+    return i;
+}
+
+#ifdef DR_X86
+DR_AVX512_INLINE __m512i decode16(__m512i x, const u32* slots, const u8*& at, u8* symbols) {
+    const __m512i low = _mm512_set1_epi32(4095);
+    const __m512i slot = _mm512_i32gather_epi32(_mm512_and_si512(x, low), (const int*)slots, 4);
+    _mm_storeu_si128((__m128i*)symbols, _mm512_cvtepi32_epi8(slot));
+    const __m512i share = _mm512_add_epi32(_mm512_srli_epi32(slot, 20), _mm512_set1_epi32(1));
+    x = _mm512_add_epi32(_mm512_mullo_epi32(share, _mm512_srli_epi32(x, 12)),
+                         _mm512_and_si512(_mm512_srli_epi32(slot, 8), low));
+    const __mmask16 short_of = _mm512_cmplt_epu32_mask(x, _mm512_set1_epi32((int)LOWEST));
+    const __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)at));
+    at += 2 * __builtin_popcount(short_of);
+    return _mm512_mask_or_epi32(x, short_of, _mm512_slli_epi32(x, 16), _mm512_maskz_expand_epi32(short_of, words));
+}
+
+DR_AVX512 static u64 decode_avx512(const u8*& in, const u8* end, u64 count, const u32* slots, u32* state, u8* symbols) {
+    __m512i a = _mm512_loadu_si512(state), b = _mm512_loadu_si512(state + 16);
+    u64 i = 0;
+    for (; i + 32 <= count && end - in >= 64; i += 32) {
+        a = decode16(a, slots, in, symbols + i);
+        b = decode16(b, slots, in, symbols + i + 16);
+    }
+    _mm512_storeu_si512(state, a);
+    _mm512_storeu_si512(state + 16, b);
+    return i;
+}
+
+// x / share is the whole part of (x + 1/2) * (1 / share) in float64: (x + 1/2) / share lies at least 2^-13 from any
+// integer, far more than the product's error.
+DR_AVX512_INLINE __m512i encode16(__m512i x, const u8* symbols, const double* inverse, const u32* shares,
+                                         u8*& out) {
+    const __m128i narrow = _mm_loadu_si128((const __m128i*)symbols);
+    const __m512i symbol = _mm512_cvtepu8_epi32(narrow);
+    const __m512i packed = _mm512_i32gather_epi32(symbol, (const int*)shares, 4);  // share | start << 16
+    const __m512i share = _mm512_and_si512(packed, _mm512_set1_epi32(0xFFFF));
+    const __mmask16 emit = _mm512_cmpge_epu32_mask(_mm512_srli_epi32(x, 20), share);
+    const u32 words = (u32)__builtin_popcount(emit);
+    out -= 2 * words;
+    _mm512_mask_cvtepi32_storeu_epi16(out, (__mmask16)((1u << words) - 1), _mm512_maskz_compress_epi32(emit, x));
+    x = _mm512_mask_srli_epi32(x, emit, x, 16);
+    const __m512d half = _mm512_set1_pd(0.5);
+    const __m256i symbol_low = _mm512_castsi512_si256(symbol), symbol_high = _mm512_extracti64x4_epi64(symbol, 1);
+    const __m512d low = _mm512_add_pd(_mm512_cvtepu32_pd(_mm512_castsi512_si256(x)), half);
+    const __m512d high = _mm512_add_pd(_mm512_cvtepu32_pd(_mm512_extracti64x4_epi64(x, 1)), half);
+    const __m256i q_low = _mm512_cvttpd_epu32(_mm512_mul_pd(low, _mm512_i32gather_pd(symbol_low, inverse, 8)));
+    const __m256i q_high = _mm512_cvttpd_epu32(_mm512_mul_pd(high, _mm512_i32gather_pd(symbol_high, inverse, 8)));
+    const __m512i quotient = _mm512_inserti64x4(_mm512_castsi256_si512(q_low), q_high, 1);
+    return _mm512_add_epi32(_mm512_add_epi32(x, _mm512_srli_epi32(packed, 16)),
+                            _mm512_mullo_epi32(quotient, _mm512_sub_epi32(_mm512_set1_epi32(4096), share)));
+}
+
+// `count` is a multiple of 32.
+DR_AVX512 static u8* encode_avx512(const u8* symbols, u64 count, const u32* share, u32* state, u8* out) {
+    double inverse[256];
+    u32 packed[256], start = 0;
+    for (int s = 0; s < 256; ++s) {
+        inverse[s] = share[s] ? 1.0 / share[s] : 0.0;
+        packed[s] = share[s] | start << 16;
+        start += share[s];
+    }
+    __m512i a = _mm512_loadu_si512(state), b = _mm512_loadu_si512(state + 16);
+    for (u64 i = count; i; i -= 32) {
+        b = encode16(b, symbols + i - 16, inverse, packed, out);
+        a = encode16(a, symbols + i - 32, inverse, packed, out);
+    }
+    _mm512_storeu_si512(state, a);
+    _mm512_storeu_si512(state + 16, b);
+    return out;
+}
+#endif
+
+u64 rans_encode(const u8* symbols, u64 count, u8* out) {
+    const u64 bound = rans_bound(count);
+    if (count == 0) return bound;
+    u64 counts[256];
+    u32 share[256];
+    histogram(symbols, count, counts);
+    const u32 p = share_bits(count);
+    shares_of(counts, count, p, share);
+    u8 shares[RANS_TABLE_BYTES];
+    BitWriter writer{shares};
+    write_shares(share, p, writer);
+    const u64 share_bytes = (u64)(writer.finish() - shares);
+
+    Symbol table[256];
+    u32 start = 0;
+    for (int s = 0; s < 256; ++s) {
+        const u32 f = share[s] <<= 12 - p;
+        table[s] = {f > 1 ? ~0ull / f + 1 : ~0ull, f, f == 1 ? start + 4095 : start};
+        start += f;
+    }
+    const u32 lanes = rans_lanes(count);
+    u32 state[32];
+    for (u32 lane = 0; lane < lanes; ++lane) state[lane] = LOWEST;
+    u8* at = out + bound;
+    if (lanes == 1) at = encode_lanes<1>(symbols, count, table, state, at);
+    if (lanes == 4) at = encode_lanes<4>(symbols, count, table, state, at);
+    if (lanes == 32) {
+        const u64 whole = count - count % 32;
+        for (u64 i = count; i-- > whole;) state[i % 32] = encode_one(state[i % 32], table[symbols[i]], at);
+#ifdef DR_X86
+        if (dr_vector_level() == 2)
+            at = encode_avx512(symbols, whole, share, state, at);
+        else
+#endif
+            at = encode_lanes<32>(symbols, whole, table, state, at);
+    }
+    at -= 4 * lanes;
+    std::memcpy(at, state, 4 * lanes);
+    at -= share_bytes;
+    std::memcpy(at, shares, share_bytes);
+    return (u64)(at - out);
+}
+
+i64 rans_decode(const u8* in, u64 bytes, u64 count, u8* symbols) {
+    if (count == 0) return 0;
+    u32 share[256];
+    const u32 p = share_bits(count), lanes = rans_lanes(count);
+    const i64 share_bytes = read_shares(BitReader{in, bytes}, p, share);
+    if (share_bytes < 0) return share_bytes;
+    if (bytes - (u64)share_bytes < 4 * lanes) return ERR_TRUNCATED;
+    u32 slots[4096], slot = 0;
+    for (u32 s = 0; s < 256; ++s) {
+        const u32 f = share[s] << (12 - p);
+        for (u32 i = 0; i < f; ++i) slots[slot++] = rans_slot(s, i, f);
+    }
+    u32 state[32];
+    std::memcpy(state, in + share_bytes, 4 * lanes);
+    const u8* at = in + share_bytes + 4 * lanes;
+    const u8* end = in + bytes;
+    i64 rest = 0;
+    if (lanes == 1) rest = decode_lanes<1>(at, end, 0, count, slots, state, symbols);
+    if (lanes == 4) {
+        const u64 done = decode_groups<4>(at, end, count, slots, state, symbols);
+        rest = decode_lanes<4>(at, end, done, count, slots, state, symbols);
+    }
+    if (lanes == 32) {
+#ifdef DR_X86
+        const u64 done = dr_vector_level() == 2 ? decode_avx512(at, end, count, slots, state, symbols)
+                                                : decode_groups<32>(at, end, count, slots, state, symbols);
+#else
+        const u64 done = decode_groups<32>(at, end, count, slots, state, symbols);
+#endif
+        rest = decode_lanes<32>(at, end, done, count, slots, state, symbols);
+    }
+    return rest < 0 ? rest : at - in + rest;
+}
+
+DR_API u64 dr_rans_bound(u64 count) { return rans_bound(count); }
+
+DR_API u64 dr_rans_encode(const u8* symbols, u64 count, u8* out) { return rans_encode(symbols, count, out); }
+
+// ERR_TRUNCATED, or ERR_VALUE where the shares, a final state or the length of the section is no encoder's.
+DR_API i64 dr_rans_decode(const u8* in, u64 bytes, u64 count, u8* symbols) {
+    const i64 used = rans_decode(in, bytes, count, symbols);
+    return used < 0 ? used : (u64)used == bytes ? 0 : (i64)ERR_VALUE;
+}
+
+// ---- The index codec. gap_i = index_i - index_{i-1} - 1 (index_{-1} = -1). With t bits of fraction, a gap is a token,
+// coded by rANS, and the bits below its t + 1 highest ones, plain:
+//
+//     gap < 2^t:                  token = gap
+//     gap = (2^t + f) 2^e + low:  token = (e + 1) 2^t + f,  f < 2^t, and low in e bits
+//
+//     section:  | rANS section of the tokens | lows, to a whole byte |
+//
+// t = 1 below 512 gaps, 2 below 8192, else 3: the more tokens, the better they fit the gaps' distribution, and the
+// more their shares take.
+DR_CLONES static void tokens_of(const u32* indices, u64 count, u32 t, u8* tokens) {
+    tokens[0] = (u8)token_of(indices[0], gap_lows(indices[0], t), t);
+    for (u64 i = 1; i < count; ++i) {
+        const u32 gap = indices[i] - indices[i - 1] - 1;
+        tokens[i] = (u8)token_of(gap, gap_lows(gap, t), t);
+    }
+}
+
+u64 rans_indices_bytes(const u32* indices, u64 count, u64 whole) {
+    if (count == 0) return 0;
+    const u32 t = fraction_bits(whole), p = share_bits(whole);
+    u8 tokens[SAMPLE];
+    u64 counts[256];
+    u32 share[256];
+    tokens_of(indices, count, t, tokens);
+    histogram(tokens, count, counts);
+    shares_of(counts, count, p, share);
+    BitCount table{};
+    write_shares(share, p, table);
+    double bits = 0.0;
+    for (u32 s = 0; s < 256; ++s)
+        if (counts[s]) bits += (double)counts[s] * (p - std::log2((double)share[s]) + token_lows(s, t));
+    return table.bytes() + 4 * rans_lanes(whole) + (u64)(bits / 8 * (double)whole / (double)count);
+}
+
+// `tokens`: scratch, one byte an index. `out`: rans_bound(count) + 4 * count + 8 bytes. The section ends before
+// *end; the result is its first byte's place.
+DR_API u64 dr_rans_indices_encode(const u32* indices, u64 count, u8* tokens, u8* out, u64* end) {
+    *end = rans_bound(0);
+    if (count == 0) return *end;
+    const u32 t = fraction_bits(count);
+    tokens_of(indices, count, t, tokens);
+    const u64 begin = rans_encode(tokens, count, out);
+    BitWriter lows{out + rans_bound(count)};
+    u32 next = 0;
+    for (u64 i = 0; i < count; ++i) {
+        const u32 gap = indices[i] - next, low = gap_lows(gap, t);
+        next = indices[i] + 1;
+        lows.put(gap & ((1u << low) - 1), low);
+    }
+    *end = (u64)(lows.finish() - out);
+    return begin;
+}
+
+DR_API i64 dr_rans_indices_decode(const u8* in, u64 bytes, u64 count, u64 numel, u8* tokens, u32* indices) {
+    const i64 used = rans_decode(in, bytes, count, tokens);
+    if (used < 0) return used;
+    const u32 t = fraction_bits(count);
+    u64 base[256];
+    u8 low[256];
+    for (u32 token = 0; token < 256; ++token) {
+        const u32 e = token_lows(token, t);
+        low[token] = (u8)(e + t <= 31 ? e : 0);
+        // No gap has 33 bits: with such a token the last index is beyond numel.
+        base[token] = e + t <= 31 ? token_gap(token, e, t) : 1ull << 32;
+    }
+    BitReader lows{in + used, bytes - (u64)used};
+    u64 next = 0;
+    for (u64 i = 0; i < count; ++i) {
+        next += base[tokens[i]] + lows.get(low[tokens[i]]);
+        indices[i] = (u32)next++;
+    }
+    if (lows.overrun()) return ERR_TRUNCATED;
+    return next > numel ? (i64)ERR_INDEX : lows.used() == lows.bytes ? 0 : (i64)ERR_VALUE;
+}

@@ -1,0 +1,166 @@
+// Golomb-Rice code of the gaps between sorted indices, highs and lows apart.
+//
+// gap_i = index_i - index_{i-1} - 1 (index_{-1} = -1). With the parameter b, low_i is gap_i's b low bits and
+// high_i = gap_i >> b.
+//
+//     section:  | b (1 byte) | lows: count fields of b bits, to a whole byte | highs, to a whole byte |
+//     highs:    for each i, high_i zero bits and then a one, from the low bit of each byte up
+//
+// Kept apart, the lows unpack without a dependency, and the highs need no shift of the lows: the one of element i
+// stands at bit P_i, so high_0 + ... + high_i = P_i - i.
+#include "entropy/lanes.h"
+
+// The sums of the highs for b - 1, b and b + 1. They are below numel, hence 32 bits.
+DR_CLONES static void sums_of_highs(const u32* indices, u64 count, u32 b, u64* sums) {
+    const u32 less = b ? b - 1 : 0, more = b < 31 ? b + 1 : 31;
+    u32 sum_less = indices[0] >> less, sum = indices[0] >> b, sum_more = indices[0] >> more;
+    for (u64 i = 1; i < count; ++i) {
+        const u32 gap = indices[i] - indices[i - 1] - 1;
+        sum_less += gap >> less;
+        sum += gap >> b;
+        sum_more += gap >> more;
+    }
+    sums[0] = sum_less, sums[1] = sum, sums[2] = sum_more;
+}
+
+// *highs: the section's sum of highs.
+DR_API u32 dr_rice_parameter(const u32* indices, u64 count, u64 numel, u64* highs) {
+    return rice_parameter(count, numel, [=](u32 b, u64* sums) {
+        sums_of_highs(indices, count, b, sums);
+        *highs = sums[1];
+    });
+}
+
+#ifdef DR_X86
+// Writes whole sixteens; the result is the number of elements written. It leaves 128 elements, so that what pack16 and
+// BitWriter store behind their bits is overwritten later.
+DR_AVX512 static u64 encode_avx512(const u32* indices, u64 count, u32 b, u8* lows, BitWriter& highs) {
+    const __m512i one = _mm512_set1_epi32(1), lanes = lane_numbers();
+    const __m512i mask = _mm512_set1_epi32((int)((1u << b) - 1));
+    const __m128i shift = _mm_cvtsi32_si128((int)b);
+    __m512i previous = _mm512_set1_epi32(-1);
+    u64 i = 0;
+    for (; i + 16 + 128 <= count; i += 16) {
+        const __m512i index = _mm512_loadu_si512(indices + i);
+        const __m512i before = _mm512_add_epi32(_mm512_alignr_epi32(index, previous, 15), one);
+        const __m512i gap = _mm512_sub_epi32(index, before);
+        previous = index;
+        if (b) pack16(_mm512_and_si512(gap, mask), b, lows + i / 8 * b);
+        put_ones(highs, _mm512_add_epi32(prefix_sums(_mm512_srl_epi32(gap, shift)), lanes));
+    }
+    return i;
+}
+
+// Reads whole sixteens. Moves *position, the bit of the highs, and *sum, of the lows; the result is the number of
+// elements read. A sum of highs beyond `most` gives an index beyond numel, and might wrap around.
+DR_AVX512 static u64 decode_avx512(const u8* in, u64 bytes, u64 count, u32 b, u64 numel, u32* indices,
+                                        u64* position, u64* sum, bool* bad) {
+    const u64 low_bytes = (count * b + 7) / 8;
+    Ones ones(in + low_bytes, bytes - low_bytes);
+    const Fields fields = fields_of(b);
+    const __m128i shift = _mm_cvtsi32_si128((int)b);
+    const __m512i lanes = lane_numbers(), most = _mm512_set1_epi32((int)(u32)((numel - 1) >> b));
+    __m512i previous = _mm512_set1_epi32(-1), lows = _mm512_setzero_si512(), places = lows;
+    __mmask16 wrong = 0;
+    u64 i = 0;
+    for (; i + 16 <= count && i / 8 * b + 64 <= bytes && next_ones(ones, places); i += 16) {
+        const __m512i number = _mm512_add_epi32(lanes, _mm512_set1_epi32((int)(u32)i));
+        const __m512i high = _mm512_sub_epi32(places, number);
+        *position = last_of(places) + 1ull;
+        lows = _mm512_add_epi32(last_lane(lows), prefix_sums(unpack16(in + i / 8 * b, fields)));
+        const __m512i index = _mm512_add_epi32(_mm512_add_epi32(_mm512_sll_epi32(high, shift), lows), number);
+        wrong |= _mm512_cmpgt_epu32_mask(high, most) | not_increasing(index, previous);
+        previous = index;
+        _mm512_storeu_si512(indices + i, index);
+    }
+    *bad = wrong || (i && last_of(previous) >= numel);
+    *sum = last_of(lows);
+    return i;
+}
+#endif
+
+// Writes the section behind its first byte.
+DR_API void dr_rice_encode(const u32* indices, u64 count, u32 b, u8* out) {
+    u8* lows = out;
+    u8* highs = out + (count * b + 7) / 8;
+    const u32 mask = (1u << b) - 1;
+    u64 word = 0, position = 0, high_word = 0, i = 0;
+    u32 filled = 0, next = 0;
+#ifdef DR_X86
+    if (dr_vector_level() == 2 && b <= 16 && count >= 256) {
+        BitWriter writer{highs};
+        i = encode_avx512(indices, count, b, lows, writer);
+        if (i) next = indices[i - 1] + 1;
+        lows += i / 8 * b;
+        highs = writer.out, high_word = writer.word, position = writer.filled;
+    }
+#endif
+    for (; i < count; ++i) {
+        const u32 gap = indices[i] - next;
+        next = indices[i] + 1;
+        const u64 low = gap & mask;
+        word |= low << filled;
+        filled += b;
+        if (filled >= 64) {
+            std::memcpy(lows, &word, 8);
+            lows += 8;
+            filled -= 64;
+            word = filled ? low >> (b - filled) : 0;
+        }
+        position += gap >> b;
+        while (position >= 64) {
+            std::memcpy(highs, &high_word, 8);
+            highs += 8;
+            high_word = 0;
+            position -= 64;
+        }
+        high_word |= 1ull << position;
+        if (++position == 64) {
+            std::memcpy(highs, &high_word, 8);
+            highs += 8;
+            high_word = 0;
+            position = 0;
+        }
+    }
+    std::memcpy(highs, &high_word, (position + 7) / 8);
+    if (b) std::memcpy(lows, &word, (filled + 7) / 8);
+}
+
+// Reads what follows the section's first byte. ERR_TRUNCATED where it holds fewer than `count` gaps, ERR_INDEX where
+// an index reaches numel, ERR_VALUE where it goes on behind the last.
+DR_CLONES static i64 decode(const u8* in, u64 bytes, u64 count, u32 b, u64 numel, u32* indices) {
+    if (b > 31) return ERR_INDEX;
+    const u64 low_bytes = (count * b + 7) / 8;
+    if (bytes < low_bytes) return ERR_TRUNCATED;
+    const u8* highs = in + low_bytes;
+    const u8* end = in + bytes;
+    const u64 high_bytes = bytes - low_bytes, mask = (1ull << b) - 1;
+    u64 i = 0, sum = 0, position = 0, out_of_range = 0;
+#ifdef DR_X86
+    if (dr_vector_level() == 2 && count >= 64 && high_bytes < (1ull << 32) / 8 - 8) {
+        bool bad;
+        i = decode_avx512(in, bytes, count, b, numel, indices, &position, &sum, &bad);
+        if (bad) return ERR_INDEX;
+    }
+#endif
+    u64 skip = ~0ull << (position & 63);  // the ones that are read already
+    for (u64 base = position / 64 * 8; base < high_bytes && i < count; base += 8, skip = ~0ull) {
+        u64 word = (base + 8 <= high_bytes ? load64(highs + base) : load64_tail(highs + base, end)) & skip;
+        for (; word && i < count; word &= word - 1, ++i) {
+            const u8* at = in + (i * b >> 3);
+            const u64 low = (at + 8 <= end ? load64(at) : load64_tail(at, end)) >> (i * b & 7) & mask;
+            sum += low;
+            position = base * 8 + (u64)__builtin_ctzll(word) + 1;
+            const u64 high = position - 1 - i, index = (high << b) + sum + i;
+            out_of_range |= (u64)(index >= numel) | (high >> 32);
+            indices[i] = (u32)index;
+        }
+    }
+    if (i < count) return ERR_TRUNCATED;
+    if (out_of_range) return ERR_INDEX;
+    return ends_at(highs, high_bytes, position) ? 0 : (i64)ERR_VALUE;
+}
+
+DR_API i64 dr_rice_decode(const u8* in, u64 bytes, u64 count, u32 b, u64 numel, u32* indices) {
+    return decode(in, bytes, count, b, numel, indices);
+}

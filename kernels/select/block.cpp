@@ -1,0 +1,64 @@
+// Block norms: the residual takes the gradient in, and each block of it gets a norm, in one pass.
+#include <limits>
+#include <cfloat>
+#include <cmath>
+
+#include "common/cpu.h"
+
+typedef double Lanes __attribute__((vector_size(64)));
+
+// Terms are summed in float64 in eight lanes (element j of the block in lane j % 8), then lanes 0+4, 1+5, 2+6, 3+7, then
+// 0+2, 1+3, then 0+1: an order that every backend can follow. The l2 norm stays squared, which orders blocks the same.
+template <class T>
+DR_CLONES static void block_norms(T* dense, const T* grad, u64 n, u64 block, bool l2, u64 first, u64 last,
+                                  double* norms) {
+    typedef T Eight __attribute__((vector_size(8 * sizeof(T))));
+    const Eight most = Eight{} + std::numeric_limits<T>::max();
+    for (u64 b = first; b < last; ++b) {
+        const u64 begin = b * block, end = begin + block < n ? begin + block : n;
+        Lanes sums = {};
+        u64 i = begin;
+        for (; i + 8 <= end; i += 8) {
+            Eight x;
+            std::memcpy(&x, dense + i, sizeof x);
+            if (grad) {
+                Eight g;
+                std::memcpy(&g, grad + i, sizeof g);
+                x += g;  // as `accumulated`
+                x = x < most ? x : most;
+                x = x > -most ? x : -most;
+                std::memcpy(dense + i, &x, sizeof x);
+            }
+            const Lanes wide = __builtin_convertvector(x, Lanes);
+            sums += l2 ? wide * wide : (wide < 0.0 ? -wide : wide);
+        }
+        double lane[8];
+        std::memcpy(lane, &sums, sizeof lane);
+        for (u64 j = 0; i < end; ++i, ++j) {
+            if (grad) dense[i] = accumulated(dense[i], grad[i]);
+            const double x = std::fabs((double)dense[i]);
+            lane[j] += l2 ? x * x : x;
+        }
+        for (int half = 4; half; half /= 2)
+            for (int j = 0; j < half; ++j) lane[j] += lane[j + half];
+        norms[b] = lane[0] <= DBL_MAX ? lane[0] : DBL_MAX;
+    }
+}
+
+template <class T>
+static void block_norms(T* dense, const T* grad, u64 n, u64 block, bool l2, double* norms, int threads) {
+    const u64 blocks = (n + block - 1) / block, grain = block < (1 << 20) ? (1 << 20) / block : 1;
+    parallel_runs(blocks, threads, grain, [&](int, u64 first, u64 last) {
+        block_norms(dense, grad, n, block, l2, first, last, norms);
+    });
+}
+
+// dense += grad (unless null), then norms[b] of elements [b * block, (b + 1) * block): the sum of squares (l2) or of
+// magnitudes, at most the largest float64. block >= 1.
+DR_API void dr_block_norms_f32(float* dense, const float* grad, u64 n, u64 block, int l2, double* norms, int threads) {
+    block_norms(dense, grad, n, block, l2 != 0, norms, threads);
+}
+DR_API void dr_block_norms_f64(double* dense, const double* grad, u64 n, u64 block, int l2, double* norms,
+                               int threads) {
+    block_norms(dense, grad, n, block, l2 != 0, norms, threads);
+}

@@ -1,0 +1,94 @@
+// A stable radix sort of 64-bit words, eight bits a pass, and what is sorted with it: the CUDA side of
+// kernels/sort/radix.h and sort.cpp.
+//
+// A pass: each tile counts its digits; the counts, all tiles of digit 0 first, become places by a scan; each tile moves
+// its words to the places of their digits, in their order.
+#include "common/device.cuh"
+
+const u32 DIGITS = 256, ROWS = 8;
+const u64 SORT_TILE = (u64)ROWS * THREADS;
+
+// counts[digit * tiles + tile]; a block a tile.
+KERNEL radix_count(const u64* words, u64 count, u32 shift, u32* counts) {
+    __shared__ u32 own[DIGITS];
+    own[threadIdx.x] = 0;
+    __syncthreads();
+    for (u32 row = 0; row < ROWS; ++row) {
+        const u64 i = blockIdx.x * SORT_TILE + row * THREADS + threadIdx.x;
+        if (i < count) atomicAdd(own + (words[i] >> shift & (DIGITS - 1)), 1u);
+    }
+    __syncthreads();
+    counts[(u64)threadIdx.x * gridDim.x + blockIdx.x] = own[threadIdx.x];
+}
+
+// Counts become the sums of those before them.
+KERNEL scan_counts(u32* counts, u64 count, u64* status, u64* end) {
+    each_place(
+        count, 0, status, end, [=](u64 i) { return (u64)counts[i]; },
+        [=](u64 i, u64 place) { counts[i] = (u32)place; });
+}
+
+// places: what became of the counts. A row at a time: in each warp, lanes of one digit find each other; thread d then
+// gives the warps their places of digit d.
+KERNEL radix_move(const u64* words, u64 count, u32 shift, const u32* places, u64* out) {
+    __shared__ u32 of_warp[WARPS][DIGITS];
+    u32 next = places[(u64)threadIdx.x * gridDim.x + blockIdx.x];
+    for (u32 row = 0; row < ROWS; ++row) {
+        const u64 i = blockIdx.x * SORT_TILE + row * THREADS + threadIdx.x;
+        const u64 word = i < count ? words[i] : 0;
+        const u32 digit = i < count ? (u32)(word >> shift & (DIGITS - 1)) : DIGITS;
+        for (u32 warp = 0; warp < WARPS; ++warp) of_warp[warp][threadIdx.x] = 0;
+        const u32 same = __match_any_sync(WHOLE_WARP, digit);
+        const u32 before = (u32)__popc(same & ((1u << lane_number()) - 1));
+        __syncthreads();
+        if (before == 0 && digit < DIGITS) of_warp[warp_number()][digit] = (u32)__popc(same);
+        __syncthreads();
+        for (u32 warp = 0; warp < WARPS; ++warp) {
+            const u32 size = of_warp[warp][threadIdx.x];
+            of_warp[warp][threadIdx.x] = next;
+            next += size;
+        }
+        __syncthreads();
+        if (digit < DIGITS) out[of_warp[warp_number()][digit] + before] = word;
+        __syncthreads();
+    }
+}
+
+// Pairs as in sort.cpp: | ~key | index |.
+KERNEL value_pairs(const float* values, u64 count, u64* pairs) {
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) {
+        const u32 bits = bits_of(values[i] + 0.0f), key = bits >> 31 ? ~bits : bits | 0x80000000u;
+        pairs[i] = (u64)~key << 32 | i;
+    }
+}
+KERNEL value_unpair(const u64* pairs, u64 count, float* sorted, u32* order) {
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) {
+        const u32 key = ~(u32)(pairs[i] >> 32);
+        sorted[i] = __uint_as_float(key >> 31 ? key & 0x7FFFFFFFu : ~key);
+        order[i] = (u32)pairs[i];
+    }
+}
+
+// | key | value's bits |
+KERNEL key_pairs(const u32* keys, const float* values, u64 count, u64* pairs) {
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) pairs[i] = (u64)keys[i] << 32 | bits_of(values[i]);
+}
+KERNEL key_unpair(const u64* pairs, u64 count, u64 numel, u32* keys, float* values, i32* error) {
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) {
+        const u64 key = pairs[i] >> 32;
+        keys[i] = (u32)key;
+        values[i] = __uint_as_float((u32)pairs[i]);
+        if (key >= numel || (i && key <= pairs[i - 1] >> 32)) atomicMin(error, ERR_INDEX);
+    }
+}
+
+// | index | its place |
+KERNEL index_pairs(const u32* indices, u64 count, u64* pairs) {
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) pairs[i] = (u64)indices[i] << 32 | i;
+}
+KERNEL index_unpair(const u64* pairs, u64 count, u32* indices, u32* places) {
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) {
+        indices[i] = (u32)(pairs[i] >> 32);
+        places[i] = (u32)pairs[i];
+    }
+}
