@@ -14,10 +14,10 @@ import numpy as np
 import hvd_deepreduce
 from hvd_deepreduce import agreement
 from hvd_deepreduce import container as wire
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, Floats, Key
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.memory import Memory
+from hvd_deepreduce.ops import arrays, deferred
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.stats import Stats
 
@@ -188,9 +188,9 @@ class Adapter(ABC):
             MismatchError: the ranks' configs differ.
         """
         size = self._process_set.size()
-        with of(out).reading(out):
-            gathered = of(out).put(gathered, out)
-            containers = of(gathered).together(lambda: wire.split(gathered, size, out.size))
+        with deferred.reading(out):
+            gathered = arrays.move_like(gathered, out)
+            containers = deferred.run_deferred(gathered, lambda: wire.split(gathered, size, out.size))
             if any(container.digest != containers[0].digest for container in containers):
                 self._agree(self._described())
             self._ready().decode(containers, out, carrier / size)

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from hvd_deepreduce.adapter import Adapter, Parameter
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, Floats, Key
 from hvd_deepreduce.config import Config
+from hvd_deepreduce.ops import arrays
+from hvd_deepreduce.ops.dispatch import on_host
 from hvd_deepreduce.sparse import MAX_NUMEL, SparseTensor
 
 Parameters = Sequence[tuple[str, int, np.dtype[Any], str]]
@@ -64,8 +65,8 @@ class Bucket:
 
     def move(self, like: Floats) -> None:
         """All of a bucket lies where its members' gradients lie; what was in it may be lost."""
-        if of(self.gradient) is not of(like):
-            self.gradient = of(like).zeros(self.gradient.size, self.dtype, like)
+        if on_host(self.gradient) != on_host(like):
+            self.gradient = arrays.zeros(self.gradient.size, self.dtype, like)
 
     def part(self, name: str) -> Floats:
         """The member's stretch of ``gradient``, a view."""

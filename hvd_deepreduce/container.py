@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, Key, padded
+from hvd_deepreduce.ops import arrays, sections
 from hvd_deepreduce.sparse import MAX_NUMEL
 
 MAGIC = b"HVDR"
@@ -84,7 +84,7 @@ def pack(container: Container) -> U8:
         raise ContainerError(
             f"a container holds up to 2^32 - 1 elements and this tensor has {container.numel}: split the parameter"
         )
-    sections = (container.indices, container.values, container.order)
+    parts = (container.indices, container.values, container.order)
     header = HEADER.pack(
         MAGIC,
         VERSION,
@@ -101,9 +101,9 @@ def pack(container: Container) -> U8:
         container.key.parameter,
         container.key.step & 0xFFFFFFFF,
         container.digest,
-        *(section.size for section in sections),
+        *(section.size for section in parts),
     )
-    out: U8 = of(container.values).joined(header, *sections, pad=8, checked=True)
+    out: U8 = sections.join(header, *parts, pad=8, checked=True)
     return out
 
 
@@ -127,7 +127,7 @@ def unpack(data: U8, rank: int | None = None, numel: int | None = None) -> Conta
         raise refuse(f"it is cut at {data.size} bytes, within its header of {HEADER.size}")
     magic: bytes
     (magic, version, sparsifier, index, value, dtype, flags, reserved, _, length, count, seed, parameter, step,
-     digest, *sizes) = HEADER.unpack(of(data).head(data, HEADER.size))  # fmt: skip
+     digest, *sizes) = HEADER.unpack(sections.peek(data, HEADER.size))  # fmt: skip
     if magic != MAGIC:
         raise refuse(f"it begins with {magic!r}, not with {MAGIC!r}: these bytes are something else")
     if version != VERSION:
@@ -135,9 +135,9 @@ def unpack(data: U8, rank: int | None = None, numel: int | None = None) -> Conta
     total = HEADER.size + sum(padded(size) for size in sizes)
     if total > data.size:
         raise refuse(f"its header says {total} bytes, and {data.size} are there")
-    data = of(data).aligned(data[:total])  # sections are read as whole words
+    data = arrays.aligned(data[:total])  # sections are read as whole words
     try:
-        of(data).check_container(data)
+        sections.check_container(data)
     except ValueError as error:
         raise refuse(str(error)) from None
     if dtype not in DTYPES or flags > 2 or reserved:
@@ -146,12 +146,12 @@ def unpack(data: U8, rank: int | None = None, numel: int | None = None) -> Conta
         raise refuse(f"it is of a tensor of {length} elements, and this one has {numel}: do all ranks train one model?")
     if count > length:
         raise refuse(f"it keeps {count} of {length} elements")
-    sections = []
+    parts = []
     at = HEADER.size
     for size in sizes:
-        sections.append(data[at : at + size])
+        parts.append(data[at : at + size])
         at += padded(size)
-    indices, values, order = sections
+    indices, values, order = parts
     return Container(
         sparsifier, index, value, DTYPES[dtype], length, count, Key(seed, parameter, step), digest,
         indices, values, order, joint=flags == 1, ordered=flags == 2,
@@ -164,7 +164,7 @@ def split(data: NDArray[np.uint8], ranks: int, numel: int | None = None) -> list
     Raises:
         ContainerError: as ``unpack``, and where bytes are left over.
     """
-    of(data).read_heads(data, ranks)
+    sections.prefetch_headers(data, ranks)
     containers = []
     at = 0
     for rank in range(ranks):

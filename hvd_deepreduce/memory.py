@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import ON_HOST, Floats
+from hvd_deepreduce.ops import arrays
 
 
 class Memory:
@@ -31,7 +31,7 @@ class Memory:
         """
         found = self._residuals.get(name)
         if found is None or getattr(found, "device", None) != getattr(like, "device", None):
-            found = of(like).zeros(numel, dtype, like) if found is None else of(like).put(of(found).host(found), like)
+            found = arrays.zeros(numel, dtype, like) if found is None else arrays.move_like(arrays.to_host(found), like)
             self._residuals[name] = found
             self._part([name])
         if found.size != numel or found.dtype != dtype:
@@ -52,7 +52,7 @@ class Memory:
         parts = [self.residual(name, numel, dtype, like) for name, numel in zip(names, sizes, strict=True)]
         found = self._joined.get(key)
         if found is None:
-            found = of(like).concatenate(parts)
+            found = arrays.concatenate(parts)
             self._part(key)
             self._joined[key] = found
             ends = np.cumsum(sizes).tolist()
@@ -66,7 +66,7 @@ class Memory:
 
     def state_dict(self) -> dict[str, Floats]:
         """A copy of all residuals, on the host."""
-        return {name: np.array(of(residual).host(residual)) for name, residual in self._residuals.items()}
+        return {name: np.array(arrays.to_host(residual)) for name, residual in self._residuals.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replaces all residuals by copies of these, of whatever shape."""

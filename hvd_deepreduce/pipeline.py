@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 
 from hvd_deepreduce import container as wire
-from hvd_deepreduce.backend import of
-from hvd_deepreduce.backend.cpu import NotFinite
 from hvd_deepreduce.codec import (
     U8,
     U32,
@@ -28,6 +26,8 @@ from hvd_deepreduce.codec import (
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import Container, ContainerError
 from hvd_deepreduce.index.packed import Packed
+from hvd_deepreduce.ops import arrays, bits, deferred, sort
+from hvd_deepreduce.ops.library import NonFiniteError
 from hvd_deepreduce.sparse import MAX_NUMEL
 from hvd_deepreduce.value.raw import Raw
 
@@ -70,7 +70,7 @@ class Pipeline:
                 if self.config.joint is not None:
                     return self._encode_joint(gradient, residual, indices, values, key)
                 return self._encode_parts(gradient, residual, indices, values, key, parts is None)
-        except NotFinite:
+        except NonFiniteError:
             whole, _ = Raw().encode(gradient, None, key)
             return self._pack(gradient, None, key, 0, Raw.id, EMPTY, whole)
 
@@ -85,7 +85,7 @@ class Pipeline:
         try:
             with self._encoding(gradient, residual):
                 return self._select(gradient, residual, key, parts)
-        except NotFinite:
+        except NonFiniteError:
             return None
 
     def _encoding(self, gradient: Floats, residual: Floats | None) -> AbstractContextManager[None]:
@@ -93,7 +93,7 @@ class Pipeline:
             raise ContainerError(
                 f"a tensor has up to 2^32 - 1 elements, and this one {gradient.size}: split it"
             )
-        encoding: AbstractContextManager[None] = of(gradient).encoding(gradient, residual, self.threads)
+        encoding: AbstractContextManager[None] = deferred.encoding(gradient, residual, self.threads)
         return encoding
 
     def _select(
@@ -109,10 +109,13 @@ class Pipeline:
             chosen = [
                 sparsifier.select(dense[i:j], None if added is None else added[i:j], key, threads) for i, j in parts
             ]
-            ops = of(gradient)
-            values = ops.concatenate([some for _, some in chosen])
-            found = [ops.moved(some, i) for (i, _), (some, _) in zip(parts, chosen, strict=True) if some is not None]
-            indices = ops.concatenate(found) if len(found) == len(chosen) else None
+            values = arrays.concatenate([some for _, some in chosen])
+            found = [
+                arrays.offset(some, begin)
+                for (begin, _), (some, _) in zip(parts, chosen, strict=True)
+                if some is not None
+            ]
+            indices = arrays.concatenate(found) if len(found) == len(chosen) else None
         return indices, values
 
     def _encode_joint(
@@ -123,12 +126,12 @@ class Pipeline:
         if indices is not None:
             wider = joint.support(indices, gradient.size, gradient.dtype)
             if wider is not indices:
-                indices, values = wider, of(wider).gather(gradient if residual is None else residual, wider)
+                indices, values = wider, arrays.gather(gradient if residual is None else residual, wider)
         section, support = joint.encode(indices, values, gradient.size, key)
         if residual is not None:
             count = gradient.size if support is None else support.size
             _, decoded = joint.decode(section, gradient.size, count, support is None, gradient.dtype, key)
-            of(residual).settle(residual, support, decoded)
+            arrays.subtract_sent(residual, support, decoded)
         return self._pack(gradient, support, key, 0, joint.id, EMPTY, section, joint=True)
 
     def _encode_parts(
@@ -142,20 +145,20 @@ class Pipeline:
             number = index.id
             section, support = index.encode(indices, gradient.size, key)
             if support is not indices and not index.keeps_values:
-                values = of(support).gather(gradient if residual is None else residual, support)
+                values = arrays.gather(gradient if residual is None else residual, support)
         value = self.config.value
         assert value is not None
         values_section, order = value.encode(values, support, key)
         if residual is not None:
             decoded = value.decode(values_section, values.size, support, gradient.dtype, key)
-            of(residual).settle(residual, support, unordered(decoded, order))
+            arrays.subtract_sent(residual, support, unordered(decoded, order))
         if order is None:
             return self._pack(gradient, support, key, number, value.id, section, values_section)
-        order_section = of(order).pack(order, (order.size - 1).bit_length())
+        order_section = bits.pack(order, (order.size - 1).bit_length())
         if number and support is not None:
             # log2 d bits for each index in the values' order often take less than a code of the set and the order's
             # log2 r bits: log2 C(d, r) + log2 r! is just below r log2 d.
-            in_order = of(order).pack(of(order).gather(support, order), (gradient.size - 1).bit_length())
+            in_order = bits.pack(arrays.gather(support, order), (gradient.size - 1).bit_length())
             if in_order.size < section.size + order_section.size:
                 return self._pack(
                     gradient, support, key, Packed.id, value.id, in_order, values_section, ordered=True
@@ -193,17 +196,17 @@ class Pipeline:
         Raises:
             ContainerError: for a container that cannot be decoded, with its rank; ``out`` is then unchanged.
         """
-        parts = of(out).together(
-            lambda: [decode_part(container, out.size, rank) for rank, container in enumerate(containers)]
+        parts = deferred.run_deferred(
+            out, lambda: [decode_part(container, out.size, rank) for rank, container in enumerate(containers)]
         )
-        of(out).sum_into(out, parts, scale, self.threads)
+        arrays.sum_into(out, parts, scale, self.threads)
 
 
 def unordered(values: Floats, order: U32 | None) -> Floats:
     """Puts values that a codec sorted back in the support's order."""
     if order is None:
         return values
-    out: Floats = of(values).scatter(values, order)
+    out: Floats = arrays.scatter(values, order)
     return out
 
 
@@ -253,11 +256,10 @@ def _decode(container: Container) -> tuple[U32 | None, Floats]:
     if container.ordered:
         if dense or container.index != Packed.id:
             raise ValueError("indices in the values' order must be packed ones")
-        ops = of(container.indices)
-        unsorted = ops.unpack(container.indices, count, (numel - 1).bit_length(), np.uint32)
-        support, places = ops.sort_indices(unsorted)
-        ops.check_indices(support, numel)
-        return support, ops.gather(value.decode(container.values, count, support, dtype, key), places)
+        unsorted = bits.unpack(container.indices, count, (numel - 1).bit_length(), np.uint32)
+        support, places = sort.by_index(unsorted)
+        bits.check_indices(support, numel)
+        return support, arrays.gather(value.decode(container.values, count, support, dtype, key), places)
     if container.index:
         support = _codec(index_codecs, container.index).decode(container.indices, numel, count, key)
     elif not dense:
@@ -269,6 +271,6 @@ def _decode(container: Container) -> tuple[U32 | None, Floats]:
 
 
 def _order(section: U8, count: int) -> U32:
-    order: U32 = of(section).unpack(section, count, (count - 1).bit_length(), np.uint32)
-    of(order).check_order(order)
+    order: U32 = bits.unpack(section, count, (count - 1).bit_length(), np.uint32)
+    bits.check_order(order)
     return order

@@ -32,8 +32,8 @@ from scipy.special import gammaln
 
 from hvd_deepreduce import Config
 from hvd_deepreduce import container as wire
-from hvd_deepreduce.backend import cpu
 from hvd_deepreduce.codec import U32, Floats, IndexCodec, Key, ValueCodec, index_codecs, joint_codecs, value_codecs
+from hvd_deepreduce.ops import library, select
 from hvd_deepreduce.pipeline import Pipeline, unordered
 
 matplotlib.use("Agg")
@@ -240,7 +240,7 @@ def codecs_section() -> Iterator[str]:
         d = gradient.size
         rows = []
         for density in DENSITIES:
-            indices, values = cpu.topk(gradient.copy(), None, int(d * density))
+            indices, values = select.topk(gradient.copy(), None, int(d * density))
             r = indices.size
             for kind, name, codec in all_codecs():
                 tried = trial(codec, indices, values, d)
@@ -326,7 +326,7 @@ RIVALS = [
 def rivals_section() -> Iterator[str]:
     """The research code's figures (one core, the same shape of input) beside ours."""
     gradient = layer(captured()[0])
-    indices, values = cpu.topk(gradient.copy(), None, 368)
+    indices, values = select.topk(gradient.copy(), None, 368)
     rows = []
     for rival in RIVALS:
         config = Config.load(index=rival.index, value=rival.value)
@@ -350,7 +350,7 @@ def rivals_section() -> Iterator[str]:
 def overhead_section() -> Iterator[str]:
     """What a call costs beside the work: eight kept elements of 64."""
     gradient = np.random.default_rng(0).standard_normal(64).astype(np.float32)
-    indices, values = cpu.topk(gradient.copy(), None, 8)
+    indices, values = select.topk(gradient.copy(), None, 8)
     rows = []
     for kind, name, codec in all_codecs():
         tried = trial(codec, indices, values, 64)
@@ -363,7 +363,7 @@ def bloom_section() -> Iterator[str]:
     """Bloom filters: the universe query is the cost."""
     gradient = captured()[0]
     d = gradient.size
-    indices, values = cpu.topk(gradient.copy(), None, d // 100)
+    indices, values = select.topk(gradient.copy(), None, d // 100)
     out = np.empty_like(gradient)
     rows = []
     for policy in ("p0", "p1", "p2", "leftmost", "middle", "rightmost"):
@@ -503,7 +503,7 @@ def main(
         title, function = SECTIONS[name]
         console.rule(title)
         parts = list(function())
-        level = ("portable", "AVX2", "AVX-512")[cpu.vector_level()]
+        level = ("portable", "AVX2", "AVX-512")[library.vector_level()]
         parts.append(f"*{date.today()}, {platform.machine()}, {os.cpu_count()} cores, {level} kernels.*")
         body = "\n\n".join(parts)
         print(body, flush=True)

@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 from hvd_deepreduce import container as wire
-from hvd_deepreduce.backend import cuda
 from hvd_deepreduce.codec import Key
 from hvd_deepreduce.config import Config
+from hvd_deepreduce.ops import deferred, select
 from hvd_deepreduce.pipeline import Pipeline
 
 CONTAINERS = 4
@@ -67,8 +67,8 @@ def main(
     gathered = cupy.concatenate([rice.encode(gradients[i % inputs], None, KEY) for i in range(CONTAINERS)])
 
     def decode(_: int) -> None:
-        with cuda.reading(out):
-            rice.decode(cuda.together(lambda: wire.split(gathered, CONTAINERS, numel)), out)
+        with deferred.reading(out):
+            rice.decode(deferred.run_deferred(lambda: wire.split(gathered, CONTAINERS, numel)), out)
 
     def topk_of_torch(i: int) -> None:
         torch.topk(tensors[i].abs(), kept, sorted=False)
@@ -77,7 +77,7 @@ def main(
     measured: list[tuple[str, Callable[[int], Any], float | None]] = [
         ("device copy", lambda i: cupy.copyto(out, gradients[i]), None),
         ("torch.topk of the magnitudes", topk_of_torch, None),
-        ("top-k, accumulated and exact", lambda i: cuda.topk(residuals[i], gradients[i], kept), None),
+        ("top-k, accumulated and exact", lambda i: select.topk(residuals[i], gradients[i], kept), None),
         ("encode: top-k, rice, qsgd", lambda i: rice.encode(gradients[i], residuals[i], KEY), 6.0),
         (f"decode and add {CONTAINERS} of them", decode, 4.0),
         ("encode: top-k, Bloom p0, raw", lambda i: bloom.encode(gradients[i], residuals[i], KEY), 15.0),

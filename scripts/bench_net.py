@@ -119,9 +119,9 @@ class Bench:
         return row
 
     def sparse(self, name: str, density: float, **settings) -> dict:
-        from hvd_deepreduce.backend import cpu
         from hvd_deepreduce.exchange import densestream, sparcml, topk_allgather
         from hvd_deepreduce.joint.densestream import DenseStream
+        from hvd_deepreduce.ops import select
         from hvd_deepreduce.sparse import SparseTensor
 
         modules = {"TopkA": topk_allgather, "TopkDA": sparcml}
@@ -133,7 +133,7 @@ class Bench:
 
         def step() -> None:
             at = time.perf_counter()
-            indices, values = cpu.topk(self.residual, self.gradient, kept)
+            indices, values = select.topk(self.residual, self.gradient, kept)
             tensor = SparseTensor(self.gradient.size, indices, values)
             spent["top-k"] += time.perf_counter() - at
             at, cpu_at = time.perf_counter(), time.process_time()
@@ -151,12 +151,12 @@ class Bench:
 
 def volumes(gradient: np.ndarray, density: float) -> dict[str, float]:
     """Table I: bytes of rank 0's own stream, against key-value."""
-    from hvd_deepreduce.backend import cpu
     from hvd_deepreduce.codec import Key
     from hvd_deepreduce.joint.densestream import DenseStream
+    from hvd_deepreduce.ops import select
 
     kept = max(1, int(density * gradient.size))
-    indices, values = cpu.topk(np.zeros_like(gradient), gradient, kept)
+    indices, values = select.topk(np.zeros_like(gradient), gradient, kept)
     return {
         name: codec.encode(indices, values, gradient.size, Key(0, 0, 0))[0].size / (8 * kept)
         for name, codec in {"plain": DenseStream(coded=False), "coded": DenseStream(coded=True)}.items()

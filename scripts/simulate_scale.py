@@ -24,12 +24,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from bench_net import generated  # noqa: E402
 
-from hvd_deepreduce.backend import cpu  # noqa: E402
 from hvd_deepreduce.codec import Key  # noqa: E402
 from hvd_deepreduce.exchange import costs, densestream, sparcml, topk_allgather  # noqa: E402
 from hvd_deepreduce.exchange.channel import Program  # noqa: E402
 from hvd_deepreduce.exchange.simulation import Network, SimulatedTraffic  # noqa: E402
 from hvd_deepreduce.joint.densestream import DenseStream, Stream  # noqa: E402
+from hvd_deepreduce.ops import select  # noqa: E402
 from hvd_deepreduce.sparse import SparseTensor  # noqa: E402
 
 STYLES = {"dense": "k--", "TopkA": "s-", "TopkDA split": "^-", "TopkDA doubling": "v-", "DSA": "o-", "DSA coded": "D-"}
@@ -60,7 +60,7 @@ class Gradients:
     def kept(self, rank: int, density: float) -> SparseTensor:
         """Its top-k."""
         row = np.ascontiguousarray(self.of(rank))
-        return SparseTensor(self.numel, *cpu.topk(np.zeros_like(row), row, max(1, int(density * self.numel))))
+        return SparseTensor(self.numel, *select.topk(np.zeros_like(row), row, max(1, int(density * self.numel))))
 
 
 def programs_of(name: str, tensors: list[SparseTensor]):

@@ -121,13 +121,13 @@ DIGESTS = """
 import hashlib
 import numpy as np
 from hvd_deepreduce import container as wire
-from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.ops import library
 from hvd_deepreduce.codec import Key
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.pipeline import Pipeline, decode_part
 from tests import cases
 
-print(cpu.vector_level())
+print(library.vector_level())
 configs = {f"index {n}": dict(index=c, value="raw") for n, c in cases.INDEX.items()}
 configs |= {f"value {n}": dict(index="raw", value=c) for n, c in cases.VALUE.items()}
 configs |= {f"joint {n}": dict(joint=c) for n, c in cases.JOINT.items()}

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_deepreduce import container as wire
-from hvd_deepreduce.backend import cpu
 from hvd_deepreduce.codec import Key
 from hvd_deepreduce.container import Container, ContainerError
+from hvd_deepreduce.ops import bits, sections
 from hvd_deepreduce.pipeline import Pipeline, decode_part
 from tests import cases
 from tests.oracle import checksum
@@ -76,7 +76,7 @@ def test_layout_is_the_specified_one():
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=4, max_size=40))
 def test_checksum_equals_the_oracle(words):
     data = np.array(words, "<u4").view(np.uint8)
-    assert cpu.checksum(data) == checksum.checksum(data.tobytes())
+    assert sections.checksum(data) == checksum.checksum(data.tobytes())
 
 
 def test_any_step_fits():
@@ -247,7 +247,7 @@ def ordered(indices, numel=9):
     """Indices in the order of the values 5, 6, 7."""
     width = (numel - 1).bit_length()
     values, none = np.array([5, 6, 7], np.float32).view(np.uint8), array(b"")
-    packed = cpu.pack(np.uint32(indices), width)
+    packed = bits.pack(np.uint32(indices), width)
     return Container(1, 2, 1, np.dtype(np.float32), numel, 3, KEY, 0, packed, values, none, ordered=True)
 
 
@@ -268,12 +268,12 @@ def test_indices_in_the_order_of_the_values_that_are_no_support(indices):
 @pytest.mark.parametrize("order", [[0, 0, 1], [2, 1, 2], [3, 0, 1]])
 def test_an_order_that_is_no_permutation(order):
     values, none = np.arange(3, dtype=np.float32).view(np.uint8), array(b"")
-    container = Container(0, 0, 1, np.dtype(np.float32), 3, 3, KEY, 0, none, values, cpu.pack(np.uint32(order), 2))
+    container = Container(0, 0, 1, np.dtype(np.float32), 3, 3, KEY, 0, none, values, bits.pack(np.uint32(order), 2))
     with pytest.raises(ContainerError, match="rank 0 .* not a permutation"):
         decode_part(container, 3, 0)
 
 
 def test_an_order_puts_values_back():
     values, none = np.array([5, 6, 7], np.float32).view(np.uint8), array(b"")
-    container = Container(0, 0, 1, np.dtype(np.float32), 3, 3, KEY, 0, none, values, cpu.pack(np.uint32([2, 0, 1]), 2))
+    container = Container(0, 0, 1, np.dtype(np.float32), 3, 3, KEY, 0, none, values, bits.pack(np.uint32([2, 0, 1]), 2))
     assert decode_part(container, 3, 0)[1].tolist() == [6, 7, 5]

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
+from hypothesis.extra import numpy as st_numpy
 
 from hvd_deepreduce import container as wire
-from hvd_deepreduce.backend import cpu
 from hvd_deepreduce.codec import Key
 from hvd_deepreduce.container import ContainerError
+from hvd_deepreduce.ops import arrays, deferred
 from hvd_deepreduce.pipeline import Pipeline, decode_part, unordered
 from tests import cases
 from tests.oracle import container as oracle_container
@@ -102,9 +102,9 @@ def test_nan_at_the_end_of_a_large_tensor_is_seen_by_every_thread_count():
     for at in (0, 1 << 20, gradient.size - 1):
         gradient[at] = np.nan
         for threads in (1, 2, 3):
-            assert not cpu.finite(gradient, threads)
+            assert not deferred.finite(gradient, threads)
         gradient[at] = 0
-    assert cpu.finite(gradient, 3)
+    assert deferred.finite(gradient, 3)
 
 
 @pytest.mark.parametrize("name", PIPELINES)
@@ -165,7 +165,7 @@ def test_sums_equal_the_oracle(data, ranks, dtype, scale):
     room = np.full(numel + 9, 7, dtype)
     offset = data.draw(st.integers(0, 4))  # an output that begins anywhere within a vector
     out = room[offset : offset + numel]
-    cpu.sum_into(out, parts, scale, data.draw(st.integers(1, 3)))
+    arrays.sum_into(out, parts, scale, data.draw(st.integers(1, 3)))
     slack = np.finfo(dtype).eps * (ranks + 1) * magnitudes
     assert np.all(np.abs(out - oracle.total(parts, numel, scale)) <= slack)
     assert np.all(room[:offset] == 7) and np.all(room[offset + numel :] == 7)
@@ -231,7 +231,7 @@ def test_header_says_what_was_done():
     assert (keyed.sparsifier, keyed.index, keyed.indices.size) == (2, 0, 0)
 
 
-@given(arrays(np.float32, 40, elements=st.floats(-100, 100, width=32)), st.integers(0, 2**32 - 1))
+@given(st_numpy.arrays(np.float32, 40, elements=st.floats(-100, 100, width=32)), st.integers(0, 2**32 - 1))
 def test_ranks_that_round_apart_settle_apart(gradient, seed):
     """A receiver decodes the same values whatever its own rank is."""
     pipeline = PIPELINES["none qsgd"]
@@ -244,7 +244,7 @@ def test_ranks_that_round_apart_settle_apart(gradient, seed):
 def test_small_helpers():
     assert unordered(np.array([5.0, 6, 7]), np.array([2, 0, 1], np.uint32)).tolist() == [6, 7, 5]
     residual = np.ones(4)
-    cpu.settle(residual, np.array([1, 3], np.uint32), np.array([1, 2], np.float32))
+    arrays.subtract_sent(residual, np.array([1, 3], np.uint32), np.array([1, 2], np.float32))
     assert residual.tolist() == [1, 0, 1, -1]
-    cpu.settle(residual, None, np.ones(4, np.float32))
+    arrays.subtract_sent(residual, None, np.ones(4, np.float32))
     assert residual.tolist() == [0, -1, 0, -2]

@@ -4,8 +4,8 @@ Huffman, "A method for the construction of minimum-redundancy codes", Proc. IRE 
 algorithm for optimal length-limited Huffman codes", J. ACM 1990.
 """
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8
+from hvd_deepreduce.ops import huffman
 
 
 def encode(symbols: U8) -> U8:
@@ -14,7 +14,7 @@ def encode(symbols: U8) -> U8:
     About p + 0.09 bits a symbol above the entropy at most, p the share of the most frequent symbol, and a bit a symbol
     at least where two or more occur. The code lengths take half a byte a symbol, 192 bytes at most.
     """
-    return of(symbols).huffman_encode(symbols)
+    return huffman.encode(symbols)
 
 
 def decode(section: U8, count: int) -> U8:
@@ -23,4 +23,4 @@ def decode(section: U8, count: int) -> U8:
     Raises:
         ValueError: for a section that no encoder wrote.
     """
-    return of(section).huffman_decode(section, count)
+    return huffman.decode(section, count)

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hvd_deepreduce.backend import cpu
 from hvd_deepreduce.codec import U8, Floats, Key
 from hvd_deepreduce.exchange.channel import SLOTS, TIMEOUT, Program, Session, Total, Traffic, gather, halving
 from hvd_deepreduce.joint.densestream import DenseStream, Stream, covered, pack, unpack, value_codec
+from hvd_deepreduce.ops import arrays, deferred, densestream
 from hvd_deepreduce.sparse import SparseTensor
 
 U64 = np.ndarray[Any, np.dtype[np.uint64]]
@@ -68,7 +68,7 @@ def allreduce(
         gap = codec.gap(own.numel, own.values.dtype)
         if fill and residual is not None:
             indices = covered(own.indices, own.numel, gap)
-            own = SparseTensor(own.numel, indices, cpu.gather(residual, indices))
+            own = SparseTensor(own.numel, indices, arrays.gather(residual, indices))
         slices = slices_of(session.most, traffic.size)
         totals = session.channel.reduce(boundaries(own, traffic.size * slices), MPI.SUM)
         bounds = averaged(totals, own.numel)
@@ -77,9 +77,9 @@ def allreduce(
         jobs = programs(traffic, Stream.encode(own, gap), job, session.total)
         total = session.finish(jobs, session.total.value)
         if residual is not None:
-            cpu.settle(residual, own.indices, own.values)
+            arrays.subtract_sent(residual, own.indices, own.values)
             for stream in lost or []:
-                cpu.stream_add(stream.starts, stream.lengths, stream.values, residual)
+                densestream.add_to(stream.starts, stream.lengths, stream.values, residual)
         return total
 
 
@@ -138,7 +138,7 @@ class Job:
         self.packed += 1  # random rounding with numbers of its own for every stream of this rank
         key = self.key._replace(parameter=(self.key.parameter + self.packed * 0x9E3779B1) & 0xFFFFFFFF)
         section = pack(stream, self.form, self.values, key, begin, end)
-        if self.lost is not None and cpu.finite(stream.values):
+        if self.lost is not None and deferred.finite(stream.values):
             sent = unpack(section, self.numel, self.dtype, None, begin, end)
             self.lost.append(Stream(self.numel, stream.starts, stream.lengths, stream.values - sent.values))
         return section

@@ -18,11 +18,11 @@ from typing import Literal
 import numpy as np
 from mpi4py import MPI
 
-from hvd_deepreduce.backend import cpu
 from hvd_deepreduce.codec import U8, Floats
 from hvd_deepreduce.exchange.channel import EMPTY, SLOTS, TIMEOUT, Program, Session, Total, Traffic, gather
 from hvd_deepreduce.exchange.densestream import slices_of
 from hvd_deepreduce.joint.densestream import PAIRS, PLAIN, Stream, pack, unpack
+from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.sparse import SparseTensor
 
 SMALL = 8192
@@ -56,7 +56,7 @@ def allreduce(
             programs = split_allgather(traffic, own, slices_of(session.most, traffic.size), total)
         result = session.finish(programs, total.value)
         if residual is not None:
-            cpu.settle(residual, own.indices, own.values)
+            arrays.subtract_sent(residual, own.indices, own.values)
         return result
 
 

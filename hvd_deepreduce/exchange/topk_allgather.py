@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 from mpi4py import MPI
 
-from hvd_deepreduce.backend import cpu
 from hvd_deepreduce.codec import U8, Floats
 from hvd_deepreduce.exchange.channel import TIMEOUT, Program, Session, Traffic, gather
 from hvd_deepreduce.joint.densestream import PAIRS, Stream, pack, unpack
+from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.sparse import SparseTensor
 
 
@@ -42,7 +42,7 @@ def allreduce(
         def value() -> SparseTensor | Floats:
             parts = [stream for stream in streams if stream is not None]
             if total.out is not None:
-                cpu.sum_into(total.out, [(part.indices(), part.values) for part in parts], scale)
+                arrays.sum_into(total.out, [(part.indices(), part.values) for part in parts], scale)
                 return total.out
             merged = parts[0]
             for part in parts[1:]:
@@ -52,7 +52,7 @@ def allreduce(
 
         result = session.finish([program(session.traffic, own, deliver)], value)
         if residual is not None:
-            cpu.settle(residual, own.indices, own.values)
+            arrays.subtract_sent(residual, own.indices, own.values)
         return result
 
 

@@ -1,6 +1,5 @@
 """Auto: for each tensor, the lossless index codec of the fewest bytes."""
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
 from hvd_deepreduce.index.bitmap import Bitmap
 from hvd_deepreduce.index.delta import Delta
@@ -10,6 +9,7 @@ from hvd_deepreduce.index.rans import Rans
 from hvd_deepreduce.index.raw import Raw
 from hvd_deepreduce.index.rice import Rice
 from hvd_deepreduce.index.rle import RLE
+from hvd_deepreduce.ops import index_sizes
 
 # The faster one first: of equal sizes it is taken.
 CHOICES: tuple[IndexCodec, ...] = (Raw(), Packed(), Bitmap(), EliasFano(), Rice(), Rans(), Delta(), RLE())
@@ -30,7 +30,7 @@ class Auto(IndexCodec):
         count = indices.size
         if count == 0:
             return CHOICES[0]
-        rice, rle, delta, elias_fano, rans = of(indices).index_sizes(indices, numel)
+        rice, rle, delta, elias_fano, rans = index_sizes.index_sizes(indices, numel)
         packed, bitmap = (count * (numel - 1).bit_length() + 7) // 8, (numel + 7) // 8
         sizes = (4 * count, packed, bitmap, elias_fano, rice, rans, delta, rle)
         return CHOICES[sizes.index(min(sizes))]

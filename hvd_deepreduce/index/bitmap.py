@@ -1,7 +1,7 @@
 """Bitmap: one bit an element of the dense tensor."""
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
+from hvd_deepreduce.ops import bitmap
 
 
 @index_codecs.register
@@ -15,8 +15,8 @@ class Bitmap(IndexCodec):
     id = 3
 
     def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
-        return of(indices).bitmap_encode(indices, numel), indices
+        return bitmap.encode(indices, numel), indices
 
     @staticmethod
     def decode(section: U8, numel: int, count: int, key: Key) -> U32:
-        return of(section).bitmap_decode(section, numel, count)
+        return bitmap.decode(section, numel, count)

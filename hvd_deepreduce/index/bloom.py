@@ -9,8 +9,8 @@ from typing import Literal, get_args
 import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
+from hvd_deepreduce.ops import arrays, bloom, sections, select
 
 Policy = Literal["naive", "p0", "p1", "p2", "leftmost", "middle", "rightmost"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
@@ -73,12 +73,12 @@ class Bloom(IndexCodec):
         size = math.ceil(0.999 * -indices.size * math.log(self.fpr) / math.log(2) ** 2 / 8)
         size = min(max(size, 8), LARGEST)
         spare = min(3, size // 100) if numel <= SMALL else 0
-        filters = (of(indices).bloom_insert(indices, size - less, hashes, *key[:3]) for less in range(spare + 1))
-        tried = ((bits, of(bits).bloom_query(bits, hashes, numel, *key[:3])) for bits in filters)
+        filters = (bloom.insert(indices, size - less, hashes, *key[:3]) for less in range(spare + 1))
+        tried = ((bits, bloom.query(bits, hashes, numel, *key[:3])) for bits in filters)
         bits, positives = min(tried, key=lambda one: one[1].size)
         header = bytes([POLICIES.index(self.policy) << 5 | hashes - 1])
         support = _choice(self.policy, positives, indices.size, bits.size, hashes, key)
-        return of(bits).joined(header, bits), support
+        return sections.join(header, bits), support
 
     @staticmethod
     def decode(section: U8, numel: int, count: int, key: Key) -> U32:
@@ -86,7 +86,7 @@ class Bloom(IndexCodec):
             return section.view(np.uint32)
         if section.size < 9 or section.size > LARGEST + 1:
             raise ValueError(f"a Bloom filter takes 9 to {LARGEST + 1} bytes with its header, not {section.size}")
-        (first,) = of(section).head(section, 1)
+        (first,) = sections.peek(section, 1)
         number, hashes = first >> 5, (first & 31) + 1
         if number >= len(POLICIES):
             raise ValueError(f"the policy of a Bloom filter is 0 to {len(POLICIES) - 1}, not {number}")
@@ -98,9 +98,9 @@ class Bloom(IndexCodec):
         least = 0.988 * (hashes - 0.5) * count / math.log(2) / 8 if policy != "p0" and hashes > 1 else 0
         if size > most or size < min(least, LARGEST):
             raise ValueError(f"a Bloom filter of {count} elements and {hashes} hashes is not {section.size} bytes long")
-        if policy == "p2" and int(np.unpackbits(of(section).host(section[1:])).sum(dtype=np.uint64)) > hashes * count:
+        if policy == "p2" and int(np.unpackbits(arrays.to_host(section[1:])).sum(dtype=np.uint64)) > hashes * count:
             raise ValueError(f"the Bloom filter has more ones than {count} elements and {hashes} hashes can set")
-        positives = of(section).bloom_query(section[1:], hashes, numel, *key[:3])
+        positives = bloom.query(section[1:], hashes, numel, *key[:3])
         found = positives.size
         if found < count or (policy == "p0" and found != count):
             raise ValueError(f"the Bloom filter holds {found} indices, and {count} are to be taken of them ({policy})")
@@ -114,10 +114,10 @@ def _choice(policy: Policy, positives: U32, count: int, size: int, hashes: int, 
         return positives
     if policy == "p1":
         # Those to drop are drawn, not those to keep: they are far fewer.
-        return of(positives).without(
-            positives, of(positives).random_indices(positives.size, spare, *key[:3], positives)
+        return arrays.delete(
+            positives, select.random_indices(positives.size, spare, *key[:3], positives)
         )
     if policy == "p2":
-        return of(positives).bloom_conflict_sets(positives, count, size, hashes, *key[:3])
+        return bloom.conflict_sets(positives, count, size, hashes, *key[:3])
     start = {"middle": spare // 2, "rightmost": spare}.get(policy, 0)
     return positives[start : start + count]

@@ -4,8 +4,8 @@ Jiang, Fu, Yang, Shao, Cui, "SKCompress: compressing sparse and nonuniform gradi
 VLDB Journal 2020, sections 5.1 and 5.2.
 """
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
+from hvd_deepreduce.ops import delta
 
 
 @index_codecs.register
@@ -21,8 +21,8 @@ class Delta(IndexCodec):
     id = 8
 
     def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
-        return of(indices).delta_encode(indices), indices
+        return delta.encode(indices), indices
 
     @staticmethod
     def decode(section: U8, numel: int, count: int, key: Key) -> U32:
-        return of(section).delta_decode(section, numel, count)
+        return delta.decode(section, numel, count)

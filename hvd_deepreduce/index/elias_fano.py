@@ -4,8 +4,8 @@ Elias, "Efficient storage and retrieval by content and address of static files",
 bits required to implement an associative memory", MIT 1971.
 """
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
+from hvd_deepreduce.ops import elias_fano
 
 
 @index_codecs.register
@@ -21,8 +21,8 @@ class EliasFano(IndexCodec):
     id = 9
 
     def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
-        return of(indices).elias_fano_encode(indices, numel), indices
+        return elias_fano.encode(indices, numel), indices
 
     @staticmethod
     def decode(section: U8, numel: int, count: int, key: Key) -> U32:
-        return of(section).elias_fano_decode(section, numel, count)
+        return elias_fano.decode(section, numel, count)

@@ -3,8 +3,8 @@
 DeepReduce (Kostopoulou et al., arXiv:2102.03112), appendix "Huffman Encoding".
 """
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
+from hvd_deepreduce.ops import huffman
 
 
 @index_codecs.register
@@ -21,8 +21,8 @@ class Huffman(IndexCodec):
     id = 7
 
     def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
-        return of(indices).huffman_indices_encode(indices, numel), indices
+        return huffman.encode_indices(indices, numel), indices
 
     @staticmethod
     def decode(section: U8, numel: int, count: int, key: Key) -> U32:
-        return of(section).huffman_indices_decode(section, numel, count)
+        return huffman.decode_indices(section, numel, count)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
+from hvd_deepreduce.ops import bits
 
 
 @index_codecs.register
@@ -14,10 +14,10 @@ class Packed(IndexCodec):
     id = 2
 
     def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
-        return of(indices).pack(indices, (numel - 1).bit_length()), indices
+        return bits.pack(indices, (numel - 1).bit_length()), indices
 
     @staticmethod
     def decode(section: U8, numel: int, count: int, key: Key) -> U32:
-        indices: U32 = of(section).unpack(section, count, (numel - 1).bit_length(), np.uint32)
-        of(indices).check_indices(indices, numel)
+        indices: U32 = bits.unpack(section, count, (numel - 1).bit_length(), np.uint32)
+        bits.check_indices(indices, numel)
         return indices

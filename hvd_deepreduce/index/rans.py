@@ -3,8 +3,8 @@
 The coder: Duda, arXiv:1311.2540, 2013; interleaved as in Giesen, arXiv:1402.3392, 2014.
 """
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
+from hvd_deepreduce.ops import rans
 
 
 @index_codecs.register
@@ -21,8 +21,8 @@ class Rans(IndexCodec):
     id = 10
 
     def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
-        return of(indices).rans_indices_encode(indices), indices
+        return rans.encode_indices(indices), indices
 
     @staticmethod
     def decode(section: U8, numel: int, count: int, key: Key) -> U32:
-        return of(section).rans_indices_decode(section, numel, count)
+        return rans.decode_indices(section, numel, count)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
+from hvd_deepreduce.ops import bits
 
 
 @index_codecs.register
@@ -21,5 +21,5 @@ class Raw(IndexCodec):
         if section.size != 4 * count:
             raise ValueError(f"raw indices take 4 bytes each: {count} indices cannot stand in {section.size} bytes")
         indices = section.view(np.uint32)
-        of(indices).check_indices(indices, numel)
+        bits.check_indices(indices, numel)
         return indices

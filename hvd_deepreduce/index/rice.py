@@ -5,8 +5,8 @@ Golomb, "Run-length encodings", IEEE Trans. Inf. Theory 1966; Rice and Plaunt, I
 
 import numpy as np
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
+from hvd_deepreduce.ops import rice
 
 
 @index_codecs.register
@@ -23,7 +23,7 @@ class Rice(IndexCodec):
     def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
         if indices.size == 0:
             return indices.view(np.uint8), indices
-        return of(indices).rice_encode(indices, numel), indices
+        return rice.encode(indices, numel), indices
 
     @staticmethod
     def decode(section: U8, numel: int, count: int, key: Key) -> U32:
@@ -31,4 +31,4 @@ class Rice(IndexCodec):
             if section.size:
                 raise ValueError(f"no indices take no bytes, not {section.size}")
             return section.view(np.uint32)
-        return of(section).rice_decode(section, numel, count)
+        return rice.decode(section, numel, count)

@@ -4,8 +4,8 @@ DeepReduce (Kostopoulou et al., "DeepReduce: a sparse-tensor communication frame
 arXiv:2102.03112), section 2 and appendix "Run Length Encoding".
 """
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
+from hvd_deepreduce.ops import rle
 
 
 @index_codecs.register
@@ -21,8 +21,8 @@ class RLE(IndexCodec):
     id = 6
 
     def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
-        return of(indices).rle_encode(indices, numel), indices
+        return rle.encode(indices, numel), indices
 
     @staticmethod
     def decode(section: U8, numel: int, count: int, key: Key) -> U32:
-        return of(section).rle_decode(section, numel, count)
+        return rle.decode(section, numel, count)

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, Floats, JointCodec, Key, ValueCodec, joint_codecs, padded, value_codecs
+from hvd_deepreduce.ops import arrays, deferred, densestream, rice, sections
 from hvd_deepreduce.sparse import SparseTensor
 from hvd_deepreduce.value.half import Half
 from hvd_deepreduce.value.qsgd import QSGD
@@ -66,14 +66,14 @@ class Stream:
     @classmethod
     def of_pairs(cls, numel: int, indices: U32, values: Floats, gap: int) -> Stream:
         """The same of indices and values that are known to be in order."""
-        return cls(numel, *of(indices).stream_encode(indices, values, gap))
+        return cls(numel, *densestream.encode(indices, values, gap))
 
     @classmethod
     def whole(cls, dense: Floats) -> Stream:
         """All elements of a vector as one block."""
         blocks = min(dense.size, 1)
         starts, lengths = (
-            of(dense).put(np.full(blocks, value, np.uint32), dense) for value in (0, dense.size)
+            arrays.move_like(np.full(blocks, value, np.uint32), dense) for value in (0, dense.size)
         )
         return cls(dense.size, starts, lengths, dense)
 
@@ -90,11 +90,11 @@ class Stream:
         if not self.starts.size:
             return other
         ours, theirs = (self.starts, self.lengths, self.values), (other.starts, other.lengths, other.values)
-        return Stream(self.numel, *of(self.starts).stream_merge(ours, theirs, gap))
+        return Stream(self.numel, *densestream.merge(ours, theirs, gap))
 
     def split(self, cuts: np.ndarray[Any, np.dtype[np.uint64]]) -> list[Stream]:
         """The ``cuts.size + 1`` parts before, between and behind the sorted ``cuts``; the values are not copied."""
-        starts, lengths, block_at, value_at = of(self.starts).stream_split(self.starts, self.lengths, cuts)
+        starts, lengths, block_at, value_at = densestream.split(self.starts, self.lengths, cuts)
         b, v = block_at.tolist(), value_at.tolist()
         return [
             Stream(self.numel, starts[b[p] : b[p + 1]], lengths[b[p] : b[p + 1]], self.values[v[p] : v[p + 1]])
@@ -117,22 +117,22 @@ class Stream:
         """Of all elements that the blocks cover."""
         if self.values.size == self.starts.size:
             return self.starts
-        return of(self.starts).stream_indices(self.starts, self.lengths, self.values.size)
+        return densestream.indices(self.starts, self.lengths, self.values.size)
 
     def sparse(self) -> SparseTensor:
         """The elements that are not zero."""
-        return SparseTensor(self.numel, *of(self.starts).stream_nonzero(self.starts, self.lengths, self.values))
+        return SparseTensor(self.numel, *densestream.nonzero(self.starts, self.lengths, self.values))
 
     def dense(self, begin: int, out: Floats) -> None:
         """Writes all elements from ``begin`` on that ``out`` has room for; no block may lie elsewhere."""
-        of(self.starts).stream_dense(self.starts, self.lengths, self.values, begin, out)
+        densestream.to_dense(self.starts, self.lengths, self.values, begin, out)
 
 
 def covered(indices: U32, numel: int, gap: int) -> U32:
     """All elements inside the blocks of these indices: with ``fill``, what to send at no more cost than the indices."""
-    nothing = of(indices).zeros(indices.size, np.float32, indices)
-    starts, lengths, values = of(indices).stream_encode(indices, nothing, gap)
-    return indices if values.size == indices.size else of(starts).stream_indices(starts, lengths, values.size)
+    nothing = arrays.zeros(indices.size, np.float32, indices)
+    starts, lengths, values = densestream.encode(indices, nothing, gap)
+    return indices if values.size == indices.size else densestream.indices(starts, lengths, values.size)
 
 
 def value_codec(value: ValueName, bits: int) -> ValueCodec:
@@ -160,15 +160,15 @@ def pack(
         codec: of the values; None: raw. Values that are not all finite are always raw.
         begin, end: the blocks lie inside; coded blocks only. ``end`` 0: the whole vector.
     """
-    if codec is None or (codec.id != Raw.id and not of(stream.values).finite(stream.values)):
+    if codec is None or (codec.id != Raw.id and not deferred.finite(stream.values)):
         codec = Raw()
     a: U8
     b: U8
     starts = stream.starts
     if form == CODED and starts.size:
-        skips, ends = of(starts).stream_gaps(starts, stream.lengths, begin)
-        a = of(skips).rice_encode(skips, (end or stream.numel) - begin)
-        b = of(ends).rice_encode(ends, stream.values.size)
+        skips, ends = densestream.gaps(starts, stream.lengths, begin)
+        a = rice.encode(skips, (end or stream.numel) - begin)
+        b = rice.encode(ends, stream.values.size)
     elif form == PAIRS:
         starts = stream.indices()
         a, b = starts.view(np.uint8), starts[:0].view(np.uint8)
@@ -178,7 +178,7 @@ def pack(
     sizes = (a.size, b.size, values.size)
     counts = (stream.numel, starts.size, stream.values.size)
     header = HEADER.pack(form, DTYPE_IDS[stream.values.dtype], codec.id, *counts, *sizes)
-    out: U8 = of(values).joined(header, a, b, values, pad=8)
+    out: U8 = sections.join(header, a, b, values, pad=8)
     return out
 
 
@@ -186,7 +186,7 @@ def size_of(data: U8) -> int:
     """Bytes of the stream at the start of ``data``, which may go on behind it."""
     if data.size < HEADER.size:
         raise ValueError(f"a stream begins with {HEADER.size} bytes, and {data.size} are there")
-    size = HEADER.size + sum(map(padded, HEADER.unpack(of(data).head(data, HEADER.size))[-3:]))
+    size = HEADER.size + sum(map(padded, HEADER.unpack(sections.peek(data, HEADER.size))[-3:]))
     if size > data.size:
         raise ValueError(f"a stream's header says {size} bytes, and {data.size} are there")
     return size
@@ -206,7 +206,7 @@ def unpack(
     """
     if size_of(section) != section.size:
         raise ValueError(f"{section.size - size_of(section)} bytes stand behind the stream")
-    form, dtype_id, value_id, length, blocks, count, *sizes = HEADER.unpack(of(section).head(section, HEADER.size))
+    form, dtype_id, value_id, length, blocks, count, *sizes = HEADER.unpack(sections.peek(section, HEADER.size))
     end = numel if end is None else end
     if length != numel:
         raise ValueError(f"it is of a vector of {length} elements, and this one has {numel}")
@@ -227,13 +227,13 @@ def unpack(
     codec = value_codecs.by_id[value_id]
     decoded: Floats = codec.decode(values, count, None, dtype, key or Key(0, 0, 0))  # type: ignore[attr-defined]
     if form == CODED and blocks:
-        starts = of(a).rice_decode(a, end - begin, blocks)
-        lengths = of(b).rice_decode(b, count, blocks)
-        of(starts).stream_blocks(starts, lengths, begin)
+        starts = rice.decode(a, end - begin, blocks)
+        lengths = rice.decode(b, count, blocks)
+        densestream.blocks_of_gaps(starts, lengths, begin)
     else:
         starts = a.view(np.uint32)
-        lengths = of(a).put(np.ones(blocks, np.uint32), a) if form == PAIRS else b.view(np.uint32)
-    of(starts).stream_check(starts, lengths, begin, end, count)
+        lengths = arrays.move_like(np.ones(blocks, np.uint32), a) if form == PAIRS else b.view(np.uint32)
+    densestream.check_blocks(starts, lengths, begin, end, count)
     return Stream(numel, starts, lengths, decoded.astype(dtype, copy=False))
 
 
@@ -291,5 +291,5 @@ class DenseStream(JointCodec):
         stream = unpack(section, numel, dtype, key)
         if stream.values.size != count:
             raise ValueError(f"its blocks hold {stream.values.size} elements, and {count} are wanted")
-        of(stream.values).check_finite(stream.values)
+        deferred.check_finite(stream.values)
         return None if dense else stream.indices(), stream.values

@@ -14,8 +14,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, Floats, JointCodec, Key
+from hvd_deepreduce.ops import arrays, quantile, sections, sketch
 
 HEADER = struct.Struct("<BxxxIIIHH")
 MAX_ROWS, MAX_COLUMNS, MAX_WIDTH, MAX_GROUPS, MAX_BUCKETS = 8, 4, 256, 256, 65536
@@ -57,12 +57,12 @@ class MinMaxSketch(JointCodec, ABC):
     def encode(self, indices: U32 | None, values: Floats, numel: int, key: Key) -> tuple[U8, U32 | None]:
         if values.size == 0:
             return values.view(np.uint8), indices
-        every = of(values).arange(numel, values) if indices is None else indices
-        x = of(values).to_float32(values)
-        means, codes, negative = of(x).quantile_encode(x, self.buckets, self.center == "middle")
+        every = arrays.arange(numel, values) if indices is None else indices
+        x = arrays.to_float32(values)
+        means, codes, negative = quantile.encode(x, self.buckets, self.center == "middle")
         groups = [groups_of(side, means.size, self.groups) for side in (negative, means.size - negative)]
         header = HEADER.pack(self.rows, round(self.columns * ONE_COLUMN), means.size, negative, *groups)
-        return of(means).sketch_encode(header, means, every, codes, self.coded, *key[:3]), indices
+        return sketch.encode(header, means, every, codes, self.coded, *key[:3]), indices
 
 
 def groups_of(side: int, buckets: int, groups: int) -> int:
@@ -84,7 +84,7 @@ def decode(section: U8, numel: int, count: int, dense: bool, key: Key, coded: bo
         return None if dense else section.view(np.uint32), section.view(np.float32)
     if section.size < HEADER.size:
         raise ValueError(f"a sketch's section begins with {HEADER.size} bytes, and this one has {section.size}")
-    rows, columns, buckets, negative, groups_below, groups_above = HEADER.unpack(of(section).head(section, HEADER.size))
+    rows, columns, buckets, negative, groups_below, groups_above = HEADER.unpack(sections.peek(section, HEADER.size))
     if not 1 <= rows <= MAX_ROWS or not 1 <= columns <= MAX_COLUMNS * ONE_COLUMN:
         raise ValueError(f"no sketch has {rows} rows and columns {columns}")
     if not negative <= buckets or not 1 <= buckets <= min(count, MAX_BUCKETS):
@@ -94,5 +94,5 @@ def decode(section: U8, numel: int, count: int, dense: bool, key: Key, coded: bo
             raise ValueError(f"{side} buckets of one sign do not make {groups} groups")
     if section.size < HEADER.size + 4 * buckets + 12 * (groups_below + groups_above):
         raise ValueError(f"the tables of {buckets} buckets do not fit into {section.size} bytes")
-    support, values = of(section).sketch_decode(section, numel, count, coded, *key[:3])
+    support, values = sketch.decode(section, numel, count, coded, *key[:3])
     return None if dense else support, values

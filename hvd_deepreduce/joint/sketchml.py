@@ -26,8 +26,8 @@ class SketchML(MinMaxSketch):
     s * columns * ceil(log2(q / g)) bits for its value (2 as a default), 10, 18 or 26 for its key (mostly 10 where the
     density is far above g / 256), and its share of the table of means.
 
-    Section: joint/minmax_sketch.py; a group's keys are drawn at the end of kernels/sketch/sketch.cpp, its bins are fields
-    of ceil(log2 w) bits for a group of w buckets.
+    Section: joint/minmax_sketch.py; a group's keys are drawn at the end of kernels/sketch/sketch.cpp, its bins are
+    fields of ceil(log2 w) bits for a group of w buckets.
 
     The defaults are the papers': q = 256 (section 4.1), g = 8 (4.2), two rows of a fifth of the kept elements (7.5).
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, Floats, JointCodec, Key, joint_codecs
+from hvd_deepreduce.ops import arrays, qsgd, sections, select, ternary
 from hvd_deepreduce.value.buckets import F32
 
 HEADER = struct.Struct("<f")
@@ -37,21 +37,21 @@ class ThreeLC(JointCodec):
     multiplier: float = Field(1.0, ge=1.0, lt=2.0)
 
     def encode(self, indices: U32 | None, values: Floats, numel: int, key: Key) -> tuple[U8, U32 | None]:
-        x = of(values).to_float32(values)
+        x = arrays.to_float32(values)
         if indices is not None:
-            kept, x = x, of(x).zeros(numel, np.float32, x)
-            of(x).sum_into(x, [(indices, kept)], 1.0)
-        norms = of(x).qsgd_norms(x, max(1, numel), False)
-        largest = float(of(norms).host(norms).max(initial=0.0))
+            kept, x = x, arrays.zeros(numel, np.float32, x)
+            arrays.sum_into(x, [(indices, kept)], 1.0)
+        norms = qsgd.bucket_norms(x, max(1, numel), False)
+        largest = float(arrays.to_host(norms).max(initial=0.0))
         m = min(self.multiplier * largest, float(np.finfo(np.float32).max))
         # What is written, which is never below the largest magnitude: x / M stays within [-1, 1].
         header = HEADER.pack(m)
-        packed = of(x).three_lc_pack(x, HEADER.unpack(header)[0])
-        section = of(packed).joined(header, of(packed).zero_runs_encode(packed))
+        packed = ternary.three_lc_pack(x, HEADER.unpack(header)[0])
+        section = sections.join(header, ternary.zero_runs_encode(packed))
         if indices is None:
             return section, None
         decoded = _values(section, numel)
-        return section, of(decoded).threshold(decoded, None, 0.0)[0]
+        return section, select.threshold(decoded, None, 0.0)[0]
 
     @staticmethod
     def decode(
@@ -60,7 +60,7 @@ class ThreeLC(JointCodec):
         values = _values(section, numel)
         if dense:
             return None, values
-        indices, kept = of(values).threshold(values, None, 0.0)
+        indices, kept = select.threshold(values, None, 0.0)
         if indices.size != count:
             raise ValueError(f"the 3LC section holds {indices.size} elements that are not zero, not {count}")
         return indices, kept
@@ -69,7 +69,7 @@ class ThreeLC(JointCodec):
 def _values(section: U8, numel: int) -> F32:
     if section.size < HEADER.size:
         raise ValueError(f"a 3LC section begins with {HEADER.size} bytes, and this one has {section.size}")
-    (m,) = HEADER.unpack(of(section).head(section, HEADER.size))
-    packed = of(section).zero_runs_decode(section[HEADER.size :], -(-numel // 5))
-    values: F32 = of(packed).three_lc_unpack(packed, numel, m)
+    (m,) = HEADER.unpack(sections.peek(section, HEADER.size))
+    packed = ternary.zero_runs_decode(section[HEADER.size :], -(-numel // 5))
+    values: F32 = ternary.three_lc_unpack(packed, numel, m)
     return values

@@ -8,8 +8,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
+from hvd_deepreduce.ops import arrays, select
 from hvd_deepreduce.sparsify.topk import kept_of
 
 
@@ -34,7 +34,7 @@ class BlockTopK(Sparsifier):
     norm: Literal["l2", "l1"] = "l2"
 
     def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32, Floats]:
-        norms = of(dense).block_norms(dense, gradient, self.block, self.norm == "l2", threads)
-        blocks, _ = of(norms).topk(norms, None, kept_of(self.density, norms.size), threads)
-        kept = of(blocks).of_blocks(blocks, self.block, dense.size)
-        return kept, of(dense).gather(dense, kept)
+        norms = select.block_norms(dense, gradient, self.block, self.norm == "l2", threads)
+        blocks, _ = select.topk(norms, None, kept_of(self.density, norms.size), threads)
+        kept = select.block_indices(blocks, self.block, dense.size)
+        return kept, arrays.gather(dense, kept)

@@ -1,7 +1,7 @@
 """None: all elements, for codecs of dense gradients (QSGD, TernGrad, SignSGD, 3LC as published)."""
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
+from hvd_deepreduce.ops import arrays
 
 
 @sparsifiers.register
@@ -13,5 +13,5 @@ class All(Sparsifier):
 
     def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32 | None, Floats]:
         if gradient is not None:
-            of(dense).add(dense, gradient, threads)
+            arrays.add(dense, gradient, threads)
         return None, dense.copy()

@@ -1,7 +1,7 @@
 """Nonzero: for gradients that are sparse by themselves, such as an embedding's (DeepReduce, section 2)."""
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
+from hvd_deepreduce.ops import select
 
 
 @sparsifiers.register
@@ -16,4 +16,4 @@ class NonZero(Sparsifier):
     id = 4
 
     def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32, Floats]:
-        return of(dense).threshold(dense, gradient, 0.0, threads)
+        return select.threshold(dense, gradient, 0.0, threads)

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import Field
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import ON_HOST, U32, Floats, Key, Sparsifier, sparsifiers
+from hvd_deepreduce.ops import arrays, select
 from hvd_deepreduce.sparsify.topk import kept_of
 
 
@@ -30,11 +30,11 @@ class RandomK(Sparsifier):
 
     def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32, Floats]:
         if gradient is not None:
-            of(dense).add(dense, gradient, threads)
+            arrays.add(dense, gradient, threads)
         indices = self.indices_of(dense.size, kept_of(self.density, dense.size), key, dense)
-        return indices, of(dense).gather(dense, indices)
+        return indices, arrays.gather(dense, indices)
 
     @staticmethod
     def indices_of(numel: int, count: int, key: Key, like: Any = ON_HOST) -> U32:
-        indices: U32 = of(like).random_indices(numel, count, *key[:3], like)
+        indices: U32 = select.random_indices(numel, count, *key[:3], like)
         return indices

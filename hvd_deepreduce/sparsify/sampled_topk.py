@@ -9,8 +9,8 @@ import math
 import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
+from hvd_deepreduce.ops import arrays, select
 from hvd_deepreduce.sparsify.topk import kept_of
 
 LEAST_KEPT = 64
@@ -38,17 +38,17 @@ class SampledTopK(Sparsifier):
 
     def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32, Floats]:
         if dense.size == 0:
-            return of(dense).zeros(0, np.uint32, dense), dense.copy()
+            return arrays.zeros(0, np.uint32, dense), dense.copy()
         samples = min(dense.size, max(kept_of(self.sample, dense.size), math.ceil(LEAST_KEPT / self.density)))
-        at = of(dense).random_indices(dense.size, samples, *key[:3], dense)
-        sampled = of(dense).gather(dense, at)
+        at = select.random_indices(dense.size, samples, *key[:3], dense)
+        sampled = arrays.gather(dense, at)
         if gradient is not None:
-            of(sampled).add(sampled, of(gradient).gather(gradient, at))
-        _, largest = of(sampled).topk(sampled, None, kept_of(self.density, samples), threads)
-        least = float(np.abs(of(largest).host(largest)).min())
-        indices, values = of(dense).threshold(dense, gradient, least, threads)
+            arrays.add(sampled, arrays.gather(gradient, at))
+        _, largest = select.topk(sampled, None, kept_of(self.density, samples), threads)
+        least = float(np.abs(arrays.to_host(largest)).min())
+        indices, values = select.threshold(dense, gradient, least, threads)
         kept = kept_of(self.density, dense.size)
         if indices.size > self.excess * kept:
-            places, values = of(values).topk(values, None, kept, threads)
-            indices = of(indices).gather(indices, places)
+            places, values = select.topk(values, None, kept, threads)
+            indices = arrays.gather(indices, places)
         return indices, values

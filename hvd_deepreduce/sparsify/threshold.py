@@ -5,8 +5,8 @@ Strom, "Scalable distributed DNN training using commodity GPU cloud computing", 
 
 from pydantic import Field
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
+from hvd_deepreduce.ops import select
 
 
 @sparsifiers.register
@@ -22,4 +22,4 @@ class Threshold(Sparsifier):
     threshold: float = Field(ge=0, allow_inf_nan=False)
 
     def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32, Floats]:
-        return of(dense).threshold(dense, gradient, self.threshold, threads)
+        return select.threshold(dense, gradient, self.threshold, threads)

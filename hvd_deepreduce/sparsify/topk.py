@@ -5,8 +5,8 @@ Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018; the first 
 
 from pydantic import Field
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
+from hvd_deepreduce.ops import select
 
 
 def kept_of(density: float, numel: int) -> int:
@@ -31,4 +31,4 @@ class TopK(Sparsifier):
     density: float = Field(0.01, gt=0, le=1)
 
     def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32, Floats]:
-        return of(dense).topk(dense, gradient, kept_of(self.density, dense.size), threads)
+        return select.topk(dense, gradient, kept_of(self.density, dense.size), threads)

@@ -5,8 +5,8 @@ Basu, Data, Karakus, Diggavi, "Qsparse-local-SGD", NeurIPS 2019, section 5 (expe
 
 from pydantic import Field
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
+from hvd_deepreduce.ops import select
 
 
 @sparsifiers.register
@@ -25,4 +25,4 @@ class TopKCapped(Sparsifier):
     cap: int = Field(1000, ge=1, lt=2**32)
 
     def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32, Floats]:
-        return of(dense).topk(dense, gradient, min(self.cap, dense.size), threads)
+        return select.topk(dense, gradient, min(self.cap, dense.size), threads)

@@ -51,10 +51,10 @@ from tensorflow.python.ops import control_flow_util
 
 from hvd_deepreduce.adapter import Parameter
 from hvd_deepreduce.agreement import Parameters
-from hvd_deepreduce.backend import cuda, of
 from hvd_deepreduce.buckets import Bucket, BucketedAdapter, Layout
 from hvd_deepreduce.codec import U8, Floats
 from hvd_deepreduce.config import Config
+from hvd_deepreduce.ops import arrays, device
 
 LINE = 'optimizer = hvd.DistributedOptimizer(optimizer, compression=DeepReduce("configs/topk_rice_qsgd.yaml"))'
 # The name that Horovod's stall warning shows.
@@ -423,7 +423,7 @@ class DeepReduce(BucketedAdapter, Compressor, tf.train.experimental.PythonState)
 
     def _array(self, tensor: tf.Tensor) -> Any:
         """CuPy's array of a tensor's memory."""
-        return cuda.from_dlpack(tensor)
+        return device.from_dlpack(tensor)
 
     def _python(
         self, function: Callable[..., tuple[Any, ...]], inputs: list[tf.Tensor], types: list[Any], name: str
@@ -439,9 +439,9 @@ class DeepReduce(BucketedAdapter, Compressor, tf.train.experimental.PythonState)
             # TensorFlow shows nobody its stream: what it launched must be done before ours, and ours before it goes on.
             tf.test.experimental.sync_devices()
             array = self._array(first)
-            with cuda.on_device_of(array):
+            with device.on_device_of(array):
                 made = function(array, *(other.numpy() for other in others))
-            cuda.finish(array)
+            device.synchronize(array)
             return [tf.constant(one) if isinstance(one, np.ndarray) else _tensor(one) for one in made]
 
         with tf.device(gpu):
@@ -519,7 +519,7 @@ class DeepReduce(BucketedAdapter, Compressor, tf.train.experimental.PythonState)
             with self._lock:
                 run, parameter = self._run(slot, int(number)), self._parameter(slot)
             with self._working(slot.graph, run, decoding=True), self._stats.timed("decode"):
-                out: Floats = of(gathered).empty(slot.numel, slot.coded, gathered)
+                out: Floats = arrays.empty(slot.numel, slot.coded, gathered)
                 try:
                     self._decode(gathered, out, float(carrier[0]))
                 except Exception as error:
@@ -537,7 +537,7 @@ class DeepReduce(BucketedAdapter, Compressor, tf.train.experimental.PythonState)
             run, _ = self._begin(slot, int(number))
             with self._working(slot.graph, run), self._stats.timed("encode"):
                 self._stats.sending(min(slot.dtype.size, 8), gradient.size * slot.dtype.size)
-                self._put(run, slot, of(gradient).host(gradient) if self._over_mpi else gradient)
+                self._put(run, slot, arrays.to_host(gradient) if self._over_mpi else gradient)
             return (np.ones(1, slot.coded),)
 
         return put
@@ -742,7 +742,7 @@ class DeepReduce(BucketedAdapter, Compressor, tf.train.experimental.PythonState)
             function = tf.function(plain(gather_named), input_signature=[tf.TensorSpec([None], tf.uint8)])
             gather = self._allgathers[name] = function.get_concrete_function()
         with tf.device("CPU:0"):
-            gathered: U8 = gather(tf.constant(of(packed).host(packed))).numpy()
+            gathered: U8 = gather(tf.constant(arrays.to_host(packed))).numpy()
         return gathered
 
     def _mpi_enabled(self) -> bool:

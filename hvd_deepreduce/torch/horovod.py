@@ -20,10 +20,10 @@ import torch
 from horovod.torch.compression import Compressor
 
 from hvd_deepreduce.adapter import Parameter
-from hvd_deepreduce.backend import cuda
 from hvd_deepreduce.buckets import Bucket, BucketedAdapter
 from hvd_deepreduce.codec import U8, Floats
 from hvd_deepreduce.config import Config
+from hvd_deepreduce.ops import device
 
 LINE = (
     "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), "
@@ -250,7 +250,7 @@ class DeepReduce(BucketedAdapter, Compressor):
 
     def _array(self, flat: torch.Tensor) -> Any:
         """The array of a tensor's memory: NumPy's, or on a GPU CuPy's."""
-        return cuda.from_dlpack(flat) if flat.is_cuda else flat.numpy()
+        return device.from_dlpack(flat) if flat.is_cuda else flat.numpy()
 
     def _mpi_enabled(self) -> bool:
         return bool(hvd.mpi_enabled())
@@ -345,4 +345,4 @@ def _on(tensor: torch.Tensor) -> AbstractContextManager[None]:
     """Inside, the CUDA backend works on the tensor's GPU, on PyTorch's current stream."""
     if not tensor.is_cuda:
         return nullcontext()
-    return cuda.on_stream(tensor.device.index, torch.cuda.current_stream(tensor.device).cuda_stream)
+    return device.on_stream(tensor.device.index, torch.cuda.current_stream(tensor.device).cuda_stream)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8
+from hvd_deepreduce.ops import sections
 
 HEADER = struct.Struct("<BBHI")
 F32 = NDArray[np.float32]
@@ -18,7 +18,7 @@ F32 = NDArray[np.float32]
 
 def join(setting: int, bucket: int, scales: F32, codes: NDArray[Any], entropy: int = 0) -> U8:
     """The section."""
-    section: U8 = of(codes).joined(HEADER.pack(setting, entropy, 0, bucket), scales, codes)
+    section: U8 = sections.join(HEADER.pack(setting, entropy, 0, bucket), scales, codes)
     return section
 
 
@@ -30,7 +30,7 @@ def split(section: U8, count: int, width: int = 1) -> tuple[int, int, int, F32, 
     """
     if section.size < HEADER.size:
         raise ValueError(f"a section of buckets begins with {HEADER.size} bytes, and this one has {section.size}")
-    setting, entropy, zero, bucket = HEADER.unpack(of(section).head(section, HEADER.size))
+    setting, entropy, zero, bucket = HEADER.unpack(sections.peek(section, HEADER.size))
     if zero or bucket == 0:
         raise ValueError(f"its buckets hold {bucket} values, its reserved bytes {zero}: 1 or more and 0 are right")
     codes_at = HEADER.size + 4 * width * -(-count // bucket)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, Floats, Key, ValueCodec, value_codecs
+from hvd_deepreduce.ops import arrays, curve_fit, sort
 
 
 @value_codecs.register
@@ -18,8 +18,8 @@ class FitDExp(ValueCodec):
 
     Two linear least-squares systems give the curve: the rates b and d from an integral equation, then a and c. Where
     they have no such solution (complex or equal rates, a straight line, one or two values) the curve is the one that
-    kernels/curve_fit/fit_dexp.cpp names; it also draws the section. Zeros stay zeros, and a value keeps its sign and lies
-    within the least and largest magnitude of its sign. float64 values are rounded to float32.
+    kernels/curve_fit/fit_dexp.cpp names; it also draws the section. Zeros stay zeros, and a value keeps its sign and
+    stays within the least and largest magnitude of its sign. float64 values are rounded to float32.
 
     Lost: what lies off the curve: 1% of the values' norm for the top 1% of normal variates, 10 to 20% for heavy tails
     (``fit_poly`` loses a tenth of that). Cost: the order, ceil(log2 r) bits a kept element; and 8 bytes, and 24 a sign,
@@ -30,9 +30,9 @@ class FitDExp(ValueCodec):
     id = 12
 
     def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
-        ordered, order = of(values).sort_values(of(values).to_float32(values))
-        return of(ordered).fit_dexp_encode(ordered), order
+        ordered, order = sort.by_value(arrays.to_float32(values))
+        return curve_fit.fit_dexp_encode(ordered), order
 
     @staticmethod
     def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
-        return of(section).fit_dexp_decode(section, count)
+        return curve_fit.fit_dexp_decode(section, count)

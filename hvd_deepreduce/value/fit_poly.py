@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, Floats, Key, ValueCodec, value_codecs
+from hvd_deepreduce.ops import arrays, curve_fit, sort
 
 
 @value_codecs.register
@@ -40,9 +40,9 @@ class FitPoly(ValueCodec):
     segments: int | None = Field(4, ge=1, le=1024)
 
     def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
-        ordered, order = of(values).sort_values(of(values).to_float32(values))
-        return of(ordered).fit_poly_encode(ordered, self.degree, self.segments), order
+        ordered, order = sort.by_value(arrays.to_float32(values))
+        return curve_fit.fit_poly_encode(ordered, self.degree, self.segments), order
 
     @staticmethod
     def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
-        return of(section).fit_poly_decode(section, count)
+        return curve_fit.fit_poly_decode(section, count)

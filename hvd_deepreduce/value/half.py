@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, Floats, Key, ValueCodec, value_codecs
+from hvd_deepreduce.ops import half
 
 
 @value_codecs.register
@@ -25,11 +25,11 @@ class Half(ValueCodec):
     dtype: Literal["float16", "bfloat16"] = "bfloat16"
 
     def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
-        return of(values).half_encode(values, self.dtype == "bfloat16"), None
+        return half.encode(values, self.dtype == "bfloat16"), None
 
     @staticmethod
     def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
         if section.size != 2 * (count + 1):
             raise ValueError(f"{count} values of 16 bits take {2 * (count + 1)} bytes, not {section.size}")
-        values: Floats = of(section).half_decode(section, count)
+        values: Floats = half.decode(section, count)
         return values

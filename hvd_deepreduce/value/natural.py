@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, Floats, Key, ValueCodec, value_codecs
+from hvd_deepreduce.ops import arrays, natural, sections, sign
 
 
 @value_codecs.register
@@ -27,12 +27,12 @@ class Natural(ValueCodec):
     id = 7
 
     def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
-        x = of(values).to_float32(values)
-        return of(x).joined(b"", of(x).signs(x), of(x).natural_exponents(x, *key)), None
+        x = arrays.to_float32(values)
+        return sections.join(b"", sign.encode(x), natural.encode(x, *key)), None
 
     @staticmethod
     def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
         exponents_at = (count + 7) // 8
         if section.size != exponents_at + count:
             raise ValueError(f"{count} signs and exponents take {exponents_at + count} bytes, not {section.size}")
-        return of(section).natural_decode(section[:exponents_at], section[exponents_at:])
+        return natural.decode(section[:exponents_at], section[exponents_at:])

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, Floats, Key, ValueCodec, value_codecs
 from hvd_deepreduce.entropy import huffman, rans
+from hvd_deepreduce.ops import arrays, qsgd
 from hvd_deepreduce.value.buckets import HEADER, join, split
 
 CODERS = {1: huffman, 2: rans}
@@ -61,15 +61,15 @@ class QSGD(ValueCodec):
     entropy: Literal["none", "huffman", "rans"] = "none"
 
     def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
-        x, l2 = of(values).to_float32(values), self.norm == "l2"
+        x, l2 = arrays.to_float32(values), self.norm == "l2"
         if self.entropy != "none":
-            norms, codes = of(x).qsgd_encode(x, self.bucket, 2 ** (self.bits - 1) - 1, l2, *key)
+            norms, codes = qsgd.norms_and_codes(x, self.bucket, 2 ** (self.bits - 1) - 1, l2, *key)
             entropy = ENTROPY_IDS[self.entropy]
             coded = CODERS[entropy].encode(codes)
             if coded.size < (values.size * self.bits + 7) // 8:
                 return join(self.bits, self.bucket, norms, coded, entropy), None
         header = HEADER.pack(self.bits, 0, 0, self.bucket)
-        return of(x).qsgd_section(header, x, self.bucket, self.bits, l2, *key), None
+        return qsgd.encode_section(header, x, self.bucket, self.bits, l2, *key), None
 
     @staticmethod
     def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
@@ -77,7 +77,7 @@ class QSGD(ValueCodec):
         if not 2 <= bits <= 8 or entropy > 2:
             raise ValueError(f"QSGD has 2 to 8 bits and the entropy coders 0 to 2, not {bits} bits and coder {entropy}")
         if entropy:
-            return of(norms).qsgd_decode(norms, CODERS[entropy].decode(codes, count), bucket, 2 ** (bits - 1) - 1)
+            return qsgd.dequantize(norms, CODERS[entropy].decode(codes, count), bucket, 2 ** (bits - 1) - 1)
         if codes.size != (count * bits + 7) // 8:
             raise ValueError(f"{count} codes of {bits} bits take {(count * bits + 7) // 8} bytes, not {codes.size}")
-        return of(norms).qsgd_open(norms, codes, count, bucket, bits)
+        return qsgd.decode_section(norms, codes, count, bucket, bits)

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, Floats, Key, ValueCodec, value_codecs
+from hvd_deepreduce.ops import arrays, bits, deferred, quantile, sections
 
 HEADER = struct.Struct("<I")
 
@@ -50,10 +50,10 @@ class Quantile(ValueCodec):
     def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
         if values.size == 0:
             return values.view(np.uint8), None
-        x = of(values).to_float32(values)
-        means, codes, _ = of(x).quantile_encode(x, self.buckets, self.center == "middle")
-        numbers = of(codes).pack(codes, (means.size - 1).bit_length())
-        return of(means).joined(HEADER.pack(means.size), means, numbers), None
+        x = arrays.to_float32(values)
+        means, codes, _ = quantile.encode(x, self.buckets, self.center == "middle")
+        numbers = bits.pack(codes, (means.size - 1).bit_length())
+        return sections.join(HEADER.pack(means.size), means, numbers), None
 
     @staticmethod
     def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
@@ -61,7 +61,7 @@ class Quantile(ValueCodec):
             return section.view(np.float32)
         if section.size < 4:
             raise ValueError(f"a quantile section begins with 4 bytes, and this one has {section.size}")
-        (buckets,) = HEADER.unpack(of(section).head(section, HEADER.size))
+        (buckets,) = HEADER.unpack(sections.peek(section, HEADER.size))
         if not 1 <= buckets <= min(count, 65536):
             raise ValueError(f"{count} values lie in 1 to {min(count, 65536)} buckets, not in {buckets}")
         width = (buckets - 1).bit_length()
@@ -69,6 +69,6 @@ class Quantile(ValueCodec):
         if section.size != codes_at + (count * width + 7) // 8:
             raise ValueError(f"{count} values in {buckets} buckets do not take {section.size} bytes")
         means = section[4:codes_at].view(np.float32)
-        of(means).check_finite(means)
-        codes: U32 = of(section).unpack(section[codes_at:], count, width, np.uint32)
-        return of(means).quantile_decode(means, codes)
+        deferred.check_finite(means)
+        codes: U32 = bits.unpack(section[codes_at:], count, width, np.uint32)
+        return quantile.decode(means, codes)

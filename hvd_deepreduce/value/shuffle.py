@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, Floats
+from hvd_deepreduce.ops import arrays, deferred
 
 
 def to_bytes(values: Floats, shuffle: bool) -> U8:
     """The values' little-endian bytes; shuffled: the first byte of each value, then the second of each, and so on."""
-    data = np.ascontiguousarray(of(values).host(values)).view(np.uint8)
+    data = np.ascontiguousarray(arrays.to_host(values)).view(np.uint8)
     return np.ascontiguousarray(data.reshape(values.size, values.itemsize).T).reshape(-1) if shuffle else data
 
 
 def section_of(compressed: bytes, shuffle: bool, like: Floats) -> U8:
     """``| shuffled u8, 0 or 1 | compressed bytes |``, where ``like`` is."""
-    section: U8 = of(like).put(np.frombuffer(bytes([shuffle]) + compressed, np.uint8), like)
+    section: U8 = arrays.move_like(np.frombuffer(bytes([shuffle]) + compressed, np.uint8), like)
     return section
 
 
@@ -29,7 +29,7 @@ def open_section(section: U8) -> tuple[bool, bytes]:
     Raises:
         ValueError: where the section's first byte is missing or neither 0 nor 1.
     """
-    data = of(section).host(section)
+    data = arrays.to_host(section)
     if data.size == 0 or data[0] > 1:
         raise ValueError("a section of compressed bytes begins with 0 or 1, for shuffled or not")
     return bool(data[0]), data[1:].tobytes()
@@ -47,6 +47,6 @@ def from_bytes(data: bytes, count: int, dtype: np.dtype[Any], shuffle: bool, lik
     if shuffle:
         raw = np.ascontiguousarray(raw.reshape(dtype.itemsize, count).T).reshape(-1)
     values: Floats = raw.view(dtype)
-    of(values).check_finite(values)
-    values = of(like).put(values, like)
+    deferred.check_finite(values)
+    values = arrays.move_like(values, like)
     return values

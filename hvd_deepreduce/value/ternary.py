@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, Floats, Key, ValueCodec, value_codecs
+from hvd_deepreduce.ops import arrays, buckets, qsgd, ternary
 from hvd_deepreduce.value.buckets import join, split
 
 
@@ -26,7 +26,8 @@ class Ternary(ValueCodec):
     The variance can pass the values' own square: an error feedback residual then grows from step to step, and the
     paper uses none. Set ``error_feedback: false`` with this codec.
 
-    Section: value/buckets.py's, with setting 0, a scale m a bucket, and codes as drawn in kernels/three_lc/three_lc.cpp.
+    Section: value/buckets.py's, with setting 0, a scale m a bucket, and codes as drawn in
+    kernels/three_lc/three_lc.cpp.
 
     Attributes:
         bucket: values that share m, 1 to 2^31; fewer lower the variance. None: all, as published.
@@ -39,14 +40,14 @@ class Ternary(ValueCodec):
     clip: float | None = Field(None, ge=1.0, le=100.0)
 
     def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
-        x = of(values).to_float32(values)
+        x = arrays.to_float32(values)
         bucket = self.bucket or max(1, x.size)
-        scales = of(x).qsgd_norms(x, bucket, False)
+        scales = qsgd.bucket_norms(x, bucket, False)
         if self.clip is not None:
-            scales = of(x).clip_scales(scales, x, bucket, self.clip)
+            scales = buckets.clip_scales(scales, x, bucket, self.clip)
         # QSGD with one level: a value above the scale takes that level for certain, which is the clipping.
-        digits = of(x).qsgd_codes(x, scales, bucket, 1, *key)
-        return join(0, bucket, scales, of(digits).trits_pack(digits)), None
+        digits = qsgd.quantize(x, scales, bucket, 1, *key)
+        return join(0, bucket, scales, ternary.trits_pack(digits)), None
 
     @staticmethod
     def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
@@ -55,4 +56,4 @@ class Ternary(ValueCodec):
             raise ValueError(f"a ternary section begins with two zero bytes, not with {setting} and {entropy}")
         if packed.size != -(-count // 5):
             raise ValueError(f"{count} ternary digits take {-(-count // 5)} bytes, not {packed.size}")
-        return of(scales).qsgd_decode(scales, of(packed).trits_unpack(packed, count), bucket, 1)
+        return qsgd.dequantize(scales, ternary.trits_unpack(packed, count), bucket, 1)

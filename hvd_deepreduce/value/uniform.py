@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.backend import of
 from hvd_deepreduce.codec import U8, U32, Floats, Key, ValueCodec, value_codecs
+from hvd_deepreduce.ops import arrays, uniform
 from hvd_deepreduce.value.buckets import join, split
 
 
@@ -37,8 +37,8 @@ class Uniform(ValueCodec):
 
     def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
         dtype = np.uint8 if self.bits == 8 else np.uint16
-        x = of(values).to_float32(values)
-        ranges, codes = of(x).uniform_encode(x, self.bucket, dtype, *key)
+        x = arrays.to_float32(values)
+        ranges, codes = uniform.encode(x, self.bucket, dtype, *key)
         return join(self.bits, self.bucket, ranges, codes), None
 
     @staticmethod
@@ -48,4 +48,4 @@ class Uniform(ValueCodec):
             raise ValueError(f"uniform codes have 8 or 16 bits and no entropy coder, not {bits} bits and {entropy}")
         if codes.size != count * bits // 8:
             raise ValueError(f"{count} uniform codes of {bits} bits take {count * bits // 8} bytes, not {codes.size}")
-        return of(ranges).uniform_decode(ranges, codes.view(np.uint8 if bits == 8 else np.uint16), bucket)
+        return uniform.decode(ranges, codes.view(np.uint8 if bits == 8 else np.uint16), bucket)

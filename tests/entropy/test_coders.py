@@ -98,9 +98,9 @@ def test_close_to_the_entropy():
 def test_other_machines_write_the_same_bytes(level):
     code = (
         "from tests.entropy.test_coders import STREAMS\n"
-        "from hvd_deepreduce.backend import cpu\n"
+        "from hvd_deepreduce.ops import library\n"
         "from hvd_deepreduce.entropy import rans\n"
-        f"assert cpu.vector_level() <= {1 if level == 'avx2' else 0}\n"
+        f"assert library.vector_level() <= {1 if level == 'avx2' else 0}\n"
         "for s in STREAMS.values():\n"
         "    e = rans.encode(s); assert rans.decode(e, s.size).tobytes() == s.tobytes(); print(e.tobytes().hex())"
     )

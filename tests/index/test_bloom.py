@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hvd_deepreduce.backend import cpu
 from hvd_deepreduce.codec import Key
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import unpack
 from hvd_deepreduce.index.bloom import Bloom, Policy
+from hvd_deepreduce.ops import bits, bloom
 from hvd_deepreduce.pipeline import Pipeline
 from tests.oracle import bloom as oracle
 
@@ -35,7 +35,7 @@ def check(kept, numel, codec, key=KEY):
     decoded = Bloom.decode(section, numel, support.size, key)
     np.testing.assert_array_equal(decoded, support)
     assert support.dtype == decoded.dtype == np.uint32
-    cpu.check_indices(support, numel)
+    bits.check_indices(support, numel)
     if codec.policy == "p0":
         assert np.isin(kept, support).all()
     else:
@@ -141,8 +141,8 @@ def test_a_small_tensor_gets_the_filter_with_the_fewest_positives(count, tries):
         largest, k = oracle.size_and_hashes(count, 0.001)
         found = []
         for size in range(largest, largest - tries, -1):
-            bits = cpu.bloom_insert(kept, size, k, *key[:3])
-            found.append(cpu.bloom_query(bits, k, 36864, *key[:3]).size)
+            bits = bloom.insert(kept, size, k, *key[:3])
+            found.append(bloom.query(bits, k, 36864, *key[:3]).size)
         assert support.size == min(found)
         assert section.size - 1 == largest - found.index(min(found))
         fewer += support.size < found[0]
@@ -298,7 +298,7 @@ def valid_or_refused(section, numel, count, key=KEY):
         assert str(error)[-1] not in ".:" and len(str(error)) > 20
         return
     assert found.size == count
-    cpu.check_indices(found, numel)
+    bits.check_indices(found, numel)
 
 
 @given(st.binary(max_size=60), st.integers(0, 3000), st.integers(0, 200))

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_deepreduce.backend import cpu
 from hvd_deepreduce.codec import Key
 from hvd_deepreduce.index.packed import Packed
+from hvd_deepreduce.ops import bits
 from tests.oracle import bitpack as oracle
 
 KEY = Key(1, 2, 3)
@@ -15,15 +15,15 @@ KEY = Key(1, 2, 3)
 def test_fields_of_every_width(data, width, dtype):
     width = min(width, 8 * np.dtype(dtype).itemsize)
     values = data.draw(st.lists(st.integers(0, 2**width - 1), max_size=70))
-    section = cpu.pack(np.array(values, dtype), width)
+    section = bits.pack(np.array(values, dtype), width)
     assert section.tobytes() == oracle.pack(values, width)
-    assert cpu.unpack(section, len(values), width, dtype).tolist() == values == oracle.unpack(
+    assert bits.unpack(section, len(values), width, dtype).tolist() == values == oracle.unpack(
         section.tobytes(), len(values), width
     )
     for wrong in (section[:-1].copy(), np.concatenate([section, np.zeros(1, np.uint8)])):
         if section.size:
-            with pytest.raises(ValueError, match=f"it takes {section.size} bytes, and {wrong.size} are there"):
-                cpu.unpack(wrong, len(values), width, dtype)
+            with pytest.raises(ValueError, match=f"it must have {section.size} bytes, and it has {wrong.size}"):
+                bits.unpack(wrong, len(values), width, dtype)
 
 
 @pytest.mark.parametrize(("dtype", "most"), [(np.uint8, 8), (np.uint32, 32)])
@@ -32,9 +32,9 @@ def test_many_fields_of_every_width(dtype, most, count):
     random = np.random.default_rng(count)
     for width in range(most + 1):
         values = random.integers(0, 2**width, count, dtype=np.uint64).astype(dtype)
-        section = cpu.pack(values, width)
+        section = bits.pack(values, width)
         assert section.tobytes() == oracle.pack(values.tolist(), width)
-        assert (cpu.unpack(section, count, width, dtype) == values).all()
+        assert (bits.unpack(section, count, width, dtype) == values).all()
 
 
 @given(st.data())

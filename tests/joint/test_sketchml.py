@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_deepreduce.backend import cpu
 from hvd_deepreduce.codec import Key
 from hvd_deepreduce.joint.minmax_sketch import MinMaxSketch
 from hvd_deepreduce.joint.skcompress import SKCompress
 from hvd_deepreduce.joint.sketchml import SketchML
+from hvd_deepreduce.ops import bits, quantile, sketch
 from tests.joint.sketches import F32, KEY, gradient, round_trip
 from tests.oracle import minmax_sketch as oracle
 from tests.oracle import quantile as quantile_oracle
@@ -55,7 +55,7 @@ def test_magnitudes_only_decay_and_by_less_than_a_group(codec, groups):
     indices, values = gradient(numel, 20_000)
     values[::50] = 0  # one bucket of zeros, the first of the first group that is not negative
     _, decoded = round_trip(codec(groups=groups), indices, values, numel)
-    means, codes, negative = cpu.quantile_encode(values, 256, False)
+    means, codes, negative = quantile.encode(values, 256, False)
     assert not (decoded * np.sign(values) < 0).any()
     assert (np.abs(decoded) <= np.abs(means[codes])).all()
     for side, of_side, before in ((means[:negative], values < 0, 0), (means[negative:], values >= 0, negative)):
@@ -79,8 +79,8 @@ def test_correctness_rate_is_that_of_equation_2(rows, columns):
     for step in range(150):
         keys = np.sort(random.choice(10**6, v, replace=False)).astype(np.uint32)
         numbers = random.permutation(v).astype(np.uint8)
-        bins = cpu.sketch_insert(keys, numbers, rows, t, v, 1, 2, step)
-        found = cpu.sketch_query(keys, bins, np.arange(v, dtype=np.float32), rows, t, 1, 2, step)
+        bins = sketch.insert(keys, numbers, rows, t, v, 1, 2, step)
+        found = sketch.query(keys, bins, np.arange(v, dtype=np.float32), rows, t, 1, 2, step)
         assert (found <= numbers).all()
         right.append(np.mean(found == numbers))
     assert abs(np.mean(right) - expected) < 4 * np.std(right) / np.sqrt(len(right)) + 1e-3
@@ -91,7 +91,7 @@ def test_correctness_rate_of_a_gradient_is_at_least_equation_2(codec):
     numel = 400_000
     indices, values = gradient(numel, 40_000)
     _, decoded = round_trip(codec(), indices, values, numel)
-    means, codes, _ = cpu.quantile_encode(values, 256, False)
+    means, codes, _ = quantile.encode(values, 256, False)
     v, t = 5000, 1000
     bound = np.mean(1 - (1 - (1 - 1 / t) ** (v - np.arange(1, v + 1))) ** 2)
     rate = np.mean(decoded == means[codes])
@@ -182,17 +182,17 @@ def test_most_buckets(codec):
 @given(st.sets(st.one_of(st.integers(0, 300), st.integers(0, 2**32 - 2)), max_size=50))
 def test_flagged_keys(drawn):
     keys = np.array(sorted(drawn), np.uint32)
-    section = cpu.flagged_encode(keys)
+    section = sketch.flagged_encode(keys)
     assert section.tobytes() == oracle.flagged(keys.tolist())
-    assert (cpu.flagged_decode(section, 2**32 - 1, keys.size) == keys).all()
+    assert (sketch.flagged_decode(section, 2**32 - 1, keys.size) == keys).all()
     if keys.size:
         with pytest.raises(ValueError, match="index"):
-            cpu.flagged_decode(section, int(keys[-1]), keys.size)
+            sketch.flagged_decode(section, int(keys[-1]), keys.size)
 
 
 def test_flagged_keys_longer_than_needed_are_refused():
     with pytest.raises(ValueError, match="index"):
-        cpu.flagged_decode(np.array([1, 5, 0], np.uint8), 100, 1)
+        sketch.flagged_decode(np.array([1, 5, 0], np.uint8), 100, 1)
 
 
 @both
@@ -228,7 +228,7 @@ def test_broken_sections_are_refused_or_valid(codec: type[MinMaxSketch]):
         assert support is not None
         assert support.size == decoded.size == 200
         assert np.isfinite(decoded).all()
-        cpu.check_indices(support, numel)
+        bits.check_indices(support, numel)
     assert refused > 100
     for count in (0, 1, 199, 201, 4001):
         with pytest.raises(ValueError, match=r"\w+ \w+"):

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from pydantic import ValidationError
 
-from hvd_deepreduce.backend import cpu
 from hvd_deepreduce.codec import Key
+from hvd_deepreduce.ops import select
 from hvd_deepreduce.sparsify.threshold import Threshold
 from tests.oracle import threshold as oracle
 from tests.oracle.pipeline import accumulated
@@ -18,7 +18,7 @@ def check(dense, gradient, least, threads=1):
     total = accumulated(dense, gradient)
     indices, values = oracle.select(total, least)
     work = dense.copy()
-    found, kept = cpu.threshold(work, gradient, least, threads)
+    found, kept = select.threshold(work, gradient, least, threads)
     np.testing.assert_array_equal(found, indices)
     np.testing.assert_array_equal(kept.view(np.uint8), values.view(np.uint8))
     np.testing.assert_array_equal(work.view(np.uint8), total.view(np.uint8))
@@ -44,10 +44,10 @@ def test_the_limit_is_not_rounded(least):
 
 def test_threads_change_nothing():
     dense = np.random.default_rng(0).standard_normal((1 << 20) * 2 + 77).astype(np.float32)
-    one = cpu.threshold(dense, None, 2.5, 1)
+    one = select.threshold(dense, None, 2.5, 1)
     np.testing.assert_array_equal(one[0], np.flatnonzero(np.abs(dense) >= 2.5))
     for threads in (2, 3):
-        for a, b in zip(one, cpu.threshold(dense, None, 2.5, threads), strict=True):
+        for a, b in zip(one, select.threshold(dense, None, 2.5, threads), strict=True):
             np.testing.assert_array_equal(a, b)
 
 

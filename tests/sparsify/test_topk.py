@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
+from hypothesis.extra import numpy as st_numpy
 
-from hvd_deepreduce.backend import cpu
 from hvd_deepreduce.codec import Key
+from hvd_deepreduce.ops import select
 from hvd_deepreduce.sparsify.topk import TopK, kept_of
 from tests.oracle import topk as oracle
 from tests.oracle.pipeline import accumulated
@@ -25,7 +25,7 @@ def check(dense, gradient, k, threads=1):
     expected_dense = accumulated(dense, gradient)
     indices, values = oracle.select(expected_dense, k)
     work = dense.copy()
-    found, kept = cpu.topk(work, gradient, k, threads)
+    found, kept = select.topk(work, gradient, k, threads)
     assert found.dtype == np.uint32 and kept.dtype == dtype
     np.testing.assert_array_equal(found, indices)
     np.testing.assert_array_equal(kept.view(np.uint8), values.view(np.uint8))
@@ -35,10 +35,10 @@ def check(dense, gradient, k, threads=1):
 @given(st.data(), st.sampled_from([np.float32, np.float64]), st.booleans())
 def test_exact_with_ties(data, dtype, accumulate):
     n = data.draw(st.integers(1, 80))
-    dense = data.draw(arrays(dtype, n, elements=TIED.map(dtype)))
+    dense = data.draw(st_numpy.arrays(dtype, n, elements=TIED.map(dtype)))
     gradient = None
     if accumulate:
-        gradient = data.draw(arrays(dtype, n, elements=st.sampled_from([0.0, 1.0, -1.0, 0.5]).map(dtype)))
+        gradient = data.draw(st_numpy.arrays(dtype, n, elements=st.sampled_from([0.0, 1.0, -1.0, 0.5]).map(dtype)))
     check(dense, gradient, data.draw(st.integers(0, n)))
 
 
@@ -47,7 +47,7 @@ def test_exact_on_any_finite_floats(data, width):
     limit = float(np.finfo(f"float{width}").max) / 4
     floats = st.floats(-limit, limit, width=width)
     n = data.draw(st.integers(1, 200))
-    dense = data.draw(arrays(f"float{width}", n, elements=floats))
+    dense = data.draw(st_numpy.arrays(f"float{width}", n, elements=floats))
     check(dense, None, data.draw(st.integers(0, n)))
 
 
@@ -120,7 +120,7 @@ def test_threads_change_nothing(dtype, name):
     for threads in (1, 2, 3):
         work = dense.copy()
         for source in (gradient, None):  # with the accumulation, and out of what it left
-            found, kept = cpu.topk(work, source, n // 100, threads)
+            found, kept = select.topk(work, source, n // 100, threads)
             np.testing.assert_array_equal(found, indices)
             np.testing.assert_array_equal(kept, values)
             np.testing.assert_array_equal(work, total)
@@ -134,7 +134,7 @@ def test_flushed_denormals_stay_within_the_tensor():
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush denormals")
     try:
-        indices, _ = cpu.topk(dense, None, 40)
+        indices, _ = select.topk(dense, None, 40)
     finally:
         torch.set_flush_denormal(False)
     np.testing.assert_array_equal(indices, oracle.select(dense, 40)[0])
@@ -161,7 +161,7 @@ def test_select_of_an_empty_and_of_a_whole_tensor():
 DIGEST = """
 import hashlib
 import numpy as np
-from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.ops import library, select
 rng = np.random.default_rng(5)
 digest = hashlib.sha256()
 for n in (1, 15, 16, 17, 4100, 70001):
@@ -170,9 +170,9 @@ for n in (1, 15, 16, 17, 4100, 70001):
         gradient = rng.standard_normal(n).astype(np.float32)
         for k in (1, -(-n // 100), n):
             work = dense.copy()
-            for array in (*cpu.topk(work, gradient, k), work, *cpu.threshold(work, gradient, 40.0), work):
+            for array in (*select.topk(work, gradient, k), work, *select.threshold(work, gradient, 40.0), work):
                 digest.update(array.tobytes())
-print(cpu.vector_level(), digest.hexdigest())
+print(library.vector_level(), digest.hexdigest())
 """
 
 
@@ -195,12 +195,12 @@ def test_a_sum_beyond_the_largest_number_ends_there(dtype, level):
     """The level is read once a process."""
     program = f"""
 import numpy as np
-from hvd_deepreduce.backend import cpu
+from hvd_deepreduce.ops import arrays, select
 from tests.oracle.pipeline import accumulated
 limit = np.finfo(np.{np.dtype(dtype).name}).max
 gradient = np.random.default_rng(0).choice([limit, -limit, 1, 0], 5003).astype(np.{np.dtype(dtype).name})
-for operation in (lambda x: cpu.topk(x, gradient, 50), lambda x: cpu.threshold(x, gradient, 2.0),
-                  lambda x: cpu.add(x, gradient), lambda x: cpu.block_norms(x, gradient, 64, True)):
+for operation in (lambda x: select.topk(x, gradient, 50), lambda x: select.threshold(x, gradient, 2.0),
+                  lambda x: arrays.add(x, gradient), lambda x: select.block_norms(x, gradient, 64, True)):
     x = gradient.copy()
     operation(x)
     assert x.tobytes() == accumulated(gradient, gradient).tobytes()

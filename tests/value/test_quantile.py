@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from hvd_deepreduce.backend import cpu
 from hvd_deepreduce.codec import Key
+from hvd_deepreduce.ops import quantile
 from hvd_deepreduce.value.quantile import Quantile
 from tests.oracle import quantile as oracle
 
@@ -87,7 +87,7 @@ def test_quantiles_are_those_of_the_papers_sketch():
     """Yahoo's (now Apache) DataSketches, which the papers use, finds each bucket at the rank where it should begin."""
     sketch = pytest.importorskip("datasketches").kll_floats_sketch(1000)
     values = np.abs(normals(50_000, seed=6))
-    _, codes, _ = cpu.quantile_encode(values, 64, False)
+    _, codes, _ = quantile.encode(values, 64, False)
     sketch.update(values)
     begins = [float(values[codes == j].min()) for j in range(64)]
     ranks = np.array([sketch.get_rank(begin) for begin in begins])

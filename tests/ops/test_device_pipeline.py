@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from hvd_deepreduce import container as wire
-from hvd_deepreduce.backend import cpu, cuda, of
 from hvd_deepreduce.codec import Key
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import ContainerError
 from hvd_deepreduce.memory import Memory
+from hvd_deepreduce.ops import deferred, sections
 from hvd_deepreduce.pipeline import Pipeline
 from tests import cases
 
@@ -38,78 +38,78 @@ WAYS += [{"value": {"name": "half", "dtype": "float16"}}, {"value": {"name": "te
          {"joint": {"name": "densestream", "value": "qsgd"}, "index": None, "value": None}]  # fmt: skip
 
 
-def same(device, ours, theirs):
-    want, got = np.asarray(ours), device.host(theirs)
+def same(gpu, ours, theirs):
+    want, got = np.asarray(ours), gpu.host(theirs)
     assert got.dtype == want.dtype and got.tobytes() == want.tobytes()
 
 
-def go(device, config, gradient, parts=None):
+def go(gpu, config, gradient, parts=None):
     """Two steps, as if of two ranks, and their sum; with a residual in one order of the threads, without in the
     other."""
     ours, theirs = Pipeline(config), Pipeline(config)
-    for feedback in {0: (True, False), 1: (True,), 2: (False,)}[device.order]:
+    for feedback in {0: (True, False), 1: (True,), 2: (False,)}[gpu.order]:
         residual = (gradient[::-1] * gradient.dtype.type(0.25)).copy() if feedback else None
-        copy = None if residual is None else device.put(residual)
+        copy = None if residual is None else gpu.put(residual)
         containers = []
         for step in range(2):
             given = gradient * gradient.dtype.type(1 - 0.5 * step)
             ours_now = ours.encode(given, residual, KEY._replace(step=step, rank=step), parts)
-            on_device = device.put(given)
+            on_device = gpu.put(given)
             theirs_now = theirs.encode(on_device, copy, KEY._replace(step=step, rank=step), parts)
-            same(device, ours_now, theirs_now)
-            same(device, given, on_device)
+            same(gpu, ours_now, theirs_now)
+            same(gpu, given, on_device)
             if residual is not None:
-                same(device, residual, copy)
+                same(gpu, residual, copy)
             containers.append(ours_now)
         gathered = np.concatenate(containers)
-        want, got = np.ones_like(gradient), device.put(np.ones_like(gradient))
+        want, got = np.ones_like(gradient), gpu.put(np.ones_like(gradient))
         ours.decode(wire.split(gathered, 2, gradient.size), want, 0.5)
-        there = device.put(gathered)
-        with cuda.reading(there):
+        there = gpu.put(gathered)
+        with deferred.reading(there):
             theirs.decode(wire.split(there, 2, gradient.size), got, 0.5)
-        same(device, want, got)
+        same(gpu, want, got)
 
 
 @pytest.mark.parametrize("sparsifier, index, value, joint", LISTS)
-def test_every_codec_on_every_input(device, sparsifier, index, value, joint):
+def test_every_codec_on_every_input(gpu, sparsifier, index, value, joint):
     for name, gradient in INPUTS.items():
         try:
-            go(device, cases.config(sparsifier, index, value, joint), gradient)
+            go(gpu, cases.config(sparsifier, index, value, joint), gradient)
         except Exception as error:
             error.add_note(f"on the input {name!r}")
             raise
 
 
 @pytest.mark.parametrize("number", range(len(cases.SPARSIFIERS)))
-def test_all_pairs(device, number):
+def test_all_pairs(gpu, number):
     """Each on one input, which goes round; each in one of the two orders of the threads."""
     names, count = list(INPUTS), len(cases.SPARSIFIERS)
-    half = slice(device.order // 2, None, 2 if device.order else 1)
+    half = slice(gpu.order // 2, None, 2 if gpu.order else 1)
     for at in range(number, len(PAIRS), count)[half]:
         try:
-            go(device, cases.config(*PAIRS[at]), INPUTS[names[at // 7 % len(names)]])
+            go(gpu, cases.config(*PAIRS[at]), INPUTS[names[at // 7 % len(names)]])
         except Exception as error:
             error.add_note(f"{PAIRS[at]} on the input {names[at // 7 % len(names)]!r}")
             raise
 
 
 @pytest.mark.parametrize("number", range(len(WAYS)))
-def test_other_settings(device, number):
+def test_other_settings(gpu, number):
     settings = {"sparsifier": {"name": "topk", "density": 0.2}, "index": "rice", "value": "qsgd", **WAYS[number]}
     for gradient in (cases.random(5003), INPUTS["prime"], INPUTS["one"], INPUTS["limits"], INPUTS["float64"]):
-        go(device, Config.load(**settings), gradient)
+        go(gpu, Config.load(**settings), gradient)
 
 
-def test_parts(device):
+def test_parts(gpu):
     """A bucket's parameters, selected from one by one."""
     gradient, parts = cases.random(2011), [(0, 900), (900, 901), (901, 901), (901, 2011)]
     for sparsifier in cases.SPARSIFIERS:
-        go(device, cases.config(sparsifier, "rice", "qsgd"), gradient, parts)
+        go(gpu, cases.config(sparsifier, "rice", "qsgd"), gradient, parts)
 
 
 @pytest.mark.parametrize("sparsifier", cases.SPARSIFIERS)
 @pytest.mark.parametrize("parts", [None, [(0, 100), (100, 307)]])
-def test_a_gradient_that_is_not_finite(device, sparsifier, parts):
+def test_a_gradient_that_is_not_finite(gpu, sparsifier, parts):
     """It goes whole, and the residual is as it was."""
     for index, value, joint in (("rice", "qsgd", None), ("packed", "raw", None), ("bloom", "fit_poly", None),
                                 (None, None, "densestream"), (None, None, "skcompress")):  # fmt: skip
@@ -118,45 +118,45 @@ def test_a_gradient_that_is_not_finite(device, sparsifier, parts):
             for feedback in (True, False):
                 gradient = cases.random(307)
                 gradient[200] = bad
-                residual = device.put(cases.random(307, seed=1)) if feedback else None
-                got = pipeline.encode(device.put(gradient), residual, KEY, parts)
-                same(device, Pipeline(pipeline.config).encode(gradient, None, KEY, parts), got)
+                residual = gpu.put(cases.random(307, seed=1)) if feedback else None
+                got = pipeline.encode(gpu.put(gradient), residual, KEY, parts)
+                same(gpu, Pipeline(pipeline.config).encode(gradient, None, KEY, parts), got)
                 if feedback:
-                    same(device, cases.random(307, seed=1), residual)
-                assert pipeline.select(device.put(gradient), residual, KEY, parts) is None
-                out = device.put(np.zeros(307, np.float32))
+                    same(gpu, cases.random(307, seed=1), residual)
+                assert pipeline.select(gpu.put(gradient), residual, KEY, parts) is None
+                out = gpu.put(np.zeros(307, np.float32))
                 pipeline.decode([wire.unpack(got)], out)
-                assert not np.isfinite(device.host(out)[200])
+                assert not np.isfinite(gpu.host(out)[200])
 
 
-def test_an_encode_takes_few_launches_and_waits_once(device):
+def test_an_encode_takes_few_launches_and_waits_once(gpu):
     """Of one tensor; and a bucket's tensors share the wait."""
-    if not hasattr(device.module, "waits"):
+    if not hasattr(gpu.module, "waits"):
         pytest.skip("launches are counted in the emulator")
     pipeline = Pipeline(Config.load("configs/topk_rice_qsgd.yaml"))
     for parts, most in ((None, 12), ([(0, 20_000), (20_000, 40_000)], 21)):
-        residual, gradient = device.put(cases.random(40_000)), device.put(cases.random(40_000, seed=2))
-        before = device.module.launches, device.module.waits
+        residual, gradient = gpu.put(cases.random(40_000)), gpu.put(cases.random(40_000, seed=2))
+        before = gpu.module.launches, gpu.module.waits
         pipeline.encode(gradient, residual, KEY, parts)
-        assert device.module.launches - before[0] <= most and device.module.waits - before[1] == 1
+        assert gpu.module.launches - before[0] <= most and gpu.module.waits - before[1] == 1
 
 
-def test_a_decode_waits_three_times(device):
+def test_a_decode_waits_three_times(gpu):
     """For the headers, the checksums and the codecs' verdicts, of all ranks together."""
-    if not hasattr(device.module, "waits"):
+    if not hasattr(gpu.module, "waits"):
         pytest.skip("waits are counted in the emulator")
     pipeline = Pipeline(Config.load("configs/topk_rice_qsgd.yaml"))
     gathered = np.concatenate([pipeline.encode(cases.random(9000, seed=rank), None, KEY) for rank in range(4)])
-    gathered, out = device.put(gathered), device.put(np.empty(9000, np.float32))
-    before = device.module.waits
-    with cuda.reading(out):
-        containers = cuda.together(lambda: wire.split(gathered, 4, 9000))
+    gathered, out = gpu.put(gathered), gpu.put(np.empty(9000, np.float32))
+    before = gpu.module.waits
+    with deferred.reading(out):
+        containers = deferred.run_deferred(gathered, lambda: wire.split(gathered, 4, 9000))
         pipeline.decode(containers, out)
-    assert device.module.waits - before == 3
+    assert gpu.module.waits - before == 3
 
 
 @pytest.mark.parametrize("sparsifier, index, value, joint", LISTS[:: 3])
-def test_broken_containers(device, sparsifier, index, value, joint):
+def test_broken_containers(gpu, sparsifier, index, value, joint):
     """The same error as the CPU's where there is one, with the rank; and else the same sum."""
     pipeline, numel = Pipeline(cases.config(sparsifier, index, value, joint)), 1024
     good = pipeline.encode(INPUTS["thousand"], None, KEY)
@@ -166,21 +166,21 @@ def test_broken_containers(device, sparsifier, index, value, joint):
         out = put(np.zeros(numel, np.float32))
         data = put(data)
         try:
-            with of(out).reading(out):
-                containers = of(out).together(lambda: wire.split(data, 2, numel))
+            with deferred.reading(out):
+                containers = deferred.run_deferred(out, lambda: wire.split(data, 2, numel))
                 pipeline.decode(containers, out)
         except ContainerError as error:
             return str(error)
-        return device.host(out).tobytes()
+        return gpu.host(out).tobytes()
 
     for attempt in range(24):
         broken = good.copy()
         at = int(random.integers(64, good.size)) if attempt % 2 else int(random.integers(0, 64))
         broken[at] ^= 1 << random.integers(0, 8)
         if attempt > 3:
-            broken[12:16] = np.array([cpu.checksum(broken)], np.uint32).view(np.uint8)
+            broken[12:16] = np.array([sections.checksum(broken)], np.uint32).view(np.uint8)
         data = np.concatenate([good, broken])
-        want, got = decoded(np.array, data), decoded(device.put, data)
+        want, got = decoded(np.array, data), decoded(gpu.put, data)
         if isinstance(want, str) and isinstance(got, str):
             # Which of two complaints comes first may differ.
             assert ("rank 1" in want) == ("rank 1" in got)
@@ -188,20 +188,20 @@ def test_broken_containers(device, sparsifier, index, value, joint):
             assert want == got
     for cut in (0, 8, 63, 64, good.size // 2 // 8 * 8, good.size - 8):
         data = np.concatenate([good, good[:cut]])
-        assert decoded(np.array, data) == decoded(device.put, data)
+        assert decoded(np.array, data) == decoded(gpu.put, data)
 
 
-def test_residuals_move_to_the_gradients_device(device):
+def test_residuals_move_to_the_gradients_device(gpu):
     memory = Memory()
-    like = device.put(np.empty(0, np.float32))
+    like = gpu.put(np.empty(0, np.float32))
     for name in "ab":
         memory.residual(name, 3, np.dtype(np.float32))[:] = [1, 2, 3]
-    assert device.host(memory.residual("a", 3, np.dtype(np.float32), like)).tolist() == [1, 2, 3]
+    assert gpu.host(memory.residual("a", 3, np.dtype(np.float32), like)).tolist() == [1, 2, 3]
     vector = memory.joined("ab", [3, 3], np.dtype(np.float32), like)
-    assert device.host(vector).tolist() == [1, 2, 3] * 2
+    assert gpu.host(vector).tolist() == [1, 2, 3] * 2
     vector[:1] = vector[2:3]
     state = memory.state_dict()
     assert state["a"].tolist() == [3, 2, 3] and isinstance(state["a"], np.ndarray)
     assert memory.residual("a", 3, np.dtype(np.float32)).tolist() == [3, 2, 3]
     memory.residual("a", 3, np.dtype(np.float32))[:] = 7
-    assert device.host(memory.joined("ab", [3, 3], np.dtype(np.float32), like)).tolist() == [7, 7, 7, 1, 2, 3]
+    assert gpu.host(memory.joined("ab", [3, 3], np.dtype(np.float32), like)).tolist() == [7, 7, 7, 1, 2, 3]

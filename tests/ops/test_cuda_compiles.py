@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvd_deepreduce.backend import cuda
+from hvd_deepreduce.ops import device
 
 BUILD = Path(__file__).parent.parent.parent / "build" / "nvcc"
-FILES = sorted(path.stem for path in cuda.KERNELS.glob("*/*.cu"))
+FILES = sorted(path.relative_to(device.KERNELS).with_suffix("").as_posix() for path in device.KERNELS.glob("*/*.cu"))
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -21,15 +21,15 @@ def test_compiles(file, tmp_path):
     if not shutil.which("nvcc"):
         pytest.skip("nvcc is not on the PATH: the CUDA toolkit compiles the kernels without a GPU")
     BUILD.mkdir(parents=True, exist_ok=True)
-    text = tmp_path / f"{file}.cu"
-    text.write_text(cuda.source(f"{file}.cu"))  # as CuPy gets it
+    text = tmp_path / f"{Path(file).name}.cu"
+    text.write_text(device.source(f"{file}.cu"))  # as CuPy gets it
     architectures = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in (80, 90)]
     # nvcc and NVRTC spell OPTIONS alike. A file need not use every constant that device.cuh has: no warning 177.
     strict = ["-Werror", "all-warnings", "-diag-suppress", "177"]
-    command = ["nvcc", *cuda.OPTIONS, *architectures, "-fatbin", "-Xptxas", "-v", *strict]
+    command = ["nvcc", *device.OPTIONS, *architectures, "-fatbin", "-Xptxas", "-v", *strict]
     done = subprocess.run([*command, str(text), "-o", str(tmp_path / "out")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (BUILD / f"{file}.txt").write_text(done.stderr)
+    (BUILD / f"{Path(file).name}.txt").write_text(done.stderr)
     spilled = [int(bytes) for bytes in re.findall(r"(\d+) bytes spill", done.stderr)]
     assert not any(spilled), "registers are spilled to memory; see build/nvcc"
     for target in ("sm_80", "sm_90"):
@@ -59,9 +59,9 @@ def test_compiles_at_run_time(file):
         pytest.skip("libnvrtc is not here: the wheel nvidia-cuda-nvrtc has it")
     for architecture in ("sm_80", "sm_90"):
         program, size = ctypes.c_void_p(), ctypes.c_size_t()
-        text = cuda.source(f"{file}.cu").encode()
+        text = device.source(f"{file}.cu").encode()
         assert library.nvrtcCreateProgram(ctypes.byref(program), text, file.encode(), 0, None, None) == 0
-        options = [option.encode() for option in (*cuda.OPTIONS, f"-arch={architecture}")]
+        options = [option.encode() for option in (*device.OPTIONS, f"-arch={architecture}")]
         given = (ctypes.c_char_p * len(options))(*options)
         result = library.nvrtcCompileProgram(program, len(options), given)
         library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
@@ -87,16 +87,16 @@ def test_denormals_are_kept(tmp_path, monkeypatch):
     )
     xp = SimpleNamespace(cuda=library, RawModule=lambda path: Path(path).read_text())
     for _ in range(2):
-        assert cuda._module(xp, "bits") == cuda.source("bits.cu")
-    assert options == [cuda.OPTIONS] and "--ftz=false" in cuda.OPTIONS
+        assert device._module(xp, "bits/bits") == device.source("bits/bits.cu")
+    assert options == [device.OPTIONS] and "--ftz=false" in device.OPTIONS
     assert len(list((tmp_path / "kernels").iterdir())) == 1
 
 
 def test_every_kernel_is_launched():
     """A name in a launch that no file has would show on a GPU alone."""
-    launched = (Path(cuda.__file__)).read_text()
+    launched = "".join(path.read_text() for path in Path(device.__file__).parent.glob("*.py"))
     for file in FILES:
-        kernels = re.findall(r"^\s*KERNEL (\w+?)(?:_##suffix)?\(", cuda.source(f"{file}.cu"), re.MULTILINE)
+        kernels = re.findall(r"^\s*KERNEL (\w+?)(?:_##suffix)?\(", device.source(f"{file}.cu"), re.MULTILINE)
         assert kernels, file
         for kernel in kernels:
             assert re.search(rf'"{re.sub("(8|16|32|_f32|_f64)$", "", kernel)}', launched), kernel

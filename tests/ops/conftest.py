@@ -12,7 +12,7 @@ from tests import cuda_emulator
 ON_GPU = os.environ.get("HVD_DEEPREDUCE_GPU") == "1"
 
 
-class Device:
+class Gpu:
     """Where arrays are put, and how they come back."""
 
     def __init__(self, order: int) -> None:
@@ -38,14 +38,14 @@ class Device:
 
 
 @pytest.fixture(params=["on the GPU"] if ON_GPU else [1, 2])
-def device(request: pytest.FixtureRequest) -> Any:
+def gpu(request: pytest.FixtureRequest) -> Any:
     if ON_GPU:
-        yield Device(0)
+        yield Gpu(0)
         return
     reason = cuda_emulator.available()
     if reason:
         pytest.skip(reason)
     before = cuda_emulator.order, cuda_emulator.processors
     cuda_emulator.order, cuda_emulator.processors = request.param, 2 + request.param
-    yield Device(request.param)
+    yield Gpu(request.param)
     cuda_emulator.order, cuda_emulator.processors = before

@@ -1,0 +1,110 @@
+"""TODO bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_deepreduce.ops.deferred import check_later, counter
+from hvd_deepreduce.ops.device import THREADS, array_module, grid, i32, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.dispatch import operation
+from hvd_deepreduce.ops.library import address, check, check_size, kernel
+from hvd_deepreduce.ops.types import U8, U32, Device
+
+_pack = {1: kernel("pack8", "v", "pUup"), 4: kernel("pack32", "v", "pUup")}
+_unpack = {1: kernel("unpack8", "I", "pUUup"), 4: kernel("unpack32", "I", "pUUup")}
+_check_indices = kernel("check_indices", "I", "pUU")
+
+
+def find_ones(xp: Any, bits: Device, places: Device) -> Device:
+    """Writes the places of the first ones of a bit string; how many there are in all, on the device."""
+    found = counter(xp)
+    if bits.size:
+        each = 8 * THREADS
+        launch(
+            xp, "bits/bits", "ones", grid(xp, bits.size, each), bits, u64(bits.size), scan_status(xp, bits.size,
+            each), places, u64(places.size), found,
+        )  # fmt: skip
+    return found
+
+
+@operation()
+def pack(values: NDArray[Any], width: int) -> U8:
+    """Fields of ``width`` bits, one behind the other; ``values`` are uint8 (width <= 8) or uint32 (width <= 32)."""
+    out = np.empty((values.size * width + 7) // 8, np.uint8)
+    _pack[values.itemsize](address(values), values.size, width, address(out))
+    return out
+
+
+@pack.cuda
+def _(values: Device, width: int) -> Device:
+    xp = array_module(values)
+    words = xp.empty((values.size * width + 31) // 32, u32)
+    if words.size:
+        kernel = f"pack{8 * values.itemsize}"
+        launch(xp, "bits/bits", kernel, grid(xp, words.size), values, u64(values.size), u32(width), words)
+    return words.view(np.uint8)[: (values.size * width + 7) // 8]
+
+
+@operation()
+def unpack(section: U8, count: int, width: int, dtype: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
+    """The ``count`` fields of ``pack``."""
+    check_size(section, (count * width + 7) // 8)  # before an array of that size is allocated
+    values = np.empty(count, dtype)
+    check(_unpack[values.itemsize](address(section), section.size, count, width, address(values)))
+    return values
+
+
+@unpack.cuda
+def _(section: Device, count: int, width: int, dtype: type[np.unsignedinteger[Any]]) -> Device:
+    xp = array_module(section)
+    check_size(section, (count * width + 7) // 8)  # before an array of that size is allocated
+    values = xp.empty(count, dtype)
+    if width > 8 * values.itemsize:
+        check(-1)
+    if count:
+        kernel = f"unpack{8 * values.itemsize}"
+        launch(xp, "bits/bits", kernel, grid(xp, count), section, u64(section.size), u64(count), u32(width), values)
+    return values
+
+
+@operation()
+def check_indices(indices: U32, numel: int) -> None:
+    """``ValueError`` where the indices are not strictly increasing or not below ``numel``.
+
+    On a GPU: waits for the device.
+    """
+    check(_check_indices(address(indices), indices.size, numel))
+
+
+@check_indices.cuda
+def _(indices: Device, numel: int) -> None:
+    xp = array_module(indices)
+    error = xp.zeros(1, i32)
+    if indices.size:
+        launch(xp, "bits/bits", "check_indices", grid(xp, indices.size), indices, u64(indices.size), u64(numel), error)
+        check_later(error)
+
+
+@operation()
+def check_order(order: U32) -> None:
+    """``ValueError`` where it is not a permutation.
+
+    On a GPU: waits for the device: the order is about to be used.
+    """
+    seen = np.zeros(order.size, bool)
+    if order.max(initial=0) < order.size:
+        seen[order] = True
+    if not seen.all():
+        check(-8)
+
+
+@check_order.cuda
+def _(order: Device) -> None:
+    xp = array_module(order)
+    error, seen = xp.zeros(1, i32), xp.zeros(-(-order.size // 32), u32)
+    if order.size:
+        launch(xp, "bits/bits", "check_order", grid(xp, order.size), order, u64(order.size), seen, error)
+        check(int(error.get()[0]))

@@ -1,0 +1,258 @@
+"""Deferred device checks: the host waits for the GPU once where it would otherwise wait many times.
+
+Kernels leave three kinds of results that the host needs: the size of a section, whether a gradient is finite, and
+whether a section that was decoded is broken. Reading any of them waits for the device. Two contexts collect them:
+
+- ``encoding`` surrounds the encoding of a gradient. Sizes and the gradient's finiteness are written into one mailbox,
+  which the host reads once, when it needs the first size.
+- ``deferred_checks`` surrounds decoding. The decoders' error flags are read together at its end.
+
+Outside these contexts each result is read at once. On the host there is nothing to defer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
+
+import numpy as np
+
+from hvd_deepreduce.ops import device
+from hvd_deepreduce.ops.device import NULL, THREADS, array_module, grid, launch, on_device_of, suffix
+from hvd_deepreduce.ops.dispatch import on_host, operation
+from hvd_deepreduce.ops.library import NonFiniteError, address, check, kernels_by_dtype
+from hvd_deepreduce.ops.types import Device, Floats
+
+R = TypeVar("R")
+_finite = kernels_by_dtype("finite", "i", "pUi")
+
+
+class _Encoding:
+    """The encoding of one gradient on a GPU.
+
+    The mailbox is a row of uint64 on the device that the host reads at once::
+
+        | not finite? | size 1 | size 2 | ... | size 63 |
+    """
+
+    SIZES = 63
+
+    def __init__(self, xp: Any, gradient: Device) -> None:
+        self.gradient, self.mailbox = gradient, xp.zeros(1 + self.SIZES, np.uint64)
+        self.verdict = self.mailbox[:1].view(np.int32)[:1]
+        self.checked = self.read = False
+        self.slots: dict[int, int] = {}
+
+    def counter(self) -> Device | None:
+        """The next free number of the mailbox, 0 so far; ``None`` if the mailbox is full."""
+        at = len(self.slots) + 1
+        if at > self.SIZES:
+            return None
+        slot = self.mailbox[at : at + 1]
+        self.slots[slot.data.ptr] = at
+        return slot
+
+    def check_finite(self, fused: bool = False) -> Device:
+        """The verdict, which kernels launched so far will have written; ``fused``: the caller's kernel writes it."""
+        if not self.checked and not fused and self.gradient.size:
+            find_nonfinite(self.gradient, self.verdict)
+        self.checked = True
+        return self.verdict
+
+    def ask(self, slot: Device | None = None) -> int:
+        """The number in a slot. Waits for the device.
+
+        Raises:
+            NonFiniteError: the gradient is not finite.
+        """
+        self.check_finite()
+        numbers = self.mailbox.get()
+        self.read = True
+        if numbers[0]:
+            raise NonFiniteError
+        return 0 if slot is None else int(numbers[self.slots[slot.data.ptr]])
+
+
+class _State(threading.local):
+    """What the current thread has deferred.
+
+    Attributes:
+        encoding: the encoding under way.
+        errors: error flags of decoders that have not been read; ``None``: flags are read at once.
+        starts: first bytes of sections that the host knows, by address. The sections are kept, so that their
+            addresses are not used again.
+    """
+
+    encoding: _Encoding | None = None
+    errors: list[Device] | None = None
+    starts: dict[int, tuple[Device, bytes]] | None = None
+
+
+state = _State()
+_NOTHING_DEFERRED = nullcontext()
+
+
+@operation()
+def encoding(gradient: Floats, residual: Floats | None, threads: int = 1) -> AbstractContextManager[None]:
+    """The context for encoding a gradient.
+
+    On a GPU, the host waits for the device once, when it needs the first size; without a residual, once more.
+
+    Raises:
+        NonFiniteError: the gradient contains NaN or infinity. The residual is then unchanged.
+    """
+    if not _finite[gradient.dtype](address(gradient), gradient.size, threads):
+        raise NonFiniteError
+    return _NOTHING_DEFERRED
+
+
+@encoding.cuda
+@contextmanager
+def _(gradient: Device, residual: Device | None, threads: int = 1) -> Iterator[None]:
+    before = state.encoding, state.starts
+    with on_device_of(gradient):
+        state.encoding, state.starts = _Encoding(array_module(gradient), gradient), {}
+        try:
+            if residual is None:
+                state.encoding.ask()  # codecs are about to read the gradient itself
+            yield
+            if not state.encoding.read:
+                state.encoding.ask()
+        finally:
+            state.encoding, state.starts = before
+
+
+@operation()
+def reading(data: Any) -> AbstractContextManager[None]:
+    """The context for decoding an allgather's result: headers that ``prefetch_headers`` reads are kept until its end.
+
+    On a GPU, operations run on the device of ``data``.
+    """
+    return _NOTHING_DEFERRED
+
+
+@reading.cuda
+@contextmanager
+def _(data: Device) -> Iterator[None]:
+    before, state.starts = state.starts, {}
+    try:
+        with on_device_of(data):
+            yield
+    finally:
+        state.starts = before
+
+
+def run_deferred(array: Any, work: Callable[[], R]) -> R:
+    """``work()`` within ``deferred_checks``. If a check fails, ``work()`` runs again without deferring, so that the
+    error of the first failed check is raised.
+
+    Args:
+        array: an array that ``work`` reads; on the host nothing is deferred.
+        work: decodes; may run twice.
+    """
+    if on_host(array):
+        return work()
+    try:
+        with deferred_checks():
+            return work()
+    except ValueError:
+        return work()
+
+
+@contextmanager
+def deferred_checks() -> Iterator[None]:
+    """Within the context, decoders on a GPU do not wait for the device; at its end their error flags are read at once.
+
+    Until then a decoder's result may contain anything and must not be used as indices.
+
+    Raises:
+        ValueError: at the end of the context, for a section that an encoder cannot have written.
+    """
+    pending: list[Device] = []
+    before, state.errors = state.errors, pending
+    try:
+        yield
+    finally:
+        state.errors = before
+    if pending:
+        for error in array_module(pending[0]).concatenate(pending).get().tolist():
+            check(error)
+
+
+def check_later(error: Device) -> None:
+    """Raises ``ValueError`` if a kernel has found a section broken. Waits for the device, or defers the check.
+
+    Args:
+        error: int32 ``[1]``, a negative number of ``library.check`` or 0.
+    """
+    if state.encoding is not None:
+        return  # this process made the section just now
+    if state.errors is None:
+        check(int(error.get()[0]))
+    else:
+        state.errors.append(error)
+
+
+def counter(xp: Any) -> Device:
+    """A uint64 ``[1]`` of 0 on the device, for ``read_counter``."""
+    slot = None if state.encoding is None else state.encoding.counter()
+    return xp.zeros(1, np.uint64) if slot is None else slot
+
+
+def read_counter(counter: Device) -> int:
+    """The number that a kernel has written to a ``counter``. Waits for the device."""
+    if state.encoding is not None and counter.data.ptr in state.encoding.slots:
+        return state.encoding.ask(counter)
+    return int(counter.get()[0])
+
+
+def residual_guard() -> Any:
+    """Where kernels read whether the gradient is finite, so whether they may change the residual."""
+    return NULL if state.encoding is None else state.encoding.check_finite()
+
+
+def find_nonfinite(x: Device, found: Device) -> None:
+    """Sets ``found``, int32 ``[1]``, if ``x`` contains NaN or infinity."""
+    xp = array_module(x)
+    launch(xp, "select/select", f"finite_{suffix(x.dtype)}", grid(xp, x.size, 4 * THREADS), x, np.uint64(x.size), found)
+
+
+def decode_values(file: str, kernel: str, like: Device, count: int, *arguments: Any) -> Device:
+    """``count`` float32, written by a decoding kernel whose last arguments are (values, error). Waits for the device,
+    or defers the check."""
+    xp = array_module(like)
+    values, error = xp.empty(count, np.float32), xp.zeros(1, np.int32)
+    device.launch(xp, file, kernel, grid(xp, count), *arguments, values, error)
+    check_later(error)
+    return values
+
+
+@operation()
+def finite(x: Floats, threads: int = 1) -> bool:
+    """Whether no element of ``x``, float32 or float64, is NaN or infinite. On a GPU, waits for the device."""
+    return bool(_finite[x.dtype](address(x), x.size, threads))
+
+
+@finite.cuda
+def _(x: Device, threads: int = 1) -> bool:
+    found = array_module(x).zeros(1, np.int32)
+    if x.size:
+        find_nonfinite(x, found)
+    return not int(found.get()[0])
+
+
+@operation()
+def check_finite(values: Floats) -> None:
+    """Raises ``ValueError`` if a value is NaN or infinite. On a GPU, waits for the device or defers the check."""
+    if not finite(values):
+        check(-7)
+
+
+@check_finite.cuda
+def _(values: Device) -> None:
+    found = array_module(values).zeros(1, np.int32)
+    if values.size:
+        find_nonfinite(values, found)
+        check_later(found)

@@ -1,0 +1,175 @@
+"""CUDA: compiles kernels with NVRTC at first use, keeps them in CuPy's cache folder, and launches them.
+
+Launches go to the current stream, and nothing here waits for the device. An array of another type than CuPy's names,
+as its ``array_module``, the module that takes CuPy's place (the tests' emulator).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvd_deepreduce.ops.types import Device
+from hvd_deepreduce.resources import folder
+
+KERNELS = folder("kernels")
+THREADS = 256
+"""Threads of a block, as in kernels/common/device.cuh."""
+# The same as the CPU kernels: no fused multiply-add, no flushed denormals, exact divisions and roots.
+OPTIONS = ("-std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+NULL = np.uint64(0)
+u32, u64, i32, f32, f64 = np.uint32, np.uint64, np.int32, np.float32, np.float64
+"""Types of kernel arguments and of arrays on the device."""
+
+
+def array_module(array: Device) -> Any:
+    """CuPy, or the module that takes its place for this array. ``None`` stands for CuPy."""
+    return getattr(type(array), "array_module", None) or _cupy()
+
+
+@lru_cache(maxsize=1)
+def _cupy() -> Any:
+    try:
+        import cupy
+    except ImportError as error:
+        raise ImportError(
+            "gradients on a GPU need CuPy: install hvd-deepreduce[cuda12] or hvd-deepreduce[cuda13]"
+        ) from error
+    return cupy
+
+
+@lru_cache
+def source(file: str) -> str:
+    """The text of a file below ``kernels/`` with its own includes inserted.
+
+    CuPy's cache looks at this text only, so a change of an included file must change it.
+    """
+    seen: set[str] = set()
+
+    def text_of(name: str) -> str:
+        if name in seen:
+            return ""
+        seen.add(name)
+        text = (KERNELS / name).read_text()
+        return re.sub(r'^#include "(.*)"$', lambda match: text_of(match[1]), text, flags=re.MULTILINE)
+
+    return text_of(file)
+
+
+class _Stream:
+    """The stream of another library, by CUDA's stream protocol."""
+
+    def __init__(self, pointer: int) -> None:
+        self.pointer = pointer
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.pointer
+
+
+@contextmanager
+def on_stream(device: int, pointer: int) -> Iterator[None]:
+    """Within the context, operations run on this device and on this stream of another library."""
+    cupy = _cupy()
+    with cupy.cuda.Device(device), cupy.cuda.Stream.from_external(_Stream(pointer)):
+        yield
+
+
+def from_dlpack(array: Any) -> Device:
+    """CuPy's array of the same memory, ordered after the other library's stream."""
+    return _cupy().from_dlpack(array)
+
+
+def on_device_of(array: Device) -> AbstractContextManager[Any]:
+    """Within the context, operations run on the GPU of the array."""
+    device: AbstractContextManager[Any] = getattr(array, "device", nullcontext())
+    return device
+
+
+def synchronize(array: Device) -> None:
+    """Waits for everything that was launched on the current stream of the array's GPU."""
+    with on_device_of(array):
+        xp = array_module(array)
+        if hasattr(xp, "cuda"):
+            xp.cuda.get_current_stream().synchronize()
+
+
+_modules: dict[tuple[int, int, str], Any] = {}
+_functions: dict[tuple[int, int, str, str], Any] = {}
+_processors: dict[int, int] = {}
+
+
+def _device(xp: Any) -> int:
+    return xp.cuda.runtime.getDevice() if hasattr(xp, "cuda") else 0
+
+
+def _module(xp: Any, file: str) -> Any:
+    """The compiled kernels of ``kernels/<file>.cu``.
+
+    ``RawModule(code=...)`` is not used: it appends -ftz=true to the options, which would flush denormals.
+    """
+    text = source(f"{file}.cu")
+    if not hasattr(xp, "cuda"):
+        return xp.RawModule(code=text)
+    made_of = text, OPTIONS, xp.cuda.Device().compute_capability, xp.cuda.nvrtc.getVersion()
+    cache = Path(os.environ.get("CUPY_CACHE_DIR", Path.home() / ".cupy" / "kernel_cache"))
+    name = Path(file).name
+    binary = cache / f"hvd_deepreduce-{name}-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]}.cubin"
+    if not binary.exists():
+        compiled, _ = xp.cuda.compiler.compile_using_nvrtc(text, OPTIONS, None, f"{name}.cu")
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=cache, delete=False) as own:
+            own.write(compiled)
+        os.replace(own.name, binary)  # other ranks look for the file, so it appears whole
+    return xp.RawModule(path=str(binary))
+
+
+def launch(xp: Any, file: str, kernel: str, blocks: int, *arguments: Any) -> None:
+    """Launches a kernel of ``kernels/<file>.cu`` with ``blocks`` blocks (at least one) of ``THREADS`` threads."""
+    device = _device(xp)
+    function = _functions.get((id(xp), device, file, kernel))
+    if function is None:
+        module = _modules.get((id(xp), device, file))
+        if module is None:
+            module = _modules[id(xp), device, file] = _module(xp, file)
+        function = _functions[id(xp), device, file, kernel] = module.get_function(kernel)
+    function((max(1, blocks),), (THREADS,), arguments)
+
+
+def grid(xp: Any, items: int, each: int = THREADS) -> int:
+    """The number of blocks for a grid-stride kernel: ``each`` items a block, at most as many blocks as run at once."""
+    at_once = getattr(xp, "processors", 0)
+    if not at_once:
+        device = _device(xp)
+        at_once = _processors.get(device, 0)
+        if not at_once:
+            at_once = _processors[device] = 8 * xp.cuda.Device(device).attributes["MultiProcessorCount"]
+    return min(-(-items // each), at_once)
+
+
+def scan_status(xp: Any, items: int, each: int = THREADS) -> Device:
+    """The status words of a look-back scan over tiles of ``each`` items; see kernels/common/device.cuh."""
+    return xp.zeros(-(-items // each) + 1, np.uint64)
+
+
+def suffix(dtype: Any) -> str:
+    """``f32`` or ``f64``, the end of a kernel's name."""
+    return {4: "f32", 8: "f64"}[np.dtype(dtype).itemsize]
+
+
+def or_null(array: Device | None) -> Any:
+    """The array, or a null pointer for ``None``."""
+    return NULL if array is None else array
+
+
+def key_words(*key: int) -> tuple[np.uint32, ...]:
+    """The parts of a random key as 32-bit words."""
+    return tuple(np.uint32(word & 0xFFFFFFFF) for word in key)

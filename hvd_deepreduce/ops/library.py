@@ -1,0 +1,108 @@
+"""The compiled CPU kernels, through ctypes. The GIL is released during every call.
+
+A kernel that reads a section from the wire returns a negative number if an encoder cannot have written the section;
+``check`` turns it into a ``ValueError``. No kernel reads or writes outside its arrays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int64, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class NonFiniteError(ValueError):
+    """A gradient contains NaN or infinity, so it must be sent uncompressed."""
+
+
+def _load() -> ctypes.CDLL:
+    found = sorted(Path(__file__).parent.parent.glob("_cpu*.so"))
+    if not found:
+        raise ImportError(
+            "hvd_deepreduce has no compiled CPU kernels (_cpu*.so) beside it: install the package with "
+            "'pip install .', which needs a C++17 compiler"
+        )
+    return ctypes.CDLL(str(found[0]))
+
+
+_LIBRARY = _load()
+_CODES = {
+    "p": c_void_p,
+    "u": c_uint32,
+    "U": c_uint64,
+    "i": c_int,
+    "I": c_int64,
+    "d": c_double,
+    "f": c_float,
+    "s": c_char_p,
+    "*": POINTER(c_uint64),
+    "v": None,
+}
+
+Kernel = Callable[..., Any]
+
+
+def kernel(name: str, result: str, arguments: str) -> Kernel:
+    """The function ``dr_<name>`` of the library.
+
+    Args:
+        name: without its prefix.
+        result: the letter of its result's type in ``_CODES``.
+        arguments: the letters of its arguments' types.
+    """
+    function = getattr(_LIBRARY, f"dr_{name}")
+    function.restype = _CODES[result]
+    function.argtypes = [_CODES[letter] for letter in arguments]
+    found: Kernel = function
+    return found
+
+
+def kernels_by_dtype(name: str, result: str, arguments: str) -> dict[np.dtype[Any], Kernel]:
+    """The functions ``dr_<name>_f32`` and ``dr_<name>_f64``, by dtype."""
+    return {
+        np.dtype(np.float32): kernel(f"{name}_f32", result, arguments),
+        np.dtype(np.float64): kernel(f"{name}_f64", result, arguments),
+    }
+
+
+def address(array: NDArray[Any]) -> int:
+    """The address of a contiguous array's first element."""
+    if not array.flags.c_contiguous:
+        raise ValueError("a kernel was given an array that is not contiguous: pass numpy.ascontiguousarray(array)")
+    if array.flags.writeable and array.size:
+        # This takes a third of the time of NumPy's own ways, and an encode calls it two dozen times.
+        return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
+    pointer: int = array.__array_interface__["data"][0]
+    return pointer
+
+
+_REASONS = {
+    -1: "it ends before its last element",
+    -2: "an index is out of order or not below the number of elements",
+    -3: "the code or the norm of a value is out of range",
+    -4: "the mean of a bucket is not finite, has the wrong sign, or is out of the order of magnitudes",
+    -5: "the sizes of its groups do not add up to its elements and bytes",
+    -6: "its checksum does not match its bytes, so they were altered on the way",
+    -7: "a value is not finite",
+    -8: "the order is not a permutation of the values",
+}
+
+
+def check(result: int) -> None:
+    """Raises ``ValueError`` for the negative result of a kernel."""
+    if result < 0:
+        raise ValueError(_REASONS.get(result, f"the kernel returned the unknown error {result}"))
+
+
+def check_size(section: Any, size: int) -> None:
+    """Raises ``ValueError`` if the section does not have ``size`` bytes."""
+    if section.size != size:
+        raise ValueError(f"it must have {size} bytes, and it has {section.size}")
+
+
+vector_level = kernel("vector_level", "i", "")

@@ -1,0 +1,67 @@
+"""TODO sort."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hvd_deepreduce.ops.deferred import counter
+from hvd_deepreduce.ops.device import THREADS, array_module, grid, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.dispatch import operation
+from hvd_deepreduce.ops.library import address, kernel
+from hvd_deepreduce.ops.types import F32, U32, Device
+
+_sort_values = kernel("sort_values", "v", "pUppp")
+
+
+def radix_sort(xp: Any, words: Device, low: int, high: int) -> Device:
+    """The words, stably sorted by their bits from ``low`` up to ``high``; ``words`` is lost."""
+    tiles, count = -(-words.size // (8 * THREADS)), words.size
+    spare, counts = xp.empty(count, u64), xp.empty(256 * tiles, u32)
+    for shift in range(low, high, 8):
+        launch(xp, "sort/sort", "radix_count", tiles, words, u64(count), u32(shift), counts)
+        launch(
+            xp, "sort/sort", "scan_counts", grid(xp, counts.size), counts, u64(counts.size), scan_status(xp,
+            counts.size), counter(xp),
+        )  # fmt: skip
+        launch(xp, "sort/sort", "radix_move", tiles, words, u64(count), u32(shift), counts, spare)
+        words, spare = spare, words
+    return words
+
+
+def _ordered(array: Device, pair: str, unpair: str) -> tuple[Device, Device]:
+    """The elements in the order of the words that ``pair`` makes of them, and where each stood."""
+    xp, n = array_module(array), array.size
+    ordered, places, pairs = xp.empty(n, array.dtype), xp.empty(n, u32), xp.empty(n, u64)
+    if n:
+        launch(xp, "sort/sort", pair, grid(xp, n), array, u64(n), pairs)
+        pairs = radix_sort(xp, pairs, 32, 64)
+        launch(xp, "sort/sort", unpair, grid(xp, n), pairs, u64(n), ordered, places)
+    return ordered, places
+
+
+@operation()
+def by_value(values: F32) -> tuple[F32, U32]:
+    """The values from the largest down, and where each stood; equal values (0 and -0 are) in the order they had."""
+    ordered, order = np.empty(values.size, np.float32), np.empty(values.size, np.uint32)
+    scratch = np.empty(2 * values.size, np.uint64)
+    _sort_values(address(values), values.size, address(scratch), address(ordered), address(order))
+    return ordered, order
+
+
+@by_value.cuda
+def _(values: Device) -> tuple[Device, Device]:
+    return _ordered(values, "value_pairs", "value_unpair")
+
+
+@operation()
+def by_index(indices: U32) -> tuple[U32, U32]:
+    """The indices in order, and where each stood."""
+    places = np.argsort(indices, kind="stable").astype(np.uint32)
+    return indices[places], places
+
+
+@by_index.cuda
+def _(indices: Device) -> tuple[Device, Device]:
+    return _ordered(indices, "index_pairs", "index_unpair")
