@@ -1,39 +1,62 @@
-"""What a sparsifier, an index codec and a value codec are, and the registry that finds one by its name.
+"""The interfaces of sparsifiers and codecs, and the registries that find one by its name or number.
 
-A codec is a frozen pydantic model: its fields are what a user sets, checked where it is made. Everything that a
-decoder needs stands in its section or in the container's header, so decoding takes no codec settings: ``decode`` is a
-static method. A decoder raises ``ValueError`` with a sentence where a section cannot be what ``encode`` wrote; it
-never reads past the section and never allocates more than ``count`` or ``numel`` elements.
+A codec is a frozen pydantic model. Its fields are what a user sets, checked when it is made. Everything that a decoder
+needs is in its section or in the container's header, so decoding needs no settings and ``decode`` is a static method.
+A decoder raises ``ValueError`` with a sentence if ``encode`` cannot have written the section. It never reads outside
+the section and never allocates more than ``count`` or ``numel`` elements.
 
-Arrays are NumPy's, or CuPy's on a GPU: codecs touch their elements through the operations of ``backend.of(array)``
-alone, and of an array itself they use ``size``, ``dtype``, ``view`` and stretches.
+Arrays are NumPy's or, on a GPU, CuPy's. Codecs reach their elements only through the operations of
+``hvd_deepreduce.ops``. Of an array itself they use ``size``, ``dtype``, ``view`` and slices.
+
+docs/extending.md shows how to write a codec, in this package or in another one.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-U8 = NDArray[np.uint8]
-U32 = NDArray[np.uint32]
-Floats = NDArray[np.floating[Any]]
+from hvd_deepreduce.ops.types import U8, U32, Floats
 
-ON_HOST = np.empty(0, np.uint8)
-"""For an argument ``like``, which says by another array where a new one is to be."""
+__all__ = [
+    "ON_HOST",
+    "U8",
+    "U32",
+    "Codec",
+    "Floats",
+    "IndexCodec",
+    "JointCodec",
+    "Key",
+    "Registry",
+    "Sparsifier",
+    "ValueCodec",
+    "index_codecs",
+    "joint_codecs",
+    "padded",
+    "sparsifiers",
+    "value_codecs",
+]
+
+ON_HOST: U8 = np.empty(0, np.uint8)
+"""A NumPy array, for the argument ``like`` of operations that make an array where another one is."""
 
 
 def padded(size: int) -> int:
-    """``size`` rounded up to 8 bytes, as sections are."""
+    """``size`` rounded up to a multiple of 8 bytes, as sections are in a container."""
     return (size + 7) & ~7
 
 
 class Key(NamedTuple):
-    """What a random choice hangs on. The first three stand in the container; ``rank`` only separates the rounding of
-    ranks from each other, which no receiver repeats."""
+    """The key of a random choice: equal keys give equal random numbers, on every rank and after a restart.
+
+    Attributes:
+        seed, parameter, step: these are in the container's header, so a receiver can repeat the choice.
+        rank: separates the ranks' stochastic rounding, which no receiver repeats.
+    """
 
     seed: int
     parameter: int
@@ -42,7 +65,12 @@ class Key(NamedTuple):
 
 
 class Codec(BaseModel):
-    """A thing with a name for users, a number for the wire, and settings."""
+    """The base of all sparsifiers, codecs and exchanges: a name for configs, a number for containers, and settings.
+
+    Attributes:
+        name: what a config calls it.
+        id: its number in a container, 1 to 255. Numbers 192 to 254 are reserved for other packages.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     name: ClassVar[str]
@@ -50,83 +78,137 @@ class Codec(BaseModel):
 
 
 class Sparsifier(Codec, ABC):
-    """Picks the elements to send."""
+    """Selects the elements to send."""
 
     keyed: ClassVar[bool] = False
-    """Whether ``indices_of`` can repeat the choice, so that no index section is sent."""
+    """Whether a receiver repeats the selection with ``indices_of``, so that no index section is sent."""
 
     @abstractmethod
     def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32 | None, Floats]:
-        """``dense += gradient`` (unless None), and the choice out of ``dense``: sorted indices and their values; None
-        and a copy of ``dense`` where all elements are sent."""
+        """Accumulates and selects, in one pass over memory.
+
+        Args:
+            dense: float32 or float64 ``[numel]``. ``gradient`` is added to it in place, unless it is ``None``.
+            gradient: same dtype and size.
+            key: of this rank, parameter and step.
+            threads: of the CPU kernels.
+
+        Returns:
+            The sorted indices and their values; ``None`` and a copy of ``dense`` if all elements are sent.
+        """
 
     @staticmethod
     def indices_of(numel: int, count: int, key: Key, like: Any = ON_HOST) -> U32:
-        """The indices that ``select`` chose under this key, for a keyed sparsifier, where ``like`` is."""
-        raise ValueError("this sparsifier's choice hangs on the gradient: its container must hold an index section")
+        """The indices that ``select`` chose under this key, on the device of ``like``."""
+        raise ValueError("this sparsifier selects by the gradient, so its container must have an index section")
 
 
 class IndexCodec(Codec, ABC):
-    """Sorted unique indices to bytes and back."""
+    """Encodes sorted unique indices."""
 
     def chosen(self, indices: U32, numel: int) -> IndexCodec:
-        """The codec that encodes these indices: itself, but for one that picks among others."""
+        """The codec that encodes these indices: ``self``, unless this one picks among others."""
         return self
 
     @property
     def keeps_values(self) -> bool:
-        """Whether the values of ``indices`` go out for the support, in order, in place of those at the support."""
+        """Whether the values of the selected indices are sent, in their order, for the indices of the support. By
+        default the values at the support are sent."""
         return False
 
     @abstractmethod
     def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
-        """The section, and the support: the sorted indices that ``decode`` will give (a lossless codec's: the same)."""
+        """The section, and the support: the sorted indices that ``decode`` will return.
+
+        Args:
+            indices: uint32 ``[count]``, strictly increasing, below ``numel``.
+            numel: elements of the dense tensor.
+            key: of this rank, parameter and step.
+
+        Returns:
+            The section, uint8, and the support. The support of a lossless codec is ``indices`` itself.
+        """
 
     @staticmethod
     @abstractmethod
     def decode(section: U8, numel: int, count: int, key: Key) -> U32:
-        """The support: ``count`` strictly increasing uint32 below ``numel``."""
+        """The support: uint32 ``[count]``, strictly increasing, below ``numel``.
+
+        Raises:
+            ValueError: ``encode`` cannot have written the section.
+        """
 
 
 class ValueCodec(Codec, ABC):
-    """Values to bytes and back."""
+    """Encodes the values at the support."""
 
     @abstractmethod
     def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
-        """The section, and the order: None, or the permutation for which element j decoded is ``values[order[j]]``.
+        """The section, and the order of its values.
 
-        ``values``: float32 or float64 ``[r]``, finite; ``support``: their indices, None for all of a tensor."""
+        Args:
+            values: float32 or float64 ``[count]``, finite.
+            support: their indices; ``None`` if they are all elements of the tensor.
+            key: of this rank, parameter and step.
+
+        Returns:
+            The section, uint8, and the order: ``None``, or a permutation, uint32 ``[count]``, such that the decoded
+            value ``j`` belongs to ``values[order[j]]``.
+        """
 
     @staticmethod
     @abstractmethod
     def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
-        """``count`` float32 (or, where nothing was rounded, ``dtype``) values, in the section's own order."""
+        """The ``count`` values, in the section's own order: float32, or ``dtype`` if nothing was rounded.
+
+        Raises:
+            ValueError: ``encode`` cannot have written the section.
+        """
 
 
 class JointCodec(Codec, ABC):
-    """Indices and values together to bytes and back."""
+    """Encodes indices and values together."""
 
     def support(self, indices: U32, numel: int, dtype: np.dtype[Any]) -> U32:
-        """The elements that cost no more than these alone: their values then come from the residual too."""
+        """The elements that can be sent at no more cost than ``indices`` alone. Their values then come from the
+        residual."""
         return indices
 
     @abstractmethod
     def encode(self, indices: U32 | None, values: Floats, numel: int, key: Key) -> tuple[U8, U32 | None]:
-        """The section, and the support that ``decode`` will give; None for both where all elements are sent."""
+        """The section, and the support that ``decode`` will return; ``None`` if all elements are sent.
+
+        Args:
+            indices: uint32 ``[count]``, strictly increasing; ``None`` if all elements are sent.
+            values: float32 or float64 ``[count]``, finite.
+            numel: elements of the dense tensor.
+            key: of this rank, parameter and step.
+        """
 
     @staticmethod
     @abstractmethod
     def decode(
         section: U8, numel: int, count: int, dense: bool, dtype: np.dtype[Any], key: Key
     ) -> tuple[U32 | None, Floats]:
-        """The support (``count`` strictly increasing uint32 below ``numel``; None where ``dense``) and its values."""
+        """The support, uint32 ``[count]`` (``None`` if ``dense``), and its values.
+
+        Raises:
+            ValueError: ``encode`` cannot have written the section.
+        """
 
 
 C = TypeVar("C", bound=Codec)
 
+EXTERNAL_IDS = range(192, 255)
+"""The numbers of codecs that other packages register."""
+
 
 class Registry:
-    """The codecs of one kind, by name and by number."""
+    """The codecs of one kind, by name and by number.
+
+    Args:
+        kind: what a config calls the kind, such as ``"index"``.
+    """
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -134,12 +216,43 @@ class Registry:
         self.by_id: dict[int, type[Codec]] = {}
 
     def register(self, codec: type[C]) -> type[C]:
-        """Class decorator: the codec can be named in a config and met on the wire from here on."""
-        if codec.name in self.by_name or codec.id in self.by_id or not 0 < codec.id < 256:
-            raise ValueError(f"{self.kind} codec {codec.name!r} (id {codec.id}) needs a name and an id of its own")
+        """Class decorator: configs can name the codec from now on, and containers can contain it.
+
+        Raises:
+            ValueError: the name or the number is taken, or the number is outside the codec's range: 192 to 254 for
+                codecs of other packages, 1 to 191 and 255 for this package's.
+        """
+        external = codec.__module__.split(".")[0] != __name__.split(".")[0]
+        what = f"{self.kind} codec {codec.name!r} (id {codec.id}, from {codec.__module__})"
+        if not 0 < codec.id < 256 or external != (codec.id in EXTERNAL_IDS):
+            allowed = "192 to 254, as for all codecs of other packages" if external else "1 to 191, or 255"
+            raise ValueError(f"{what} has an id outside its range: it must be {allowed}")
+        for other in (self.by_name.get(codec.name), self.by_id.get(codec.id)):
+            if other is not None:
+                raise ValueError(
+                    f"{what} has the name or the id of {other.name!r} (id {other.id}, from {other.__module__}): "
+                    "choose a free one"
+                )
         self.by_name[codec.name] = codec
         self.by_id[codec.id] = codec
         return codec
+
+    def find(self, number: int, load: Callable[[], None] | None = None) -> Any:
+        """The codec with this number.
+
+        Args:
+            number: from a container's header.
+            load: called if the number is unknown, to register the codecs of other packages.
+
+        Raises:
+            ValueError: no codec has it.
+        """
+        if number not in self.by_id and load is not None:
+            load()
+        if number not in self.by_id:
+            known = ", ".join(f"{n} {codec.name}" for n, codec in sorted(self.by_id.items()))
+            raise ValueError(f"{self.kind} codec {number} is unknown; this release knows {known}")
+        return self.by_id[number]
 
 
 sparsifiers = Registry("sparsifier")

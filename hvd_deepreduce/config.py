@@ -15,6 +15,7 @@ import hvd_deepreduce.index
 import hvd_deepreduce.joint
 import hvd_deepreduce.sparsify
 import hvd_deepreduce.value  # noqa: F401  (these register the codecs)
+from hvd_deepreduce import plugins
 from hvd_deepreduce.codec import (
     Codec,
     IndexCodec,
@@ -63,6 +64,8 @@ def _codec(registry: Registry, given: Any) -> Any:
         return given
     settings = dict(given) if isinstance(given, Mapping) else {"name": given}
     name = settings.pop("name", None)
+    if isinstance(name, str) and name not in registry.by_name:
+        plugins.load()
     if not isinstance(name, str) or name not in registry.by_name:
         raise ConfigError(
             f"{registry.kind} is {given!r}; it must be a name, or a mapping with the key 'name', out of: "
@@ -190,6 +193,11 @@ class Config(BaseModel):
     def shared(self) -> dict[str, Any]:
         """``to_dict`` of what must be equal on all ranks."""
         return {key: value for key, value in self.to_dict().items() if key != "threads"}
+
+    def packages(self) -> dict[str, str]:
+        """Name and version of each other package whose codecs or exchange this config uses."""
+        chosen = (getattr(self, key) for key in type(self).model_fields)
+        return plugins.versions(codec for codec in chosen if isinstance(codec, Codec))
 
     def digest(self) -> int:
         """32 bits of a hash of ``shared``, which travel in each container."""

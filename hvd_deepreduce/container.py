@@ -1,6 +1,7 @@
-"""The container: what one rank sends of one tensor in one step. Specified to the bit in docs/container.md.
+"""The container: what one rank sends for one tensor in one step. docs/container.md specifies it to the bit.
 
-Little-endian. A header of 64 bytes, then the index, value and order sections, each padded with zeros to 8 bytes:
+It is little-endian: a header of 64 bytes, then the index, value and order sections, each padded with zeros to a
+multiple of 8 bytes::
 
      0  magic "HVDR"     | version u8 | sparsifier u8 | index u8 | value u8
      8  dtype u8 | flags u8 | 0 u16   | checksum u32
@@ -19,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hvd_deepreduce.codec import U8, Key, padded
 from hvd_deepreduce.ops import arrays, sections
@@ -33,7 +33,18 @@ DTYPE_IDS = {dtype: number for number, dtype in DTYPES.items()}
 
 
 class ContainerError(ValueError):
-    """Bytes that are not a container, or not one that fits the tensor they came for. Names the rank where known."""
+    """Bytes that are not a container, or a container of another tensor. Names the sender's rank if it is known."""
+
+
+def refusal(rank: int | None, reason: object) -> ContainerError:
+    """The error for a container that cannot be read.
+
+    Args:
+        rank: the sender; ``None``: unknown.
+        reason: the end of the sentence.
+    """
+    sender = "the container" if rank is None else f"the container of rank {rank}"
+    return ContainerError(f"{sender} cannot be read: {reason}")
 
 
 @dataclass(frozen=True)
@@ -41,17 +52,17 @@ class Container:
     """An unpacked container.
 
     Attributes:
-        sparsifier, index, value: codec numbers. index 0: no index section, the support is the sparsifier's keyed
-            choice; sparsifier 0: all ``numel`` elements, in order.
-        joint: ``value`` is the number of a joint codec, and the value section holds the indices too (flag 1).
-        ordered: the index section holds the indices in the order of the decoded values, in packed fields; there is no
-            order section (flag 2).
-        dtype: float32 or float64, of the tensor that was compressed.
+        sparsifier, index, value: numbers of the codecs. index 0: there is no index section, and the support is the
+            sparsifier's shared random selection. sparsifier 0: all ``numel`` elements, in order.
+        dtype: float32 or float64, of the compressed tensor.
         numel: elements of that tensor.
         count: elements of the support.
-        key: (seed, parameter, step) of the sender's random choices.
+        key: the sender's random key, without its rank.
         digest: of the sender's config.
         indices, values, order: the sections, uint8, without padding.
+        joint: ``value`` is the number of a joint codec, and the value section contains the indices too (flag 1).
+        ordered: the index section contains packed indices in the order of the decoded values, and there is no order
+            section (flag 2).
     """
 
     sparsifier: int
@@ -70,7 +81,7 @@ class Container:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole container."""
+        """Bytes of the packed container."""
         return HEADER.size + sum(padded(section.size) for section in (self.indices, self.values, self.order))
 
 
@@ -78,11 +89,11 @@ def pack(container: Container) -> U8:
     """The container's bytes, uint8 ``[nbytes]``.
 
     Raises:
-        ContainerError: for a tensor of more than 2^32 - 1 elements.
+        ContainerError: the tensor has more than 2^32 - 1 elements.
     """
     if container.numel > MAX_NUMEL:
         raise ContainerError(
-            f"a container holds up to 2^32 - 1 elements and this tensor has {container.numel}: split the parameter"
+            f"the tensor has {container.numel} elements, and a container holds at most 2^32 - 1: split the parameter"
         )
     parts = (container.indices, container.values, container.order)
     header = HEADER.pack(
@@ -103,54 +114,52 @@ def pack(container: Container) -> U8:
         container.digest,
         *(section.size for section in parts),
     )
-    out: U8 = sections.join(header, *parts, pad=8, checked=True)
-    return out
+    return sections.join(header, *parts, pad=8, checked=True)
 
 
 def unpack(data: U8, rank: int | None = None, numel: int | None = None) -> Container:
-    """The container at the start of ``data``, which may go on behind it; its sections are views, nothing is copied.
+    """The container at the start of ``data``. Its sections are views; nothing is copied.
 
     Args:
-        data: uint8, contiguous.
-        rank: who sent it, for the error.
-        numel: how many elements the tensor must have; None: any.
+        data: uint8, contiguous. Bytes after the container are ignored.
+        rank: the sender, for errors.
+        numel: the elements that the tensor must have; ``None``: any.
 
     Raises:
-        ContainerError: where the bytes are cut, altered, of another format or version, or of another tensor.
+        ContainerError: the bytes are cut or altered, of another format or version, or of another tensor.
     """
-
-    def refuse(reason: str) -> ContainerError:
-        sender = "the container" if rank is None else f"the container of rank {rank}"
-        return ContainerError(f"{sender} cannot be read: {reason}")
-
     if data.size < HEADER.size:
-        raise refuse(f"it is cut at {data.size} bytes, within its header of {HEADER.size}")
+        raise refusal(rank, f"it has {data.size} bytes, and its header alone has {HEADER.size}")
     magic: bytes
     (magic, version, sparsifier, index, value, dtype, flags, reserved, _, length, count, seed, parameter, step,
      digest, *sizes) = HEADER.unpack(sections.peek(data, HEADER.size))  # fmt: skip
     if magic != MAGIC:
-        raise refuse(f"it begins with {magic!r}, not with {MAGIC!r}: these bytes are something else")
+        raise refusal(rank, f"it begins with {magic!r} instead of {MAGIC!r}, so these bytes are not a container")
     if version != VERSION:
-        raise refuse(f"it has version {version}, and this release reads {VERSION}: use one release on all ranks")
+        raise refusal(rank, f"it has version {version}, and this release reads {VERSION}: use one release on all ranks")
     total = HEADER.size + sum(padded(size) for size in sizes)
     if total > data.size:
-        raise refuse(f"its header says {total} bytes, and {data.size} are there")
+        raise refusal(rank, f"its header announces {total} bytes, and it has {data.size}")
     data = arrays.aligned(data[:total])  # sections are read as whole words
     try:
         sections.check_container(data)
     except ValueError as error:
-        raise refuse(str(error)) from None
+        raise refusal(rank, error) from None
     if dtype not in DTYPES or flags > 2 or reserved:
-        raise refuse(f"it has dtype {dtype}, flags {flags}, reserved {reserved}: 1 or 2, 0 to 2, and 0 are allowed")
+        raise refusal(
+            rank, f"it has dtype {dtype}, flags {flags} and reserved {reserved}: 1 or 2, 0 to 2, and 0 are allowed"
+        )
     if numel is not None and length != numel:
-        raise refuse(f"it is of a tensor of {length} elements, and this one has {numel}: do all ranks train one model?")
+        raise refusal(
+            rank, f"its tensor has {length} elements, and this one has {numel}: check that all ranks train one model"
+        )
     if count > length:
-        raise refuse(f"it keeps {count} of {length} elements")
+        raise refusal(rank, f"its support has {count} elements, and its tensor only {length}")
     parts = []
-    at = HEADER.size
+    begin = HEADER.size
     for size in sizes:
-        parts.append(data[at : at + size])
-        at += padded(size)
+        parts.append(data[begin : begin + size])
+        begin += padded(size)
     indices, values, order = parts
     return Container(
         sparsifier, index, value, DTYPES[dtype], length, count, Key(seed, parameter, step), digest,
@@ -158,18 +167,23 @@ def unpack(data: U8, rank: int | None = None, numel: int | None = None) -> Conta
     )  # fmt: skip
 
 
-def split(data: NDArray[np.uint8], ranks: int, numel: int | None = None) -> list[Container]:
+def split(data: U8, ranks: int, numel: int | None = None) -> list[Container]:
     """The containers of an allgather, in rank order.
 
+    Args:
+        data: uint8, the containers of all ranks without gaps.
+        ranks: how many there must be.
+        numel: as in ``unpack``.
+
     Raises:
-        ContainerError: as ``unpack``, and where bytes are left over.
+        ContainerError: as in ``unpack``, or bytes are left over.
     """
     sections.prefetch_headers(data, ranks)
     containers = []
-    at = 0
+    begin = 0
     for rank in range(ranks):
-        containers.append(unpack(data[at:], rank, numel))
-        at += containers[-1].nbytes
-    if at != data.size:
-        raise ContainerError(f"{data.size - at} bytes stand behind the containers of all {ranks} ranks")
+        containers.append(unpack(data[begin:], rank, numel))
+        begin += containers[-1].nbytes
+    if begin != data.size:
+        raise ContainerError(f"{data.size - begin} bytes follow the containers of all {ranks} ranks")
     return containers

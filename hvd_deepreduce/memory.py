@@ -1,7 +1,7 @@
-"""Error feedback: what was not sent stays, and is sent later.
+"""Error feedback: what was not sent is kept in the residual and sent later.
 
 Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018; Karimireddy et al., "Error feedback fixes
-SignSGD", ICML 2019. The residual is the accumulator itself: the gradient is added into it, and what the receivers will
+SignSGD", ICML 2019. The residual is the accumulator itself: a gradient is added to it, and what the receivers will
 decode is subtracted from it.
 """
 
@@ -17,58 +17,76 @@ from hvd_deepreduce.ops import arrays
 
 
 class Memory:
-    """The residual of each parameter, by name; zeros until the parameter's first step."""
+    """The residual of each parameter, by name. A parameter's residual is zero before its first step."""
 
     def __init__(self) -> None:
         self._residuals: dict[str, Floats] = {}
         self._joined: dict[tuple[str, ...], Floats] = {}
 
     def residual(self, name: str, numel: int, dtype: np.dtype[Any], like: Any = ON_HOST) -> Floats:
-        """The parameter's residual, ``[numel]``, to be changed in place; where ``like`` is, its gradient.
+        """The residual of a parameter, to be changed in place.
+
+        Args:
+            name: of the parameter.
+            numel, dtype: of its gradient.
+            like: an array on the device of the gradient. The residual is moved there if it is elsewhere.
+
+        Returns:
+            ``dtype`` ``[numel]``.
 
         Raises:
-            ValueError: where it is kept in another size or dtype: the parameter is not the one that it was.
+            ValueError: the residual has another size or dtype, so the parameter was replaced.
         """
-        found = self._residuals.get(name)
-        if found is None or getattr(found, "device", None) != getattr(like, "device", None):
-            found = arrays.zeros(numel, dtype, like) if found is None else arrays.move_like(arrays.to_host(found), like)
-            self._residuals[name] = found
-            self._part([name])
-        if found.size != numel or found.dtype != dtype:
+        residual = self._residuals.get(name)
+        if residual is None or getattr(residual, "device", None) != getattr(like, "device", None):
+            if residual is None:
+                residual = arrays.zeros(numel, dtype, like)
+            else:
+                residual = arrays.move_like(arrays.to_host(residual), like)
+            self._residuals[name] = residual
+            self._discard_joined([name])
+        if residual.size != numel or residual.dtype != dtype:
             raise ValueError(
-                f"the residual of {name} is {found.dtype} [{found.size}], and its gradient {dtype} [{numel}]: "
-                "the parameter was changed; make a new DeepReduce, or restore the parameter"
+                f"the residual of {name} is {residual.dtype} [{residual.size}], and its gradient is {dtype} [{numel}]: "
+                "the parameter was replaced. Make a new DeepReduce, or restore the parameter"
             )
-        return found
+        return residual
 
     def joined(self, names: Sequence[str], sizes: Sequence[int], dtype: np.dtype[Any], like: Any) -> Floats:
-        """The residuals of several parameters as one vector, ``[sum(sizes)]``, where ``like`` is; each one's is a view
-        into it from then on.
+        """The residuals of several parameters as one vector. Each parameter's residual is a view into it afterwards.
+
+        Args:
+            names: of the parameters, in the order of the vector.
+            sizes: their numbers of elements.
+            dtype, like: as in ``residual``.
+
+        Returns:
+            ``dtype`` ``[sum(sizes)]``.
 
         Raises:
-            ValueError: as ``residual``.
+            ValueError: as in ``residual``.
         """
         key = tuple(names)
-        parts = [self.residual(name, numel, dtype, like) for name, numel in zip(names, sizes, strict=True)]
-        found = self._joined.get(key)
-        if found is None:
-            found = arrays.concatenate(parts)
-            self._part(key)
-            self._joined[key] = found
+        residuals = [self.residual(name, numel, dtype, like) for name, numel in zip(names, sizes, strict=True)]
+        vector = self._joined.get(key)
+        if vector is None:
+            vector = arrays.concatenate(residuals)
+            self._discard_joined(key)
+            self._joined[key] = vector
             ends = np.cumsum(sizes).tolist()
-            views = (found[end - size : end] for size, end in zip(sizes, ends, strict=True))
+            views = (vector[end - size : end] for size, end in zip(sizes, ends, strict=True))
             self._residuals.update(zip(names, views, strict=True))
-        return found
+        return vector
 
-    def _part(self, names: Sequence[str]) -> None:
-        """These residuals are no views any more: a view can be in one vector only."""
+    def _discard_joined(self, names: Sequence[str]) -> None:
+        """Forgets the vectors of these parameters: a residual can be a view into one vector only."""
         self._joined = {key: vector for key, vector in self._joined.items() if not set(key) & set(names)}
 
     def state_dict(self) -> dict[str, Floats]:
-        """A copy of all residuals, on the host."""
+        """A copy of all residuals on the host, by parameter."""
         return {name: np.array(arrays.to_host(residual)) for name, residual in self._residuals.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replaces all residuals by copies of these, of whatever shape."""
+        """Replaces all residuals by copies of these, which may have any shape."""
         self._residuals = {name: np.array(residual).reshape(-1) for name, residual in state.items()}
         self._joined = {}

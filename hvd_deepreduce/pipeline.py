@@ -1,28 +1,18 @@
-"""Gradient -> container, containers -> summed gradient; no framework and no wire.
+"""Gradient to container, and containers to summed gradient. No framework, and no communication.
 
-Arrays are NumPy's, or CuPy's on a GPU; what goes in says where all of it happens.
+Arrays are NumPy's or, on a GPU, CuPy's; all work happens on the device of the arrays that are given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 import numpy as np
 
 from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import (
-    U8,
-    U32,
-    Floats,
-    Key,
-    Registry,
-    index_codecs,
-    joint_codecs,
-    sparsifiers,
-    value_codecs,
-)
+from hvd_deepreduce import plugins
+from hvd_deepreduce.codec import U8, U32, Floats, Key, index_codecs, joint_codecs, sparsifiers, value_codecs
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import Container, ContainerError
 from hvd_deepreduce.index.packed import Packed
@@ -31,8 +21,9 @@ from hvd_deepreduce.ops.library import NonFiniteError
 from hvd_deepreduce.sparse import MAX_NUMEL
 from hvd_deepreduce.value.raw import Raw
 
-EMPTY = np.empty(0, np.uint8)
+EMPTY: U8 = np.empty(0, np.uint8)
 Parts = Sequence[tuple[int, int]]
+"""(begin, end) of slices of a vector."""
 
 
 class Pipeline:
@@ -40,7 +31,7 @@ class Pipeline:
 
     Args:
         config: the job's settings.
-        threads: how many threads the kernels may use where the config does not say.
+        threads: threads of the CPU kernels, if the config does not set them.
     """
 
     def __init__(self, config: Config, threads: int = 1) -> None:
@@ -49,38 +40,41 @@ class Pipeline:
         self.digest = config.digest()
 
     def encode(self, gradient: Floats, residual: Floats | None, key: Key, parts: Parts | None = None) -> U8:
-        """The container of one gradient; the residual takes in the gradient and gives up what is sent.
+        """The container of a gradient. The gradient is added to the residual, and what is sent is subtracted from it.
 
         Args:
-            gradient: float32 or float64 ``[numel]``, contiguous; left as it is.
-            residual: same dtype and size, changed in place; None: no error feedback.
+            gradient: float32 or float64 ``[numel]``, contiguous. It does not change.
+            residual: same dtype and size, changed in place; ``None``: no error feedback.
             key: of this rank, parameter and step.
-            parts: (begin, end) of stretches to select from by themselves; None: from the whole.
+            parts: slices to select from separately; ``None``: select from the whole gradient.
 
         Returns:
-            uint8. A gradient with NaN or infinity goes raw and whole, so that every rank sees it, and leaves the
-            residual as it was.
+            The container, uint8. A gradient with NaN or infinity is sent uncompressed, so that every rank sees it,
+            and leaves the residual unchanged.
 
         Raises:
-            ContainerError: for more than 2^32 - 1 elements; nothing has changed then.
+            ContainerError: the gradient has more than 2^32 - 1 elements. Nothing has changed then.
         """
         try:
             with self._encoding(gradient, residual):
                 indices, values = self._select(gradient, residual, key, parts)
                 if self.config.joint is not None:
                     return self._encode_joint(gradient, residual, indices, values, key)
-                return self._encode_parts(gradient, residual, indices, values, key, parts is None)
+                return self._encode_separately(gradient, residual, indices, values, key, parts is None)
         except NonFiniteError:
-            whole, _ = Raw().encode(gradient, None, key)
-            return self._pack(gradient, None, key, 0, Raw.id, EMPTY, whole)
+            section, _ = Raw().encode(gradient, None, key)
+            return self._pack(gradient, None, key, index=0, value=Raw.id, values=section)
 
     def select(
         self, gradient: Floats, residual: Floats | None, key: Key, parts: Parts | None = None
     ) -> tuple[U32 | None, Floats] | None:
-        """What to send of one gradient, which the residual takes in: sorted indices (None: all) and finite values.
+        """What to send of a gradient, for an exchange that encodes by itself. The gradient is added to the residual.
 
-        None, and the residual is left as it was, where the gradient has NaN or infinity. Arguments and errors are
-        those of ``encode``.
+        Arguments and errors are those of ``encode``.
+
+        Returns:
+            Sorted indices (``None``: all elements) and finite values. ``None`` if the gradient contains NaN or
+            infinity; the residual is then unchanged.
         """
         try:
             with self._encoding(gradient, residual):
@@ -91,32 +85,25 @@ class Pipeline:
     def _encoding(self, gradient: Floats, residual: Floats | None) -> AbstractContextManager[None]:
         if gradient.size > MAX_NUMEL:
             raise ContainerError(
-                f"a tensor has up to 2^32 - 1 elements, and this one {gradient.size}: split it"
+                f"the gradient has {gradient.size} elements, and at most 2^32 - 1 are allowed: split the parameter"
             )
-        encoding: AbstractContextManager[None] = deferred.encoding(gradient, residual, self.threads)
-        return encoding
+        return deferred.encoding(gradient, residual, self.threads)
 
     def _select(
         self, gradient: Floats, residual: Floats | None, key: Key, parts: Parts | None
     ) -> tuple[U32 | None, Floats]:
-        threads = self.threads
         dense, added = (gradient, None) if residual is None else (residual, gradient)
-        sparsifier = self.config.sparsifier
-        indices: U32 | None
+        select, threads = self.config.sparsifier.select, self.threads
         if parts is None:
-            indices, values = sparsifier.select(dense, added, key, threads)
-        else:
-            chosen = [
-                sparsifier.select(dense[i:j], None if added is None else added[i:j], key, threads) for i, j in parts
-            ]
-            values = arrays.concatenate([some for _, some in chosen])
-            found = [
-                arrays.offset(some, begin)
-                for (begin, _), (some, _) in zip(parts, chosen, strict=True)
-                if some is not None
-            ]
-            indices = arrays.concatenate(found) if len(found) == len(chosen) else None
-        return indices, values
+            return select(dense, added, key, threads)
+        selected = [select(dense[i:j], None if added is None else added[i:j], key, threads) for i, j in parts]
+        values = arrays.concatenate([of_part for _, of_part in selected])
+        indices = [
+            arrays.offset(of_part, begin)
+            for (begin, _), (of_part, _) in zip(parts, selected, strict=True)
+            if of_part is not None
+        ]
+        return arrays.concatenate(indices) if len(indices) == len(selected) else None, values
 
     def _encode_joint(
         self, gradient: Floats, residual: Floats | None, indices: U32 | None, values: Floats, key: Key
@@ -132,69 +119,87 @@ class Pipeline:
             count = gradient.size if support is None else support.size
             _, decoded = joint.decode(section, gradient.size, count, support is None, gradient.dtype, key)
             arrays.subtract_sent(residual, support, decoded)
-        return self._pack(gradient, support, key, 0, joint.id, EMPTY, section, joint=True)
+        return self._pack(gradient, support, key, index=0, value=joint.id, values=section, joint=True)
 
-    def _encode_parts(
+    def _encode_separately(
         self, gradient: Floats, residual: Floats | None, indices: U32 | None, values: Floats, key: Key, whole: bool
     ) -> U8:
-        number, section, support = 0, EMPTY, indices
-        # A receiver repeats a keyed choice from the whole vector only.
+        index_id, index_section, support = 0, EMPTY, indices
+        # A receiver can repeat a shared random selection only from the whole vector.
         if indices is not None and not (self.config.sparsifier.keyed and whole):
             assert self.config.index is not None
             index = self.config.index.chosen(indices, gradient.size)
-            number = index.id
-            section, support = index.encode(indices, gradient.size, key)
+            index_id = index.id
+            index_section, support = index.encode(indices, gradient.size, key)
             if support is not indices and not index.keeps_values:
                 values = arrays.gather(gradient if residual is None else residual, support)
         value = self.config.value
         assert value is not None
-        values_section, order = value.encode(values, support, key)
+        section, order = value.encode(values, support, key)
         if residual is not None:
-            decoded = value.decode(values_section, values.size, support, gradient.dtype, key)
+            decoded = value.decode(section, values.size, support, gradient.dtype, key)
             arrays.subtract_sent(residual, support, unordered(decoded, order))
         if order is None:
-            return self._pack(gradient, support, key, number, value.id, section, values_section)
+            return self._pack(
+                gradient, support, key, index=index_id, value=value.id, indices=index_section, values=section
+            )
         order_section = bits.pack(order, (order.size - 1).bit_length())
-        if number and support is not None:
-            # log2 d bits for each index in the values' order often take less than a code of the set and the order's
-            # log2 r bits: log2 C(d, r) + log2 r! is just below r log2 d.
+        if index_id and support is not None:
+            # Packed indices in the order of the values need no order section: log2 d bits an element. A code of the
+            # set and an order section of log2 r bits need log2 C(d, r) + log2 r! in all, just below r log2 d.
             in_order = bits.pack(arrays.gather(support, order), (gradient.size - 1).bit_length())
-            if in_order.size < section.size + order_section.size:
+            if in_order.size < index_section.size + order_section.size:
                 return self._pack(
-                    gradient, support, key, Packed.id, value.id, in_order, values_section, ordered=True
+                    gradient, support, key, index=Packed.id, value=value.id, indices=in_order, values=section,
+                    ordered=True,
                 )  # fmt: skip
-        return self._pack(gradient, support, key, number, value.id, section, values_section, order_section)
+        return self._pack(
+            gradient, support, key, index=index_id, value=value.id, indices=index_section, values=section,
+            order=order_section,
+        )  # fmt: skip
 
     def _pack(
         self,
         gradient: Floats,
         support: U32 | None,
         key: Key,
+        *,
         index: int,
         value: int,
-        indices: U8,
         values: U8,
+        indices: U8 = EMPTY,
         order: U8 = EMPTY,
         joint: bool = False,
         ordered: bool = False,
     ) -> U8:
-        count = gradient.size if support is None else support.size
-        number = 0 if support is None else self.config.sparsifier.id
         return wire.pack(
-            Container(number, index, value, gradient.dtype, gradient.size, count, key, self.digest,
-                      indices, values, order, joint, ordered)
-        )  # fmt: skip
+            Container(
+                sparsifier=0 if support is None else self.config.sparsifier.id,
+                index=index,
+                value=value,
+                dtype=gradient.dtype,
+                numel=gradient.size,
+                count=gradient.size if support is None else support.size,
+                key=key,
+                digest=self.digest,
+                indices=indices,
+                values=values,
+                order=order,
+                joint=joint,
+                ordered=ordered,
+            )
+        )
 
     def decode(self, containers: Sequence[Container], out: Floats, scale: float = 1.0) -> None:
         """``out = scale * (sum of the containers, in their order)``.
 
         Args:
             containers: of tensors with ``out.size`` elements, in rank order.
-            out: float32 or float64 ``[numel]``, contiguous; what it held is overwritten.
-            scale: a factor for the sum.
+            out: float32 or float64 ``[numel]``, contiguous, overwritten.
+            scale: factor of the sum.
 
         Raises:
-            ContainerError: for a container that cannot be decoded, with its rank; ``out`` is then unchanged.
+            ContainerError: a container cannot be decoded; names its rank. ``out`` is then unchanged.
         """
         parts = deferred.run_deferred(
             out, lambda: [decode_part(container, out.size, rank) for rank, container in enumerate(containers)]
@@ -203,40 +208,34 @@ class Pipeline:
 
 
 def unordered(values: Floats, order: U32 | None) -> Floats:
-    """Puts values that a codec sorted back in the support's order."""
-    if order is None:
-        return values
-    out: Floats = arrays.scatter(values, order)
-    return out
-
-
-def _codec(registry: Registry, number: int) -> Any:
-    if number not in registry.by_id:
-        known = ", ".join(f"{n} {c.name}" for n, c in sorted(registry.by_id.items()))
-        raise ValueError(f"{registry.kind} codec {number} is unknown; this release knows {known}")
-    return registry.by_id[number]
+    """Values that a codec has sorted, back in the order of the support."""
+    return values if order is None else arrays.scatter(values, order)
 
 
 def decode_part(container: Container, numel: int, rank: int | None = None) -> tuple[U32 | None, Floats]:
-    """The support (None: all elements) and the values of one container.
+    """The support (``None``: all elements) and the values of one container.
+
+    Args:
+        container: of the tensor.
+        numel: the elements that the tensor must have.
+        rank: the sender, for errors.
 
     Raises:
-        ContainerError: where a codec is unknown or a section cannot be decoded.
+        ContainerError: a codec is unknown, or a section cannot be decoded.
     """
     try:
         if container.numel != numel:
-            raise ValueError(f"it is of a tensor of {container.numel} elements, and {numel} are wanted")
+            raise ValueError(f"its tensor has {container.numel} elements, and this one has {numel}")
         decoded = _decode(container)
         for name, section, used in (
             ("index", container.indices, container.index and not container.joint),
             ("order", container.order, not container.joint and not container.ordered),
         ):
             if section.size and not used:
-                raise ValueError(f"its {name} section of {section.size} bytes is one that its header has no use for")
+                raise ValueError(f"it has an {name} section of {section.size} bytes that its header does not use")
         return decoded
     except ValueError as error:
-        sender = "the container" if rank is None else f"the container of rank {rank}"
-        raise ContainerError(f"{sender} cannot be read: {error}") from None
+        raise wire.refusal(rank, error) from None
 
 
 def _decode(container: Container) -> tuple[U32 | None, Floats]:
@@ -245,32 +244,30 @@ def _decode(container: Container) -> tuple[U32 | None, Floats]:
     if dense and count != numel:
         raise ValueError(f"a dense container must hold all {numel} elements, and it holds {count}")
     if not dense:
-        _codec(sparsifiers, container.sparsifier)
+        sparsifiers.find(container.sparsifier, plugins.load)
     support: U32 | None = None
     values: Floats
     if container.joint:
-        joint = _codec(joint_codecs, container.value)
+        joint = joint_codecs.find(container.value, plugins.load)
         support, values = joint.decode(container.values, numel, count, dense, dtype, key)
         return support, values
-    value = _codec(value_codecs, container.value)
+    value = value_codecs.find(container.value, plugins.load)
     if container.ordered:
         if dense or container.index != Packed.id:
-            raise ValueError("indices in the values' order must be packed ones")
+            raise ValueError("indices in the order of the values must be packed")
         unsorted = bits.unpack(container.indices, count, (numel - 1).bit_length(), np.uint32)
         support, places = sort.by_index(unsorted)
         bits.check_indices(support, numel)
-        return support, arrays.gather(value.decode(container.values, count, support, dtype, key), places)
+        values = value.decode(container.values, count, support, dtype, key)
+        return support, arrays.gather(values, places)
     if container.index:
-        support = _codec(index_codecs, container.index).decode(container.indices, numel, count, key)
+        support = index_codecs.find(container.index, plugins.load).decode(container.indices, numel, count, key)
     elif not dense:
-        support = _codec(sparsifiers, container.sparsifier).indices_of(numel, count, key, container.values)
+        sparsifier = sparsifiers.find(container.sparsifier)
+        support = sparsifier.indices_of(numel, count, key, container.values)
     values = value.decode(container.values, count, support, dtype, key)
     if container.order.size:
-        values = unordered(values, _order(container.order, count))
+        order: U32 = bits.unpack(container.order, count, (count - 1).bit_length(), np.uint32)
+        bits.check_order(order)
+        values = unordered(values, order)
     return support, values
-
-
-def _order(section: U8, count: int) -> U32:
-    order: U32 = bits.unpack(section, count, (count - 1).bit_length(), np.uint32)
-    bits.check_order(order)
-    return order

@@ -154,6 +154,23 @@ def test_a_registry_refuses_bad_numbers_and_second_names(codec):
 
     registry = Registry("value")
     registry.register(Raw)
-    for taken in (Bad, Raw):
-        with pytest.raises(ValueError, match="needs a name and an id of its own"):
-            registry.register(taken)
+    with pytest.raises(ValueError, match=r"has an id outside its range: it must be 192 to 254"):
+        registry.register(Bad)
+    with pytest.raises(ValueError, match=r"value codec 'raw' \(id 1, from .*\) has the name or the id of 'raw'"):
+        registry.register(Raw)
+
+
+def test_external_codecs_have_their_own_numbers():
+    registry = Registry("value")
+    mine = type("Mine", (Raw,), {"__module__": "my_package.mine", "name": "mine", "id": 200})
+    assert registry.register(mine) is registry.find(200) is mine
+    for module, number, allowed in (("my_package", 12, "192 to 254"), (Raw.__module__, 200, "1 to 191, or 255")):
+        other = type("Other", (Raw,), {"__module__": module, "name": "other", "id": number})
+        with pytest.raises(ValueError, match=allowed):
+            registry.register(other)
+    for name, number in (("mine", 201), ("other", 200)):
+        other = type("Other", (Raw,), {"__module__": "my_package", "name": name, "id": number})
+        with pytest.raises(ValueError, match="has the name or the id of 'mine'"):
+            registry.register(other)
+    with pytest.raises(ValueError, match="value codec 7 is unknown; this release knows 200 mine"):
+        registry.find(7)

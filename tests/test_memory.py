@@ -23,7 +23,7 @@ def test_zeros_at_first_and_then_the_same_array():
 def test_a_parameter_that_is_not_the_one_that_it_was(numel, dtype):
     memory = Memory()
     memory.residual("layer.weight", 3, F32)[:] = 7
-    with pytest.raises(ValueError, match=rf"layer.weight is float32 \[3\], and its gradient {dtype} \[{numel}\]"):
+    with pytest.raises(ValueError, match=rf"layer.weight is float32 \[3\], and its gradient is {dtype} \[{numel}\]"):
         memory.residual("layer.weight", numel, dtype)
     assert memory.residual("layer.weight", 3, F32).tolist() == [7, 7, 7]
 
