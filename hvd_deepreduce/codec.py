@@ -31,6 +31,7 @@ __all__ = [
     "IndexCodec",
     "JointCodec",
     "Key",
+    "RngKey",
     "Registry",
     "Sparsifier",
     "ValueCodec",
@@ -50,7 +51,7 @@ def padded(size: int) -> int:
     return (size + 7) & ~7
 
 
-class Key(NamedTuple):
+class RngKey(NamedTuple):
     """The key of a random choice: equal keys give equal random numbers, on every rank and after a restart.
 
     Attributes:
@@ -62,6 +63,9 @@ class Key(NamedTuple):
     parameter: int
     step: int
     rank: int = 0
+
+
+Key = RngKey
 
 
 class Codec(BaseModel):

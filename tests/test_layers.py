@@ -1,0 +1,124 @@
+"""Imports go one way, from the adapters down to the kernels (docs/architecture.md)."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = "hvd_deepreduce"
+LAYERS: list[set[str]] = [
+    {"resources", "sparse"},
+    {"ops.types"},
+    {"ops.dispatch", "ops.library", "ops.device"},
+    {"ops.deferred"},
+    {"ops"},
+    {"codec"},
+    {"entropy"},
+    {"index", "sparsify", "value"},
+    {"joint"},
+    {"exchange.settings", "plugins"},
+    {"config", "container"},
+    {"memory", "pipeline"},
+    {"exchange"},
+    {"adapter", "agreement", "buckets", "stats"},
+    {"torch", "tensorflow"},
+]
+"""All modules of the package, lowest layer first. A package's name stands for its modules that have no entry of their
+own. A module imports modules of its own layer and of lower ones."""
+INDEPENDENT = {"torch", "tensorflow"}
+"""These do not import each other."""
+FRAMEWORKS = {"torch", "tensorflow", "horovod", "keras", "tf_keras", "cupy", "mpi4py"}
+ALLOWED = {
+    "torch": {"torch", "horovod"},
+    "tensorflow": {"tensorflow", "horovod", "keras", "tf_keras"},
+    "exchange": {"mpi4py"},
+    "ops.device": {"cupy"},
+}
+"""Which of them an entry of the table may import; the others import none."""
+
+
+def name_of(path: Path) -> str:
+    """The module's name without the package's: ``"ops.rice"``, or ``""`` for the package itself."""
+    parts = path.relative_to(ROOT / PACKAGE).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+MODULES = {name_of(path): path for path in sorted((ROOT / PACKAGE).rglob("*.py"))}
+
+
+def entry_of(name: str) -> str | None:
+    """The longest entry of the table that is the module or a package around it."""
+    entries = [entry for layer in LAYERS for entry in layer if name == entry or name.startswith(entry + ".")]
+    return max(entries, key=len, default=None)
+
+
+def level(entry: str) -> int:
+    return next(number for number, layer in enumerate(LAYERS) if entry in layer)
+
+
+def imported(source: str) -> set[str]:
+    """Full names of all that a module imports, inside functions too. Of ``from a import b`` it is ``a.b``."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, "imports are written with the package's name"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def violations(name: str, imports: set[str]) -> list[str]:
+    """What the module must not import, as sentences."""
+    entry = entry_of(name)
+    assert entry is not None, f"{name} is in no layer: add it to the table"
+    found = []
+    for target in sorted(imports):
+        top, _, inner = target.partition(".")
+        if top in FRAMEWORKS and top not in ALLOWED.get(entry, set()):
+            found.append(f"{name} imports {top}")
+        if top != PACKAGE:
+            continue
+        # A name of the package itself, such as __version__, is in no layer.
+        other = entry_of(inner)
+        if other is not None and (level(other) > level(entry) or {other, entry} == INDEPENDENT):
+            found.append(f"{name} imports {target}, which is not in a lower layer")
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name])
+def test_imports_go_down(name):
+    assert not violations(name, imported(MODULES[name].read_text()))
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name])
+def test_a_planted_import_is_found(name):
+    """An import of each higher layer, and of each framework that is not allowed, in each module."""
+    entry = entry_of(name)
+    higher = [other for layer in LAYERS[level(entry) + 1 :] for other in layer]
+    higher += INDEPENDENT - {entry} if entry in INDEPENDENT else []
+    for other in higher:
+        for line in (f"import {PACKAGE}.{other}", f"def f():\n    from {PACKAGE}.{other} import x"):
+            assert violations(name, imported(line)), f"{line} in {name} passes"
+    for framework in FRAMEWORKS - ALLOWED.get(entry, set()):
+        assert violations(name, imported(f"import {framework}.x")), f"import {framework} in {name} passes"
+
+
+def test_every_entry_is_a_module():
+    for layer in LAYERS:
+        for entry in layer:
+            assert entry in MODULES, f"the table has {entry}, which does not exist"
+
+
+def test_no_framework_is_loaded_by_the_package():
+    code = (
+        f"import sys, {PACKAGE}, {PACKAGE}.pipeline, {PACKAGE}.memory;"
+        f"print(sorted({FRAMEWORKS!r} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
