@@ -246,7 +246,7 @@ def _(x: Device, threads: int = 1) -> bool:
 @operation()
 def check_finite(values: Floats) -> None:
     """Raises ``ValueError`` if a value is NaN or infinite. On a GPU, waits for the device or defers the check."""
-    if not finite(values):
+    if not finite.host(values):
         check(-7)
 
 

@@ -68,8 +68,8 @@ def norms_and_codes(
     values: F32, bucket: int, levels: int, l2: bool, seed: int, parameter: int, step: int, rank: int
 ) -> tuple[F32, U8]:
     """``bucket_norms`` and their ``quantize``."""
-    norms = bucket_norms(values, bucket, l2)
-    return norms, quantize(values, norms, bucket, levels, seed, parameter, step, rank)
+    norms = bucket_norms.host(values, bucket, l2)
+    return norms, quantize.host(values, norms, bucket, levels, seed, parameter, step, rank)
 
 
 @norms_and_codes.cuda
@@ -115,8 +115,8 @@ def encode_section(
 ) -> U8:
     """``| header | norms | codes of bits bits each |``."""
     levels = 2 ** (bits - 1) - 1
-    norms, codes = norms_and_codes(values, bucket, levels, l2, seed, parameter, step, rank)
-    return sections.join(header, norms, pack(codes, bits))
+    norms, codes = norms_and_codes.host(values, bucket, levels, l2, seed, parameter, step, rank)
+    return sections.join.host(header, norms, pack.host(codes, bits))
 
 
 @encode_section.cuda
@@ -142,7 +142,7 @@ def decode_section(norms: F32, packed: U8, count: int, bucket: int, bits: int) -
 
     On a GPU: waits for the device.
     """
-    return dequantize(norms, unpack(packed, count, bits, np.uint8), bucket, 2 ** (bits - 1) - 1)
+    return dequantize.host(norms, unpack.host(packed, count, bits, np.uint8), bucket, 2 ** (bits - 1) - 1)
 
 
 @decode_section.cuda
