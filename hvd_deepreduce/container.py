@@ -23,13 +23,11 @@ import numpy as np
 
 from hvd_deepreduce.codec import U8, Key, padded
 from hvd_deepreduce.ops import arrays, sections
-from hvd_deepreduce.sparse import MAX_NUMEL
+from hvd_deepreduce.sparse import DTYPE_IDS, DTYPES, MAX_NUMEL
 
 MAGIC = b"HVDR"
 VERSION = 1
 HEADER = struct.Struct("<4sBBBBBBHIIIIIIIQQQ")
-DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype(np.float32), 2: np.dtype(np.float64)}
-DTYPE_IDS = {dtype: number for number, dtype in DTYPES.items()}
 
 
 class ContainerError(ValueError):

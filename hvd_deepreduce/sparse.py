@@ -9,6 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_NUMEL = 2**32 - 1
+DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype(np.float32), 2: np.dtype(np.float64)}
+"""The dtypes that values can have, by their number in a container's header and in a packed stream's."""
+DTYPE_IDS = {dtype: number for number, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Bytes and messages of every allreduce on up to 1,024 ranks, exactly: the real programs run in one process.
+"""Counts the bytes and messages of every allreduce on up to 1,024 ranks exactly: runs the real programs in one process.
 
     scripts/simulate_scale.py --ranks 2,4,8,16,32,64,128,256,512,1024 --density 0.01 --output runs/scale
 
-Writes OUTPUT.json and OUTPUT.png: bytes that the busiest rank receives against the number of ranks. Gradients:
---gradient FILE.npz with arrays gradient_0, gradient_1, ... (scripts/capture_gradients.py writes such files), of which
-the first --numel elements are taken. Ranks beyond the file's get its arrays again, shuffled within runs of 64 elements,
-so that no two ranks keep the very same elements. Without a file, the generated gradients of bench_net.py. The dense
-ring is computed, not simulated: 2 (P - 1) / P N elements.
+Writes OUTPUT.json and OUTPUT.png: the bytes that the busiest rank receives, against the number of ranks. --gradient
+FILE.npz names a file with arrays gradient_0, gradient_1, ... (scripts/capture_gradients.py writes such files); the
+first --numel elements of each are used. Further ranks use the same arrays, shuffled within runs of 64 elements, so that
+no two ranks keep the same elements. Without a file, the gradients are generated as in bench_net.py. The dense ring is
+computed, not simulated: 2 (P - 1) / P N elements. Needs no MPI.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from bench_net import generated  # noqa: E402
 
 from hvd_deepreduce.codec import Key  # noqa: E402
 from hvd_deepreduce.exchange import costs, densestream, sparcml, topk_allgather  # noqa: E402
-from hvd_deepreduce.exchange.channel import Program  # noqa: E402
-from hvd_deepreduce.exchange.simulation import Network, SimulatedTraffic  # noqa: E402
-from hvd_deepreduce.joint.densestream import DenseStream, Stream  # noqa: E402
+from hvd_deepreduce.exchange.simulation import Network, SimulatedTransport  # noqa: E402
+from hvd_deepreduce.exchange.transport import Program  # noqa: E402
+from hvd_deepreduce.joint.densestream import DenseStream  # noqa: E402
+from hvd_deepreduce.joint.stream import Stream  # noqa: E402
 from hvd_deepreduce.ops import select  # noqa: E402
 from hvd_deepreduce.sparse import SparseTensor  # noqa: E402
 
@@ -47,7 +48,7 @@ class Gradients:
             self.numel = self.rows[0].size
 
     def of(self, rank: int) -> np.ndarray:
-        """The rank's own, the same whenever it is asked for."""
+        """The rank's gradient, the same at every call."""
         if not self.rows:
             return generated(self.numel, rank)
         row = self.rows[rank % len(self.rows)]
@@ -58,38 +59,38 @@ class Gradients:
         return np.concatenate([order, row[whole:]])
 
     def kept(self, rank: int, density: float) -> SparseTensor:
-        """Its top-k."""
+        """The top-k elements of the rank's gradient."""
         row = np.ascontiguousarray(self.of(rank))
         return SparseTensor(self.numel, *select.topk(np.zeros_like(row), row, max(1, int(density * self.numel))))
 
 
 def programs_of(name: str, tensors: list[SparseTensor]):
-    """What makes each rank's programs."""
+    """The function that returns a rank's programs, for ``Network.run``."""
     numel, dtype, size = tensors[0].numel, tensors[0].values.dtype, len(tensors)
-    slices = densestream.slices_of(max(tensor.indices.size for tensor in tensors), size)
+    slices = densestream.slice_count(max(tensor.indices.size for tensor in tensors), size)
 
     def ignore(rank: int, section: np.ndarray) -> None:
         pass
 
     if name == "TopkA":
-        return lambda traffic: [topk_allgather.program(traffic, tensors[traffic.rank], ignore)]
+        return lambda transport: [topk_allgather.program(transport, tensors[transport.rank], ignore)]
     if name == "TopkDA split":
-        return lambda traffic: sparcml.split_allgather(traffic, tensors[traffic.rank], slices, None)
+        return lambda transport: sparcml.split_allgather(transport, tensors[transport.rank], slices, None)
     if name == "TopkDA doubling":
-        return lambda traffic: [sparcml.recursive_doubling(traffic, tensors[traffic.rank], None)]
+        return lambda transport: [sparcml.recursive_doubling(transport, tensors[transport.rank], None)]
     codec = DenseStream(coded=name == "DSA coded")
-    totals = sum(densestream.boundaries(tensor, size * slices) for tensor in tensors)
-    bounds = densestream.averaged(totals, numel)
+    totals = sum(densestream.share_boundaries(tensor, size * slices) for tensor in tensors)
+    bounds = densestream.average_boundaries(totals, numel)
 
-    def make(traffic: SimulatedTraffic) -> list[Program]:
-        job = densestream.Job(codec, numel, dtype, bounds, slices, Key(0, 0, 0), None)
-        return densestream.programs(traffic, Stream.encode(tensors[traffic.rank], job.gap), job, None)
+    def make(transport: SimulatedTransport) -> list[Program]:
+        plan = densestream.Plan(codec, numel, dtype, bounds, slices, Key(0, 0, 0), None)
+        return densestream.programs(transport, Stream.from_sparse(tensors[transport.rank], plan.gap), plan, None)
 
     return make
 
 
 def simulate(name: str, tensors: list[SparseTensor]) -> dict[str, float]:
-    """The busiest rank's figures of one allreduce."""
+    """Messages and bytes of the busiest rank in one allreduce."""
     size, numel = len(tensors), tensors[0].numel
     if name == "dense":
         cost = costs.dense(size, numel)
@@ -104,7 +105,7 @@ def simulate(name: str, tensors: list[SparseTensor]) -> dict[str, float]:
 
 
 def draw(results: list[dict], density: float, numel: int, source: str, path: Path) -> None:
-    """Bytes a rank against ranks, both logarithmic."""
+    """Plots bytes per rank against ranks, both axes logarithmic."""
     import matplotlib
 
     matplotlib.use("Agg")

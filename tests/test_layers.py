@@ -25,6 +25,10 @@ LAYERS: list[set[str]] = [
     {"config", "container"},
     {"memory", "pipeline"},
     {"exchange"},
+    {"exchange.mpi_transport"},
+    {"exchange.session"},
+    {"exchange.densestream", "exchange.sparcml", "exchange.topk_allgather"},
+    {"exchange.queue"},
     {"adapter", "agreement", "buckets", "stats"},
     {"torch", "tensorflow"},
 ]
@@ -36,7 +40,9 @@ FRAMEWORKS = {"torch", "tensorflow", "horovod", "keras", "tf_keras", "cupy", "mp
 ALLOWED = {
     "torch": {"torch", "horovod"},
     "tensorflow": {"tensorflow", "horovod", "keras", "tf_keras"},
-    "exchange": {"mpi4py"},
+    "exchange.mpi_transport": {"mpi4py"},
+    "exchange.session": {"mpi4py"},
+    "exchange.queue": {"mpi4py"},
     "ops.device": {"cupy"},
 }
 """Which of them an entry of the table may import; the others import none."""
@@ -62,9 +68,15 @@ def level(entry: str) -> int:
 
 
 def imported(source: str) -> set[str]:
-    """Full names of all that a module imports, inside functions too. Of ``from a import b`` it is ``a.b``."""
-    names = set()
-    for node in ast.walk(ast.parse(source)):
+    """Full names of all that a module imports, inside functions too. Of ``from a import b`` it is ``a.b``.
+
+    Imports for type checkers alone do not count.
+    """
+    names, tree = set(), ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

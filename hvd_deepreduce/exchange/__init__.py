@@ -1,8 +1,20 @@
-"""How the ranks' sparse vectors become one sum, over mpi4py, with or without Horovod. One file an algorithm:
+"""Sparse allreduces over mpi4py, with or without Horovod: how the ranks' sparse tensors become one sum.
 
-- ``densestream``: reduces while it travels; the volume a rank hardly grows with the ranks where supports overlap.
-- ``sparcml``: SparCML's split-allgather and recursive doubling, with their switch to dense.
+The allreduces, one file each; each has ``allreduce(comm, tensor, ...) -> sum``, which needs mpi4py, and its programs,
+which do not:
+
+- ``densestream``: sums parts on the way; the bytes per rank hardly grow with the ranks where supports overlap.
+- ``sparcml``: SparCML's split-allgather and recursive doubling, with their switch to dense ranges.
 - ``topk_allgather``: every rank gets every rank's elements; the least work for few ranks.
 
-Each has ``allreduce(comm, tensor) -> sum``; importing one needs mpi4py.
+What they are made of; a module imports only modules above it, and the three allreduces import ``session`` when they are
+called:
+
+    errors settings            what users see: errors, settings, the registry                     no MPI
+    transport schedules        programs and their messages; who sends to whom in which round      no MPI
+    sum_buffer                 where the result is collected                                      no MPI
+    densestream sparcml topk_allgather
+    simulation costs           the programs without MPI; the cost model                           no MPI
+    mpi_transport session      messages over MPI; one allreduce from meeting to agreement         MPI
+    queue                      a training job's exchanges, in order, on a thread                  MPI
 """

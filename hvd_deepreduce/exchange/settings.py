@@ -1,39 +1,141 @@
-"""What a user sets of an exchange; needs no MPI."""
+"""The settings of the exchanges, and the registry in which each stands with the function that does its work.
 
-from typing import Literal
+Needs no MPI: the function is named, and imported when the exchange is first used. An exchange of another package is a
+subclass of ``Exchange`` and a function with the signature of ``ExchangeFunction``::
+
+    @exchanges.register
+    class TreeSum(Exchange):                              # in settings of that package; imports no mpi4py
+        name = "tree_sum"                                 # in a config: exchange: {name: tree_sum, fanout: 4}
+        id = ...
+        implementation = "that_package.tree_sum:run"      # imports mpi4py
+        fanout: int = 2
+
+    def run(settings: TreeSum, comm, tensor, out, residual, key) -> int:
+        ...
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from pydantic import Field
 
-from hvd_deepreduce.codec import Codec, Registry
+from hvd_deepreduce.codec import Codec, Floats, Key, Registry
+from hvd_deepreduce.sparse import SparseTensor
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 exchanges = Registry("exchange")
 
+Settings = TypeVar("Settings", bound="Exchange", contravariant=True)
+
+
+class ExchangeFunction(Protocol[Settings]):
+    """What ``Exchange.implementation`` names: sums the ranks' tensors over MPI."""
+
+    def __call__(
+        self,
+        settings: Settings,
+        comm: MPI.Intracomm,
+        tensor: SparseTensor | Floats,
+        out: Floats,
+        residual: Floats | None,
+        key: Key,
+    ) -> int:
+        """Writes the sum of all ranks' tensors to ``out``. Collective: every rank of ``comm`` calls it.
+
+        Calls come one at a time, in the same order on all ranks, from a thread that only does this.
+
+        Args:
+            settings: the exchange's settings, equal on all ranks.
+            comm: an intracommunicator that only these calls use.
+            tensor: what this rank sends: a sparse tensor of ``out.size`` elements, or a dense vector ``[numel]``.
+            out: float32 or float64 ``[numel]``, of the tensor's dtype. Its content is undefined before the call. The
+                sum must be bitwise the same on all ranks.
+            residual: the accumulated gradient from which ``tensor`` was selected, ``[numel]``, of the tensor's dtype.
+                What was sent must be subtracted from it, once it is certain that no rank has failed. None: there is no
+                error feedback, or this rank's tensor is not finite; other ranks may have one nevertheless.
+            key: the randomness for rounding; its first three fields are equal on all ranks, ``key.rank`` is this rank.
+
+        Returns:
+            The number of bytes that this rank sent.
+
+        Raises:
+            Exception: any; it reaches the caller of ``ExchangeQueue.submit``. If one rank raises, all must raise, or
+                they wait for each other.
+        """
+
 
 class Exchange(Codec):
-    """How the ranks' sparse tensors become one sum."""
+    """How the ranks' sparse tensors become one sum.
+
+    A subclass is the settings; its class attribute ``implementation`` names its ``ExchangeFunction`` as
+    "module:function". ``implementation`` None means that the exchange is not a function over MPI: containers are
+    exchanged by the framework's own allgather.
+
+    Raises:
+        TypeError: a subclass is defined without ``implementation``, or with one that is no such name.
+    """
+
+    implementation: ClassVar[str | None]
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        name = getattr(cls, "implementation", "")
+        if name is not None and (not isinstance(name, str) or name.count(":") != 1):
+            raise TypeError(
+                f"{cls.__name__}.implementation is {name!r}; this class attribute must name the function that sums "
+                "over MPI, as 'module:function', or be None if there is none"
+            )
+
+    def load(self) -> ExchangeFunction[Any]:
+        """The function that ``implementation`` names.
+
+        Raises:
+            ValueError: there is none, or it cannot be found.
+            ImportError: its module cannot be imported, for instance because mpi4py is not installed.
+        """
+        if self.implementation is None:
+            raise ValueError(f"exchange {self.name!r} has no function over MPI: ExchangeQueue cannot run it")
+        try:
+            function = pkgutil.resolve_name(self.implementation)
+        except AttributeError as error:
+            raise ValueError(f"exchange {self.name!r} has implementation {self.implementation!r}: {error}") from None
+        if not callable(function):
+            raise ValueError(
+                f"exchange {self.name!r} has implementation {self.implementation!r}, which is of "
+                f"type {type(function).__name__}; a function is required"
+            )
+        loaded: ExchangeFunction[Any] = function
+        return loaded
 
 
 @exchanges.register
 class AllGather(Exchange):
-    """Containers by Horovod's own allgather; every rank decodes all of them. Any codec, MPI or Gloo."""
+    """Containers by Horovod's own allgather; every rank decodes all of them. Any codec, with MPI or Gloo."""
 
     name = "allgather"
     id = 1
+    implementation = None
 
 
 @exchanges.register
 class DenseStreamExchange(Exchange):
-    """DenseStream's sparse allreduce over mpi4py: reduces while it travels, for many ranks and higher densities.
+    """DenseStream's sparse allreduce over mpi4py: sums parts on the way, for many ranks and higher densities.
 
     Attributes:
-        coded: rice code for the blocks' starts and lengths (ours); off: the paper's plain blocks.
-        value: how values travel: ``raw``, ``float16``, ``bfloat16`` or ``qsgd``; what is lost goes to the residual.
-        bits: of a value under ``qsgd``, 2 to 8.
+        coded: Rice code for the blocks' starts and lengths (ours); off: the paper's plain blocks.
+        value: how values are encoded: ``raw``, ``float16``, ``bfloat16`` or ``qsgd``; rounding errors stay in the
+            residual.
+        bits: bits per value with ``qsgd``, 2 to 8.
         fill: send the residual's own values in place of zeros inside blocks, at no cost in bytes.
     """
 
     name = "densestream"
     id = 2
+    implementation = "hvd_deepreduce.exchange.densestream:run_exchange"
     coded: bool = Field(True, strict=True)
     value: Literal["raw", "float16", "bfloat16", "qsgd"] = "raw"
     bits: int = Field(8, ge=2, le=8)
@@ -42,20 +144,22 @@ class DenseStreamExchange(Exchange):
 
 @exchanges.register
 class TopKAllGather(Exchange):
-    """TopkA: key-value pairs by an allgather of recursive doubling over mpi4py."""
+    """TopkA: key-value pairs by an allgather over mpi4py, with recursive doubling."""
 
     name = "topk_allgather"
     id = 3
+    implementation = "hvd_deepreduce.exchange.topk_allgather:run_exchange"
 
 
 @exchanges.register
 class SparCML(Exchange):
-    """TopkDA: SparCML's sparse allreduce over mpi4py, with its switch to dense.
+    """TopkDA: SparCML's sparse allreduce over mpi4py, which sends ranges dense where that is shorter.
 
     Attributes:
-        algorithm: ``split_allgather``, ``recursive_doubling``, or ``auto``, which takes the latter for small vectors.
+        algorithm: ``split_allgather``, ``recursive_doubling``, or ``auto``: recursive doubling for small vectors.
     """
 
     name = "sparcml"
     id = 4
+    implementation = "hvd_deepreduce.exchange.sparcml:run_exchange"
     algorithm: Literal["auto", "split_allgather", "recursive_doubling"] = "auto"

@@ -1,87 +1,100 @@
-"""The exchanges' programs on any number of ranks in one process, with every message and byte counted."""
+"""Runs the exchanges' programs for any number of ranks in one process, and counts every message and byte. Needs no MPI.
+
+    network = Network(ranks)
+    network.run(lambda transport: topk_allgather.program(...))
+    network.received.max()          # bytes that the busiest rank received
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from hvd_deepreduce.codec import U8
-from hvd_deepreduce.exchange.channel import EMPTY, Program, R, Wants, attempt
+from hvd_deepreduce.exchange.transport import EMPTY, Program, Receive, Transport
 
 
 class Network:
     """Carries the messages between ``size`` ranks.
 
     Attributes:
-        messages, sent, received: of each rank; the last two in bytes.
+        size: the number of ranks.
+        messages: int64 ``[size]``: messages that each rank sent.
+        sent, received: int64 ``[size]``: bytes of each rank.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.queues: dict[tuple[int, int, int], deque[list[U8]]] = {}
+        self.queues: dict[tuple[int, int, int], deque[list[U8]]] = {}  # by (receiver, sender, tag)
         self.messages = np.zeros(size, np.int64)
         self.sent = np.zeros(size, np.int64)
         self.received = np.zeros(size, np.int64)
 
-    def run(self, programs: Callable[[SimulatedTraffic], list[Program]]) -> None:
+    def run(self, programs: Callable[[SimulatedTransport], list[Program]]) -> None:
         """Runs the programs of all ranks to their ends.
 
+        Args:
+            programs: returns the programs of one rank; called once for each.
+
         Raises:
-            RuntimeError: where a rank waits for a message that nobody sends, or nobody waits for one that was sent.
-            ValueError: where a rank has failed.
+            RuntimeError: a program waits for a message that no rank sends, or a message was sent that no program waits
+                for.
+            ValueError: an error occurred on a rank.
         """
-        traffics = [SimulatedTraffic(self, rank) for rank in range(self.size)]
-        # Each entry: a program, its rank, and the message it waits for (None: it has not begun).
-        running: list[tuple[Program, int, Wants | None]] = [
-            (program, traffic.rank, None) for traffic in traffics for program in programs(traffic)
+        transports = [SimulatedTransport(self, rank) for rank in range(self.size)]
+        # (program, its rank, the message that it waits for; None: not started)
+        running: list[tuple[Program, int, Receive | None]] = [
+            (program, transport.rank, None) for transport in transports for program in programs(transport)
         ]
         while running:
-            waiting: list[tuple[Program, int, Wants | None]] = []
-            moved = False
-            for program, rank, wants in running:
-                parts = None
-                if wants is not None:
-                    source, tag, count = wants
-                    queue = self.queues.get((rank, source, tag))
-                    if not queue:
-                        waiting.append((program, rank, wants))
-                        continue
-                    parts = queue.popleft()
-                    self.received[rank] += sum(part.size for part in parts)
-                    if len(parts) != count:
-                        traffics[rank].failure = traffics[rank].failure or ""
-                        parts = [EMPTY] * count
-                moved = True
+            waiting: list[tuple[Program, int, Receive | None]] = []
+            progress = False
+            for program, rank, receive in running:
                 try:
-                    waiting.append((program, rank, program.send(parts)))  # type: ignore[arg-type]
+                    if receive is None:
+                        waiting.append((program, rank, next(program)))
+                    elif (sections := self._take(transports[rank], receive)) is not None:
+                        waiting.append((program, rank, program.send(sections)))
+                    else:
+                        waiting.append((program, rank, receive))
+                        continue
                 except StopIteration:
                     pass
-            if not moved:
-                raise RuntimeError(f"{len(waiting)} programs wait for messages that nobody sends")
+                progress = True
+            if not progress:
+                raise RuntimeError(f"{len(waiting)} programs wait for messages that no rank sends")
             running = waiting
         if any(self.queues.values()):
-            raise RuntimeError("messages were sent that nobody waits for")
-        failures = [f"rank {traffic.rank}: {traffic.failure}" for traffic in traffics if traffic.failure]
+            raise RuntimeError("messages were sent that no program waits for")
+        failures = [f"rank {transport.rank}: {transport.failure}" for transport in transports if transport.failure]
         if failures:
             raise ValueError("; ".join(failures))
 
+    def _take(self, transport: SimulatedTransport, receive: Receive) -> list[U8] | None:
+        """The sections of the next message that fits, or None if there is none yet."""
+        queue = self.queues.get((transport.rank, receive.source, receive.tag))
+        if not queue:
+            return None
+        sections = queue.popleft()
+        self.received[transport.rank] += sum(section.size for section in sections)
+        if len(sections) != receive.sections:
+            transport.failure = transport.failure or ""
+            return [EMPTY] * receive.sections
+        return sections
 
-class SimulatedTraffic:
-    """One rank's view of a ``Network``."""
+
+class SimulatedTransport(Transport):
+    """One rank's connection to a ``Network``."""
 
     def __init__(self, network: Network, rank: int) -> None:
-        self.network, self.rank, self.size = network, rank, network.size
-        self.failure: str | None = None
+        super().__init__(rank, network.size)
+        self.network = network
 
-    def attempt(self, default: R, work: Callable[..., R], *arguments: Any) -> R:
-        return attempt(self, default, work, *arguments)
-
-    def send(self, to: int, tag: int, parts: list[U8]) -> None:
-        # Not joined to one message: 1,024 ranks share each other's streams, and every stream is in memory once.
-        parts = parts if self.failure is None else []
-        self.network.queues.setdefault((to, self.rank, tag), deque()).append(parts)
+    def send(self, to: int, tag: int, sections: list[U8]) -> None:
+        # Sections are not copied into one message: 1,024 ranks share each other's, and each is in memory once.
+        sections = sections if self.failure is None else []
+        self.network.queues.setdefault((to, self.rank, tag), deque()).append(sections)
         self.network.messages[self.rank] += 1
-        self.network.sent[self.rank] += sum(part.size for part in parts)
+        self.network.sent[self.rank] += sum(section.size for section in sections)

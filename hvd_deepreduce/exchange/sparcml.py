@@ -1,38 +1,64 @@
-"""TopkDA: SparCML's dynamic sparse allreduce, on key-value pairs that become a dense array where they grow too many.
+"""SparCML's sparse allreduce (TopkDA in the DenseStream paper): key-value pairs, or dense ranges where shorter.
 
 Renggli, Ashkboos, Aghagolzadeh, Alistarh, Hoefler, "SparCML: high-performance sparse communication for machine
 learning", SC 2019, section 5. Two algorithms, for P ranks with k kept elements each:
 
-- ``split_allgather``: the vector in P equal ranges; every rank sends each owner its pairs (P - 1 messages), an owner
-  sums its range, and recursive doubling hands the ranges to all. A range of which at least half (for float32) is not
-  zero travels dense. Between 2 (P - 1) / P k and P k pairs received a rank.
-- ``recursive_doubling``: in round t, ranks 2^t apart exchange and add all that they have; ceil(log2 P) messages,
-  between log2(P) k and (P - 1) k pairs. For small vectors, where messages cost more than bytes. Of ranks beyond a
-  power of two, each first hands its pairs to another, and gets the sum at the end.
+``split_allgather``
+    The vector is divided into P ranges of equal length, one per rank. Every rank sends each owner its pairs, an owner
+    sums its range, and recursive doubling brings all ranges to all ranks. A rank receives between 2 (P - 1) / P k and
+    P k pairs::
+
+        split       rank i  -- pairs of range j -->  rank j     P - 1 messages
+        sum         rank j adds all pairs of range j
+        allgather   rank j  -- sum of range j -->    all        ceil(log2 P) messages, recursive doubling
+
+``recursive_doubling``
+    In round t, ranks at distance 2^t exchange and add everything that they have. For small vectors, where the number of
+    messages costs more than their bytes: ceil(log2 P) messages, and between log2(P) k and (P - 1) k pairs received per
+    rank. Ranks beyond the largest power of two hand their pairs to another rank first, and get the sum at the end. For
+    six ranks::
+
+        hand in      4 --> 0    5 --> 1
+        round 0      0 <-> 1    2 <-> 3
+        round 1      0 <-> 2    1 <-> 3
+        hand out     0 --> 4    1 --> 5
+
+A range travels dense if its pairs would take at least as many bytes as its dense values: for float32, if at least half
+of its elements are nonzero.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from mpi4py import MPI
 
-from hvd_deepreduce.codec import U8, Floats
-from hvd_deepreduce.exchange.channel import EMPTY, SLOTS, TIMEOUT, Program, Session, Total, Traffic, gather
-from hvd_deepreduce.exchange.densestream import slices_of
-from hvd_deepreduce.joint.densestream import PAIRS, PLAIN, Stream, pack, unpack
+from hvd_deepreduce.codec import U8, Floats, Key
+from hvd_deepreduce.exchange.densestream import slice_count
+from hvd_deepreduce.exchange.schedules import allgather
+from hvd_deepreduce.exchange.settings import SparCML
+from hvd_deepreduce.exchange.sum_buffer import SumBuffer
+from hvd_deepreduce.exchange.transport import DEFAULT_TIMEOUT, EMPTY, Program, Receive, Transport, message_tag
+from hvd_deepreduce.joint.stream import Stream
+from hvd_deepreduce.joint.stream_format import PAIRS, PLAIN, pack, unpack
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.sparse import SparseTensor
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
 SMALL = 8192
-"""Up to so many kept elements (64 KiB of pairs), ``auto`` is recursive doubling."""
+"""``auto`` is recursive doubling for up to this many kept elements (64 KiB of pairs)."""
+SPLIT, ALLGATHER = 0, 1
+"""The phases of split-allgather's message tags."""
+HAND_IN, HAND_OUT, FIRST_ROUND = 0, 1, 2
+"""The phases of recursive doubling's message tags; round t is phase ``FIRST_ROUND`` + t."""
 
 Algorithm = Literal["auto", "split_allgather", "recursive_doubling"]
 
 
 def allreduce(
-    comm: MPI.Comm,
+    comm: MPI.Intracomm,
     tensor: SparseTensor | Floats,
     *,
     dense: bool = False,
@@ -40,95 +66,139 @@ def allreduce(
     scale: float = 1.0,
     residual: Floats | None = None,
     algorithm: Algorithm = "auto",
-    timeout: float = TIMEOUT,
+    timeout: float = DEFAULT_TIMEOUT,
 ) -> SparseTensor | Floats:
-    """The sum of all ranks' tensors, bitwise the same on every rank; arguments as ``densestream.allreduce``.
+    """The sum of all ranks' tensors, bitwise the same on every rank. Collective.
+
+    Arguments, result and errors are those of ``densestream.allreduce``, and:
 
     Args:
-        algorithm: ``auto`` takes recursive doubling for small vectors, split-allgather for others.
+        algorithm: ``split_allgather``, ``recursive_doubling``, or ``auto``: recursive doubling for small vectors.
     """
-    settings = f"sparcml with algorithm {algorithm}"
-    with Session(comm, tensor, settings, dense or out is not None, out, scale, residual, timeout) as session:
-        traffic, total, own = session.traffic, session.total, session.tensor
-        if algorithm == "recursive_doubling" or (algorithm == "auto" and session.most <= SMALL):
-            programs = [recursive_doubling(traffic, own, total)]
+    from hvd_deepreduce.exchange.session import Session  # needs mpi4py; the programs below do not
+
+    description = f"sparcml with algorithm {algorithm}"
+    with Session(
+        comm, tensor, description, dense=dense or out is not None, out=out, scale=scale, residual=residual,
+        timeout=timeout,
+    ) as session:  # fmt: skip
+        transport, sum_buffer, own = session.transport, session.sum_buffer, session.tensor
+        if algorithm == "recursive_doubling" or (algorithm == "auto" and session.max_kept <= SMALL):
+            programs = [recursive_doubling(transport, own, sum_buffer)]
         else:
-            programs = split_allgather(traffic, own, slices_of(session.most, traffic.size), total)
-        result = session.finish(programs, total.value)
+            programs = split_allgather(transport, own, slice_count(session.max_kept, transport.size), sum_buffer)
+        result = session.run(programs, sum_buffer.result)
         if residual is not None:
             arrays.subtract_sent(residual, own.indices, own.values)
         return result
 
 
-def write(stream: Stream, begin: int, end: int) -> U8:
-    """The elements from ``begin`` to ``end`` as pairs, or dense where that is shorter: SparCML's switch."""
+def run_exchange(
+    settings: SparCML,
+    comm: MPI.Intracomm,
+    tensor: SparseTensor | Floats,
+    out: Floats,
+    residual: Floats | None,
+    key: Key,
+) -> int:
+    """The exchange ``sparcml``; see ``settings.ExchangeFunction``. ``key`` has no effect: nothing is rounded."""
+    from hvd_deepreduce.exchange.session import bytes_sent
+
+    before = bytes_sent(comm)
+    allreduce(comm, tensor, out=out, residual=residual, algorithm=settings.algorithm)
+    return bytes_sent(comm) - before
+
+
+def pack_range(stream: Stream, begin: int, end: int) -> U8:
+    """Packs the elements ``begin`` to ``end``: as pairs, or as one dense block where that is no longer (SparCML's
+    switch)."""
     size = stream.values.itemsize
     if stream.values.size * (4 + size) < (end - begin) * size or end == begin:
         return pack(stream, PAIRS)
     values = np.empty(end - begin, stream.values.dtype)
-    stream.dense(begin, values)
-    one = np.array([begin], np.uint32), np.array([end - begin], np.uint32)
-    return pack(Stream(stream.numel, *one, values), PLAIN)
+    stream.write_dense(begin, values)
+    starts, lengths = np.array([begin], np.uint32), np.array([end - begin], np.uint32)
+    return pack(Stream(stream.numel, starts, lengths, values), PLAIN)
 
 
-def read(section: U8, like: Stream, begin: int, end: int, sender: int) -> Stream:
-    """What ``write`` wrote on another rank."""
+def unpack_range(section: U8, like: Stream, begin: int, end: int, sender: int) -> Stream:
+    """What ``pack_range`` wrote on the rank ``sender``, for the vector of ``like``.
+
+    Raises:
+        ValueError: the section is damaged; the text names the sender.
+    """
     try:
         return unpack(section, like.numel, like.values.dtype, None, begin, end)
     except ValueError as error:
-        raise ValueError(f"the pairs of rank {sender} cannot be read: {error}") from None
+        raise ValueError(f"cannot read the pairs of rank {sender}: {error}") from None
 
 
-def split_allgather(traffic: Traffic, tensor: SparseTensor, slices: int, total: Total | None) -> list[Program]:
-    """A program for each slice of the ranges."""
-    parts = traffic.size * slices
+def split_allgather(
+    transport: Transport, tensor: SparseTensor, slices: int, sum_buffer: SumBuffer | None
+) -> list[Program]:
+    """One rank's programs, one per slice of the ranges.
+
+    Args:
+        sum_buffer: receives the sum; None: the sum is not decoded (for counting messages in a simulation).
+    """
+    parts = transport.size * slices
     bounds = [tensor.numel * part // parts for part in range(parts + 1)]
-    pieces = Stream.pairs(tensor).split(np.array(bounds[1:-1], np.uint64))
-    reach = list(zip(bounds[:-1], bounds[1:], strict=True))
-    return [_split_allgather(traffic, slot, pieces[slot::slices], reach[slot::slices], total) for slot in range(slices)]
+    pieces = Stream.from_pairs(tensor).split(np.array(bounds[1:-1], np.uint64))
+    ranges = list(zip(bounds[:-1], bounds[1:], strict=True))
+    return [
+        _split_allgather(transport, slot, pieces[slot::slices], ranges[slot::slices], sum_buffer)
+        for slot in range(slices)
+    ]
 
 
 def _split_allgather(
-    traffic: Traffic, slot: int, pieces: list[Stream], reach: list[tuple[int, int]], total: Total | None
+    transport: Transport,
+    slot: int,
+    pieces: list[Stream],
+    ranges: list[tuple[int, int]],
+    sum_buffer: SumBuffer | None,
 ) -> Program:
-    rank, size = traffic.rank, traffic.size
+    """The program of one slice; ``pieces`` and ``ranges`` (begin, end) have one entry per owner."""
+    rank, size = transport.rank, transport.size
+    tag = message_tag(SPLIT, slot)
     for distance in range(1, size):
         to = (rank + distance) % size
-        traffic.send(to, slot, [pack(pieces[to], PAIRS)])
+        transport.send(to, tag, [pack(pieces[to], PAIRS)])
     stream = pieces[rank]
     for distance in range(1, size):
         source = (rank - distance) % size
-        (message,) = yield source, slot, 1
-        theirs = traffic.attempt(stream, read, message, stream, *reach[rank], source)
-        stream = traffic.attempt(stream, stream.merge, theirs, 0)
+        (message,) = yield Receive(source, tag, 1)
+        received = transport.attempt(stream, unpack_range, message, stream, *ranges[rank], source)
+        stream = transport.attempt(stream, stream.merge, received, 0)
 
     def deliver(owner: int, section: U8) -> None:
-        if total is not None:
-            total.put(read(section, stream, *reach[owner], owner), *reach[owner])
+        if sum_buffer is not None:
+            sum_buffer.write_region(unpack_range(section, stream, *ranges[owner], owner), *ranges[owner])
 
-    section = traffic.attempt(EMPTY, write, stream, *reach[rank])
-    yield from gather(traffic, SLOTS + slot, section, deliver)
+    section = transport.attempt(EMPTY, pack_range, stream, *ranges[rank])
+    yield from allgather(transport, message_tag(ALLGATHER, slot), section, deliver)
 
 
-def recursive_doubling(traffic: Traffic, tensor: SparseTensor, total: Total | None) -> Program:
-    """The one program of a rank."""
-    rank, numel = traffic.rank, tensor.numel
-    stream = Stream.pairs(tensor)
-    paired = 1 << (traffic.size.bit_length() - 1)  # the ranks from here on only hand in and take out
+def recursive_doubling(transport: Transport, tensor: SparseTensor, sum_buffer: SumBuffer | None) -> Program:
+    """A rank's only program. ``sum_buffer`` None: the sum is not decoded."""
+    rank, numel = transport.rank, tensor.numel
+    stream = Stream.from_pairs(tensor)
+    paired = 1 << (transport.size.bit_length() - 1)  # ranks from here on only hand in and get the sum
+    hand_in, hand_out = message_tag(HAND_IN, 0), message_tag(HAND_OUT, 0)
     if rank >= paired:
-        traffic.send(rank - paired, 0, [write(stream, 0, numel)])
-        (message,) = yield rank - paired, SLOTS, 1
-        stream = traffic.attempt(stream, read, message, stream, 0, numel, rank - paired)
+        transport.send(rank - paired, hand_in, [pack_range(stream, 0, numel)])
+        (message,) = yield Receive(rank - paired, hand_out, 1)
+        stream = transport.attempt(stream, unpack_range, message, stream, 0, numel, rank - paired)
     else:
-        helped = rank + paired < traffic.size
-        rounds = [(rank ^ 1 << t, (2 + t) * SLOTS) for t in range(paired.bit_length() - 1)]
-        for partner, tag in ([(rank + paired, 0)] if helped else []) + rounds:
-            if tag:
-                traffic.send(partner, tag, [traffic.attempt(EMPTY, write, stream, 0, numel)])
-            (message,) = yield partner, tag, 1
-            theirs = traffic.attempt(stream, read, message, stream, 0, numel, partner)
-            stream = traffic.attempt(stream, stream.merge, theirs, 0)
-        if helped:
-            traffic.send(rank + paired, SLOTS, [traffic.attempt(EMPTY, write, stream, 0, numel)])
-    if total is not None:
-        traffic.attempt(None, total.put, stream, 0, numel)
+        helps = rank + paired < transport.size
+        rounds = [(rank ^ 1 << t, message_tag(FIRST_ROUND + t, 0)) for t in range(paired.bit_length() - 1)]
+        for partner, tag in ([(rank + paired, hand_in)] if helps else []) + rounds:
+            if tag != hand_in:
+                transport.send(partner, tag, [transport.attempt(EMPTY, pack_range, stream, 0, numel)])
+            (message,) = yield Receive(partner, tag, 1)
+            received = transport.attempt(stream, unpack_range, message, stream, 0, numel, partner)
+            stream = transport.attempt(stream, stream.merge, received, 0)
+        if helps:
+            transport.send(rank + paired, hand_out, [transport.attempt(EMPTY, pack_range, stream, 0, numel)])
+    if sum_buffer is not None:
+        transport.attempt(None, sum_buffer.write_region, stream, 0, numel)

@@ -1,61 +1,90 @@
 """TopkA: every rank gets every rank's elements as key-value pairs, and sums them itself.
 
-Renggli, Ashkboos, Aghagolzadeh, Alistarh, Hoefler, "SparCML", SC 2019; the rival of DenseStream's table II. For P ranks
-with k kept elements each: ceil(log2 P) rounds of recursive doubling, (P - 1) k pairs received a rank, whatever their
-overlap.
+Renggli, Ashkboos, Aghagolzadeh, Alistarh, Hoefler, "SparCML: high-performance sparse communication for machine
+learning", SC 2019; compared with DenseStream in that paper's table II. For P ranks with k kept elements each:
+ceil(log2 P) messages per rank, by recursive doubling (``schedules``), and (P - 1) k pairs received per rank, whatever
+the overlap of the supports.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from mpi4py import MPI
-
-from hvd_deepreduce.codec import U8, Floats
-from hvd_deepreduce.exchange.channel import TIMEOUT, Program, Session, Traffic, gather
-from hvd_deepreduce.joint.densestream import PAIRS, Stream, pack, unpack
+from hvd_deepreduce.codec import U8, Floats, Key
+from hvd_deepreduce.exchange.schedules import allgather
+from hvd_deepreduce.exchange.settings import TopKAllGather
+from hvd_deepreduce.exchange.transport import DEFAULT_TIMEOUT, Program, Transport, message_tag
+from hvd_deepreduce.joint.stream import Stream
+from hvd_deepreduce.joint.stream_format import PAIRS, pack, unpack
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.sparse import SparseTensor
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
 
 def allreduce(
-    comm: MPI.Comm,
+    comm: MPI.Intracomm,
     tensor: SparseTensor | Floats,
     *,
     dense: bool = False,
     out: Floats | None = None,
     scale: float = 1.0,
     residual: Floats | None = None,
-    timeout: float = TIMEOUT,
+    timeout: float = DEFAULT_TIMEOUT,
 ) -> SparseTensor | Floats:
-    """The sum of all ranks' tensors, added in rank order on every rank; arguments as ``densestream.allreduce``."""
-    with Session(comm, tensor, "topk_allgather", dense or out is not None, out, scale, residual, timeout) as session:
-        own, total = session.tensor, session.total
-        streams: list[Stream | None] = [None] * session.traffic.size
+    """The sum of all ranks' tensors, added in rank order, bitwise the same on every rank. Collective.
+
+    Arguments, result and errors are those of ``densestream.allreduce``."""
+    from hvd_deepreduce.exchange.session import Session  # needs mpi4py; the program below does not
+
+    with Session(
+        comm, tensor, "topk_allgather", dense=dense or out is not None, out=out, scale=scale, residual=residual,
+        timeout=timeout,
+    ) as session:  # fmt: skip
+        own, sum_buffer = session.tensor, session.sum_buffer
+        streams: list[Stream | None] = [None] * session.transport.size
 
         def deliver(rank: int, section: U8) -> None:
             try:
                 streams[rank] = unpack(section, own.numel, own.values.dtype)
             except ValueError as error:
-                raise ValueError(f"the pairs of rank {rank} cannot be read: {error}") from None
+                raise ValueError(f"cannot read the pairs of rank {rank}: {error}") from None
 
-        def value() -> SparseTensor | Floats:
+        def result() -> SparseTensor | Floats:
             parts = [stream for stream in streams if stream is not None]
-            if total.out is not None:
-                arrays.sum_into(total.out, [(part.indices(), part.values) for part in parts], scale)
-                return total.out
+            if sum_buffer.out is not None:
+                arrays.sum_into(sum_buffer.out, [(part.indices(), part.values) for part in parts], scale)
+                return sum_buffer.out
             merged = parts[0]
             for part in parts[1:]:
                 merged = merged.merge(part, 0)
-            total.put(merged, 0, own.numel)
-            return total.value()
+            sum_buffer.write_region(merged, 0, own.numel)
+            return sum_buffer.result()
 
-        result = session.finish([program(session.traffic, own, deliver)], value)
+        total = session.run([program(session.transport, own, deliver)], result)
         if residual is not None:
             arrays.subtract_sent(residual, own.indices, own.values)
-        return result
+        return total
 
 
-def program(traffic: Traffic, tensor: SparseTensor, deliver: Callable[[int, U8], None]) -> Program:
-    """The one program of a rank."""
-    return gather(traffic, 0, pack(Stream.pairs(tensor), PAIRS), deliver)
+def run_exchange(
+    settings: TopKAllGather,
+    comm: MPI.Intracomm,
+    tensor: SparseTensor | Floats,
+    out: Floats,
+    residual: Floats | None,
+    key: Key,
+) -> int:
+    """The exchange ``topk_allgather``; see ``settings.ExchangeFunction``. ``key`` has no effect: nothing is rounded."""
+    from hvd_deepreduce.exchange.session import bytes_sent
+
+    before = bytes_sent(comm)
+    allreduce(comm, tensor, out=out, residual=residual)
+    return bytes_sent(comm) - before
+
+
+def program(transport: Transport, tensor: SparseTensor, deliver: Callable[[int, U8], None]) -> Program:
+    """A rank's only program: ``deliver(rank, section)`` gets every rank's packed pairs."""
+    return allgather(transport, message_tag(0, 0), pack(Stream.from_pairs(tensor), PAIRS), deliver)

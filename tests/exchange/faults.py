@@ -9,9 +9,12 @@ import traceback
 import numpy as np
 from mpi4py import MPI
 
-from hvd_deepreduce.exchange import channel, densestream, sparcml, topk_allgather
-from hvd_deepreduce.exchange.channel import ExchangeError, LostRankError
-from hvd_deepreduce.joint.densestream import HEADER, DenseStream, Stream, pack
+from hvd_deepreduce.exchange import densestream, sparcml, topk_allgather
+from hvd_deepreduce.exchange.errors import ExchangeError, LostRankError
+from hvd_deepreduce.exchange.mpi_transport import MPITransport
+from hvd_deepreduce.joint.densestream import DenseStream
+from hvd_deepreduce.joint.stream import Stream
+from hvd_deepreduce.joint.stream_format import HEADER, pack
 from hvd_deepreduce.sparse import SparseTensor
 
 COMM = MPI.COMM_WORLD
@@ -73,6 +76,11 @@ def wrong_input() -> None:
             f"rank {BAD}",
             call=lambda r, f=allreduce: f(COMM, np.ones((10, 100)) if RANK == BAD else np.ones(1000), timeout=20),
         )
+        refused(
+            "tensor is a list; a SparseTensor or a NumPy array is required",
+            f"rank {BAD}",
+            call=lambda r, f=allreduce: f(COMM, [1.0] * 1000 if RANK == BAD else np.ones(1000), timeout=20),
+        )
         if name != "densestream":
             refused(
                 "densestream with",
@@ -126,11 +134,11 @@ def broken_messages() -> None:
     cases = {
         "overlap": swapped,
         "elements": outside,
-        "of a vector of 5": changed({3: 5}),
-        "for": changed({5: 2**31}),
+        "to a vector of 5": changed({3: 5}),
+        "for a range of": changed({5: 2**31}),
         "form": changed({0: 9}),
         "value codec": changed({2: 77}),
-        "are there": cut,
+        "truncated": cut,
         "": noise,
     }
     for module in MODULES.values():
@@ -138,12 +146,12 @@ def broken_messages() -> None:
             for slices in (1 << 14, 40):
 
                 def call(residual, module=module, broken=broken, slices=slices):
-                    densestream.SLICE = slices
+                    densestream.SLICE_ELEMENTS = slices
                     module.pack = broken if RANK == BAD else pack
                     try:
                         module.allreduce(COMM, mine(), residual=residual, timeout=20)
                     finally:
-                        densestream.SLICE = 1 << 14
+                        densestream.SLICE_ELEMENTS = 1 << 14
                         module.pack = pack
 
                 refused(f"rank {BAD}", word, call=call)
@@ -170,7 +178,7 @@ def silent_midway() -> None:
     """One rank comes, and then sends nothing."""
     densestream.allreduce(COMM, mine(), timeout=20)
     if RANK == BAD:
-        channel.LiveTraffic.run = lambda self, programs: time.sleep(6)
+        MPITransport.run = lambda self, programs: time.sleep(6)
     try:
         densestream.allreduce(COMM, mine(), timeout=2)
     except LostRankError as error:
@@ -181,8 +189,8 @@ def silent_midway() -> None:
 
 def dies() -> None:
     """One rank is killed between its messages."""
-    densestream.SLICE = 20
-    send = channel.LiveTraffic.send
+    densestream.SLICE_ELEMENTS = 20
+    send = MPITransport.send
     sent = []
 
     def count(self, to, tag, parts):
@@ -191,7 +199,7 @@ def dies() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         send(self, to, tag, parts)
 
-    channel.LiveTraffic.send = count
+    MPITransport.send = count
     try:
         densestream.allreduce(COMM, mine(), timeout=5)
     except LostRankError as error:

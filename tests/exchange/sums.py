@@ -110,16 +110,16 @@ def edges() -> None:
 
 def many_slices() -> None:
     rng = np.random.default_rng(2)
-    densestream.SLICE = 150
+    densestream.SLICE_ELEMENTS = 150
     check([uniform(30011, 8000 + 777 * rank, rng) for rank in range(SIZE)])
     clustered = [np.concatenate([np.arange(at, at + 300) for at in rng.integers(0, 29000, 12)]) for _ in range(SIZE)]
     check([tensor(30011, indices, rng) for indices in clustered])
-    densestream.SLICE = 1 << 14
+    densestream.SLICE_ELEMENTS = 1 << 14
 
 
 def nothing_is_lost() -> None:
     """The sum and the residuals afterwards are the residuals before, whatever is rounded on the way."""
-    densestream.SLICE = 500
+    densestream.SLICE_ELEMENTS = 500
     numel = 30011
     for codec in (PLAIN, CODED, *(DenseStream(coded=c, value=v) for c in (False, True)
                                   for v in ("float16", "bfloat16", "qsgd"))):  # fmt: skip
@@ -144,7 +144,7 @@ def nothing_is_lost() -> None:
         residual = before.copy()
         total = allreduce(COMM, SparseTensor(numel, indices, before[indices]), residual=residual, timeout=30)
         assert not residual[indices].any() and np.count_nonzero(residual) == numel - indices.size
-    densestream.SLICE = 1 << 14
+    densestream.SLICE_ELEMENTS = 1 << 14
 
 
 def infinities_reach_every_rank() -> None:

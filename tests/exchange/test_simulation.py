@@ -1,4 +1,4 @@
-"""The exchanges' programs on simulated ranks: any number of them, right sums, and the volumes of the cost model."""
+"""The exchanges' programs on simulated ranks: any number of ranks, correct sums, and the bytes of the cost model."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from hypothesis import strategies as st
 
 from hvd_deepreduce.codec import Key
 from hvd_deepreduce.exchange import costs, densestream, sparcml, topk_allgather
-from hvd_deepreduce.exchange.channel import Program, Total, halving
-from hvd_deepreduce.exchange.simulation import Network, SimulatedTraffic
-from hvd_deepreduce.joint.densestream import HEADER, DenseStream, Stream, unpack
+from hvd_deepreduce.exchange.schedules import halving_rounds
+from hvd_deepreduce.exchange.simulation import Network, SimulatedTransport
+from hvd_deepreduce.exchange.sum_buffer import SumBuffer
+from hvd_deepreduce.exchange.transport import Program
+from hvd_deepreduce.joint.densestream import DenseStream
+from hvd_deepreduce.joint.stream import Stream
+from hvd_deepreduce.joint.stream_format import HEADER, unpack
 from hvd_deepreduce.sparse import SparseTensor
 
 F32 = np.dtype(np.float32)
@@ -25,31 +29,31 @@ def simulate(name: str, tensors: list[SparseTensor], slices: int = 1, count_only
     size, numel = len(tensors), tensors[0].numel
     network = Network(size)
     received: list[dict[int, Stream]] = [{} for _ in tensors]
-    totals = [None if count_only else Total(numel, F32, True, None) for _ in tensors]
+    totals = [None if count_only else SumBuffer(numel, F32, True, None) for _ in tensors]
     codec = DenseStream(coded=name == "coded")
     parts = size * slices
-    bounds = densestream.averaged(sum(densestream.boundaries(t, parts) for t in tensors), numel)
+    bounds = densestream.average_boundaries(sum(densestream.share_boundaries(t, parts) for t in tensors), numel)
 
-    def programs(traffic: SimulatedTraffic) -> list[Program]:
-        own, total = tensors[traffic.rank], totals[traffic.rank]
+    def programs(transport: SimulatedTransport) -> list[Program]:
+        own, total = tensors[transport.rank], totals[transport.rank]
         if name == "topk":
 
             def add(rank: int, section: np.ndarray) -> None:
                 if not count_only:
-                    received[traffic.rank][rank] = unpack(section, numel, F32)
+                    received[transport.rank][rank] = unpack(section, numel, F32)
 
-            return [topk_allgather.program(traffic, own, add)]
+            return [topk_allgather.program(transport, own, add)]
         if name == "split":
-            return sparcml.split_allgather(traffic, own, slices, total)
+            return sparcml.split_allgather(transport, own, slices, total)
         if name == "doubling":
-            return [sparcml.recursive_doubling(traffic, own, total)]
-        job = densestream.Job(codec, numel, F32, bounds, slices, Key(0, 0, 0), None)
-        return densestream.programs(traffic, Stream.encode(own, job.gap), job, total)
+            return [sparcml.recursive_doubling(transport, own, total)]
+        plan = densestream.Plan(codec, numel, F32, bounds, slices, Key(0, 0, 0), None)
+        return densestream.programs(transport, Stream.from_sparse(own, plan.gap), plan, total)
 
     network.run(programs)
     if name == "topk" and not count_only:
         for total, row in zip(totals, received, strict=True):
-            total.out[:] = sum(row[rank].sparse().dense() for rank in range(size))
+            total.out[:] = sum(row[rank].to_sparse().dense() for rank in range(size))
     return network, [total and total.out for total in totals]
 
 
@@ -61,20 +65,20 @@ def random_tensors(size: int, numel: int, count: int, seed: int) -> list[SparseT
 
 @pytest.mark.parametrize("size", [*range(1, 20), 31, 32, 33, 64])
 def test_every_rank_sends_what_another_waits_for(size: int) -> None:
-    rounds = [halving(rank, size) for rank in range(size)]
+    rounds = [halving_rounds(rank, size) for rank in range(size)]
     assert max(len(steps) for steps in rounds) == math.ceil(math.log2(size))
     for t in range(max(map(len, rounds))):
-        sent = [(rank, to) for rank in range(size) if t < len(rounds[rank]) for to in rounds[rank][t].sends]
+        sent = [(rank, to) for rank in range(size) if t < len(rounds[rank]) for to in rounds[rank][t].send_to]
         received = [
-            (source, rank) for rank in range(size) if t < len(rounds[rank]) for source in rounds[rank][t].receives
+            (source, rank) for rank in range(size) if t < len(rounds[rank]) for source in rounds[rank][t].receive_from
         ]
         assert sorted(sent) == sorted(received)
     # Following the halves of the ranges, each rank is left with a region of its own.
     for rank, steps in enumerate(rounds):
         mine = range(size)
         for step in steps:
-            assert sorted([*step.mine, *step.other]) == list(mine) and rank in step.mine
-            mine = step.mine
+            assert sorted([*step.own_half, *step.other_half]) == list(mine) and rank in step.own_half
+            mine = step.own_half
         assert list(mine) == [rank]
 
 
@@ -90,14 +94,14 @@ def test_sums(name: str, size: int, count: int, slices: int, seed: int) -> None:
 
 
 def test_a_failure_travels() -> None:
-    def programs(traffic: SimulatedTraffic) -> list[Program]:
-        job = densestream.Job(DenseStream(), 50, F32, [50 * i // 6 for i in range(7)], 1, Key(0, 0, 0), None)
-        if traffic.rank == 4:
-            job.bounds = [0, 0, 0, 0, 0, 0, 50]  # its own idea of the regions
-        stream = Stream.encode(SparseTensor(50, np.arange(50, dtype=np.uint32), np.ones(50, np.float32)), job.gap)
-        return densestream.programs(traffic, stream, job, Total(50, F32, True, None))
+    def programs(transport: SimulatedTransport) -> list[Program]:
+        plan = densestream.Plan(DenseStream(), 50, F32, [50 * i // 6 for i in range(7)], 1, Key(0, 0, 0), None)
+        if transport.rank == 4:
+            plan.bounds = [0, 0, 0, 0, 0, 0, 50]  # its own idea of the regions
+        stream = Stream.from_sparse(SparseTensor(50, np.arange(50, dtype=np.uint32), np.ones(50, np.float32)), plan.gap)
+        return densestream.programs(transport, stream, plan, SumBuffer(50, F32, True, None))
 
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match="cannot read the stream of rank"):
         Network(6).run(programs)
 
 

@@ -11,20 +11,9 @@ from hvd_deepreduce import pipeline
 from hvd_deepreduce.codec import Key
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import unpack as unpack_container
-from hvd_deepreduce.joint.densestream import (
-    CODED,
-    HEADER,
-    PAIRS,
-    PLAIN,
-    DenseStream,
-    Stream,
-    coded_gap,
-    covered,
-    pack,
-    plain_gap,
-    unpack,
-    value_codec,
-)
+from hvd_deepreduce.joint.densestream import DenseStream
+from hvd_deepreduce.joint.stream import Stream, coded_gap, covered_indices, plain_gap
+from hvd_deepreduce.joint.stream_format import CODED, HEADER, PAIRS, PLAIN, pack, unpack, value_codec
 from hvd_deepreduce.sparse import SparseTensor
 from tests.oracle import densestream as oracle
 
@@ -81,26 +70,26 @@ def test_the_gap_of_the_paper() -> None:
 def test_figure_2() -> None:
     x = [0, 9, 9, 9, 0, 0, 0, 9, 0, 9, 0, 0, 0, 9, 0, 0, 9, 0, 0, 0, 9, 9]
     indices = np.flatnonzero(x).astype(np.uint32)
-    stream = Stream.encode(SparseTensor(len(x), indices, np.full(indices.size, 9, np.float32)), 2)
+    stream = Stream.from_sparse(SparseTensor(len(x), indices, np.full(indices.size, 9, np.float32)), 2)
     assert as_blocks(stream) == [(1, [9, 9, 9]), (7, [9, 0, 9]), (13, [9, 0, 0, 9]), (20, [9, 9])]
 
 
 @quick
 @given(tensors(), st.integers(0, 4))
 def test_blocks_are_the_oracles(tensor: SparseTensor, gap: int) -> None:
-    stream = Stream.encode(tensor, gap)
+    stream = Stream.from_sparse(tensor, gap)
     assert as_blocks(stream) == oracle.blocks(kept(tensor), gap)
     assert pack(stream, PLAIN).tobytes() == oracle.plain(kept(tensor), tensor.numel, gap, tensor.values.dtype.type)
-    back = stream.sparse()
+    back = stream.to_sparse()
     keep = tensor.values != 0
     assert np.array_equal(back.indices, tensor.indices[keep]) and np.array_equal(back.values, tensor.values[keep])
-    assert np.array_equal(covered(tensor.indices, tensor.numel, gap), stream.indices())
+    assert np.array_equal(covered_indices(tensor.indices, gap), stream.indices())
 
 
 @quick
 @given(tensors(), st.integers(0, 3))
 def test_coded_bytes_are_the_oracles(tensor: SparseTensor, gap: int) -> None:
-    stream = Stream.encode(tensor, gap)
+    stream = Stream.from_sparse(tensor, gap)
     section = pack(stream, CODED)
     *_, a_bytes, b_bytes, _ = HEADER.unpack_from(section.data)
     found = oracle.blocks(kept(tensor), gap)
@@ -122,7 +111,7 @@ def test_coded_bytes_are_the_oracles(tensor: SparseTensor, gap: int) -> None:
 def test_merge_is_the_stream_of_the_sum(data: st.DataObject, gap: int, dtype: np.dtype) -> None:
     numel = data.draw(st.sampled_from([5, 40, 2**32 - 1]))
     a, b = data.draw(tensors(numel, dtype)), data.draw(tensors(numel, dtype))
-    merged = Stream.encode(a, gap).merge(Stream.encode(b, gap), gap)
+    merged = Stream.from_sparse(a, gap).merge(Stream.from_sparse(b, gap), gap)
     total = {}
     for index in kept(a).keys() | kept(b).keys():
         with np.errstate(over="ignore"):
@@ -133,21 +122,21 @@ def test_merge_is_the_stream_of_the_sum(data: st.DataObject, gap: int, dtype: np
 @quick
 @given(st.data(), tensors(numel=300))
 def test_split_and_join(data: st.DataObject, tensor: SparseTensor) -> None:
-    stream = Stream.encode(tensor, 2)
+    stream = Stream.from_sparse(tensor, 2)
     cuts = sorted(data.draw(st.lists(st.integers(0, 300), max_size=9)))
     parts = stream.split(np.array(cuts, np.uint64))
     for part, begin, end in zip(parts, [0, *cuts], [*cuts, 300], strict=True):
         out = np.full(end - begin, 7, tensor.values.dtype)
-        part.dense(begin, out)
+        part.write_dense(begin, out)
         assert np.array_equal(out, tensor.dense()[begin:end])
-    joined = Stream.join(parts)
+    joined = Stream.concatenate(parts)
     assert np.array_equal(joined.values, stream.values) and np.array_equal(joined.indices(), stream.indices())
 
 
 @quick
 @given(tensors(), st.sampled_from([PLAIN, CODED, PAIRS]), st.integers(0, 3))
 def test_bytes_round_trip(tensor: SparseTensor, form: int, gap: int) -> None:
-    stream = Stream.pairs(tensor) if form == PAIRS else Stream.encode(tensor, gap)
+    stream = Stream.from_pairs(tensor) if form == PAIRS else Stream.from_sparse(tensor, gap)
     section = pack(stream, form)
     assert section.size % 8 == 0
     back = unpack(section, tensor.numel, tensor.values.dtype)
@@ -264,7 +253,7 @@ def test_blocks_out_of_their_range() -> None:
 @pytest.mark.parametrize("value", VALUES)
 def test_broken_bytes(form: int, value: str) -> None:
     tensor = random_tensor(2000, 300, 8)
-    stream = Stream.pairs(tensor) if form == PAIRS else Stream.encode(tensor, 2)
+    stream = Stream.from_pairs(tensor) if form == PAIRS else Stream.from_sparse(tensor, 2)
     codec = DenseStream(value=value)
     section = pack(stream, form, value_codec(codec.value, codec.bits), KEY)
     for size in [*range(0, 60), *range(60, section.size, 37)]:

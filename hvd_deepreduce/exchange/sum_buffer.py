@@ -1,0 +1,45 @@
+"""Where an allreduce collects its result, region by region. Needs no MPI."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hvd_deepreduce.codec import Floats
+from hvd_deepreduce.joint.stream import Stream
+from hvd_deepreduce.sparse import SparseTensor
+
+
+class SumBuffer:
+    """Collects the regions of a sum: in a dense array, or as streams that become one sparse tensor.
+
+    Args:
+        numel, dtype: of the vector.
+        dense: whether the result is a dense array.
+        out: the dense array to write to, ``dtype`` ``[numel]``; None: a new one.
+        scale: a factor for all values.
+    """
+
+    def __init__(self, numel: int, dtype: np.dtype[Any], dense: bool, out: Floats | None, scale: float = 1.0) -> None:
+        self.scale = scale
+        self.numel, self.dtype = numel, dtype
+        self.out = np.empty(numel, dtype) if dense and out is None else out
+        self.regions: list[tuple[int, Stream]] = []
+
+    def write_region(self, stream: Stream, begin: int, end: int) -> None:
+        """Writes the elements ``begin`` to ``end``. To be called once for each region of the vector."""
+        if self.scale != 1:
+            stream = Stream(self.numel, stream.starts, stream.lengths, stream.values * self.dtype.type(self.scale))
+        if self.out is not None:
+            stream.write_dense(begin, self.out[begin:end])
+        elif stream.starts.size:
+            self.regions.append((begin, stream))
+
+    def result(self) -> SparseTensor | Floats:
+        """The sum: the dense array, or the elements that are not zero."""
+        if self.out is not None:
+            return self.out
+        if not self.regions:
+            return SparseTensor(self.numel, np.empty(0, np.uint32), np.empty(0, self.dtype))
+        return Stream.concatenate([stream for _, stream in sorted(self.regions, key=lambda part: part[0])]).to_sparse()

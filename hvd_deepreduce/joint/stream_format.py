@@ -1,0 +1,163 @@
+"""The bytes of a ``Stream``: one format for the joint codec's section in a container and for the exchanges' messages.
+
+All numbers are little-endian. The parts a, b and values are each padded with zeros to a multiple of 8 bytes::
+
+    byte   0           1           2                3          4            8             12            16
+           | form u8   | dtype u8  | value codec u8 | 0 u8     | numel u32  | blocks u32  | count u32   |
+    byte  16                 24                 32                     40
+           | size of a u64   | size of b u64    | size of values u64    | a ... | b ... | values ...    |
+
+``count`` is the number of values; sizes are in bytes, without padding. a and b depend on the form:
+
+====  ===========================  =========================================  ==================================
+form  name                         a                                          b
+====  ===========================  =========================================  ==================================
+0     ``PLAIN``: blocks            starts, uint32 ``[blocks]``                lengths, uint32 ``[blocks]``
+1     ``CODED``: coded blocks      Rice section of the numbers of elements    Rice section of the lengths,
+                                   between block i - 1 and block i            each less 1
+2     ``PAIRS``: key-value pairs   indices, uint32 ``[blocks]``; every block  empty
+                                   has one element
+====  ===========================  =========================================  ==================================
+
+Rice sections are specified in kernels/rice/rice.cpp. In form 1 the elements before block 0 are counted from ``begin``,
+the first element of the range that sender and receiver have agreed on: 0 in a container, the region's or slice's first
+element in an exchange.
+
+Source of the plain form: DenseStream, sections III.A and IV.A (starts and lengths are unsigned 32-bit integers). The
+coded form is ours.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Literal
+
+import numpy as np
+
+from hvd_deepreduce.codec import U8, Floats, Key, ValueCodec, padded
+from hvd_deepreduce.joint.stream import Stream
+from hvd_deepreduce.ops import arrays, deferred, densestream, rice, sections
+from hvd_deepreduce.sparse import DTYPE_IDS, DTYPES
+from hvd_deepreduce.value.half import Half
+from hvd_deepreduce.value.qsgd import QSGD
+from hvd_deepreduce.value.raw import Raw
+
+PLAIN, CODED, PAIRS = 0, 1, 2
+HEADER = struct.Struct("<BBBxIIIQQQ")
+
+ValueName = Literal["raw", "float16", "bfloat16", "qsgd"]
+VALUE_CODECS: dict[int, type[ValueCodec]] = {codec.id: codec for codec in (Raw, Half, QSGD)}
+"""The value codecs that a stream may use, by their number in its header."""
+
+
+def value_codec(value: ValueName, bits: int) -> ValueCodec:
+    """The codec of a stream's values.
+
+    Args:
+        bits: bits per value, for ``qsgd`` only.
+    """
+    if value == "qsgd":
+        return QSGD(bits=bits)
+    return Raw() if value == "raw" else Half(dtype=value)
+
+
+def pack(
+    stream: Stream, form: int, codec: ValueCodec | None = None, key: Key | None = None, begin: int = 0, end: int = 0
+) -> U8:
+    """A stream's bytes, uint8; their number is a multiple of 8.
+
+    Args:
+        form: ``PLAIN``, ``CODED``, or ``PAIRS`` for a stream of blocks of one element.
+        codec: the codec of the values. None: raw. Values that are not all finite are always packed raw.
+        key: the randomness of a codec that rounds at random.
+        begin, end: the range that contains all blocks, for coded blocks only. ``end`` 0: the end of the vector.
+    """
+    if codec is None or (codec.id != Raw.id and not deferred.finite(stream.values)):
+        codec = Raw()
+    a: U8
+    b: U8
+    starts = stream.starts
+    if form == CODED and starts.size:
+        skips, ends = densestream.gaps(starts, stream.lengths, begin)
+        a = rice.encode(skips, (end or stream.numel) - begin)
+        b = rice.encode(ends, stream.values.size)
+    elif form == PAIRS:
+        starts = stream.indices()
+        a, b = starts.view(np.uint8), starts[:0].view(np.uint8)
+    else:
+        a, b = starts.view(np.uint8), stream.lengths.view(np.uint8)
+    values, _ = codec.encode(stream.values, None, key or Key(0, 0, 0))
+    sizes = (a.size, b.size, values.size)
+    counts = (stream.numel, starts.size, stream.values.size)
+    header = HEADER.pack(form, DTYPE_IDS[stream.values.dtype], codec.id, *counts, *sizes)
+    out: U8 = sections.join(header, a, b, values, pad=8)
+    return out
+
+
+def packed_size(data: U8) -> int:
+    """The number of bytes of the packed stream at the start of ``data``; more bytes may follow it.
+
+    Raises:
+        ValueError: ``data`` is shorter than the stream.
+    """
+    if data.size < HEADER.size:
+        raise ValueError(f"it is truncated: it has {data.size} bytes, and a stream's header alone has {HEADER.size}")
+    size = HEADER.size + sum(map(padded, HEADER.unpack(sections.peek(data, HEADER.size))[-3:]))
+    if size > data.size:
+        raise ValueError(f"it is truncated: its header announces {size} bytes, and it has {data.size}")
+    return size
+
+
+def unpack(
+    section: U8, numel: int, dtype: np.dtype[Any], key: Key | None = None, begin: int = 0, end: int | None = None
+) -> Stream:
+    """The stream that ``pack`` wrote to ``section``. Trusts nothing in it.
+
+    Args:
+        section: uint8; exactly one packed stream.
+        numel, dtype: the vector that the stream must belong to.
+        key: the sender's ``key``.
+        begin, end: the range that must contain all blocks; ``pack``'s range. ``end`` None: ``numel``.
+
+    Raises:
+        ValueError: the section is truncated or damaged, or belongs to another vector, dtype or range.
+    """
+    if packed_size(section) != section.size:
+        raise ValueError(f"it has {section.size - packed_size(section)} bytes after its stream, where none are allowed")
+    form, dtype_id, value_id, length, blocks, count, *sizes = HEADER.unpack(sections.peek(section, HEADER.size))
+    end = numel if end is None else end
+    if length != numel:
+        raise ValueError(f"it belongs to a vector of {length} elements, and this vector has {numel}")
+    if form > PAIRS or value_id not in VALUE_CODECS:
+        raise ValueError(
+            f"it has form {form} and value codec {value_id}; forms 0 to {PAIRS} and value codecs "
+            f"{', '.join(map(str, VALUE_CODECS))} are allowed"
+        )
+    if DTYPES.get(dtype_id) != dtype:
+        raise ValueError(f"its values have dtype number {dtype_id}, and {DTYPE_IDS[dtype]} ({dtype}) is required")
+    if not blocks <= count <= end - begin:
+        raise ValueError(
+            f"it has {count} values in {blocks} blocks for a range of {end - begin} elements; at least one value per "
+            "block and at most one per element are allowed"
+        )
+    parts, at = [], HEADER.size
+    for size in sizes:
+        parts.append(section[at : at + size])
+        at += padded(size)
+    a, b, values = parts
+    expected = (4 * blocks, 4 * blocks if form == PLAIN else 0)
+    if form != CODED and (a.size, b.size) != expected:
+        raise ValueError(
+            f"its parts a and b have {a.size} and {b.size} bytes; {blocks} blocks take {expected[0]} and {expected[1]}"
+        )
+    # Values first: a section that is too short for its count is refused before arrays of that size are allocated.
+    decoded: Floats = VALUE_CODECS[value_id].decode(values, count, None, dtype, key or Key(0, 0, 0))
+    if form == CODED and blocks:
+        starts = rice.decode(a, end - begin, blocks)
+        lengths = rice.decode(b, count, blocks)
+        densestream.blocks_of_gaps(starts, lengths, begin)
+    else:
+        starts = a.view(np.uint32)
+        lengths = arrays.move_like(np.ones(blocks, np.uint32), a) if form == PAIRS else b.view(np.uint32)
+    densestream.check_blocks(starts, lengths, begin, end, count)
+    return Stream(numel, starts, lengths, decoded.astype(dtype, copy=False))

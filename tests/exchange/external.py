@@ -1,0 +1,36 @@
+"""An exchange as another package defines it: settings, and a function over MPI that uses nothing of this package's."""
+
+from __future__ import annotations
+
+from mpi4py import MPI
+
+from hvd_deepreduce.codec import Floats, Key
+from hvd_deepreduce.exchange.settings import Exchange, exchanges
+from hvd_deepreduce.sparse import SparseTensor
+
+
+@exchanges.register
+class DenseSum(Exchange):
+    """The tensors made dense, and MPI's own allreduce, ``rounds`` times for the test."""
+
+    name = "external_dense_sum"
+    id = 250
+    implementation = f"{__name__}:dense_sum"
+    rounds: int = 1
+
+
+def dense_sum(
+    settings: DenseSum,
+    comm: MPI.Intracomm,
+    tensor: SparseTensor | Floats,
+    out: Floats,
+    residual: Floats | None,
+    key: Key,
+) -> int:
+    own = tensor.dense() if isinstance(tensor, SparseTensor) else tensor
+    for _ in range(settings.rounds):
+        comm.Allreduce(own, out)
+    if residual is not None:
+        residual -= own
+    assert key.rank == comm.rank
+    return settings.rounds * own.nbytes

@@ -1,0 +1,132 @@
+"""Started by mpirun: exchanges through ``ExchangeQueue``, registered here and elsewhere."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from ranks import run_cases
+
+from hvd_deepreduce.codec import Key
+from hvd_deepreduce.config import Config
+from hvd_deepreduce.exchange.queue import ExchangeQueue
+from hvd_deepreduce.exchange.settings import AllGather, DenseStreamExchange, SparCML, TopKAllGather
+from hvd_deepreduce.sparse import SparseTensor
+from tests.exchange.external import DenseSum
+
+COMM = MPI.COMM_WORLD
+RANK, SIZE = COMM.rank, COMM.size
+NUMEL = 1000
+
+
+def accumulated(rank: int) -> np.ndarray:
+    return np.random.default_rng(rank).standard_normal(NUMEL).astype(np.float32)
+
+
+def selection(rank: int) -> np.ndarray:
+    return np.flatnonzero(np.abs(accumulated(rank)) > 1).astype(np.uint32)
+
+
+def tensor(rank: int) -> SparseTensor:
+    return SparseTensor(NUMEL, selection(rank), accumulated(rank)[selection(rank)])
+
+
+def expected(ranks) -> np.ndarray:
+    return sum(tensor(rank).dense() for rank in ranks)
+
+
+def check(queue: ExchangeQueue, settings, ranks, me: int) -> int:
+    """The sum and the residual of one exchange; returns the bytes sent."""
+    residual, out = accumulated(RANK), np.full(NUMEL, np.nan, np.float32)
+    sent = queue.submit(settings, lambda: (tensor(RANK), residual), out, Key(1, 2, 3, me)).result(60)
+    assert np.allclose(out, expected(ranks), atol=1e-5), settings
+    assert not residual[selection(RANK)].any() and residual.any(), settings
+    return sent
+
+
+def an_exchange_of_another_package() -> None:
+    queue = ExchangeQueue()
+    for rounds in (1, 3):
+        settings = Config.load({"exchange": {"name": "external_dense_sum", "rounds": rounds}}).exchange
+        assert isinstance(settings, DenseSum)
+        assert check(queue, settings, range(SIZE), RANK) == rounds * 4 * NUMEL
+
+
+def each_exchange_runs_its_own_function() -> None:
+    queue = ExchangeQueue()
+    settings = (
+        DenseStreamExchange(fill=False),
+        DenseStreamExchange(coded=False, fill=False),
+        TopKAllGather(),
+        SparCML(algorithm="split_allgather"),
+    )
+    sent = [check(queue, one, range(SIZE), RANK) for one in settings]
+    assert all(sent) and len(set(COMM.allreduce(np.array(sent)).tolist())) == len(sent), sent
+
+
+def an_exchange_without_a_function_is_refused() -> None:
+    queue = ExchangeQueue()
+    residual = accumulated(RANK)
+    with pytest.raises(ValueError, match="exchange 'allgather' has no function over MPI"):
+        queue.submit(AllGather(), lambda: (tensor(RANK), residual), np.zeros(NUMEL, np.float32), Key(0, 0, 0))
+    assert np.array_equal(residual, accumulated(RANK))
+    check(queue, SparCML(), range(SIZE), RANK)  # the queue works on
+
+
+def some_ranks_of_a_communicator() -> None:
+    """Every rank makes a queue for its half of a communicator whose ranks are in reverse order."""
+    reverse = COMM.Split(0, -RANK)
+    world = [SIZE - 1 - rank for rank in range(SIZE)]
+    halves = [list(range(SIZE // 2)), list(range(SIZE // 2, SIZE))]
+    mine = next(half for half in halves if reverse.rank in half)
+    queue = ExchangeQueue(mine, comm=reverse)
+    check(queue, SparCML(), [world[rank] for rank in mine], mine.index(reverse.rank))
+    reverse.Free()
+    check(queue, DenseSum(), [world[rank] for rank in mine], mine.index(SIZE - 1 - RANK))
+    with pytest.raises(TypeError, match="comm is .*intracommunicator"):
+        ExchangeQueue(comm=MPI.COMM_NULL)
+
+
+def two_queues_of_one_communicator() -> None:
+    """Their threads reach their sums in a different order on every rank."""
+    queues = [ExchangeQueue(comm=COMM), ExchangeQueue(comm=COMM)]
+    release = threading.Event()
+    outs = [np.zeros(NUMEL, np.float32) for _ in queues]
+
+    def make(number: int) -> tuple[SparseTensor, None]:
+        """Queue 0 comes last on even ranks, queue 1 on odd ranks. Queue 1 sums twice the tensors."""
+        assert number != RANK % 2 or release.wait(30)
+        own = tensor(RANK)
+        return SparseTensor(NUMEL, own.indices, (1 + number) * own.values), None
+
+    sums = [
+        queue.submit(TopKAllGather(), lambda number=number: make(number), out, Key(0, 0, 0, RANK))
+        for number, (queue, out) in enumerate(zip(queues, outs, strict=True))
+    ]
+    threading.Timer(0.2, release.set).start()
+    for number, (pending, out) in enumerate(zip(sums, outs, strict=True)):
+        pending.result(60)
+        assert np.allclose(out, (1 + number) * expected(range(SIZE)), atol=1e-5)
+
+
+CASES = {
+    case.__name__: case
+    for case in (
+        an_exchange_of_another_package,
+        each_exchange_runs_its_own_function,
+        an_exchange_without_a_function_is_refused,
+        some_ranks_of_a_communicator,
+        two_queues_of_one_communicator,
+    )
+}
+
+if __name__ == "__main__":
+    try:
+        run_cases(CASES, RANK, COMM.Barrier)
+    except BaseException:
+        COMM.Abort(1)
+        raise
+    if RANK == 0:
+        print("all queues work", flush=True)

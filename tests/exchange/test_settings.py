@@ -1,0 +1,52 @@
+"""The registry of exchanges: an exchange is its settings and the function that they name."""
+
+from __future__ import annotations
+
+import pytest
+
+from hvd_deepreduce.exchange import densestream, sparcml, topk_allgather
+from hvd_deepreduce.exchange.settings import Exchange, exchanges
+
+
+def test_every_exchange_names_its_function() -> None:
+    functions = {
+        "densestream": densestream.run_exchange,
+        "topk_allgather": topk_allgather.run_exchange,
+        "sparcml": sparcml.run_exchange,
+    }
+    for name, function in functions.items():
+        assert exchanges.by_name[name]().load() is function
+    assert set(functions) == {name for name, exchange in exchanges.by_name.items() if exchange.implementation}
+
+
+def test_an_exchange_without_a_function_cannot_be_loaded() -> None:
+    with pytest.raises(ValueError, match="exchange 'allgather' has no function over MPI"):
+        exchanges.by_name["allgather"]().load()
+
+
+@pytest.mark.parametrize("implementation", ["no_function", "a:b:c", 7])
+def test_an_implementation_that_is_no_name(implementation: object) -> None:
+    with pytest.raises(TypeError, match="Broken.implementation is .*'module:function'"):
+        type("Broken", (Exchange,), {"__module__": __name__, "implementation": implementation})
+
+
+def test_an_exchange_must_name_an_implementation() -> None:
+    with pytest.raises(TypeError, match="Forgotten.implementation is ''; this class attribute must name the function"):
+
+        class Forgotten(Exchange):
+            name = "forgotten"
+            id = 251
+
+
+@pytest.mark.parametrize(
+    ("implementation", "error", "words"),
+    [
+        ("hvd_deepreduce.exchange.sparcml:missing", ValueError, "exchange 'absent' .*missing"),
+        ("hvd_deepreduce.exchange.missing:run", ImportError, "missing"),
+        ("hvd_deepreduce.exchange.sparcml:SMALL", ValueError, "is of type int; a function is required"),
+    ],
+)
+def test_a_function_that_is_not_there(implementation: str, error: type[Exception], words: str) -> None:
+    absent = type("Absent", (Exchange,), {"__module__": __name__, "name": "absent", "implementation": implementation})
+    with pytest.raises(error, match=words):
+        absent().load()
