@@ -12,7 +12,7 @@ import pytest
 
 import hvd_deepreduce
 from tests.golden import make
-from tests.packaging.conftest import ROOT, Environment, run
+from tests.installation.conftest import ROOT, Environment, run
 
 pytestmark = pytest.mark.packaging
 CLASSIFIER = "Programming Language :: Python :: 3."

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import hvd_deepreduce
-from tests.packaging.conftest import OFFLINE, Environment, Source, build_wheel, run
+from tests.installation.conftest import OFFLINE, Environment, Source, build_wheel, run
 
 pytestmark = pytest.mark.packaging
 # Files that an sdist leaves out.

@@ -1,4 +1,8 @@
-"""Builds of a copy of this checkout, and virtual environments to install them into."""
+"""Builds of a copy of this checkout, and virtual environments to install them into.
+
+The folder is not named `packaging`: launched tests have `tests/` on their path, and Horovod imports the package of that
+name.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +46,8 @@ class Environment:
         return self.folder / "bin" / "python"
 
     def pip(self, *arguments: str | Path, **environment: str) -> str:
-        command = [sys.executable, "-m", "pip", "--python", self.python, "-q", "--disable-pip-version-check", *arguments]
-        return run(*command, cwd=self.folder, **environment)
+        pip = [sys.executable, "-m", "pip", "--python", self.python, "-q", "--disable-pip-version-check"]
+        return run(*pip, *arguments, cwd=self.folder, **environment)
 
     def check(self, *arguments: str | Path, **environment: str) -> dict[str, Any]:
         """What check_installed.py finds, run from a directory that has nothing to do with the source tree."""
@@ -81,9 +85,8 @@ class Source:
 
 def copy_of_the_checkout(folder: Path) -> list[str]:
     """Copies all files that git tracks or would track, with their times; returns their names."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True
-    )
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("needs a git checkout: builds are made from a copy of the files that git knows")
     names = sorted(name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file())
