@@ -65,13 +65,13 @@ SANITIZED_TESTS := $(addprefix tests/,entropy index joint sparsify value \
 sanitize: build ## the codecs' tests, under address and undefined-behaviour checks; ARGS="..." goes to pytest
 	@rm -rf $(SANITIZED)/lib
 	@$(ENV) HVD_DEEPREDUCE_SANITIZE=address,undefined \
-	    python setup.py -q build --build-lib $(SANITIZED)/lib --build-temp $(SANITIZED)/temp
+	    python setup.py -q build --build-lib $(SANITIZED)/lib
 	@$(ENV) export PYTHONPATH=$$PWD/$(SANITIZED)/lib ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1; \
 	    export LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so) $$(gcc -print-file-name=libstdc++.so)"; \
 	    python -P -c 'import hvd_deepreduce as h; assert "$(SANITIZED)" in h.__file__, h.__file__'; \
 	    pytest -q --import-mode=append -m 'not slow' $(SANITIZED_TESTS) $(ARGS)
 
 clean: ## takes away what was made, .venv too; the built Horovod stays in the user's cache
-	rm -rf .venv .venv.lock build dist runs *.egg-info hvd_deepreduce/_cpu*.so
+	rm -rf .venv .venv.lock build dist runs *.egg-info hvd_deepreduce/*.so
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find hvd_deepreduce tests scripts -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	find hvd_deepreduce tests scripts examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

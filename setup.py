@@ -1,8 +1,9 @@
-"""Builds the CPU kernels: every kernels/*/*.cpp into one shared library, hvd_deepreduce/_cpu<suffix>.
+"""Builds the CPU kernels: every kernels/*/*.cpp into one shared library, hvd_deepreduce/_cpu.so.
 
-The library has a plain C ABI and is loaded with ctypes; it is no Python module. Everything else is in setup.cfg.
+The library has a plain C ABI and is loaded with ctypes; it is not a Python module. So one wheel, tagged
+py3-none-<platform>, serves every Python version. Everything else is in setup.cfg.
 
-HVD_DEEPREDUCE_SANITIZE=address,undefined builds it with those sanitizers.
+HVD_DEEPREDUCE_SANITIZE=address,undefined builds the library with those sanitizers.
 """
 
 import os
@@ -11,17 +12,18 @@ from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 KERNELS = "kernels"
 SOURCES = sorted(glob(f"{KERNELS}/*/*.cpp"))
 if not SOURCES:
-    sys.exit(f"setup.py: no C++ sources in {KERNELS}; run it from the root of a whole checkout")
+    sys.exit(f"setup.py: no C++ sources in {KERNELS}; run it from the root of a complete checkout or sdist")
 
 # No -march: vector code is chosen at run time, so that one wheel serves every x86-64 machine. No contraction into fused
 # multiply-adds either: the results must be the same bits on every machine, and the same as the CUDA kernels'.
 FLAGS = ["-std=c++17", "-O3", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off", "-pthread"]
-# gcc 12 takes its own AVX-512 header for a use of uninitialized variables, a thousand lines long.
+# gcc 12 reports uninitialized variables in its own AVX-512 header, in a thousand lines of warnings.
 FLAGS += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 LINK = ["-pthread"]
 
@@ -32,11 +34,20 @@ if sanitizers:
 
 
 class BuildKernels(build_ext):
+    def finalize_options(self):
+        # Objects are kept here by editable installs too, which would use a temporary folder. They do not depend on the
+        # Python version.
+        self.build_temp = self.build_temp or os.path.join("build", "sanitized" if sanitizers else "", "objects")
+        super().finalize_options()
+
+    def get_ext_filename(self, fullname):
+        return fullname.replace(".", os.sep) + ".so"  # no Python version in the name: hvd_deepreduce/_cpu.so
+
     def get_export_symbols(self, ext):
         return []  # the default asks the linker to export PyInit__cpu, which does not exist
 
     def build_extension(self, ext):
-        """Compiles on all cores, and only the objects that are older than a file they are made of."""
+        """Compiles on all cores, and only those objects that are older than one of their sources."""
         compile_one, link = self.compiler._compile, self.compiler.link_shared_object
         pool = ThreadPoolExecutor(os.cpu_count() or 1)
         running = []
@@ -52,13 +63,18 @@ class BuildKernels(build_ext):
             return link(*args, **kwargs)
 
         self.compiler._compile, self.compiler.link_shared_object = start, wait_and_link
-        self.force = True  # else setuptools compares the library alone with the sources that there are now
+        self.force = True  # else setuptools skips the extension if the library is newer than the sources of today
         with pool:
             super().build_extension(ext)
 
 
+class PlatformWheel(bdist_wheel):
+    def get_tag(self):
+        return "py3", "none", super().get_tag()[2]
+
+
 setup(
-    cmdclass={"build_ext": BuildKernels},
+    cmdclass={"build_ext": BuildKernels, "bdist_wheel": PlatformWheel},
     ext_modules=[
         Extension(
             "hvd_deepreduce._cpu",

@@ -1,4 +1,4 @@
-"""What a user can set. YAML, a dict or keyword arguments become one frozen, checked ``Config``."""
+"""User settings. A preset's name, a YAML file, a dict or keyword arguments become one frozen, validated ``Config``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import hvd_deepreduce.index
 import hvd_deepreduce.joint
 import hvd_deepreduce.sparsify
 import hvd_deepreduce.value  # noqa: F401  (these register the codecs)
-from hvd_deepreduce import plugins
+from hvd_deepreduce import plugins, presets
 from hvd_deepreduce.codec import (
     Codec,
     IndexCodec,
@@ -150,10 +150,16 @@ class Config(BaseModel):
 
     @classmethod
     def load(cls, source: str | Path | Mapping[str, Any] | Config | None = None, /, **settings: Any) -> Config:
-        """A config from a YAML file's path, a dict, another config or nothing, with ``settings`` in place of its own.
+        """Loads a config from a preset's name, a YAML file, a dict or another config.
+
+        Args:
+            source: the name of a preset, the path of a YAML file (a ``Path``, or a string that ends in ``.yaml`` or
+                ``.yml`` or contains a directory separator), a dict, a ``Config``, or None for the defaults.
+            **settings: keys of the config; they replace those of ``source``.
 
         Raises:
-            ConfigError: for a file that is missing, empty or not a YAML mapping, an unknown key, a value out of range.
+            ConfigError: an unknown preset, a file that is missing, empty or not a YAML mapping, an unknown key, or a
+                value out of range.
         """
         config: Config = _build(cls, "", cls._read(source) | settings)
         return config
@@ -168,12 +174,17 @@ class Config(BaseModel):
             return {str(key): value for key, value in source.items()}
         if not isinstance(source, str | Path):
             raise ConfigError(
-                f"a config is the path of a YAML file, a dict or a Config, and {type(source).__name__} was given"
+                f"a config is a preset's name, the path of a YAML file, a dict or a Config, and "
+                f"{type(source).__name__} was given"
             )
         try:
-            read = yaml.safe_load(Path(source).read_text("utf-8"))
+            path = presets.find(source)
+        except LookupError as error:
+            raise ConfigError(str(error)) from None
+        try:
+            read = yaml.safe_load(path.read_text("utf-8"))
         except OSError as error:
-            raise ConfigError(f"the config file {source} cannot be read: {error.strerror}") from None
+            raise ConfigError(f"the config file {path} cannot be read: {error.strerror}{presets.hint(path)}") from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ConfigError(f"the config file {source} is not YAML: {' '.join(str(error).split())}") from None
         if read is None:

@@ -167,7 +167,7 @@ def pipeline_section() -> Iterator[str]:
     gradient = generator.standard_normal(LARGE, dtype=np.float32)
     gradient *= np.exp(generator.standard_normal(LARGE, dtype=np.float32))
     residual, out = np.zeros_like(gradient), np.zeros_like(gradient)
-    pipeline = Pipeline(Config.load(ROOT / "configs" / "topk_rice_qsgd.yaml"), threads=1)
+    pipeline = Pipeline(Config.load("topk_rice_qsgd"), threads=1)
     containers = [pipeline.encode(gradient, residual, Key(0, 0, step)) for step in range(4)]
 
     def decode() -> None:

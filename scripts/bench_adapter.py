@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-CONFIG = "configs/topk_rice_qsgd.yaml"
+CONFIG = "topk_rice_qsgd"
 PARTS = ("encode", "wait", "decode")
 
 

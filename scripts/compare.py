@@ -134,7 +134,7 @@ def picture(compressed: list[Run], dense: list[Run], label: str, path: Path) -> 
 
 def main(
     framework: Framework = Framework.torch,
-    config: Annotated[str, typer.Option(help="what to compare with dense")] = "configs/topk_rice_qsgd.yaml",
+    config: Annotated[str, typer.Option(help="a preset or a YAML file, compared with dense")] = "topk_rice_qsgd",
     epochs: Annotated[int, typer.Option(min=1)] = 20,
     seeds: Annotated[int, typer.Option(min=1, help="runs of each kind")] = 1,
     ranks: Annotated[int, typer.Option(min=1)] = 2,

@@ -21,9 +21,11 @@ HEAD = """# Configuration
 
 Written by scripts/describe.py from the code; a test keeps it true.
 
-A config is a YAML file, a dict, or keyword arguments of `DeepReduce`. A codec is named (`index: rice`), or named with
-settings (`value: {name: qsgd, bits: 4}`); what is left out keeps its default. Every rank must have the same config, the
-number of threads apart.
+A config is the name of a preset (below), a YAML file, a dict, or keyword arguments of `DeepReduce`. A string that ends
+in `.yaml` or `.yml` or contains a `/` is the path of a file; every other string is a preset's name, whatever files the
+current directory contains. A codec is given by its name (`index: rice`), or by its name and settings
+(`value: {name: qsgd, bits: 4}`); settings that are left out have their defaults. Every rank must have the same config,
+except for the number of threads.
 
     sparsifier: {name: topk, density: 0.01}   # which elements are sent
     index: rice                               # how their indices are written
@@ -89,10 +91,10 @@ def sections() -> list[str]:
             parts.append(f"### {name}\n\n{' '.join(body[0].split())}")
             if codec.model_fields:
                 parts.append("\n".join(settings(codec)))
-    parts.append("## Ready-made (`configs/`)")
+    parts.append("## Presets (`configs/`)")
     lines = []
     for path in sorted((DOC.parent.parent / "configs").glob("*.yaml")):
-        lines.append(f"- `{path.name}`: {path.read_text().splitlines()[0].lstrip('# ')}")
+        lines.append(f"- `{path.stem}`: {path.read_text().splitlines()[0].lstrip('# ')}")
     parts.append("\n".join(lines))
     return parts
 

@@ -1,7 +1,7 @@
 """Neural collaborative filtering, the papers' inherently sparse model, in PyTorch and Keras; DeepReduce's table 2.
 
     python scripts/ncf.py table --framework tensorflow --data PATH      # all methods, relative volume and hit rate
-    mpirun -np 2 python scripts/ncf.py train --framework torch --config configs/dr_bf_p0_qsgd.yaml --data PATH
+    mpirun -np 2 python scripts/ncf.py train --framework torch --config dr_bf_p0_qsgd --data PATH
 
 PATH is MovieLens as published: the folder of ml-1m (ratings.dat) or ml-20m (ratings.csv), or such a file. Without it, a
 table is drawn from a latent-factor model with ml-1m's skew.
@@ -284,7 +284,7 @@ def hit_rate(job: Any, ratings: Ratings, rank: int, ranks: int) -> float:
 @app.command()
 def train(
     framework: Annotated[str, typer.Option(help="torch or tensorflow")] = "torch",
-    config: Annotated[str, typer.Option(help="a YAML file of configs/, none or indexed")] = "none",
+    config: Annotated[str, typer.Option(help="a preset, a YAML file, none or indexed")] = "none",
     data: Annotated[Path | None, typer.Option(help="MovieLens, ml-1m or ml-20m")] = None,
     users: Annotated[int, typer.Option(help="of a generated table")] = 2000,
     items: Annotated[int, typer.Option(help="of a generated table")] = 1200,
@@ -329,7 +329,7 @@ def table(
     framework: Annotated[str, typer.Option(help="torch or tensorflow")] = "tensorflow",
     ranks: Annotated[int, typer.Option(min=1)] = 2,
     configs: Annotated[str, typer.Option(help="with commas between")] = (
-        "none,indexed,configs/dr_bf_p0_qsgd.yaml,configs/sparse_best.yaml"
+        "none,indexed,dr_bf_p0_qsgd,sparse_best"
     ),
     out: Annotated[Path, typer.Option(help="folder for the figures")] = Path("runs/ncf"),
 ) -> None:

@@ -1,6 +1,6 @@
 """Trains a small ResNet in Keras on scikit-learn's 1,797 handwritten digits, on every rank of a Horovod job.
 
-    mpirun -np 2 python scripts/train_tensorflow.py --config configs/topk_rice_qsgd.yaml
+    mpirun -np 2 python scripts/train_tensorflow.py --config topk_rice_qsgd
     mpirun -np 2 python scripts/train_tensorflow.py --config none          # dense, for comparison
 
 The job of train_torch.py by ``model.fit``. Each rank trains on its own part of the data. After each epoch rank 0 tests
@@ -85,7 +85,7 @@ def same_on_all_ranks(model: Any) -> None:
 
 
 def main(
-    config: Annotated[str, typer.Option(help="a YAML file of configs/, or none for dense")] = "none",
+    config: Annotated[str, typer.Option(help="a preset, a YAML file, or none for dense")] = "none",
     epochs: Annotated[int, typer.Option(min=1)] = 20,
     batch_size: Annotated[int, typer.Option(min=1, help="images a rank and step")] = 32,
     lr: Annotated[float, typer.Option(help="the largest learning rate, of a cosine")] = 0.05,

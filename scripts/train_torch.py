@@ -1,6 +1,6 @@
 """Trains a small ResNet on scikit-learn's 1,797 handwritten digits, on every rank of a Horovod job.
 
-    mpirun -np 2 python scripts/train_torch.py --config configs/topk_rice_qsgd.yaml
+    mpirun -np 2 python scripts/train_torch.py --config topk_rice_qsgd
     mpirun -np 2 python scripts/train_torch.py --config none          # dense, for comparison
 
 Each rank trains on its own part of the data. After each epoch rank 0 tests and writes OUT/metrics.json, every rank
@@ -89,7 +89,7 @@ def save(path: Path, content: Any) -> None:
 
 
 def main(
-    config: Annotated[str, typer.Option(help="a YAML file of configs/, or none for dense")] = "none",
+    config: Annotated[str, typer.Option(help="a preset, a YAML file, or none for dense")] = "none",
     epochs: Annotated[int, typer.Option(min=1)] = 20,
     batch_size: Annotated[int, typer.Option(min=1, help="images a rank and step")] = 32,
     lr: Annotated[float, typer.Option(help="the largest learning rate, of a cosine")] = 0.05,

@@ -134,7 +134,8 @@ def test_files_that_cannot_be_read(tmp_path):
 
 @pytest.mark.parametrize("source", [3, ["topk"], 1.5, np.zeros(2)])
 def test_sources_that_are_none(source):
-    refused(f"a config is the path of a YAML file, a dict or a Config, and {type(source).__name__} was given", source)
+    given = type(source).__name__
+    refused(f"a config is a preset's name, the path of a YAML file, a dict or a Config, and {given} was given", source)
 
 
 @pytest.mark.parametrize("joint", cases.JOINT)

@@ -21,7 +21,7 @@ LAYERS: list[set[str]] = [
     {"entropy"},
     {"index", "sparsify", "value"},
     {"joint"},
-    {"exchange.settings", "plugins"},
+    {"exchange.settings", "plugins", "presets"},
     {"config", "container"},
     {"memory", "pipeline"},
     {"exchange"},

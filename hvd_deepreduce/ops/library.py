@@ -21,13 +21,13 @@ class NonFiniteError(ValueError):
 
 
 def _load() -> ctypes.CDLL:
-    found = sorted(Path(__file__).parent.parent.glob("_cpu*.so"))
-    if not found:
+    path = Path(__file__).parent.parent / "_cpu.so"
+    if not path.exists():
         raise ImportError(
-            "hvd_deepreduce has no compiled CPU kernels (_cpu*.so) beside it: install the package with "
-            "'pip install .', which needs a C++17 compiler"
+            f"the compiled CPU kernels are missing ({path}): install the package with 'pip install .', or run "
+            "'python setup.py build_ext --inplace' in a checkout; both need a C++17 compiler"
         )
-    return ctypes.CDLL(str(found[0]))
+    return ctypes.CDLL(str(path))
 
 
 _LIBRARY = _load()

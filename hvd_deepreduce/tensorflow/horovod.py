@@ -56,7 +56,7 @@ from hvd_deepreduce.codec import U8, Floats
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.ops import arrays, device
 
-LINE = 'optimizer = hvd.DistributedOptimizer(optimizer, compression=DeepReduce("configs/topk_rice_qsgd.yaml"))'
+LINE = 'optimizer = hvd.DistributedOptimizer(optimizer, compression=DeepReduce("topk_rice_qsgd"))'
 # The name that Horovod's stall warning shows.
 HANDSHAKE = "deepreduce.handshake.if_it_stalls_was_DeepReduce_given_the_process_set_of_the_optimizer"
 XLA = (
@@ -194,7 +194,7 @@ class DeepReduce(BucketedAdapter, Compressor, tf.train.experimental.PythonState)
     Each rank's differ, so each rank must write a checkpoint of its own; in Keras, see ``SaveState``.
 
     Args:
-        config: the path of a YAML file, a dict, a ``Config``, or None for the recommended settings.
+        config: a preset's name, the path of a YAML file, a dict, a ``Config``, or None for the recommended settings.
         process_set: the one given to the tape or optimizer, if any.
         **settings: keys of the config, in place of its own.
 

@@ -27,7 +27,7 @@ from hvd_deepreduce.ops import device
 
 LINE = (
     "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), "
-    'compression=DeepReduce(model, "configs/topk_rice_qsgd.yaml"))'
+    'compression=DeepReduce(model, "topk_rice_qsgd"))'
 )
 # The name that Horovod's stall warning shows.
 HANDSHAKE = "deepreduce.handshake (if it stalls: was DeepReduce given the optimizer's process_set?)"
@@ -60,7 +60,7 @@ class DeepReduce(BucketedAdapter, Compressor):
 
     Args:
         model: the module whose gradients come, or its ``named_parameters()``: a gradient says nothing of whose it is.
-        config: the path of a YAML file, a dict, a ``Config``, or None for the recommended settings.
+        config: a preset's name, the path of a YAML file, a dict, a ``Config``, or None for the recommended settings.
         process_set: the one given to the optimizer, if any.
         **settings: keys of the config, in place of its own.
 

@@ -133,7 +133,7 @@ def test_an_encode_takes_few_launches_and_waits_once(gpu):
     """Of one tensor; and a bucket's tensors share the wait."""
     if not hasattr(gpu.module, "waits"):
         pytest.skip("launches are counted in the emulator")
-    pipeline = Pipeline(Config.load("configs/topk_rice_qsgd.yaml"))
+    pipeline = Pipeline(Config.load("topk_rice_qsgd"))
     for parts, most in ((None, 12), ([(0, 20_000), (20_000, 40_000)], 21)):
         residual, gradient = gpu.put(cases.random(40_000)), gpu.put(cases.random(40_000, seed=2))
         before = gpu.module.launches, gpu.module.waits
@@ -145,7 +145,7 @@ def test_a_decode_waits_three_times(gpu):
     """For the headers, the checksums and the codecs' verdicts, of all ranks together."""
     if not hasattr(gpu.module, "waits"):
         pytest.skip("waits are counted in the emulator")
-    pipeline = Pipeline(Config.load("configs/topk_rice_qsgd.yaml"))
+    pipeline = Pipeline(Config.load("topk_rice_qsgd"))
     gathered = np.concatenate([pipeline.encode(cases.random(9000, seed=rank), None, KEY) for rank in range(4)])
     gathered, out = gpu.put(gathered), gpu.put(np.empty(9000, np.float32))
     before = gpu.module.waits

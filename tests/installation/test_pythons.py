@@ -1,0 +1,66 @@
+"""The wheel in a fresh environment of every Python version that setup.cfg claims, with packages from the index."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import hvd_deepreduce
+from tests.golden import make
+from tests.installation.conftest import ROOT, Environment, run
+
+pytestmark = pytest.mark.packaging
+CLASSIFIER = "Programming Language :: Python :: 3."
+
+
+def claimed() -> list[str]:
+    """The Python versions of setup.cfg's classifiers."""
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    lines = settings["metadata"]["classifiers"].splitlines()
+    return [f"3.{line.removeprefix(CLASSIFIER)}" for line in lines if line.startswith(CLASSIFIER)]
+
+
+def output(*command: str) -> str:
+    """What a command prints; nothing where it fails."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout if done.returncode == 0 else ""
+
+
+def interpreter(version: str) -> str:
+    """An interpreter of this version: one of HVD_PYTHONS (paths, separated as in PATH), of the PATH, or of pyenv."""
+    name = f"python{version}"
+    candidates = [path for path in os.environ.get("HVD_PYTHONS", "").split(os.pathsep) if path]
+    candidates.append(name)
+    if shutil.which("pyenv"):  # the shims on the PATH fail for versions that are not selected
+        for one in output("pyenv", "whence", name).split():
+            candidates.append(f"{output('pyenv', 'prefix', one).strip()}/bin/{name}")
+    code = "import sys, venv; print(*sys.version_info[:2], sep='.')"
+    for candidate in candidates:
+        if shutil.which(candidate) and output(candidate, "-c", code).strip() == version:
+            return candidate
+    pytest.skip(f"no {name} on the PATH, in HVD_PYTHONS or in pyenv")
+
+
+def test_the_claimed_versions_begin_where_the_package_does():
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    assert settings["options"]["python_requires"] == f">={claimed()[0]}"
+    assert claimed() == [f"3.{minor}" for minor in range(10, 14)]
+
+
+@pytest.mark.parametrize("version", claimed())
+def test_wheel(version, wheel, tmp_path):
+    run(interpreter(version), "-m", "venv", "--without-pip", "environment", cwd=tmp_path)
+    environment = Environment(tmp_path / "environment")
+    environment.pip("install", "-c", ROOT / "constraints.txt", wheel)
+    found = environment.check("--golden")
+    assert ".".join(map(str, found["python"])) == version
+    assert found["metadata"]["Version"] == hvd_deepreduce.__version__
+    assert found["golden"] == len(list(make.FOLDER.glob("*.hvdr")))
+    assert all(Path(file).is_relative_to(environment.folder) for file in found["loaded"])

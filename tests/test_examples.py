@@ -1,0 +1,79 @@
+"""The examples, by the commands that they show."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import LAUNCHERS, ROOT, launch
+
+FOLDER = ROOT / "examples"
+LAUNCHED = {
+    "torch_mpirun.py": ("mpirun", 2),
+    "torch_gloo.py": ("horovodrun --gloo", 2),
+    "mpi_allreduce.py": ("mpirun", 4),
+}
+TENSORFLOW = ["tensorflow_tape.py", "keras_fit.py"]
+ALONE = ["numpy_codec.py"]
+
+
+def shown(name: str) -> str:
+    """The command in an example's docstring: its only indented line."""
+    text = ast.get_docstring(ast.parse((FOLDER / name).read_text("utf-8")), clean=False) or ""
+    (line,) = [line.strip() for line in text.splitlines() if line.startswith("    ")]
+    return line
+
+
+def command(launcher: str, ranks: int, name: str) -> str:
+    return " ".join([part.format(ranks=ranks) for part in LAUNCHERS[launcher]] + ["python", f"examples/{name}"])
+
+
+def assert_trained(output: str, times: int = 1) -> None:
+    found = re.findall(r"loss (\S+) -> (\S+), sent (\S+)% of the dense bytes", output)
+    assert len(found) == times, output
+    for first, last, share in found:
+        assert float(last) < 0.8 * float(first) and 0 < float(share) < 10, output
+
+
+def test_every_example_is_run_and_short():
+    assert {path.name for path in FOLDER.iterdir() if path.suffix == ".py"} == {*LAUNCHED, *TENSORFLOW, *ALONE}
+    for path in FOLDER.glob("*.py"):
+        assert len(path.read_text("utf-8").splitlines()) < 40, f"{path.name} has 40 lines or more"
+
+
+def test_numpy():
+    assert shown("numpy_codec.py") == "python examples/numpy_codec.py"
+    done = subprocess.run(
+        [sys.executable, FOLDER / "numpy_codec.py"], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"sent 10000 elements in \d+ bytes, 0\.\d+% of the dense bytes\n", done.stdout), done.stdout
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_launched(name):
+    launcher, ranks = LAUNCHED[name]
+    assert shown(name) == command(launcher, ranks, name)
+    output = launch(launcher, ranks, FOLDER / name).stdout
+    if name.startswith("torch"):
+        assert_trained(output)
+    else:
+        assert re.search(r"4 ranks sent 10000 elements each; their sum has 39\d\d\d", output), output
+
+
+@pytest.mark.launch
+def test_tensorflow(monkeypatch):
+    """Both examples in one start: TensorFlow's import takes longer than they do."""
+    for name in TENSORFLOW:
+        assert shown(name) == f"TF_USE_LEGACY_KERAS=1 {command('mpirun', 2, name)}"
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+    scripts = [str(FOLDER / name) for name in TENSORFLOW]
+    assert_trained(launch("mpirun", 2, Path(__file__).with_name("run_scripts.py"), *scripts).stdout, times=2)

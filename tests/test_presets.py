@@ -1,0 +1,71 @@
+"""Presets by name, from any directory."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvd_deepreduce import Config, ConfigError, presets
+
+FILES = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
+
+
+def test_names_are_those_of_the_shipped_files():
+    assert presets.names() == sorted(file.stem for file in FILES)
+    assert "topk_rice_qsgd" in presets.names()
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_name_gives_the_same_config_as_the_file_from_any_directory(file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert Config.load(file.stem) == Config.load(file)
+    assert Config.load(file.stem, seed=5).seed == 5
+
+
+def test_an_unknown_name_lists_the_presets():
+    with pytest.raises(ConfigError, match="^no preset is named 'topk_rice'; the presets are: ") as error:
+        Config.load("topk_rice")
+    assert all(name in str(error.value) for name in presets.names())
+    assert "To read a file, give a path that ends in .yaml or .yml, or one with a directory" in str(error.value)
+    for unknown in ("", ".", "TOPK_RICE_QSGD", "topk_rice_qsgd "):
+        with pytest.raises(ConfigError, match="^no preset is named"):
+            Config.load(unknown)
+
+
+def test_a_file_in_the_current_directory_does_not_replace_a_preset(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("topk_rice_qsgd", "topk_rice_qsgd.yaml", "mine"):
+        (tmp_path / name).write_text("seed: 77\n")
+    assert Config.load("topk_rice_qsgd").seed == 0
+    with pytest.raises(ConfigError, match="no preset is named 'mine'.*such as './my_config'"):
+        Config.load("mine")
+    here = "." + os.sep
+    for path in ("topk_rice_qsgd.yaml", here + "topk_rice_qsgd", here + "mine", Path("topk_rice_qsgd"), Path("mine")):
+        assert Config.load(path).seed == 77
+
+
+@pytest.mark.parametrize("ending", [".yaml", ".yml"])
+def test_a_path_that_does_not_exist_hints_at_the_preset(ending, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in (f"configs/topk_rice_qsgd{ending}", f"topk_rice_qsgd{ending}", Path(f"topk_rice_qsgd{ending}")):
+        with pytest.raises(ConfigError) as error:
+            Config.load(path)
+        assert str(error.value) == (
+            f"the config file {path} cannot be read: No such file or directory; to use the preset 'topk_rice_qsgd', "
+            "give its name alone"
+        )
+    with pytest.raises(ConfigError) as error:
+        Config.load(f"nowhere{ending}")
+    assert str(error.value) == f"the config file nowhere{ending} cannot be read: No such file or directory"
+
+
+def test_without_the_folder_the_error_says_so(tmp_path):
+    """A copy of resources.py that has neither folder in it nor beside it."""
+    package = tmp_path / "package"
+    package.mkdir()
+    source = Path(presets.__file__).with_name("resources.py").read_text()
+    (package / "resources.py").write_text(source + "\nfolder('configs')\n")
+    done = subprocess.run([sys.executable, package / "resources.py"], capture_output=True, text=True)
+    assert done.returncode == 1 and "FileNotFoundError: hvd_deepreduce has no folder 'configs'" in done.stderr

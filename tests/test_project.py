@@ -1,0 +1,133 @@
+"""What setup.cfg, the continuous-integration files and the documents say about the project."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+import hvd_deepreduce
+
+ROOT = Path(__file__).parent.parent
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+VERSION = hvd_deepreduce.__version__
+
+
+def setup_cfg() -> configparser.ConfigParser:
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    return settings
+
+
+def lines(value: str) -> list[str]:
+    return [line for line in value.splitlines() if line]
+
+
+def stating_files() -> list[Path]:
+    """The text files in which a version would be stated. The changelog is history, constraints.txt is about others."""
+    found = [path for path in ROOT.iterdir() if path.suffix in (".py", ".cfg", ".toml", ".md", ".in", ".yaml")]
+    found += [ROOT / "Makefile", *(ROOT / "scripts").iterdir(), *WORKFLOWS]
+    for folder in ("hvd_deepreduce", "kernels", "configs", "docs", "examples"):
+        found += [path for path in (ROOT / folder).rglob("*") if path.suffix not in (".so", ".png", ".pyc")]
+    return [path for path in found if path.is_file() and path.name != "CHANGELOG.md"]
+
+
+def test_one_file_states_the_version():
+    assert setup_cfg()["metadata"]["version"] == "attr: hvd_deepreduce.__version__"
+    stated = re.compile(rf"(?<![\d.]){re.escape(VERSION)}(?![\d.])")
+    assert [path for path in stating_files() if stated.search(path.read_text("utf-8"))] == [
+        ROOT / "hvd_deepreduce" / "__init__.py"
+    ]
+
+
+def test_the_version_can_be_read_without_an_import():
+    """setuptools takes it from the syntax tree: it must be a plain string."""
+    tree = ast.parse((ROOT / "hvd_deepreduce" / "__init__.py").read_text("utf-8"))
+    found = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__version__"
+    ]
+    assert found == [VERSION]
+
+
+def test_every_package_is_listed():
+    listed = set(lines(setup_cfg()["options"]["packages"]))
+    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "hvd_deepreduce").rglob("*.py")}
+    packages = {".".join(folder.parts) for folder in folders}
+    assert listed == packages | {"hvd_deepreduce.kernels", "hvd_deepreduce.configs"}, "update `packages` in setup.cfg"
+
+
+def test_every_kernel_source_is_package_data():
+    patterns = lines(setup_cfg()["options.package_data"]["hvd_deepreduce.kernels"])
+    matched = {path for pattern in patterns for path in (ROOT / "kernels").glob(pattern)}
+    assert matched == {path for path in (ROOT / "kernels").rglob("*") if path.is_file()}
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_a_workflow_calls_what_exists(path):
+    workflow = yaml.safe_load(path.read_text("utf-8"))
+    assert workflow["jobs"] and workflow[True], "YAML reads the key `on` as true"
+    commands = []
+    for job in workflow["jobs"].values():
+        assert job["runs-on"] and job["steps"]
+        for step in job["steps"]:
+            assert ("uses" in step) != ("run" in step), step
+            commands += [step.get("run", ""), *map(str, step.get("env", {}).values())]
+    targets = re.findall(r"\bmake ([a-z-]+)", "\n".join(commands))
+    assert targets and set(targets) <= make_targets(), f"no such target: {set(targets) - make_targets()}"
+    for script in re.findall(r"\b(?:tests|scripts)/[\w/]+\.\w+", "\n".join(commands)):
+        assert (ROOT / script).is_file(), script
+
+
+def test_the_workflow_tries_the_claimed_python_versions():
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))["jobs"]
+    classifiers = lines(setup_cfg()["metadata"]["classifiers"])
+    claimed = [found[1] for line in classifiers if (found := re.fullmatch(r".* :: Python :: (3\.\d+)", line))]
+    assert jobs["pythons"]["strategy"]["matrix"]["python"] == claimed
+
+
+def test_the_contributing_page_names_targets_that_exist():
+    named = set(re.findall(r"(?:    |`)make ([a-z-]+)", (ROOT / "CONTRIBUTING.md").read_text("utf-8")))
+    assert {"setup", "lint", "test", "test-fast", "sanitize", "fuzz"} <= named <= make_targets()
+
+
+def test_commit_hooks_fetch_nothing():
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))["repos"]
+    assert repository["repo"] == "local"
+    for hook in repository["hooks"]:
+        assert hook["language"] == "system"
+        assert shutil.which(hook["entry"].split()[0]), f"{hook['id']} needs {hook['entry'].split()[0]}"
+
+
+def test_the_changelog_has_a_place_for_changes():
+    assert "\n## [Unreleased]\n" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
+def test_the_license_is_the_one_that_is_declared():
+    metadata = setup_cfg()["metadata"]
+    assert metadata["license_expression"] == "Apache-2.0" and metadata["license_files"] == "LICENSE"
+    text = (ROOT / "LICENSE").read_text("utf-8")
+    assert "Apache License\n                           Version 2.0" in text and "The hvd_deepreduce authors" in text
+
+
+def test_make_clean_removes_the_library(tmp_path):
+    """In a copy of the Makefile's tree: the target is run, not read."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    library = tmp_path / "hvd_deepreduce" / "_cpu.so"
+    for path in (library, tmp_path / "build" / "objects" / "a.o", tmp_path / "kernels" / "a" / "a.cpp"):
+        path.parent.mkdir(parents=True)
+        path.touch()
+    subprocess.run(["make", "-s", "clean"], cwd=tmp_path, check=True)
+    assert not library.exists() and not (tmp_path / "build").exists()
+    assert (tmp_path / "kernels" / "a" / "a.cpp").exists()
