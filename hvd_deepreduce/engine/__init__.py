@@ -12,14 +12,15 @@ that see each gradient of a step as a tensor (Horovod on PyTorch, a DDP communic
 The call sequence of a step, with gradients g1, g2, ... in whatever order the backward pass yields them:
 
     engine.agree(...)                    once, before the first gradient: all ranks compare release, config and model
+    engine.stats.begin_step()
     ticket = reducer.start(p1, g1)       scope tensor: accumulate, select, encode, start the allgather of the container
     ticket = reducer.start(p2, g2)       larger scopes: copy into the bucket; a full bucket is encoded and its exchange
     ...                                  is started, after the buckets with smaller numbers, the same order on all ranks
     reducer.finish(ticket, scale)        the step's first call starts the buckets that are not full, with zeros for
     ...                                  the missing gradients; then wait, decode, add up, write scale * sum into g
+    engine.stats.end_step()              no gradient is in flight: the config may change, and state be saved or loaded
 
-``scale`` is 1 / size for an average; Horovod's adapters take it from the carrier. The step ends when no gradient is in
-flight. Then the config may be changed and the state may be saved or loaded.
+``scale`` is 1 / size for an average; Horovod's adapters take it from the carrier.
 
 Buckets that the framework made (DDP's ``GradBucket``) use ``reducer.start_bucket(parameters, number, vector)`` in place
 of ``start``; ``finish`` may be called on another thread, while later buckets are being started. Local-update training

@@ -37,8 +37,9 @@ class Ticket(Generic[G]):
 class Reducer(Generic[G]):
     """Takes a step's gradients one by one and replaces them by their sums over all ranks, under any config.
 
-    ``start`` and ``finish`` are called on one thread. For tickets of ``start_bucket``, ``finish`` may run on another
-    thread than the ``start_bucket`` calls.
+    ``finish`` may run on another thread than ``start_bucket``, and than ``start`` in scope ``tensor``. In larger
+    scopes, ``start`` and ``finish`` are called on one thread. There, a parameter without a gradient counts as zeros if
+    another one of its bucket has a gradient on this rank; if none has, none may have one on any rank.
 
     Args:
         engine: of these ranks.
@@ -74,7 +75,6 @@ class Reducer(Generic[G]):
         engine, tensors = self._engine, self._tensors
         if parameter.name in engine.in_flight:
             raise _in_flight(parameter)
-        engine.stats.begin_step()
         device = tensors.device(gradient)
         if engine.config.scope != "tensor":
             return self._start_in_bucket(parameter, gradient, device)
@@ -89,8 +89,7 @@ class Reducer(Generic[G]):
     def start_bucket(self, parameters: Sequence[Parameter], number: int, gradient: G) -> Ticket[G]:
         """Takes a bucket that the framework filled, and starts its exchange.
 
-        Parameters may be divided differently from step to step; their residuals stay with them. The step is counted by
-        the caller, with ``engine.stats.begin_step`` and ``end_step``.
+        Parameters may be divided differently from step to step; their residuals stay with them.
 
         Args:
             parameters: whose gradients it holds.
@@ -151,8 +150,6 @@ class Reducer(Generic[G]):
                 engine.stats.add(decode=perf_counter() - begin)
             for parameter in ticket.parameters:
                 engine.release(bucket, parameter)
-        if not engine.in_flight and (bucket is None or bucket.layout is self._layout):
-            engine.stats.end_step()
 
     def _finish_alone(self, ticket: Ticket[G], scale: float) -> None:
         engine = self._engine

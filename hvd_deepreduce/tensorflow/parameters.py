@@ -2,7 +2,7 @@
 
 Graphs whose gradients have the same shapes and dtypes share one list of parameters: TensorFlow traces a function again
 for a new batch size. The numbers of a second list, with other shapes, continue where the first list ends. Where every
-parameter of a model has a gradient, the numbers are those of the PyTorch adapter, and containers are equal byte by byte.
+parameter of a model has a gradient, the numbers and so the containers are those of the PyTorch adapter.
 """
 
 from __future__ import annotations

@@ -157,13 +157,15 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             ContainerError: a container cannot be decoded; names its rank.
             MismatchError: the ranks' configs differ.
         """
+        engine = self._engine
         if isinstance(ctx, Ticket):
-            self._reducer.finish(ctx, float(tensor) / self._engine.collectives.size())
-            reduced: torch.Tensor = ctx.gradient
-            return reduced
-        if not self._engine.in_flight:
-            self._engine.stats.end_step()
-        return tensor if ctx is None else ctx.copy_(tensor)
+            self._reducer.finish(ctx, float(tensor) / engine.collectives.size())
+            tensor = ctx.gradient
+        elif ctx is not None:
+            tensor = ctx.copy_(tensor)
+        if not engine.in_flight:
+            engine.stats.end_step()
+        return tensor
 
     def _compare_ranks(self) -> None:
         trained = {parameter.name for parameter, _ in self._trained()}
