@@ -11,7 +11,7 @@ from hvd_deepreduce import Config, ContainerError
 from hvd_deepreduce import container as wire
 from hvd_deepreduce.codec import Key
 from hvd_deepreduce.engine import MismatchError
-from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.pipeline import Pipeline, decode_part
 from tests.engine.numpy_adapter import Job, NumpyAdapter, run_ranks
 
 RANKS = 3
@@ -175,6 +175,9 @@ def test_containers_have_the_keys_of_their_parameters(scope):
         assert sent[0][0] == "handshake"
         containers = [wire.unpack(data) for _, data in sent[1:]]
         assert [tuple(c.key[:3]) for c in containers] == [(9, n, step) for step in range(2) for n in numbers]
+        if scope.get("selection") == "tensor":  # something is sent of each tensor: e is the last element of its bucket
+            supports = [decode_part(c, c.numel)[0] for c in containers if c.key.parameter == 0]
+            assert all(support[-1] == 400 and support.size > 1 for support in supports)
         assert stats["total"]["steps"] == 2 and stats["last_step"]["steps"] == 1
         assert stats["total"]["bytes_sent"] == sum(data.size for _, data in sent[1:])
         assert stats["total"]["encode_seconds"] > 0 and stats["total"]["decode_seconds"] > 0
@@ -357,17 +360,22 @@ def test_a_bad_state_changes_nothing(message):
 def test_config_and_scope_change_between_steps():
     """Residuals stay with their parameters: nothing is lost on the way."""
     model = {name: MODEL[name] for name in "abce"}
-    changes = [*SCOPES, SCOPES[0], {"scope": "bucket", "bucket_bytes": 1024, "value": "raw"}]
+    changes = [*SCOPES, SCOPES[0], {"scope": "bucket", "bucket_bytes": 1024, "value": "raw"}, SCOPES[3]]
+    # a b | c | e: of one dtype; a is too large for a bucket.
+    exchanges = [4, 4, 4, 3, 4, 4, 3]
+    job = Job(RANKS)
 
     def work(collectives):
         adapter = NumpyAdapter(collectives, model, LOSSY)
         results = []
         for step, change in enumerate(changes):
             adapter.engine.set_config({**LOSSY, **change})
+            before = len(job.sent[collectives.rank()])
             results.append(adapter.step(gradients_of(step, collectives.rank(), model)))
+            assert len(job.sent[collectives.rank()]) - before == exchanges[step] + (not step), change
         return results, adapter.engine.state_dict()["residuals"]
 
-    ranks = run_ranks(RANKS, work)
+    ranks = run_ranks(RANKS, work, job)
     for step in range(len(changes)):
         same_bytes([results[step] for results, _ in ranks])
     for name, (shape, _) in model.items():
