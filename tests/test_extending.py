@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from hvd_deepreduce.engine.agreement import MismatchError, compare
+
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "extending.md").read_text()
 (CODE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -102,6 +104,25 @@ def test_a_package_that_fails_to_import_is_named(tmp_path):
     )
     assert "the package my-codec are not available: importing my_codec raised OSError: no licence" in output
     assert "value is 'int8'; it must be a name" in output
+
+
+def test_ranks_compare_the_package(tmp_path):
+    """One rank with another version, and one without the package's codec in its config."""
+    statement = (
+        "from hvd_deepreduce import Config\nfrom hvd_deepreduce.engine.agreement import statement\n"
+        "print(statement('1', Config.load(value={}), []).decode())"
+    )
+    said = []
+    for rank, (value, version) in enumerate([("int8", "1.2"), ("int8", "1.3"), ("int8", "1.2"), ("raw", "1.2")]):
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        install(folder, version=version)
+        said.append(run(folder, statement.format(repr(value))).encode())
+    compare([said[0], said[2]])
+    with pytest.raises(MismatchError, match="package my-codec is 1.2 on rank 0, 1.3 on rank 1. Use the same"):
+        compare(said[:2])
+    with pytest.raises(MismatchError, match="package my-codec is 1.2 on rank 0, missing on rank 1; config.value is"):
+        compare([said[0], said[3]])
 
 
 @pytest.mark.parametrize("line, wrong, sentence", [

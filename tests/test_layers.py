@@ -29,7 +29,8 @@ LAYERS: list[set[str]] = [
     {"exchange.session"},
     {"exchange.densestream", "exchange.sparcml", "exchange.topk_allgather"},
     {"exchange.queue"},
-    {"adapter", "agreement", "buckets", "stats"},
+    {"engine"},
+    {"horovod"},
     {"torch", "tensorflow"},
 ]
 """All modules of the package, lowest layer first. A package's name stands for its modules that have no entry of their

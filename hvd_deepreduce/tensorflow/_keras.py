@@ -1,4 +1,4 @@
-"""Refuses Keras 3 where it is imported: what Horovod makes of it later tells nobody anything."""
+"""Refuses Keras 3 when it is imported. Horovod would fail later, with errors that do not name the cause."""
 
 import tensorflow as tf
 
@@ -8,7 +8,7 @@ except ImportError:
     version = "not installed"
 if not version.startswith("2."):
     raise ImportError(
-        f"hvd_deepreduce.tensorflow needs Keras 2 (here: {version}), as Horovod 0.28 does: it cannot work with Keras 3 "
-        "variables. Install the package tf_keras, and set the environment variable TF_USE_LEGACY_KERAS=1 before "
-        "TensorFlow is imported"
+        f"hvd_deepreduce.tensorflow needs Keras 2, because Horovod 0.28 does not work with Keras 3 variables. The "
+        f"version of tf.keras is: {version}. Install the package tf_keras, and set the environment variable "
+        "TF_USE_LEGACY_KERAS=1 before TensorFlow is imported"
     )

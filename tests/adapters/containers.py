@@ -76,7 +76,7 @@ def by_tensorflow(config):
 
 def watched(compression):
     """All containers that its pipeline makes."""
-    pipeline, sent = compression._ready(), []
+    pipeline, sent = compression._engine.pipeline, []
     encode = pipeline.encode
 
     def watching(*arguments):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import horovod.tensorflow as hvd
@@ -18,8 +19,8 @@ import tensorflow as tf
 
 from hvd_deepreduce import Config, ConfigError
 from hvd_deepreduce import container as wire
-from hvd_deepreduce.agreement import MismatchError
 from hvd_deepreduce.codec import Key
+from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.tensorflow import DeepReduce, SaveState
 from tests import cuda_emulator
@@ -399,7 +400,7 @@ def larger_scopes_with_nan_integers_and_changes():
             compression.set_config({**LOSSY, **change, "min_elements": 7})
             reduced = reduce(1.0, tf.range(5), *given)
             assert all(np.isfinite(tf.cast(r, tf.float64)).all() for r in reduced), (scope, change)
-        with pytest.raises(ValueError, match=r"scope is .* and cannot become 'tensor': which tensors are compressed"):
+        with pytest.raises(ValueError, match=r"scope is .* and cannot be changed to 'tensor' now, because"):
             compression.set_config(LOSSY)
         reduce(1.0, tf.range(5), *given)
 
@@ -499,27 +500,31 @@ def what_fails_in_buckets_is_raised_at_the_end_of_the_step():
         run = train(model, compression, steps=1, graph=True)
         weights = flat(model)
         if compression.config.exchange.name == "allgather":
-            encode = compression._pipeline.encode
+            encode = compression._engine.pipeline.encode
 
             def damaged(*arguments, encode=encode):
                 packed = encode(*arguments)
                 packed[-1] ^= 4 * (hvd.rank() == 1)
                 return packed
 
-            compression._pipeline.encode, match = damaged, "ContainerError: the container of rank 1 cannot be read"
+            match = "ContainerError: the container of rank 1 cannot be read"
+            compression._engine.pipeline.encode = damaged
         else:
             # A message that cannot be read is told to all ranks by the exchange itself (tests/exchange).
             def broken(*arguments):
-                raise ValueError("the exchange came to nothing")
+                failed = Future()
+                failed.set_exception(ValueError("the exchange came to nothing"))
+                return failed
 
-            compression._queues[0]._sum, match = broken, "the exchange came to nothing"
+            queue = compression._engine.exchange_queue(0)
+            queue.submit, match = broken, "the exchange came to nothing"
         with pytest.raises(tf.errors.OpError, match=match):
             run(*(tf.constant(part) for part in batch(7)))
         same_everywhere(model)
         if compression.config.exchange.name == "allgather":
-            compression._pipeline.encode = encode
+            compression._engine.pipeline.encode = encode
         else:
-            del compression._queues[0]._sum
+            del queue.submit
         run(*(tf.constant(part) for part in batch(8)))
         assert not np.array_equal(weights, flat(model))
         same_everywhere(model)
@@ -546,7 +551,7 @@ def a_step_with_buckets_that_another_error_ends():
     step(0)
     with pytest.raises(tf.errors.OpError, match="ZeroDivisionError"):
         step(1)
-    with pytest.raises(tf.errors.OpError, match="buckets of another step are on their way: an error ended it"):
+    with pytest.raises(tf.errors.OpError, match="buckets of another step are still in flight: either an error"):
         step(0)
 
 
@@ -644,10 +649,10 @@ def every_dtype_and_a_shape_that_is_not_known():
 class OnDevice(DeepReduce):
     """As if its gradients lay on a GPU: the CUDA backend works on them, in the emulator."""
 
-    _gpu = "CPU:0"
-
-    def _array(self, tensor):
-        return cuda_emulator.from_dlpack(tensor)
+    def __init__(self, config):
+        super().__init__(config)
+        self._operations.gpu = "CPU:0"
+        self._operations.array = cuda_emulator.from_dlpack
 
 
 @case
@@ -786,15 +791,15 @@ def a_resumed_run_equals_an_unbroken_one():
     saved = again.state_dict()
     name = next(iter(saved["residuals"]))
     for other in (again, DeepReduce(LOSSY)):
-        with pytest.raises(ValueError, match="every rank loads its own state"):
+        with pytest.raises(ValueError, match="every rank must load the state that it saved"):
             other.load_state_dict({**saved, "rank": hvd.rank() + 1})
-        with pytest.raises(ValueError, match=r"parameter other, and the model has not"):
+        with pytest.raises(ValueError, match=r"parameter other, but the model does not"):
             other.load_state_dict({**saved, "steps": {"other": 3}})
         with pytest.raises(ValueError, match=f"residual of {name} has 7 elements"):
             other.load_state_dict({**saved, "residuals": {name: np.zeros(7)}})
         with pytest.raises(ValueError, match="it has no lists"):
             other.load_state_dict({"rank": 0})
-        with pytest.raises(ValueError, match="this is no state of DeepReduce"):
+        with pytest.raises(ValueError, match="this is not a state of DeepReduce"):
             other.deserialize(b"something else")
     other = DeepReduce(LOSSY)
     other.load_state_dict(saved)
@@ -816,7 +821,7 @@ def the_config_changes_between_steps():
     assert compression.stats()["last_step"]["bytes_sent"] > 2 * sparse
     assert compression.config.min_elements == 0
     same_everywhere(model)
-    with pytest.raises(ValueError, match="min_elements is 0 and cannot become 9"):
+    with pytest.raises(ValueError, match="min_elements is 0 and cannot be changed to 9"):
         compression.set_config(min_elements=9)
 
 
@@ -851,7 +856,7 @@ def models_differ():
         last = [keras.layers.Dense(4)] if hvd.rank() == 1 else []
         layers = [keras.layers.Dense(31 if hvd.rank() == 1 else 30, "tanh"), keras.layers.Dense(4), *last]
         model = keras.Sequential([keras.Input((20,)), *layers])
-        match = r"parameter 0 is float32 \[20, 30\] on .*\[20, 31\] on rank 1.*parameter 4 is not there on"
+        match = r"parameter 0 is float32 \[20, 30\] on .*\[20, 31\] on rank 1.*parameter 4 is missing on"
         with pytest.raises(tf.errors.OpError, match=match):
             train(model, DeepReduce(LOSSY), graph=graph)
 
@@ -862,19 +867,19 @@ def a_corrupt_container():
     run = train(model, compression, steps=1, graph=True)
     weights = flat(model)
     if hvd.rank() == 1:
-        encode = compression._pipeline.encode
+        encode = compression._engine.pipeline.encode
 
         def damaged(*arguments):
             packed = encode(*arguments)
             packed[-1] ^= 4
             return packed
 
-        compression._pipeline.encode = damaged
+        compression._engine.pipeline.encode = damaged
     with pytest.raises(tf.errors.OpError, match="ContainerError: the container of rank 1 cannot be read: its checksum"):
         run(*(tf.constant(part) for part in batch(7)))
     same_everywhere(model)
     if hvd.rank() == 1:
-        compression._pipeline.encode = encode
+        compression._engine.pipeline.encode = encode
     run(*(tf.constant(part) for part in batch(8)))
     assert not np.array_equal(weights, flat(model))
     same_everywhere(model)
@@ -884,9 +889,9 @@ def a_corrupt_container():
 def what_cannot_be():
     with pytest.raises(ConfigError):
         DeepReduce(scope="tensor", exchange="densestream")
-    with pytest.raises(TypeError, match="the class DeepReduce, not an instance"):
+    with pytest.raises(TypeError, match="the class DeepReduce; it must be an instance"):
         train(network(), DeepReduce)
-    with pytest.raises(RuntimeError, match="this tensor came outside any"):
+    with pytest.raises(RuntimeError, match="this tensor is not in a graph"):
         hvd.allreduce(tf.ones(3), compression=DeepReduce())
     with pytest.raises(ValueError, match="Adasum cannot be computed on compressed gradients"):
         train(network(), DeepReduce(), op=hvd.Adasum)
@@ -894,7 +899,7 @@ def what_cannot_be():
         train(network(), DeepReduce(), op=hvd.Adasum, graph=True)
     with pytest.raises(ValueError, match="only op=hvd.Average and op=hvd.Sum"):
         train(network(), DeepReduce(), op=hvd.Min)
-    with pytest.raises(ValueError, match="this is a HorovodReducescatter"):
+    with pytest.raises(ValueError, match="was given to a HorovodReducescatter"):
         tf.function(lambda: hvd.reducescatter(tf.ones([6, 400]), compression=DeepReduce()))()
 
     variable = tf.Variable(tf.ones([40, 50]))
@@ -905,10 +910,10 @@ def what_cannot_be():
             loss = tf.reduce_sum(tf.sin(variable))
         return hvd.DistributedGradientTape(tape, compression=DeepReduce()).gradient(loss, [variable])
 
-    with pytest.raises(RuntimeError, match=r"a function that XLA compiles .* Turn it off: .*jit_compile=False"):
+    with pytest.raises(RuntimeError, match=r"XLA cannot compile a function .* Turn XLA off: .*jit_compile=False"):
         step()
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), compression=DeepReduce())
-    with pytest.raises(RuntimeError, match="a function that XLA compiles"):
+    with pytest.raises(RuntimeError, match="XLA cannot compile a function"):
         fit(network(), optimizer, jit_compile=True)
 
 

@@ -16,8 +16,8 @@ from torch import nn
 
 from hvd_deepreduce import Config, ContainerError
 from hvd_deepreduce import container as wire
-from hvd_deepreduce.agreement import MismatchError
 from hvd_deepreduce.codec import Key
+from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.torch import DeepReduce
 from tests import cuda_emulator
@@ -522,8 +522,11 @@ def a_gradient_that_is_not_contiguous():
 class OnDevice(DeepReduce):
     """As if its gradients lay on a GPU: the CUDA backend works on them, in the emulator."""
 
-    def _array(self, flat):
-        return cuda_emulator.from_dlpack(flat) if flat.is_floating_point() else flat.numpy()
+    def __init__(self, *arguments, **settings):
+        super().__init__(*arguments, **settings)
+        self._tensors.array = lambda flat: (
+            cuda_emulator.from_dlpack(flat) if flat.is_floating_point() else flat.numpy()
+        )
 
 
 @case
@@ -662,9 +665,9 @@ def a_resumed_run_equals_an_unbroken_one():
     loss_of(resumed, 2).backward()
     optimizer.step()
     assert torch.equal(flat(unbroken), flat(resumed))
-    with pytest.raises(ValueError, match="every rank loads its own state"):
+    with pytest.raises(ValueError, match="every rank must load the state that it saved"):
         again.load_state_dict({**saved[1], "rank": hvd.rank() + 1})
-    with pytest.raises(ValueError, match=r"parameter other, and the model has not"):
+    with pytest.raises(ValueError, match=r"parameter other, but the model does not"):
         again.load_state_dict({**saved[1], "steps": {"other": 3}})
     with pytest.raises(ValueError, match="residual of 0.bias has 7 elements"):
         again.load_state_dict({**saved[1], "residuals": {"0.bias": torch.zeros(7)}})
@@ -728,7 +731,7 @@ def models_differ():
         model.append(nn.Linear(4, 4))
     raises_everywhere(
         MismatchError,
-        r"parameter 0.weight is torch.float32 \[30, 20\] on .*\[31, 20\] on rank 1.*parameter 3.weight is not there on",
+        r"parameter 0.weight is torch.float32 \[30, 20\] on .*\[31, 20\] on rank 1.*parameter 3.weight is missing on",
         first_backward(model, DeepReduce(model, LOSSY)),
     )
 
@@ -739,14 +742,14 @@ def a_corrupt_container():
     compression = DeepReduce(model, LOSSY)
     optimizer = train(model, compression, steps=1)
     if hvd.rank() == 1:
-        encode = compression._pipeline.encode
+        encode = compression._engine.pipeline.encode
 
         def damaged(*arguments):
             packed = encode(*arguments)
             packed[-1] ^= 4
             return packed
 
-        compression._pipeline.encode = damaged
+        compression._engine.pipeline.encode = damaged
     optimizer.zero_grad()
     loss_of(model, 7).backward()
     raises_everywhere(ContainerError, "the container of rank 1 cannot be read: its checksum", optimizer.step)
@@ -757,17 +760,17 @@ def a_stranger_and_a_changed_model():
     model = network()
     stranger = nn.Linear(20, 20)
     compression = DeepReduce(model, LOSSY)
-    with pytest.raises(ValueError, match=r"float32 \[20, 20\] came, and it is of no parameter of the model"):
+    with pytest.raises(ValueError, match=r"float32 \[20, 20\] does not belong to any parameter of the model"):
         compression.compress(torch.ones_like(stranger.weight))
     model[0] = nn.Linear(20, 50)
     model.append(nn.Linear(4, 4))
     model[0].weight.grad = torch.zeros(50, 20)
-    with pytest.raises(ValueError, match=r"changed after DeepReduce was made: 5.weight, 5.bias, 0.weight, 0.bias"):
+    with pytest.raises(ValueError, match=r"changed after DeepReduce was created: 5.weight, 5.bias, 0.weight, 0.bias"):
         compression.compress(model[0].weight.grad)
-    raises_everywhere(TypeError, "DeepReduce needs the model first", lambda: DeepReduce("configs/topk_rice_qsgd.yaml"))
-    raises_everywhere(TypeError, "DeepReduce needs the model first", DeepReduce)
+    raises_everywhere(TypeError, "is str, but it must be the model", lambda: DeepReduce("configs/topk_rice_qsgd.yaml"))
+    raises_everywhere(TypeError, "is NoneType, but it must be the model", DeepReduce)
     model = network()
-    raises_everywhere(TypeError, "the class DeepReduce, not an instance", first_backward(model, DeepReduce))
+    raises_everywhere(TypeError, "the class DeepReduce; it must be an instance", first_backward(model, DeepReduce))
 
 
 @case

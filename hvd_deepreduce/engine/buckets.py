@@ -1,0 +1,200 @@
+"""Buckets: vectors of several parameters' gradients, each selected, encoded and exchanged as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hvd_deepreduce.codec import Floats
+from hvd_deepreduce.engine.parameter import Parameter
+from hvd_deepreduce.engine.tensors import Device
+from hvd_deepreduce.ops import arrays
+from hvd_deepreduce.ops.dispatch import on_host
+from hvd_deepreduce.sparse import MAX_NUMEL
+
+
+class Member(NamedTuple):
+    """A parameter whose gradients go into buckets.
+
+    Attributes:
+        numel: number of elements of its gradients.
+        device: where the bucket's vector is to be.
+    """
+
+    parameter: Parameter
+    numel: int
+    device: Device = None
+
+
+class Bucket:
+    """A step's gradients of neighbouring parameters, one after the other in one vector.
+
+    Attributes:
+        name: of its exchange; unique among all exchanges in flight.
+        number: takes the parameter number's place in its containers' keys. A layout's buckets are exchanged in the
+            order of their numbers.
+        layout: all buckets that are filled in the same step.
+        members: the parameters, in the model's order.
+        sizes: their numbers of elements.
+        parts: (begin, end) of each in ``gradient``.
+        dtype: float32 or float64.
+        device: of the stream on which it is encoded and decoded.
+        step: for its containers' keys: the largest of the members' steps.
+        gradient: ``[numel]``; after ``Engine.receive`` the sum over all ranks. Allocated by the first ``put``.
+        pending: what the exchange returned when it was started; None before.
+        summed: whether ``gradient`` is the sum.
+    """
+
+    def __init__(self, name: str, number: int, layout: BucketLayout, members: Sequence[Member]) -> None:
+        self.name = name
+        self.number = number
+        self.layout = layout
+        self.members = [member.parameter for member in members]
+        self.sizes = [member.numel for member in members]
+        self.dtype = members[0].parameter.accumulated_in
+        self.device = members[0].device
+        ends = np.cumsum(self.sizes).tolist()
+        self.parts: list[tuple[int, int]] = list(zip([0, *ends], ends, strict=False))
+        self.gradient: Floats = np.empty(0, self.dtype)
+        self.step = 0
+        self.pending: Any = None
+        self.summed = False
+        self._numel: int = ends[-1]
+        self._part_of = {p.name: part for p, part in zip(self.members, self.parts, strict=True)}
+        self._ready: set[str] = set()
+        self._released: set[str] = set()
+
+    def allocate(self, like: Floats) -> None:
+        """Puts the vector where ``like`` is. What was in a vector elsewhere is lost."""
+        if self.gradient.size != self._numel or on_host(self.gradient) != on_host(like):
+            self.gradient = arrays.zeros(self._numel, self.dtype, like)
+
+    def adopt(self, vector: Floats) -> None:
+        """Uses a vector that holds all members' gradients already; ``Engine.receive`` overwrites it.
+
+        Raises:
+            ValueError: it has another number of elements than the members.
+        """
+        if vector.size != self._numel:
+            raise ValueError(
+                f"{self.name} was given {vector.size} elements, but its parameters have {self._numel}: give it the "
+                "gradients of all of its parameters, one after the other"
+            )
+        self.gradient = vector
+
+    def put(self, parameter: Parameter, gradient: Floats) -> None:
+        """Copies a member's gradient, ``[numel of it]``, into the vector."""
+        self.allocate(gradient)
+        self.part(parameter.name)[:] = gradient
+
+    def part(self, name: str) -> Floats:
+        """The view of ``gradient`` that belongs to the member with this name."""
+        begin, end = self._part_of[name]
+        return self.gradient[begin:end]
+
+    @property
+    def full(self) -> bool:
+        """Whether every member's gradient is there."""
+        return len(self._ready) == len(self.members)
+
+    @property
+    def empty(self) -> bool:
+        """Whether no member's gradient is there."""
+        return not self._ready
+
+    def mark_ready(self, parameter: Parameter) -> None:
+        """A member's gradient is in the vector."""
+        self.step = max(self.step, parameter.step)  # does not depend on the order in which members become ready
+        parameter.step += 1
+        self._ready.add(parameter.name)
+
+    def clear_missing(self) -> None:
+        """Writes zeros for members that have no gradient in this step."""
+        for parameter in self.members:
+            if parameter.name not in self._ready:
+                self.part(parameter.name).fill(0)
+
+    def release(self, parameter: Parameter) -> None:
+        """A member's result has been read; after the last one the bucket can be filled again."""
+        self._released.add(parameter.name)
+        if self._released >= self._ready:
+            self._ready.clear()
+            self._released.clear()
+            self.pending, self.summed = None, False
+
+
+class BucketLayout:
+    """Divides parameters into buckets, and gives the order in which a step's buckets are exchanged.
+
+    Gradients arrive roughly in the reverse of the model's order, so the first bucket holds the last parameters. A
+    bucket ends where it would exceed ``max_bytes`` or 2^32 - 1 elements, and where dtype or device changes.
+
+    Args:
+        members: in the model's order.
+        max_bytes: of a bucket's vector, unless it has one member only; None: no limit.
+        first_number: the first bucket's number.
+        queue: which of the engine's queues exchanges these buckets over MPI. Layouts whose buckets can be in flight
+            at the same time need different queues.
+    """
+
+    def __init__(
+        self, members: Sequence[Member], max_bytes: int | None, first_number: int = 0, queue: int = 0
+    ) -> None:
+        runs: list[list[Member]] = []
+        held = 0
+        for member in reversed(members):
+            dtype = member.parameter.accumulated_in
+            held += member.numel
+            if (
+                not runs
+                or held > MAX_NUMEL
+                or (max_bytes is not None and held * dtype.itemsize > max_bytes)
+                or (runs[-1][0].parameter.accumulated_in, runs[-1][0].device) != (dtype, member.device)
+            ):
+                runs.append([])
+                held = member.numel
+            runs[-1].insert(0, member)
+        self.buckets = [
+            Bucket(f"bucket.{run[0].parameter.name}", number, self, run)
+            for number, run in enumerate(runs, first_number)
+        ]
+        self.bucket_of = {parameter.name: bucket for bucket in self.buckets for parameter in bucket.members}
+        self.queue = queue
+        self._first_number = first_number
+        self._started = 0
+        self._in_flight = 0
+
+    def accepts(self, bucket: Bucket) -> bool:
+        """Whether gradients of the current step can still go into the bucket: its exchange was not started."""
+        return bucket.number - self._first_number >= self._started
+
+    def mark_ready(self, bucket: Bucket, parameter: Parameter) -> list[Bucket]:
+        """A parameter's gradient is in its bucket.
+
+        Returns:
+            The buckets whose exchanges must be started now, in this order: full, and no earlier bucket is missing.
+        """
+        self._in_flight += 1
+        bucket.mark_ready(parameter)
+        begin = self._started
+        while self._started < len(self.buckets) and self.buckets[self._started].full:
+            self._started += 1
+        return self.buckets[begin : self._started]
+
+    def flush(self) -> list[Bucket]:
+        """No more gradients come in this step.
+
+        Returns:
+            The other buckets that hold a gradient; their exchanges must be started now, in this order.
+        """
+        begin, self._started = self._started, len(self.buckets)
+        return [bucket for bucket in self.buckets[begin:] if not bucket.empty]
+
+    def release(self, bucket: Bucket, parameter: Parameter) -> None:
+        """A parameter's result has been read; after the last one of all buckets the next step can begin."""
+        self._in_flight -= 1
+        bucket.release(parameter)
+        if not self._in_flight:
+            self._started = 0

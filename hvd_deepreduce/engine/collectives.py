@@ -1,0 +1,59 @@
+"""The engine's interface to the communication library."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from hvd_deepreduce.codec import U8
+
+
+class Collectives(ABC):
+    """Collective operations of the ranks that train one model.
+
+    The engine calls ``start_allgather`` on the thread that starts a gradient and ``wait_allgather`` on the thread that
+    finishes it. Ranks may start the same set of allgathers in different orders: they are matched by name. A library
+    that matches them by order instead (``torch.distributed``) needs an adapter that starts them in the same order on
+    every rank, as DDP does with its buckets.
+    """
+
+    @abstractmethod
+    def rank(self) -> int:
+        """This process's rank, 0 to ``size() - 1``."""
+
+    @abstractmethod
+    def size(self) -> int:
+        """Number of ranks."""
+
+    @abstractmethod
+    def local_size(self) -> int:
+        """Number of ranks on this machine; they share its cores."""
+
+    @abstractmethod
+    def start_allgather(self, data: U8, name: str) -> Any:
+        """Starts an allgather and returns at once.
+
+        Args:
+            data: uint8 ``[n]``, on the host or a GPU; ``n`` may differ from rank to rank.
+            name: the same on all ranks; no two allgathers in flight share one.
+
+        Returns:
+            What ``wait_allgather`` takes.
+        """
+
+    @abstractmethod
+    def wait_allgather(self, pending: Any) -> U8:
+        """Waits for an allgather.
+
+        Returns:
+            uint8 ``[sum of n]``: all ranks' bytes in rank order, on the host or a GPU.
+        """
+
+    def allgather(self, data: U8, name: str) -> U8:
+        """Starts an allgather of host bytes and waits for it; called between steps, to compare the ranks."""
+        return self.wait_allgather(self.start_allgather(data, name))
+
+    @abstractmethod
+    def mpi_ranks(self) -> Sequence[int] | None:
+        """These ranks' numbers in MPI's world communicator, in rank order; None where the job does not run on MPI."""

@@ -1,0 +1,266 @@
+"""One rank's state and the operations of a step on flat arrays; the package's docstring gives the call sequence."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from hvd_deepreduce import container as wire
+from hvd_deepreduce.codec import U8, Floats, Key
+from hvd_deepreduce.config import Config
+from hvd_deepreduce.engine import state as saved
+from hvd_deepreduce.engine.agreement import Agreement, Descriptions
+from hvd_deepreduce.engine.buckets import Bucket
+from hvd_deepreduce.engine.collectives import Collectives
+from hvd_deepreduce.engine.parameter import Parameter
+from hvd_deepreduce.engine.stats import Stats
+from hvd_deepreduce.memory import Memory
+from hvd_deepreduce.ops import arrays, deferred
+from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.sparse import SparseTensor
+
+if TYPE_CHECKING:
+    from hvd_deepreduce.exchange.queue import ExchangeQueue
+
+
+class Engine:
+    """One rank's compression: its config, parameters, residuals, statistics and exchanges.
+
+    ``encode`` and ``start`` may run at the same time as ``decode`` and ``receive`` on other threads, and any of them at
+    the same time for different parameters. Everything else is for one thread at a time.
+
+    Args:
+        config: the same on all ranks, but for ``threads``.
+        collectives: those of the ranks that take part.
+        parameters: of the model, in its order; more can be added to ``parameters`` later.
+
+    Attributes:
+        collectives: as given.
+        parameters: by name.
+        stats: what was sent, and how long it took.
+        in_flight: names of the parameters whose gradients were started and not finished.
+        over_mpi: whether buckets are exchanged over MPI, which works on the host, and not as containers by
+            ``collectives``.
+        generation: increases when the config changes or a state is loaded. Layouts made before must not be used then.
+    """
+
+    def __init__(self, config: Config, collectives: Collectives, parameters: Iterable[Parameter] = ()) -> None:
+        self.collectives = collectives
+        self.parameters = {parameter.name: parameter for parameter in parameters}
+        self.stats = Stats()
+        self.in_flight: set[str] = set()
+        self.generation = 0
+        self._agreement = Agreement(collectives)
+        self._memory = Memory()
+        self._queues: list[ExchangeQueue] = []
+        self._use(config)
+
+    # Settings and state
+
+    @property
+    def config(self) -> Config:
+        """The settings in force."""
+        return self._config
+
+    def _use(self, config: Config) -> None:
+        self._config = config
+        self._pipeline: Pipeline | None = None
+        self.over_mpi = config.exchange.implementation is not None
+        self.generation += 1
+
+    def set_config(self, config: str | Path | Mapping[str, Any] | Config | None = None, /, **settings: Any) -> None:
+        """Changes the settings from the next step on; on all ranks, between the same two steps.
+
+        Args:
+            config: the new config; None: the one in force, with ``settings`` in place of its own.
+
+        Raises:
+            RuntimeError: gradients are in flight.
+            ConfigError: the config cannot be used; the old one stays in force.
+        """
+        if self.in_flight:
+            raise RuntimeError(
+                "set_config was called between backward() and step(), while gradients are in flight: call it after "
+                "step()"
+            )
+        self._use(Config.load(self._config if config is None else config, **settings))
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Encoder and decoder of the config in force."""
+        pipeline = self._pipeline
+        if pipeline is None:
+            threads = max(1, len(os.sched_getaffinity(0)) // self.collectives.local_size())
+            pipeline = self._pipeline = Pipeline(self._config, threads)
+        return pipeline
+
+    @property
+    def max_bucket_bytes(self) -> int | None:
+        """Limit of a bucket's vector under this config; None: no limit."""
+        return self._config.bucket_bytes if self._config.scope == "bucket" else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's residuals, as NumPy arrays, and step counts. Ranks differ: each saves and loads its own."""
+        rank, size = self.collectives.rank(), self.collectives.size()
+        return saved.save(self.parameters, self._memory.state_dict(), rank, size)
+
+    def load_state_dict(self, state: Mapping[str, Any], parameters: Iterable[Parameter] | None = None) -> None:
+        """Continues where ``state_dict`` was called. Gradients in flight are forgotten.
+
+        Args:
+            parameters: replace the engine's own; None: keep those.
+
+        Raises:
+            ValueError: a state of another rank, another number of ranks or another model; nothing has changed then.
+        """
+        known = self.parameters if parameters is None else {parameter.name: parameter for parameter in parameters}
+        steps, residuals = saved.check(state, known, self.collectives.rank(), self.collectives.size())
+        self.parameters = known
+        for name, step in steps.items():
+            known[name].step = step
+        self._memory.load_state_dict(residuals)
+        self.in_flight.clear()
+        self.generation += 1
+
+    def agree(self, parameters: Descriptions) -> None:
+        """Compares release, config and parameters of all ranks. Every rank calls it before its first gradient.
+
+        Args:
+            parameters: (name, shape, dtype) of each.
+
+        Raises:
+            MismatchError: they differ; raised on all ranks, with the same message.
+        """
+        self._agreement.check(self._config, parameters)
+
+    # Single tensors
+
+    def encode(self, parameter: Parameter, flat: Floats) -> U8:
+        """Encodes the parameter's next gradient and updates its residual.
+
+        Args:
+            flat: float32 or float64 ``[numel]``; unchanged.
+
+        Returns:
+            The container, uint8, where ``flat`` is.
+        """
+        config = self._config
+        residual = None
+        if config.error_feedback:
+            residual = self._memory.residual(parameter.name, flat.size, flat.dtype, flat)
+        key = Key(config.seed, parameter.number, parameter.step, self.collectives.rank())
+        packed = (self._pipeline or self.pipeline).encode(flat, residual, key)
+        parameter.step += 1
+        self.in_flight.add(parameter.name)
+        return packed
+
+    def decode(self, gathered: U8, out: Floats, scale: float) -> None:
+        """``out = scale * (sum of all ranks' containers)``.
+
+        Args:
+            gathered: uint8, the containers in rank order.
+            out: float32 or float64 ``[numel]``; overwritten.
+
+        Raises:
+            ContainerError: a container cannot be decoded; names its rank. Raised on all ranks.
+            MismatchError: the ranks' configs differ; raised on all ranks.
+        """
+        size = self.collectives.size()
+        with deferred.reading(out):
+            gathered = arrays.move_like(gathered, out)
+            containers = deferred.run_deferred(gathered, lambda: wire.split(gathered, size, out.size))
+            digest = containers[0].digest
+            if any(container.digest != digest for container in containers):
+                self._agreement.check_digests(self._config, [container.digest for container in containers])
+            (self._pipeline or self.pipeline).decode(containers, out, scale)
+
+    # Buckets
+
+    def mark_ready(self, bucket: Bucket, parameter: Parameter) -> list[Bucket]:
+        """The parameter's gradient is in its bucket.
+
+        Returns:
+            The buckets that must be started now, in this order.
+        """
+        self.in_flight.add(parameter.name)
+        return bucket.layout.mark_ready(bucket, parameter)
+
+    def start(self, bucket: Bucket) -> None:
+        """Encodes a bucket and starts its exchange; ``bucket.pending`` is set then.
+
+        The bucket must hold at least one gradient. Where an exchange over MPI encodes, on its queue's thread, this
+        returns at once.
+
+        Raises:
+            RuntimeError: an exchange over MPI in a job without MPI.
+        """
+        bucket.clear_missing()
+        config, pipeline = self._config, self.pipeline
+        key = Key(config.seed, bucket.number, bucket.step, self.collectives.rank())
+        residual = None
+        if config.error_feedback:
+            names = [parameter.name for parameter in bucket.members]
+            residual = self._memory.joined(names, bucket.sizes, bucket.dtype, bucket.gradient)
+        parts = bucket.parts if config.selection == "tensor" else None
+        if not self.over_mpi:
+            begin = perf_counter()
+            packed = pipeline.encode(bucket.gradient, residual, key, parts)
+            self.stats.add(sent=packed.size, encode=perf_counter() - begin)
+            bucket.pending = self.collectives.start_allgather(packed, bucket.name)
+            return
+
+        def select() -> tuple[SparseTensor | Floats, Floats | None]:
+            begin = perf_counter()
+            selected = pipeline.select(bucket.gradient, residual, key, parts)
+            self.stats.add(encode=perf_counter() - begin)
+            if selected is None:
+                return bucket.gradient.copy(), None  # not finite: sent whole, and the residual is unchanged
+            indices, values = selected
+            return values if indices is None else SparseTensor(bucket.gradient.size, indices, values), residual
+
+        queue = self.exchange_queue(bucket.layout.queue)
+        bucket.pending = queue.submit(config.exchange, select, bucket.gradient, key)
+
+    def receive(self, bucket: Bucket) -> None:
+        """Waits for a bucket's exchange; ``bucket.gradient`` is the sum over all ranks then.
+
+        Raises:
+            ContainerError, MismatchError: as ``decode``.
+        """
+        begin = perf_counter()
+        if self.over_mpi:
+            sent = bucket.pending.result()
+            self.stats.add(sent=sent, wait=perf_counter() - begin)
+        else:
+            gathered = self.collectives.wait_allgather(bucket.pending)
+            there = perf_counter()
+            self.decode(gathered, bucket.gradient, 1.0)
+            self.stats.add(wait=there - begin, decode=perf_counter() - there)
+        bucket.summed = True
+
+    def release(self, bucket: Bucket, parameter: Parameter) -> None:
+        """The parameter's part of a received bucket was read."""
+        self.in_flight.discard(parameter.name)
+        bucket.layout.release(bucket, parameter)
+
+    def exchange_queue(self, number: int) -> ExchangeQueue:
+        """The queue with this number for exchanges over MPI. The first call with a number must come from all ranks.
+
+        Raises:
+            RuntimeError: the job does not run on MPI, or on an MPI without support for several threads.
+        """
+        while len(self._queues) <= number:
+            ranks = self.collectives.mpi_ranks()
+            if ranks is None:
+                raise RuntimeError(
+                    f"exchange {self._config.exchange.name!r} needs MPI, but this job was started with Gloo: start it "
+                    "with horovodrun --mpi or mpirun, or set exchange to 'allgather'"
+                )
+            # Imported here: it needs mpi4py, which a job with the allgather exchange may not have.
+            from hvd_deepreduce.exchange.queue import ExchangeQueue
+
+            self._queues.append(ExchangeQueue(ranks))
+        return self._queues[number]

@@ -1,0 +1,40 @@
+"""What the engine knows of one parameter of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+
+
+@dataclass
+class Parameter:
+    """A parameter of the model; its gradients share one residual.
+
+    Attributes:
+        name: unique in the model. Names the residual, and the parameter in errors.
+        number: position in the model; part of its containers' keys, so it must be the same on every rank.
+        shape: -1 for a size that is not known before the gradient is there.
+        dtype: name of the dtype, as the framework prints it.
+        step: number of gradients encoded so far; part of its containers' keys.
+    """
+
+    name: str
+    number: int
+    shape: tuple[int, ...]
+    dtype: str
+    step: int = 0
+
+    @property
+    def numel(self) -> int:
+        """Number of elements; meaningless where a size is not known."""
+        return prod(self.shape)
+
+    @property
+    def accumulated_in(self) -> np.dtype[Any]:
+        """dtype of its residual and of its flat gradients: float64 for float64, float32 for everything else."""
+        return _FLOAT64 if self.dtype.endswith("float64") else _FLOAT32

@@ -1,0 +1,221 @@
+"""Drives the engine for adapters that see each gradient of a step as a tensor of their framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Generic
+
+from hvd_deepreduce.codec import U8, Floats
+from hvd_deepreduce.engine.buckets import Bucket, BucketLayout, Member
+from hvd_deepreduce.engine.engine import Engine
+from hvd_deepreduce.engine.parameter import Parameter
+from hvd_deepreduce.engine.tensors import Device, G, Tensors
+
+
+@dataclass(slots=True)
+class Ticket(Generic[G]):
+    """A gradient, or a bucket of gradients, between ``start`` and ``finish``.
+
+    Attributes:
+        parameters: whose gradients it holds.
+        gradient: the tensor that was given.
+        device: of ``gradient``.
+        bucket: in which it is sent; None: it is sent alone.
+        flat, pending: of a gradient that is sent alone: its flat array, and its allgather.
+    """
+
+    parameters: Sequence[Parameter]
+    gradient: G
+    device: Device
+    bucket: Bucket | None = None
+    flat: Floats | None = None
+    pending: Any = None
+
+
+class Reducer(Generic[G]):
+    """Takes a step's gradients one by one and replaces them by their sums over all ranks, under any config.
+
+    ``finish`` may run on another thread than ``start_bucket``, and than ``start`` in scope ``tensor``. In larger
+    scopes, ``start`` and ``finish`` are called on one thread. There, a parameter without a gradient counts as zeros if
+    another one of its bucket has a gradient on this rank; if none has, none may have one on any rank.
+
+    Args:
+        engine: of these ranks.
+        tensors: the framework's.
+        expected: the parameters that may have gradients in a step, in the model's order, with their gradients'
+            devices. They are divided into buckets in scopes larger than a tensor. None: all of the engine's
+            parameters, on the device of the first gradient.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tensors: Tensors[G],
+        expected: Callable[[], Iterable[tuple[Parameter, Device]]] | None = None,
+    ) -> None:
+        self._engine = engine
+        self._tensors = tensors
+        self._expected = expected
+        self._layout: BucketLayout | None = None
+        self._generation = 0
+        self._recorded: dict[str, list[Callable[[], None]]] = {}
+
+    def start(self, parameter: Parameter, gradient: G) -> Ticket[G]:
+        """Takes a parameter's gradient of this step.
+
+        Args:
+            gradient: ``finish`` overwrites it; it must not be changed before.
+
+        Raises:
+            RuntimeError: the parameter's last gradient, or its last bucket, is still in flight; or an exchange over MPI
+                in a job without MPI.
+        """
+        engine, tensors = self._engine, self._tensors
+        if parameter.name in engine.in_flight:
+            raise _in_flight(parameter)
+        device = tensors.device(gradient)
+        if engine.config.scope != "tensor":
+            return self._start_in_bucket(parameter, gradient, device)
+        with tensors.stream(device):
+            begin = perf_counter()
+            flat = tensors.flat(gradient)
+            packed: U8 = engine.encode(parameter, flat)
+            engine.stats.add(sent=packed.size, encode=perf_counter() - begin)
+            pending = engine.collectives.start_allgather(packed, parameter.name)
+        return Ticket((parameter,), gradient, device, None, flat, pending)
+
+    def start_bucket(self, parameters: Sequence[Parameter], number: int, gradient: G) -> Ticket[G]:
+        """Takes a bucket that the framework filled, and starts its exchange.
+
+        Parameters may be divided differently from step to step; their residuals stay with them.
+
+        Args:
+            parameters: whose gradients it holds.
+            number: of the bucket in the step; in the same order, with the same parameters, on all ranks.
+            gradient: their gradients, one after the other. ``finish`` overwrites it.
+
+        Raises:
+            RuntimeError: a parameter's last gradient is still in flight; or an exchange over MPI in a job without MPI.
+            ValueError: gradients of different dtypes, too many elements, or not as many as the parameters have.
+        """
+        engine, tensors = self._engine, self._tensors
+        for parameter in parameters:
+            if parameter.name in engine.in_flight:
+                raise _in_flight(parameter)
+        device = tensors.device(gradient)
+        where = None if engine.over_mpi else device
+        layout = BucketLayout([Member(parameter, parameter.numel, where) for parameter in parameters], None, number)
+        if len(layout.buckets) != 1:
+            raise ValueError(
+                "a bucket holds gradients of one dtype and at most 2^32 - 1 elements, but this one holds "
+                f"{sum(parameter.numel for parameter in parameters)} elements of "
+                f"{', '.join(sorted({parameter.dtype for parameter in parameters}))}: divide it"
+            )
+        (bucket,) = layout.buckets
+        with tensors.stream(device):
+            bucket.adopt(tensors.flat(gradient, engine.over_mpi))
+            for parameter in parameters:
+                engine.mark_ready(bucket, parameter)
+            engine.start(bucket)
+        return Ticket(parameters, gradient, device, bucket)
+
+    def finish(self, ticket: Ticket[G], scale: float) -> None:
+        """Waits until a gradient is reduced: ``ticket.gradient = scale * (sum over all ranks)``.
+
+        In scopes larger than a tensor, the step's first call starts the buckets that are not full. So it comes after
+        the backward pass.
+
+        Raises:
+            ContainerError: a container cannot be decoded; names its rank. Raised on all ranks.
+            MismatchError: the ranks' configs differ; raised on all ranks.
+        """
+        engine, tensors = self._engine, self._tensors
+        bucket = ticket.bucket
+        if bucket is None:
+            self._finish_alone(ticket, scale)
+        else:
+            for late in bucket.layout.flush():
+                self._start(late)
+            if not bucket.summed:
+                with tensors.stream(bucket.device):
+                    engine.receive(bucket)
+            with tensors.stream(ticket.device):
+                begin = perf_counter()
+                whole = len(ticket.parameters) > 1
+                tensors.write(
+                    ticket.gradient, bucket.gradient if whole else bucket.part(ticket.parameters[0].name), scale
+                )
+                engine.stats.add(decode=perf_counter() - begin)
+            for parameter in ticket.parameters:
+                engine.release(bucket, parameter)
+
+    def _finish_alone(self, ticket: Ticket[G], scale: float) -> None:
+        engine = self._engine
+        assert ticket.flat is not None
+        with self._tensors.stream(ticket.device):
+            begin = perf_counter()
+            gathered = engine.collectives.wait_allgather(ticket.pending)
+            there = perf_counter()
+            engine.in_flight.discard(ticket.parameters[0].name)
+            engine.decode(gathered, ticket.flat, scale)
+            self._tensors.write(ticket.gradient, ticket.flat)
+            engine.stats.add(wait=there - begin, decode=perf_counter() - there)
+
+    def _start_in_bucket(self, parameter: Parameter, gradient: G, device: Device) -> Ticket[G]:
+        engine, tensors = self._engine, self._tensors
+        layout = self._layout if engine.in_flight else self._lay_out(device)
+        assert layout is not None
+        bucket = layout.bucket_of[parameter.name]
+        if not layout.accepts(bucket):
+            raise RuntimeError(
+                f"backward() ran again before the previous step's bucket results were consumed (gradient of "
+                f"{parameter.name}): let every optimizer step before the next backward(), or give each optimizer its "
+                "own DeepReduce"
+            )
+        with tensors.stream(device):
+            begin = perf_counter()
+            bucket.put(parameter, tensors.flat(gradient, engine.over_mpi))
+            if bucket.device is not None:
+                recorded = tensors.record(device)
+                if recorded is not None:
+                    self._recorded.setdefault(bucket.name, []).append(recorded)
+            engine.stats.add(encode=perf_counter() - begin)
+            for ready in engine.mark_ready(bucket, parameter):
+                self._start(ready)
+        return Ticket((parameter,), gradient, device, bucket)
+
+    def _start(self, bucket: Bucket) -> None:
+        # The caller may be on another device's stream, and the gradients may have been copied on several streams.
+        with self._tensors.stream(bucket.device):
+            for wait in self._recorded.pop(bucket.name, ()):
+                wait()
+            self._engine.start(bucket)
+
+    def _lay_out(self, device: Device) -> BucketLayout:
+        """The layout for the step that begins; a new one where a parameter has no bucket."""
+        engine, layout = self._engine, self._layout
+        if self._expected is None:
+            expected: list[tuple[Parameter, Device]] = [(one, device) for one in engine.parameters.values()]
+        else:
+            expected = list(self._expected())
+        if (
+            layout is None
+            or self._generation != engine.generation
+            or any(parameter.name not in layout.bucket_of for parameter, _ in expected)
+        ):
+            members = [
+                Member(parameter, parameter.numel, None if engine.over_mpi else where) for parameter, where in expected
+            ]
+            layout = self._layout = BucketLayout(members, engine.max_bucket_bytes)
+            self._generation = engine.generation
+            self._recorded.clear()
+        return layout
+
+
+def _in_flight(parameter: Parameter) -> RuntimeError:
+    return RuntimeError(
+        f"the gradient of {parameter.name} is still in flight: call optimizer.step() or optimizer.synchronize() before "
+        "the next backward()"
+    )

@@ -1,0 +1,58 @@
+"""The engine's interface to the framework's tensors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Generic, TypeVar
+
+from hvd_deepreduce.codec import Floats
+
+G = TypeVar("G")
+"""The framework's type of a gradient."""
+
+Device = Hashable | None
+"""A GPU, by whatever the framework names it; None: the host."""
+
+_HOST: AbstractContextManager[None] = nullcontext()
+
+
+class Tensors(ABC, Generic[G]):
+    """How to get at a gradient's memory. Frameworks without GPUs implement ``flat`` and ``write`` alone."""
+
+    def device(self, gradient: G) -> Device:
+        """Where the gradient is."""
+        return None
+
+    @abstractmethod
+    def flat(self, gradient: G, on_host: bool = False) -> Floats:
+        """The gradient as a contiguous array ``[numel]``: its own memory where possible, else a copy.
+
+        Args:
+            on_host: return a NumPy array, even of a gradient on a GPU. Else it is an array on the gradient's device.
+
+        Returns:
+            float64 for a float64 gradient, else float32.
+        """
+
+    @abstractmethod
+    def write(self, gradient: G, reduced: Floats, scale: float = 1.0) -> None:
+        """``gradient = scale * reduced``, in the gradient's own memory and dtype.
+
+        Args:
+            reduced: ``[numel]``, on the host or the gradient's device; it may be the array that ``flat`` returned.
+        """
+
+    def stream(self, device: Device) -> AbstractContextManager[Any]:
+        """Inside, array operations run on this device, in order with the framework's current stream."""
+        return _HOST
+
+    def record(self, device: Device) -> Callable[[], None] | None:
+        """Marks the work that is enqueued on the framework's current stream of this device.
+
+        Returns:
+            A function that makes the stream that is current when it is called wait for the marked work; None where
+            nothing is asynchronous.
+        """
+        return None

@@ -1,0 +1,200 @@
+"""What is known of the gradients in TensorFlow's graphs while they are traced, and of the steps that run them.
+
+A gradient is identified by its position among the gradients that Horovod passes in one graph: the order of the tape's
+sources or the optimizer's variables, without those that have no gradient. ``parameters.py`` turns positions into
+parameters.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvd_deepreduce.codec import Floats
+from hvd_deepreduce.engine import BucketLayout, Parameter
+
+# The conditional (is there more than one rank?) in which Horovod puts a tensor or group of a tape or optimizer.
+CONDITIONAL = re.compile(r"_Allreduce(_\d+)?/cond(_\d+)?$")
+
+Signature = tuple[tuple[tuple[int, ...], str], ...]
+"""(shape, dtype) of each gradient of a graph."""
+
+
+@dataclass(eq=False)
+class Slot:
+    """One gradient of one graph.
+
+    Attributes:
+        position: among the graph's gradients.
+        shape: -1 for a size that is not known before the gradient is there.
+        uncompressed: Horovod reduces it as it is.
+        numel: -1 where it is not known before the gradient is there.
+        queue: gets an element when the sum of the gradient's bucket is there.
+        unit: the gradients with which it may share a bucket.
+    """
+
+    graph: Graph
+    position: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: tf.DType
+    uncompressed: bool = False
+    numel: int = -1
+    queue: Any = None
+    unit: Unit | None = None
+
+    @property
+    def accumulated_in(self) -> np.dtype[Any]:
+        """dtype of its flat array."""
+        return np.dtype(np.float64 if self.dtype == tf.float64 else np.float32)
+
+    @property
+    def carrier_bytes(self) -> int:
+        """Size of its carrier on the wire, counted as at most 8."""
+        return min(int(self.dtype.size), 8)
+
+
+@dataclass(eq=False)
+class Unit:
+    """Gradients of a graph that may share buckets: those of one tape or optimizer.
+
+    A bucket waits for all of its gradients, so none of them may depend on another one's result. All gradients of a unit
+    were in the graph before Horovod passed the first of them.
+
+    Attributes:
+        last_operation: the number of the graph's last operation at that time.
+        queue: number of the unit among those whose buckets can be in flight at the same time.
+    """
+
+    last_operation: int
+    queue: int
+    slots: list[Slot] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Step:
+    """One run of a graph.
+
+    Attributes:
+        number: of the graph's run.
+        begun, ended: numbers of compressed gradients that have come, and that have been reduced.
+        failure: raised at the end of the step.
+        held: gradients that came before their unit could be divided into buckets, because sizes were not known.
+        layouts: the units' buckets, and the keys under which they are kept between steps.
+        slots: by their parameters' names.
+    """
+
+    graph: Graph
+    number: int
+    begun: int = 0
+    ended: int = 0
+    failure: Exception | None = None
+    held: dict[Unit, list[tuple[Slot, Floats]]] = field(default_factory=dict)
+    layouts: dict[Unit, tuple[Any, BucketLayout]] = field(default_factory=dict)
+    slots: dict[str, Slot] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Graph:
+    """The gradients that Horovod passed in one graph, in order.
+
+    Attributes:
+        counter: name of the tensor that numbers the graph's runs.
+        compressed: number of slots that are compressed.
+        built: number of slots that have all of their operations.
+        parameters: of the slots; None before they are known.
+        unit: the last one.
+        runs: how many there were.
+        step: the one under way.
+    """
+
+    counter: str = ""
+    slots: list[Slot] = field(default_factory=list)
+    compressed: int = 0
+    built: int = 0
+    parameters: list[Parameter] | None = None
+    unit: Unit | None = None
+    runs: int = 0
+    step: Step | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether tracing went through: no error ended it."""
+        return self.built == len(self.slots)
+
+    def uncompressed_bytes(self) -> tuple[int, int]:
+        """Bytes of the gradients that go uncompressed: as they are sent, and as they are."""
+        known = [slot for slot in self.slots if slot.uncompressed and -1 not in slot.shape]
+        sent = sum(slot.numel * (4 if slot.dtype == tf.bfloat16 else slot.dtype.size) for slot in known)
+        return sent, sum(slot.numel * slot.dtype.size for slot in known)
+
+    def signature(self) -> Signature:
+        """(shape, dtype) of each gradient."""
+        return tuple((slot.shape, slot.dtype.name) for slot in self.slots)
+
+
+class Graphs:
+    """All graphs with gradients of one DeepReduce.
+
+    Attributes:
+        queues: how many units' buckets can be in flight at the same time: the largest number of units in a function.
+    """
+
+    def __init__(self) -> None:
+        self.queues = 0
+        self._graphs: weakref.WeakKeyDictionary[tf.Graph, Graph] = weakref.WeakKeyDictionary()
+        # Number of units in each outermost function, with those of its inner functions.
+        self._units: weakref.WeakKeyDictionary[tf.Graph, int] = weakref.WeakKeyDictionary()
+
+    def all(self) -> list[Graph]:
+        """The graphs that still exist."""
+        return list(self._graphs.values())
+
+    def add(self, place: tf.Graph, tensor: tf.Tensor, min_elements: int) -> Slot:
+        """A new gradient in the graph ``place``; uncompressed if it is not floating or has fewer elements."""
+        graph = self._graphs.setdefault(place, Graph())
+        name = re.sub(r"[^A-Za-z0-9_.]", "_", tensor.name.removesuffix(":0"))
+        shape = tuple(-1 if size is None else size for size in tensor.shape)
+        slot = Slot(graph, len(graph.slots), name, shape, tensor.dtype)
+        slot.numel = -1 if -1 in shape else int(np.prod(shape))
+        slot.uncompressed = not tensor.dtype.is_floating or 0 <= slot.numel < min_elements
+        graph.slots.append(slot)
+        graph.compressed += not slot.uncompressed
+        return slot
+
+    def join_unit(self, slot: Slot, gradient: tf.Tensor, place: tf.Graph) -> Unit:
+        """Finds the unit of a gradient that is sent in a bucket."""
+        unit = slot.graph.unit
+        if unit is None or gradient.graph is place and gradient.op._id > unit.last_operation:
+            root = place
+            while getattr(root, "outer_graph", None) is not None and root.outer_graph.building_function:
+                root = root.outer_graph
+            self._units[root] = self._units.get(root, 0) + 1
+            self.queues = max(self.queues, self._units[root])
+            unit = slot.graph.unit = Unit(place.get_operations()[-1]._id, self._units[root] - 1)
+        unit.slots.append(slot)
+        slot.unit = unit
+        return unit
+
+
+def current_place() -> tf.Graph:
+    """The graph in which hvd.allreduce, the tape or the optimizer was called."""
+    graph = tf.compat.v1.get_default_graph()
+    outer = getattr(graph, "outer_graph", None)
+    return outer if outer is not None and CONDITIONAL.search(outer.get_name_scope()) else graph
+
+
+def without_order(operation: tf.Operation) -> None:
+    """Lets an operation run as soon as its inputs are there.
+
+    TensorFlow runs stateful operations without a resource in the program's order. It would put a gradient into its
+    bucket only after it has taken another one out, which waits for the bucket to be full.
+    """
+    manager = getattr(tf.compat.v1.get_default_graph(), "experimental_acd_manager", None)
+    if manager is not None:
+        manager.run_independently(operation)

@@ -1,0 +1,93 @@
+"""Which parameters the gradients of TensorFlow's graphs belong to.
+
+Graphs whose gradients have the same shapes and dtypes share one list of parameters: TensorFlow traces a function again
+for a new batch size. The numbers of a second list, with other shapes, continue where the first list ends. Where every
+parameter of a model has a gradient, the numbers and so the containers are those of the PyTorch adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hvd_deepreduce.engine import Engine, Parameter
+from hvd_deepreduce.engine.agreement import Descriptions
+from hvd_deepreduce.tensorflow.graph import Graph, Signature, Slot
+
+
+class GraphParameters:
+    """The lists of parameters of one DeepReduce. Callers hold the lock of its ``Steps``."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._lists: dict[Signature, list[Parameter]] = {}
+        self._restored = False
+
+    def of(self, slot: Slot) -> Parameter:
+        """The slot's parameter. The slot's graph must be complete."""
+        return self.list_of(slot.graph)[slot.position]
+
+    def list_of(self, graph: Graph) -> list[Parameter]:
+        """The parameters of the graph's slots.
+
+        Raises:
+            ValueError: a state was loaded, and it is of another model.
+        """
+        if graph.parameters is None:
+            signature = graph.signature()
+            if signature not in self._lists:
+                if self._restored:
+                    raise _other_model(signature, self._lists)
+                first = len(self._engine.parameters)
+                self._lists[signature] = parameters = [
+                    Parameter(f"{first + s.position} {s.name}", first + s.position, s.shape, s.dtype.name)
+                    for s in graph.slots
+                ]
+                self._engine.parameters.update((parameter.name, parameter) for parameter in parameters)
+            self._restored = False
+            graph.parameters = self._lists[signature]
+        return graph.parameters
+
+    def descriptions(self) -> Descriptions:
+        """All parameters, for comparison between ranks. By number: names may differ (use_generic_names of the tape)."""
+        return [(str(p.number), p.shape, p.dtype) for p in self._engine.parameters.values()]
+
+    def state(self) -> list[list[tuple[str, tuple[int, ...], str]]]:
+        """(name, shape, dtype) of the parameters of each list, for ``load``."""
+        return [[(p.name, p.shape, p.dtype) for p in parameters] for parameters in self._lists.values()]
+
+    def load(self, state: Mapping[str, Any], graphs: Iterable[Graph]) -> None:
+        """Loads the engine's state, with its lists of parameters.
+
+        Raises:
+            ValueError: as ``Engine.load_state_dict``; nothing has changed then.
+        """
+        if "lists" not in state:
+            raise ValueError("this is not a state of DeepReduce on TensorFlow: it has no lists")
+        lists: dict[Signature, list[Parameter]] = {}
+        known: list[Parameter] = []
+        for described in state["lists"]:
+            parameters = [
+                Parameter(str(name), number, tuple(shape), str(dtype))
+                for number, (name, shape, dtype) in enumerate(described, len(known))
+            ]
+            known += parameters
+            lists[tuple((parameter.shape, parameter.dtype) for parameter in parameters)] = parameters
+        for signature in self._lists:
+            if signature not in lists:
+                raise _other_model(signature, lists)
+        self._engine.load_state_dict(state, known)
+        self._lists = lists
+        self._restored = bool(lists)
+        for graph in graphs:
+            graph.parameters = None
+
+
+def _other_model(signature: Signature, lists: Iterable[Signature]) -> ValueError:
+    def shown(one: Signature) -> str:
+        return ", ".join(f"{dtype} {list(shape)}" for shape, dtype in one[:8]) + (", ..." if len(one) > 8 else "")
+
+    return ValueError(
+        f"the state is of another model: its gradients are {' or '.join(map(shown, lists))}, but here they are "
+        f"{shown(signature)}"
+    )

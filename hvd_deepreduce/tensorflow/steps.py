@@ -1,0 +1,96 @@
+"""When a step of a graph begins and ends, and the time that is spent waiting in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import RLock
+from time import perf_counter
+from typing import Literal
+
+from hvd_deepreduce.engine import Engine, Parameter
+from hvd_deepreduce.tensorflow.graph import Slot, Step
+from hvd_deepreduce.tensorflow.parameters import GraphParameters
+
+
+class Steps:
+    """The steps of one DeepReduce's graphs. TensorFlow runs several operations of a step at the same time.
+
+    Args:
+        on_end: called with each step that ends, with the lock held.
+
+    Attributes:
+        lock: of everything that operations of a step share.
+    """
+
+    def __init__(self, engine: Engine, parameters: GraphParameters, on_end: Callable[[Step], None]) -> None:
+        self.lock = RLock()
+        self._engine = engine
+        self._parameters = parameters
+        self._on_end = on_end
+        self._working = 0
+        self._idle_since = 0.0
+
+    def begin(self, slot: Slot, number: int) -> tuple[Step, Parameter]:
+        """A gradient has come."""
+        with self.lock:
+            step, parameter = self.find(slot, number)
+            step.begun += 1
+        return step, parameter
+
+    def find(self, slot: Slot, number: int) -> tuple[Step, Parameter]:
+        """The run of the slot's graph with this number, and the slot's parameter."""
+        with self.lock:
+            graph = slot.graph
+            step = graph.step
+            if step is None or step.number < number:
+                step = graph.step = Step(graph, number)
+                sent, dense = graph.uncompressed_bytes()
+                self._engine.stats.begin_step()
+                self._engine.stats.add(sent=sent, dense=dense)
+            if step.number != number:
+                raise RuntimeError(
+                    "a function was run again before its previous run had ended: run it again after its results are "
+                    "there"
+                )
+            return step, self._parameters.of(slot)
+
+    def end(self, step: Step, parameter: Parameter) -> None:
+        """A gradient has been reduced; with the last one the step ends.
+
+        Raises:
+            Exception: the step's failure, at its end.
+        """
+        with self.lock:
+            self._engine.in_flight.discard(parameter.name)
+            step.ended += 1
+            if step.ended < step.graph.compressed:
+                return
+            step.graph.step = None
+            self._on_end(step)
+            self._engine.stats.end_step()
+        if step.failure is not None:
+            raise step.failure
+
+    @contextmanager
+    def working(self, step: Step, counted: Literal["encode", "decode", ""]) -> Iterator[None]:
+        """Around work on a gradient or bucket of a step; ``counted``: adds its seconds to this counter.
+
+        Time in which there is no work counts as waiting, once all gradients of the step have come.
+        """
+        begin = perf_counter()
+        with self.lock:
+            if counted != "encode" and not self._working and step.begun == step.graph.compressed:
+                self._engine.stats.add(wait=begin - self._idle_since)
+            self._working += 1
+        try:
+            yield
+        finally:
+            end = perf_counter()
+            if counted == "encode":
+                self._engine.stats.add(encode=end - begin)
+            elif counted == "decode":
+                self._engine.stats.add(decode=end - begin)
+            with self.lock:
+                self._working -= 1
+                self._idle_since = end

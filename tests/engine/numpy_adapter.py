@@ -1,0 +1,129 @@
+"""A whole adapter on NumPy arrays. The ranks of a job are threads of one process: no framework, no launcher."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Condition
+from typing import Any
+
+import numpy as np
+
+from hvd_deepreduce import Config
+from hvd_deepreduce.engine import Collectives, Engine, Parameter, Reducer, Tensors
+
+SECONDS = 20
+"""After which a rank that waits for the others gives up."""
+
+
+class Job:
+    """The messages of a job. ``sent`` holds those of each rank: (name, data), in the order in which they were sent."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.sent: list[list[tuple[str, np.ndarray]]] = [[] for _ in range(size)]
+        self._posted: dict[Any, dict[int, np.ndarray]] = {}
+        self._changed = Condition()
+
+    def post(self, key: Any, rank: int, data: np.ndarray) -> None:
+        with self._changed:
+            self.sent[rank].append((key[0], data))
+            self._posted.setdefault(key, {})[rank] = data
+            self._changed.notify_all()
+
+    def wait(self, key: Any) -> np.ndarray:
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self._posted[key]) == self.size, SECONDS):
+                raise TimeoutError(f"{key}: only ranks {sorted(self._posted[key])} have sent theirs")
+            return np.concatenate([self._posted[key][rank] for rank in range(self.size)])
+
+
+class ThreadCollectives(Collectives):
+    """One rank of a job. Allgathers are matched by name, as Horovod does."""
+
+    def __init__(self, job: Job, rank: int) -> None:
+        self.job = job
+        self._rank = rank
+        self._calls: Counter[str] = Counter()
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self.job.size
+
+    def local_size(self) -> int:
+        return self.job.size
+
+    def start_allgather(self, data: np.ndarray, name: str) -> Any:
+        key = name, self._calls[name]
+        self._calls[name] += 1
+        self.job.post(key, self._rank, data.copy())
+        return key
+
+    def wait_allgather(self, pending: Any) -> np.ndarray:
+        return self.job.wait(pending)
+
+    def mpi_ranks(self) -> Sequence[int] | None:
+        return None
+
+
+class NumpyTensors(Tensors[np.ndarray]):
+    """Gradients are NumPy arrays of any shape and float dtype."""
+
+    def flat(self, gradient: np.ndarray, on_host: bool = False) -> np.ndarray:
+        dtype = np.float64 if gradient.dtype == np.float64 else np.float32
+        return np.ascontiguousarray(gradient, dtype).reshape(-1)
+
+    def write(self, gradient: np.ndarray, reduced: np.ndarray, scale: float = 1.0) -> None:
+        gradient[...] = (reduced if scale == 1.0 else reduced * scale).reshape(gradient.shape)
+
+
+class NumpyAdapter:
+    """The hook of a framework that has a dict of gradients, by name.
+
+    Args:
+        model: (shape, dtype) of each parameter.
+    """
+
+    def __init__(
+        self,
+        collectives: Collectives,
+        model: Mapping[str, tuple[tuple[int, ...], Any]],
+        config: Mapping[str, Any],
+        tensors: Tensors[np.ndarray] | None = None,
+        expected: Callable[[], Any] | None = None,
+    ) -> None:
+        parameters = [
+            Parameter(name, number, shape, str(np.dtype(dtype)))
+            for number, (name, (shape, dtype)) in enumerate(model.items())
+        ]
+        self.engine = Engine(Config.load(config), collectives, parameters)
+        self.reducer = Reducer(self.engine, tensors or NumpyTensors(), expected)
+        self._agreed = False
+
+    def start(self, name: str, gradient: np.ndarray) -> Any:
+        if not self._agreed:
+            self.engine.agree([(p.name, p.shape, p.dtype) for p in self.engine.parameters.values()])
+            self._agreed = True
+        self.engine.stats.begin_step()
+        self.engine.stats.add(dense=gradient.nbytes)
+        return self.reducer.start(self.engine.parameters[name], gradient)
+
+    def step(self, gradients: Mapping[str, np.ndarray], order: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+        """The averages over all ranks; gradients come in this order, else in the reverse of the dict's."""
+        reduced = {name: gradient.copy() for name, gradient in gradients.items()}
+        tickets = [self.start(name, reduced[name]) for name in order or list(reversed(reduced))]
+        for ticket in tickets:
+            self.reducer.finish(ticket, 1 / self.engine.collectives.size())
+        self.engine.stats.end_step()
+        return reduced
+
+
+def run_ranks(size: int, work: Callable[[ThreadCollectives], Any], job: Job | None = None) -> list[Any]:
+    """What ``work`` returned on each rank. The first rank's exception is raised once all ranks have ended."""
+    job = job or Job(size)
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(work, ThreadCollectives(job, rank)) for rank in range(size)]
+    return [future.result() for future in futures]

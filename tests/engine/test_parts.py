@@ -1,0 +1,132 @@
+"""The parts of the engine by themselves."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from hvd_deepreduce import Config
+from hvd_deepreduce.engine import BucketLayout, Member, MismatchError, Parameter
+from hvd_deepreduce.engine.agreement import Agreement
+from hvd_deepreduce.engine.stats import Stats
+from tests.engine.numpy_adapter import Job, ThreadCollectives
+
+
+def members(*sizes, dtypes="", devices=None):
+    return [
+        Member(
+            Parameter(str(i), i, (size,), "float64" if dtypes[i : i + 1] == "d" else "float32"), size,
+            devices[i] if devices else None,
+        )
+        for i, size in enumerate(sizes)
+    ]  # fmt: skip
+
+
+def names(layout):
+    return ["".join(parameter.name for parameter in bucket.members) for bucket in layout.buckets]
+
+
+@pytest.mark.parametrize(
+    ("given", "max_bytes", "expected"),
+    [
+        (members(1, 2, 3, 4), None, ["0123"]),
+        (members(1, 2, 3, 4), 4 * 7, ["23", "01"]),
+        (members(1, 2, 3, 4), 4 * 7 - 1, ["3", "012"]),
+        (members(1, 2, 3, 4), 4, ["3", "2", "1", "0"]),
+        (members(9, 1, 9), 8, ["2", "1", "0"]),
+        (members(1, 2, 3, 4, dtypes="fddf"), None, ["3", "12", "0"]),
+        (members(2, 2, 2, dtypes="ddd"), 32, ["12", "0"]),
+        (members(1, 2, 3, 4, devices=[None, "x", "x", "y"]), None, ["3", "12", "0"]),
+        (members(2**31, 2**31 - 1, 1), None, ["12", "0"]),
+        (members(0, 0, 5), None, ["012"]),
+    ],
+)
+def test_a_model_is_divided_into_buckets(given, max_bytes, expected):
+    layout = BucketLayout(given, max_bytes, first_number=10)
+    assert names(layout) == expected
+    assert [bucket.number for bucket in layout.buckets] == list(range(10, 10 + len(expected)))
+    for bucket in layout.buckets:
+        assert bucket.parts[0][0] == 0 and bucket.parts[-1][1] == sum(bucket.sizes)
+        assert all(layout.bucket_of[parameter.name] is bucket for parameter in bucket.members)
+        assert {p.accumulated_in for p in bucket.members} == {bucket.dtype}
+
+
+def test_buckets_are_started_in_the_order_of_their_numbers():
+    given = members(1, 1, 1, 1, 1)
+    layout = BucketLayout(given, 8)
+    assert names(layout) == ["34", "12", "0"]
+    first, second, third = layout.buckets
+    # All gradients; without parameter 3; without the first bucket's.
+    for order, late in (("01243", []), ("0124", [first, second, third]), ("012", [second, third])):
+        parameters = [given[int(name)].parameter for name in order]
+        started = []
+        for parameter in parameters:
+            bucket = layout.bucket_of[parameter.name]
+            assert not started and layout.accepts(bucket)
+            bucket.put(parameter, np.ones(1, "f4"))
+            started = layout.mark_ready(bucket, parameter)
+        assert started == ([] if late else [first, second, third])
+        assert layout.flush() == late and layout.flush() == []
+        for parameter in parameters:
+            assert not any(layout.accepts(bucket) for bucket in layout.buckets)
+            layout.release(layout.bucket_of[parameter.name], parameter)
+        assert all(layout.accepts(bucket) and bucket.empty for bucket in layout.buckets)
+    assert [parameter.step for parameter, _, _ in given] == [3, 3, 3, 1, 2]
+    assert [bucket.step for bucket in layout.buckets] == [1, 2, 2]
+
+
+def test_threads_that_find_the_same_difference_ask_once():
+    """And another difference is asked for again; one that is none is no error."""
+    job = Job(2)
+    configs = [Config.load(), Config.load(seed=4)]
+
+    def rank(number):
+        collectives = ThreadCollectives(job, number)
+        agreement = Agreement(collectives)
+
+        def check(digests):
+            try:
+                agreement.check_digests(configs[number], digests)
+            except MismatchError as error:
+                return str(error)
+            return None
+
+        with ThreadPoolExecutor(8) as pool:
+            said = set(pool.map(check, [[1, 2]] * 8))
+        return said, check([1, 3]), agreement
+
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(rank, range(2)))
+    for said, again, _ in results:
+        assert said == {again} and "config.seed is 0 on rank 0, 4 on rank 1" in again
+    assert [len(sent) for sent in job.sent] == [2, 2]
+    configs[1] = configs[0]
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda i: results[i][2].check_digests(configs[i], [5, 6]), range(2))) == [None, None]
+
+
+def test_stats_of_threads():
+    stats = Stats()
+
+    def work(number):
+        stats.begin_step()
+        for _ in range(100):
+            stats.add(sent=1, dense=2, encode=0.5, wait=0.25, decode=1.0)
+
+    for _ in range(2):
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(work, range(8)))
+        stats.end_step()
+    total, last = stats.to_dict()["total"], stats.to_dict()["last_step"]
+    assert total == {"steps": 2, "bytes_sent": 1600, "dense_bytes": 3200, "encode_seconds": 800.0,
+                     "wait_seconds": 400.0, "decode_seconds": 1600.0}  # fmt: skip
+    assert last == {key: value / 2 for key, value in total.items()}
+
+
+def test_a_parameter_says_in_what_it_is_accumulated():
+    for dtype, expected in {"float32": "f4", "torch.float16": "f4", "torch.bfloat16": "f4", "torch.float64": "f8",
+                            "float64": "f8"}.items():  # fmt: skip
+        assert Parameter("x", 0, (2, 3), dtype).accumulated_in == np.dtype(expected)
+    assert Parameter("x", 0, (2, 3), "f").numel == 6 and Parameter("x", 0, (), "f").numel == 1
