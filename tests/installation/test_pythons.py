@@ -55,7 +55,7 @@ def test_the_claimed_versions_begin_where_the_package_does():
 
 
 @pytest.mark.parametrize("version", claimed())
-def test_wheel(version, wheel, tmp_path):
+def test_wheel(version, wheel, index, tmp_path):
     run(interpreter(version), "-m", "venv", "--without-pip", "environment", cwd=tmp_path)
     environment = Environment(tmp_path / "environment")
     environment.pip("install", "-c", ROOT / "constraints.txt", wheel)
