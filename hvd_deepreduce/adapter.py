@@ -49,7 +49,7 @@ class Adapter(ABC):
     """One rank's part of a job. A subclass knows the framework's tensors and operations.
 
     Args:
-        config: a preset's name, the path of a YAML file, a dict, a ``Config``, or None for the recommended settings.
+        config: the path of a YAML file, a dict, a ``Config``, or None for the recommended settings.
         process_set: Horovod's, of the ranks that take part.
         settings: keys of the config, in place of its own.
 
