@@ -40,3 +40,12 @@ def test_every_codec_has_its_layout_in_the_container_page():
             heading = f"\n### {name} ({codec.id})\n"
             assert heading in part, f"docs/container.md has no {heading.strip()!r} under {title} codecs"
             assert len(part.split(heading)[1].split("\n### ")[0].strip()) > 40, f"{heading.strip()!r} says nothing"
+
+
+def test_presets_are_given_by_name():
+    """A path into configs/ works only in a checkout's root."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    code = [path for folder in ("hvd_deepreduce", "examples", "scripts") for path in (ROOT / folder).rglob("*.py")]
+    for path in pages + code:
+        found = re.findall(r"configs/\w+\.ya?ml", path.read_text("utf-8"))
+        assert not found, f"{path.relative_to(ROOT)} has {found}: write the preset's name"

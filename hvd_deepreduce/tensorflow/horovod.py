@@ -41,7 +41,7 @@ from hvd_deepreduce.tensorflow.handshake import Handshake
 from hvd_deepreduce.tensorflow.operations import Operations
 from hvd_deepreduce.tensorflow.parameters import GraphParameters
 
-LINE = 'optimizer = hvd.DistributedOptimizer(optimizer, compression=DeepReduce("configs/topk_rice_qsgd.yaml"))'
+LINE = 'optimizer = hvd.DistributedOptimizer(optimizer, compression=DeepReduce("topk_rice_qsgd"))'
 XLA = (
     "XLA cannot compile a function with operations of Horovod and DeepReduce. Turn XLA off: "
     "tf.function(jit_compile=False), model.compile(..., jit_compile=False)"

@@ -22,7 +22,7 @@ from hvd_deepreduce.torch.tensors import TorchTensors
 
 LINE = (
     "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), "
-    'compression=DeepReduce(model, "configs/topk_rice_qsgd.yaml"))'
+    'compression=DeepReduce(model, "topk_rice_qsgd"))'
 )
 CARRIER_BYTES = 8
 

@@ -24,6 +24,15 @@ CHECK = Path(__file__).with_name("check_installed.py")
 OFFLINE = ("--no-index", "--no-deps", "--no-build-isolation")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With pytest-xdist, one worker runs these tests, so that they share their builds."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            if item.get_closest_marker("packaging"):
+                item.add_marker(pytest.mark.xdist_group("packaging"))
+
+
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     """Runs a command without this process's PYTHONPATH; returns its output, or fails the test with it."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
@@ -83,13 +92,19 @@ class Source:
     settings: dict[str, str]
 
 
-def copy_of_the_checkout(folder: Path) -> list[str]:
-    """Copies all files that git tracks or would track, with their times; returns their names."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode:
+def listed(*arguments: str) -> set[str]:
+    """Files that git lists."""
+    done = subprocess.run(["git", "ls-files", "-z", *arguments], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
         pytest.skip("needs a git checkout: builds are made from a copy of the files that git knows")
-    names = sorted(name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file())
+    return {name for name in done.stdout.split("\0") if name and (ROOT / name).is_file()}
+
+
+def copy_of_the_checkout(folder: Path) -> list[str]:
+    """Copies the tracked files, and new ones in tracked folders, with their times; returns their names."""
+    tracked = listed("--cached")
+    folders = sorted({name.split("/")[0] for name in tracked if "/" in name})
+    names = sorted(tracked | listed("--others", "--exclude-standard", "--", *folders))
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, folder / name)
@@ -117,6 +132,17 @@ def sdist(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(sys.executable, "-c", code, cwd=source.folder, **source.settings)
     (made,) = out.iterdir()
     return made
+
+
+@pytest.fixture(scope="session")
+def index(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Needs a package index: skips where none can be reached, but not in continuous integration."""
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--retries", "1", "annotated-types"]
+    done = subprocess.run(
+        command, cwd=tmp_path_factory.mktemp("index"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if done.returncode and not os.environ.get("CI"):
+        pytest.skip(f"no package index can be reached: {done.stdout.strip().splitlines()[-1]}")
 
 
 @pytest.fixture(scope="session")

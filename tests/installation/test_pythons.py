@@ -18,11 +18,16 @@ pytestmark = pytest.mark.packaging
 CLASSIFIER = "Programming Language :: Python :: 3."
 
 
-def claimed() -> list[str]:
-    """The Python versions of setup.cfg's classifiers."""
+def setup_cfg(section: str, key: str) -> list[str]:
+    """The lines of a value."""
     settings = configparser.ConfigParser()
     settings.read(ROOT / "setup.cfg")
-    lines = settings["metadata"]["classifiers"].splitlines()
+    return settings[section][key].split("\n")
+
+
+def claimed() -> list[str]:
+    """The Python versions of setup.cfg's classifiers."""
+    lines = setup_cfg("metadata", "classifiers")
     return [f"3.{line.removeprefix(CLASSIFIER)}" for line in lines if line.startswith(CLASSIFIER)]
 
 
@@ -47,20 +52,35 @@ def interpreter(version: str) -> str:
     pytest.skip(f"no {name} on the PATH, in HVD_PYTHONS or in pyenv")
 
 
-def test_the_claimed_versions_begin_where_the_package_does():
-    settings = configparser.ConfigParser()
-    settings.read(ROOT / "setup.cfg")
-    assert settings["options"]["python_requires"] == f">={claimed()[0]}"
-    assert claimed() == [f"3.{minor}" for minor in range(10, 14)]
+def environment_of(version: str, folder: Path) -> Environment:
+    run(interpreter(version), "-m", "venv", "--without-pip", "environment", cwd=folder)
+    return Environment(folder / "environment")
 
 
-@pytest.mark.parametrize("version", claimed())
-def test_wheel(version, wheel, tmp_path):
-    run(interpreter(version), "-m", "venv", "--without-pip", "environment", cwd=tmp_path)
-    environment = Environment(tmp_path / "environment")
-    environment.pip("install", "-c", ROOT / "constraints.txt", wheel)
+def assert_every_container_decodes(environment: Environment, version: str) -> None:
     found = environment.check("--golden")
     assert ".".join(map(str, found["python"])) == version
     assert found["metadata"]["Version"] == hvd_deepreduce.__version__
     assert found["golden"] == len(list(make.FOLDER.glob("*.hvdr")))
     assert all(Path(file).is_relative_to(environment.folder) for file in found["loaded"])
+
+
+def test_the_claimed_versions_begin_where_the_package_does():
+    assert setup_cfg("options", "python_requires") == [f">={claimed()[0]}"]
+    assert claimed() == [f"3.{minor}" for minor in range(10, 14)]
+
+
+@pytest.mark.parametrize("version", claimed())
+def test_wheel(version, wheel, index, tmp_path):
+    environment = environment_of(version, tmp_path)
+    environment.pip("install", "-c", ROOT / "constraints.txt", wheel)
+    assert_every_container_decodes(environment, version)
+
+
+def test_lowest_versions_of_the_requirements(wheel, index, tmp_path):
+    """The lower bounds of setup.cfg, on the lowest Python version."""
+    environment = environment_of(claimed()[0], tmp_path)
+    lowest = [line.replace(">=", "==") for line in setup_cfg("options", "install_requires") if line]
+    assert all("==" in requirement for requirement in lowest)
+    environment.pip("install", *lowest, wheel)
+    assert_every_container_decodes(environment, claimed()[0])
