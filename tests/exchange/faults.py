@@ -1,4 +1,7 @@
-"""Started by mpirun: what goes wrong on one rank is an error on all, in bounded time."""
+"""What goes wrong on one rank is an error on all, in bounded time: cases of mpi_cases.py, and faults that end the job.
+
+mpirun -np 3 python tests/exchange/faults.py silent|silent_midway|dies
+"""
 
 import os
 import signal
@@ -13,6 +16,7 @@ from hvd_deepreduce.exchange import channel, densestream, sparcml, topk_allgathe
 from hvd_deepreduce.exchange.channel import ExchangeError, LostRankError
 from hvd_deepreduce.joint.densestream import HEADER, DenseStream, Stream, pack
 from hvd_deepreduce.sparse import SparseTensor
+from tests.case_runner import case
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.rank, COMM.size
@@ -46,6 +50,7 @@ def refused(*words: str, call) -> None:
     assert np.all(densestream.allreduce(COMM, one, dense=True, timeout=20) == SIZE)
 
 
+@case
 def wrong_input() -> None:
     for name, module in MODULES.items():
         allreduce = module.allreduce
@@ -122,6 +127,7 @@ def noise(stream: Stream, form: int, *arguments):
     return np.random.default_rng(3).integers(0, 256, section.size).astype(np.uint8)
 
 
+@case
 def broken_messages() -> None:
     cases = {
         "overlap": swapped,
@@ -199,18 +205,13 @@ def dies() -> None:
         os._exit(5)
 
 
-def main() -> None:
-    for name in sys.argv[1:]:
-        globals()[name]()
-    if RANK == 0:
-        print("all faults were found", flush=True)
-    if "silent" in name:
+if __name__ == "__main__":
+    try:
+        {"silent": silent, "silent_midway": silent_midway, "dies": dies}[sys.argv[1]]()
+        if RANK == 0:
+            print("all faults were found", flush=True)
         os._exit(0)  # MPI_Finalize would wait for the messages that were given up
-
-
-try:
-    main()
-except BaseException:
-    traceback.print_exc()
-    sys.stdout.flush()
-    COMM.Abort(1)
+    except BaseException:
+        traceback.print_exc()
+        sys.stdout.flush()
+        COMM.Abort(1)
