@@ -38,7 +38,7 @@ def by_torch(config):
         for (_, parameter), gradient in zip(named, gradients(step, hvd.rank()), strict=True):
             parameter.grad = torch.from_numpy(gradient)
             contexts.append(compression.compress(parameter.grad))
-        carriers = [hvd.allreduce_async(carrier, str(i)) for i, (carrier, _) in enumerate(contexts)]
+        carriers = [hvd.allreduce_async(carrier, name=str(i)) for i, (carrier, _) in enumerate(contexts)]
         reduced = [
             compression.decompress(hvd.synchronize(carrier), context)
             for carrier, (_, context) in zip(carriers, contexts, strict=True)
