@@ -10,10 +10,10 @@ PY := .venv/bin/python
 KERNELS := $(shell find kernels -name '*.cpp' -o -name '*.h')
 STAMP := .venv/.kernels_stamp
 
-.PHONY: help setup build train train-tf test lint bench bench-net test-gpu bench-gpu fuzz sanitize clean
+.PHONY: help setup build train train-tf test test-fast test-launch test-emulator lint bench bench-net test-gpu bench-gpu fuzz sanitize clean
 
 help: ## lists these targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 15
 
 setup: ## makes .venv with the frameworks, Open MPI and Horovod (ten minutes the first time, then nothing)
 	@scripts/setup.sh
@@ -32,9 +32,20 @@ train: build ## trains the same model with and without compression, two ranks; A
 train-tf: build ## the same in Keras; ARGS="..." goes to the script
 	@$(ENV) python scripts/compare.py --framework tensorflow $(ARGS)
 
-# No test may hang for ever; pytest's own line is the last.
+# Every test has a time limit. Two processes run the tests; those that start a launcher share one of them, which begins
+# with them (tests/conftest.py).
+PYTEST := python -m pytest -q -n 2
 test: lint ## ruff, mypy, and all tests; ARGS="..." goes to pytest
-	@$(ENV) python -m pytest -q $(ARGS)
+	@$(ENV) $(PYTEST) $(ARGS)
+
+test-fast: build ## the tests that start no launcher, run no CUDA kernel and compile nothing; ARGS="..." goes to pytest
+	@$(ENV) $(PYTEST) -m 'not launch and not emulator and not slow' $(ARGS)
+
+test-launch: build ## the tests that start ranks under mpirun and horovodrun; ARGS="..." goes to pytest
+	@$(ENV) python -m pytest -q -m launch $(ARGS)
+
+test-emulator: build ## the tests of the CUDA kernels, in an emulator on the CPU; ARGS="..." goes to pytest
+	@$(ENV) $(PYTEST) -m emulator $(ARGS)
 
 lint: build ## ruff and mypy
 	@$(ENV) ruff check .
@@ -47,7 +58,7 @@ bench-net: build ## the exchanges in a laboratory of slow networks (root, iprout
 	@$(ENV) python scripts/bench_net.py $(ARGS)
 
 test-gpu: build ## the CUDA tests on this machine's GPU
-	@$(ENV) HVD_DEEPREDUCE_GPU=1 python -m pytest -q tests/backend $(ARGS)
+	@$(ENV) HVD_DEEPREDUCE_GPU=1 python -m pytest -q tests/ops $(ARGS)
 	@$(ENV) PYTHONPATH=$$PWD mpirun -np 2 python tests/adapters/torch_cases.py a_model_on_a_gpu
 
 bench-gpu: build ## times the CUDA operations on this machine's GPU

@@ -1,16 +1,76 @@
-"""What all tests share: where their helper modules are found, and hypothesis without a clock."""
+"""What all tests share: where their helper modules are found, hypothesis without a clock, markers, and jobs."""
 
 import sys
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import settings
 
-# Tests import `tests.oracle.<name>`, and the launchers beside this file by their plain names. At the end of the path:
-# `make sanitize` puts its own copy of the package before this checkout's.
-for folder in (Path(__file__).parent, Path(__file__).parent.parent):
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
+# Tests import `tests.oracle.<name>`. At the end of the path: `make sanitize` puts its own copy of the package before
+# this checkout's.
+ROOT = Path(__file__).parent.parent
+if str(ROOT) not in sys.path:
+    sys.path.append(str(ROOT))
+
+from tests import ranks  # noqa: E402
+from tests.jobs import Job, Jobs  # noqa: E402
 
 # The same examples in every run; no limit on one example's time, since the machines are shared.
 settings.register_profile("steady", derandomize=True, deadline=None, max_examples=60, database=None)
 settings.load_profile("steady")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """`pytest -n 2` is `pytest -n 2 --dist loadgroup`: launchers must not run at the same time."""
+    if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
+        config.option.dist = "loadgroup"
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups, and pytest the markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        # The tests of tests/ops get their device from a fixture: none of them can be forgotten.
+        if "gpu" in getattr(item, "fixturenames", ()):
+            item.add_marker("emulator")
+        if item.get_closest_marker("launch"):
+            item.add_marker(pytest.mark.xdist_group("launch"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
+    ranks.running_test = item
+    try:
+        return (yield)
+    finally:
+        ranks.running_test = None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
+    """A test that runs kernels in the emulator has the marker."""
+
+    def launches() -> int:
+        return getattr(sys.modules.get("tests.cuda_emulator"), "launches", 0)
+
+    before = launches()
+    result = yield
+    if launches() != before and not item.get_closest_marker("emulator"):
+        raise pytest.UsageError(f"{item.nodeid} runs kernels in the emulator: mark it with @pytest.mark.emulator")
+    return result
+
+
+@pytest.fixture(scope="session")
+def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    """The jobs whose cases are tests: see tests/jobs.py."""
+    selected: dict[Job, list[str]] = defaultdict(list)
+    for item in request.session.items:
+        values = item.callspec.params if hasattr(item, "callspec") else {}
+        if isinstance(values.get("job"), Job) and "case" in values:
+            selected[values["job"]].append(values["case"])
+    made = Jobs(selected, tmp_path_factory.mktemp("jobs"))
+    yield made
+    made.close()

@@ -1,14 +1,15 @@
-"""Starts programs under real launchers, with a time limit; and what such a program of test cases is made of."""
+"""Starts programs under real launchers, with a time limit."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import traceback
-from collections.abc import Callable
+import tempfile
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -17,12 +18,25 @@ LAUNCHERS = {
     "horovodrun --mpi": ["horovodrun", "--mpi", "-np", "{ranks}"],
     "horovodrun --gloo": ["horovodrun", "--gloo", "-np", "{ranks}", "-H", "localhost:{ranks}"],
 }
+running_test: pytest.Item | None = None
+"""The test that runs, set by conftest.py."""
 
 
-def launch(
-    launcher: str, ranks: int, program: Path, *arguments: str, seconds: float = 240, check: bool = True
-) -> subprocess.CompletedProcess[str]:
-    """Runs ``program`` on that many ranks; fails the test where it hangs or (``check``) ends with an error."""
+def start(launcher: str, ranks: int, program: Path, *arguments: str, output: Any) -> subprocess.Popen[bytes]:
+    """Starts ``program`` on that many ranks of this machine.
+
+    Args:
+        launcher: one of ``LAUNCHERS``.
+        ranks: the number of ranks.
+        program: a Python file.
+        arguments: its command line.
+        output: a file for what launcher and ranks print.
+
+    Raises:
+        pytest.UsageError: the test that runs has no marker ``launch``.
+    """
+    if running_test is not None and running_test.get_closest_marker("launch") is None:
+        raise pytest.UsageError(f"{running_test.nodeid} starts {launcher}: mark it with @pytest.mark.launch")
     binaries = Path(sys.executable).parent
     command = [part.format(ranks=ranks) for part in LAUNCHERS[launcher]]
     command[0] = str(binaries / command[0])
@@ -30,36 +44,64 @@ def launch(
     environment = {
         **os.environ,
         "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+        "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
     }
-    # A process group of its own: a launcher that hangs is ended with all its ranks.
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=True,
-    ) as process:  # fmt: skip
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+    )
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Ends a launcher and all its ranks, which are in process groups of their own."""
+    try:
+        ranks = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        ranks = []
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for rank in ranks:
         try:
-            output, _ = process.communicate(timeout=seconds)
+            rank.kill()
+        except psutil.NoSuchProcess:
+            pass
+
+
+def launch(
+    launcher: str, ranks: int, program: Path, *arguments: str, seconds: float = 240, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Runs ``program`` on that many ranks; see ``start``.
+
+    Args:
+        seconds: the longest time that it may take.
+        check: whether an exit status other than 0 fails the test.
+
+    Returns:
+        The command, its exit status, and what launcher and ranks printed.
+
+    Raises:
+        AssertionError: the program took too long, or (with ``check``) ended with an error.
+    """
+    with tempfile.TemporaryFile() as output:
+
+        def said() -> str:
+            output.seek(0)
+            return output.read().decode(errors="replace")
+
+        process = start(launcher, ranks, program, *arguments, output=output)
+        command = " ".join(map(str, process.args))  # type: ignore[arg-type]
+        try:
+            process.wait(seconds)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            output, _ = process.communicate()
-            raise AssertionError(f"{' '.join(command)} did not end in {seconds} s; it said:\n{output}") from None
-    if check and process.returncode:
-        raise AssertionError(f"{' '.join(command)} ended with {process.returncode}; it said:\n{output}")
-    return subprocess.CompletedProcess(command, process.returncode, output, "")
-
-
-def run_cases(cases: dict[str, Callable[[], None]], rank: int, barrier: Callable[[], object]) -> None:
-    """Runs the cases named on the command line, or all; each rank runs each case, in order."""
-    for chosen in sys.argv[1:] or cases:
-        result = "passed"
-        try:
-            cases[chosen]()
-        except pytest.skip.Exception as reason:
-            result = f"skipped ({reason})"
+            stop(process)
+            raise AssertionError(f"{command} did not end in {seconds} s; it printed:\n{said()}") from None
         except BaseException:
-            print(f"FAILED {chosen} on rank {rank}\n{traceback.format_exc()}", flush=True)
+            stop(process)
             raise
-        barrier()
-        if rank == 0:
-            print(f"{result} {chosen}", flush=True)
+        if check and process.returncode:
+            raise AssertionError(f"{command} ended with {process.returncode}; it printed:\n{said()}")
+        return subprocess.CompletedProcess(process.args, process.returncode, said(), "")

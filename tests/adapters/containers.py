@@ -1,19 +1,13 @@
-"""The containers that an adapter makes of the same gradients, and what these are reduced to, to be compared.
-
-    mpirun -np 2 python tests/adapters/containers.py torch|tensorflow OUT        # each rank writes OUT.<rank>
-"""
+"""The containers that an adapter makes of given gradients, and what these are reduced to: equal in all frameworks."""
 
 from __future__ import annotations
-
-import json
-import os
-import sys
-from pathlib import Path
 
 import numpy as np
 
 from tests.adapters.scopes import SCOPES
 
+COMPARED = "containers_and_sums_of_given_gradients"
+"""The case of each framework that returns ``of_each_config``."""
 CONFIGS = [
     {"min_elements": 0},
     {"sparsifier": "randomk", "value": "natural", "seed": 3, "min_elements": 0},
@@ -36,7 +30,6 @@ def by_torch(config):
 
     from hvd_deepreduce.torch import DeepReduce
 
-    hvd.init()
     named = [(str(i), torch.nn.Parameter(torch.from_numpy(g.copy()))) for i, g in enumerate(gradients(0))]
     compression = DeepReduce(named, config)
     sent = watched(compression)
@@ -45,7 +38,7 @@ def by_torch(config):
         for (_, parameter), gradient in zip(named, gradients(step, hvd.rank()), strict=True):
             parameter.grad = torch.from_numpy(gradient)
             contexts.append(compression.compress(parameter.grad))
-        carriers = [hvd.allreduce_async(carrier, str(i)) for i, (carrier, _) in enumerate(contexts)]
+        carriers = [hvd.allreduce_async(carrier, name=str(i)) for i, (carrier, _) in enumerate(contexts)]
         reduced = [
             compression.decompress(hvd.synchronize(carrier), context)
             for carrier, (_, context) in zip(carriers, contexts, strict=True)
@@ -60,7 +53,6 @@ def by_tensorflow(config):
 
     from hvd_deepreduce.tensorflow import DeepReduce
 
-    hvd.init()
     compression = DeepReduce(config)
     sent = watched(compression)
 
@@ -88,8 +80,10 @@ def watched(compression):
     return sent
 
 
-if __name__ == "__main__":
-    make = {"torch": by_torch, "tensorflow": by_tensorflow}[sys.argv[1]]
-    made = [[part.hex() for step in make(config) for part in step] for config in CONFIGS]
-    rank = os.environ.get("OMPI_COMM_WORLD_RANK", "0")
-    Path(f"{sys.argv[2]}.{rank}").write_text(json.dumps(made))
+def of_each_config(steps):
+    """For each config, all containers and reduced gradients of all steps, in hexadecimal digits.
+
+    Args:
+        steps: ``by_torch`` or ``by_tensorflow``.
+    """
+    return [[part.hex() for step in steps(config) for part in step] for config in CONFIGS]

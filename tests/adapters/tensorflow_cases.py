@@ -1,4 +1,4 @@
-"""What the TensorFlow adapter must do on several ranks. Run under a launcher: each rank runs each case, in order.
+"""What the TensorFlow adapter must do on several ranks: the cases of test_tensorflow.py (see tests/case_runner.py).
 
     mpirun -np 2 python tests/adapters/tensorflow_cases.py [CASE ...]
 """
@@ -24,10 +24,10 @@ from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.tensorflow import DeepReduce, SaveState
 from tests import cuda_emulator
+from tests.adapters import containers
 from tests.adapters.scopes import SCOPES
-from tests.ranks import run_cases
+from tests.case_runner import CASES, run_cases
 
-CASES = {}
 LOSSLESS = {"sparsifier": {"name": "topk", "density": 1.0}, "value": "raw", "index": "bitmap", "min_elements": 0}
 LOSSY = {"sparsifier": {"name": "topk", "density": 0.05}, "min_elements": 0}
 keras = tf.keras
@@ -35,9 +35,10 @@ keras = tf.keras
 
 def case(function):
     def run():
-        # Horovod goes by names, and Keras numbers its layers; not every rank makes every model of every case.
+        # Horovod identifies tensors by name, and Keras numbers its layers. Not every rank makes every model of every
+        # case: without this, the ranks' numbers would differ.
         keras.backend.clear_session()
-        function()
+        return function()
 
     CASES[function.__name__] = run
     return function
@@ -917,6 +918,12 @@ def what_cannot_be():
         fit(network(), optimizer, jit_compile=True)
 
 
+@case
+def containers_and_sums_of_given_gradients():
+    """Returned, to be compared with those of the other framework."""
+    return containers.of_each_config(containers.by_tensorflow)
+
+
 if __name__ == "__main__":
     # Horovod wants the set before it is started, and no set of all ranks.
     ranks = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ["HOROVOD_SIZE"])
@@ -925,4 +932,4 @@ if __name__ == "__main__":
         tf.config.threading.set_inter_op_parallelism_threads(1)
         tf.config.threading.set_intra_op_parallelism_threads(1)
     hvd.init(process_sets=[PROCESS_SET])
-    run_cases(CASES, hvd.rank(), lambda: hvd.allreduce(tf.zeros(1)))
+    run_cases(hvd.rank(), hvd.size())

@@ -1,28 +1,41 @@
-"""The PyTorch adapter under real launchers; what is tested stands in torch_cases.py."""
+"""The PyTorch adapter under real launchers. The cases are the functions of torch_cases.py."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
-from hvd_deepreduce.torch import DeepReduce
+from tests.adapters import test_tensorflow
+from tests.adapters.containers import COMPARED
+from tests.jobs import Job, each_case
 from tests.ranks import launch
 
 HERE = Path(__file__).parent
-CASES = HERE / "torch_cases.py"
+PROGRAM = HERE / "torch_cases.py"
 WAYS = [("mpirun", 2), ("mpirun", 3), ("mpirun", 4), ("horovodrun --gloo", 2), ("horovodrun --mpi", 2)]
+JOBS = [Job(PROGRAM, launcher, ranks) for launcher, ranks in WAYS]
 
 
-@pytest.mark.parametrize(("launcher", "ranks"), WAYS)
-def test_all_cases(launcher, ranks):
-    output = launch(launcher, ranks, CASES).stdout
-    expected = CASES.read_text().count("@case\n")
-    assert output.count("passed ") + output.count("skipped (") == expected >= 22, output
+@pytest.mark.launch
+@pytest.mark.parametrize(("job", "case"), each_case(JOBS, PROGRAM, first_only=COMPARED))
+def test_on_ranks(jobs, job, case):
+    jobs.check(job, case)
 
 
+@pytest.mark.launch
+def test_containers_and_sums_are_those_of_tensorflow(jobs):
+    # The first job of each framework has two ranks under mpirun.
+    torch, tensorflow = (jobs.check(job, COMPARED) for job in (JOBS[0], test_tensorflow.JOBS[0]))
+    assert len(torch) == len(tensorflow) == 2
+    for ours, theirs in zip(torch, tensorflow, strict=True):
+        assert ours == theirs
+        # One for each tensor that is not too small; then of the model, which changes its dtype twice, and of buckets.
+        assert json.dumps(ours).count(b"HVDR".hex()) == 3 * (5 + 5 + 3 + 3 + 3 + 4 + 4)
+
+
+@pytest.mark.launch
 @pytest.mark.parametrize(
     ("launcher", "ranks", "exchange"),
     [("mpirun", 3, "allgather"), ("horovodrun --gloo", 2, "allgather"), ("mpirun", 3, "densestream")],
@@ -35,9 +48,12 @@ def test_a_rank_that_dies_ends_the_job(launcher, ranks, exchange):
 
 def test_one_rank_alone_needs_no_launcher():
     import horovod.torch as hvd
+    import torch
+
+    from hvd_deepreduce.torch import DeepReduce
 
     hvd.init()
-    model = nn.Linear(40, 40)
+    model = torch.nn.Linear(40, 40)
     compression = DeepReduce(model, min_elements=0)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression

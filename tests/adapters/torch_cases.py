@@ -1,4 +1,4 @@
-"""What the PyTorch adapter must do on several ranks. Run under a launcher: each rank runs each case, in order.
+"""What the PyTorch adapter must do on several ranks: the cases of test_torch.py (see tests/case_runner.py).
 
     mpirun -np 2 python tests/adapters/torch_cases.py [CASE ...]
 """
@@ -21,17 +21,12 @@ from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.torch import DeepReduce
 from tests import cuda_emulator
+from tests.adapters import containers
 from tests.adapters.scopes import SCOPES
-from tests.ranks import run_cases
+from tests.case_runner import case, run_cases
 
-CASES = {}
 LOSSLESS = {"sparsifier": {"name": "topk", "density": 1.0}, "value": "raw", "index": "bitmap", "min_elements": 0}
 LOSSY = {"sparsifier": {"name": "topk", "density": 0.05}, "min_elements": 0}
-
-
-def case(function):
-    CASES[function.__name__] = function
-    return function
 
 
 def network(seed=0):
@@ -782,9 +777,15 @@ def adasum():
     raises_everywhere(ValueError, "Adasum cannot be computed on compressed gradients", loss_of(model, 0).backward)
 
 
+@case
+def containers_and_sums_of_given_gradients():
+    """Returned, to be compared with those of the other framework."""
+    return containers.of_each_config(containers.by_torch)
+
+
 if __name__ == "__main__":
     # Horovod wants the set before it is started, and no set of all ranks.
     ranks = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ["HOROVOD_SIZE"])
     PROCESS_SET = hvd.ProcessSet([0, ranks - 1] if ranks > 2 else [0])
     hvd.init(process_sets=[PROCESS_SET])
-    run_cases(CASES, hvd.rank(), lambda: hvd.allreduce(torch.zeros(1), name="end of case"))
+    run_cases(hvd.rank(), hvd.size())

@@ -59,7 +59,9 @@ switch_stack:
 namespace {
 
 const u32 MOST_THREADS = 1024, ALL = 0xFFFFFFFFu, MANY = 0xFFFF, OF_WARP = 0x8000, EVER = 0xFFFFFFFF;
-const size_t STACK = 128 << 10, RESIDENT = 4;
+const size_t RESIDENT = 4;
+// No power of two: the tops of all stacks would share a few sets of the processor's cache.
+const size_t STACK = (128 << 10) + 17 * 64;
 
 enum State : uint8_t { READY, AT_BARRIER, AT_WARP, DONE };
 
@@ -79,12 +81,22 @@ struct Cell {
     Access read, write, atomic;
 };
 
-struct Array {
-    const char* begin;
-    const char* end;
-    bool writable;
-    std::vector<Cell> cells;
+// Four bytes of memory. While only whole words are touched, the first cell stands for all four bytes.
+struct Word {
+    u32 stamp = 0;  // of the launch or, in shared memory, of the block; another one's accesses do not count
+    bool split = false;
+    Cell cell[4];
 };
+
+struct Array {
+    const char* begin = nullptr;
+    const char* end = nullptr;
+    bool writable = false;
+    Word* words = nullptr;  // the first one holds `begin`, and perhaps bytes before it
+};
+
+const char* word_of(const char* at) { return at - (uintptr_t)at % 4; }
+size_t words_of(const char* begin, const char* end) { return (size_t)(end + 3 - word_of(begin)) / 4; }
 
 // A block that is under way.
 struct Block {
@@ -95,7 +107,7 @@ struct Block {
     int operation[MOST_THREADS / 32];
     u64 values[MOST_THREADS / 32][2][32];
     std::vector<char> shared;  // what its shared memory holds while another block runs
-    std::vector<Cell> shared_cells;
+    std::vector<Word> shared_words;
     std::vector<u32> order;
     char* stacks = nullptr;
 };
@@ -109,6 +121,7 @@ struct Machine {
     const char *constants = nullptr, *constants_end = nullptr;
     std::string failure;
     std::map<const char*, Array> arrays;
+    std::vector<Word> words;  // of all arrays
     Array* last = nullptr;
     std::mt19937 random;
     Block block[RESIDENT];
@@ -161,7 +174,8 @@ void start_block(Block& block, u32 index) {
     block.phase = block.at_barrier = block.done = block.any = 0;
     std::fill(block.at_warp, block.at_warp + m.warps, 0u);
     block.shared.assign(shared, (char)0xA5);  // shared memory begins with anything
-    if (block.shared_cells.size() < shared) block.shared_cells.resize(shared);  // old ones are of other blocks
+    if (block.shared_words.size() < words_of(m.shared, m.shared_end))
+        block.shared_words.resize(words_of(m.shared, m.shared_end));
     block.order.resize(m.threads);
     for (u32 t = 0; t < m.threads; ++t) block.order[t] = t, start_thread(block, t);
 }
@@ -252,16 +266,44 @@ bool races(const Cell& cell, Way way, bool shared) {
     return (way == WRITE || way == ATOMIC) && !ordered(cell.read, shared);
 }
 
+// Whether the access is in order; if so, it is remembered.
+bool passes(Cell& cell, Way way, bool shared) {
+    if (races(cell, way, shared)) return false;
+    note(way == READ ? cell.read : way == WRITE ? cell.write : cell.atomic, shared);
+    return true;
+}
+
+// Looks at each byte. Returns the first that races, or `end`.
+const char* first_race(const char* at, const char* end, Word* word, u32 stamp, Way way, bool shared) {
+    while (at < end) {
+        const size_t byte = (uintptr_t)at % 4;
+        const bool whole = byte == 0 && end - at >= 4;
+        if (word->stamp != stamp) {
+            word->stamp = stamp;
+            word->split = !whole;
+        } else if (!word->split && !whole) {
+            word->split = true;
+            word->cell[1] = word->cell[2] = word->cell[3] = word->cell[0];
+        }
+        if (whole && !word->split) {
+            if (!passes(word->cell[0], way, shared)) return at;
+            at += 4;
+        } else {
+            for (size_t i = byte; i < 4 && at < end; ++i, ++at)
+                if (!passes(word->cell[i], way, shared)) return at;
+        }
+        ++word;
+    }
+    return end;
+}
+
 void touch(const void* address, size_t size, Way way) {
     if (!running()) return;
     const char* at = (const char*)address;
     if (at >= m.stacks && at < m.stacks + RESIDENT * MOST_THREADS * STACK) return;
     const bool writing = way == WRITE || way == ATOMIC;
     const bool shared = at >= m.shared && at + size <= m.shared_end;
-    Cell* cells;
-    if (shared) {
-        cells = m.b->shared_cells.data() + (at - m.shared);
-    } else {
+    if (!shared) {
         if (!m.last || at < m.last->begin || at + size > m.last->end) {
             auto next = m.arrays.upper_bound(at);
             m.last = next == m.arrays.begin() ? nullptr : &(--next)->second;
@@ -273,19 +315,17 @@ void touch(const void* address, size_t size, Way way) {
             }
         }
         if (writing && !m.last->writable) return fail("writes into an array that is only read elsewhere");
-        cells = m.last->cells.data() + (at - m.last->begin);
     }
     if ((uintptr_t)at % (size < 16 ? size : 16))
         return fail("an access of " + std::to_string(size) + " bytes is not aligned");
-    for (size_t i = 0; i < size; ++i) {
-        Cell& cell = cells[i];
-        if (races(cell, way, shared))
-            return fail(std::string("a race in ") + (shared ? "shared" : "global") + " memory: it " +
-                        (way == READ ? "reads" : way == WRITE ? "writes" : "updates") +
-                        " what another thread touches, with no barrier between them; byte " +
-                        std::to_string(shared ? at + i - m.shared : at + i - m.last->begin));
-        note(way == READ ? cell.read : way == WRITE ? cell.write : cell.atomic, shared);
-    }
+    const char* begin = shared ? m.shared : m.last->begin;
+    Word* words = shared ? m.b->shared_words.data() : m.last->words;
+    const char* race = first_race(at, at + size, words + (at - word_of(begin)) / 4, shared ? m.b->number : m.launch,
+                                  way, shared);
+    if (race != at + size)
+        fail(std::string("a race in ") + (shared ? "shared" : "global") + " memory: it " +
+             (way == READ ? "reads" : way == WRITE ? "writes" : "updates") +
+             " what another thread touches, with no barrier between them; byte " + std::to_string(race - begin));
 }
 
 }  // namespace
@@ -354,7 +394,6 @@ void emulated_array(const char* data, u64 bytes, int writable) {
     array.begin = data;
     array.end = data + bytes;
     array.writable |= writable != 0;
-    array.cells.resize(bytes);
 }
 const char* emulated_failure() { return m.failure.c_str(); }
 
@@ -380,6 +419,14 @@ void emulated_launch(void (*entry)(void*), void* context, const unsigned* sizes,
     m.constants = read_only;
     m.constants_end = read_only_end;
     ++m.launch;
+    size_t words = 0;
+    for (const auto& [data, array] : m.arrays) words += words_of(array.begin, array.end);
+    if (m.words.size() < words) m.words = std::vector<Word>(words);
+    Word* next = m.words.data();
+    for (auto& [data, array] : m.arrays) {
+        array.words = next;
+        next += words_of(array.begin, array.end);
+    }
     static char here;
     m.scheduler = &here;
     run_grid();

@@ -78,6 +78,7 @@ KERNEL bits(u32* out) {
 }
 """
 
+pytestmark = pytest.mark.emulator
 if cuda_emulator.available():
     pytest.skip(cuda_emulator.available(), allow_module_level=True)
 

@@ -1,4 +1,7 @@
-"""Started by mpirun: what goes wrong on one rank is an error on all, in bounded time."""
+"""What goes wrong on one rank is an error on all, in bounded time: cases of mpi_cases.py, and faults that end the job.
+
+mpirun -np 3 python tests/exchange/faults.py silent|silent_midway|dies
+"""
 
 import os
 import signal
@@ -16,6 +19,7 @@ from hvd_deepreduce.joint.densestream import DenseStream
 from hvd_deepreduce.joint.stream import Stream
 from hvd_deepreduce.joint.stream_format import HEADER, pack
 from hvd_deepreduce.sparse import SparseTensor
+from tests.case_runner import case
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.rank, COMM.size
@@ -49,6 +53,7 @@ def refused(*words: str, call) -> None:
     assert np.all(densestream.allreduce(COMM, one, dense=True, timeout=20) == SIZE)
 
 
+@case
 def wrong_input() -> None:
     for name, module in MODULES.items():
         allreduce = module.allreduce
@@ -130,6 +135,7 @@ def noise(stream: Stream, form: int, *arguments):
     return np.random.default_rng(3).integers(0, 256, section.size).astype(np.uint8)
 
 
+@case
 def broken_messages() -> None:
     cases = {
         "overlap": swapped,
@@ -207,18 +213,13 @@ def dies() -> None:
         os._exit(5)
 
 
-def main() -> None:
-    for name in sys.argv[1:]:
-        globals()[name]()
-    if RANK == 0:
-        print("all faults were found", flush=True)
-    if "silent" in name:
+if __name__ == "__main__":
+    try:
+        {"silent": silent, "silent_midway": silent_midway, "dies": dies}[sys.argv[1]]()
+        if RANK == 0:
+            print("all faults were found", flush=True)
         os._exit(0)  # MPI_Finalize would wait for the messages that were given up
-
-
-try:
-    main()
-except BaseException:
-    traceback.print_exc()
-    sys.stdout.flush()
-    COMM.Abort(1)
+    except BaseException:
+        traceback.print_exc()
+        sys.stdout.flush()
+        COMM.Abort(1)

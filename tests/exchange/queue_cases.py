@@ -1,4 +1,4 @@
-"""Started by mpirun: exchanges through ``ExchangeQueue``, registered here and elsewhere."""
+"""Cases of mpi_cases.py: exchanges through ``ExchangeQueue``, registered here and elsewhere."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import threading
 import numpy as np
 import pytest
 from mpi4py import MPI
-from ranks import run_cases
 
 from hvd_deepreduce.codec import Key
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.exchange.queue import ExchangeQueue
 from hvd_deepreduce.exchange.settings import AllGather, DenseStreamExchange, SparCML, TopKAllGather
 from hvd_deepreduce.sparse import SparseTensor
+from tests.case_runner import case
 from tests.exchange.external import DenseSum
 
 COMM = MPI.COMM_WORLD
@@ -46,6 +46,7 @@ def check(queue: ExchangeQueue, settings, ranks, me: int) -> int:
     return sent
 
 
+@case
 def an_exchange_of_another_package() -> None:
     queue = ExchangeQueue()
     for rounds in (1, 3):
@@ -54,6 +55,7 @@ def an_exchange_of_another_package() -> None:
         assert check(queue, settings, range(SIZE), RANK) == rounds * 4 * NUMEL
 
 
+@case
 def each_exchange_runs_its_own_function() -> None:
     queue = ExchangeQueue()
     settings = (
@@ -66,6 +68,7 @@ def each_exchange_runs_its_own_function() -> None:
     assert all(sent) and len(set(COMM.allreduce(np.array(sent)).tolist())) == len(sent), sent
 
 
+@case
 def an_exchange_without_a_function_is_refused() -> None:
     queue = ExchangeQueue()
     residual = accumulated(RANK)
@@ -75,6 +78,7 @@ def an_exchange_without_a_function_is_refused() -> None:
     check(queue, SparCML(), range(SIZE), RANK)  # the queue works on
 
 
+@case
 def some_ranks_of_a_communicator() -> None:
     """Every rank makes a queue for its half of a communicator whose ranks are in reverse order."""
     reverse = COMM.Split(0, -RANK)
@@ -89,6 +93,7 @@ def some_ranks_of_a_communicator() -> None:
         ExchangeQueue(comm=MPI.COMM_NULL)
 
 
+@case
 def two_queues_of_one_communicator() -> None:
     """Their threads reach their sums in a different order on every rank."""
     queues = [ExchangeQueue(comm=COMM), ExchangeQueue(comm=COMM)]
@@ -109,24 +114,3 @@ def two_queues_of_one_communicator() -> None:
     for number, (pending, out) in enumerate(zip(sums, outs, strict=True)):
         pending.result(60)
         assert np.allclose(out, (1 + number) * expected(range(SIZE)), atol=1e-5)
-
-
-CASES = {
-    case.__name__: case
-    for case in (
-        an_exchange_of_another_package,
-        each_exchange_runs_its_own_function,
-        an_exchange_without_a_function_is_refused,
-        some_ranks_of_a_communicator,
-        two_queues_of_one_communicator,
-    )
-}
-
-if __name__ == "__main__":
-    try:
-        run_cases(CASES, RANK, COMM.Barrier)
-    except BaseException:
-        COMM.Abort(1)
-        raise
-    if RANK == 0:
-        print("all queues work", flush=True)

@@ -1,8 +1,5 @@
-"""Started by mpirun: all exchanges against the float64 sum, many cases in one run."""
+"""Cases of mpi_cases.py: all exchanges against the float64 sum."""
 
-import sys
-import time
-import traceback
 import zlib
 
 import numpy as np
@@ -14,6 +11,7 @@ from hvd_deepreduce.codec import Key
 from hvd_deepreduce.exchange import densestream, sparcml, topk_allgather
 from hvd_deepreduce.joint.densestream import DenseStream
 from hvd_deepreduce.sparse import SparseTensor
+from tests.case_runner import case
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.rank, COMM.size
@@ -62,6 +60,7 @@ def uniform(numel, count, rng, dtype=np.float32) -> SparseTensor:
     return tensor(numel, rng.choice(numel, count, replace=False), rng, dtype)
 
 
+@case
 @settings(derandomize=True, database=None, deadline=None, max_examples=8, phases=[Phase.generate])
 @given(st.data())
 def hypothesis_made(data: st.DataObject) -> None:
@@ -78,6 +77,7 @@ def hypothesis_made(data: st.DataObject) -> None:
     check(rows)
 
 
+@case
 def edges() -> None:
     rng = np.random.default_rng(1)
     empty = lambda n: SparseTensor(n, np.empty(0, np.uint32), np.empty(0, np.float32))  # noqa: E731
@@ -108,6 +108,7 @@ def edges() -> None:
         assert np.allclose(exchange(row, scale=1 / SIZE).dense(), mean, atol=1e-4), name
 
 
+@case
 def many_slices() -> None:
     rng = np.random.default_rng(2)
     densestream.SLICE_ELEMENTS = 150
@@ -117,6 +118,7 @@ def many_slices() -> None:
     densestream.SLICE_ELEMENTS = 1 << 14
 
 
+@case
 def nothing_is_lost() -> None:
     """The sum and the residuals afterwards are the residuals before, whatever is rounded on the way."""
     densestream.SLICE_ELEMENTS = 500
@@ -147,6 +149,7 @@ def nothing_is_lost() -> None:
     densestream.SLICE_ELEMENTS = 1 << 14
 
 
+@case
 def infinities_reach_every_rank() -> None:
     for codec in (PLAIN, DenseStream(value="qsgd"), DenseStream(value="float16")):
         row = np.ones(1000, np.float32)
@@ -156,6 +159,7 @@ def infinities_reach_every_rank() -> None:
         assert np.isnan(total[3]) and np.isinf(total[700]), codec
 
 
+@case
 def other_communicators() -> None:
     for _ in range(3):
         part = COMM.Split(RANK % 2, RANK)
@@ -164,28 +168,3 @@ def other_communicators() -> None:
             total = module.allreduce(part, row, dense=True, timeout=30)
             assert np.all(total == part.size)
         part.Free()
-
-
-def main() -> None:
-    for case in (
-        edges,
-        hypothesis_made,
-        many_slices,
-        nothing_is_lost,
-        infinities_reach_every_rank,
-        other_communicators,
-    ):
-        began = time.monotonic()
-        case()
-        if RANK == 0:
-            print(f"{case.__name__}: {time.monotonic() - began:.1f} s", flush=True)
-    if RANK == 0:
-        print("all sums are right")
-
-
-try:
-    main()
-except BaseException:
-    traceback.print_exc()
-    sys.stdout.flush()
-    COMM.Abort(1)

@@ -1,4 +1,4 @@
-"""The exchanges under mpirun. One start of mpirun runs many cases: see the programs that are started."""
+"""The exchanges under mpirun. The cases are the functions of sums.py and faults.py."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ import re
 from pathlib import Path
 
 import pytest
-from ranks import launch
+
+from tests.jobs import Job, each_case
+from tests.ranks import launch
 
 HERE = Path(__file__).parent
+JOBS = {ranks: Job(HERE / "mpi_cases.py", "mpirun", ranks, seconds=300) for ranks in (2, 3, 4, 5, 7, 8)}
+pytestmark = pytest.mark.launch
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 7, 8])
-def test_sums(ranks: int) -> None:
-    done = launch("mpirun", ranks, HERE / "sums.py", seconds=200)
-    assert "all sums are right" in done.stdout
+@pytest.mark.parametrize(("job", "case"), each_case(list(JOBS.values()), HERE / "sums.py"))
+def test_sums(jobs, job, case) -> None:
+    jobs.check(job, case)
 
 
-@pytest.mark.parametrize("ranks", [2, 5])
-def test_queue(ranks: int) -> None:
-    done = launch("mpirun", ranks, HERE / "queue_cases.py", seconds=100)
-    assert "all queues work" in done.stdout
+@pytest.mark.parametrize(("job", "case"), each_case([JOBS[2], JOBS[5]], HERE / "queue_cases.py"))
+def test_queue(jobs, job, case) -> None:
+    jobs.check(job, case)
 
 
-@pytest.mark.parametrize("ranks", [2, 5])
-def test_faults_are_errors_on_all_ranks(ranks: int) -> None:
-    done = launch("mpirun", ranks, HERE / "faults.py", "wrong_input", "broken_messages", seconds=100)
-    assert "all faults were found" in done.stdout
+@pytest.mark.parametrize(("job", "case"), each_case([JOBS[2], JOBS[5]], HERE / "faults.py"))
+def test_faults_are_errors_on_all_ranks(jobs, job, case) -> None:
+    jobs.check(job, case)
 
 
 @pytest.mark.parametrize("fault", ["silent", "silent_midway"])

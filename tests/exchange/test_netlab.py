@@ -55,6 +55,7 @@ def laboratory():
     assert "hvdlab-" not in subprocess.run(["ip", "netns", "list"], text=True, capture_output=True).stdout
 
 
+@pytest.mark.launch
 def test_laboratory(laboratory: None) -> None:
     assert netlab("status").stdout.startswith("2 hosts at 100mbit")
     done = netlab("run", "mpirun", "-np", "2", sys.executable, "-c", PROGRAM)
@@ -65,6 +66,7 @@ def test_laboratory(laboratory: None) -> None:
     assert netlab("run", "sh", "-c", "exit 7", check=False).returncode == 7
 
 
+@pytest.mark.launch  # like test_laboratory: there is room for one laboratory at a time
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_outlives_a_killed_run(laboratory: None, number: signal.Signals) -> None:
     with subprocess.Popen([NETLAB, "run", "sh", "-c", "sleep 100 & sleep 100"]) as job:

@@ -61,7 +61,7 @@ def test_a_generated_table_is_skewed_as_movielens():
         assert np.array_equal(known, labels == 1) and 0.1 < labels.mean() < 0.3
 
 
-@pytest.mark.slow
+@pytest.mark.launch
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_it_learns_from_compressed_gradients(framework, tmp_path):
     out = tmp_path / "figures.json"

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from hvd_deepreduce import Config
 from tests.ranks import ROOT, launch
 
 PROGRAM = ROOT / "scripts" / "train_torch.py"
+pytestmark = pytest.mark.launch
 SMALL = ("--width", "8", "--epochs", "3", "--batch-size", "64")
 
 
@@ -21,11 +21,15 @@ def train(out: Path, *arguments: str, check: bool = True) -> str:
 
 
 def checkpoint(out: Path, rank: int) -> dict:
+    import torch
+
     return torch.load(out / f"checkpoint.rank{rank}.pt")
 
 
 @pytest.mark.parametrize("config", ["configs/topk_rice_qsgd.yaml", "none"])
 def test_a_resumed_run_equals_an_unbroken_one(tmp_path, config):
+    import torch
+
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     said = train(whole, "--config", config)
     assert "epoch  3/3" in said and "100.00% of dense" in said if config == "none" else "epoch  3/3" in said
@@ -56,6 +60,8 @@ def test_resume_without_a_checkpoint_says_so(tmp_path):
 
 
 def test_resume_from_checkpoints_of_different_epochs_says_so(tmp_path):
+    import torch
+
     train(tmp_path, "--stop-after", "2")
     older = checkpoint(tmp_path, 1)
     older["history"].pop()
