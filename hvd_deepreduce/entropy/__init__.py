@@ -1,4 +1,4 @@
-"""Entropy coders: streams of uint8 symbols in few bits. What the codecs of indices and values share; one file each."""
+"""Entropy coders, which write streams of uint8 symbols in few bits, for index and value codecs. One file each."""
 
 from hvd_deepreduce.entropy import huffman, rans
 

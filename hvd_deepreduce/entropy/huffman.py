@@ -1,4 +1,4 @@
-"""Huffman: a canonical code of up to 12 bits for the symbols of one stream.
+"""Huffman: a canonical code of at most 12 bits for the symbols of a stream.
 
 Huffman, "A method for the construction of minimum-redundancy codes", Proc. IRE 1952; Larmore and Hirschberg, "A fast
 algorithm for optimal length-limited Huffman codes", J. ACM 1990.
@@ -9,18 +9,19 @@ from hvd_deepreduce.ops import huffman
 
 
 def encode(symbols: U8) -> U8:
-    """The section drawn in kernels/huffman/huffman.cpp; empty for no symbols.
+    """The section of the symbols, empty for none. kernels/huffman/huffman.cpp draws it.
 
-    About p + 0.09 bits a symbol above the entropy at most, p the share of the most frequent symbol, and a bit a symbol
-    at least where two or more occur. The code lengths take half a byte a symbol, 192 bytes at most.
+    With p for the share of the most frequent symbol, it takes at most about p + 0.09 bits per symbol more than the
+    entropy, and at least a bit per symbol if two or more symbols occur. The code lengths take half a byte for each
+    symbol that occurs, at most 192 bytes.
     """
     return huffman.encode(symbols)
 
 
 def decode(section: U8, count: int) -> U8:
-    """The ``count`` symbols of ``encode``.
+    """The ``count`` symbols of a section.
 
     Raises:
-        ValueError: for a section that no encoder wrote.
+        ValueError: an encoder cannot have written the section for ``count`` symbols.
     """
     return huffman.decode(section, count)

@@ -1,4 +1,4 @@
-"""Index codecs: the support in few bits. One file each; importing this package registers them all."""
+"""Index codecs, which write the support in few bits. One file each; importing this package registers all of them."""
 
 from hvd_deepreduce.index import auto, bitmap, bloom, delta, elias_fano, huffman, packed, rans, raw, rice, rle
 

@@ -1,4 +1,4 @@
-"""Auto: for each tensor, the lossless index codec of the fewest bytes."""
+"""Auto: the lossless index codec of the smallest section, chosen for each tensor."""
 
 from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
 from hvd_deepreduce.index.bitmap import Bitmap
@@ -9,29 +9,31 @@ from hvd_deepreduce.index.rans import Rans
 from hvd_deepreduce.index.raw import Raw
 from hvd_deepreduce.index.rice import Rice
 from hvd_deepreduce.index.rle import RLE
-from hvd_deepreduce.ops import index_sizes
+from hvd_deepreduce.ops import bits, index_sizes
 
-# The faster one first: of equal sizes it is taken.
 CHOICES: tuple[IndexCodec, ...] = (Raw(), Packed(), Bitmap(), EliasFano(), Rice(), Rans(), Delta(), RLE())
+"""The fastest first: of sections of equal size, the first is chosen."""
 
 
 @index_codecs.register
 class Auto(IndexCodec):
-    """One out of ``raw``, ``packed``, ``bitmap``, ``elias_fano``, ``rice``, ``rans``, ``delta`` and ``rle``; lossless.
+    """Chooses ``raw``, ``packed``, ``bitmap``, ``elias_fano``, ``rice``, ``rans``, ``delta`` or ``rle``; lossless.
 
-    Up to 8192 indices their sizes are computed, rANS's from the entropy; beyond, they are estimated from 8192 gaps.
-    The choice takes some 0.1 ms at most. It never stands on the wire: a container names the codec that was chosen.
+    Up to 8192 indices, the size of each section is computed, except that rans's is estimated from the entropy; for more
+    indices, the sizes are estimated from 8192 gaps. The choice takes about 0.1 ms at most. Auto's id is never sent: a
+    container names the codec that was chosen.
     """
 
     name = "auto"
     id = 11
 
     def chosen(self, indices: U32, numel: int) -> IndexCodec:
+        """The codec of the smallest section for these indices."""
         count = indices.size
         if count == 0:
             return CHOICES[0]
-        rice, rle, delta, elias_fano, rans = index_sizes.index_sizes(indices, numel)
-        packed, bitmap = (count * (numel - 1).bit_length() + 7) // 8, (numel + 7) // 8
+        rice, rle, delta, elias_fano, rans = index_sizes.estimate(indices, numel)
+        packed, bitmap = bits.packed_bytes(count, (numel - 1).bit_length()), bits.packed_bytes(numel, 1)
         sizes = (4 * count, packed, bitmap, elias_fano, rice, rans, delta, rle)
         return CHOICES[sizes.index(min(sizes))]
 
@@ -40,4 +42,4 @@ class Auto(IndexCodec):
 
     @staticmethod
     def decode(section: U8, numel: int, count: int, key: Key) -> U32:
-        raise ValueError("auto only chooses an index codec: a container must name the one that was chosen")
+        raise ValueError("the container names the index codec auto, which only chooses: it must name the codec chosen")

@@ -1,4 +1,4 @@
-"""Bitmap: one bit an element of the dense tensor."""
+"""Bitmap: one bit for each element of the dense tensor."""
 
 from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
 from hvd_deepreduce.ops import bitmap
@@ -6,9 +6,9 @@ from hvd_deepreduce.ops import bitmap
 
 @index_codecs.register
 class Bitmap(IndexCodec):
-    """Bit i (bit i % 8 of byte i // 8) says whether element i is kept. 1 / density bits a kept element; lossless.
+    """Bit i (bit i % 8 of byte i // 8) tells whether element i is kept. 1 / density bits per kept element; lossless.
 
-    The best of the plain ones from a density of about 20% up, where the gaps of ``rice`` leave no low bits.
+    The smallest of the simple codecs from a density of about 20% on, where the gaps of ``rice`` have no low bits.
     """
 
     name = "bitmap"

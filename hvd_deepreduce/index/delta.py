@@ -10,11 +10,11 @@ from hvd_deepreduce.ops import delta
 
 @index_codecs.register
 class Delta(IndexCodec):
-    """The difference of neighbouring indices in as few intervals of 32 / m bits as hold it, behind a prefix; lossless.
+    """The difference of consecutive indices in as few intervals of 32 / m bits as hold it, with a prefix; lossless.
 
-    m in 2, 4, 8, 16 and the prefix, log2 m bits or Huffman coded, are the cheapest for each tensor. 8.8 bits a kept
-    element of a random subset of 1%, 5.6 bits of 10%: 8% to 18% above the entropy. The layout is drawn in
-    kernels/delta/delta.cpp.
+    For each tensor, m is that of 2, 4, 8 and 16 that gives the smallest section, and the prefix has log2 m bits or is
+    Huffman coded. 8.8 bits per kept element of a random subset of 1%, 5.6 bits of 10%: 8% to 18% above the entropy.
+    kernels/delta/delta.cpp draws the section.
     """
 
     name = "delta"

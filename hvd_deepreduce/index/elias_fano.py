@@ -1,4 +1,4 @@
-"""Elias-Fano: low bits plain, high bits in unary.
+"""Elias-Fano: plain low bits, high bits in unary.
 
 Elias, "Efficient storage and retrieval by content and address of static files", J. ACM 1974; Fano, "On the number of
 bits required to implement an associative memory", MIT 1971.
@@ -10,11 +10,10 @@ from hvd_deepreduce.ops import elias_fano
 
 @index_codecs.register
 class EliasFano(IndexCodec):
-    """l low bits of each index plain, and the index without them as a bit of a string; lossless.
+    """The l low bits of each index plain, and its other bits as the place of a one in a bit string; lossless.
 
-    l + 1 + d / (r 2^l) bits a kept element for r of d, at most log2(d / r) + 2: its size is known beforehand, whatever
-    the indices are. 8.6 bits for a random subset of 1%, 6% above the entropy. The layout is drawn in
-    kernels/elias_fano/elias_fano.cpp.
+    l + 1 + d / (r 2^l) bits per kept element for r of d elements, at most log2(d / r) + 2, whatever the indices are.
+    8.6 bits for a random subset of 1%, 6% above the entropy. kernels/elias_fano/elias_fano.cpp draws the section.
     """
 
     name = "elias_fano"

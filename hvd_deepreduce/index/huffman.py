@@ -11,10 +11,10 @@ from hvd_deepreduce.ops import huffman
 class Huffman(IndexCodec):
     """The four bytes of each index in the Huffman code of the bytes of all indices 0 .. d - 1; lossless.
 
-    Both sides build the code from d alone. It is here because the paper has it, and it is bad: it knows nothing of the
-    order of the indices, and barely more than their high zero bytes. 19.7 bits an index for d = 36,864 (``packed``
-    takes 16, ``rice`` 8.2 at a density of 1%) and 28.2 bits for d = 25.6 million (``packed`` 25, ``rice`` 8.1). The
-    layout is drawn in kernels/huffman/huffman.cpp.
+    Sender and receiver build the code from d alone. It is here because the paper has it, but it compresses badly, since
+    it uses neither the order of the indices nor much more than their high zero bytes: 19.7 bits per index for
+    d = 36,864 (``packed`` takes 16, ``rice`` 8.2 at a density of 1%) and 28.2 bits for d = 25.6 million (``packed`` 25,
+    ``rice`` 8.1). kernels/huffman/huffman.cpp draws the section.
     """
 
     name = "huffman"

@@ -1,4 +1,4 @@
-"""Packed: as many bits an index as the number of elements needs."""
+"""Packed: fields of as many bits as the largest index of the tensor needs."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from hvd_deepreduce.ops import bits
 
 @index_codecs.register
 class Packed(IndexCodec):
-    """Indices in fields of ceil(log2 d) bits for d elements, drawn in kernels/bits/bits.cpp; lossless."""
+    """Indices in fields of ceil(log2 d) bits for d elements; lossless. kernels/bits/bits.cpp draws the section."""
 
     name = "packed"
     id = 2

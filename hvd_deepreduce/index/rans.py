@@ -1,4 +1,4 @@
-"""rANS: the gaps between indices, their leading bits entropy coded.
+"""rANS: the gaps between indices, with their leading bits entropy coded.
 
 The coder: Duda, arXiv:1311.2540, 2013; interleaved as in Giesen, arXiv:1402.3392, 2014.
 """
@@ -9,12 +9,11 @@ from hvd_deepreduce.ops import rans
 
 @index_codecs.register
 class Rans(IndexCodec):
-    """The first few bits of each gap and its magnitude as a token, rANS coded, and its other bits plain; lossless.
+    """The magnitude and the first few bits of each gap as a token, rANS coded, and its other bits plain; lossless.
 
-    It learns the distribution of the gaps. Random subsets of a large tensor take 1.001 times their entropy
-    log2 C(d, r), up to 1.4% less than with ``rice``; clustered indices a fifth less and better. Its table and states
-    make it dearer than ``rice`` for fewer than some 30,000 random elements. The layout is drawn in
-    kernels/rans/rans.cpp.
+    It adapts to the distribution of the gaps. Random subsets of a large tensor take 1.001 times their entropy
+    log2 C(d, r), up to 1.4% less than with ``rice``; clustered indices take at least a fifth less. Its table and states
+    make it larger than ``rice`` for fewer than about 30,000 random elements. kernels/rans/rans.cpp draws the section.
     """
 
     name = "rans"

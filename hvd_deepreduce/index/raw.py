@@ -1,4 +1,4 @@
-"""Raw: 32 bits an index, the key of the key-value form that every sparse library sends."""
+"""Raw: 32 bits per index, as the keys of the key-value pairs that sparse libraries send."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from hvd_deepreduce.ops import bits
 
 @index_codecs.register
 class Raw(IndexCodec):
-    """Indices as little-endian uint32. 32 bits a kept element; lossless."""
+    """Indices as little-endian uint32. 32 bits per kept element; lossless."""
 
     name = "raw"
     id = 1
@@ -19,7 +19,7 @@ class Raw(IndexCodec):
     @staticmethod
     def decode(section: U8, numel: int, count: int, key: Key) -> U32:
         if section.size != 4 * count:
-            raise ValueError(f"raw indices take 4 bytes each: {count} indices cannot stand in {section.size} bytes")
+            raise ValueError(f"the section has {section.size} bytes: {count} raw indices take {4 * count}")
         indices = section.view(np.uint32)
         bits.check_indices(indices, numel)
         return indices

@@ -11,10 +11,10 @@ from hvd_deepreduce.ops import rice
 
 @index_codecs.register
 class Rice(IndexCodec):
-    """Gap g as g >> b in unary and its b low bits plain, with the b of the least bits for each tensor; lossless.
+    """Each gap g as g >> b in unary and its b low bits plain, with the b of the fewest bits for each tensor; lossless.
 
-    b + 1 + (mean of g >> b) bits a kept element: within 1.5% of the entropy log2 C(d, r) / r of random subsets. The
-    layout is drawn in kernels/rice/rice.cpp.
+    b + 1 + (mean of g >> b) bits per kept element: within 1.5% of the entropy log2 C(d, r) / r of random subsets.
+    kernels/rice/rice.cpp draws the section.
     """
 
     name = "rice"
@@ -29,6 +29,6 @@ class Rice(IndexCodec):
     def decode(section: U8, numel: int, count: int, key: Key) -> U32:
         if count == 0:
             if section.size:
-                raise ValueError(f"no indices take no bytes, not {section.size}")
+                raise ValueError(f"the section has {section.size} bytes: no indices take none")
             return section.view(np.uint32)
         return rice.decode(section, numel, count)

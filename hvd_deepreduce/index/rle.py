@@ -10,11 +10,11 @@ from hvd_deepreduce.ops import rle
 
 @index_codecs.register
 class RLE(IndexCodec):
-    """The lengths of the runs of zeros and ones, in fields of the best width for each of the two; lossless.
+    """The lengths of the runs of zeros and ones, each in fields of their best width; lossless.
 
-    A length that its field cannot hold is an escape and ceil(log2 d) bits. A kept element with no kept neighbour costs
-    two fields: about log2(1 / density) + 3.6 bits, 1.2 to 1.5 times what ``rice`` takes. Elements in long runs cost
-    next to nothing: RLE pays where gradients come in blocks. The layout is drawn in kernels/rle/rle.cpp.
+    A length that its field cannot hold takes an escape and ceil(log2 d) bits more. A kept element without a kept
+    neighbour takes two fields: about log2(1 / density) + 3.6 bits, 1.2 to 1.5 times as many as with ``rice``. Elements
+    in long runs take almost none, so RLE pays if whole blocks are kept. kernels/rle/rle.cpp draws the section.
     """
 
     name = "rle"

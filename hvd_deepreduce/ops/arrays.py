@@ -1,4 +1,8 @@
-"""TODO arrays."""
+"""Arrays: element-wise arithmetic on dense float arrays, index lists, and where arrays are allocated.
+
+A dense array is float32 or float64, contiguous and one-dimensional. Index lists are uint32. Where an operation adds a
+gradient to a residual, a sum beyond the largest finite number becomes that number, since no codec takes infinity.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +32,22 @@ from hvd_deepreduce.ops.types import F32, U8, U32, Device, Floats
 
 _add = kernels_by_dtype("add", "v", "ppUi")
 _gather = kernels_by_dtype("gather", "v", "ppUp")
-_gather[np.dtype(np.uint32)] = _gather[np.dtype(np.float32)]  # it moves words
-_settle = kernels_by_dtype("settle", "v", "ppUp")
+_gather[np.dtype(np.uint32)] = _gather[np.dtype(np.float32)]  # both are words of 32 bits
+_subtract = kernels_by_dtype("subtract", "v", "ppUp")
 _sum = kernels_by_dtype("sum", "v", "pUpppidi")
+
+_PARTS = 8
+"""Parts that one launch sums, as in kernels/arrays/arrays.cu."""
+_SUM_TILE = 2048
+"""Elements that a block sums, as in kernels/arrays/arrays.cu."""
 
 
 @operation()
 def add(dense: Floats, gradient: Floats, threads: int = 1) -> None:
-    """``dense += gradient``."""
+    """``dense += gradient``, in place.
+
+    On a GPU, within ``deferred.encoding``, ``dense`` stays as it is if the encoded gradient is not finite.
+    """
     _add[dense.dtype](address(dense), address(gradient), dense.size, threads)
 
 
@@ -44,12 +56,12 @@ def _(dense: Device, gradient: Device, threads: int = 1) -> None:
     if dense.size:
         xp = array_module(dense)
         blocks, guard = grid(xp, dense.size, 4 * THREADS), residual_guard()
-        launch(xp, "select/select", f"add_{suffix(dense.dtype)}", blocks, dense, gradient, u64(dense.size), guard)
+        launch(xp, "arrays/arrays", f"add_{suffix(dense.dtype)}", blocks, dense, gradient, u64(dense.size), guard)
 
 
 @operation()
 def gather(dense: NDArray[Any], indices: U32) -> NDArray[Any]:
-    """``dense[indices]``."""
+    """``dense[indices]``, for float32, float64 or uint32. Indices must be below ``dense.size``; this is not checked."""
     values = np.empty(indices.size, dense.dtype)
     _gather[dense.dtype](address(dense), address(indices), indices.size, address(values))
     return values
@@ -61,13 +73,18 @@ def _(dense: Device, indices: Device) -> Device:
     values = xp.empty(indices.size, dense.dtype)
     if indices.size:
         kernel = f"gather_{suffix(dense.dtype)}"
-        launch(xp, "select/select", kernel, grid(xp, indices.size), dense, indices, u64(indices.size), values)
+        launch(xp, "arrays/arrays", kernel, grid(xp, indices.size), dense, indices, u64(indices.size), values)
     return values
 
 
 @operation()
 def scatter(values: Floats, places: U32) -> Floats:
-    """``out`` with ``out[places] = values``; the places are a permutation."""
+    """An array ``out`` with ``out[places] = values``.
+
+    Args:
+        values: ``[n]``.
+        places: ``[n]``, a permutation of 0 to n - 1; this is not checked.
+    """
     out = np.empty_like(values)
     out[places] = values
     return out
@@ -79,18 +96,22 @@ def _(values: Device, places: Device) -> Device:
     out = xp.empty(values.size, values.dtype)
     if values.size:
         kernel = f"scatter_{suffix(values.dtype)}"
-        launch(xp, "select/select", kernel, grid(xp, values.size), values, places, u64(values.size), out)
+        launch(xp, "arrays/arrays", kernel, grid(xp, values.size), values, places, u64(values.size), out)
     return out
 
 
 @operation()
 def subtract_sent(dense: Floats, indices: U32 | None, values: Floats) -> None:
-    """``dense[indices] -= values``; None: all of it."""
+    """``dense[indices] -= values``, in place; for ``None``, ``dense -= values``.
+
+    The values are cast to the dtype of ``dense``. On a GPU, within ``deferred.encoding``, ``dense`` stays as it is if
+    the encoded gradient is not finite.
+    """
     if indices is None:
         dense -= values
         return
     values = np.ascontiguousarray(values, dense.dtype)
-    _settle[dense.dtype](address(dense), address(indices), indices.size, address(values))
+    _subtract[dense.dtype](address(dense), address(indices), indices.size, address(values))
 
 
 @subtract_sent.cuda
@@ -98,20 +119,28 @@ def _(dense: Device, indices: Device | None, values: Device) -> None:
     if values.size:
         xp, values = array_module(dense), values.astype(dense.dtype, copy=False)
         launch(
-            xp, "select/select", f"settle_{suffix(dense.dtype)}", grid(xp, values.size), dense, or_null(indices),
+            xp, "arrays/arrays", f"subtract_{suffix(dense.dtype)}", grid(xp, values.size), dense, or_null(indices),
             u64(values.size), values, residual_guard(),
         )  # fmt: skip
 
 
 @operation()
 def sum_into(out: Floats, parts: list[tuple[U32 | None, Floats]], scale: float, threads: int = 1) -> None:
-    """``out = scale * sum of parts``, in their order; a part is (indices, values), or (None, dense values)."""
-    kept = [(i, np.ascontiguousarray(v, out.dtype)) for i, v in parts]
-    indices = np.array([0 if i is None else address(i) for i, _ in kept], np.uint64)
-    values = np.array([address(v) for _, v in kept], np.uint64)
-    counts = np.array([v.size for _, v in kept], np.uint64)
+    """``out = scale * (the sum of all parts)``, summed in the order of the parts.
+
+    Args:
+        out: ``[numel]``; what it holds is overwritten.
+        parts: (indices, values) each, or (``None``, a value for each element). The indices are strictly increasing and
+            below numel; this is not checked. The values are cast to the dtype of ``out``.
+        scale: in the dtype of ``out``.
+        threads: of the host.
+    """
+    cast = [(indices, np.ascontiguousarray(values, out.dtype)) for indices, values in parts]
+    all_indices = np.array([0 if indices is None else address(indices) for indices, _ in cast], np.uint64)
+    all_values = np.array([address(values) for _, values in cast], np.uint64)
+    counts = np.array([values.size for _, values in cast], np.uint64)
     _sum[out.dtype](
-        address(out), out.size, address(indices), address(values), address(counts), len(kept), scale, threads
+        address(out), out.size, address(all_indices), address(all_values), address(counts), len(cast), scale, threads
     )
 
 
@@ -120,25 +149,22 @@ def _(out: Device, parts: list[tuple[Device | None, Device]], scale: float, thre
     xp = array_module(out)
     if not out.size:
         return
-    # A part without elements adds nothing; its array may have no address, which would mean a dense part.
-    kept = [(i, v.astype(out.dtype, copy=False)) for i, v in parts if v.size]
-    for begin in range(0, max(1, len(kept)), 8):
-        some = kept[begin : begin + 8]
-        arguments = [argument for i, v in some for argument in (or_null(i), v, u64(v.size))]
-        arguments += [NULL, NULL, u64(0)] * (8 - len(some))
-        last = begin + 8 >= len(kept)
+    # Parts without elements are left out: their arrays may have no address, and null indices mean a dense part.
+    cast = [(indices, values.astype(out.dtype, copy=False)) for indices, values in parts if values.size]
+    for begin in range(0, max(1, len(cast)), _PARTS):
+        now = cast[begin : begin + _PARTS]
+        arguments = [argument for indices, values in now for argument in (or_null(indices), values, u64(values.size))]
+        arguments += [NULL, NULL, u64(0)] * (_PARTS - len(now))
+        last = begin + _PARTS >= len(cast)
         launch(
-            xp, "select/select", f"sum_{suffix(out.dtype)}", -(-out.size // 2048), out, u64(out.size),
-            out.dtype.type(scale if last else 1.0), u32(begin > 0), u32(len(some)), *arguments,
+            xp, "arrays/arrays", f"sum_{suffix(out.dtype)}", -(-out.size // _SUM_TILE), out, u64(out.size),
+            out.dtype.type(scale if last else 1.0), u32(begin > 0), u32(len(now)), *arguments,
         )  # fmt: skip
 
 
 @operation()
 def to_host(array: NDArray[Any]) -> NDArray[Any]:
-    """The array on the host.
-
-    On a GPU: waits for the device.
-    """
+    """The array as a NumPy array; the same array if it is one. On a GPU: waits for the device."""
     return array
 
 
@@ -149,7 +175,7 @@ def _(array: Device) -> Any:
 
 @operation(1)
 def move_like(array: NDArray[Any], like: Any) -> NDArray[Any]:
-    """A host's array where ``like`` is."""
+    """The array where ``like`` is: a NumPy array is copied to the GPU if ``like`` is there."""
     return array
 
 
@@ -160,7 +186,7 @@ def _(array: Any, like: Device) -> Device:
 
 @operation(2)
 def zeros(count: int, dtype: Any, like: Any) -> NDArray[Any]:
-    """``count`` zeros."""
+    """``count`` zeros, allocated where ``like`` is."""
     return np.zeros(count, dtype)
 
 
@@ -171,7 +197,7 @@ def _(count: int, dtype: Any, like: Device) -> Device:
 
 @operation(2)
 def empty(count: int, dtype: Any, like: Any) -> NDArray[Any]:
-    """``count`` elements of any value."""
+    """``count`` elements that are not initialized, allocated where ``like`` is."""
     return np.empty(count, dtype)
 
 
@@ -182,7 +208,7 @@ def _(count: int, dtype: Any, like: Device) -> Device:
 
 @operation(1)
 def arange(count: int, like: Any) -> U32:
-    """0 to ``count - 1``."""
+    """0 to ``count - 1``, allocated where ``like`` is."""
     return np.arange(count, dtype=np.uint32)
 
 
@@ -193,7 +219,7 @@ def _(count: int, like: Device) -> Device:
 
 @operation()
 def concatenate(arrays: list[NDArray[Any]]) -> NDArray[Any]:
-    """One array behind the other."""
+    """One array with the elements of all arrays, of which there is at least one."""
     return np.concatenate(arrays)
 
 
@@ -204,7 +230,7 @@ def _(arrays: list[Device]) -> Device:
 
 @operation()
 def aligned(data: U8) -> U8:
-    """The bytes, at an address that whole words can be read from."""
+    """The bytes at an address that is a multiple of 8: ``data`` itself, or a copy."""
     return data.copy() if data.__array_interface__["data"][0] % 8 else data
 
 
@@ -215,7 +241,7 @@ def _(data: Device) -> Device:
 
 @operation()
 def offset(indices: U32, by: int) -> U32:
-    """``indices + by``."""
+    """``indices + by``. The sums must be below 2^32; this is not checked."""
     return indices + np.uint32(by)
 
 
@@ -224,13 +250,13 @@ def _(indices: Device, by: int) -> Device:
     xp = array_module(indices)
     out = xp.empty(indices.size, u32)
     if indices.size:
-        launch(xp, "bits/bits", "moved", grid(xp, indices.size), indices, u64(indices.size), u32(by), out)
+        launch(xp, "arrays/arrays", "offset", grid(xp, indices.size), indices, u64(indices.size), u32(by), out)
     return out
 
 
 @operation()
 def delete(indices: U32, places: U32) -> U32:
-    """What is left of the indices when those at distinct ``places`` are taken away."""
+    """``numpy.delete(indices, places)``: the indices without those at ``places``, which are distinct and sorted."""
     return np.delete(indices, places)
 
 
@@ -239,17 +265,17 @@ def _(indices: Device, places: Device) -> Device:
     xp, count = array_module(indices), indices.size
     out = xp.empty(count - places.size, u32)
     if count:
-        dropped = bitmap.encode(places, 32 * -(-count // 32)).view(u32)
+        deleted = bitmap.encode(places, 32 * -(-count // 32)).view(u32)
         launch(
-            xp, "bloom/bloom", "keep_others", grid(xp, count), indices, u64(count), dropped, scan_status(xp, count),
-            counter(xp), out, u64(out.size),
+            xp, "arrays/arrays", "delete_places", grid(xp, count), indices, u64(count), deleted,
+            scan_status(xp, count), counter(xp), out, u64(out.size),
         )  # fmt: skip
     return out
 
 
 @operation()
 def to_float32(values: Floats) -> F32:
-    """The values in float32, those beyond its range at its ends; the same array where they are float32 already."""
+    """The values as float32, rounded to nearest and limited to its finite range; the same array if it is float32."""
     if values.dtype == np.float32:
         return np.ascontiguousarray(values, np.float32)
     limit = np.finfo(np.float32).max

@@ -1,25 +1,47 @@
-"""TODO bitmap."""
+"""Bitmaps: one bit for each element; kernels/bitmap/bitmap.cpp draws the section."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from hvd_deepreduce.ops import bits
-from hvd_deepreduce.ops.deferred import check_later
-from hvd_deepreduce.ops.device import array_module, grid, i32, launch, u32, u64
+from hvd_deepreduce.ops.deferred import check_later, counter
+from hvd_deepreduce.ops.device import THREADS, array_module, grid, i32, launch, scan_status, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, check_size, kernel
 from hvd_deepreduce.ops.types import U8, U32, Device
 
-_bitmap_encode = kernel("bitmap_encode", "v", "pUp")
-_bitmap_decode = kernel("bitmap_decode", "I", "pUUUp")
+_encode = kernel("bitmap_encode", "v", "pUp")
+_decode = kernel("bitmap_decode", "I", "pUUUp")
+
+
+def find_ones(xp: Any, bits: Device, places: Device) -> Device:
+    """Writes the places of the first ``places.size`` ones of a bit string on a GPU, in order.
+
+    Args:
+        xp: the array module.
+        bits: the string, uint8.
+        places: uint32, overwritten.
+
+    Returns:
+        The number of all ones of the string, uint64 ``[1]`` on the device.
+    """
+    ones = counter(xp)
+    if bits.size:
+        tile = 8 * THREADS
+        launch(
+            xp, "bitmap/bitmap", "find_ones", grid(xp, bits.size, tile), bits, u64(bits.size),
+            scan_status(xp, bits.size, tile), places, u64(places.size), ones,
+        )  # fmt: skip
+    return ones
 
 
 @operation()
 def encode(indices: U32, numel: int) -> U8:
-    """``numel`` bits, set at the indices."""
+    """The bitmap of ``numel`` bits in which the bits at ``indices``, all below ``numel``, are 1."""
     out = np.zeros((numel + 7) // 8, np.uint8)
-    _bitmap_encode(address(indices), indices.size, address(out))
+    _encode(address(indices), indices.size, address(out))
     return out
 
 
@@ -28,19 +50,22 @@ def _(indices: Device, numel: int) -> Device:
     xp = array_module(indices)
     words = xp.zeros(-(-numel // 32), u32)
     if indices.size:
-        launch(xp, "bits/bits", "bitmap_encode", grid(xp, indices.size), indices, u64(indices.size), words)
+        launch(xp, "bitmap/bitmap", "bitmap_encode", grid(xp, indices.size), indices, u64(indices.size), words)
     return words.view(np.uint8)[: (numel + 7) // 8]
 
 
 @operation()
 def decode(section: U8, numel: int, count: int) -> U32:
-    """The indices of ``bitmap_encode``.
+    """The indices of the ``count`` ones of a bitmap of ``numel`` bits, uint32 ``[count]``.
 
-    On a GPU: waits for the device.
+    On a GPU: waits for the device, or defers the check.
+
+    Raises:
+        ValueError: the section has another size, another number of ones, or a one behind bit ``numel - 1``.
     """
     check_size(section, (numel + 7) // 8)
     indices = np.empty(count, np.uint32)
-    check(_bitmap_decode(address(section), section.size, numel, count, address(indices)))
+    check(_decode(address(section), section.size, numel, count, address(indices)))
     return indices
 
 
@@ -49,11 +74,11 @@ def _(section: Device, numel: int, count: int) -> Device:
     xp = array_module(section)
     check_size(section, (numel + 7) // 8)
     indices, error = xp.empty(count, u32), xp.zeros(1, i32)
-    found = bits.find_ones(xp, section, indices)
-    spare = section.size - numel // 8
+    ones = find_ones(xp, section, indices)
+    padding = section.size - numel // 8
     launch(
-        xp, "bits/bits", "check_bitmap", grid(xp, max(1, spare)), section, u64(section.size), u64(numel), u64(count),
-        found, error,
+        xp, "bitmap/bitmap", "check_bitmap", grid(xp, max(1, padding)), section, u64(section.size), u64(numel),
+        u64(count), ones, error,
     )  # fmt: skip
     check_later(error)
     return indices

@@ -1,4 +1,4 @@
-"""TODO bits."""
+"""Fields of equal width, and checks of index lists; kernels/bits/bits.cpp draws the section."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_deepreduce.ops.deferred import check_later, counter
-from hvd_deepreduce.ops.device import THREADS, array_module, grid, i32, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.deferred import check_later
+from hvd_deepreduce.ops.device import array_module, grid, i32, launch, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, check_size, kernel
 from hvd_deepreduce.ops.types import U8, U32, Device
@@ -18,22 +18,23 @@ _unpack = {1: kernel("unpack8", "I", "pUUup"), 4: kernel("unpack32", "I", "pUUup
 _check_indices = kernel("check_indices", "I", "pUU")
 
 
-def find_ones(xp: Any, bits: Device, places: Device) -> Device:
-    """Writes the places of the first ones of a bit string; how many there are in all, on the device."""
-    found = counter(xp)
-    if bits.size:
-        each = 8 * THREADS
-        launch(
-            xp, "bits/bits", "ones", grid(xp, bits.size, each), bits, u64(bits.size), scan_status(xp, bits.size,
-            each), places, u64(places.size), found,
-        )  # fmt: skip
-    return found
+def packed_bytes(count: int, width: int) -> int:
+    """The size of ``count`` fields of ``width`` bits, in bytes."""
+    return (count * width + 7) // 8
 
 
 @operation()
 def pack(values: NDArray[Any], width: int) -> U8:
-    """Fields of ``width`` bits, one behind the other; ``values`` are uint8 (width <= 8) or uint32 (width <= 32)."""
-    out = np.empty((values.size * width + 7) // 8, np.uint8)
+    """The values as fields of ``width`` bits.
+
+    Args:
+        values: uint8 or uint32, all below 2^width; this is not checked.
+        width: 0 to 8 for uint8, 0 to 32 for uint32.
+
+    Returns:
+        ``packed_bytes(values.size, width)`` bytes.
+    """
+    out = np.empty(packed_bytes(values.size, width), np.uint8)
     _pack[values.itemsize](address(values), values.size, width, address(out))
     return out
 
@@ -45,13 +46,23 @@ def _(values: Device, width: int) -> Device:
     if words.size:
         kernel = f"pack{8 * values.itemsize}"
         launch(xp, "bits/bits", kernel, grid(xp, words.size), values, u64(values.size), u32(width), words)
-    return words.view(np.uint8)[: (values.size * width + 7) // 8]
+    return words.view(np.uint8)[: packed_bytes(values.size, width)]
 
 
 @operation()
 def unpack(section: U8, count: int, width: int, dtype: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
-    """The ``count`` fields of ``pack``."""
-    check_size(section, (count * width + 7) // 8)  # before an array of that size is allocated
+    """The ``count`` fields of ``pack``.
+
+    Args:
+        section: ``packed_bytes(count, width)`` bytes.
+        count: the number of fields.
+        width: bits of a field.
+        dtype: uint8 or uint32.
+
+    Raises:
+        ValueError: the section has another size, or a field has more bits than the dtype.
+    """
+    check_size(section, packed_bytes(count, width))  # before an array of that size is allocated
     values = np.empty(count, dtype)
     check(_unpack[values.itemsize](address(section), section.size, count, width, address(values)))
     return values
@@ -60,7 +71,7 @@ def unpack(section: U8, count: int, width: int, dtype: type[np.unsignedinteger[A
 @unpack.cuda
 def _(section: Device, count: int, width: int, dtype: type[np.unsignedinteger[Any]]) -> Device:
     xp = array_module(section)
-    check_size(section, (count * width + 7) // 8)  # before an array of that size is allocated
+    check_size(section, packed_bytes(count, width))  # before an array of that size is allocated
     values = xp.empty(count, dtype)
     if width > 8 * values.itemsize:
         check(-1)
@@ -72,9 +83,12 @@ def _(section: Device, count: int, width: int, dtype: type[np.unsignedinteger[An
 
 @operation()
 def check_indices(indices: U32, numel: int) -> None:
-    """``ValueError`` where the indices are not strictly increasing or not below ``numel``.
+    """Checks that the indices are strictly increasing and below ``numel``.
 
-    On a GPU: waits for the device.
+    On a GPU: waits for the device, or defers the check.
+
+    Raises:
+        ValueError: they are not.
     """
     check(_check_indices(address(indices), indices.size, numel))
 
@@ -90,9 +104,12 @@ def _(indices: Device, numel: int) -> None:
 
 @operation()
 def check_order(order: U32) -> None:
-    """``ValueError`` where it is not a permutation.
+    """Checks that ``order`` is a permutation of 0 to ``order.size - 1``.
 
-    On a GPU: waits for the device: the order is about to be used.
+    On a GPU: waits for the device and never defers, since the order is about to be used as indices.
+
+    Raises:
+        ValueError: it is not.
     """
     seen = np.zeros(order.size, bool)
     if order.max(initial=0) < order.size:

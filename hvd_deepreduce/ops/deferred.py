@@ -216,7 +216,7 @@ def residual_guard() -> Any:
 def find_nonfinite(x: Device, found: Device) -> None:
     """Sets ``found``, int32 ``[1]``, if ``x`` contains NaN or infinity."""
     xp = array_module(x)
-    launch(xp, "select/select", f"finite_{suffix(x.dtype)}", grid(xp, x.size, 4 * THREADS), x, np.uint64(x.size), found)
+    launch(xp, "arrays/arrays", f"finite_{suffix(x.dtype)}", grid(xp, x.size, 4 * THREADS), x, np.uint64(x.size), found)
 
 
 def decode_values(file: str, kernel: str, like: Device, count: int, *arguments: Any) -> Device:

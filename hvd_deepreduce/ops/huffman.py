@@ -1,46 +1,51 @@
-"""TODO huffman."""
+"""Canonical Huffman codes, for symbols and for the bytes of indices; kernels/huffman/huffman.cpp draws the sections."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from hvd_deepreduce.ops import bits, strings
+from hvd_deepreduce.ops import bits, entropy
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counter
 from hvd_deepreduce.ops.device import array_module, grid, i32, launch, scan_status, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import U8, U32, Device
 
-_huffman_bound = kernel("huffman_bound", "U", "U")
-_huffman_encode = kernel("huffman_encode", "U", "pUp")
-_huffman_decode = kernel("huffman_decode", "I", "pUUp")
-_huffman_indices_encode = kernel("huffman_indices_encode", "U", "pUUp")
-_huffman_indices_decode = kernel("huffman_indices_decode", "I", "pUUUp")
+_bound = kernel("huffman_bound", "U", "U")
+_streams = kernel("huffman_streams", "u", "U")
+_encode = kernel("huffman_encode", "U", "pUp")
+_decode = kernel("huffman_decode", "I", "pUUp")
+_indices_bound = kernel("huffman_indices_bound", "U", "U")
+_indices_encode = kernel("huffman_indices_encode", "U", "pUUp")
+_indices_decode = kernel("huffman_indices_decode", "I", "pUUUp")
+
+_FILE = "huffman/huffman"
+_HEAD_WORDS = 10
+"""The size of HuffmanStreams in kernels/huffman/huffman.cu, in words of 8 bytes."""
 
 
 @operation()
 def encode(symbols: U8) -> U8:
-    """The section of symbols drawn in kernels/huffman/huffman.cpp.
+    """The section of the symbols, empty for none.
 
-    On a GPU: waits for the device: the size is not known before.
+    On a GPU: waits for the device, to learn the size of the section.
     """
-    out = np.empty(_huffman_bound(symbols.size), np.uint8)
-    return out[: _huffman_encode(address(symbols), symbols.size, address(out))].copy()
+    out = np.empty(_bound(symbols.size), np.uint8)
+    return out[: _encode(address(symbols), symbols.size, address(out))].copy()
 
 
 @encode.cuda
 def _(symbols: Device) -> Device:
-    xp, n, file = array_module(symbols), symbols.size, "entropy/codes"
+    xp, n = array_module(symbols), symbols.size
     if n == 0:
         return xp.empty(0, np.uint8)
-    words, out = xp.empty(256, u32), xp.zeros((128 + 12 + (n * 12 + 7) // 8 + 64) // 4, u32)
-    bits, single, sums, unused, end = (
-        xp.zeros(size, dtype) for size, dtype in ((1, u64), (1, u32), (4, u64), (1, u64), (1, u64))
-    )
-    launch(xp, file, "huffman_plan", 1, strings.histogram(xp, symbols), u64(n), words, out, bits, single)
-    launch(xp, file, "huffman_sizes", grid(xp, n), symbols, u64(n), words, sums)
+    words, out = xp.empty(256, u32), xp.zeros(-(-_bound(n) // 4), u32)
+    head_bits, single, sums = xp.zeros(1, u64), xp.zeros(1, u32), xp.zeros(4, u64)
+    unused, end = xp.zeros(1, u64), xp.zeros(1, u64)
+    launch(xp, _FILE, "huffman_plan", 1, entropy.histogram(xp, symbols), u64(n), words, out, head_bits, single)
+    launch(xp, _FILE, "huffman_sizes", grid(xp, n), symbols, u64(n), words, sums)
     launch(
-        xp, file, "huffman_write", grid(xp, n), symbols, u64(n), words, sums, bits, single, scan_status(xp, n),
+        xp, _FILE, "huffman_write", grid(xp, n), symbols, u64(n), words, sums, head_bits, single, scan_status(xp, n),
         unused, out, end,
     )  # fmt: skip
     return out.view(np.uint8)[: (read_counter(end) + 7) // 8]
@@ -48,31 +53,34 @@ def _(symbols: Device) -> Device:
 
 @operation()
 def decode(section: U8, count: int) -> U8:
-    """The symbols of ``huffman_encode``.
+    """The ``count`` symbols of a section, uint8.
 
-    On a GPU: waits for the device.
+    On a GPU: waits for the device, or defers the check.
+
+    Raises:
+        ValueError: an encoder cannot have written the section for ``count`` symbols.
     """
     symbols = np.empty(count, np.uint8)
-    check(_huffman_decode(address(section), section.size, count, address(symbols)))
+    check(_decode(address(section), section.size, count, address(symbols)))
     return symbols
 
 
 @decode.cuda
 def _(section: Device, count: int) -> Device:
-    xp, file, size = array_module(section), "entropy/codes", section.size
+    xp, size, entries = array_module(section), section.size, entropy.LONGEST
     symbols, error = xp.empty(count, np.uint8), xp.zeros(1, i32)
     if count == 0:
         check(-3 if size else 0)
         return symbols
-    table, streams, chunks = xp.zeros(4096, np.uint16), xp.zeros(10, u64), max(1, strings.count_chunks(section))
-    launch(xp, file, "huffman_read", 1, section, u64(size), u64(count), table, streams, error)
-    for number in range(4 if count >= 1024 else 1):
-        exits = xp.zeros(chunks * 12, u64)
-        launch(xp, file, "huffman_walk", grid(xp, exits.size), section, streams, u32(number), table, u64(chunks), exits)
-        starts, words = strings.join_chunks(xp, exits, 12, chunks)
+    table, head, chunks = entropy.code_table(xp), xp.zeros(_HEAD_WORDS, u64), max(1, entropy.count_chunks(section))
+    launch(xp, _FILE, "huffman_read", 1, section, u64(size), u64(count), table, head, error)
+    for stream in range(_streams(count)):
+        exits = xp.zeros(chunks * entries, u64)
+        launch(xp, _FILE, "huffman_walk", grid(xp, exits.size), section, head, u32(stream), table, u64(chunks), exits)
+        starts, words = entropy.join_chunks(xp, exits, entries, chunks)
         launch(
-            xp, file, "huffman_take", grid(xp, chunks), section, streams, u32(number), table, u64(chunks), starts,
-            words, u64(count), symbols, error,
+            xp, _FILE, "huffman_take", grid(xp, chunks), section, head, u32(stream), table, u64(chunks), starts, words,
+            u64(count), symbols, error,
         )  # fmt: skip
     check_later(error)
     return symbols
@@ -80,51 +88,55 @@ def _(section: Device, count: int) -> Device:
 
 @operation()
 def encode_indices(indices: U32, numel: int) -> U8:
-    """The section of indices drawn in kernels/huffman/huffman.cpp.
+    """The section of indices below ``numel``, in the code of the bytes of 0 to ``numel - 1``; empty for none.
 
-    On a GPU: waits for the device: the size is not known before.
+    On a GPU: waits for the device, to learn the size of the section.
     """
-    out = np.empty(6 * indices.size + 8, np.uint8)
-    return out[: _huffman_indices_encode(address(indices), indices.size, numel, address(out))].copy()
+    out = np.empty(_indices_bound(indices.size), np.uint8)
+    return out[: _indices_encode(address(indices), indices.size, numel, address(out))].copy()
 
 
 @encode_indices.cuda
 def _(indices: Device, numel: int) -> Device:
-    xp, n, file = array_module(indices), indices.size, "entropy/codes"
-    words, table, end = xp.empty(256, u32), xp.zeros(4096, np.uint16), counter(xp)
-    out = xp.zeros((6 * n + 11) // 4, u32)
+    xp, n = array_module(indices), indices.size
+    words, table, end = xp.empty(256, u32), entropy.code_table(xp), counter(xp)
+    out = xp.zeros(-(-_indices_bound(n) // 4), u32)
     if n:
-        launch(xp, file, "byte_code", 1, u64(numel), words, table)
-        launch(xp, file, "huffman_indices_write", grid(xp, n), indices, u64(n), words, scan_status(xp, n), end, out)
+        launch(xp, _FILE, "byte_code", 1, u64(numel), words, table)
+        launch(xp, _FILE, "huffman_indices_write", grid(xp, n), indices, u64(n), words, scan_status(xp, n), end, out)
     return out.view(np.uint8)[: (read_counter(end) + 7) // 8]
 
 
 @operation()
 def decode_indices(section: U8, numel: int, count: int) -> U32:
-    """The indices of ``huffman_indices_encode``.
+    """The ``count`` indices of a section, uint32.
 
-    On a GPU: waits for the device.
+    On a GPU: waits for the device, or defers the check.
+
+    Raises:
+        ValueError: an encoder cannot have written the section for ``count`` strictly increasing indices below
+            ``numel``.
     """
     indices = np.empty(count, np.uint32)
-    check(_huffman_indices_decode(address(section), section.size, count, numel, address(indices)))
+    check(_indices_decode(address(section), section.size, count, numel, address(indices)))
     return indices
 
 
 @decode_indices.cuda
 def _(section: Device, numel: int, count: int) -> Device:
-    xp, file, size = array_module(section), "entropy/codes", section.size
-    if count == 0 or numel == 1:  # the only index there is takes no bits
+    xp, size, entries = array_module(section), section.size, 4 * entropy.LONGEST  # a phase for each byte of an index
+    if count == 0 or numel == 1:  # index 0 of one element takes no bits
         check(-3 if size else -2 if count > 1 else 0)
         return xp.zeros(count, u32)
     if 8 * size < count:
         check(-1)
-    words, table, chunks = xp.empty(256, u32), xp.zeros(4096, np.uint16), strings.count_chunks(section)
-    octets, error, exits = xp.empty(4 * count, np.uint8), xp.zeros(1, i32), xp.empty(chunks * 48, u64)
-    launch(xp, file, "byte_code", 1, u64(numel), words, table)
-    launch(xp, file, "huffman_indices_walk", grid(xp, exits.size), section, u64(size), table, u64(chunks), exits)
-    starts, total = strings.join_chunks(xp, exits, 48, chunks)
+    words, table, chunks = xp.empty(256, u32), entropy.code_table(xp), entropy.count_chunks(section)
+    octets, error, exits = xp.empty(4 * count, np.uint8), xp.zeros(1, i32), xp.empty(chunks * entries, u64)
+    launch(xp, _FILE, "byte_code", 1, u64(numel), words, table)
+    launch(xp, _FILE, "huffman_indices_walk", grid(xp, exits.size), section, u64(size), table, u64(chunks), exits)
+    starts, total = entropy.join_chunks(xp, exits, entries, chunks)
     launch(
-        xp, file, "huffman_indices_take", grid(xp, chunks), section, u64(size), table, u64(chunks), starts, total,
+        xp, _FILE, "huffman_indices_take", grid(xp, chunks), section, u64(size), table, u64(chunks), starts, total,
         u64(count), octets, error,
     )  # fmt: skip
     check_later(error)

@@ -1,4 +1,4 @@
-"""TODO index_sizes."""
+"""The sizes of the index codecs' sections, from which ``index.auto`` chooses; kernels/index_sizes/index_sizes.cpp."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ _index_sizes = kernel("index_sizes", "v", "pUU*")
 
 
 @operation()
-def index_sizes(indices: U32, numel: int) -> list[int]:
-    """Bytes of the rice, rle, delta, elias_fano and rans sections of one index or more; estimates beyond 8192.
+def estimate(indices: U32, numel: int) -> list[int]:
+    """Bytes of the rice, rle, delta, elias_fano and rans sections of at least one index.
 
-    On a GPU: runs on the host, which looks at no more than 8192 indices.
+    Up to 8192 indices all but rans's are exact; beyond, all but elias_fano's are estimated from 8192 indices.
+
+    On a GPU: waits for the device, and runs on the host.
+
+    Args:
+        indices: strictly increasing, below ``numel``.
+        numel: elements of the tensor.
     """
     sizes = (c_uint64 * 5)()
     _index_sizes(address(indices), indices.size, numel, sizes)
     return list(sizes)
 
 
-@index_sizes.cuda
+@estimate.cuda
 def _(indices: Device, numel: int) -> list[int]:
-    return index_sizes.host(indices.get(), numel)
+    return estimate.host(indices.get(), numel)

@@ -1,4 +1,8 @@
-"""TODO sections."""
+"""Sections and containers: joining arrays into one, the checksum, and what the host reads of them.
+
+docs/container.md draws the container. On a GPU, the host remembers the first bytes of sections that it has made or
+prefetched within ``deferred.encoding`` and ``deferred.reading``, so that ``peek`` need not wait for them.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +18,21 @@ from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import U8, Device
 
 HEADER_BYTES = 64
-"""How much of a container, and of each of its sections, ``prefetch_headers`` reads."""
+"""The size of a container's header. ``prefetch_headers`` reads so many bytes of each section, too."""
 CHECKSUM_AT = 12
-"""The offset of the checksum in a container, in bytes."""
+"""The offset of the checksum in a container's header, in bytes."""
+SIZES_AT = 40
+"""The offset of the three sections' sizes in a container's header, in bytes."""
 _checksum = kernel("checksum", "u", "pU")
 
 
 def checksum(data: U8) -> int:
-    """The checksum of a container (whole 32-bit words), its own place left out."""
+    """The checksum of a container on the host, whose size is a multiple of 4."""
     return int(_checksum(address(data), data.size))
 
 
 def remember_start(section: Device, start: bytes) -> Device:
-    """The section; the host knows how it starts."""
+    """Returns the section, after noting its first bytes for ``peek``."""
     if state.starts is not None and section.size:
         state.starts[section.data.ptr] = section, start
     return section
@@ -34,12 +40,18 @@ def remember_start(section: Device, start: bytes) -> Device:
 
 @operation(slice(1, None))
 def join(header: bytes, *arrays: NDArray[Any], pad: int = 1, checked: bool = False) -> U8:
-    """Up to 64 bytes and up to four arrays, one behind the other, each filled with zeros to a multiple of ``pad``;
-    ``checked``: with the checksum of a container."""
+    """The bytes of the header and of the arrays in a row, each padded with zeros.
+
+    Args:
+        header: at most 64 bytes.
+        arrays: at most four, of any dtype.
+        pad: the header and each array are padded to a multiple of so many bytes.
+        checked: whether to write a container's checksum; the header is then a container's, and ``pad`` is 8.
+    """
     begin = -(-len(header) // pad) * pad
     out = np.empty(begin + sum([-(-array.nbytes // pad) * pad for array in arrays]), np.uint8)
-    bytes_of_out = out.data
-    bytes_of_out[:begin] = header.ljust(begin, b"\0")
+    memory = out.data
+    memory[:begin] = header.ljust(begin, b"\0")
     for array in arrays:
         size = array.nbytes
         end = begin + size
@@ -47,9 +59,9 @@ def join(header: bytes, *arrays: NDArray[Any], pad: int = 1, checked: bool = Fal
             out[begin:end] = array if array.dtype == np.uint8 else array.view(np.uint8)
         begin += -(-size // pad) * pad
         if end < begin:
-            bytes_of_out[end:begin] = bytes(begin - end)
+            memory[end:begin] = bytes(begin - end)
     if checked:
-        bytes_of_out[CHECKSUM_AT : CHECKSUM_AT + 4] = checksum(out).to_bytes(4, "little")
+        memory[CHECKSUM_AT : CHECKSUM_AT + 4] = checksum(out).to_bytes(4, "little")
     return out
 
 
@@ -66,17 +78,17 @@ def _(header: bytes, *arrays: Device, pad: int = 1, checked: bool = False) -> De
     words = -(-total // 8)
     out = (xp.zeros if checked else xp.empty)(words, u64)
     if words:
-        start = np.frombuffer(header.ljust(64, b"\0"), u64)
-        launch(xp, "container/container", "join", grid(xp, words), *start, *pieces, u64(words), u32(checked), out)
+        start = np.frombuffer(header.ljust(HEADER_BYTES, b"\0"), u64)
+        launch(xp, "sections/sections", "join", grid(xp, words), *start, *pieces, u64(words), u32(checked), out)
     section = out.view(np.uint8)[:total]
-    return section if checked else remember_start(section, header)  # the host has not seen the checksum
+    return section if checked else remember_start(section, header)  # the checksum is not in `header`
 
 
 @operation()
 def peek(section: U8, size: int) -> bytes:
-    """The first bytes of a section, for the host.
+    """The first ``size`` bytes of a section, or all of a shorter one, on the host.
 
-    On a GPU: waits for the device where they are not known.
+    On a GPU: waits for the device, unless the host remembers the bytes.
     """
     return section[:size].tobytes()
 
@@ -91,9 +103,13 @@ def _(section: Device, size: int) -> bytes:
 
 @operation()
 def prefetch_headers(data: U8, ranks: int) -> None:
-    """Before the heads of the containers in ``data`` are asked for.
+    """Reads what ``peek`` will return for the containers of ``data`` and for their sections, all at once.
 
-    On a GPU: waits for the device.
+    On a GPU: waits for the device, within ``deferred.reading``. Otherwise, and on the host, does nothing.
+
+    Args:
+        data: containers in a row, perhaps broken.
+        ranks: how many containers are expected.
     """
 
 
@@ -102,23 +118,29 @@ def _(data: Device, ranks: int) -> None:
     if state.starts is None or not data.size:
         return
     xp = array_module(data)
-    heads = xp.empty(4 * HEADER_BYTES * ranks, np.uint8)
-    launch(xp, "container/container", "container_heads", 1, data, u64(data.size), u32(ranks), heads)
+    heads = xp.empty(ranks * 4 * HEADER_BYTES, np.uint8)
+    launch(xp, "sections/sections", "container_heads", 1, data, u64(data.size), u32(ranks), heads)
     at = 0
     for starts in heads.get().reshape(ranks, 4, HEADER_BYTES):
-        # As far as they go: a container that is refused is the last.
-        for size, start in zip((HEADER_BYTES, *starts[0, 40:].view(u64).tolist()), starts, strict=True):
+        sizes = starts[0, SIZES_AT:].view(u64).tolist()
+        for size, start in zip((HEADER_BYTES, *sizes), starts, strict=True):
             if at + size > data.size:
-                return
+                return  # a broken container, which the caller will refuse
             remember_start(data[at : at + size], start.tobytes()[:size])
             at += -(-size // 8) * 8
 
 
 @operation()
 def check_container(data: U8) -> None:
-    """``ValueError`` where a container's checksum is not the one in its header.
+    """Checks a container's checksum.
 
-    On a GPU: waits for the device.
+    On a GPU: waits for the device, or defers the check.
+
+    Args:
+        data: the whole container, at an address that is a multiple of 4.
+
+    Raises:
+        ValueError: the checksum in the header is not that of the bytes.
     """
     if checksum(data) != int.from_bytes(data.data[CHECKSUM_AT : CHECKSUM_AT + 4], "little"):
         check(-6)
@@ -129,5 +151,5 @@ def _(data: Device) -> None:
     xp, words = array_module(data), data.view(u32)
     scratch, error = xp.zeros(2, u32), xp.zeros(1, i32)
     blocks = grid(xp, words.size, 4 * THREADS)
-    launch(xp, "container/container", "check_container", blocks, words, u64(words.size), scratch, error)
+    launch(xp, "sections/sections", "check_container", blocks, words, u64(words.size), scratch, error)
     check_later(error)

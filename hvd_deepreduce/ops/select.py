@@ -1,20 +1,17 @@
-"""TODO select."""
+"""Top-k and threshold selection, in one pass with the accumulation of the gradient; kernels/select/."""
 
 from __future__ import annotations
 
 from ctypes import byref, c_uint64
-from typing import Any
 
 import numpy as np
 
 from hvd_deepreduce.ops import arrays, deferred
-from hvd_deepreduce.ops.bits import find_ones
 from hvd_deepreduce.ops.deferred import counter, read_counter, residual_guard
 from hvd_deepreduce.ops.device import (
     NULL,
     THREADS,
     array_module,
-    f64,
     grid,
     launch,
     or_null,
@@ -24,162 +21,134 @@ from hvd_deepreduce.ops.device import (
     u64,
 )
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, kernel, kernels_by_dtype
+from hvd_deepreduce.ops.library import address, kernels_by_dtype
 from hvd_deepreduce.ops.types import U32, Device, Floats
 
 _topk = kernels_by_dtype("topk", "i", "ppUUppi")
 _threshold = kernels_by_dtype("threshold", "p", "ppUdi*")
-_take = kernels_by_dtype("take", "v", "ppp")
-_random_indices = kernel("random_indices", "i", "UUuuup")
-_block_norms = kernels_by_dtype("block_norms", "v", "ppUUipi")
+_threshold_bits = kernels_by_dtype("threshold_bits", "U", "d")
+_copy_selection = kernels_by_dtype("copy_selection", "v", "ppp")
+
+_BINS = 2048
+"""Values of a digit of eleven bits, as in kernels/select/select.cu."""
+
+
+def _tile(dense: Device) -> int:
+    """Elements of a tile: four rows of vectors of 16 bytes, as in kernels/select/select.cu."""
+    return 4 * THREADS * (16 // int(dense.itemsize))
 
 
 @operation()
 def topk(dense: Floats, gradient: Floats | None, k: int, threads: int = 1) -> tuple[U32, Floats]:
-    """``dense += gradient``, then its k largest magnitudes: sorted indices and values. Ties: the lower index."""
+    """Adds the gradient to ``dense`` in place, as ``arrays.add``, and selects the k elements of largest magnitude.
+
+    Of elements of equal magnitude, those of lower index are selected.
+
+    Args:
+        dense: ``[numel]``, finite. On a GPU, numel is below 2^31.
+        gradient: ``[numel]`` of the same dtype, or ``None``.
+        k: at most numel.
+        threads: of the host.
+
+    Returns:
+        indices: uint32 ``[k]``, sorted.
+        values: ``dense[indices]``.
+
+    Raises:
+        MemoryError: the host has too little memory for the candidates. A part of the gradient may have been added.
+        ValueError: the array is on a GPU and has 2^31 elements or more.
+    """
     indices, values = np.empty(k, np.uint32), np.empty(k, dense.dtype)
     source = None if gradient is None else address(gradient)
     if _topk[dense.dtype](address(dense), source, dense.size, k, address(indices), address(values), threads):
-        raise MemoryError(f"top-k of {dense.size} elements found no memory for its candidates")
+        raise MemoryError(f"not enough memory for the candidates of top-k of {dense.size} elements")
     return indices, values
 
 
 @topk.cuda
 def _(dense: Device, gradient: Device | None, k: int, threads: int = 1) -> tuple[Device, Device]:
-    xp, n, ending = array_module(dense), dense.size, suffix(dense.dtype)
+    xp, n, ending, file = array_module(dense), dense.size, suffix(dense.dtype), "select/select"
     if n >= 2**31:
-        raise ValueError(f"top-k on a GPU takes fewer than 2^31 elements, and this tensor has {n}: split it")
+        raise ValueError(f"a tensor has {n} elements, and top-k on a GPU takes fewer than 2^31: split the tensor")
     indices, values = xp.empty(k, u32), xp.empty(k, dense.dtype)
     if k == 0:
         if gradient is not None:
             arrays.add(dense, gradient)
         return indices, values
     room = min(n, 2 * k + n // 256 + 65536)
-    candidates, found = xp.empty(room, u32), xp.empty(room, dense.dtype)
+    candidates, candidate_values = xp.empty(room, u32), xp.empty(room, dense.dtype)
     passes = 3 if dense.itemsize == 4 else 6
-    tile = 16 * THREADS if dense.itemsize == 4 else 8 * THREADS
-    # One piece of zeros for all: | state [2] | counts [passes * 2048 u32] | status of collect | status of take |
-    collect_tiles, take_tiles = -(-n // tile) + 1, -(-n // (4 * THREADS)) + 1
-    scratch = xp.zeros(2 + passes * 1024 + collect_tiles + take_tiles, u64)
-    state, counts = scratch[:2], scratch[2 : 2 + passes * 1024].view(u32)
-    collect_status, take_status = scratch[2 + passes * 1024 : -take_tiles], scratch[-take_tiles:]
-    source, now = or_null(gradient), deferred.state.encoding
-    # The first block takes the sample; where the gradient has not been looked at, the others do that.
-    looks = now is not None and not now.checked and gradient is not None and gradient.size == now.gradient.size
-    blocks, bad = (1 + grid(xp, n, 4 * THREADS), now.check_finite(fused=True)) if now and looks else (1, NULL)
-    launch(xp, "select/select", f"topk_sample_{ending}", blocks, dense, source, u64(n), u64(k), state, bad)
+    tile = _tile(dense)
+    # One array of zeros, for one launch: | state [2] | counts u32 [passes, 2048] | status of collect | status of take |
+    count_words, collect_tiles, take_tiles = passes * _BINS // 2, -(-n // tile) + 1, -(-n // (4 * THREADS)) + 1
+    scratch = xp.zeros(2 + count_words + collect_tiles + take_tiles, u64)
+    state, counts = scratch[:2], scratch[2 : 2 + count_words].view(u32)
+    collect_status, take_status = scratch[2 + count_words : -take_tiles], scratch[-take_tiles:]
+    source, encoding = or_null(gradient), deferred.state.encoding
+    # If nothing has checked yet that the gradient is finite, all blocks of the sampling kernel but the first do.
+    blocks, bad = 1, NULL
+    if encoding and not encoding.checked and gradient is not None and gradient.size == encoding.gradient.size:
+        blocks, bad = 1 + grid(xp, n, 4 * THREADS), encoding.check_finite(fused=True)
+    launch(xp, file, f"topk_sample_{ending}", blocks, dense, source, u64(n), u64(k), state, bad)
     launch(
-        xp, "select/select", f"topk_collect_{ending}", grid(xp, n, tile), dense, source, u64(n), residual_guard(),
-        state, collect_status, candidates, found, u64(room),
+        xp, file, f"topk_collect_{ending}", grid(xp, n, tile), dense, source, u64(n), residual_guard(), state,
+        collect_status, candidates, candidate_values, u64(room),
     )  # fmt: skip
     for number in range(passes):
         launch(
-            xp, "select/select", f"topk_count_{ending}", grid(xp, room), dense, u64(n), u64(k), candidates, found,
+            xp, file, f"topk_count_{ending}", grid(xp, room), dense, u64(n), u64(k), candidates, candidate_values,
             u64(room), state, u32(number), counts,
         )  # fmt: skip
     launch(
-        xp, "select/select", f"topk_take_{ending}", grid(xp, room, 4 * THREADS), dense, u64(n), u64(k), candidates,
-        found, u64(room), state, counts, u32(passes), take_status, indices, values,
+        xp, file, f"topk_take_{ending}", grid(xp, room, 4 * THREADS), dense, u64(n), u64(k), candidates,
+        candidate_values, u64(room), state, counts, u32(passes), take_status, indices, values,
     )  # fmt: skip
     return indices, values
 
 
 @operation()
 def threshold(dense: Floats, gradient: Floats | None, least: float, threads: int = 1) -> tuple[U32, Floats]:
-    """``dense += gradient``, then every element with ``|x| >= least`` and ``x != 0``: sorted indices and values."""
+    """Adds the gradient to ``dense`` in place, as ``arrays.add``, and selects all elements with ``|x| >= least`` but
+    zeros.
+
+    On a GPU: waits for the device, to learn how many there are.
+
+    Args:
+        dense: ``[numel]``, finite.
+        gradient: ``[numel]`` of the same dtype, or ``None``.
+        least: the magnitude, at least 0.
+        threads: of the host.
+
+    Returns:
+        indices: uint32, sorted.
+        values: ``dense[indices]``.
+
+    Raises:
+        MemoryError: the host has too little memory for the result. A part of the gradient may have been added.
+    """
     count = c_uint64()
     source = None if gradient is None else address(gradient)
-    found = _threshold[dense.dtype](address(dense), source, dense.size, least, threads, byref(count))
-    if not found:
-        raise MemoryError(f"the threshold selection of {dense.size} elements found no memory for what it keeps")
+    selection = _threshold[dense.dtype](address(dense), source, dense.size, least, threads, byref(count))
+    if not selection:
+        raise MemoryError(f"not enough memory for the elements of {dense.size} that reach the threshold {least}")
     indices, values = np.empty(count.value, np.uint32), np.empty(count.value, dense.dtype)
-    _take[dense.dtype](found, address(indices), address(values))
+    _copy_selection[dense.dtype](selection, address(indices), address(values))
     return indices, values
 
 
 @threshold.cuda
 def _(dense: Device, gradient: Device | None, least: float, threads: int = 1) -> tuple[Device, Device]:
-    xp, n, ending = array_module(dense), dense.size, suffix(dense.dtype)
-    with np.errstate(over="ignore"):
-        limit = dense.dtype.type(least)
-    if float(limit) < least:
-        limit = np.nextafter(limit, dense.dtype.type(np.inf))
-    bits = max(1, int(np.abs(limit).view(u32 if dense.itemsize == 4 else u64)))
-    tile = 16 * THREADS if dense.itemsize == 4 else 8 * THREADS
+    xp, n, tile = array_module(dense), dense.size, _tile(dense)
+    bits = u64(_threshold_bits[np.dtype(dense.dtype)](least))
     room = min(n, n // 16 + 65536)
     while True:
         indices, values, count = xp.empty(room, u32), xp.empty(room, dense.dtype), counter(xp)
         if n:
             launch(
-                xp, "select/select", f"threshold_{ending}", grid(xp, n, tile), dense, or_null(gradient), u64(n),
-                residual_guard(), u64(bits), scan_status(xp, n, tile), indices, values, u64(room), count,
+                xp, "select/select", f"threshold_{suffix(dense.dtype)}", grid(xp, n, tile), dense, or_null(gradient),
+                u64(n), residual_guard(), bits, scan_status(xp, n, tile), indices, values, u64(room), count,
             )  # fmt: skip
-        kept = read_counter(count)
-        if kept <= room:
-            return indices[:kept], values[:kept]
-        room, gradient = kept, None  # the gradient is in already
-
-
-@operation()
-def block_norms(dense: Floats, gradient: Floats | None, block: int, l2: bool, threads: int = 1) -> Floats:
-    """``dense += gradient``, then a float64 a block: its sum of squares, or of magnitudes."""
-    norms = np.empty(-(-dense.size // block), np.float64)
-    source = None if gradient is None else address(gradient)
-    _block_norms[dense.dtype](address(dense), source, dense.size, block, l2, address(norms), threads)
-    return norms
-
-
-@block_norms.cuda
-def _(dense: Device, gradient: Device | None, block: int, l2: bool, threads: int = 1) -> Device:
-    xp = array_module(dense)
-    norms = xp.empty(-(-dense.size // block), f64)
-    if dense.size:
-        launch(
-            xp, "select/select", f"block_norms_{suffix(dense.dtype)}", grid(xp, norms.size, 8), dense,
-            or_null(gradient), u64(dense.size), residual_guard(), u64(block), u32(l2), norms,
-        )  # fmt: skip
-    return norms
-
-
-@operation()
-def block_indices(blocks: U32, block: int, numel: int) -> U32:
-    """The indices of all elements of sorted blocks; the last block of a tensor ends with it.
-
-    On a GPU: waits for the device: is that block among them?
-    """
-    # In 64 bits: the last block may end beyond 2^32.
-    indices = np.add.outer(blocks.astype(np.int64) * block, np.arange(min(block, numel))).ravel()
-    return indices[: np.searchsorted(indices, numel)].astype(np.uint32)
-
-
-@block_indices.cuda
-def _(blocks: Device, block: int, numel: int) -> Device:
-    xp, count, block = array_module(blocks), blocks.size, min(block, max(numel, 1))
-    size = count * block
-    if count and numel % block:
-        size += min(0, numel - (int(blocks[count - 1 :].get()[0]) + 1) * block)
-    indices = xp.empty(size, u32)
-    if size:
-        launch(xp, "bits/bits", "of_blocks", grid(xp, size), blocks, u64(block), u64(size), indices)
-    return indices
-
-
-@operation(5)
-def random_indices(numel: int, count: int, seed: int, parameter: int, step: int, like: Any) -> U32:
-    """``count`` distinct sorted indices below ``numel``, the same wherever the key is the same; ``like`` tells the
-    backend."""
-    indices = np.empty(count, np.uint32)
-    if _random_indices(numel, count, seed, parameter, step, address(indices)):
-        raise MemoryError(f"a random choice out of {numel} elements found no memory for one bit each")
-    return indices
-
-
-@random_indices.cuda
-def _(numel: int, count: int, seed: int, parameter: int, step: int, like: Any) -> Device:
-    xp = array_module(like)
-    bitmap, indices = xp.zeros(-(-numel // 32), u32), xp.empty(count, u32)
-    if count:
-        key = (u32(seed), u32(parameter), u32(step & 0xFFFFFFFF))
-        launch(xp, "select/select", "random_bits", grid(xp, count), u64(numel), u64(count), *key, bitmap)
-        find_ones(xp, bitmap.view(np.uint8), indices)
-    return indices
+        selected = read_counter(count)
+        if selected <= room:
+            return indices[:selected], values[:selected]
+        room, gradient = selected, None  # the gradient has been added

@@ -1,4 +1,4 @@
-"""TODO sort."""
+"""Stable sorts; kernels/sort/."""
 
 from __future__ import annotations
 
@@ -14,24 +14,40 @@ from hvd_deepreduce.ops.types import F32, U32, Device
 
 _sort_values = kernel("sort_values", "v", "pUppp")
 
+_TILE = 8 * THREADS
+"""Words of a tile, as in kernels/sort/sort.cu."""
+
 
 def radix_sort(xp: Any, words: Device, low: int, high: int) -> Device:
-    """The words, stably sorted by their bits from ``low`` up to ``high``; ``words`` is lost."""
-    tiles, count = -(-words.size // (8 * THREADS)), words.size
+    """The words sorted by the bits ``low`` to ``high - 1``; words that are equal in these keep their order.
+
+    Args:
+        xp: the array module.
+        words: uint64; its memory is used and holds anything afterwards.
+        low: a bit.
+        high: a bit; ``high - low`` is a multiple of 8.
+    """
+    tiles, count = -(-words.size // _TILE), words.size
     spare, counts = xp.empty(count, u64), xp.empty(256 * tiles, u32)
     for shift in range(low, high, 8):
         launch(xp, "sort/sort", "radix_count", tiles, words, u64(count), u32(shift), counts)
         launch(
-            xp, "sort/sort", "scan_counts", grid(xp, counts.size), counts, u64(counts.size), scan_status(xp,
-            counts.size), counter(xp),
+            xp, "sort/sort", "scan_counts", grid(xp, counts.size), counts, u64(counts.size),
+            scan_status(xp, counts.size), counter(xp),
         )  # fmt: skip
         launch(xp, "sort/sort", "radix_move", tiles, words, u64(count), u32(shift), counts, spare)
         words, spare = spare, words
     return words
 
 
-def _ordered(array: Device, pair: str, unpair: str) -> tuple[Device, Device]:
-    """The elements in the order of the words that ``pair`` makes of them, and where each stood."""
+def _sort_pairs(array: Device, pair: str, unpair: str) -> tuple[Device, Device]:
+    """The elements in the order of their pairs, and their places.
+
+    Args:
+        array: 32-bit elements.
+        pair: the kernel that makes the pairs.
+        unpair: the kernel that reads elements and places from the sorted pairs.
+    """
     xp, n = array_module(array), array.size
     ordered, places, pairs = xp.empty(n, array.dtype), xp.empty(n, u32), xp.empty(n, u64)
     if n:
@@ -43,7 +59,12 @@ def _ordered(array: Device, pair: str, unpair: str) -> tuple[Device, Device]:
 
 @operation()
 def by_value(values: F32) -> tuple[F32, U32]:
-    """The values from the largest down, and where each stood; equal values (0 and -0 are) in the order they had."""
+    """The values from the largest to the smallest. Equal values keep their order; 0 and -0 are equal.
+
+    Returns:
+        ordered: the sorted values. A -0 has become 0.
+        order: uint32, the place in ``values`` of each.
+    """
     ordered, order = np.empty(values.size, np.float32), np.empty(values.size, np.uint32)
     scratch = np.empty(2 * values.size, np.uint64)
     _sort_values(address(values), values.size, address(scratch), address(ordered), address(order))
@@ -52,16 +73,21 @@ def by_value(values: F32) -> tuple[F32, U32]:
 
 @by_value.cuda
 def _(values: Device) -> tuple[Device, Device]:
-    return _ordered(values, "value_pairs", "value_unpair")
+    return _sort_pairs(values, "value_pairs", "value_unpair")
 
 
 @operation()
 def by_index(indices: U32) -> tuple[U32, U32]:
-    """The indices in order, and where each stood."""
+    """The indices from the smallest to the largest. Equal indices keep their order.
+
+    Returns:
+        ordered: the sorted indices.
+        places: uint32, the place in ``indices`` of each.
+    """
     places = np.argsort(indices, kind="stable").astype(np.uint32)
     return indices[places], places
 
 
 @by_index.cuda
 def _(indices: Device) -> tuple[Device, Device]:
-    return _ordered(indices, "index_pairs", "index_unpair")
+    return _sort_pairs(indices, "index_pairs", "index_unpair")

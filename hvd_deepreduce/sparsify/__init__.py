@@ -1,4 +1,4 @@
-"""Sparsifiers: which elements to send. One file each; importing this package registers them all."""
+"""Sparsifiers, which select the elements to send. One file each; importing this package registers all of them."""
 
 from hvd_deepreduce.sparsify import block_topk, none, nonzero, randomk, sampled_topk, threshold, topk, topk_capped
 

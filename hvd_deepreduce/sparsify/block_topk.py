@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
-from hvd_deepreduce.ops import arrays, select
+from hvd_deepreduce.ops import arrays, blocks, select
 from hvd_deepreduce.sparsify.topk import kept_of
 
 
@@ -17,14 +17,14 @@ from hvd_deepreduce.sparsify.topk import kept_of
 class BlockTopK(Sparsifier):
     """The ``floor(density * blocks)`` blocks of largest norm, at least one; of equal norms those of lower index.
 
-    All elements of a block are sent, zeros too; the last block ends with the tensor. The indices come in runs, which
-    cost next to nothing in a run-length or Rice code, and other elements are lost than by top-k: large ones in small
-    company.
+    All elements of a selected block are sent, zeros too; the last block ends with the tensor. The indices come in runs,
+    which take almost no bits in a run-length or Rice code. Unlike top-k, it does not send large elements among small
+    ones.
 
     Attributes:
         density: the share of blocks to keep, in (0, 1].
         block: elements of a block, 1 to 2^31.
-        norm: what orders the blocks: ``l2`` or ``l1``, in float64, where float64 gradients beyond 1e154 count alike.
+        norm: ``l2`` or ``l1``, computed in float64. Blocks with float64 elements beyond 1e154 have equal l2 norms.
     """
 
     name = "block_topk"
@@ -34,7 +34,7 @@ class BlockTopK(Sparsifier):
     norm: Literal["l2", "l1"] = "l2"
 
     def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32, Floats]:
-        norms = select.block_norms(dense, gradient, self.block, self.norm == "l2", threads)
-        blocks, _ = select.topk(norms, None, kept_of(self.density, norms.size), threads)
-        kept = select.block_indices(blocks, self.block, dense.size)
-        return kept, arrays.gather(dense, kept)
+        norms = blocks.norms(dense, gradient, self.block, self.norm == "l2", threads)
+        largest, _ = select.topk(norms, None, kept_of(self.density, norms.size), threads)
+        indices = blocks.indices(largest, self.block, dense.size)
+        return indices, arrays.gather(dense, indices)

@@ -1,4 +1,4 @@
-"""None: all elements, for codecs of dense gradients (QSGD, TernGrad, SignSGD, 3LC as published)."""
+"""None: all elements, for codecs of dense gradients (QSGD, TernGrad, SignSGD and 3LC as published)."""
 
 from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
 from hvd_deepreduce.ops import arrays
@@ -6,7 +6,7 @@ from hvd_deepreduce.ops import arrays
 
 @sparsifiers.register
 class All(Sparsifier):
-    """Every element, in order: no index section is sent, and the container's sparsifier number is 0."""
+    """Every element, in order. No index section is sent, and the container's sparsifier number is 0."""
 
     name = "none"
     id = 255

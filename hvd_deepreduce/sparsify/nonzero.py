@@ -1,4 +1,4 @@
-"""Nonzero: for gradients that are sparse by themselves, such as an embedding's (DeepReduce, section 2)."""
+"""Nonzero: for gradients that are sparse already, such as an embedding's (DeepReduce, section 2)."""
 
 from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
 from hvd_deepreduce.ops import select
@@ -8,8 +8,8 @@ from hvd_deepreduce.ops import select
 class NonZero(Sparsifier):
     """Every element that is not zero. With a lossless value codec nothing is lost.
 
-    With error feedback and a lossy value codec, an element that was ever nonzero stays in the residual with what
-    rounding left of it, and is sent again: such jobs send less with ``error_feedback: false``.
+    With error feedback and a lossy value codec, the rounding error of each element stays in the residual, so that an
+    element that was once nonzero is sent again and again: such jobs send less with ``error_feedback: false``.
     """
 
     name = "nonzero"

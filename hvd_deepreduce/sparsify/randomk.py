@@ -8,16 +8,16 @@ from typing import Any
 from pydantic import Field
 
 from hvd_deepreduce.codec import ON_HOST, U32, Floats, Key, Sparsifier, sparsifiers
-from hvd_deepreduce.ops import arrays, select
+from hvd_deepreduce.ops import arrays, random
 from hvd_deepreduce.sparsify.topk import kept_of
 
 
 @sparsifiers.register
 class RandomK(Sparsifier):
-    """``floor(density * numel)`` elements, at least one, by a keyed permutation of the indices.
+    """``floor(density * numel)`` elements, at least one, chosen by a keyed permutation of the indices.
 
-    The indices cost no bytes: a receiver repeats the choice from the key (seed, parameter, step) in the header. All
-    ranks of a job draw the same indices, so the supports of their containers are equal.
+    The indices take no bytes, since a receiver repeats the choice from the key (seed, parameter, step) in the header.
+    All ranks of a job draw the same indices, so the supports of their containers are equal.
 
     Attributes:
         density: the share of elements to keep, in (0, 1].
@@ -36,5 +36,4 @@ class RandomK(Sparsifier):
 
     @staticmethod
     def indices_of(numel: int, count: int, key: Key, like: Any = ON_HOST) -> U32:
-        indices: U32 = select.random_indices(numel, count, *key[:3], like)
-        return indices
+        return random.indices(numel, count, *key[:3], like)

@@ -1,4 +1,4 @@
-"""Sampled top-k: a threshold from a random sample.
+"""Sampled top-k: a threshold from a random sample of the elements.
 
 Lin, Han, Mao, Wang, Dally, "Deep gradient compression", ICLR 2018, section 5 (sampled and hierarchical
 top-k selection).
@@ -10,24 +10,25 @@ import numpy as np
 from pydantic import Field
 
 from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
-from hvd_deepreduce.ops import arrays, select
+from hvd_deepreduce.ops import arrays, random, select
 from hvd_deepreduce.sparsify.topk import kept_of
 
 LEAST_KEPT = 64
-"""A sample is large enough that so many of its elements are above the threshold: one in eight is its relative error."""
+"""A sample has at least so many elements above the threshold, which makes the relative error of their number 1/8."""
 
 
 @sparsifiers.register
 class SampledTopK(Sparsifier):
-    """About ``density * numel`` elements: those that reach the magnitude that top-k of a random sample ends at.
+    """About ``density * numel`` elements: those that reach the smallest magnitude of the top-k of a random sample.
 
-    Where more than ``excess`` times as many reach it, exact top-k of what was found follows (DGC's hierarchical
-    selection); where fewer do, fewer are sent. Zeros are never sent. The sample is drawn from the key.
+    If more than ``excess * density * numel`` elements reach it, exact top-k selects from them (DGC's hierarchical
+    selection); if fewer than ``density * numel`` do, fewer are sent. Zeros are never sent. The sample is drawn from the
+    key.
 
     Attributes:
         density: the share of elements to keep, in (0, 1].
         sample: the share of elements in the sample, in (0, 1]; small tensors are sampled more densely.
-        excess: how many times too many elements are let through, at least 1.
+        excess: how many times ``density * numel`` elements are sent without an exact top-k, at least 1.
     """
 
     name = "sampled_topk"
@@ -40,7 +41,7 @@ class SampledTopK(Sparsifier):
         if dense.size == 0:
             return arrays.zeros(0, np.uint32, dense), dense.copy()
         samples = min(dense.size, max(kept_of(self.sample, dense.size), math.ceil(LEAST_KEPT / self.density)))
-        at = select.random_indices(dense.size, samples, *key[:3], dense)
+        at = random.indices(dense.size, samples, *key[:3], dense)
         sampled = arrays.gather(dense, at)
         if gradient is not None:
             arrays.add(sampled, arrays.gather(gradient, at))

@@ -11,10 +11,10 @@ from hvd_deepreduce.ops import select
 
 @sparsifiers.register
 class Threshold(Sparsifier):
-    """The elements with ``|x| >= threshold``; zeros never. Their number follows the gradient: it can be none.
+    """The elements with ``|x| >= threshold`` except zeros. Their number depends on the gradient and may be 0.
 
     Attributes:
-        threshold: the magnitude, in the gradient's own unit, at least 0.
+        threshold: the magnitude, in the gradient's unit, at least 0.
     """
 
     name = "threshold"

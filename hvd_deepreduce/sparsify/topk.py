@@ -10,9 +10,9 @@ from hvd_deepreduce.ops import select
 
 
 def kept_of(density: float, numel: int) -> int:
-    """How many of ``numel`` elements a density keeps: the whole part of the product, but at least one of a tensor that
-    is not empty."""
-    # 0.29 * 100 is a little below 29 in binary.
+    """How many of ``numel`` elements a density keeps: ``floor(density * numel)``, but at least one unless ``numel`` is
+    0."""
+    # The factor keeps products such as 0.29 * 100, which is a little below 29 in binary, from being rounded down.
     return min(numel, max(1, int(density * numel * (1 + 1e-12))))
 
 
@@ -20,7 +20,8 @@ def kept_of(density: float, numel: int) -> int:
 class TopK(Sparsifier):
     """Exactly ``floor(density * numel)`` elements, at least one; of equal magnitudes those of lower index.
 
-    One pass over memory: accumulate, keep what a sampled magnitude lets through, find the k largest of that.
+    It takes one pass over memory, which accumulates and collects the elements that reach a sampled magnitude; the k
+    largest are found among these.
 
     Attributes:
         density: the share of elements to keep, in (0, 1].

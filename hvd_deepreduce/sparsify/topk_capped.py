@@ -1,4 +1,4 @@
-"""Capped top-k: the same small number of elements of every tensor.
+"""Capped top-k: at most a given number of elements of each tensor.
 
 Basu, Data, Karakus, Diggavi, "Qsparse-local-SGD", NeurIPS 2019, section 5 (experiment setup).
 """
@@ -11,10 +11,10 @@ from hvd_deepreduce.ops import select
 
 @sparsifiers.register
 class TopKCapped(Sparsifier):
-    """``min(numel, cap)`` elements of a tensor, those of largest magnitude; of equal ones those of lower index.
+    """The ``min(numel, cap)`` elements of largest magnitude; of equal magnitudes those of lower index.
 
-    Small tensors (biases, normalizations) are sent whole and large ones give at most ``cap`` elements: the paper's
-    1000 sends 99,400 of the 25.6 million elements of ResNet-50.
+    Small tensors (biases, normalizations) are sent whole, and ``cap`` elements of large ones: the paper's 1000 sends
+    99,400 of the 25.6 million elements of ResNet-50.
 
     Attributes:
         cap: the most elements of one tensor, at least 1.

@@ -1,15 +1,15 @@
-// Fixed-width bit fields.
+// Fields of equal width, and checks of index lists.
 //
-// Field i of width w fills bits [i*w, (i+1)*w) of a little-endian bit string: bit b is bit b%8 of byte b/8.
+// Field i of width w fills bits i w .. (i + 1) w - 1 of the bit string. With w = 5, and i.j for bit j of field i:
 //
-//     w = 5:   byte 0        byte 1        byte 2
-//              [2..0 of 1][0]  [0 of 3][2][4..3 of 1]  ...
-//
-#include "entropy/lanes.h"
+//     bit of the byte:    7    6    5    4    3    2    1    0
+//     byte 0:            1.2  1.1  1.0  0.4  0.3  0.2  0.1  0.0
+//     byte 1:            3.0  2.4  2.3  2.2  2.1  2.0  1.4  1.3
+#include "bits/avx512.h"
 
 #ifdef DR_X86
-// Sixteen fields of 17 to 32 bits, which fill 2 * width bytes; up to 64 are overwritten. An output word has bits of
-// three fields at most: the ones from field `word * 32 / width` on.
+// pack16_wide writes sixteen fields of 17 to 32 bits: 2 * width bytes, but it stores 64. An output word has bits of at
+// most three fields, beginning with field `word * 32 / width`.
 struct Words {
     __m512i field, down, up, up2;
 };
@@ -31,8 +31,8 @@ DR_AVX512_INLINE void pack16_wide(__m512i values, const Words& words, u8* out) {
     _mm512_storeu_si512(out, _mm512_or_si512(_mm512_or_si512(first, second), _mm512_sllv_epi32(third, words.up2)));
 }
 
-// Write or read whole sixteens; the result is the number of fields. The writers leave 128 fields, which overwrite what
-// is stored behind the bits before them.
+// The functions below write or read whole groups of sixteen (eight) fields and return the number of fields. The writers
+// leave the last 128 fields to the caller, whose stores overwrite what a vector store has put behind its own bits.
 DR_AVX512 static u64 pack_avx512(const u32* values, u64 count, u32 width, u8* out) {
     const Words words = words_of(width);
     u64 i = 0;
@@ -54,7 +54,7 @@ DR_AVX512 static u64 unpack_avx512(const u8* in, u64 bytes, u64 count, u32 width
     return i;
 }
 
-// Eight bytes at a time, by the instructions that gather and scatter bits.
+// Eight uint8 at a time, with the instructions that gather (pext) and scatter (pdep) bits.
 __attribute__((target("bmi2"))) static u64 pack_avx512(const u8* values, u64 count, u32 width, u8* out) {
     const u64 mask = 0x0101010101010101 * ((1u << width) - 1);
     u64 i = 0;
@@ -76,7 +76,7 @@ __attribute__((target("bmi2"))) static u64 unpack_avx512(const u8* in, u64 bytes
 }
 #endif
 
-// ceil(count * width / 8) bytes. Bits past the last field are zero.
+// Writes field_bytes(count, width) bytes. Bits behind the last field are zero.
 template <class T>
 static void pack(const T* values, u64 count, u32 width, u8* out) {
     if (width == 0) return;
@@ -94,23 +94,23 @@ static void pack(const T* values, u64 count, u32 width, u8* out) {
             std::memcpy(out, &word, 8);
             out += 8;
             filled -= 64;
-            // The part of the value that did not fit; a shift by 64 is undefined, hence the test.
+            // The bits of the value that did not fit. The test avoids a shift by 64, which is undefined.
             word = filled ? value >> (width - filled) : 0;
         }
     }
     std::memcpy(out, &word, (filled + 7) / 8);
 }
 
-// 0, or ERR_TRUNCATED where `bytes` cannot hold `count` fields.
+// Returns 0, or ERR_TRUNCATED if `bytes` bytes cannot hold `count` fields.
 template <class T>
 static i64 unpack(const u8* in, u64 bytes, u64 count, u32 width, T* values) {
-    if (width > 8 * sizeof(T) || bytes < (count * width + 7) / 8) return ERR_TRUNCATED;
+    if (width > 8 * sizeof(T) || bytes < field_bytes(count, width)) return ERR_TRUNCATED;
     const u64 mask = (1ull << width) - 1;
     u64 i = 0;
 #ifdef DR_X86
     if (dr_vector_level() == 2) i = unpack_avx512(in, bytes, count, width, values);
 #endif
-    // A field of up to 57 bits lies within the eight bytes that begin at its first byte.
+    // A field of up to 57 bits is contained in the eight bytes from its first byte on.
     const u64 safe = bytes < 8 ? 0 : ((bytes - 8) * 8) / (width ? width : 1);
     const u64 fast = safe < count ? safe : count;
     for (; i < fast; ++i) values[i] = (T)((load64(in + (i * width >> 3)) >> (i * width & 7)) & mask);
@@ -129,35 +129,13 @@ DR_API i64 dr_unpack32(const u8* in, u64 bytes, u64 count, u32 width, u32* value
     return unpack(in, bytes, count, width, values);
 }
 
-// 0, or ERR_INDEX where the indices are not strictly increasing or the last is not below numel.
 DR_CLONES static u32 disorder(const u32* indices, u64 count) {
     u32 bad = 0;
     for (u64 i = 1; i < count; ++i) bad |= indices[i] <= indices[i - 1];
     return bad;
 }
 
+// Returns 0, or ERR_INDEX if the indices are not strictly increasing or the last one is not below numel.
 DR_API i64 dr_check_indices(const u32* indices, u64 count, u64 numel) {
     return disorder(indices, count) || (count && indices[count - 1] >= numel) ? (i64)ERR_INDEX : 0;
-}
-
-// A bitmap of numel bits: bit i is set where i is kept.
-DR_API void dr_bitmap_encode(const u32* indices, u64 count, u8* out) {
-    for (u64 i = 0; i < count; ++i) out[indices[i] >> 3] |= (u8)(1u << (indices[i] & 7));
-}
-
-// 0; ERR_TRUNCATED where the bitmap is short, ERR_INDEX where it holds another number of set bits than `count`, or one
-// at or past numel.
-DR_API i64 dr_bitmap_decode(const u8* in, u64 bytes, u64 numel, u64 count, u32* indices) {
-    if (bytes < (numel + 7) / 8) return ERR_TRUNCATED;
-    u64 found = 0;
-    for (u64 base = 0; base < bytes; base += 8) {
-        u64 word = base + 8 <= bytes ? load64(in + base) : load64_tail(in + base, in + bytes);
-        if (found + (u64)__builtin_popcountll(word) > count) return ERR_INDEX;
-        for (; word; word &= word - 1) {
-            const u64 index = base * 8 + (u64)__builtin_ctzll(word);
-            if (index >= numel) return ERR_INDEX;
-            indices[found++] = (u32)index;
-        }
-    }
-    return found == count ? 0 : (i64)ERR_INDEX;
 }

@@ -1,7 +1,12 @@
-// Fixed-width fields, bitmaps and the places of ones: the CUDA side of kernels/bits/bits.cpp.
+// Fields of equal width, and checks of index lists: the CUDA side of bits.cpp, which draws the section.
 #include "common/device.cuh"
 
-// Word w of the packed string, put together from the fields that lie in it. words: ceil(count * width / 32).
+// Each thread builds one word of the packed string from the fields that overlap it:
+//
+//     word w:      bits   32 w ... 32 w + 31
+//     field i:     bits   i width ... (i + 1) width - 1
+//
+// words: ceil(count * width / 32).
 template <class T>
 __device__ void pack(const T* values, u64 count, u32 width, u32* words) {
     const u64 total = (count * width + 31) / 32;
@@ -25,7 +30,7 @@ __device__ void unpack(const u8* in, u64 bytes, u64 count, u32 width, T* values)
 KERNEL unpack8(const u8* in, u64 bytes, u64 count, u32 width, u8* values) { unpack(in, bytes, count, width, values); }
 KERNEL unpack32(const u8* in, u64 bytes, u64 count, u32 width, u32* values) { unpack(in, bytes, count, width, values); }
 
-// *error: where the indices are not strictly increasing or the last is not below numel.
+// Sets *error to ERR_INDEX if the indices are not strictly increasing or the last one is not below numel.
 KERNEL check_indices(const u32* indices, u64 count, u64 numel, i32* error) {
     bool bad = false;
     for (u64 i = grid_thread(); i < count; i += grid_threads())
@@ -33,31 +38,8 @@ KERNEL check_indices(const u32* indices, u64 count, u64 numel, i32* error) {
     if (__syncthreads_or(bad) && threadIdx.x == 0) atomicMin(error, ERR_INDEX);
 }
 
-// Bits of a bitmap of zeros.
-KERNEL bitmap_encode(const u32* indices, u64 count, u32* bitmap) {
-    for (u64 i = grid_thread(); i < count; i += grid_threads())
-        atomicOr(bitmap + (indices[i] >> 5), 1u << (indices[i] & 31));
-}
-
-// The places of the ones of a bit string, up to `room` of them; *found: how many it has.
-KERNEL ones(const u8* in, u64 bytes, u64* status, u32* places, u64 room, u64* found) {
-    each_one(in, bytes, room, status, found, [=](u64 number, u64 place) { places[number] = (u32)place; });
-}
-
-// *error: where a bitmap does not hold just `count` ones, all below numel.
-KERNEL check_bitmap(const u8* in, u64 bytes, u64 numel, u64 count, const u64* found, i32* error) {
-    bool bad = *found != count;
-    for (u64 byte = numel / 8 + grid_thread(); byte < bytes; byte += grid_threads())
-        bad |= (byte == numel / 8 ? in[byte] >> (numel % 8) : (u32)in[byte]) != 0;
-    if (bad) atomicMin(error, ERR_INDEX);
-}
-
-// indices + by.
-KERNEL moved(const u32* indices, u64 count, u32 by, u32* out) {
-    for (u64 i = grid_thread(); i < count; i += grid_threads()) out[i] = indices[i] + by;
-}
-
-// *error: where the numbers are not 0 .. count - 1 in some order. seen: a bit for each, zeros.
+// Sets *error to ERR_ORDER if the numbers are not a permutation of 0 .. count - 1.
+// seen: one bit per number, zeros before the launch.
 KERNEL check_order(const u32* order, u64 count, u32* seen, i32* error) {
     bool bad = false;
     for (u64 i = grid_thread(); i < count; i += grid_threads()) {
@@ -65,9 +47,4 @@ KERNEL check_order(const u32* order, u64 count, u32* seen, i32* error) {
         bad |= place >= count || (atomicOr(seen + (place >> 5), bit) & bit);
     }
     if (__syncthreads_or(bad) && threadIdx.x == 0) atomicMin(error, ERR_ORDER);
-}
-
-// The elements of blocks, one behind the other.
-KERNEL of_blocks(const u32* blocks, u64 block, u64 size, u32* indices) {
-    for (u64 i = grid_thread(); i < size; i += grid_threads()) indices[i] = (u32)(blocks[i / block] * block + i % block);
 }

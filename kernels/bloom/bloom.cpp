@@ -1,32 +1,36 @@
-// A Bloom filter whose universe is queried 64 elements at a time.
+// Bloom filters that are queried 64 elements at a time, and the conflict sets of policy P2.
 //
-// Hash function j puts all 64 elements of block b = i / 64 into one window: 64 successive bits of the filter from a
-// hashed byte on (round its end), rotated by a hashed amount. bloom_bit in common.h says it for one element:
+// Hash function j maps all 64 elements of block b = i / 64 to one window: 64 consecutive bits of the filter, from the
+// hashed byte A_j(b) on (continued at the filter's start), rotated by the hashed amount R_j(b). bloom_bit gives the bit
+// of one element:
 //
-//     filter:  ....[ byte A_j(b) ...... 64 bits ...... ]....        element c = i % 64 stands at bit (c + R_j(b)) % 64
+//     filter:  ....[ byte A_j(b) ...... 64 bits ...... ]....        element i has bit (i % 64 + R_j(b)) % 64 of it
 //
-// Any one element's k bits are uniform and independent, so its false positive rate is a classic filter's; and the
-// answers for a whole block are the AND of k rotated words: 1/64 of the hashes and of the loads, no table of hashes.
-// What it costs: the false positives of a block are not independent of each other, so where whole runs are kept, they
-// come in runs as well. The salt of the hashes hangs on the filter's size too: another size has other false positives.
+// The k bits of any one element are uniform and independent, so its false positive rate is that of a classic filter.
+// The answers for a whole block are the AND of k rotated words, which takes 1/64 of the hashes and loads. The cost: the
+// false positives of a block are not independent of each other, so if whole runs are kept, false positives come in runs
+// too.
 #include <algorithm>
 #include <new>
 
+#include "bloom/bloom.h"
 #include "common/cpu.h"
 
 struct Hash {
-    u32 s0, s1, k;
+    BloomSalts salts;
+    u32 k;
     u32 bytes;
-    Hash(u64 bytes, u32 k, u32 seed, u32 parameter, u32 step) : k(k), bytes((u32)bytes) {
-        const Philox4 salt = philox4x32(seed, parameter, (u32)bytes, step, STREAM_POLICY, 1);
-        s0 = salt.x, s1 = salt.y;
-    }
+    Hash(u64 bytes, u32 k, u32 seed, u32 parameter, u32 step)
+        : salts(bloom_salts(seed, parameter, step, (u32)bytes)), k(k), bytes((u32)bytes) {}
 };
 
-const u64 BLOCKS = 512;  // a chunk of work that stays in the first-level cache
+static const u64 BLOCKS = 512;  // whose arrays stay in the first-level cache
 
 DR_CLONES static void first_hashes(const Hash& hash, const u32* indices, u64 size, u32* h1, u32* h2) {
-    for (u64 i = 0; i < size; ++i) h1[i] = bloom_first(indices[i] >> 6, hash.s0), h2[i] = bloom_second(h1[i], hash.s1);
+    for (u64 i = 0; i < size; ++i) {
+        h1[i] = bloom_first(indices[i] >> 6, hash.salts.first);
+        h2[i] = bloom_second(h1[i], hash.salts.second);
+    }
 }
 
 DR_CLONES static void insert(const Hash& hash, const u32* indices, u64 count, u8* filter) {
@@ -45,7 +49,8 @@ DR_CLONES static void insert(const Hash& hash, const u32* indices, u64 count, u8
     }
 }
 
-// Sets the bits of `count` indices in a zeroed filter of `bytes` (8 to 2^29 - 1) and 8 bytes more.
+// Sets the bits of `count` indices in a filter of `bytes` (8 to 2^29 - 1) zero bytes, with 8 more behind them for
+// windows that pass its end.
 DR_API void dr_bloom_insert(const u32* indices, u64 count, u32 k, u32 seed, u32 parameter, u32 step, u8* filter,
                             u64 bytes) {
     insert(Hash(bytes, k, seed, parameter, step), indices, count, filter);
@@ -60,8 +65,8 @@ DR_CLONES static u64 query(const Hash& hash, const u8* filter, u64 numel, u64* p
         const u64 size = std::min(BLOCKS, blocks - begin);
         u64* words = positives + begin;
         for (u64 b = 0; b < size; ++b) {
-            h1[b] = bloom_first((u32)(begin + b), hash.s0);
-            h2[b] = bloom_second(h1[b], hash.s1);
+            h1[b] = bloom_first((u32)(begin + b), hash.salts.first);
+            h2[b] = bloom_second(h1[b], hash.salts.second);
             words[b] = ~0ull;
         }
         for (u32 j = 0; j < hash.k; ++j) {
@@ -81,16 +86,16 @@ DR_CLONES static u64 query(const Hash& hash, const u8* filter, u64 numel, u64* p
     return found;
 }
 
-// Bit i of `positives` (ceil(numel / 64) words): whether the filter holds element i. `filter`: `bytes`, and its first
-// 8 bytes again. Returns how many it holds.
+// Bit i of `positives`, ceil(numel / 64) words: whether the filter holds element i. filter: `bytes` bytes, and the
+// first 8 of them again. Returns how many elements it holds.
 DR_API u64 dr_bloom_query(const u8* filter, u64 bytes, u32 k, u32 seed, u32 parameter, u32 step, u64 numel,
                           u64* positives) {
     return query(Hash(bytes, k, seed, parameter, step), filter, numel, positives);
 }
 
-const u32 NONE = 0xFFFFFFFFu;  // no bit: a filter has fewer
+static const u32 NONE = 0xFFFFFFFFu;  // in place of a bit's number
 
-// sizes[bit]: how many of the indices have that bit, 255 where they are more; an index counts once a bit.
+// sizes[bit]: how many of the indices have the bit, at most 255. An index that has a bit twice counts once.
 DR_CLONES static void set_sizes(const Hash& hash, const u32* indices, u64 count, u8* sizes) {
     const u64 chunk = 256;
     u32 h1[chunk], h2[chunk], bits[32][chunk];
@@ -109,13 +114,13 @@ DR_CLONES static void set_sizes(const Hash& hash, const u32* indices, u64 count,
     }
 }
 
-// Algorithm 1 of DeepReduce from its line 3 on: `count` of the positives, drawn out of their conflict sets. Sets are
-// visited by size (255 and more count alike), then by bit. A set's items stand in order at first; the one that is drawn
-// gives its place to the last, and where it was chosen before (line 10) another is drawn. Draw t takes word t % 4 of
-// the counter (t / 4, step, STREAM_POLICY, 0).
+// Algorithm 1 of DeepReduce from its line 3 on: `count` of the positives, drawn from their conflict sets. Sets are
+// visited by size (all from 255 on count as equal), then by bit. A set's items are in order at first; the last item
+// takes the place of the one that is drawn, and if that was chosen before (line 10) another is drawn. Draw t takes word
+// t % 4 of the counter (t / 4, step, STREAM_POLICY, 0).
 //
-// The indices that are alone in some set come first, and no other set can give them again. So only the sets of the
-// others, a tenth at the usual rates, are written down, and sorted when their size's turn has come.
+// The indices that are alone in a set are chosen first, and no other set can give them again. So only the sets of the
+// other indices are stored, a tenth of them at the usual rates, and each size's sets are sorted when their turn comes.
 static void conflict_sets(const Hash& hash, const u32* positives, u64 found, u64 count, u32 seed, u32 parameter,
                           u32 step, u32* chosen) {
     std::vector<u8> sizes((u64)hash.bytes * 8), taken(found);
@@ -123,7 +128,7 @@ static void conflict_sets(const Hash& hash, const u32* positives, u64 found, u64
     u64 size = 0;
     std::vector<u64> items[256];  // [size of the set]: bit << 32 | number of the positive
     for (u64 p = 0; p < found && size < count; ++p) {
-        const u32 h1 = bloom_first(positives[p] >> 6, hash.s0), h2 = bloom_second(h1, hash.s1);
+        const u32 h1 = bloom_first(positives[p] >> 6, hash.salts.first), h2 = bloom_second(h1, hash.salts.second);
         u32 bits[32], j = 0;
         for (; j < hash.k; ++j) {
             bits[j] = bloom_bit(positives[p], bloom_probe(h1, h2, j), hash.bytes);
@@ -156,7 +161,7 @@ static void conflict_sets(const Hash& hash, const u32* positives, u64 found, u64
             return;
         }
     };
-    std::vector<Set> sets;  // that are not known to be empty
+    std::vector<Set> sets;  // without those that are known to be empty
     for (u32 s = 2; s < 256 && size < count; ++s) {
         std::sort(items[s].begin(), items[s].end());
         u64 *at = items[s].data(), *end = at + items[s].size();
@@ -176,7 +181,8 @@ static void conflict_sets(const Hash& hash, const u32* positives, u64 found, u64
         if (taken[p]) *chosen++ = positives[p];
 }
 
-// Policy P2: `count` (at most `found`) of the positives of a filter of `bytes`, sorted. -1 where memory is short.
+// Policy P2: chooses `count` <= `found` of the positives of a filter of `bytes` bytes, in order. Returns 0, or -1 if
+// memory is short.
 DR_API int dr_bloom_conflict_sets(const u32* positives, u64 found, u64 count, u32 k, u32 seed, u32 parameter, u32 step,
                                   u64 bytes, u32* chosen) {
     try {

@@ -131,57 +131,6 @@ DR_HD u32 bits_for(u64 n) {
     return width;
 }
 
-// A keyed bijection of [0, domain): a balanced Feistel network of six rounds over the next even number of bits, walked
-// until it lands inside the domain (under 4 steps on average). The first r images are r distinct random indices.
-struct Feistel {
-    u64 domain;
-    u32 half_bits, mask, word[6];
-};
-
-DR_HD Feistel feistel(u64 domain, u32 k0, u32 k1, u32 k2) {
-    Feistel key;
-    key.domain = domain;
-    key.half_bits = domain > 1 ? (bits_for(domain) + 1) / 2 : 1;
-    key.mask = (u32)(((u64)1 << key.half_bits) - 1);
-    for (u32 round = 0; round < 6; ++round)
-        key.word[round] = fmix32(k0 + round * 0x9E3779B9u) ^ fmix32(k1 ^ (round << 28)) ^ k2;
-    return key;
-}
-
-// One step of the walk. The halves take turns instead of changing places.
-DR_HD u32 feistel_step(u32 value, const Feistel& key) {
-    const u32 mask = key.mask;
-    u32 left = value >> key.half_bits & mask, right = value & mask;
-    left ^= fmix32(right ^ key.word[0]) & mask;
-    right ^= fmix32(left ^ key.word[1]) & mask;
-    left ^= fmix32(right ^ key.word[2]) & mask;
-    right ^= fmix32(left ^ key.word[3]) & mask;
-    left ^= fmix32(right ^ key.word[4]) & mask;
-    right ^= fmix32(left ^ key.word[5]) & mask;
-    return left << key.half_bits | right;
-}
-
-DR_HD u32 feistel_permute(u32 value, const Feistel& key) {
-    do value = feistel_step(value, key);
-    while (value >= key.domain);
-    return value;
-}
-
-// A Bloom filter's k hash functions (DeepReduce, section 4), by blocks of 64 elements: see kernels/bloom/bloom.cpp. Double
-// hashing with MurmurHash3's finalizer on the block's number; the sum is finalized again, so that k is no progression.
-DR_HD u32 bloom_first(u32 block, u32 salt) { return fmix32(block ^ salt); }
-DR_HD u32 bloom_second(u32 first, u32 salt) { return fmix32(first ^ salt) | 1u; }
-DR_HD u32 bloom_probe(u32 first, u32 second, u32 j) { return fmix32(first + j * second); }
-
-// Where the window of 64 bits begins, 0 .. bytes - 1. The high bits of the probe say it; its low six turn the window.
-DR_HD u32 bloom_byte(u32 probe, u32 bytes) { return (u32)((u64)probe * bytes >> 32); }
-
-// The filter's bit for one element; a filter has fewer than 2^29 bytes.
-DR_HD u32 bloom_bit(u32 index, u32 probe, u32 bytes) {
-    const u64 bit = (u64)bloom_byte(probe, bytes) * 8 + ((index + probe) & 63u), bits = (u64)bytes * 8;
-    return (u32)(bit < bits ? bit : bit - bits);
-}
-
 // e^x for finite x, in float64 operations alone (no library's exp, whose last bit differs between machines):
 // x = n ln 2 + r with n an integer and |r| <= 0.347, e^r by its Taylor series to r^13, times 2^n. Relative error below
 // 4e-16. x is clamped to [-708, 709].

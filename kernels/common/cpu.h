@@ -25,6 +25,9 @@
 #define DR_CLONES
 #endif
 
+// The vector instructions to use: 0 portable code, 1 AVX2, 2 AVX-512.
+DR_API int dr_vector_level();
+
 // Splits [0, n) into `threads` runs, each a multiple of `grain`, and calls f(thread, begin, end) for each at once.
 // The split depends on n and threads alone, so what a run finds can be joined in order. An exception of a run (there
 // is one kind: out of memory) is thrown again here, after all runs have ended.

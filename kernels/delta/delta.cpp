@@ -1,21 +1,25 @@
 // Delta-binary code with an adaptive prefix (Jiang et al., "SKCompress", VLDB Journal 2020, sections 5.1 and 5.2).
 //
 // delta_i = key_i - key_{i-1} (key_{-1} = 0). With m = 2, 4, 8 or 16, delta_i is written in n_i = 1 .. m intervals of
-// 32 / m bits, as few as hold it, and its prefix is n_i - 1: log2 m bits, or a Huffman code of the prefixes.
+// 32 / m bits, as few as hold it, and its prefix n_i - 1 in a field of log2 m bits or in a Huffman code of the
+// prefixes.
 //
-//     section:  | log2 m u8, + 16 where Huffman coded | if so: code lengths, as in huffman.cpp | prefixes, to a whole
-//               byte | deltas, n_i * 32 / m bits each, to a whole byte |            nothing for no keys
+//     section:  | log2 m + 16 h u8 | if h = 1: code lengths, as in huffman.cpp | prefixes, to a whole byte
+//               | deltas, n_i * 32 / m bits each, to a whole byte |                       empty for no keys
 //
-// Of the eight ways the smallest is taken; of equals the fixed prefix, then the least m.
-#include "entropy/entropy.h"
+// h is 1 if the prefixes are Huffman coded. The encoder takes the smallest of the eight sections; of equal ones the one
+// with h = 0, then the one with the smallest m.
+#include "bits/bits_cpu.h"
+#include "delta/delta_cpu.h"
+#include "huffman/huffman_cpu.h"
 #include "index_sizes/sizes.h"
 
 struct DeltaPlan {
     u64 bytes;
     u32 log2_m;
     bool coded;
-    i32 only;
-    u8 length[256];  // of the prefixes' code words
+    i32 only;  // the prefix if only one occurs, else -1
+    u8 length[256];  // of the prefixes' code words, if coded
 };
 
 static DeltaPlan plan(const u32* keys, u64 count) {
@@ -34,7 +38,7 @@ static DeltaPlan plan(const u32* keys, u64 count) {
             u64 counts[256] = {}, prefix_bits = 0;
             const u64 delta_bits = count_prefixes(lengths, log2_m, counts);
             BitCount table{};
-            // A table of code lengths takes a byte or more.
+            // The code lengths take at least a byte.
             if (coded && 2 + (delta_bits + 7) / 8 >= best.bytes) continue;
             if (coded) {
                 huffman_lengths(counts, now.length);
@@ -54,7 +58,9 @@ static DeltaPlan plan(const u32* keys, u64 count) {
 
 u64 delta_bytes(const u32* keys, u64 count) { return count ? plan(keys, count).bytes : 0; }
 
-// Needs room for 5 bytes a key and DELTA_ROOM more; the result is the number of bytes.
+DR_API u64 dr_delta_bound(u64 count) { return delta_bound(count); }
+
+// Writes a section into dr_delta_bound(count) bytes and returns its size.
 DR_API u64 dr_delta_encode(const u32* keys, u64 count, u8* out) {
     if (count == 0) return 0;
     const DeltaPlan best = plan(keys, count);
@@ -82,7 +88,9 @@ DR_API u64 dr_delta_encode(const u32* keys, u64 count, u8* out) {
     return (u64)(deltas.finish() - out);
 }
 
-// `bits`: scratch, one byte a key.
+// bits: scratch, one byte per key. Returns 0; ERR_TRUNCATED if the section ends before the last key; ERR_INDEX if the
+// keys are not strictly increasing or not below numel; ERR_VALUE if no encoder writes its head, or it goes on behind
+// the last key.
 DR_API i64 dr_delta_decode(const u8* in, u64 bytes, u64 count, u64 numel, u8* bits, u32* keys) {
     if (count == 0) return bytes ? (i64)ERR_VALUE : 0;
     if (bytes == 0) return ERR_TRUNCATED;

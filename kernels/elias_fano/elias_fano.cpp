@@ -1,33 +1,20 @@
 // Elias-Fano code of sorted indices (Elias, "Efficient storage and retrieval by content and address of static files",
 // J. ACM 1974; Fano, 1971): low bits plain, high bits as the ones of a bit string.
 //
-//     section:  | lows: count fields of l bits, to a whole byte | highs, to a whole byte |     nothing for no indices
-//     highs:    bit (index_i >> l) + i is one, for each i, from the low bit of each byte up
+//     section:  | lows: count fields of l bits, to a whole byte | highs, to a whole byte |     empty for no indices
+//     highs:    bit (index_i >> l) + i is one, for each i, and no other
 //
-// l is the least of those with the smallest count * (l + 1) + ((numel - 1) >> l), known to both sides.
-#include "entropy/lanes.h"
-#include "index_sizes/sizes.h"
+// l follows from the number of indices and numel (elias_fano_low_bits), so it is not sent.
+#include "bits/avx512.h"
+#include "elias_fano/elias_fano.h"
 
-static u32 low_bits(u64 count, u64 numel) {
-    u32 best = 0;
-    for (u32 l = 1; l < 32; ++l)
-        if (count * l + ((numel - 1) >> l) < count * best + ((numel - 1) >> best)) best = l;
-    return best;
-}
+DR_API u32 dr_elias_fano_low_bits(u64 count, u64 numel) { return elias_fano_low_bits(count, numel); }
 
-u64 elias_fano_bytes(const u32* indices, u64 count, u64 numel) {
-    if (count == 0) return 0;
-    const u32 l = low_bits(count, numel);
-    return (count * l + 7) / 8 + ((indices[count - 1] >> l) + count + 7) / 8;
-}
-
-DR_API u64 dr_elias_fano_bytes(const u32* indices, u64 count, u64 numel) {
-    return elias_fano_bytes(indices, count, numel);
-}
+DR_API u64 dr_elias_fano_bytes(u64 last, u64 count, u64 numel) { return elias_fano_bytes(last, count, numel); }
 
 #ifdef DR_X86
-// Writes whole sixteens; the result is the number of elements written. It leaves 128 elements, so that what pack16 and
-// BitWriter store behind their bits is overwritten later.
+// Writes whole groups of sixteen elements and returns their number. It leaves the last 128 elements to the caller,
+// whose stores overwrite what pack16 and BitWriter have stored behind their own bits.
 DR_AVX512 static u64 encode_avx512(const u32* indices, u64 count, u32 l, u8* lows, BitWriter& highs) {
     const __m512i lanes = lane_numbers(), mask = _mm512_set1_epi32((int)((1u << l) - 1));
     const __m128i shift = _mm_cvtsi32_si128((int)l);
@@ -44,10 +31,10 @@ DR_AVX512 static u64 encode_avx512(const u32* indices, u64 count, u32 l, u8* low
     return i;
 }
 
-// Reads whole sixteens. Moves *position, the bit of the highs; the result is the number of elements read.
+// Reads whole groups of sixteen elements and returns their number. *position becomes the next bit of the highs.
 DR_AVX512 static u64 decode_avx512(const u8* in, u64 bytes, u64 count, u32 l, u64 numel, u32* indices, u64* position,
                                    bool* bad) {
-    const u64 low_bytes = (count * l + 7) / 8;
+    const u64 low_bytes = field_bytes(count, l);
     Ones ones(in + low_bytes, bytes - low_bytes);
     const Fields fields = fields_of(l);
     const __m128i shift = _mm_cvtsi32_si128((int)l);
@@ -68,12 +55,13 @@ DR_AVX512 static u64 decode_avx512(const u8* in, u64 bytes, u64 count, u32 l, u6
 }
 #endif
 
+// out: dr_elias_fano_bytes(...) bytes.
 DR_API void dr_elias_fano_encode(const u32* indices, u64 count, u64 numel, u8* out) {
     if (count == 0) return;
-    const u32 l = low_bits(count, numel);
+    const u32 l = elias_fano_low_bits(count, numel);
     const u64 mask = (1ull << l) - 1;
     u8* lows = out;
-    u8* highs = out + (count * l + 7) / 8;
+    u8* highs = out + field_bytes(count, l);
     u64 low_word = 0, high_word = 0, base = 0, i = 0;
     u32 filled = 0;
 #ifdef DR_X86
@@ -108,12 +96,12 @@ DR_API void dr_elias_fano_encode(const u32* indices, u64 count, u64 numel, u8* o
     std::memcpy(highs, &high_word, ((indices[count - 1] >> l) + count - base + 7) / 8);
 }
 
-// ERR_TRUNCATED where the section holds fewer than `count` indices, ERR_INDEX where they are not increasing or reach
-// numel, ERR_VALUE where it goes on behind the last.
+// Returns 0; ERR_TRUNCATED if the section has fewer than `count` indices; ERR_INDEX if they are not strictly increasing
+// or not below numel; ERR_VALUE if the section goes on behind the last one.
 DR_CLONES static i64 decode(const u8* in, u64 bytes, u64 count, u64 numel, u32* indices) {
     if (count == 0) return bytes ? (i64)ERR_VALUE : 0;
-    const u32 l = low_bits(count, numel);
-    const u64 low_bytes = (count * l + 7) / 8, mask = (1ull << l) - 1;
+    const u32 l = elias_fano_low_bits(count, numel);
+    const u64 low_bytes = field_bytes(count, l), mask = (1ull << l) - 1;
     if (bytes < low_bytes) return ERR_TRUNCATED;
     const u8* highs = in + low_bytes;
     const u8* end = in + bytes;
@@ -127,7 +115,7 @@ DR_CLONES static i64 decode(const u8* in, u64 bytes, u64 count, u64 numel, u32* 
         if (i) next = indices[i - 1] + 1ull;
     }
 #endif
-    u64 skip = ~0ull << (position & 63);  // the ones that are read already
+    u64 skip = ~0ull << (position & 63);  // without the ones that decode_avx512 has read
     for (u64 base = position / 64 * 8; base < high_bytes && i < count; base += 8, skip = ~0ull) {
         u64 word = (base + 8 <= high_bytes ? load64(highs + base) : load64_tail(highs + base, end)) & skip;
         for (; word && i < count; word &= word - 1, ++i) {

@@ -1,6 +1,6 @@
 // Canonical Huffman codes of up to 12 bits (Huffman, "A method for the construction of minimum-redundancy codes", Proc.
 // IRE 1952; Larmore and Hirschberg, "A fast algorithm for optimal length-limited Huffman codes", J. ACM 1990), and the
-// index codec with a code fixed by the number of elements.
+// index codec, whose code follows from the number of elements.
 //
 // The coder of symbols:
 //
@@ -9,11 +9,13 @@
 //               or, for a run of n symbols that do not occur:                 0 (4 bits) | n - 1 (4 bits) |
 //               or, for the only symbol that occurs, whose code is empty:     15 (4 bits) |
 //
-// A stream is its symbols' code words, one behind the other, to a whole byte. From 1024 symbols on there are four
-// streams, of ceil(count / 4) symbols each and the last of what is left, so that a decoder follows four chains at once.
+// A stream is the code words of its symbols, to a whole byte. From 1024 symbols on there are four streams of
+// ceil(count / 4) symbols, the last of the rest, so that a decoder follows four independent chains.
 #include <algorithm>
 
-#include "entropy/entropy.h"
+#include "bits/bits_cpu.h"
+#include "entropy/histogram.h"
+#include "huffman/huffman_cpu.h"
 
 void huffman_lengths(const u64* counts, u8* length) {
     PackageMerge room;
@@ -37,7 +39,7 @@ void huffman_table(const u32* words, u16* table) {
     for (u32 s = 0; s < 256; ++s) fill_table(s, words[s], table);
 }
 
-// In clones for the sake of BMI2, whose shifts are one step.
+// Compiled in clones since BMI2 has shifts of one instruction.
 DR_CLONES static u8* encode_stream(const u8* symbols, u64 count, const u32* words, u8* out) {
     BitWriter writer{out};
     u64 i = 0;
@@ -49,6 +51,7 @@ DR_CLONES static u8* encode_stream(const u8* symbols, u64 count, const u32* word
     return writer.finish();
 }
 
+// A stream to decode: where it is read from and where its symbols go.
 struct CodeStream {
     BitReader reader;
     u8* symbols;
@@ -67,13 +70,13 @@ static inline void decode_four(u64& position, const u8* in, const u16* table, u8
     position += used;
 }
 
-// 0, or ERR_VALUE where a stream does not end with its last symbol.
+// Returns 0, or ERR_VALUE if a stream does not end with its last symbol.
 static i64 decode_streams(CodeStream* streams, u32 n, const u16* table) {
     u64 i = 0;
     if (n == 4) {
         u64 position[4] = {}, shortest = ~0ull;
         for (u32 k = 0; k < 4; ++k) shortest = std::min(shortest, streams[k].reader.bytes);
-        // Up to this byte of each stream, eight bytes are there.
+        // From this byte of a stream, or from one before it, eight bytes can be read.
         const i64 safe = (i64)shortest - 8;
         const auto furthest = [&] {
             return std::max(std::max(position[0], position[1]), std::max(position[2], position[3]));
@@ -100,10 +103,10 @@ static i64 decode_streams(CodeStream* streams, u32 n, const u16* table) {
     return 0;
 }
 
-// Room for a section: lengths, sizes, streams of up to 12 bits a symbol, and for eight-byte stores.
-DR_API u64 dr_huffman_bound(u64 count) { return HUFFMAN_LENGTHS_BYTES + 12 + (count * LONGEST + 7) / 8 + 16; }
+DR_API u64 dr_huffman_bound(u64 count) { return huffman_bound(count); }
+DR_API u32 dr_huffman_streams(u64 count) { return stream_count(count); }
 
-// Writes the section from out[0] on; the result is its number of bytes.
+// Writes a section into dr_huffman_bound(count) bytes and returns its size.
 DR_API u64 dr_huffman_encode(const u8* symbols, u64 count, u8* out) {
     if (count == 0) return 0;
     u64 counts[256];
@@ -129,7 +132,8 @@ DR_API u64 dr_huffman_encode(const u8* symbols, u64 count, u8* out) {
     return (u64)(at - out);
 }
 
-// ERR_TRUNCATED, or ERR_VALUE where the lengths or the length of the section are no encoder's.
+// Returns 0; ERR_TRUNCATED if the section is too short; ERR_VALUE if the code lengths make no complete code, or a
+// stream does not end with its last symbol.
 DR_API i64 dr_huffman_decode(const u8* in, u64 bytes, u64 count, u8* symbols) {
     if (count == 0) return bytes ? (i64)ERR_VALUE : 0;
     u8 length[256];
@@ -170,7 +174,7 @@ DR_API i64 dr_huffman_decode(const u8* in, u64 bytes, u64 count, u8* symbols) {
 // ---- The index codec: the code of DeepReduce's "Huffman" (Kostopoulou et al., arXiv:2102.03112, appendix): the four
 // bytes of each index, lowest first, in the Huffman code of the bytes of all indices 0 .. numel - 1.
 //
-//     section:  | words of byte 0, 1, 2, 3 of index 0 | of index 1 | ... |, to a whole byte
+//     section:  | words of byte 0, 1, 2, 3 of index 0 | of index 1 | ..., to a whole byte |
 static void byte_code(u64 numel, u32* words) {
     u64 counts[256];
     u8 length[256];
@@ -179,15 +183,19 @@ static void byte_code(u64 numel, u32* words) {
     huffman_words(length, words);
 }
 
-// Needs room for 6 bytes an index and 8 more; the result is the number of bytes.
+DR_API u64 dr_huffman_indices_bound(u64 count) { return huffman_indices_bound(count); }
+
+// Writes a section into dr_huffman_indices_bound(count) bytes and returns its size.
 DR_API u64 dr_huffman_indices_encode(const u32* indices, u64 count, u64 numel, u8* out) {
     u32 words[256];
     byte_code(numel, words);
     return (u64)(encode_stream((const u8*)indices, 4 * count, words, out) - out);
 }
 
+// Returns 0; ERR_INDEX if the indices are not strictly increasing or not below numel; ERR_TRUNCATED if the section is
+// too short; ERR_VALUE if it goes on behind the last index.
 DR_API i64 dr_huffman_indices_decode(const u8* in, u64 bytes, u64 count, u64 numel, u32* indices) {
-    u16 table[1 << LONGEST] = {};  // of one element, whose index is 0 and takes no bits
+    u16 table[1 << LONGEST] = {};  // stays so if numel is 1: index 0 takes no bits
     u32 words[256];
     byte_code(numel, words);
     huffman_table(words, table);

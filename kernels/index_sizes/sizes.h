@@ -1,16 +1,16 @@
-// What the index codecs tell auto.cpp: the bytes that a section of these indices takes.
+// The bytes that each index codec's section takes, for index_sizes.cpp.
 #ifndef HVD_DEEPREDUCE_SIZES_H
 #define HVD_DEEPREDUCE_SIZES_H
 
 #include "common/cpu.h"
 
-const u64 SAMPLE = 8192;  // the most indices that auto.cpp looks at
+const u64 SAMPLE = 8192;  // the most indices that index_sizes.cpp reads
 
 u64 delta_bytes(const u32* keys, u64 count);
 u64 rle_bytes(const u32* indices, u64 count, u64 numel);
-u64 elias_fano_bytes(const u32* indices, u64 count, u64 numel);
+DR_API u32 dr_rice_parameter(const u32* indices, u64 count, u64 numel, u64* bytes);
 
-// Of `whole` indices that are like these `count`, which are up to SAMPLE; estimated from their entropy.
+// An estimate, from their entropy, for `whole` indices of which these `count`, at most SAMPLE, are a sample.
 u64 rans_indices_bytes(const u32* indices, u64 count, u64 whole);
 
 #endif

@@ -1,28 +1,30 @@
 // Interleaved static rANS (Duda, "Asymmetric numeral systems", arXiv:1311.2540, 2013; interleaving: Giesen,
 // arXiv:1402.3392, 2014), and the index codec that codes gaps with it.
 //
-// The coder of symbols. Symbol i belongs to lane i % N; N = 1 below 2048 symbols, 4 below 32768, else 32 (a warp of a
-// GPU, two vectors of AVX-512). A lane's state x is 32 bits, at least 2^16. Symbol s has a share f_s of 4096 slots that
-// begins at c_s, the sum of the shares before it.
+// The coder of symbols. Symbol i belongs to lane i % N; N is 1 below 2048 symbols, 4 below 32768, else 32 (a warp of a
+// GPU, or two AVX-512 vectors). A lane's state x has 32 bits and is at least 2^16. Symbol s has f_s of 4096 slots, its
+// share, which begins at slot c_s, the sum of the shares before it.
 //
 //     encode, from the last symbol to the first:   if x >= f_s 2^20: the low 16 bits of x are a word, x >>= 16
 //                                                  x = (x / f_s) 4096 + x % f_s + c_s
 //     decode, from the first to the last:          s from x % 4096;  x = f_s (x / 4096) + x % 4096 - c_s
 //                                                  if x < 2^16: x = x 2^16 + the next word
 //
-//     section:  | shares, to a whole byte | states u32 [N] | words u16 ... |          nothing for no symbols
-//     shares:   for each symbol from 0 up, until they sum to 2^p:   L (4 bits) | the L - 1 bits of f behind its first |
+//     section:  | shares, to a whole byte | states u32 [N] | words u16 ... |          empty for no symbols
+//     shares:   for each symbol from 0 up, until they sum to 2^p:   L (4 bits) | f's L - 1 bits below its highest one |
 //               or, for a run of n symbols that do not occur:       0 (4 bits) | n - 1 (4 bits) |
 //
-// The shares are sent in units of 4096 / 2^p, p = the bits of `count`, in 5 .. 12: few symbols need no fine shares. A
-// state starts, for the encoder, at 2^16, where the decoder must end.
+// Shares are sent in units of 4096 / 2^p, p = bit_length(count) within 5 .. 12, since few symbols need no fine shares.
+// The encoder's states begin at 2^16, where the decoder's must end.
 #include <algorithm>
 #include <cmath>
 
-#include "entropy/lanes.h"
+#include "bits/avx512.h"
+#include "entropy/histogram.h"
 #include "index_sizes/sizes.h"
+#include "rans/rans.h"
 
-// rounded_share() for all symbols, made to sum to 2^p.
+// rounded_share() of all symbols, made to sum to 2^p.
 static void shares_of(const u64* counts, u64 total, u32 p, u32* share) {
     i64 sum = 0;
     for (int s = 0; s < 256; ++s) sum += share[s] = rounded_share(counts[s], total, p);
@@ -30,15 +32,15 @@ static void shares_of(const u64* counts, u64 total, u32 p, u32* share) {
         *std::max_element(share, share + 256) += (u32)step;
 }
 
-// One symbol for the encoder. x / share is the high half of x * reciprocal, reciprocal = ceil(2^64 / share); a share
-// of 1 would need 2^64: with 2^64 - 1 the quotient is x - 1, which `start` makes up for.
+// One symbol for the encoder. x / share is the high half of x * reciprocal, reciprocal = ceil(2^64 / share). A share of
+// 1 would need 2^64; with 2^64 - 1 the quotient is x - 1, for which `start` compensates.
 struct Symbol {
     u64 reciprocal;
     u32 share, start;
 };
 
 static inline u32 encode_one(u32 x, const Symbol& symbol, u8*& out) {
-    // Without a branch, which would be foretold badly: the word is stored in any case, and kept or overwritten.
+    // No branch, which would be mispredicted often: the word is always stored, and then kept or overwritten.
     const u32 emit = (x >> 20) >= symbol.share;
     const u16 word = (u16)x;
     std::memcpy(out - 2, &word, 2);
@@ -81,8 +83,8 @@ static i64 decode_lanes(const u8* in, const u8* end, u64 begin, u64 count, const
     return at - in;
 }
 
-// Whole groups of N symbols, as long as a group's words surely stand before `end`. Moves `in`; the result is the
-// number of symbols decoded.
+// Decodes whole groups of N symbols while N words fit before `end`, moves `in` behind the words that it has read, and
+// returns the number of symbols.
 template <u32 N>
 static u64 decode_groups(const u8*& in, const u8* end, u64 count, const u32* slots, u32* state, u8* symbols) {
     u32 x[N];
@@ -131,8 +133,8 @@ DR_AVX512 static u64 decode_avx512(const u8*& in, const u8* end, u64 count, cons
     return i;
 }
 
-// x / share is the whole part of (x + 1/2) * (1 / share) in float64: (x + 1/2) / share lies at least 2^-13 from any
-// integer, far more than the product's error.
+// x / share is the whole part of (x + 1/2) * (1 / share) in float64: (x + 1/2) / share differs from any integer by at
+// least 2^-13, far more than the product's error.
 DR_AVX512_INLINE __m512i encode16(__m512i x, const u8* symbols, const double* inverse, const u32* shares,
                                          u8*& out) {
     const __m128i narrow = _mm_loadu_si128((const __m128i*)symbols);
@@ -175,7 +177,8 @@ DR_AVX512 static u8* encode_avx512(const u8* symbols, u64 count, const u32* shar
 }
 #endif
 
-u64 rans_encode(const u8* symbols, u64 count, u8* out) {
+// Writes the section so that it ends with out[rans_bound(count) - 1], and returns the place of its first byte.
+static u64 rans_encode(const u8* symbols, u64 count, u8* out) {
     const u64 bound = rans_bound(count);
     if (count == 0) return bound;
     u64 counts[256];
@@ -183,7 +186,7 @@ u64 rans_encode(const u8* symbols, u64 count, u8* out) {
     histogram(symbols, count, counts);
     const u32 p = share_bits(count);
     shares_of(counts, count, p, share);
-    u8 shares[RANS_TABLE_BYTES];
+    u8 shares[SHARES_BYTES];
     BitWriter writer{shares};
     write_shares(share, p, writer);
     const u64 share_bytes = (u64)(writer.finish() - shares);
@@ -218,7 +221,8 @@ u64 rans_encode(const u8* symbols, u64 count, u8* out) {
     return (u64)(at - out);
 }
 
-i64 rans_decode(const u8* in, u64 bytes, u64 count, u8* symbols) {
+// Returns the number of bytes of the section, which may be fewer than `bytes`, or an error.
+static i64 rans_decode(const u8* in, u64 bytes, u64 count, u8* symbols) {
     if (count == 0) return 0;
     u32 share[256];
     const u32 p = share_bits(count), lanes = rans_lanes(count);
@@ -253,25 +257,28 @@ i64 rans_decode(const u8* in, u64 bytes, u64 count, u8* symbols) {
 }
 
 DR_API u64 dr_rans_bound(u64 count) { return rans_bound(count); }
+DR_API u64 dr_rans_shares_bytes() { return SHARES_BYTES; }
+DR_API u64 dr_rans_lows_bound(u64 count) { return rans_lows_bound(count); }
 
 DR_API u64 dr_rans_encode(const u8* symbols, u64 count, u8* out) { return rans_encode(symbols, count, out); }
 
-// ERR_TRUNCATED, or ERR_VALUE where the shares, a final state or the length of the section is no encoder's.
+// Returns 0; ERR_TRUNCATED if the section is too short; ERR_VALUE if the shares do not sum to 2^p, a lane's last state
+// is not 2^16, or the section goes on.
 DR_API i64 dr_rans_decode(const u8* in, u64 bytes, u64 count, u8* symbols) {
     const i64 used = rans_decode(in, bytes, count, symbols);
     return used < 0 ? used : (u64)used == bytes ? 0 : (i64)ERR_VALUE;
 }
 
-// ---- The index codec. gap_i = index_i - index_{i-1} - 1 (index_{-1} = -1). With t bits of fraction, a gap is a token,
-// coded by rANS, and the bits below its t + 1 highest ones, plain:
+// ---- The index codec. gap_i = index_i - index_{i-1} - 1 (index_{-1} = -1). With t fraction bits, a gap is a token,
+// coded by rANS, and the bits below its t + 1 highest bits, plain:
 //
 //     gap < 2^t:                  token = gap
 //     gap = (2^t + f) 2^e + low:  token = (e + 1) 2^t + f,  f < 2^t, and low in e bits
 //
 //     section:  | rANS section of the tokens | lows, to a whole byte |
 //
-// t = 1 below 512 gaps, 2 below 8192, else 3: the more tokens, the better they fit the gaps' distribution, and the
-// more their shares take.
+// t is 1 below 512 gaps, 2 below 8192, else 3: more tokens fit the gaps' distribution better, but their shares take
+// more.
 DR_CLONES static void tokens_of(const u32* indices, u64 count, u32 t, u8* tokens) {
     tokens[0] = (u8)token_of(indices[0], gap_lows(indices[0], t), t);
     for (u64 i = 1; i < count; ++i) {
@@ -297,8 +304,8 @@ u64 rans_indices_bytes(const u32* indices, u64 count, u64 whole) {
     return table.bytes() + 4 * rans_lanes(whole) + (u64)(bits / 8 * (double)whole / (double)count);
 }
 
-// `tokens`: scratch, one byte an index. `out`: rans_bound(count) + 4 * count + 8 bytes. The section ends before
-// *end; the result is its first byte's place.
+// tokens: scratch, one byte per index. out: rans_bound(count) + rans_lows_bound(count) bytes. Returns the place of the
+// section's first byte in `out`; *end: the place behind its last.
 DR_API u64 dr_rans_indices_encode(const u32* indices, u64 count, u8* tokens, u8* out, u64* end) {
     *end = rans_bound(0);
     if (count == 0) return *end;
@@ -316,6 +323,8 @@ DR_API u64 dr_rans_indices_encode(const u32* indices, u64 count, u8* tokens, u8*
     return begin;
 }
 
+// Returns 0; ERR_TRUNCATED if the section is too short; ERR_INDEX if an index is not below numel; ERR_VALUE if no
+// encoder writes the tokens' section, or the lows go on behind the last gap.
 DR_API i64 dr_rans_indices_decode(const u8* in, u64 bytes, u64 count, u64 numel, u8* tokens, u32* indices) {
     const i64 used = rans_decode(in, bytes, count, tokens);
     if (used < 0) return used;
@@ -325,7 +334,7 @@ DR_API i64 dr_rans_indices_decode(const u8* in, u64 bytes, u64 count, u64 numel,
     for (u32 token = 0; token < 256; ++token) {
         const u32 e = token_lows(token, t);
         low[token] = (u8)(e + t <= 31 ? e : 0);
-        // No gap has 33 bits: with such a token the last index is beyond numel.
+        // A gap of 33 bits makes the last index exceed numel.
         base[token] = e + t <= 31 ? token_gap(token, e, t) : 1ull << 32;
     }
     BitReader lows{in + used, bytes - (u64)used};

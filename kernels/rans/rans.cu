@@ -1,9 +1,14 @@
-// Interleaved rANS: the CUDA side of kernels/rans/rans.cpp, which draws the sections. The lanes of the format are the
-// lanes of one warp; a stream has no more than 32, so one warp codes it, however long it is.
-#include "entropy/entropy.cuh"
+// Interleaved rANS: the CUDA side of rans.cpp, which draws the sections.
+//
+// The lanes of the format are lanes of a warp. A stream has at most 32 of them, so one warp codes a stream of any
+// length.
+#include "bits/bits.cuh"
+#include "common/gaps.cuh"
+#include "common/index_gaps.cuh"
+#include "rans/rans.h"
 
-// One block: writes shares, states and words so that they end with byte `bound - 1` of `out`; *begin: the first one's
-// place. shares: 160 words of zeros.
+// One block. The section ends with byte `bound - 1` of `out`; *begin: the place of its first byte. shares: SHARES_BYTES
+// bytes of zeros, for the kernel's own use.
 KERNEL rans_encode(const u8* symbols, u64 count, const u64* counts, u32* shares, u8* out, u64 bound, u64* begin) {
     __shared__ u32 share[256], table[256], share_bytes;  // table: share | first slot << 16
     const u32 p = share_bits(count), s = threadIdx.x, whole = 1u << p;
@@ -48,7 +53,7 @@ KERNEL rans_encode(const u8* symbols, u64 count, const u64* counts, u32* shares,
     if (lane == 0) *begin = at;
 }
 
-// One block. *used: the bytes that the section took.
+// One block. *used: the number of bytes of the section, which may be fewer than `bytes`.
 KERNEL rans_decode(const u8* in, u64 bytes, u64 count, u8* symbols, u64* used, i32* error) {
     __shared__ u32 share[256], slots[4096];
     __shared__ i64 taken;
@@ -90,24 +95,21 @@ KERNEL rans_decode(const u8* in, u64 bytes, u64 count, u8* symbols, u64* used, i
 
 // ---- The index codec: gaps as tokens and plain low bits.
 
-__device__ __forceinline__ u32 gap_of(const u32* indices, u64 i) {
-    return i ? indices[i] - indices[i - 1] - 1 : indices[0];
-}
-
-// tokens, and the lows into words that were zero; *end: their bits.
+// lows: words of zeros before the launch. *end: the number of their bits.
 KERNEL rans_tokens(const u32* indices, u64 count, u64* status, u64* end, u8* tokens, u32* lows) {
     const u32 t = fraction_bits(count);
     each_place(
-        count, 0, status, end, [=](u64 i) { return (u64)gap_lows(gap_of(indices, i), t); },
+        count, 0, status, end, [=](u64 i) { return (u64)gap_lows(gap_at(indices, i), t); },
         [=](u64 i, u64 place) {
-            const u32 gap = gap_of(indices, i), low = gap_lows(gap, t);
+            const u32 gap = gap_at(indices, i), low = gap_lows(gap, t);
             tokens[i] = (u8)token_of(gap, low, t);
             put_bits(lows, place, gap & ((1u << low) - 1));
         });
 }
 
-// gaps of the tokens and of the lows behind the section's first *used bytes. A token whose gap would have 33 bits is an
-// error: its index would be beyond numel. Nothing is done where the tokens could not be read.
+// The gaps, from the tokens and from the lows behind the first *used bytes of the section; keys_of_gaps turns them into
+// indices. Does nothing if the tokens could not be read. Sets *error to ERR_INDEX for a token whose gap would have 33
+// bits, so an index beyond numel, and to ERR_VALUE if the section does not end with the last gap.
 KERNEL rans_gaps(const u8* in, u64 bytes, u64 count, const u8* tokens, const u64* used, const i32* unread, u64* status,
                  u64* end, u32* gaps, i32* error) {
     if (*unread) return;

@@ -1,16 +1,18 @@
-// Golomb-Rice code of the gaps between sorted indices, highs and lows apart.
+// Golomb-Rice code of the gaps between sorted indices (Golomb, "Run-length encodings", IEEE Trans. Inf. Theory 1966;
+// Rice and Plaunt, IEEE Trans. Commun. 1971), with the low bits and the high bits in two strings.
 //
 // gap_i = index_i - index_{i-1} - 1 (index_{-1} = -1). With the parameter b, low_i is gap_i's b low bits and
 // high_i = gap_i >> b.
 //
-//     section:  | b (1 byte) | lows: count fields of b bits, to a whole byte | highs, to a whole byte |
-//     highs:    for each i, high_i zero bits and then a one, from the low bit of each byte up
+//     section:  | b u8 | lows: count fields of b bits, to a whole byte | highs, to a whole byte |
+//     highs:    for each i, high_i zeros and then a one
 //
-// Kept apart, the lows unpack without a dependency, and the highs need no shift of the lows: the one of element i
-// stands at bit P_i, so high_0 + ... + high_i = P_i - i.
-#include "entropy/lanes.h"
+// Two strings, since fields of equal width are read independently of each other, and the highs' ones are found a word
+// at a time: if the one of element i is bit P_i, then high_0 + ... + high_i = P_i - i.
+#include "bits/avx512.h"
+#include "rice/rice.h"
 
-// The sums of the highs for b - 1, b and b + 1. They are below numel, hence 32 bits.
+// The sums of the highs for b - 1, b and b + 1. They are below numel, so 32 bits hold them.
 DR_CLONES static void sums_of_highs(const u32* indices, u64 count, u32 b, u64* sums) {
     const u32 less = b ? b - 1 : 0, more = b < 31 ? b + 1 : 31;
     u32 sum_less = indices[0] >> less, sum = indices[0] >> b, sum_more = indices[0] >> more;
@@ -23,17 +25,22 @@ DR_CLONES static void sums_of_highs(const u32* indices, u64 count, u32 b, u64* s
     sums[0] = sum_less, sums[1] = sum, sums[2] = sum_more;
 }
 
-// *highs: the section's sum of highs.
-DR_API u32 dr_rice_parameter(const u32* indices, u64 count, u64 numel, u64* highs) {
-    return rice_parameter(count, numel, [=](u32 b, u64* sums) {
+// Returns the parameter of the fewest bits for count >= 1 indices. *bytes: the section's size with it.
+DR_API u32 dr_rice_parameter(const u32* indices, u64 count, u64 numel, u64* bytes) {
+    u64 highs = 0;
+    const u32 b = rice_parameter(count, numel, [&](u32 b, u64* sums) {
         sums_of_highs(indices, count, b, sums);
-        *highs = sums[1];
+        highs = sums[1];
     });
+    *bytes = rice_bytes(count, b, highs);
+    return b;
 }
 
+DR_API u64 dr_rice_bound(u64 count, u64 numel) { return rice_bound(count, numel); }
+
 #ifdef DR_X86
-// Writes whole sixteens; the result is the number of elements written. It leaves 128 elements, so that what pack16 and
-// BitWriter store behind their bits is overwritten later.
+// Writes whole groups of sixteen elements and returns their number. It leaves the last 128 elements to the caller,
+// whose stores overwrite what pack16 and BitWriter have stored behind their own bits.
 DR_AVX512 static u64 encode_avx512(const u32* indices, u64 count, u32 b, u8* lows, BitWriter& highs) {
     const __m512i one = _mm512_set1_epi32(1), lanes = lane_numbers();
     const __m512i mask = _mm512_set1_epi32((int)((1u << b) - 1));
@@ -51,11 +58,11 @@ DR_AVX512 static u64 encode_avx512(const u32* indices, u64 count, u32 b, u8* low
     return i;
 }
 
-// Reads whole sixteens. Moves *position, the bit of the highs, and *sum, of the lows; the result is the number of
-// elements read. A sum of highs beyond `most` gives an index beyond numel, and might wrap around.
+// Reads whole groups of sixteen elements and returns their number. *position becomes the next bit of the highs, *sum
+// the sum of the lows. A sum of highs above `most` gives an index beyond numel, which might wrap around.
 DR_AVX512 static u64 decode_avx512(const u8* in, u64 bytes, u64 count, u32 b, u64 numel, u32* indices,
                                         u64* position, u64* sum, bool* bad) {
-    const u64 low_bytes = (count * b + 7) / 8;
+    const u64 low_bytes = field_bytes(count, b);
     Ones ones(in + low_bytes, bytes - low_bytes);
     const Fields fields = fields_of(b);
     const __m128i shift = _mm_cvtsi32_si128((int)b);
@@ -79,10 +86,10 @@ DR_AVX512 static u64 decode_avx512(const u8* in, u64 bytes, u64 count, u32 b, u6
 }
 #endif
 
-// Writes the section behind its first byte.
+// Writes the section without its first byte.
 DR_API void dr_rice_encode(const u32* indices, u64 count, u32 b, u8* out) {
     u8* lows = out;
-    u8* highs = out + (count * b + 7) / 8;
+    u8* highs = out + field_bytes(count, b);
     const u32 mask = (1u << b) - 1;
     u64 word = 0, position = 0, high_word = 0, i = 0;
     u32 filled = 0, next = 0;
@@ -126,11 +133,11 @@ DR_API void dr_rice_encode(const u32* indices, u64 count, u32 b, u8* out) {
     if (b) std::memcpy(lows, &word, (filled + 7) / 8);
 }
 
-// Reads what follows the section's first byte. ERR_TRUNCATED where it holds fewer than `count` gaps, ERR_INDEX where
-// an index reaches numel, ERR_VALUE where it goes on behind the last.
+// Reads a section without its first byte. Returns 0; ERR_TRUNCATED if it has fewer than `count` gaps; ERR_INDEX if an
+// index is not below numel; ERR_VALUE if the section goes on behind the last one.
 DR_CLONES static i64 decode(const u8* in, u64 bytes, u64 count, u32 b, u64 numel, u32* indices) {
     if (b > 31) return ERR_INDEX;
-    const u64 low_bytes = (count * b + 7) / 8;
+    const u64 low_bytes = field_bytes(count, b);
     if (bytes < low_bytes) return ERR_TRUNCATED;
     const u8* highs = in + low_bytes;
     const u8* end = in + bytes;
@@ -143,7 +150,7 @@ DR_CLONES static i64 decode(const u8* in, u64 bytes, u64 count, u32 b, u64 numel
         if (bad) return ERR_INDEX;
     }
 #endif
-    u64 skip = ~0ull << (position & 63);  // the ones that are read already
+    u64 skip = ~0ull << (position & 63);  // without the ones that decode_avx512 has read
     for (u64 base = position / 64 * 8; base < high_bytes && i < count; base += 8, skip = ~0ull) {
         u64 word = (base + 8 <= high_bytes ? load64(highs + base) : load64_tail(highs + base, end)) & skip;
         for (; word && i < count; word &= word - 1, ++i) {

@@ -1,10 +1,10 @@
-// Accumulate and select: the residual takes the gradient in, and the elements to send are picked, in one pass.
+// Accumulate and select: the gradient is added to the residual, and the elements to send are selected, in one pass.
 //
-// Top-k is exact and still one pass: a sample gives a magnitude that a little more than k elements reach; the pass
-// keeps those as candidates; the k largest are found among them. Where the sample misled and fewer than k were kept,
-// the pass is repeated (without accumulating) at a lower magnitude.
+// Top-k is exact and takes one pass: a sample gives a magnitude that a little more than k elements reach; the pass
+// collects these elements as candidates; the k largest are found among the candidates. If the sample misled and there
+// are fewer than k candidates, the pass is repeated (without accumulating) with a lower magnitude.
 //
-// Magnitudes are compared as integers: for finite floats the bits below the sign order as the magnitudes do.
+// Magnitudes are compared as integers: for finite floats, the bits below the sign are in the order of the magnitudes.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -40,7 +40,7 @@ struct BitsOf<double> {
     typedef u64 type;
 };
 
-// Growing arrays of indices and values that are never filled with zeros first.
+// Growing arrays of indices and values. Unlike std::vector, they are not filled with zeros.
 template <class T>
 struct Kept {
     u32* indices = nullptr;
@@ -54,7 +54,7 @@ struct Kept {
         std::free(indices);
         std::free(values);
     }
-    // Room for `more` and for one vector store beyond.
+    // Makes room for `more` elements and one vector store behind them.
     void reserve(u64 more) {
         if (count + more + 16 <= capacity) return;
         capacity = std::max(count + more + 16, capacity + capacity / 2);
@@ -66,8 +66,8 @@ struct Kept {
     }
 };
 
-// The pass over [begin, end): dense += grad (where grad is given), keep what has at least `least` magnitude bits.
-// Room for end - begin more was reserved.
+// The pass over [begin, end): dense += grad (unless grad is null), then the elements with at least `least` magnitude
+// bits go to `kept`, which has room for end - begin more.
 template <class T, class Bits>
 static void pass_portable(T* dense, const T* grad, u64 begin, u64 end, Bits least, Kept<T>& kept) {
     u64 count = kept.count;
@@ -91,7 +91,7 @@ __attribute__((target("avx512f,avx512vl,avx512dq,popcnt"))) static void pass_avx
     for (; i + 16 <= end; i += 16) {
         __m512 x = _mm512_loadu_ps(dense + i);
         if (grad) {
-            // The smaller magnitude of the two, with the sum's sign.
+            // As `accumulated`: the smaller magnitude of the two, with the sign of the sum.
             x = _mm512_range_ps(_mm512_add_ps(x, _mm512_loadu_ps(grad + i)), _mm512_set1_ps(FLT_MAX), 2);
             _mm512_storeu_ps(dense + i, x);
         }
@@ -107,11 +107,11 @@ __attribute__((target("avx512f,avx512vl,avx512dq,popcnt"))) static void pass_avx
     pass_portable(dense, grad, i, end, least, kept);
 }
 
-// AVX2 has no compress: a vector with something to keep is walked bit by bit.
+// AVX2 has no compress instruction, so the mask of a vector is read bit by bit.
 __attribute__((target("avx2,popcnt,bmi"))) static void pass_avx2(float* dense, const float* grad, u64 begin, u64 end,
                                                                  u32 least, Kept<float>& kept) {
     const __m256i sign_off = _mm256_set1_epi32(0x7FFFFFFF);
-    // Magnitude bits fit 31 bits, so a signed comparison with one less will do.
+    // Magnitude bits have 31 bits, so a signed comparison with least - 1 gives the same result.
     const __m256i below = _mm256_set1_epi32((int)least - 1);
     u64 count = kept.count, i = begin;
     for (; i + 8 <= end; i += 8) {
@@ -133,33 +133,10 @@ __attribute__((target("avx2,popcnt,bmi"))) static void pass_avx2(float* dense, c
 }
 #endif
 
-// 0 portable, 1 AVX2, 2 AVX-512; HVD_DEEPREDUCE_VECTOR lowers it, so that tests reach each one.
-static int vector_level() {
-#ifdef DR_X86
-    static const int level = [] {
-        __builtin_cpu_init();
-        int best = 0;
-        if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi")) best = 1;
-        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("bmi2"))
-            best = 2;
-        const char* wanted = std::getenv("HVD_DEEPREDUCE_VECTOR");
-        if (wanted && std::strcmp(wanted, "portable") == 0) best = 0;
-        if (wanted && std::strcmp(wanted, "avx2") == 0) best = std::min(best, 1);
-        return best;
-    }();
-    return level;
-#else
-    return 0;
-#endif
-}
-
-DR_API int dr_vector_level() { return vector_level(); }
-
 static void pass_run(float* dense, const float* grad, u64 begin, u64 end, u32 least, Kept<float>& kept) {
 #ifdef DR_X86
-    if (vector_level() == 2) return pass_avx512(dense, grad, begin, end, least, kept);
-    if (vector_level() == 1) return pass_avx2(dense, grad, begin, end, least, kept);
+    if (dr_vector_level() == 2) return pass_avx512(dense, grad, begin, end, least, kept);
+    if (dr_vector_level() == 1) return pass_avx2(dense, grad, begin, end, least, kept);
 #endif
     pass_portable(dense, grad, begin, end, least, kept);
 }
@@ -173,8 +150,8 @@ struct Selection {
     u64 count = 0;
 };
 
-const u64 BLOCK = 4096;         // elements between two looks at the room that is left
-const u64 RUN = 1 << 20;        // no thread is started for fewer elements
+static const u64 BLOCK = 4096;   // elements between two checks of the room that is left
+static const u64 RUN = 1 << 20;  // no thread is started for fewer elements
 
 template <class T, class Bits>
 static void collect(T* dense, const T* grad, u64 n, Bits least, int threads, Selection<T>& out) {
@@ -191,11 +168,11 @@ static void collect(T* dense, const T* grad, u64 n, Bits least, int threads, Sel
     for (const auto& run : out.runs) out.count += run.count;
 }
 
-// A magnitude that about k elements of dense + grad reach, with `margin` standard deviations more; 0 where no sample
-// can say (few elements, or nearly all wanted).
+// The bits of a magnitude that about k elements of dense + grad reach, and more by `margin` standard deviations; 0 if
+// no sample can tell (there are few elements, or k is nearly n).
 template <class T, class Bits>
 static Bits sampled_bits(const T* dense, const T* grad, u64 n, u64 k, double margin) {
-    // A sample costs about twice what a candidate too many does; this many make the sum of both least.
+    // A sample costs about twice as much as an unneeded candidate; this number makes the sum of both costs least.
     const u64 best = (u64)std::pow(1.25 * std::sqrt((double)n * (double)k), 2.0 / 3.0);
     const u64 samples = std::min<u64>(n / 8, std::max<u64>(best, 512));
     if (samples < 512) return 0;
@@ -212,14 +189,15 @@ static Bits sampled_bits(const T* dense, const T* grad, u64 n, u64 k, double mar
     return bits[rank];
 }
 
-// The k-th largest magnitude (k >= 1), by counting eleven bits at a time from the top. *above: how many are larger.
+// The bits of the k-th largest magnitude (k >= 1), found by counting digits of eleven bits from the top. *above: how
+// many magnitudes are larger.
 template <class T, class Bits>
 static Bits kth_largest(const Selection<T>& from, u64 k, u64* above) {
     const int top = sizeof(Bits) * 8 - 1, digit = 11;
     Bits prefix = 0, known = 0;
     u64 larger = 0;
     for (int shift = top - digit; known != (~(Bits)0 >> 1); shift = std::max(shift - digit, 0)) {
-        // Bits below the sign that the digits so far leave open, at most eleven of them.
+        // The bits of this digit: at most eleven, below the known ones.
         const Bits open = (~(Bits)0 >> 1) & ~known & (~(Bits)0 << shift);
         std::vector<u64> counts((size_t)(open >> shift) + 1);
         for (const auto& run : from.runs)
@@ -236,7 +214,7 @@ static Bits kth_largest(const Selection<T>& from, u64 k, u64* above) {
     return prefix;
 }
 
-// Moves the k largest of `from` to the caller's arrays, in index order; ties go to the lower index.
+// Copies the k largest of `from` to the caller's arrays, in index order; of equal magnitudes those of lower index.
 template <class T, class Bits>
 static void take_largest(const Selection<T>& from, u64 k, u32* indices, T* values) {
     u64 above = 0;
@@ -253,12 +231,12 @@ static void take_largest(const Selection<T>& from, u64 k, u32* indices, T* value
         }
 }
 
-// Fewer than k elements are not zero: takes them all and the first zeros.
+// For fewer than k nonzero elements: takes them all and the first zeros.
 template <class T>
 static void take_with_zeros(const T* dense, u64 k, u64 nonzero, u32* indices, T* values) {
     u64 zeros = k - nonzero, count = 0;
     for (u64 i = 0; count < k; ++i) {
-        // By the bits, as the candidates were: where the caller's thread flushes denormals, they compare equal to 0.
+        // By the bits, as for candidates: if the caller's thread flushes denormals, they compare equal to 0.
         const bool zero = magnitude_bits(dense[i]) == 0;
         if (zero && !zeros) continue;
         zeros -= zero;
@@ -278,10 +256,10 @@ static int topk(T* dense, const T* grad, u64 n, u64 k, u32* indices, T* values, 
         }
         Selection<T> candidates;
         for (double margin = 5.0;; margin *= 8.0) {
-            // At least the smallest denormal: zeros are never candidates.
+            // At least the bits of the smallest denormal, so that zeros are never candidates.
             const Bits least = std::max<Bits>(sampled_bits<T, Bits>(dense, grad, n, k, margin), 1);
             collect<T, Bits>(dense, grad, n, least, threads, candidates);
-            grad = nullptr;  // taken in by the first pass
+            grad = nullptr;  // the first pass has added it
             if (candidates.count >= k) break;
             if (least == 1) {
                 take_with_zeros(dense, k, candidates.count, indices, values);
@@ -295,8 +273,8 @@ static int topk(T* dense, const T* grad, u64 n, u64 k, u32* indices, T* values, 
     }
 }
 
-// dense += grad (unless grad is null), then the k elements of dense with the largest magnitude: their sorted indices
-// and their values. All elements finite, 0 <= k <= n. -1 where memory is short; dense has then taken in a part.
+// dense += grad (unless null), then the k elements of largest magnitude: their sorted indices and their values. All
+// elements are finite, 0 <= k <= n. Returns 0, or -1 if memory is short; a part of grad may then have been added.
 DR_API int dr_topk_f32(float* dense, const float* grad, u64 n, u64 k, u32* indices, float* values, int threads) {
     return topk(dense, grad, n, k, indices, values, threads);
 }
@@ -304,25 +282,34 @@ DR_API int dr_topk_f64(double* dense, const double* grad, u64 n, u64 k, u32* ind
     return topk(dense, grad, n, k, indices, values, threads);
 }
 
+// The magnitude bits of the smallest T that is not below `least` (at least 0) and not zero.
+template <class T>
+static typename BitsOf<T>::type threshold_bits(double least) {
+    typedef typename BitsOf<T>::type Bits;
+    T limit = (T)least;
+    if ((double)limit < least) limit = std::nextafter(limit, std::numeric_limits<T>::infinity());
+    return std::max<Bits>(magnitude_bits(limit), 1);
+}
+
+DR_API u64 dr_threshold_bits_f32(double least) { return threshold_bits<float>(least); }
+DR_API u64 dr_threshold_bits_f64(double least) { return threshold_bits<double>(least); }
+
 template <class T>
 static Selection<T>* threshold(T* dense, const T* grad, u64 n, double least, int threads, u64* count) {
     typedef typename BitsOf<T>::type Bits;
-    // The smallest value of T that is not below `least`, and not zero.
-    T limit = (T)least;
-    if ((double)limit < least) limit = std::nextafter(limit, std::numeric_limits<T>::infinity());
     try {
-        auto found = std::make_unique<Selection<T>>();
-        collect<T, Bits>(dense, grad, n, std::max<Bits>(magnitude_bits(limit), 1), threads, *found);
-        *count = found->count;
-        return found.release();
+        auto selection = std::make_unique<Selection<T>>();
+        collect<T, Bits>(dense, grad, n, threshold_bits<T>(least), threads, *selection);
+        *count = selection->count;
+        return selection.release();
     } catch (const std::bad_alloc&) {
         return nullptr;
     }
 }
 
 template <class T>
-static void take(Selection<T>* found, u32* indices, T* values) {
-    for (const auto& run : found->runs) {
+static void copy_selection(Selection<T>* selection, u32* indices, T* values) {
+    for (const auto& run : selection->runs) {
         if (run.count) {
             std::memcpy(indices, run.indices, run.count * sizeof(u32));
             std::memcpy(values, run.values, run.count * sizeof(T));
@@ -330,59 +317,20 @@ static void take(Selection<T>* found, u32* indices, T* values) {
         indices += run.count;
         values += run.count;
     }
-    delete found;
+    delete selection;
 }
 
-// dense += grad (unless null), then all elements with |x| >= least and x != 0. Returns a selection of *count
-// elements, which dr_take_* copies out and frees; null where memory is short.
+// dense += grad (unless null), then all elements with |x| >= least and x != 0. Returns a selection of *count elements,
+// which dr_copy_selection_* copies and frees; null if memory is short.
 DR_API void* dr_threshold_f32(float* dense, const float* grad, u64 n, double least, int threads, u64* count) {
     return threshold(dense, grad, n, least, threads, count);
 }
 DR_API void* dr_threshold_f64(double* dense, const double* grad, u64 n, double least, int threads, u64* count) {
     return threshold(dense, grad, n, least, threads, count);
 }
-DR_API void dr_take_f32(void* selection, u32* indices, float* values) {
-    take((Selection<float>*)selection, indices, values);
+DR_API void dr_copy_selection_f32(void* selection, u32* indices, float* values) {
+    copy_selection((Selection<float>*)selection, indices, values);
 }
-DR_API void dr_take_f64(void* selection, u32* indices, double* values) {
-    take((Selection<double>*)selection, indices, values);
-}
-
-DR_CLONES static void add(float* dense, const float* grad, u64 begin, u64 end) {
-    for (u64 i = begin; i < end; ++i) dense[i] = accumulated(dense[i], grad[i]);
-}
-DR_CLONES static void add(double* dense, const double* grad, u64 begin, u64 end) {
-    for (u64 i = begin; i < end; ++i) dense[i] = accumulated(dense[i], grad[i]);
-}
-DR_API void dr_add_f32(float* dense, const float* grad, u64 n, int threads) {
-    parallel_runs(n, threads, RUN, [&](int, u64 begin, u64 end) { add(dense, grad, begin, end); });
-}
-DR_API void dr_add_f64(double* dense, const double* grad, u64 n, int threads) {
-    parallel_runs(n, threads, RUN, [&](int, u64 begin, u64 end) { add(dense, grad, begin, end); });
-}
-
-// The largest magnitude bits: an exponent of all ones is NaN or infinity.
-DR_CLONES static u32 largest_bits(const u32* words, u64 begin, u64 end) {
-    u32 largest = 0;
-    for (u64 i = begin; i < end; ++i) largest = std::max(largest, words[i] & 0x7FFFFFFFu);
-    return largest;
-}
-DR_CLONES static u64 largest_bits(const u64* words, u64 begin, u64 end) {
-    u64 largest = 0;
-    for (u64 i = begin; i < end; ++i) largest = std::max<u64>(largest, words[i] & 0x7FFFFFFFFFFFFFFFull);
-    return largest;
-}
-template <class Bits>
-static int finite(const Bits* words, u64 n, Bits infinity, int threads) {
-    std::vector<Bits> largest((size_t)(threads < 1 ? 1 : threads));
-    parallel_runs(n, threads, RUN,
-                  [&](int t, u64 begin, u64 end) { largest[(size_t)t] = largest_bits(words, begin, end); });
-    for (Bits bits : largest)
-        if (bits >= infinity) return 0;
-    return 1;
-}
-// 1 where all n floats are finite, else 0.
-DR_API int dr_finite_f32(const u32* words, u64 n, int threads) { return finite<u32>(words, n, 0x7F800000u, threads); }
-DR_API int dr_finite_f64(const u64* words, u64 n, int threads) {
-    return finite<u64>(words, n, 0x7FF0000000000000ull, threads);
+DR_API void dr_copy_selection_f64(void* selection, u32* indices, double* values) {
+    copy_selection((Selection<double>*)selection, indices, values);
 }

@@ -1,41 +1,25 @@
-// Accumulate and select on the device: the CUDA side of kernels/select/select.cpp, block.cpp and sum.cpp.
+// Accumulate and select: the CUDA side of select.cpp.
 //
-// Top-k in six launches, none of which the host waits for:
-//     sample    a magnitude that a little more than k elements reach; and is the gradient finite?
-//     collect   dense += gradient; the elements that reach it, in index order: the candidates
-//     count x 3 the k-th largest magnitude of the candidates, eleven bits at a time (float64: x 6)
-//     take      what is larger, and of equals the first, in index order
-// Where the sample misled (fewer than k candidates, or more than there is room for), count and take read all elements
-// in place of the candidates: slower, and the same result.
+// Top-k takes six launches (nine for float64), and the host waits for none of them:
+//     sample      finds a magnitude that a little more than k elements reach; tells whether the gradient is finite
+//     collect     dense += gradient; the elements that reach the magnitude, in index order, are the candidates
+//     count (x3)  finds the k-th largest magnitude of the candidates, eleven bits per launch (float64: x6)
+//     take        takes the larger ones, and the first of equal ones, in index order
+// If the sample misled (there are fewer than k candidates, or more than there is room for), count and take read all
+// elements in place of the candidates, which is slower and gives the same result.
 //
-// `bad` (or null): whether the gradient has NaN or infinity. Where it is not 0, nothing is accumulated.
-#include "common/device.cuh"
+// `bad` (or null): if *bad is not 0, the gradient is not finite, and nothing is accumulated.
+#include "arrays/finite.cuh"
 
-template <class T>
-struct BitsOf;
-template <>
-struct BitsOf<float> {
-    typedef u32 type;
-};
-template <>
-struct BitsOf<double> {
-    typedef u64 type;
-};
-
-template <class T>
-__device__ __forceinline__ const T* unless(const i32* bad, const T* gradient) {
-    return bad && *bad ? nullptr : gradient;
-}
-
-const u32 BINS = 2048;
+const u32 BINS = 2048;  // of a digit of eleven bits, as in ops/select.py
 const u32 SAMPLES = 32 * THREADS;
 
 struct Digit {
     u32 digit;
-    u64 above;  // elements of larger digits
+    u64 above;  // the number of elements with larger digits
 };
 
-// The digit of the k-th largest element (k >= 1), from a count of each digit.
+// The digit of the k-th largest element (k >= 1). counts: of the elements with each digit.
 __device__ Digit find_digit(const u32* counts, u64 k) {
     __shared__ Digit found;
     const u32 each = BINS / THREADS, first = BINS - 1 - each * threadIdx.x;
@@ -54,8 +38,8 @@ __device__ Digit find_digit(const u32* counts, u64 k) {
     return result;
 }
 
-// state[0]: the least magnitude bits of a candidate. One block. Where no sample can say (few elements, or nearly all
-// wanted) every element but zeros is one.
+// One block. state[0]: the least magnitude bits of a candidate; 1, so that all elements but zeros are candidates, if no
+// sample can tell (there are few elements, or k is nearly n).
 template <class T>
 __device__ void sample(const T* dense, const T* gradient, u64 n, u64 k, u64* state) {
     const u32 key_bits = sizeof(T) == 4 ? 0 : 32;
@@ -96,27 +80,10 @@ __device__ void sample(const T* dense, const T* gradient, u64 n, u64 k, u64* sta
     if (threadIdx.x == 0) state[0] = least ? least : 1;
 }
 
-// *bad becomes ERR_NOT_FINITE where a number is NaN or infinite. Read as vectors of words, by `workers` blocks.
-template <class T>
-__device__ void find_nonfinite(const T* x, u64 n, u32 worker, u32 workers, i32* bad) {
-    typedef typename BitsOf<T>::type Bits;
-    const Bits infinity = sizeof(T) == 4 ? (Bits)0x7F800000u : (Bits)0x7FF0000000000000ull;
-    const u32 size = Vector<T>::SIZE;
-    const u64 vectors = aligned16(x) ? n / size : 0, first = (u64)worker * THREADS + threadIdx.x;
-    const u64 stride = (u64)workers * THREADS;
-    bool found = false;
-    for (u64 v = first; v < vectors; v += stride) {
-        const Vector<T> four = *(const Vector<T>*)(x + v * size);
-        for (u32 j = 0; j < size; ++j) found |= magnitude_bits(four.x[j]) >= infinity;
-    }
-    for (u64 i = vectors * size + first; i < n; i += stride) found |= magnitude_bits(x[i]) >= infinity;
-    if (__syncthreads_or(found) && threadIdx.x == 0) atomicMin(bad, ERR_NOT_FINITE);
-}
-
-// dense += gradient (unless null); elements of at least `least` magnitude bits go, in index order, to `indices` and
-// `values`, as many as there is room for; *count: how many they are.
+// dense += gradient (unless null), then the elements with at least `least` magnitude bits go, in index order, to
+// `indices` and `values`, the first `room` of them. *count: how many there are.
 //
-//     a tile:  four rows of THREADS vectors; vector v of row r holds the elements (r * THREADS + v) * SIZE + ...
+//     a tile:  four rows of THREADS vectors of 16 bytes; vector v of row r begins with element (r * THREADS + v) * SIZE
 template <class T>
 __device__ void collect(T* dense, const T* gradient, u64 n, typename BitsOf<T>::type least, u64* status, u32* indices,
                         T* values, u64 room, u64* count) {
@@ -176,10 +143,10 @@ __device__ void collect(T* dense, const T* gradient, u64 n, typename BitsOf<T>::
     }
 }
 
-// Where count and take read.
+// What count and take read: the candidates, or all elements (indices null).
 template <class T>
 struct Source {
-    const u32* indices;  // null: all elements
+    const u32* indices;
     const T* values;
     u64 count;
 };
@@ -192,13 +159,13 @@ __device__ Source<T> source_of(const T* dense, u64 n, u64 k, const u32* indices,
     return {indices, values, candidates};
 }
 
-// What `passes` counts say of the k-th largest magnitude: its `known` bits.
+// What is known of the k-th largest magnitude after some passes.
 template <class Bits>
 struct Known {
-    Bits prefix, known;
-    u64 above;
-    u32 shift;  // of the next digit
-    Bits open;  // its bits
+    Bits prefix, known;  // its known bits, and a mask of them
+    u64 above;           // the number of elements that are larger in these bits
+    u32 shift;           // of the next digit
+    Bits open;           // a mask of the next digit
 };
 
 template <class Bits>
@@ -217,7 +184,7 @@ __device__ Known<Bits> known_after(const u32* counts, u32 passes, u64 k) {
     return now;
 }
 
-// Pass `pass` of the digits, from the top: how often each occurs among the magnitudes that agree with what is known.
+// Counts digit `pass`, from the top, of the magnitudes that agree with what is known.
 template <class T>
 __device__ void count_digits(Source<T> from, u32 pass, u64 k, u32* counts) {
     typedef typename BitsOf<T>::type Bits;
@@ -234,7 +201,7 @@ __device__ void count_digits(Source<T> from, u32 pass, u64 k, u32* counts) {
         if (own[d]) atomicAdd(counts + pass * BINS + d, own[d]);
 }
 
-// The k largest, in index order; ties go to the lower index.
+// The k largest, in index order; of equal magnitudes those of lower index.
 template <class T>
 __device__ void take(Source<T> from, u64 k, const u32* counts, u32 passes, u64* status, u32* indices, T* values) {
     typedef typename BitsOf<T>::type Bits;
@@ -269,162 +236,58 @@ __device__ void take(Source<T> from, u64 k, const u32* counts, u32 passes, u64* 
     }
 }
 
-// state: | least magnitude bits | candidates |;  counts: 2048 a pass, zeros at first.
-#define TOPK(suffix, T)                                                                                               \
-    KERNEL topk_sample_##suffix(const T* dense, const T* gradient, u64 n, u64 k, u64* state, i32* bad) {              \
-        if (blockIdx.x == 0) sample(dense, gradient, n, k, state);                                                    \
-        const u32 workers = gridDim.x > 1 ? gridDim.x - 1 : 1;                                                        \
-        if (bad && blockIdx.x + workers >= gridDim.x)                                                                 \
-            find_nonfinite(gradient, n, blockIdx.x + workers - gridDim.x, workers, bad);                              \
-    }                                                                                                                 \
-    KERNEL topk_collect_##suffix(T* dense, const T* gradient, u64 n, const i32* bad, u64* state, u64* status,         \
-                                 u32* indices, T* values, u64 room) {                                                 \
-        const BitsOf<T>::type least = (BitsOf<T>::type)state[0];                                                      \
-        collect(dense, unless(bad, gradient), n, least, status, indices, values, room, state + 1);                    \
-    }                                                                                                                 \
-    KERNEL topk_count_##suffix(const T* dense, u64 n, u64 k, const u32* indices, const T* values, u64 room,           \
-                               const u64* state, u32 pass, u32* counts) {                                             \
-        count_digits(source_of(dense, n, k, indices, values, room, state), pass, k, counts);                          \
-    }                                                                                                                 \
-    KERNEL topk_take_##suffix(const T* dense, u64 n, u64 k, const u32* indices, const T* values, u64 room,            \
-                              const u64* state, const u32* counts, u32 passes, u64* status, u32* taken, T* out) {     \
-        take(source_of(dense, n, k, indices, values, room, state), k, counts, passes, status, taken, out);            \
-    }                                                                                                                 \
-    KERNEL threshold_##suffix(T* dense, const T* gradient, u64 n, const i32* bad, u64 least, u64* status,             \
-                              u32* indices, T* values, u64 room, u64* count) {                                        \
-        collect(dense, unless(bad, gradient), n, (BitsOf<T>::type)least, status, indices, values, room, count);       \
-    }                                                                                                                 \
-    KERNEL finite_##suffix(const T* x, u64 n, i32* bad) { find_nonfinite(x, n, blockIdx.x, gridDim.x, bad); }
-TOPK(f32, float)
-TOPK(f64, double)
+// state: | least magnitude bits of a candidate | number of candidates |. counts: BINS per pass, zeros before the
+// launches.
 
+// The first block samples. If `bad` is not null, the others look for NaN and infinity; if there is only one, it does
+// both.
 template <class T>
-__device__ void add(T* dense, const T* gradient, u64 n) {
-    const u32 size = Vector<T>::SIZE;
-    const u64 vectors = aligned16(dense) && aligned16(gradient) ? n / size : 0;
-    for (u64 v = grid_thread(); v < vectors; v += grid_threads()) {
-        Vector<T> x = *(const Vector<T>*)(dense + v * size);
-        const Vector<T> g = *(const Vector<T>*)(gradient + v * size);
-        for (u32 j = 0; j < size; ++j) x.x[j] = accumulated(x.x[j], g.x[j]);
-        *(Vector<T>*)(dense + v * size) = x;
-    }
-    for (u64 i = vectors * size + grid_thread(); i < n; i += grid_threads()) dense[i] = accumulated(dense[i], gradient[i]);
+__device__ void sample_and_check(const T* dense, const T* gradient, u64 n, u64 k, u64* state, i32* bad) {
+    if (blockIdx.x == 0) sample(dense, gradient, n, k, state);
+    const u32 workers = gridDim.x > 1 ? gridDim.x - 1 : 1;
+    if (bad && blockIdx.x + workers >= gridDim.x)
+        find_nonfinite(gradient, n, blockIdx.x + workers - gridDim.x, workers, bad);
+}
+KERNEL topk_sample_f32(const float* dense, const float* gradient, u64 n, u64 k, u64* state, i32* bad) {
+    sample_and_check(dense, gradient, n, k, state, bad);
+}
+KERNEL topk_sample_f64(const double* dense, const double* gradient, u64 n, u64 k, u64* state, i32* bad) {
+    sample_and_check(dense, gradient, n, k, state, bad);
 }
 
-// norms[b]: a block of elements by a warp. Element j of it in lane j % 8, in order, then lanes 0+4, 1+5, 2+6, 3+7, then
-// 0+2, 1+3, then 0+1, as in kernels/select/block.cpp: so eight lanes of the warp add, and all of it load.
-template <class T>
-__device__ void block_norms(T* dense, const T* gradient, u64 n, u64 block, u32 l2, double* norms) {
-    const u64 blocks = (n + block - 1) / block, stride = grid_threads() / 32;
-    for (u64 b = grid_thread() / 32; b < blocks; b += stride) {
-        const u64 begin = b * block, end = begin + block < n ? begin + block : n;
-        double sum = 0.0;
-        for (u64 base = begin; base < end; base += 32) {
-            const u64 i = base + lane_number();
-            double x = 0.0;
-            if (i < end) {
-                T value = dense[i];
-                if (gradient) dense[i] = value = accumulated(value, gradient[i]);
-                x = value < (T)0 ? -(double)value : (double)value;
-                if (l2) x = x * x;
-            }
-            for (u32 part = 0; part < 32; part += 8) sum += __shfl_sync(WHOLE_WARP, x, (lane_number() & 7) + part);
-        }
-        for (u32 half = 4; half; half /= 2) sum += __shfl_down_sync(WHOLE_WARP, sum, half);
-        const double largest = 1.7976931348623157e308;
-        if (lane_number() == 0) norms[b] = sum <= largest ? sum : largest;
-    }
+KERNEL topk_collect_f32(float* dense, const float* gradient, u64 n, const i32* bad, u64* state, u64* status,
+                        u32* indices, float* values, u64 room) {
+    collect(dense, unless(bad, gradient), n, (u32)state[0], status, indices, values, room, state + 1);
+}
+KERNEL topk_collect_f64(double* dense, const double* gradient, u64 n, const i32* bad, u64* state, u64* status,
+                        u32* indices, double* values, u64 room) {
+    collect(dense, unless(bad, gradient), n, state[0], status, indices, values, room, state + 1);
 }
 
-template <class T>
-__device__ void gather(const T* dense, const u32* indices, u64 count, T* values) {
-    for (u64 i = grid_thread(); i < count; i += grid_threads()) values[i] = dense[indices[i]];
+KERNEL topk_count_f32(const float* dense, u64 n, u64 k, const u32* indices, const float* values, u64 room,
+                      const u64* state, u32 pass, u32* counts) {
+    count_digits(source_of(dense, n, k, indices, values, room, state), pass, k, counts);
 }
-template <class T>
-__device__ void settle(T* dense, const u32* indices, u64 count, const T* values) {
-    for (u64 i = grid_thread(); i < count; i += grid_threads()) dense[indices ? indices[i] : i] -= values[i];
-}
-
-// The first i of sorted a[count] with a[i] >= value, found by a warp: 32 chunks at a time.
-__device__ u64 lower_bound(const u32* a, u64 count, u64 value) {
-    u64 low = 0, high = count;
-    while (low < high) {
-        const u64 step = (high - low + 31) / 32, probe = low + (lane_number() + 1) * step - 1;
-        const u32 below = (u32)__popc(__ballot_sync(WHOLE_WARP, probe < high && a[probe] < value));
-        low += below * step;
-        high = low + step - 1 < high ? low + step - 1 : high;
-    }
-    return low;
+KERNEL topk_count_f64(const double* dense, u64 n, u64 k, const u32* indices, const double* values, u64 room,
+                      const u64* state, u32 pass, u32* counts) {
+    count_digits(source_of(dense, n, k, indices, values, room, state), pass, k, counts);
 }
 
-template <class T>
-struct Part {
-    const u32* indices;  // null: a value for each element
-    const T* values;
-    u64 count;
-};
-
-// A tile of the output is zeroed (`more`: read), summed and scaled in shared memory, then written once.
-const u32 SUM_TILE = 2048;
-
-template <class T>
-__device__ void sum(T* out, u64 n, T scale, u32 more, u32 parts, const Part<T>* part) {
-    __shared__ T sums[SUM_TILE];
-    __shared__ u64 range[8][2];
-    const u64 begin = (u64)blockIdx.x * SUM_TILE, size = n - begin < SUM_TILE ? n - begin : SUM_TILE;
-    for (u32 i = threadIdx.x; i < size; i += THREADS) sums[i] = more ? out[begin + i] : (T)0;
-    const u32 p = warp_number();
-    if (p < parts && part[p].indices) {
-        const u64 from = lower_bound(part[p].indices, part[p].count, begin);
-        const u64 to = from + lower_bound(part[p].indices + from, part[p].count - from, begin + size);
-        if (lane_number() == 0) range[p][0] = from, range[p][1] = to;
-    }
-    for (u32 q = 0; q < parts; ++q) {
-        __syncthreads();
-        if (part[q].indices) {
-            for (u64 i = range[q][0] + threadIdx.x; i < range[q][1]; i += THREADS)
-                sums[part[q].indices[i] - begin] += part[q].values[i];
-        } else {
-            for (u32 i = threadIdx.x; i < size; i += THREADS) sums[i] += part[q].values[begin + i];
-        }
-    }
-    __syncthreads();
-    for (u32 i = threadIdx.x; i < size; i += THREADS) out[begin + i] = scale != (T)1 ? sums[i] * scale : sums[i];
+KERNEL topk_take_f32(const float* dense, u64 n, u64 k, const u32* indices, const float* values, u64 room,
+                     const u64* state, const u32* counts, u32 passes, u64* status, u32* taken, float* out) {
+    take(source_of(dense, n, k, indices, values, room, state), k, counts, passes, status, taken, out);
+}
+KERNEL topk_take_f64(const double* dense, u64 n, u64 k, const u32* indices, const double* values, u64 room,
+                     const u64* state, const u32* counts, u32 passes, u64* status, u32* taken, double* out) {
+    take(source_of(dense, n, k, indices, values, room, state), k, counts, passes, status, taken, out);
 }
 
-#define DENSE(suffix, T)                                                                                              \
-    KERNEL add_##suffix(T* dense, const T* gradient, u64 n, const i32* bad) {                                         \
-        if (!bad || !*bad) add(dense, gradient, n);                                                                   \
-    }                                                                                                                 \
-    KERNEL block_norms_##suffix(T* dense, const T* gradient, u64 n, const i32* bad, u64 block, u32 l2, double* norms) { \
-        block_norms(dense, unless(bad, gradient), n, block, l2, norms);                                               \
-    }                                                                                                                 \
-    KERNEL gather_##suffix(const T* dense, const u32* indices, u64 count, T* values) {                                \
-        gather(dense, indices, count, values);                                                                        \
-    }                                                                                                                 \
-    KERNEL scatter_##suffix(const T* values, const u32* places, u64 count, T* out) {                                  \
-        for (u64 i = grid_thread(); i < count; i += grid_threads()) out[places[i]] = values[i];                       \
-    }                                                                                                                 \
-    KERNEL settle_##suffix(T* dense, const u32* indices, u64 count, const T* values, const i32* bad) {                \
-        if (!bad || !*bad) settle(dense, indices, count, values);                                                     \
-    }                                                                                                                 \
-    KERNEL sum_##suffix(T* out, u64 n, T scale, u32 more, u32 parts, const u32* i0, const T* v0, u64 c0,              \
-                        const u32* i1, const T* v1, u64 c1, const u32* i2, const T* v2, u64 c2, const u32* i3,        \
-                        const T* v3, u64 c3, const u32* i4, const T* v4, u64 c4, const u32* i5, const T* v5, u64 c5,  \
-                        const u32* i6, const T* v6, u64 c6, const u32* i7, const T* v7, u64 c7) {                     \
-        const Part<T> part[8] = {{i0, v0, c0}, {i1, v1, c1}, {i2, v2, c2}, {i3, v3, c3},                              \
-                                 {i4, v4, c4}, {i5, v5, c5}, {i6, v6, c6}, {i7, v7, c7}};                             \
-        sum(out, n, scale, more, parts, part);                                                                        \
-    }
-DENSE(f32, float)
-DENSE(f64, double)
-
-// Random-k: sets the bits of the images of 0 .. count-1 in a bitmap of zeros.
-KERNEL random_bits(u64 numel, u64 count, u32 seed, u32 parameter, u32 step, u32* bitmap) {
-    const Philox4 k = philox4x32(seed, parameter, 0, step, STREAM_RANDOMK, 0);
-    const Feistel key = feistel(numel, k.x, k.y, k.z);
-    for (u64 i = grid_thread(); i < count; i += grid_threads()) {
-        const u32 index = feistel_permute((u32)i, key);
-        atomicOr(bitmap + (index >> 5), 1u << (index & 31));
-    }
+// least: the magnitude bits that an element must have. *count: how many elements have them.
+KERNEL threshold_f32(float* dense, const float* gradient, u64 n, const i32* bad, u64 least, u64* status, u32* indices,
+                     float* values, u64 room, u64* count) {
+    collect(dense, unless(bad, gradient), n, (u32)least, status, indices, values, room, count);
+}
+KERNEL threshold_f64(double* dense, const double* gradient, u64 n, const i32* bad, u64 least, u64* status, u32* indices,
+                     double* values, u64 room, u64* count) {
+    collect(dense, unless(bad, gradient), n, least, status, indices, values, room, count);
 }

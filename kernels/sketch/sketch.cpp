@@ -11,7 +11,9 @@
 #include <memory>
 #include <new>
 
-#include "entropy/entropy.h"
+#include "bits/bits_cpu.h"
+#include "delta/delta_cpu.h"
+#include "huffman/huffman_cpu.h"
 #include "sort/radix.h"
 
 static const u32 MAX_ROWS = 8;

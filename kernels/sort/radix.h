@@ -1,4 +1,5 @@
-// A stable radix sort of unsigned words, 11 bits a pass; a pass whose digit is the same in all words is left out.
+// A stable radix sort of unsigned words on the host, 11 bits per pass. A pass is skipped if all words have the same
+// digit.
 #ifndef HVD_DEEPREDUCE_RADIX_H
 #define HVD_DEEPREDUCE_RADIX_H
 
@@ -6,9 +7,8 @@
 
 #include "common/cpu.h"
 
-// Sorts `data[count]` by its bits from `low` up to `high`, 33 of them at most, with `spare[count]` to work in. Bits from
-// `high` up must be zero; count < 2^32. Result: the one of the two arrays that holds the sorted words; the other holds
-// anything.
+// Sorts data[count] by the bits low .. high - 1, at most 33; bits from `high` on must be zero; count < 2^32. Returns
+// the array that holds the sorted words, `data` or `spare`; the other one holds anything.
 template <class T>
 static T* radix_sort(T* data, T* spare, u64 count, u32 low, u32 high) {
     const u32 mask = 2047;

@@ -1,14 +1,17 @@
-// A stable radix sort of 64-bit words, eight bits a pass, and what is sorted with it: the CUDA side of
-// kernels/sort/radix.h and sort.cpp.
+// A stable radix sort of 64-bit words, eight bits per pass, and the pairs that are sorted with it: the CUDA side of
+// radix.h and sort.cpp.
 //
-// A pass: each tile counts its digits; the counts, all tiles of digit 0 first, become places by a scan; each tile moves
-// its words to the places of their digits, in their order.
+// A pass has three launches:
+//     radix_count   each tile counts its digits
+//     scan_counts   the counts, all tiles of digit 0 first, become places
+//     radix_move    each tile moves its words to the places of their digits, in their order
 #include "common/device.cuh"
+#include "sort/pairs.h"
 
-const u32 DIGITS = 256, ROWS = 8;
+const u32 DIGITS = 256, ROWS = 8;  // ROWS as in ops/sort.py
 const u64 SORT_TILE = (u64)ROWS * THREADS;
 
-// counts[digit * tiles + tile]; a block a tile.
+// counts[digit * tiles + tile]. A block takes a tile.
 KERNEL radix_count(const u64* words, u64 count, u32 shift, u32* counts) {
     __shared__ u32 own[DIGITS];
     own[threadIdx.x] = 0;
@@ -21,15 +24,15 @@ KERNEL radix_count(const u64* words, u64 count, u32 shift, u32* counts) {
     counts[(u64)threadIdx.x * gridDim.x + blockIdx.x] = own[threadIdx.x];
 }
 
-// Counts become the sums of those before them.
+// Each count becomes the sum of all counts before it.
 KERNEL scan_counts(u32* counts, u64 count, u64* status, u64* end) {
     each_place(
         count, 0, status, end, [=](u64 i) { return (u64)counts[i]; },
         [=](u64 i, u64 place) { counts[i] = (u32)place; });
 }
 
-// places: what became of the counts. A row at a time: in each warp, lanes of one digit find each other; thread d then
-// gives the warps their places of digit d.
+// places: the scanned counts. For each row of a tile, the lanes of a warp that have the same digit find each other;
+// then thread d gives each warp its places of digit d.
 KERNEL radix_move(const u64* words, u64 count, u32 shift, const u32* places, u64* out) {
     __shared__ u32 of_warp[WARPS][DIGITS];
     u32 next = places[(u64)threadIdx.x * gridDim.x + blockIdx.x];
@@ -54,22 +57,19 @@ KERNEL radix_move(const u64* words, u64 count, u32 shift, const u32* places, u64
     }
 }
 
-// Pairs as in sort.cpp: | ~key | index |.
+// Pairs of values, as pairs.h defines them.
 KERNEL value_pairs(const float* values, u64 count, u64* pairs) {
-    for (u64 i = grid_thread(); i < count; i += grid_threads()) {
-        const u32 bits = bits_of(values[i] + 0.0f), key = bits >> 31 ? ~bits : bits | 0x80000000u;
-        pairs[i] = (u64)~key << 32 | i;
-    }
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) pairs[i] = value_pair(values[i], i);
 }
 KERNEL value_unpair(const u64* pairs, u64 count, float* sorted, u32* order) {
     for (u64 i = grid_thread(); i < count; i += grid_threads()) {
-        const u32 key = ~(u32)(pairs[i] >> 32);
-        sorted[i] = __uint_as_float(key >> 31 ? key & 0x7FFFFFFFu : ~key);
+        sorted[i] = value_of_pair(pairs[i]);
         order[i] = (u32)pairs[i];
     }
 }
 
-// | key | value's bits |
+// Pairs of keys: | key | the value's bits |. key_unpair sets *error to ERR_INDEX if the keys are not strictly
+// increasing or not below numel.
 KERNEL key_pairs(const u32* keys, const float* values, u64 count, u64* pairs) {
     for (u64 i = grid_thread(); i < count; i += grid_threads()) pairs[i] = (u64)keys[i] << 32 | bits_of(values[i]);
 }
@@ -82,7 +82,7 @@ KERNEL key_unpair(const u64* pairs, u64 count, u64 numel, u32* keys, float* valu
     }
 }
 
-// | index | its place |
+// Pairs of indices: | index | its place |.
 KERNEL index_pairs(const u32* indices, u64 count, u64* pairs) {
     for (u64 i = grid_thread(); i < count; i += grid_threads()) pairs[i] = (u64)indices[i] << 32 | i;
 }

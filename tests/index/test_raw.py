@@ -25,5 +25,5 @@ def test_indices_that_are_no_support(words):
 
 @pytest.mark.parametrize("size", [0, 4, 7, 9, 12])
 def test_wrong_size(size):
-    with pytest.raises(ValueError, match="2 indices cannot stand in"):
+    with pytest.raises(ValueError, match="2 raw indices take 8"):
         Raw.decode(np.zeros(size, np.uint8), 10, 2, KEY)

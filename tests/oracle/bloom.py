@@ -1,6 +1,6 @@
 """A Bloom filter of indices and DeepReduce's policies (section 4, algorithm 1, remark 2), element by element.
 
-The hash functions are those of kernels/common/common.h, said again in plain integers. A filter is a set of bit numbers.
+The hash functions are those of kernels/bloom/bloom.h, said again in plain integers. A filter is a set of bit numbers.
 """
 
 import math

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_deepreduce.codec import Key
-from hvd_deepreduce.ops import select
+from hvd_deepreduce.ops import random
 from hvd_deepreduce.sparsify.randomk import RandomK
 from tests.oracle import philox
 from tests.oracle import randomk as oracle
@@ -40,7 +40,7 @@ MANY = [(2**32 - 1, 1000), (70_001, 1093), (70_001, 1094), (4097, 3000), (600, 6
 
 @pytest.mark.parametrize(("numel", "count"), MANY)
 def test_of_many_elements(numel, count):
-    found = select.random_indices(numel, count, 1, 2, 3, None)
+    found = random.indices(numel, count, 1, 2, 3, None)
     assert found.tolist() == oracle.indices_of(numel, count, 1, 2, 3)
 
 

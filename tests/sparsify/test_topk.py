@@ -195,12 +195,12 @@ def test_a_sum_beyond_the_largest_number_ends_there(dtype, level):
     """The level is read once a process."""
     program = f"""
 import numpy as np
-from hvd_deepreduce.ops import arrays, select
+from hvd_deepreduce.ops import arrays, blocks, select
 from tests.oracle.pipeline import accumulated
 limit = np.finfo(np.{np.dtype(dtype).name}).max
 gradient = np.random.default_rng(0).choice([limit, -limit, 1, 0], 5003).astype(np.{np.dtype(dtype).name})
 for operation in (lambda x: select.topk(x, gradient, 50), lambda x: select.threshold(x, gradient, 2.0),
-                  lambda x: arrays.add(x, gradient), lambda x: select.block_norms(x, gradient, 64, True)):
+                  lambda x: arrays.add(x, gradient), lambda x: blocks.norms(x, gradient, 64, True)):
     x = gradient.copy()
     operation(x)
     assert x.tobytes() == accumulated(gradient, gradient).tobytes()

@@ -1,4 +1,4 @@
-// Block norms: the residual takes the gradient in, and each block of it gets a norm, in one pass.
+// Block norms: the gradient is added to the residual, and the norm of each block is taken, in one pass.
 #include <limits>
 #include <cfloat>
 #include <cmath>
@@ -7,8 +7,11 @@
 
 typedef double Lanes __attribute__((vector_size(64)));
 
-// Terms are summed in float64 in eight lanes (element j of the block in lane j % 8), then lanes 0+4, 1+5, 2+6, 3+7, then
-// 0+2, 1+3, then 0+1: an order that every backend can follow. The l2 norm stays squared, which orders blocks the same.
+// The order of summation, the same on every machine and on the GPU: float64, element j of a block in lane j % 8, then
+//
+//     lane 0 += 4, 1 += 5, 2 += 6, 3 += 7;   then   0 += 2, 1 += 3;   then   0 += 1
+//
+// The l2 norm is left squared, which orders blocks in the same way.
 template <class T>
 DR_CLONES static void block_norms(T* dense, const T* grad, u64 n, u64 block, bool l2, u64 first, u64 last,
                                   double* norms) {
@@ -53,8 +56,8 @@ static void block_norms(T* dense, const T* grad, u64 n, u64 block, bool l2, doub
     });
 }
 
-// dense += grad (unless null), then norms[b] of elements [b * block, (b + 1) * block): the sum of squares (l2) or of
-// magnitudes, at most the largest float64. block >= 1.
+// dense += grad (unless null), then norms[b] is the sum of squares (l2) or of magnitudes of the elements
+// [b * block, (b + 1) * block), at most the largest float64. block >= 1.
 DR_API void dr_block_norms_f32(float* dense, const float* grad, u64 n, u64 block, int l2, double* norms, int threads) {
     block_norms(dense, grad, n, block, l2 != 0, norms, threads);
 }

@@ -1,13 +1,12 @@
-// AVX-512 for the codes of plain low bits and unary high bits (rice.cpp, elias_fano.cpp): sixteen elements at a time.
-#ifndef HVD_DEEPREDUCE_LANES_H
-#define HVD_DEEPREDUCE_LANES_H
+// AVX-512 for bit strings, sixteen elements at a time: fields of equal width, and strings of zeros with ones in them,
+// as rice.cpp and elias_fano.cpp have them.
+#ifndef HVD_DEEPREDUCE_AVX512_H
+#define HVD_DEEPREDUCE_AVX512_H
 
-#include "entropy/entropy.h"
+#include "bits/bits_cpu.h"
 
 #ifdef DR_X86
 #include <immintrin.h>
-
-extern "C" int dr_vector_level();
 
 #define DR_AVX512 __attribute__((target("avx512f,avx512vl,avx512dq")))
 #define DR_AVX512_INLINE DR_AVX512 __attribute__((always_inline)) static inline
@@ -16,7 +15,7 @@ DR_AVX512_INLINE __m512i lane_numbers() {
     return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 }
 
-// What each lane takes out of 64 bytes that begin with sixteen fields of `width` <= 32 bits.
+// Where each lane finds its field in 64 bytes that begin with sixteen fields of `width` <= 32 bits.
 struct Fields {
     __m512i word, shift, mask;
 };
@@ -36,7 +35,7 @@ DR_AVX512_INLINE __m512i unpack16(const u8* in, const Fields& fields) {
     return _mm512_and_si512(_mm512_or_si512(low, high), fields.mask);
 }
 
-// Sixteen fields of `width` <= 16 bits, which fill 2 * width bytes; up to 16 more are overwritten.
+// Writes sixteen fields of `width` <= 16 bits: 2 * width bytes, and up to 16 bytes of anything behind them.
 DR_AVX512_INLINE void pack16(__m512i values, u32 width, u8* out) {
     const __m512i odd = _mm512_sll_epi64(_mm512_srli_epi64(values, 32), _mm_cvtsi32_si128((int)width));
     const __m512i pairs = _mm512_or_si512(_mm512_and_si512(values, _mm512_set1_epi64(0xFFFFFFFF)), odd);
@@ -61,7 +60,7 @@ DR_AVX512_INLINE __m512i prefix_sums(__m512i x) {
 DR_AVX512_INLINE __m512i last_lane(__m512i x) { return _mm512_permutexvar_epi32(_mm512_set1_epi32(15), x); }
 DR_AVX512_INLINE u32 last_of(__m512i x) { return (u32)_mm_cvtsi128_si32(_mm512_castsi512_si128(last_lane(x))); }
 
-// Appends a string of zeros with ones at these increasing places, up to the last one.
+// Appends the bits 0 .. places[15], of which those at the sixteen increasing places are ones and the others zeros.
 DR_AVX512_INLINE void put_ones(BitWriter& writer, __m512i places) {
     const u32 last = last_of(places);
     if (last < 56) {
@@ -80,17 +79,18 @@ DR_AVX512_INLINE void put_ones(BitWriter& writer, __m512i places) {
     }
 }
 
-// The places of the ones in a bit string of fewer than 2^32 - 64 bits, sixteen at a time.
+// Reads the places of the ones of a bit string of fewer than 2^32 - 64 bits, sixteen at a time.
 struct Ones {
     const u8* in;
     u64 bytes;
-    u64 at = 0;              // bytes of `in` that are in `place`
-    u32 begin = 0, end = 0;  // of what is left in `place`
+    u64 at = 0;              // the bytes of `in` that have been read
+    u32 begin = 0, end = 0;  // of the places that have not been taken
     u32 place[256 + 64 + 16];
 
     Ones(const u8* in, u64 bytes) : in(in), bytes(bytes) {}
 };
 
+// Sets `places` to the next sixteen; false if fewer are left.
 DR_AVX512_INLINE bool next_ones(Ones& ones, __m512i& places) {
     if (ones.end - ones.begin < 16) {
         _mm512_storeu_si512(ones.place, _mm512_loadu_si512(ones.place + ones.begin));
@@ -114,7 +114,8 @@ DR_AVX512_INLINE bool next_ones(Ones& ones, __m512i& places) {
     return true;
 }
 
-// The lanes that are no greater than the one before. `previous`: the sixteen before these, all 2^32 - 1 at first.
+// The lanes that are not greater than the lane before them. `previous`: the sixteen indices before these, or 2^32 - 1
+// in all lanes for the first sixteen.
 DR_AVX512_INLINE __mmask16 not_increasing(__m512i indices, __m512i previous) {
     const __m512i before = _mm512_alignr_epi32(indices, previous, 15);
     return _mm512_cmple_epu32_mask(_mm512_add_epi32(indices, _mm512_set1_epi32(1)),

@@ -1,13 +1,14 @@
-// Sections and containers: put together, looked into and checked. The bytes are drawn in hvd_deepreduce/container.py.
+// Sections and containers: joined, peeked at and checked. docs/container.md draws the bytes.
 #include "common/device.cuh"
 
+// An array, and the bytes of the result where it goes.
 struct Piece {
     const u8* bytes;
-    u64 at, size;  // where it goes
+    u64 at, size;
 };
 
-// The header and up to four pieces, each where it belongs, zeros between them; out: whole words of eight bytes.
-// `checked`: the container's checksum goes into its third word of four bytes, which must be 0 at first.
+// out: the header's 64 bytes and up to four pieces, each at its place, zeros between them; `words` words of 8 bytes. A
+// thread makes a word. checked: the checksum goes to the 32-bit word 3 of `out`, which is 0 before the launch.
 KERNEL join(u64 h0, u64 h1, u64 h2, u64 h3, u64 h4, u64 h5, u64 h6, u64 h7, const u8* p0, u64 at0, u64 n0, const u8* p1,
             u64 at1, u64 n1, const u8* p2, u64 at2, u64 n2, const u8* p3, u64 at3, u64 n3, u64 words, u32 checked,
             u64* out) {
@@ -35,24 +36,27 @@ KERNEL join(u64 h0, u64 h1, u64 h2, u64 h3, u64 h4, u64 h5, u64 h6, u64 h7, cons
     if (threadIdx.x == 0) atomicAdd((u32*)out + 3, sum);
 }
 
-// scratch: zeros; scratch[0] becomes the checksum. *error: where it is not the one that the container has.
+// Sets *error to ERR_CHECKSUM if the container's checksum is not that of its words. scratch[2]: zeros before the
+// launch.
 KERNEL check_container(const u32* words, u64 count, u32* scratch, i32* error) {
-    u32 own = 0;
+    u32 sum = 0;
     for (u64 i = grid_thread(); i < count; i += grid_threads())
-        if (i != 3) own += checksum_word(words[i], (u32)i);
-    own = block_sum(own);
+        if (i != 3) sum += checksum_word(words[i], (u32)i);
+    sum = block_sum(sum);
     if (threadIdx.x == 0) {
-        atomicAdd(scratch, own);
+        atomicAdd(scratch, sum);
         __threadfence();
-        // The last block to come has them all.
+        // The last block to arrive sees the sum of all blocks.
         if (atomicAdd(scratch + 1, 1u) + 1 == gridDim.x && atomicAdd(scratch, 0u) != words[3])
             atomicMin(error, ERR_CHECKSUM);
     }
 }
 
-// What the host wants to see of each of `ranks` containers, one behind the other in `data`:
-//     heads:  | header, 64 bytes | the first 64 bytes of its index, value and order section, zeros behind them |
-// Zeros for all behind a container that does not end within the data. One block, a byte a thread.
+// What the host reads of each of `ranks` containers in a row in `data`:
+//
+//     heads:  | header, 64 bytes | first 64 bytes of the index, the value and the order section, filled with zeros |
+//
+// Zeros for the containers behind one that does not end within `data`. One block; a thread writes a byte of each head.
 KERNEL container_heads(const u8* data, u64 size, u32 ranks, u8* heads) {
     const u32 part = threadIdx.x / 64, byte = threadIdx.x % 64;
     u64 at = 0;

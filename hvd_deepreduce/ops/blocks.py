@@ -1,0 +1,77 @@
+"""Blocks of consecutive elements: their norms and their indices.
+
+A tensor of ``numel`` elements has ``ceil(numel / block)`` blocks of ``block`` elements. The last block ends with the
+tensor.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hvd_deepreduce.ops.deferred import residual_guard
+from hvd_deepreduce.ops.device import array_module, f64, grid, launch, or_null, suffix, u32, u64
+from hvd_deepreduce.ops.dispatch import operation
+from hvd_deepreduce.ops.library import address, kernels_by_dtype
+from hvd_deepreduce.ops.types import U32, Device, Floats
+
+_norms = kernels_by_dtype("block_norms", "v", "ppUUipi")
+
+
+@operation()
+def norms(dense: Floats, gradient: Floats | None, block: int, l2: bool, threads: int = 1) -> Floats:
+    """Adds the gradient to ``dense`` in place, as ``arrays.add``, and returns the norm of each block.
+
+    Args:
+        dense: ``[numel]``.
+        gradient: ``[numel]`` of the same dtype, or ``None``.
+        block: elements of a block, at least 1.
+        l2: True for sums of squares (the l2 norms squared), False for sums of magnitudes.
+        threads: of the host.
+
+    Returns:
+        float64 ``[ceil(numel / block)]``, finite: larger sums become the largest float64.
+    """
+    sums = np.empty(-(-dense.size // block), np.float64)
+    source = None if gradient is None else address(gradient)
+    _norms[dense.dtype](address(dense), source, dense.size, block, l2, address(sums), threads)
+    return sums
+
+
+@norms.cuda
+def _(dense: Device, gradient: Device | None, block: int, l2: bool, threads: int = 1) -> Device:
+    xp = array_module(dense)
+    sums = xp.empty(-(-dense.size // block), f64)
+    if dense.size:
+        launch(
+            xp, "blocks/blocks", f"block_norms_{suffix(dense.dtype)}", grid(xp, sums.size, 8), dense,
+            or_null(gradient), u64(dense.size), residual_guard(), u64(block), u32(l2), sums,
+        )  # fmt: skip
+    return sums
+
+
+@operation()
+def indices(blocks: U32, block: int, numel: int) -> U32:
+    """The indices of all elements of the given blocks.
+
+    On a GPU: waits for the device if the tensor's last block is shorter, to learn whether it is among the given ones.
+
+    Args:
+        blocks: numbers of blocks, strictly increasing and below ``ceil(numel / block)``; this is not checked.
+        block: elements of a block.
+        numel: elements of the tensor.
+    """
+    # In 64 bits, since the last block may end beyond 2^32.
+    of_blocks = np.add.outer(blocks.astype(np.int64) * block, np.arange(min(block, numel))).ravel()
+    return of_blocks[: np.searchsorted(of_blocks, numel)].astype(np.uint32)
+
+
+@indices.cuda
+def _(blocks: Device, block: int, numel: int) -> Device:
+    xp, count, block = array_module(blocks), blocks.size, min(block, max(numel, 1))
+    size = count * block
+    if count and numel % block:
+        size += min(0, numel - (int(blocks[count - 1 :].get()[0]) + 1) * block)
+    of_blocks = xp.empty(size, u32)
+    if size:
+        launch(xp, "blocks/blocks", "block_indices", grid(xp, size), blocks, u64(block), u64(size), of_blocks)
+    return of_blocks

@@ -1,0 +1,45 @@
+"""Random-k: distinct random indices from a key; kernels/random/random.h defines the permutation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hvd_deepreduce.ops import bitmap
+from hvd_deepreduce.ops.device import array_module, grid, key_words, launch, u32, u64
+from hvd_deepreduce.ops.dispatch import operation
+from hvd_deepreduce.ops.library import address, kernel
+from hvd_deepreduce.ops.types import U32, Device
+
+_random_indices = kernel("random_indices", "i", "UUuuup")
+
+
+@operation(5)
+def indices(numel: int, count: int, seed: int, parameter: int, step: int, like: Any) -> U32:
+    """``count`` distinct indices below ``numel``, sorted; the same on every machine for the same key.
+
+    Args:
+        numel: below 2^32.
+        count: at most ``numel``.
+        seed, parameter, step: the key.
+        like: an array; the result is allocated where it is.
+
+    Raises:
+        MemoryError: the host has too little memory for a bitmap of ``numel`` bits or for ``2 * count`` indices.
+    """
+    chosen = np.empty(count, np.uint32)
+    if _random_indices(numel, count, seed, parameter, step, address(chosen)):
+        raise MemoryError(f"not enough memory to choose {count} of {numel} elements at random")
+    return chosen
+
+
+@indices.cuda
+def _(numel: int, count: int, seed: int, parameter: int, step: int, like: Any) -> Device:
+    xp = array_module(like)
+    bits, chosen = xp.zeros(-(-numel // 32), u32), xp.empty(count, u32)
+    if count:
+        key = key_words(seed, parameter, step)
+        launch(xp, "random/random", "random_bits", grid(xp, count), u64(numel), u64(count), *key, bits)
+        bitmap.find_ones(xp, bits.view(np.uint8), chosen)
+    return chosen

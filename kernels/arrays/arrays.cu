@@ -1,0 +1,147 @@
+// Arrays of float32 and float64: the CUDA side of arrays.cpp; and index lists: offset and delete.
+//
+// `bad` (or null): if *bad is not 0, the gradient is not finite, and the residual must stay as it is.
+#include "arrays/finite.cuh"
+
+KERNEL finite_f32(const float* x, u64 n, i32* bad) { find_nonfinite(x, n, blockIdx.x, gridDim.x, bad); }
+KERNEL finite_f64(const double* x, u64 n, i32* bad) { find_nonfinite(x, n, blockIdx.x, gridDim.x, bad); }
+
+// ---- Add: dense += gradient, as `accumulated`.
+
+template <class T>
+__device__ void add(T* dense, const T* gradient, u64 n) {
+    const u32 size = Vector<T>::SIZE;
+    const u64 vectors = aligned16(dense) && aligned16(gradient) ? n / size : 0;
+    for (u64 v = grid_thread(); v < vectors; v += grid_threads()) {
+        Vector<T> x = *(const Vector<T>*)(dense + v * size);
+        const Vector<T> g = *(const Vector<T>*)(gradient + v * size);
+        for (u32 j = 0; j < size; ++j) x.x[j] = accumulated(x.x[j], g.x[j]);
+        *(Vector<T>*)(dense + v * size) = x;
+    }
+    for (u64 i = vectors * size + grid_thread(); i < n; i += grid_threads())
+        dense[i] = accumulated(dense[i], gradient[i]);
+}
+KERNEL add_f32(float* dense, const float* gradient, u64 n, const i32* bad) {
+    if (!bad || !*bad) add(dense, gradient, n);
+}
+KERNEL add_f64(double* dense, const double* gradient, u64 n, const i32* bad) {
+    if (!bad || !*bad) add(dense, gradient, n);
+}
+
+// ---- Gather: values = dense[indices]. Scatter: out[places] = values. Subtract: dense[indices] -= values, or all of
+// dense if indices is null.
+
+template <class T>
+__device__ void gather(const T* dense, const u32* indices, u64 count, T* values) {
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) values[i] = dense[indices[i]];
+}
+template <class T>
+__device__ void scatter(const T* values, const u32* places, u64 count, T* out) {
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) out[places[i]] = values[i];
+}
+template <class T>
+__device__ void subtract(T* dense, const u32* indices, u64 count, const T* values) {
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) dense[indices ? indices[i] : i] -= values[i];
+}
+
+KERNEL gather_f32(const float* dense, const u32* indices, u64 count, float* values) {
+    gather(dense, indices, count, values);
+}
+KERNEL gather_f64(const double* dense, const u32* indices, u64 count, double* values) {
+    gather(dense, indices, count, values);
+}
+KERNEL scatter_f32(const float* values, const u32* places, u64 count, float* out) {
+    scatter(values, places, count, out);
+}
+KERNEL scatter_f64(const double* values, const u32* places, u64 count, double* out) {
+    scatter(values, places, count, out);
+}
+KERNEL subtract_f32(float* dense, const u32* indices, u64 count, const float* values, const i32* bad) {
+    if (!bad || !*bad) subtract(dense, indices, count, values);
+}
+KERNEL subtract_f64(double* dense, const u32* indices, u64 count, const double* values, const i32* bad) {
+    if (!bad || !*bad) subtract(dense, indices, count, values);
+}
+
+// ---- Sum: out = scale * (the sum of up to eight parts, in their order).
+
+// The first i of sorted a[count] with a[i] >= value; a warp searches it, 32 chunks at a time.
+__device__ u64 lower_bound(const u32* a, u64 count, u64 value) {
+    u64 low = 0, high = count;
+    while (low < high) {
+        const u64 step = (high - low + 31) / 32, probe = low + (lane_number() + 1) * step - 1;
+        const u32 below = (u32)__popc(__ballot_sync(WHOLE_WARP, probe < high && a[probe] < value));
+        low += below * step;
+        high = low + step - 1 < high ? low + step - 1 : high;
+    }
+    return low;
+}
+
+// One part of a sum: values at sorted indices, or a value for each element (indices null).
+template <class T>
+struct Part {
+    const u32* indices;
+    const T* values;
+    u64 count;
+};
+
+// A block sums one tile of the output in shared memory and writes it once. `more`: the sum begins with what `out`
+// holds, else with zeros.
+const u32 SUM_TILE = 2048;  // as in ops/arrays.py
+
+template <class T>
+__device__ void sum(T* out, u64 n, T scale, u32 more, u32 parts, const Part<T>* part) {
+    __shared__ T sums[SUM_TILE];
+    __shared__ u64 range[8][2];
+    const u64 begin = (u64)blockIdx.x * SUM_TILE, size = n - begin < SUM_TILE ? n - begin : SUM_TILE;
+    for (u32 i = threadIdx.x; i < size; i += THREADS) sums[i] = more ? out[begin + i] : (T)0;
+    const u32 p = warp_number();
+    if (p < parts && part[p].indices) {
+        const u64 from = lower_bound(part[p].indices, part[p].count, begin);
+        const u64 to = from + lower_bound(part[p].indices + from, part[p].count - from, begin + size);
+        if (lane_number() == 0) range[p][0] = from, range[p][1] = to;
+    }
+    for (u32 q = 0; q < parts; ++q) {
+        __syncthreads();
+        if (part[q].indices) {
+            for (u64 i = range[q][0] + threadIdx.x; i < range[q][1]; i += THREADS)
+                sums[part[q].indices[i] - begin] += part[q].values[i];
+        } else {
+            for (u32 i = threadIdx.x; i < size; i += THREADS) sums[i] += part[q].values[begin + i];
+        }
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < size; i += THREADS) out[begin + i] = scale != (T)1 ? sums[i] * scale : sums[i];
+}
+
+// The arguments of eight parts.
+#define PARTS(T)                                                                                                      \
+    const u32 *i0, const T *v0, u64 c0, const u32 *i1, const T *v1, u64 c1, const u32 *i2, const T *v2, u64 c2,       \
+        const u32 *i3, const T *v3, u64 c3, const u32 *i4, const T *v4, u64 c4, const u32 *i5, const T *v5, u64 c5,   \
+        const u32 *i6, const T *v6, u64 c6, const u32 *i7, const T *v7, u64 c7
+#define PART_LIST                                                                                                     \
+    {{i0, v0, c0}, {i1, v1, c1}, {i2, v2, c2}, {i3, v3, c3}, {i4, v4, c4}, {i5, v5, c5}, {i6, v6, c6}, {i7, v7, c7}}
+
+KERNEL sum_f32(float* out, u64 n, float scale, u32 more, u32 parts, PARTS(float)) {
+    const Part<float> part[8] = PART_LIST;
+    sum(out, n, scale, more, parts, part);
+}
+KERNEL sum_f64(double* out, u64 n, double scale, u32 more, u32 parts, PARTS(double)) {
+    const Part<double> part[8] = PART_LIST;
+    sum(out, n, scale, more, parts, part);
+}
+
+// ---- Index lists.
+
+// out = indices + by.
+KERNEL offset(const u32* indices, u64 count, u32 by, u32* out) {
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) out[i] = indices[i] + by;
+}
+
+// out: the elements of `from` whose bit in the bitmap `deleted` is 0, in their order; the first `room` of them.
+KERNEL delete_places(const u32* from, u64 count, const u32* deleted, u64* status, u64* kept, u32* out, u64 room) {
+    const auto keeps = [=](u64 i) { return (u64)(~deleted[i >> 5] >> (i & 31) & 1); };
+    each_place(count, 0, status, kept, keeps, [=](u64 i, u64 place) {
+        if (keeps(i) && place < room) out[place] = from[i];
+    });
+}

@@ -1,0 +1,187 @@
+// Delta-binary code with an adaptive prefix: the CUDA side of delta.cpp, which draws the section.
+#include "delta/delta.h"
+#include "entropy/chunks.cuh"
+#include "huffman/huffman.cuh"
+
+__device__ __forceinline__ u32 delta_of(const u32* keys, u64 i) { return i ? keys[i] - keys[i - 1] : keys[0]; }
+
+// lengths[l]: the number of deltas of l bits, 0 .. 32; zeros before the launch.
+KERNEL delta_count(const u32* keys, u64 count, u64* lengths) {
+    __shared__ u32 own[33];
+    if (threadIdx.x < 33) own[threadIdx.x] = 0;
+    __syncthreads();
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) atomicAdd(own + delta_length(delta_of(keys, i)), 1u);
+    __syncthreads();
+    if (threadIdx.x < 33 && own[threadIdx.x]) atomicAdd(lengths + threadIdx.x, (u64)own[threadIdx.x]);
+}
+
+// Where the parts of a section are, and how a delta is written. ops/delta.py allocates it and reads `bits`.
+struct DeltaPlan {
+    u64 prefixes, deltas;  // the bits where they begin
+    u64 bits;              // of the whole section
+    u32 word[33];          // delta_word of a delta of so many bits
+};
+static_assert(sizeof(DeltaPlan) == 20 * sizeof(u64), "the size that ops/delta.py allocates");
+
+// One block. Plans the smallest section, as delta.cpp chooses it, and writes its head to `out`, words of zeros.
+KERNEL delta_plan(const u64* lengths, u64 count, DeltaPlan* plan, u32* out) {
+    __shared__ PackageMerge room;
+    __shared__ u64 counts[256];
+    __shared__ u32 words[256];
+    __shared__ u8 length[256];
+    __shared__ DeltaPlan best;
+    if (threadIdx.x == 0) best.bits = NOWHERE;
+    u32 best_way = 0;
+    // Way w has log2 m = w % 4 + 1, and Huffman coded prefixes from 4 on. The ninth turn writes the best way's plan.
+    for (u32 way = 0; way < 9; ++way) {
+        const bool writes = way == 8;
+        const u32 now = writes ? best_way : way, log2_m = now % 4 + 1;
+        const bool coded = now >= 4;
+        __syncthreads();
+        counts[threadIdx.x] = 0;
+        __syncthreads();
+        const u64 delta_bits = threadIdx.x ? 0 : count_prefixes(lengths, log2_m, counts);
+        __syncthreads();
+        huffman_lengths(counts, length, room);
+        huffman_words(length, words);
+        if (threadIdx.x == 0) {
+            i32 only = -1;
+            u64 prefix_bits = 0;
+            for (u32 s = 0; s < 16; ++s) {
+                prefix_bits += counts[s] * (coded ? length[s] : log2_m);
+                if (counts[s] == count) only = (i32)s;
+            }
+            BitCount table = {0};
+            if (coded) write_lengths(length, only, table);
+            const u64 head = 8 + 8 * table.bytes();
+            const u64 deltas = head + (prefix_bits + 7) / 8 * 8, bits = deltas + (delta_bits + 7) / 8 * 8;
+            if (bits < best.bits) best.bits = bits, best.word[0] = way;
+            if (writes) {
+                BitWriter writer = {out, 0};
+                writer.put(log2_m | (coded ? 16 : 0), 8);
+                if (coded) write_lengths(length, only, writer);
+                plan->prefixes = head, plan->deltas = deltas, plan->bits = bits;
+                for (u32 l = 1; l <= 32; ++l) plan->word[l] = delta_word(l, log2_m, coded ? words : nullptr);
+            }
+        }
+        __syncthreads();
+        best_way = best.word[0];
+    }
+}
+
+KERNEL delta_prefixes(const u32* keys, u64 count, const DeltaPlan* plan, u64* status, u64* end, u32* out) {
+    const auto word = [=](u64 i) { return plan->word[delta_length(delta_of(keys, i))]; };
+    each_place(
+        count, plan->prefixes, status, end, [=](u64 i) { return (u64)(word(i) >> 16 & 255); },
+        [=](u64 i, u64 place) { put_bits(out, place, word(i) & 0xFFFF); });
+}
+KERNEL delta_deltas(const u32* keys, u64 count, const DeltaPlan* plan, u64* status, u64* end, u32* out) {
+    each_place(
+        count, plan->deltas, status, end,
+        [=](u64 i) { return (u64)(plan->word[delta_length(delta_of(keys, i))] >> 24); },
+        [=](u64 i, u64 place) { put_bits(out, place, delta_of(keys, i)); });
+}
+
+// What a section's head says. ops/delta.py allocates it.
+struct DeltaHead {
+    u64 prefixes;     // the byte where they begin
+    i32 only, error;  // the only prefix, or -1; the error, or 0
+    u32 window;       // bits that the table takes
+    u32 step;         // bits of an interval
+};
+static_assert(sizeof(DeltaHead) == 3 * sizeof(u64), "the size that ops/delta.py allocates");
+
+// One block. Reads the head of a section of at least one byte: *head, and the table of the prefixes unless there is
+// only one.
+KERNEL delta_read(const u8* in, u64 bytes, u16* table, DeltaHead* head, i32* error) {
+    __shared__ u8 length[256];
+    __shared__ u32 words[256];
+    __shared__ i32 only;
+    __shared__ i64 taken;
+    const u32 log2_m = in[0] & 15, s = threadIdx.x;
+    const bool coded = in[0] & 16;
+    if (s == 0) {
+        only = -1;
+        taken = 0;
+        if (log2_m < 1 || log2_m > 4 || in[0] > 31) taken = ERR_VALUE;
+        else if (coded) taken = read_lengths(BitReader{in + 1, bytes - 1, 0}, length, &only);
+    }
+    __syncthreads();
+    const bool foreign = taken >= 0 && coded && s >= 1u << log2_m && (length[s] || only == (i32)s);
+    const i32 wrong = __syncthreads_or(foreign) ? ERR_VALUE : taken < 0 ? (i32)taken : 0;
+    if (!wrong && coded) {
+        huffman_words(length, words);
+        if (only < 0) huffman_table(words, table);
+    } else if (!wrong && s < 1u << log2_m) {
+        table[s] = (u16)(s | log2_m << 8);
+    }
+    if (s) return;
+    head->prefixes = wrong ? 0 : 1 + (u64)taken;
+    head->only = only;
+    head->error = wrong;
+    head->window = coded ? LONGEST : log2_m;
+    head->step = 32u >> (log2_m & 7);
+    if (wrong) *error = wrong;
+}
+
+KERNEL delta_walk(const u8* in, u64 bytes, const DeltaHead* head, const u16* table, u64 chunks, u64* exits) {
+    if (head->error || head->only >= 0) return;
+    const u8* own = in + head->prefixes;
+    const u64 size = bytes - head->prefixes;
+    const u32 window = head->window;
+    walk_all(8 * size, LONGEST, 1, chunks, exits, [=](u64& position, u32&) {
+        position += table[load_field(own, size, position, window)] >> 8;
+    });
+}
+
+// bits[i]: the bits of delta i. *at: the byte where the deltas begin; it stays 0 if the section ends within the
+// prefixes.
+KERNEL delta_lengths(const u8* in, u64 bytes, const DeltaHead* head, const u16* table, u64 chunks, const u64* starts,
+                     u64 count, u8* bits, u64* at) {
+    if (head->error) return;
+    const u32 window = head->window, step = head->step;
+    if (head->only >= 0) {
+        for (u64 i = grid_thread(); i < count; i += grid_threads()) bits[i] = (u8)(step * (u32)(head->only + 1));
+        if (grid_thread() == 0) *at = head->prefixes;
+        return;
+    }
+    const u64 first = head->prefixes, size = bytes - first;
+    const u8* own = in + first;
+    walk_again(
+        8 * size, 1, chunks, starts,
+        [=](u64& position, u32&) { position += table[load_field(own, size, position, window)] >> 8; },
+        [=](u64 number, u64 place, u64 behind, u32) {
+            if (number >= count) return;
+            bits[number] = (u8)(step * ((table[load_field(own, size, place, window)] & 255u) + 1));
+            if (number + 1 == count && behind <= 8 * size) *at = first + (behind + 7) / 8;
+        });
+}
+
+// Sets *error to ERR_TRUNCATED if *at is 0, ERR_INDEX if a delta but the first is 0, ERR_VALUE if the section does not
+// end with the last delta.
+KERNEL delta_values(const u8* in, u64 bytes, const u8* bits, const u64* at, u64 count, u64* status, u64* end,
+                    u32* deltas, i32* error) {
+    if (*at == 0) {
+        if (grid_thread() == 0) atomicMin(error, ERR_TRUNCATED);
+        return;
+    }
+    const u8* own = in + *at;
+    const u64 size = bytes - *at;
+    each_place(
+        count, 0, status, end, [=](u64 i) { return (u64)bits[i]; },
+        [=](u64 i, u64 place) {
+            deltas[i] = load_field(own, size, place, bits[i]);
+            if (i && deltas[i] == 0) atomicMin(error, ERR_INDEX);
+            if (i + 1 == count && (place + bits[i] + 7) / 8 != size) atomicMin(error, ERR_VALUE);
+        });
+}
+
+// Adds the deltas up. Sets *error to ERR_INDEX if a key is not below numel.
+KERNEL delta_keys(const u32* deltas, u64 count, u64 numel, u64* status, u64* end, u32* keys, i32* error) {
+    each_place(
+        count, 0, status, end, [=](u64 i) { return (u64)deltas[i]; },
+        [=](u64 i, u64 place) {
+            keys[i] = (u32)(place + deltas[i]);
+            if (place + deltas[i] >= numel) atomicMin(error, ERR_INDEX);
+        });
+}

@@ -1,0 +1,99 @@
+"""Arithmetic on arrays, and index lists, give the same bytes on the host and on a GPU."""
+
+import numpy as np
+import pytest
+
+from hvd_deepreduce.ops import arrays, deferred
+from tests import cases
+from tests.ops.compare import INDICES, INPUTS, both, same, some_indices
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_dense(gpu, name):
+    x = INPUTS[name]
+    both(gpu, arrays.add, x, np.ascontiguousarray(x[::-1]))
+    if x.size:
+        at = some_indices(x.size, (x.size + 1) // 2)
+        both(gpu, arrays.gather, x, at)
+        both(gpu, arrays.subtract_sent, x, at, x[at] * x.dtype.type(0.75))
+        both(gpu, arrays.subtract_sent, x, None, x * x.dtype.type(0.75))
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_finite(gpu, name):
+    x = INPUTS[name]
+    both(gpu, deferred.finite, x)
+    both(gpu, deferred.check_finite, x)
+    for bad in (np.nan, np.inf, -np.inf):
+        for at in {0, x.size // 2, x.size - 1} if x.size else ():
+            broken = x.copy()
+            broken[at] = bad
+            both(gpu, deferred.finite, broken)
+            both(gpu, deferred.check_finite, broken)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("parts", [0, 1, 4, 11])
+def test_sum(gpu, dtype, parts):
+    for numel in (1, 2048, 5003):
+        given = []
+        for p in range(parts):
+            count = [0, numel, max(1, numel // 20)][p % 3]
+            at = some_indices(numel, count, p)
+            given.append((at, cases.random(count, dtype, p)))
+        given.append((None, cases.random(numel, dtype, 99)))
+        for scale in (1.0, 0.25):
+            want, got = np.empty(numel, dtype), gpu.put(np.empty(numel, dtype))
+            arrays.sum_into(want, given, scale)
+            arrays.sum_into(got, [(None if i is None else gpu.put(i), gpu.put(v)) for i, v in given], scale)
+            same(gpu.host(got), want)
+
+
+def test_sum_of_nothing(gpu):
+    got = gpu.put(np.ones(5000, np.float32))
+    arrays.sum_into(got, [], 3.0)
+    assert not gpu.host(got).any()
+
+
+@pytest.mark.parametrize("numel", [0, 1, 33, 5003])
+def test_index_lists(gpu, numel):
+    rng = np.random.default_rng(3)
+    order = rng.permutation(numel).astype(np.uint32)
+    both(gpu, arrays.scatter, rng.standard_normal(numel), order)
+    both(gpu, arrays.scatter, rng.standard_normal(numel).astype(np.float32), order)
+    both(gpu, arrays.gather, order, order)
+    both(gpu, arrays.offset, order, 2**31)
+
+
+def test_delete(gpu):
+    for name in ("one_of_one", "some", "more_than_a_tile"):
+        indices, _ = INDICES[name]
+        for count in {0, 1, indices.size // 3, indices.size}:
+            places = some_indices(indices.size, count)
+            same(gpu.host(arrays.delete(gpu.put(indices), gpu.put(places))), np.delete(indices, places))
+
+
+def test_arrays_are_made_where_another_one_is(gpu):
+    x = cases.random(307)
+    there = gpu.put(x)
+    made = {
+        "zeros": arrays.zeros(5, np.float32, there),
+        "empty": arrays.empty(5, np.uint32, there),
+        "arange": arrays.arange(5, there),
+        "move_like": arrays.move_like(x, there),
+        "concatenate": arrays.concatenate([there, there]),
+        "aligned": arrays.aligned(gpu.bytes(x.view(np.uint8))),
+    }
+    assert {type(array) for array in made.values()} == {type(there)}
+    same(gpu.host(made["zeros"]), np.zeros(5, np.float32))
+    same(gpu.host(made["arange"]), np.arange(5, dtype=np.uint32))
+    same(arrays.to_host(made["move_like"]), x)
+    same(arrays.to_host(made["concatenate"]), np.concatenate([x, x]))
+    same(arrays.to_host(made["aligned"]), x.view(np.uint8))
+    assert arrays.to_host(x) is x and arrays.move_like(x, x) is x and made["empty"].size == 5
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_to_float32(gpu, name):
+    both(gpu, arrays.to_float32, INPUTS[name])
+    both(gpu, arrays.to_float32, INPUTS[name].astype(np.float64) * 1e300)

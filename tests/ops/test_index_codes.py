@@ -1,0 +1,52 @@
+"""The codes of indices give the same sections on the host and on a GPU, and refuse the same broken ones."""
+
+import numpy as np
+import pytest
+
+from hvd_deepreduce.ops import bitmap, delta, elias_fano, huffman, index_sizes, rans, rice, rle, sketch
+from tests.ops.compare import INDICES, both, broken, same
+
+CODES = {
+    "bitmap": (bitmap.encode, bitmap.decode),
+    "rice": (rice.encode, rice.decode),
+    "elias_fano": (elias_fano.encode, elias_fano.decode),
+    "flagged": (sketch.flagged_encode, sketch.flagged_decode),
+    "rle": (rle.encode, rle.decode),
+    "huffman": (huffman.encode_indices, huffman.decode_indices),
+    "rans": (rans.encode_indices, rans.decode_indices),
+    "delta": (delta.encode, delta.decode),
+}
+TAKES_NUMEL = {"bitmap", "rice", "elias_fano", "rle", "huffman"}
+
+
+def encoded(gpu, code, indices, numel):
+    return both(gpu, CODES[code][0], indices, *([numel] if code in TAKES_NUMEL else []))
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("name", INDICES)
+def test_index_codes(gpu, code, name):
+    indices, numel = INDICES[name]
+    if code == "bitmap" and numel > 2**24:
+        return
+    section = encoded(gpu, code, indices, numel)
+    same(both(gpu, CODES[code][1], section, numel, indices.size), indices)
+    for other in broken(section):
+        both(gpu, CODES[code][1], other, numel, indices.size)
+    both(gpu, CODES[code][1], section, numel, indices.size + 1)
+    both(gpu, CODES[code][1], section, max(1, int(indices[-1])), indices.size)
+
+
+def test_codes_of_no_indices(gpu):
+    nothing = np.empty(0, np.uint32)
+    for code in set(CODES) - {"rice"}:
+        section = encoded(gpu, code, nothing, 100)
+        both(gpu, CODES[code][1], section, 100, 0)
+        both(gpu, CODES[code][1], np.zeros(2, np.uint8), 100, 0)
+
+
+def test_estimate(gpu):
+    for indices, numel in (INDICES[name] for name in ("one_of_one", "some", "dense", "far")):
+        sizes = both(gpu, index_sizes.estimate, indices, numel)
+        sections = [encoded(gpu, code, indices, numel) for code in ("rice", "rle", "delta", "elias_fano")]
+        assert sizes[:4] == [section.size for section in sections]  # rans's is an estimate

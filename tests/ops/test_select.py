@@ -1,0 +1,44 @@
+"""Top-k and threshold give the same bytes on the host and on a GPU."""
+
+import numpy as np
+import pytest
+
+from hvd_deepreduce.ops import select
+from tests import cases
+from tests.ops.compare import INPUTS, both, same
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_topk(gpu, name):
+    x = INPUTS[name]
+    y = np.random.default_rng(5).permutation(x) * x.dtype.type(0.5)
+    for k in {0, min(1, x.size), x.size // 10, x.size}:
+        both(gpu, select.topk, x, None, k)
+        both(gpu, select.topk, x, y, k)
+
+
+def test_topk_where_the_sample_misleads(gpu):
+    """All large elements are where the sample does not look; and there are more ties than candidates have room."""
+    x = np.zeros(300_000, np.float32)
+    x[:40] = 3.0
+    both(gpu, select.topk, x, None, 60)
+    x[:] = -0.5
+    both(gpu, select.topk, x, x, 1000)
+
+
+def test_topk_of_unaligned_views(gpu):
+    x = cases.random(5000)
+    want = select.topk(x[3:].copy(), None, 77)
+    same(gpu.host(select.topk(gpu.put(x)[3:], None, 77)), want)
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_threshold_and_nonzero(gpu, name):
+    x = INPUTS[name]
+    for least in (0.0, 0.5, 1e-40, 1e300):
+        both(gpu, select.threshold, x, None, least)
+        both(gpu, select.threshold, x, np.ascontiguousarray(-x[::-1]), least)
+
+
+def test_threshold_keeps_more_than_there_is_room_for(gpu):
+    both(gpu, select.threshold, cases.random(140_000), cases.random(140_000, seed=2), 0.01)
