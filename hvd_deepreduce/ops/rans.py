@@ -124,7 +124,7 @@ def _(section: Device, numel: int, count: int) -> Device:
     check_later(unread)
     check_later(error)
     launch(
-        xp, "sketch/sketch", "keys_of_gaps", grid(xp, count), gaps, u64(count), u64(numel), scan_status(xp, count),
+        xp, "rans/rans", "keys_of_gaps", grid(xp, count), gaps, u64(count), u64(numel), scan_status(xp, count),
         end, indices, error,
     )  # fmt: skip
     check_later(error)

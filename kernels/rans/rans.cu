@@ -1,5 +1,6 @@
 // Interleaved rANS: the CUDA side of kernels/rans/rans.cpp, which draws the sections. The lanes of the format are the
 // lanes of one warp; a stream has no more than 32, so one warp codes it, however long it is.
+#include "common/gaps.cuh"
 #include "entropy/entropy.cuh"
 
 // One block: writes shares, states and words so that they end with byte `bound - 1` of `out`; *begin: the first one's
