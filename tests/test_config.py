@@ -89,7 +89,7 @@ def test_digest_is_of_what_all_ranks_share():
         ({"value": {"name": "qsgd", "bits": 9}}, "^value.bits is 9, .*less than or equal to 8$"),
         ({"value": {"name": "qsgd", "bits": 6.5}}, "value.bits is 6.5, .*integer"),
         ({"value": {"name": "qsgd", "norm": "l1"}}, "value.norm is 'l1', .*'max' or 'l2'"),
-        ({"value": {"name": "qsgd", "bits": 1, "bucket": 0}}, "value.bits is 1.*; value.bucket is 0"),
+        ({"value": {"name": "qsgd", "bits": 1, "bucket_size": 0}}, "value.bits is 1.*; value.bucket_size is 0"),
         ({"error_feedback": "yes"}, "error_feedback is 'yes', .*boolean"),
         ({"error_feedback": 1}, "error_feedback is 1, .*boolean"),
         ({"min_elements": -1}, "min_elements is -1, .*greater than or equal to 0"),

@@ -15,16 +15,16 @@ from hvd_deepreduce.joint.minmax_sketch import MinMaxSketch, decode
 @joint_codecs.register
 class SKCompress(MinMaxSketch):
     """Values as in ``sketchml`` (joint/sketchml.py), with the same loss and settings, but a group's bins are Huffman
-    coded (section 4.3: small numbers win in a bin, so they are more frequent), and its keys are delta-binary with the
+    coded (section 4.3: a bin keeps small numbers, so they are more frequent), and its keys are delta-binary with the
     adaptive prefix of section 5.2 (index/delta.py).
 
-    A kept element costs s * columns * H bits for its value, where H is the entropy of a bin, 4.1 bits at five keys a
-    bin and 32 buckets a group (1.7 bits in all, as a default); about 2.1 + log2(g / density) for its key, of which
-    log2(g) says which group it is in (11.8 at a density of 1%); and its share of the table of means. 13.5 bits at a
-    density of 1%, where the plain ``sketchml`` takes 17.8.
+    A kept element costs s * columns * H bits for its value, where H is the entropy of a bin, 4.1 bits for five keys in
+    a bin and 32 buckets in a group (1.7 bits in all by default); about 2.1 + log2(g / density) for its key, of which
+    log2(g) tell its group (11.8 at a density of 1%); and its share of the table of means. That is 13.5 bits at a
+    density of 1%, where plain ``sketchml`` takes 17.8.
 
-    Section: joint/minmax_sketch.py; a group's keys are drawn in kernels/delta/delta.cpp, its bins in
-    kernels/huffman/huffman.cpp.
+    Section: as in joint/minmax_sketch.py. kernels/delta/delta.cpp draws a group's keys, kernels/huffman/huffman.cpp its
+    bins.
 
     Attributes:
         buckets, groups, rows, columns, center: as in ``sketchml``.

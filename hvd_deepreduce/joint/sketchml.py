@@ -14,28 +14,30 @@ from hvd_deepreduce.joint.minmax_sketch import MinMaxSketch, decode
 
 @joint_codecs.register
 class SketchML(MinMaxSketch):
-    """Values become numbers of quantile buckets (value/quantile.py); the numbers lie in MinMaxSketches, a group of
-    neighbouring buckets each, whose bins are fewer than the numbers. Where keys collide in a bin the smallest number
-    stays, and a key gets the largest out of its rows: a decoded magnitude is its own bucket's or that of a smaller
-    bucket of the same group, never more, and never of the other sign. A group with v keys in t bins a row gives the
-    number whose rank among them is l with the probability 1 - (1 - (1 - 1/t)^(v-l))^s back, or a higher one where
-    numbers are equal (equation 2). Hashes: common.h's Murmur finalizer, under the container's seed, parameter and
-    step, so that keys collide with others in each step.
+    """Values become numbers of quantile buckets (value/quantile.py), which are stored in MinMaxSketches with fewer bins
+    than numbers, one sketch for each group of neighbouring buckets. If keys collide in a bin, it keeps the smallest
+    number, and a key gets the largest number of its rows: a decoded magnitude is that of the key's bucket or of a
+    smaller bucket of the same group, never a larger one, and never of the other sign. If a group has v keys in rows of
+    t bins, the number with rank l among them is decoded with the probability 1 - (1 - (1 - 1/t)^(v-l))^s, or a higher
+    one if numbers are equal (equation 2). The hash is the Murmur finalizer of common.h, keyed by the container's seed,
+    parameter and step, so that a key collides with other keys in each step.
 
-    Keys are lossless: each group's gaps in 1 to 4 bytes and 2 bits that say how many. A kept element costs
-    s * columns * ceil(log2(q / g)) bits for its value (2 as a default), 10, 18 or 26 for its key (mostly 10 where the
-    density is far above g / 256), and its share of the table of means.
+    Keys are lossless: each group's gaps in 1 to 4 bytes, and 2 bits for the number of bytes. A kept element costs s *
+    columns * ceil(log2(q / g)) bits for its value (2 by default), 10, 18 or 26 for its key (mostly 10 if the density is
+    far above g / 256), and its share of the table of means.
 
-    Section: joint/minmax_sketch.py; a group's keys are drawn at the end of kernels/sketch/sketch.cpp, its bins are
-    fields of ceil(log2 w) bits for a group of w buckets.
+    Section: as in joint/minmax_sketch.py. kernels/sketch/flagged_keys.h draws a group's keys; its bins are fields of
+    ceil(log2 w) bits for a group of w buckets.
 
-    The defaults are the papers': q = 256 (section 4.1), g = 8 (4.2), two rows of a fifth of the kept elements (7.5).
+    The defaults are those of the papers: q = 256 (section 4.1), g = 8 (4.2), two rows of a fifth of the kept elements
+    (7.5).
 
     Attributes:
-        buckets: q, at most 2 to 65536 of both signs together, up to 256 a group.
-        groups: g, 1 to 256, shared out by the buckets of each sign: more err less, but their keys lie farther apart.
-        rows: s, 1 to 8, of a sketch.
-        columns: bins of a row for each kept element, 0.001 to 4: more collide less.
+        buckets: q, the most buckets of both signs together, 2 to 65536, and up to 256 for each group.
+        groups: g, 1 to 256, which the signs share by their numbers of buckets: more have smaller errors, but larger
+            gaps between keys.
+        rows: s, the rows of a sketch, 1 to 8.
+        columns: bins in a row for each kept element, 0.001 to 4: more have fewer collisions.
         center: as in value/quantile.py.
     """
 

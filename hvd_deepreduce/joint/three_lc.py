@@ -11,8 +11,9 @@ import numpy as np
 from pydantic import Field
 
 from hvd_deepreduce.codec import U8, U32, Floats, JointCodec, Key, joint_codecs
-from hvd_deepreduce.ops import arrays, qsgd, sections, select, ternary
-from hvd_deepreduce.value.buckets import F32
+from hvd_deepreduce.ops import arrays, buckets, sections, select, three_lc
+from hvd_deepreduce.ops.ternary import packed_size
+from hvd_deepreduce.ops.types import F32
 
 HEADER = struct.Struct("<f")
 
@@ -21,15 +22,15 @@ HEADER = struct.Struct("<f")
 class ThreeLC(JointCodec):
     """With M = s * max|x|, every one of the ``numel`` elements becomes M * round(x / M): -M, 0 or M; no random choice.
 
-    No element moves by more than M / 2, so error feedback is needed, as in the paper. Published for dense gradients
-    (``sparsifier: none``): all elements are sent, 1.6 bits each and 0.11 where nearly all become 0. Behind another
-    sparsifier, the elements that it left out are zeros; so are the kept ones below M / 2, which leave the support and
-    stay in the residual. float64 values are rounded to float32 first.
+    An element changes by up to M / 2, so error feedback is needed, as in the paper. Published for dense gradients
+    (``sparsifier: none``): all elements are sent, with 1.6 bits each, or 0.11 if nearly all become 0. After another
+    sparsifier, the elements that are not kept are zeros, and so are the kept ones below M / 2, which leave the support
+    and stay in the residual. float64 values are rounded to float32 first.
 
-    Section: ``| M float32 | digits of round(x / M) and runs as drawn in kernels/three_lc/three_lc.cpp |``.
+    Section: ``| M float32 | packed digits of round(x / M), with runs, as drawn in kernels/three_lc/three_lc.h |``.
 
     Attributes:
-        multiplier: s, 1 to just below 2; a larger one sends fewer elements, each larger.
+        multiplier: s, 1 to just below 2; a larger one sends fewer and larger elements.
     """
 
     name = "three_lc"
@@ -41,13 +42,11 @@ class ThreeLC(JointCodec):
         if indices is not None:
             kept, x = x, arrays.zeros(numel, np.float32, x)
             arrays.sum_into(x, [(indices, kept)], 1.0)
-        norms = qsgd.bucket_norms(x, max(1, numel), False)
-        largest = float(arrays.to_host(norms).max(initial=0.0))
-        m = min(self.multiplier * largest, float(np.finfo(np.float32).max))
-        # What is written, which is never below the largest magnitude: x / M stays within [-1, 1].
-        header = HEADER.pack(m)
-        packed = ternary.three_lc_pack(x, HEADER.unpack(header)[0])
-        section = sections.join(header, ternary.zero_runs_encode(packed))
+        largest = float(arrays.to_host(buckets.norms(x, max(1, numel), False)).max(initial=0.0))
+        header = HEADER.pack(min(self.multiplier * largest, float(np.finfo(np.float32).max)))
+        # M as float32, as it is written. It is not below the largest magnitude: x / M stays within [-1, 1].
+        (m,) = HEADER.unpack(header)
+        section = sections.join(header, three_lc.zero_runs_encode(three_lc.pack(x, m)))
         if indices is None:
             return section, None
         decoded = _values(section, numel)
@@ -62,14 +61,14 @@ class ThreeLC(JointCodec):
             return None, values
         indices, kept = select.threshold(values, None, 0.0)
         if indices.size != count:
-            raise ValueError(f"the 3LC section holds {indices.size} elements that are not zero, not {count}")
+            raise ValueError(f"the 3LC section has {indices.size} elements that are not zero, not {count}")
         return indices, kept
 
 
 def _values(section: U8, numel: int) -> F32:
+    """All elements: float32 ``[numel]``."""
     if section.size < HEADER.size:
         raise ValueError(f"a 3LC section begins with {HEADER.size} bytes, and this one has {section.size}")
     (m,) = HEADER.unpack(sections.peek(section, HEADER.size))
-    packed = ternary.zero_runs_decode(section[HEADER.size :], -(-numel // 5))
-    values: F32 = ternary.three_lc_unpack(packed, numel, m)
-    return values
+    packed = three_lc.zero_runs_decode(section[HEADER.size :], packed_size(numel))
+    return three_lc.unpack(packed, numel, m)

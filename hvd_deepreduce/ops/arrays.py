@@ -289,5 +289,5 @@ def _(values: Device) -> Device:
     xp, n = array_module(values), values.size
     narrow = xp.empty(n, f32)
     if n:
-        launch(xp, "quantize/quantize", "narrow", grid(xp, n), values, u64(n), narrow)
+        launch(xp, "half/half", "narrow", grid(xp, n), values, u64(n), narrow)
     return narrow

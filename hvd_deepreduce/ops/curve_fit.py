@@ -1,4 +1,8 @@
-"""TODO curve_fit."""
+"""Curves through sorted values: piecewise polynomials and two exponentials (value/fit_poly.py, value/fit_dexp.py).
+
+The values are sorted from the largest down, as ``sort.by_value`` returns them. kernels/curve_fit/fit_poly.h and
+fit_dexp.h draw the sections.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +14,28 @@ from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import F32, U8, Device
 
+_fit_poly_bound = kernel("fit_poly_bound", "U", "Uuu")
+_fit_poly_scratch = kernel("fit_poly_scratch", "U", "U")
 _fit_poly_encode = kernel("fit_poly_encode", "U", "pUuup")
 _fit_poly_decode = kernel("fit_poly_decode", "I", "pUUp")
+_fit_dexp_bound = kernel("fit_dexp_bound", "U", "")
+_fit_dexp_scratch = kernel("fit_dexp_scratch", "U", "U")
 _fit_dexp_encode = kernel("fit_dexp_encode", "U", "pUp")
 _fit_dexp_decode = kernel("fit_dexp_decode", "I", "pUUp")
 
 
 @operation()
 def fit_poly_encode(ordered: F32, degree: int, segments: int | None) -> U8:
-    """The section drawn in kernels/curve_fit/fit_poly.cpp, of ``sort_values``' first result.
+    """The section of piecewise polynomials through sorted values.
 
-    On a GPU: waits for the device: the size is not known before.
+    On a GPU, waits for the device, which computes the size.
+
+    Args:
+        ordered: float32 ``[n]``, finite, sorted from the largest down.
+        degree: of the polynomials, 0 to 15.
+        segments: the most of a sign, 1 to 1024; ``None`` for the heuristic of lemma 1.
     """
-    most = min(segments or 1024, ordered.size // (degree + 1) + 1)
-    section = np.empty(4 * (9 + 2 * (degree + 2) * most), np.uint8)
+    section = np.empty(4 * _fit_poly_bound(ordered.size, degree, segments or 0), np.uint8)
     words = _fit_poly_encode(address(ordered), ordered.size, degree, segments or 0, address(section))
     return section[: 4 * words]
 
@@ -31,21 +43,23 @@ def fit_poly_encode(ordered: F32, degree: int, segments: int | None) -> U8:
 @fit_poly_encode.cuda
 def _(ordered: Device, degree: int, segments: int | None) -> Device:
     xp, n = array_module(ordered), ordered.size
-    most = min(segments or 1024, n // (degree + 1) + 1)
-    section, words = xp.empty(9 + 2 * (degree + 2) * most, u32), counter(xp)
-    partial = xp.empty(16 * (n // 256 + 1026), f64)
+    section, words = xp.empty(_fit_poly_bound(n, degree, segments or 0), u32), counter(xp)
+    scratch = xp.empty(_fit_poly_scratch(n), f64)
     launch(
-        xp, "curve_fit/fit", "fit_poly_encode", 1, ordered, u64(n), u32(degree), u32(segments or 0), partial, section,
-        words,
+        xp, "curve_fit/fit_poly", "fit_poly_encode", 1, ordered, u64(n), u32(degree), u32(segments or 0), scratch,
+        section, words,
     )  # fmt: skip
     return section.view(np.uint8)[: 4 * read_counter(words)]
 
 
 @operation()
 def fit_poly_decode(section: U8, count: int) -> F32:
-    """The sorted values of ``fit_poly_encode``, as fitted.
+    """The ``count`` fitted values of ``fit_poly_encode``, float32.
 
-    On a GPU: waits for the device.
+    On a GPU, waits for the device to check the section, or defers the check.
+
+    Raises:
+        ValueError: the encoder cannot have written the section for ``count`` values.
     """
     values = np.empty(count, np.float32)
     check(_fit_poly_decode(address(section), section.size, count, address(values)))
@@ -58,11 +72,13 @@ def _(section: Device, count: int) -> Device:
     if section.size % 4 or section.size < 12:
         check(-1)
     values, error = xp.empty(count, f32), xp.zeros(1, i32)
-    sides, coefficients = xp.zeros(8, u32), xp.empty(2048, u32)
-    launch(xp, "curve_fit/fit", "fit_poly_read", 1, section, u64(section.size), u64(count), sides, coefficients, error)
+    # Two structs Side, and the coefficients of up to 1024 segments of each: see fit_poly_read.
+    sides, coefficients = xp.zeros(2 * 4, u32), xp.empty(2 * 1024, u32)
+    size = u64(section.size)
+    launch(xp, "curve_fit/fit_poly", "fit_poly_read", 1, section, size, u64(count), sides, coefficients, error)
     launch(
-        xp, "curve_fit/fit", "fit_poly_decode", grid(xp, count), section, u64(section.size), u64(count), sides,
-        coefficients, error, values,
+        xp, "curve_fit/fit_poly", "fit_poly_decode", grid(xp, count), section, size, u64(count), sides, coefficients,
+        error, values,
     )  # fmt: skip
     check_later(error)
     return values
@@ -70,11 +86,14 @@ def _(section: Device, count: int) -> Device:
 
 @operation()
 def fit_dexp_encode(ordered: F32) -> U8:
-    """The section drawn in kernels/curve_fit/fit_dexp.cpp, of ``sort_values``' first result.
+    """The section of two exponentials through sorted values, 8 to 56 bytes.
 
-    On a GPU: waits for the device: a sign without values has no part in it.
+    On a GPU, waits for the device: a sign without values takes no bytes.
+
+    Args:
+        ordered: float32 ``[n]``, finite, sorted from the largest down.
     """
-    section = np.empty(4 * 14, np.uint8)
+    section = np.empty(4 * _fit_dexp_bound(), np.uint8)
     words = _fit_dexp_encode(address(ordered), ordered.size, address(section))
     return section[: 4 * words]
 
@@ -82,17 +101,20 @@ def fit_dexp_encode(ordered: F32) -> U8:
 @fit_dexp_encode.cuda
 def _(ordered: Device) -> Device:
     xp, n = array_module(ordered), ordered.size
-    section, words = xp.empty(14, u32), counter(xp)
-    room = xp.empty(2 * n + 14 * (n // 256 + 1), f64)
-    launch(xp, "curve_fit/fit", "fit_dexp_encode", 1, ordered, u64(n), room, section, words)
+    section, words = xp.empty(_fit_dexp_bound(), u32), counter(xp)
+    scratch = xp.empty(_fit_dexp_scratch(n), f64)
+    launch(xp, "curve_fit/fit_dexp", "fit_dexp_encode", 1, ordered, u64(n), scratch, section, words)
     return section.view(np.uint8)[: 4 * read_counter(words)]
 
 
 @operation()
 def fit_dexp_decode(section: U8, count: int) -> F32:
-    """The sorted values of ``fit_dexp_encode``, as fitted.
+    """The ``count`` fitted values of ``fit_dexp_encode``, float32.
 
-    On a GPU: waits for the device.
+    On a GPU, waits for the device to check the section, or defers the check.
+
+    Raises:
+        ValueError: the encoder cannot have written the section for ``count`` values.
     """
     values = np.empty(count, np.float32)
     check(_fit_dexp_decode(address(section), section.size, count, address(values)))
@@ -106,7 +128,8 @@ def _(section: Device, count: int) -> Device:
         check(-1)
     values, error = xp.empty(count, f32), xp.zeros(1, i32)
     launch(
-        xp, "curve_fit/fit", "fit_dexp_decode", grid(xp, count), section, u64(section.size), u64(count), values, error,
+        xp, "curve_fit/fit_dexp", "fit_dexp_decode", grid(xp, count), section, u64(section.size), u64(count), values,
+        error,
     )  # fmt: skip
     check_later(error)
     return values

@@ -1,4 +1,9 @@
-"""TODO densestream."""
+"""DenseStream: a sparse vector as dense blocks (joint/densestream.py, exchange/densestream.py).
+
+A stream is three arrays: ``starts`` and ``lengths``, uint32 ``[blocks]``, and ``values``, float32 or float64, the
+blocks' values one after the other with the zeros inside blocks written out. kernels/densestream/densestream.h draws it.
+The blocks are in order and do not overlap; except where an operation says otherwise, they are not checked.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,7 @@ from hvd_deepreduce.ops.library import address, check, kernel, kernels_by_dtype
 from hvd_deepreduce.ops.types import U32, U64, Device, Floats
 
 MOST = 2**31 - 1
+"""The most blocks, and covered elements, of a stream on a GPU."""
 _stream_count = kernel("stream_count", "U", "pUu*")
 _stream_encode = kernels_by_dtype("stream_encode", "v", "ppUuppp")
 _stream_check = kernel("stream_check", "I", "ppUUUU")
@@ -29,11 +35,18 @@ _stream_blocks = kernel("stream_blocks", "I", "ppUu")
 
 def _check_count(count: int) -> None:
     if count > MOST:
-        raise ValueError(f"a stream on a GPU covers fewer than 2^31 elements, and this one up to {count}: split it")
+        raise ValueError(f"a stream on a GPU can cover up to {MOST} elements, and this one may cover {count}: split it")
+
+
+def _broken_blocks(begin: int, end: int, count: int) -> ValueError:
+    return ValueError(
+        f"its blocks are empty, overlap, are out of order, leave the elements {begin} to {end}, or do not hold {count} "
+        "values"
+    )
 
 
 def _firsts(xp: Any, lengths: Device) -> Device:
-    """The place of each block's first value."""
+    """The place of each block's first value: uint32 ``[blocks]``."""
     firsts = xp.empty(lengths.size, u32)
     if lengths.size:
         launch(
@@ -44,6 +57,7 @@ def _firsts(xp: Any, lengths: Device) -> Device:
 
 
 def _scatter(starts: Device, lengths: Device, values: Device, begin: int, adds: bool, dense: Device) -> None:
+    """``dense[index - begin] = value`` for each covered element, or ``+=`` with ``adds``."""
     xp = array_module(starts)
     if values.size:
         launch(
@@ -54,7 +68,18 @@ def _scatter(starts: Device, lengths: Device, values: Device, begin: int, adds: 
 
 @operation()
 def encode(indices: U32, values: Floats, gap: int) -> tuple[U32, U32, Floats]:
-    """Dense blocks of sorted indices: starts, lengths, and the values with the zeros inside blocks written out."""
+    """The stream of sparse elements: starts, lengths and values.
+
+    On a GPU, waits for the device, which computes the numbers of blocks and of covered elements.
+
+    Args:
+        indices: uint32 ``[n]``, increasing.
+        values: float32 or float64 ``[n]``.
+        gap: a block ends where more than so many zeros follow.
+
+    Raises:
+        ValueError: on a GPU, the stream covers 2^31 elements or more.
+    """
     covered = c_uint64()
     blocks = _stream_count(address(indices), indices.size, gap, byref(covered))
     starts, lengths = np.empty(blocks, np.uint32), np.empty(blocks, np.uint32)
@@ -86,21 +111,22 @@ def _(indices: Device, values: Device, gap: int) -> tuple[Device, Device, Device
 
 @operation()
 def check_blocks(starts: U32, lengths: U32, begin: int, end: int, count: int) -> None:
-    """``ValueError`` where blocks are empty, overlap, are out of order, leave [begin, end) or do not hold ``count``.
+    """Checks blocks that come from the wire.
 
-    On a GPU: waits for the device.
+    On a GPU, waits for the device.
+
+    Raises:
+        ValueError: a block is empty, overlaps another, is out of order or not within [begin, end), or the blocks do not
+            cover ``count`` elements.
     """
     if _stream_check(address(starts), address(lengths), starts.size, begin, end, count):
-        raise ValueError(
-            f"its blocks are empty, overlap, are out of order, leave the elements {begin} to {end} or do not hold "
-            f"{count} values"
-        )
+        raise _broken_blocks(begin, end, count)
 
 
 @check_blocks.cuda
 def _(starts: Device, lengths: Device, begin: int, end: int, count: int) -> None:
     if state.encoding is not None:
-        return  # the stream was made just now
+        return  # this process has encoded the stream
     xp, blocks = array_module(starts), starts.size
     error, total = xp.zeros(1, i32), counter(xp)
     if blocks:
@@ -109,61 +135,58 @@ def _(starts: Device, lengths: Device, begin: int, end: int, count: int) -> None
             u64(end), error, total,
         )  # fmt: skip
     if read_counter(total) != count or read_counter(error):
-        raise ValueError(
-            f"its blocks are empty, overlap, are out of order, leave the elements {begin} to {end} or do not hold "
-            f"{count} values"
-        )
+        raise _broken_blocks(begin, end, count)
 
 
 @operation()
 def indices(starts: U32, lengths: U32, count: int) -> U32:
-    """The indices of the ``count`` elements that blocks cover."""
-    indices = np.empty(count, np.uint32)
-    _stream_indices(address(starts), address(lengths), starts.size, address(indices))
-    return indices
+    """The indices of the ``count`` elements that the blocks cover: uint32 ``[count]``."""
+    out = np.empty(count, np.uint32)
+    _stream_indices(address(starts), address(lengths), starts.size, address(out))
+    return out
 
 
 @indices.cuda
 def _(starts: Device, lengths: Device, count: int) -> Device:
     xp = array_module(starts)
-    indices = xp.empty(count, u32)
+    out = xp.empty(count, u32)
     if count:
         launch(
             xp, "densestream/densestream", "stream_indices", grid(xp, count), starts, _firsts(xp, lengths),
-            u64(starts.size), u64(count), indices,
+            u64(starts.size), u64(count), out,
         )  # fmt: skip
-    return indices
+    return out
 
 
 @operation()
 def nonzero(starts: U32, lengths: U32, values: Floats) -> tuple[U32, Floats]:
-    """The indices and values of the covered elements that are not zero.
+    """The indices, uint32, and the values of the covered elements that are not zero.
 
-    On a GPU: waits for the device: their number is not known before.
+    On a GPU, waits for the device, which counts them.
     """
     indices, out = np.empty(values.size + 1, np.uint32), np.empty(values.size + 1, values.dtype)
-    found = _stream_nonzero[values.dtype](
+    kept = _stream_nonzero[values.dtype](
         address(starts), address(lengths), starts.size, address(values), address(indices), address(out),
     )  # fmt: skip
-    return indices[:found], out[:found]
+    return indices[:kept], out[:kept]
 
 
 @nonzero.cuda
 def _(starts: Device, lengths: Device, values: Device) -> tuple[Device, Device]:
     xp, count = array_module(starts), values.size
-    indices, out, found = xp.empty(count, u32), xp.empty(count, values.dtype), counter(xp)
+    indices, out, kept = xp.empty(count, u32), xp.empty(count, values.dtype), counter(xp)
     if count:
         launch(
             xp, "densestream/densestream", f"stream_nonzero_{suffix(values.dtype)}", grid(xp, count), starts,
-            _firsts(xp, lengths), u64(starts.size), values, u64(count), scan_status(xp, count), found, indices, out,
+            _firsts(xp, lengths), u64(starts.size), values, u64(count), scan_status(xp, count), kept, indices, out,
         )  # fmt: skip
-    kept = read_counter(found)
-    return indices[:kept], out[:kept]
+    size = read_counter(kept)
+    return indices[:size], out[:size]
 
 
 @operation()
 def to_dense(starts: U32, lengths: U32, values: Floats, begin: int, out: Floats) -> None:
-    """``out`` = the elements from ``begin`` on, as many as it holds; no block may leave them."""
+    """``out`` = the elements ``begin`` to ``begin + out.size - 1``. All blocks must be within them."""
     _stream_dense[values.dtype](
         address(starts), address(lengths), starts.size, address(values), begin, begin + out.size, address(out),
     )  # fmt: skip
@@ -177,7 +200,7 @@ def _(starts: Device, lengths: Device, values: Device, begin: int, out: Device) 
 
 @operation()
 def add_to(starts: U32, lengths: U32, values: Floats, dense: Floats) -> None:
-    """``dense += the blocks``."""
+    """``dense`` += the stream. All blocks must be within ``dense``."""
     _stream_add[values.dtype](address(starts), address(lengths), starts.size, address(values), address(dense))
 
 
@@ -188,19 +211,26 @@ def _(starts: Device, lengths: Device, values: Device, dense: Device) -> None:
 
 @operation()
 def merge(a: tuple[U32, U32, Floats], b: tuple[U32, U32, Floats], gap: int) -> tuple[U32, U32, Floats]:
-    """The sum of two streams (starts, lengths, values).
+    """The sum of two streams.
 
-    On a GPU: waits for the device: its sizes are not known before.
+    On a GPU, waits for the device, which computes the numbers of blocks and values.
+
+    Args:
+        a, b: streams (starts, lengths, values) of one dtype.
+        gap: blocks with at most so many elements between them are joined.
+
+    Raises:
+        ValueError: on a GPU, the sum may cover 2^31 elements or more.
     """
     blocks = a[0].size + b[0].size
     starts, lengths = np.empty(blocks, np.uint32), np.empty(blocks, np.uint32)
     out = np.empty(a[2].size + b[2].size + gap * (blocks + 1) + 4, a[2].dtype)
     count = c_uint64()
-    made = _stream_merge[out.dtype](
+    joined = _stream_merge[out.dtype](
         address(a[0]), address(a[1]), address(a[2]), a[0].size, a[2].size, address(b[0]), address(b[1]),
         address(b[2]), b[0].size, b[2].size, gap, address(starts), address(lengths), address(out), byref(count),
     )  # fmt: skip
-    return starts[:made], lengths[:made], out[: count.value]
+    return starts[:joined], lengths[:joined], out[: count.value]
 
 
 @merge.cuda
@@ -209,31 +239,39 @@ def _(a: tuple[Device, Device, Device], b: tuple[Device, Device, Device], gap: i
     na, nb = a[0].size, b[0].size
     blocks, most = na + nb, a[2].size + b[2].size + gap * (na + nb)
     _check_count(most)
-    starts, lengths, firsts, order, opened = (xp.empty(blocks, u32) for _ in range(5))
+    starts, lengths, firsts, order, block_of = (xp.empty(blocks, u32) for _ in range(5))
     out, end = xp.zeros(most, a[2].dtype), counter(xp)
     if blocks:
         blocks_of, of_a, of_b = grid(xp, blocks), (a[0], a[1], u64(na)), (b[0], b[1], u64(nb))
         launch(xp, file, "stream_order", blocks_of, a[0], u64(na), b[0], u64(nb), order)
         launch(
             xp, file, "stream_join", blocks_of, *of_a, *of_b, u32(gap), order, scan_status(xp, blocks), end, starts,
-            firsts, opened,
+            firsts, block_of,
         )  # fmt: skip
         launch(xp, file, "stream_lengths", blocks_of, firsts, end, lengths)
         place = f"stream_place_{suffix(out.dtype)}"
-        for own, places, other in ((a, opened[:na], (a[0], a[1], u64(0))), (b, opened[na:], of_a)):
-            if own[2].size:
+        for stream, blocks_of_sum, other in ((a, block_of[:na], (a[0], a[1], u64(0))), (b, block_of[na:], of_a)):
+            if stream[2].size:
                 launch(
-                    xp, file, place, grid(xp, own[2].size), own[0], _firsts(xp, own[1]), u64(own[0].size), own[2],
-                    u64(own[2].size), places, starts, firsts, *other, out,
+                    xp, file, place, grid(xp, stream[2].size), stream[0], _firsts(xp, stream[1]),
+                    u64(stream[0].size), stream[2], u64(stream[2].size), blocks_of_sum, starts, firsts, *other, out,
                 )  # fmt: skip
-    made = read_counter(end)
-    return starts[: made >> 31], lengths[: made >> 31], out[: made & MOST]
+    sizes = read_counter(end)  # | blocks | values |
+    return starts[: sizes >> 31], lengths[: sizes >> 31], out[: sizes & MOST]
 
 
 @operation()
 def split(starts: U32, lengths: U32, cuts: U64) -> tuple[U32, U32, U64, U64]:
-    """New starts and lengths of the cut blocks, and where each of the ``cuts.size + 1`` pieces has its blocks and its
-    values: piece p those from ``at[p]`` to ``at[p + 1]``."""
+    """Cuts a stream before each cut; a block across a cut becomes two. The values are not moved.
+
+    Args:
+        cuts: uint64 ``[c]``, sorted, on the host; a cut may occur twice.
+
+    Returns:
+        starts, lengths: of the new blocks.
+        block_at, value_at: uint64 ``[c + 2]``; piece p, of c + 1, has the new blocks ``block_at[p]`` to
+            ``block_at[p + 1] - 1`` and the values ``value_at[p]`` to ``value_at[p + 1] - 1``.
+    """
     room = starts.size + cuts.size
     out_starts, out_lengths = np.empty(room, np.uint32), np.empty(room, np.uint32)
     block_at, value_at = np.empty(cuts.size + 2, np.uint64), np.empty(cuts.size + 2, np.uint64)
@@ -247,9 +285,9 @@ def split(starts: U32, lengths: U32, cuts: U64) -> tuple[U32, U32, U64, U64]:
 @split.cuda
 def _(starts: Device, lengths: Device, cuts: Any) -> tuple[Device, Device, Device, Device]:
     xp, blocks, count = array_module(starts), starts.size, cuts.size
-    own = xp.asarray(cuts)
+    cuts_there = xp.asarray(cuts)
     out_starts, out_lengths = xp.zeros(blocks + count, u32), xp.zeros(blocks + count, u32)
-    places, made, firsts, total = xp.empty(blocks, u32), counter(xp), xp.empty(blocks, u32), counter(xp)
+    places, pieces, firsts, total = xp.empty(blocks, u32), counter(xp), xp.empty(blocks, u32), counter(xp)
     block_at, value_at = xp.zeros(count + 2, u64), xp.zeros(count + 2, u64)
     if blocks:
         launch(
@@ -257,19 +295,22 @@ def _(starts: Device, lengths: Device, cuts: Any) -> tuple[Device, Device, Devic
             blocks), total, firsts,
         )  # fmt: skip
         launch(
-            xp, "densestream/densestream", "stream_split", grid(xp, blocks), starts, lengths, u64(blocks), own,
-            u64(count), scan_status(xp, blocks), made, places, out_starts, out_lengths,
+            xp, "densestream/densestream", "stream_split", grid(xp, blocks), starts, lengths, u64(blocks), cuts_there,
+            u64(count), scan_status(xp, blocks), pieces, places, out_starts, out_lengths,
         )  # fmt: skip
         launch(
             xp, "densestream/densestream", "stream_pieces", grid(xp, count + 2), starts, lengths, firsts, u64(blocks),
-            total, own, u64(count), made, places, block_at, value_at,
+            total, cuts_there, u64(count), pieces, places, block_at, value_at,
         )  # fmt: skip
     return out_starts, out_lengths, block_at, value_at
 
 
 @operation()
 def gaps(starts: U32, lengths: U32, begin: int) -> tuple[U32, U32]:
-    """Starts and lengths as the two rows of increasing numbers that are rice-coded."""
+    """Starts and lengths as two rows of increasing numbers for the rice code, uint32 ``[blocks]`` each.
+
+    kernels/densestream/densestream.h says what they are. No block may start before ``begin``.
+    """
     skips, ends = np.empty(starts.size, np.uint32), np.empty(starts.size, np.uint32)
     _stream_gaps(address(starts), address(lengths), starts.size, begin, address(skips), address(ends))
     return skips, ends
@@ -289,9 +330,12 @@ def _(starts: Device, lengths: Device, begin: int) -> tuple[Device, Device]:
 
 @operation()
 def blocks_of_gaps(skips: U32, ends: U32, begin: int) -> None:
-    """``stream_gaps`` undone in place: the first array becomes the starts, the second the lengths.
+    """The inverse of ``gaps``, in place: ``skips`` becomes the starts, ``ends`` the lengths.
 
-    On a GPU: waits for the device.
+    On a GPU, waits for the device to check the result, or defers the check.
+
+    Raises:
+        ValueError: a start or an end exceeds 32 bits. ``check_blocks`` checks the rest.
     """
     check(_stream_blocks(address(skips), address(ends), skips.size, begin))
 

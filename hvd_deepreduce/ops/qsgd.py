@@ -1,63 +1,70 @@
-"""TODO qsgd."""
+"""QSGD: values as codes of a bucket's norm, stochastically rounded (value/qsgd.py).
+
+A bucket is a run of ``bucket_size`` consecutive values with one norm. A value's code is s + sign * level, 0 .. 2 s,
+with s = ``levels`` levels of each sign. The random numbers depend on (seed, parameter, step, rank) and the value's
+place.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from hvd_deepreduce.ops import sections
+from hvd_deepreduce.ops import buckets, sections
 from hvd_deepreduce.ops.bits import pack, unpack
+from hvd_deepreduce.ops.buckets import bucket_count, capped
 from hvd_deepreduce.ops.deferred import decode_values
 from hvd_deepreduce.ops.device import THREADS, array_module, f32, grid, key_words, launch, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, check_size, kernel
 from hvd_deepreduce.ops.types import F32, U8, Device
 
-_qsgd_norms = kernel("qsgd_norms", "v", "pUUip")
-_qsgd_codes = kernel("qsgd_codes", "v", "pUUuuuuupp")
-_qsgd_decode = kernel("qsgd_decode", "I", "ppUUup")
+_qsgd_levels = kernel("qsgd_levels", "u", "u")
+_qsgd_quantize = kernel("qsgd_quantize", "v", "pUUuuuuupp")
+_qsgd_dequantize = kernel("qsgd_dequantize", "I", "ppUUup")
+
+
+def levels_of(bits: int) -> int:
+    """s, the number of levels of each sign for codes of ``bits`` bits, 2 to 8: 2^(bits - 1) - 1."""
+    levels: int = _qsgd_levels(bits)
+    return levels
+
+
+def _one_launch(bucket_size: int) -> bool:
+    """Whether a warp can quantize a bucket right after it has found its largest magnitude: its lanes take four values
+    at a time, and larger buckets leave too few warps."""
+    return bucket_size % 4 == 0 and bucket_size <= 8192
 
 
 @operation()
-def bucket_norms(values: F32, bucket: int, l2: bool) -> F32:
-    """The largest magnitude, or the l2 norm, of each bucket."""
-    norms = np.empty(-(-values.size // bucket), np.float32)
-    _qsgd_norms(address(values), values.size, bucket, l2, address(norms))
-    return norms
+def quantize(
+    values: F32, norms: F32, bucket_size: int, levels: int, seed: int, parameter: int, step: int, rank: int
+) -> U8:
+    """The codes of values. A value beyond its bucket's norm gets the largest level of its sign.
 
+    Args:
+        values: float32 ``[n]``, finite.
+        norms: float32, one for each bucket.
+        levels: 1 to 127.
 
-@bucket_norms.cuda
-def _(values: Device, bucket: int, l2: bool) -> Device:
-    xp, n = array_module(values), values.size
-    bucket = min(bucket, max(n, 1))
-    buckets = -(-n // bucket)
-    norms = xp.zeros(buckets, f32)
-    if l2 and n:
-        launch(xp, "quantize/quantize", "l2_norms", grid(xp, buckets, 8), values, u64(n), u64(bucket), norms)
-    elif n:
-        chunks = buckets * -(-bucket // (16 * THREADS))
-        launch(xp, "quantize/quantize", "max_norms", grid(xp, chunks, 1), values, u64(n), u64(bucket), norms.view(u32))
-    return norms
-
-
-@operation()
-def quantize(values: F32, norms: F32, bucket: int, levels: int, seed: int, parameter: int, step: int, rank: int) -> U8:
-    """Codes 0 .. 2 * levels, rounded with the random numbers of (seed, parameter, step, rank)."""
+    Returns:
+        uint8 ``[n]``.
+    """
     codes = np.empty(values.size, np.uint8)
-    _qsgd_codes(
-        address(values), values.size, bucket, levels, seed, parameter, step, rank, address(norms), address(codes)
+    _qsgd_quantize(
+        address(values), values.size, bucket_size, levels, seed, parameter, step, rank, address(norms), address(codes)
     )
     return codes
 
 
 @quantize.cuda
 def _(
-    values: Device, norms: Device, bucket: int, levels: int, seed: int, parameter: int, step: int, rank: int
+    values: Device, norms: Device, bucket_size: int, levels: int, seed: int, parameter: int, step: int, rank: int
 ) -> Device:
     xp, n = array_module(values), values.size
     codes = xp.empty(n, np.uint8)
     if n:
         launch(
-            xp, "quantize/quantize", "qsgd_codes", grid(xp, n, 4 * THREADS), values, u64(n), u64(min(bucket, n)),
+            xp, "qsgd/qsgd", "qsgd_quantize", grid(xp, n, 4 * THREADS), values, u64(n), u64(min(bucket_size, n)),
             u32(levels), *key_words(seed, parameter, step, rank), norms, codes,
         )  # fmt: skip
     return codes
@@ -65,89 +72,104 @@ def _(
 
 @operation()
 def norms_and_codes(
-    values: F32, bucket: int, levels: int, l2: bool, seed: int, parameter: int, step: int, rank: int
+    values: F32, bucket_size: int, levels: int, l2: bool, seed: int, parameter: int, step: int, rank: int
 ) -> tuple[F32, U8]:
-    """``bucket_norms`` and their ``quantize``."""
-    norms = bucket_norms.host(values, bucket, l2)
-    return norms, quantize.host(values, norms, bucket, levels, seed, parameter, step, rank)
+    """The norms of the buckets (``buckets.norms``) and the codes of the values (``quantize``)."""
+    norms = buckets.norms.host(values, bucket_size, l2)
+    return norms, quantize.host(values, norms, bucket_size, levels, seed, parameter, step, rank)
 
 
 @norms_and_codes.cuda
 def _(
-    values: Device, bucket: int, levels: int, l2: bool, seed: int, parameter: int, step: int, rank: int
+    values: Device, bucket_size: int, levels: int, l2: bool, seed: int, parameter: int, step: int, rank: int
 ) -> tuple[Device, Device]:
-    key = (seed, parameter, step, rank)
-    if l2 or bucket % 4 or bucket > 8192 or not values.size:
-        norms = bucket_norms(values, bucket, l2)
-        return norms, quantize(values, norms, bucket, levels, *key)
-    xp, n = array_module(values), values.size
-    norms, codes = xp.empty(-(-n // bucket), f32), xp.empty(n, np.uint8)
+    xp, n, key = array_module(values), values.size, (seed, parameter, step, rank)
+    if l2 or not n or not _one_launch(bucket_size):
+        norms = buckets.norms(values, bucket_size, l2)
+        return norms, quantize(values, norms, bucket_size, levels, *key)
+    norms, codes = xp.empty(bucket_count(n, bucket_size), f32), xp.empty(n, np.uint8)
     launch(
-        xp, "quantize/quantize", "qsgd_encode", grid(xp, norms.size, 8), values, u64(n), u64(bucket), u32(levels),
-        *key_words(*key), norms, codes,
+        xp, "qsgd/qsgd", "qsgd_norms_and_codes", grid(xp, norms.size, 8), values, u64(n), u64(bucket_size),
+        u32(levels), *key_words(*key), norms, codes,
     )  # fmt: skip
     return norms, codes
 
 
 @operation()
-def dequantize(norms: F32, codes: U8, bucket: int, levels: int) -> F32:
-    """The values of ``norms_and_codes``.
+def dequantize(norms: F32, codes: U8, bucket_size: int, levels: int) -> F32:
+    """The values of codes: float32 ``[n]``.
 
-    On a GPU: waits for the device.
+    On a GPU, waits for the device to check the codes, or defers the check.
+
+    Args:
+        norms: float32, one for each bucket.
+        codes: uint8 ``[n]``.
+
+    Raises:
+        ValueError: a code is above 2 * levels, a norm is negative or not finite, or ``levels`` is not 1 to 127.
     """
     values = np.empty(codes.size, np.float32)
-    check(_qsgd_decode(address(codes), address(norms), codes.size, bucket, levels, address(values)))
+    check(_qsgd_dequantize(address(codes), address(norms), codes.size, bucket_size, levels, address(values)))
     return values
 
 
 @dequantize.cuda
-def _(norms: Device, codes: Device, bucket: int, levels: int) -> Device:
+def _(norms: Device, codes: Device, bucket_size: int, levels: int) -> Device:
     n = codes.size
-    if not 0 < levels < 128 or bucket == 0:
+    if not 0 < levels < 128 or bucket_size == 0:
         check(-3)
-    bucket = min(bucket, max(n, 1))
-    return decode_values("quantize/quantize", "qsgd_decode", codes, n, codes, norms, u64(n), u64(bucket), u32(levels))
+    arguments = codes, norms, u64(n), u64(capped(bucket_size, n)), u32(levels)
+    return decode_values("qsgd/qsgd", "qsgd_dequantize", codes, n, *arguments)
 
 
 @operation(1)
 def encode_section(
-    header: bytes, values: F32, bucket: int, bits: int, l2: bool, seed: int, parameter: int, step: int, rank: int
+    header: bytes, values: F32, bucket_size: int, bits: int, l2: bool, seed: int, parameter: int, step: int, rank: int
 ) -> U8:
-    """``| header | norms | codes of bits bits each |``."""
-    levels = 2 ** (bits - 1) - 1
-    norms, codes = norms_and_codes.host(values, bucket, levels, l2, seed, parameter, step, rank)
+    """A section without an entropy coder: ``| header | norms float32 | codes, bits bits each |``.
+
+    Args:
+        header: up to 64 bytes.
+        values: float32, finite.
+        bits: of a code, 2 to 8.
+        l2: as in ``buckets.norms``.
+    """
+    norms, codes = norms_and_codes.host(values, bucket_size, levels_of(bits), l2, seed, parameter, step, rank)
     return sections.join.host(header, norms, pack.host(codes, bits))
 
 
 @encode_section.cuda
 def _(
-    header: bytes, values: Device, bucket: int, bits: int, l2: bool, seed: int, parameter: int, step: int, rank: int
-) -> Device:
+    header: bytes, values: Device, bucket_size: int, bits: int, l2: bool, seed: int, parameter: int, step: int,
+    rank: int,
+) -> Device:  # fmt: skip
     xp, n, key = array_module(values), values.size, (seed, parameter, step, rank)
-    if l2 or bucket % 4 or bucket > 8192 or bucket * bits % 32 or len(header) != 8 or not n:
-        norms, codes = norms_and_codes(values, bucket, 2 ** (bits - 1) - 1, l2, *key)
+    if l2 or not n or not _one_launch(bucket_size) or bucket_size * bits % 32 or len(header) != 8:
+        norms, codes = norms_and_codes(values, bucket_size, levels_of(bits), l2, *key)
         return sections.join(header, norms, pack(codes, bits))
-    buckets = -(-n // bucket)
+    buckets = bucket_count(n, bucket_size)
     words = xp.empty(2 + buckets + (n * bits + 31) // 32, u32)
     launch(
-        xp, "quantize/quantize", "qsgd_section", grid(xp, buckets, 8), values, u64(n), u64(bucket), u32(bits),
+        xp, "qsgd/qsgd", "qsgd_encode_section", grid(xp, buckets, 8), values, u64(n), u64(bucket_size), u32(bits),
         *key_words(*key), np.frombuffer(header, u64)[0], words,
     )  # fmt: skip
     return sections.remember_start(words.view(np.uint8)[: 8 + 4 * buckets + (n * bits + 7) // 8], header)
 
 
 @operation()
-def decode_section(norms: F32, packed: U8, count: int, bucket: int, bits: int) -> F32:
-    """The values of ``encode_section``.
+def decode_section(norms: F32, packed: U8, count: int, bucket_size: int, bits: int) -> F32:
+    """The ``count`` values of ``encode_section``, from its norms and its packed codes.
 
-    On a GPU: waits for the device.
+    On a GPU, waits for the device to check the codes, or defers the check.
+
+    Raises:
+        ValueError: the codes do not take ``packed.size`` bytes, or as in ``dequantize``.
     """
-    return dequantize.host(norms, unpack.host(packed, count, bits, np.uint8), bucket, 2 ** (bits - 1) - 1)
+    return dequantize.host(norms, unpack.host(packed, count, bits, np.uint8), bucket_size, levels_of(bits))
 
 
 @decode_section.cuda
-def _(norms: Device, packed: Device, count: int, bucket: int, bits: int) -> Device:
+def _(norms: Device, packed: Device, count: int, bucket_size: int, bits: int) -> Device:
     check_size(packed, (count * bits + 7) // 8)  # before an array of that size is allocated
-    bucket = min(bucket, max(count, 1))
-    arguments = packed, u64(packed.size), norms, u64(count), u64(bucket), u32(bits)
-    return decode_values("quantize/quantize", "qsgd_open", packed, count, *arguments)
+    arguments = packed, u64(packed.size), norms, u64(count), u64(capped(bucket_size, count)), u32(bits)
+    return decode_values("qsgd/qsgd", "qsgd_decode_section", packed, count, *arguments)

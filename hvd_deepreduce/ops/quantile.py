@@ -1,4 +1,7 @@
-"""TODO quantile."""
+"""Quantile buckets: each value's bucket, and the buckets' means (value/quantile.py, joint/minmax_sketch.py).
+
+Buckets are numbered by sign, and within a sign by magnitude; kernels/quantile/quantile.h draws their order.
+"""
 
 from __future__ import annotations
 
@@ -11,78 +14,84 @@ from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import F32, U32, Device
 
+_quantile_shares = kernel("quantile_shares", "v", "UUUup")
 _quantile_encode = kernel("quantile_encode", "u", "pUuippp")
 _quantile_decode = kernel("quantile_decode", "I", "pUpup")
 
 
 @operation()
 def encode(values: F32, buckets: int, middle: bool) -> tuple[F32, U32, int]:
-    """The means of up to ``buckets`` quantile buckets, each value's bucket, and how many buckets are of negative
-    values; ordered as drawn in kernels/sketch/quantile.cpp. At least one value.
+    """The quantile bucket of each value.
 
-    On a GPU: waits for the device, twice: the signs share the buckets by their numbers.
+    On a GPU, waits for the device twice: for the numbers of values of each sign, by which the signs share the buckets,
+    and for the number of different buckets.
+
+    Args:
+        values: float32 ``[n]``, finite, at least one.
+        buckets: the most of them, 2 to 65536.
+        middle: decode a bucket to the middle between its quantiles; else to the mean of its values.
+
+    Returns:
+        means: float32, what each bucket is decoded to.
+        codes: uint32 ``[n]``, each value's bucket.
+        negative: the number of buckets of negative values.
     """
     means, codes, negative = np.empty(buckets, np.float32), np.empty(values.size, np.uint32), np.empty(1, np.uint32)
-    found = _quantile_encode(
+    used = _quantile_encode(
         address(values), values.size, buckets, middle, address(means), address(codes), address(negative)
     )
-    if found == 0:
-        raise MemoryError(f"the quantiles of {values.size} values found no memory")
-    return means[:found], codes, int(negative[0])
+    if used == 0:
+        raise MemoryError(f"no memory for the quantiles of {values.size} values")
+    return means[:used], codes, int(negative[0])
 
 
 @encode.cuda
 def _(values: Device, buckets: int, middle: bool) -> tuple[Device, Device, int]:
-    xp, n, file = array_module(values), values.size, "sketch/sketch"
+    xp, n, file = array_module(values), values.size, "quantile/quantile"
     words, bounds = xp.empty(n, u64), xp.empty(2, u64)
     magnitudes, codes = xp.empty(n, u32), xp.empty(n, u32)
     bounds.fill(n)
     launch(xp, file, "quantile_words", grid(xp, n), values, u64(n), words)
     words = sort.radix_sort(xp, words, 0, 32)
     launch(xp, file, "quantile_bounds", grid(xp, n), words, u64(n), magnitudes, bounds)
-    above_at, below_at = (int(bound) for bound in bounds.get())
-    above_at = min(above_at, below_at)
-    positives, negatives, zero = below_at - above_at, n - below_at, int(above_at > 0)
-    # As kernels/sketch/quantile.cpp shares the buckets out.
-    if zero and buckets == 2 and positives and negatives:
-        above_at, positives, zero = 0, below_at, 0
-    others = positives + negatives
-    shared = min(buckets - zero, others)
-    for_negative = (2 * shared * negatives + others) // (2 * others) if others else 0
-    if positives and for_negative == shared:
-        for_negative -= 1
-    if negatives and for_negative == 0:
-        for_negative = 1
+    first_nonzero, first_negative = (int(bound) for bound in bounds.get())
+    zeros = min(first_nonzero, first_negative)
+    shares = np.empty(3, np.uint32)
+    _quantile_shares(n - first_negative, zeros, first_negative - zeros, buckets, address(shares))
+    zero, most_negative, most_positive = shares.tolist()
     signs = (
-        (magnitudes[below_at:], negatives, for_negative, 0),
-        (magnitudes[above_at:below_at], positives, shared - for_negative, zero),
+        (magnitudes[first_negative:], most_negative, 0),
+        (magnitudes[zeros if zero else 0 : first_negative], most_positive, zero),
     )
-    found, splits, means = xp.zeros(2, u64), [], xp.zeros(buckets, f32)
-    for number, (ours, size, most, skip) in enumerate(signs):
+    # Each sign's table of splits; that of the positive values begins with zeros' own split, 0.
+    counts, tables, means = xp.zeros(2, u64), [], xp.zeros(buckets, f32)
+    for sign, (of_sign, most, skip) in enumerate(signs):
         table = xp.zeros(2 * most + skip + 1, u32)
-        splits.append(table)
-        if size and most:
+        tables.append(table)
+        if of_sign.size and most:
             launch(
-                xp, file, "find_splits", grid(xp, most), ours, u64(size), u32(most), scan_status(xp, most),
-                found[number:], table[skip:],
+                xp, file, "find_splits", grid(xp, most), of_sign, u64(of_sign.size), u32(most), scan_status(xp, most),
+                counts[sign:], table[skip:],
             )  # fmt: skip
-    launch(xp, file, "quantile_codes", grid(xp, n), values, u64(n), *splits, found, u32(zero), codes)
-    for number, (ours, size, most, skip) in enumerate(signs):
-        if size and most:
-            behind = u32(1 + zero if number else 0)
+    launch(xp, file, "quantile_codes", grid(xp, n), values, u64(n), *tables, counts, u32(zero), codes)
+    for sign, (of_sign, most, skip) in enumerate(signs):
+        if of_sign.size and most:
             launch(
-                xp, file, "quantile_means", grid(xp, most, 8), ours, u64(size), splits[number][skip:], found[number:],
-                u32(middle), u32(1 - number), found, behind, means,
+                xp, file, "quantile_means", grid(xp, most, 8), of_sign, u64(of_sign.size), tables[sign][skip:],
+                counts[sign:], u32(middle), u32(sign == 0), counts, u32(zero), means,
             )  # fmt: skip
-    n_below, n_above = (int(count) for count in found.get())
-    return means[: n_below + zero + n_above], codes, n_below
+    negative, positive = (int(count) for count in counts.get())
+    return means[: negative + zero + positive], codes, negative
 
 
 @operation()
 def decode(means: F32, codes: U32) -> F32:
-    """``means[codes]``.
+    """The mean of each code's bucket, ``means[codes]``: float32 ``[n]``.
 
-    On a GPU: waits for the device.
+    On a GPU, waits for the device to check the codes, or defers the check.
+
+    Raises:
+        ValueError: a code is not below ``means.size``.
     """
     values = np.empty(codes.size, np.float32)
     check(_quantile_decode(address(codes), codes.size, address(means), means.size, address(values)))
@@ -97,7 +106,8 @@ def _(means: Device, codes: Device) -> Device:
         check(-3)
     if n:
         launch(
-            xp, "sketch/sketch", "quantile_decode", grid(xp, n), codes, u64(n), means, u32(means.size), values, error,
+            xp, "quantile/quantile", "quantile_decode", grid(xp, n), codes, u64(n), means, u32(means.size), values,
+            error,
         )  # fmt: skip
         check_later(error)
     return values

@@ -1,25 +1,29 @@
-"""TODO sign."""
+"""Signs, a bit each, and values of one magnitude per bucket (value/sign.py, value/natural.py)."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from hvd_deepreduce.ops.buckets import capped
 from hvd_deepreduce.ops.deferred import decode_values
 from hvd_deepreduce.ops.device import array_module, grid, launch, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import F32, U8, Device
 
-_signs = kernel("signs", "v", "pUp")
+_sign_encode = kernel("sign_encode", "v", "pUp")
 _sign_decode = kernel("sign_decode", "I", "ppUUp")
 
 
 @operation()
 def encode(values: F32) -> U8:
-    """One bit a value, set where it is below zero."""
-    out = np.empty((values.size + 7) // 8, np.uint8)
-    _signs(address(values), values.size, address(out))
-    return out
+    """One bit for each float32 value, set if it is below zero: uint8 ``[ceil(n / 8)]``.
+
+    Bit i % 8 of byte i / 8 belongs to value i; the bits after the last value are zero.
+    """
+    signs = np.empty((values.size + 7) // 8, np.uint8)
+    _sign_encode(address(values), values.size, address(signs))
+    return signs
 
 
 @encode.cuda
@@ -27,25 +31,31 @@ def _(values: Device) -> Device:
     xp, n = array_module(values), values.size
     words = xp.empty(-(-n // 32), u32)
     if n:
-        launch(xp, "quantize/quantize", "signs", grid(xp, n), values, u64(n), words)
+        launch(xp, "sign/sign", "sign_encode", grid(xp, n), values, u64(n), words)
     return words.view(np.uint8)[: (n + 7) // 8]
 
 
 @operation()
-def decode(signs: U8, scales: F32, count: int, bucket: int) -> F32:
-    """Each bucket's scale with the signs of ``signs``.
+def decode(signs: U8, scales: F32, count: int, bucket_size: int) -> F32:
+    """``count`` float32 values: the scale of each value's bucket, with the signs of ``encode``.
 
-    On a GPU: waits for the device.
+    On a GPU, waits for the device to check the scales, or defers the check.
+
+    Args:
+        signs: uint8 ``[ceil(count / 8)]``.
+        scales: float32, one for each bucket of ``bucket_size`` values.
+
+    Raises:
+        ValueError: a scale is negative or not finite.
     """
     values = np.empty(count, np.float32)
-    check(_sign_decode(address(signs), address(scales), count, bucket, address(values)))
+    check(_sign_decode(address(signs), address(scales), count, bucket_size, address(values)))
     return values
 
 
 @decode.cuda
-def _(signs: Device, scales: Device, count: int, bucket: int) -> Device:
-    if bucket == 0:
+def _(signs: Device, scales: Device, count: int, bucket_size: int) -> Device:
+    if bucket_size == 0:
         check(-3)
-    return decode_values(
-        "quantize/quantize", "sign_decode", signs, count, signs, scales, u64(count), u64(min(bucket, max(count, 1))),
-    )  # fmt: skip
+    arguments = signs, scales, u64(count), u64(capped(bucket_size, count))
+    return decode_values("sign/sign", "sign_decode", signs, count, *arguments)

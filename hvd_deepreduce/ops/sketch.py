@@ -1,9 +1,16 @@
-"""TODO sketch."""
+"""MinMaxSketches of quantile buckets, and their sections (joint/minmax_sketch.py).
+
+The buckets of each sign are cut into groups, and the elements of a group go into one sketch: a key's bin holds the
+number of its bucket within the group. kernels/sketch/sketch.h draws a sketch. The section::
+
+    | Header | means float32 [buckets] | sizes u32 [groups, 3]: elements, bytes of keys, bytes of bins |
+    | keys of group 0 | bins of group 0 | keys of group 1 | ...
+"""
 
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,7 +21,9 @@ from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import F32, U8, U32, Device
 
-HEADER = struct.Struct("<BxxxIIIHH")  # joint/minmax_sketch.py: rows, columns in 65536ths, buckets, negative, groups
+MAX_ROWS = 8
+"""The most rows of a sketch, as in kernels/sketch/sketch.h."""
+HEADER = struct.Struct("<BxxxIIIHH")
 _sketch_group = kernel("sketch_group", "v", "ppUppuppp")
 _sketch_insert = kernel("sketch_insert", "v", "ppUuuuuuup")
 _sketch_query = kernel("sketch_query", "I", "pUuuuuuuppp")
@@ -22,29 +31,76 @@ _flagged_bound = kernel("flagged_bound", "U", "U")
 _flagged_encode = kernel("flagged_encode", "U", "pUp")
 _flagged_decode = kernel("flagged_decode", "I", "pUUUp")
 _sketch_merge = kernel("sketch_merge", "I", "ppUUpp")
+_sketch_first_buckets = kernel("sketch_first_buckets", "v", "sp")
+_sketch_columns = kernel("sketch_columns", "u", "sU")
+_sketch_check_tables = kernel("sketch_check_tables", "I", "pUU")
 _sketch_bound = kernel("sketch_bound", "U", "sU")
 _sketch_encode = kernel("sketch_encode", "U", "ppUuuuip")
 _sketch_decode = kernel("sketch_decode", "I", "pUUUuuuipp")
 
 
-def _first_buckets(header: bytes) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """The first bucket of each group, and the number of buckets."""
-    _, _, buckets, negative, below, above = HEADER.unpack(header)
-    firsts = [group * negative // below for group in range(below)]
-    firsts += [negative + group * (buckets - negative) // above for group in range(above)]
-    return np.array([*firsts, buckets], u32)
+class Header(NamedTuple):
+    """The start of a section, 20 bytes: ``| rows u8 | 3 zero bytes | columns u32 | buckets u32 | negative u32 |
+    groups_below u16 | groups_above u16 |``. kernels/sketch/sketch.cpp has the same struct, and what follows from it.
 
+    Attributes:
+        rows: of each sketch.
+        columns: of a row, in 1/65536 of the group's elements.
+        buckets: of both signs.
+        negative: buckets of negative values, which come first.
+        groups_below: groups of negative buckets.
+        groups_above: groups of the other buckets.
+    """
 
-def _columns(header: bytes, count: int) -> int:
-    """The number of bins in a row of the sketch of a group of ``count`` keys."""
-    per_key: int = HEADER.unpack(header)[1]
-    return min(max(count * per_key // 65536, 1), 2**32 - 1)
+    rows: int
+    columns: int
+    buckets: int
+    negative: int
+    groups_below: int
+    groups_above: int
+
+    @classmethod
+    def of(cls, section: U8) -> Header:
+        """The header of a section of ``HEADER.size`` bytes or more. On a GPU, waits for the device if the host does not
+        know the section's first bytes."""
+        return cls(*HEADER.unpack(sections.peek(section, HEADER.size)))
+
+    def pack(self) -> bytes:
+        """The 20 bytes."""
+        return HEADER.pack(*self)
+
+    @property
+    def groups(self) -> int:
+        """The number of groups of both signs."""
+        return self.groups_below + self.groups_above
+
+    @property
+    def parts_at(self) -> int:
+        """The place of the first group's keys, behind the means and the sizes."""
+        return HEADER.size + 4 * self.buckets + 12 * self.groups
+
+    def first_buckets(self) -> U32:
+        """The first bucket of each group, and the number of buckets: uint32 ``[groups + 1]``."""
+        first = np.empty(self.groups + 1, np.uint32)
+        _sketch_first_buckets(self.pack(), address(first))
+        return first
 
 
 @operation()
 def split_groups(indices: U32, codes: U32, group_of: U32, first: U32) -> tuple[U32, U32, U8]:
-    """How many elements each group has; then keys and numbers (0 for a group's first bucket), group behind group, in
-    their old order within each."""
+    """Orders elements by group, and keeps their order within a group.
+
+    Args:
+        indices: uint32 ``[n]``.
+        codes: uint32 ``[n]``, the elements' buckets.
+        group_of: uint32, the group of each bucket.
+        first: uint32, the first bucket of each group, up to 257 groups.
+
+    Returns:
+        counts: uint32, the number of elements of each group.
+        keys: uint32 ``[n]``, the indices, ordered by group.
+        numbers: uint8 ``[n]``, the elements' buckets, counted from the first of their group.
+    """
     counts, keys = np.empty(first.size, np.uint32), np.empty(indices.size, np.uint32)
     numbers = np.empty(indices.size, np.uint8)
     _sketch_group(
@@ -68,7 +124,15 @@ def _(indices: Device, codes: Device, group_of: Device, first: Device) -> tuple[
 
 @operation()
 def insert(keys: U32, numbers: U8, rows: int, columns: int, width: int, seed: int, parameter: int, step: int) -> U8:
-    """The bins, row behind row, of a MinMaxSketch of numbers below ``width``."""
+    """The bins of a MinMaxSketch: uint8 ``[rows * columns]``, row by row.
+
+    Args:
+        keys: uint32 ``[n]``.
+        numbers: uint8 ``[n]``, below ``width``.
+        rows: 1 to 8.
+        width: 1 to 256.
+        seed, parameter, step: the key of the hashes.
+    """
     bins = np.empty(rows * columns, np.uint8)
     _sketch_insert(
         address(keys), address(numbers), keys.size, rows, columns, width, seed, parameter, step, address(bins),
@@ -93,9 +157,17 @@ def _(
 
 @operation()
 def query(keys: U32, bins: U8, means: F32, rows: int, columns: int, seed: int, parameter: int, step: int) -> F32:
-    """The means of the numbers that the ``rows * columns`` bins hold for the keys, each what was inserted or less.
+    """The mean of each key's number: float32 ``[n]``. A number is the inserted one or a smaller one.
 
-    On a GPU: waits for the device.
+    On a GPU, waits for the device to check the bins, or defers the check.
+
+    Args:
+        keys: uint32 ``[n]``.
+        bins: uint8 ``[rows * columns]``, from ``insert``.
+        means: float32, one for each number.
+
+    Raises:
+        ValueError: a bin is not below ``means.size``, ``rows`` is not 1 to 8, or ``columns`` is 0.
     """
     values = np.empty(keys.size, np.float32)
     check(
@@ -112,7 +184,7 @@ def _(
     keys: Device, bins: Device, means: Device, rows: int, columns: int, seed: int, parameter: int, step: int
 ) -> Device:
     xp, n = array_module(keys), keys.size
-    if not 0 < rows <= 8 or columns == 0:
+    if not 0 < rows <= MAX_ROWS or columns == 0:
         check(-3)
     values, error = xp.empty(n, f32), xp.zeros(1, i32)
     launch(
@@ -125,9 +197,9 @@ def _(
 
 @operation()
 def flagged_encode(keys: U32) -> U8:
-    """The section of keys drawn at the end of kernels/sketch/sketch.cpp.
+    """Increasing keys as gaps of one to four bytes each; kernels/sketch/flagged_keys.h draws the bytes.
 
-    On a GPU: waits for the device: the size is not known before.
+    On a GPU, waits for the device, which computes the size.
     """
     out = np.empty(_flagged_bound(keys.size), np.uint8)
     return out[: _flagged_encode(address(keys), keys.size, address(out))].copy()
@@ -136,17 +208,20 @@ def flagged_encode(keys: U32) -> U8:
 @flagged_encode.cuda
 def _(keys: Device) -> Device:
     xp, n = array_module(keys), keys.size
-    out, end = xp.empty((n + 3) // 4 + 4 * n, np.uint8), counter(xp)
+    out, end = xp.empty(_flagged_bound(n), np.uint8), counter(xp)
     if n:
-        launch(xp, "sketch/sketch", "flagged_encode", grid(xp, n), keys, u64(n), scan_status(xp, n), end, out)
+        launch(xp, "sketch/flagged_keys", "flagged_encode", grid(xp, n), keys, u64(n), scan_status(xp, n), end, out)
     return out[: read_counter(end)]
 
 
 @operation()
 def flagged_decode(section: U8, numel: int, count: int) -> U32:
-    """The keys of ``flagged_encode``.
+    """The ``count`` keys of ``flagged_encode``: uint32, increasing.
 
-    On a GPU: waits for the device.
+    On a GPU, waits for the device to check the section, or defers the check.
+
+    Raises:
+        ValueError: the encoder cannot have written the section for ``count`` keys below ``numel``.
     """
     if section.size < count:
         check(-1)
@@ -165,12 +240,12 @@ def _(section: Device, numel: int, count: int) -> Device:
         check(-1 if section.size else 0)
         return keys
     launch(
-        xp, "sketch/sketch", "flagged_gaps", grid(xp, count), section, u64(section.size), u64(count), scan_status(xp,
-        count), counter(xp), gaps, error,
+        xp, "sketch/flagged_keys", "flagged_gaps", grid(xp, count), section, u64(section.size), u64(count),
+        scan_status(xp, count), counter(xp), gaps, error,
     )  # fmt: skip
     launch(
-        xp, "sketch/sketch", "keys_of_gaps", grid(xp, count), gaps, u64(count), u64(numel), scan_status(xp, count),
-        counter(xp), keys, error,
+        xp, "sketch/flagged_keys", "keys_of_gaps", grid(xp, count), gaps, u64(count), u64(numel),
+        scan_status(xp, count), counter(xp), keys, error,
     )  # fmt: skip
     check_later(error)
     return keys
@@ -178,16 +253,19 @@ def _(section: Device, numel: int, count: int) -> Device:
 
 @operation()
 def merge(keys: U32, values: F32, numel: int) -> tuple[U32, F32]:
-    """The pairs sorted by key; the keys must differ and be below ``numel``.
+    """The pairs of keys, uint32 ``[n]``, and values, float32 ``[n]``, sorted by key.
 
-    On a GPU: waits for the device.
+    On a GPU, waits for the device to check the keys, or defers the check.
+
+    Raises:
+        ValueError: two keys are equal, or a key is not below ``numel``.
     """
     sorted_keys, sorted_values = np.empty_like(keys), np.empty_like(values)
     result = _sketch_merge(
         address(keys), address(values), keys.size, numel, address(sorted_keys), address(sorted_values),
     )  # fmt: skip
     if result == 1:
-        raise MemoryError(f"the merge of {keys.size} keys found no memory")
+        raise MemoryError(f"no memory to sort {keys.size} keys")
     check(result)
     return sorted_keys, sorted_values
 
@@ -207,63 +285,85 @@ def _(keys: Device, values: Device, numel: int) -> tuple[Device, Device]:
 
 @operation(1)
 def encode(
-    header: bytes, means: F32, indices: U32, codes: U32, coded: bool, seed: int, parameter: int, step: int
+    header: Header, means: F32, indices: U32, codes: U32, coded: bool, seed: int, parameter: int, step: int
 ) -> U8:
-    """The section drawn in joint/minmax_sketch.py, of one element or more; ``coded`` as SKCompress has it.
+    """The section of grouped sketches.
 
-    On a GPU: waits for the device, for each group.
+    On a GPU, waits for the device several times for each group.
+
+    Args:
+        header: the sketches' sizes, and the numbers of buckets and groups.
+        means: float32 ``[header.buckets]``.
+        indices: uint32 ``[n]``, increasing, at least one.
+        codes: uint32 ``[n]``, each element's bucket.
+        coded: write keys as ``delta`` and bins as ``huffman`` sections (SKCompress); else as ``flagged_encode`` and
+            ``bits.pack`` do (SketchML).
+        seed, parameter, step: the key of the sketches' hashes.
+
+    Raises:
+        ValueError: a group takes 2^32 bytes or more.
     """
-    tables = len(header) + means.nbytes
-    section = np.empty(_sketch_bound(header, indices.size), np.uint8)
-    section[: len(header)] = np.frombuffer(header, np.uint8)
-    section[len(header) : tables] = means.view(np.uint8)
+    start = header.pack()
+    section = np.empty(_sketch_bound(start, indices.size), np.uint8)
+    section[: HEADER.size] = np.frombuffer(start, np.uint8)
+    section[HEADER.size : HEADER.size + means.nbytes] = means.view(np.uint8)
     size = _sketch_encode(
         address(indices), address(codes), indices.size, seed, parameter, step, coded, address(section),
     )  # fmt: skip
     if size == 0:
-        raise MemoryError(f"the sketches of {indices.size} elements found no memory")
+        raise MemoryError(f"no memory for the sketches of {indices.size} elements")
     if size == 1:
-        raise ValueError(f"a group of {indices.size} elements takes 2^32 bytes or more: use more groups")
+        raise ValueError(f"a group of up to {indices.size} elements takes 2^32 bytes or more: use more groups")
     return section[:size].copy()
 
 
 @encode.cuda
 def _(
-    header: bytes, means: Device, indices: Device, codes: Device, coded: bool, seed: int, parameter: int, step: int
+    header: Header, means: Device, indices: Device, codes: Device, coded: bool, seed: int, parameter: int, step: int
 ) -> Device:
-    xp, firsts, rows = array_module(indices), _first_buckets(header), header[0]
-    widths = np.diff(firsts)
+    xp, start, first = array_module(indices), header.pack(), header.first_buckets()
+    widths = np.diff(first)
     group_of = np.repeat(np.arange(widths.size, dtype=u32), widths)
-    counts, keys, numbers = split_groups(indices, codes, xp.asarray(group_of), xp.asarray(firsts[:-1].copy()))
+    counts, keys, numbers = split_groups(indices, codes, xp.asarray(group_of), xp.asarray(first[:-1].copy()))
     sizes, parts, begin = np.zeros((widths.size, 3), u32), [], 0
     for group, count in enumerate(arrays.to_host(counts).tolist()):
         if not count:
             continue
-        own, width, end = keys[begin : begin + count], int(widths[group]), begin + count
-        bins = insert(own, numbers[begin:end], rows, _columns(header, count), width, seed, parameter, step)
-        of_keys = delta.encode(own) if coded else flagged_encode(own)
-        of_bins = huffman.encode(bins) if coded else bits.pack(bins, (width - 1).bit_length())
-        if max(of_keys.size, of_bins.size) >> 32:
+        of_group, width, end = keys[begin : begin + count], int(widths[group]), begin + count
+        columns = _sketch_columns(start, count)
+        bins = insert(of_group, numbers[begin:end], header.rows, columns, width, seed, parameter, step)
+        key_bytes = delta.encode(of_group) if coded else flagged_encode(of_group)
+        bin_bytes = huffman.encode(bins) if coded else bits.pack(bins, (width - 1).bit_length())
+        if max(key_bytes.size, bin_bytes.size) >> 32:
             raise ValueError(f"a group of {count} elements takes 2^32 bytes or more: use more groups")
-        sizes[group] = count, of_keys.size, of_bins.size
-        parts += [of_keys, of_bins]
+        sizes[group] = count, key_bytes.size, bin_bytes.size
+        parts += [key_bytes, bin_bytes]
         begin = end
-    tables = sections.join(header, means, xp.asarray(sizes.reshape(-1)))
-    return sections.remember_start(xp.concatenate([tables, *parts]), header)
+    tables = sections.join(start, means, xp.asarray(sizes.reshape(-1)))
+    return sections.remember_start(xp.concatenate([tables, *parts]), start)
 
 
 @operation()
 def decode(section: U8, numel: int, count: int, coded: bool, seed: int, parameter: int, step: int) -> tuple[U32, F32]:
-    """Sorted keys and their values out of a section with a checked header, whose tables lie within it.
+    """The ``count`` keys, uint32 and increasing, and their values, float32, of ``encode``.
 
-    On a GPU: waits for the device, for each group.
+    On a GPU, waits for the device at least once for each group.
+
+    Args:
+        section: its header must be valid, and its means and sizes complete; joint/minmax_sketch.py checks that.
+        numel: the keys must be below it.
+        count: at least one.
+        coded, seed, parameter, step: as in ``encode``.
+
+    Raises:
+        ValueError: the encoder cannot have written the section.
     """
     keys, values = np.empty(count, np.uint32), np.empty(count, np.float32)
     result = _sketch_decode(
         address(section), section.size, count, numel, seed, parameter, step, coded, address(keys), address(values),
     )  # fmt: skip
     if result == 1:
-        raise MemoryError(f"the sketches of {count} elements found no memory")
+        raise MemoryError(f"no memory for the sketches of {count} elements")
     check(result)
     return keys, values
 
@@ -273,35 +373,30 @@ def _(
     section: Device, numel: int, count: int, coded: bool, seed: int, parameter: int, step: int
 ) -> tuple[Device, Device]:
     xp = array_module(section)
-    header = sections.peek(section, HEADER.size)
-    rows, _, buckets, negative, below, above = HEADER.unpack(header)
-    tables = HEADER.size + 4 * buckets
-    at = tables + 12 * (below + above)
-    on_host = section[HEADER.size : at].get()
-    means, sizes = on_host[: 4 * buckets].view(f32), on_host[4 * buckets :].view(u32).reshape(-1, 3).astype(np.int64)
-    magnitudes = np.where(np.arange(buckets) < negative, -means, means)
-    falls = magnitudes[1:] < magnitudes[:-1]
-    falls[negative - 1 : negative] = False
-    if not np.isfinite(means).all() or falls.any() or (magnitudes < 0).any() or (magnitudes[:negative] == 0).any():
-        check(-4)
-    if sizes[:, 0].sum() != count or at + sizes[:, 1:].sum() != section.size:
-        check(-5)
-    firsts, on_device = _first_buckets(header).tolist(), xp.asarray(means.copy())
+    header = Header.of(section)
+    start = section[: header.parts_at].get()
+    wrong = _sketch_check_tables(address(start), section.size, count)
+    if wrong == 1:
+        raise MemoryError(f"no memory for the sketches of {count} elements")
+    check(wrong)
+    sizes_at = HEADER.size + 4 * header.buckets
+    sizes = start[sizes_at:].view(u32).reshape(-1, 3)
+    first, means = header.first_buckets().tolist(), xp.asarray(start[HEADER.size : sizes_at].view(f32))
+    at = header.parts_at
     keys, values = [], []
-    for group, (of_group, key_bytes, bin_bytes) in enumerate(sizes.tolist()):
-        if of_group == 0:
-            check(-5 if key_bytes or bin_bytes else 0)
+    for group, (elements, key_size, bin_size) in enumerate(sizes.tolist()):
+        if not elements:
             continue
-        low, high = firsts[group], firsts[group + 1]
-        columns, bins_at = _columns(header, of_group), at + key_bytes
-        of_keys, of_bins = section[at:bins_at], section[bins_at : bins_at + bin_bytes]
-        own = delta.decode(of_keys, numel, of_group) if coded else flagged_decode(of_keys, numel, of_group)
-        bins = (
-            huffman.decode(of_bins, rows * columns)
-            if coded
-            else bits.unpack(of_bins, rows * columns, (high - low - 1).bit_length(), np.uint8)
-        )
-        keys.append(own)
-        values.append(query(own, bins, on_device[low:high], rows, columns, seed, parameter, step))
-        at = bins_at + bin_bytes
+        width, columns = first[group + 1] - first[group], _sketch_columns(header.pack(), elements)
+        key_bytes, bin_bytes = section[at : at + key_size], section[at + key_size : at + key_size + bin_size]
+        if coded:
+            of_group = delta.decode(key_bytes, numel, elements)
+            bins = huffman.decode(bin_bytes, header.rows * columns)
+        else:
+            of_group = flagged_decode(key_bytes, numel, elements)
+            bins = bits.unpack(bin_bytes, header.rows * columns, (width - 1).bit_length(), np.uint8)
+        of_buckets = means[first[group] : first[group + 1]]
+        keys.append(of_group)
+        values.append(query(of_group, bins, of_buckets, header.rows, columns, seed, parameter, step))
+        at += key_size + bin_size
     return merge(xp.concatenate(keys), xp.concatenate(values), numel)

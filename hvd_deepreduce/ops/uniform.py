@@ -1,4 +1,8 @@
-"""TODO uniform."""
+"""Uniform levels between the least and the largest value of a bucket, stochastically rounded (value/uniform.py).
+
+A bucket is a run of ``bucket_size`` consecutive values. The random numbers depend on (seed, parameter, step, rank) and
+the value's place.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hvd_deepreduce.ops.buckets import bucket_count, capped, chunk_grid
 from hvd_deepreduce.ops.deferred import decode_values
 from hvd_deepreduce.ops.device import THREADS, array_module, f32, grid, key_words, launch, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
@@ -19,46 +24,61 @@ _uniform_decode = {w: kernel(f"uniform_decode{8 * w}", "I", "ppUUp") for w in (1
 
 @operation()
 def encode(
-    values: F32, bucket: int, dtype: type[np.unsignedinteger[Any]], seed: int, parameter: int, step: int, rank: int
+    values: F32, bucket_size: int, dtype: type[np.unsignedinteger[Any]], seed: int, parameter: int, step: int, rank: int
 ) -> tuple[F32, NDArray[Any]]:
-    """Each bucket's least and largest value, and codes between them that use all of ``dtype`` (uint8 or uint16)."""
-    ranges, codes = np.empty(2 * -(-values.size // bucket), np.float32), np.empty(values.size, dtype)
+    """The ranges of the buckets, and the values as codes within them.
+
+    Args:
+        values: float32 ``[n]``, finite.
+        dtype: of the codes, which use all of it: ``numpy.uint8`` or ``numpy.uint16``.
+
+    Returns:
+        ranges: float32, the least and the largest value of each bucket, two for each.
+        codes: ``dtype`` ``[n]``.
+    """
+    ranges = np.empty(2 * bucket_count(values.size, bucket_size), np.float32)
+    codes = np.empty(values.size, dtype)
     _uniform_encode[codes.itemsize](
-        address(values), values.size, bucket, seed, parameter, step, rank, address(ranges), address(codes)
+        address(values), values.size, bucket_size, seed, parameter, step, rank, address(ranges), address(codes)
     )
     return ranges, codes
 
 
 @encode.cuda
 def _(
-    values: Device, bucket: int, dtype: type[np.unsignedinteger[Any]], seed: int, parameter: int, step: int, rank: int
-) -> tuple[Device, Device]:
+    values: Device, bucket_size: int, dtype: type[np.unsignedinteger[Any]], seed: int, parameter: int, step: int,
+    rank: int,
+) -> tuple[Device, Device]:  # fmt: skip
     xp, n = array_module(values), values.size
-    bucket = min(bucket, max(n, 1))
-    buckets = -(-n // bucket)
+    size = capped(bucket_size, n)
+    buckets = bucket_count(n, size)
     extremes, ranges, codes = xp.zeros(2 * buckets, u32), xp.empty(2 * buckets, f32), xp.empty(n, dtype)
     if n:
-        chunks = buckets * -(-bucket // (16 * THREADS))
-        launch(xp, "quantize/quantize", "uniform_extremes", grid(xp, chunks, 1), values, u64(n), u64(bucket), extremes)
+        blocks = chunk_grid(xp, n, size)
+        launch(xp, "uniform/uniform", "uniform_extremes", blocks, values, u64(n), u64(size), extremes)
         launch(
-            xp, "quantize/quantize", f"uniform_encode{8 * codes.itemsize}", grid(xp, n, 4 * THREADS), values, u64(n),
-            u64(bucket), *key_words(seed, parameter, step, rank), extremes, ranges, codes,
+            xp, "uniform/uniform", f"uniform_encode{8 * codes.itemsize}", grid(xp, n, 4 * THREADS), values, u64(n),
+            u64(size), *key_words(seed, parameter, step, rank), extremes, ranges, codes,
         )  # fmt: skip
     return ranges, codes
 
 
 @operation()
-def decode(ranges: F32, codes: NDArray[Any], bucket: int) -> F32:
-    """The values of ``uniform_encode``.
+def decode(ranges: F32, codes: NDArray[Any], bucket_size: int) -> F32:
+    """The values of ``encode``: float32 ``[n]``.
 
-    On a GPU: waits for the device.
+    On a GPU, waits for the device to check the ranges, or defers the check.
+
+    Raises:
+        ValueError: a range is not finite, or its least value is above its largest.
     """
     values = np.empty(codes.size, np.float32)
-    check(_uniform_decode[codes.itemsize](address(codes), address(ranges), codes.size, bucket, address(values)))
+    check(_uniform_decode[codes.itemsize](address(codes), address(ranges), codes.size, bucket_size, address(values)))
     return values
 
 
 @decode.cuda
-def _(ranges: Device, codes: Device, bucket: int) -> Device:
-    n, kernel = codes.size, f"uniform_decode{8 * codes.itemsize}"
-    return decode_values("quantize/quantize", kernel, codes, n, codes, ranges, u64(n), u64(min(bucket, max(n, 1))))
+def _(ranges: Device, codes: Device, bucket_size: int) -> Device:
+    n = codes.size
+    arguments = codes, ranges, u64(n), u64(capped(bucket_size, n))
+    return decode_values("uniform/uniform", f"uniform_decode{8 * codes.itemsize}", codes, n, *arguments)

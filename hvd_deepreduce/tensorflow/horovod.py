@@ -76,7 +76,7 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
     rest. Ranks differ, so each rank must write its own checkpoint; for Keras, see ``SaveState``.
 
     Args:
-        config: the path of a YAML file, a dict, a ``Config``, or None for the recommended settings.
+        config: a preset's name, the path of a YAML file, a dict, a ``Config``, or None for the recommended settings.
         process_set: that of the tape or optimizer, if it has one.
         **settings: keys of the config, in place of its own.
 

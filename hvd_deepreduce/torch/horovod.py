@@ -36,7 +36,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
     Args:
         model: the module that is trained, or its ``named_parameters()``: Horovod does not say which parameter a
             gradient belongs to.
-        config: the path of a YAML file, a dict, a ``Config``, or None for the recommended settings.
+        config: a preset's name, the path of a YAML file, a dict, a ``Config``, or None for the recommended settings.
         process_set: the optimizer's, if it has one.
         **settings: keys of the config, in place of its own.
 

@@ -14,14 +14,14 @@ from hvd_deepreduce.value.shuffle import from_bytes, open_section, section_of, t
 class Deflate(ValueCodec):
     """The raw bytes of the values, float32 or float64 as they are, in one zlib stream; lossless.
 
-    Mantissas of gradients are close to noise: about 28.5 bits a kept float32 when shuffled, 30 when not; far fewer
-    where values repeat. Slow: some 20 MB/s.
+    Mantissas of gradients are close to noise: about 28.5 bits for each kept float32 when shuffled, 30 when not; far
+    fewer where values repeat. Slow: some 20 MB/s.
 
     Section: ``| shuffled u8, 0 or 1 | zlib stream |``.
 
     Attributes:
         level: 1 (fastest) to 9 (smallest).
-        shuffle: put bytes of equal significance together, so that signs and exponents meet their like.
+        shuffle: put bytes of equal significance together, so that signs and exponents are next to similar bytes.
     """
 
     name = "deflate"
@@ -38,10 +38,10 @@ class Deflate(ValueCodec):
         shuffled, data = open_section(section)
         stream = zlib.decompressobj()
         try:
-            # One byte more than wanted shows a stream that goes on; 0 would mean no limit.
+            # One byte more than expected shows a stream that does not end there; 0 would mean no limit.
             unpacked = stream.decompress(data, count * dtype.itemsize + 1)
         except zlib.error as error:
             raise ValueError(f"the zlib stream is broken: {error}") from None
         if not stream.eof or stream.unused_data:
-            raise ValueError("the zlib stream does not end where its section and its values end")
+            raise ValueError("the zlib stream does not end together with its section and its values")
         return from_bytes(unpacked, count, dtype, shuffled, section)

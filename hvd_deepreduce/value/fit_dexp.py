@@ -1,7 +1,7 @@
 """Fit-DExp: a double exponential through the sorted values.
 
 Kostopoulou, Xu, Dutta, Li, Ntoulas, Kalnis, "DeepReduce: a sparse-tensor communication framework for distributed deep
-learning", 2021, section 5 and the appendix' section E.
+learning", 2021, section 5 and section E of the appendix.
 """
 
 from typing import Any
@@ -16,14 +16,14 @@ from hvd_deepreduce.ops import arrays, curve_fit, sort
 class FitDExp(ValueCodec):
     """Sorts the values, and sends a e^(b x) + c e^(d x) for the magnitudes of each sign.
 
-    Two linear least-squares systems give the curve: the rates b and d from an integral equation, then a and c. Where
-    they have no such solution (complex or equal rates, a straight line, one or two values) the curve is the one that
-    kernels/curve_fit/fit_dexp.cpp names; it also draws the section. Zeros stay zeros, and a value keeps its sign and
+    Two linear least-squares systems give the curve: the rates b and d from an integral equation, then a and c. If the
+    systems have no such solution (complex or equal rates, a straight line, one or two values), kernels/curve_fit/
+    fit_dexp.h says which curve is used; it also draws the section. Zeros stay zeros, and a value keeps its sign and
     stays within the least and largest magnitude of its sign. float64 values are rounded to float32.
 
-    Lost: what lies off the curve: 1% of the values' norm for the top 1% of normal variates, 10 to 20% for heavy tails
-    (``fit_poly`` loses a tenth of that). Cost: the order, ceil(log2 r) bits a kept element; and 8 bytes, and 24 a sign,
-    for the tensor.
+    Lost: the distance to the curve: 1% of the values' norm for the top 1% of normal variates, 10 to 20% for heavy tails
+    (``fit_poly`` loses a tenth of that). Cost: the order, ceil(log2 r) bits for each kept element; and for the tensor
+    8 bytes, and 24 for each sign.
     """
 
     name = "fit_dexp"

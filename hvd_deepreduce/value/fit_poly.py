@@ -1,7 +1,7 @@
 """Fit-Poly: piecewise polynomials through the sorted values.
 
 Kostopoulou, Xu, Dutta, Li, Ntoulas, Kalnis, "DeepReduce: a sparse-tensor communication framework for distributed deep
-learning", 2021, section 5 (lemma 1) and the appendix' sections C and E (lemma 10: the choice of knots).
+learning", 2021, section 5 (lemma 1) and sections C and E of the appendix (lemma 10: the choice of knots).
 """
 
 from typing import Any
@@ -18,19 +18,19 @@ class FitPoly(ValueCodec):
     """Sorts the values, cuts the curve of each sign into segments, and sends a least-squares polynomial for each.
 
     A segment is cut at the point farthest from its chord, the segment with the farthest point first; a segment keeps at
-    least ``degree + 1`` points. The fit is in polynomials orthogonal on the segment's points, so any degree is well
-    conditioned. Zeros stay zeros, and a value keeps its sign and lies within the least and largest magnitude of its
+    least ``degree + 1`` points. The polynomials are orthogonal on the segment's points, so the fit is well conditioned
+    for any degree. Zeros stay zeros, and a value keeps its sign and stays within the least and largest magnitude of its
     sign. float64 values are rounded to float32.
 
-    Lost: what lies off the curve: with the default settings 0.1 to 0.3% of the values' norm for the top 1% of normal
-    variates, 1 to 3% for heavy tails. Cost: the order, ceil(log2 r) bits a kept element; and for the tensor 12 bytes,
-    and for each sign up to 8 + 4 * segments * (degree + 2). The section is drawn in kernels/curve_fit/fit_poly.cpp.
+    Lost: the distance to the curve: with the default settings 0.1 to 0.3% of the values' norm for the top 1% of normal
+    variates, 1 to 3% for heavy tails. Cost: the order, ceil(log2 r) bits for each kept element; and for the tensor 12
+    bytes, and for each sign up to 8 + 4 * segments * (degree + 2). kernels/curve_fit/fit_poly.h draws the section.
 
     Attributes:
-        degree: of the polynomials, 0 to 15; the paper's own is 5.
-        segments: the most a sign may have, 1 to 1024; more cost bytes and lose less. None: the paper's heuristic for
-            the number of knots, ceil(2 sqrt(M)) (for degree 0: ceil(M / sqrt(2) - 1)), and one segment more. M is by
-            how much the curve's first and last step differ, in the unit of the values: the small values of most
+        degree: of the polynomials, 0 to 15; 5 in the paper.
+        segments: the most for a sign, 1 to 1024; more cost bytes and lose less. None: the paper's heuristic for the
+            number of knots, ceil(2 sqrt(M)) (for degree 0: ceil(M / sqrt(2) - 1)), and one segment more. M is the
+            difference between the curve's first and last step, in the unit of the values: the small values of most
             gradients get two segments.
     """
 

@@ -12,12 +12,12 @@ from hvd_deepreduce.ops import half
 class Half(ValueCodec):
     """IEEE float16 or bfloat16, rounded to nearest. 16 bits a kept element.
 
-    Lost: all but 11 (float16) or 8 (bfloat16) significant bits. float16 reaches from 6e-8 to 65504: smaller values
-    become 0, larger ones +-65504. The residual keeps what is lost. Section: one byte (0 float16, 1 bfloat16), one
-    zero byte, the values.
+    Lost: all but 11 (float16) or 8 (bfloat16) significant bits. float16 has magnitudes from 6e-8 to 65504: smaller
+    values become 0, larger ones +-65504. The residual keeps what is lost. Section: one byte (0 float16, 1 bfloat16),
+    one zero byte, the values.
 
     Attributes:
-        dtype: ``bfloat16`` keeps float32's range, ``float16`` three more bits.
+        dtype: ``bfloat16`` keeps the range of float32, ``float16`` keeps three more bits.
     """
 
     name = "half"
@@ -31,5 +31,4 @@ class Half(ValueCodec):
     def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
         if section.size != 2 * (count + 1):
             raise ValueError(f"{count} values of 16 bits take {2 * (count + 1)} bytes, not {section.size}")
-        values: Floats = half.decode(section, count)
-        return values
+        return half.decode(section, count)

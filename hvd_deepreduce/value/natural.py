@@ -16,11 +16,11 @@ from hvd_deepreduce.ops import arrays, natural, sections, sign
 class Natural(ValueCodec):
     """A magnitude within [2^e, 2^(e+1)) becomes 2^(e+1) with probability |x| / 2^e - 1, else 2^e; 0 stays. 9 bits each.
 
-    Unbiased: E[decoded] = x; the variance is at most x^2 / 8 (theorem 1), and no value grows to its double or falls by
-    half. The two ends of float32 differ: below 2^-126 the choice is between 0 and 2^-126, unbiased but of larger
+    Unbiased: E[decoded] = x; the variance is at most x^2 / 8 (theorem 1), and no value doubles or loses half of itself.
+    Both ends of float32 are exceptions: below 2^-126 the choice is between 0 and 2^-126, unbiased but with a larger
     variance; from 2^127 on every magnitude becomes 2^127. float64 values are rounded to float32 first.
 
-    Section: ``| signs, a bit each, set below 0, to a whole byte | float32 exponent fields, a byte each, 0 for 0 |``.
+    Section: ``| signs, one bit each, set if below 0, to a whole byte | float32 exponents, one byte each, 0 for 0 |``.
     """
 
     name = "natural"

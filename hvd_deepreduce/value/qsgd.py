@@ -9,30 +9,30 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.codec import U8, U32, Floats, Key, ValueCodec, value_codecs
+from hvd_deepreduce.codec import U8, U32, Floats, Key, value_codecs
 from hvd_deepreduce.entropy import huffman, rans
 from hvd_deepreduce.ops import arrays, qsgd
-from hvd_deepreduce.value.buckets import HEADER, join, split
+from hvd_deepreduce.value.buckets import HEADER, BucketQuantizer, join, split
 
 CODERS = {1: huffman, 2: rans}
 ENTROPY_IDS = {"huffman": 1, "rans": 2}
 
 
 @value_codecs.register
-class QSGD(ValueCodec):
+class QSGD(BucketQuantizer):
     """A value x of a bucket with norm n becomes sign(x) * l / s * n, l = floor(|x| / n * s + u), u uniform in [0, 1).
 
     s = 2^(bits - 1) - 1 levels a sign, so that a code fits ``bits`` bits. Unbiased: E[decoded] = x; the variance of a
-    bucket of m values is at most min(m / s^2, sqrt(m) / s) * ||x||^2 (lemma 3.1). ``bits + 32 / bucket`` bits a kept
-    element. float64 values are rounded to float32 first.
+    bucket of m values is at most min(m / s^2, sqrt(m) / s) * ||x||^2 (lemma 3.1). ``bits + 32 / bucket_size`` bits
+    for each kept element. float64 values are rounded to float32 first.
 
     Small levels are far more frequent than large ones; the paper codes them with Elias codes. ``entropy`` codes them
-    with Huffman's or rANS wherever that takes fewer bytes, tensor by tensor. The more a bucket's values differ, and the
-    larger it is, the more that saves; the error grows with the norm. Whole containers, of float32's size, for 31.8
-    million elements of which 60% are not zero (``nonzero``, ``bitmap``, 7 bits, norm max):
+    with Huffman codes or rANS, tensor by tensor, if that takes fewer bytes. It saves more the more a bucket's values
+    differ, and the larger a bucket is; but the error grows with the norm. The sizes of whole containers, relative to
+    float32, for 31.8 million elements of which 60% are not zero (``nonzero``, ``bitmap``, 7 bits, norm max):
 
     ======================================  ======  ======  =======  ======
-    values                                  bucket  none    huffman  rans
+    values                                  size    none    huffman  rans
     ======================================  ======  ======  =======  ======
     normal                                     512  0.1637   0.1520  0.1513
     normal                                    4096  0.1627   0.1468  0.1460
@@ -42,42 +42,42 @@ class QSGD(ValueCodec):
     normal, rows of 64 scaled by e^N(0, 1)    4096  0.1627   0.1032  0.1027
     ======================================  ======  ======  =======  ======
 
-    Section: value/buckets.py's, with setting ``bits``, a norm a bucket, and the codes s + sign * l: ``bits`` bits each
-    (entropy 0), or as a section of entropy/huffman.py (1) or entropy/rans.py (2).
+    Section: as in value/buckets.py, with setting ``bits``, one norm for each bucket, and the codes s + sign * l:
+    ``bits`` bits each (entropy 0), or as a section of entropy/huffman.py (1) or entropy/rans.py (2).
 
     Attributes:
-        bits: 2 to 8, the sign included.
-        bucket: values that share a norm, 1 to 2^31.
-        norm: ``max`` (the largest magnitude) uses all levels; ``l2`` is the paper's own, whose levels are coarse where
-            the values of a bucket are alike, as after top-k.
+        bits: 2 to 8, including the sign.
+        bucket_size: the number of values that share a norm, 1 to 2^31.
+        norm: ``max`` (the largest magnitude) uses all levels; ``l2`` is the paper's, whose levels are coarse if the
+            values of a bucket are alike, as after top-k.
         entropy: ``rans`` comes within 1% of the levels' entropy, ``huffman`` within 0.1 bits.
     """
 
     name = "qsgd"
     id = 3
     bits: int = Field(7, ge=2, le=8)
-    bucket: int = Field(512, ge=1, le=2**31)
+    bucket_size: int = Field(512, ge=1, le=2**31)
     norm: Literal["max", "l2"] = "max"
     entropy: Literal["none", "huffman", "rans"] = "none"
 
     def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
         x, l2 = arrays.to_float32(values), self.norm == "l2"
         if self.entropy != "none":
-            norms, codes = qsgd.norms_and_codes(x, self.bucket, 2 ** (self.bits - 1) - 1, l2, *key)
+            norms, codes = qsgd.norms_and_codes(x, self.bucket_size, qsgd.levels_of(self.bits), l2, *key)
             entropy = ENTROPY_IDS[self.entropy]
             coded = CODERS[entropy].encode(codes)
             if coded.size < (values.size * self.bits + 7) // 8:
-                return join(self.bits, self.bucket, norms, coded, entropy), None
-        header = HEADER.pack(self.bits, 0, 0, self.bucket)
-        return qsgd.encode_section(header, x, self.bucket, self.bits, l2, *key), None
+                return join(self.bits, self.bucket_size, norms, coded, entropy), None
+        header = HEADER.pack(self.bits, 0, 0, self.bucket_size)
+        return qsgd.encode_section(header, x, self.bucket_size, self.bits, l2, *key), None
 
     @staticmethod
     def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
-        bits, entropy, bucket, norms, codes = split(section, count)
+        bits, entropy, bucket_size, norms, codes = split(section, count)
         if not 2 <= bits <= 8 or entropy > 2:
             raise ValueError(f"QSGD has 2 to 8 bits and the entropy coders 0 to 2, not {bits} bits and coder {entropy}")
         if entropy:
-            return qsgd.dequantize(norms, CODERS[entropy].decode(codes, count), bucket, 2 ** (bits - 1) - 1)
+            return qsgd.dequantize(norms, CODERS[entropy].decode(codes, count), bucket_size, qsgd.levels_of(bits))
         if codes.size != (count * bits + 7) // 8:
             raise ValueError(f"{count} codes of {bits} bits take {(count * bits + 7) // 8} bytes, not {codes.size}")
-        return qsgd.decode_section(norms, codes, count, bucket, bits)
+        return qsgd.decode_section(norms, codes, count, bucket_size, bits)

@@ -1,8 +1,8 @@
-"""Quantile: each value as the number of the quantile bucket that it lies in.
+"""Quantile: each value as the number of its quantile bucket.
 
-Jiang, Fu, Yang, Cui, "SketchML: accelerating distributed machine learning with data sketches", SIGMOD 2018; as told in
-Jiang, Fu, Yang, Shao, Cui, "SKCompress: compressing sparse and nonuniform gradient in distributed machine learning",
-VLDB Journal 2020, section 4.1 and appendix A.1.
+Jiang, Fu, Yang, Cui, "SketchML: accelerating distributed machine learning with data sketches", SIGMOD 2018; as
+described in Jiang, Fu, Yang, Shao, Cui, "SKCompress: compressing sparse and nonuniform gradient in distributed machine
+learning", VLDB Journal 2020, section 4.1 and appendix A.1.
 """
 
 import struct
@@ -21,25 +21,24 @@ HEADER = struct.Struct("<I")
 class Quantile(ValueCodec):
     """Buckets between quantiles hold equally many values each; a value is sent as its bucket's number.
 
-    Negative and positive values have buckets of their own, shared out by how many there are of each, and zeros one
-    more: a value never changes its sign, and zero stays zero. (Where ``buckets`` is 2 and both signs and zeros are
-    there, zeros count as positive.) Buckets that would be equal are left out, and a value that would fill a bucket
-    alone is exact. The quantiles are exact, from a radix sort, where the papers take them out of a quantile sketch
-    (Yahoo DataSketches): that sketch draws random numbers of its own, so that no two runs and no two backends would
-    give the same bytes, and a kept vector is short enough to sort.
+    Negative and positive values have separate buckets, in proportion to their numbers, and zeros have one more: a value
+    never changes its sign, and zero stays zero. (If ``buckets`` is 2 and there are both signs and zeros, zeros count as
+    positive.) Equal buckets are merged, and a value that would fill a bucket alone is exact. The quantiles are exact,
+    from a radix sort. The papers use a quantile sketch (Yahoo DataSketches); it draws its own random numbers, so two
+    runs would not give the same bytes, nor would host and GPU, and a kept vector is short enough to sort.
 
-    ceil(log2 q) + 32 q / r bits a kept element, for q buckets and r values. With the buckets' means or middles, the
-    squared error of all values is at most r / 4q * (smallest^2 + largest^2) (theorem 2; all values different).
+    ceil(log2 q) + 32 q / r bits for each kept element, for q buckets and r values. With the buckets' means or middles,
+    the squared error of all values is at most r / 4q * (smallest^2 + largest^2) (theorem 2; all values different).
     float64 values are rounded to float32 first.
 
-    Section: ``| buckets u32 | means float32 [buckets] | numbers, ceil(log2 buckets) bits each |``, empty where no value
-    is kept; the buckets' order is drawn in kernels/sketch/quantile.cpp.
+    Section: ``| buckets u32 | means float32 [buckets] | numbers, ceil(log2 buckets) bits each |``, empty if no value is
+    kept; kernels/quantile/quantile.h draws the order of the buckets.
 
     Attributes:
-        buckets: at most as many, 2 to 65536, a power of two for full use of the bits.
+        buckets: the most buckets, 2 to 65536; a power of two uses all bits.
         center: what a bucket is decoded to: the ``mean`` of its values, which has the least squared error, or the
-            ``middle`` between its two quantiles, the paper's own. The last bucket reaches up to the largest value, so
-            its middle lies far above most of its values where the tail is heavy.
+            ``middle`` between its two quantiles, as in the paper. The last bucket ends at the largest value, so its
+            middle is far above most of its values if the tail is heavy.
     """
 
     name = "quantile"
@@ -63,7 +62,7 @@ class Quantile(ValueCodec):
             raise ValueError(f"a quantile section begins with 4 bytes, and this one has {section.size}")
         (buckets,) = HEADER.unpack(sections.peek(section, HEADER.size))
         if not 1 <= buckets <= min(count, 65536):
-            raise ValueError(f"{count} values lie in 1 to {min(count, 65536)} buckets, not in {buckets}")
+            raise ValueError(f"{count} values have 1 to {min(count, 65536)} buckets, not {buckets}")
         width = (buckets - 1).bit_length()
         codes_at = 4 + 4 * buckets
         if section.size != codes_at + (count * width + 7) // 8:

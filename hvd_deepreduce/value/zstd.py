@@ -14,14 +14,14 @@ from hvd_deepreduce.value.shuffle import from_bytes, open_section, section_of, t
 class Zstd(ValueCodec):
     """The raw bytes of the values, float32 or float64 as they are, in one Zstandard frame; lossless.
 
-    Mantissas of gradients are close to noise: about 27.5 bits a kept float32 when shuffled, 30 when not; far fewer
-    where values repeat. Some twenty times faster than ``deflate``. A higher level pays only where values repeat.
+    Mantissas of gradients are close to noise: about 27.5 bits for each kept float32 when shuffled, 30 when not; far
+    fewer where values repeat. Some twenty times faster than ``deflate``. A higher level pays only where values repeat.
 
-    Section: ``| shuffled u8, 0 or 1 | frame with its content's size |``.
+    Section: ``| shuffled u8, 0 or 1 | frame with its content size |``.
 
     Attributes:
         level: 1 (fastest) to 22 (smallest).
-        shuffle: put bytes of equal significance together, so that signs and exponents meet their like.
+        shuffle: put bytes of equal significance together, so that signs and exponents are next to similar bytes.
     """
 
     name = "zstd"
@@ -33,7 +33,7 @@ class Zstd(ValueCodec):
         data = to_bytes(values, self.shuffle)
         frame = zstandard.ZstdCompressor(level=self.level).compressobj(size=data.size)
         parts = []
-        # A block has one table for its literals: bytes of another significance begin another block.
+        # A block has one table for its literals, so bytes of each significance get their own block.
         for run in np.split(data, values.itemsize) if self.shuffle else [data]:
             parts += [frame.compress(run.data), frame.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
         return section_of(b"".join([*parts, frame.flush()]), self.shuffle, values), None
@@ -42,7 +42,7 @@ class Zstd(ValueCodec):
     def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
         shuffled, data = open_section(section)
         try:
-            # The library allocates what the frame says: its word is checked first.
+            # The library allocates the size that the frame states, so that is checked first.
             size = zstandard.frame_content_size(data)
             if size != count * dtype.itemsize:
                 raise ValueError(f"{count} {dtype} values are {count * dtype.itemsize} bytes; the frame holds {size}")

@@ -1,15 +1,10 @@
-// y = a e^(b x) + c e^(d x) through sorted values (DeepReduce, section 5 and appendix E), without iteration: the curve
-// solves an integral equation that is linear in known functions of b and d.
-//
-//     section:  | positives u32 | negatives u32 | side of the positives | side of the negatives |
-//     side:     | least float32 | largest float32 | a | b | c | d |  (float32)
-//
-// A side without values is left out. y is the magnitude as a share of `largest`, falling on both sides: point i of a
-// side of m, counted from its largest magnitude, lies at x = i * (1 / (m - 1)), or 0 for m = 1. An exponential with a
-// positive rate is e^(b (x - 1)), so that no term exceeds 1 and a and c are of the size of y.
-#include "curve_fit/fit.h"
+// Two exponentials through sorted values (DeepReduce, section 5 and appendix E), without iteration: the curve solves an
+// integral equation that is linear in known functions of b and d. fit_dexp.h draws the section.
+#include "curve_fit/fit_dexp.h"
 
-// Magnitudes begin .. begin + size as shares, filled up with zeros to `full`.
+#include "curve_fit/curves_cpu.h"
+
+// y[full]: the magnitudes begin .. begin + size - 1 as shares of the largest, filled up with zeros.
 DR_INLINE void load_shares(const float* sorted, u64 m, bool negative, double scale, u64 begin, u64 size, u64 full,
                            double* y) {
     if (negative)
@@ -23,12 +18,13 @@ DR_INLINE void load_shares(const float* sorted, u64 m, bool negative, double sca
 //     y = A SS + B S + C x + D,   A = -b d,   B = b + d,
 // so A, B, C, D come from linear least squares, and b, d are the roots of z^2 - B z - A.
 //
-// The integrals are taken by trapezoids. For the sums' sake S and SS are replaced by what differs from them by a
-// combination of x and 1 only: w = the integral of y - mean, and u = the integral of w, plus mean x (x - 1) / 2. Then 1
-// and q = 2x - 1, which are orthogonal to each other, are projected out of u, w and y; a 2 x 2 system is left.
+// The integrals are computed by the trapezoidal rule. To keep the sums small, S and SS are replaced by functions that
+// differ from them only by a combination of x and 1: w = the integral of y - mean, and u = the integral of w, plus mean
+// x (x - 1) / 2. Then 1 and q = 2x - 1, which are orthogonal to each other, are projected out of u, w and y, and a 2 x
+// 2 system is left.
 //
-// Running sums are taken from 0 within each block of FIT_BLOCK points, and added to what w and u's integral had reached
-// at the end of the block before.
+// Running sums start from 0 in each block of FIT_BLOCK points; the integrals' values at the end of the block before are
+// added to them.
 DR_CLONES static Moments integrate(const float* sorted, u64 m, bool negative, double scale) {
     double y[FIT_BLOCK], w[FIT_BLOCK], u[FIT_BLOCK], q[FIT_BLOCK], ones[FIT_BLOCK];
     const double h = 1.0 / (double)(i64)(m - 1);
@@ -106,6 +102,7 @@ DR_CLONES static Curve solve(const float* sorted, u64 m, bool negative, double s
     return curve_of(rates, ee, ef, ff, ey, fy, yy);
 }
 
+// Writes a side from `word` on, and returns the word after it.
 static u64 encode_side(const float* sorted, u64 m, bool negative, u8* section, u64 word) {
     if (m == 0) return word;
     const float largest = negative ? -sorted[m - 1] : sorted[0], least = negative ? -sorted[0] : sorted[m - 1];
@@ -117,12 +114,12 @@ static u64 encode_side(const float* sorted, u64 m, bool negative, u8* section, u
     return word;
 }
 
-// Gives the section's words, at most 14.
+// Returns the section's words, at most FIT_DEXP_BOUND.
 DR_API u64 dr_fit_dexp_encode(const float* sorted, u64 count, u8* section) {
     const Signs signs = signs_of(sorted, count);
     put_word(section, 0, (u32)signs.positives);
     put_word(section, 1, (u32)signs.negatives);
-    const u64 word = encode_side(sorted, signs.positives, false, section, 2);
+    const u64 word = encode_side(sorted, signs.positives, false, section, DEXP_HEADER_WORDS);
     return encode_side(sorted + (count - signs.negatives), signs.negatives, true, section, word);
 }
 
@@ -137,23 +134,29 @@ DR_CLONES static void evaluate(double a, double b, double c, double d, u64 m, do
 }
 
 static i64 decode_side(const u8* section, u64 word, u64 m, bool negative, float* values) {
-    float side[6];
-    for (int k = 0; k < 6; ++k) side[k] = word_at<float>(section, word + k);
+    float side[DEXP_SIDE_WORDS];
+    for (u32 k = 0; k < DEXP_SIDE_WORDS; ++k) side[k] = word_at<float>(section, word + k);
     if (!valid_range(side[0], side[1])) return ERR_VALUE;
-    for (int k = 2; k < 6; ++k)
+    for (u32 k = 2; k < DEXP_SIDE_WORDS; ++k)
         if (!std::isfinite(side[k])) return ERR_VALUE;
     evaluate(side[2], side[3], side[4], side[5], m, side[0], side[1], negative, values);
     return 0;
 }
 
+// values[count].
 DR_API i64 dr_fit_dexp_decode(const u8* section, u64 bytes, u64 count, float* values) {
     if (bytes < 8) return ERR_TRUNCATED;
     const u64 positives = word_at<u32>(section, 0), negatives = word_at<u32>(section, 1);
     if (positives + negatives > count) return ERR_VALUE;
-    if (bytes != 8 + 24 * ((u64)(positives > 0) + (u64)(negatives > 0))) return ERR_TRUNCATED;
-    i64 error = positives ? decode_side(section, 2, positives, false, values) : 0;
+    if (bytes != dexp_bytes(positives, negatives)) return ERR_TRUNCATED;
+    i64 error = positives ? decode_side(section, dexp_side(false, positives), positives, false, values) : 0;
     if (error) return error;
     std::fill(values + positives, values + (count - negatives), 0.0f);
-    if (negatives) error = decode_side(section, positives ? 8 : 2, negatives, true, values + (count - negatives));
+    if (negatives)
+        error = decode_side(section, dexp_side(true, positives), negatives, true, values + (count - negatives));
     return error;
 }
+
+// For the memory of an encoder.
+DR_API u64 dr_fit_dexp_bound() { return FIT_DEXP_BOUND; }
+DR_API u64 dr_fit_dexp_scratch(u64 count) { return fit_dexp_scratch(count); }

@@ -1,21 +1,16 @@
-// Piecewise polynomials through sorted values (DeepReduce, section 5).
-//
-//     section:  | degree u32 | positives u32 | negatives u32 | side of the positives | side of the negatives |
-//     side:     | segments p u32 | least float32 | largest float32 | knots u32 [p - 1] | coefficients float32 |
-//
-// A side without values is left out. Knots: where each segment but the first begins, counted from the side's first
-// value. Segment by segment, min(degree + 1, points) coefficients of Gram's polynomials (common.h), which give the
-// magnitude as a share of `largest`. Point i of m lies at t = (2i - (m - 1)) * (1 / (m - 1)), or 0 for m = 1.
-#include "curve_fit/fit.h"
+// Piecewise polynomials through sorted values (DeepReduce, section 5). fit_poly.h draws the section.
+#include "curve_fit/fit_poly.h"
+
+#include "curve_fit/curves_cpu.h"
 
 struct Segment {
     u64 begin, end;
-    u64 split;        // where it would be split: the point farthest from the chord
-    double distance;  // how far; 0: no split
+    u64 split;        // the point farthest from the chord, where the segment would be split
+    double distance;  // of that point; 0: no split is possible
 };
 
-// Vertical distance to the chord from the first point to the last (the appendix's lemma 10: the best knot of a convex
-// curve). Both parts keep `points` points. A tie goes to the first.
+// Finds the point with the largest vertical distance to the chord from the first point to the last: by lemma 10 of the
+// appendix, the best knot of a convex curve. Both parts keep at least `points` points. A tie goes to the first point.
 DR_CLONES static void find_split(const float* sorted, Segment& s, u64 points) {
     s.distance = 0.0;
     if (s.end - s.begin < 2 * points) return;
@@ -43,8 +38,8 @@ DR_CLONES static void find_split(const float* sorted, Segment& s, u64 points) {
         for (s.split = block; distance_at(s.split) != s.distance;) ++s.split;
 }
 
-// Splits the segment that has the farthest point (the first of equals) until there are `wanted` segments, or none has
-// room for two or any point off its chord. Gives their number.
+// Splits the segment that has the farthest point (the first of equals), until there are `wanted` segments or no segment
+// can be split. Returns their number.
 static u32 find_segments(const float* sorted, u64 m, u32 wanted, u64 points, Segment* segments) {
     segments[0] = {0, m, 0, 0.0};
     if (wanted > 1) find_split(sorted, segments[0], points);
@@ -66,7 +61,7 @@ static u32 find_segments(const float* sorted, u64 m, u32 wanted, u64 points, Seg
     return count;
 }
 
-// sums[k] = sum of |value i| P_k(t_i). Negative values come with sign = -1.
+// sums[k] = sum of |value i| P_k(t_i); sign: -1 for negative values.
 DR_CLONES static void project(const float* values, u64 m, u32 terms, double sign, const double* ratios, double* sums) {
     double t[FIT_BLOCK], y[FIT_BLOCK], lower[FIT_BLOCK], upper[FIT_BLOCK];
     const double last = (double)(i64)(m - 1), scale = m > 1 ? 1.0 / last : 0.0;
@@ -97,6 +92,7 @@ static void find_ratios(u64 m, u32 terms, double* ratios) {
     for (u32 k = 1; k < terms; ++k) ratios[k] = gram_ratio(k, m);
 }
 
+// Writes a side from `word` on, and returns the word after it.
 static u64 encode_side(const float* sorted, u64 m, bool negative, u32 degree, u32 wanted, u8* section, u64 word) {
     if (m == 0) return word;
     Segment segments[MAX_SEGMENTS];
@@ -110,9 +106,9 @@ static u64 encode_side(const float* sorted, u64 m, bool negative, u32 degree, u3
     put_word(section, word++, (float)largest);
     for (u32 s = 1; s < count; ++s) put_word(section, word++, (u32)segments[s].begin);
     for (u32 s = 0; s < count; ++s) {
-        double ratios[MAX_DEGREE + 1], sums[MAX_DEGREE + 1];
+        double ratios[MAX_TERMS], sums[MAX_TERMS];
         const u64 points = segments[s].end - segments[s].begin;
-        const u32 terms = (u32)std::min<u64>(degree + 1, points);
+        const u32 terms = fit_terms(degree, points);
         find_ratios(points, terms, ratios);
         project(sorted + segments[s].begin, points, terms, sign, ratios, sums);
         double norm = (double)(i64)points;
@@ -124,8 +120,7 @@ static u64 encode_side(const float* sorted, u64 m, bool negative, u32 degree, u3
     return word;
 }
 
-// segments: the most a side may have, 0 for the heuristic. Gives the section's words, at most
-// 9 + 2 * (degree + 2) * min(segments or MAX_SEGMENTS, count / (degree + 1) + 1).
+// segments: the most that a side may have, 0 for the heuristic. Returns the section's words, at most fit_poly_bound.
 DR_API u64 dr_fit_poly_encode(const float* sorted, u64 count, u32 degree, u32 segments, u8* section) {
     const Signs signs = signs_of(sorted, count);
     put_word(section, 0, degree);
@@ -156,7 +151,7 @@ DR_CLONES static void evaluate(const double* coefficients, const double* ratios,
     }
 }
 
-// Reads a side from `word` on, which it moves behind it. A side's sizes are checked before what they size is read.
+// Reads a side from `word` on, and sets `word` to the word after it. Sizes are checked before what they size is read.
 static i64 decode_side(const u8* section, u64 words, u64& word, u64 m, bool negative, u32 degree, float* values) {
     if (m == 0) return 0;
     if (words - word < 3) return ERR_TRUNCATED;
@@ -171,8 +166,8 @@ static i64 decode_side(const u8* section, u64 words, u64& word, u64 m, bool nega
     for (u32 s = 0; s < count; ++s) {
         const u64 end = s + 1 < count ? word_at<u32>(section, knots + s) : m;
         if (end <= begin || end > m) return ERR_VALUE;
-        double ratios[MAX_DEGREE + 1], coefficients[MAX_DEGREE + 1];
-        const u32 terms = (u32)std::min<u64>(degree + 1, end - begin);
+        double ratios[MAX_TERMS], coefficients[MAX_TERMS];
+        const u32 terms = fit_terms(degree, end - begin);
         if (words - word < terms) return ERR_TRUNCATED;
         for (u32 k = 0; k < terms; ++k) {
             coefficients[k] = word_at<float>(section, word++);
@@ -185,6 +180,7 @@ static i64 decode_side(const u8* section, u64 words, u64& word, u64 m, bool nega
     return 0;
 }
 
+// values[count].
 DR_API i64 dr_fit_poly_decode(const u8* section, u64 bytes, u64 count, float* values) {
     if (bytes % 4 || bytes < 12) return ERR_TRUNCATED;
     const u64 words = bytes / 4, positives = word_at<u32>(section, 1), negatives = word_at<u32>(section, 2);
@@ -198,3 +194,7 @@ DR_API i64 dr_fit_poly_decode(const u8* section, u64 bytes, u64 count, float* va
     if (error) return error;
     return word == words ? 0 : (i64)ERR_VALUE;
 }
+
+// For the memory of an encoder.
+DR_API u64 dr_fit_poly_bound(u64 count, u32 degree, u32 segments) { return fit_poly_bound(count, degree, segments); }
+DR_API u64 dr_fit_poly_scratch(u64 count) { return fit_poly_scratch(count); }

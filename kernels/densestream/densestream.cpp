@@ -1,31 +1,27 @@
-// DenseStream (Li, Chao, Liao, Lv: "DenseStream", section III.A): a sparse vector as dense blocks.
-//
-//     blocks:  start_0 length_0 | start_1 length_1 | ...      u32 each, start_i + length_i <= start_{i+1}
-//     values:  length_0 values, length_1 values, ...          zeros inside a block are written out
-//
-// More than `gap` zeros in a row end a block. A union of two streams' blocks, joined where at most `gap` elements lie
-// between, is the stream of the union of their supports: merging needs no second look at the gaps inside blocks.
+// DenseStream's blocks and their sums on the host: see densestream.h.
+#include "densestream/densestream.h"
+
 #include "common/stream_copy.h"
 
-// How many blocks sorted indices make, and how many elements these cover.
 DR_CLONES static u64 count_blocks(const u32* indices, u64 count, u32 gap, u64* covered) {
     u64 blocks = count > 0, zeros = 0;
     for (u64 i = 1; i < count; ++i) {
         const u32 between = indices[i] - indices[i - 1] - 1;
-        blocks += between > gap;
-        zeros += between > gap ? 0 : between;
+        blocks += ends_block(between, gap);
+        zeros += ends_block(between, gap) ? 0 : between;
     }
     *covered = count + zeros;
     return blocks;
 }
 
+// Returns the number of blocks of sorted indices; *covered: the number of elements in these blocks.
 DR_API u64 dr_stream_count(const u32* indices, u64 count, u32 gap, u64* covered) {
     return count_blocks(indices, count, gap, covered);
 }
 
-// Writes the blocks that dr_stream_count counted; the elements between two indices of a block become zero. Whether an
-// element begins a block is as good as random, so nothing branches on it: `gap` zeros are written behind every value, and
-// the next value stands on or behind them. `out` has room for `gap` values more than are covered.
+// Writes the blocks that dr_stream_count has counted; the elements between two indices of a block become zero. No
+// branch could predict whether an element begins a block, so there is none: `gap` zeros are written after every value,
+// and the next value overwrites one of them or follows them. `out` has room for `gap` values more than are covered.
 template <class T>
 static void encode(const u32* indices, const T* values, u64 count, u32 gap, u32* starts, u32* lengths, T* out) {
     if (!count) return;
@@ -34,7 +30,7 @@ static void encode(const u32* indices, const T* values, u64 count, u32 gap, u32*
     starts[0] = start;
     for (u64 i = 0; i < count; ++i) {
         const u32 between = indices[i] - next;
-        const bool cut = between > gap;
+        const bool cut = ends_block(between, gap);
         lengths[block] = next - start;
         block += cut;
         start = cut ? indices[i] : start;
@@ -55,7 +51,6 @@ DR_API void dr_stream_encode_f64(const u32* indices, const double* values, u64 c
     encode(indices, values, count, gap, starts, lengths, out);
 }
 
-// ERR_INDEX unless the blocks are not empty, in order, apart, inside [begin, end), and hold `count` elements together.
 DR_CLONES static i64 check_blocks(const u32* starts, const u32* lengths, u64 blocks, u64 begin, u64 end, u64 count) {
     if (!blocks) return count ? (i64)ERR_INDEX : 0;
     u64 bad = (u64)(starts[0] < begin) | (u64)((u64)starts[blocks - 1] + lengths[blocks - 1] > end), sum = lengths[0];
@@ -66,27 +61,30 @@ DR_CLONES static i64 check_blocks(const u32* starts, const u32* lengths, u64 blo
     }
     return bad || sum != count ? (i64)ERR_INDEX : 0;
 }
+// ERR_INDEX unless the blocks are not empty, in order, do not overlap, are inside [begin, end), and cover `count`
+// elements.
 DR_API i64 dr_stream_check(const u32* starts, const u32* lengths, u64 blocks, u64 begin, u64 end, u64 count) {
     return check_blocks(starts, lengths, blocks, begin, end, count);
 }
 
-// The index of every element that the blocks cover.
+// indices: of every element that the blocks cover.
 DR_API void dr_stream_indices(const u32* starts, const u32* lengths, u64 blocks, u32* indices) {
     for (u64 b = 0; b < blocks; ++b)
         for (u32 j = 0; j < lengths[b]; ++j) *indices++ = starts[b] + j;
 }
 
-// The covered elements that are not zero: their indices and values. Result: how many.
+// The indices and values of the covered elements that are not zero. Returns their number. Both arrays have room for one
+// element more than are covered.
 template <class T>
 static u64 nonzero(const u32* starts, const u32* lengths, u64 blocks, const T* values, u32* indices, T* out) {
-    u64 found = 0;
+    u64 kept = 0;
     for (u64 b = 0; b < blocks; ++b)
         for (u32 j = 0; j < lengths[b]; ++j) {
-            indices[found] = starts[b] + j;
-            out[found] = *values;
-            found += *values++ != 0;
+            indices[kept] = starts[b] + j;
+            out[kept] = *values;
+            kept += *values++ != 0;
         }
-    return found;
+    return kept;
 }
 DR_API u64 dr_stream_nonzero_f32(const u32* starts, const u32* lengths, u64 blocks, const float* values, u32* indices,
                                  float* out) {
@@ -97,13 +95,13 @@ DR_API u64 dr_stream_nonzero_f64(const u32* starts, const u32* lengths, u64 bloc
     return nonzero(starts, lengths, blocks, values, indices, out);
 }
 
-// out[0 .. end - begin) = the elements begin .. end - 1, for blocks inside [begin, end). Put together piece by piece in
-// the first-level cache, and written once past the caches.
+// out[end - begin]: the elements begin .. end - 1, for blocks inside [begin, end). A piece at a time is assembled in
+// the first-level cache, and then written past the caches.
 template <class T>
 static void dense(const u32* starts, const u32* lengths, u64 blocks, const T* values, u64 begin, u64 end, T* out) {
     constexpr u64 piece = 16384 / sizeof(T);
     alignas(64) T row[piece];
-    u64 block = 0, done = 0;  // of the block's elements
+    u64 block = 0, done = 0;  // done: elements of the block that are written
     for (u64 first = begin; first < end; first += piece) {
         const u64 stop = first + piece < end ? first + piece : end;
         std::memset(row, 0, (stop - first) * sizeof(T));
@@ -154,14 +152,14 @@ struct Stream {
     u64 blocks;
 };
 
-// The sum of two streams. `starts` and `lengths` have room for a.blocks + b.blocks, `out` for the values of both and
-// `gap` more for each block, and for `gap` + 4 behind them. Result: how many blocks; *count: how many values.
+// The sum of two streams. `starts` and `lengths` have room for a.blocks + b.blocks, `out` for the values of both, `gap`
+// more for each block, and gap + 4 at the end. Returns the number of blocks; *count: the number of values.
 //
-//     a       [1 2]        [3]           taken by start:   open [1 2] . [4] -> one block while at most `gap` apart,
-//     b            . [4    5]            where they overlap (here 5 and 3) the values are added
+//     a       [1 2]        [3]           The block with the smaller start is next. It joins the open block if at most
+//     b            . [4    5]            `gap` elements are between; where both overlap (5 and 3), values are added.
 //
-// As in encode, what is as good as random is computed and not branched on: which stream is next, and whether its block
-// joins the open one. Short blocks are copied as four values, of which the next block overwrites those that are not its.
+// As in encode, there is no branch on what no branch could predict: which stream is next, and whether its block joins
+// the open one. Short blocks are copied as four values; the next block overwrites what is too much.
 template <class T>
 static u64 merge(Stream<T> a, Stream<T> b, u64 a_count, u64 b_count, u32 gap, u32* starts, u32* lengths, T* out,
                  u64* count) {
@@ -169,7 +167,7 @@ static u64 merge(Stream<T> a, Stream<T> b, u64 a_count, u64 b_count, u32 gap, u3
     const T* ends[2] = {a.values + a_count, b.values + b_count};
     Stream<T> s[2] = {a, b};
     u64 next[2] = {a.blocks ? a.starts[0] : never, b.blocks ? b.starts[0] : never};
-    u64 block = 0, start = next[0] < next[1] ? next[0] : next[1], end = start;  // of the open block, up to `to`
+    u64 block = 0, start = next[0] < next[1] ? next[0] : next[1], end = start;  // of the open block; `to` is at its end
     T* to = out;
     if (start == never) return *count = 0;
     for (u64 left = a.blocks + b.blocks; left; --left) {
@@ -189,7 +187,7 @@ static u64 merge(Stream<T> a, Stream<T> b, u64 a_count, u64 b_count, u32 gap, u3
             end += length - common;
             continue;
         }
-        const bool cut = begin - end > gap;
+        const bool cut = begin - end > gap;  // ends_block in 64 bits
         lengths[block] = (u32)(end - start);
         block += cut;
         start = cut ? begin : start;
@@ -222,52 +220,54 @@ DR_API u64 dr_stream_merge_f64(const u32* a_starts, const u32* a_lengths, const 
                          b_count, gap, starts, lengths, out, count);
 }
 
-// Cuts a stream before each of the sorted `cuts`: a block across a cut becomes two. Piece p (of cuts + 1) has the new
-// blocks block_at[p] .. block_at[p + 1] and the values value_at[p] .. value_at[p + 1]; the values stay where they are.
+// Cuts a stream before each of the sorted `cuts`: a block across a cut becomes two. Piece p, of count + 1, has the new
+// blocks block_at[p] .. block_at[p + 1] - 1 and the values value_at[p] .. value_at[p + 1] - 1. The values are not
+// moved.
 DR_API void dr_stream_split(const u32* starts, const u32* lengths, u64 blocks, const u64* cuts, u64 count,
                             u32* out_starts, u32* out_lengths, u64* block_at, u64* value_at) {
-    u64 made = 0, values = 0, cut = 0;
+    u64 pieces = 0, values = 0, cut = 0;
     block_at[0] = value_at[0] = 0;
     for (u64 b = 0; b < blocks; ++b) {
         u64 from = starts[b];
         const u64 end = from + lengths[b];
         for (; cut < count && cuts[cut] < end; ++cut) {
             if (cuts[cut] > from) {
-                out_starts[made] = (u32)from;
-                out_lengths[made++] = (u32)(cuts[cut] - from);
+                out_starts[pieces] = (u32)from;
+                out_lengths[pieces++] = (u32)(cuts[cut] - from);
                 values += cuts[cut] - from;
                 from = cuts[cut];
             }
-            block_at[cut + 1] = made;
+            block_at[cut + 1] = pieces;
             value_at[cut + 1] = values;
         }
-        out_starts[made] = (u32)from;
-        out_lengths[made++] = (u32)(end - from);
+        out_starts[pieces] = (u32)from;
+        out_lengths[pieces++] = (u32)(end - from);
         values += end - from;
     }
-    for (; cut <= count; ++cut) block_at[cut + 1] = made, value_at[cut + 1] = values;
+    for (; cut <= count; ++cut) block_at[cut + 1] = pieces, value_at[cut + 1] = values;
 }
 
-// Starts and lengths as two strictly increasing rows for the rice code: in `skips` the gap before element b is the
-// number of elements between block b - 1 (or `begin`) and block b; in `ends` it is length_b - 1.
+// Starts and lengths as the two rows that densestream.h describes.
 DR_API void dr_stream_gaps(const u32* starts, const u32* lengths, u64 blocks, u32 begin, u32* skips, u32* ends) {
-    u32 before = 0;
+    u32 covered = 0;
     for (u64 b = 0; b < blocks; ++b) {
-        skips[b] = starts[b] - begin - before + (u32)b;
-        before += lengths[b];
-        ends[b] = before - 1;
+        skips[b] = skip_of_start(starts[b], begin, covered, (u32)b);
+        covered += lengths[b];
+        ends[b] = covered - 1;
     }
 }
 
-// The way back, in place. ERR_INDEX where a start or an end leaves the 32 bits; dr_stream_check looks at the rest.
+// The inverse, in place: `skips` becomes the starts, `ends` the lengths. ERR_INDEX if a start or an end exceeds 32
+// bits; dr_stream_check checks the rest.
 DR_API i64 dr_stream_blocks(u32* skips, u32* ends, u64 blocks, u32 begin) {
-    u64 before = 0, bad = 0;
+    u64 covered = 0;
+    bool bad = false;
     for (u64 b = 0; b < blocks; ++b) {
-        const u64 next = (u64)ends[b] + 1, start = (u64)skips[b] - b + begin + before;
-        bad |= (start + (next - before)) >> 32;
+        const u64 next = (u64)ends[b] + 1, start = start_of_skip(skips[b], begin, covered, b);
+        bad |= block_overflows(start, next - covered);
         skips[b] = (u32)start;
-        ends[b] = (u32)(next - before);
-        before = next;
+        ends[b] = (u32)(next - covered);
+        covered = next;
     }
     return bad ? (i64)ERR_INDEX : 0;
 }

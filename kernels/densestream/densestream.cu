@@ -1,16 +1,20 @@
-// DenseStream's blocks: the CUDA side of kernels/densestream/densestream.cpp. Two numbers that are summed together, blocks and
-// the elements that they cover, share a word of the scan: 31 bits each.
+// DenseStream: the CUDA side of kernels/densestream/densestream.cpp. A scan sums blocks and covered elements together,
+// as two fields of 31 bits in one word:
+//
+//     | 2 bits of the scan | blocks, 31 bits | covered elements, 31 bits |
+#include "densestream/densestream.h"
+
 #include "common/device.cuh"
 
 const u32 HALF = 31;
 const u64 LOW = (1ull << HALF) - 1;
 
-// Element i of sorted indices: whether it begins a block, and how many zeros stand between it and the one before.
+// Whether element i of sorted indices begins a block.
 __device__ __forceinline__ bool begins_block(const u32* indices, u64 i, u32 gap) {
-    return i == 0 || indices[i] - indices[i - 1] - 1 > gap;
+    return i == 0 || ends_block(indices[i] - indices[i - 1] - 1, gap);
 }
 
-// totals: blocks, covered; zeros at first.
+// totals: | blocks | covered elements |; zeros before the launch.
 KERNEL stream_count(const u32* indices, u64 count, u32 gap, u64* totals) {
     u32 blocks = 0, zeros = 0;
     for (u64 i = grid_thread(); i < count; i += grid_threads()) {
@@ -27,7 +31,8 @@ KERNEL stream_count(const u32* indices, u64 count, u32 gap, u64* totals) {
     if (grid_thread() == 0) atomicAdd(totals + 1, count);
 }
 
-// firsts[b]: the place of block b's first value. out: zeros.
+// firsts[b]: the place of block b's first value. out: zeros before the launch. *end: | blocks | values |, as the scan
+// leaves it.
 template <class T>
 __device__ void stream_write(const u32* indices, const T* values, u64 count, u32 gap, u64* status, u64* end,
                              u32* starts, u32* firsts, T* out) {
@@ -44,23 +49,25 @@ __device__ void stream_write(const u32* indices, const T* values, u64 count, u32
     });
 }
 
-// The lengths of blocks whose first values stand at `firsts`. end: | blocks | values |, as the scans leave it.
+// The lengths of the blocks, from the places of their first values. *end: | blocks | values |, as the scan leaves it.
 KERNEL stream_lengths(const u32* firsts, const u64* end, u32* lengths) {
     const u64 blocks = *end >> HALF;
     for (u64 b = grid_thread(); b < blocks; b += grid_threads())
         lengths[b] = (b + 1 < blocks ? firsts[b + 1] : (u32)(*end & LOW)) - firsts[b];
 }
 
+// *error: ERR_INDEX if the blocks are empty, overlap, are out of order, or are not inside [begin, end). *sum: the
+// elements that they cover; 0 before the launch.
 KERNEL stream_check(const u32* starts, const u32* lengths, u64 blocks, u64 begin, u64 end, i32* error, u64* sum) {
     bool bad = false;
-    u64 own = 0;
+    u64 covered = 0;
     for (u64 b = grid_thread(); b < blocks; b += grid_threads()) {
         const u64 stop = (u64)starts[b] + lengths[b];
         bad |= lengths[b] == 0 || stop > (b + 1 < blocks ? starts[b + 1] : end) || (b == 0 && starts[0] < begin);
-        own += lengths[b];
+        covered += lengths[b];
     }
-    own = block_sum(own);
-    if (threadIdx.x == 0) atomicAdd(sum, own);
+    covered = block_sum(covered);
+    if (threadIdx.x == 0) atomicAdd(sum, covered);
     if (bad) atomicMin(error, ERR_INDEX);
 }
 
@@ -71,6 +78,7 @@ KERNEL stream_firsts(const u32* lengths, u64 blocks, u64* status, u64* end, u32*
         [=](u64 b, u64 place) { firsts[b] = (u32)place; });
 }
 
+// The index of the covered element whose value is at `place`.
 __device__ __forceinline__ u32 covered_index(const u32* starts, const u32* firsts, u64 blocks, u64 place) {
     const u64 b = last_at_most(firsts, blocks, place);
     return starts[b] + (u32)(place - firsts[b]);
@@ -80,18 +88,19 @@ KERNEL stream_indices(const u32* starts, const u32* firsts, u64 blocks, u64 coun
     for (u64 i = grid_thread(); i < count; i += grid_threads()) indices[i] = covered_index(starts, firsts, blocks, i);
 }
 
+// The indices and values of the covered elements that are not zero; *kept: their number.
 template <class T>
 __device__ void stream_nonzero(const u32* starts, const u32* firsts, u64 blocks, const T* values, u64 count,
-                               u64* status, u64* found, u32* indices, T* out) {
+                               u64* status, u64* kept, u32* indices, T* out) {
     const auto keeps = [=](u64 i) { return (u64)(values[i] != (T)0); };
-    each_place(count, 0, status, found, keeps, [=](u64 i, u64 place) {
+    each_place(count, 0, status, kept, keeps, [=](u64 i, u64 place) {
         if (!keeps(i)) return;
         indices[place] = covered_index(starts, firsts, blocks, i);
         out[place] = values[i];
     });
 }
 
-// dense[index - begin] = (or +=) the stream's values.
+// dense[index - begin] = the stream's values; with `adds`, +=.
 template <class T>
 __device__ void stream_scatter(const u32* starts, const u32* firsts, u64 blocks, const T* values, u64 count, u64 begin,
                                u32 adds, T* dense) {
@@ -101,16 +110,16 @@ __device__ void stream_scatter(const u32* starts, const u32* firsts, u64 blocks,
     }
 }
 
-// ---- The sum of two streams. All blocks are ordered by their starts, a's before b's. Since the blocks of one stream
-// do not overlap, the farthest end before a block is that of the block before it in its own stream or of the last one
-// of the other stream that begins earlier.
+// ---- The sum of two streams. All blocks are ordered by their starts; of equal starts, a's is first. The blocks of one
+// stream do not overlap, so the farthest end before a block is the end of one of two blocks: the block before it in its
+// own stream, and the last block of the other stream that begins earlier.
 
-// How many of sorted a[count] are below `value` (or, `equal`, not above).
+// How many of sorted a[count] are below `value`; with `equal`, how many are not above it.
 __device__ __forceinline__ u64 rank_of(const u32* a, u64 count, u32 value, bool equal) {
     return first_not(count, [=](u64 i) { return a[i] < value || (equal && a[i] == value); });
 }
 
-// order[r] of the r-th block: | its stream << 31 | its number there |.
+// order[r]: the r-th block, as | its stream, 1 bit | its number there, 31 bits |.
 KERNEL stream_order(const u32* a, u64 a_blocks, const u32* b, u64 b_blocks, u32* order) {
     for (u64 i = grid_thread(); i < a_blocks + b_blocks; i += grid_threads()) {
         if (i < a_blocks) order[i + rank_of(b, b_blocks, a[i], false)] = (u32)i;
@@ -118,12 +127,12 @@ KERNEL stream_order(const u32* a, u64 a_blocks, const u32* b, u64 b_blocks, u32*
     }
 }
 
-// starts, firsts: of the blocks of the sum. opened[]: for block i of a, then of b, its block of the sum.
-// end: | blocks | values |.
+// starts, firsts: of the blocks of the sum. block_of[i]: for block i of a, then of b, the block of the sum that
+// contains it. *end: | blocks | values |.
 KERNEL stream_join(const u32* a_starts, const u32* a_lengths, u64 a_blocks, const u32* b_starts, const u32* b_lengths,
                    u64 b_blocks, u32 gap, const u32* order, u64* status, u64* end, u32* starts, u32* firsts,
-                   u32* opened) {
-    // Steps of the r-th block: the zeros before it and its elements that no block before it covers.
+                   u32* block_of) {
+    // What the r-th block adds: the zeros before it, and its elements that no block before it covers.
     const auto step = [=](u64 r, bool* opens) {
         const bool of_b = order[r] >> HALF;
         const u64 i = order[r] & (u32)LOW, others = r - i;
@@ -137,9 +146,8 @@ KERNEL stream_join(const u32* a_starts, const u32* a_lengths, u64 a_blocks, cons
         before = other > before ? other : before;
         *opens = r == 0 || start > before + gap;
         if (*opens) return 1ull << HALF | (stop - start);
-        return stop > before ? stop - before : 0ull;  // from the last end on: zeros up to the start, and values
+        return stop > before ? stop - before : 0ull;  // from the last end on: zeros up to the start, then values
     };
-
     each_place(
         a_blocks + b_blocks, 0, status, end, [=](u64 r) { bool opens; return step(r, &opens); },
         [=](u64 r, u64 before) {
@@ -151,20 +159,19 @@ KERNEL stream_join(const u32* a_starts, const u32* a_lengths, u64 a_blocks, cons
                 starts[block] = order[r] >> HALF ? b_starts[i] : a_starts[i];
                 firsts[block] = (u32)(before & LOW);
             }
-            opened[order[r] >> HALF ? a_blocks + i : i] = (u32)block;
+            block_of[order[r] >> HALF ? a_blocks + i : i] = (u32)block;
         });
-
 }
 
-// Puts the values of one stream into the sum's. Those of the second come in a launch of their own, and are added where
-// the first (`other_starts`) covers them. out: zeros.
+// Puts the values of one stream into the sum. A second launch does the other stream, and adds where the first one
+// (`other_starts`) covers an element. out: zeros before the first launch.
 template <class T>
 __device__ void stream_place(const u32* own_starts, const u32* own_firsts, u64 blocks, const T* values, u64 count,
-                             const u32* opened, const u32* starts, const u32* firsts, const u32* other_starts,
+                             const u32* block_of, const u32* starts, const u32* firsts, const u32* other_starts,
                              const u32* other_lengths, u64 other_blocks, T* out) {
     for (u64 i = grid_thread(); i < count; i += grid_threads()) {
         const u64 b = last_at_most(own_firsts, blocks, i);
-        const u32 index = own_starts[b] + (u32)(i - own_firsts[b]), block = opened[b];
+        const u32 index = own_starts[b] + (u32)(i - own_firsts[b]), block = block_of[b];
         T* to = out + firsts[block] + (index - starts[block]);
         bool covered = false;
         if (other_blocks) {
@@ -175,21 +182,22 @@ __device__ void stream_place(const u32* own_starts, const u32* own_firsts, u64 b
     }
 }
 
-// Starts and lengths as the two rows that are rice-coded, and back.
+// Starts and lengths as the two rows that densestream.h describes, and back. firsts[b]: the elements that the blocks
+// before block b cover.
 KERNEL stream_gaps(const u32* starts, const u32* lengths, const u32* firsts, u64 blocks, u32 begin, u32* skips,
                    u32* ends) {
     for (u64 b = grid_thread(); b < blocks; b += grid_threads()) {
-        skips[b] = starts[b] - begin - firsts[b] + (u32)b;
+        skips[b] = skip_of_start(starts[b], begin, firsts[b], (u32)b);
         ends[b] = firsts[b] + lengths[b] - 1;
     }
 }
 KERNEL stream_blocks(const u32* skips, const u32* ends, u64 blocks, u32 begin, u32* starts, u32* lengths, i32* error) {
     for (u64 b = grid_thread(); b < blocks; b += grid_threads()) {
-        const u64 next = (u64)ends[b] + 1, before = b ? (u64)ends[b - 1] + 1 : 0;
-        const u64 start = (u64)skips[b] - b + begin + before;
-        if ((start + (next - before)) >> 32) atomicMin(error, ERR_INDEX);
+        const u64 next = (u64)ends[b] + 1, covered = b ? (u64)ends[b - 1] + 1 : 0;
+        const u64 start = start_of_skip(skips[b], begin, covered, b);
+        if (block_overflows(start, next - covered)) atomicMin(error, ERR_INDEX);
         starts[b] = (u32)start;
-        lengths[b] = (u32)(next - before);
+        lengths[b] = (u32)(next - covered);
     }
 }
 
@@ -199,19 +207,19 @@ __device__ __forceinline__ u64 cuts_up_to(const u64* cuts, u64 count, u64 value)
     return first_not(count, [=](u64 c) { return cuts[c] <= value; });
 }
 
-// How many different cuts lie in (after, last].
+// The number of different cuts in (after, last].
 __device__ __forceinline__ u32 cuts_between(const u64* cuts, u64 count, u64 after, u64 last) {
-    u32 found = 0;
+    u32 different = 0;
     for (u64 c = cuts_up_to(cuts, count, after); c < count && cuts[c] <= last; ++c)
-        found += c == 0 || cuts[c] != cuts[c - 1];
-    return found;
+        different += c == 0 || cuts[c] != cuts[c - 1];
+    return different;
 }
 
-// places[b]: the new number of block b's first piece; *made: how many pieces there are.
+// places[b]: the new number of block b's first piece; *pieces: the number of pieces.
 KERNEL stream_split(const u32* starts, const u32* lengths, u64 blocks, const u64* cuts, u64 count, u64* status,
-                    u64* made, u32* places, u32* out_starts, u32* out_lengths) {
+                    u64* pieces, u32* places, u32* out_starts, u32* out_lengths) {
     each_place(
-        blocks, 0, status, made,
+        blocks, 0, status, pieces,
         [=](u64 b) { return 1 + (u64)cuts_between(cuts, count, starts[b], (u64)starts[b] + lengths[b] - 1); },
         [=](u64 b, u64 place) {
             u64 from = starts[b];
@@ -228,14 +236,14 @@ KERNEL stream_split(const u32* starts, const u32* lengths, u64 blocks, const u64
         });
 }
 
-// block_at, value_at: count + 2 each; firsts: the place of each block's first value.
+// block_at[count + 2], value_at[count + 2]: as in dr_stream_split. firsts: the place of each block's first value.
 KERNEL stream_pieces(const u32* starts, const u32* lengths, const u32* firsts, u64 blocks, const u64* values,
-                     const u64* cuts, u64 count, const u64* made, const u32* places, u64* block_at, u64* value_at) {
+                     const u64* cuts, u64 count, const u64* pieces, const u32* places, u64* block_at, u64* value_at) {
     for (u64 c = grid_thread(); c < count + 2; c += grid_threads()) {
         const u64 cut = c && c <= count ? cuts[c - 1] : NOWHERE;
-        block_at[c] = c ? *made : 0;
+        block_at[c] = c ? *pieces : 0;
         value_at[c] = c ? *values : 0;
-        // The first block that ends behind the cut.
+        // The first block that ends after the cut.
         const u64 b = c ? first_not(blocks, [=](u64 i) { return (u64)starts[i] + lengths[i] <= cut; }) : blocks;
         if (b < blocks) {
             block_at[c] = places[b] + cuts_between(cuts, count, starts[b], cut);
@@ -250,17 +258,17 @@ KERNEL stream_pieces(const u32* starts, const u32* lengths, const u32* firsts, u
         stream_write(indices, values, count, gap, status, end, starts, firsts, out);                                  \
     }                                                                                                                 \
     KERNEL stream_nonzero_##suffix(const u32* starts, const u32* firsts, u64 blocks, const T* values, u64 count,      \
-                                   u64* status, u64* found, u32* indices, T* out) {                                   \
-        stream_nonzero(starts, firsts, blocks, values, count, status, found, indices, out);                           \
+                                   u64* status, u64* kept, u32* indices, T* out) {                                    \
+        stream_nonzero(starts, firsts, blocks, values, count, status, kept, indices, out);                            \
     }                                                                                                                 \
     KERNEL stream_scatter_##suffix(const u32* starts, const u32* firsts, u64 blocks, const T* values, u64 count,      \
                                    u64 begin, u32 adds, T* dense) {                                                   \
         stream_scatter(starts, firsts, blocks, values, count, begin, adds, dense);                                    \
     }                                                                                                                 \
     KERNEL stream_place_##suffix(const u32* own_starts, const u32* own_firsts, u64 blocks, const T* values, u64 count, \
-                                 const u32* opened, const u32* starts, const u32* firsts, const u32* other_starts,    \
+                                 const u32* block_of, const u32* starts, const u32* firsts, const u32* other_starts,  \
                                  const u32* other_lengths, u64 other_blocks, T* out) {                                \
-        stream_place(own_starts, own_firsts, blocks, values, count, opened, starts, firsts, other_starts,             \
+        stream_place(own_starts, own_firsts, blocks, values, count, block_of, starts, firsts, other_starts,           \
                      other_lengths, other_blocks, out);                                                               \
     }
 STREAM(f32, float)

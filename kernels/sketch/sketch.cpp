@@ -1,11 +1,6 @@
-// MinMaxSketch: bucket numbers in fewer bins than numbers (SketchML; SKCompress, section 4.2).
-//
-//     rows of `columns` bins:   row 0 | . . 3 . . |      insert: in each row, the bin of the key's hash becomes the
-//                               row 1 | . 2 . . . |      smaller of what it is and the number; query: the largest of
-//                               ...                      the key's bins. A bin begins with the largest number.
-//
-// A query gives the inserted number or a smaller one. A row's hash hangs on the container's seed, parameter and step,
-// so that a key that loses in one step may win in the next.
+// MinMaxSketch on the host, and the sections of SketchML and SKCompress: see sketch.h.
+#include "sketch/sketch.h"
+
 #include <algorithm>
 #include <cfloat>
 #include <memory>
@@ -16,9 +11,12 @@
 #include "huffman/huffman_cpu.h"
 #include "sort/radix.h"
 
-static const u32 MAX_ROWS = 8;
-static const u32 MAX_GROUPS = 257;
+static const u32 MAX_GROUPS = 257;  // 256 shared by two signs, each rounded up
 static const u64 CHUNK = 256;  // keys hashed at once
+
+// In flagged_keys.cpp.
+DR_API u64 dr_flagged_encode(const u32* keys, u64 count, u8* out);
+DR_API i64 dr_flagged_decode(const u8* in, u64 bytes, u64 count, u64 numel, u32* keys);
 
 template <class T>
 using Array = std::unique_ptr<T[]>;
@@ -31,7 +29,7 @@ static Array<T> array(u64 size) {
 struct RowSeeds {
     u32 of[MAX_ROWS];
     RowSeeds(u32 rows, u32 seed, u32 parameter, u32 step) {
-        for (u32 row = 0; row < rows; ++row) of[row] = philox4x32(seed, parameter, row, step, STREAM_SKETCH, 0).x;
+        for (u32 row = 0; row < rows; ++row) of[row] = sketch_row_seed(row, seed, parameter, step);
     }
 };
 
@@ -48,13 +46,14 @@ static void insert(const u32* keys, const u8* numbers, u64 count, u32 rows, u32 
             const u64 size = std::min(CHUNK, count - begin);
             find_columns(keys + begin, size, seeds.of[row], columns, at);
             for (u64 i = 0; i < size; ++i) {
-                const u32 bin = bins[at[i]], number = numbers[begin + i];  // words: the least of two bytes is a branch
+                // Words, since the minimum of two bytes compiles to a branch.
+                const u32 bin = bins[at[i]], number = numbers[begin + i];
                 bins[at[i]] = (u8)(number < bin ? number : bin);
             }
         }
 }
 
-// values[i] = means[what the sketch holds for keys[i]]; ERR_VALUE where a bin is not below `width`.
+// values[i] = means[the number of keys[i]]. ERR_VALUE if a bin is not below `width`, the number of means.
 static i64 query(const u32* keys, u64 count, u32 rows, u32 columns, u32 width, const RowSeeds& seeds, const u8* bins,
                  const float* means, float* values) {
     u32 largest = 0;
@@ -78,21 +77,22 @@ static i64 query(const u32* keys, u64 count, u32 rows, u32 columns, u32 width, c
     return 0;
 }
 
-// bins[rows * columns]; numbers: 0 .. width-1.
+// bins[rows * columns]; numbers[count]: 0 .. width - 1.
 DR_API void dr_sketch_insert(const u32* keys, const u8* numbers, u64 count, u32 rows, u32 columns, u32 width, u32 seed,
                              u32 parameter, u32 step, u8* bins) {
     insert(keys, numbers, count, rows, columns, width, RowSeeds(rows, seed, parameter, step), bins);
 }
 
+// values[count]; means[width].
 DR_API i64 dr_sketch_query(const u32* keys, u64 count, u32 rows, u32 columns, u32 width, u32 seed, u32 parameter,
                            u32 step, const u8* bins, const float* means, float* values) {
     if (rows == 0 || rows > MAX_ROWS || columns == 0) return ERR_VALUE;
     return query(keys, count, rows, columns, width, RowSeeds(rows, seed, parameter, step), bins, means, values);
 }
 
-// Puts element i, of bucket codes[i], into its group: group_of[code] says which, first[group] is its first bucket.
-// counts[group]: how many elements it has; its keys and its numbers (its first bucket's is 0) stand behind those of the
-// groups before it, in their old order. Up to MAX_GROUPS groups.
+// Orders the elements by group, and keeps their order within a group. Element i has the bucket codes[i], which belongs
+// to the group group_of[codes[i]]; first[group] is the group's first bucket, whose number is 0. counts[group]: its
+// number of elements; keys[count], numbers[count]: ordered by group. Up to MAX_GROUPS groups.
 DR_API void dr_sketch_group(const u32* indices, const u32* codes, u64 count, const u32* group_of, const u32* first,
                             u32 groups, u32* counts, u32* keys, u8* numbers) {
     u64 starts[MAX_GROUPS] = {};
@@ -111,8 +111,8 @@ DR_API void dr_sketch_group(const u32* indices, const u32* codes, u64 count, con
     }
 }
 
-// Sorts pairs of a key below numel and a value by their keys; in place too. ERR_INDEX where two keys are equal or one
-// is not below numel; 1 where there is no memory.
+// Sorts pairs of a key and a value by key; the result may overwrite the input. ERR_INDEX if two keys are equal or a key
+// is not below numel, 1 if there is no memory.
 DR_API i64 dr_sketch_merge(const u32* keys, const float* values, u64 count, u64 numel, u32* sorted_keys,
                            float* sorted_values) {
     const Array<u64> memory = array<u64>(2 * count);
@@ -134,76 +134,28 @@ DR_API i64 dr_sketch_merge(const u32* keys, const float* values, u64 count, u64 
     return bad ? (i64)ERR_INDEX : 0;
 }
 
-// Keys as their gaps, in one to four bytes each (SKCompress, section 5.1):
-//
-//     | lengths: 2 bits each, to a whole byte; the number of bytes less one | gaps: that many bytes each |
-//
-// gap_i = key_i - key_{i-1} - 1, key_{-1} = -1. Result: the bytes written, at most `flagged_bound`.
-static u64 length_bytes(u64 count) { return (count + 3) / 4; }
-
-DR_API u64 dr_flagged_bound(u64 count) { return length_bytes(count) + 4 * count; }
-
-DR_API u64 dr_flagged_encode(const u32* keys, u64 count, u8* out) {
-    u8* at = out + length_bytes(count);
-    u32 next = 0, lengths = 0;
-    for (u64 i = 0; i < count; ++i) {
-        const u32 gap = keys[i] - next;
-        next = keys[i] + 1;
-        const u32 length = (31 - (u32)__builtin_clz(gap | 1)) / 8;
-        lengths |= length << 2 * (i & 3);
-        if ((i & 3) == 3 || i + 1 == count) {
-            out[i / 4] = (u8)lengths;
-            lengths = 0;
-        }
-        std::memcpy(at, &gap, 4);  // the next gap, or nobody, reads the bytes too many; the bound has room for them
-        at += length + 1;
-    }
-    return (u64)(at - out);
-}
-
-// ERR_TRUNCATED where `bytes` is not what `count` keys take, ERR_INDEX where a key is not below numel or takes more
-// bytes than it needs.
-DR_API i64 dr_flagged_decode(const u8* in, u64 bytes, u64 count, u64 numel, u32* keys) {
-    static const u64 masks[4] = {0xFF, 0xFFFF, 0xFFFFFF, 0xFFFFFFFF}, least[4] = {0, 1 << 8, 1 << 16, 1 << 24};
-    const u8* const end = in + bytes;
-    const u8* at = in + length_bytes(count);
-    if (bytes < length_bytes(count) + count) return ERR_TRUNCATED;
-    u64 next = 0;
-    bool bad = false;
-    for (u64 i = 0; i < count; ++i) {
-        const u32 length = in[i / 4] >> 2 * (i & 3) & 3;
-        const u64 left = (u64)(end - at);
-        if (left < 8 && left <= length) return ERR_TRUNCATED;
-        const u64 gap = (left < 8 ? load64_tail(at, end) : load64(at)) & masks[length];
-        next += gap;
-        bad |= next >= numel || gap < least[length];
-        keys[i] = (u32)next++;
-        at += length + 1;
-    }
-    if (bad) return ERR_INDEX;
-    return at == end ? 0 : (i64)ERR_TRUNCATED;
-}
-
-// ---- A section of grouped sketches, as drawn in joint/minmax_sketch.py, where its header is written and checked.
+// ---- A section of grouped sketches. ops/sketch.py draws it and writes the header; joint/minmax_sketch.py checks it.
 struct Header {
     u8 rows, zeros[3];
-    u32 columns;  // for each 65536 elements of a group
-    u32 buckets, negative;
-    u16 below, above;
+    u32 columns;            // for each 65536 elements of a group
+    u32 buckets, negative;  // `negative`: buckets of negative values
+    u16 below, above;       // groups of negative, and of other buckets
 
     explicit Header(const u8* section) { std::memcpy(this, section, sizeof(*this)); }
 
     u32 groups() const { return (u32)below + above; }
+    // The place of the groups' sizes, after the means; and the place of the first group's keys.
     u64 tables() const { return sizeof(*this) + 4 * (u64)buckets; }
     u64 parts() const { return tables() + 12 * (u64)groups(); }
 
-    // A group's first bucket; groups() gives the number of buckets.
+    // A group's first bucket; for `group` = groups(), the number of buckets.
     u32 first(u32 group) const {
         if (group < below) return (u32)((u64)group * negative / below);
         if (group == groups()) return buckets;
         return negative + (u32)((u64)(group - below) * (buckets - negative) / above);
     }
 
+    // The bins in a row of the sketch of a group of `count` keys.
     u32 columns_of(u64 count) const {
         const u64 wide = count * columns / 65536;
         return (u32)std::min<u64>(wide ? wide : 1, 0xFFFFFFFFu);
@@ -211,7 +163,7 @@ struct Header {
 };
 static_assert(sizeof(Header) == 20, "the header has no gaps");
 
-// How keys and bins become bytes: as SKCompress has it, or else plain.
+// How keys and bins become bytes; coded: by SKCompress's entropy codes, else plain.
 static u64 encode_keys(const u32* keys, u64 count, bool coded, u8* out) {
     return coded ? dr_delta_encode(keys, count, out) : dr_flagged_encode(keys, count, out);
 }
@@ -234,7 +186,7 @@ static i64 decode_bins(const u8* in, u64 bytes, u64 count, u32 width, bool coded
     return bytes == (count * bits + 7) / 8 ? dr_unpack8(in, bytes, count, bits, bins) : (i64)ERR_TRUNCATED;
 }
 
-// Room for the section with this header of `count` elements, and for what the coders store behind their bytes.
+// The most bytes of a section with this header and `count` elements, and of what the coders store past their last byte.
 DR_API u64 dr_sketch_bound(const u8* header, u64 count) {
     const Header head(header);
     const u64 bins = head.rows * (count * head.columns / 65536 + head.groups());
@@ -242,7 +194,7 @@ DR_API u64 dr_sketch_bound(const u8* header, u64 count) {
 }
 
 // Writes the groups' sizes, keys and bins into a section that has its header and means. codes[i]: the bucket of element
-// i; count >= 1. Result: the section's bytes; 0 where there is no memory, 1 where a size does not fit into 32 bits.
+// i; count >= 1. Returns the section's bytes; 0 if there is no memory, 1 if a size does not fit into 32 bits.
 DR_API u64 dr_sketch_encode(const u32* indices, const u32* codes, u64 count, u32 seed, u32 parameter, u32 step,
                             int coded, u8* section) {
     const Header head(section);
@@ -281,7 +233,7 @@ DR_API u64 dr_sketch_encode(const u32* indices, const u32* codes, u64 count, u32
     return (u64)(at - section);
 }
 
-// Whether the means are finite, of their signs and in the order of their magnitudes.
+// Whether the means are finite, have the signs of their buckets, and are in the order of their magnitudes.
 static bool means_are_ordered(const Header& head, const float* means) {
     bool good = true;
     for (u32 j = 0; j < head.buckets; ++j) {
@@ -293,10 +245,38 @@ static bool means_are_ordered(const Header& head, const float* means) {
     return good;
 }
 
-// The sorted keys, all different and below numel, and the values of a section whose header is in order and whose tables
-// lie within `bytes`; count >= 1. An error, or 1 where there is no memory.
+// For an encode and decode on a GPU: first[groups + 1], and the bins in a row for `count` keys.
+DR_API void dr_sketch_first_buckets(const u8* header, u32* first) {
+    const Header head(header);
+    for (u32 group = 0; group <= head.groups(); ++group) first[group] = head.first(group);
+}
+DR_API u32 dr_sketch_columns(const u8* header, u64 count) { return Header(header).columns_of(count); }
+
+// Checks the means and the groups' sizes of a section of `bytes` bytes with a checked header; `start` has its first
+// Header::parts() bytes. ERR_MEANS, ERR_SIZES, or 1 if there is no memory.
+DR_API i64 dr_sketch_check_tables(const u8* start, u64 bytes, u64 count) {
+    const Header head(start);
+    const Array<float> means = array<float>(head.buckets);
+    if (!means) return 1;
+    std::memcpy(means.get(), start + sizeof(Header), 4 * (u64)head.buckets);
+    if (!means_are_ordered(head, means.get())) return ERR_MEANS;
+    u64 elements = 0, size = head.parts();
+    for (u32 group = 0; group < head.groups(); ++group) {
+        u32 sizes[3];  // elements, bytes of keys, bytes of bins
+        std::memcpy(sizes, start + head.tables() + 12 * group, 12);
+        if (sizes[0] == 0 && (sizes[1] || sizes[2])) return ERR_SIZES;
+        elements += sizes[0];
+        size += (u64)sizes[1] + sizes[2];
+    }
+    return elements == count && size == bytes ? 0 : (i64)ERR_SIZES;
+}
+
+// The sorted keys, all different and below numel, and their values, from a section whose header is checked and whose
+// tables are within `bytes`; count >= 1. An error, or 1 if there is no memory.
 DR_API i64 dr_sketch_decode(const u8* section, u64 bytes, u64 count, u64 numel, u32 seed, u32 parameter, u32 step,
                             int coded, u32* keys, float* values) {
+    const i64 wrong = dr_sketch_check_tables(section, bytes, count);
+    if (wrong) return wrong;
     const Header head(section);
     const u32 groups = head.groups();
     const Array<float> means = array<float>(head.buckets);
@@ -304,15 +284,8 @@ DR_API i64 dr_sketch_decode(const u8* section, u64 bytes, u64 count, u64 numel, 
     if (!means || !sizes) return 1;
     std::memcpy(means.get(), section + sizeof(Header), 4 * (u64)head.buckets);
     std::memcpy(sizes.get(), section + head.tables(), 12 * (u64)groups);
-    if (!means_are_ordered(head, means.get())) return ERR_MEANS;
-    u64 elements = 0, most = 0, size = head.parts();
-    for (u32 group = 0; group < groups; ++group) {
-        const u64 of_group = sizes[3 * group];
-        elements += of_group;
-        most = std::max(most, of_group);
-        size += (u64)sizes[3 * group + 1] + sizes[3 * group + 2];
-    }
-    if (elements != count || size != bytes) return ERR_SIZES;
+    u64 most = 0;
+    for (u32 group = 0; group < groups; ++group) most = std::max<u64>(most, sizes[3 * group]);
 
     const Array<u8> scratch = array<u8>(most), bins = array<u8>((u64)head.rows * head.columns_of(most));
     if (!scratch || !bins) return 1;
@@ -321,10 +294,7 @@ DR_API i64 dr_sketch_decode(const u8* section, u64 bytes, u64 count, u64 numel, 
     u64 begin = 0;
     for (u32 group = 0; group < groups; ++group) {
         const u32* const of = &sizes[3 * group];
-        if (of[0] == 0) {
-            if (of[1] || of[2]) return ERR_SIZES;
-            continue;
-        }
+        if (of[0] == 0) continue;
         const u32 first = head.first(group), width = head.first(group + 1) - first, columns = head.columns_of(of[0]);
         i64 error = decode_keys(at, of[1], of[0], numel, coded, scratch.get(), keys + begin);
         if (error) return error;

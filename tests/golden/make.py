@@ -50,7 +50,7 @@ def golden() -> dict[str, tuple[Config, np.ndarray]]:
         "float64-raw": (load(plain, value="raw"), gradient(211, np.float64) / 3),
         "float64-qsgd": (load(plain, value="qsgd"), gradient(211, np.float64) / 3),
         "half-float16": (load(plain, value={"name": "half", "dtype": "float16"}), x),
-        "qsgd-l2-3bits": (load(plain, value={"name": "qsgd", "bits": 3, "bucket": 16, "norm": "l2"}), x),
+        "qsgd-l2-3bits": (load(plain, value={"name": "qsgd", "bits": 3, "bucket_size": 16, "norm": "l2"}), x),
         "dense-qsgd": (load(sparsifier="none", value="qsgd"), x),
         # Values that a codec sorts: with an order section, and with indices in their order.
         "dense-fit_poly": (load(sparsifier="none", value="fit_poly"), x),

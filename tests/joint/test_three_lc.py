@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import unpack
 from hvd_deepreduce.joint.three_lc import ThreeLC
-from hvd_deepreduce.ops import ternary
+from hvd_deepreduce.ops import ternary, three_lc
 from hvd_deepreduce.pipeline import Pipeline
 from tests.oracle import three_lc as oracle
 from tests.oracle import trits
@@ -63,26 +63,26 @@ def test_a_half_is_rounded_away_from_zero():
 @given(bytes_with_zeros)
 def test_zero_runs_are_the_oracles(packed):
     data = np.array(packed, np.uint8)
-    section = ternary.zero_runs_encode(data)
+    section = three_lc.zero_runs_encode(data)
     assert section.tobytes() == trits.zero_runs(bytes(packed))
-    assert np.array_equal(ternary.zero_runs_decode(section, data.size), data)
+    assert np.array_equal(three_lc.zero_runs_decode(section, data.size), data)
 
 
 @pytest.mark.parametrize("zeros", range(50))
 def test_zero_runs_of_every_length(zeros):
     for head, tail in ((0, 0), (1, 1), (0, 20), (3, 0)):
         packed = bytes([7] * head + [121] * zeros + [200] * tail)
-        section = ternary.zero_runs_encode(np.frombuffer(packed, np.uint8))
+        section = three_lc.zero_runs_encode(np.frombuffer(packed, np.uint8))
         assert section.tobytes() == trits.zero_runs(packed)
-        assert ternary.zero_runs_decode(section, len(packed)).tobytes() == packed
+        assert three_lc.zero_runs_decode(section, len(packed)).tobytes() == packed
 
 
 @given(st.lists(st.integers(0, 2), max_size=70))
 def test_digits_are_the_oracles(digits):
     data = np.array(digits, np.uint8)
-    packed = ternary.trits_pack(data)
+    packed = ternary.pack(data)
     assert packed.tobytes() == trits.pack(digits)
-    assert np.array_equal(ternary.trits_unpack(packed, data.size), data)
+    assert np.array_equal(ternary.unpack(packed, data.size), data)
 
 
 @given(vectors, st.sampled_from([np.float32, np.float64]), st.integers(0, 2**32 - 1))
@@ -160,11 +160,11 @@ def test_broken_sections():
 
 
 def test_digits_behind_the_last_must_be_zeros():
-    packed = ternary.trits_pack(np.array([2], np.uint8))
+    packed = ternary.pack(np.array([2], np.uint8))
     assert packed.tolist() == [2 * 81 + 40]
     for byte in (2 * 81 + 39, 2 * 81 + 41, 243):
         with pytest.raises(ValueError, match="out of range"):
-            ternary.trits_unpack(np.array([byte], np.uint8), 1)
+            ternary.unpack(np.array([byte], np.uint8), 1)
 
 
 def test_settings_are_checked():

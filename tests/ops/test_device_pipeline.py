@@ -24,14 +24,15 @@ PAIRS = [(sparsifier, index, value, None) for sparsifier in cases.SPARSIFIERS fo
 PAIRS += [(sparsifier, None, None, joint) for sparsifier in cases.SPARSIFIERS for joint in cases.JOINT]
 # Settings that take another way through the kernels than the defaults do.
 WAYS = [
-    {"value": {"name": "qsgd", "bits": bits, "bucket": bucket, "norm": norm, "entropy": entropy}}
+    {"value": {"name": "qsgd", "bits": bits, "bucket_size": bucket, "norm": norm, "entropy": entropy}}
     for bits, bucket, norm, entropy in ((2, 64, "max", "none"), (5, 128, "max", "none"), (8, 4, "max", "none"),
                                         (7, 96, "max", "none"), (7, 512, "l2", "none"), (3, 10, "max", "rans"),
                                         (8, 512, "max", "huffman"))
 ]  # fmt: skip
 WAYS += [{"index": {"name": "bloom", "policy": policy}} for policy in ("naive", "p1", "p2", "leftmost", "middle")]
-WAYS += [{"value": {"name": "half", "dtype": "float16"}}, {"value": {"name": "ternary", "clip": 1.5, "bucket": 33}},
-         {"value": {"name": "sign", "bucket": 17}}, {"value": {"name": "deflate", "shuffle": False}},
+WAYS += [{"value": {"name": "half", "dtype": "float16"}},
+         {"value": {"name": "ternary", "clip": 1.5, "bucket_size": 33}},
+         {"value": {"name": "sign", "bucket_size": 17}}, {"value": {"name": "deflate", "shuffle": False}},
          {"value": {"name": "fit_poly", "degree": 0, "segments": None}}, {"value": {"name": "uniform", "bits": 16}},
          {"sparsifier": {"name": "block_topk", "density": 0.5, "block": 7, "norm": "l1"}},
          {"joint": {"name": "densestream", "coded": False}, "index": None, "value": None},

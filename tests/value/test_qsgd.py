@@ -23,7 +23,7 @@ ENTROPIES = ["none", "huffman", "rans"]
 
 @given(vectors, st.integers(2, 8), st.sampled_from([1, 2, 7, 64, 512]), st.sampled_from(["max", "l2"]))
 def test_bytes_are_the_oracles(values, bits, bucket, norm):
-    section, decoded = round_trip(QSGD(bits=bits, bucket=bucket, norm=norm), values)
+    section, decoded = round_trip(QSGD(bits=bits, bucket_size=bucket, norm=norm), values)
     assert section.tobytes() == oracle.encode(values, bits, bucket, norm == "l2", KEY)
     np.testing.assert_allclose(decoded, oracle.decode(section.tobytes(), values.size), rtol=3e-7, atol=1e-44)
 
@@ -31,7 +31,7 @@ def test_bytes_are_the_oracles(values, bits, bucket, norm):
 @pytest.mark.parametrize("norm", ["max", "l2"])
 def test_bytes_of_many_values_are_the_oracles(norm):
     values = normals(5003)
-    section, _ = round_trip(QSGD(bits=7, bucket=700, norm=norm), values)
+    section, _ = round_trip(QSGD(bits=7, bucket_size=700, norm=norm), values)
     assert section.tobytes() == oracle.encode(values, 7, 700, norm == "l2", KEY)
 
 
@@ -53,7 +53,7 @@ def test_awkward_values(values, norm, entropy):
 def test_unbiased_within_lemma_3_1(bits, norm):
     values = normals(800, seed=9)
     draws, m, s = 2000, 100, 2 ** (bits - 1) - 1
-    mean, variance = mean_of_draws(QSGD(bits=bits, bucket=m, norm=norm), values, draws)
+    mean, variance = mean_of_draws(QSGD(bits=bits, bucket_size=m, norm=norm), values, draws)
     for at in range(0, values.size, m):
         x = values[at : at + m].astype(np.float64)
         scale = np.abs(x).max() if norm == "max" else np.linalg.norm(x)
@@ -97,7 +97,7 @@ def test_a_sparse_gradient_takes_at_most_0_15_of_its_dense_bytes(entropy):
     kept = random.random(500_000) < 0.6
     gradients = {"normal": random.standard_normal(kept.size), "Laplace": random.laplace(size=kept.size)}
     for bucket, names in ((512, ["Laplace"]), (4096, ["normal", "Laplace"])):
-        value = {"name": "qsgd", "bits": 7, "bucket": bucket, "entropy": entropy}
+        value = {"name": "qsgd", "bits": 7, "bucket_size": bucket, "entropy": entropy}
         pipeline = Pipeline(Config.load(sparsifier="nonzero", index="bitmap", value=value))
         for name in names:
             gradient = np.where(kept, gradients[name], 0).astype(np.float32)
@@ -125,10 +125,10 @@ def test_every_vector_level_gives_the_same_bytes(level):
 
 @pytest.mark.parametrize("entropy", ENTROPIES)
 def test_broken_sections(entropy):
-    assert check_broken(QSGD(bucket=64, entropy=entropy), normals(3000)) > 30
+    assert check_broken(QSGD(bucket_size=64, entropy=entropy), normals(3000)) > 30
 
 
 def test_settings_are_checked():
-    for wrong in ({"bits": 1}, {"bits": 9}, {"bucket": 0}, {"norm": "l1"}, {"entropy": "elias"}):
+    for wrong in ({"bits": 1}, {"bits": 9}, {"bucket_size": 0}, {"norm": "l1"}, {"entropy": "elias"}):
         with pytest.raises(ValidationError):
             QSGD(**wrong)

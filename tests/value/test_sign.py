@@ -16,7 +16,7 @@ from tests.value.quantizers import AWKWARD, KEY, check_broken, normals, round_tr
 
 @given(vectors, st.sampled_from([1, 2, 7, 64, None]))
 def test_bytes_are_the_oracles(values, bucket):
-    section, decoded = round_trip(Sign(bucket=bucket), values)
+    section, decoded = round_trip(Sign(bucket_size=bucket), values)
     assert section.tobytes() == oracle.encode(values, bucket)
     assert np.array_equal(decoded, oracle.decode(section.tobytes(), values.size))
 
@@ -27,7 +27,7 @@ def test_sums_are_taken_in_the_documented_order(count, bucket):
     # Magnitudes from 1e-12 to 1e12: another order gives another sum.
     random = np.random.default_rng(count)
     values = (random.standard_normal(count) * 10.0 ** random.uniform(-12, 12, count)).astype(np.float32)
-    assert round_trip(Sign(bucket=bucket), values)[0].tobytes() == oracle.encode(values, bucket)
+    assert round_trip(Sign(bucket_size=bucket), values)[0].tobytes() == oracle.encode(values, bucket)
 
 
 def test_a_sum_of_three_levels():
@@ -49,7 +49,7 @@ def test_awkward_values(values):
 @pytest.mark.parametrize("bucket", [64, None])
 def test_loss_is_the_documented_share(bucket):
     values = normals(6400)
-    _, decoded = round_trip(Sign(bucket=bucket), values)
+    _, decoded = round_trip(Sign(bucket_size=bucket), values)
     for at in range(0, values.size, bucket or values.size):
         v = values[at : at + (bucket or values.size)].astype(np.float64)
         lost = np.sum((v - decoded[at : at + v.size]) ** 2)
@@ -73,14 +73,14 @@ def test_error_feedback_sends_everything_in_the_end():
 
 def test_size_is_as_documented():
     assert round_trip(Sign(), normals(8000))[0].size == 8 + 4 + 1000
-    assert round_trip(Sign(bucket=1000), normals(8000))[0].size == 8 + 32 + 1000
+    assert round_trip(Sign(bucket_size=1000), normals(8000))[0].size == 8 + 32 + 1000
 
 
 def test_broken_sections():
-    assert check_broken(Sign(bucket=64), normals(500)) > 30
+    assert check_broken(Sign(bucket_size=64), normals(500)) > 30
 
 
 def test_settings_are_checked():
-    for wrong in ({"bucket": 0}, {"bucket": 2**31 + 1}, {"scale": 1}):
+    for wrong in ({"bucket_size": 0}, {"bucket_size": 2**31 + 1}, {"scale": 1}):
         with pytest.raises(ValidationError):
             Sign(**wrong)

@@ -20,7 +20,7 @@ def bucket_maxima(values, bucket):
 
 @given(vectors, st.sampled_from([1, 2, 7, 64, None]), st.sampled_from([None, 1.0, 2.5]))
 def test_bytes_are_the_oracles(values, bucket, clip):
-    section, decoded = round_trip(Ternary(bucket=bucket, clip=clip), values)
+    section, decoded = round_trip(Ternary(bucket_size=bucket, clip=clip), values)
     assert section.tobytes() == oracle.encode(values, bucket or max(1, values.size), clip, KEY)
     assert np.array_equal(decoded, oracle.decode(section.tobytes(), values.size))
 
@@ -29,7 +29,7 @@ def test_bytes_are_the_oracles(values, bucket, clip):
 @pytest.mark.parametrize("bucket", [512, 1500, None])
 def test_bytes_of_many_values_are_the_oracles(bucket, clip):
     values = normals(4001)
-    section, _ = round_trip(Ternary(bucket=bucket, clip=clip), values)
+    section, _ = round_trip(Ternary(bucket_size=bucket, clip=clip), values)
     assert section.tobytes() == oracle.encode(values, bucket or 4001, clip, KEY)
 
 
@@ -51,7 +51,7 @@ def test_awkward_values(values, clip):
 def test_unbiased_with_the_papers_variance():
     values = normals(1500, seed=3)
     draws = 3000
-    mean, variance = mean_of_draws(Ternary(bucket=100), values, draws)
+    mean, variance = mean_of_draws(Ternary(bucket_size=100), values, draws)
     m = bucket_maxima(values, 100).astype(np.float64)
     expected = np.abs(values) * (m - np.abs(values))
     deviations = (mean - values) / np.sqrt(expected / draws + 1e-30)
@@ -63,9 +63,9 @@ def test_unbiased_with_the_papers_variance():
 def test_clipping_cuts_at_the_deviation():
     values = np.random.default_rng(0).standard_normal(20_000).astype(np.float32)
     values[5] = 100
-    _, decoded = round_trip(Ternary(bucket=None, clip=2.5), values)
+    _, decoded = round_trip(Ternary(bucket_size=None, clip=2.5), values)
     assert decoded[5] == pytest.approx(2.5 * np.sqrt(np.mean(values.astype(np.float64) ** 2)), rel=1e-6)
-    plain = np.linalg.norm(round_trip(Ternary(bucket=None), values)[1] - values)
+    plain = np.linalg.norm(round_trip(Ternary(bucket_size=None), values)[1] - values)
     assert np.linalg.norm(decoded - values) < plain
 
 
@@ -76,15 +76,15 @@ def test_ranks_and_steps_round_on_their_own():
 
 
 def test_size_is_as_documented():
-    assert round_trip(Ternary(bucket=512), normals(51200))[0].size == 8 + 4 * 100 + 10240
-    assert round_trip(Ternary(bucket=None), normals(51200))[0].size == 8 + 4 + 10240
+    assert round_trip(Ternary(bucket_size=512), normals(51200))[0].size == 8 + 4 * 100 + 10240
+    assert round_trip(Ternary(bucket_size=None), normals(51200))[0].size == 8 + 4 + 10240
 
 
 def test_broken_sections():
-    assert check_broken(Ternary(bucket=64), normals(500)) > 30
+    assert check_broken(Ternary(bucket_size=64), normals(500)) > 30
 
 
 def test_settings_are_checked():
-    for wrong in ({"bucket": 0}, {"bucket": 2**31 + 1}, {"clip": 0.5}, {"bits": 2}):
+    for wrong in ({"bucket_size": 0}, {"bucket_size": 2**31 + 1}, {"clip": 0.5}, {"bits": 2}):
         with pytest.raises(ValidationError):
             Ternary(**wrong)

@@ -18,7 +18,7 @@ def steps_of(values, bits, bucket):
 
 @given(vectors, st.sampled_from([1, 2, 7, 64, 512]), st.sampled_from([8, 16]))
 def test_bytes_are_the_oracles(values, bucket, bits):
-    section, decoded = round_trip(Uniform(bits=bits, bucket=bucket), values)
+    section, decoded = round_trip(Uniform(bits=bits, bucket_size=bucket), values)
     assert section.tobytes() == oracle.encode(values, bits, bucket, KEY)
     assert np.array_equal(decoded, oracle.decode(section.tobytes(), values.size))
 
@@ -44,7 +44,7 @@ def test_equal_values_are_exact():
 def test_unbiased_with_at_most_a_quarter_of_a_squared_level(bits):
     values = normals(1500, seed=5)
     draws = 2000
-    mean, variance = mean_of_draws(Uniform(bits=bits, bucket=100), values, draws)
+    mean, variance = mean_of_draws(Uniform(bits=bits, bucket_size=100), values, draws)
     step = steps_of(values, bits, 100)
     # Rounding the result to float32 comes on top.
     noise = np.abs(values) * 2.0**-24
@@ -61,13 +61,13 @@ def test_16_bits_lose_less():
 
 
 def test_size_is_as_documented():
-    assert round_trip(Uniform(bits=8, bucket=512), normals(5120))[0].size == 8 + 80 + 5120
-    assert round_trip(Uniform(bits=16, bucket=512), normals(5120))[0].size == 8 + 80 + 10240
+    assert round_trip(Uniform(bits=8, bucket_size=512), normals(5120))[0].size == 8 + 80 + 5120
+    assert round_trip(Uniform(bits=16, bucket_size=512), normals(5120))[0].size == 8 + 80 + 10240
 
 
 @pytest.mark.parametrize("bits", [8, 16])
 def test_broken_sections(bits):
-    assert check_broken(Uniform(bits=bits, bucket=64), normals(500)) > 30
+    assert check_broken(Uniform(bits=bits, bucket_size=64), normals(500)) > 30
 
 
 @pytest.mark.parametrize("low, high", [(1.0, 0.0), (np.nan, 1.0), (0.0, np.inf), (-np.inf, 0.0)])
@@ -79,6 +79,6 @@ def test_impossible_ranges_are_refused(low, high):
 
 
 def test_settings_are_checked():
-    for wrong in ({"bits": 7}, {"bucket": 0}, {"bucket": None}):
+    for wrong in ({"bits": 7}, {"bucket_size": 0}, {"bucket_size": None}):
         with pytest.raises(ValidationError):
             Uniform(**wrong)

@@ -1,31 +1,25 @@
-// The random words of stochastic rounding, and the walk over buckets that uses them.
-//
-// Element i draws word i % 4 of the counter (i / 4, step, STREAM_ROUNDING, rank) under the key (seed, parameter).
-#ifndef HVD_DEEPREDUCE_ROUNDING_H
-#define HVD_DEEPREDUCE_ROUNDING_H
+// Stochastic rounding on the host: words are drawn a chunk at a time, and handed out by bucket.
+#ifndef HVD_DEEPREDUCE_ROUNDING_CPU_H
+#define HVD_DEEPREDUCE_ROUNDING_CPU_H
 
 #include "common/cpu.h"
+#include "rounding/rounding.h"
 
 #ifdef DR_X86
 #include <immintrin.h>
 #endif
 
-struct RoundingKey {
-    u32 seed, parameter, step, rank;
-};
-
 const u64 ROUNDING_CHUNK = 1024;  // words drawn at once
-const u64 PHILOX_LANES = 16;      // counters taken through the rounds side by side
+const u64 PHILOX_LANES = 16;      // counters computed side by side, so that the compiler vectorizes the rounds
 
 extern "C" int dr_vector_level();
 
-// The words of ROUNDING_CHUNK elements from `begin` on, a multiple of four.
+// The words of the ROUNDING_CHUNK elements from `begin` on; `begin` is a multiple of four.
 DR_CLONES static void rounding_words_portable(const RoundingKey& key, u64 begin, u32* words) {
     for (u64 base = 0; base < ROUNDING_CHUNK / 4; base += PHILOX_LANES) {
         u32 x[PHILOX_LANES], y[PHILOX_LANES], z[PHILOX_LANES], w[PHILOX_LANES];
         for (u64 q = 0; q < PHILOX_LANES; ++q) {
-            const Philox4 r =
-                philox4x32(key.seed, key.parameter, (u32)(begin / 4 + base + q), key.step, STREAM_ROUNDING, key.rank);
+            const Philox4 r = rounding_draw(key, begin / 4 + base + q);
             x[q] = r.x, y[q] = r.y, z[q] = r.z, w[q] = r.w;
         }
         u32* out = words + 4 * base;
@@ -36,7 +30,7 @@ DR_CLONES static void rounding_words_portable(const RoundingKey& key, u64 begin,
 }
 
 #ifdef DR_X86
-// philox4x32 of eight counters, each word in the low half of a 64-bit lane, which is all that the multiplication reads.
+// rounding_draw of eight counters. Each word is the low half of a 64-bit lane: the multiplication reads only that half.
 __attribute__((target("avx512f"))) static void rounding_words_avx512(const RoundingKey& key, u64 begin, u32* words) {
     const __m512i m0 = _mm512_set1_epi64(0xD2511F53), m1 = _mm512_set1_epi64(0xCD9E8D57);
     const __m512i lanes = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
@@ -71,17 +65,17 @@ static inline void rounding_words(const RoundingKey& key, u64 begin, u32* words)
     rounding_words_portable(key, begin, words);
 }
 
-// Calls f(b, at, size, words) for each run of `size` elements from `at` on that lie in one bucket b, with their words.
-// Always inlined, so that f is compiled for the machine of the caller's clone.
+// Calls f(b, at, size, words) for each run of `size` elements from `at` on that belong to one bucket b; words[j] is the
+// word of element at + j. Always inlined, so that f is compiled for the machine of the caller's clone.
 template <class F>
-__attribute__((always_inline)) inline void rounded_runs(u64 count, u64 bucket, const RoundingKey& key, F f) {
+__attribute__((always_inline)) inline void rounded_runs(u64 count, u64 bucket_size, const RoundingKey& key, F f) {
     u32 words[ROUNDING_CHUNK];
     for (u64 begin = 0; begin < count; begin += ROUNDING_CHUNK) {
         rounding_words(key, begin, words);
         const u64 size = begin + ROUNDING_CHUNK < count ? ROUNDING_CHUNK : count - begin;
         for (u64 i = 0; i < size;) {
-            const u64 b = (begin + i) / bucket;
-            const u64 left = (b + 1) * bucket - begin;
+            const u64 b = (begin + i) / bucket_size;
+            const u64 left = (b + 1) * bucket_size - begin;
             const u64 stop = left < size ? left : size;
             f(b, begin + i, stop - i, words + i);
             i = stop;

@@ -1,17 +1,16 @@
-// What the curve-fitting codecs share. Values come sorted from the largest down: a run of positives, zeros, a run of
-// negatives. A curve is fitted to each sign's magnitudes apart; zeros are only counted.
-#ifndef HVD_DEEPREDUCE_FIT_H
-#define HVD_DEEPREDUCE_FIT_H
+// What both curve fits share on the host.
+#ifndef HVD_DEEPREDUCE_CURVES_CPU_H
+#define HVD_DEEPREDUCE_CURVES_CPU_H
 
 #include <algorithm>
 #include <cmath>
 
-#include "curve_fit/curves.h"
 #include "common/cpu.h"
+#include "curve_fit/curves.h"
 
 #define DR_INLINE static inline __attribute__((always_inline))
 
-// sum of a[j] b[j]; size: a multiple of 8, up to FIT_BLOCK.
+// The sum of a[j] b[j] over a block; size: a multiple of 8, up to FIT_BLOCK.
 DR_INLINE double block_dot(const double* a, const double* b, u64 size) {
     double lane[8] = {};
     for (u64 i = 0; i < size; i += 8)
@@ -23,7 +22,7 @@ DR_INLINE double block_dot(const double* a, const double* b, u64 size) {
 
 DR_INLINE u64 round_up8(u64 size) { return (size + 7) & ~7ull; }
 
-// How many of the sorted values are positive, and negative.
+// How many of the sorted values are positive, and how many negative.
 struct Signs {
     u64 positives, negatives;
 };
@@ -35,7 +34,7 @@ inline Signs signs_of(const float* sorted, u64 count) {
     return {(u64)(zeros - sorted), (u64)(end - negatives)};
 }
 
-// 4-byte words of a section, which need not be aligned.
+// A 4-byte word of a section, which need not be aligned.
 template <class T>
 inline T word_at(const u8* section, u64 word) {
     T value;

@@ -1,0 +1,133 @@
+"""3LC: values rounded to -m, 0, m as packed ternary digits, and runs of zeros in one byte each (joint/three_lc.py).
+
+kernels/ternary/trits.h draws the packed digits, kernels/three_lc/three_lc.h the runs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hvd_deepreduce.ops.deferred import counter, decode_values, read_counter
+from hvd_deepreduce.ops.device import array_module, f32, grid, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.dispatch import operation
+from hvd_deepreduce.ops.library import address, check, check_size, kernel
+from hvd_deepreduce.ops.ternary import packed_size
+from hvd_deepreduce.ops.types import F32, U8, Device
+
+_three_lc_pack = kernel("three_lc_pack", "v", "pUfp")
+_three_lc_unpack = kernel("three_lc_unpack", "I", "pUfp")
+_zero_runs_bound = kernel("zero_runs_bound", "U", "U")
+_zero_runs_encode = kernel("zero_runs_encode", "U", "pUp")
+_zero_runs_decode = kernel("zero_runs_decode", "I", "pUUp")
+
+
+@operation()
+def pack(values: F32, m: float) -> U8:
+    """The packed digits round(value / m) + 1: float32 ``[n]`` to uint8 ``[ceil(n / 5)]``.
+
+    Args:
+        values: float32, with magnitudes up to ``m``.
+        m: a float32, not negative.
+    """
+    packed = np.empty(packed_size(values.size), np.uint8)
+    _three_lc_pack(address(values), values.size, m, address(packed))
+    return packed
+
+
+@pack.cuda
+def _(values: Device, m: float) -> Device:
+    xp, n = array_module(values), values.size
+    packed = xp.empty(packed_size(n), np.uint8)
+    if n:
+        launch(xp, "three_lc/three_lc", "three_lc_pack", grid(xp, packed.size), values, u64(n), f32(m), packed)
+    return packed
+
+
+@operation()
+def unpack(packed: U8, count: int, m: float) -> F32:
+    """The ``count`` float32 values of ``pack``: -m, 0 or m.
+
+    On a GPU, waits for the device to check the bytes, or defers the check.
+
+    Raises:
+        ValueError: ``packed`` does not have ceil(count / 5) bytes, ``pack`` cannot have written them, or ``m`` is
+            negative or not finite.
+    """
+    check_size(packed, packed_size(count))
+    values = np.empty(count, np.float32)
+    check(_three_lc_unpack(address(packed), count, m, address(values)))
+    return values
+
+
+@unpack.cuda
+def _(packed: Device, count: int, m: float) -> Device:
+    check_size(packed, packed_size(count))
+    if not 0 <= m <= np.finfo(f32).max:
+        check(-3)
+    return decode_values("three_lc/three_lc", "three_lc_unpack", packed, count, packed, u64(count), f32(m))
+
+
+@operation()
+def zero_runs_encode(packed: U8) -> U8:
+    """Packed digits, with each run of 2 to 14 bytes of zeros in one byte.
+
+    On a GPU, waits for the device, which computes the size.
+    """
+    out = np.empty(packed.size, np.uint8)
+    return out[: _zero_runs_encode(address(packed), packed.size, address(out))]
+
+
+@zero_runs_encode.cuda
+def _(packed: Device) -> Device:
+    xp, n = array_module(packed), packed.size
+    out = xp.empty(n, np.uint8)
+    if n == 0:
+        return out
+    others_count, size = counter(xp), counter(xp)
+    others, rank = xp.empty(n, u32), xp.empty(n, u32)
+    launch(
+        xp, "three_lc/three_lc", "zero_runs_find", grid(xp, n), packed, u64(n), scan_status(xp, n), others_count,
+        others, rank,
+    )  # fmt: skip
+    launch(
+        xp, "three_lc/three_lc", "zero_runs_write", grid(xp, n), packed, u64(n), others_count, others, rank,
+        scan_status(xp, n), size, out,
+    )  # fmt: skip
+    return out[: read_counter(size)]
+
+
+@operation()
+def zero_runs_decode(section: U8, count: int) -> U8:
+    """The ``count`` bytes of packed digits that ``zero_runs_encode`` was given.
+
+    On a GPU, waits for the device, which computes how many bytes the section stands for.
+
+    Raises:
+        ValueError: the section does not stand for ``count`` bytes.
+    """
+    _check_room(section, count)
+    packed = np.empty(count, np.uint8)
+    check(_zero_runs_decode(address(section), section.size, count, address(packed)))
+    return packed
+
+
+@zero_runs_decode.cuda
+def _(section: Device, count: int) -> Device:
+    xp, n = array_module(section), section.size
+    _check_room(section, count)
+    packed, size = xp.empty(count, np.uint8), counter(xp)
+    if n:
+        launch(
+            xp, "three_lc/three_lc", "zero_runs_decode", grid(xp, n), section, u64(n), u64(count), scan_status(xp, n),
+            size, packed,
+        )  # fmt: skip
+    decoded = read_counter(size)
+    if decoded != count:
+        check(-1 if decoded < count else -3)
+    return packed
+
+
+def _check_room(section: U8, count: int) -> None:
+    """Raises ``ValueError`` if even the longest runs are fewer than ``count`` bytes, before these are allocated."""
+    if _zero_runs_bound(section.size) < count:
+        check(-1)

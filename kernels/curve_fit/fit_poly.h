@@ -1,0 +1,39 @@
+// Piecewise polynomials through sorted values (DeepReduce, section 5). The section, in 32-bit words:
+//
+//     section:  | degree | positives | negatives | side of the positives | side of the negatives |
+//     side:     | segments p | least float32 | largest float32 | knots [p - 1] | coefficients float32 |
+//
+// A side without values is left out. A knot is the place where a segment (but the first) begins, counted from the
+// side's first value. Each segment has min(degree + 1, points) coefficients of Gram's polynomials (common.h), segment
+// by segment. They give the magnitude as a share of `largest`. Point i of m has t = (2 i - (m - 1)) * (1 / (m - 1)), or
+// 0 for m = 1.
+#ifndef HVD_DEEPREDUCE_FIT_POLY_H
+#define HVD_DEEPREDUCE_FIT_POLY_H
+
+#include "curve_fit/curves.h"
+
+const u32 MAX_DEGREE = 15, MAX_SEGMENTS = 1024, MAX_TERMS = MAX_DEGREE + 1;
+
+// The number of coefficients of a segment.
+DR_HD u32 fit_terms(u32 degree, u64 points) { return degree + 1 < points ? degree + 1 : (u32)points; }
+
+// The most words that a section of `count` values takes; segments: the most of a side, 0 for the heuristic.
+DR_HD u64 fit_poly_bound(u64 count, u32 degree, u32 segments) {
+    const u64 wanted = segments ? segments : MAX_SEGMENTS, possible = count / (degree + 1) + 1;
+    return 9 + 2 * (u64)(degree + 2) * (wanted < possible ? wanted : possible);
+}
+
+// The float64 numbers of scratch memory that an encoder on the device needs: MAX_TERMS for each block of a segment.
+DR_HD u64 fit_poly_scratch(u64 count) { return MAX_TERMS * (count / FIT_BLOCK + MAX_SEGMENTS + 2); }
+
+// Lemma 1 gives p = ceil(2 sqrt(M)) knots for a piecewise linear fit, remark 4 ceil(M / sqrt(2) - 1) for a constant
+// one, M = |(C_1 - C_2) - (C_m-1 - C_m)|. p knots make p + 1 segments.
+DR_HD u32 heuristic_segments(const float* sorted, u64 m, u32 degree) {
+    if (m < 3) return 1;
+    const double start = (double)sorted[0] - (double)sorted[1], end = (double)sorted[m - 2] - (double)sorted[m - 1];
+    const double change = fabs(start - end);
+    const double knots = ceil(degree ? 2.0 * sqrt(change) : change / sqrt(2.0) - 1.0), most = MAX_SEGMENTS - 1;
+    return 1 + (u32)(knots < 0.0 ? 0.0 : knots > most ? most : knots);
+}
+
+#endif

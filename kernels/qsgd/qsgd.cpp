@@ -1,0 +1,40 @@
+// QSGD: buckets of values with one float32 norm each, stochastically rounded to 2 s + 1 levels.
+#include "qsgd/qsgd.h"
+
+#include "buckets/buckets.h"
+#include "rounding/rounding_cpu.h"
+
+DR_CLONES static void qsgd_codes(const float* values, u64 count, u64 bucket_size, u32 s, const RoundingKey& key,
+                                 const float* norms, u8* codes) {
+    rounded_runs(count, bucket_size, key, [=](u64 b, u64 at, u64 size, const u32* words) {
+        const float norm = norms[b];
+        for (u64 i = 0; i < size; ++i) codes[at + i] = (u8)qsgd_level(values[at + i], norm, s, uniform24(words[i]));
+    });
+}
+
+// codes[count]: one byte each, 0 .. 2 s. norms: one for each bucket.
+DR_API void dr_qsgd_quantize(const float* values, u64 count, u64 bucket_size, u32 s, u32 seed, u32 parameter, u32 step,
+                             u32 rank, const float* norms, u8* codes) {
+    qsgd_codes(values, count, bucket_size, s, {seed, parameter, step, rank}, norms, codes);
+}
+
+// values[count]. ERR_VALUE if a code is above 2 s, or a norm is negative or not finite.
+DR_API i64 dr_qsgd_dequantize(const u8* codes, const float* norms, u64 count, u64 bucket_size, u32 s, float* values) {
+    if (s == 0 || s > 127 || bucket_size == 0) return ERR_VALUE;
+    float table[256];
+    for (u32 code = 0; code < 256; ++code) table[code] = qsgd_value(code, 1.0f, s);
+    u32 largest = 0;
+    for (u64 begin = 0, b = 0; begin < count; begin += bucket_size, ++b) {
+        const u64 end = run_end(begin, bucket_size, count);
+        const float norm = norms[b];
+        if (!valid_scale(norm)) return ERR_VALUE;
+        for (u64 i = begin; i < end; ++i) {
+            largest = codes[i] > largest ? codes[i] : largest;
+            values[i] = table[codes[i]] * norm;
+        }
+    }
+    return largest > 2 * s ? (i64)ERR_VALUE : 0;
+}
+
+// For the host's side of a GPU's encode and decode.
+DR_API u32 dr_qsgd_levels(u32 bits) { return qsgd_levels(bits); }

@@ -1,0 +1,33 @@
+// Keys as gaps of whole bytes: the CUDA side of kernels/sketch/flagged_keys.cpp.
+#include "sketch/flagged_keys.h"
+
+#include "common/gaps.cuh"
+
+__device__ __forceinline__ u32 gap_of(const u32* keys, u64 i) { return i ? keys[i] - keys[i - 1] - 1 : keys[0]; }
+
+// *end: the number of bytes written.
+KERNEL flagged_encode(const u32* keys, u64 count, u64* status, u64* end, u8* out) {
+    each_place(
+        count, length_bytes(count), status, end, [=](u64 i) { return (u64)gap_bytes(gap_of(keys, i)); },
+        [=](u64 i, u64 place) {
+            const u32 gap = gap_of(keys, i);
+            for (u32 j = 0; j < gap_bytes(gap); ++j) out[place + j] = (u8)(gap >> (8 * j));
+            if (i % 4) return;
+            u32 lengths = 0;
+            for (u32 j = 0; j < 4 && i + j < count; ++j) lengths |= (gap_bytes(gap_of(keys, i + j)) - 1) << (2 * j);
+            out[i / 4] = (u8)lengths;
+        });
+}
+
+// The gaps of a section; keys_of_gaps turns them into keys.
+KERNEL flagged_gaps(const u8* in, u64 bytes, u64 count, u64* status, u64* end, u32* gaps, i32* error) {
+    const auto length = [=](u64 i) { return (u64)(in[i / 4] >> (2 * (i & 3)) & 3) + 1; };
+    each_place(count, length_bytes(count), status, end, length, [=](u64 i, u64 place) {
+        u32 gap = 0;
+        for (u32 j = 0; j < length(i); ++j)
+            if (place + j < bytes) gap |= (u32)in[place + j] << (8 * j);
+        gaps[i] = gap;
+        if (gap_bytes(gap) != length(i)) atomicMin(error, ERR_INDEX);
+        if (i + 1 == count && place + length(i) != bytes) atomicMin(error, ERR_TRUNCATED);
+    });
+}
