@@ -34,7 +34,7 @@ class Bloom(IndexCodec):
       of indices that share a bit, small sets first.
     - ``leftmost``, ``middle``, ``rightmost``: r consecutive ones of P; biased if the gradient is.
     - ``naive``: the first r of P, with the values of the r selected indices in their order. The paper uses it to show
-      why a policy is needed: behind the first false positive every value is put in a wrong place.
+      why a policy is needed: after the first false positive every value is put in a wrong place.
 
     1.44 log2(1 / fpr) bits per kept element; p0 adds ``fpr * (d - r) / r`` values per kept element.
 
@@ -50,7 +50,7 @@ class Bloom(IndexCodec):
     fewest positives, of equal ones the first: 28 false positives on average.
 
     Section: ``| policy << 5 | (k - 1) (1 byte) | the filter: bit b is bit b % 8 of byte b / 8 |``; empty if r is 0.
-    m is the number of bits behind the header.
+    m is the number of bits after the header.
 
     Attributes:
         fpr: the false positive rate, 1e-9 to below 1. A lower rate takes more bits per index.

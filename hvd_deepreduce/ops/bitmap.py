@@ -61,7 +61,7 @@ def decode(section: U8, numel: int, count: int) -> U32:
     On a GPU: waits for the device, or defers the check.
 
     Raises:
-        ValueError: the section has another size, another number of ones, or a one behind bit ``numel - 1``.
+        ValueError: the section has another size, another number of ones, or a one after bit ``numel - 1``.
     """
     check_size(section, (numel + 7) // 8)
     indices = np.empty(count, np.uint32)

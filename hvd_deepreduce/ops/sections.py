@@ -1,6 +1,6 @@
 """Sections and containers: joining arrays into one, the checksum, and what the host reads of them.
 
-docs/container.md draws the container. On a GPU, the host remembers the first bytes of sections that it has made or
+docs/container.md draws the container. On a GPU, the host remembers the first bytes of sections that it has joined or
 prefetched within ``deferred.encoding`` and ``deferred.reading``, so that ``peek`` need not wait for them.
 """
 
@@ -27,7 +27,7 @@ _checksum = kernel("checksum", "u", "pU")
 
 
 def checksum(data: U8) -> int:
-    """The checksum of a container on the host, whose size is a multiple of 4."""
+    """The checksum of a container on the host. The size of ``data`` is a multiple of 4."""
     return int(_checksum(address(data), data.size))
 
 

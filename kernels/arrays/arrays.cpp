@@ -62,7 +62,9 @@ template <class T>
 static void sum_run(T* out, u64 begin, u64 end, const Part<T>* parts, int count, T scale) {
     // A block of the output is summed and scaled in the second-level cache, then written once.
     constexpr u64 block = 65536 / sizeof(T);
-    alignas(64) thread_local T sums[block];
+    alignas(64) thread_local T memory[block];
+    T* sums = memory;
+    asm("" : "+r"(sums));  // else the compiler looks up the thread's memory for each element
     std::vector<u64> at((size_t)count);
     for (int p = 0; p < count; ++p) {
         if (!parts[p].indices) continue;

@@ -9,7 +9,7 @@ DR_API void dr_bitmap_encode(const u32* indices, u64 count, u8* out) {
 }
 
 // Returns 0; ERR_TRUNCATED if the bitmap is shorter than numel bits; ERR_INDEX if it does not have exactly `count`
-// ones, or has one at numel or behind.
+// ones, or has one at numel or after it.
 DR_API i64 dr_bitmap_decode(const u8* in, u64 bytes, u64 numel, u64 count, u32* indices) {
     if (bytes < (numel + 7) / 8) return ERR_TRUNCATED;
     u64 found = 0;

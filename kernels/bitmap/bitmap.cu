@@ -12,7 +12,7 @@ KERNEL find_ones(const u8* in, u64 bytes, u64* status, u32* places, u64 room, u6
     each_one(in, bytes, room, status, ones, [=](u64 number, u64 place) { places[number] = (u32)place; });
 }
 
-// Sets *error to ERR_INDEX if the bitmap does not have exactly `count` ones, or has one at numel or behind.
+// Sets *error to ERR_INDEX if the bitmap does not have exactly `count` ones, or has one at numel or after it.
 KERNEL check_bitmap(const u8* in, u64 bytes, u64 numel, u64 count, const u64* ones, i32* error) {
     bool bad = *ones != count;
     for (u64 byte = numel / 8 + grid_thread(); byte < bytes; byte += grid_threads())

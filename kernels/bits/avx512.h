@@ -35,7 +35,7 @@ DR_AVX512_INLINE __m512i unpack16(const u8* in, const Fields& fields) {
     return _mm512_and_si512(_mm512_or_si512(low, high), fields.mask);
 }
 
-// Writes sixteen fields of `width` <= 16 bits: 2 * width bytes, and up to 16 bytes of anything behind them.
+// Writes sixteen fields of `width` <= 16 bits: 2 * width bytes, and up to 16 bytes of anything after them.
 DR_AVX512_INLINE void pack16(__m512i values, u32 width, u8* out) {
     const __m512i odd = _mm512_sll_epi64(_mm512_srli_epi64(values, 32), _mm_cvtsi32_si128((int)width));
     const __m512i pairs = _mm512_or_si512(_mm512_and_si512(values, _mm512_set1_epi64(0xFFFFFFFF)), odd);

@@ -32,7 +32,7 @@ DR_AVX512_INLINE void pack16_wide(__m512i values, const Words& words, u8* out) {
 }
 
 // The functions below write or read whole groups of sixteen (eight) fields and return the number of fields. The writers
-// leave the last 128 fields to the caller, whose stores overwrite what a vector store has put behind its own bits.
+// leave the last 128 fields to the caller, whose stores overwrite what a vector store has put after its own bits.
 DR_AVX512 static u64 pack_avx512(const u32* values, u64 count, u32 width, u8* out) {
     const Words words = words_of(width);
     u64 i = 0;
@@ -76,7 +76,7 @@ __attribute__((target("bmi2"))) static u64 unpack_avx512(const u8* in, u64 bytes
 }
 #endif
 
-// Writes field_bytes(count, width) bytes. Bits behind the last field are zero.
+// Writes field_bytes(count, width) bytes. Bits after the last field are zero.
 template <class T>
 static void pack(const T* values, u64 count, u32 width, u8* out) {
     if (width == 0) return;

@@ -34,7 +34,7 @@ DR_HD u32 bit_length(u32 x) {
 // Bytes of `count` fields of `width` bits.
 DR_HD u64 field_bytes(u64 count, u32 width) { return (count * width + 7) / 8; }
 
-// Whether `bytes` bytes hold exactly a bit string of `bits` bits, with zeros behind its last bit.
+// Whether `bytes` bytes hold exactly a bit string of `bits` bits, with zeros after its last bit.
 DR_HD bool ends_at(const u8* in, u64 bytes, u64 bits) {
     return bytes == (bits + 7) / 8 && (bits % 8 == 0 || in[bits / 8] >> (bits % 8) == 0);
 }

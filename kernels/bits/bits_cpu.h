@@ -5,7 +5,7 @@
 #include "bits/bits.h"
 #include "common/cpu.h"
 
-// Appends fields. put() and finish() store eight bytes at `out`, so the array needs that much room behind its last
+// Appends fields. put() and finish() store eight bytes at `out`, so the array needs that much room after its last
 // byte.
 struct BitWriter {
     u8* out;
@@ -21,7 +21,7 @@ struct BitWriter {
         word >>= filled & 56;
         filled &= 7;
     }
-    // Returns the first byte behind the string.
+    // Returns the first byte after the string.
     u8* finish() {
         std::memcpy(out, &word, 8);
         return out + (filled > 0);

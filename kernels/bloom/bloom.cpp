@@ -49,7 +49,7 @@ DR_CLONES static void insert(const Hash& hash, const u32* indices, u64 count, u8
     }
 }
 
-// Sets the bits of `count` indices in a filter of `bytes` (8 to 2^29 - 1) zero bytes, with 8 more behind them for
+// Sets the bits of `count` indices in a filter of `bytes` (8 to 2^29 - 1) zero bytes, with 8 more after them for
 // windows that pass its end.
 DR_API void dr_bloom_insert(const u32* indices, u64 count, u32 k, u32 seed, u32 parameter, u32 step, u8* filter,
                             u64 bytes) {
@@ -103,13 +103,13 @@ DR_CLONES static void set_sizes(const Hash& hash, const u32* indices, u64 count,
         const u64 size = std::min(chunk, count - begin);
         first_hashes(hash, indices + begin, size, h1, h2);
         for (u32 j = 0; j < hash.k; ++j) {
-            u32* own = bits[j];
+            u32* row = bits[j];
             for (u64 i = 0; i < size; ++i)
-                own[i] = bloom_bit(indices[begin + i], bloom_probe(h1[i], h2[i], j), hash.bytes);
+                row[i] = bloom_bit(indices[begin + i], bloom_probe(h1[i], h2[i], j), hash.bytes);
             for (u32 before = 0; before < j; ++before)
-                for (u64 i = 0; i < size; ++i) own[i] = own[i] == bits[before][i] ? NONE : own[i];
+                for (u64 i = 0; i < size; ++i) row[i] = row[i] == bits[before][i] ? NONE : row[i];
             for (u64 i = 0; i < size; ++i)
-                if (own[i] != NONE) sizes[own[i]] = (u8)(sizes[own[i]] + (sizes[own[i]] < 255));
+                if (row[i] != NONE) sizes[row[i]] = (u8)(sizes[row[i]] + (sizes[row[i]] < 255));
         }
     }
 }

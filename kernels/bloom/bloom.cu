@@ -14,7 +14,7 @@ KERNEL bloom_insert(const u32* indices, u64 count, u32 hashes, u32 seed, u32 par
     }
 }
 
-// words: the filter, whose address may be any, and its first 12 bytes again behind it, so that a window is read as
+// words: the filter, whose address may be any, and its first 12 bytes again after it, so that a window is read as
 // words.
 KERNEL bloom_wrap(const u8* filter, u32 bytes, u32* words) {
     const u64 total = ((u64)bytes + 15) / 4;
@@ -30,7 +30,7 @@ KERNEL bloom_query(const u32* words, u32 bytes, u32 hashes, u32 seed, u32 parame
                    u64* positives, u64* found) {
     const BloomSalts salts = bloom_salts(seed, parameter, step, bytes);
     const u64 blocks = (numel + 63) / 64;
-    u32 own = 0;
+    u32 count = 0;
     for (u64 b = grid_thread(); b < blocks; b += grid_threads()) {
         const u32 first = bloom_first((u32)b, salts.first), second = bloom_second(first, salts.second);
         u64 held = b + 1 == blocks && numel % 64 ? (1ull << numel % 64) - 1 : ~0ull;
@@ -43,8 +43,8 @@ KERNEL bloom_query(const u32* words, u32 bytes, u32 hashes, u32 seed, u32 parame
             held &= window >> turn | window << ((64 - turn) & 63);
         }
         positives[b] = held;
-        own += (u32)__popcll(held);
+        count += (u32)__popcll(held);
     }
-    own = block_sum(own);
-    if (threadIdx.x == 0 && own) atomicAdd(found, (u64)own);
+    count = block_sum(count);
+    if (threadIdx.x == 0 && count) atomicAdd(found, (u64)count);
 }

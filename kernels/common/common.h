@@ -1,7 +1,6 @@
-// Arithmetic that the cpu and the cuda backend share, once: hashing, random numbers, quantizing and bit fields of
-// one element. Plain functions of integers and floats, accepted alike by g++, nvcc and NVRTC (which has no standard
-// headers, hence the integer names below). Both backends are compiled without contraction of a*b+c into one
-// rounding, so equal inputs give equal bits.
+// Arithmetic that the host and the device share: hashing, random numbers and quantizing of one element. Functions of
+// integers and floats that g++, nvcc and NVRTC accept. NVRTC has no standard headers, hence the integer types below.
+// Host and device code are compiled without contraction of a*b+c into one rounding, so equal inputs give equal bits.
 #ifndef HVD_DEEPREDUCE_COMMON_H
 #define HVD_DEEPREDUCE_COMMON_H
 
@@ -12,7 +11,7 @@ typedef unsigned long long u64;
 typedef int i32;
 typedef long long i64;
 
-// For the host or for the device: a .cu file's own functions are all the device's, and may be called from these.
+// Functions marked DR_HD are compiled for the host in a .cpp file and for the device in a .cu file.
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define DR_CUDA 1
 #define DR_HD __device__ __forceinline__
@@ -20,8 +19,8 @@ typedef long long i64;
 #define DR_HD inline
 #endif
 
-// A decoder's complaint, negative as no other result is; the backends turn it into a sentence. Of several, a kernel on
-// the device keeps the least.
+// Errors of decoders, the only negative results; ops/library.py has their sentences. A kernel on the device that finds
+// several errors keeps the smallest number.
 const i32 ERR_TRUNCATED = -1, ERR_INDEX = -2, ERR_VALUE = -3, ERR_MEANS = -4, ERR_SIZES = -5;
 const i32 ERR_CHECKSUM = -6, ERR_NOT_FINITE = -7, ERR_ORDER = -8;
 
@@ -46,11 +45,10 @@ DR_HD Philox4 philox4x32(u32 k0, u32 k1, u32 c0, u32 c1, u32 c2, u32 c3) {
     return out;
 }
 
-// What a random number is for. It stands in the counter, so no two uses of one key share numbers.
+// What random numbers are for. It is part of the counter, so that no two uses of one key share numbers.
 enum RandomStream { STREAM_SAMPLE = 1, STREAM_RANDOMK = 2, STREAM_ROUNDING = 3, STREAM_POLICY = 4, STREAM_SKETCH = 5 };
 
-// A residual takes a gradient in: two finite numbers can sum to infinity, which no codec takes, so sums end at the
-// largest number.
+// residual + gradient, limited to the finite range: two finite numbers can sum to infinity, which no codec takes.
 DR_HD float accumulated(float residual, float gradient) {
     const float most = 3.4028234663852886e38f, sum = residual + gradient, low = sum < most ? sum : most;
     return low > -most ? low : -most;
@@ -73,8 +71,8 @@ DR_HD u32 fmix32(u32 h) {
     return h;
 }
 
-// One word's share of a container's checksum. For a fixed position it is a bijection of the word, so any change of
-// one word changes the sum; and a sum can be taken in any order, by any number of threads.
+// One word's term of a container's checksum. For a fixed position it is a bijection of the word, so any change of one
+// word changes the sum; and a sum can be computed in any order, by any number of threads.
 DR_HD u32 checksum_word(u32 word, u32 position) { return fmix32(word ^ (position * 0x9E3779B1u)); }
 
 // QSGD's stochastic rounding of one value: |value| / norm lies in [0, 1], times s, rounded up with the probability
@@ -124,7 +122,7 @@ DR_HD u32 sketch_column(u32 key, u32 row_seed, u32 columns) {
     return (u32)(((u64)fmix32(key ^ row_seed) * columns) >> 32);
 }
 
-// Bits that hold 0 .. n-1: ceil(log2 n).
+// The number of bits that hold 0 .. n-1: ceil(log2 n).
 DR_HD u32 bits_for(u64 n) {
     u32 width = 0;
     while (width < 64 && ((u64)1 << width) < n) ++width;

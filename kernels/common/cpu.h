@@ -1,4 +1,4 @@
-// What the cpu kernels share: the ABI's marks, run-time choice of vector code, threads.
+// What the CPU kernels share: the C ABI, the run-time choice of vector code, threads.
 #ifndef HVD_DEEPREDUCE_CPU_H
 #define HVD_DEEPREDUCE_CPU_H
 
@@ -16,7 +16,7 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define DR_X86 1
-// Loops that the compiler vectorizes by itself are compiled for three machines; the loader picks one.
+// Functions whose loops the compiler vectorizes are compiled for three instruction sets; the loader chooses one.
 #if !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
 #define DR_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #endif
@@ -28,9 +28,9 @@
 // The vector instructions to use: 0 portable code, 1 AVX2, 2 AVX-512.
 DR_API int dr_vector_level();
 
-// Splits [0, n) into `threads` runs, each a multiple of `grain`, and calls f(thread, begin, end) for each at once.
-// The split depends on n and threads alone, so what a run finds can be joined in order. An exception of a run (there
-// is one kind: out of memory) is thrown again here, after all runs have ended.
+// Splits [0, n) into at most `threads` runs, at multiples of `grain`, and calls f(thread, begin, end) for all of them
+// at the same time. The split depends only on n and `threads`, so results can be joined in order. An exception of a run
+// (only std::bad_alloc occurs) is rethrown after all runs have ended.
 template <class F>
 void parallel_runs(u64 n, int threads, u64 grain, F f) {
     const u64 grains = (n + grain - 1) / grain;
@@ -53,7 +53,7 @@ void parallel_runs(u64 n, int threads, u64 grain, F f) {
         try {
             others.emplace_back(run, t);
         } catch (const std::system_error&) {
-            run(t);  // no thread is to be had: then here
+            run(t);  // the system has no more threads, so the run takes place here
         }
     }
     run(0);
@@ -67,7 +67,7 @@ inline u64 load64(const u8* p) {
     return word;
 }
 
-// Eight bytes from `p`, of which only those before `end` are read; the rest are zero.
+// Eight bytes from `p` on. Only those before `end` are read; the others are zero.
 inline u64 load64_tail(const u8* p, const u8* end) {
     u64 word = 0;
     if (p < end) std::memcpy(&word, p, end - p < 8 ? (size_t)(end - p) : 8);

@@ -1,7 +1,7 @@
 // What the CUDA kernels share: sums over a warp and a block, prefix sums over a whole grid in one launch, bit strings.
 //
-// Every kernel has blocks of THREADS threads. A kernel that walks over its work in tiles may be launched with any
-// number of blocks.
+// All kernels have blocks of THREADS threads, and any number of blocks unless they say otherwise: they loop over their
+// elements or tiles.
 #ifndef HVD_DEEPREDUCE_DEVICE_CUH
 #define HVD_DEEPREDUCE_DEVICE_CUH
 
@@ -16,7 +16,7 @@ const u64 NOWHERE = ~0ull;
 
 __device__ __forceinline__ u32 lane_number() { return threadIdx.x & 31u; }
 __device__ __forceinline__ u32 warp_number() { return threadIdx.x >> 5; }
-// A thread's number in the grid, and the number of all.
+// A thread's number in the grid, and the number of threads in the grid.
 __device__ __forceinline__ u64 grid_thread() { return (u64)blockIdx.x * THREADS + threadIdx.x; }
 __device__ __forceinline__ u64 grid_threads() { return (u64)gridDim.x * THREADS; }
 
@@ -26,7 +26,7 @@ __device__ __forceinline__ u32 magnitude_bits(float x) { return bits_of(x) & 0x7
 __device__ __forceinline__ u64 magnitude_bits(double x) { return bits_of(x) & 0x7FFFFFFFFFFFFFFFull; }
 __device__ __forceinline__ bool finite_bits(float x) { return magnitude_bits(x) < 0x7F800000u; }
 
-// Sixteen bytes, moved at once.
+// Sixteen bytes, which one instruction loads or stores.
 template <class T>
 struct __align__(16) Vector {
     static const u32 SIZE = 16 / sizeof(T);
@@ -48,7 +48,8 @@ __device__ __forceinline__ T warp_max(T x) {
     return x;
 }
 
-// The first i below `count` for which holds(i), true up to some number, is false; `count` where it is true for all.
+// The first i below `count` for which holds(i) is false, or `count` if there is none. holds(i) must be true up to some
+// i and false from there on.
 template <class F>
 __device__ __forceinline__ u64 first_not(u64 count, F holds) {
     u64 low = 0, high = count;
@@ -59,14 +60,14 @@ __device__ __forceinline__ u64 first_not(u64 count, F holds) {
     }
     return low;
 }
-// The last i of sorted a[count] with a[i] <= value; 0 where there is none.
+// The last i of sorted a[count] with a[i] <= value, or 0 if there is none.
 template <class T>
 __device__ __forceinline__ u64 last_at_most(const T* a, u64 count, u64 value) {
     const u64 above = first_not(count, [=](u64 i) { return a[i] <= value; });
     return above ? above - 1 : 0;
 }
 
-// The sum (the largest) over the block, for every thread.
+// The sum (the largest) of all threads' values over the block, returned to every thread.
 template <class T>
 __device__ T block_sum(T x) {
     __shared__ T of_warp[WARPS];
@@ -88,7 +89,7 @@ __device__ T block_max(T x) {
     return x;
 }
 
-// The sum over the threads before this one, and *total over all of the block.
+// The sum over the threads before this one; *total: the sum over the block.
 template <class T>
 __device__ T block_scan(T x, T* total) {
     __shared__ T of_warp[WARPS];
@@ -109,17 +110,17 @@ __device__ T block_scan(T x, T* total) {
     return others + sum - x;
 }
 
-// ---- Sums over all tiles before one, in a single launch (Merrill and Garland, "Single-pass parallel prefix scan with
-// decoupled look-back", NVIDIA 2016). Tiles are handed out in order, so the tiles before a block's own are finished or
-// being worked on, and waiting for them ends. A tile's word is 0, then AGGREGATE | its own sum, then PREFIX | the sum
-// of it and all before it, so that one look gives both the kind and the number. Sums are below 2^62.
+// ---- Prefix sums over tiles, in a single launch (Merrill and Garland, "Single-pass parallel prefix scan with
+// decoupled look-back", NVIDIA 2016). Blocks take tiles in order, so all tiles before a block's tile are finished or
+// being worked on, and waiting for them ends. A tile's word is 0, then AGGREGATE | the tile's sum, then PREFIX | the
+// sum of all tiles up to it, so that one read gives both the kind and the sum. Sums are below 2^62.
 //
-//     status:  | word of tile 0 | word of tile 1 | ... | the next tile's number |      zeros before the launch
+//     status:  | word of tile 0 | word of tile 1 | ... | number of the next tile |      zeros before the launch
 const u64 AGGREGATE = 1ull << 62, PREFIX = 2ull << 62, SUM = AGGREGATE - 1;
 
 __device__ __forceinline__ u64 observed(const u64* word) { return *(const volatile u64*)word; }
 
-// The next tile of this block; `tiles` or more where there is none.
+// The next tile for this block; `tiles` or more if none is left.
 __device__ inline u32 next_tile(u64* status, u32 tiles) {
     __shared__ u32 tile;
     __syncthreads();
@@ -128,7 +129,8 @@ __device__ inline u32 next_tile(u64* status, u32 tiles) {
     return tile;
 }
 
-// The sum of `own` over the tiles before `tile`, for every thread; all threads come with the same `own`.
+// The sum of `own` over the tiles before `tile`, returned to every thread. `own` is this tile's sum, the same for all
+// threads.
 __device__ inline u64 tiles_before(u64* status, u32 tile, u64 own) {
     __shared__ u64 result;
     if (warp_number() == 0) {
@@ -137,7 +139,7 @@ __device__ inline u64 tiles_before(u64* status, u32 tile, u64 own) {
             if (lane_number() == 0) atomicExch(status, PREFIX | own);
         } else {
             if (lane_number() == 0) atomicExch(status + tile, AGGREGATE | own);
-            // 32 words at a time, backwards, up to the first prefix; before the first tile stand prefixes of 0.
+            // Reads 32 words at a time, backwards, up to a prefix. Words before the first tile count as prefixes of 0.
             for (i64 at = (i64)tile - 1 - lane_number();; at -= 32) {
                 u64 word = at < 0 ? PREFIX : observed(status + at);
                 while (__any_sync(WHOLE_WARP, word < AGGREGATE))
@@ -159,7 +161,7 @@ __device__ inline u64 tiles_before(u64* status, u32 tile, u64 own) {
 
 // ---- Bit strings: bit b is bit b % 8 of byte b / 8.
 
-// 64 bits from byte `at` on; zeros behind `bytes`.
+// 64 bits from byte `at` on; bits past `bytes` are zero.
 __device__ __forceinline__ u64 load64(const u8* in, u64 bytes, u64 at) {
     if (at + 8 <= bytes && ((u64)(in + at) & 7) == 0) return *(const u64*)(in + at);
     u64 word = 0;
@@ -168,7 +170,7 @@ __device__ __forceinline__ u64 load64(const u8* in, u64 bytes, u64 at) {
     return word;
 }
 
-// The `width` (up to 32) bits from bit `at` on; zeros behind `bytes`.
+// The field of `width` <= 32 bits at bit `at`; bits past `bytes` are zero.
 __device__ __forceinline__ u32 load_field(const u8* in, u64 bytes, u64 at, u32 width) {
     u64 word = 0;
     const u64 first = at >> 3;
@@ -177,7 +179,8 @@ __device__ __forceinline__ u32 load_field(const u8* in, u64 bytes, u64 at, u32 w
     return (u32)(word >> (at & 7)) & (u32)((1ull << width) - 1);
 }
 
-// Sets the bits of `value` (up to 64) from bit `at` on, in words that were zero, among other threads' bits.
+// Sets the bits of `value` from bit `at` on. The words were zero before the launch; other threads may set other bits of
+// them.
 __device__ __forceinline__ void put_bits(u32* words, u64 at, u64 value) {
     if (!value) return;
     u32* word = words + (at >> 5);
@@ -189,8 +192,8 @@ __device__ __forceinline__ void put_bits(u32* words, u64 at, u64 value) {
     if (high) atomicOr(word + 2, high);
 }
 
-// Calls put(number, place) for each one of a bit string, the first `most` of them; *found: how many there are in all.
-// `status` is of ceil(bytes / (8 * THREADS)) tiles.
+// Calls put(number, place) for the first `most` ones of a bit string. *found: the number of all ones. `status` is of
+// ceil(bytes / (8 * THREADS)) tiles.
 template <class F>
 __device__ void each_one(const u8* in, u64 bytes, u64 most, u64* status, u64* found, F put) {
     const u32 tiles = (u32)((bytes + 8 * THREADS - 1) / (8 * THREADS));
@@ -206,9 +209,9 @@ __device__ void each_one(const u8* in, u64 bytes, u64 most, u64* status, u64* fo
     }
 }
 
-// Appends a string of bits for each of `count` elements, in their order, to words that were zero, from bit `first` on:
-// element i gives length(i) bits, and put(i, place) writes them. *end: the bit behind the last. `status` is of
-// ceil(count / THREADS) tiles.
+// A prefix sum over `count` elements, as it places variable-length fields: calls put(i, place) for each element i,
+// where place is `first` plus the sum of length(j) over all j < i. *end: the place after the last element. `status` is
+// of ceil(count / THREADS) tiles.
 template <class L, class P>
 __device__ void each_place(u64 count, u64 first, u64* status, u64* end, L length, P put) {
     const u32 tiles = (u32)((count + THREADS - 1) / THREADS);

@@ -1,4 +1,4 @@
-// Writing memory that is not read again soon.
+// Copies to memory that is not read again soon.
 #ifndef HVD_DEEPREDUCE_STREAM_COPY_H
 #define HVD_DEEPREDUCE_STREAM_COPY_H
 
@@ -8,7 +8,7 @@
 #include <immintrin.h>
 #endif
 
-// dst = src in whole cache lines that bypass the cache: dst is not read before it is written.
+// Copies with stores that bypass the cache, so that dst is not read into the cache before it is written.
 inline void stream_copy(void* dst, const void* src, u64 bytes) {
 #ifdef DR_X86
     u8* d = (u8*)dst;
@@ -25,7 +25,7 @@ inline void stream_copy(void* dst, const void* src, u64 bytes) {
 #endif
 }
 
-// To be called before another thread may read what stream_copy wrote.
+// To be called before another thread reads what stream_copy has written.
 inline void stream_fence() {
 #ifdef DR_X86
     _mm_sfence();

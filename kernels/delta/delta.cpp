@@ -89,7 +89,7 @@ DR_API u64 dr_delta_encode(const u32* keys, u64 count, u8* out) {
 }
 
 // bits: scratch, one byte per key. Returns 0; ERR_TRUNCATED if the section ends before the last key; ERR_INDEX if the
-// keys are not strictly increasing or not below numel; ERR_VALUE if no encoder writes its head, or it goes on behind
+// keys are not strictly increasing or not below numel; ERR_VALUE if no encoder writes its head, or it continues after
 // the last key.
 DR_API i64 dr_delta_decode(const u8* in, u64 bytes, u64 count, u64 numel, u8* bits, u32* keys) {
     if (count == 0) return bytes ? (i64)ERR_VALUE : 0;

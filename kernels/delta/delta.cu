@@ -7,12 +7,12 @@ __device__ __forceinline__ u32 delta_of(const u32* keys, u64 i) { return i ? key
 
 // lengths[l]: the number of deltas of l bits, 0 .. 32; zeros before the launch.
 KERNEL delta_count(const u32* keys, u64 count, u64* lengths) {
-    __shared__ u32 own[33];
-    if (threadIdx.x < 33) own[threadIdx.x] = 0;
+    __shared__ u32 local[33];
+    if (threadIdx.x < 33) local[threadIdx.x] = 0;
     __syncthreads();
-    for (u64 i = grid_thread(); i < count; i += grid_threads()) atomicAdd(own + delta_length(delta_of(keys, i)), 1u);
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) atomicAdd(local + delta_length(delta_of(keys, i)), 1u);
     __syncthreads();
-    if (threadIdx.x < 33 && own[threadIdx.x]) atomicAdd(lengths + threadIdx.x, (u64)own[threadIdx.x]);
+    if (threadIdx.x < 33 && local[threadIdx.x]) atomicAdd(lengths + threadIdx.x, (u64)local[threadIdx.x]);
 }
 
 // Where the parts of a section are, and how a delta is written. ops/delta.py allocates it and reads `bits`.
@@ -126,11 +126,11 @@ KERNEL delta_read(const u8* in, u64 bytes, u16* table, DeltaHead* head, i32* err
 
 KERNEL delta_walk(const u8* in, u64 bytes, const DeltaHead* head, const u16* table, u64 chunks, u64* exits) {
     if (head->error || head->only >= 0) return;
-    const u8* own = in + head->prefixes;
+    const u8* prefixes = in + head->prefixes;
     const u64 size = bytes - head->prefixes;
     const u32 window = head->window;
     walk_all(8 * size, LONGEST, 1, chunks, exits, [=](u64& position, u32&) {
-        position += table[load_field(own, size, position, window)] >> 8;
+        position += table[load_field(prefixes, size, position, window)] >> 8;
     });
 }
 
@@ -146,14 +146,14 @@ KERNEL delta_lengths(const u8* in, u64 bytes, const DeltaHead* head, const u16* 
         return;
     }
     const u64 first = head->prefixes, size = bytes - first;
-    const u8* own = in + first;
+    const u8* prefixes = in + first;
     walk_again(
         8 * size, 1, chunks, starts,
-        [=](u64& position, u32&) { position += table[load_field(own, size, position, window)] >> 8; },
-        [=](u64 number, u64 place, u64 behind, u32) {
+        [=](u64& position, u32&) { position += table[load_field(prefixes, size, position, window)] >> 8; },
+        [=](u64 number, u64 place, u64 after, u32) {
             if (number >= count) return;
-            bits[number] = (u8)(step * ((table[load_field(own, size, place, window)] & 255u) + 1));
-            if (number + 1 == count && behind <= 8 * size) *at = first + (behind + 7) / 8;
+            bits[number] = (u8)(step * ((table[load_field(prefixes, size, place, window)] & 255u) + 1));
+            if (number + 1 == count && after <= 8 * size) *at = first + (after + 7) / 8;
         });
 }
 
@@ -165,12 +165,12 @@ KERNEL delta_values(const u8* in, u64 bytes, const u8* bits, const u64* at, u64 
         if (grid_thread() == 0) atomicMin(error, ERR_TRUNCATED);
         return;
     }
-    const u8* own = in + *at;
+    const u8* string = in + *at;
     const u64 size = bytes - *at;
     each_place(
         count, 0, status, end, [=](u64 i) { return (u64)bits[i]; },
         [=](u64 i, u64 place) {
-            deltas[i] = load_field(own, size, place, bits[i]);
+            deltas[i] = load_field(string, size, place, bits[i]);
             if (i && deltas[i] == 0) atomicMin(error, ERR_INDEX);
             if (i + 1 == count && (place + bits[i] + 7) / 8 != size) atomicMin(error, ERR_VALUE);
         });

@@ -14,7 +14,7 @@ DR_API u64 dr_elias_fano_bytes(u64 last, u64 count, u64 numel) { return elias_fa
 
 #ifdef DR_X86
 // Writes whole groups of sixteen elements and returns their number. It leaves the last 128 elements to the caller,
-// whose stores overwrite what pack16 and BitWriter have stored behind their own bits.
+// whose stores overwrite what pack16 and BitWriter have stored after their own bits.
 DR_AVX512 static u64 encode_avx512(const u32* indices, u64 count, u32 l, u8* lows, BitWriter& highs) {
     const __m512i lanes = lane_numbers(), mask = _mm512_set1_epi32((int)((1u << l) - 1));
     const __m128i shift = _mm_cvtsi32_si128((int)l);
@@ -97,7 +97,7 @@ DR_API void dr_elias_fano_encode(const u32* indices, u64 count, u64 numel, u8* o
 }
 
 // Returns 0; ERR_TRUNCATED if the section has fewer than `count` indices; ERR_INDEX if they are not strictly increasing
-// or not below numel; ERR_VALUE if the section goes on behind the last one.
+// or not below numel; ERR_VALUE if the section continues after the last one.
 DR_CLONES static i64 decode(const u8* in, u64 bytes, u64 count, u64 numel, u32* indices) {
     if (count == 0) return bytes ? (i64)ERR_VALUE : 0;
     const u32 l = elias_fano_low_bits(count, numel);

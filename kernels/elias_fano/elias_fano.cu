@@ -20,7 +20,8 @@ KERNEL elias_fano_highs(const u8* in, u64 bytes, u64 count, u64* status, u32* hi
 }
 
 // in: the section, whose highs begin at byte `at`. Sets *error to ERR_TRUNCATED if it has fewer than `count` ones,
-// ERR_INDEX if the indices are not strictly increasing or not below numel, ERR_VALUE if it goes on behind the last one.
+// ERR_INDEX if the indices are not strictly increasing or not below numel, ERR_VALUE if it continues after the last
+// one.
 KERNEL elias_fano_join(const u8* in, u64 bytes, u64 at, u64 count, u64 numel, u32 l, const u32* highs, const u64* ones,
                        u32* indices, i32* error) {
     if (*ones < count) {

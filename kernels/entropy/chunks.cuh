@@ -4,8 +4,8 @@
 // every place where its first word may begin: at one of its first `longest` bits, and, if several codes take turns, in
 // one of their `phases`. These are the chunk's entries: | bit * phases + phase |.
 //
-//     walk_all      a thread for each entry of each chunk walks to the chunk's end, counts the words and finds the entry
-//                   of the next chunk
+//     walk_all      a thread for each entry of each chunk walks to the chunk's end, counts the words and finds the
+//                   entry of the next chunk
 //     join_chunks   (entropy.cu) one thread follows the true entries from chunk to chunk
 //     walk_again    a thread for each chunk walks from its true entry and writes what it reads
 #ifndef HVD_DEEPREDUCE_CHUNKS_CUH
@@ -16,7 +16,7 @@
 const u64 CHUNK_BITS = 2048;  // as in ops/entropy.py
 const u32 ENTRY_BITS = 8;     // starts[chunk] is | number of the chunk's first word << ENTRY_BITS | entry |
 
-// step(position, phase) moves both behind the next word, which has at most `longest` bits.
+// step(position, phase) moves both past the next word, which has at most `longest` bits.
 //
 //     exits[chunk * longest * phases + bit * phases + phase]:   | words in the chunk << 32 | entry of the next chunk |
 template <class F>
@@ -32,7 +32,7 @@ __device__ void walk_all(u64 bits, u32 longest, u32 phases, u64 chunks, u64* exi
 }
 
 // Calls f(number, position, next position, phase) for each word of the string: its number and position, the position
-// behind it, and its phase.
+// after it, and its phase.
 template <class F, class G>
 __device__ void walk_again(u64 bits, u32 phases, u64 chunks, const u64* starts, F step, G f) {
     for (u64 chunk = grid_thread(); chunk < chunks; chunk += grid_threads()) {
@@ -42,9 +42,9 @@ __device__ void walk_again(u64 bits, u32 phases, u64 chunks, const u64* starts, 
         u32 phase = entry % phases;
         for (; position < end && position < bits; ++number) {
             const u64 at = position;
-            const u32 was = phase;
+            const u32 phase_at = phase;
             step(position, phase);
-            f(number, at, position, was);
+            f(number, at, position, phase_at);
         }
     }
 }

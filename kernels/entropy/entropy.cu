@@ -16,10 +16,10 @@ KERNEL join_chunks(const u64* exits, u32 entries, u64 chunks, u64* starts, u64* 
 
 // counts[256]: how often each symbol occurs; zeros before the launch.
 KERNEL histogram(const u8* symbols, u64 count, u64* counts) {
-    __shared__ u32 own[256];
-    own[threadIdx.x] = 0;
+    __shared__ u32 local[256];
+    local[threadIdx.x] = 0;
     __syncthreads();
-    for (u64 i = grid_thread(); i < count; i += grid_threads()) atomicAdd(own + symbols[i], 1u);
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) atomicAdd(local + symbols[i], 1u);
     __syncthreads();
-    if (own[threadIdx.x]) atomicAdd(counts + threadIdx.x, (u64)own[threadIdx.x]);
+    if (local[threadIdx.x]) atomicAdd(counts + threadIdx.x, (u64)local[threadIdx.x]);
 }

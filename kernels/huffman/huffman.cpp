@@ -193,7 +193,7 @@ DR_API u64 dr_huffman_indices_encode(const u32* indices, u64 count, u64 numel, u
 }
 
 // Returns 0; ERR_INDEX if the indices are not strictly increasing or not below numel; ERR_TRUNCATED if the section is
-// too short; ERR_VALUE if it goes on behind the last index.
+// too short; ERR_VALUE if it continues after the last index.
 DR_API i64 dr_huffman_indices_decode(const u8* in, u64 bytes, u64 count, u64 numel, u32* indices) {
     u16 table[1 << LONGEST] = {};  // stays so if numel is 1: index 0 takes no bits
     u32 words[256];

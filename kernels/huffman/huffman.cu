@@ -25,17 +25,17 @@ KERNEL huffman_plan(const u64* counts, u64 count, u32* words, u32* out, u64* bit
 
 // sums[k]: the number of bits of stream k; zeros before the launch.
 KERNEL huffman_sizes(const u8* symbols, u64 count, const u32* words, u64* sums) {
-    __shared__ u64 own[4];
+    __shared__ u64 local[4];
     const u64 part = part_of(count);
-    if (threadIdx.x < 4) own[threadIdx.x] = 0;
+    if (threadIdx.x < 4) local[threadIdx.x] = 0;
     __syncthreads();
     for (u64 i = grid_thread(); i < count; i += grid_threads())
-        atomicAdd(own + i / part, (u64)(words[symbols[i]] >> 16));
+        atomicAdd(local + i / part, (u64)(words[symbols[i]] >> 16));
     __syncthreads();
-    if (threadIdx.x < 4 && own[threadIdx.x]) atomicAdd(sums + threadIdx.x, own[threadIdx.x]);
+    if (threadIdx.x < 4 && local[threadIdx.x]) atomicAdd(sums + threadIdx.x, local[threadIdx.x]);
 }
 
-// out: the section with its code lengths, zeros behind them. *end: its number of bits.
+// out: the section with its code lengths, zeros after them. *end: its number of bits.
 KERNEL huffman_write(const u8* symbols, u64 count, const u32* words, const u64* sums, const u64* bits,
                      const u32* single, u64* status, u64* places_end, u32* out, u64* end) {
     if (*single) {
@@ -109,10 +109,10 @@ KERNEL huffman_read(const u8* in, u64 size, u64 count, u16* table, HuffmanStream
 
 KERNEL huffman_walk(const u8* in, const HuffmanStreams* streams, u32 k, const u16* table, u64 chunks, u64* exits) {
     if (streams->error || streams->only >= 0) return;
-    const u8* own = in + streams->begin[k];
+    const u8* stream = in + streams->begin[k];
     const u64 bytes = streams->bytes[k];
     walk_all(8 * bytes, LONGEST, 1, chunks, exits, [=](u64& position, u32&) {
-        position += table[load_field(own, bytes, position, LONGEST)] >> 8;
+        position += table[load_field(stream, bytes, position, LONGEST)] >> 8;
     });
 }
 
@@ -126,16 +126,16 @@ KERNEL huffman_take(const u8* in, const HuffmanStreams* streams, u32 k, const u1
         for (u64 i = grid_thread(); i < most; i += grid_threads()) symbols[first + i] = (u8)streams->only;
         return;
     }
-    const u8* own = in + streams->begin[k];
+    const u8* stream = in + streams->begin[k];
     const u64 bytes = streams->bytes[k];
     if (grid_thread() == 0 && *words < most) atomicMin(error, ERR_VALUE);
     walk_again(
         8 * bytes, 1, chunks, starts,
-        [=](u64& position, u32&) { position += table[load_field(own, bytes, position, LONGEST)] >> 8; },
-        [=](u64 number, u64 at, u64 behind, u32) {
+        [=](u64& position, u32&) { position += table[load_field(stream, bytes, position, LONGEST)] >> 8; },
+        [=](u64 number, u64 at, u64 after, u32) {
             if (number >= most) return;
-            symbols[first + number] = (u8)table[load_field(own, bytes, at, LONGEST)];
-            if (number + 1 == most && (behind + 7) / 8 != bytes) atomicMin(error, ERR_VALUE);
+            symbols[first + number] = (u8)table[load_field(stream, bytes, at, LONGEST)];
+            if (number + 1 == most && (after + 7) / 8 != bytes) atomicMin(error, ERR_VALUE);
         });
 }
 
@@ -168,8 +168,8 @@ KERNEL huffman_indices_walk(const u8* in, u64 bytes, const u16* table, u64 chunk
     });
 }
 
-// octets: the four bytes of each index. Sets *error to ERR_TRUNCATED if the section is too short, ERR_VALUE if it goes
-// on behind the last index.
+// octets: the four bytes of each index. Sets *error to ERR_TRUNCATED if the section is too short, ERR_VALUE if it
+// continues after the last index.
 KERNEL huffman_indices_take(const u8* in, u64 bytes, const u16* table, u64 chunks, const u64* starts, const u64* words,
                             u64 count, u8* octets, i32* error) {
     if (grid_thread() == 0 && *words < 4 * count) atomicMin(error, ERR_TRUNCATED);
@@ -179,9 +179,9 @@ KERNEL huffman_indices_take(const u8* in, u64 bytes, const u16* table, u64 chunk
             position += table[load_field(in, bytes, position, LONGEST)] >> 8;
             phase = (phase + 1) & 3;
         },
-        [=](u64 number, u64 at, u64 behind, u32) {
+        [=](u64 number, u64 at, u64 after, u32) {
             if (number >= 4 * count) return;
             octets[number] = (u8)table[load_field(in, bytes, at, LONGEST)];
-            if (number + 1 == 4 * count && (behind + 7) / 8 != bytes) atomicMin(error, ERR_VALUE);
+            if (number + 1 == 4 * count && (after + 7) / 8 != bytes) atomicMin(error, ERR_VALUE);
         });
 }

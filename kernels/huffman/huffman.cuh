@@ -22,13 +22,13 @@ __device__ inline void huffman_lengths(const u64* counts, u8* length, PackageMer
 
 // words[symbol] of the code with these lengths.
 __device__ inline void huffman_words(const u8* length, u32* words) {
-    const u32 symbol = threadIdx.x, own = length[symbol];
+    const u32 symbol = threadIdx.x, bits = length[symbol];
     u32 of_length[LONGEST + 1] = {}, before = 0;
     for (u32 other = 0; other < 256; ++other) {
         ++of_length[length[other]];
-        before += other < symbol && length[other] == own;
+        before += other < symbol && length[other] == bits;
     }
-    words[symbol] = own ? huffman_word(first_code(of_length, own) + before, own) : 0;
+    words[symbol] = bits ? huffman_word(first_code(of_length, bits) + before, bits) : 0;
     __syncthreads();
 }
 

@@ -69,7 +69,7 @@ static i64 decode_lanes(const u8* in, const u8* end, u64 begin, u64 count, const
         u32& state = x[i % N];
         const u32 slot = slots[state & 4095];
         symbols[i] = (u8)slot;
-        state = rans_behind(slot, state);
+        state = rans_advance(slot, state);
         if (state < LOWEST) {
             if (end - at < 2) return ERR_TRUNCATED;
             u16 word;
@@ -83,7 +83,7 @@ static i64 decode_lanes(const u8* in, const u8* end, u64 begin, u64 count, const
     return at - in;
 }
 
-// Decodes whole groups of N symbols while N words fit before `end`, moves `in` behind the words that it has read, and
+// Decodes whole groups of N symbols while N words fit before `end`, moves `in` after the words that it has read, and
 // returns the number of symbols.
 template <u32 N>
 static u64 decode_groups(const u8*& in, const u8* end, u64 count, const u32* slots, u32* state, u8* symbols) {
@@ -95,7 +95,7 @@ static u64 decode_groups(const u8*& in, const u8* end, u64 count, const u32* slo
         for (u32 lane = 0; lane < N; ++lane) {
             const u32 slot = slots[x[lane] & 4095];
             symbols[i + lane] = (u8)slot;
-            const u32 next = rans_behind(slot, x[lane]);
+            const u32 next = rans_advance(slot, x[lane]);
             u16 word;
             std::memcpy(&word, at, 2);
             const u32 refill = next < LOWEST;
@@ -305,7 +305,7 @@ u64 rans_indices_bytes(const u32* indices, u64 count, u64 whole) {
 }
 
 // tokens: scratch, one byte per index. out: rans_bound(count) + rans_lows_bound(count) bytes. Returns the place of the
-// section's first byte in `out`; *end: the place behind its last.
+// section's first byte in `out`; *end: the place after its last.
 DR_API u64 dr_rans_indices_encode(const u32* indices, u64 count, u8* tokens, u8* out, u64* end) {
     *end = rans_bound(0);
     if (count == 0) return *end;
@@ -324,7 +324,7 @@ DR_API u64 dr_rans_indices_encode(const u32* indices, u64 count, u8* tokens, u8*
 }
 
 // Returns 0; ERR_TRUNCATED if the section is too short; ERR_INDEX if an index is not below numel; ERR_VALUE if no
-// encoder writes the tokens' section, or the lows go on behind the last gap.
+// encoder writes the tokens' section, or the lows continue after the last gap.
 DR_API i64 dr_rans_indices_decode(const u8* in, u64 bytes, u64 count, u64 numel, u8* tokens, u32* indices) {
     const i64 used = rans_decode(in, bytes, count, tokens);
     if (used < 0) return used;

@@ -25,8 +25,8 @@ KERNEL rans_encode(const u8* symbols, u64 count, const u64* counts, u32* shares,
         write_shares(share, p, writer);
         share_bytes = (u32)((writer.position + 7) / 8);
     }
-    const u32 own = share[s] << (12 - p);
-    table[s] = own | block_scan(own, &sum) << 16;
+    const u32 scaled = share[s] << (12 - p);
+    table[s] = scaled | block_scan(scaled, &sum) << 16;
     __syncthreads();
     if (warp_number()) return;
     const u32 lanes = rans_lanes(count), lane = lane_number(), below = (1u << lane) - 1;
@@ -80,7 +80,7 @@ KERNEL rans_decode(const u8* in, u64 bytes, u64 count, u8* symbols, u64* used, i
         if (active) {
             const u32 slot = slots[x & 4095];
             symbols[base + lane] = (u8)slot;
-            x = rans_behind(slot, x);
+            x = rans_advance(slot, x);
             wants = x < LOWEST;
         }
         const u32 mask = __ballot_sync(WHOLE_WARP, wants);
@@ -107,7 +107,7 @@ KERNEL rans_tokens(const u32* indices, u64 count, u64* status, u64* end, u8* tok
         });
 }
 
-// The gaps, from the tokens and from the lows behind the first *used bytes of the section; keys_of_gaps turns them into
+// The gaps, from the tokens and from the lows after the first *used bytes of the section; keys_of_gaps turns them into
 // indices. Does nothing if the tokens could not be read. Sets *error to ERR_INDEX for a token whose gap would have 33
 // bits, so an index beyond numel, and to ERR_VALUE if the section does not end with the last gap.
 KERNEL rans_gaps(const u8* in, u64 bytes, u64 count, const u8* tokens, const u64* used, const i32* unread, u64* status,

@@ -58,17 +58,17 @@ DR_HD i64 read_shares(Reader reader, u32 p, u32* share) {
     return sum == 1u << p && !reader.overrun() ? (i64)reader.used() : (i64)ERR_VALUE;
 }
 
-// A decoder's slot: | symbol | place in the symbol's share << 8 | share - 1 << 20 |. rans_behind: the state x behind
+// A decoder's slot: | symbol | place in the symbol's share << 8 | share - 1 << 20 |. rans_advance: the state x after
 // the slot's symbol, before it takes a word.
 DR_HD u32 rans_slot(u32 symbol, u32 place, u32 share) { return symbol | place << 8 | (share - 1) << 20; }
-DR_HD u32 rans_behind(u32 slot, u32 x) { return ((slot >> 20) + 1) * (x >> 12) + (slot >> 8 & 4095); }
+DR_HD u32 rans_advance(u32 slot, u32 x) { return ((slot >> 20) + 1) * (x >> 12) + (slot >> 8 & 4095); }
 
 // ---- The index codec. A gap is a token and low bits; t is the number of fraction bits of a token.
 DR_HD u32 fraction_bits(u64 count) { return count < 512 ? 1 : count < 8192 ? 2 : 3; }
 // The number of low bits of a gap.
 DR_HD u32 gap_lows(u32 gap, u32 t) { return bit_length(gap | 1u << t) - 1 - t; }
 DR_HD u32 token_of(u32 gap, u32 low, u32 t) { return (low << t) + (gap >> low); }
-// The number of low bits behind a token. If it is above 31 - t, no gap has the token.
+// The number of low bits after a token. If it is above 31 - t, no gap has the token.
 DR_HD u32 token_lows(u32 token, u32 t) { return token >> t ? (token >> t) - 1 : 0; }
 // The gap without its low bits.
 DR_HD u32 token_gap(u32 token, u32 low, u32 t) { return (token - (low << t)) << low; }

@@ -40,7 +40,7 @@ DR_API u64 dr_rice_bound(u64 count, u64 numel) { return rice_bound(count, numel)
 
 #ifdef DR_X86
 // Writes whole groups of sixteen elements and returns their number. It leaves the last 128 elements to the caller,
-// whose stores overwrite what pack16 and BitWriter have stored behind their own bits.
+// whose stores overwrite what pack16 and BitWriter have stored after their own bits.
 DR_AVX512 static u64 encode_avx512(const u32* indices, u64 count, u32 b, u8* lows, BitWriter& highs) {
     const __m512i one = _mm512_set1_epi32(1), lanes = lane_numbers();
     const __m512i mask = _mm512_set1_epi32((int)((1u << b) - 1));
@@ -134,7 +134,7 @@ DR_API void dr_rice_encode(const u32* indices, u64 count, u32 b, u8* out) {
 }
 
 // Reads a section without its first byte. Returns 0; ERR_TRUNCATED if it has fewer than `count` gaps; ERR_INDEX if an
-// index is not below numel; ERR_VALUE if the section goes on behind the last one.
+// index is not below numel; ERR_VALUE if the section continues after the last one.
 DR_CLONES static i64 decode(const u8* in, u64 bytes, u64 count, u32 b, u64 numel, u32* indices) {
     if (b > 31) return ERR_INDEX;
     const u64 low_bytes = field_bytes(count, b);

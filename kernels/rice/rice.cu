@@ -50,7 +50,7 @@ KERNEL rice_highs(const u8* in, u64 bytes, u64 count, u64* status, u32* highs, u
 }
 
 // Sets *error to ERR_TRUNCATED if the section has fewer than `count` gaps, ERR_INDEX if an index is not below numel,
-// ERR_VALUE if it goes on behind the last one.
+// ERR_VALUE if it continues after the last one.
 KERNEL rice_join(const u8* in, u64 bytes, u64 count, u64 numel, const u32* highs, const u64* ones, u64* status,
                  u64* end, u32* indices, i32* error) {
     const u32 b = in[0];

@@ -1,6 +1,6 @@
 // Run lengths of the bitmap's bits (DeepReduce, Kostopoulou et al., arXiv:2102.03112, section 2: bit-level RLE).
 //
-// The bitmap consists of runs of zeros and ones in turn, zeros first; the zeros behind the last one are not written. A
+// The bitmap consists of runs of zeros and ones in turn, zeros first; the zeros after the last one are not written. A
 // run of n is written as v = n - 1; the first run of zeros, which may be empty, as v = n. Runs of zeros have fields of
 // z bits, runs of ones fields of o bits: v itself if it is below 2^z - 1 (2^o - 1), else a field of ones (an escape)
 // and then v in W bits, W = bit_length(numel - 1).
@@ -75,7 +75,7 @@ static inline u64 get(BitReader& reader, u32 width, u32 escape) {
 }
 
 // Returns 0; ERR_TRUNCATED if the section ends before the last index; ERR_INDEX if a run passes `count` indices or
-// numel; ERR_VALUE if z or o is out of range, or the section goes on behind the last index.
+// numel; ERR_VALUE if z or o is out of range, or the section continues after the last index.
 DR_API i64 dr_rle_decode(const u8* in, u64 bytes, u64 count, u64 numel, u32* indices) {
     if (count == 0) return bytes ? (i64)ERR_VALUE : 0;
     if (bytes < 2) return ERR_TRUNCATED;

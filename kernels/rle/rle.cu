@@ -28,16 +28,16 @@ __device__ __forceinline__ Run run_of(const u32* indices, u64 count, const u32* 
 
 // lengths: for the zeros [34], then for the ones [34], as rle.h's best_fields takes them; zeros before the launch.
 KERNEL rle_count(const u32* indices, u64 count, const u32* begins, const u64* runs, u64* lengths) {
-    __shared__ u32 own[68];
-    if (threadIdx.x < 68) own[threadIdx.x] = 0;
+    __shared__ u32 local[68];
+    if (threadIdx.x < 68) local[threadIdx.x] = 0;
     __syncthreads();
     for (u64 r = grid_thread(); r < *runs; r += grid_threads()) {
         const Run run = run_of(indices, count, begins, *runs, r);
-        atomicAdd(own + bit_length(run.zeros + 1), 1u);
-        atomicAdd(own + 34 + bit_length(run.ones + 1), 1u);
+        atomicAdd(local + bit_length(run.zeros + 1), 1u);
+        atomicAdd(local + 34 + bit_length(run.ones + 1), 1u);
     }
     __syncthreads();
-    if (threadIdx.x < 68 && own[threadIdx.x]) atomicAdd(lengths + threadIdx.x, (u64)own[threadIdx.x]);
+    if (threadIdx.x < 68 && local[threadIdx.x]) atomicAdd(lengths + threadIdx.x, (u64)local[threadIdx.x]);
 }
 
 __device__ __forceinline__ u32 run_bits(u64 v, u32 width, u32 escape) {
@@ -100,19 +100,19 @@ KERNEL rle_walk(const u8* section, u64 size, u64 numel, u64 chunks, u64* exits) 
 }
 
 // zeros[r], ones[r]: the lengths of the r-th pair of runs, for up to `room` pairs; zeros before the launch, which stay
-// where there is no pair. ends[r]: the bit behind the pair.
+// where there is no pair. ends[r]: the bit after the pair.
 KERNEL rle_read(const u8* section, u64 size, u64 numel, u64 chunks, const u64* starts, u64 room, u64* zeros, u64* ones,
                 u64* ends) {
     const RunReader reader(section, size, numel);
     if (!reader.valid()) return;
     walk_again(
         8 * reader.bytes, 2, chunks, starts, [&](u64& position, u32& phase) { reader.read(position, phase); },
-        [&](u64 number, u64 at, u64 behind, u32 phase) {
+        [&](u64 number, u64 at, u64 after, u32 phase) {
             const u64 r = number / 2;
             if (r >= room) return;
-            const u32 was = phase;
+            const bool is_ones = phase;
             const u64 v = reader.read(at, phase);
-            if (was) ones[r] = v + 1, ends[r] = behind;
+            if (is_ones) ones[r] = v + 1, ends[r] = after;
             else zeros[r] = v + (r ? 1 : 0);
         });
 }
@@ -124,8 +124,8 @@ KERNEL rle_places(const u64* ones, u64 room, u64* status, u64* end, u64* places)
 }
 
 // firsts[r]: the index of the first one of pair r. *pairs: the number of pairs that give `count` indices; it stays 0 if
-// there is none. Sets *error to ERR_INDEX if a run passes `count` indices or numel, ERR_VALUE if the section goes on
-// behind the last pair.
+// there is none. Sets *error to ERR_INDEX if a run passes `count` indices or numel, ERR_VALUE if the section continues
+// after the last pair.
 KERNEL rle_firsts(const u8* section, u64 size, const u64* zeros, const u64* ones, const u64* ends, const u64* places,
                   u64 room, u64 count, u64 numel, u64* status, u64* end, u32* firsts, u64* pairs, i32* error) {
     each_place(

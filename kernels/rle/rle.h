@@ -25,7 +25,7 @@ DR_HD RunFields best_fields(const u64* lengths, u32 escape) {
     return best;
 }
 
-// Bits of a length behind an escape.
+// Bits of a length after an escape.
 DR_HD u32 run_escape(u64 numel) { return bit_length(numel - 1); }
 
 // Room for a section. With fields of 32 bits no length needs an escape, so an index takes at most two of them, one for

@@ -56,7 +56,7 @@ KERNEL check_container(const u32* words, u64 count, u32* scratch, i32* error) {
 //
 //     heads:  | header, 64 bytes | first 64 bytes of the index, the value and the order section, filled with zeros |
 //
-// Zeros for the containers behind one that does not end within `data`. One block; a thread writes a byte of each head.
+// Zeros for the containers after one that does not end within `data`. One block; a thread writes a byte of each head.
 KERNEL container_heads(const u8* data, u64 size, u32 ranks, u8* heads) {
     const u32 part = threadIdx.x / 64, byte = threadIdx.x % 64;
     u64 at = 0;

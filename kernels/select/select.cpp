@@ -54,7 +54,7 @@ struct Kept {
         std::free(indices);
         std::free(values);
     }
-    // Makes room for `more` elements and one vector store behind them.
+    // Makes room for `more` elements and one vector store after them.
     void reserve(u64 more) {
         if (count + more + 16 <= capacity) return;
         capacity = std::max(count + more + 16, capacity + capacity / 2);

@@ -23,10 +23,10 @@ struct Digit {
 __device__ Digit find_digit(const u32* counts, u64 k) {
     __shared__ Digit found;
     const u32 each = BINS / THREADS, first = BINS - 1 - each * threadIdx.x;
-    u64 own = 0, total;
-    for (u32 j = 0; j < each; ++j) own += counts[first - j];
-    u64 above = block_scan(own, &total);
-    if (above < k && k <= above + own) {
+    u64 sum = 0, total;
+    for (u32 j = 0; j < each; ++j) sum += counts[first - j];
+    u64 above = block_scan(sum, &total);
+    if (above < k && k <= above + sum) {
         u32 d = first;
         for (; above + counts[d] < k; --d) above += counts[d];
         found.digit = d;
@@ -94,7 +94,7 @@ __device__ void collect(T* dense, const T* gradient, u64 n, typename BitsOf<T>::
     for (u32 tile; (tile = next_tile(status, tiles)) < tiles;) {
         Vector<T> x[rows];
         u32 keep[rows];
-        u64 own = 0;  // 16 bits a row
+        u64 kept = 0;  // 16 bits a row
 #pragma unroll
         for (u32 r = 0; r < rows; ++r) {
             const u64 at = (u64)tile * tile_size + ((u64)r * THREADS + threadIdx.x) * size;
@@ -118,9 +118,9 @@ __device__ void collect(T* dense, const T* gradient, u64 n, typename BitsOf<T>::
                     keep[r] |= (u32)(magnitude_bits(x[r].x[j]) >= least) << j;
                 }
             }
-            own |= (u64)__popc(keep[r]) << (16 * r);
+            kept |= (u64)__popc(keep[r]) << (16 * r);
         }
-        u64 total, before = block_scan(own, &total);
+        u64 total, before = block_scan(kept, &total);
         u64 sum = 0;
         for (u32 r = 0; r < rows; ++r) sum += total >> (16 * r) & 0xFFFF;
         u64 place = tiles_before(status, tile, sum);
@@ -188,17 +188,17 @@ __device__ Known<Bits> known_after(const u32* counts, u32 passes, u64 k) {
 template <class T>
 __device__ void count_digits(Source<T> from, u32 pass, u64 k, u32* counts) {
     typedef typename BitsOf<T>::type Bits;
-    __shared__ u32 own[BINS];
+    __shared__ u32 local[BINS];
     const Known<Bits> now = known_after<Bits>(counts, pass, k);
-    for (u32 d = threadIdx.x; d < BINS; d += THREADS) own[d] = 0;
+    for (u32 d = threadIdx.x; d < BINS; d += THREADS) local[d] = 0;
     __syncthreads();
     for (u64 i = grid_thread(); i < from.count; i += grid_threads()) {
         const Bits bits = magnitude_bits(from.values[i]);
-        if ((bits & now.known) == now.prefix) atomicAdd(own + (u32)((bits & now.open) >> now.shift), 1u);
+        if ((bits & now.known) == now.prefix) atomicAdd(local + (u32)((bits & now.open) >> now.shift), 1u);
     }
     __syncthreads();
     for (u32 d = threadIdx.x; d < BINS; d += THREADS)
-        if (own[d]) atomicAdd(counts + pass * BINS + d, own[d]);
+        if (local[d]) atomicAdd(counts + pass * BINS + d, local[d]);
 }
 
 // The k largest, in index order; of equal magnitudes those of lower index.
@@ -211,15 +211,15 @@ __device__ void take(Source<T> from, u64 k, const u32* counts, u32 passes, u64* 
     for (u32 tile; (tile = next_tile(status, tiles)) < tiles;) {
         const u64 at = (u64)tile * tile_size + 4 * threadIdx.x;
         T x[4];
-        u64 own = 0;  // ties | larger << 31: both are below 2^31
+        u64 sum = 0;  // ties | larger << 31: both are below 2^31
 #pragma unroll
         for (u32 j = 0; j < 4; ++j) {
             if (at + j >= from.count) continue;
             x[j] = from.values[at + j];
             const Bits bits = magnitude_bits(x[j]);
-            own += bits > now.prefix ? 1ull << 31 : (u64)(bits == now.prefix);
+            sum += bits > now.prefix ? 1ull << 31 : (u64)(bits == now.prefix);
         }
-        u64 total, place = block_scan(own, &total);
+        u64 total, place = block_scan(sum, &total);
         place += tiles_before(status, tile, total);
 #pragma unroll
         for (u32 j = 0; j < 4; ++j) {

@@ -3,7 +3,7 @@
 //     a value's pair:   | ~key (32 bits) | index (32 bits) |
 //
 // The unsigned key orders as the float does: a float with the sign bit set is complemented, another gets its sign bit
-// set. The complement of the key puts the largest value first. The sort is stable and the pairs are made in the order
+// set. The complement of the key puts the largest value first. The sort is stable and the pairs are in the order
 // of their indices, so equal values keep their order.
 #ifndef HVD_DEEPREDUCE_PAIRS_H
 #define HVD_DEEPREDUCE_PAIRS_H

@@ -13,15 +13,15 @@ const u64 SORT_TILE = (u64)ROWS * THREADS;
 
 // counts[digit * tiles + tile]. A block takes a tile.
 KERNEL radix_count(const u64* words, u64 count, u32 shift, u32* counts) {
-    __shared__ u32 own[DIGITS];
-    own[threadIdx.x] = 0;
+    __shared__ u32 local[DIGITS];
+    local[threadIdx.x] = 0;
     __syncthreads();
     for (u32 row = 0; row < ROWS; ++row) {
         const u64 i = blockIdx.x * SORT_TILE + row * THREADS + threadIdx.x;
-        if (i < count) atomicAdd(own + (words[i] >> shift & (DIGITS - 1)), 1u);
+        if (i < count) atomicAdd(local + (words[i] >> shift & (DIGITS - 1)), 1u);
     }
     __syncthreads();
-    counts[(u64)threadIdx.x * gridDim.x + blockIdx.x] = own[threadIdx.x];
+    counts[(u64)threadIdx.x * gridDim.x + blockIdx.x] = local[threadIdx.x];
 }
 
 // Each count becomes the sum of all counts before it.

@@ -76,7 +76,7 @@ def test_delete(gpu):
 def test_arrays_are_made_where_another_one_is(gpu):
     x = cases.random(307)
     there = gpu.put(x)
-    made = {
+    allocated = {
         "zeros": arrays.zeros(5, np.float32, there),
         "empty": arrays.empty(5, np.uint32, there),
         "arange": arrays.arange(5, there),
@@ -84,13 +84,13 @@ def test_arrays_are_made_where_another_one_is(gpu):
         "concatenate": arrays.concatenate([there, there]),
         "aligned": arrays.aligned(gpu.bytes(x.view(np.uint8))),
     }
-    assert {type(array) for array in made.values()} == {type(there)}
-    same(gpu.host(made["zeros"]), np.zeros(5, np.float32))
-    same(gpu.host(made["arange"]), np.arange(5, dtype=np.uint32))
-    same(arrays.to_host(made["move_like"]), x)
-    same(arrays.to_host(made["concatenate"]), np.concatenate([x, x]))
-    same(arrays.to_host(made["aligned"]), x.view(np.uint8))
-    assert arrays.to_host(x) is x and arrays.move_like(x, x) is x and made["empty"].size == 5
+    assert {type(array) for array in allocated.values()} == {type(there)}
+    same(gpu.host(allocated["zeros"]), np.zeros(5, np.float32))
+    same(gpu.host(allocated["arange"]), np.arange(5, dtype=np.uint32))
+    same(arrays.to_host(allocated["move_like"]), x)
+    same(arrays.to_host(allocated["concatenate"]), np.concatenate([x, x]))
+    same(arrays.to_host(allocated["aligned"]), x.view(np.uint8))
+    assert arrays.to_host(x) is x and arrays.move_like(x, x) is x and allocated["empty"].size == 5
 
 
 @pytest.mark.parametrize("name", INPUTS)
