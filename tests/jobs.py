@@ -7,7 +7,6 @@ and the next test starts the job again with the cases that are left.
 
 from __future__ import annotations
 
-import shlex
 import tempfile
 import time
 from collections import defaultdict
@@ -40,7 +39,7 @@ class Job:
     program: Path
     launcher: str
     ranks: int
-    seconds: float = 240
+    seconds: float = 900
 
     def __str__(self) -> str:
         return f"{self.launcher}-{self.ranks}"
@@ -56,8 +55,9 @@ def each_case(jobs: list[Job], *files: Path, first_only: str = "") -> list[Any]:
     """
     names = case_names(*files)
     assert names, f"there is no case in {', '.join(map(str, files))}"
+    # A job's own limits end it, with a better report, before pytest's limit is reached.
     return [
-        pytest.param(job, name, id=f"{job}-{name}")
+        pytest.param(job, name, id=f"{job}-{name}", marks=pytest.mark.timeout(job.seconds + 2 * END_SECONDS))
         for job in jobs
         for name in names
         if job == jobs[0] or name != first_only
@@ -160,19 +160,20 @@ class Launch:
         return {case: self._failure(case, problem, self.records.read(case))}
 
     def _failure(self, case: str, problem: str, records: dict[int, Any]) -> Outcome:
-        command = shlex.join(map(str, self.process.args))  # type: ignore[arg-type]
-        parts = [f"{case or 'all cases'} in: {command}", problem]
+        job = self.job
+        parts = [f"{case or 'No case'} of {job.program.name} on {job.ranks} ranks, under {job.launcher}", problem]
         if self.failed:
             parts.append(f"Failed before it in this launch, and may be the cause: {', '.join(self.failed)}.")
         ranks = defaultdict(list)
-        for rank in range(self.job.ranks):
+        for rank in range(job.ranks):
             record = records.get(rank)
             ranks["did not end it" if record is None else f"{record['outcome']}\n{record['text']}"].append(rank)
         if case:
             self.failed.append(case)
             parts += [f"--- rank {', '.join(map(str, which))}: {text}" for text, which in ranks.items()]
         lines = self.output.read_text(errors="replace").splitlines()
-        parts += [f"--- output of all ranks (the last {LINES} of {len(lines)} lines):", *lines[-LINES:]]
+        cut = f" (the last {LINES} of {len(lines)} lines)" if len(lines) > LINES else ""
+        parts += [f"--- output of all ranks{cut}:", *lines[-LINES:]]
         return Outcome("failed", "\n".join(part for part in parts if part))
 
 

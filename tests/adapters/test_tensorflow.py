@@ -18,7 +18,7 @@ PROGRAM = HERE / "tensorflow_cases.py"
 # TensorFlow takes long to start: fewer launches than for PyTorch, with all cases in each.
 WAYS = [("mpirun", 2), ("mpirun", 3), ("horovodrun --gloo", 2)]
 # On a machine that does other things as well.
-JOBS = [Job(PROGRAM, launcher, ranks, seconds=900) for launcher, ranks in WAYS]
+JOBS = [Job(PROGRAM, launcher, ranks, seconds=1800) for launcher, ranks in WAYS]
 
 
 @pytest.mark.launch

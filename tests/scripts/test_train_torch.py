@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,14 +28,27 @@ def checkpoint(out: Path, rank: int) -> dict:
     return torch.load(out / f"checkpoint.rank{rank}.pt")
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """Copies the folder of a run that was stopped after two of three epochs: ``stopped(config, folder)``."""
+
+    @cache
+    def run(config):
+        out = tmp_path_factory.mktemp("stopped")
+        train(out, "--config", config, "--stop-after", "2")
+        return out
+
+    return lambda config, folder: shutil.copytree(run(config), folder)
+
+
 @pytest.mark.parametrize("config", ["configs/topk_rice_qsgd.yaml", "none"])
-def test_a_resumed_run_equals_an_unbroken_one(tmp_path, config):
+def test_a_resumed_run_equals_an_unbroken_one(tmp_path, stopped, config):
     import torch
 
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     said = train(whole, "--config", config)
     assert "epoch  3/3" in said and "100.00% of dense" in said if config == "none" else "epoch  3/3" in said
-    train(parts, "--config", config, "--stop-after", "2")
+    stopped(config, parts)
     assert len(json.loads((parts / "metrics.json").read_text())["epochs_done"]) == 2
     train(parts, "--config", config, "--resume")
     for rank in (0, 1):
@@ -59,12 +74,12 @@ def test_resume_without_a_checkpoint_says_so(tmp_path):
     assert ended.returncode and "there is no checkpoint checkpoint.rank" in ended.stdout
 
 
-def test_resume_from_checkpoints_of_different_epochs_says_so(tmp_path):
+def test_resume_from_checkpoints_of_different_epochs_says_so(tmp_path, stopped):
     import torch
 
-    train(tmp_path, "--stop-after", "2")
-    older = checkpoint(tmp_path, 1)
+    parts = stopped("none", tmp_path / "parts")
+    older = checkpoint(parts, 1)
     older["history"].pop()
-    torch.save(older, tmp_path / "checkpoint.rank1.pt")
-    said = train(tmp_path, "--resume", check=False)
+    torch.save(older, parts / "checkpoint.rank1.pt")
+    said = train(parts, "--config", "none", "--resume", check=False)
     assert "are of epochs [2, 1], by rank" in said, said
