@@ -513,7 +513,9 @@ thread. Compare them only as ratios within a table, because they were measured o
 
 
 def main(
-    only: Annotated[list[str] | None, typer.Option(help="a section to run; can be repeated: " + ", ".join(SECTIONS))] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="a section to run; can be repeated: " + ", ".join(SECTIONS))
+    ] = None,
 ) -> None:
     """Runs the benchmarks, prints the tables and writes them to docs/benchmarks.md."""
     os.environ["OMP_NUM_THREADS"] = "1"
