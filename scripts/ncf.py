@@ -9,8 +9,8 @@ ml-1m.
 
 The model is NeuMF (He et al., "Neural collaborative filtering", WWW 2017, sections 3.3 and 4). It has embeddings of
 users and items, and computes one score from their product and from a perceptron. Feedback is implicit: pairs that were
-rated have the label 1, pairs with a random item have the label 0. The last item of each user is held out. The test ranks
-it among 100 items that the user has not rated; the metric is the hit rate at 10. Most rows of the gradient of an
+rated have the label 1, pairs with a random item have the label 0. The last item of each user is held out. The test
+ranks it among 100 items that the user has not rated; the metric is the hit rate at 10. Most rows of the gradient of an
 embedding are exactly zero, so no sparsifier is needed (``sparsifier: nonzero``).
 
 A method is a config, ``none`` (dense, stock Horovod), or ``indexed`` (IndexedSlices as stock Horovod sends them, with
@@ -151,7 +151,7 @@ class InTorch:
         from hvd_deepreduce.torch import DeepReduce
 
         if method == "indexed":
-            raise SystemExit("--config indexed is possible only with --framework tensorflow: PyTorch has no IndexedSlices")
+            raise SystemExit("--config indexed needs --framework tensorflow, because PyTorch has no IndexedSlices")
         hvd.init()
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
         torch.manual_seed(seed)
