@@ -1,10 +1,10 @@
-"""Whole blocks by their norm, one block at a time."""
+"""Block top-k: the whole blocks of largest norm, one block at a time."""
 
 import numpy as np
 
 
 def norm(block: list[float], l2: bool) -> float:
-    """The sum of squares or of magnitudes, in the order that kernels/select/block.cpp lays down."""
+    """The sum of squares or of magnitudes, in the order that kernels/select/block.cpp specifies."""
     lanes = [0.0] * 8
     for j, x in enumerate(block):
         lanes[j % 8] += x * x if l2 else abs(x)
