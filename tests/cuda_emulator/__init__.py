@@ -101,8 +101,8 @@ class EmulatedArray:
     def __setitem__(self, at: Any, value: EmulatedArray) -> None:
         if not isinstance(at, slice) or at.step is not None or value.shape != self.memory[at].shape:
             raise TypeError(
-                f"an array on the device was assigned {type(value).__name__} at {at!r}: only a slice without a step and "
-                "an array of the same shape are allowed"
+                f"an array on the device was assigned {type(value).__name__} at {at!r}: only a slice without a step "
+                "and an array of the same shape are allowed"
             )
         self.memory[at] = value.memory
 
@@ -235,8 +235,8 @@ class EmulatedFunction:
             if isinstance(argument, EmulatedArray):
                 if letter != "P" or not argument.memory.flags.c_contiguous:
                     raise EmulationError(
-                        f"argument {at} of {self.name} is an array: its parameter must be a pointer, and the array must be "
-                        "contiguous"
+                        f"argument {at} of {self.name} is an array: its parameter must be a pointer, and the array "
+                        "must be contiguous"
                     )
                 pointer = argument.data.ptr
                 if argument.nbytes:

@@ -371,7 +371,7 @@ void emulated_launch(void (*entry)(void*), void* context, const unsigned* sizes,
     m.threads = sizes[1];
     m.warps = m.threads / 32;
     if (m.threads % 32 || m.threads == 0 || m.threads > MOST_THREADS) {
-        m.failure = "a block of " + std::to_string(m.threads) + " threads: the number must be a multiple of 32, from 32 to 1024";
+        m.failure = "a block of " + std::to_string(m.threads) + " threads; it must be a multiple of 32, from 32 to 1024";
         return;
     }
     m.entry = entry;
