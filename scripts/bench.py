@@ -1,7 +1,8 @@
-"""`make bench`: what the codecs cost and save, on one thread, written into docs/benchmarks.md.
+"""`make bench`: measures the time and the size of every codec on one thread, and writes docs/benchmarks.md.
 
-Every time is a median of several runs after one that is not counted, and stands as a ratio to copying the dense vector
-with NumPy, timed in turn with it: the machine's speed drops out. Each section can be run by itself:
+Every time is the median of several runs; a first run is not counted. Where a table has ratios to a copy, the copy of
+the dense vector with NumPy is timed in turn with the function, so that the ratio does not depend on the speed of the
+machine. Each section can be run alone:
 
     python scripts/bench.py --only pipeline --only indices
 """
@@ -48,7 +49,7 @@ console = Console(width=140)
 
 
 def timed(*functions: Callable[[], Any], runs: int = 9) -> list[float]:
-    """The median seconds of each function, run in turn."""
+    """The median seconds of each function. The functions run in turn."""
     for function in functions:
         function()
     seconds: list[list[float]] = [[] for _ in functions]
@@ -84,7 +85,7 @@ def entropy_bits(d: int, r: int) -> float:
 
 
 def captured() -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Four gradients of ResNet-50, ``[4, numel]``; trained for here if they are not there yet."""
+    """Four gradients of ResNet-50, ``[4, numel]``. A short training captures them if the file does not exist."""
     path = ROOT / "data" / "captured" / "resnet50.npz"
     if not path.exists():
         capture("resnet50", path, steps=20, ranks=4, batch_size=16, classes=1000, seed=0)
@@ -103,7 +104,14 @@ def layer(gradient: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, np
 
 @dataclass
 class Trial:
-    """One codec at work on one selection: its two calls, its bytes (an order's too), what it lost."""
+    """One codec applied to one selection.
+
+    Attributes:
+        encode, decode: the calls to time.
+        size: bytes of the section, and of the order if there is one.
+        support: the indices that a receiver decodes.
+        error: L2 norm of the lost part, relative to the values.
+    """
 
     encode: Callable[[], Any]
     decode: Callable[[], Any]
@@ -113,7 +121,7 @@ class Trial:
 
 
 def trial(codec: Any, indices: U32, values: Floats, d: int) -> Trial:
-    """Encodes with an index, value or joint codec, and prepares both calls to be timed."""
+    """Encodes with an index, value or joint codec, and returns both calls, ready to be timed."""
     r, norm = indices.size, float(np.linalg.norm(values))
     if isinstance(codec, IndexCodec):
         section, support = codec.encode(indices, d, KEY)
@@ -151,7 +159,7 @@ def trial(codec: Any, indices: U32, values: Floats, d: int) -> Trial:
 
 
 def all_codecs() -> Iterator[tuple[str, str, Any]]:
-    """(kind, name, codec with its defaults) of every codec that stands on the wire."""
+    """(kind, name, codec with default settings) of every codec that a container can name."""
     for kind, registry in (("index", index_codecs), ("value", value_codecs), ("joint", joint_codecs)):
         for name, codec in sorted(registry.by_name.items()):
             if name != "auto":
@@ -159,7 +167,7 @@ def all_codecs() -> Iterator[tuple[str, str, Any]]:
 
 
 def pipeline_section() -> Iterator[str]:
-    """The recommended config on 25.6 M elements, against the copy and torch.topk."""
+    """The recommended config on 25.6 M elements, compared with a copy and with torch.topk."""
     import torch
 
     torch.set_num_threads(1)
@@ -179,23 +187,22 @@ def pipeline_section() -> Iterator[str]:
     tensor = torch.from_numpy(gradient)
     copy2, topk = timed(lambda: np.copyto(out, gradient), lambda: tensor.abs().topk(LARGE // 100), runs=3)
     yield (
-        f"25.6 M float32 (normal x lognormal), top 1%, rice, QSGD of 7 bits: {containers[0].nbytes:,} bytes a "
-        f"container, {containers[0].nbytes / gradient.nbytes:.2%} of dense. Copying the vector took {1000 * copy:.1f} "
-        "ms."
+        f"25.6 M float32 (normal x lognormal), top 1%, rice, 7-bit QSGD. A container has {containers[0].nbytes:,} "
+        f"bytes, {containers[0].nbytes / gradient.nbytes:.2%} of dense. Copying the vector took {1000 * copy:.1f} ms."
     )
     yield table(
-        ["one thread", "ms", "x copy", "aim", "least traffic, x copy"],
+        ["one thread", "ms", "time / copy", "aim", "least traffic / copy"],
         [
-            ["encode: accumulate, exact top-k, rice, QSGD, settle", f"{1000 * encode:.1f}", f"{encode / copy:.2f}", "5",
-             "2.0"],
+            ["encode: accumulate, exact top-k, rice, QSGD, subtract what is sent", f"{1000 * encode:.1f}",
+             f"{encode / copy:.2f}", "5", "2.0"],
             ["decode and sum 4 containers", f"{1000 * decoded:.1f}", f"{decoded / copy:.2f}", "3", "0.5"],
             ["torch.topk of the magnitudes alone", f"{1000 * topk:.0f}", f"{topk / copy2:.1f}", "", ""],
         ],
     )  # fmt: skip
     yield (
-        "Least traffic counts 4-byte words an element, the copy's being 2 (one read, one written). Encoding reads the "
-        "gradient twice (once to see that it is finite, before anything is changed), reads and writes the residual: 4. "
-        "Decoding writes the output once: 1."
+        "The least traffic is counted in 4-byte words per element. The copy has 2: one read and one written. Encoding "
+        "has 4: it reads the gradient twice (first to check that it is finite, before anything is changed), and reads "
+        "and writes the residual. Decoding has 1: it writes the output once."
     )
 
 
@@ -204,7 +211,7 @@ def random_subset(d: int, r: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
 
 
 def indices_section() -> Iterator[str]:
-    """Every lossless index codec on random subsets: size against the entropy, speed."""
+    """Every lossless index codec on random subsets: size relative to the entropy, and speed."""
     rows = []
     for density in DENSITIES:
         count = int(LARGE * density)
@@ -227,13 +234,13 @@ def indices_section() -> Iterator[str]:
 
 
 def codecs_section() -> Iterator[str]:
-    """Every codec on captured gradients: bits, time, error; and the picture."""
+    """Every codec on captured gradients: bits, time and error, as a table and as a figure."""
     whole = captured()[0]
     yield (
-        f"Gradients of ResNet-50 in training (scripts/capture_gradients.py): all {whole.size:,} elements, and the "
-        f"{SMALL:,} of its first 3x3 convolution. Index codecs write the indices of the exact top-k, value codecs its "
-        "values, joint codecs both, all with their default settings. Bits and nanoseconds are per kept element, GB/s "
-        "are of the dense gradient."
+        f"Gradients of ResNet-50 during training (scripts/capture_gradients.py): all {whole.size:,} elements, and the "
+        f"{SMALL:,} elements of its first 3x3 convolution. Index codecs encode the indices of the exact top-k, value "
+        "codecs its values, joint codecs both. All codecs have their default settings. Bits and nanoseconds are per "
+        "kept element; GB/s refer to the dense gradient."
     )
     points = []
     for gradient in (layer(whole), whole):
@@ -254,7 +261,7 @@ def codecs_section() -> Iterator[str]:
                      *(f"{s / r * 1e9:.1f}" for s in seconds), *(f"{4 * d / s / 1e9:.1f}" for s in seconds),
                      f"{tried.error:.2e}" if tried.error else "0"]
                 )  # fmt: skip
-        yield f"### {d:,} elements (copying them: {1000 * small_timed(gradient.copy):.3f} ms)"
+        yield f"### {d:,} elements (copying takes {1000 * small_timed(gradient.copy):.3f} ms)"
         yield table(
             ["", "codec", "density", "bits", "entropy", "encode ns", "decode ns", "encode GB/s", "decode GB/s",
              "relative L2 error"],
@@ -275,7 +282,7 @@ class Point(NamedTuple):
 
 
 def draw(points: list[Point]) -> None:
-    """Bits against time, the error as colour."""
+    """Plots bits against time; the colour is the error."""
     figure, panels = pyplot.subplots(1, 3, figsize=(14, 4.8), layout="constrained")
     for kind, axes in zip(("index", "value", "joint"), panels, strict=True):
         mine = [p for p in points if p.kind == kind]
@@ -284,7 +291,7 @@ def draw(points: list[Point]) -> None:
             cmap="viridis_r", vmin=-4, vmax=0, s=60, edgecolors="black", linewidths=0.5,
         )  # fmt: skip
         for number, p in enumerate(sorted(mine, key=lambda p: p.bits)):
-            # Neighbours get their names above and below by turns.
+            # Alternate the labels above and below the points, so that those of neighbouring points do not overlap.
             place = (5, 5 if number % 2 else -11)
             axes.annotate(p.name, (p.nanoseconds, p.bits), fontsize=8, xytext=place, textcoords="offset points")
         axes.set_xscale("log")
@@ -301,7 +308,11 @@ def draw(points: list[Point]) -> None:
 
 
 class Rival(NamedTuple):
-    """The research code on 36,864 elements, 368 kept, on one core; times are of the codec named under ``timed``."""
+    """The research code on 36,864 elements, 368 of them kept, on one core.
+
+    Attributes:
+        timed: ``"index"`` or ``"value"``: the codec to which the times refer.
+    """
 
     name: str
     index: Any
@@ -324,7 +335,7 @@ RIVALS = [
 
 
 def rivals_section() -> Iterator[str]:
-    """The research code's figures (one core, the same shape of input) beside ours."""
+    """Our figures and those of the research code, on one core and for input of the same shape."""
     gradient = layer(captured()[0])
     indices, values = select.topk(gradient.copy(), None, 368)
     rows = []
@@ -341,26 +352,27 @@ def rivals_section() -> Iterator[str]:
              f"{index.size} ({rival.index_bytes})", f"{value.size} ({rival.value_bytes})"]
         )  # fmt: skip
     yield (
-        "36,864 elements of a real gradient, 368 kept; in brackets the research code's figure on its own gradient, and "
-        f"how many times ours is faster. The entropy of the indices is {entropy_bits(SMALL, 368) / 8:.0f} bytes."
+        "36,864 elements of a real gradient, of which 368 are kept. The figures in brackets are those of the research "
+        "code on its own gradient, and how many times faster ours is. The entropy of the indices is "
+        f"{entropy_bits(SMALL, 368) / 8:.0f} bytes."
     )
     yield table(["codec", "encode ms", "decode ms", "index bytes", "value bytes"], rows)
 
 
 def overhead_section() -> Iterator[str]:
-    """What a call costs beside the work: eight kept elements of 64."""
+    """The overhead of a call: eight kept elements of 64."""
     gradient = np.random.default_rng(0).standard_normal(64).astype(np.float32)
     indices, values = select.topk(gradient.copy(), None, 8)
     rows = []
     for kind, name, codec in all_codecs():
         tried = trial(codec, indices, values, 64)
         rows.append([kind, name, *(f"{1e6 * small_timed(call):.1f}" for call in (tried.encode, tried.decode))])
-    yield "Microseconds a call on eight values: nearly all of it is the call itself. Aim: 60."
+    yield "Microseconds per call for eight values. Nearly all of it is the overhead of the call itself. Aim: 60."
     yield table(["", "codec", "encode us", "decode us"], rows)
 
 
 def bloom_section() -> Iterator[str]:
-    """Bloom filters: the universe query is the cost."""
+    """Bloom filters. Most of the time is the query for every index of the tensor."""
     gradient = captured()[0]
     d = gradient.size
     indices, values = select.topk(gradient.copy(), None, d // 100)
@@ -375,14 +387,17 @@ def bloom_section() -> Iterator[str]:
             [policy, f"{8 * tried.size / indices.size:.2f}", f"{tried.support.size / indices.size:.4f}",
              f"{missed / indices.size:.2%}", f"{encode / copy:.2f}", f"{decode / copy:.2f}"]
         )  # fmt: skip
-    yield f"{d:,} elements, density 1%, FPR 0.001, one thread. Aim for p0: at most 12x the copy each way."
+    yield (
+        f"{d:,} elements, density 1%, FPR 0.001, one thread. Aim for p0: encoding and decoding each take at most 12 "
+        "times as long as the copy."
+    )
     yield table(
-        ["policy", "bits / kept", "support / kept", "kept elements not sent", "encode x copy", "decode x copy"], rows
+        ["policy", "bits / kept", "support / kept", "kept elements not sent", "encode / copy", "decode / copy"], rows
     )
 
 
 def sparse_section() -> Iterator[str]:
-    """An inherently sparse gradient: 60% of 31.8 M elements nonzero, QSGD of 7 bits."""
+    """An inherently sparse gradient: 60% of 31.8 M elements are nonzero. 7-bit QSGD."""
     d = 31_800_000
     generator = np.random.default_rng(1)
     gradient = generator.standard_normal(d, dtype=np.float32) * np.exp(generator.standard_normal(d, dtype=np.float32))
@@ -403,7 +418,10 @@ def sparse_section() -> Iterator[str]:
                 [norm, entropy, f"{packed.nbytes / gradient.nbytes:.4f}", f"{8 * container.indices.size / d:.3f}",
                  f"{8 * container.values.size / kept:.3f}", f"{error:.3f}"]
             )  # fmt: skip
-    yield "60% of 31.8 M elements nonzero, scattered, 7-bit QSGD, buckets of 512. The papers' best: 0.2063. Aim: 0.15."
+    yield (
+        "60% of 31.8 M elements are nonzero, at random positions. 7-bit QSGD with buckets of 512. The best volume in "
+        "the papers is 0.2063. Aim: 0.15."
+    )
     yield table(
         ["norm", "entropy", "volume / dense", "index bits / element", "value bits / kept", "relative L2 error"], rows
     )
@@ -415,7 +433,7 @@ def training_section() -> Iterator[str]:
     for framework, name in (("tensorflow", "Keras"), ("torch", "PyTorch")):
         command = [sys.executable, str(ROOT / "scripts" / "compare.py"), "--framework", framework]
         if subprocess.run([*command, "--seeds", "3", "--runs", str(out)]).returncode:
-            raise SystemExit("the training comparison failed")
+            raise SystemExit("scripts/compare.py failed: its output above tells why")
         newest = max(out.iterdir(), key=lambda path: path.name)
         results = json.loads((newest / "results.json").read_text())
         for kind in ("dense", "compressed"):
@@ -430,8 +448,8 @@ def training_section() -> Iterator[str]:
                  f"{np.mean([sum(row['seconds'] for row in run['epochs_done']) for run in runs]):.0f}"],
             )  # fmt: skip
     yield (
-        "The digits job of `make train` and `make train-tf` (ResNet of 0.7 M parameters, two ranks, 20 epochs), three "
-        "seeds. Aim: the dense accuracy within 1 point at no more than 1.5% of its bytes."
+        "The digits job of `make train` and `make train-tf` (a ResNet of 0.7 M parameters, two ranks, 20 epochs) with "
+        "three seeds. Aim: an accuracy within 1 point of the dense one, with at most 1.5% of the dense bytes."
     )
     yield table(["", "job", "final accuracy, %", "mean", "bytes sent / dense", "seconds"], rows)
     figures.mkdir(parents=True, exist_ok=True)
@@ -440,7 +458,7 @@ def training_section() -> Iterator[str]:
 
 
 def adapter_section() -> Iterator[str]:
-    """What the adapters cost beside encoding, waiting and decoding."""
+    """The time of a step that is not encoding, waiting or decoding."""
     rows = []
     for framework, name in (("torch", "PyTorch"), ("tensorflow", "TensorFlow")):
         command = ["mpirun", "-np", "2", sys.executable, str(ROOT / "scripts" / "bench_adapter.py"), framework]
@@ -452,28 +470,30 @@ def adapter_section() -> Iterator[str]:
              f"{1e3 * rest / found['tensors']:.0f}", f"{1e3 * (rest - found['dense']) / found['tensors']:.0f}"]
         )  # fmt: skip
     yield (
-        f"A step of {found['tensors']} tensors of {found['numel']:,} elements, two ranks, milliseconds; and the rest "
-        "of it, all but encoding, waiting and decoding, in microseconds a tensor: with Horovod's own share of it, and "
-        "beyond the step without compression. Aim: 300."
+        f"A step with {found['tensors']} tensors of {found['numel']:,} elements on two ranks, in milliseconds. The "
+        "last two columns are in microseconds per tensor: the rest of the step (all but encoding, waiting and "
+        "decoding; it includes Horovod's own work), and this rest less the dense step. Aim: 300."
     )
-    yield table(["", "dense", "compressed", "encode", "wait", "decode", "rest us / tensor", "beyond dense"], rows)
+    yield table(
+        ["", "dense", "compressed", "encode", "wait", "decode", "rest, us / tensor", "rest - dense, us / tensor"], rows
+    )
 
 
 SECTIONS: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
     "pipeline": ("The recommended config, end to end", pipeline_section),
     "training": ("Training: accuracy against bytes", training_section),
-    "indices": ("Lossless index codecs on random subsets of 25.6 M", indices_section),
+    "indices": ("Lossless index codecs on random subsets of 25.6 M elements", indices_section),
     "codecs": ("Every codec on real gradients", codecs_section),
     "bloom": ("Bloom filters", bloom_section),
     "sparse": ("An inherently sparse gradient", sparse_section),
-    "rivals": ("Beside the research code", rivals_section),
-    "overhead": ("What a call costs", overhead_section),
-    "adapter": ("What an adapter costs", adapter_section),
+    "rivals": ("Comparison with the research code", rivals_section),
+    "overhead": ("Overhead of a call", overhead_section),
+    "adapter": ("Overhead of the adapters", adapter_section),
 }
 
 
 def write(name: str, title: str, body: str) -> None:
-    """Puts a section into docs/benchmarks.md, between its marks."""
+    """Writes a section to docs/benchmarks.md, between its ``begin`` and ``end`` comments, or at the end."""
     text = DOC.read_text() if DOC.exists() else HEAD
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
     section = f"{begin}\n## {title}\n\n{body}\n\n{end}"
@@ -487,19 +507,21 @@ def write(name: str, title: str, body: str) -> None:
 
 HEAD = """# Benchmarks
 
-Written by `make bench` (scripts/bench.py); run it and this page shows your machine. Times are medians, on one thread,
-best read as ratios within a table: the machines that made them are shared and noisy.
+`make bench` (scripts/bench.py) writes this page; run it to see the figures of your machine. Times are medians on one
+thread. Compare them only as ratios within a table, because they were measured on shared and noisy machines.
 """
 
 
 def main(
-    only: Annotated[list[str] | None, typer.Option(help="sections to run: " + ", ".join(SECTIONS))] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="a section to run; can be repeated: " + ", ".join(SECTIONS))
+    ] = None,
 ) -> None:
-    """Runs the benchmarks, prints the tables and writes them into docs/benchmarks.md."""
+    """Runs the benchmarks, prints the tables and writes them to docs/benchmarks.md."""
     os.environ["OMP_NUM_THREADS"] = "1"
     for name in only or SECTIONS:
         if name not in SECTIONS:
-            raise typer.BadParameter(f"{name} is unknown; the sections are {', '.join(SECTIONS)}")
+            raise typer.BadParameter(f"section {name!r} is unknown; choose from {', '.join(SECTIONS)}")
         title, function = SECTIONS[name]
         console.rule(title)
         parts = list(function())

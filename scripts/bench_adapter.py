@@ -1,10 +1,10 @@
-"""What an adapter costs beside encoding, waiting and decoding: a step whose gradients cost next to nothing.
+"""Measures the overhead of an adapter, in a step whose gradients take almost no time to compute.
 
     mpirun -np 2 python scripts/bench_adapter.py torch
     mpirun -np 2 python scripts/bench_adapter.py tensorflow
 
-Rank 0 prints one line of JSON: milliseconds of a step without compression and with it, and of the latter what encoding,
-waiting and decoding took (medians of steps).
+Rank 0 prints one line of JSON: the milliseconds of a step without compression (``dense``) and with it (``step``), and
+the milliseconds of encoding, waiting and decoding in the compressed step. All are medians over the steps.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PARTS = ("encode", "wait", "decode")
 
 
 def torch_step(compressed: bool, tensors: int, numel: int) -> tuple[Any, Callable[[], None], int]:
-    """The compression, one step, and this rank."""
+    """A PyTorch job: its compression, a function that runs one step, and the number of this rank."""
     import horovod.torch as hvd
     import torch
 
@@ -31,7 +31,7 @@ def torch_step(compressed: bool, tensors: int, numel: int) -> tuple[Any, Callabl
 
     hvd.init()
     torch.set_num_threads(1)
-    # Under another name each: Horovod goes by names, and the two jobs' optimizers live side by side.
+    # Horovod identifies tensors by name, and both optimizers exist at the same time, so their names must differ.
     names = [f"{compressed}{number:04}" for number in range(tensors)]
     model = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.ones(numel)) for name in names})
     compression = DeepReduce(model, CONFIG) if compressed else hvd.Compression.none
@@ -49,7 +49,7 @@ def torch_step(compressed: bool, tensors: int, numel: int) -> tuple[Any, Callabl
 
 
 def tensorflow_step(compressed: bool, tensors: int, numel: int) -> tuple[Any, Callable[[], None], int]:
-    """The same in a tf.function. One thread, so that encoding and decoding do not overlap and their times add up."""
+    """The same job in a tf.function. It has one thread, so that encoding and decoding do not overlap."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
@@ -76,11 +76,11 @@ def tensorflow_step(compressed: bool, tensors: int, numel: int) -> tuple[Any, Ca
 
 def main(
     framework: Annotated[str, typer.Argument(help="torch or tensorflow")],
-    tensors: Annotated[int, typer.Option(help="parameters of the model")] = 100,
-    numel: Annotated[int, typer.Option(help="elements of each")] = 10_000,
+    tensors: Annotated[int, typer.Option(help="number of parameters of the model")] = 100,
+    numel: Annotated[int, typer.Option(help="elements of each parameter")] = 10_000,
     steps: Annotated[int, typer.Option(help="steps that are counted")] = 30,
 ) -> None:
-    """Measures one framework's adapter."""
+    """Measures the adapter of one framework."""
     make = {"torch": torch_step, "tensorflow": tensorflow_step}[framework]
     found: dict[str, Any] = {"framework": framework, "tensors": tensors, "numel": numel}
     rank = 0

@@ -1,8 +1,8 @@
-"""`make bench-gpu`: what encoding and decoding cost on the GPU at hand, beside a device copy of the same vector.
+"""`make bench-gpu`: the time of encoding and decoding on this machine's GPU, relative to a device copy of the vector.
 
-Device time by events, medians of many runs after three that are not counted; every run takes the next of several
-inputs, so that none stands in the cache. A time includes what the host needs to launch and to wait: it is the whole of
-what the adapter does with a gradient, error feedback and container included.
+Times are device times between events, and medians of many runs after three that are not counted. Each run uses the next
+of several inputs, so that no input is in the cache. A time includes the launches and the waiting of the host. It covers
+everything that the adapter does with a gradient, including error feedback and the container.
 
     python scripts/bench_gpu.py --numel 25600000 --density 0.01
 """
@@ -35,7 +35,7 @@ console = Console(width=140)
 
 
 def timed(function: Callable[[int], Any], inputs: int, runs: int) -> float:
-    """The median milliseconds of ``function(number of the input)``."""
+    """The median milliseconds of ``function(i)``, where i is the number of the input."""
     times = []
     for run in range(runs + 3):
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()
@@ -49,12 +49,12 @@ def timed(function: Callable[[int], Any], inputs: int, runs: int) -> float:
 
 
 def main(
-    numel: Annotated[int, typer.Option(help="elements of the vector")] = 25_600_000,
-    density: Annotated[float, typer.Option(help="share of elements to keep")] = 0.01,
+    numel: Annotated[int, typer.Option(help="number of elements of the vector")] = 25_600_000,
+    density: Annotated[float, typer.Option(help="density of top-k, in (0, 1]")] = 0.01,
     runs: Annotated[int, typer.Option(help="runs that are counted")] = 50,
-    inputs: Annotated[int, typer.Option(help="vectors taken in turn")] = 4,
+    inputs: Annotated[int, typer.Option(help="number of input vectors, used in turn")] = 4,
 ) -> None:
-    """Prints a table in Markdown."""
+    """Prints a Markdown table of the times."""
     random = cupy.random.default_rng(0)
     gradients = [random.standard_normal(numel, dtype=np.float32) for _ in range(inputs)]
     residuals = [cupy.zeros(numel, np.float32) for _ in range(inputs)]
@@ -77,13 +77,13 @@ def main(
     measured: list[tuple[str, Callable[[int], Any], float | None]] = [
         ("device copy", lambda i: cupy.copyto(out, gradients[i]), None),
         ("torch.topk of the magnitudes", topk_of_torch, None),
-        ("top-k, accumulated and exact", lambda i: select.topk(residuals[i], gradients[i], kept), None),
+        ("accumulate, exact top-k", lambda i: select.topk(residuals[i], gradients[i], kept), None),
         ("encode: top-k, rice, qsgd", lambda i: rice.encode(gradients[i], residuals[i], KEY), 6.0),
-        (f"decode and add {CONTAINERS} of them", decode, 4.0),
+        (f"decode and sum {CONTAINERS} containers", decode, 4.0),
         ("encode: top-k, Bloom p0, raw", lambda i: bloom.encode(gradients[i], residuals[i], KEY), 15.0),
     ]
     times = [timed(function, inputs, runs) for _, function, _ in measured]
-    table = Table("what", "ms", "of a copy", "target", box=box.MARKDOWN)
+    table = Table("operation", "ms", "time / copy", "aim", box=box.MARKDOWN)
     device = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     console.print(f"{device}, {numel:,} float32, density {density}, {date.today()}, commit {commit}")

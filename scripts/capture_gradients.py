@@ -1,10 +1,10 @@
-"""Captures gradients of real training, for benchmarks and simulations.
+"""Captures gradients from real training, for benchmarks and simulations.
 
     python scripts/capture_gradients.py --network resnet50 --out data/captured/resnet50.npz
 
-Trains the network on crops of two real photographs and keeps the gradient of each rank's batch at the last step. The
-file holds, for each rank r, ``gradient_r`` float32 [numel], all parameters in the model's order; ``names`` and
-``sizes`` say which stretch is which parameter.
+Trains the network on crops of two real photographs. After the last step, it computes one gradient per rank, each from
+another batch. The file contains ``gradient_r``, float32 ``[numel]``, for each rank r: the gradients of all parameters
+in the order of the model. ``names`` and ``sizes`` are the names and the numbers of elements of the parameters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.nn import functional
 
 
 def capture(network: str, out: Path, steps: int, ranks: int, batch_size: int, classes: int, seed: int) -> None:
-    """Trains and writes the file, whole or not at all."""
+    """Trains and writes the file. An interrupted run leaves no partial file at ``out``."""
     torch.manual_seed(seed)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     generator = torch.Generator().manual_seed(seed)
@@ -53,17 +53,19 @@ def capture(network: str, out: Path, steps: int, ranks: int, batch_size: int, cl
 
 
 def main(
-    network: Annotated[str, typer.Option(help=" or ".join(NETWORKS))] = "resnet50",
-    out: Annotated[Path | None, typer.Option(help="default: data/captured/NETWORK.npz")] = None,
+    network: Annotated[str, typer.Option(help="the network: " + " or ".join(NETWORKS))] = "resnet50",
+    out: Annotated[Path | None, typer.Option(help="output file; default: data/captured/NETWORK.npz")] = None,
     steps: Annotated[int, typer.Option(min=0, help="optimizer steps before the capture")] = 30,
-    ranks: Annotated[int, typer.Option(min=1, help="gradients to keep, each of another batch")] = 4,
+    ranks: Annotated[int, typer.Option(min=1, help="number of gradients, each from another batch")] = 4,
     batch_size: Annotated[int, typer.Option(min=2)] = 16,
-    classes: Annotated[int, typer.Option(min=2, help="1,000 gives ResNet-50 its 25.6 M parameters")] = 1000,
+    classes: Annotated[
+        int, typer.Option(min=2, help="number of classes; ResNet-50 has 25.6 M parameters with 1,000")
+    ] = 1000,
     seed: int = 0,
 ) -> None:
     """Captures the gradients of one network."""
     if network not in NETWORKS:
-        raise typer.BadParameter(f"{network} is unknown; there are {', '.join(NETWORKS)}")
+        raise typer.BadParameter(f"network {network!r} is unknown; choose from {', '.join(NETWORKS)}")
     capture(network, out or Path("data/captured") / f"{network}.npz", steps, ranks, batch_size, classes, seed)
 
 

@@ -1,7 +1,7 @@
-"""`make train` and `make train-tf`: the digits job on two Horovod ranks, compressed and dense, and what that saved.
+"""`make train` and `make train-tf`: runs the digits job on two Horovod ranks, compressed and dense, and compares both.
 
-Writes RUNS/<time>/results.json (all figures), accuracy.png (accuracy against bytes sent), config.yaml (what was used)
-and each run's own folder.
+Writes RUNS/<time>/results.json (all figures), accuracy.png (accuracy against bytes sent), config.yaml (the config that
+was used), and a folder for each run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Run = dict[str, Any]
 
 
 class Framework(str, Enum):
-    """Whose script trains."""
+    """The framework of the training script."""
 
     torch = "torch"
     tensorflow = "tensorflow"
@@ -37,24 +37,25 @@ class Framework(str, Enum):
 
 NAMES = {Framework.torch: "PyTorch", Framework.tensorflow: "Keras"}
 
+
 def train(framework: Framework, config: str, seed: int, out: Path, ranks: int, epochs: int, terminal: bool) -> Run:
-    """One job under mpirun; what it measured."""
+    """Runs one job under mpirun and returns its metrics."""
     command = ["mpirun", "-np", str(ranks), sys.executable, str(ROOT / "scripts" / f"train_{framework.value}.py")]
     command += ["--config", config, "--seed", str(seed), "--epochs", str(epochs), "--out", str(out)]
     environment = {**os.environ, "HVD_DEEPREDUCE_TERMINAL": str(int(terminal)), "PYTHONUNBUFFERED": "1"}
     if subprocess.run(command, env=environment).returncode:
-        raise SystemExit(f"the training job failed: {' '.join(command)}")
+        raise SystemExit(f"the training job failed; its output is above. The command was: {' '.join(command)}")
     run: Run = json.loads((out / "metrics.json").read_text())
     return run
 
 
 def total(run: Run, key: str) -> float:
-    """The sum over the epochs."""
+    """The sum of a metric over the epochs."""
     return float(sum(row[key] for row in run["epochs_done"]))
 
 
 def size(number: float) -> str:
-    """Bytes for a person."""
+    """A number of bytes in a readable unit."""
     for unit in ("B", "kB", "MB"):
         if number < 1000:
             return f"{number:.3g} {unit}" if unit != "B" else f"{number:.0f} B"
@@ -63,7 +64,7 @@ def size(number: float) -> str:
 
 
 def epochs_table(run: Run, title: str) -> Table:
-    """A line an epoch."""
+    """A table of one run, with one row per epoch."""
     table = Table(title=title, title_justify="left")
     for column in ("epoch", "loss", "accuracy", "sent", "dense", "share", "encode s", "comm. s", "decode s", "epoch s"):
         table.add_column(column, justify="right")
@@ -77,7 +78,7 @@ def epochs_table(run: Run, title: str) -> Table:
 
 
 def side_by_side(compressed: list[Run], dense: list[Run], label: str) -> Table:
-    """Both jobs, means over the seeds."""
+    """A table of both jobs; figures are means over the seeds."""
     seeds = f", mean of {len(dense)} seeds" if len(dense) > 1 else ""
     table = Table(title=f"The same job, compressed and dense{seeds}", title_justify="left")
     for column in ("", label, "dense", "compressed / dense"):
@@ -92,8 +93,8 @@ def side_by_side(compressed: list[Run], dense: list[Run], label: str) -> Table:
 
     line("final accuracy", lambda r: r["epochs_done"][-1]["accuracy"], "{:.2%}".format,
          lambda a, b: f"{100 * (a - b):+.2f} points")  # fmt: skip
-    line("bytes sent by a rank", lambda r: total(r, "bytes_sent"), size, ratio)
-    line("seconds in all", lambda r: total(r, "seconds"), "{:.1f}".format, ratio)
+    line("bytes sent per rank", lambda r: total(r, "bytes_sent"), size, ratio)
+    line("total seconds", lambda r: total(r, "seconds"), "{:.1f}".format, ratio)
     line("  encode", lambda r: total(r, "encode_seconds"), "{:.2f}".format, lambda a, b: "")
     line("  communication", lambda r: total(r, "wait_seconds"), "{:.2f}".format, lambda a, b: "")
     line("  decode", lambda r: total(r, "decode_seconds"), "{:.2f}".format, lambda a, b: "")
@@ -101,18 +102,18 @@ def side_by_side(compressed: list[Run], dense: list[Run], label: str) -> Table:
 
 
 def break_even(compressed: list[Run]) -> str:
-    """The link at which what compression costs in time equals what it saves."""
+    """The link speed at which the time that compression takes equals the time that it saves."""
     saved = mean(total(run, "dense_bytes") - total(run, "bytes_sent") for run in compressed)
     cost = mean(total(run, "encode_seconds") + total(run, "decode_seconds") for run in compressed)
     return (
-        "These ranks share one machine's memory, where bytes cost next to nothing. On a network, this compression "
-        f"pays below about {8 * saved / cost / 1e9:.1f} Gbit/s a rank (bytes saved over seconds of encoding and "
-        "decoding)."
+        "These ranks share the memory of one machine, where sending bytes takes almost no time. On a network, this "
+        f"compression pays below about {8 * saved / cost / 1e9:.1f} Gbit/s per rank (bytes saved divided by the "
+        "seconds of encoding and decoding)."
     )
 
 
 def picture(compressed: list[Run], dense: list[Run], label: str, path: Path) -> None:
-    """Accuracy against the bytes that a rank has sent so far; a logarithmic axis, a line a run."""
+    """Plots accuracy against the bytes that a rank has sent so far, with one line per run and a logarithmic axis."""
     figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
     for runs, name, colour in ((compressed, label, "tab:blue"), (dense, "dense", "tab:orange")):
         for number, run in enumerate(runs):
@@ -123,9 +124,9 @@ def picture(compressed: list[Run], dense: list[Run], label: str, path: Path) -> 
             accuracy = [100 * row["accuracy"] for row in run["epochs_done"]]
             axes.plot(so_far, accuracy, marker="o", markersize=3, color=colour, label=name if not number else None)
     axes.set_xscale("log")
-    axes.set_xlabel("megabytes sent by a rank so far")
+    axes.set_xlabel("megabytes sent per rank so far")
     axes.set_ylabel("test accuracy, %")
-    axes.set_title("Accuracy against bytes sent (a point an epoch)")
+    axes.set_title("Accuracy against bytes sent (one point per epoch)")
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
     figure.savefig(path, dpi=130)
@@ -134,20 +135,20 @@ def picture(compressed: list[Run], dense: list[Run], label: str, path: Path) -> 
 
 def main(
     framework: Framework = Framework.torch,
-    config: Annotated[str, typer.Option(help="a preset or a YAML file, compared with dense")] = "topk_rice_qsgd",
+    config: Annotated[str, typer.Option(help="a preset or a YAML file, to compare with dense")] = "topk_rice_qsgd",
     epochs: Annotated[int, typer.Option(min=1)] = 20,
-    seeds: Annotated[int, typer.Option(min=1, help="runs of each kind")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="number of runs of each job")] = 1,
     ranks: Annotated[int, typer.Option(min=1)] = 2,
-    runs: Annotated[Path, typer.Option(help="where results go")] = Path("runs"),
+    runs: Annotated[Path, typer.Option(help="folder for the results")] = Path("runs"),
 ) -> None:
-    """Trains both ways, prints the tables, writes the results."""
+    """Trains with and without compression, prints the tables and writes the results."""
     console = Console(width=None if sys.stdout.isatty() else 110)
     out = runs / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     out.mkdir(parents=True)
     label = Path(config).stem
     console.print(
-        f"A ResNet on 1,437 handwritten digits in {NAMES[framework]}, {ranks} Horovod ranks, {epochs} epochs: {label}, "
-        "then dense."
+        f"Training a ResNet on 1,437 handwritten digits in {NAMES[framework]} on {ranks} Horovod ranks for {epochs} "
+        f"epochs: first with {label}, then dense."
     )
     terminal = console.is_terminal
     pairs = [
@@ -158,14 +159,14 @@ def main(
     compressed, dense = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     console.print()
     console.print(epochs_table(compressed[0], f"{label}, rank 0"))
-    waiting = "the wait after the backward pass" if framework == Framework.torch else "TensorFlow does not tell"
+    waiting = "wait after the backward pass" if framework == Framework.torch else "not measured in TensorFlow"
     console.print(epochs_table(dense[0], f"dense, rank 0 (communication: {waiting})"))
     console.print(side_by_side(compressed, dense, label))
     console.print(break_even(compressed), soft_wrap=True)
     picture(compressed, dense, label, out / "accuracy.png")
     (out / "results.json").write_text(json.dumps({"compressed": compressed, "dense": dense}, indent=1))
     (out / "config.yaml").write_bytes((out / f"{label}_0" / "config.yaml").read_bytes())
-    console.print(f"\nAll figures: {out}/results.json   picture: {out}/accuracy.png   config: {out}/config.yaml")
+    console.print(f"\nAll figures: {out}/results.json   plot: {out}/accuracy.png   config: {out}/config.yaml")
 
 
 if __name__ == "__main__":

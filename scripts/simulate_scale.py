@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Counts the bytes and messages of every allreduce on up to 1,024 ranks exactly: runs the real programs in one process.
+"""Counts the exact bytes and messages of every allreduce on up to 1,024 ranks, by simulating the ranks in one process.
 
     scripts/simulate_scale.py --ranks 2,4,8,16,32,64,128,256,512,1024 --density 0.01 --output runs/scale
 
@@ -128,11 +128,11 @@ def draw(results: list[dict], density: float, numel: int, source: str, path: Pat
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gradient", help="an .npz of captured gradients")
-    parser.add_argument("--numel", type=int, default=1_000_000)
-    parser.add_argument("--density", type=float, default=0.01)
-    parser.add_argument("--ranks", default="2,4,8,16,32,64,128,256,512,1024")
-    parser.add_argument("--output", type=Path, default=Path("runs/scale"))
+    parser.add_argument("--gradient", help="an .npz file of captured gradients; default: generated gradients")
+    parser.add_argument("--numel", type=int, default=1_000_000, help="number of elements of a gradient")
+    parser.add_argument("--density", type=float, default=0.01, help="density of top-k, in (0, 1]")
+    parser.add_argument("--ranks", default="2,4,8,16,32,64,128,256,512,1024", help="comma-separated numbers of ranks")
+    parser.add_argument("--output", type=Path, default=Path("runs/scale"), help="the results without .json and .png")
     options = parser.parse_args()
     gradients = Gradients(options.gradient, options.numel)
     counts = [int(ranks) for ranks in options.ranks.split(",")]

@@ -3,9 +3,9 @@
     mpirun -np 2 python scripts/train_tensorflow.py --config topk_rice_qsgd
     mpirun -np 2 python scripts/train_tensorflow.py --config none          # dense, for comparison
 
-The job of train_torch.py by ``model.fit``. Each rank trains on its own part of the data. After each epoch rank 0 tests
-and writes OUT/metrics.json, every rank saves what it needs to go on, and all ranks compare their parameters bit for
-bit. ``--resume`` goes on from there.
+The job is that of train_torch.py, with ``model.fit``. Each rank trains on its own part of the data. After each epoch,
+rank 0 computes the test accuracy and writes OUT/metrics.json, every rank saves a checkpoint, and all ranks check that
+their parameters are equal to the bit. ``--resume`` continues from the checkpoints.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ layers = keras.layers
 
 
 def convolution(outputs: int, size: int, stride: int = 1) -> Any:
-    """Without a bias: a normalization follows."""
+    """A convolution without a bias, because a normalization follows it."""
     return layers.Conv2D(outputs, size, stride, padding="same", use_bias=False,
                          kernel_regularizer=keras.regularizers.L2(2.5e-4))  # fmt: skip
 
 
 def normalization() -> Any:
-    """With PyTorch's momentum and epsilon, which suit so few steps."""
+    """Batch normalization with the momentum and epsilon of PyTorch, which are better for so few steps."""
     return layers.BatchNormalization(momentum=0.9, epsilon=1e-5)
 
 
 def block(x: Any, outputs: int, stride: int) -> Any:
-    """Two 3x3 convolutions and a way around them (He et al., CVPR 2016, figure 2)."""
+    """Two 3x3 convolutions with a shortcut connection (He et al., CVPR 2016, figure 2)."""
     y = layers.ReLU()(normalization()(convolution(outputs, 3, stride)(x)))
     y = normalization()(convolution(outputs, 3)(y))
     return layers.ReLU()(y + (convolution(outputs, 1, stride)(x) if stride > 1 else x))
 
 
 def resnet(width: int = 64) -> Any:
-    """Four blocks, 8x8 grey images, ten classes: 0.7 million parameters."""
+    """A stem and three blocks for 8x8 grey images and ten classes: 0.7 million parameters."""
     image = x = keras.Input((8, 8, 1))
     x = layers.ReLU()(normalization()(convolution(width, 3)(x)))
     for outputs, stride in ((width, 1), (2 * width, 2), (2 * width, 1)):
@@ -59,7 +59,7 @@ def resnet(width: int = 64) -> Any:
 
 
 def digits() -> list[Any]:
-    """Training and test images, training and test labels: 1,437 and 360."""
+    """Training images, test images, training labels, test labels: 1,437 and 360 images."""
     images, labels = load_digits(return_X_y=True)
     images = (images.reshape(-1, 8, 8, 1) / 8 - 1).astype("float32")
     parts: list[Any] = train_test_split(images, labels, test_size=360, random_state=0, stratify=labels)
@@ -67,7 +67,7 @@ def digits() -> list[Any]:
 
 
 class Timed(keras.callbacks.Callback):  # type: ignore[misc]
-    """How long the batches of an epoch took."""
+    """Measures the seconds that the batches of an epoch take."""
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.begin = time.perf_counter()
@@ -77,25 +77,25 @@ class Timed(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def same_on_all_ranks(model: Any) -> None:
-    """Raises RuntimeError unless all ranks hold the same parameters, to the bit."""
+    """Raises RuntimeError unless all ranks have the same parameters, to the bit."""
     digest = hashlib.sha256(b"".join(v.numpy().tobytes() for v in model.trainable_variables)).digest()
     digests = hvd.allgather(tf.constant([list(digest)], tf.uint8)).numpy()
     if not (digests == digests[0]).all():
-        raise RuntimeError("the ranks hold different parameters: their gradients were not reduced to the same values")
+        raise RuntimeError("the ranks have different parameters: their gradients were not reduced to the same values")
 
 
 def main(
     config: Annotated[str, typer.Option(help="a preset, a YAML file, or none for dense")] = "none",
     epochs: Annotated[int, typer.Option(min=1)] = 20,
-    batch_size: Annotated[int, typer.Option(min=1, help="images a rank and step")] = 32,
-    lr: Annotated[float, typer.Option(help="the largest learning rate, of a cosine")] = 0.05,
+    batch_size: Annotated[int, typer.Option(min=1, help="images per rank and step")] = 32,
+    lr: Annotated[float, typer.Option(help="the largest learning rate of the cosine schedule")] = 0.05,
     seed: int = 0,
     width: Annotated[int, typer.Option(min=1, help="channels of the first layers")] = 64,
-    out: Annotated[Path, typer.Option(help="where metrics and checkpoints go")] = Path("runs/train_tensorflow"),
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the checkpoint in OUT")] = False,
-    stop_after: Annotated[int | None, typer.Option(help="end after this epoch, as if interrupted")] = None,
+    out: Annotated[Path, typer.Option(help="folder for metrics and checkpoints")] = Path("runs/train_tensorflow"),
+    resume: Annotated[bool, typer.Option("--resume", help="continue from the checkpoints in OUT")] = False,
+    stop_after: Annotated[int | None, typer.Option(help="stop after this epoch, as if interrupted")] = None,
 ) -> None:
-    """Trains, and leaves OUT/metrics.json, OUT/config.yaml and the checkpoints."""
+    """Trains, and writes OUT/metrics.json, OUT/config.yaml and the checkpoints."""
     hvd.init()
     threads = max(1, len(os.sched_getaffinity(0)) // hvd.local_size())
     tf.config.threading.set_intra_op_parallelism_threads(threads)
@@ -111,14 +111,14 @@ def main(
     optimizer.build(model.trainable_variables)
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     out.mkdir(parents=True, exist_ok=True)
-    # Every rank has statistics of its own in the normalization layers, and residuals of its own.
+    # Each rank saves its own file, because normalization statistics and residuals differ between ranks.
     saved = {"model": model, "optimizer": optimizer, **({"compression": compression} if compression else {})}
     checkpoint = tf.train.Checkpoint(**saved)
     mine = out / f"checkpoint.rank{hvd.rank()}"
     history: list[dict[str, Any]] = []
     if resume:
         if not mine.with_suffix(f"{mine.suffix}.index").exists():
-            raise SystemExit(f"there is no checkpoint {mine.name} in {out}: start without --resume first")
+            raise SystemExit(f"there is no checkpoint {mine.name} in {out}: run once without --resume first")
         checkpoint.read(str(mine)).assert_existing_objects_matched()
         history = json.loads((out / "metrics.json").read_text())["epochs_done"]
     hvd.broadcast_variables(model.trainable_variables, root_rank=0)
@@ -140,7 +140,7 @@ def main(
             "accuracy": float((model.predict(test_images, verbose=0).argmax(1) == test_labels).mean()),
             "dense_bytes": steps * dense_bytes,
             "bytes_sent": steps * dense_bytes,
-            # Horovod's own waiting within a graph cannot be told from TensorFlow's work.
+            # Within a graph, the waiting of Horovod cannot be separated from the work of TensorFlow.
             "encode_seconds": 0.0,
             "wait_seconds": 0.0,
             "decode_seconds": 0.0,
@@ -162,7 +162,7 @@ def main(
                 f"sent {row['bytes_sent'] / row['dense_bytes']:.2%} of dense  {row['seconds']:.1f} s",
                 flush=True,
             )
-        hvd.allreduce(tf.zeros(1))  # the metrics are written before any rank stops
+        hvd.allreduce(tf.zeros(1))  # no rank stops before the metrics are written
         if stop_after == epoch + 1:
             break
     hvd.shutdown()

@@ -3,8 +3,9 @@
     mpirun -np 2 python scripts/train_torch.py --config topk_rice_qsgd
     mpirun -np 2 python scripts/train_torch.py --config none          # dense, for comparison
 
-Each rank trains on its own part of the data. After each epoch rank 0 tests and writes OUT/metrics.json, every rank
-saves what it needs to go on, and all ranks compare their parameters bit for bit. ``--resume`` goes on from there.
+Each rank trains on its own part of the data. After each epoch, rank 0 computes the test accuracy and writes
+OUT/metrics.json, every rank saves a checkpoint, and all ranks check that their parameters are equal to the bit.
+``--resume`` continues from the checkpoints.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from hvd_deepreduce.torch import DeepReduce
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and a way around them (He et al., CVPR 2016, figure 2)."""
+    """Two 3x3 convolutions with a shortcut connection (He et al., CVPR 2016, figure 2)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -47,7 +48,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Four blocks, 8x8 grey images, ten classes: 0.7 million parameters."""
+    """A stem and three blocks for 8x8 grey images and ten classes: 0.7 million parameters."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -65,7 +66,7 @@ class ResNet(nn.Module):
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Training images and labels, test images and labels: 1,437 and 360."""
+    """Training images, their labels, test images, their labels: 1,437 and 360 images."""
     images, labels = load_digits(return_X_y=True)
     images = (images.reshape(-1, 1, 8, 8) / 8 - 1).astype("float32")
     parts = train_test_split(images, labels, test_size=360, random_state=0, stratify=labels)
@@ -74,15 +75,15 @@ def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def same_on_all_ranks(model: nn.Module) -> None:
-    """Raises RuntimeError unless all ranks hold the same parameters, to the bit."""
+    """Raises RuntimeError unless all ranks have the same parameters, to the bit."""
     digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).digest()
     digests = hvd.allgather(torch.tensor([list(digest)], dtype=torch.uint8), name="parameters")
     if not bool((digests == digests[0]).all()):
-        raise RuntimeError("the ranks hold different parameters: their gradients were not reduced to the same values")
+        raise RuntimeError("the ranks have different parameters: their gradients were not reduced to the same values")
 
 
 def save(path: Path, content: Any) -> None:
-    """Writes a file whole or not at all, and on all ranks at about the same time."""
+    """Writes a file atomically, and on all ranks at about the same time."""
     torch.save(content, path.with_suffix(".part"))
     hvd.barrier()
     os.replace(path.with_suffix(".part"), path)
@@ -91,16 +92,16 @@ def save(path: Path, content: Any) -> None:
 def main(
     config: Annotated[str, typer.Option(help="a preset, a YAML file, or none for dense")] = "none",
     epochs: Annotated[int, typer.Option(min=1)] = 20,
-    batch_size: Annotated[int, typer.Option(min=1, help="images a rank and step")] = 32,
-    lr: Annotated[float, typer.Option(help="the largest learning rate, of a cosine")] = 0.05,
+    batch_size: Annotated[int, typer.Option(min=1, help="images per rank and step")] = 32,
+    lr: Annotated[float, typer.Option(help="the largest learning rate of the cosine schedule")] = 0.05,
     seed: int = 0,
     width: Annotated[int, typer.Option(min=1, help="channels of the first layers")] = 64,
     threads: Annotated[int | None, typer.Option(min=1, help="default: the rank's share of the cores")] = None,
-    out: Annotated[Path, typer.Option(help="where metrics and checkpoints go")] = Path("runs/train_torch"),
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the checkpoint in OUT")] = False,
-    stop_after: Annotated[int | None, typer.Option(help="end after this epoch, as if interrupted")] = None,
+    out: Annotated[Path, typer.Option(help="folder for metrics and checkpoints")] = Path("runs/train_torch"),
+    resume: Annotated[bool, typer.Option("--resume", help="continue from the checkpoints in OUT")] = False,
+    stop_after: Annotated[int | None, typer.Option(help="stop after this epoch, as if interrupted")] = None,
 ) -> None:
-    """Trains, and leaves OUT/metrics.json, OUT/config.yaml and the checkpoints."""
+    """Trains, and writes OUT/metrics.json, OUT/config.yaml and the checkpoints."""
     hvd.init()
     torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
     torch.manual_seed(seed)
@@ -112,12 +113,12 @@ def main(
     optimizer = hvd.DistributedOptimizer(plain, named_parameters=model.named_parameters(), compression=compression)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=epochs * steps, pct_start=0.2)
     out.mkdir(parents=True, exist_ok=True)
-    # Every rank has statistics of its own in the normalization layers, and residuals of its own.
+    # Each rank saves its own file, because normalization statistics and residuals differ between ranks.
     mine = out / f"checkpoint.rank{hvd.rank()}.pt"
     history: list[dict[str, Any]] = []
     if resume:
         if not mine.exists():
-            raise SystemExit(f"there is no checkpoint {mine.name} in {out}: start without --resume first")
+            raise SystemExit(f"there is no checkpoint {mine.name} in {out}: run once without --resume first")
         saved = torch.load(mine)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
@@ -128,8 +129,8 @@ def main(
         done = hvd.allgather(torch.tensor([len(history)]), name="epochs").tolist()
         if len(set(done)) > 1:
             raise SystemExit(
-                f"the checkpoints in {out} are of epochs {done}, by rank: the job was killed while they were written. "
-                "Start without --resume"
+                f"the checkpoints in {out} are of epochs {done}, by rank, and must be of one epoch: the job was killed "
+                "while it wrote them. Start again without --resume"
             )
     hvd.broadcast_parameters(dict(model.named_parameters()), root_rank=0)
     dense_bytes = sum(4 * p.numel() for p in model.parameters())

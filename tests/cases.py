@@ -1,7 +1,7 @@
-"""The awkward inputs that every codec meets, and the registries turned into lists of codecs to test.
+"""Input tensors for all codecs, and all registered codecs by name.
 
-A new codec is in these lists as soon as it is registered. One whose settings have no default, or whose default does
-nothing on tensors of a few hundred elements, gets its settings in ``SETTINGS``.
+A registered codec is in these dictionaries without further work. ``SETTINGS`` has the settings of codecs whose settings
+have no default, or whose default selects too few elements of a tensor of a few hundred elements.
 """
 
 import numpy as np
@@ -39,7 +39,7 @@ JOINT: dict[str, JointCodec] = made(joint_codecs)
 
 
 def config(sparsifier: str, index: str | None, value: str | None, joint: str | None = None, **settings) -> Config:
-    """A config of the named codecs with the settings above."""
+    """A config of the named codecs, with the settings in ``SETTINGS``."""
     return Config.load(
         sparsifier=SPARSIFIERS[sparsifier],
         index=INDEX[index] if index else None,
@@ -54,7 +54,7 @@ def random(numel: int, dtype: type = np.float32, seed: int = 0) -> np.ndarray:
 
 
 def inputs() -> dict[str, np.ndarray]:
-    """By name, one-dimensional float32 and float64 tensors, all finite."""
+    """Finite one-dimensional float32 and float64 tensors, by name."""
     rng = np.random.default_rng(7)
     wide = (10.0 ** rng.uniform(-38, 38, 211) * rng.choice([-1, 1], 211)).astype(np.float32)
     mostly_zero = np.zeros(500, np.float32)

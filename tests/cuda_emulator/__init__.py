@@ -1,8 +1,8 @@
-"""A CUDA device made of g++: the .cu files compiled for the host, unchanged, behind the part of CuPy that we use.
+"""An emulated CUDA device: the unchanged .cu files, compiled with g++ for the host, and the part of CuPy that is used.
 
-``backend.cuda`` gets arrays of ``EmulatedArray``, whose ``array_module`` is this module, and calls ``empty``, ``zeros``
-and ``RawModule`` here as it calls CuPy's. Kernels run in ``runtime.cpp``: see there what is checked. ``order`` sets the
-seed of the threads' order for the launches that follow; 0 is the natural order.
+``hvd_deepreduce.ops`` gets arrays of the type ``EmulatedArray``. Their ``array_module`` is this module, so the package
+calls ``empty``, ``zeros`` and ``RawModule`` here in place of CuPy's. ``runtime.cpp`` runs the kernels and describes
+what it checks. ``order`` is the seed of the order of the threads in the following launches; 0 is the natural order.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ import numpy as np
 HERE = Path(__file__).parent
 BUILD = HERE.parent.parent / "build" / "cuda_emulator"
 COMPILE = ["g++", "-std=c++17", "-O1", "-g1", "-fPIC", "-ffp-contract=off", "-fvisibility=hidden", "-fno-gnu-unique"]
-# One call for each access, and volatile reads told from others.
+# The compiler inserts a call for each memory access, and different calls for volatile accesses.
 SEE_MEMORY = ["-fsanitize=thread", "--param=tsan-distinguish-volatile=1", "--param=tsan-instrument-func-entry-exit=0"]
 QUIET = ["-Wall", "-Wno-unused-function", "-Wno-unused-variable", "-Wno-unknown-pragmas", "-Wno-attributes"]
 
 processors = 1
-"""Blocks in a grid that walks over its work: few, so that the walking is tested."""
+"""The number of blocks in a grid whose kernel loops over its work. It is small, so that the loop is tested."""
 
 order = 0
 launches = 0
-"""Of kernels, so far."""
+"""The number of kernel launches so far."""
 waits = 0
-"""Copies to the host, so far."""
+"""The number of copies to the host so far."""
 
 
 one_at_a_time = Lock()
-"""There is one machine, and frameworks have threads."""
+"""Only one kernel runs at a time, because there is one emulated machine, and frameworks use several threads."""
 
 
 class EmulationError(RuntimeError):
-    """A kernel touched memory that is not its own, raced, or waited for ever."""
+    """A kernel accessed memory outside its arrays, had a data race, or waited for ever."""
 
 
 class EmulatedArray:
-    """An array in the emulated device's memory, which is the host's.
+    """An array in the memory of the emulated device, which is host memory.
 
-    It has what the package uses of ``cupy.ndarray`` and no more: NumPy's functions do not take it, as they do not take
-    CuPy's.
+    It has only those members of ``cupy.ndarray`` that the package uses. As with CuPy's arrays, NumPy's functions refuse
+    it.
     """
 
     array_module = sys.modules[__name__]
@@ -63,29 +63,29 @@ class EmulatedArray:
         self.data = SimpleNamespace(ptr=memory.__array_interface__["data"][0])
 
     def get(self) -> np.ndarray:
-        """A copy for the host, which waits for it."""
+        """A copy on the host. Counts as a wait for the device."""
         global waits
         waits += 1
         return self.memory.copy()
 
     def copy(self) -> EmulatedArray:
-        """Other memory with the same elements."""
+        """A new array with the same elements."""
         return asarray(self.memory)
 
     def view(self, dtype: Any) -> EmulatedArray:
-        """The same memory."""
+        """The same memory with another dtype."""
         return EmulatedArray(self.memory.view(dtype))
 
     def astype(self, dtype: Any, copy: bool = True) -> EmulatedArray:
-        """In another type."""
+        """The elements converted to ``dtype``."""
         return asarray(self.memory.astype(dtype)) if copy or dtype != self.dtype else self
 
     def fill(self, value: Any) -> None:
-        """Every element becomes ``value``."""
+        """Sets every element to ``value``."""
         self.memory.fill(value)
 
     def __array__(self, *_: Any, **__: Any) -> np.ndarray:
-        raise TypeError("an array on the device was used as if it were NumPy's")
+        raise TypeError("an array on the device was used as a NumPy array: copy it to the host with get()")
 
     def __mul__(self, factor: float) -> EmulatedArray:
         return asarray(self.memory * float(factor))
@@ -95,12 +95,15 @@ class EmulatedArray:
 
     def __getitem__(self, at: Any) -> EmulatedArray:
         if not isinstance(at, slice) or at.step is not None:
-            raise TypeError(f"an array on the device was read at {at!r}: only whole stretches can be had")
+            raise TypeError(f"an array on the device was read at {at!r}: only slices without a step are allowed")
         return EmulatedArray(self.memory[at])
 
     def __setitem__(self, at: Any, value: EmulatedArray) -> None:
         if not isinstance(at, slice) or at.step is not None or value.shape != self.memory[at].shape:
-            raise TypeError(f"an array on the device was written at {at!r} with {type(value).__name__}")
+            raise TypeError(
+                f"an array on the device was assigned {type(value).__name__} at {at!r}: only a slice without a step "
+                "and an array of the same shape are allowed"
+            )
         self.memory[at] = value.memory
 
     def __dlpack__(self, **how: Any) -> Any:
@@ -112,7 +115,7 @@ class EmulatedArray:
 
 
 def empty(size: int, dtype: Any) -> EmulatedArray:
-    """Memory that holds anything; it begins at a multiple of 256 bytes, as CUDA's does."""
+    """Uninitialized memory. It begins at a multiple of 256 bytes, as CUDA's allocations do."""
     nbytes = size * np.dtype(dtype).itemsize
     room = np.full(nbytes + 256, 0xC3, np.uint8)
     begin = -room.__array_interface__["data"][0] % 256
@@ -120,43 +123,43 @@ def empty(size: int, dtype: Any) -> EmulatedArray:
 
 
 def asarray(array: np.ndarray) -> EmulatedArray:
-    """A copy for the device."""
+    """A copy on the device."""
     copy = empty(array.size, array.dtype)
     copy.memory[:] = array.reshape(-1)
     return copy
 
 
 def from_dlpack(array: Any) -> EmulatedArray:
-    """The same memory."""
+    """An array on the same memory."""
     return EmulatedArray(np.from_dlpack(array))
 
 
 def zeros(size: int, dtype: Any) -> EmulatedArray:
-    """Memory that holds zeros."""
+    """An array of zeros."""
     array = empty(size, dtype)
     array.fill(0)
     return array
 
 
 def arange(size: int, dtype: Any) -> EmulatedArray:
-    """0 to ``size - 1``."""
+    """The numbers 0 to ``size - 1``."""
     return asarray(np.arange(size, dtype=dtype))
 
 
 def concatenate(arrays: list[EmulatedArray]) -> EmulatedArray:
-    """One array behind the other."""
+    """The elements of all arrays, in order."""
     return asarray(np.concatenate([array.memory for array in arrays]))
 
 
 def available() -> str:
-    """Why there is no emulator here; empty where there is one."""
+    """Why the emulator cannot run on this machine; empty if it can."""
     if os.uname().machine != "x86_64":
-        return "the emulator switches stacks in x86-64 assembly"
+        return "the emulator needs x86-64, because it switches stacks in assembly"
     return "" if shutil.which("g++") else "the emulator needs g++"
 
 
 def _build(name: str, text: str, flags: list[str]) -> Path:
-    """The shared library of a C++ text; made anew where the text or the emulator has changed."""
+    """The shared library of a C++ source. It is compiled again if the source or the emulator has changed."""
     parts = [text, (HERE / "cuda.h").read_text(), *COMPILE, *flags]
     library = BUILD / f"{name}-{hashlib.sha256(''.join(parts).encode()).hexdigest()[:16]}.so"
     if not library.exists():
@@ -177,7 +180,7 @@ _runtime: ctypes.CDLL | None = None
 
 
 def runtime() -> ctypes.CDLL:
-    """The machine, whose functions the kernels' libraries find by their names."""
+    """The library of runtime.cpp. The libraries of the kernels find its functions by name."""
     global _runtime
     if _runtime is None:
         library = _build("runtime", (HERE / "runtime.cpp").read_text(), ["-O2", "-fvisibility=default", "-lm"])
@@ -188,10 +191,10 @@ def runtime() -> ctypes.CDLL:
 
 
 class RawModule:
-    """``cupy.RawModule`` of one source text."""
+    """Replaces ``cupy.RawModule`` for one source text."""
 
     def __init__(self, code: str) -> None:
-        # The names of the kernels, some of which macros write.
+        # Find the names of the kernels after preprocessing, because macros define some of them.
         preprocess = ["g++", "-E", "-P", "-x", "c++", "-"]
         plain = subprocess.run(preprocess, input=code, capture_output=True, text=True, check=True).stdout
         kernels = re.findall(r'extern "C" __global__ void(?: __launch_bounds__\(\w+\))? (\w+)\(', plain)
@@ -201,12 +204,12 @@ class RawModule:
             self.library = ctypes.CDLL(str(_build("kernels", text, [*QUIET, *SEE_MEMORY, "-lm"])))
 
     def get_function(self, name: str) -> EmulatedFunction:
-        """One kernel."""
+        """The kernel with this name."""
         return EmulatedFunction(self.library, name)
 
 
 class EmulatedFunction:
-    """``cupy.RawKernel`` of one kernel: call it with a grid, a block and the arguments."""
+    """Replaces ``cupy.RawKernel``: call it with a grid, a block and the arguments."""
 
     def __init__(self, library: ctypes.CDLL, name: str) -> None:
         types = getattr(library, f"{name}_types")
@@ -217,9 +220,9 @@ class EmulatedFunction:
 
     def __call__(self, grid: tuple[int], block: tuple[int], args: tuple[Any, ...]) -> None:
         if len(args) != len(self.types):
-            raise EmulationError(f"{self.name} has {len(self.types)} parameters and got {len(args)} arguments")
+            raise EmulationError(f"{self.name} has {len(self.types)} parameters and was given {len(args)} arguments")
         if not 0 < grid[0] < 2**31:
-            raise EmulationError(f"{self.name} was launched with a grid of {grid[0]} blocks")
+            raise EmulationError(f"{self.name} was launched with a grid of {grid[0]} blocks; 1 to 2^31 - 1 are allowed")
         with one_at_a_time:
             self._run(grid, block, args)
 
@@ -231,7 +234,10 @@ class EmulatedFunction:
         for at, (argument, letter) in enumerate(zip(args, self.types, strict=True)):
             if isinstance(argument, EmulatedArray):
                 if letter != "P" or not argument.memory.flags.c_contiguous:
-                    raise EmulationError(f"argument {at} of {self.name} is an array that does not fit its parameter")
+                    raise EmulationError(
+                        f"argument {at} of {self.name} is an array: its parameter must be a pointer, and the array "
+                        "must be contiguous"
+                    )
                 pointer = argument.data.ptr
                 if argument.nbytes:
                     machine.emulated_array(pointer, argument.nbytes, argument.memory.flags.writeable)

@@ -1,9 +1,9 @@
-// CUDA for g++: what the .cu files use of the language, for a host compiler. Included before each of them.
+// The part of CUDA that the .cu files use, for g++. It is included before each .cu file.
 //
-// A kernel's threads are coroutines of one system thread (runtime.cpp). Every access to memory is seen: g++ compiles
-// the kernels with -fsanitize=thread, and the calls that it inserts go to runtime.cpp, not to a sanitizer.
+// The threads of a kernel are coroutines of one system thread (runtime.cpp). Every memory access is checked: g++
+// compiles the kernels with -fsanitize=thread, and the inserted calls go to runtime.cpp, not to a sanitizer.
 //
-// Shared memory is the kernel's only static memory that can be written, so its place is the module's .bss.
+// Shared memory is the only writable static memory of a kernel, so it is the .bss section of the module.
 #ifndef HVD_DEEPREDUCE_EMULATOR_CUDA_H
 #define HVD_DEEPREDUCE_EMULATOR_CUDA_H
 
@@ -28,7 +28,7 @@ struct Index3 {
     unsigned x, y, z;
 };
 
-// `const`: a thread keeps its place from its kernel's first line to its last.
+// `const`: these do not change for a thread while its kernel runs.
 extern "C" {
 Index3 emulated_thread() __attribute__((const));
 Index3 emulated_block() __attribute__((const));
@@ -37,7 +37,7 @@ Index3 emulated_grid_size() __attribute__((const));
 void emulated_barrier();
 unsigned emulated_barrier_or(unsigned value);
 void emulated_warp_barrier(unsigned mask);
-// Hands `value` to the warp and gets the values of all 32 lanes; `operation` must be the same for all of them.
+// Passes `value` to the warp and returns the values of all 32 lanes. All lanes must have the same `operation`.
 const unsigned long long* emulated_exchange(unsigned mask, int operation, unsigned long long value);
 void emulated_atomic(void* address, unsigned size);  // before each atomic operation
 void emulated_fail(const char* message);
@@ -66,7 +66,7 @@ inline T emulated_unpack(unsigned long long word) {
     __builtin_memcpy(&value, &word, sizeof value);
     return value;
 }
-// What the emulator itself touches is not a kernel's doing.
+// Accesses of the emulator itself are not checked.
 #define UNSEEN __attribute__((no_sanitize("thread")))
 #define EMULATED_LANE (emulated_thread().x & 31)
 
@@ -107,7 +107,7 @@ UNSEEN inline unsigned __match_any_sync(unsigned mask, T value) {
     return bits;
 }
 
-// No thread runs while another is inside one of these.
+// No other thread runs while a thread is inside one of these.
 template <class T, class F>
 UNSEEN inline T emulated_update(T* address, F f) {
     emulated_atomic(address, sizeof(T));
@@ -163,7 +163,7 @@ static inline float __uint_as_float(unsigned x) { return emulated_bits<float>(x)
 static inline long long __double_as_longlong(double x) { return emulated_bits<long long>(x); }
 static inline double __longlong_as_double(long long x) { return emulated_bits<double>(x); }
 
-// ---- How Python starts a kernel.
+// ---- Python starts kernels through these functions.
 
 extern "C" void emulated_launch(void (*entry)(void*), void* context, const unsigned* sizes, char* shared,
                                 char* shared_end, const char* read_only, const char* read_only_end);
@@ -198,8 +198,8 @@ EmulatedKernel<A...> emulated_kernel(void (*kernel)(A...), void* const* argument
 
 extern "C" __attribute__((visibility("hidden"))) char __bss_start, _end, __ehdr_start, _edata;
 
-// NAME_types(): a letter of Python's struct for each parameter ('P' for a pointer). NAME_launch: sizes are the grid's
-// and the block's.
+// NAME_types(): for each parameter, the letter of its type in Python's struct module ('P' for a pointer).
+// NAME_launch(): `sizes` are the number of blocks and the number of threads per block.
 #define EMULATED_KERNEL(name)                                                                       \
     extern "C" __global__ const char* name##_types() { return decltype(emulated_kernel(name))::letters(); } \
     extern "C" __global__ void name##_launch(void* const* arguments, const unsigned* sizes) {       \

@@ -1,14 +1,15 @@
-// The machine under the emulated kernels: coroutines for threads, barriers, and a check of every access to memory.
+// The machine that runs the emulated kernels: threads as coroutines, barriers, and a check of every memory access.
 //
-// Threads. The threads of a block run in turn, each until it waits or ends. Without a seed, blocks run one after the
-// other. With one, up to RESIDENT blocks are under way at once, a few turns of one's threads following a few of
-// another's, and the order of threads and blocks is random: what a block waits for may come late. A barrier lets nobody
-// pass before all threads of the block (of the warp) have come; where they never do, the launch fails.
+// Threads. The threads of a block run in turn, each until it waits or ends. Without a seed, the blocks run one after
+// the other. With a seed, up to RESIDENT blocks run at the same time: the machine alternates between them after a few
+// turns, and the order of threads and blocks is random, so that a block may wait long for another one. No thread passes
+// a barrier before all threads of the block (or of the warp) have reached it. If some never reach it, the launch fails.
 //
-// Memory. g++ -fsanitize=thread calls __tsan_read4(address) and the like. Each access must lie in one of the arrays
-// that the launch was given, in shared memory, in the thread's own stack or (reading) in the module's constants. Two
-// accesses to a byte, one of them writing, not both atomic, must have a barrier between them: __syncthreads for threads
-// of a block, __syncwarp for lanes of a warp, nothing for threads of different blocks.
+// Memory. g++ -fsanitize=thread inserts calls such as __tsan_read4(address). Each access must be inside one of the
+// arrays that were passed to the launch, in shared memory, in the stack of the thread, or (only to read) in the
+// constants of the module. Two accesses to a byte, of which at least one writes and which are not both atomic, need a
+// barrier between them: __syncthreads for threads of a block, __syncwarp for lanes of a warp. Nothing orders threads of
+// different blocks.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -22,7 +23,7 @@
 #include <vector>
 
 #ifndef __x86_64__
-#error "the emulator switches stacks in x86-64 assembly"
+#error "the emulator needs x86-64, because it switches stacks in assembly"
 #endif
 
 typedef uint32_t u32;
@@ -32,7 +33,7 @@ struct Index3 {
     u32 x, y, z;
 };
 
-// Saves the callee's registers and the stack's top in *from, and goes on where `to` was saved.
+// Saves the callee-saved registers and the stack pointer in *from, and continues where `to` was saved.
 extern "C" void switch_stack(void** from, void* to);
 asm(R"(
 .text
@@ -68,11 +69,11 @@ enum State : uint8_t { READY, AT_BARRIER, AT_WARP, DONE };
 struct Thread {
     void* top;
     State state;
-    uint8_t round;      // which of the warp's two rows of values is next
-    u32 warp_phase;     // __syncwarps so far
+    uint8_t round;      // which of the two rows of values of the warp is next
+    u32 warp_phase;     // number of __syncwarp so far
 };
 
-// Who touched a byte last, in one way (reading, writing or atomically).
+// The last access to a byte, of one kind (read, write or atomic).
 struct Access {
     u32 launch = 0, block = 0, phase = 0, warp_phase = 0;
     u32 who = 0;  // a thread, OF_WARP | warp, or MANY
@@ -125,8 +126,8 @@ struct Machine {
     Array* last = nullptr;
     std::mt19937 random;
     Block block[RESIDENT];
-    Block* b = block;  // the one that runs
-    u32 current = 0;   // its thread that runs
+    Block* b = block;  // the current block
+    u32 current = 0;   // the current thread of the block
     void* scheduler = nullptr;
     char* stacks = nullptr;
 };
@@ -145,7 +146,7 @@ void wait_as(State state) {
     switch_stack(&self.top, m.scheduler);
 }
 
-// Ends the launch: its threads never go on.
+// Ends the launch with an error. Its threads do not continue.
 void fail(const std::string& why) {
     if (m.failure.empty())
         m.failure = "thread " + std::to_string(m.current) + " of block " + std::to_string(m.b->index.x) + ": " + why;
@@ -161,7 +162,7 @@ void run_thread() {
 
 void start_thread(Block& block, u32 t) {
     void** top = (void**)(block.stacks + (t + 1) * STACK) - 1;
-    *top = nullptr;  // as if called: the stack is 8 past a multiple of 16
+    *top = nullptr;  // as after a call: the stack pointer is 8 above a multiple of 16
     *--top = (void*)run_thread;
     for (int i = 0; i < 6; ++i) *--top = nullptr;
     block.thread[t] = {top, READY, 0, 0};
@@ -180,7 +181,7 @@ void start_block(Block& block, u32 index) {
     for (u32 t = 0; t < m.threads; ++t) block.order[t] = t, start_thread(block, t);
 }
 
-// Every thread that can go on does so once. False where none can.
+// Runs every thread that is ready once. Returns false if none is ready.
 bool run_turn(Block& block) {
     if (m.seed) std::shuffle(block.order.begin(), block.order.end(), m.random);
     bool ran = false;
@@ -222,8 +223,8 @@ void run_grid() {
             spare.push_back(&block);
         } else if (!ran) {
             m.failure = "block " + std::to_string(block.index.x) + ": " + std::to_string(block.at_barrier) + " of " +
-                        std::to_string(m.threads) + " threads wait for the block, " + std::to_string(block.done) +
-                        " have ended, the others wait for their warps: for ever";
+                        std::to_string(m.threads) + " threads wait at a block barrier, " + std::to_string(block.done) +
+                        " have ended, and the others wait at warp barriers: they would wait for ever";
             return;
         }
     }
@@ -247,8 +248,8 @@ void note(Access& a, bool shared) {
         a = now;
         return;
     }
-    // Another thread did the same in this phase: both are remembered, as a warp where they are of one, and for the rest
-    // of the launch where they are of different blocks.
+    // Another thread has made such an access in this phase. Remember both: as their warp if they are of one warp, and
+    // for the rest of the launch if they are of different blocks.
     const u32 warp = m.current / 32;
     const bool same_block = a.phase != EVER && a.block == m.b->number;
     const bool same_warp =
@@ -311,7 +312,7 @@ void touch(const void* address, size_t size, Way way) {
                 m.last = nullptr;
                 if (!writing && at >= m.constants && at + size <= m.constants_end) return;
                 return fail(std::string(writing ? "writes " : "reads ") + std::to_string(size) +
-                            " bytes outside the arrays that the kernel was given");
+                            " bytes outside the arrays that were passed to the kernel");
             }
         }
         if (writing && !m.last->writable) return fail("writes into an array that is only read elsewhere");
@@ -356,10 +357,10 @@ const unsigned long long* emulated_exchange(unsigned mask, int operation, unsign
     static_assert(sizeof(unsigned long long) == sizeof(u64), "64 bits");
     const u32 warp = m.current / 32;
     Thread& self = m.b->thread[m.current];
-    if (mask != ALL) fail("the emulator knows warp operations of whole warps alone");
+    if (mask != ALL) fail("a warp operation has a mask of a part of the warp: the emulator supports whole warps only");
     Block& block = *m.b;
     if (block.at_warp[warp] && block.operation[warp] != operation)
-        fail("the lanes of a warp meet in different operations");
+        fail("the lanes of a warp are in different operations");
     block.operation[warp] = operation;
     u64* row = block.values[warp][self.round];
     row[m.current % 32] = value;
@@ -379,7 +380,7 @@ void emulated_warp_barrier(unsigned mask) {
 void emulated_atomic(void* address, unsigned size) { touch(address, size, ATOMIC); }
 void emulated_fail(const char* message) { fail(message); }
 
-// ---- Python's side.
+// ---- Functions for Python.
 
 void emulated_reset(u32 seed) {
     m.arrays.clear();
@@ -409,7 +410,7 @@ void emulated_launch(void (*entry)(void*), void* context, const unsigned* sizes,
     m.threads = sizes[1];
     m.warps = m.threads / 32;
     if (m.threads % 32 || m.threads == 0 || m.threads > MOST_THREADS) {
-        m.failure = "a block of " + std::to_string(m.threads) + " threads is no whole number of warps";
+        m.failure = "a block of " + std::to_string(m.threads) + " threads; it must be a multiple of 32, from 32 to 1024";
         return;
     }
     m.entry = entry;
@@ -433,7 +434,7 @@ void emulated_launch(void (*entry)(void*), void* context, const unsigned* sizes,
     m.scheduler = nullptr;
 }
 
-// ---- What g++ -fsanitize=thread calls.
+// ---- Functions that g++ -fsanitize=thread calls.
 
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}

@@ -1,4 +1,4 @@
-"""The emulator itself: what CUDA promises holds, and kernels that break the rules are found out."""
+"""Tests of the emulator: it fulfils the guarantees of CUDA, and detects kernels that violate its rules."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ KERNEL writes_at(u32* x, u32 at) { if (threadIdx.x == 0) x[at] = 1; }
 KERNEL unaligned(unsigned char* x, u64* out) { out[threadIdx.x] = *(const u32*)(x + 1); }
 KERNEL uninitialized(u32* out) {
     __shared__ u32 x[64];
-    if (out[threadIdx.x] == 999) x[threadIdx.x] = 1;  // or the compiler knows that nobody ever writes it
+    if (out[threadIdx.x] == 999) x[threadIdx.x] = 1;  // without a possible write the compiler would remove x
     out[threadIdx.x] = x[threadIdx.x];
 }
 KERNEL order_of(u32* out, u32* next) { out[blockIdx.x * 64 + threadIdx.x] = atomicAdd(next, 1u); }
@@ -100,7 +100,7 @@ def numbers(count=64):
     return asarray(np.arange(count, dtype=np.uint32))
 
 
-def test_a_barrier_is_a_barrier(run):
+def test_barriers_order_accesses(run):
     x = numbers()
     run("reverse", x, np.uint32(1))
     assert (x.memory == np.arange(64)[::-1]).all()
@@ -112,12 +112,12 @@ def test_a_barrier_is_a_barrier(run):
 @pytest.mark.parametrize("name, args", [
     ("reverse", [np.uint32(0)]), ("reverse_warp", [np.uint32(0)]), ("across_warps", []), ("one_word", [np.uint32(0)]),
 ])  # fmt: skip
-def test_races_are_found(run, name, args):
+def test_races_are_detected(run, name, args):
     with pytest.raises(EmulationError, match="race"):
         run(name, numbers(), *args)
 
 
-def test_races_of_blocks_are_found(run):
+def test_races_between_blocks_are_detected(run):
     with pytest.raises(EmulationError, match="race in global"):
         run("publish", numbers(), grid=2)
 
@@ -132,14 +132,14 @@ def test_atomics_do_not_race(run):
     assert x[0] == 63 and x[1] == 0 and x[2] == 2**32 - 1 and x[3] == x[4] and y[0] == 2016 << 30
 
 
-def test_waiting_for_ever_is_found(run):
+def test_deadlocks_are_detected(run):
     with pytest.raises(EmulationError, match="for ever"):
         run("half_waits", numbers())
     with pytest.raises(EmulationError, match="different operations"):
         run("different_operations", numbers())
 
 
-def test_memory_outside_arrays_is_not_touched(run):
+def test_accesses_outside_arrays_are_detected(run):
     x, out = numbers(200), numbers(64)
     run("reads_at", x[:7], np.uint32(6), out)
     assert (out.memory == 6).all()
@@ -153,13 +153,13 @@ def test_memory_outside_arrays_is_not_touched(run):
         run("unaligned", x.view(np.uint8), asarray(np.zeros(64, np.uint64)))
 
 
-def test_shared_memory_begins_with_anything(run):
+def test_shared_memory_is_uninitialized(run):
     x = numbers()
     run("uninitialized", x)
     assert (x.memory == 0xA5A5A5A5).all()
 
 
-def test_order(run):
+def test_order_of_threads(run):
     out, following = numbers(256), asarray(np.zeros(1, np.uint32))
     run("order_of", out, following, grid=4)
     assert (np.sort(out.memory) == np.arange(256)).all()
@@ -182,7 +182,7 @@ def test_warp_operations(run):
     assert (got[6] == np.where(warp == 1, 2, 1)).all() and (got[7] == 1).all()
 
 
-def test_bits(run):
+def test_bit_operations(run):
     out = numbers()
     run("bits", out)
     out = out.get()
@@ -191,15 +191,15 @@ def test_bits(run):
         assert out[i] == (bin(i).count("1") | (32 - i.bit_length()) << 8 | lowest << 16)
 
 
-def test_arguments_must_fit(run):
+def test_arguments_must_match_the_parameters(run):
     x = numbers()
     for args in ((x,), (x, 1), (x, np.uint64(1)), (np.uint64(8), np.uint32(1)), (np.arange(64), np.uint32(1))):
         with pytest.raises(EmulationError):
             run("reverse", *args)
 
 
-def test_arrays_are_not_those_of_the_host():
-    """Code that would mix the two, which CuPy refuses, fails here too."""
+def test_arrays_refuse_host_operations():
+    """Code that mixes arrays of the host and the device fails, as with CuPy."""
     x = numbers()
     for wrong in (lambda: np.add(x, 1), lambda: np.zeros(64) + x, lambda: np.concatenate([x, x]), lambda: np.asarray(x),
                   lambda: x[3], lambda: x[::2], lambda: x.__setitem__(slice(0, 3), numbers(2))):  # fmt: skip

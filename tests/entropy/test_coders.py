@@ -1,4 +1,4 @@
-"""Both coders of symbol streams: bytes equal to the oracle's, round trips, broken sections."""
+"""The entropy coders: bytes equal to those of the oracle, round trips and broken sections."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ def streams() -> dict[str, np.ndarray]:
         "all_symbols": np.tile(np.arange(256), 5),
         "every_other_symbol": np.tile(np.arange(1, 256, 2), 40),
         "all_symbols_once": np.arange(256)[::-1],
-        # Fibonacci's counts make the deepest trees: longer than 12 bits, were there no limit.
+        # Fibonacci numbers as counts make the deepest trees: without the limit, words would be longer than 12 bits.
         "fibonacci": np.repeat(np.arange(18), np.array([1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987,
                                                         1597, 2584])),  # fmt: skip
         "uniform": rng.integers(0, 256, 5000),
@@ -43,7 +43,7 @@ STREAMS = streams()
 
 @both
 @pytest.mark.parametrize("symbols", STREAMS.values(), ids=STREAMS)
-def test_the_oracles_bytes(coder, oracle, symbols):
+def test_bytes_equal_the_oracle(coder, oracle, symbols):
     section = coder.encode(symbols)
     assert section.tobytes() == oracle.encode(symbols.tolist())
     np.testing.assert_array_equal(coder.decode(section, symbols.size), symbols)
@@ -51,7 +51,7 @@ def test_the_oracles_bytes(coder, oracle, symbols):
 
 @both
 @given(symbols=st.lists(st.integers(0, 255), max_size=200))
-def test_any_symbols(coder, oracle, symbols):
+def test_random_symbols(coder, oracle, symbols):
     section = coder.encode(np.array(symbols, np.uint8))
     assert section.tobytes() == oracle.encode(symbols)
     assert coder.decode(section, len(symbols)).tolist() == symbols
@@ -86,7 +86,7 @@ def test_any_bytes(coder, oracle, data, count):
         pass
 
 
-def test_close_to_the_entropy():
+def test_size_is_close_to_the_entropy():
     symbols = np.minimum(np.random.default_rng(5).geometric(0.05, 200_000), 255).astype(np.uint8)
     p = np.bincount(symbols) / symbols.size
     entropy = -np.sum(p[p > 0] * np.log2(p[p > 0])) * symbols.size / 8
@@ -95,7 +95,7 @@ def test_close_to_the_entropy():
 
 
 @pytest.mark.parametrize("level", ["portable", "avx2"])
-def test_other_machines_write_the_same_bytes(level):
+def test_vector_levels_write_the_same_bytes(level):
     code = (
         "from tests.entropy.test_coders import STREAMS\n"
         "from hvd_deepreduce.ops import library\n"
@@ -114,6 +114,6 @@ def test_other_machines_write_the_same_bytes(level):
 def test_huffman_streams_of_wrong_sizes(sizes):
     symbols = (np.arange(2000) % 3 == 0).astype(np.uint8)
     section = huffman.encode(symbols)
-    section[1:13] = np.array(sizes, np.uint32).view(np.uint8)  # behind two lengths of half a byte
+    section[1:13] = np.array(sizes, np.uint32).view(np.uint8)  # after two lengths of half a byte each
     with pytest.raises(ValueError):
         huffman.decode(section, symbols.size)

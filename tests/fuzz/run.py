@@ -1,9 +1,9 @@
-"""Feeds bytes that nobody wrote to `unpack` and to every registered decoder: `make fuzz`.
+"""Fuzzes `unpack` and every registered decoder with arbitrary bytes: `make fuzz`.
 
-A target may answer with a valid result or a ValueError (ContainerError is one). Anything else (another exception, a
-crash, a hang of ten seconds, two gigabytes of memory, a result that is no result) fails, and the input that did it is
-left in build/fuzz. libFuzzer, by way of atheris, follows the branches of the Python code; it cannot see those of the
-kernels, so half of its inputs are changes to a section that an encoder wrote. Each target runs in a process of its own.
+A target must return a valid result or raise a ValueError (ContainerError is one). Anything else is a failure: another
+exception, a crash, a hang of ten seconds, two gigabytes of memory, or an invalid result. The input of a failure is kept
+in build/fuzz. libFuzzer (through atheris) follows the branches of the Python code. It cannot follow those of the
+kernels, so half of its inputs are modified sections of an encoder. Each target runs in its own process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.append(str(ROOT))
-if "--target" in sys.argv:  # the branches to follow are marked while the package is imported
+if "--target" in sys.argv:  # atheris instruments the package while it is imported
     import atheris
 
     with atheris.instrument_imports(include=["hvd_deepreduce"]):
@@ -56,7 +56,7 @@ def targets() -> list[str]:
 
 @marked
 def checked(container: Container) -> None:
-    """Decodes, and looks at what came out."""
+    """Decodes a container, and checks that the result is valid."""
     support, values = decode_part(container, container.numel, 1)
     assert values.size == container.count and values.dtype in (np.float32, np.float64)
     if container.joint or container.value != value_codecs.by_name["raw"].id:
@@ -69,14 +69,14 @@ def checked(container: Container) -> None:
 
 
 def exact(data: bytes) -> np.ndarray:
-    """An allocation of its own, of just this size, that begins on a word."""
+    """A new allocation of exactly this size, aligned to words."""
     out = np.empty(len(data), np.uint8)
     out[:] = np.frombuffer(data, np.uint8)
     return out
 
 
 def container_of(target: str, head: bytes, section: bytes) -> Container:
-    """The container with the fuzzed section where the target's codec reads it."""
+    """A container with the fuzzed section in the place where the codec of the target reads it."""
     kind, _, name = target.partition("-")
     numel = int.from_bytes(head[:4], "little") % (MOST + 1)
     count = int.from_bytes(head[4:7], "little") % (numel + 1)
@@ -88,7 +88,7 @@ def container_of(target: str, head: bytes, section: bytes) -> Container:
         return Container(0 if dense else 1, 0, number, dtype, numel, count, KEY, 0, none, data, none, joint=True)
     if kind == "value":
         number, count = value_codecs.by_name[name].id, numel if dense else count
-        # Without an index section, the support is random-k's.
+        # Without an index section, the support is that of random-k.
         return Container(0 if dense else 2, 0, number, dtype, numel, count, KEY, 0, none, data, none)
     values = exact(bytes(4 * count))
     if kind == "index":
@@ -99,8 +99,11 @@ def container_of(target: str, head: bytes, section: bytes) -> Container:
 
 
 def changed(data: bytes, right: list[bytes]) -> bytes:
-    """The input that libFuzzer's bytes stand for. First byte even: the bytes behind it. Odd: one of the inputs that
-    are right, changed by what follows, three bytes each: set one byte, or cut there."""
+    """The input that libFuzzer's bytes describe.
+
+    If the first byte is even, the input is the bytes after it. If it is odd, the input is one of the valid inputs in
+    ``right``, modified by the bytes that follow. Each three bytes set one byte of the input or truncate it.
+    """
     if not data or not data[0] & 1:
         return data[1:]
     out = bytearray(right[(data[0] >> 1) % len(right)])
@@ -120,12 +123,12 @@ def one_input(target: str) -> Callable[[bytes], None]:
         data = changed(data, right)
         try:
             if target == "container":
-                # The checksum is put right, or no input would come any further.
+                # Correct the checksum: otherwise it would reject almost all inputs.
                 fixed = repaired(data.ljust(64, b"\0"))
                 numel = int.from_bytes(fixed[16:20], "little") % (MOST + 1)
                 checked(wire.unpack(exact(fixed), 1, numel))
             else:
-                # The first 8 bytes say how many elements there are and how many are kept.
+                # The first 8 bytes are numel, count and flags.
                 checked(container_of(target, data[:8].ljust(8, b"\0"), data[8:]))
         except ValueError as error:
             assert "rank 1 cannot be read: " in str(error), f"this error does not name the rank: {error}"
@@ -134,7 +137,7 @@ def one_input(target: str) -> Callable[[bytes], None]:
 
 
 def seeds(target: str) -> list[bytes]:
-    """Inputs that are right: containers, or the sections out of them."""
+    """Valid inputs: containers, or sections of containers."""
     kind, _, name = target.partition("-")
     found = []
     for density, numel, dense in itertools.product((0.05, 0.5), (17, 400), (False, True)):
@@ -162,7 +165,7 @@ def seeds(target: str) -> list[bytes]:
 
 
 def fuzz(target: str, seconds: int) -> None:
-    """One target, in this process; does not return."""
+    """Fuzzes one target in this process. Does not return."""
     folder = ROOT / "build" / "fuzz"
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as corpus:
@@ -177,12 +180,12 @@ def fuzz(target: str, seconds: int) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Fuzzes the decoders.")
-    parser.add_argument("--seconds", type=int, default=15, help="for each target")
-    parser.add_argument("--total-seconds", type=int, help="for all targets together, in place of --seconds")
-    parser.add_argument("--jobs", type=int, default=1, help="targets at the same time")
-    parser.add_argument("--only", nargs="*", help="these targets, such as index-rice")
+    parser.add_argument("--seconds", type=int, default=15, help="seconds for each target")
+    parser.add_argument("--total-seconds", type=int, help="seconds for all targets together, in place of --seconds")
+    parser.add_argument("--jobs", type=int, default=1, help="targets that run at the same time")
+    parser.add_argument("--only", nargs="*", help="targets to run, such as index-rice; default: all")
     parser.add_argument("--target", help=argparse.SUPPRESS)
-    parser.add_argument("--replay", nargs=2, metavar=("TARGET", "FILE"), help="one input, with its traceback")
+    parser.add_argument("--replay", nargs=2, metavar=("TARGET", "FILE"), help="run one input, and show its traceback")
     asked = parser.parse_args()
     if asked.replay:
         one_input(asked.replay[0])(Path(asked.replay[1]).read_bytes())
@@ -192,7 +195,7 @@ def main() -> int:
     names = asked.only or targets()
     unknown = sorted(set(names) - set(targets()))
     if unknown:
-        parser.error(f"{', '.join(unknown)}: not one of {', '.join(targets())}")
+        parser.error(f"unknown targets {', '.join(unknown)}; choose from {', '.join(targets())}")
     seconds = asked.seconds
     if asked.total_seconds:
         seconds = max(1, asked.total_seconds * asked.jobs // len(names))
@@ -223,14 +226,14 @@ def main() -> int:
     print(f"fuzz: {len(names) - len(failed)} of {len(names)} targets ok, {seconds} s each")
     if failed:
         print(f"fuzz: failed: {', '.join(failed)}; the inputs are in build/fuzz; "
-              "python tests/fuzz/run.py --replay TARGET FILE shows one's traceback")  # fmt: skip
+              "python tests/fuzz/run.py --replay TARGET FILE shows the traceback of one")  # fmt: skip
     return 1 if failed else 0
 
 
 def runs_of(log: str) -> str:
-    """libFuzzer's last word on how many inputs it tried."""
+    """The number of inputs that libFuzzer reports at the end of its log."""
     done = [line for line in log.splitlines() if line.startswith("Done ")]
-    return done[-1].split(" in ")[0].removeprefix("Done ") if done else "it did not come to an end"
+    return done[-1].split(" in ")[0].removeprefix("Done ") if done else "it did not finish"
 
 
 if __name__ == "__main__":

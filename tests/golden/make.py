@@ -1,8 +1,8 @@
-"""Writes the golden containers: `python tests/golden/make.py [--replace] [NAME ...]`, from the checkout's root.
+"""Writes the golden containers: `python tests/golden/make.py [--replace] [NAME ...]`, from the root of the checkout.
 
-One small container for each registered codec (and a few variants), <name>.hvdr, and the dense tensor that it decodes
-to, <name>.npy. They must decode to the same for ever, so a file that is there is never written again, unless
---replace says so: that is for a codec whose format was not released yet.
+For each registered codec (and a few variants), there is a small container, <name>.hvdr, and the dense tensor to which
+it decodes, <name>.npy. Golden containers must decode to the same values for ever, so existing files are not
+overwritten. Use --replace only for a codec whose format has not been released yet.
 """
 
 import argparse
@@ -24,13 +24,13 @@ KEY = Key(101, 102, 103, 1)
 
 
 def gradient(numel: int, dtype: type = np.float32) -> np.ndarray:
-    """The same numbers wherever and whenever: cubes of a multiplicative sequence, exact in float32."""
+    """The same numbers on every machine: cubes of a multiplicative sequence, exact in float32."""
     words = (np.arange(1, numel + 1, dtype=np.uint64) * 2654435761 % 2**32) >> np.uint64(24)
     return ((words.astype(np.float64) - 128) ** 3 / 2**16).astype(dtype)
 
 
 def golden() -> dict[str, tuple[Config, np.ndarray]]:
-    """Name -> the config and the gradient of its container."""
+    """The config and the gradient of each container, by name."""
     x = gradient(211)
     load, top = Config.load, {"name": "topk", "density": 0.2}
     found = {f"sparsifier-{name}": (cases.config(name, "raw", "raw"), x) for name in cases.SPARSIFIERS}
@@ -52,7 +52,7 @@ def golden() -> dict[str, tuple[Config, np.ndarray]]:
         "half-float16": (load(plain, value={"name": "half", "dtype": "float16"}), x),
         "qsgd-l2-3bits": (load(plain, value={"name": "qsgd", "bits": 3, "bucket_size": 16, "norm": "l2"}), x),
         "dense-qsgd": (load(sparsifier="none", value="qsgd"), x),
-        # Values that a codec sorts: with an order section, and with indices in their order.
+        # Codecs that sort values: with an order section, and with indices in the order of the values.
         "dense-fit_poly": (load(sparsifier="none", value="fit_poly"), x),
         "randomk-fit_poly": (load(sparsifier={"name": "randomk", "density": 0.3}, value="fit_poly"), x),
         "raw-fit_poly": (load(sparsifier=top, index="raw", value="fit_poly"), x),
@@ -74,20 +74,20 @@ def decode(data: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("names", nargs="*", help="which ones; all that are missing where none is named")
-    parser.add_argument("--replace", action="store_true", help="write the named files again")
+    parser.add_argument("names", nargs="*", help="containers to write; default: all that do not exist")
+    parser.add_argument("--replace", action="store_true", help="overwrite the named files")
     asked = parser.parse_args()
     all_of_them = golden()
     unknown = [name for name in asked.names if name not in all_of_them]
     if unknown:
-        parser.error(f"{', '.join(unknown)}: not one of {', '.join(all_of_them)}")
+        parser.error(f"unknown names {', '.join(unknown)}; choose from {', '.join(all_of_them)}")
     if asked.replace and not asked.names:
-        parser.error("--replace needs the names of the files to write again")
+        parser.error("--replace needs the names of the containers to overwrite")
     for name in asked.names or all_of_them:
         file = FOLDER / f"{name}.hvdr"
         if file.exists() and not asked.replace:
             if asked.names:
-                parser.error(f"{file.name} is there already, and must decode for ever; --replace writes it again")
+                parser.error(f"{file.name} exists and must decode for ever; --replace overwrites it")
             continue
         config, x = all_of_them[name]
         data = encode(config, x)

@@ -1,3 +1,5 @@
+"""The index codec ``auto``."""
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,11 +20,11 @@ def sizes(kept, numel):
 
 
 @given(st.data())
-def test_the_smallest_of_few(data):
+def test_chooses_the_smallest_codec_for_few_indices(data):
     numel = data.draw(st.one_of(st.integers(1, 300), st.integers(1, 2**32 - 1)))
     kept = np.array(sorted(data.draw(st.sets(st.integers(0, numel - 1), min_size=1, max_size=60))), np.uint32)
     chosen = Auto().chosen(kept, numel)
-    # rANS's size is estimated, to a few bytes; a bitmap of a huge tensor is not made to be measured.
+    # The size of rANS is estimated, with an error of a few bytes. Bitmaps of huge tensors are too large to encode here.
     measured = [codec for codec in CHOICES if codec.name != "bitmap" or numel < 1 << 20]
     least = min(codec.encode(kept, numel, KEY)[0].size for codec in measured)
     section, support = chosen.encode(kept, numel, KEY)
@@ -33,7 +35,7 @@ def test_the_smallest_of_few(data):
 CASES = {
     "layer": (random_subset(36864, 368), 36864, {"rice"}),
     "one_percent": (random_subset(1 << 23, 1 << 16), 1 << 23, {"rans"}),
-    # With no low bits, a Rice code is a bitmap.
+    # A Rice code without low bits is a bitmap.
     "half": (random_subset(100_003, 50_000), 100_003, {"bitmap", "rice", "rans"}),
     "clustered": (clustered(2_000_003, 0.02), 2_000_003, {"rans"}),
     "runs": (np.concatenate([np.arange(at, at + 900) for at in range(0, 1 << 20, 65536)]), 1 << 20, {"rle"}),
@@ -43,7 +45,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("kept", "numel", "names"), CASES.values(), ids=CASES)
-def test_the_smallest_within_two_percent(kept, numel, names):
+def test_chosen_codec_is_within_two_percent_of_the_smallest(kept, numel, names):
     kept = kept.astype(np.uint32)
     chosen = Auto().chosen(kept, numel)
     of = sizes(kept, numel)
@@ -51,7 +53,7 @@ def test_the_smallest_within_two_percent(kept, numel, names):
     assert chosen.name in names, (chosen.name, of)
 
 
-def test_it_never_stands_on_the_wire():
+def test_container_names_the_chosen_codec():
     pipeline = Pipeline(Config.load(index="auto", sparsifier={"name": "topk", "density": 0.01}, value="raw"))
     gradient = np.random.default_rng(0).standard_normal(50_000).astype(np.float32)
     container = unpack(pipeline.encode(gradient, None, KEY))
@@ -63,7 +65,7 @@ def test_it_never_stands_on_the_wire():
     np.testing.assert_array_equal(out[kept], gradient[kept])
 
 
-def test_its_own_decoder_says_so():
+def test_decoder_of_auto_raises():
     kept = np.array([1, 5], np.uint32)
     section, support = Auto().encode(kept, 9, KEY)
     assert support is kept
@@ -71,7 +73,7 @@ def test_its_own_decoder_says_so():
         Auto.decode(section, 9, 2, KEY)
 
 
-def test_nothing_kept():
+def test_no_indices():
     kept = np.empty(0, np.uint32)
     chosen = Auto().chosen(kept, 0)
     assert chosen.encode(kept, 0, KEY)[0].size == 0

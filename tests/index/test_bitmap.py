@@ -1,3 +1,5 @@
+"""The index codec ``bitmap``."""
+
 import numpy as np
 import pytest
 from hypothesis import given

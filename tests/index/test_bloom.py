@@ -1,3 +1,5 @@
+"""The index codec ``bloom``: its bytes, and the error bounds of the DeepReduce paper."""
+
 import math
 from typing import get_args
 
@@ -30,7 +32,7 @@ def subset(numel, count, seed=0):
 
 
 def check(kept, numel, codec, key=KEY):
-    """The contract of an encoder and a decoder; returns both results."""
+    """Checks what every encoder and decoder must fulfil. Returns the section and the support."""
     section, support = codec.encode(kept, numel, key)
     decoded = Bloom.decode(section, numel, support.size, key)
     np.testing.assert_array_equal(decoded, support)
@@ -44,7 +46,7 @@ def check(kept, numel, codec, key=KEY):
 
 
 @given(st.data(), st.sampled_from(POLICIES), st.floats(1e-9, 0.999), words, words, words)
-def test_bytes_and_support_are_the_oracles(data, policy, fpr, seed, parameter, step):
+def test_bytes_and_support_equal_the_oracle(data, policy, fpr, seed, parameter, step):
     numel = data.draw(st.integers(1, 700))
     kept = sorted(data.draw(st.sets(st.integers(0, numel - 1), max_size=80)))
     key = Key(seed, parameter, step, rank=9)
@@ -83,7 +85,7 @@ def test_extremes(kept, numel, policy):
 
 
 @pytest.mark.parametrize("fpr", [0.5, 0.1, 0.01, 1e-3, 1e-6, 1e-9])
-def test_size_is_remark_2s(fpr):
+def test_size_follows_remark_2(fpr):
     for count in (8, 368, 5000):
         section, _ = Bloom(fpr=fpr).encode(subset(60000, count), 60000, KEY)
         m, k = oracle.remark_2(count, fpr)
@@ -91,7 +93,7 @@ def test_size_is_remark_2s(fpr):
         assert abs((section[0] & 31) + 1 - k) <= 0.5
 
 
-def test_the_index_section_of_a_conv_layer_at_one_percent():
+def test_section_size_of_a_convolution_layer_at_one_percent():
     section, _ = Bloom(fpr=0.001).encode(subset(36864, 368), 36864, KEY)
     assert section.size <= 662
 
@@ -107,7 +109,8 @@ STRUCTURES = {
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("fpr", [0.1, 0.01, 0.001])
 def test_false_positive_rate(structure, fpr):
-    """Lemma 2: as asked for, whatever is kept. The runs of false ones that runs of kept ones bring widen the error."""
+    """Lemma 2: the rate is the requested one for every structure. Runs of kept indices cause runs of false positives,
+    which increase the spread."""
     numel, rates = 200_000, []
     for key in keys(40):
         kept = STRUCTURES[structure](numel, key.step).astype(np.uint32)
@@ -117,7 +120,7 @@ def test_false_positive_rate(structure, fpr):
     expected = (1 - math.exp(-k * kept.size / m)) ** k
     assert expected == pytest.approx(fpr, rel=0.05)
     assert np.mean(rates) == pytest.approx(expected, rel=0.02, abs=4 * np.std(rates) / math.sqrt(len(rates)))
-    # The spread of n independent answers; or of answers, and of filled bits, that come in whole blocks of 64.
+    # The spread of n independent answers, or of answers and filled bits in whole blocks of 64.
     independent = math.sqrt(fpr / numel)
     if structure in ("random", "a column"):
         assert np.std(rates) < 2 * independent + 0.03 * fpr
@@ -133,7 +136,7 @@ def test_false_positive_rate_of_a_small_filter(numel):
 
 
 @pytest.mark.parametrize(("count", "tries"), [(30, 1), (368, 4)])
-def test_a_small_tensor_gets_the_filter_with_the_fewest_positives(count, tries):
+def test_encoder_uses_the_filter_with_the_fewest_positives_for_small_tensors(count, tries):
     fewer = 0
     for key in keys(20):
         kept = subset(36864, count, key.step)
@@ -149,14 +152,14 @@ def test_a_small_tensor_gets_the_filter_with_the_fewest_positives(count, tries):
     assert fewer >= 10 if tries > 1 else fewer == 0
 
 
-def test_lemma_5():
-    """|P| lies between r and r + fpr * (d - r), on average, and comes down to r."""
+def test_number_of_positives_lemma_5():
+    """On average, |P| is between r and r + fpr * (d - r). It decreases to r with the rate."""
     numel, count = 100_000, 1000
     sizes = {}
     for fpr in (0.1, 0.01, 1e-3, 1e-4, 1e-9):
         found = [Bloom(fpr=fpr).encode(subset(numel, count, key.step), numel, key)[1].size for key in keys(20)]
         assert min(found) >= count
-        # k is a whole number, m a thousandth less, and 20 samples have an error: 3 sigma of them.
+        # The tolerance: k is an integer, m is a thousandth smaller, and 20 samples have an error (3 sigma).
         bound = math.ceil(count + fpr * (numel - count))
         assert np.mean(found) <= count + (bound - count) * 1.05 + 3 * math.sqrt(bound - count) / math.sqrt(20)
         sizes[fpr] = np.mean(found)
@@ -164,13 +167,13 @@ def test_lemma_5():
 
 
 def lost(gradient, support):
-    """The share of ||g||^2 that a receiver does not get."""
+    """The share of ||g||^2 that a receiver does not decode."""
     energy = gradient.astype(np.float64) ** 2
     return 1 - energy[support].sum() / energy.sum()
 
 
-def test_lemma_6():
-    """p0 loses nothing of an inherently sparse gradient, and at most (1 - |P| / d) ||g||^2 of top-r's."""
+def test_loss_of_p0_lemma_6():
+    """p0 loses nothing of an inherently sparse gradient, and at most (1 - |P| / d) ||g||^2 after top-r."""
     numel, count = 20_000, 200
     rng = np.random.default_rng(0)
     for key in keys(10):
@@ -185,9 +188,9 @@ def test_lemma_6():
 
 
 @pytest.mark.parametrize("policy", ["leftmost", "middle", "rightmost", "p1"])
-def test_lemma_7_and_equation_9(policy):
-    """(i) (1 - |I1| / r) ||g||^2 of a sparse gradient is lost, on average; (ii) (1 - r / d) ||g||^2 of a dense one
-    under random-r."""
+def test_loss_of_other_policies_lemma_7_and_equation_9(policy):
+    """The average loss is (i) (1 - |I1| / r) ||g||^2 for a sparse gradient, and (ii) (1 - r / d) ||g||^2 for a dense
+    gradient with random-r."""
     numel, count = 4000, 200
     rng = np.random.default_rng(1)
     sparse_lost, expected, dense_lost = [], [], []
@@ -206,10 +209,10 @@ def test_lemma_7_and_equation_9(policy):
     assert np.mean(dense_lost) == pytest.approx(1 - count / numel, rel=0.002)
 
 
-def test_p1_drops_each_positive_as_often():
+def test_p1_drops_all_positives_equally_often():
     numel, count = 2000, 100
     kept = subset(numel, count)
-    # The false positives change with the key; the kept ones are there always.
+    # The false positives depend on the key; the kept indices are always among the positives.
     times, expected = np.zeros(numel), 0.0
     for key in keys(1500):
         found = Bloom(fpr=0.02).encode(kept, numel, key)[1].size
@@ -220,7 +223,7 @@ def test_p1_drops_each_positive_as_often():
     assert share.min() > 0.93 and share.max() < 1.07
 
 
-def test_p2_finds_more_of_the_kept_than_p1():
+def test_p2_keeps_more_true_positives_than_other_policies():
     numel, count = 50_000, 500
     true = {policy: [] for policy in OF_R}
     for key in keys(10):
@@ -243,7 +246,7 @@ def test_p2_keeps_every_index_that_is_alone_in_a_set():
     assert 200 < len(certain) < 300 and np.isin(certain, support).all() and np.isin(certain, kept).all()
 
 
-def test_the_key_moves_the_false_positives():
+def test_false_positives_depend_on_the_key_but_not_on_the_rank():
     kept = subset(30_000, 300)
     found = [Bloom(fpr=0.01).encode(kept, 30_000, key)[1] for key in (KEY, KEY._replace(step=4), KEY._replace(seed=2))]
     false = [set(support.tolist()) - set(kept.tolist()) for support in found]
@@ -265,7 +268,7 @@ def test_false_positives_carry_their_own_values(policy):
     np.testing.assert_array_equal(residual, np.where(sent, 0, gradient))
 
 
-def test_naive_sends_the_kept_values_to_wrong_places():
+def test_naive_assigns_values_to_wrong_indices():
     gradient = np.random.default_rng(2).standard_normal(5000).astype(np.float32)
     config = Config.load(index={"name": "bloom", "fpr": 0.02, "policy": "naive"}, value="raw")
     residual, out = np.zeros_like(gradient), np.empty_like(gradient)
@@ -278,7 +281,7 @@ def test_naive_sends_the_kept_values_to_wrong_places():
     np.testing.assert_array_equal(residual, gradient - out)
 
 
-def test_naive_and_leftmost_differ_in_values_alone():
+def test_naive_and_leftmost_have_the_same_support():
     kept = subset(9000, 90)
     naive, leftmost = Bloom(fpr=0.02, policy="naive"), Bloom(fpr=0.02, policy="leftmost")
     assert naive.keeps_values and not any(Bloom(policy=policy).keeps_values for policy in POLICIES if policy != "naive")
@@ -315,7 +318,7 @@ def test_any_header_and_length(header, size, filling, numel, data):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_cut_stretched_and_flipped_sections(policy):
+def test_truncated_extended_and_altered_sections(policy):
     numel, kept = 3000, subset(3000, 60)
     section, support = Bloom(fpr=0.01, policy=policy).encode(kept, numel, KEY)
     for size in range(section.size):

@@ -1,4 +1,4 @@
-"""What holds for each of rice, rle, huffman, delta, elias_fano and rans; test_rice.py has more of rice."""
+"""Tests of the index codecs rice, rle, huffman, delta, elias_fano and rans. test_rice.py has more tests of rice."""
 
 import math
 import os
@@ -27,7 +27,7 @@ CODECS = {
     "elias_fano": (EliasFano(), elias_fano.encode),
     "rans": (Rans(), lambda indices, numel: rans.encode_indices(indices)),
 }
-# Two parameters often take equally many bits, if not of many random indices; test_rice.py allows for that.
+# Two Rice parameters often need equally many bits, except for many random indices; test_rice.py allows both.
 MANY = CODECS | {
     "rice": (Rice(), lambda kept, numel: rice.encode(kept, min(range(32), key=lambda b: rice.bits(kept, b)))),
 }
@@ -36,7 +36,7 @@ each_and_rice = pytest.mark.parametrize(("codec", "oracle"), MANY.values(), ids=
 
 
 def random_subset(numel, count, seed=0):
-    """Sorted; of a huge tensor a few less than ``count``, where some fell together."""
+    """Sorted random indices: ``count`` of them, or slightly fewer of a huge tensor, where duplicates are dropped."""
     rng = np.random.default_rng(seed)
     if numel < 1 << 26:
         return np.sort(rng.choice(numel, count, replace=False)).astype(np.uint32)
@@ -44,7 +44,7 @@ def random_subset(numel, count, seed=0):
 
 
 def clustered(numel, density, seed=0):
-    """Blocks of 64 elements, each kept with a probability of its own, as in the gradient of an embedding."""
+    """Indices in blocks of 64 elements, each with its own density, as in the gradient of an embedding."""
     rng = np.random.default_rng(seed)
     weight = np.exp(rng.normal(0, 2, numel // 64 + 1))
     p = np.minimum(1, density * weight / weight.mean())
@@ -67,7 +67,7 @@ def check(codec, indices, numel):
 
 @each
 @given(data=st.data())
-def test_the_oracles_bytes(codec, oracle, data):
+def test_bytes_equal_the_oracle(codec, oracle, data):
     numel = data.draw(st.integers(1, 3000))
     indices = sorted(data.draw(st.sets(st.integers(0, numel - 1), max_size=200)))
     assert check(codec, indices, numel).tobytes() == oracle(indices, numel)
@@ -75,7 +75,7 @@ def test_the_oracles_bytes(codec, oracle, data):
 
 @each
 @given(data=st.data())
-def test_sparse_in_a_tensor_of_any_size(codec, oracle, data):
+def test_few_indices_in_a_tensor_of_any_size(codec, oracle, data):
     numel = data.draw(st.integers(1, 2**32 - 1))
     indices = sorted(data.draw(st.sets(st.integers(0, numel - 1), max_size=6)))
     check(codec, indices, numel)
@@ -108,7 +108,7 @@ def test_extremes(codec, oracle, indices, numel):
 
 @each_and_rice
 @pytest.mark.parametrize("count", [511, 512, 2047, 2048, 8191, 8192, 33001])
-def test_the_oracles_bytes_where_the_layout_changes(codec, oracle, count):
+def test_bytes_equal_the_oracle_where_the_layout_changes(codec, oracle, count):
     numel = 1 << 17
     kept = random_subset(numel, count, count)
     assert check(codec, kept, numel).tobytes() == oracle(kept.tolist(), numel)
@@ -145,14 +145,14 @@ def test_broken_sections(codec, oracle, numel, count):
         assert found.size == count and np.all(np.diff(found.astype(np.int64)) > 0) and np.all(found < numel)
 
 
-# Bytes for 368 of 36,864 elements; what the papers' research code takes: 662 (any), 924 (RLE).
+# Bytes for 368 of 36,864 elements. The research code of the papers takes 662 (Bloom filter), 924 (RLE).
 @each
-def test_bytes_of_a_layer(codec, oracle):
+def test_section_size_of_a_convolution_layer_at_one_percent(codec, oracle):
     sizes = [codec.encode(random_subset(36864, 368, seed), 36864, KEY)[0].size for seed in range(10)]
     most = {"rle": 480, "huffman": 920, "delta": 415, "elias_fano": 394, "rans": 400}[codec.name]
     assert max(sizes) <= most
     if codec.name == "huffman":
-        assert 905 <= np.mean(sizes) <= 910  # 19.73 bits an index
+        assert 905 <= np.mean(sizes) <= 910  # 19.73 bits per index
 
 
 @pytest.mark.slow
@@ -165,10 +165,11 @@ def test_rans_is_within_a_percent_of_the_entropy(density):
     assert section.size < 1.01 * entropy_bytes(numel, kept.size)
 
 
-# Sixteen at a time where the machine can: every number of low bits, long runs of zeros in the highs, and dense parts.
+# Decoders with vector instructions read 16 indices at a time. The cases have every number of low bits, long runs of
+# zeros in the highs, and dense parts.
 @pytest.mark.parametrize("name", ["rice", "elias_fano"])
 @pytest.mark.parametrize("spread", [1, 3, 9, 100, 1000, 7000, 60000, 10**6])
-def test_many_at_a_time(name, spread):
+def test_vectorized_decoders_equal_the_oracle(name, spread):
     codec, oracle = MANY[name]
     rng = np.random.default_rng(spread)
     for count in (255, 256, 700, 2003):
@@ -185,12 +186,12 @@ def test_rans_learns_clusters():
     assert check(CODECS["rans"][0], kept, 4_000_000).size < 0.9 * entropy_bytes(4_000_000, kept.size)
 
 
-def test_rle_of_runs_is_next_to_nothing():
+def test_rle_of_long_runs_is_small():
     kept = np.concatenate([np.arange(at, at + 4096) for at in range(0, 1 << 20, 65536)])
     assert check(CODECS["rle"][0], kept, 1 << 20).size < 100
 
 
-def test_other_machines_write_the_same_bytes():
+def test_vector_levels_write_the_same_bytes():
     code = (
         "from tests.index.test_lossless import *\n"
         "for name, (codec, _) in MANY.items():\n"

@@ -1,3 +1,5 @@
+"""The index codec ``packed``, and bit fields of every width."""
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -48,7 +50,7 @@ def test_round_trip(data):
 
 
 @pytest.mark.parametrize("numel", [0, 1])
-def test_tensors_of_no_choice(numel):
+def test_tensors_of_at_most_one_element(numel):
     kept = np.arange(numel, dtype=np.uint32)
     section, _ = Packed().encode(kept, numel, KEY)
     assert section.size == 0

@@ -1,3 +1,5 @@
+"""The index codec ``raw``."""
+
 import struct
 
 import numpy as np
@@ -18,7 +20,7 @@ def test_layout_and_round_trip(indices):
 
 
 @pytest.mark.parametrize("words", [[1, 1], [2, 1], [1, 10], [10, 1], [0xFFFFFFFF, 0]])
-def test_indices_that_are_no_support(words):
+def test_unsorted_or_too_large_indices_are_refused(words):
     with pytest.raises(ValueError, match="out of order or not below"):
         Raw.decode(np.array(words, np.uint32).view(np.uint8), 10, 2, KEY)
 

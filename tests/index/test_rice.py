@@ -1,3 +1,5 @@
+"""The index codec ``rice``."""
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -24,7 +26,7 @@ def check(indices, numel):
 
 
 @given(st.data())
-def test_round_trip_in_the_fewest_bits(data):
+def test_round_trip_with_the_best_parameter(data):
     numel = data.draw(st.integers(1, 2000))
     indices = sorted(data.draw(st.sets(st.integers(0, numel - 1), max_size=150)))
     if indices:
@@ -33,7 +35,7 @@ def test_round_trip_in_the_fewest_bits(data):
 
 
 @given(st.data())
-def test_sparse_in_a_tensor_of_any_size(data):
+def test_few_indices_in_a_tensor_of_any_size(data):
     numel = data.draw(st.integers(1, 2**32 - 1))
     indices = sorted(data.draw(st.sets(st.integers(0, numel - 1), max_size=6)))
     check(indices, numel)
@@ -48,7 +50,7 @@ def test_extremes(indices, numel):
     check(indices, numel)
 
 
-def test_within_two_percent_of_entropy():
+def test_size_is_within_two_percent_of_the_entropy():
     rng = np.random.default_rng(0)
     for numel, count in ((1 << 20, 10486), (1 << 20, 1049), (36864, 368)):
         indices = np.sort(rng.choice(numel, count, replace=False)).astype(np.uint32)
@@ -81,7 +83,7 @@ def test_sections_that_no_encoder_wrote(section, count, message):
         Rice.decode(np.array(section, np.uint8), 8, count, KEY)
 
 
-def test_a_cut_section():
+def test_truncated_sections_are_refused():
     indices = np.sort(np.random.default_rng(1).choice(10000, 300, replace=False)).astype(np.uint32)
     section, _ = Rice().encode(indices, 10000, KEY)
     for size in range(section.size):

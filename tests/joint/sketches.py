@@ -1,4 +1,4 @@
-"""What the tests of ``sketchml`` and ``skcompress`` share."""
+"""Helpers of the tests of ``sketchml`` and ``skcompress``."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def gradient(numel: int, count: int, seed: int = 0) -> tuple[np.ndarray[Any, Any
 
 
 def round_trip(codec: MinMaxSketch, indices: Any, values: Any, numel: int, key: Key = KEY) -> tuple[Any, Any]:
-    """The section and the decoded values; the support is checked."""
+    """Checks the support, and returns the section and the decoded values."""
     section, support = codec.encode(indices, values, numel, key)
     decoded_support, decoded = codec.decode(section, numel, values.size, indices is None, values.dtype, key)
     if indices is None:

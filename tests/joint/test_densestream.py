@@ -1,4 +1,4 @@
-"""The DenseStream representation, its bytes and its codec."""
+"""The DenseStream representation, its byte format and the joint codec."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ quick = settings(derandomize=True, max_examples=60, deadline=None)
 @st.composite
 def tensors(draw: st.DrawFn, numel: int | None = None, dtype: np.dtype | None = None) -> SparseTensor:
     n = numel if numel is not None else draw(st.sampled_from([1, 2, 3, 7, 64, 257, 65536, 65537, 2**24 + 1, 2**32 - 1]))
-    # Clusters: a start somewhere, and neighbours with small gaps.
+    # Clusters: a random start, followed by indices with small gaps.
     indices: set[int] = set()
     for _ in range(draw(st.integers(0, 6))):
         at = draw(st.integers(0, n - 1))
@@ -57,8 +57,8 @@ def random_tensor(numel: int, count: int, seed: int, dtype: np.dtype = F32) -> S
     return SparseTensor(numel, indices, rng.standard_normal(count).astype(dtype))
 
 
-def test_the_gap_of_the_paper() -> None:
-    # Section III.A and figure 2: with 4 bytes for a start, a length and a value, up to two zeros.
+def test_gap_equals_the_paper() -> None:
+    # Section III.A and figure 2: blocks contain up to two zeros if starts, lengths and values have 4 bytes.
     assert plain_gap(2**32 - 1, 32) == plain_gap(24_000_000, 32) == 2
     assert plain_gap(134_000_000, 32) == 2
     for numel in (1, 2, 255, 256, 257, 65536, 65537, 2**24, 2**24 + 1, 2**32 - 1):
@@ -76,7 +76,7 @@ def test_figure_2() -> None:
 
 @quick
 @given(tensors(), st.integers(0, 4))
-def test_blocks_are_the_oracles(tensor: SparseTensor, gap: int) -> None:
+def test_blocks_equal_the_oracle(tensor: SparseTensor, gap: int) -> None:
     stream = Stream.from_sparse(tensor, gap)
     assert as_blocks(stream) == oracle.blocks(kept(tensor), gap)
     assert pack(stream, PLAIN).tobytes() == oracle.plain(kept(tensor), tensor.numel, gap, tensor.values.dtype.type)
@@ -88,7 +88,7 @@ def test_blocks_are_the_oracles(tensor: SparseTensor, gap: int) -> None:
 
 @quick
 @given(tensors(), st.integers(0, 3))
-def test_coded_bytes_are_the_oracles(tensor: SparseTensor, gap: int) -> None:
+def test_coded_bytes_equal_the_oracle(tensor: SparseTensor, gap: int) -> None:
     stream = Stream.from_sparse(tensor, gap)
     section = pack(stream, CODED)
     *_, a_bytes, b_bytes, _ = HEADER.unpack_from(section.data)
@@ -101,14 +101,14 @@ def test_coded_bytes_are_the_oracles(tensor: SparseTensor, gap: int) -> None:
     a = section[HEADER.size : HEADER.size + a_bytes]
     b_at = HEADER.size + -(-a_bytes // 8) * 8
     b = section[b_at : b_at + b_bytes]
-    # Which parameter is the encoder's choice; the paper of the format says how the bits follow from it.
+    # The encoder is free to choose the Rice parameter; the parameter determines all other bits.
     assert a.tobytes() == oracle.rice([skips[0], *(skip for skip in skips[1:])], int(a[0]))
     assert b.tobytes() == oracle.rice([len(values) - 1 for _, values in found], int(b[0]))
 
 
 @quick
 @given(st.data(), st.integers(0, 3), st.sampled_from([F32, F64]))
-def test_merge_is_the_stream_of_the_sum(data: st.DataObject, gap: int, dtype: np.dtype) -> None:
+def test_merge_equals_the_stream_of_the_sum(data: st.DataObject, gap: int, dtype: np.dtype) -> None:
     numel = data.draw(st.sampled_from([5, 40, 2**32 - 1]))
     a, b = data.draw(tensors(numel, dtype)), data.draw(tensors(numel, dtype))
     merged = Stream.from_sparse(a, gap).merge(Stream.from_sparse(b, gap), gap)
@@ -121,7 +121,7 @@ def test_merge_is_the_stream_of_the_sum(data: st.DataObject, gap: int, dtype: np
 
 @quick
 @given(st.data(), tensors(numel=300))
-def test_split_and_join(data: st.DataObject, tensor: SparseTensor) -> None:
+def test_split_and_concatenate(data: st.DataObject, tensor: SparseTensor) -> None:
     stream = Stream.from_sparse(tensor, 2)
     cuts = sorted(data.draw(st.lists(st.integers(0, 300), max_size=9)))
     parts = stream.split(np.array(cuts, np.uint64))
@@ -180,7 +180,7 @@ def test_dense_and_empty(coded: bool) -> None:
     assert indices is not None and indices.size == values.size == 0
 
 
-def test_the_pipeline_keeps_what_was_not_sent() -> None:
+def test_sent_values_and_residual_sum_to_the_gradient() -> None:
     rng = np.random.default_rng(5)
     for joint in ({"name": "densestream"}, {"name": "densestream", "coded": False, "value": "qsgd", "bits": 4}):
         config = Config.load({"sparsifier": {"name": "topk", "density": 0.1}, "joint": joint})
@@ -207,8 +207,8 @@ def test_fill_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize("density", [0.01, 0.05, 0.1])
-def test_coded_volume(density: float) -> None:
-    # The worst case for blocks: positions at random, nothing clustered.
+def test_volume_of_coded_blocks(density: float) -> None:
+    # The worst case for blocks: random positions without clusters.
     numel = 1_000_000
     tensor = random_tensor(numel, int(density * numel), 7)
     pairs = 8 * tensor.indices.size
@@ -235,12 +235,12 @@ def packed(starts: list[int], lengths: list[int], values: int, numel: int = 100)
         (packed([5], [2], 2, numel=101), "101 elements"),
     ],
 )
-def test_blocks_that_cannot_be(section: np.ndarray, reason: str) -> None:
+def test_invalid_blocks_are_refused(section: np.ndarray, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         unpack(section, 100, F32)
 
 
-def test_blocks_out_of_their_range() -> None:
+def test_blocks_outside_their_range_are_refused() -> None:
     with pytest.raises(ValueError, match="leave"):
         unpack(packed([5], [2], 2), 100, F32, None, 6, 50)
     with pytest.raises(ValueError, match="leave"):

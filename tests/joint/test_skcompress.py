@@ -1,4 +1,4 @@
-"""The joint codec ``skcompress``, where it differs from ``sketchml``; tests/joint/test_sketchml.py has the rest."""
+"""The joint codec ``skcompress``: its differences from ``sketchml``. test_sketchml.py tests what both share."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from tests.oracle import minmax_sketch as oracle
 
 
 def expect(indices, values, numel, **config):
-    """The oracle's section."""
+    """The section and the decoded values of the oracle."""
     return oracle.encode(
         indices.tolist(),
         values,
@@ -36,7 +36,7 @@ def expect(indices, values, numel, **config):
     st.sampled_from([0.001, 0.2, 1.3]),
     st.integers(0, 2**32 - 1),
 )
-def test_bytes_are_the_oracles(drawn, buckets, groups, rows, columns, seed):
+def test_bytes_equal_the_oracle(drawn, buckets, groups, rows, columns, seed):
     indices = np.array(sorted(drawn), np.uint32)
     values = np.random.default_rng(seed).standard_normal(indices.size).astype(np.float32)
     config = {"buckets": buckets, "groups": groups, "rows": rows, "columns": columns, "center": "mean"}
@@ -46,7 +46,7 @@ def test_bytes_are_the_oracles(drawn, buckets, groups, rows, columns, seed):
     assert decoded.tolist() == expected_values
 
 
-def test_bytes_of_many_elements_are_the_oracles():
+def test_bytes_of_many_elements_equal_the_oracle():
     indices, values = gradient(100_003, 1500)
     config = {"buckets": 64, "groups": 8, "rows": 2, "columns": 0.2, "center": "mean"}
     section, decoded = round_trip(SKCompress(**config), indices, values, 100_003)
@@ -56,7 +56,7 @@ def test_bytes_of_many_elements_are_the_oracles():
 
 
 @pytest.mark.parametrize("density", [0.01, 0.1])
-def test_less_than_sketchml_for_the_same_values(density):
+def test_smaller_than_sketchml_with_the_same_values(density):
     numel = 500_000
     indices, values = gradient(numel, int(numel * density))
     section, decoded = round_trip(SKCompress(), indices, values, numel)
@@ -65,8 +65,8 @@ def test_less_than_sketchml_for_the_same_values(density):
     assert section.size < 0.85 * plain.size
 
 
-def test_bins_take_less_than_fields_of_their_width():
-    """Section 4.3: the smaller number wins in a bin, so small numbers are frequent and Huffman saves space."""
+def test_coded_bins_are_smaller_than_fixed_width_fields():
+    """Section 4.3: a bin keeps the smallest number, so small numbers are frequent, and Huffman coding saves bytes."""
     numel = 500_000
     indices, values = gradient(numel, 50_000)
     section, _ = SKCompress().encode(indices, values, numel, KEY)
@@ -74,11 +74,11 @@ def test_bins_take_less_than_fields_of_their_width():
     assert (buckets, groups) == (256, 8)
     sizes = section[20 + 4 * buckets :][: 12 * groups].view(np.uint32).reshape(-1, 3)
     bins = 2 * (sizes[:, 0] // 5).sum()
-    # The smallest of five numbers below 32, nearly: the entropy of an exponential distribution of mean 6.4.
+    # A bin is about the smallest of five numbers below 32: the entropy of an exponential distribution with mean 6.4.
     assert 4.0 < 8 * sizes[:, 2].sum() / bins < 4.3
 
 
-def test_a_bin_that_is_no_bucket_of_its_group_is_refused():
+def test_bin_beyond_the_buckets_of_its_group_is_refused():
     indices, values = gradient(5000, 64)
     codec = SKCompress(buckets=16, groups=4, columns=1.0, rows=1)
     section, _ = codec.encode(indices, values, 5000, KEY)

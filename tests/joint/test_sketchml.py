@@ -1,4 +1,4 @@
-"""The joint codec ``sketchml``, and what it shares with ``skcompress``."""
+"""The joint codec ``sketchml``, and everything that it shares with ``skcompress``."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ both = pytest.mark.parametrize("codec", [SketchML, SKCompress])
 
 @settings(max_examples=40, derandomize=True, deadline=None)
 @given(st.data())
-def test_bytes_are_the_oracles(data):
+def test_bytes_equal_the_oracle(data):
     numel = data.draw(st.sampled_from([1, 2, 257, 70_001, 2**32 - 1]))
     drawn = data.draw(st.sets(st.integers(0, numel - 1), max_size=60))
     indices = np.array(sorted(drawn), np.uint32)
@@ -39,7 +39,7 @@ def test_bytes_are_the_oracles(data):
     assert decoded.tolist() == expected_values
 
 
-def test_bytes_of_many_elements_are_the_oracles():
+def test_bytes_of_many_elements_equal_the_oracle():
     indices, values = gradient(100_003, 1500)
     config = {"buckets": 64, "groups": 8, "rows": 2, "columns": 0.2, "center": "mean"}
     section, decoded = round_trip(SketchML(**config), indices, values, 100_003)
@@ -50,10 +50,10 @@ def test_bytes_of_many_elements_are_the_oracles():
 
 @both
 @pytest.mark.parametrize("groups", [1, 8, 100])
-def test_magnitudes_only_decay_and_by_less_than_a_group(codec, groups):
+def test_magnitudes_only_decrease_and_stay_within_their_group(codec, groups):
     numel = 200_003
     indices, values = gradient(numel, 20_000)
-    values[::50] = 0  # one bucket of zeros, the first of the first group that is not negative
+    values[::50] = 0  # zeros have one bucket, the first of the first group of the other sign
     _, decoded = round_trip(codec(groups=groups), indices, values, numel)
     means, codes, negative = quantile.encode(values, 256, False)
     assert not (decoded * np.sign(values) < 0).any()
@@ -68,8 +68,8 @@ def test_magnitudes_only_decay_and_by_less_than_a_group(codec, groups):
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 0.2), (2, 0.2), (3, 0.5), (2, 1.0), (1, 4.0)])
-def test_correctness_rate_is_that_of_equation_2(rows, columns):
-    """Numbers that all differ, as the equation has it for equality: keys of 256 numbers in many small sketches."""
+def test_correctness_rate_equals_equation_2(rows, columns):
+    """Equality holds in equation 2 if all numbers differ: 256 keys with 256 numbers, in many small sketches."""
     v = 256
     t = int(v * columns)
     rank = np.arange(1, v + 1)
@@ -99,14 +99,14 @@ def test_correctness_rate_of_a_gradient_is_at_least_equation_2(codec):
 
 
 @both
-def test_each_step_has_other_collisions(codec):
+def test_collisions_differ_between_steps(codec):
     indices, values = gradient(50_000, 5000)
     decoded = [round_trip(codec(), indices, values, 50_000, Key(1, 2, step))[1] for step in range(2)]
     assert np.mean(decoded[0] != decoded[1]) > 0.2
 
 
 @both
-def test_another_key_at_the_receiver_gives_other_values(codec):
+def test_decoded_values_depend_on_the_key_but_not_on_the_rank(codec):
     indices, values = gradient(50_000, 5000)
     section, decoded = round_trip(codec(), indices, values, 50_000, Key(1, 2, 3, rank=0))
     _, same = codec.decode(section, 50_000, 5000, False, F32, Key(1, 2, 3, rank=9))
@@ -116,7 +116,7 @@ def test_another_key_at_the_receiver_gives_other_values(codec):
 
 
 @both
-def test_all_elements_of_a_tensor(codec):
+def test_dense_tensor(codec):
     random = np.random.default_rng(1)
     values = random.standard_normal(3001).astype(np.float32)
     values[::3] = 0
@@ -172,7 +172,7 @@ def test_settings_out_of_range_are_refused(codec, wrong, name):
 
 
 @both
-def test_most_buckets(codec):
+def test_largest_number_of_buckets(codec):
     indices, values = gradient(300_000, 100_000)
     _, decoded = round_trip(codec(buckets=65536, groups=256, columns=4.0, rows=8), indices, values, 300_000)
     assert np.linalg.norm(decoded - values) < 0.05 * np.linalg.norm(values)
@@ -190,20 +190,20 @@ def test_flagged_keys(drawn):
             sketch.flagged_decode(section, int(keys[-1]), keys.size)
 
 
-def test_flagged_keys_longer_than_needed_are_refused():
+def test_flagged_keys_with_superfluous_bytes_are_refused():
     with pytest.raises(ValueError, match="index"):
         sketch.flagged_decode(np.array([1, 5, 0], np.uint8), 100, 1)
 
 
 @both
 def test_a_key_in_two_groups_is_refused(codec):
-    """Two groups of one key each, the same one: written as an encoder would two different ones."""
+    """A section with two groups of one key each. The broken section has the same key in both groups."""
     indices, values = np.array([5, 9], np.uint32), np.array([-1, 1], np.float32)
     section, _ = codec().encode(indices, values, 100, KEY)
     other, _ = codec().encode(np.array([9, 5], np.uint32), values, 100, KEY)
     differs = np.flatnonzero(section != other)
     broken = section.copy()
-    broken[differs[0]] = other[differs[0]]  # the key of the first group only
+    broken[differs[0]] = other[differs[0]]  # changes only the key of the first group
     with pytest.raises(ValueError, match="out of order"):
         codec.decode(broken, 100, 2, False, F32, KEY)
 
@@ -237,7 +237,7 @@ def test_broken_sections_are_refused_or_valid(codec: type[MinMaxSketch]):
         codec.decode(section, numel, 200, True, F32, KEY)
 
 
-def test_means_are_those_of_the_quantile_codec():
+def test_means_equal_those_of_the_quantile_codec():
     indices, values = gradient(5000, 300)
     section, _ = SketchML(buckets=16).encode(indices, values, 5000, KEY)
     means, _, _ = quantile_oracle.quantize(values, 16, "mean")

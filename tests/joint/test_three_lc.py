@@ -29,14 +29,14 @@ def dense_trip(values, multiplier=1.0):
 
 
 @given(vectors, st.sampled_from([1.0, 1.5, 1.75, 1.999]))
-def test_bytes_are_the_oracles(values, multiplier):
+def test_bytes_equal_the_oracle(values, multiplier):
     section, decoded = dense_trip(values, multiplier)
     assert section.tobytes() == oracle.encode(values, multiplier)
     assert np.array_equal(decoded, oracle.decode(section.tobytes(), values.size))
 
 
 @pytest.mark.parametrize("count", [1, 4, 5, 6, 24_999, 41_000])
-def test_bytes_of_many_values_are_the_oracles(count):
+def test_bytes_of_many_values_equal_the_oracle(count):
     for values in (normals(count), np.where(np.arange(count) % 97, 0, normals(count)).astype(np.float32)):
         assert dense_trip(values)[0].tobytes() == oracle.encode(values, 1.0)
 
@@ -56,12 +56,12 @@ def test_awkward_values(values, multiplier):
 def test_a_half_is_rounded_away_from_zero():
     values = np.array([4, 2, -2, 1.9999999, -1.9999999, 0], np.float32)
     assert dense_trip(values)[1].tolist() == [4, 4, -4, 0, 0, 0]
-    tiny = np.array([3, 2, 1, -2, -1], np.float32) * np.float32(1e-45)  # M = 3 units, whose half is no float
+    tiny = np.array([3, 2, 1, -2, -1], np.float32) * np.float32(1e-45)  # M is 3 units; its half is not a float32
     assert (dense_trip(tiny)[1] / np.float32(1e-45)).tolist() == [3, 3, 0, -3, 0]
 
 
 @given(bytes_with_zeros)
-def test_zero_runs_are_the_oracles(packed):
+def test_zero_runs_equal_the_oracle(packed):
     data = np.array(packed, np.uint8)
     section = three_lc.zero_runs_encode(data)
     assert section.tobytes() == trits.zero_runs(bytes(packed))
@@ -78,7 +78,7 @@ def test_zero_runs_of_every_length(zeros):
 
 
 @given(st.lists(st.integers(0, 2), max_size=70))
-def test_digits_are_the_oracles(digits):
+def test_digits_equal_the_oracle(digits):
     data = np.array(digits, np.uint8)
     packed = ternary.pack(data)
     assert packed.tobytes() == trits.pack(digits)
@@ -86,7 +86,7 @@ def test_digits_are_the_oracles(digits):
 
 
 @given(vectors, st.sampled_from([np.float32, np.float64]), st.integers(0, 2**32 - 1))
-def test_sparse_support_is_what_stays_nonzero(values, dtype, seed):
+def test_sparse_support_is_the_nonzero_decoded_elements(values, dtype, seed):
     numel = 3 * values.size + 1
     indices = np.sort(np.random.default_rng(seed).choice(numel, values.size, replace=False)).astype(np.uint32)
     values = values.astype(dtype)
@@ -104,7 +104,7 @@ def test_sparse_support_is_what_stays_nonzero(values, dtype, seed):
 
 @pytest.mark.parametrize("sparsifier", ["none", "topk", "nonzero"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_sent_and_residual_are_the_gradient(sparsifier, dtype):
+def test_sent_values_and_residual_sum_to_the_gradient(sparsifier, dtype):
     pipeline = Pipeline(Config.load(sparsifier=sparsifier, joint={"name": "three_lc", "multiplier": 1.5}))
     gradient = normals(30_000).astype(dtype)
     residual, out = np.zeros_like(gradient), np.empty_like(gradient)
@@ -117,7 +117,7 @@ def test_sent_and_residual_are_the_gradient(sparsifier, dtype):
     assert np.count_nonzero(total) > 0
 
 
-def test_larger_multiplier_sends_less():
+def test_larger_multiplier_sends_fewer_bytes():
     values = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
     sections = [dense_trip(values, s)[0].size for s in (1.0, 1.4, 1.9)]
     assert sections[0] > sections[1] > sections[2]
@@ -125,7 +125,7 @@ def test_larger_multiplier_sends_less():
 
 def test_sizes_are_as_documented():
     assert dense_trip(np.ones(50_000, np.float32))[0].size == 4 + 10_000
-    assert dense_trip(np.zeros(70_000, np.float32))[0].size == 4 + 1000  # 14 bytes of five digits in one
+    assert dense_trip(np.zeros(70_000, np.float32))[0].size == 4 + 1000  # one byte for 14 bytes of five digits
 
 
 def test_broken_sections():
@@ -167,7 +167,7 @@ def test_digits_behind_the_last_must_be_zeros():
             ternary.unpack(np.array([byte], np.uint8), 1)
 
 
-def test_settings_are_checked():
+def test_settings_out_of_range():
     for wrong in ({"multiplier": 0.9}, {"multiplier": 2.0}, {"bits": 3}):
         with pytest.raises(ValidationError):
             ThreeLC(**wrong)

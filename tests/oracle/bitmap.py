@@ -1,4 +1,4 @@
-"""A bitmap: one bit an element."""
+"""A bitmap: one bit per element."""
 
 from tests.oracle.bitpack import to_bits, to_bytes
 

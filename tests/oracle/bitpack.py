@@ -12,7 +12,7 @@ def to_bits(data: bytes) -> list[int]:
 
 
 def field(value: int, width: int) -> list[int]:
-    """The low bit first."""
+    """The bits of a field, the low bit first."""
     return [value >> j & 1 for j in range(width)]
 
 
@@ -26,7 +26,7 @@ def unpack(data: bytes, count: int, width: int) -> list[int]:
 
 
 def width_of(numel: int) -> int:
-    """ceil(log2 numel), by counting: the least width whose fields tell ``numel`` things apart."""
+    """ceil(log2 numel), by counting: the least width whose fields have ``numel`` different values."""
     width = 0
     while 2**width < numel:
         width += 1

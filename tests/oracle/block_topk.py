@@ -1,4 +1,4 @@
-"""Whole blocks by their norm, one block at a time."""
+"""Block top-k: the whole blocks of largest norm, one block at a time."""
 
 import numpy as np
 

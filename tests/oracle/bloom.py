@@ -14,18 +14,18 @@ POLICIES = ["naive", "p0", "p1", "p2", "leftmost", "middle", "rightmost"]
 
 
 def remark_2(count: int, fpr: float) -> tuple[float, float]:
-    """m in bits, and k, before either is rounded."""
+    """m in bits, and k, both before rounding."""
     return -count * math.log(fpr) / math.log(2) ** 2, -math.log(fpr) / math.log(2)
 
 
 def size_and_hashes(count: int, fpr: float) -> tuple[int, int]:
-    """The bytes of the filter without its header, and k."""
+    """The number of bytes of the filter without its header, and k."""
     m, k = remark_2(count, fpr)
     return max(8, math.ceil(0.999 * m / 8)), max(1, round(k))
 
 
 def bits_of(index: int, key: Key, k: int, size: int) -> list[int]:
-    """h_1 .. h_k of one index."""
+    """The k bits of one index: h_1 .. h_k."""
     seed, parameter, step = key
     salt, other, _, _ = philox4x32((seed, parameter), (size, step, STREAM_POLICY, 1))
     first = fmix32(index // 64 ^ salt)

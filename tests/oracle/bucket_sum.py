@@ -1,4 +1,4 @@
-"""The order of summation of docs/container.md: 1024 terms at a time in 32 lanes, then the same of those sums."""
+"""The order of summation of docs/container.md: blocks of 1024 terms in 32 lanes, then the same for their sums."""
 
 
 def bucket_sum(terms: list[float]) -> float:

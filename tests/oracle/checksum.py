@@ -1,4 +1,4 @@
-"""The container's checksum: the sum of hashed words, the checksum's own place (word 3) left out."""
+"""The checksum of a container: the sum of its hashed words, without word 3, which is the checksum itself."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""The container's bytes, field by field, from the table of docs/container.md."""
+"""The bytes of a container, field by field, from the table of docs/container.md."""
 
 import struct
 
@@ -22,7 +22,7 @@ def write(header: dict, sections: list[bytes]) -> bytes:
 
 
 def changed(data: bytes, **fields) -> bytes:
-    """The same bytes with some header fields of another value, and a checksum that fits."""
+    """The container with other values in some header fields, and the correct checksum."""
     out = bytearray(data)
     for name, kind, at in FIELDS:
         if name in fields:
@@ -31,7 +31,7 @@ def changed(data: bytes, **fields) -> bytes:
 
 
 def repaired(data: bytes) -> bytes:
-    """The same bytes with a checksum that fits as much of them as the header asks for."""
+    """The container with the correct checksum of the bytes that its header announces, as far as they exist."""
     header = read(data)
     end = 64 + sum(-(-header[name] // 8) * 8 for name in ("index_bytes", "value_bytes", "order_bytes"))
     whole = data[: min(end, len(data) // 4 * 4)]

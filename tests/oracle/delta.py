@@ -1,4 +1,4 @@
-"""SKCompress's delta-binary code (sections 5.1 and 5.2): all eight ways, written out, and the smallest of them."""
+"""SKCompress's delta-binary code (sections 5.1 and 5.2): encodes in all eight ways and takes the smallest result."""
 
 from tests.oracle import huffman
 from tests.oracle.bitpack import field, to_bytes

@@ -1,4 +1,4 @@
-"""DenseStream from its paper, slowly: one element at a time."""
+"""The DenseStream representation of the paper, one element at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def gap(numel: int, value_bytes: float) -> int:
-    """ceil(2 ceil(log2 N / 8) / K)."""
+    """The largest number of consecutive zeros in a block: ceil(2 ceil(log2 N / 8) / K)."""
     index_bytes = max(1, math.ceil(math.log2(max(numel, 2)) / 8))
     return math.ceil(2 * index_bytes / value_bytes)
 
@@ -43,7 +43,7 @@ def plain(kept: dict[int, float], numel: int, most: int, dtype: type) -> bytes:
 
 
 def rice(gaps: list[int], b: int) -> bytes:
-    """A rice section as kernels/rice/rice.cpp draws it."""
+    """A Rice section with the layout of kernels/rice/rice.cpp."""
     lows = "".join(f"{gap % 2**b:0{b}b}"[::-1] if b else "" for gap in gaps)
     highs = "".join("0" * (gap >> b) + "1" for gap in gaps)
 

@@ -1,4 +1,4 @@
-"""Elias-Fano: the low l bits plain, the highs as the ones of a bit string."""
+"""Elias-Fano: the low l bits of each index, and the high bits as the ones of a bit string."""
 
 from tests.oracle.bitpack import pack, to_bytes
 

@@ -1,7 +1,7 @@
 """Fit-DExp, slow and obvious (DeepReduce, appendix E).
 
-``rates`` and ``fit`` solve the two linear systems by numpy's least squares; ``encode`` solves them in the float64
-operations, and their order, that every backend must follow.
+``rates`` and ``fit`` solve the two linear systems with NumPy's least squares. ``encode`` solves them with the float64
+operations, and in the order, that every device must use.
 """
 
 import struct
@@ -15,7 +15,7 @@ FACTORIALS = [6227020800.0, 479001600.0, 39916800.0, 3628800.0, 362880.0, 40320.
 
 
 def exp(x):
-    """e^x by the arithmetic of common.h."""
+    """e^x with the operations of kernels/common/common.h."""
     x = np.clip(np.asarray(x, np.float64), -708.0, 709.0)
     magic = 6755399441055744.0
     n = (x * 1.4426950408889634 + magic) - magic
@@ -33,7 +33,7 @@ def term(rate, x, exp=exp):
 
 
 def rates(y):
-    """b and d of the falling curve y, maybe complex: the integral equation by trapezoids, four unknowns at once."""
+    """b and d of the decreasing curve y, possibly complex: the integral equation with trapezoids and four unknowns."""
     x = np.linspace(0, 1, len(y))
     s = np.concatenate([[0], np.cumsum((y[1:] + y[:-1]) / 2)]) / (len(y) - 1)
     ss = np.concatenate([[0], np.cumsum((s[1:] + s[:-1]) / 2)]) / (len(y) - 1)
@@ -42,7 +42,7 @@ def rates(y):
 
 
 def fit(y):
-    """The fitted curve, where the rates are real."""
+    """The fitted curve. The rates must be real."""
     x = np.linspace(0, 1, len(y))
     basis = np.stack([term(rate, x, np.exp) for rate in rates(y)], 1)
     factors, *_ = np.linalg.lstsq(basis, y, rcond=None)
@@ -50,7 +50,7 @@ def fit(y):
 
 
 def running(steps):
-    """Running sums in blocks: from zero in each, added to where the block before ended."""
+    """Running sums by blocks: each block starts at zero and is added to the last sum of the block before."""
     out, base = [], 0.0
     for at in range(0, len(steps), BLOCK):
         out.append(base + np.cumsum(np.concatenate([[0.0], steps[at : at + BLOCK]]))[1:])
@@ -122,7 +122,7 @@ def encode(values):
 
 
 def decode(section, count):
-    """The values, sorted."""
+    """The sorted values."""
     positives, negatives = map(int, np.frombuffer(bytes(section[:8]), "<u4"))
     floats = np.frombuffer(bytes(section[8:]), "<f4").astype(np.float64)
     out, at = np.zeros(count, np.float32), 0

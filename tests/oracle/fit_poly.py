@@ -8,14 +8,14 @@ BLOCK = 256
 
 
 def sort(values):
-    """From the largest down, equal values in their order; where each stood."""
+    """The values from the largest to the smallest (a stable sort), and the index of each."""
     values = np.asarray(values, np.float32) + np.float32(0)
     order = np.argsort(-values.astype(np.float64), kind="stable")
     return values[order], order
 
 
 def total(products):
-    """A sum in the order that fit.h fixes: blocks of 256, in them 8 lanes."""
+    """A sum in the order of kernels/curve_fit/fit.h: blocks of 256 terms in 8 lanes."""
     padded = np.zeros(-(-len(products) // BLOCK) * BLOCK)
     padded[: len(products)] = products
     result = 0.0
@@ -30,13 +30,14 @@ def total(products):
 
 
 def distances(y):
-    """Of each point from the chord of the first and the last."""
+    """The distance of each point from the chord between the first and the last point."""
     slope = (y[-1] - y[0]) / (len(y) - 1)
     return np.abs((y[0] + slope * np.arange(len(y))) - y)
 
 
 def knots(y, wanted, points):
-    """Where segments begin: each at the point farthest from the chord that leaves ``points`` on both sides."""
+    """The begins of the segments. A segment is cut at the point farthest from its chord that leaves at least ``points``
+    points on both sides."""
     begins = [0]
     while len(begins) < wanted:
         best = (0.0, None)
@@ -51,7 +52,7 @@ def knots(y, wanted, points):
 
 
 def heuristic(y, degree):
-    """Segments after lemma 1 (lines) or remark 4 (constants): p knots are p + 1 segments, 1024 at most."""
+    """The number of segments by lemma 1 (lines) or remark 4 (constants): p knots make p + 1 segments, at most 1024."""
     if len(y) < 3:
         return 1
     change = abs((y[0] - y[1]) - (y[-2] - y[-1]))
@@ -68,7 +69,7 @@ def ratio(k, m):
 
 
 def gram(m, terms):
-    """Gram's polynomials on m points."""
+    """The first ``terms`` Gram polynomials on m points."""
     t, rows = places(m), [np.ones(m)]
     for k in range(1, terms):
         before = ratio(k - 1, m) * rows[-2] if k > 1 else 0.0 * t
@@ -99,7 +100,7 @@ def encode(values, degree, segments):
 
 
 def decode(section, count):
-    """The values, sorted, by Clenshaw's sum."""
+    """The sorted values, by Clenshaw's rule."""
     words, floats = np.frombuffer(bytes(section), "<u4"), np.frombuffer(bytes(section), "<f4").astype(np.float64)
     degree, positives, negatives = map(int, words[:3])
     out, at = np.zeros(count, np.float32), 3
@@ -122,7 +123,7 @@ def decode(section, count):
 
 
 def least_squares(values, degree, segments):
-    """The fitted values in the values' order, by numpy's own regression and with unrounded coefficients."""
+    """The fitted values in the order of ``values``, from NumPy's regression and with unrounded coefficients."""
     ordered, order = sort(values)
     out = np.zeros(len(ordered))
     for side in (np.flatnonzero(ordered > 0), np.flatnonzero(ordered < 0)):

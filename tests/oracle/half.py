@@ -1,4 +1,4 @@
-"""16-bit floats from their definition: the nearest of all finite 16-bit values, ties to the even one."""
+"""16-bit floats by their definition: the nearest of all finite 16-bit values, ties to the even word."""
 
 import struct
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def finite_values(kind: str) -> np.ndarray:
-    """The values of the words 0 .. last finite, float64: increasing, all not negative."""
+    """The values of the words from 0 to the last finite one, float64: increasing and not negative."""
     if kind == "float16":
         exponent_bits, mantissa_bits = 5, 10
     else:

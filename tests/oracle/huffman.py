@@ -1,4 +1,4 @@
-"""Length-limited canonical Huffman codes: of a stream of symbols, and DeepReduce's code of the indices' bytes."""
+"""Length-limited canonical Huffman codes: the coder of symbols, and DeepReduce's code of the bytes of indices."""
 
 from fractions import Fraction
 
@@ -8,8 +8,8 @@ LONGEST = 12
 
 
 def lengths(counts: dict[int, int]) -> dict[int, int]:
-    """The coin collector's problem (Larmore and Hirschberg 1990): each symbol has coins of the widths 2^-1 .. 2^-12, of
-    its count's price; the cheapest coins that sum to n - 1 are the code."""
+    """The coin collector's problem (Larmore and Hirschberg 1990). Each symbol has coins of the widths 2^-1 .. 2^-12,
+    whose price is its count. The cheapest coins whose widths sum to n - 1 are the code."""
     if len(counts) == 1:
         return dict.fromkeys(counts, 0)
     coins = sorted((count, symbol) for symbol, count in counts.items())
@@ -23,7 +23,7 @@ def lengths(counts: dict[int, int]) -> dict[int, int]:
 
 
 def words(of: dict[int, int]) -> dict[int, list[int]]:
-    """Counting up through the code words, shorter ones first; a word's first bit is its highest."""
+    """The code words, assigned in increasing order, the shorter ones first. The first bit of a word is its highest."""
     out: dict[int, list[int]] = {}
     at = Fraction(0)
     for symbol, length in sorted(of.items(), key=lambda item: (item[1], item[0])):
@@ -33,7 +33,7 @@ def words(of: dict[int, int]) -> dict[int, list[int]]:
 
 
 def table(of: dict[int, int]) -> bytes:
-    """A nibble a length; 0 and the run's length less 1 for up to 16 symbols that do not occur; 15: the only symbol."""
+    """One nibble per length; 0 and n - 1 for a run of n <= 16 symbols that do not occur; 15 for the only symbol."""
     bits: list[int] = []
     symbol = 0
     while symbol <= max(of):

@@ -1,4 +1,4 @@
-"""SketchML's and SKCompress's sections, slowly, from SKCompress sections 4.2 and 5.1 and joint/minmax_sketch.py."""
+"""The sections of SketchML and SKCompress, from SKCompress, sections 4.2 and 5.1, and joint/minmax_sketch.py."""
 
 import math
 import struct
@@ -15,14 +15,14 @@ Key = tuple[int, int, int]
 
 
 def column(index: int, row: int, columns: int, key: Key) -> int:
-    """Where a key's bin lies in a row."""
+    """The column of the bin of a key in a row."""
     seed, parameter, step = key
     word = philox4x32((seed, parameter), (row, step & 0xFFFFFFFF, STREAM_SKETCH, 0))[0]
     return fmix32(index ^ word) * columns >> 32
 
 
 def insert(indices: list[int], numbers: list[int], rows: int, columns: int, width: int, key: Key) -> list[list[int]]:
-    """Min on insert."""
+    """The bins after all insertions: a bin keeps the smallest number."""
     bins = [[width - 1] * columns for _ in range(rows)]
     for index, number in zip(indices, numbers, strict=True):
         for row in range(rows):
@@ -32,12 +32,12 @@ def insert(indices: list[int], numbers: list[int], rows: int, columns: int, widt
 
 
 def query(index: int, bins: list[list[int]], key: Key) -> int:
-    """Max on query."""
+    """The number of a key: the largest of its bins."""
     return max(of_row[column(index, row, len(of_row), key)] for row, of_row in enumerate(bins))
 
 
 def flagged(indices: list[int]) -> bytes:
-    """Section 5.1: the gaps in as many bytes as they need, and 2 bits that say how many."""
+    """Section 5.1: each gap in as few bytes as possible, and 2 bits for this number of bytes."""
     lengths, gaps = [], b""
     previous = -1
     for index in indices:
@@ -50,7 +50,7 @@ def flagged(indices: list[int]) -> bytes:
 
 
 def packed(bins: list[int], width: int) -> bytes:
-    """SketchML's bins."""
+    """The bins in the format of SketchML."""
     return bitpack.pack(bins, (width - 1).bit_length())
 
 
@@ -68,7 +68,7 @@ def encode(
     encode_keys: Callable[[list[int], int], bytes] = lambda keys, numel: flagged(keys),
     encode_bins: Callable[[list[int], int], bytes] = packed,
 ) -> tuple[bytes, list[float]]:
-    """The section, and the values that it decodes to."""
+    """The section, and the values to which it decodes."""
     if len(values) == 0:
         return b"", []
     means, codes, negative = quantile.quantize(values, buckets, center)

@@ -11,7 +11,7 @@ from tests.oracle.qsgd import STREAM_ROUNDING
 
 
 def rounded(magnitude: float, random: Fraction) -> int:
-    """The float32 exponent field of the power of two; ``random`` in [0, 1)."""
+    """The float32 exponent field of the rounded magnitude. ``random`` is in [0, 1)."""
     if magnitude < 2.0**-126:  # between 0 and the least normal number
         return int(Fraction(magnitude) / Fraction(2.0**-126) + random >= 1)
     exponent = math.frexp(magnitude)[1] - 1

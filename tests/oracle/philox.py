@@ -1,5 +1,5 @@
 """Philox4x32-10 in plain integers, from Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3",
-SC 2011, section 3.3; and the keyed permutation of docs/container.md that random-k draws with."""
+SC 2011, section 3.3; and the permutation of docs/container.md with which random-k selects."""
 
 WORD = 2**32
 

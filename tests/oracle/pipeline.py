@@ -1,4 +1,4 @@
-"""The way of a gradient in float64 and whole vectors."""
+"""Accumulation and the sum over ranks, on whole vectors; the sum is in float64."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ def total(parts: list[tuple[np.ndarray | None, np.ndarray]], numel: int, scale: 
 
 
 def accumulated(residual: np.ndarray, gradient: np.ndarray | None) -> np.ndarray:
-    """Their sum; where it would be infinite, the largest number."""
+    """The sum of both, clipped to the largest finite number."""
     if gradient is None:
         return residual
     limit = np.finfo(residual.dtype).max

@@ -1,6 +1,6 @@
 """QSGD (Alistarh et al., NeurIPS 2017, section 3.1), one value at a time, with the layout of docs/container.md.
 
-Arithmetic is float32 in the order that docs/container.md writes down: |x| / norm, times s, plus u, whole part.
+All operations are float32, in the order of docs/container.md: |x| / norm, times s, plus u, integer part.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Quantile buckets, slowly, from SKCompress section 4.1 (and the rules for ties and signs of value/quantile.py)."""
+"""Quantile buckets, from SKCompress, section 4.1, with the rules for ties and signs of value/quantile.py."""
 
 import math
 import struct
@@ -14,7 +14,7 @@ def next_float(x):
 
 
 def splits_of(magnitudes, buckets):
-    """The lower ends of the buckets; a split that comes again becomes the next float, once."""
+    """The lower ends of the buckets. A repeated split is replaced by the next float, once."""
     ordered = sorted(magnitudes)
     ranks = [ordered[j * len(ordered) // buckets] for j in range(buckets)]
     splits = []
@@ -39,7 +39,7 @@ def center_of(members, low, high, center):
 
 
 def side(magnitudes, buckets, center):
-    """Splits and centers of the buckets of one sign."""
+    """The splits and the centers of the buckets of one sign."""
     if not magnitudes:
         return [], []
     splits = splits_of(magnitudes, buckets)

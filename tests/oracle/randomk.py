@@ -1,4 +1,4 @@
-"""Random-k's choice: the sorted images of 0 .. count - 1 under the permutation keyed by one Philox block."""
+"""The selection of random-k: the sorted images of 0 .. count - 1 under the permutation given by a Philox block."""
 
 from tests.oracle.philox import permute, philox4x32
 

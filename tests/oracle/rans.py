@@ -1,4 +1,4 @@
-"""Interleaved static rANS with 12-bit shares, and the code of gaps that is built on it."""
+"""Interleaved static rANS with 12-bit shares, and the code of gaps that uses it."""
 
 from tests.oracle.bitpack import field, to_bytes
 from tests.oracle.rice import gaps
@@ -9,7 +9,7 @@ def precision(count: int) -> int:
 
 
 def shares(symbols: list[int]) -> dict[int, int]:
-    """Of 2^p, to the nearest; the largest, the first of equals, takes up what is over or missing, one at a time."""
+    """The shares of 2^p, rounded to nearest. Until they sum to 2^p, the largest (the first if several) changes by 1."""
     total = 2 ** precision(len(symbols))
     out = {}
     for s in sorted(set(symbols)):

@@ -1,4 +1,4 @@
-"""Golomb-Rice: gap >> b in unary (zeros, then a one), the low b bits plain; highs and lows apart."""
+"""Golomb-Rice: gap >> b in unary (zeros, then a one), and the low b bits as a field. Lows and highs are separate."""
 
 from tests.oracle.bitpack import field, pack, to_bits, to_bytes, unpack
 
@@ -8,7 +8,7 @@ def gaps(indices: list[int]) -> list[int]:
 
 
 def bits(indices: list[int], b: int) -> int:
-    """How many bits the code takes with the parameter b."""
+    """The number of bits of the code with the parameter b."""
     return sum((gap >> b) + 1 + b for gap in gaps(indices))
 
 

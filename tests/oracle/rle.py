@@ -1,4 +1,4 @@
-"""Bit-level run lengths (DeepReduce, section 2), from the bitmap itself."""
+"""Bit-level run lengths (DeepReduce, section 2), computed from the bitmap."""
 
 from itertools import groupby
 
@@ -22,7 +22,7 @@ def encode(indices: list[int], numel: int) -> bytes:
     runs = [(bit, len(list(run))) for bit, run in groupby(bitmap)]
     zeros = [length - 1 for bit, length in runs if not bit]
     ones = [length - 1 for bit, length in runs if bit]
-    # The first run of zeros may be empty, so its length is not lessened.
+    # The first run of zeros may be empty, so its length is written without subtracting 1.
     if bitmap[0]:
         zeros.insert(0, 0)
     else:

@@ -1,4 +1,4 @@
-"""DGC's sampled top-k (Lin et al. 2018, section 5) by full sorts of lists."""
+"""DGC's sampled top-k (Lin et al. 2018, section 5), with full sorts of lists."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Every element whose magnitude reaches a threshold, one by one; zeros never."""
+"""All nonzero elements with a magnitude of at least the threshold, one by one."""
 
 import numpy as np
 

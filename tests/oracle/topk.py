@@ -1,4 +1,4 @@
-"""Top-k by a full stable sort: larger magnitudes first, and of equal ones the lower index."""
+"""Top-k by a full sort: larger magnitudes first, and the lower index first if magnitudes are equal."""
 
 import numpy as np
 

@@ -2,7 +2,7 @@
 
 
 def pack(digits: list[int]) -> bytes:
-    """Digits 0, 1, 2 in five parts; one digit of each part to a byte, the first part's the most significant."""
+    """Digits 0, 1, 2 in five parts. A byte has one digit of each part, that of the first part the most significant."""
     m = -(-len(digits) // 5)
     padded = digits + [1] * (5 * m - len(digits))
     parts = [padded[m * p : m * (p + 1)] for p in range(5)]
@@ -19,7 +19,7 @@ def unpack(packed: bytes, count: int) -> list[int]:
 
 
 def zero_runs(packed: bytes) -> bytes:
-    """From the left, the longest run of 121 up to 14 becomes 241 + its length, if it is two or longer."""
+    """Replaces runs of 2 to 14 bytes of 121 by 241 plus their length, from the left, each as long as possible."""
     out = bytearray()
     while packed:
         run = 0

@@ -40,7 +40,7 @@ def test_movielens_is_read_and_the_last_item_held_out(published, request):
     assert ratings.test.tolist() == [1, 3]
     assert ratings.rated.tolist() == [0, 1, 2, 4, 7]
     users = np.repeat([0, 1], 50)
-    items = ratings.strangers(users, np.random.default_rng(0))
+    items = ratings.unrated_items(users, np.random.default_rng(0))
     assert set(items[:50]) == {3} and set(items[50:]) == {1, 2}
 
 

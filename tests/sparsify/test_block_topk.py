@@ -1,3 +1,5 @@
+"""The sparsifier ``block_topk``."""
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,7 +15,7 @@ from tests.oracle import block_topk as oracle
 from tests.oracle.pipeline import accumulated
 
 KEY = Key(1, 2, 3)
-# Few distinct values: many norms are equal.
+# Few distinct values, so that many norms are equal.
 TIED = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, 1e-45, 3.4e38, -3.4e38])
 
 
@@ -31,7 +33,7 @@ def check(dense, gradient, codec, threads=1):
     st.data(), st.sampled_from([np.float32, np.float64]), st.booleans(), st.integers(1, 40), st.floats(0.01, 1),
     st.sampled_from(["l2", "l1"]),
 )  # fmt: skip
-def test_is_the_oracles_with_ties(data, dtype, accumulate, block, density, norm):
+def test_equals_the_oracle_with_ties(data, dtype, accumulate, block, density, norm):
     dense = data.draw(arrays(dtype, st.integers(0, 150), elements=TIED.map(dtype)))
     gradient = None
     if accumulate:
@@ -53,13 +55,13 @@ def test_awkward_tensors(name, norm):
 @pytest.mark.parametrize("norm", ["l2", "l1"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("block", [1, 3, 8, 9, 16, 61, 256])
-def test_norms_to_the_bit(norm, dtype, block):
+def test_norms_equal_the_oracle_to_the_bit(norm, dtype, block):
     dense, gradient = cases.random(4099, dtype) * dtype(1e3), cases.random(4099, dtype, 1)
     found = blocks.norms(dense.copy(), gradient, block, norm == "l2")
     assert found.tolist() == oracle.norms(dense + gradient, block, norm == "l2")
 
 
-def test_the_blocks_of_largest_norm():
+def test_selects_the_blocks_of_largest_norm():
     dense = np.zeros(1000, np.float32)
     dense[70], dense[320:384], dense[990:] = 5, 1, 3
     for norm, best in (("l2", [5, 15]), ("l1", [5, 15]), ("l2", [1, 5, 15])):
@@ -67,12 +69,12 @@ def test_the_blocks_of_largest_norm():
         indices, values = codec.select(dense, None, KEY, 1)
         assert indices.tolist() == [i for b in best for i in range(64 * b, min(64 * b + 64, 1000))]
         np.testing.assert_array_equal(values, dense[indices])
-    # 64 * 1 squared beats 5 squared, and so do 10 * 9; by magnitudes the order of the last two turns.
+    # Blocks 15, 5 and 1 have sums of squares 10 * 9 > 64 * 1 > 25, and sums of magnitudes 10 * 3 < 64 * 1 > 5.
     assert BlockTopK(density=1 / 16).select(dense, None, KEY, 1)[0][0] == 15 * 64
     assert BlockTopK(density=1 / 16, norm="l1").select(dense, None, KEY, 1)[0][0] == 5 * 64
 
 
-def test_no_selection_of_whole_blocks_keeps_more():
+def test_random_selections_of_blocks_keep_less_energy():
     dense = cases.random(64 * 200 + 5)
     indices, values = BlockTopK(density=0.1).select(dense, None, KEY, 1)
     kept = float((values.astype(np.float64) ** 2).sum())
@@ -86,7 +88,7 @@ def test_no_selection_of_whole_blocks_keeps_more():
 
 @pytest.mark.parametrize("threads", [2, 3])
 @pytest.mark.parametrize("block", [64, 1 << 19])
-def test_threads_change_nothing(threads, block):
+def test_result_does_not_depend_on_the_threads(threads, block):
     dense, gradient = cases.random((1 << 21) + 77), cases.random((1 << 21) + 77, seed=1)
     codec = BlockTopK(density=0.3, block=block)
     one, more = dense.copy(), dense.copy()

@@ -1,3 +1,5 @@
+"""The sparsifier ``randomk``, and the random numbers that it uses."""
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,7 +15,7 @@ WORD = st.integers(0, 2**32 - 1)
 
 
 def test_philox_known_answers():
-    """The vectors published with the authors' own library (Random123, kat_vectors, philox4x32 10)."""
+    """Test vectors of the authors' own library (Random123, kat_vectors, philox4x32 10)."""
     ones = 0xFFFFFFFF
     assert philox.philox4x32((0, 0), (0, 0, 0, 0)) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
     assert philox.philox4x32((ones, ones), (ones,) * 4) == (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)
@@ -23,7 +25,7 @@ def test_philox_known_answers():
 
 
 @pytest.mark.parametrize("domain", [1, 2, 3, 4, 5, 16, 17, 64, 100, 257])
-def test_the_oracle_permutes(domain):
+def test_permutation_of_the_oracle_is_a_bijection(domain):
     assert sorted(philox.permute(i, domain, 5, 6, 7) for i in range(domain)) == list(range(domain))
 
 
@@ -44,7 +46,7 @@ def test_of_many_elements(numel, count):
     assert found.tolist() == oracle.indices_of(numel, count, 1, 2, 3)
 
 
-def test_select_repeats_on_the_receiver_and_is_the_same_on_all_ranks():
+def test_receivers_and_all_ranks_repeat_the_selection():
     dense, gradient = np.arange(1000, dtype=np.float32), np.ones(1000, np.float32)
     indices, values = RandomK(density=0.05).select(dense, gradient, Key(1, 2, 3, rank=0), 1)
     assert indices.size == 50 and np.all(np.diff(indices.astype(np.int64)) > 0)
@@ -54,7 +56,7 @@ def test_select_repeats_on_the_receiver_and_is_the_same_on_all_ranks():
         assert RandomK.indices_of(1000, 50, other).tolist() != indices.tolist()
 
 
-def test_every_element_is_as_likely():
+def test_all_elements_are_equally_likely():
     steps, numel, count = 4000, 200, 20
     hits = np.zeros(numel)
     for step in range(steps):

@@ -1,3 +1,5 @@
+"""The sparsifier ``sampled_topk``."""
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -29,7 +31,7 @@ def check(dense, gradient, codec, key=KEY, threads=1):
     st.integers(0, 1200), st.floats(0.01, 1), st.floats(0.001, 1), st.floats(1, 3), st.booleans(),
     st.sampled_from([np.float32, np.float64]), st.integers(0, 2**32 - 1),
 )  # fmt: skip
-def test_is_the_oracles(numel, density, sample, excess, accumulate, dtype, step):
+def test_equals_the_oracle(numel, density, sample, excess, accumulate, dtype, step):
     codec = SampledTopK(density=density, sample=sample, excess=excess)
     gradient = cases.random(numel, dtype, 1) if accumulate else None
     check(np.round(cases.random(numel, dtype), 1), gradient, codec, Key(5, 6, step))
@@ -43,8 +45,8 @@ def test_awkward_tensors(name):
         check(dense, dense, codec)
 
 
-def test_about_as_many_as_wanted():
-    """64 sampled elements above the threshold put the number within an eighth, and the excess within its factor."""
+def test_number_of_elements_is_close_to_the_density():
+    """With 64 sampled elements above the threshold, the relative spread is 1/8. ``excess`` bounds the number."""
     numel, wanted = 200_000, 2000
     dense = cases.random(numel)
     sizes = [SampledTopK().select(dense, None, Key(0, 1, step), 1)[0].size for step in range(60)]
@@ -54,15 +56,15 @@ def test_about_as_many_as_wanted():
     assert np.std(larger) < wanted / 12
 
 
-def test_those_kept_are_the_largest():
+def test_kept_elements_are_the_largest():
     dense = cases.random(100_003)
     indices = check(dense, None, SampledTopK(density=0.02))
     best = TopK(density=0.04).select(dense, None, KEY, 1)[0]
     assert np.abs(dense[indices]).min() > np.abs(np.delete(dense, indices)).max() and np.isin(indices, best).all()
 
 
-def test_too_many_are_selected_again():
-    """By exact top-k: as many as wanted, ties to the lower index."""
+def test_excess_is_reduced_by_exact_topk():
+    """If too many elements are selected, exact top-k reduces them to the wanted number; ties go to the lower index."""
     dense = np.zeros(50_000, np.float32)
     dense[:3000] = np.arange(1, 3001)
     strict, loose = ({}, {})
@@ -83,7 +85,7 @@ def test_zeros_are_never_sent():
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-def test_threads_change_nothing(threads):
+def test_result_does_not_depend_on_the_threads(threads):
     dense, gradient = cases.random((1 << 21) + 77), cases.random((1 << 21) + 77, seed=1)
     one = SampledTopK().select(dense.copy(), gradient, KEY, 1)
     more = SampledTopK().select(dense.copy(), gradient, KEY, threads)

@@ -1,3 +1,5 @@
+"""The sparsifier ``threshold``."""
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -25,24 +27,24 @@ def check(dense, gradient, least, threads=1):
 
 
 @given(st.data(), st.sampled_from([32, 64]), st.booleans())
-def test_exact(data, width, accumulate):
+def test_equals_the_oracle(data, width, accumulate):
     limit = float(np.finfo(f"float{width}").max) / 4
     floats = st.one_of(st.floats(-limit, limit, width=width), st.sampled_from([0.0, -0.0, 1.0, -1.0]))
     n = data.draw(st.integers(0, 60))
     dense = data.draw(arrays(f"float{width}", n, elements=floats))
     gradient = data.draw(arrays(f"float{width}", n, elements=floats)) if accumulate else None
-    # A threshold that is no float32 between two that are, one beyond float32, and one below its denormals.
+    # Among the thresholds: one between two float32 numbers, one above the largest, and one below the denormals.
     least = data.draw(st.one_of(st.floats(0, 4, width=64), st.sampled_from([0.0, 1.0, 0.1, 1e300, 1e-320, 5e-324])))
     check(dense, gradient, least)
 
 
 @pytest.mark.parametrize("least", [0.1, float(np.float32(0.1)), np.nextafter(0.1, 1), 1e-50, 1e39])
-def test_the_limit_is_not_rounded(least):
+def test_threshold_is_not_rounded_to_float32(least):
     dense = np.array([0.1, np.nextafter(np.float32(0.1), np.float32(1)), 1e-45, 3.4e38, 0, -0.0], np.float32)
     check(np.concatenate([dense, -dense]), None, least)
 
 
-def test_threads_change_nothing():
+def test_result_does_not_depend_on_the_threads():
     dense = np.random.default_rng(0).standard_normal((1 << 20) * 2 + 77).astype(np.float32)
     one = select.threshold(dense, None, 2.5, 1)
     np.testing.assert_array_equal(one[0], np.flatnonzero(np.abs(dense) >= 2.5))
@@ -51,7 +53,7 @@ def test_threads_change_nothing():
             np.testing.assert_array_equal(a, b)
 
 
-def test_select():
+def test_select_accumulates_and_may_keep_nothing():
     dense = np.array([1, -0.5, 0.25], np.float32)
     indices, values = Threshold(threshold=0.5).select(dense, np.array([0, 0, -2], np.float32), KEY, 1)
     assert indices.tolist() == [0, 1, 2] and values.tolist() == [1, -0.5, -1.75]
@@ -61,6 +63,6 @@ def test_select():
 
 
 @pytest.mark.parametrize("bad", [-1, float("nan"), float("inf"), "much", None])
-def test_bad_settings(bad):
+def test_settings_out_of_range(bad):
     with pytest.raises(ValidationError):
         Threshold(threshold=bad)

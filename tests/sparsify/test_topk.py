@@ -1,3 +1,5 @@
+"""The sparsifier ``topk``."""
+
 import os
 import subprocess
 import sys
@@ -16,7 +18,7 @@ from tests.oracle import topk as oracle
 from tests.oracle.pipeline import accumulated
 
 KEY = Key(1, 2, 3)
-# Few distinct values: most magnitudes are tied, many are zeros of either sign.
+# Few distinct values, so that most magnitudes are equal, and many are zeros of both signs.
 TIED = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 1e-45, -1e-45, 3.4e38])
 
 
@@ -84,7 +86,8 @@ def test_exact_around_the_sample(n, dtype):
 
 
 def cheat_the_sample(n, k):
-    """Zeros where the sampler looks, and k values that it never sees; and the other way round."""
+    """Two tensors: only zeros at the sampled places and k large values elsewhere; and large values at the sampled
+    places only."""
     samples = min(n // 8, 1 << 16)
     i = np.arange(samples, dtype=np.uint64)
     first, following = n * i // samples, n * (i + 1) // samples
@@ -100,7 +103,7 @@ def cheat_the_sample(n, k):
     return hidden, shown
 
 
-def test_exact_where_the_sample_is_cheated():
+def test_exact_with_a_misleading_sample():
     n = 65536
     for dense in cheat_the_sample(n, n // 100):
         for k in (1, n // 100, n // 100 + 1, n // 8, n // 8 + 1, n // 2):
@@ -112,22 +115,22 @@ def test_exact_where_the_sample_is_cheated():
     ("dtype", "name"),
     [(np.float32, "normal"), (np.float32, "one stretch"), (np.float32, "rounded"), (np.float64, "at the end")],
 )
-def test_threads_change_nothing(dtype, name):
+def test_result_does_not_depend_on_the_threads(dtype, name):
     n = (1 << 20) * 2 + 4099
     dense, gradient = adversaries(n, dtype)[name], np.random.default_rng(3).standard_normal(n).astype(dtype)
     total = dense + gradient
     indices, values = oracle.select(total, n // 100)
     for threads in (1, 2, 3):
         work = dense.copy()
-        for source in (gradient, None):  # with the accumulation, and out of what it left
+        for source in (gradient, None):  # with accumulation, and then from the accumulated vector
             found, kept = select.topk(work, source, n // 100, threads)
             np.testing.assert_array_equal(found, indices)
             np.testing.assert_array_equal(kept, values)
             np.testing.assert_array_equal(work, total)
 
 
-def test_flushed_denormals_stay_within_the_tensor():
-    """A caller's thread may flush denormals to zero (torch.set_flush_denormal, libraries of -ffast-math)."""
+def test_exact_if_the_caller_flushes_denormals():
+    """The thread of a caller may flush denormals to zero (torch.set_flush_denormal, or -ffast-math in a library)."""
     torch = pytest.importorskip("torch")
     dense = np.zeros(64, np.float32)
     dense.view(np.uint32)[::20] = 5
@@ -191,8 +194,8 @@ def test_all_vector_levels_give_the_same_bytes():
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("level", ["portable", "avx2", "avx512"])
-def test_a_sum_beyond_the_largest_number_ends_there(dtype, level):
-    """The level is read once a process."""
+def test_accumulation_saturates_at_the_largest_number(dtype, level):
+    """Each level needs its own process, because a process reads HVD_DEEPREDUCE_VECTOR once."""
     program = f"""
 import numpy as np
 from hvd_deepreduce.ops import arrays, blocks, select

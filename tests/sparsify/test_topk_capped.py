@@ -1,3 +1,5 @@
+"""The sparsifier ``topk_capped``."""
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -25,7 +27,7 @@ def check(dense, gradient, cap, threads=1):
 
 
 @given(st.integers(0, 3000), st.integers(1, 4000), st.booleans(), st.sampled_from([np.float32, np.float64]))
-def test_is_top_k_of_the_smaller_number(numel, cap, accumulate, dtype):
+def test_equals_topk_of_the_smaller_count(numel, cap, accumulate, dtype):
     check(cases.random(numel, dtype), cases.random(numel, dtype, 1) if accumulate else None, cap)
 
 
@@ -35,8 +37,8 @@ def test_awkward_tensors(name):
         check(cases.inputs()[name], None, cap)
 
 
-def test_resnet_50_sends_what_the_paper_says():
-    """A cap of 1000 keeps 99,400 elements a step (Qsparse-local-SGD, section 5)."""
+def test_elements_of_resnet_50_equal_the_paper():
+    """A cap of 1000 keeps 99,400 elements per step (Qsparse-local-SGD, section 5)."""
     sizes = [64 * 3 * 49, *[64] * 2, 2048 * 1000, 1000]
     channels, entered = 64, 64
     for stage, blocks in enumerate((3, 4, 6, 3)):

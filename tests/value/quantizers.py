@@ -1,4 +1,4 @@
-"""What the tests of the quantizers share: values to try, a round trip, broken sections, the mean of many draws."""
+"""Helpers of the tests of the quantizers: values, a round trip, broken sections, the mean over many steps."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def round_trip(codec, values, key=KEY):
 
 
 def mean_of_draws(codec, values, draws):
-    """The mean and the variance of what is decoded, float64, over as many steps."""
+    """The mean and the variance of the decoded values over ``draws`` steps, float64."""
     total, squares = np.zeros(values.size), np.zeros(values.size)
     for step in range(draws):
         decoded = round_trip(codec, values, Key(5, 0, step, 1))[1].astype(np.float64)
@@ -58,7 +58,8 @@ def mean_of_draws(codec, values, draws):
 
 
 def check_broken(codec, values, flips=300):
-    """Cut and altered sections: ``ValueError`` with a sentence, or finite values of the right number."""
+    """Checks that truncated and altered sections raise ``ValueError`` with a sentence, or decode to ``count`` finite
+    values. Returns the number of altered sections that were refused."""
     section, _ = codec.encode(values, None, KEY)
 
     def decode(data, count=values.size):
@@ -78,7 +79,7 @@ def check_broken(codec, values, flips=300):
     refused = 0
     for _ in range(flips):
         broken = section.copy()
-        # Half of the flips fall into the beginning, where the settings and scales stand.
+        # Half of the flips are at the beginning, in the settings and scales.
         at = random.integers(min(section.size, 24) if random.random() < 0.5 else section.size)
         broken[at] ^= np.uint8(1 << random.integers(8))
         try:

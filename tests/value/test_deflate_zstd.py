@@ -25,7 +25,7 @@ def expand(codec, data):
 
 
 def slow_bytes(values, shuffle):
-    """The values' bytes by their definition."""
+    """The bytes of the values, by the definition of ``shuffle``."""
     each = [struct.pack("<f" if values.dtype == np.float32 else "<d", x) for x in values.tolist()]
     if shuffle:
         return bytes(value[place] for place in range(values.itemsize) for value in each)
@@ -34,7 +34,7 @@ def slow_bytes(values, shuffle):
 
 @pytest.mark.parametrize("codec", CODECS)
 @given(vectors, st.booleans(), st.booleans(), st.integers(1, 9))
-def test_lossless_and_laid_out_as_documented(codec, values, double, shuffle, level):
+def test_lossless_with_the_documented_layout(codec, values, double, shuffle, level):
     if double:
         values = values.astype(np.float64) * 1.1
     section, decoded = round_trip(codec(shuffle=shuffle, level=level), values)
@@ -68,7 +68,7 @@ def test_broken_sections(codec, shuffle):
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_bomb_is_refused_unopened(codec):
+def test_decompression_bomb_is_refused_without_decompressing(codec):
     import tracemalloc
 
     bomb = np.frombuffer(b"\0" + COMPRESS[codec](bytes(2**28)), np.uint8)
@@ -81,7 +81,7 @@ def test_a_bomb_is_refused_unopened(codec):
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_other_streams_are_refused(codec):
+def test_invalid_streams_are_refused(codec):
     def decode(data, count=4):
         return codec.decode(np.frombuffer(data, np.uint8), count, None, np.dtype(np.float32), KEY)
 
@@ -99,7 +99,7 @@ def test_other_streams_are_refused(codec):
             decode(b"\0" + unsized)
 
 
-def test_settings_are_checked():
+def test_settings_out_of_range():
     for codec, most in ((Deflate, 9), (Zstd, 22)):
         for wrong in ({"level": 0}, {"level": most + 1}, {"shuffle": 1}):
             with pytest.raises(ValidationError):

@@ -1,3 +1,5 @@
+"""The value codec ``fit_dexp``."""
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -31,13 +33,13 @@ def test_bytes_equal_the_oracle(values):
 
 
 @pytest.mark.parametrize("kept", [8, 368, 5003])
-def test_bytes_equal_the_oracle_over_blocks(kept):
+def test_bytes_of_many_values_equal_the_oracle(kept):
     section = encode(gradient(kept))
     assert section.tobytes() == oracle.encode(gradient(kept))[0].tobytes()
     np.testing.assert_array_equal(FitDExp.decode(section, kept, None, F32, KEY), oracle.decode(section, kept))
 
 
-def test_the_exponential_is_that_of_the_library_but_for_rounding():
+def test_exponential_equals_numpy_up_to_rounding():
     x = np.concatenate([np.linspace(-708, 709, 100_001), np.linspace(-1, 1, 10_001), [0.0]])
     np.testing.assert_allclose(oracle.exp(x), np.exp(x), rtol=4e-16)
 
@@ -76,7 +78,7 @@ CURVES = {
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("scale", [1e-37, 1.0, 1e37])
 @pytest.mark.parametrize("curve", CURVES)
-def test_a_double_exponential_is_found(curve, scale, sign):
+def test_double_exponential_is_recovered(curve, scale, sign):
     a, b, c, d = CURVES[curve]
     x = np.linspace(0, 1, 20_000)
     y = a * np.exp(b * x) + c * np.exp(d * x)
@@ -87,7 +89,7 @@ def test_a_double_exponential_is_found(curve, scale, sign):
 
 
 @pytest.mark.parametrize("kept", [50, 368, 3000, 20_000])
-def test_rates_and_error_are_those_of_least_squares(kept):
+def test_rates_and_error_equal_least_squares(kept):
     values = np.sort(np.abs(gradient(kept)))[::-1].copy()
     expected = oracle.rates((values / values[0]).astype(np.float64))
     assert all(np.isreal(expected))
@@ -97,7 +99,7 @@ def test_rates_and_error_are_those_of_least_squares(kept):
 
 
 @pytest.mark.parametrize("kept", [8, 368, 20_000])
-def test_signs_are_fitted_apart_and_alike(kept):
+def test_signs_are_fitted_separately_and_in_the_same_way(kept):
     values = np.unique(np.abs(gradient(kept)))
     kept = values.size
     both = fitted(FitDExp(), np.concatenate([values, -values]))
@@ -118,8 +120,8 @@ def line_error(values):
      lambda x: 2 + 1e-6 * (1 - x), lambda x: 1.1 - np.tanh(20 * (x - 0.5))],
 )  # fmt: skip
 @pytest.mark.parametrize("kept", [3, 4, 5, 30, 3000])
-def test_no_curve_is_fitted_worse_than_by_a_line(curve, kept):
-    """Complex and equal roots, dependent columns: whatever happens, the result is no worse than a straight line."""
+def test_fit_is_at_least_as_good_as_a_straight_line(curve, kept):
+    """Also with complex or equal roots and with dependent columns."""
     values = np.sort(curve(np.linspace(0, 1, kept)).astype(np.float32))[::-1].copy()
     assert error(fitted(FitDExp(), values), values) <= line_error(values) * 1.05 + 2e-4
 
@@ -141,7 +143,7 @@ def test_altered_bytes_are_refused_or_give_finite_values(values, byte, bit):
     assert decoded.size == values.size and np.isfinite(decoded).all()
 
 
-def test_cut_and_lengthened_sections_are_refused():
+def test_truncated_and_extended_sections_are_refused():
     section = encode(cases.random(300))
     for size in range(section.size):
         with pytest.raises(ValueError):
@@ -169,7 +171,7 @@ def test_sections_that_no_encoder_wrote(section, count):
         FitDExp.decode(section, count, None, F32, KEY)
 
 
-def test_largest_parameters_give_finite_values():
+def test_largest_parameters_decode_to_finite_values():
     big = np.finfo(np.float32).max
     for floats in ([big, big, big, big], [big, -big, -big, big], [-big, big, big, -big]):
         assert np.isfinite(FitDExp.decode(side(9, 0, 1e-45, big, *floats), 9, None, F32, KEY)).all()

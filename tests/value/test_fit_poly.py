@@ -1,3 +1,5 @@
+"""The value codec ``fit_poly``."""
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,7 +16,7 @@ from tests.oracle import fit_poly as oracle
 F32 = np.dtype(np.float32)
 KEY = Key(1, 2, 3)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False, width=32)
-# Few different values: ties, short segments, straight lines.
+# Few distinct values: ties, short segments and straight lines.
 COARSE = st.integers(-4, 4).map(float)
 
 
@@ -26,7 +28,7 @@ def gradient(kept, seed=0):
 
 
 def fitted(codec, values):
-    """What a receiver gets, in the order of the values."""
+    """The values that a receiver decodes, in the order of ``values``."""
     section, order = codec.encode(values, None, KEY)
     assert sorted(order) == list(range(values.size))
     decoded = codec.decode(section, values.size, None, values.dtype, KEY)
@@ -61,7 +63,7 @@ def test_bytes_equal_the_oracle(values, degree, segments):
 
 @pytest.mark.parametrize(("degree", "segments"), [(5, 4), (5, None), (0, 30), (1, 8), (9, 3)])
 @pytest.mark.parametrize("kept", [368, 3001])
-def test_bytes_equal_the_oracle_over_blocks(kept, degree, segments):
+def test_bytes_of_many_values_equal_the_oracle(kept, degree, segments):
     values = gradient(kept)
     section, order = FitPoly(degree=degree, segments=segments).encode(values, None, KEY)
     expected, expected_order = oracle.encode(values, degree, segments)
@@ -101,13 +103,13 @@ def test_flat_curves_are_exact(name):
 
 
 @given(arrays(np.float32, st.integers(1, 6), elements=st.floats(0.5, 2, width=32)))
-def test_as_many_values_as_coefficients_are_kept(values):
+def test_no_more_values_than_coefficients_are_exact(values):
     np.testing.assert_allclose(fitted(FitPoly(), values), values, rtol=1e-5)
 
 
 @pytest.mark.parametrize("scale", [1e-42, 1e-30, 1.0, 1e33])
 @pytest.mark.parametrize(("degree", "segments"), [(0, 8), (1, 1), (3, 4), (5, 4), (8, 4), (15, 2)])
-def test_error_is_that_of_least_squares(degree, segments, scale):
+def test_error_equals_least_squares(degree, segments, scale):
     values = (gradient(2000) * np.float32(1e3) * np.float32(scale)).astype(np.float32)
     best = error(oracle.least_squares(values, degree, segments), values)
     found = error(fitted(FitPoly(degree=degree, segments=segments), values), values)
@@ -115,7 +117,7 @@ def test_error_is_that_of_least_squares(degree, segments, scale):
     assert found <= best * (1 + 1e-4) + rounding
 
 
-def test_more_segments_and_degrees_lose_less():
+def test_more_segments_and_higher_degrees_lose_less():
     values = gradient(20_000)
     by_segments = [error(fitted(FitPoly(segments=n), values), values) for n in (1, 2, 4, 8, 16)]
     assert all(b < a for a, b in zip(by_segments, by_segments[1:], strict=False)) and by_segments[2] < 0.02
@@ -136,8 +138,8 @@ def words(section):
 
 
 @pytest.mark.parametrize("curve", ["exponential", "power"])
-def test_knot_leaves_the_least_area(curve):
-    """The appendix' lemma 10: for a convex curve, the knot minimises the area between it and two chords."""
+def test_knot_minimizes_the_area(curve):
+    """Lemma 10 of the appendix: for a convex curve, the knot minimizes the area between the curve and two chords."""
     y = CURVES[curve](np.linspace(0, 1, 500)).astype(np.float32)
     section, _ = FitPoly(degree=1, segments=2).encode(y, None, KEY)
     x = np.arange(500)
@@ -148,7 +150,8 @@ def test_knot_leaves_the_least_area(curve):
 @pytest.mark.parametrize("knots", [1, 2, 3, 5, 8, 13, 21])
 @pytest.mark.parametrize("curve", CURVES)
 def test_error_of_a_piecewise_linear_fit(curve, knots):
-    """Lemma 1 (12 of the appendix) for a curve on [0, 1]: at most 2M / p^2, M the variation of its slope."""
+    """Lemma 1 (12 in the appendix) for a curve on [0, 1]: the error is at most 2M / p^2, where M is the variation of
+    the slope."""
     y = CURVES[curve](np.linspace(0, 1, 4000)).astype(np.float32)
     variation = np.abs(np.diff(CURVES[curve](np.linspace(0, 1, 4000)), 2)).sum() * 3999
     found = fitted(FitPoly(degree=1, segments=knots + 1), y)
@@ -178,7 +181,7 @@ def test_altered_bytes_are_refused_or_give_finite_values(values, byte, bit):
     assert decoded.size == values.size and np.isfinite(decoded).all()
 
 
-def test_cut_and_lengthened_sections_are_refused():
+def test_truncated_and_extended_sections_are_refused():
     values = cases.random(300)
     section, _ = FitPoly(degree=2, segments=3).encode(values, None, KEY)
     for size in range(section.size):
@@ -215,13 +218,13 @@ def test_sections_that_no_encoder_wrote(section, count):
         FitPoly.decode(section, count, None, F32, KEY)
 
 
-def test_largest_coefficients_give_finite_values():
+def test_largest_coefficients_decode_to_finite_values():
     big = np.finfo(np.float32).max
     section = poly(3, 9, 0, (1, 1e-45, big, [], [big, -big, big, -big]))
     assert np.isfinite(FitPoly.decode(section, 9, None, F32, KEY)).all()
 
 
 @pytest.mark.parametrize("bad", [{"degree": -1}, {"degree": 16}, {"segments": 0}, {"segments": 1025}])
-def test_bad_settings(bad):
+def test_settings_out_of_range(bad):
     with pytest.raises(ValidationError):
         FitPoly(**bad)

@@ -1,3 +1,5 @@
+"""The value codec ``half``."""
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,14 +19,14 @@ FINITE = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 @given(values=arrays(np.float32, st.integers(0, 50), elements=FINITE))
-def test_nearest_of_all_values(kind, values):
+def test_rounds_to_the_nearest_value(kind, values):
     section, order = Half(dtype=kind).encode(values, None, KEY)
     assert order is None and section.tobytes() == oracle.encode(values, kind)
     np.testing.assert_array_equal(Half.decode(section, values.size, None, F32, KEY), oracle.decode(section.tobytes()))
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
-def test_every_value_comes_back_and_every_tie_goes_to_even(kind):
+def test_all_words_round_trip_and_ties_round_to_even(kind):
     table = oracle.TABLES[kind]
     exact = table.astype(np.float32)
     section, _ = Half(dtype=kind).encode(exact, None, KEY)
@@ -38,7 +40,7 @@ def test_every_value_comes_back_and_every_tie_goes_to_even(kind):
 
 @pytest.mark.parametrize("name", cases.inputs())
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
-def test_error_is_half_a_unit(kind, name):
+def test_error_is_at_most_half_a_unit(kind, name):
     values = cases.inputs()[name]
     section, _ = Half(dtype=kind).encode(values, None, KEY)
     decoded = Half.decode(section, values.size, None, values.dtype, KEY).astype(np.float64)
@@ -59,6 +61,6 @@ def test_sections_that_no_encoder_wrote(section, count, message):
         Half.decode(np.array(section, np.uint8), count, None, F32, KEY)
 
 
-def test_bad_settings():
+def test_settings_out_of_range():
     with pytest.raises(ValidationError):
         Half(dtype="float8")

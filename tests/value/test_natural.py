@@ -10,7 +10,7 @@ from tests.value.quantizers import AWKWARD, KEY, check_broken, mean_of_draws, no
 
 
 @given(vectors)
-def test_bytes_are_the_oracles(values):
+def test_bytes_equal_the_oracle(values):
     section, decoded = round_trip(Natural(), values)
     assert section.tobytes() == oracle.encode(values, KEY)
     assert np.array_equal(decoded, oracle.decode(section.tobytes(), values.size))
@@ -35,7 +35,7 @@ def test_powers_of_two_are_exact():
     assert np.array_equal(round_trip(Natural(), values)[1], values)
 
 
-def test_unbiased_with_at_most_an_eighth_of_the_square():
+def test_unbiased_with_variance_of_at_most_an_eighth_of_the_square():
     values = np.concatenate([normals(1500, seed=7), 1.5 * np.ldexp(1.0, np.arange(-60, 60)).astype(np.float32)])
     draws = 3000
     mean, variance = mean_of_draws(Natural(), values, draws)
@@ -57,7 +57,7 @@ def test_denormals_are_unbiased():
     assert (np.abs(mean * 2.0**126 - share) <= 5 * np.sqrt(share * (1 - share) / draws) + 1e-3).all()
 
 
-def test_the_top_binade_becomes_its_power():
+def test_top_binade_rounds_down_to_its_power_of_two():
     values = np.array([2.0**127, 3e38, -3.4028235e38], np.float32)
     assert np.array_equal(round_trip(Natural(), values)[1], np.array([2.0**127, 2.0**127, -(2.0**127)], np.float32))
 

@@ -29,7 +29,7 @@ def test_bytes_are_the_oracles(values, bits, bucket, norm):
 
 
 @pytest.mark.parametrize("norm", ["max", "l2"])
-def test_bytes_of_many_values_are_the_oracles(norm):
+def test_bytes_of_many_values_equal_the_oracle(norm):
     values = normals(5003)
     section, _ = round_trip(QSGD(bits=7, bucket_size=700, norm=norm), values)
     assert section.tobytes() == oracle.encode(values, 7, 700, norm == "l2", KEY)
@@ -50,7 +50,7 @@ def test_awkward_values(values, norm, entropy):
 
 @pytest.mark.parametrize("norm", ["max", "l2"])
 @pytest.mark.parametrize("bits", [2, 4, 7])
-def test_unbiased_within_lemma_3_1(bits, norm):
+def test_unbiased_with_the_variance_of_lemma_3_1(bits, norm):
     values = normals(800, seed=9)
     draws, m, s = 2000, 100, 2 ** (bits - 1) - 1
     mean, variance = mean_of_draws(QSGD(bits=bits, bucket_size=m, norm=norm), values, draws)
@@ -66,13 +66,13 @@ def test_unbiased_within_lemma_3_1(bits, norm):
 
 @pytest.mark.parametrize("bits", [2, 5, 8])
 @pytest.mark.parametrize("entropy", [1, 2])
-def test_entropy_coders_change_the_bytes_and_not_the_values(bits, entropy):
+def test_entropy_coders_do_not_change_the_values(bits, entropy):
     values = normals(30_000)
     plain, expected = round_trip(QSGD(bits=bits), values)
     coded, decoded = round_trip(QSGD(bits=bits, entropy=ENTROPIES[entropy]), values)
     assert np.array_equal(decoded, expected)
     assert coded[1] == entropy and plain[1] == 0
-    # The codes' own entropy is the least; Huffman's code can waste 0.086 and the largest share (Gallager 1978).
+    # The lower bound is the entropy. A Huffman code exceeds it by at most 0.086 plus the largest share (Gallager 1978).
     at = 8 + 4 * -(-values.size // 512)
     assert np.array_equal(coded[2:at], plain[2:at])
     fields = np.unpackbits(plain[at:], bitorder="little")[: bits * values.size].reshape(-1, bits)
@@ -83,8 +83,8 @@ def test_entropy_coders_change_the_bytes_and_not_the_values(bits, entropy):
 
 
 @pytest.mark.parametrize("entropy", ["huffman", "rans"])
-def test_entropy_is_left_out_where_it_does_not_pay(entropy):
-    values = np.random.default_rng(0).uniform(-1, 1, 20_000).astype(np.float32)  # all levels alike
+def test_entropy_coder_is_not_used_if_it_saves_nothing(entropy):
+    values = np.random.default_rng(0).uniform(-1, 1, 20_000).astype(np.float32)  # all levels are equally frequent
     assert round_trip(QSGD(entropy=entropy), values)[0].tobytes() == round_trip(QSGD(), values)[0].tobytes()
     few = normals(3)
     assert round_trip(QSGD(entropy=entropy), few)[0].tobytes() == round_trip(QSGD(), few)[0].tobytes()
@@ -92,7 +92,8 @@ def test_entropy_is_left_out_where_it_does_not_pay(entropy):
 
 @pytest.mark.parametrize("entropy", ["huffman", "rans"])
 def test_a_sparse_gradient_takes_at_most_0_15_of_its_dense_bytes(entropy):
-    """60% not zero, 7 bits, the index included: with heavy tails in the default bucket, with any in a larger one."""
+    """60% nonzero, 7 bits, indices included. Heavy tails reach it with the default bucket size, others with a larger
+    one."""
     random = np.random.default_rng(0)
     kept = random.random(500_000) < 0.6
     gradients = {"normal": random.standard_normal(kept.size), "Laplace": random.laplace(size=kept.size)}
@@ -117,7 +118,7 @@ print(hashlib.sha256(QSGD().encode(normals(10_001), None, KEY)[0]).hexdigest())
 
 
 @pytest.mark.parametrize("level", ["portable", "avx2"])
-def test_every_vector_level_gives_the_same_bytes(level):
+def test_vector_levels_write_the_same_bytes(level):
     environment = {**os.environ, "HVD_DEEPREDUCE_VECTOR": level, "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run([sys.executable, "-c", DIGEST], env=environment, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == hashlib.sha256(QSGD().encode(normals(10_001), None, KEY)[0]).hexdigest()

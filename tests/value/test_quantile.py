@@ -39,7 +39,7 @@ def normals(count, seed=0):
     st.sampled_from([2, 3, 4, 5, 7, 8, 16, 64, 256]),
     st.sampled_from(["mean", "middle"]),
 )
-def test_bytes_are_the_oracles(values, buckets, center):
+def test_bytes_equal_the_oracle(values, buckets, center):
     section, decoded = round_trip(values, buckets=buckets, center=center)
     assert section.tobytes() == oracle.encode(values, buckets, center)
     if buckets > 2:
@@ -48,7 +48,7 @@ def test_bytes_are_the_oracles(values, buckets, center):
 
 
 @pytest.mark.parametrize("center", ["mean", "middle"])
-def test_bytes_of_many_values_are_the_oracles(center):
+def test_bytes_of_many_values_equal_the_oracle(center):
     values = normals(3000)
     values[::7] = 0
     values[::11] = 0.25
@@ -58,7 +58,7 @@ def test_bytes_of_many_values_are_the_oracles(center):
 
 @pytest.mark.parametrize("center", ["mean", "middle"])
 @pytest.mark.parametrize("buckets", [2, 16, 256, 1000, 65536])
-def test_error_is_below_theorem_2(buckets, center):
+def test_error_is_below_the_bound_of_theorem_2(buckets, center):
     values = normals(100_000)
     _, decoded = round_trip(values, buckets=buckets, center=center)
     error = ((decoded.astype(np.float64) - values) ** 2).sum()
@@ -66,13 +66,13 @@ def test_error_is_below_theorem_2(buckets, center):
     assert error <= bound
 
 
-def test_mean_has_less_error_than_middle():
+def test_mean_has_a_smaller_error_than_middle():
     values = normals(50_000)
     errors = [np.linalg.norm(round_trip(values, center=center)[1] - values) for center in ("mean", "middle")]
     assert errors[0] < errors[1]
 
 
-def test_each_bucket_holds_equally_many():
+def test_buckets_have_equal_numbers_of_values():
     values = normals(2**16, seed=4)
     section, _ = round_trip(values, buckets=128)
     header = 4 + 4 * 128
@@ -83,8 +83,8 @@ def test_each_bucket_holds_equally_many():
     assert counts.max() <= 519
 
 
-def test_quantiles_are_those_of_the_papers_sketch():
-    """Yahoo's (now Apache) DataSketches, which the papers use, finds each bucket at the rank where it should begin."""
+def test_quantiles_equal_those_of_the_papers_sketch():
+    """The papers use Yahoo's (now Apache) DataSketches. Its rank of each bucket's start must be the expected one."""
     sketch = pytest.importorskip("datasketches").kll_floats_sketch(1000)
     values = np.abs(normals(50_000, seed=6))
     _, codes, _ = quantile.encode(values, 64, False)
@@ -143,7 +143,7 @@ def test_float64_is_rounded_and_clipped():
     assert (decoded == np.array([limit, -limit, 1 / 3, 0], np.float32)).all()
 
 
-def test_negative_values_alone_use_all_buckets():
+def test_only_negative_values_use_all_buckets():
     values = -np.abs(normals(4096))
     section, decoded = round_trip(values)
     assert section[:4].view(np.uint32)[0] == 256

@@ -1,3 +1,5 @@
+"""The value codec ``raw``."""
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ KEY = Key(1, 2, 3)
 
 
 @pytest.mark.parametrize("name", cases.inputs())
-def test_nothing_is_lost(name):
+def test_lossless(name):
     values = cases.inputs()[name]
     section, order = Raw().encode(values, None, KEY)
     assert order is None and section.tobytes() == values.astype(values.dtype.newbyteorder("<")).tobytes()

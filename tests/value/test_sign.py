@@ -24,13 +24,13 @@ def test_bytes_are_the_oracles(values, bucket):
 @pytest.mark.parametrize("count", [1023, 1024, 1025, 2048, 40_000])
 @pytest.mark.parametrize("bucket", [None, 1500])
 def test_sums_are_taken_in_the_documented_order(count, bucket):
-    # Magnitudes from 1e-12 to 1e12: another order gives another sum.
+    # Magnitudes from 1e-12 to 1e12, so that another order gives another sum.
     random = np.random.default_rng(count)
     values = (random.standard_normal(count) * 10.0 ** random.uniform(-12, 12, count)).astype(np.float32)
     assert round_trip(Sign(bucket_size=bucket), values)[0].tobytes() == oracle.encode(values, bucket)
 
 
-def test_a_sum_of_three_levels():
+def test_sum_of_more_than_1024_blocks():
     values = normals(1024 * 1024 + 5)
     assert round_trip(Sign(), values)[0].tobytes() == oracle.encode(values, None)
 
@@ -47,7 +47,7 @@ def test_awkward_values(values):
 
 
 @pytest.mark.parametrize("bucket", [64, None])
-def test_loss_is_the_documented_share(bucket):
+def test_loss_equals_the_documented_share(bucket):
     values = normals(6400)
     _, decoded = round_trip(Sign(bucket_size=bucket), values)
     for at in range(0, values.size, bucket or values.size):
@@ -58,8 +58,8 @@ def test_loss_is_the_documented_share(bucket):
         assert share < 1
 
 
-def test_error_feedback_sends_everything_in_the_end():
-    """What EF-SignSGD shows: the decoded sum of many steps stays near the gradients' sum, whatever one step loses."""
+def test_error_feedback_sends_the_whole_gradient_over_many_steps():
+    """The sum of the decoded values over many steps stays close to the sum of the gradients (EF-SignSGD)."""
     gradient = normals(2000)
     pipeline = Pipeline(Config.load(sparsifier="none", value="sign"))
     residual, sent, out = np.zeros_like(gradient), np.zeros(gradient.size), np.empty_like(gradient)

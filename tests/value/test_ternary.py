@@ -27,7 +27,7 @@ def test_bytes_are_the_oracles(values, bucket, clip):
 
 @pytest.mark.parametrize("clip", [None, 2.5])
 @pytest.mark.parametrize("bucket", [512, 1500, None])
-def test_bytes_of_many_values_are_the_oracles(bucket, clip):
+def test_bytes_of_many_values_equal_the_oracle(bucket, clip):
     values = normals(4001)
     section, _ = round_trip(Ternary(bucket_size=bucket, clip=clip), values)
     assert section.tobytes() == oracle.encode(values, bucket or 4001, clip, KEY)
@@ -40,7 +40,7 @@ def test_awkward_values(values, clip):
     limit = np.finfo(np.float32).max
     x = np.clip(values, -limit, limit).astype(np.float32)
     assert section.tobytes() == oracle.encode(x, 512, clip, KEY)
-    # Each is 0 or has its own sign, and no magnitude beyond its bucket's largest comes out.
+    # A decoded value is 0 or has the sign of its value, and is not larger than the largest magnitude of its bucket.
     assert (decoded * np.sign(x) >= 0).all()
     if x.size:
         assert (np.abs(decoded) <= bucket_maxima(x, 512)).all()
@@ -60,7 +60,7 @@ def test_unbiased_with_the_papers_variance():
     assert abs(variance.sum() / expected.sum() - 1) < 0.03
 
 
-def test_clipping_cuts_at_the_deviation():
+def test_clipping_at_standard_deviations():
     values = np.random.default_rng(0).standard_normal(20_000).astype(np.float32)
     values[5] = 100
     _, decoded = round_trip(Ternary(bucket_size=None, clip=2.5), values)
@@ -69,7 +69,7 @@ def test_clipping_cuts_at_the_deviation():
     assert np.linalg.norm(decoded - values) < plain
 
 
-def test_ranks_and_steps_round_on_their_own():
+def test_ranks_and_steps_round_independently():
     values = normals(1000)
     sections = {round_trip(Ternary(), values, Key(*k))[0].tobytes() for k in ((1, 2, 3, 0), (1, 2, 3, 1), (1, 2, 4, 0))}
     assert len(sections) == 3

@@ -30,7 +30,7 @@ def test_awkward_values(values, bits):
     limit = np.finfo(np.float32).max
     x = np.clip(values, -limit, limit).astype(np.float32)
     assert section.tobytes() == oracle.encode(x, bits, 512, KEY)
-    # Less than a level, and the rounding of the result to float32.
+    # The error is less than a level, plus the rounding of the result to float32.
     error = np.abs(decoded.astype(np.float64) - x)
     assert (error <= steps_of(x, bits, 512) * (1 + 1e-9) + np.abs(x) * 2**-23).all()
 
@@ -41,20 +41,20 @@ def test_equal_values_are_exact():
 
 
 @pytest.mark.parametrize("bits", [8, 16])
-def test_unbiased_with_at_most_a_quarter_of_a_squared_level(bits):
+def test_unbiased_with_variance_of_at_most_a_quarter_of_a_squared_level(bits):
     values = normals(1500, seed=5)
     draws = 2000
     mean, variance = mean_of_draws(Uniform(bits=bits, bucket_size=100), values, draws)
     step = steps_of(values, bits, 100)
-    # Rounding the result to float32 comes on top.
+    # The result is also rounded to float32.
     noise = np.abs(values) * 2.0**-24
     assert (np.abs(mean - values) <= 5 * step / 2 / np.sqrt(draws) + noise).all()
     assert abs(np.mean((mean - values) / step)) < 5 / 2 / np.sqrt(draws * values.size) + np.mean(noise / step)
     assert (variance <= (step + noise) ** 2 / 4 * (1 + 6 / np.sqrt(draws))).all()
-    assert variance.sum() >= (step**2).sum() / 8  # a sixth on average
+    assert variance.sum() >= (step**2).sum() / 8  # one sixth on average
 
 
-def test_16_bits_lose_less():
+def test_16_bits_lose_less_than_8():
     values = normals(5000)
     errors = [np.linalg.norm(round_trip(Uniform(bits=bits), values)[1] - values) for bits in (8, 16)]
     assert errors[1] < errors[0] / 200
