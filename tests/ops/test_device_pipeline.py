@@ -30,7 +30,8 @@ WAYS = [
                                         (8, 512, "max", "huffman"))
 ]  # fmt: skip
 WAYS += [{"index": {"name": "bloom", "policy": policy}} for policy in ("naive", "p1", "p2", "leftmost", "middle")]
-WAYS += [{"value": {"name": "half", "dtype": "float16"}}, {"value": {"name": "ternary", "clip": 1.5, "bucket_size": 33}},
+WAYS += [{"value": {"name": "half", "dtype": "float16"}},
+         {"value": {"name": "ternary", "clip": 1.5, "bucket_size": 33}},
          {"value": {"name": "sign", "bucket_size": 17}}, {"value": {"name": "deflate", "shuffle": False}},
          {"value": {"name": "fit_poly", "degree": 0, "segments": None}}, {"value": {"name": "uniform", "bits": 16}},
          {"sparsifier": {"name": "block_topk", "density": 0.5, "block": 7, "norm": "l1"}},
