@@ -23,7 +23,7 @@ struct BucketShares {
 
 // `buckets` >= 2. Zeros have a bucket of their own, except if two buckets must hold both signs and zeros. The signs
 // share the others by their numbers of values, rounded; a sign with values has at least one bucket.
-inline BucketShares share_buckets(u64 negatives, u64 zeros, u64 positives, u32 buckets) {
+DR_HD BucketShares share_buckets(u64 negatives, u64 zeros, u64 positives, u32 buckets) {
     u32 zero = zeros > 0;
     if (zero && buckets == 2 && positives && negatives) {
         positives += zeros;

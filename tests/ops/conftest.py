@@ -49,3 +49,10 @@ def gpu(request: pytest.FixtureRequest) -> Any:
     cuda_emulator.order, cuda_emulator.processors = request.param, 2 + request.param
     yield Gpu(request.param)
     cuda_emulator.order, cuda_emulator.processors = before
+
+
+@pytest.fixture(params=[1, 6, 512, 6000, 2**31])
+def bucket_size(request: pytest.FixtureRequest) -> int:
+    """Values in a bucket: fewer and more than a warp or a block takes at once, and more than there are."""
+    size: int = request.param
+    return size
