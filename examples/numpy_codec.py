@@ -8,14 +8,14 @@ It needs no framework, no Horovod and no MPI.
 import numpy as np
 
 from hvd_deepreduce import Config, container
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.pipeline import Pipeline
 
 pipeline = Pipeline(Config.load("topk_rice_qsgd"))
 gradient = np.random.default_rng(0).standard_normal(1_000_000).astype(np.float32)
 residual = np.zeros_like(gradient)  # what was not sent yet; the next encode adds it to its gradient
 
-data = pipeline.encode(gradient, residual, Key(seed=0, parameter=0, step=0))  # uint8: the container
+data = pipeline.encode(gradient, residual, RngKey(seed=0, parameter=0, step=0))  # uint8: the container
 
 decoded = np.empty_like(gradient)
 pipeline.decode([container.unpack(data)], decoded)  # the sum of all containers in the list

@@ -30,7 +30,6 @@ __all__ = [
     "Floats",
     "IndexCodec",
     "JointCodec",
-    "Key",
     "RngKey",
     "Registry",
     "Sparsifier",
@@ -65,9 +64,6 @@ class RngKey(NamedTuple):
     rank: int = 0
 
 
-Key = RngKey
-
-
 class Codec(BaseModel):
     """The base of all sparsifiers, codecs and exchanges: a name for configs, a number for containers, and settings.
 
@@ -84,11 +80,11 @@ class Codec(BaseModel):
 class Sparsifier(Codec, ABC):
     """Selects the elements to send."""
 
-    keyed: ClassVar[bool] = False
+    shared_randomness: ClassVar[bool] = False
     """Whether a receiver repeats the selection with ``indices_of``, so that no index section is sent."""
 
     @abstractmethod
-    def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32 | None, Floats]:
+    def select(self, dense: Floats, gradient: Floats | None, key: RngKey, threads: int) -> tuple[U32 | None, Floats]:
         """Accumulates and selects, in one pass over memory.
 
         Args:
@@ -102,7 +98,7 @@ class Sparsifier(Codec, ABC):
         """
 
     @staticmethod
-    def indices_of(numel: int, count: int, key: Key, like: Any = ON_HOST) -> U32:
+    def indices_of(numel: int, count: int, key: RngKey, like: Any = ON_HOST) -> U32:
         """The indices that ``select`` chose under this key, on the device of ``like``."""
         raise ValueError("this sparsifier selects by the gradient, so its container must have an index section")
 
@@ -110,7 +106,7 @@ class Sparsifier(Codec, ABC):
 class IndexCodec(Codec, ABC):
     """Encodes sorted unique indices."""
 
-    def chosen(self, indices: U32, numel: int) -> IndexCodec:
+    def resolve(self, indices: U32, numel: int) -> IndexCodec:
         """The codec that encodes these indices: ``self``, unless this one picks among others."""
         return self
 
@@ -121,7 +117,7 @@ class IndexCodec(Codec, ABC):
         return False
 
     @abstractmethod
-    def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
+    def encode(self, indices: U32, numel: int, key: RngKey) -> tuple[U8, U32]:
         """The section, and the support: the sorted indices that ``decode`` will return.
 
         Args:
@@ -135,7 +131,7 @@ class IndexCodec(Codec, ABC):
 
     @staticmethod
     @abstractmethod
-    def decode(section: U8, numel: int, count: int, key: Key) -> U32:
+    def decode(section: U8, numel: int, count: int, key: RngKey) -> U32:
         """The support: uint32 ``[count]``, strictly increasing, below ``numel``.
 
         Raises:
@@ -147,7 +143,7 @@ class ValueCodec(Codec, ABC):
     """Encodes the values at the support."""
 
     @abstractmethod
-    def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
+    def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
         """The section, and the order of its values.
 
         Args:
@@ -162,7 +158,7 @@ class ValueCodec(Codec, ABC):
 
     @staticmethod
     @abstractmethod
-    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
+    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: RngKey) -> Floats:
         """The ``count`` values, in the section's own order: float32, or ``dtype`` if nothing was rounded.
 
         Raises:
@@ -179,7 +175,7 @@ class JointCodec(Codec, ABC):
         return indices
 
     @abstractmethod
-    def encode(self, indices: U32 | None, values: Floats, numel: int, key: Key) -> tuple[U8, U32 | None]:
+    def encode(self, indices: U32 | None, values: Floats, numel: int, key: RngKey) -> tuple[U8, U32 | None]:
         """The section, and the support that ``decode`` will return; ``None`` if all elements are sent.
 
         Args:
@@ -192,7 +188,7 @@ class JointCodec(Codec, ABC):
     @staticmethod
     @abstractmethod
     def decode(
-        section: U8, numel: int, count: int, dense: bool, dtype: np.dtype[Any], key: Key
+        section: U8, numel: int, count: int, dense: bool, dtype: np.dtype[Any], key: RngKey
     ) -> tuple[U32 | None, Floats]:
         """The support, uint32 ``[count]`` (``None`` if ``dense``), and its values.
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.codec import U8, Key, padded
+from hvd_deepreduce.codec import U8, RngKey, padded
 from hvd_deepreduce.ops import arrays, sections
 from hvd_deepreduce.sparse import DTYPE_IDS, DTYPES, MAX_NUMEL
 
@@ -69,7 +69,7 @@ class Container:
     dtype: np.dtype[Any]
     numel: int
     count: int
-    key: Key
+    key: RngKey
     digest: int
     indices: U8
     values: U8
@@ -160,7 +160,7 @@ def unpack(data: U8, rank: int | None = None, numel: int | None = None) -> Conta
         begin += padded(size)
     indices, values, order = parts
     return Container(
-        sparsifier, index, value, DTYPES[dtype], length, count, Key(seed, parameter, step), digest,
+        sparsifier, index, value, DTYPES[dtype], length, count, RngKey(seed, parameter, step), digest,
         indices, values, order, joint=flags == 1, ordered=flags == 2,
     )  # fmt: skip
 

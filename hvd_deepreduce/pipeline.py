@@ -12,7 +12,7 @@ import numpy as np
 
 from hvd_deepreduce import container as wire
 from hvd_deepreduce import plugins
-from hvd_deepreduce.codec import U8, U32, Floats, Key, index_codecs, joint_codecs, sparsifiers, value_codecs
+from hvd_deepreduce.codec import U8, U32, Floats, RngKey, index_codecs, joint_codecs, sparsifiers, value_codecs
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import Container, ContainerError
 from hvd_deepreduce.index.packed import Packed
@@ -39,7 +39,7 @@ class Pipeline:
         self.threads = config.threads or threads
         self.digest = config.digest()
 
-    def encode(self, gradient: Floats, residual: Floats | None, key: Key, parts: Parts | None = None) -> U8:
+    def encode(self, gradient: Floats, residual: Floats | None, key: RngKey, parts: Parts | None = None) -> U8:
         """The container of a gradient. The gradient is added to the residual, and what is sent is subtracted from it.
 
         Args:
@@ -66,7 +66,7 @@ class Pipeline:
             return self._pack(gradient, None, key, index=0, value=Raw.id, values=section)
 
     def select(
-        self, gradient: Floats, residual: Floats | None, key: Key, parts: Parts | None = None
+        self, gradient: Floats, residual: Floats | None, key: RngKey, parts: Parts | None = None
     ) -> tuple[U32 | None, Floats] | None:
         """What to send of a gradient, for an exchange that encodes by itself. The gradient is added to the residual.
 
@@ -90,7 +90,7 @@ class Pipeline:
         return deferred.encoding(gradient, residual, self.threads)
 
     def _select(
-        self, gradient: Floats, residual: Floats | None, key: Key, parts: Parts | None
+        self, gradient: Floats, residual: Floats | None, key: RngKey, parts: Parts | None
     ) -> tuple[U32 | None, Floats]:
         dense, added = (gradient, None) if residual is None else (residual, gradient)
         select, threads = self.config.sparsifier.select, self.threads
@@ -106,7 +106,7 @@ class Pipeline:
         return arrays.concatenate(indices) if len(indices) == len(selected) else None, values
 
     def _encode_joint(
-        self, gradient: Floats, residual: Floats | None, indices: U32 | None, values: Floats, key: Key
+        self, gradient: Floats, residual: Floats | None, indices: U32 | None, values: Floats, key: RngKey
     ) -> U8:
         joint = self.config.joint
         assert joint is not None
@@ -122,13 +122,13 @@ class Pipeline:
         return self._pack(gradient, support, key, index=0, value=joint.id, values=section, joint=True)
 
     def _encode_separately(
-        self, gradient: Floats, residual: Floats | None, indices: U32 | None, values: Floats, key: Key, whole: bool
+        self, gradient: Floats, residual: Floats | None, indices: U32 | None, values: Floats, key: RngKey, whole: bool
     ) -> U8:
         index_id, index_section, support = 0, EMPTY, indices
         # A receiver can repeat a shared random selection only from the whole vector.
-        if indices is not None and not (self.config.sparsifier.keyed and whole):
+        if indices is not None and not (self.config.sparsifier.shared_randomness and whole):
             assert self.config.index is not None
-            index = self.config.index.chosen(indices, gradient.size)
+            index = self.config.index.resolve(indices, gradient.size)
             index_id = index.id
             index_section, support = index.encode(indices, gradient.size, key)
             if support is not indices and not index.keeps_values:
@@ -162,7 +162,7 @@ class Pipeline:
         self,
         gradient: Floats,
         support: U32 | None,
-        key: Key,
+        key: RngKey,
         *,
         index: int,
         value: int,

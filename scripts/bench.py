@@ -33,7 +33,7 @@ from scipy.special import gammaln
 
 from hvd_deepreduce import Config
 from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import U32, Floats, IndexCodec, Key, ValueCodec, index_codecs, joint_codecs, value_codecs
+from hvd_deepreduce.codec import U32, Floats, IndexCodec, RngKey, ValueCodec, index_codecs, joint_codecs, value_codecs
 from hvd_deepreduce.ops import library, select
 from hvd_deepreduce.pipeline import Pipeline, unordered
 
@@ -42,7 +42,7 @@ from matplotlib import pyplot  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 DOC = ROOT / "docs" / "benchmarks.md"
-KEY = Key(0, 0, 0)
+KEY = RngKey(0, 0, 0)
 LARGE, SMALL = 25_600_000, 36_864
 DENSITIES = (0.001, 0.01, 0.1)
 console = Console(width=140)
@@ -176,7 +176,7 @@ def pipeline_section() -> Iterator[str]:
     gradient *= np.exp(generator.standard_normal(LARGE, dtype=np.float32))
     residual, out = np.zeros_like(gradient), np.zeros_like(gradient)
     pipeline = Pipeline(Config.load("topk_rice_qsgd"), threads=1)
-    containers = [pipeline.encode(gradient, residual, Key(0, 0, step)) for step in range(4)]
+    containers = [pipeline.encode(gradient, residual, RngKey(0, 0, step)) for step in range(4)]
 
     def decode() -> None:
         pipeline.decode([wire.unpack(one) for one in containers], out, 0.25)

@@ -24,13 +24,13 @@ from rich.console import Console
 from rich.table import Table
 
 from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.ops import deferred, select
 from hvd_deepreduce.pipeline import Pipeline
 
 CONTAINERS = 4
-KEY = Key(0, 0, 0)
+KEY = RngKey(0, 0, 0)
 console = Console(width=140)
 
 

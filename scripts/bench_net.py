@@ -157,14 +157,14 @@ class Bench:
 
 def volumes(gradient: np.ndarray, density: float) -> dict[str, float]:
     """Table I: bytes of the stream of rank 0, relative to key-value pairs."""
-    from hvd_deepreduce.codec import Key
+    from hvd_deepreduce.codec import RngKey
     from hvd_deepreduce.joint.densestream import DenseStream
     from hvd_deepreduce.ops import select
 
     kept = max(1, int(density * gradient.size))
     indices, values = select.topk(np.zeros_like(gradient), gradient, kept)
     return {
-        name: codec.encode(indices, values, gradient.size, Key(0, 0, 0))[0].size / (8 * kept)
+        name: codec.encode(indices, values, gradient.size, RngKey(0, 0, 0))[0].size / (8 * kept)
         for name, codec in {"plain": DenseStream(coded=False), "coded": DenseStream(coded=True)}.items()
     }
 

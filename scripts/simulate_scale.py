@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from bench_net import generated  # noqa: E402
 
-from hvd_deepreduce.codec import Key  # noqa: E402
+from hvd_deepreduce.codec import RngKey  # noqa: E402
 from hvd_deepreduce.exchange import costs, densestream, sparcml, topk_allgather  # noqa: E402
 from hvd_deepreduce.exchange.simulation import Network, SimulatedTransport  # noqa: E402
 from hvd_deepreduce.exchange.transport import Program  # noqa: E402
@@ -83,7 +83,7 @@ def programs_of(name: str, tensors: list[SparseTensor]):
     bounds = densestream.average_boundaries(totals, numel)
 
     def make(transport: SimulatedTransport) -> list[Program]:
-        plan = densestream.Plan(codec, numel, dtype, bounds, slices, Key(0, 0, 0), None)
+        plan = densestream.Plan(codec, numel, dtype, bounds, slices, RngKey(0, 0, 0), None)
         return densestream.programs(transport, Stream.from_sparse(tensors[transport.rank], plan.gap), plan, None)
 
     return make

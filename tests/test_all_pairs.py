@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.pipeline import Pipeline, decode_part
 from tests import cases
 
-KEY = Key(21, 22, 23, 1)
+KEY = RngKey(21, 22, 23, 1)
 INPUTS = cases.inputs()
 PAIRS = [(index, value, None) for index in cases.INDEX for value in cases.VALUE]
 PAIRS += [(None, None, joint) for joint in cases.JOINT]
@@ -81,7 +81,7 @@ def test_index_codecs_decode_to_the_support_that_they_promise(name):
         for count in {0, 1, numel // 100, numel // 3, numel - 1, numel}:
             indices = np.sort(rng.choice(numel, count, replace=False)).astype(np.uint32)
             before = indices.copy()
-            codec = cases.INDEX[name].chosen(indices, numel)
+            codec = cases.INDEX[name].resolve(indices, numel)
             section, support = codec.encode(indices, numel, KEY)
             assert section.dtype == np.uint8 and section.ndim == 1
             decoded = type(codec).decode(aligned(section), numel, support.size, KEY)
@@ -122,7 +122,7 @@ import hashlib
 import numpy as np
 from hvd_deepreduce import container as wire
 from hvd_deepreduce.ops import library
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.pipeline import Pipeline, decode_part
 from tests import cases
@@ -138,7 +138,7 @@ for name, codecs in configs.items():
         pipeline = Pipeline(Config.load(sparsifier={"name": "topk", "density": density}, **codecs))
         for gradient in inputs:
             residual = np.zeros_like(gradient)
-            data = pipeline.encode(gradient, residual, Key(1, 2, 3))
+            data = pipeline.encode(gradient, residual, RngKey(1, 2, 3))
             support, values = decode_part(wire.unpack(data), gradient.size)
             for array in (data, residual, values) if support is None else (data, residual, values, support):
                 digest.update(array.tobytes())

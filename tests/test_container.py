@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.container import Container, ContainerError
 from hvd_deepreduce.ops import bits, sections
 from hvd_deepreduce.pipeline import Pipeline, decode_part
@@ -15,7 +15,7 @@ from tests import cases
 from tests.oracle import checksum
 from tests.oracle import container as oracle
 
-KEY = Key(11, 12, 13)
+KEY = RngKey(11, 12, 13)
 NUMEL = 200
 GRADIENT = cases.random(NUMEL)
 
@@ -57,7 +57,7 @@ SAMPLE = encoded("index rice")
 def test_layout_is_the_specified_one():
     sections = [b"index", b"values section", b"o"]
     container = Container(
-        1, 2, 3, np.dtype(np.float64), 1000, 7, Key(0xA, 0xB, 0xC), 0xDDDDDDDD, *map(array, sections), joint=True
+        1, 2, 3, np.dtype(np.float64), 1000, 7, RngKey(0xA, 0xB, 0xC), 0xDDDDDDDD, *map(array, sections), joint=True
     )
     header = {
         "magic": b"HVDR", "version": 1, "sparsifier": 1, "index": 2, "value": 3, "dtype": 2, "flags": 1, "reserved": 0,
@@ -70,7 +70,7 @@ def test_layout_is_the_specified_one():
     assert [section.tobytes() for section in (back.indices, back.values, back.order)] == sections
     for name in ("sparsifier", "index", "value", "dtype", "numel", "count", "digest", "joint"):
         assert getattr(back, name) == getattr(container, name)
-    assert back.key == Key(0xA, 0xB, 0xC)
+    assert back.key == RngKey(0xA, 0xB, 0xC)
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=4, max_size=40))
@@ -80,7 +80,7 @@ def test_checksum_equals_the_oracle(words):
 
 
 def test_any_step_fits():
-    container = Container(0, 0, 1, np.dtype(np.float32), 0, 0, Key(1, 2, 2**32 + 5), 0, *[array(b"")] * 3)
+    container = Container(0, 0, 1, np.dtype(np.float32), 0, 0, RngKey(1, 2, 2**32 + 5), 0, *[array(b"")] * 3)
     assert wire.unpack(wire.pack(container)).key.step == 5
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.memory import Memory
 from hvd_deepreduce.pipeline import Pipeline
 from tests import cases
@@ -53,7 +53,7 @@ def test_a_resumed_run_equals_an_unbroken_one(value):
 
     def run(memory, steps):
         return [
-            pipeline.encode(cases.random(300, seed=step), memory.residual("p", 300, F32), Key(0, 1, step)).tobytes()
+            pipeline.encode(cases.random(300, seed=step), memory.residual("p", 300, F32), RngKey(0, 1, step)).tobytes()
             for step in steps
         ]
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.container import ContainerError
 from hvd_deepreduce.ops import arrays, deferred
 from hvd_deepreduce.pipeline import Pipeline, decode_part, unordered
@@ -15,7 +15,7 @@ from tests import cases
 from tests.oracle import container as oracle_container
 from tests.oracle import pipeline as oracle
 
-KEY = Key(1, 2, 3)
+KEY = RngKey(1, 2, 3)
 PLAIN = Pipeline(cases.config("topk", "rice", "raw"))
 PIPELINES = {
     "topk rice raw": PLAIN,
@@ -48,7 +48,7 @@ def test_sent_and_residual_are_gradient_and_old_residual(name, dtype):
     for step in range(8):
         gradient = cases.random(numel, dtype, seed=step)
         before, old = gradient.copy(), residual.astype(np.float64)
-        decoded = total([pipeline.encode(gradient, residual, Key(1, 2, step))], numel)
+        decoded = total([pipeline.encode(gradient, residual, RngKey(1, 2, step))], numel)
         np.testing.assert_array_equal(gradient, before)
         sent += decoded
         gradients += gradient
@@ -63,7 +63,7 @@ def test_error_feedback_sends_everything_in_the_end():
     gradient, residual, sent = cases.random(100), np.zeros(100, np.float32), np.zeros(100)
     sent += total([pipeline.encode(gradient, residual, KEY)], 100)
     for step in range(20):
-        sent += total([pipeline.encode(np.zeros(100, np.float32), residual, Key(1, 2, step))], 100)
+        sent += total([pipeline.encode(np.zeros(100, np.float32), residual, RngKey(1, 2, step))], 100)
     np.testing.assert_array_equal(sent, gradient)
     assert not residual.any()
 
@@ -113,7 +113,7 @@ def test_a_residual_that_would_overflow_stays_finite(name):
     for sign in (1, -1):
         gradient, residual = np.full(64, sign * limit), np.full(64, sign * limit)
         for step in range(30):
-            data = PIPELINES[name].encode(gradient, residual, Key(1, 2, step))
+            data = PIPELINES[name].encode(gradient, residual, RngKey(1, 2, step))
             _, values = decode_part(wire.unpack(data), 64)
             assert np.isfinite(values).all()
             assert not np.isnan(residual).any()
@@ -176,7 +176,7 @@ def test_sums_do_not_hang_on_threads(ranks):
     numel = (1 << 20) * 2 + 4097
     sparse, dense = Pipeline(cases.config("topk", "rice", "raw")), Pipeline(cases.config("none", "raw", "half"))
     data = [
-        (dense if rank == 1 else sparse).encode(cases.random(numel, seed=rank), None, Key(1, 2, 3, rank))
+        (dense if rank == 1 else sparse).encode(cases.random(numel, seed=rank), None, RngKey(1, 2, 3, rank))
         for rank in range(ranks)
     ]
     expected = total(data, numel, np.float32, 1 / ranks)
@@ -223,9 +223,9 @@ def test_an_error_leaves_the_output_as_it_was():
 
 
 def test_header_says_what_was_done():
-    container = wire.unpack(PIPELINES["topk rice qsgd"].encode(cases.random(300), None, Key(4, 5, 6, 7)))
+    container = wire.unpack(PIPELINES["topk rice qsgd"].encode(cases.random(300), None, RngKey(4, 5, 6, 7)))
     assert (container.sparsifier, container.index, container.value, container.joint) == (1, 4, 3, False)
-    assert (container.numel, container.count, container.key) == (300, 30, Key(4, 5, 6))
+    assert (container.numel, container.count, container.key) == (300, 30, RngKey(4, 5, 6))
     assert container.digest == PIPELINES["topk rice qsgd"].config.digest() and container.dtype == np.float32
     keyed = wire.unpack(PIPELINES["randomk qsgd"].encode(cases.random(300), None, KEY))
     assert (keyed.sparsifier, keyed.index, keyed.indices.size) == (2, 0, 0)
@@ -237,7 +237,7 @@ def test_ranks_that_round_apart_settle_apart(gradient, seed):
     pipeline = PIPELINES["none qsgd"]
     for rank in (0, 3):
         residual = np.zeros(40, np.float32)
-        data = pipeline.encode(gradient, residual, Key(seed, 1, 2, rank))
+        data = pipeline.encode(gradient, residual, RngKey(seed, 1, 2, rank))
         np.testing.assert_array_equal(gradient - total([data], 40, np.float32), residual)
 
 

@@ -139,9 +139,7 @@ class BucketLayout:
             at the same time need different queues.
     """
 
-    def __init__(
-        self, members: Sequence[Member], max_bytes: int | None, first_number: int = 0, queue: int = 0
-    ) -> None:
+    def __init__(self, members: Sequence[Member], max_bytes: int | None, first_number: int = 0, queue: int = 0) -> None:
         runs: list[list[Member]] = []
         held = 0
         for member in reversed(members):

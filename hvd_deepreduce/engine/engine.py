@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import U8, Floats, Key
+from hvd_deepreduce.codec import U8, Floats, RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import state as saved
 from hvd_deepreduce.engine.agreement import Agreement, Descriptions
@@ -151,7 +151,7 @@ class Engine:
         residual = None
         if config.error_feedback:
             residual = self._memory.residual(parameter.name, flat.size, flat.dtype, flat)
-        key = Key(config.seed, parameter.number, parameter.step, self.collectives.rank())
+        key = RngKey(config.seed, parameter.number, parameter.step, self.collectives.rank())
         packed = (self._pipeline or self.pipeline).encode(flat, residual, key)
         parameter.step += 1
         self.in_flight.add(parameter.name)
@@ -199,7 +199,7 @@ class Engine:
         """
         bucket.clear_missing()
         config, pipeline = self._config, self.pipeline
-        key = Key(config.seed, bucket.number, bucket.step, self.collectives.rank())
+        key = RngKey(config.seed, bucket.number, bucket.step, self.collectives.rank())
         residual = None
         if config.error_feedback:
             names = [parameter.name for parameter in bucket.members]

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hvd_deepreduce.codec import U8, Floats, Key
+from hvd_deepreduce.codec import U8, Floats, RngKey
 from hvd_deepreduce.exchange.schedules import allgather, halving_rounds
 from hvd_deepreduce.exchange.settings import DenseStreamExchange
 from hvd_deepreduce.exchange.sum_buffer import SumBuffer
@@ -66,7 +66,7 @@ def allreduce(
     residual: Floats | None = None,
     fill: bool = False,
     codec: DenseStream = PLAIN_BLOCKS,
-    key: Key = Key(0, 0, 0),  # noqa: B008  (an immutable tuple)
+    key: RngKey = RngKey(0, 0, 0),  # noqa: B008  (an immutable tuple)
     timeout: float = DEFAULT_TIMEOUT,
 ) -> SparseTensor | Floats:
     """The sum of all ranks' tensors, bitwise the same on every rank. Collective: every rank of ``comm`` calls it.
@@ -131,7 +131,7 @@ def run_exchange(
     tensor: SparseTensor | Floats,
     out: Floats,
     residual: Floats | None,
-    key: Key,
+    key: RngKey,
 ) -> int:
     """The exchange ``densestream``; see ``settings.ExchangeFunction``."""
     from hvd_deepreduce.exchange.session import bytes_sent
@@ -198,7 +198,7 @@ class Plan:
         dtype: np.dtype[Any],
         bounds: list[int],
         slices: int,
-        key: Key,
+        key: RngKey,
         errors: list[Stream] | None,
     ) -> None:
         self.form, self.gap = codec.form, codec.gap(numel, dtype)

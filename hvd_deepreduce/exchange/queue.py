@@ -8,7 +8,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from hvd_deepreduce.codec import Floats, Key
+from hvd_deepreduce.codec import Floats, RngKey
 from hvd_deepreduce.exchange.mpi_transport import PrivateComm, check_intracomm
 from hvd_deepreduce.exchange.settings import Exchange, ExchangeFunction
 from hvd_deepreduce.exchange.transport import DEFAULT_TIMEOUT
@@ -47,7 +47,7 @@ class ExchangeQueue:
         self._worker = ThreadPoolExecutor(1, "deepreduce exchange")
 
     def submit(
-        self, settings: Exchange, make: Callable[[], tuple[Tensor, Floats | None]], out: Floats, key: Key
+        self, settings: Exchange, make: Callable[[], tuple[Tensor, Floats | None]], out: Floats, key: RngKey
     ) -> Future[int]:
         """Queues one dense sum.
 
@@ -72,7 +72,7 @@ class ExchangeQueue:
         settings: Exchange,
         make: Callable[[], tuple[Tensor, Floats | None]],
         out: Floats,
-        key: Key,
+        key: RngKey,
     ) -> int:
         tensor, residual = make()
         return function(settings, self._comm, tensor, out, residual, key)

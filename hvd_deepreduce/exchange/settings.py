@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from pydantic import Field
 
-from hvd_deepreduce.codec import Codec, Floats, Key, Registry
+from hvd_deepreduce.codec import Codec, Floats, Registry, RngKey
 from hvd_deepreduce.sparse import SparseTensor
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class ExchangeFunction(Protocol[Settings]):
         tensor: SparseTensor | Floats,
         out: Floats,
         residual: Floats | None,
-        key: Key,
+        key: RngKey,
     ) -> int:
         """Writes the sum of all ranks' tensors to ``out``. Collective: every rank of ``comm`` calls it.
 

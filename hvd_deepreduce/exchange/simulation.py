@@ -1,8 +1,8 @@
 """Runs the exchanges' programs for any number of ranks in one process, and counts every message and byte. Needs no MPI.
 
-    network = Network(ranks)
-    network.run(lambda transport: topk_allgather.program(...))
-    network.received.max()          # bytes that the busiest rank received
+network = Network(ranks)
+network.run(lambda transport: topk_allgather.program(...))
+network.received.max()          # bytes that the busiest rank received
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from hvd_deepreduce.codec import U8, Floats, Key
+from hvd_deepreduce.codec import U8, Floats, RngKey
 from hvd_deepreduce.exchange.densestream import slice_count
 from hvd_deepreduce.exchange.schedules import allgather
 from hvd_deepreduce.exchange.settings import SparCML
@@ -99,7 +99,7 @@ def run_exchange(
     tensor: SparseTensor | Floats,
     out: Floats,
     residual: Floats | None,
-    key: Key,
+    key: RngKey,
 ) -> int:
     """The exchange ``sparcml``; see ``settings.ExchangeFunction``. ``key`` has no effect: nothing is rounded."""
     from hvd_deepreduce.exchange.session import bytes_sent

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hvd_deepreduce.codec import U8, Floats, Key
+from hvd_deepreduce.codec import U8, Floats, RngKey
 from hvd_deepreduce.exchange.schedules import allgather
 from hvd_deepreduce.exchange.settings import TopKAllGather
 from hvd_deepreduce.exchange.transport import DEFAULT_TIMEOUT, Program, Transport, message_tag
@@ -75,7 +75,7 @@ def run_exchange(
     tensor: SparseTensor | Floats,
     out: Floats,
     residual: Floats | None,
-    key: Key,
+    key: RngKey,
 ) -> int:
     """The exchange ``topk_allgather``; see ``settings.ExchangeFunction``. ``key`` has no effect: nothing is rounded."""
     from hvd_deepreduce.exchange.session import bytes_sent

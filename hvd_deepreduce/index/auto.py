@@ -1,6 +1,6 @@
 """Auto: the lossless index codec of the smallest section, chosen for each tensor."""
 
-from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
+from hvd_deepreduce.codec import U8, U32, IndexCodec, RngKey, index_codecs
 from hvd_deepreduce.index.bitmap import Bitmap
 from hvd_deepreduce.index.delta import Delta
 from hvd_deepreduce.index.elias_fano import EliasFano
@@ -27,7 +27,7 @@ class Auto(IndexCodec):
     name = "auto"
     id = 11
 
-    def chosen(self, indices: U32, numel: int) -> IndexCodec:
+    def resolve(self, indices: U32, numel: int) -> IndexCodec:
         """The codec of the smallest section for these indices."""
         count = indices.size
         if count == 0:
@@ -37,9 +37,9 @@ class Auto(IndexCodec):
         sizes = (4 * count, packed, bitmap, elias_fano, rice, rans, delta, rle)
         return CHOICES[sizes.index(min(sizes))]
 
-    def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
-        return self.chosen(indices, numel).encode(indices, numel, key)
+    def encode(self, indices: U32, numel: int, key: RngKey) -> tuple[U8, U32]:
+        return self.resolve(indices, numel).encode(indices, numel, key)
 
     @staticmethod
-    def decode(section: U8, numel: int, count: int, key: Key) -> U32:
+    def decode(section: U8, numel: int, count: int, key: RngKey) -> U32:
         raise ValueError("the container names the index codec auto, which only chooses: it must name the codec chosen")

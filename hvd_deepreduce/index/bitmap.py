@@ -1,6 +1,6 @@
 """Bitmap: one bit for each element of the dense tensor."""
 
-from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
+from hvd_deepreduce.codec import U8, U32, IndexCodec, RngKey, index_codecs
 from hvd_deepreduce.ops import bitmap
 
 
@@ -14,9 +14,9 @@ class Bitmap(IndexCodec):
     name = "bitmap"
     id = 3
 
-    def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
+    def encode(self, indices: U32, numel: int, key: RngKey) -> tuple[U8, U32]:
         return bitmap.encode(indices, numel), indices
 
     @staticmethod
-    def decode(section: U8, numel: int, count: int, key: Key) -> U32:
+    def decode(section: U8, numel: int, count: int, key: RngKey) -> U32:
         return bitmap.decode(section, numel, count)

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
+from hvd_deepreduce.codec import U8, U32, IndexCodec, RngKey, index_codecs
 from hvd_deepreduce.ops import arrays, bloom, random, sections
 
 Policy = Literal["naive", "p0", "p1", "p2", "leftmost", "middle", "rightmost"]
@@ -69,7 +69,7 @@ class Bloom(IndexCodec):
         """Whether the values at the selected indices are sent, and not those at the support: for ``naive`` only."""
         return self.policy == "naive"
 
-    def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
+    def encode(self, indices: U32, numel: int, key: RngKey) -> tuple[U8, U32]:
         if indices.size == 0:
             return indices.view(np.uint8), indices
         hashes = max(1, round(-math.log2(self.fpr)))
@@ -84,7 +84,7 @@ class Bloom(IndexCodec):
         return sections.join(header, bits), support
 
     @staticmethod
-    def decode(section: U8, numel: int, count: int, key: Key) -> U32:
+    def decode(section: U8, numel: int, count: int, key: RngKey) -> U32:
         if section.size == 0 and count == 0:
             return section.view(np.uint32)
         if section.size < 9 or section.size > LARGEST + 1:
@@ -112,7 +112,7 @@ class Bloom(IndexCodec):
         return _choice(policy, positives, count, size, hashes, key)
 
 
-def _choice(policy: Policy, positives: U32, count: int, size: int, hashes: int, key: Key) -> U32:
+def _choice(policy: Policy, positives: U32, count: int, size: int, hashes: int, key: RngKey) -> U32:
     """The ``count`` of the positives of a filter of ``size`` bytes that are the support."""
     spare = positives.size - count
     if policy == "p0":

@@ -4,7 +4,7 @@ Jiang, Fu, Yang, Shao, Cui, "SKCompress: compressing sparse and nonuniform gradi
 VLDB Journal 2020, sections 5.1 and 5.2.
 """
 
-from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
+from hvd_deepreduce.codec import U8, U32, IndexCodec, RngKey, index_codecs
 from hvd_deepreduce.ops import delta
 
 
@@ -20,9 +20,9 @@ class Delta(IndexCodec):
     name = "delta"
     id = 8
 
-    def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
+    def encode(self, indices: U32, numel: int, key: RngKey) -> tuple[U8, U32]:
         return delta.encode(indices), indices
 
     @staticmethod
-    def decode(section: U8, numel: int, count: int, key: Key) -> U32:
+    def decode(section: U8, numel: int, count: int, key: RngKey) -> U32:
         return delta.decode(section, numel, count)

@@ -4,7 +4,7 @@ Elias, "Efficient storage and retrieval by content and address of static files",
 bits required to implement an associative memory", MIT 1971.
 """
 
-from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
+from hvd_deepreduce.codec import U8, U32, IndexCodec, RngKey, index_codecs
 from hvd_deepreduce.ops import elias_fano
 
 
@@ -19,9 +19,9 @@ class EliasFano(IndexCodec):
     name = "elias_fano"
     id = 9
 
-    def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
+    def encode(self, indices: U32, numel: int, key: RngKey) -> tuple[U8, U32]:
         return elias_fano.encode(indices, numel), indices
 
     @staticmethod
-    def decode(section: U8, numel: int, count: int, key: Key) -> U32:
+    def decode(section: U8, numel: int, count: int, key: RngKey) -> U32:
         return elias_fano.decode(section, numel, count)

@@ -3,7 +3,7 @@
 DeepReduce (Kostopoulou et al., arXiv:2102.03112), appendix "Huffman Encoding".
 """
 
-from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
+from hvd_deepreduce.codec import U8, U32, IndexCodec, RngKey, index_codecs
 from hvd_deepreduce.ops import huffman
 
 
@@ -20,9 +20,9 @@ class Huffman(IndexCodec):
     name = "huffman"
     id = 7
 
-    def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
+    def encode(self, indices: U32, numel: int, key: RngKey) -> tuple[U8, U32]:
         return huffman.encode_indices(indices, numel), indices
 
     @staticmethod
-    def decode(section: U8, numel: int, count: int, key: Key) -> U32:
+    def decode(section: U8, numel: int, count: int, key: RngKey) -> U32:
         return huffman.decode_indices(section, numel, count)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
+from hvd_deepreduce.codec import U8, U32, IndexCodec, RngKey, index_codecs
 from hvd_deepreduce.ops import bits
 
 
@@ -13,11 +13,11 @@ class Packed(IndexCodec):
     name = "packed"
     id = 2
 
-    def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
+    def encode(self, indices: U32, numel: int, key: RngKey) -> tuple[U8, U32]:
         return bits.pack(indices, (numel - 1).bit_length()), indices
 
     @staticmethod
-    def decode(section: U8, numel: int, count: int, key: Key) -> U32:
+    def decode(section: U8, numel: int, count: int, key: RngKey) -> U32:
         indices: U32 = bits.unpack(section, count, (numel - 1).bit_length(), np.uint32)
         bits.check_indices(indices, numel)
         return indices

@@ -3,7 +3,7 @@
 The coder: Duda, arXiv:1311.2540, 2013; interleaved as in Giesen, arXiv:1402.3392, 2014.
 """
 
-from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
+from hvd_deepreduce.codec import U8, U32, IndexCodec, RngKey, index_codecs
 from hvd_deepreduce.ops import rans
 
 
@@ -19,9 +19,9 @@ class Rans(IndexCodec):
     name = "rans"
     id = 10
 
-    def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
+    def encode(self, indices: U32, numel: int, key: RngKey) -> tuple[U8, U32]:
         return rans.encode_indices(indices), indices
 
     @staticmethod
-    def decode(section: U8, numel: int, count: int, key: Key) -> U32:
+    def decode(section: U8, numel: int, count: int, key: RngKey) -> U32:
         return rans.decode_indices(section, numel, count)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
+from hvd_deepreduce.codec import U8, U32, IndexCodec, RngKey, index_codecs
 from hvd_deepreduce.ops import bits
 
 
@@ -13,11 +13,11 @@ class Raw(IndexCodec):
     name = "raw"
     id = 1
 
-    def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
+    def encode(self, indices: U32, numel: int, key: RngKey) -> tuple[U8, U32]:
         return indices.view(np.uint8), indices
 
     @staticmethod
-    def decode(section: U8, numel: int, count: int, key: Key) -> U32:
+    def decode(section: U8, numel: int, count: int, key: RngKey) -> U32:
         if section.size != 4 * count:
             raise ValueError(f"the section has {section.size} bytes: {count} raw indices take {4 * count}")
         indices = section.view(np.uint32)

@@ -5,7 +5,7 @@ Golomb, "Run-length encodings", IEEE Trans. Inf. Theory 1966; Rice and Plaunt, I
 
 import numpy as np
 
-from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
+from hvd_deepreduce.codec import U8, U32, IndexCodec, RngKey, index_codecs
 from hvd_deepreduce.ops import rice
 
 
@@ -20,13 +20,13 @@ class Rice(IndexCodec):
     name = "rice"
     id = 4
 
-    def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
+    def encode(self, indices: U32, numel: int, key: RngKey) -> tuple[U8, U32]:
         if indices.size == 0:
             return indices.view(np.uint8), indices
         return rice.encode(indices, numel), indices
 
     @staticmethod
-    def decode(section: U8, numel: int, count: int, key: Key) -> U32:
+    def decode(section: U8, numel: int, count: int, key: RngKey) -> U32:
         if count == 0:
             if section.size:
                 raise ValueError(f"the section has {section.size} bytes: no indices take none")

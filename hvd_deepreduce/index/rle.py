@@ -4,7 +4,7 @@ DeepReduce (Kostopoulou et al., "DeepReduce: a sparse-tensor communication frame
 arXiv:2102.03112), section 2 and appendix "Run Length Encoding".
 """
 
-from hvd_deepreduce.codec import U8, U32, IndexCodec, Key, index_codecs
+from hvd_deepreduce.codec import U8, U32, IndexCodec, RngKey, index_codecs
 from hvd_deepreduce.ops import rle
 
 
@@ -20,9 +20,9 @@ class RLE(IndexCodec):
     name = "rle"
     id = 6
 
-    def encode(self, indices: U32, numel: int, key: Key) -> tuple[U8, U32]:
+    def encode(self, indices: U32, numel: int, key: RngKey) -> tuple[U8, U32]:
         return rle.encode(indices, numel), indices
 
     @staticmethod
-    def decode(section: U8, numel: int, count: int, key: Key) -> U32:
+    def decode(section: U8, numel: int, count: int, key: RngKey) -> U32:
         return rle.decode(section, numel, count)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.codec import U8, U32, Floats, JointCodec, Key, joint_codecs
+from hvd_deepreduce.codec import U8, U32, Floats, JointCodec, RngKey, joint_codecs
 from hvd_deepreduce.joint.stream import Stream, coded_gap, covered_indices, plain_gap
 from hvd_deepreduce.joint.stream_format import CODED, PLAIN, ValueName, pack, unpack, value_codec
 from hvd_deepreduce.ops import deferred
@@ -54,7 +54,7 @@ class DenseStream(JointCodec):
         """All elements inside the blocks of these indices: they can be sent at the cost of the indices alone."""
         return covered_indices(indices, self.gap(numel, dtype))
 
-    def encode(self, indices: U32 | None, values: Floats, numel: int, key: Key) -> tuple[U8, U32 | None]:
+    def encode(self, indices: U32 | None, values: Floats, numel: int, key: RngKey) -> tuple[U8, U32 | None]:
         if indices is None:
             stream = Stream.from_dense(values)
         else:
@@ -64,7 +64,7 @@ class DenseStream(JointCodec):
 
     @staticmethod
     def decode(
-        section: U8, numel: int, count: int, dense: bool, dtype: np.dtype[Any], key: Key
+        section: U8, numel: int, count: int, dense: bool, dtype: np.dtype[Any], key: RngKey
     ) -> tuple[U32 | None, Floats]:
         stream = unpack(section, numel, dtype, key)
         if stream.values.size != count:

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from hvd_deepreduce.codec import U8, U32, Floats, JointCodec, Key
+from hvd_deepreduce.codec import U8, U32, Floats, JointCodec, RngKey
 from hvd_deepreduce.ops import arrays, quantile, sketch
 from hvd_deepreduce.ops.sketch import HEADER, MAX_ROWS, Header
 
@@ -54,7 +54,7 @@ class MinMaxSketch(JointCodec, ABC):
             )
         return self
 
-    def encode(self, indices: U32 | None, values: Floats, numel: int, key: Key) -> tuple[U8, U32 | None]:
+    def encode(self, indices: U32 | None, values: Floats, numel: int, key: RngKey) -> tuple[U8, U32 | None]:
         if values.size == 0:
             return values.view(np.uint8), indices
         keys = arrays.arange(numel, values) if indices is None else indices
@@ -72,7 +72,7 @@ def groups_of(side: int, buckets: int, groups: int) -> int:
     return max(share, -(-side // MAX_WIDTH))
 
 
-def decode(section: U8, numel: int, count: int, dense: bool, key: Key, coded: bool) -> tuple[U32 | None, Floats]:
+def decode(section: U8, numel: int, count: int, dense: bool, key: RngKey, coded: bool) -> tuple[U32 | None, Floats]:
     """The support and the values of ``MinMaxSketch.encode``.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.codec import U8, U32, Floats, Key, joint_codecs
+from hvd_deepreduce.codec import U8, U32, Floats, RngKey, joint_codecs
 from hvd_deepreduce.joint.minmax_sketch import MinMaxSketch, decode
 
 
@@ -47,6 +47,6 @@ class SketchML(MinMaxSketch):
 
     @staticmethod
     def decode(
-        section: U8, numel: int, count: int, dense: bool, dtype: np.dtype[Any], key: Key
+        section: U8, numel: int, count: int, dense: bool, dtype: np.dtype[Any], key: RngKey
     ) -> tuple[U32 | None, Floats]:
         return decode(section, numel, count, dense, key, False)

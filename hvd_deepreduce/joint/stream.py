@@ -77,9 +77,7 @@ class Stream:
     def from_dense(cls, dense: Floats) -> Stream:
         """All elements of a vector ``[numel]`` as one block."""
         blocks = min(dense.size, 1)
-        starts, lengths = (
-            arrays.move_like(np.full(blocks, value, np.uint32), dense) for value in (0, dense.size)
-        )
+        starts, lengths = (arrays.move_like(np.full(blocks, value, np.uint32), dense) for value in (0, dense.size))
         return cls(dense.size, starts, lengths, dense)
 
     @classmethod

@@ -34,7 +34,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hvd_deepreduce.codec import U8, Floats, Key, ValueCodec, padded
+from hvd_deepreduce.codec import U8, Floats, RngKey, ValueCodec, padded
 from hvd_deepreduce.joint.stream import Stream
 from hvd_deepreduce.ops import arrays, deferred, densestream, rice, sections
 from hvd_deepreduce.sparse import DTYPE_IDS, DTYPES
@@ -62,7 +62,7 @@ def value_codec(value: ValueName, bits: int) -> ValueCodec:
 
 
 def pack(
-    stream: Stream, form: int, codec: ValueCodec | None = None, key: Key | None = None, begin: int = 0, end: int = 0
+    stream: Stream, form: int, codec: ValueCodec | None = None, key: RngKey | None = None, begin: int = 0, end: int = 0
 ) -> U8:
     """A stream's bytes, uint8; their number is a multiple of 8.
 
@@ -86,7 +86,7 @@ def pack(
         a, b = starts.view(np.uint8), starts[:0].view(np.uint8)
     else:
         a, b = starts.view(np.uint8), stream.lengths.view(np.uint8)
-    values, _ = codec.encode(stream.values, None, key or Key(0, 0, 0))
+    values, _ = codec.encode(stream.values, None, key or RngKey(0, 0, 0))
     sizes = (a.size, b.size, values.size)
     counts = (stream.numel, starts.size, stream.values.size)
     header = HEADER.pack(form, DTYPE_IDS[stream.values.dtype], codec.id, *counts, *sizes)
@@ -109,7 +109,7 @@ def packed_size(data: U8) -> int:
 
 
 def unpack(
-    section: U8, numel: int, dtype: np.dtype[Any], key: Key | None = None, begin: int = 0, end: int | None = None
+    section: U8, numel: int, dtype: np.dtype[Any], key: RngKey | None = None, begin: int = 0, end: int | None = None
 ) -> Stream:
     """The stream that ``pack`` wrote to ``section``. Trusts nothing in it.
 
@@ -151,7 +151,7 @@ def unpack(
             f"its parts a and b have {a.size} and {b.size} bytes; {blocks} blocks take {expected[0]} and {expected[1]}"
         )
     # Values first: a section that is too short for its count is refused before arrays of that size are allocated.
-    decoded: Floats = VALUE_CODECS[value_id].decode(values, count, None, dtype, key or Key(0, 0, 0))
+    decoded: Floats = VALUE_CODECS[value_id].decode(values, count, None, dtype, key or RngKey(0, 0, 0))
     if form == CODED and blocks:
         starts = rice.decode(a, end - begin, blocks)
         lengths = rice.decode(b, count, blocks)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.codec import U8, U32, Floats, JointCodec, Key, joint_codecs
+from hvd_deepreduce.codec import U8, U32, Floats, JointCodec, RngKey, joint_codecs
 from hvd_deepreduce.ops import arrays, buckets, sections, select, three_lc
 from hvd_deepreduce.ops.ternary import packed_size
 from hvd_deepreduce.ops.types import F32
@@ -37,7 +37,7 @@ class ThreeLC(JointCodec):
     id = 3
     multiplier: float = Field(1.0, ge=1.0, lt=2.0)
 
-    def encode(self, indices: U32 | None, values: Floats, numel: int, key: Key) -> tuple[U8, U32 | None]:
+    def encode(self, indices: U32 | None, values: Floats, numel: int, key: RngKey) -> tuple[U8, U32 | None]:
         x = arrays.to_float32(values)
         if indices is not None:
             kept, x = x, arrays.zeros(numel, np.float32, x)
@@ -54,7 +54,7 @@ class ThreeLC(JointCodec):
 
     @staticmethod
     def decode(
-        section: U8, numel: int, count: int, dense: bool, dtype: np.dtype[Any], key: Key
+        section: U8, numel: int, count: int, dense: bool, dtype: np.dtype[Any], key: RngKey
     ) -> tuple[U32 | None, Floats]:
         values = _values(section, numel)
         if dense:

@@ -172,7 +172,16 @@ def query(keys: U32, bins: U8, means: F32, rows: int, columns: int, seed: int, p
     values = np.empty(keys.size, np.float32)
     check(
         _sketch_query(
-            address(keys), keys.size, rows, columns, means.size, seed, parameter, step, address(bins), address(means),
+            address(keys),
+            keys.size,
+            rows,
+            columns,
+            means.size,
+            seed,
+            parameter,
+            step,
+            address(bins),
+            address(means),
             address(values),
         )  # fmt: skip
     )

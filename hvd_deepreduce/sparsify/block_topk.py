@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
+from hvd_deepreduce.codec import U32, Floats, RngKey, Sparsifier, sparsifiers
 from hvd_deepreduce.ops import arrays, blocks, select
 from hvd_deepreduce.sparsify.topk import kept_of
 
@@ -33,7 +33,7 @@ class BlockTopK(Sparsifier):
     block: int = Field(64, ge=1, le=2**31)
     norm: Literal["l2", "l1"] = "l2"
 
-    def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32, Floats]:
+    def select(self, dense: Floats, gradient: Floats | None, key: RngKey, threads: int) -> tuple[U32, Floats]:
         norms = blocks.norms(dense, gradient, self.block, self.norm == "l2", threads)
         largest, _ = select.topk(norms, None, kept_of(self.density, norms.size), threads)
         indices = blocks.indices(largest, self.block, dense.size)

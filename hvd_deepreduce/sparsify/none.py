@@ -1,6 +1,6 @@
 """None: all elements, for codecs of dense gradients (QSGD, TernGrad, SignSGD and 3LC as published)."""
 
-from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
+from hvd_deepreduce.codec import U32, Floats, RngKey, Sparsifier, sparsifiers
 from hvd_deepreduce.ops import arrays
 
 
@@ -11,7 +11,7 @@ class All(Sparsifier):
     name = "none"
     id = 255
 
-    def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32 | None, Floats]:
+    def select(self, dense: Floats, gradient: Floats | None, key: RngKey, threads: int) -> tuple[U32 | None, Floats]:
         if gradient is not None:
             arrays.add(dense, gradient, threads)
         return None, dense.copy()

@@ -1,6 +1,6 @@
 """Nonzero: for gradients that are sparse already, such as an embedding's (DeepReduce, section 2)."""
 
-from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
+from hvd_deepreduce.codec import U32, Floats, RngKey, Sparsifier, sparsifiers
 from hvd_deepreduce.ops import select
 
 
@@ -15,5 +15,5 @@ class NonZero(Sparsifier):
     name = "nonzero"
     id = 4
 
-    def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32, Floats]:
+    def select(self, dense: Floats, gradient: Floats | None, key: RngKey, threads: int) -> tuple[U32, Floats]:
         return select.threshold(dense, gradient, 0.0, threads)

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from hvd_deepreduce.codec import ON_HOST, U32, Floats, Key, Sparsifier, sparsifiers
+from hvd_deepreduce.codec import ON_HOST, U32, Floats, RngKey, Sparsifier, sparsifiers
 from hvd_deepreduce.ops import arrays, random
 from hvd_deepreduce.sparsify.topk import kept_of
 
@@ -25,15 +25,15 @@ class RandomK(Sparsifier):
 
     name = "randomk"
     id = 2
-    keyed = True
+    shared_randomness = True
     density: float = Field(0.01, gt=0, le=1)
 
-    def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32, Floats]:
+    def select(self, dense: Floats, gradient: Floats | None, key: RngKey, threads: int) -> tuple[U32, Floats]:
         if gradient is not None:
             arrays.add(dense, gradient, threads)
         indices = self.indices_of(dense.size, kept_of(self.density, dense.size), key, dense)
         return indices, arrays.gather(dense, indices)
 
     @staticmethod
-    def indices_of(numel: int, count: int, key: Key, like: Any = ON_HOST) -> U32:
+    def indices_of(numel: int, count: int, key: RngKey, like: Any = ON_HOST) -> U32:
         return random.indices(numel, count, *key[:3], like)

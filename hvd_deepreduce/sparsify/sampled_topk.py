@@ -9,7 +9,7 @@ import math
 import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
+from hvd_deepreduce.codec import U32, Floats, RngKey, Sparsifier, sparsifiers
 from hvd_deepreduce.ops import arrays, random, select
 from hvd_deepreduce.sparsify.topk import kept_of
 
@@ -37,7 +37,7 @@ class SampledTopK(Sparsifier):
     sample: float = Field(0.001, gt=0, le=1)
     excess: float = Field(1.3, ge=1, allow_inf_nan=False)
 
-    def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32, Floats]:
+    def select(self, dense: Floats, gradient: Floats | None, key: RngKey, threads: int) -> tuple[U32, Floats]:
         if dense.size == 0:
             return arrays.zeros(0, np.uint32, dense), dense.copy()
         samples = min(dense.size, max(kept_of(self.sample, dense.size), math.ceil(LEAST_KEPT / self.density)))

@@ -5,7 +5,7 @@ Strom, "Scalable distributed DNN training using commodity GPU cloud computing", 
 
 from pydantic import Field
 
-from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
+from hvd_deepreduce.codec import U32, Floats, RngKey, Sparsifier, sparsifiers
 from hvd_deepreduce.ops import select
 
 
@@ -21,5 +21,5 @@ class Threshold(Sparsifier):
     id = 3
     threshold: float = Field(ge=0, allow_inf_nan=False)
 
-    def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32, Floats]:
+    def select(self, dense: Floats, gradient: Floats | None, key: RngKey, threads: int) -> tuple[U32, Floats]:
         return select.threshold(dense, gradient, self.threshold, threads)

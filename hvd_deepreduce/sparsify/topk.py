@@ -5,7 +5,7 @@ Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018; the first 
 
 from pydantic import Field
 
-from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
+from hvd_deepreduce.codec import U32, Floats, RngKey, Sparsifier, sparsifiers
 from hvd_deepreduce.ops import select
 
 
@@ -31,5 +31,5 @@ class TopK(Sparsifier):
     id = 1
     density: float = Field(0.01, gt=0, le=1)
 
-    def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32, Floats]:
+    def select(self, dense: Floats, gradient: Floats | None, key: RngKey, threads: int) -> tuple[U32, Floats]:
         return select.topk(dense, gradient, kept_of(self.density, dense.size), threads)

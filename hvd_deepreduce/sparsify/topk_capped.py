@@ -5,7 +5,7 @@ Basu, Data, Karakus, Diggavi, "Qsparse-local-SGD", NeurIPS 2019, section 5 (expe
 
 from pydantic import Field
 
-from hvd_deepreduce.codec import U32, Floats, Key, Sparsifier, sparsifiers
+from hvd_deepreduce.codec import U32, Floats, RngKey, Sparsifier, sparsifiers
 from hvd_deepreduce.ops import select
 
 
@@ -24,5 +24,5 @@ class TopKCapped(Sparsifier):
     id = 5
     cap: int = Field(1000, ge=1, lt=2**32)
 
-    def select(self, dense: Floats, gradient: Floats | None, key: Key, threads: int) -> tuple[U32, Floats]:
+    def select(self, dense: Floats, gradient: Floats | None, key: RngKey, threads: int) -> tuple[U32, Floats]:
         return select.topk(dense, gradient, min(self.cap, dense.size), threads)

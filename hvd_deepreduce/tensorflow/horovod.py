@@ -97,9 +97,7 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         self._graphs = Graphs()
         self._parameters = GraphParameters(self._engine)
         self._buckets = GraphBuckets(self._engine, self._parameters, lambda: self._handshake.number)
-        self._handshake = Handshake(
-            self._engine, collectives, self._graphs, self._parameters, self._buckets.steps
-        )
+        self._handshake = Handshake(self._engine, collectives, self._graphs, self._parameters, self._buckets.steps)
         self._operations = Operations(self._engine, self._buckets, self._handshake)
 
     @property

@@ -74,9 +74,7 @@ class Operations:
             with self._steps.working(step, "encode"):
                 slot.numel = gradient.size
                 packed = self._engine.encode(parameter, gradient)
-            self._engine.stats.add(
-                sent=packed.size + slot.carrier_bytes, dense=gradient.size * slot.dtype.size
-            )
+            self._engine.stats.add(sent=packed.size + slot.carrier_bytes, dense=gradient.size * slot.dtype.size)
             return packed, np.ones(1, slot.accumulated_in)
 
         types = [tf.uint8, slot.accumulated_in]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.codec import U8, U32, Floats, Key, ValueCodec, value_codecs
+from hvd_deepreduce.codec import U8, U32, Floats, RngKey, ValueCodec, value_codecs
 from hvd_deepreduce.value.shuffle import from_bytes, open_section, section_of, to_bytes
 
 
@@ -29,12 +29,12 @@ class Deflate(ValueCodec):
     level: int = Field(6, ge=1, le=9)
     shuffle: bool = Field(True, strict=True)
 
-    def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
+    def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
         compressed = zlib.compress(to_bytes(values, self.shuffle).data, self.level)
         return section_of(compressed, self.shuffle, values), None
 
     @staticmethod
-    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
+    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: RngKey) -> Floats:
         shuffled, data = open_section(section)
         stream = zlib.decompressobj()
         try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.codec import U8, U32, Floats, Key, ValueCodec, value_codecs
+from hvd_deepreduce.codec import U8, U32, Floats, RngKey, ValueCodec, value_codecs
 from hvd_deepreduce.ops import arrays, curve_fit, sort
 
 
@@ -29,10 +29,10 @@ class FitDExp(ValueCodec):
     name = "fit_dexp"
     id = 12
 
-    def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
+    def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
         ordered, order = sort.by_value(arrays.to_float32(values))
         return curve_fit.fit_dexp_encode(ordered), order
 
     @staticmethod
-    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
+    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: RngKey) -> Floats:
         return curve_fit.fit_dexp_decode(section, count)

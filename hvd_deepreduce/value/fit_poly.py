@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.codec import U8, U32, Floats, Key, ValueCodec, value_codecs
+from hvd_deepreduce.codec import U8, U32, Floats, RngKey, ValueCodec, value_codecs
 from hvd_deepreduce.ops import arrays, curve_fit, sort
 
 
@@ -39,10 +39,10 @@ class FitPoly(ValueCodec):
     degree: int = Field(5, ge=0, le=15)
     segments: int | None = Field(4, ge=1, le=1024)
 
-    def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
+    def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
         ordered, order = sort.by_value(arrays.to_float32(values))
         return curve_fit.fit_poly_encode(ordered, self.degree, self.segments), order
 
     @staticmethod
-    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
+    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: RngKey) -> Floats:
         return curve_fit.fit_poly_decode(section, count)

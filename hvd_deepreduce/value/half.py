@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hvd_deepreduce.codec import U8, U32, Floats, Key, ValueCodec, value_codecs
+from hvd_deepreduce.codec import U8, U32, Floats, RngKey, ValueCodec, value_codecs
 from hvd_deepreduce.ops import half
 
 
@@ -24,11 +24,11 @@ class Half(ValueCodec):
     id = 2
     dtype: Literal["float16", "bfloat16"] = "bfloat16"
 
-    def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
+    def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
         return half.encode(values, self.dtype == "bfloat16"), None
 
     @staticmethod
-    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
+    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: RngKey) -> Floats:
         if section.size != 2 * (count + 1):
             raise ValueError(f"{count} values of 16 bits take {2 * (count + 1)} bytes, not {section.size}")
         return half.decode(section, count)

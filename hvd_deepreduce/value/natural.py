@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.codec import U8, U32, Floats, Key, ValueCodec, value_codecs
+from hvd_deepreduce.codec import U8, U32, Floats, RngKey, ValueCodec, value_codecs
 from hvd_deepreduce.ops import arrays, natural, sections, sign
 
 
@@ -26,12 +26,12 @@ class Natural(ValueCodec):
     name = "natural"
     id = 7
 
-    def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
+    def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
         x = arrays.to_float32(values)
         return sections.join(b"", sign.encode(x), natural.encode(x, *key)), None
 
     @staticmethod
-    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
+    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: RngKey) -> Floats:
         exponents_at = (count + 7) // 8
         if section.size != exponents_at + count:
             raise ValueError(f"{count} signs and exponents take {exponents_at + count} bytes, not {section.size}")

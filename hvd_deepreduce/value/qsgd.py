@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.codec import U8, U32, Floats, Key, value_codecs
+from hvd_deepreduce.codec import U8, U32, Floats, RngKey, value_codecs
 from hvd_deepreduce.entropy import huffman, rans
 from hvd_deepreduce.ops import arrays, qsgd
 from hvd_deepreduce.value.buckets import HEADER, BucketQuantizer, join, split
@@ -60,7 +60,7 @@ class QSGD(BucketQuantizer):
     norm: Literal["max", "l2"] = "max"
     entropy: Literal["none", "huffman", "rans"] = "none"
 
-    def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
+    def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
         x, l2 = arrays.to_float32(values), self.norm == "l2"
         if self.entropy != "none":
             norms, codes = qsgd.norms_and_codes(x, self.bucket_size, qsgd.levels_of(self.bits), l2, *key)
@@ -72,7 +72,7 @@ class QSGD(BucketQuantizer):
         return qsgd.encode_section(header, x, self.bucket_size, self.bits, l2, *key), None
 
     @staticmethod
-    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
+    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: RngKey) -> Floats:
         bits, entropy, bucket_size, norms, codes = split(section, count)
         if not 2 <= bits <= 8 or entropy > 2:
             raise ValueError(f"QSGD has 2 to 8 bits and the entropy coders 0 to 2, not {bits} bits and coder {entropy}")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.codec import U8, U32, Floats, Key, ValueCodec, value_codecs
+from hvd_deepreduce.codec import U8, U32, Floats, RngKey, ValueCodec, value_codecs
 from hvd_deepreduce.ops import arrays, bits, deferred, quantile, sections
 
 HEADER = struct.Struct("<I")
@@ -46,7 +46,7 @@ class Quantile(ValueCodec):
     buckets: int = Field(256, ge=2, le=65536)
     center: Literal["mean", "middle"] = "mean"
 
-    def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
+    def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
         if values.size == 0:
             return values.view(np.uint8), None
         x = arrays.to_float32(values)
@@ -55,7 +55,7 @@ class Quantile(ValueCodec):
         return sections.join(HEADER.pack(means.size), means, numbers), None
 
     @staticmethod
-    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
+    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: RngKey) -> Floats:
         if count == 0 and section.size == 0:
             return section.view(np.float32)
         if section.size < 4:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.codec import U8, U32, Floats, Key, ValueCodec, value_codecs
+from hvd_deepreduce.codec import U8, U32, Floats, RngKey, ValueCodec, value_codecs
 
 
 @value_codecs.register
@@ -14,11 +14,11 @@ class Raw(ValueCodec):
     name = "raw"
     id = 1
 
-    def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
+    def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
         return values.view(np.uint8), None
 
     @staticmethod
-    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
+    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: RngKey) -> Floats:
         if section.size != dtype.itemsize * count:
             raise ValueError(f"{count} {dtype} values take {dtype.itemsize * count} bytes, not {section.size}")
         values: Floats = section.view(dtype)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.codec import U8, U32, Floats, Key, value_codecs
+from hvd_deepreduce.codec import U8, U32, Floats, RngKey, value_codecs
 from hvd_deepreduce.ops import arrays, buckets, sign
 from hvd_deepreduce.value.buckets import BucketQuantizer, join, split
 
@@ -35,13 +35,13 @@ class Sign(BucketQuantizer):
     id = 6
     bucket_size: int | None = Field(None, ge=1, le=2**31)
 
-    def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
+    def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
         x = arrays.to_float32(values)
         bucket_size = self.bucket_size or max(1, x.size)
         return join(0, bucket_size, buckets.means(x, bucket_size), sign.encode(x)), None
 
     @staticmethod
-    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
+    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: RngKey) -> Floats:
         setting, entropy, bucket_size, scales, signs = split(section, count)
         if setting or entropy:
             raise ValueError(f"a section of signs begins with two zero bytes, not with {setting} and {entropy}")

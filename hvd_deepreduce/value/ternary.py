@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.codec import U8, U32, Floats, Key, value_codecs
+from hvd_deepreduce.codec import U8, U32, Floats, RngKey, value_codecs
 from hvd_deepreduce.ops import arrays, buckets, qsgd, ternary
 from hvd_deepreduce.value.buckets import BucketQuantizer, join, split
 
@@ -39,7 +39,7 @@ class Ternary(BucketQuantizer):
     bucket_size: int | None = Field(512, ge=1, le=2**31)
     clip: float | None = Field(None, ge=1.0, le=100.0)
 
-    def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
+    def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
         x = arrays.to_float32(values)
         bucket_size = self.bucket_size or max(1, x.size)
         scales = buckets.norms(x, bucket_size, False)
@@ -50,7 +50,7 @@ class Ternary(BucketQuantizer):
         return join(0, bucket_size, scales, ternary.pack(digits)), None
 
     @staticmethod
-    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
+    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: RngKey) -> Floats:
         setting, entropy, bucket_size, scales, packed = split(section, count)
         if setting or entropy:
             raise ValueError(f"a ternary section begins with two zero bytes, not with {setting} and {entropy}")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.codec import U8, U32, Floats, Key, value_codecs
+from hvd_deepreduce.codec import U8, U32, Floats, RngKey, value_codecs
 from hvd_deepreduce.ops import arrays, uniform
 from hvd_deepreduce.value.buckets import BucketQuantizer, join, split
 
@@ -36,14 +36,14 @@ class Uniform(BucketQuantizer):
     bits: Literal[8, 16] = 8
     bucket_size: int = Field(512, ge=1, le=2**31)
 
-    def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
+    def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
         dtype = np.uint8 if self.bits == 8 else np.uint16
         x = arrays.to_float32(values)
         ranges, codes = uniform.encode(x, self.bucket_size, dtype, *key)
         return join(self.bits, self.bucket_size, ranges, codes), None
 
     @staticmethod
-    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
+    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: RngKey) -> Floats:
         bits, entropy, bucket_size, ranges, codes = split(section, count, width=2)
         if bits not in (8, 16) or entropy:
             raise ValueError(f"uniform codes have 8 or 16 bits and no entropy coder, not {bits} bits and {entropy}")

@@ -6,7 +6,7 @@ import numpy as np
 import zstandard
 from pydantic import Field
 
-from hvd_deepreduce.codec import U8, U32, Floats, Key, ValueCodec, value_codecs
+from hvd_deepreduce.codec import U8, U32, Floats, RngKey, ValueCodec, value_codecs
 from hvd_deepreduce.value.shuffle import from_bytes, open_section, section_of, to_bytes
 
 
@@ -29,7 +29,7 @@ class Zstd(ValueCodec):
     level: int = Field(1, ge=1, le=22)
     shuffle: bool = Field(True, strict=True)
 
-    def encode(self, values: Floats, support: U32 | None, key: Key) -> tuple[U8, U32 | None]:
+    def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
         data = to_bytes(values, self.shuffle)
         frame = zstandard.ZstdCompressor(level=self.level).compressobj(size=data.size)
         parts = []
@@ -39,7 +39,7 @@ class Zstd(ValueCodec):
         return section_of(b"".join([*parts, frame.flush()]), self.shuffle, values), None
 
     @staticmethod
-    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: Key) -> Floats:
+    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: RngKey) -> Floats:
         shuffled, data = open_section(section)
         try:
             # The library allocates the size that the frame states, so that is checked first.

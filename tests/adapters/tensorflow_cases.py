@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from hvd_deepreduce import Config, ConfigError
 from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.tensorflow import DeepReduce, SaveState
@@ -159,7 +159,7 @@ def lossy_equals_the_pipeline_run_by_hand():
         reduced = []
         for number, v in enumerate(variables):
             containers = [
-                wire.unpack(pipeline.encode(gradients[r][number], residuals[r][number], Key(0, number, step, r)))
+                wire.unpack(pipeline.encode(gradients[r][number], residuals[r][number], RngKey(0, number, step, r)))
                 for r in range(hvd.size())
             ]
             out = np.empty(v.shape.num_elements(), np.float32)

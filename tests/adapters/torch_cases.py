@@ -16,7 +16,7 @@ from torch import nn
 
 from hvd_deepreduce import Config, ContainerError
 from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.torch import DeepReduce
@@ -124,7 +124,9 @@ def lossy_equals_the_pipeline_run_by_hand():
             train_gradients.append([p.grad.reshape(-1).numpy().copy() for p in by_hand.parameters()])
         for number, p in enumerate(by_hand.parameters()):
             containers = [
-                wire.unpack(pipeline.encode(train_gradients[r][number], residuals[r][number], Key(0, number, step, r)))
+                wire.unpack(
+                    pipeline.encode(train_gradients[r][number], residuals[r][number], RngKey(0, number, step, r))
+                )
                 for r in range(hvd.size())
             ]
             pipeline.decode(containers, p.grad.view(-1).numpy(), 1 / hvd.size())

@@ -9,7 +9,7 @@ import pytest
 
 from hvd_deepreduce import Config, ContainerError
 from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.pipeline import Pipeline, decode_part
 from tests.engine.numpy_adapter import Job, NumpyAdapter, run_ranks
@@ -92,7 +92,7 @@ def test_lossy_tensors_are_those_of_the_pipeline():
             containers = []
             for rank in range(RANKS):
                 flat = gradients_of(step, rank, model)[name].reshape(-1)
-                containers.append(wire.unpack(pipeline.encode(flat, kept[rank][name], Key(5, number, step, rank))))
+                containers.append(wire.unpack(pipeline.encode(flat, kept[rank][name], RngKey(5, number, step, rank))))
             out = np.empty(np.prod(shape, dtype=int), dtype)
             pipeline.decode(containers, out, 1 / RANKS)
             assert out.tobytes() == ranks[0][0][step][name].tobytes()

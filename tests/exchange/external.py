@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpi4py import MPI
 
-from hvd_deepreduce.codec import Floats, Key
+from hvd_deepreduce.codec import Floats, RngKey
 from hvd_deepreduce.exchange.settings import Exchange, exchanges
 from hvd_deepreduce.sparse import SparseTensor
 
@@ -25,7 +25,7 @@ def dense_sum(
     tensor: SparseTensor | Floats,
     out: Floats,
     residual: Floats | None,
-    key: Key,
+    key: RngKey,
 ) -> int:
     own = tensor.dense() if isinstance(tensor, SparseTensor) else tensor
     for _ in range(settings.rounds):

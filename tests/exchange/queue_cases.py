@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.exchange.queue import ExchangeQueue
 from hvd_deepreduce.exchange.settings import AllGather, DenseStreamExchange, SparCML, TopKAllGather
@@ -40,7 +40,7 @@ def expected(ranks) -> np.ndarray:
 def check(queue: ExchangeQueue, settings, ranks, me: int) -> int:
     """The sum and the residual of one exchange; returns the bytes sent."""
     residual, out = accumulated(RANK), np.full(NUMEL, np.nan, np.float32)
-    sent = queue.submit(settings, lambda: (tensor(RANK), residual), out, Key(1, 2, 3, me)).result(60)
+    sent = queue.submit(settings, lambda: (tensor(RANK), residual), out, RngKey(1, 2, 3, me)).result(60)
     assert np.allclose(out, expected(ranks), atol=1e-5), settings
     assert not residual[selection(RANK)].any() and residual.any(), settings
     return sent
@@ -73,7 +73,7 @@ def an_exchange_without_a_function_is_refused() -> None:
     queue = ExchangeQueue()
     residual = accumulated(RANK)
     with pytest.raises(ValueError, match="exchange 'allgather' has no function over MPI"):
-        queue.submit(AllGather(), lambda: (tensor(RANK), residual), np.zeros(NUMEL, np.float32), Key(0, 0, 0))
+        queue.submit(AllGather(), lambda: (tensor(RANK), residual), np.zeros(NUMEL, np.float32), RngKey(0, 0, 0))
     assert np.array_equal(residual, accumulated(RANK))
     check(queue, SparCML(), range(SIZE), RANK)  # the queue works on
 
@@ -107,7 +107,7 @@ def two_queues_of_one_communicator() -> None:
         return SparseTensor(NUMEL, own.indices, (1 + number) * own.values), None
 
     sums = [
-        queue.submit(TopKAllGather(), lambda number=number: make(number), out, Key(0, 0, 0, RANK))
+        queue.submit(TopKAllGather(), lambda number=number: make(number), out, RngKey(0, 0, 0, RANK))
         for number, (queue, out) in enumerate(zip(queues, outs, strict=True))
     ]
     threading.Timer(0.2, release.set).start()

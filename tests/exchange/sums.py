@@ -7,7 +7,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from mpi4py import MPI
 
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.exchange import densestream, sparcml, topk_allgather
 from hvd_deepreduce.joint.densestream import DenseStream
 from hvd_deepreduce.sparse import SparseTensor
@@ -131,7 +131,7 @@ def nothing_is_lost() -> None:
             indices = np.flatnonzero(np.abs(residual) > 1.5).astype(np.uint32)
             total = densestream.allreduce(
                 COMM, SparseTensor(numel, indices, residual[indices]), dense=True, codec=codec, residual=residual,
-                fill=fill, key=Key(1, 2, 3), timeout=30,
+                fill=fill, key=RngKey(1, 2, 3), timeout=30,
             )  # fmt: skip
             assert len(set(COMM.allgather(zlib.crc32(total.tobytes())))) == 1
             whole, left = COMM.allreduce(before.astype(np.float64)), COMM.allreduce(residual.astype(np.float64))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.exchange import costs, densestream, sparcml, topk_allgather
 from hvd_deepreduce.exchange.schedules import halving_rounds
 from hvd_deepreduce.exchange.simulation import Network, SimulatedTransport
@@ -47,7 +47,7 @@ def simulate(name: str, tensors: list[SparseTensor], slices: int = 1, count_only
             return sparcml.split_allgather(transport, own, slices, total)
         if name == "doubling":
             return [sparcml.recursive_doubling(transport, own, total)]
-        plan = densestream.Plan(codec, numel, F32, bounds, slices, Key(0, 0, 0), None)
+        plan = densestream.Plan(codec, numel, F32, bounds, slices, RngKey(0, 0, 0), None)
         return densestream.programs(transport, Stream.from_sparse(own, plan.gap), plan, total)
 
     network.run(programs)
@@ -95,7 +95,7 @@ def test_sums(name: str, size: int, count: int, slices: int, seed: int) -> None:
 
 def test_a_failure_travels() -> None:
     def programs(transport: SimulatedTransport) -> list[Program]:
-        plan = densestream.Plan(DenseStream(), 50, F32, [50 * i // 6 for i in range(7)], 1, Key(0, 0, 0), None)
+        plan = densestream.Plan(DenseStream(), 50, F32, [50 * i // 6 for i in range(7)], 1, RngKey(0, 0, 0), None)
         if transport.rank == 4:
             plan.bounds = [0, 0, 0, 0, 0, 0, 50]  # its own idea of the regions
         stream = Stream.from_sparse(SparseTensor(50, np.arange(50, dtype=np.uint32), np.ones(50, np.float32)), plan.gap)

@@ -20,7 +20,7 @@ sys.meta_path.insert(0, Blocked())
 
 import numpy as np
 from hvd_deepreduce import Config
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.exchange import costs, densestream, errors, settings, sparcml, topk_allgather
 from hvd_deepreduce.exchange.simulation import Network
 from hvd_deepreduce.exchange.sum_buffer import SumBuffer
@@ -38,7 +38,7 @@ bounds = densestream.average_boundaries(sum(densestream.share_boundaries(t, rank
 codec = DenseStream()
 
 def dsa(transport):
-    plan = densestream.Plan(codec, numel, dtype, bounds, 1, Key(0, 0, 0), None)
+    plan = densestream.Plan(codec, numel, dtype, bounds, 1, RngKey(0, 0, 0), None)
     stream = Stream.from_sparse(tensors[transport.rank], plan.gap)
     return densestream.programs(transport, stream, plan, buffers[transport.rank])
 

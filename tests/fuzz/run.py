@@ -29,7 +29,7 @@ import numpy as np  # noqa: E402
 
 from hvd_deepreduce import container as wire  # noqa: E402
 from hvd_deepreduce.codec import (  # noqa: E402
-    Key,
+    RngKey,
     index_codecs,
     joint_codecs,
     sparsifiers,
@@ -42,7 +42,7 @@ from tests import cases  # noqa: E402
 from tests.oracle.container import repaired  # noqa: E402
 
 marked = atheris.instrument_func if "--target" in sys.argv else lambda function: function
-KEY = Key(1, 2, 3)
+KEY = RngKey(1, 2, 3)
 F32 = np.dtype(np.float32)
 MOST = 2000  # elements
 
@@ -51,7 +51,8 @@ def targets() -> list[str]:
     names = ["container"]
     for registry in (index_codecs, value_codecs, joint_codecs):
         names += [f"{registry.kind}-{name}" for name in sorted(registry.by_name)]
-    return names + [f"sparsifier-{name}" for name, codec in sorted(sparsifiers.by_name.items()) if codec.keyed]
+    shared = (name for name, codec in sorted(sparsifiers.by_name.items()) if codec.shared_randomness)
+    return names + [f"sparsifier-{name}" for name in shared]
 
 
 @marked
@@ -94,7 +95,7 @@ def container_of(target: str, head: bytes, section: bytes) -> Container:
     if kind == "index":
         number = index_codecs.by_name[name].id
         return Container(1, number, 1, F32, numel, count, KEY, 0, data, values, none)
-    key = Key(*(int.from_bytes(section[at : at + 4], "little") for at in (0, 4, 8)))
+    key = RngKey(*(int.from_bytes(section[at : at + 4], "little") for at in (0, 4, 8)))
     return Container(sparsifiers.by_name[name].id, 0, 1, F32, numel, count, key, 0, none, values, none)
 
 

@@ -15,12 +15,12 @@ FOLDER = Path(__file__).parent
 sys.path.append(str(FOLDER.parent.parent))
 
 from hvd_deepreduce import container as wire  # noqa: E402
-from hvd_deepreduce.codec import Key  # noqa: E402
+from hvd_deepreduce.codec import RngKey  # noqa: E402
 from hvd_deepreduce.config import Config  # noqa: E402
 from hvd_deepreduce.pipeline import Pipeline  # noqa: E402
 from tests import cases  # noqa: E402
 
-KEY = Key(101, 102, 103, 1)
+KEY = RngKey(101, 102, 103, 1)
 
 
 def gradient(numel: int, dtype: type = np.float32) -> np.ndarray:

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import unpack
 from hvd_deepreduce.index.auto import CHOICES, Auto
 from hvd_deepreduce.pipeline import Pipeline
 from tests.index.test_lossless import clustered, random_subset
 
-KEY = Key(1, 2, 3)
+KEY = RngKey(1, 2, 3)
 
 
 def sizes(kept, numel):
@@ -23,7 +23,7 @@ def sizes(kept, numel):
 def test_chooses_the_smallest_codec_for_few_indices(data):
     numel = data.draw(st.one_of(st.integers(1, 300), st.integers(1, 2**32 - 1)))
     kept = np.array(sorted(data.draw(st.sets(st.integers(0, numel - 1), min_size=1, max_size=60))), np.uint32)
-    chosen = Auto().chosen(kept, numel)
+    chosen = Auto().resolve(kept, numel)
     # The size of rANS is estimated, with an error of a few bytes. Bitmaps of huge tensors are too large to encode here.
     measured = [codec for codec in CHOICES if codec.name != "bitmap" or numel < 1 << 20]
     least = min(codec.encode(kept, numel, KEY)[0].size for codec in measured)
@@ -47,7 +47,7 @@ CASES = {
 @pytest.mark.parametrize(("kept", "numel", "names"), CASES.values(), ids=CASES)
 def test_chosen_codec_is_within_two_percent_of_the_smallest(kept, numel, names):
     kept = kept.astype(np.uint32)
-    chosen = Auto().chosen(kept, numel)
+    chosen = Auto().resolve(kept, numel)
     of = sizes(kept, numel)
     assert of[chosen.name] <= 1.02 * min(of.values()) + 4, (chosen.name, of)
     assert chosen.name in names, (chosen.name, of)
@@ -75,5 +75,5 @@ def test_decoder_of_auto_raises():
 
 def test_no_indices():
     kept = np.empty(0, np.uint32)
-    chosen = Auto().chosen(kept, 0)
+    chosen = Auto().resolve(kept, 0)
     assert chosen.encode(kept, 0, KEY)[0].size == 0

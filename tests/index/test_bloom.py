@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import unpack
 from hvd_deepreduce.index.bloom import Bloom, Policy
@@ -19,12 +19,12 @@ from tests.oracle import bloom as oracle
 
 POLICIES = get_args(Policy)
 OF_R = [policy for policy in POLICIES if policy != "p0"]
-KEY = Key(1, 2, 3)
+KEY = RngKey(1, 2, 3)
 words = st.integers(0, 2**32 - 1)
 
 
 def keys(count):
-    return [Key(5, 7, step) for step in range(count)]
+    return [RngKey(5, 7, step) for step in range(count)]
 
 
 def subset(numel, count, seed=0):
@@ -49,7 +49,7 @@ def check(kept, numel, codec, key=KEY):
 def test_bytes_and_support_equal_the_oracle(data, policy, fpr, seed, parameter, step):
     numel = data.draw(st.integers(1, 700))
     kept = sorted(data.draw(st.sets(st.integers(0, numel - 1), max_size=80)))
-    key = Key(seed, parameter, step, rank=9)
+    key = RngKey(seed, parameter, step, rank=9)
     section, support = check(np.array(kept, np.uint32), numel, Bloom(fpr=fpr, policy=policy), key)
     expected_section, expected_support = oracle.encode(kept, numel, fpr, policy, key[:3])
     assert section.tobytes() == expected_section and support.tolist() == expected_support

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.index.delta import Delta
 from hvd_deepreduce.index.elias_fano import EliasFano
 from hvd_deepreduce.index.huffman import Huffman
@@ -19,7 +19,7 @@ from hvd_deepreduce.index.rice import Rice
 from hvd_deepreduce.index.rle import RLE
 from tests.oracle import delta, elias_fano, huffman, rans, rice, rle
 
-KEY = Key(1, 2, 3)
+KEY = RngKey(1, 2, 3)
 CODECS = {
     "rle": (RLE(), rle.encode),
     "huffman": (Huffman(), huffman.encode_indices),

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.index.packed import Packed
 from hvd_deepreduce.ops import bits
 from tests.oracle import bitpack as oracle
 
-KEY = Key(1, 2, 3)
+KEY = RngKey(1, 2, 3)
 
 
 @given(st.data(), st.integers(1, 32), st.sampled_from([np.uint8, np.uint32]))

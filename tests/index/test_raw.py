@@ -5,10 +5,10 @@ import struct
 import numpy as np
 import pytest
 
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.index.raw import Raw
 
-KEY = Key(1, 2, 3)
+KEY = RngKey(1, 2, 3)
 
 
 @pytest.mark.parametrize("indices", [[], [0], [2**32 - 2], [0, 1, 2], [5, 70000, 2**31]])

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.index.rice import Rice
 from tests.oracle import rice as oracle
 
-KEY = Key(1, 2, 3)
+KEY = RngKey(1, 2, 3)
 
 
 def check(indices, numel):

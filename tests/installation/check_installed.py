@@ -14,7 +14,7 @@ import numpy as np
 import hvd_deepreduce
 from hvd_deepreduce import Config, presets
 from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.resources import folder
 
@@ -26,7 +26,7 @@ def round_trip(preset: str) -> int:
     gradient = np.random.default_rng(0).standard_normal(20_000).astype(np.float32)
     residual, decoded = np.zeros_like(gradient), np.empty_like(gradient)
     pipeline = Pipeline(Config.load(preset))
-    data = pipeline.encode(gradient, residual, Key(0, 0, 0))
+    data = pipeline.encode(gradient, residual, RngKey(0, 0, 0))
     pipeline.decode([wire.unpack(data)], decoded)
     assert 0 < np.count_nonzero(decoded) <= 200
     np.testing.assert_allclose(decoded + residual, gradient, atol=1e-6)

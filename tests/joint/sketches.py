@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.joint.minmax_sketch import MinMaxSketch
 
-KEY = Key(11, 22, 33)
+KEY = RngKey(11, 22, 33)
 F32 = np.dtype(np.float32)
 
 
@@ -19,7 +19,7 @@ def gradient(numel: int, count: int, seed: int = 0) -> tuple[np.ndarray[Any, Any
     return indices, dense[indices]
 
 
-def round_trip(codec: MinMaxSketch, indices: Any, values: Any, numel: int, key: Key = KEY) -> tuple[Any, Any]:
+def round_trip(codec: MinMaxSketch, indices: Any, values: Any, numel: int, key: RngKey = KEY) -> tuple[Any, Any]:
     """Checks the support, and returns the section and the decoded values."""
     section, support = codec.encode(indices, values, numel, key)
     decoded_support, decoded = codec.decode(section, numel, values.size, indices is None, values.dtype, key)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_deepreduce import pipeline
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import unpack as unpack_container
 from hvd_deepreduce.joint.densestream import DenseStream
@@ -18,7 +18,7 @@ from hvd_deepreduce.sparse import SparseTensor
 from tests.oracle import densestream as oracle
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
-KEY = Key(3, 1, 4, 1)
+KEY = RngKey(3, 1, 4, 1)
 VALUES = ["raw", "float16", "bfloat16", "qsgd"]
 quick = settings(derandomize=True, max_examples=60, deadline=None)
 

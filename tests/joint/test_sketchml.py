@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.joint.minmax_sketch import MinMaxSketch
 from hvd_deepreduce.joint.skcompress import SKCompress
 from hvd_deepreduce.joint.sketchml import SketchML
@@ -101,16 +101,16 @@ def test_correctness_rate_of_a_gradient_is_at_least_equation_2(codec):
 @both
 def test_collisions_differ_between_steps(codec):
     indices, values = gradient(50_000, 5000)
-    decoded = [round_trip(codec(), indices, values, 50_000, Key(1, 2, step))[1] for step in range(2)]
+    decoded = [round_trip(codec(), indices, values, 50_000, RngKey(1, 2, step))[1] for step in range(2)]
     assert np.mean(decoded[0] != decoded[1]) > 0.2
 
 
 @both
 def test_decoded_values_depend_on_the_key_but_not_on_the_rank(codec):
     indices, values = gradient(50_000, 5000)
-    section, decoded = round_trip(codec(), indices, values, 50_000, Key(1, 2, 3, rank=0))
-    _, same = codec.decode(section, 50_000, 5000, False, F32, Key(1, 2, 3, rank=9))
-    _, other = codec.decode(section, 50_000, 5000, False, F32, Key(1, 7, 3))
+    section, decoded = round_trip(codec(), indices, values, 50_000, RngKey(1, 2, 3, rank=0))
+    _, same = codec.decode(section, 50_000, 5000, False, F32, RngKey(1, 2, 3, rank=9))
+    _, other = codec.decode(section, 50_000, 5000, False, F32, RngKey(1, 7, 3))
     assert (same == decoded).all()
     assert (other != decoded).any()
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import ContainerError
 from hvd_deepreduce.memory import Memory
@@ -13,7 +13,7 @@ from hvd_deepreduce.ops import deferred, sections
 from hvd_deepreduce.pipeline import Pipeline
 from tests import cases
 
-KEY = Key(21, 22, 23, 1)
+KEY = RngKey(21, 22, 23, 1)
 INPUTS = cases.inputs()
 LISTS = [("topk", index, "raw", None) for index in cases.INDEX]
 LISTS += [("topk", "packed", value, None) for value in cases.VALUE]

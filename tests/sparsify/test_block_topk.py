@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from pydantic import ValidationError
 
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.ops import blocks
 from hvd_deepreduce.sparsify.block_topk import BlockTopK
 from tests import cases
 from tests.oracle import block_topk as oracle
 from tests.oracle.pipeline import accumulated
 
-KEY = Key(1, 2, 3)
+KEY = RngKey(1, 2, 3)
 # Few distinct values, so that many norms are equal.
 TIED = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, 1e-45, 3.4e38, -3.4e38])
 

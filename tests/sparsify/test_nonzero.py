@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.sparsify.none import All
 from hvd_deepreduce.sparsify.nonzero import NonZero
 from tests import cases
 
-KEY = Key(1, 2, 3)
+KEY = RngKey(1, 2, 3)
 
 
 @pytest.mark.parametrize("name", cases.inputs())

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.ops import random
 from hvd_deepreduce.sparsify.randomk import RandomK
 from tests.oracle import philox
@@ -33,7 +33,7 @@ def test_permutation_of_the_oracle_is_a_bijection(domain):
 def test_equals_the_oracle(data, seed, parameter, step):
     numel = data.draw(st.one_of(st.integers(0, 40), st.integers(0, 3000)))
     count = data.draw(st.integers(0, min(numel, 60)))
-    found = RandomK.indices_of(numel, count, Key(seed, parameter, step))
+    found = RandomK.indices_of(numel, count, RngKey(seed, parameter, step))
     assert found.dtype == np.uint32 and found.tolist() == oracle.indices_of(numel, count, seed, parameter, step)
 
 
@@ -48,11 +48,11 @@ def test_of_many_elements(numel, count):
 
 def test_receivers_and_all_ranks_repeat_the_selection():
     dense, gradient = np.arange(1000, dtype=np.float32), np.ones(1000, np.float32)
-    indices, values = RandomK(density=0.05).select(dense, gradient, Key(1, 2, 3, rank=0), 1)
+    indices, values = RandomK(density=0.05).select(dense, gradient, RngKey(1, 2, 3, rank=0), 1)
     assert indices.size == 50 and np.all(np.diff(indices.astype(np.int64)) > 0)
     np.testing.assert_array_equal(values, indices + 1)
-    np.testing.assert_array_equal(RandomK.indices_of(1000, 50, Key(1, 2, 3, rank=7)), indices)
-    for other in (Key(2, 2, 3), Key(1, 3, 3), Key(1, 2, 4)):
+    np.testing.assert_array_equal(RandomK.indices_of(1000, 50, RngKey(1, 2, 3, rank=7)), indices)
+    for other in (RngKey(2, 2, 3), RngKey(1, 3, 3), RngKey(1, 2, 4)):
         assert RandomK.indices_of(1000, 50, other).tolist() != indices.tolist()
 
 
@@ -60,7 +60,7 @@ def test_all_elements_are_equally_likely():
     steps, numel, count = 4000, 200, 20
     hits = np.zeros(numel)
     for step in range(steps):
-        hits[RandomK.indices_of(numel, count, Key(3, 1, step))] += 1
+        hits[RandomK.indices_of(numel, count, RngKey(3, 1, step))] += 1
     expected = steps * count / numel
     deviations = (hits - expected) / np.sqrt(expected * (1 - count / numel))
     assert np.abs(deviations).max() < 4.5 and 0.75 < np.mean(deviations**2) < 1.25

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.sparsify.sampled_topk import SampledTopK
 from hvd_deepreduce.sparsify.topk import TopK
 from tests import cases
 from tests.oracle import sampled_topk as oracle
 from tests.oracle.pipeline import accumulated
 
-KEY = Key(1, 2, 3)
+KEY = RngKey(1, 2, 3)
 
 
 def check(dense, gradient, codec, key=KEY, threads=1):
@@ -34,7 +34,7 @@ def check(dense, gradient, codec, key=KEY, threads=1):
 def test_equals_the_oracle(numel, density, sample, excess, accumulate, dtype, step):
     codec = SampledTopK(density=density, sample=sample, excess=excess)
     gradient = cases.random(numel, dtype, 1) if accumulate else None
-    check(np.round(cases.random(numel, dtype), 1), gradient, codec, Key(5, 6, step))
+    check(np.round(cases.random(numel, dtype), 1), gradient, codec, RngKey(5, 6, step))
 
 
 @pytest.mark.parametrize("name", cases.inputs())
@@ -49,10 +49,10 @@ def test_number_of_elements_is_close_to_the_density():
     """With 64 sampled elements above the threshold, the relative spread is 1/8. ``excess`` bounds the number."""
     numel, wanted = 200_000, 2000
     dense = cases.random(numel)
-    sizes = [SampledTopK().select(dense, None, Key(0, 1, step), 1)[0].size for step in range(60)]
+    sizes = [SampledTopK().select(dense, None, RngKey(0, 1, step), 1)[0].size for step in range(60)]
     assert np.mean(sizes) == pytest.approx(wanted, rel=0.06) and np.std(sizes) < wanted / 6
     assert max(sizes) <= 1.3 * wanted and len(set(sizes)) > 50
-    larger = [SampledTopK(sample=0.1).select(dense, None, Key(0, 1, step), 1)[0].size for step in range(20)]
+    larger = [SampledTopK(sample=0.1).select(dense, None, RngKey(0, 1, step), 1)[0].size for step in range(20)]
     assert np.std(larger) < wanted / 12
 
 
@@ -70,7 +70,7 @@ def test_excess_is_reduced_by_exact_topk():
     strict, loose = ({}, {})
     for step in range(12):
         for excess, sizes in ((1, strict), (1.3, loose)):
-            indices = SampledTopK(density=0.02, excess=excess).select(dense.copy(), None, Key(0, 0, step), 1)[0]
+            indices = SampledTopK(density=0.02, excess=excess).select(dense.copy(), None, RngKey(0, 0, step), 1)[0]
             sizes[step] = indices.size
             assert indices.tolist() == list(range(3000 - indices.size, 3000))
     assert max(strict.values()) == 1000 < max(loose.values()) <= 1300

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from pydantic import ValidationError
 
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.ops import select
 from hvd_deepreduce.sparsify.threshold import Threshold
 from tests.oracle import threshold as oracle
 from tests.oracle.pipeline import accumulated
 
-KEY = Key(1, 2, 3)
+KEY = RngKey(1, 2, 3)
 
 
 def check(dense, gradient, least, threads=1):

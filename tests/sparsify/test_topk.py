@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.ops import select
 from hvd_deepreduce.sparsify.topk import TopK, kept_of
 from tests.oracle import topk as oracle
 from tests.oracle.pipeline import accumulated
 
-KEY = Key(1, 2, 3)
+KEY = RngKey(1, 2, 3)
 # Few distinct values, so that most magnitudes are equal, and many are zeros of both signs.
 TIED = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 1e-45, -1e-45, 3.4e38])
 

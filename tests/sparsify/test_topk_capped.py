@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.sparsify.topk_capped import TopKCapped
 from tests import cases
 from tests.oracle import topk as oracle
 from tests.oracle.pipeline import accumulated
 
-KEY = Key(1, 2, 3)
+KEY = RngKey(1, 2, 3)
 
 
 def check(dense, gradient, cap, threads=1):

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 
 F32 = np.dtype(np.float32)
-KEY = Key(1, 2, 3, 4)
+KEY = RngKey(1, 2, 3, 4)
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -2.5, 3.4e38, -3.4e38, 1e38, -1e-45, 1e-45, 1e-38, 1.5e-38, 6e4]
 floats = st.one_of(st.sampled_from(SPECIAL), st.floats(width=32, allow_nan=False, allow_infinity=False))
 vectors = arrays(F32, st.integers(0, 70), elements=floats.map(np.float32))
@@ -40,7 +40,7 @@ def round_trip(codec, values, key=KEY):
     assert order is None
     assert section.dtype == np.uint8
     before = values.copy()
-    decoded = codec.decode(section, values.size, None, values.dtype, Key(*key[:3]))
+    decoded = codec.decode(section, values.size, None, values.dtype, RngKey(*key[:3]))
     assert np.array_equal(values, before)
     assert decoded.shape == values.shape
     assert np.isfinite(decoded).all()
@@ -51,7 +51,7 @@ def mean_of_draws(codec, values, draws):
     """The mean and the variance of the decoded values over ``draws`` steps, float64."""
     total, squares = np.zeros(values.size), np.zeros(values.size)
     for step in range(draws):
-        decoded = round_trip(codec, values, Key(5, 0, step, 1))[1].astype(np.float64)
+        decoded = round_trip(codec, values, RngKey(5, 0, step, 1))[1].astype(np.float64)
         total += decoded
         squares += (decoded - values) ** 2
     return total / draws, squares / draws

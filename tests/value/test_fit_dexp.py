@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.value.fit_dexp import FitDExp
 from tests import cases
 from tests.oracle import fit_dexp as oracle
 from tests.value.test_fit_poly import COARSE, F32, FLOATS, error, fitted, gradient, rounded
 
-KEY = Key(1, 2, 3)
+KEY = RngKey(1, 2, 3)
 
 
 def encode(values):

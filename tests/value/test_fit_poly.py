@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from pydantic import ValidationError
 
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.ops import sort
 from hvd_deepreduce.value.fit_poly import FitPoly
 from tests import cases
 from tests.oracle import fit_poly as oracle
 
 F32 = np.dtype(np.float32)
-KEY = Key(1, 2, 3)
+KEY = RngKey(1, 2, 3)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False, width=32)
 # Few distinct values: ties, short segments and straight lines.
 COARSE = st.integers(-4, 4).map(float)

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from pydantic import ValidationError
 
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.value.half import Half
 from tests import cases
 from tests.oracle import half as oracle
 
-KEY = Key(1, 2, 3)
+KEY = RngKey(1, 2, 3)
 F32 = np.dtype(np.float32)
 FINITE = st.floats(allow_nan=False, allow_infinity=False, width=32)
 

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.ops import quantile
 from hvd_deepreduce.value.quantile import Quantile
 from tests.oracle import quantile as oracle
 
-KEY = Key(1, 2, 3)
+KEY = RngKey(1, 2, 3)
 F32 = np.dtype(np.float32)
 few_floats = st.sampled_from([0.0, -0.0, 1.0, -1.0, 1.0000001, 2.5, -2.5, 3e38, -1e-45, 1e-38, 1e-45])
 any_floats = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from hvd_deepreduce.codec import Key
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.value.raw import Raw
 from tests import cases
 
-KEY = Key(1, 2, 3)
+KEY = RngKey(1, 2, 3)
 
 
 @pytest.mark.parametrize("name", cases.inputs())
