@@ -10,7 +10,7 @@
 const u32 LONGEST = 12;            // the most bits of a code word
 const u32 ONLY = 15;               // written in place of the length if only one symbol occurs
 const u64 FOUR_STREAMS = 1024;     // from so many symbols on there are four streams
-const u32 LENGTHS_BYTES = 200;     // room for the code lengths (most if every other symbol occurs) and eight-byte stores
+const u32 LENGTHS_BYTES = 200;     // room for the code lengths and for eight-byte stores
 
 DR_HD u32 stream_count(u64 count) { return count < FOUR_STREAMS ? 1 : 4; }
 
