@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ast
 import faulthandler
+import gc
 import json
 import os
 import sys
@@ -108,6 +109,7 @@ def run_cases(rank: int, size: int, go_on: bool = True) -> None:
     if unknown := set(options.cases) - set(CASES):
         parser.error(f"there is no case {', '.join(sorted(unknown))}")
     faulthandler.enable()
+    gc.freeze()  # the collector need not go through all that the frameworks made while they were imported
     records = Records(options.results, size) if options.results else None
     if records:
         records.write("ready", rank, None)
