@@ -3,20 +3,23 @@
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parent
+_FILES = {"kernels": "*/*.cu", "configs": "*.yaml"}
+"""What each folder contains. A folder without any such file is a leftover of another version, and is not used."""
 
 
 def folder(name: str) -> Path:
     """The folder ``kernels`` or ``configs``.
 
     An installed package has them inside; a source checkout, in place or installed with ``pip install -e``, has them
-    beside the package. ``importlib.resources`` does not find the latter.
+    beside the package. ``importlib.resources`` does not find the ones beside the package.
 
     Raises:
-        FileNotFoundError: the folder is in neither place.
+        FileNotFoundError: neither place has the folder with its files.
     """
     for parent in (_PACKAGE, _PACKAGE.parent):
-        if (parent / name).is_dir():
+        if any((parent / name).glob(_FILES[name])):
             return parent / name
     raise FileNotFoundError(
-        f"hvd_deepreduce has no folder {name!r}, neither inside {_PACKAGE} nor beside it: install the package again"
+        f"hvd_deepreduce has no folder {name!r} with files {_FILES[name]!r}, neither inside {_PACKAGE} nor beside it: "
+        "install the package again"
     )

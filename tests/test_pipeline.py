@@ -227,12 +227,12 @@ def test_header_says_what_was_done():
     assert (container.sparsifier, container.index, container.value, container.joint) == (1, 4, 3, False)
     assert (container.numel, container.count, container.key) == (300, 30, RngKey(4, 5, 6))
     assert container.digest == PIPELINES["topk rice qsgd"].config.digest() and container.dtype == np.float32
-    keyed = wire.unpack(PIPELINES["randomk qsgd"].encode(cases.random(300), None, KEY))
-    assert (keyed.sparsifier, keyed.index, keyed.indices.size) == (2, 0, 0)
+    repeated = wire.unpack(PIPELINES["randomk qsgd"].encode(cases.random(300), None, KEY))
+    assert (repeated.sparsifier, repeated.index, repeated.indices.size) == (2, 0, 0)
 
 
 @given(st_numpy.arrays(np.float32, 40, elements=st.floats(-100, 100, width=32)), st.integers(0, 2**32 - 1))
-def test_ranks_that_round_apart_settle_apart(gradient, seed):
+def test_what_a_receiver_decodes_does_not_depend_on_its_rank(gradient, seed):
     """A receiver decodes the same values whatever its own rank is."""
     pipeline = PIPELINES["none qsgd"]
     for rank in (0, 3):

@@ -1,13 +1,13 @@
 """Presets by name, from any directory."""
 
+import importlib.util
 import os
-import subprocess
-import sys
+import re
 from pathlib import Path
 
 import pytest
 
-from hvd_deepreduce import Config, ConfigError, presets
+from hvd_deepreduce import Config, ConfigError, presets, resources
 
 FILES = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
 
@@ -61,11 +61,44 @@ def test_a_path_that_does_not_exist_hints_at_the_preset(ending, tmp_path, monkey
     assert str(error.value) == f"the config file nowhere{ending} cannot be read: No such file or directory"
 
 
-def test_without_the_folder_the_error_says_so(tmp_path):
-    """A copy of resources.py that has neither folder in it nor beside it."""
+def resources_in(package: Path):
+    """A copy of resources.py in ``package``, as a module."""
+    package.mkdir(exist_ok=True)
+    copy = package / "resources.py"
+    copy.write_text(Path(resources.__file__).read_text())
+    spec = importlib.util.spec_from_file_location("resources_copy", copy)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def fill(folder: Path) -> None:
+    """One file of each kind, as in a checkout or an installed package."""
+    for file in ("configs/a.yaml", "kernels/rice/rice.cu"):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).touch()
+
+
+@pytest.mark.parametrize("name", ["configs", "kernels"])
+def test_without_the_folder_the_error_says_so(name, tmp_path):
     package = tmp_path / "package"
-    package.mkdir()
-    source = Path(presets.__file__).with_name("resources.py").read_text()
-    (package / "resources.py").write_text(source + "\nfolder('configs')\n")
-    done = subprocess.run([sys.executable, package / "resources.py"], capture_output=True, text=True)
-    assert done.returncode == 1 and "FileNotFoundError: hvd_deepreduce has no folder 'configs'" in done.stderr
+    with pytest.raises(FileNotFoundError, match=f"hvd_deepreduce has no folder '{name}' with files"):
+        resources_in(package).folder(name)
+    (package / name / "__pycache__").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match=f"neither inside {re.escape(str(package))} nor beside it"):
+        resources_in(package).folder(name)
+
+
+@pytest.mark.parametrize("name", ["configs", "kernels"])
+def test_the_folder_inside_the_package_is_preferred_unless_it_is_a_leftover(name, tmp_path):
+    """An update of a checkout leaves folders with ignored files in them, where tracked files were moved away."""
+    package = tmp_path / "package"
+    fill(tmp_path)
+    assert resources_in(package).folder(name) == tmp_path / name
+    for leftover in ("__pycache__/a.pyc", "cpu/__pycache__/a.pyc", "cpu/rice.o"):
+        (package / name / leftover).parent.mkdir(parents=True, exist_ok=True)
+        (package / name / leftover).touch()
+    (package / name / "empty").mkdir()
+    assert resources_in(package).folder(name) == tmp_path / name
+    fill(package)
+    assert resources_in(package).folder(name) == package / name

@@ -23,8 +23,8 @@ The call sequence of a step, with gradients g1, g2, ... in whatever order the ba
 ``scale`` is 1 / size for an average; Horovod's adapters take it from the carrier.
 
 Buckets that the framework made (DDP's ``GradBucket``) use ``reducer.start_bucket(parameters, number, vector)`` in place
-of ``start``; ``finish`` may be called on another thread, while later buckets are being started. Local-update training
-hands over each parameter's change since the last exchange in place of a gradient, every H steps.
+of ``start``; ``finish`` may be called on another thread, while later buckets are being started. In local-update
+training, each parameter's change since the last exchange is given in place of a gradient, every H steps.
 
 ``Engine`` alone, for graphs:
 

@@ -89,14 +89,14 @@ def compare(statements: Sequence[bytes]) -> None:
     Raises:
         MismatchError: they differ. Every rank compares the same statements, so every rank gets the same message.
     """
-    told = [json.loads(one) for one in statements]
+    told = [json.loads(one) for one in statements]  # another release's may lack a key
     differences = _differences("version", [one["version"] for one in told])
     for kind, dot in (("package", " "), ("config", "."), ("parameter", " ")):
-        for key in dict.fromkeys(key for one in told for key in one[kind]):
+        for key in dict.fromkeys(key for one in told for key in one.get(kind, {})):
             label = f"{kind}{dot}{key}"
-            differences += _differences(label, [one[kind].get(key, "missing") for one in told])
+            differences += _differences(label, [one.get(kind, {}).get(key, "missing") for one in told])
     if not differences:
-        differences = _differences("the order of the parameters", [one["order"] for one in told])
+        differences = _differences("the order of the parameters", [one.get("order") for one in told])
     if differences:
         shown = "; ".join(differences[:5]) + (f"; and {len(differences) - 5} more" if len(differences) > 5 else "")
         raise MismatchError(

@@ -31,7 +31,7 @@ class Parameter:
 
     @property
     def numel(self) -> int:
-        """Number of elements; meaningless where a size is not known."""
+        """Number of elements. Do not use it if ``shape`` contains -1."""
         return prod(self.shape)
 
     @property

@@ -37,9 +37,12 @@ class Ticket(Generic[G]):
 class Reducer(Generic[G]):
     """Takes a step's gradients one by one and replaces them by their sums over all ranks, under any config.
 
-    ``finish`` may run on another thread than ``start_bucket``, and than ``start`` in scope ``tensor``. In larger
-    scopes, ``start`` and ``finish`` are called on one thread. There, a parameter without a gradient counts as zeros if
-    another one of its bucket has a gradient on this rank; if none has, none may have one on any rank.
+    Threads: ``finish`` may run on another thread than ``start_bucket``. In scope ``tensor`` it may also run on another
+    thread than ``start``; in larger scopes, one thread must call both.
+
+    Missing gradients: in scopes larger than a tensor, a parameter without a gradient is sent as zeros if another
+    parameter of its bucket has one. A bucket without any gradient is not sent, so all ranks must agree on which buckets
+    these are.
 
     Args:
         engine: of these ranks.

@@ -16,7 +16,7 @@ class Counters:
     Attributes:
         steps: optimizer steps.
         bytes_sent: bytes handed to the exchange: containers, carriers, and tensors that are not compressed.
-        dense_bytes: bytes that would be handed over without compression.
+        dense_bytes: bytes that would be exchanged without compression.
         encode_seconds: accumulating, selecting and encoding.
         wait_seconds: waiting for the other ranks' containers, after the backward pass.
         decode_seconds: decoding and summing.

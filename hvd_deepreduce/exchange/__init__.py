@@ -7,8 +7,8 @@ which do not:
 - ``sparcml``: SparCML's split-allgather and recursive doubling, with their switch to dense ranges.
 - ``topk_allgather``: every rank gets every rank's elements; the least work for few ranks.
 
-What they are made of; a module imports only modules above it, and the three allreduces import ``session`` when they are
-called:
+The modules, in an order in which each imports only modules above it. One exception: the three allreduces import
+``session`` when they are called, so that their programs need no MPI.
 
     errors settings            what users see: errors, settings, the registry                     no MPI
     transport schedules        programs and their messages; who sends to whom in which round      no MPI

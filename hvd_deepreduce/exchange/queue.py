@@ -35,8 +35,8 @@ class ExchangeQueue:
     def __init__(self, ranks: Sequence[int] | None = None, comm: MPI.Intracomm | None = None) -> None:
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise RuntimeError(
-                "MPI was started without MPI_THREAD_MULTIPLE, which an exchange over MPI needs because it runs beside "
-                "Horovod's own thread: use an MPI that supports it, or exchange 'allgather'"
+                "MPI was started without MPI_THREAD_MULTIPLE, which an exchange over MPI needs because its thread and "
+                "Horovod's call MPI at the same time: use an MPI that supports it, or exchange 'allgather'"
             )
         parent = MPI.COMM_WORLD if comm is None else comm
         check_intracomm(parent)

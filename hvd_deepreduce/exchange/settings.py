@@ -1,12 +1,12 @@
-"""The settings of the exchanges, and the registry in which each stands with the function that does its work.
+"""The settings of the exchanges, and their registry. Needs no MPI.
 
-Needs no MPI: the function is named, and imported when the exchange is first used. An exchange of another package is a
-subclass of ``Exchange`` and a function with the signature of ``ExchangeFunction``::
+A settings class names the function that sums, which is imported when the exchange is first used. An exchange of another
+package is a subclass of ``Exchange`` and a function with the signature of ``ExchangeFunction``::
 
     @exchanges.register
     class TreeSum(Exchange):                              # in settings of that package; imports no mpi4py
         name = "tree_sum"                                 # in a config: exchange: {name: tree_sum, fanout: 4}
-        id = ...
+        id = 192                                          # 192 to 254 are reserved for other packages
         implementation = "that_package.tree_sum:run"      # imports mpi4py
         fanout: int = 2
 

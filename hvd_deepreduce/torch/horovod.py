@@ -42,6 +42,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
 
     Raises:
         TypeError: no model was given.
+        ValueError: two parameters have the same name.
         ConfigError: the config cannot be used.
     """
 
@@ -125,10 +126,19 @@ class DeepReduce(Compressor):  # type: ignore[misc]
     def compress(self, tensor: torch.Tensor | None = None) -> tuple[torch.Tensor, Any]:
         """Called by Horovod with a gradient; returns what Horovod allreduces, and the context for ``decompress``.
 
+        Args:
+            tensor: of any shape and dtype. It is sent uncompressed if it is sparse or not floating-point, or, in scope
+                ``tensor``, if it has fewer than ``min_elements`` elements.
+
+        Returns:
+            The carrier, float64 ``[1]``, or the uncompressed gradient; and the context.
+
         Raises:
+            TypeError: the class was given as ``compression=``, not an instance.
             ValueError: the tensor is not the gradient of a parameter of the model.
             MismatchError: at the first gradient, if the ranks do not agree.
-            RuntimeError: the parameter's last gradient, or its last bucket, is still in flight.
+            RuntimeError: the parameter's last gradient, or its last bucket, is still in flight; or an exchange over MPI
+                in a job without MPI.
         """
         if tensor is None:
             raise TypeError(f"compression= was given the class DeepReduce; it must be an instance. Write: {LINE}")

@@ -648,7 +648,7 @@ def every_dtype_and_a_shape_that_is_not_known():
 
 
 class OnDevice(DeepReduce):
-    """As if its gradients lay on a GPU: the CUDA backend works on them, in the emulator."""
+    """As if its gradients were on a GPU: the CUDA kernels process them, in the emulator."""
 
     def __init__(self, config):
         super().__init__(config)

@@ -517,7 +517,7 @@ def a_gradient_that_is_not_contiguous():
 
 
 class OnDevice(DeepReduce):
-    """As if its gradients lay on a GPU: the CUDA backend works on them, in the emulator."""
+    """As if its gradients were on a GPU: the CUDA kernels process them, in the emulator."""
 
     def __init__(self, *arguments, **settings):
         super().__init__(*arguments, **settings)
