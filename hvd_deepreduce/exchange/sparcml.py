@@ -29,7 +29,7 @@ of its elements are nonzero.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
@@ -77,6 +77,8 @@ def allreduce(
     """
     from hvd_deepreduce.exchange.session import Session  # needs mpi4py; the programs below do not
 
+    if algorithm not in get_args(Algorithm):
+        raise ValueError(f"algorithm is {algorithm!r}; allowed are {', '.join(get_args(Algorithm))}")
     description = f"sparcml with algorithm {algorithm}"
     with Session(
         comm, tensor, description, dense=dense or out is not None, out=out, scale=scale, residual=residual,

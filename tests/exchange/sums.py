@@ -3,6 +3,7 @@
 import zlib
 
 import numpy as np
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from mpi4py import MPI
@@ -82,6 +83,8 @@ def edges() -> None:
     rng = np.random.default_rng(1)
     empty = lambda n: SparseTensor(n, np.empty(0, np.uint32), np.empty(0, np.float32))  # noqa: E731
     check([empty(1000)] * SIZE)
+    with pytest.raises(ValueError, match="algorithm is 'ring'; allowed are auto, split_allgather"):
+        sparcml.allreduce(COMM, empty(10), algorithm="ring")
     check([empty(0)] * SIZE)
     check([empty(1000) if rank % 2 else uniform(1000, 50, rng) for rank in range(SIZE)])
     check([empty(1000) if rank else uniform(1000, 50, rng) for rank in range(SIZE)])

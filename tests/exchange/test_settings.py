@@ -24,7 +24,7 @@ def test_an_exchange_without_a_function_cannot_be_loaded() -> None:
         exchanges.by_name["allgather"]().load()
 
 
-@pytest.mark.parametrize("implementation", ["no_function", "a:b:c", 7])
+@pytest.mark.parametrize("implementation", ["no_function", "a:b:c", 7, None])
 def test_an_implementation_that_is_no_name(implementation: object) -> None:
     with pytest.raises(TypeError, match="Broken.implementation is .*'module:function'"):
         type("Broken", (Exchange,), {"__module__": __name__, "implementation": implementation})
