@@ -164,7 +164,7 @@ def _(out: Device, parts: list[tuple[Device | None, Device]], scale: float, thre
 
 @operation()
 def to_host(array: NDArray[Any]) -> NDArray[Any]:
-    """The array as a NumPy array; the same array if it is one. On a GPU: waits for the device."""
+    """The array as a NumPy array; the same array if it is one. On a GPU, the host waits for the device."""
     return array
 
 
@@ -289,5 +289,5 @@ def _(values: Device) -> Device:
     xp, n = array_module(values), values.size
     narrow = xp.empty(n, f32)
     if n:
-        launch(xp, "half/half", "narrow", grid(xp, n), values, u64(n), narrow)
+        launch(xp, "arrays/arrays", "narrow", grid(xp, n), values, u64(n), narrow)
     return narrow

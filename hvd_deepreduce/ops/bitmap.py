@@ -58,7 +58,7 @@ def _(indices: Device, numel: int) -> Device:
 def decode(section: U8, numel: int, count: int) -> U32:
     """The indices of the ``count`` ones of a bitmap of ``numel`` bits, uint32 ``[count]``.
 
-    On a GPU: waits for the device, or defers the check.
+    On a GPU, the host waits for the result of the check, unless checks are deferred.
 
     Raises:
         ValueError: the section has another size, another number of ones, or a one after bit ``numel - 1``.

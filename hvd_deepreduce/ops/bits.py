@@ -85,7 +85,7 @@ def _(section: Device, count: int, width: int, dtype: type[np.unsignedinteger[An
 def check_indices(indices: U32, numel: int) -> None:
     """Checks that the indices are strictly increasing and below ``numel``.
 
-    On a GPU: waits for the device, or defers the check.
+    On a GPU, the host waits for the result of the check, unless checks are deferred.
 
     Raises:
         ValueError: they are not.
@@ -106,7 +106,7 @@ def _(indices: Device, numel: int) -> None:
 def check_order(order: U32) -> None:
     """Checks that ``order`` is a permutation of 0 to ``order.size - 1``.
 
-    On a GPU: waits for the device and never defers, since the order is about to be used as indices.
+    On a GPU, the host waits for the result even if checks are deferred, since the order is about to be used as indices.
 
     Raises:
         ValueError: it is not.

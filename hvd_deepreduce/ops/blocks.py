@@ -53,7 +53,7 @@ def _(dense: Device, gradient: Device | None, block: int, l2: bool, threads: int
 def indices(blocks: U32, block: int, numel: int) -> U32:
     """The indices of all elements of the given blocks.
 
-    On a GPU: waits for the device if the tensor's last block is shorter, to learn whether it is among the given ones.
+    On a GPU, if the tensor's last block is shorter, the host waits for the device to learn whether it is a given one.
 
     Args:
         blocks: numbers of blocks, strictly increasing and below ``ceil(numel / block)``; this is not checked.

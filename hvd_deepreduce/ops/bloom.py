@@ -53,7 +53,7 @@ def _(indices: Device, size: int, hashes: int, seed: int, parameter: int, step: 
 def query(bits: U8, hashes: int, numel: int, seed: int, parameter: int, step: int) -> U32:
     """The positives: the indices below ``numel`` that the filter holds, true and false ones, sorted.
 
-    On a GPU: waits for the device, to learn how many there are.
+    On a GPU, the host waits for the device to learn how many there are.
 
     Args:
         bits: the filter, 8 to 2^29 - 1 bytes.
@@ -64,7 +64,7 @@ def query(bits: U8, hashes: int, numel: int, seed: int, parameter: int, step: in
     wrapped = np.concatenate([bits, bits[:_WINDOW]])
     positives = np.empty(-(-numel // 64) * 8, np.uint8)
     count = _query(address(wrapped), bits.size, hashes, seed, parameter, step, numel, address(positives))
-    return bitmap.decode(positives[: (numel + 7) // 8], numel, count)
+    return bitmap.decode.host(positives[: (numel + 7) // 8], numel, count)
 
 
 @query.cuda
@@ -87,7 +87,7 @@ def _(bits: Device, hashes: int, numel: int, seed: int, parameter: int, step: in
 def conflict_sets(positives: U32, count: int, size: int, hashes: int, seed: int, parameter: int, step: int) -> U32:
     """Policy P2 (DeepReduce, algorithm 1): ``count`` of the positives, sorted.
 
-    On a GPU: runs on the host, since each draw depends on all draws before it.
+    On a GPU, the positives are copied to the host, since each draw depends on all draws before it.
 
     Args:
         positives: all indices that the filter holds, sorted.

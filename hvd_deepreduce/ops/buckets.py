@@ -93,7 +93,7 @@ def _(values: Device, bucket_size: int, squares: bool) -> Device:
 @operation()
 def means(values: F32, bucket_size: int) -> F32:
     """The float32 mean of each bucket's magnitudes. ``values``: float32, finite."""
-    totals = sums(values, bucket_size, False)
+    totals = sums.host(values, bucket_size, False)
     out = np.empty(totals.size, np.float32)
     _bucket_means(address(totals), values.size, bucket_size, address(out))
     return out
@@ -116,7 +116,7 @@ def clip_scales(scales: F32, values: F32, bucket_size: int, clip: float) -> F32:
         scales: float32, one for each bucket.
         values: float32, finite.
     """
-    squares = sums(values, bucket_size, True)
+    squares = sums.host(values, bucket_size, True)
     out = np.empty_like(scales)
     _clip_scales(address(scales), address(squares), values.size, bucket_size, clip, address(out))
     return out

@@ -28,7 +28,7 @@ _fit_dexp_decode = kernel("fit_dexp_decode", "I", "pUUp")
 def fit_poly_encode(ordered: F32, degree: int, segments: int | None) -> U8:
     """The section of piecewise polynomials through sorted values.
 
-    On a GPU, waits for the device, which computes the size.
+    On a GPU, the host waits for the device to learn the size of the section.
 
     Args:
         ordered: float32 ``[n]``, finite, sorted from the largest down.
@@ -56,7 +56,7 @@ def _(ordered: Device, degree: int, segments: int | None) -> Device:
 def fit_poly_decode(section: U8, count: int) -> F32:
     """The ``count`` fitted values of ``fit_poly_encode``, float32.
 
-    On a GPU, waits for the device to check the section, or defers the check.
+    On a GPU, the host waits for the check of the section, unless checks are deferred.
 
     Raises:
         ValueError: the encoder cannot have written the section for ``count`` values.
@@ -88,7 +88,7 @@ def _(section: Device, count: int) -> Device:
 def fit_dexp_encode(ordered: F32) -> U8:
     """The section of two exponentials through sorted values, 8 to 56 bytes.
 
-    On a GPU, waits for the device: a sign without values takes no bytes.
+    On a GPU, the host waits for the device to learn the size of the section: a sign without values takes no bytes.
 
     Args:
         ordered: float32 ``[n]``, finite, sorted from the largest down.
@@ -111,7 +111,7 @@ def _(ordered: Device) -> Device:
 def fit_dexp_decode(section: U8, count: int) -> F32:
     """The ``count`` fitted values of ``fit_dexp_encode``, float32.
 
-    On a GPU, waits for the device to check the section, or defers the check.
+    On a GPU, the host waits for the check of the section, unless checks are deferred.
 
     Raises:
         ValueError: the encoder cannot have written the section for ``count`` values.

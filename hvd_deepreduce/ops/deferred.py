@@ -231,7 +231,7 @@ def decode_values(file: str, kernel: str, like: Device, count: int, *arguments: 
 
 @operation()
 def finite(x: Floats, threads: int = 1) -> bool:
-    """Whether no element of ``x``, float32 or float64, is NaN or infinite. On a GPU, waits for the device."""
+    """Whether no element of ``x``, float32 or float64, is NaN or infinite. On a GPU, the host waits for the device."""
     return bool(_finite[x.dtype](address(x), x.size, threads))
 
 
@@ -245,7 +245,13 @@ def _(x: Device, threads: int = 1) -> bool:
 
 @operation()
 def check_finite(values: Floats) -> None:
-    """Raises ``ValueError`` if a value is NaN or infinite. On a GPU, waits for the device or defers the check."""
+    """Checks that no value is NaN or infinite.
+
+    On a GPU, the host waits for the result of the check, unless checks are deferred.
+
+    Raises:
+        ValueError: a value is.
+    """
     if not finite.host(values):
         check(-7)
 

@@ -29,7 +29,7 @@ def _check_length(section: U8 | Device, count: int) -> None:
 def encode(keys: U32) -> U8:
     """The section of strictly increasing keys, empty for none.
 
-    On a GPU: waits for the device, to learn the size of the section.
+    On a GPU, the host waits for the device to learn the size of the section.
     """
     out = np.empty(_bound(keys.size), np.uint8)
     return out[: _encode(address(keys), keys.size, address(out))].copy()
@@ -53,7 +53,7 @@ def _(keys: Device) -> Device:
 def decode(section: U8, numel: int, count: int) -> U32:
     """The ``count`` keys of a section, uint32.
 
-    On a GPU: waits for the device, or defers the check.
+    On a GPU, the host waits for the result of the check, unless checks are deferred.
 
     Raises:
         ValueError: an encoder cannot have written the section for ``count`` keys below ``numel``.

@@ -70,7 +70,7 @@ def _scatter(starts: Device, lengths: Device, values: Device, begin: int, adds: 
 def encode(indices: U32, values: Floats, gap: int) -> tuple[U32, U32, Floats]:
     """The stream of sparse elements: starts, lengths and values.
 
-    On a GPU, waits for the device, which computes the numbers of blocks and of covered elements.
+    On a GPU, the host waits for the device to learn the numbers of blocks and of covered elements.
 
     Args:
         indices: uint32 ``[n]``, increasing.
@@ -113,7 +113,7 @@ def _(indices: Device, values: Device, gap: int) -> tuple[Device, Device, Device
 def check_blocks(starts: U32, lengths: U32, begin: int, end: int, count: int) -> None:
     """Checks blocks that come from the wire.
 
-    On a GPU, waits for the device.
+    On a GPU, the host waits for the device.
 
     Raises:
         ValueError: a block is empty, overlaps another, is out of order or not within [begin, end), or the blocks do not
@@ -162,7 +162,7 @@ def _(starts: Device, lengths: Device, count: int) -> Device:
 def nonzero(starts: U32, lengths: U32, values: Floats) -> tuple[U32, Floats]:
     """The indices, uint32, and the values of the covered elements that are not zero.
 
-    On a GPU, waits for the device, which counts them.
+    On a GPU, the host waits for the device to learn how many there are.
     """
     indices, out = np.empty(values.size + 1, np.uint32), np.empty(values.size + 1, values.dtype)
     kept = _stream_nonzero[values.dtype](
@@ -213,7 +213,7 @@ def _(starts: Device, lengths: Device, values: Device, dense: Device) -> None:
 def merge(a: tuple[U32, U32, Floats], b: tuple[U32, U32, Floats], gap: int) -> tuple[U32, U32, Floats]:
     """The sum of two streams.
 
-    On a GPU, waits for the device, which computes the numbers of blocks and values.
+    On a GPU, the host waits for the device to learn the numbers of blocks and values.
 
     Args:
         a, b: streams (starts, lengths, values) of one dtype.
@@ -332,7 +332,7 @@ def _(starts: Device, lengths: Device, begin: int) -> tuple[Device, Device]:
 def blocks_of_gaps(skips: U32, ends: U32, begin: int) -> None:
     """The inverse of ``gaps``, in place: ``skips`` becomes the starts, ``ends`` the lengths.
 
-    On a GPU, waits for the device to check the result, or defers the check.
+    On a GPU, the host waits for the check of the result, unless checks are deferred.
 
     Raises:
         ValueError: a start or an end exceeds 32 bits. ``check_blocks`` checks the rest.

@@ -26,7 +26,7 @@ def _check_length(section: U8 | Device, count: int) -> None:
 def encode(indices: U32, numel: int) -> U8:
     """The section of strictly increasing indices below ``numel``, empty for none.
 
-    On a GPU: waits for the device, to read the last index, which gives the size of the section.
+    On a GPU, the host waits for the device to read the last index, which gives the size of the section.
     """
     last = int(indices[-1]) if indices.size else 0
     out = np.empty(_bytes(last, indices.size, numel), np.uint8)
@@ -50,7 +50,7 @@ def _(indices: Device, numel: int) -> Device:
 def decode(section: U8, numel: int, count: int) -> U32:
     """The ``count`` indices of a section, uint32.
 
-    On a GPU: waits for the device, or defers the check.
+    On a GPU, the host waits for the result of the check, unless checks are deferred.
 
     Raises:
         ValueError: an encoder cannot have written the section for ``count`` indices below ``numel``.

@@ -27,7 +27,7 @@ def encode(values: Floats, bfloat16: bool) -> U8:
     Returns:
         uint8 ``[2 * (n + 1)]``.
     """
-    x = arrays.to_float32(values)
+    x = arrays.to_float32.host(values)
     section = np.empty(2 * (x.size + 1), np.uint8)
     _half_encode(address(x), x.size, bfloat16, address(section))
     return section
@@ -46,7 +46,7 @@ def _(values: Device, bfloat16: bool) -> Device:
 def decode(section: U8, count: int) -> F32:
     """The ``count`` float32 values of ``encode``.
 
-    On a GPU, waits for the device to check the values, or defers the check.
+    On a GPU, the host waits for the check of the values, unless checks are deferred.
 
     Raises:
         ValueError: the section does not have 2 * (count + 1) bytes, its format is unknown, or a value is not finite.

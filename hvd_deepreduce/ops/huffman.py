@@ -28,7 +28,7 @@ _HEAD_WORDS = 10
 def encode(symbols: U8) -> U8:
     """The section of the symbols, empty for none.
 
-    On a GPU: waits for the device, to learn the size of the section.
+    On a GPU, the host waits for the device to learn the size of the section.
     """
     out = np.empty(_bound(symbols.size), np.uint8)
     return out[: _encode(address(symbols), symbols.size, address(out))].copy()
@@ -55,7 +55,7 @@ def _(symbols: Device) -> Device:
 def decode(section: U8, count: int) -> U8:
     """The ``count`` symbols of a section, uint8.
 
-    On a GPU: waits for the device, or defers the check.
+    On a GPU, the host waits for the result of the check, unless checks are deferred.
 
     Raises:
         ValueError: an encoder cannot have written the section for ``count`` symbols.
@@ -90,7 +90,7 @@ def _(section: Device, count: int) -> Device:
 def encode_indices(indices: U32, numel: int) -> U8:
     """The section of indices below ``numel``, in the code of the bytes of 0 to ``numel - 1``; empty for none.
 
-    On a GPU: waits for the device, to learn the size of the section.
+    On a GPU, the host waits for the device to learn the size of the section.
     """
     out = np.empty(_indices_bound(indices.size), np.uint8)
     return out[: _indices_encode(address(indices), indices.size, numel, address(out))].copy()
@@ -111,7 +111,7 @@ def _(indices: Device, numel: int) -> Device:
 def decode_indices(section: U8, numel: int, count: int) -> U32:
     """The ``count`` indices of a section, uint32.
 
-    On a GPU: waits for the device, or defers the check.
+    On a GPU, the host waits for the result of the check, unless checks are deferred.
 
     Raises:
         ValueError: an encoder cannot have written the section for ``count`` strictly increasing indices below

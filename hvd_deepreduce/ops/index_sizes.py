@@ -17,7 +17,7 @@ def estimate(indices: U32, numel: int) -> list[int]:
 
     Up to 8192 indices all but rans's are exact; beyond, all but elias_fano's are estimated from 8192 indices.
 
-    On a GPU: waits for the device, and runs on the host.
+    On a GPU, the indices are copied to the host, which computes the sizes.
 
     Args:
         indices: strictly increasing, below ``numel``.

@@ -47,7 +47,7 @@ def _(values: Device, seed: int, parameter: int, step: int, rank: int) -> Device
 def decode(signs: U8, exponents: U8) -> F32:
     """Powers of two, float32 ``[n]``, with the signs of ``sign.encode`` and the exponents ``[n]`` of ``encode``.
 
-    On a GPU, waits for the device to check the exponents, or defers the check.
+    On a GPU, the host waits for the check of the exponents, unless checks are deferred.
 
     Raises:
         ValueError: an exponent is 255.

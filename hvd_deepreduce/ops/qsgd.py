@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from hvd_deepreduce.ops import buckets, sections
-from hvd_deepreduce.ops.bits import pack, unpack
+from hvd_deepreduce.ops.bits import pack, packed_bytes, unpack
 from hvd_deepreduce.ops.buckets import bucket_count, capped
 from hvd_deepreduce.ops.deferred import decode_values
 from hvd_deepreduce.ops.device import THREADS, array_module, f32, grid, key_words, launch, u32, u64
@@ -99,7 +99,7 @@ def _(
 def dequantize(norms: F32, codes: U8, bucket_size: int, levels: int) -> F32:
     """The values of codes: float32 ``[n]``.
 
-    On a GPU, waits for the device to check the codes, or defers the check.
+    On a GPU, the host waits for the check of the codes, unless checks are deferred.
 
     Args:
         norms: float32, one for each bucket.
@@ -153,14 +153,14 @@ def _(
         xp, "qsgd/qsgd", "qsgd_encode_section", grid(xp, buckets, 8), values, u64(n), u64(bucket_size), u32(bits),
         *key_words(*key), np.frombuffer(header, u64)[0], words,
     )  # fmt: skip
-    return sections.remember_start(words.view(np.uint8)[: 8 + 4 * buckets + (n * bits + 7) // 8], header)
+    return sections.remember_start(words.view(np.uint8)[: 8 + 4 * buckets + packed_bytes(n, bits)], header)
 
 
 @operation()
 def decode_section(norms: F32, packed: U8, count: int, bucket_size: int, bits: int) -> F32:
     """The ``count`` values of ``encode_section``, from its norms and its packed codes.
 
-    On a GPU, waits for the device to check the codes, or defers the check.
+    On a GPU, the host waits for the check of the codes, unless checks are deferred.
 
     Raises:
         ValueError: the codes do not take ``packed.size`` bytes, or as in ``dequantize``.
@@ -170,6 +170,6 @@ def decode_section(norms: F32, packed: U8, count: int, bucket_size: int, bits: i
 
 @decode_section.cuda
 def _(norms: Device, packed: Device, count: int, bucket_size: int, bits: int) -> Device:
-    check_size(packed, (count * bits + 7) // 8)  # before an array of that size is allocated
+    check_size(packed, packed_bytes(count, bits))  # before an array of that size is allocated
     arguments = packed, u64(packed.size), norms, u64(count), u64(capped(bucket_size, count)), u32(bits)
     return decode_values("qsgd/qsgd", "qsgd_decode_section", packed, count, *arguments)

@@ -23,8 +23,8 @@ _quantile_decode = kernel("quantile_decode", "I", "pUpup")
 def encode(values: F32, buckets: int, middle: bool) -> tuple[F32, U32, int]:
     """The quantile bucket of each value.
 
-    On a GPU, waits for the device twice: for the numbers of values of each sign, by which the signs share the buckets,
-    and for the number of different buckets.
+    On a GPU, the host waits for the device twice: for the numbers of values of each sign, by which the signs share the
+    buckets, and for the number of different buckets.
 
     Args:
         values: float32 ``[n]``, finite, at least one.
@@ -35,13 +35,16 @@ def encode(values: F32, buckets: int, middle: bool) -> tuple[F32, U32, int]:
         means: float32, what each bucket is decoded to.
         codes: uint32 ``[n]``, each value's bucket.
         negative: the number of buckets of negative values.
+
+    Raises:
+        MemoryError: the host has too little memory to sort the values.
     """
     means, codes, negative = np.empty(buckets, np.float32), np.empty(values.size, np.uint32), np.empty(1, np.uint32)
     used = _quantile_encode(
         address(values), values.size, buckets, middle, address(means), address(codes), address(negative)
     )
     if used == 0:
-        raise MemoryError(f"no memory for the quantiles of {values.size} values")
+        raise MemoryError(f"not enough memory for the quantiles of {values.size} values")
     return means[:used], codes, int(negative[0])
 
 
@@ -88,7 +91,7 @@ def _(values: Device, buckets: int, middle: bool) -> tuple[Device, Device, int]:
 def decode(means: F32, codes: U32) -> F32:
     """The mean of each code's bucket, ``means[codes]``: float32 ``[n]``.
 
-    On a GPU, waits for the device to check the codes, or defers the check.
+    On a GPU, the host waits for the check of the codes, unless checks are deferred.
 
     Raises:
         ValueError: a code is not below ``means.size``.

@@ -36,7 +36,7 @@ def _decode_symbols(xp: Any, section: Device, count: int) -> tuple[Device, Devic
 def encode(symbols: U8) -> U8:
     """The section of the symbols, empty for none.
 
-    On a GPU: waits for the device, to learn the size of the section.
+    On a GPU, the host waits for the device to learn the size of the section.
     """
     out = np.empty(_bound(symbols.size), np.uint8)
     return out[_encode(address(symbols), symbols.size, address(out)) :].copy()
@@ -58,7 +58,7 @@ def _(symbols: Device) -> Device:
 def decode(section: U8, count: int) -> U8:
     """The ``count`` symbols of a section, uint8.
 
-    On a GPU: waits for the device.
+    On a GPU, the host waits for the device.
 
     Raises:
         ValueError: an encoder cannot have written the section for ``count`` symbols.
@@ -85,7 +85,7 @@ def _(section: Device, count: int) -> Device:
 def encode_indices(indices: U32) -> U8:
     """The section of strictly increasing indices, empty for none.
 
-    On a GPU: waits for the device, to learn the size of the section.
+    On a GPU, the host waits for the device to learn the size of the section.
     """
     scratch, end = np.empty(indices.size, np.uint8), c_uint64()
     out = np.empty(_bound(indices.size) + _lows_bound(indices.size), np.uint8)
@@ -108,7 +108,7 @@ def _(indices: Device) -> Device:
 def decode_indices(section: U8, numel: int, count: int) -> U32:
     """The ``count`` indices of a section, uint32.
 
-    On a GPU: waits for the device, or defers the check.
+    On a GPU, the host waits for the result of the check, unless checks are deferred.
 
     Raises:
         ValueError: an encoder cannot have written the section for ``count`` indices below ``numel``.

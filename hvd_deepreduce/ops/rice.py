@@ -27,7 +27,7 @@ def _check_length(section: U8 | Device, count: int) -> None:
 def encode(indices: U32, numel: int) -> U8:
     """The section of at least one index; the indices are strictly increasing and below ``numel``.
 
-    On a GPU: waits for the device, to learn the size of the section.
+    On a GPU, the host waits for the device to learn the size of the section.
     """
     size = c_uint64()
     b = _parameter(address(indices), indices.size, numel, byref(size))
@@ -53,7 +53,7 @@ def _(indices: Device, numel: int) -> Device:
 def decode(section: U8, numel: int, count: int) -> U32:
     """The ``count`` indices of a section, at least one, uint32.
 
-    On a GPU: waits for the device, or defers the check.
+    On a GPU, the host waits for the result of the check, unless checks are deferred.
 
     Raises:
         ValueError: an encoder cannot have written the section for ``count`` indices below ``numel``.

@@ -24,7 +24,7 @@ _ENTRIES = 2 * 64
 def encode(indices: U32, numel: int) -> U8:
     """The section of strictly increasing indices below ``numel``, empty for none.
 
-    On a GPU: waits for the device, to learn the size of the section.
+    On a GPU, the host waits for the device to learn the size of the section.
     """
     out = np.empty(_bound(indices.size), np.uint8)
     return out[: _encode(address(indices), indices.size, numel, address(out))].copy()
@@ -50,7 +50,7 @@ def _(indices: Device, numel: int) -> Device:
 def decode(section: U8, numel: int, count: int) -> U32:
     """The ``count`` indices of a section, uint32.
 
-    On a GPU: waits for the device, or defers the check.
+    On a GPU, the host waits for the result of the check, unless checks are deferred.
 
     Raises:
         ValueError: an encoder cannot have written the section for ``count`` indices below ``numel``.

@@ -88,7 +88,7 @@ def _(header: bytes, *arrays: Device, pad: int = 1, checked: bool = False) -> De
 def peek(section: U8, size: int) -> bytes:
     """The first ``size`` bytes of a section, or all of a shorter one, on the host.
 
-    On a GPU: waits for the device, unless the host remembers the bytes.
+    On a GPU, the host waits for the device unless it remembers the bytes.
     """
     return section[:size].tobytes()
 
@@ -105,7 +105,7 @@ def _(section: Device, size: int) -> bytes:
 def prefetch_headers(data: U8, ranks: int) -> None:
     """Reads what ``peek`` will return for the containers of ``data`` and for their sections, all at once.
 
-    On a GPU: waits for the device, within ``deferred.reading``. Otherwise, and on the host, does nothing.
+    On a GPU, within ``deferred.reading``, the host waits for the device. Elsewhere this does nothing.
 
     Args:
         data: containers in a row, perhaps broken.
@@ -134,7 +134,7 @@ def _(data: Device, ranks: int) -> None:
 def check_container(data: U8) -> None:
     """Checks a container's checksum.
 
-    On a GPU: waits for the device, or defers the check.
+    On a GPU, the host waits for the result of the check, unless checks are deferred.
 
     Args:
         data: the whole container, at an address that is a multiple of 4.

@@ -111,7 +111,7 @@ def threshold(dense: Floats, gradient: Floats | None, least: float, threads: int
     """Adds the gradient to ``dense`` in place, as ``arrays.add``, and selects all elements with ``|x| >= least`` but
     zeros.
 
-    On a GPU: waits for the device, to learn how many there are.
+    On a GPU, the host waits for the device to learn how many there are.
 
     Args:
         dense: ``[numel]``, finite.

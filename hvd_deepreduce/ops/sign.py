@@ -39,7 +39,7 @@ def _(values: Device) -> Device:
 def decode(signs: U8, scales: F32, count: int, bucket_size: int) -> F32:
     """``count`` float32 values: the scale of each value's bucket, with the signs of ``encode``.
 
-    On a GPU, waits for the device to check the scales, or defers the check.
+    On a GPU, the host waits for the check of the scales, unless checks are deferred.
 
     Args:
         signs: uint8 ``[ceil(count / 8)]``.

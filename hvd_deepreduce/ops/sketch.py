@@ -61,8 +61,10 @@ class Header(NamedTuple):
 
     @classmethod
     def of(cls, section: U8) -> Header:
-        """The header of a section of ``HEADER.size`` bytes or more. On a GPU, waits for the device if the host does not
-        know the section's first bytes."""
+        """The header of a section of ``HEADER.size`` bytes or more.
+
+        On a GPU, the host waits for the device unless it remembers the section's first bytes.
+        """
         return cls(*HEADER.unpack(sections.peek(section, HEADER.size)))
 
     def pack(self) -> bytes:
@@ -159,7 +161,7 @@ def _(
 def query(keys: U32, bins: U8, means: F32, rows: int, columns: int, seed: int, parameter: int, step: int) -> F32:
     """The mean of each key's number: float32 ``[n]``. A number is the inserted one or a smaller one.
 
-    On a GPU, waits for the device to check the bins, or defers the check.
+    On a GPU, the host waits for the check of the bins, unless checks are deferred.
 
     Args:
         keys: uint32 ``[n]``.
@@ -170,21 +172,11 @@ def query(keys: U32, bins: U8, means: F32, rows: int, columns: int, seed: int, p
         ValueError: a bin is not below ``means.size``, ``rows`` is not 1 to 8, or ``columns`` is 0.
     """
     values = np.empty(keys.size, np.float32)
-    check(
-        _sketch_query(
-            address(keys),
-            keys.size,
-            rows,
-            columns,
-            means.size,
-            seed,
-            parameter,
-            step,
-            address(bins),
-            address(means),
-            address(values),
-        )  # fmt: skip
-    )
+    result = _sketch_query(
+        address(keys), keys.size, rows, columns, means.size, seed, parameter, step,
+        address(bins), address(means), address(values),
+    )  # fmt: skip
+    check(result)
     return values
 
 
@@ -208,7 +200,7 @@ def _(
 def flagged_encode(keys: U32) -> U8:
     """Increasing keys as gaps of one to four bytes each; kernels/sketch/flagged_keys.h draws the bytes.
 
-    On a GPU, waits for the device, which computes the size.
+    On a GPU, the host waits for the device to learn the size of the section.
     """
     out = np.empty(_flagged_bound(keys.size), np.uint8)
     return out[: _flagged_encode(address(keys), keys.size, address(out))].copy()
@@ -227,7 +219,7 @@ def _(keys: Device) -> Device:
 def flagged_decode(section: U8, numel: int, count: int) -> U32:
     """The ``count`` keys of ``flagged_encode``: uint32, increasing.
 
-    On a GPU, waits for the device to check the section, or defers the check.
+    On a GPU, the host waits for the check of the section, unless checks are deferred.
 
     Raises:
         ValueError: the encoder cannot have written the section for ``count`` keys below ``numel``.
@@ -264,9 +256,10 @@ def _(section: Device, numel: int, count: int) -> Device:
 def merge(keys: U32, values: F32, numel: int) -> tuple[U32, F32]:
     """The pairs of keys, uint32 ``[n]``, and values, float32 ``[n]``, sorted by key.
 
-    On a GPU, waits for the device to check the keys, or defers the check.
+    On a GPU, the host waits for the check of the keys, unless checks are deferred.
 
     Raises:
+        MemoryError: the host has too little memory to sort the keys.
         ValueError: two keys are equal, or a key is not below ``numel``.
     """
     sorted_keys, sorted_values = np.empty_like(keys), np.empty_like(values)
@@ -274,7 +267,7 @@ def merge(keys: U32, values: F32, numel: int) -> tuple[U32, F32]:
         address(keys), address(values), keys.size, numel, address(sorted_keys), address(sorted_values),
     )  # fmt: skip
     if result == 1:
-        raise MemoryError(f"no memory to sort {keys.size} keys")
+        raise MemoryError(f"not enough memory to sort {keys.size} keys")
     check(result)
     return sorted_keys, sorted_values
 
@@ -298,7 +291,7 @@ def encode(
 ) -> U8:
     """The section of grouped sketches.
 
-    On a GPU, waits for the device several times for each group.
+    On a GPU, the host waits for the device several times for each group.
 
     Args:
         header: the sketches' sizes, and the numbers of buckets and groups.
@@ -310,6 +303,7 @@ def encode(
         seed, parameter, step: the key of the sketches' hashes.
 
     Raises:
+        MemoryError: the host has too little memory for the sketches.
         ValueError: a group takes 2^32 bytes or more.
     """
     start = header.pack()
@@ -320,7 +314,7 @@ def encode(
         address(indices), address(codes), indices.size, seed, parameter, step, coded, address(section),
     )  # fmt: skip
     if size == 0:
-        raise MemoryError(f"no memory for the sketches of {indices.size} elements")
+        raise MemoryError(f"not enough memory for the sketches of {indices.size} elements")
     if size == 1:
         raise ValueError(f"a group of up to {indices.size} elements takes 2^32 bytes or more: use more groups")
     return section[:size].copy()
@@ -356,7 +350,7 @@ def _(
 def decode(section: U8, numel: int, count: int, coded: bool, seed: int, parameter: int, step: int) -> tuple[U32, F32]:
     """The ``count`` keys, uint32 and increasing, and their values, float32, of ``encode``.
 
-    On a GPU, waits for the device at least once for each group.
+    On a GPU, the host waits for the device at least once for each group.
 
     Args:
         section: its header must be valid, and its means and sizes complete; joint/minmax_sketch.py checks that.
@@ -365,6 +359,7 @@ def decode(section: U8, numel: int, count: int, coded: bool, seed: int, paramete
         coded, seed, parameter, step: as in ``encode``.
 
     Raises:
+        MemoryError: the host has too little memory for the sketches.
         ValueError: the encoder cannot have written the section.
     """
     keys, values = np.empty(count, np.uint32), np.empty(count, np.float32)
@@ -372,7 +367,7 @@ def decode(section: U8, numel: int, count: int, coded: bool, seed: int, paramete
         address(section), section.size, count, numel, seed, parameter, step, coded, address(keys), address(values),
     )  # fmt: skip
     if result == 1:
-        raise MemoryError(f"no memory for the sketches of {count} elements")
+        raise MemoryError(f"not enough memory for the sketches of {count} elements")
     check(result)
     return keys, values
 
@@ -386,7 +381,7 @@ def _(
     start = section[: header.parts_at].get()
     wrong = _sketch_check_tables(address(start), section.size, count)
     if wrong == 1:
-        raise MemoryError(f"no memory for the sketches of {count} elements")
+        raise MemoryError(f"not enough memory for the sketches of {count} elements")
     check(wrong)
     sizes_at = HEADER.size + 4 * header.buckets
     sizes = start[sizes_at:].view(u32).reshape(-1, 3)

@@ -40,7 +40,7 @@ def _(digits: Device) -> Device:
 def unpack(packed: U8, count: int) -> U8:
     """The ``count`` digits of ``pack``.
 
-    On a GPU, waits for the device to check the bytes, or defers the check.
+    On a GPU, the host waits for the check of the bytes, unless checks are deferred.
 
     Raises:
         ValueError: ``packed`` does not have ceil(count / 5) bytes, or ``pack`` cannot have written them.

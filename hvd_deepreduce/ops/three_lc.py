@@ -47,7 +47,7 @@ def _(values: Device, m: float) -> Device:
 def unpack(packed: U8, count: int, m: float) -> F32:
     """The ``count`` float32 values of ``pack``: -m, 0 or m.
 
-    On a GPU, waits for the device to check the bytes, or defers the check.
+    On a GPU, the host waits for the check of the bytes, unless checks are deferred.
 
     Raises:
         ValueError: ``packed`` does not have ceil(count / 5) bytes, ``pack`` cannot have written them, or ``m`` is
@@ -71,7 +71,7 @@ def _(packed: Device, count: int, m: float) -> Device:
 def zero_runs_encode(packed: U8) -> U8:
     """Packed digits, with each run of 2 to 14 bytes of zeros in one byte.
 
-    On a GPU, waits for the device, which computes the size.
+    On a GPU, the host waits for the device to learn the size of the section.
     """
     out = np.empty(packed.size, np.uint8)
     return out[: _zero_runs_encode(address(packed), packed.size, address(out))]
@@ -100,7 +100,7 @@ def _(packed: Device) -> Device:
 def zero_runs_decode(section: U8, count: int) -> U8:
     """The ``count`` bytes of packed digits that ``zero_runs_encode`` was given.
 
-    On a GPU, waits for the device, which computes how many bytes the section stands for.
+    On a GPU, the host waits for the device to learn how many bytes the section stands for.
 
     Raises:
         ValueError: the section does not stand for ``count`` bytes.

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 U8 = NDArray[np.uint8]
-U16 = NDArray[np.uint16]
 U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
 F32 = NDArray[np.float32]

@@ -67,7 +67,7 @@ def _(
 def decode(ranges: F32, codes: NDArray[Any], bucket_size: int) -> F32:
     """The values of ``encode``: float32 ``[n]``.
 
-    On a GPU, waits for the device to check the ranges, or defers the check.
+    On a GPU, the host waits for the check of the ranges, unless checks are deferred.
 
     Raises:
         ValueError: a range is not finite, or its least value is above its largest.

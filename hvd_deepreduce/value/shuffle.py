@@ -15,7 +15,7 @@ def to_bytes(values: Floats, shuffle: bool) -> U8:
     """The values' little-endian bytes; with ``shuffle``, the first byte of each value, then the second of each, and so
     on.
 
-    On a GPU, waits for the device.
+    On a GPU, the host waits for the device.
     """
     data = np.ascontiguousarray(arrays.to_host(values)).view(np.uint8)
     return np.ascontiguousarray(data.reshape(values.size, values.itemsize).T).reshape(-1) if shuffle else data
@@ -28,7 +28,7 @@ def section_of(compressed: bytes, shuffle: bool, like: Floats) -> U8:
 
 
 def open_section(section: U8) -> tuple[bool, bytes]:
-    """Whether the bytes are shuffled, and the compressed bytes. On a GPU, waits for the device.
+    """Whether the bytes are shuffled, and the compressed bytes. On a GPU, the host waits for the device.
 
     Raises:
         ValueError: the section's first byte is missing, or is neither 0 nor 1.

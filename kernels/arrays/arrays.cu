@@ -131,6 +131,15 @@ KERNEL sum_f64(double* out, u64 n, double scale, u32 more, u32 parts, PARTS(doub
     sum(out, n, scale, more, parts, part);
 }
 
+// float64 rounded to float32; a value beyond float32's range becomes the largest float32 of its sign.
+KERNEL narrow(const double* values, u64 count, float* out) {
+    const double most = 3.4028234663852886e38;
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) {
+        const double x = values[i];
+        out[i] = (float)(x > most ? most : x < -most ? -most : x);
+    }
+}
+
 // ---- Index lists.
 
 // out = indices + by.

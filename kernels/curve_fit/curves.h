@@ -19,4 +19,12 @@ DR_HD bool valid_range(float least, float largest) {
     return 0.0f < least && least <= largest && largest <= 3.402823466e+38f;
 }
 
+// A fitted magnitude (a share of `largest`), brought within [least, largest], with its sign, 1 or -1.
+DR_HD float fitted_value(double share, double least, double largest, double sign) {
+    double magnitude = share * largest;
+    magnitude = magnitude < least ? least : magnitude;
+    magnitude = magnitude > largest ? largest : magnitude;
+    return (float)(sign * magnitude);
+}
+
 #endif

@@ -4,15 +4,25 @@
 //     side:     | segments p | least float32 | largest float32 | knots [p - 1] | coefficients float32 |
 //
 // A side without values is left out. A knot is the place where a segment (but the first) begins, counted from the
-// side's first value. Each segment has min(degree + 1, points) coefficients of Gram's polynomials (common.h), segment
-// by segment. They give the magnitude as a share of `largest`. Point i of m has t = (2 i - (m - 1)) * (1 / (m - 1)), or
-// 0 for m = 1.
+// side's first value. Each segment has min(degree + 1, points) coefficients of Gram's polynomials, segment by segment.
+// They give the magnitude as a share of `largest`. Point i of m has t = (2 i - (m - 1)) * (1 / (m - 1)), or 0 for
+// m = 1.
 #ifndef HVD_DEEPREDUCE_FIT_POLY_H
 #define HVD_DEEPREDUCE_FIT_POLY_H
 
 #include "curve_fit/curves.h"
 
 const u32 MAX_DEGREE = 15, MAX_SEGMENTS = 1024, MAX_TERMS = MAX_DEGREE + 1;
+
+// Gram's polynomials, orthogonal on m points at even steps of t in [-1, 1]: P_0 = 1, P_1 = t,
+// P_k+1 = t P_k - gram_ratio(k) P_k-1. gram_ratio(k) is also <P_k, P_k> / <P_k-1, P_k-1>, and <P_0, P_0> = m.
+DR_HD double gram_ratio(u32 k, u64 m) {
+    const double square = (double)k * (double)k, points = (double)m, steps = (double)(m - 1);
+    return square * (points * points - square) / ((4.0 * square - 1.0) * (steps * steps));
+}
+
+// One step of Clenshaw's sum of c_k P_k, from the highest k down: b_k from b_k+1, b_k+2 and ratio = gram_ratio(k + 1).
+DR_HD double gram_step(double c, double t, double b1, double ratio, double b2) { return (c + t * b1) - ratio * b2; }
 
 // The number of coefficients of a segment.
 DR_HD u32 fit_terms(u32 degree, u64 points) { return degree + 1 < points ? degree + 1 : (u32)points; }

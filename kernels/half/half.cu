@@ -1,4 +1,4 @@
-// Values in 16 bits, and float64 values in float32: the CUDA side of kernels/half/half.cpp.
+// Values in 16 bits: the CUDA side of kernels/half/half.cpp.
 #include "half/half.h"
 
 #include "common/device.cuh"
@@ -20,13 +20,4 @@ KERNEL half_decode(const u16* section, u64 count, float* values, i32* error) {
     }
     if (bfloat16 > 1) bad = grid_thread() == 0;
     if (bad) atomicMin(error, bfloat16 > 1 ? ERR_VALUE : ERR_NOT_FINITE);
-}
-
-// float64 rounded to float32; a value beyond float32's range becomes the largest float32 of its sign.
-KERNEL narrow(const double* values, u64 count, float* out) {
-    const double most = 3.4028234663852886e38;
-    for (u64 i = grid_thread(); i < count; i += grid_threads()) {
-        const double x = values[i];
-        out[i] = (float)(x > most ? most : x < -most ? -most : x);
-    }
 }

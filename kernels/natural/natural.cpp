@@ -12,6 +12,7 @@ DR_CLONES static void natural_exponents(const float* values, u64 count, const Ro
         }
     });
 }
+
 // exponents[count].
 DR_API void dr_natural_encode(const float* values, u64 count, u32 seed, u32 parameter, u32 step, u32 rank,
                               u8* exponents) {

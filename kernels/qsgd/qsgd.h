@@ -2,7 +2,7 @@
 //
 //     | header, 8 bytes | norms float32 [buckets] | codes, `bits` bits each |
 //
-// A code is s + sign * level, 0 .. 2 s. common.h has the arithmetic of one value: qsgd_level and qsgd_value.
+// A code is s + sign * level, 0 .. 2 s.
 #ifndef HVD_DEEPREDUCE_QSGD_H
 #define HVD_DEEPREDUCE_QSGD_H
 
@@ -10,5 +10,20 @@
 
 // s: levels of a sign, so that the codes of both signs and zero fit into `bits` bits.
 DR_HD u32 qsgd_levels(u32 bits) { return (1u << (bits - 1)) - 1; }
+
+// QSGD's stochastic rounding of one value: |value| / norm lies in [0, 1], times s, rounded up with the probability
+// of its fraction (Alistarh et al. 2017, section 3.1). Result: 0 .. 2s, where s stands for zero.
+// The division comes first: s / norm overflows where the norm is denormal.
+DR_HD u32 qsgd_level(float value, float norm, u32 s, float uniform) {
+    const float magnitude = value < 0.0f ? -value : value;
+    float ratio = norm > 0.0f ? magnitude / norm : 0.0f;
+    ratio = ratio < 1.0f ? ratio : 1.0f;
+    // A signed conversion: AVX2 has no other.
+    u32 level = (u32)(i32)(ratio * (float)s + uniform);
+    level = level > s ? s : level;
+    return value < 0.0f ? s - level : s + level;
+}
+
+DR_HD float qsgd_value(u32 code, float norm, u32 s) { return ((float)((i32)code - (i32)s) / (float)s) * norm; }
 
 #endif

@@ -13,9 +13,14 @@
 
 const u32 MAX_ROWS = 8;
 
-// common.h has the hash itself, sketch_column.
+// The seed of a row's hash.
 DR_HD u32 sketch_row_seed(u32 row, u32 seed, u32 parameter, u32 step) {
     return philox4x32(seed, parameter, row, step, STREAM_SKETCH, 0).x;
+}
+
+// The bin of a key in one row of a MinMaxSketch: the hash, scaled from [0, 2^32) to [0, columns).
+DR_HD u32 sketch_column(u32 key, u32 row_seed, u32 columns) {
+    return (u32)(((u64)fmix32(key ^ row_seed) * columns) >> 32);
 }
 
 #endif

@@ -1,5 +1,5 @@
-// Uniform levels: the ranges of buckets. A bucket's range is (least, largest) of its values, with s steps between.
-// common.h has the arithmetic of one value: uniform_level and uniform_value.
+// Uniform levels: the ranges of buckets, and the rounding of one value. A bucket's range is (least, largest) of its
+// values, with s steps between.
 #ifndef HVD_DEEPREDUCE_UNIFORM_H
 #define HVD_DEEPREDUCE_UNIFORM_H
 
@@ -18,5 +18,15 @@ DR_HD double uniform_step(float low, float high, u32 s) { return ((double)high -
 DR_HD bool valid_uniform_range(float low, float high) {
     return low >= -LARGEST_FLOAT && low <= high && high <= LARGEST_FLOAT;
 }
+
+// Stochastic rounding to s + 1 uniform levels from `low` up; `scale` is s / (high - low), 0 where they are equal (Zhang
+// et al. 2017, section 2). In float64: high - low can be beyond float32, and 16 bits leave float32 none to round with.
+DR_HD u32 uniform_level(float value, float low, double scale, u32 s, float uniform) {
+    const i32 level = (i32)(((double)value - (double)low) * scale + (double)uniform);
+    return level > (i32)s ? s : (u32)level;
+}
+
+// The float nearest to low + code * step never passes `high`, which is finite.
+DR_HD float uniform_value(u32 code, float low, double step) { return (float)((double)low + (double)(i32)code * step); }
 
 #endif

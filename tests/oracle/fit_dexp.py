@@ -15,7 +15,7 @@ FACTORIALS = [6227020800.0, 479001600.0, 39916800.0, 3628800.0, 362880.0, 40320.
 
 
 def exp(x):
-    """e^x with the operations of kernels/common/common.h."""
+    """e^x with the operations of exp64 in kernels/curve_fit/fit_dexp.h."""
     x = np.clip(np.asarray(x, np.float64), -708.0, 709.0)
     magic = 6755399441055744.0
     n = (x * 1.4426950408889634 + magic) - magic
