@@ -66,5 +66,5 @@ DR_API i64 dr_zero_runs_decode(const u8* in, u64 bytes, u64 count, u8* out) {
     return at == count ? 0 : (i64)ERR_TRUNCATED;
 }
 
-// The most bytes of packed digits that a section of `bytes` bytes stands for.
-DR_API u64 dr_zero_runs_bound(u64 bytes) { return LONGEST_RUN * bytes; }
+// The most bytes of packed digits that one byte stands for.
+DR_API u32 dr_zero_runs_longest() { return LONGEST_RUN; }
