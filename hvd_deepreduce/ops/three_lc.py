@@ -100,10 +100,10 @@ def _(packed: Device) -> Device:
 def zero_runs_decode(section: U8, count: int) -> U8:
     """The ``count`` bytes of packed digits that ``zero_runs_encode`` was given.
 
-    On a GPU, waits for the device, which computes how many bytes the section stands for.
+    On a GPU, waits for the device, which computes how many bytes the section encodes.
 
     Raises:
-        ValueError: the section does not stand for ``count`` bytes.
+        ValueError: the section does not encode ``count`` bytes.
     """
     _check_room(section, count)
     packed = np.empty(count, np.uint8)
