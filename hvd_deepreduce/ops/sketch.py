@@ -78,7 +78,7 @@ class Header(NamedTuple):
 
     @property
     def parts_at(self) -> int:
-        """The place of the first group's keys, behind the means and the sizes."""
+        """The place of the first group's keys, after the means and the sizes."""
         return HEADER.size + 4 * self.buckets + 12 * self.groups
 
     def first_buckets(self) -> U32:

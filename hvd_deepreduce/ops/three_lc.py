@@ -16,7 +16,7 @@ from hvd_deepreduce.ops.types import F32, U8, Device
 
 _three_lc_pack = kernel("three_lc_pack", "v", "pUfp")
 _three_lc_unpack = kernel("three_lc_unpack", "I", "pUfp")
-_zero_runs_bound = kernel("zero_runs_bound", "U", "U")
+_longest_run = kernel("zero_runs_longest", "u", "")()
 _zero_runs_encode = kernel("zero_runs_encode", "U", "pUp")
 _zero_runs_decode = kernel("zero_runs_decode", "I", "pUUp")
 
@@ -100,10 +100,10 @@ def _(packed: Device) -> Device:
 def zero_runs_decode(section: U8, count: int) -> U8:
     """The ``count`` bytes of packed digits that ``zero_runs_encode`` was given.
 
-    On a GPU, the host waits for the device to learn how many bytes the section stands for.
+    On a GPU, the host waits for the device to learn how many bytes the section encodes.
 
     Raises:
-        ValueError: the section does not stand for ``count`` bytes.
+        ValueError: the section does not encode ``count`` bytes.
     """
     _check_room(section, count)
     packed = np.empty(count, np.uint8)
@@ -129,5 +129,5 @@ def _(section: Device, count: int) -> Device:
 
 def _check_room(section: U8, count: int) -> None:
     """Raises ``ValueError`` if even the longest runs are fewer than ``count`` bytes, before these are allocated."""
-    if _zero_runs_bound(section.size) < count:
+    if _longest_run * section.size < count:
         check(-1)

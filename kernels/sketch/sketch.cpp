@@ -245,47 +245,54 @@ static bool means_are_ordered(const Header& head, const float* means) {
     return good;
 }
 
-// For an encode and decode on a GPU: first[groups + 1], and the bins in a row for `count` keys.
+// The means and the groups' sizes of a section with a checked header, which need not be aligned. sizes: 3 for each
+// group, its elements, bytes of keys and bytes of bins.
+struct Tables {
+    Array<float> means;
+    Array<u32> sizes;
+
+    // `start` has the section's first Header::parts() bytes, the section has `bytes`. ERR_MEANS, ERR_SIZES, or 1 if
+    // there is no memory.
+    i64 read(const Header& head, const u8* start, u64 bytes, u64 count) {
+        means = array<float>(head.buckets);
+        sizes = array<u32>(3 * (u64)head.groups());
+        if (!means || !sizes) return 1;
+        std::memcpy(means.get(), start + sizeof(Header), 4 * (u64)head.buckets);
+        std::memcpy(sizes.get(), start + head.tables(), 12 * (u64)head.groups());
+        if (!means_are_ordered(head, means.get())) return ERR_MEANS;
+        u64 elements = 0, size = head.parts();
+        for (u32 group = 0; group < head.groups(); ++group) {
+            const u32* const of = &sizes[3 * group];
+            if (of[0] == 0 && (of[1] || of[2])) return ERR_SIZES;
+            elements += of[0];
+            size += (u64)of[1] + of[2];
+        }
+        return elements == count && size == bytes ? 0 : (i64)ERR_SIZES;
+    }
+};
+
+// For an encode and decode on a GPU: first[groups + 1]; the bins in a row for `count` keys; and the check of the tables
+// of a section of `bytes` bytes, of which `start` has the first Header::parts().
 DR_API void dr_sketch_first_buckets(const u8* header, u32* first) {
     const Header head(header);
     for (u32 group = 0; group <= head.groups(); ++group) first[group] = head.first(group);
 }
 DR_API u32 dr_sketch_columns(const u8* header, u64 count) { return Header(header).columns_of(count); }
-
-// Checks the means and the groups' sizes of a section of `bytes` bytes with a checked header; `start` has its first
-// Header::parts() bytes. ERR_MEANS, ERR_SIZES, or 1 if there is no memory.
 DR_API i64 dr_sketch_check_tables(const u8* start, u64 bytes, u64 count) {
-    const Header head(start);
-    const Array<float> means = array<float>(head.buckets);
-    if (!means) return 1;
-    std::memcpy(means.get(), start + sizeof(Header), 4 * (u64)head.buckets);
-    if (!means_are_ordered(head, means.get())) return ERR_MEANS;
-    u64 elements = 0, size = head.parts();
-    for (u32 group = 0; group < head.groups(); ++group) {
-        u32 sizes[3];  // elements, bytes of keys, bytes of bins
-        std::memcpy(sizes, start + head.tables() + 12 * group, 12);
-        if (sizes[0] == 0 && (sizes[1] || sizes[2])) return ERR_SIZES;
-        elements += sizes[0];
-        size += (u64)sizes[1] + sizes[2];
-    }
-    return elements == count && size == bytes ? 0 : (i64)ERR_SIZES;
+    return Tables().read(Header(start), start, bytes, count);
 }
 
 // The sorted keys, all different and below numel, and their values, from a section whose header is checked and whose
 // tables are within `bytes`; count >= 1. An error, or 1 if there is no memory.
 DR_API i64 dr_sketch_decode(const u8* section, u64 bytes, u64 count, u64 numel, u32 seed, u32 parameter, u32 step,
                             int coded, u32* keys, float* values) {
-    const i64 wrong = dr_sketch_check_tables(section, bytes, count);
-    if (wrong) return wrong;
     const Header head(section);
+    Tables tables;
+    const i64 wrong = tables.read(head, section, bytes, count);
+    if (wrong) return wrong;
     const u32 groups = head.groups();
-    const Array<float> means = array<float>(head.buckets);
-    const Array<u32> sizes = array<u32>(3 * (u64)groups);
-    if (!means || !sizes) return 1;
-    std::memcpy(means.get(), section + sizeof(Header), 4 * (u64)head.buckets);
-    std::memcpy(sizes.get(), section + head.tables(), 12 * (u64)groups);
     u64 most = 0;
-    for (u32 group = 0; group < groups; ++group) most = std::max<u64>(most, sizes[3 * group]);
+    for (u32 group = 0; group < groups; ++group) most = std::max<u64>(most, tables.sizes[3 * group]);
 
     const Array<u8> scratch = array<u8>(most), bins = array<u8>((u64)head.rows * head.columns_of(most));
     if (!scratch || !bins) return 1;
@@ -293,14 +300,15 @@ DR_API i64 dr_sketch_decode(const u8* section, u64 bytes, u64 count, u64 numel, 
     const u8* at = section + head.parts();
     u64 begin = 0;
     for (u32 group = 0; group < groups; ++group) {
-        const u32* const of = &sizes[3 * group];
+        const u32* const of = &tables.sizes[3 * group];
         if (of[0] == 0) continue;
         const u32 first = head.first(group), width = head.first(group + 1) - first, columns = head.columns_of(of[0]);
         i64 error = decode_keys(at, of[1], of[0], numel, coded, scratch.get(), keys + begin);
         if (error) return error;
         error = decode_bins(at + of[1], of[2], (u64)head.rows * columns, width, coded, bins.get());
         if (error) return error;
-        error = query(keys + begin, of[0], head.rows, columns, width, seeds, bins.get(), &means[first], values + begin);
+        error = query(keys + begin, of[0], head.rows, columns, width, seeds, bins.get(), &tables.means[first],
+                      values + begin);
         if (error) return error;
         at += (u64)of[1] + of[2];
         begin += of[0];

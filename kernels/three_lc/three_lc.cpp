@@ -51,7 +51,7 @@ DR_API u64 dr_zero_runs_encode(const u8* in, u64 count, u8* out) {
     return (u64)(at - out);
 }
 
-// out[count]: packed digits. ERR_TRUNCATED if the `bytes` bytes stand for fewer than `count`, ERR_VALUE if for more.
+// out[count]: packed digits. ERR_TRUNCATED if the `bytes` bytes encode fewer than `count`, ERR_VALUE if for more.
 DR_API i64 dr_zero_runs_decode(const u8* in, u64 bytes, u64 count, u8* out) {
     u64 at = 0;
     for (u64 i = 0; i < bytes; ++i) {
@@ -66,5 +66,5 @@ DR_API i64 dr_zero_runs_decode(const u8* in, u64 bytes, u64 count, u8* out) {
     return at == count ? 0 : (i64)ERR_TRUNCATED;
 }
 
-// The most bytes of packed digits that a section of `bytes` bytes stands for.
-DR_API u64 dr_zero_runs_bound(u64 bytes) { return LONGEST_RUN * bytes; }
+// The most bytes of packed digits that one byte encodes.
+DR_API u32 dr_zero_runs_longest() { return LONGEST_RUN; }

@@ -38,7 +38,7 @@ KERNEL zero_runs_write(const u8* in, u64 count, const u64* found, const u32* oth
     });
 }
 
-// *size: the number of bytes that the section stands for; those from `count` on are not written.
+// *size: the number of bytes that the section encodes; those from `count` on are not written.
 KERNEL zero_runs_decode(const u8* in, u64 bytes, u64 count, u64* status, u64* size, u8* out) {
     const auto length = [=](u64 i) { return run_length(in[i]); };
     each_place(bytes, 0, status, size, length, [=](u64 i, u64 place) {

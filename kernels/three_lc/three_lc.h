@@ -14,7 +14,7 @@ const u32 LONGEST_RUN = 14;
 // The byte of a run of 2 .. LONGEST_RUN bytes.
 DR_HD u8 run_byte(u64 run) { return (u8)(LARGEST_BYTE - 1 + run); }
 
-// How many bytes of packed digits a byte stands for.
+// How many bytes of packed digits a byte encodes.
 DR_HD u64 run_length(u32 byte) { return byte > LARGEST_BYTE ? byte - (u64)(LARGEST_BYTE - 1) : 1; }
 
 // The value of a digit.
