@@ -3,6 +3,7 @@
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +24,34 @@ settings.register_profile("steady", derandomize=True, deadline=None, max_example
 settings.load_profile("steady")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_cmdline_main(config: pytest.Config) -> None:
-    """`pytest -n 2` is `pytest -n 2 --dist loadgroup`: launchers must not run at the same time."""
-    if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
-        config.option.dist = "loadgroup"
+@cache
+def group_of(file: str) -> str | None:
+    """The marker whose tests must share one process: launchers run one at a time, and installations share a wheel."""
+    text = (ROOT / file).read_text("utf-8")
+    return next((marker for marker in ("launch", "packaging") if f"pytest.mark.{marker}" in text), None)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups, and pytest the markers
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `pytest -n 2`, one process runs all files of a group, one after another, and the largest group comes first.
+
+    The marker ``xdist_group`` would say the same; pytest-xdist 3.8 does not pass it on under pytest 9.2.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid.split("::")[0]) or nodeid
+
+    return Scheduler(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of the CUDA operations get their device from a fixture: the marker cannot be forgotten."""
     for item in items:
-        # The tests of tests/ops get their device from a fixture: none of them can be forgotten.
         if "gpu" in getattr(item, "fixturenames", ()):
             item.add_marker("emulator")
-        if item.get_closest_marker("launch"):
-            item.add_marker(pytest.mark.xdist_group("launch"))
 
 
 @pytest.hookimpl(wrapper=True)

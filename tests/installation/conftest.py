@@ -24,15 +24,6 @@ CHECK = Path(__file__).with_name("check_installed.py")
 OFFLINE = ("--no-index", "--no-deps", "--no-build-isolation")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With pytest-xdist, one worker runs these tests, so that they share their builds."""
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            if item.get_closest_marker("packaging"):
-                item.add_marker(pytest.mark.xdist_group("packaging"))
-
-
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     """Runs a command without this process's PYTHONPATH; returns its output, or fails the test with it."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
