@@ -4,18 +4,6 @@
 
 #include "common/device.cuh"
 
-// The unsigned integer that holds a float's bits.
-template <class T>
-struct BitsOf;
-template <>
-struct BitsOf<float> {
-    typedef u32 type;
-};
-template <>
-struct BitsOf<double> {
-    typedef u64 type;
-};
-
 // The gradient, or null if *bad says that it is not finite: the residual must then stay as it is. `bad` may be null.
 template <class T>
 __device__ __forceinline__ const T* unless(const i32* bad, const T* gradient) {

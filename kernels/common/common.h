@@ -83,4 +83,16 @@ DR_HD u32 bits_for(u64 n) {
     return width;
 }
 
+// The unsigned integer that holds a float's bits.
+template <class T>
+struct BitsOf;
+template <>
+struct BitsOf<float> {
+    typedef u32 type;
+};
+template <>
+struct BitsOf<double> {
+    typedef u64 type;
+};
+
 #endif

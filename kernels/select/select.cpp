@@ -29,16 +29,6 @@ static inline u64 magnitude_bits(double x) {
     std::memcpy(&bits, &x, 8);
     return bits & 0x7FFFFFFFFFFFFFFFull;
 }
-template <class T>
-struct BitsOf;
-template <>
-struct BitsOf<float> {
-    typedef u32 type;
-};
-template <>
-struct BitsOf<double> {
-    typedef u64 type;
-};
 
 // Growing arrays of indices and values. Unlike std::vector, they are not filled with zeros.
 template <class T>
