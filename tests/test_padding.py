@@ -19,7 +19,7 @@ KEY = RngKey(11, 12, 13)
 F32 = np.dtype(np.float32)
 
 # Codecs whose every bit, but for padding, changes what is decoded. Not so: a bit of a Bloom filter that no element has,
-# a bin of a sketch that no key gets its number from, the inside of a zlib or Zstandard stream, a coefficient's last bit.
+# a bin of a sketch that no key has, the inside of a zlib or Zstandard stream, the last bit of a coefficient.
 CONFIGS: dict[str, dict] = {
     **{
         f"index {name}": {"index": cases.INDEX[name], "value": "raw"}
