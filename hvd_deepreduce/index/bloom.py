@@ -107,7 +107,7 @@ class Bloom(IndexCodec):
             raise ValueError(
                 f"the section is {section.size} bytes long: no Bloom filter of {count} elements and {hashes} hashes is"
             )
-        if policy == "p2" and int(np.unpackbits(arrays.to_host(section[1:])).sum(dtype=np.uint64)) > hashes * count:
+        if policy == "p2" and int.from_bytes(arrays.to_host(section[1:]).data, "little").bit_count() > hashes * count:
             raise ValueError(f"the Bloom filter has more ones than {count} elements and {hashes} hashes can set")
         positives = bloom.query(section[1:], hashes, numel, *key[:3])
         if positives.size < count or (policy == "p0" and positives.size != count):

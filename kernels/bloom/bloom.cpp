@@ -165,13 +165,13 @@ static bool conflict_sets(const Hash& hash, const u32* positives, u64 found, u64
         return (u64)word[draws++ % 4] * n >> 32;
     };
     struct Set {
-        u64 *begin, *end;
+        u32 begin, end;  // of its items
     };
     const auto draw = [&](Set& set) {
         while (set.begin < set.end) {
-            u64* item = set.begin + below((u64)(set.end - set.begin));
-            const u32 p = (u32)*item;
-            *item = *--set.end;
+            u64& item = items[set.begin + below(set.end - set.begin)];
+            const u32 p = (u32)item;
+            item = items[--set.end];
             if (taken[p]) continue;
             taken[p] = 1;
             ++size;
@@ -190,7 +190,7 @@ static bool conflict_sets(const Hash& hash, const u32* positives, u64 found, u64
     std::vector<Set> sets(before);
     for (u64 i = 0; i < total;) {
         const u64 end = end_of_set(i);
-        sets[places[sizes[items[i] >> 32]]++] = {items + i, items + end};
+        sets[places[sizes[items[i] >> 32]]++] = {(u32)i, (u32)end};
         i = end;
     }
     while (size < count) {
