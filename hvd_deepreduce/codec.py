@@ -3,7 +3,7 @@
 A codec is a frozen pydantic model. Its fields are what a user sets, checked when it is made. Everything that a decoder
 needs is in its section or in the container's header, so decoding needs no settings and ``decode`` is a static method.
 A decoder raises ``ValueError`` with a sentence if ``encode`` cannot have written the section. It never reads outside
-the section and never allocates more than ``count`` or ``numel`` elements.
+the section, and docs/container.md bounds its memory.
 
 Arrays are NumPy's or, on a GPU, CuPy's. Codecs reach their elements only through the operations of
 ``hvd_deepreduce.ops``. Of an array itself they use ``size``, ``dtype``, ``view`` and slices.
