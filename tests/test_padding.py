@@ -127,7 +127,9 @@ def words(*numbers: int) -> bytes:
 
 
 ATTACKS = {
-    # Blocks whose number the header does not give: as many starts as the sender likes, and no lengths at all.
+    # Blocks whose number the header does not give: as many starts as the sender likes, and one length, behind which a
+    # megabyte would be read.
+    "many starts and one length": stream(CODED, 0, 1, words(*range(250_000)), words(1)),
     "starts without lengths": stream(CODED, 0, 1, words(*range(250_000)), b""),
     "more starts than lengths": stream(CODED, 0, 2, words(5, 7), words(2)),
     "more lengths than starts": stream(CODED, 0, 2, words(5), words(2, 3)),

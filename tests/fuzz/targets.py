@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -155,6 +155,7 @@ class SharedSelection(Target):
         checked(Container(self.number, 0, 1, F32, numel, count, key, 0, none, values, none))
 
 
+@lru_cache(maxsize=256)
 def _tensor(numel: int, density: float, seed: int, dtype: Any = F32) -> SparseTensor:
     rng = np.random.default_rng(seed)
     indices = np.flatnonzero(rng.random(numel) < density).astype(np.uint32)
@@ -162,7 +163,7 @@ def _tensor(numel: int, density: float, seed: int, dtype: Any = F32) -> SparseTe
 
 
 class ExchangeStream(Target):
-    """A stream, as exchanges and joint codec read it: ``| numel u32 | begin u32 | end u32 | 1: float64 | stream |``.
+    """A stream, as exchanges and joint codec read it: ``| numel u32 | begin u32 | end u32 | float64 u32 | stream |``.
     What is accepted is joined with another stream, and written to an array."""
 
     def seeds(self) -> Sequence[bytes]:
@@ -172,14 +173,14 @@ class ExchangeStream(Target):
         ):
             tensor = _tensor(numel, density, numel, dtype)
             stream = Stream.from_pairs(tensor) if form == PAIRS else Stream.from_sparse(tensor, 2)
-            head = b"".join(one.to_bytes(4, "little") for one in (numel, 0, numel)) + bytes([dtype == F64])
+            head = b"".join(one.to_bytes(4, "little") for one in (numel, 0, numel)) + bytes([dtype == F64, 0, 0, 0])
             found.append(head + pack(stream, form, value_codec(value, 8), KEY).tobytes())
         part = Stream(3000, np.uint32([1000, 1200]), np.uint32([9, 2]), np.ones(11, np.float32))
-        head = b"".join(one.to_bytes(4, "little") for one in (3000, 1000, 2000)) + b"\0"
+        head = b"".join(one.to_bytes(4, "little") for one in (3000, 1000, 2000)) + bytes(4)
         return [*found, *(head + pack(part, form, None, None, 1000, 2000).tobytes() for form in (PLAIN, CODED))]
 
     def read(self, data: bytes) -> None:
-        head, section = data[:13].ljust(13, b"\0"), exact(data[13:])
+        head, section = data[:16].ljust(16, b"\0"), exact(data[16:])
         numel, begin, end = (int.from_bytes(head[at : at + 4], "little") for at in (0, 4, 8))
         numel %= MOST + 1
         begin %= numel + 1
