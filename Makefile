@@ -64,22 +64,34 @@ test-gpu: build ## the CUDA tests on this machine's GPU
 bench-gpu: build ## times the CUDA operations on this machine's GPU
 	@$(ENV) python scripts/bench_gpu.py $(ARGS)
 
-fuzz: build ## feeds broken containers to every decoder; SECONDS_EACH=15, or TOTAL_SECONDS=... for all
-	@$(ENV) python tests/fuzz/run.py --jobs $$(nproc) \
-	    $(if $(TOTAL_SECONDS),--total-seconds $(TOTAL_SECONDS),--seconds $(or $(SECONDS_EACH),15)) $(ARGS)
-
-# A second copy of the package, with address and undefined-behaviour checks in its kernels; the tests import that copy.
-# Python leaks by design: no leak check.
+# A second copy of the package, with address and undefined-behaviour checks in its kernels. The fuzzer and the tests
+# import that copy. Python leaks by design: no leak check.
 SANITIZED := build/sanitized
+PACKAGE := $(shell find hvd_deepreduce configs -name '*.py' -o -name '*.yaml')
+SANITIZED_ENV := export PYTHONPATH=$$PWD/$(SANITIZED)/lib ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1; \
+    export LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so) $$(gcc -print-file-name=libstdc++.so)"; \
+    python -P -c 'import hvd_deepreduce as h; assert "$(SANITIZED)" in h.__file__, h.__file__';
 SANITIZED_TESTS := $(addprefix tests/,entropy index joint sparsify value \
-    test_all_pairs.py test_container.py test_golden.py test_pipeline.py)
-sanitize: build ## the codecs' tests, under address and undefined-behaviour checks; ARGS="..." goes to pytest
+    test_all_pairs.py test_container.py test_golden.py test_padding.py test_pipeline.py)
+
+$(SANITIZED)/.stamp: $(KERNELS) $(PACKAGE) setup.py setup.cfg tests/fuzz/coverage.c
+	@echo "kernels: compiling with sanitizers" >&2
 	@rm -rf $(SANITIZED)/lib
 	@$(ENV) HVD_DEEPREDUCE_SANITIZE=address,undefined \
 	    python setup.py -q build --build-lib $(SANITIZED)/lib
-	@$(ENV) export PYTHONPATH=$$PWD/$(SANITIZED)/lib ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1; \
-	    export LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so) $$(gcc -print-file-name=libstdc++.so)"; \
-	    python -P -c 'import hvd_deepreduce as h; assert "$(SANITIZED)" in h.__file__, h.__file__'; \
+	@gcc -O2 -shared -fPIC -Wall -Werror tests/fuzz/coverage.c -o $(SANITIZED)/coverage.so -ldl
+	@touch $@
+
+.PHONY: sanitized
+sanitized: build
+	@$(MAKE) -s $(SANITIZED)/.stamp
+
+fuzz: sanitized ## feeds broken bytes to all readers, under the sanitizers; SECONDS_EACH=15, or TOTAL_SECONDS=...
+	@$(ENV) $(SANITIZED_ENV) python -P tests/fuzz/run.py --jobs $$(nproc) \
+	    $(if $(TOTAL_SECONDS),--total-seconds $(TOTAL_SECONDS),--seconds $(or $(SECONDS_EACH),15)) $(ARGS)
+
+sanitize: sanitized ## the codecs' tests, under address and undefined-behaviour checks; ARGS="..." goes to pytest
+	@$(ENV) $(SANITIZED_ENV) \
 	    pytest -q --import-mode=append -m 'not slow' $(SANITIZED_TESTS) $(ARGS)
 
 clean: ## takes away what was made, .venv too; the built Horovod stays in the user's cache

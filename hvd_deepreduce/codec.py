@@ -3,7 +3,7 @@
 A codec is a frozen pydantic model. Its fields are what a user sets, checked when it is made. Everything that a decoder
 needs is in its section or in the container's header, so decoding needs no settings and ``decode`` is a static method.
 A decoder raises ``ValueError`` with a sentence if ``encode`` cannot have written the section. It never reads outside
-the section and never allocates more than ``count`` or ``numel`` elements.
+the section, and docs/container.md bounds its memory.
 
 Arrays are NumPy's or, on a GPU, CuPy's. Codecs reach their elements only through the operations of
 ``hvd_deepreduce.ops``. Of an array itself they use ``size``, ``dtype``, ``view`` and slices.
@@ -14,7 +14,7 @@ docs/extending.md shows how to write a codec, in this package or in another one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -107,8 +107,13 @@ class IndexCodec(Codec, ABC):
     """Encodes sorted unique indices."""
 
     def resolve(self, indices: U32, numel: int) -> IndexCodec:
-        """The codec that encodes these indices: ``self``, unless this one picks among others."""
+        """The codec that encodes these indices: ``self``, unless this one picks among its ``choices``."""
         return self
+
+    @property
+    def choices(self) -> Sequence[IndexCodec]:
+        """What ``resolve`` may return. A receiver refuses containers with other index codecs."""
+        return (self,)
 
     @property
     def keeps_values(self) -> bool:
@@ -236,6 +241,10 @@ class Registry:
         self.by_name[codec.name] = codec
         self.by_id[codec.id] = codec
         return codec
+
+    def describe(self, number: int) -> str:
+        """The number and, if a codec has it, the name."""
+        return f"{number} ({self.by_id[number].name})" if number in self.by_id else str(number)
 
     def find(self, number: int, load: Callable[[], None] | None = None) -> Any:
         """The codec with this number.

@@ -153,11 +153,16 @@ def unpack(data: U8, rank: int | None = None, numel: int | None = None) -> Conta
         )
     if count > length:
         raise refusal(rank, f"its support has {count} elements, and its tensor only {length}")
-    parts = []
+    parts, ends = [], []
     begin = HEADER.size
     for size in sizes:
         parts.append(data[begin : begin + size])
+        ends.append(begin + size)
         begin += padded(size)
+    try:
+        sections.check_padding(data, ends)
+    except ValueError as error:
+        raise refusal(rank, error) from None
     indices, values, order = parts
     return Container(
         sparsifier, index, value, DTYPES[dtype], length, count, RngKey(seed, parameter, step), digest,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,7 @@ class Pipeline:
         self.config = config
         self.threads = config.threads or threads
         self.digest = config.digest()
+        self._index_ids = () if config.index is None else tuple(codec.id for codec in config.index.choices)
 
     def encode(self, gradient: Floats, residual: Floats | None, key: RngKey, parts: Parts | None = None) -> U8:
         """The container of a gradient. The gradient is added to the residual, and what is sent is subtracted from it.
@@ -130,6 +132,11 @@ class Pipeline:
             assert self.config.index is not None
             index = self.config.index.resolve(indices, gradient.size)
             index_id = index.id
+            if index_id not in self._index_ids:
+                raise ValueError(
+                    f"the index codec {self.config.index.name!r} resolved to {index.name!r}, which is not among its "
+                    "choices, so every receiver would refuse the container: add it to the codec's property 'choices'"
+                )
             index_section, support = index.encode(indices, gradient.size, key)
             if support is not indices and not index.keeps_values:
                 values = arrays.gather(gradient if residual is None else residual, support)
@@ -190,21 +197,67 @@ class Pipeline:
             )
         )
 
-    def decode(self, containers: Sequence[Container], out: Floats, scale: float = 1.0) -> None:
+    def decode(
+        self, containers: Sequence[Container], out: Floats, scale: float = 1.0, key: RngKey | None = None
+    ) -> None:
         """``out = scale * (sum of the containers, in their order)``.
 
         Args:
-            containers: of tensors with ``out.size`` elements, in rank order.
+            containers: of tensors with the number of elements of ``out``, in rank order. Without ``key``, ``out`` may
+                be float64 where they are float32.
             out: float32 or float64 ``[numel]``, contiguous, overwritten.
             scale: factor of the sum.
+            key: of this parameter and step. Containers with another dtype, seed, parameter or step are refused then,
+                and those that this config cannot give: only its codecs are run on bytes of other ranks. ``None``: any
+                container of any codec is decoded.
 
         Raises:
-            ContainerError: a container cannot be decoded; names its rank. ``out`` is then unchanged.
+            ContainerError: a container is refused or cannot be decoded; names its rank. ``out`` is then unchanged.
         """
+        for rank, container in enumerate(containers):
+            reason = self._foreign(container, out.dtype, key)
+            if reason:
+                raise wire.refusal(rank, reason)
         parts = deferred.run_deferred(
             out, lambda: [decode_part(container, out.size, rank) for rank, container in enumerate(containers)]
         )
         arrays.sum_into(out, parts, scale, self.threads)
+
+
+    def _foreign(self, container: Container, dtype: np.dtype[Any], key: RngKey | None) -> str | None:
+        """Why a container is not one that ``encode`` gives under this key; ``None``: it is one, as far as its header
+        says."""
+        if container.dtype.itemsize > dtype.itemsize or (key and container.dtype != dtype):
+            return f"its tensor is {container.dtype}, and this one is {dtype}: check that all ranks train one model"
+        if key is None:
+            return None
+        theirs, ours = container.key[:3], (key.seed, key.parameter, key.step & 0xFFFFFFFF)
+        if theirs != ours:
+            return (
+                "it has seed {}, parameter {} and step {}, and this rank is at seed {}, parameter {} and step {}: "
+                "check that all ranks run the same steps of one model".format(*theirs, *ours)
+            )
+        config = self.config
+        index, sparsifier, joint = container.index, container.sparsifier, container.joint
+        if not (index or sparsifier or joint or container.ordered) and container.value == Raw.id:
+            return None  # all elements, uncompressed: what is sent of a gradient that is not finite
+        codec = config.joint or config.value
+        if (
+            joint == (config.joint is not None)
+            and codec is not None
+            and container.value == codec.id
+            and sparsifier in (0, config.sparsifier.id)
+            and (index == Packed.id and not joint if container.ordered else index in (0, *self._index_ids))
+        ):
+            return None
+        value = (joint_codecs if joint else value_codecs).describe(container.value)
+        codecs = {key: getattr(config, key) for key in ("sparsifier", "index", "value", "joint")}
+        return (
+            f"it has sparsifier {sparsifiers.describe(sparsifier)}, index {index_codecs.describe(index)} and "
+            f"{'joint' if joint else 'value'} {value}, which this job's config cannot give ("
+            + ", ".join(f"{key} {codec.name!r}" for key, codec in codecs.items() if codec is not None)
+            + "): use one release and one config on all ranks"
+        )
 
 
 def unordered(values: Floats, order: U32 | None) -> Floats:

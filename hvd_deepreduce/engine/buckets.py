@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hvd_deepreduce.codec import Floats
+from hvd_deepreduce.codec import Floats, RngKey
 from hvd_deepreduce.engine.parameter import Parameter
 from hvd_deepreduce.engine.tensors import Device
 from hvd_deepreduce.ops import arrays
@@ -42,6 +42,7 @@ class Bucket:
         dtype: float32 or float64.
         device: of the stream on which it is encoded and decoded.
         step: for its containers' keys: the largest of the members' steps.
+        key: of its containers; set by ``Engine.start``.
         gradient: ``[numel]``; after ``Engine.receive`` the sum over all ranks. Allocated by the first ``put``.
         pending: what the exchange returned when it was started; None before.
         summed: whether ``gradient`` is the sum.
@@ -59,6 +60,7 @@ class Bucket:
         self.parts: list[tuple[int, int]] = list(zip([0, *ends], ends, strict=False))
         self.gradient: Floats = np.empty(0, self.dtype)
         self.step = 0
+        self.key = RngKey(0, number, 0)
         self.pending: Any = None
         self.summed = False
         self._numel: int = ends[-1]
@@ -106,9 +108,14 @@ class Bucket:
 
     def mark_ready(self, parameter: Parameter) -> None:
         """A member's gradient is in the vector."""
-        self.step = max(self.step, parameter.step)  # does not depend on the order in which members become ready
-        parameter.step += 1
         self._ready.add(parameter.name)
+
+    def count_step(self) -> None:
+        """The members' next step begins. A member without a gradient is sent as zeros and counts the step too: which
+        gradients are missing may differ from rank to rank, and the containers' steps may not."""
+        self.step = max(parameter.step for parameter in self.members)
+        for parameter in self.members:
+            parameter.step = self.step + 1
 
     def clear_missing(self) -> None:
         """Writes zeros for members that have no gradient in this step."""

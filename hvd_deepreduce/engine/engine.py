@@ -138,6 +138,10 @@ class Engine:
 
     # Single tensors
 
+    def key(self, parameter: Parameter) -> RngKey:
+        """The random key of the parameter's next container. ``decode`` compares the containers with it."""
+        return RngKey(self._config.seed, parameter.number, parameter.step, self.collectives.rank())
+
     def encode(self, parameter: Parameter, flat: Floats) -> U8:
         """Encodes the parameter's next gradient and updates its residual.
 
@@ -151,21 +155,22 @@ class Engine:
         residual = None
         if config.error_feedback:
             residual = self._memory.residual(parameter.name, flat.size, flat.dtype, flat)
-        key = RngKey(config.seed, parameter.number, parameter.step, self.collectives.rank())
-        packed = (self._pipeline or self.pipeline).encode(flat, residual, key)
+        packed = (self._pipeline or self.pipeline).encode(flat, residual, self.key(parameter))
         parameter.step += 1
         self.in_flight.add(parameter.name)
         return packed
 
-    def decode(self, gathered: U8, out: Floats, scale: float) -> None:
+    def decode(self, gathered: U8, out: Floats, scale: float, key: RngKey) -> None:
         """``out = scale * (sum of all ranks' containers)``.
 
         Args:
             gathered: uint8, the containers in rank order.
             out: float32 or float64 ``[numel]``; overwritten.
+            key: what ``key`` returned before the gradient was encoded.
 
         Raises:
-            ContainerError: a container cannot be decoded; names its rank. Raised on all ranks.
+            ContainerError: a container cannot be decoded, or is of another tensor, parameter or step, or of codecs that
+                the config does not give; names its rank. Raised on all ranks.
             MismatchError: the ranks' configs differ; raised on all ranks.
         """
         size = self.collectives.size()
@@ -175,7 +180,7 @@ class Engine:
             digest = containers[0].digest
             if any(container.digest != digest for container in containers):
                 self._agreement.check_digests(self._config, [container.digest for container in containers])
-            (self._pipeline or self.pipeline).decode(containers, out, scale)
+            (self._pipeline or self.pipeline).decode(containers, out, scale, key)
 
     # Buckets
 
@@ -198,8 +203,9 @@ class Engine:
             RuntimeError: an exchange over MPI in a job without MPI.
         """
         bucket.clear_missing()
+        bucket.count_step()
         config, pipeline = self._config, self.pipeline
-        key = RngKey(config.seed, bucket.number, bucket.step, self.collectives.rank())
+        key = bucket.key = RngKey(config.seed, bucket.number, bucket.step, self.collectives.rank())
         residual = None
         if config.error_feedback:
             names = [parameter.name for parameter in bucket.members]
@@ -237,7 +243,7 @@ class Engine:
         else:
             gathered = self.collectives.wait_allgather(bucket.pending)
             there = perf_counter()
-            self.decode(gathered, bucket.gradient, 1.0)
+            self.decode(gathered, bucket.gradient, 1.0, bucket.key)
             self.stats.add(wait=there - begin, decode=perf_counter() - there)
         bucket.summed = True
 

@@ -20,7 +20,8 @@ class Parameter:
         number: position in the model; part of its containers' keys, so it must be the same on every rank.
         shape: -1 for a size that is not known before the gradient is there.
         dtype: name of the dtype, as the framework prints it.
-        step: number of gradients encoded so far; part of its containers' keys.
+        step: number of gradients encoded so far, with zeros for those that were missing in a bucket; part of its
+            containers' keys, so equal on every rank.
     """
 
     name: str

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Generic
 
-from hvd_deepreduce.codec import U8, Floats
+from hvd_deepreduce.codec import U8, Floats, RngKey
 from hvd_deepreduce.engine.buckets import Bucket, BucketLayout, Member
 from hvd_deepreduce.engine.engine import Engine
 from hvd_deepreduce.engine.parameter import Parameter
@@ -23,7 +23,7 @@ class Ticket(Generic[G]):
         gradient: the tensor that was given.
         device: of ``gradient``.
         bucket: in which it is sent; None: it is sent alone.
-        flat, pending: of a gradient that is sent alone: its flat array, and its allgather.
+        flat, key, pending: of a gradient that is sent alone: its flat array, its container's key, and its allgather.
     """
 
     parameters: Sequence[Parameter]
@@ -31,6 +31,7 @@ class Ticket(Generic[G]):
     device: Device
     bucket: Bucket | None = None
     flat: Floats | None = None
+    key: RngKey | None = None
     pending: Any = None
 
 
@@ -84,10 +85,11 @@ class Reducer(Generic[G]):
         with tensors.stream(device):
             begin = perf_counter()
             flat = tensors.flat(gradient)
+            key = engine.key(parameter)
             packed: U8 = engine.encode(parameter, flat)
             engine.stats.add(sent=packed.size, encode=perf_counter() - begin)
             pending = engine.collectives.start_allgather(packed, parameter.name)
-        return Ticket((parameter,), gradient, device, None, flat, pending)
+        return Ticket((parameter,), gradient, device, None, flat, key, pending)
 
     def start_bucket(self, parameters: Sequence[Parameter], number: int, gradient: G) -> Ticket[G]:
         """Takes a bucket that the framework filled, and starts its exchange.
@@ -156,13 +158,13 @@ class Reducer(Generic[G]):
 
     def _finish_alone(self, ticket: Ticket[G], scale: float) -> None:
         engine = self._engine
-        assert ticket.flat is not None
+        assert ticket.flat is not None and ticket.key is not None
         with self._tensors.stream(ticket.device):
             begin = perf_counter()
             gathered = engine.collectives.wait_allgather(ticket.pending)
             there = perf_counter()
             engine.in_flight.discard(ticket.parameters[0].name)
-            engine.decode(gathered, ticket.flat, scale)
+            engine.decode(gathered, ticket.flat, scale, ticket.key)
             self._tensors.write(ticket.gradient, ticket.flat)
             engine.stats.add(wait=there - begin, decode=perf_counter() - there)
 

@@ -1,5 +1,7 @@
 """Auto: the lossless index codec of the smallest section, chosen for each tensor."""
 
+from collections.abc import Sequence
+
 from hvd_deepreduce.codec import U8, U32, IndexCodec, RngKey, index_codecs
 from hvd_deepreduce.index.bitmap import Bitmap
 from hvd_deepreduce.index.delta import Delta
@@ -36,6 +38,10 @@ class Auto(IndexCodec):
         packed, bitmap = bits.packed_bytes(count, (numel - 1).bit_length()), bits.packed_bytes(numel, 1)
         sizes = (4 * count, packed, bitmap, elias_fano, rice, rans, delta, rle)
         return CHOICES[sizes.index(min(sizes))]
+
+    @property
+    def choices(self) -> Sequence[IndexCodec]:
+        return CHOICES
 
     def encode(self, indices: U32, numel: int, key: RngKey) -> tuple[U8, U32]:
         return self.resolve(indices, numel).encode(indices, numel, key)

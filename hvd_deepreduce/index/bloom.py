@@ -31,7 +31,7 @@ class Bloom(IndexCodec):
     - ``p0``: all of P. No kept element is lost, and |P| values are sent.
     - ``p1``: r of P at random; the receiver repeats the choice from the key.
     - ``p2``: r of P by algorithm 1. An index that alone set a bit is certainly true; the others are drawn from the sets
-      of indices that share a bit, small sets first.
+      of indices that share a bit, small sets first. Where these sets would take too much memory, ``p1`` is sent.
     - ``leftmost``, ``middle``, ``rightmost``: r consecutive ones of P; biased if the gradient is.
     - ``naive``: the first r of P, with the values of the r selected indices in their order. The paper uses it to show
       why a policy is needed: after the first false positive every value is put in a wrong place.
@@ -79,8 +79,13 @@ class Bloom(IndexCodec):
         filters = (bloom.insert(indices, size - less, hashes, *key[:3]) for less in range(spare + 1))
         candidates = ((bits, bloom.query(bits, hashes, numel, *key[:3])) for bits in filters)
         bits, positives = min(candidates, key=lambda candidate: candidate[1].size)
-        header = bytes([POLICIES.index(self.policy) << 5 | hashes - 1])
-        support = _choice(self.policy, positives, indices.size, bits.size, hashes, key)
+        policy = self.policy
+        try:
+            support = _choice(policy, positives, indices.size, numel, bits.size, hashes, key)
+        except bloom.TooManyConflictsError:  # a reader would refuse p2
+            policy = "p1"
+            support = _choice(policy, positives, indices.size, numel, bits.size, hashes, key)
+        header = bytes([POLICIES.index(policy) << 5 | hashes - 1])
         return sections.join(header, bits), support
 
     @staticmethod
@@ -102,25 +107,31 @@ class Bloom(IndexCodec):
             raise ValueError(
                 f"the section is {section.size} bytes long: no Bloom filter of {count} elements and {hashes} hashes is"
             )
-        if policy == "p2" and int(np.unpackbits(arrays.to_host(section[1:])).sum(dtype=np.uint64)) > hashes * count:
+        if policy == "p2" and int.from_bytes(arrays.to_host(section[1:]).data, "little").bit_count() > hashes * count:
             raise ValueError(f"the Bloom filter has more ones than {count} elements and {hashes} hashes can set")
         positives = bloom.query(section[1:], hashes, numel, *key[:3])
         if positives.size < count or (policy == "p0" and positives.size != count):
             raise ValueError(
                 f"the Bloom filter holds {positives.size} indices, and {count} are to be taken of them ({policy})"
             )
-        return _choice(policy, positives, count, size, hashes, key)
+        return _choice(policy, positives, count, numel, size, hashes, key)
 
 
-def _choice(policy: Policy, positives: U32, count: int, size: int, hashes: int, key: RngKey) -> U32:
-    """The ``count`` of the positives of a filter of ``size`` bytes that are the support."""
+def _choice(policy: Policy, positives: U32, count: int, numel: int, size: int, hashes: int, key: RngKey) -> U32:
+    """The ``count`` of the positives of a filter of ``size`` bytes that are the support.
+
+    Raises:
+        TooManyConflictsError: with p2.
+    """
     spare = positives.size - count
-    if policy == "p0":
+    if spare == 0 or policy == "p0":
         return positives
     if policy == "p1":
-        # The places to delete are drawn, not those to keep, since they are far fewer.
-        return arrays.delete(positives, random.indices(positives.size, spare, *key[:3], positives))
+        # A permutation's first places are deleted, or its last ones are kept: whichever are fewer.
+        if spare <= count:
+            return arrays.delete(positives, random.indices(positives.size, spare, *key[:3], positives))
+        return arrays.gather(positives, random.indices(positives.size, count, *key[:3], positives, spare))
     if policy == "p2":
-        return bloom.conflict_sets(positives, count, size, hashes, *key[:3])
+        return bloom.conflict_sets(positives, count, bloom.most_members(numel), size, hashes, *key[:3])
     start = {"middle": spare // 2, "rightmost": spare}.get(policy, 0)
     return positives[start : start + count]

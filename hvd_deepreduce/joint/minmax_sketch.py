@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from hvd_deepreduce.codec import U8, U32, Floats, JointCodec, RngKey
-from hvd_deepreduce.ops import arrays, quantile, sketch
+from hvd_deepreduce.ops import arrays, quantile, sections, sketch
 from hvd_deepreduce.ops.sketch import HEADER, MAX_ROWS, Header
 
 MAX_COLUMNS, MAX_WIDTH, MAX_GROUPS, MAX_BUCKETS = 4, 256, 256, 65536
@@ -84,6 +84,8 @@ def decode(section: U8, numel: int, count: int, dense: bool, key: RngKey, coded:
         return None if dense else section.view(np.uint32), section.view(np.float32)
     if section.size < HEADER.size:
         raise ValueError(f"a section of sketches begins with {HEADER.size} bytes, and this one has {section.size}")
+    if any(sections.peek(section, HEADER.size)[1:4]):
+        raise ValueError("the three bytes after its number of rows must be zeros")
     header = Header.of(section)
     rows, columns, buckets, negative, groups_below, groups_above = header
     if not 1 <= rows <= MAX_ROWS or not 1 <= columns <= MAX_COLUMNS * ONE_COLUMN:

@@ -124,14 +124,15 @@ def unpack(
     """
     if packed_size(section) != section.size:
         raise ValueError(f"it has {section.size - packed_size(section)} bytes after its stream, where none are allowed")
-    form, dtype_id, value_id, length, blocks, count, *sizes = HEADER.unpack(sections.peek(section, HEADER.size))
+    head = sections.peek(section, HEADER.size)
+    form, dtype_id, value_id, length, blocks, count, *sizes = HEADER.unpack(head)
     end = numel if end is None else end
     if length != numel:
         raise ValueError(f"it belongs to a vector of {length} elements, and this vector has {numel}")
-    if form > PAIRS or value_id not in VALUE_CODECS:
+    if form > PAIRS or value_id not in VALUE_CODECS or head[3]:
         raise ValueError(
-            f"it has form {form} and value codec {value_id}; forms 0 to {PAIRS} and value codecs "
-            f"{', '.join(map(str, VALUE_CODECS))} are allowed"
+            f"it has form {form}, value codec {value_id} and reserved byte {head[3]}; forms 0 to {PAIRS}, value codecs "
+            f"{', '.join(map(str, VALUE_CODECS))}, and 0 are allowed"
         )
     if DTYPES.get(dtype_id) != dtype:
         raise ValueError(f"its values have dtype number {dtype_id}, and {DTYPE_IDS[dtype]} ({dtype}) is required")
@@ -140,13 +141,16 @@ def unpack(
             f"it has {count} values in {blocks} blocks for a range of {end - begin} elements; at least one value per "
             "block and at most one per element are allowed"
         )
-    parts, at = [], HEADER.size
+    parts, ends, at = [], [], HEADER.size
     for size in sizes:
         parts.append(section[at : at + size])
+        ends.append(at + size)
         at += padded(size)
+    sections.check_padding(section, ends)
     a, b, values = parts
     expected = (4 * blocks, 4 * blocks if form == PLAIN else 0)
-    if form != CODED and (a.size, b.size) != expected:
+    # Coded parts have the sizes of their codes, but for no blocks they are empty.
+    if (form != CODED or not blocks) and (a.size, b.size) != expected:
         raise ValueError(
             f"its parts a and b have {a.size} and {b.size} bytes; {blocks} blocks take {expected[0]} and {expected[1]}"
         )

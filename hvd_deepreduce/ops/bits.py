@@ -53,6 +53,8 @@ def _(values: Device, width: int) -> Device:
 def unpack(section: U8, count: int, width: int, dtype: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
     """The ``count`` fields of ``pack``.
 
+    On a GPU, the host waits for the check of the section, unless checks are deferred.
+
     Args:
         section: ``packed_bytes(count, width)`` bytes.
         count: the number of fields.
@@ -60,7 +62,8 @@ def unpack(section: U8, count: int, width: int, dtype: type[np.unsignedinteger[A
         dtype: uint8 or uint32.
 
     Raises:
-        ValueError: the section has another size, or a field has more bits than the dtype.
+        ValueError: the section has another size, the bits after its last field are not zeros, or a field has more bits
+            than the dtype.
     """
     check_size(section, packed_bytes(count, width))  # before an array of that size is allocated
     values = np.empty(count, dtype)
@@ -72,12 +75,15 @@ def unpack(section: U8, count: int, width: int, dtype: type[np.unsignedinteger[A
 def _(section: Device, count: int, width: int, dtype: type[np.unsignedinteger[Any]]) -> Device:
     xp = array_module(section)
     check_size(section, packed_bytes(count, width))  # before an array of that size is allocated
-    values = xp.empty(count, dtype)
+    values, error = xp.empty(count, dtype), xp.zeros(1, i32)
     if width > 8 * values.itemsize:
         check(-1)
     if count:
         kernel = f"unpack{8 * values.itemsize}"
-        launch(xp, "bits/bits", kernel, grid(xp, count), section, u64(section.size), u64(count), u32(width), values)
+        launch(
+            xp, "bits/bits", kernel, grid(xp, count), section, u64(section.size), u64(count), u32(width), values, error
+        )
+        check_later(error)
     return values
 
 

@@ -16,7 +16,7 @@ from hvd_deepreduce.ops.types import U8, U32, Device
 
 _insert = kernel("bloom_insert", "v", "pUuuuupU")
 _query = kernel("bloom_query", "U", "pUuuuuUp")
-_conflict_sets = kernel("bloom_conflict_sets", "i", "pUUuuuuUp")
+_conflict_sets = kernel("bloom_conflict_sets", "i", "pUUUuuuuUp")
 
 _WINDOW = 8
 """Bytes of a window, which may continue at the start of the filter."""
@@ -83,8 +83,23 @@ def _(bits: Device, hashes: int, numel: int, seed: int, parameter: int, step: in
     return indices
 
 
+class TooManyConflictsError(ValueError):
+    """Conflict sets of more members than a reader takes."""
+
+
+def most_members(numel: int) -> int:
+    """The most members of all conflict sets that are drawn from, for a tensor of ``numel`` elements.
+
+    Bounds the memory of ``conflict_sets``. Filters for random indices give at most ``numel`` with one hash function,
+    and 0.75 * ``numel`` with more.
+    """
+    return min(numel + numel // 4 + 65536, 2**32 - 1)
+
+
 @operation()
-def conflict_sets(positives: U32, count: int, size: int, hashes: int, seed: int, parameter: int, step: int) -> U32:
+def conflict_sets(
+    positives: U32, count: int, most: int, size: int, hashes: int, seed: int, parameter: int, step: int
+) -> U32:
     """Policy P2 (DeepReduce, algorithm 1): ``count`` of the positives, sorted.
 
     On a GPU, the positives are copied to the host, since each draw depends on all draws before it.
@@ -92,21 +107,28 @@ def conflict_sets(positives: U32, count: int, size: int, hashes: int, seed: int,
     Args:
         positives: all indices that the filter holds, sorted.
         count: at most ``positives.size``.
+        most: members of all sets of positives that share each of their bits.
         size: bytes of the filter.
         hashes: the number of hash functions, 1 to 32.
         seed, parameter, step: the key.
 
     Raises:
         MemoryError: the host has too little memory for the sets.
+        TooManyConflictsError: the sets have more than ``most`` members.
     """
     chosen = np.empty(count, np.uint32)
     key = (seed, parameter, step)
-    if _conflict_sets(address(positives), positives.size, count, hashes, *key, size, address(chosen)):
+    failed = _conflict_sets(address(positives), positives.size, count, most, hashes, *key, size, address(chosen))
+    if failed == 1:
+        raise TooManyConflictsError(f"the conflict sets of its Bloom filter have more than {most} members")
+    if failed:
         raise MemoryError(f"not enough memory for the conflict sets of {positives.size} positives of a Bloom filter")
     return chosen
 
 
 @conflict_sets.cuda
-def _(positives: Device, count: int, size: int, hashes: int, seed: int, parameter: int, step: int) -> Device:
-    chosen = conflict_sets.host(positives.get(), count, size, hashes, seed, parameter, step)
+def _(
+    positives: Device, count: int, most: int, size: int, hashes: int, seed: int, parameter: int, step: int
+) -> Device:
+    chosen = conflict_sets.host(positives.get(), count, most, size, hashes, seed, parameter, step)
     return array_module(positives).asarray(chosen)

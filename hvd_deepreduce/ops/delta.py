@@ -80,7 +80,7 @@ def _(section: Device, numel: int, count: int) -> Device:
     starts, _ = entropy.join_chunks(xp, exits, entries, chunks)
     launch(
         xp, _FILE, "delta_lengths", grid(xp, chunks), section, u64(size), head, table, u64(chunks), starts, u64(count),
-        bits, at,
+        bits, at, error,
     )  # fmt: skip
     launch(
         xp, _FILE, "delta_values", grid(xp, count), section, u64(size), bits, at, u64(count), scan_status(xp, count),

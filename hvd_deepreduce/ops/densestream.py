@@ -45,6 +45,11 @@ def _broken_blocks(begin: int, end: int, count: int) -> ValueError:
     )
 
 
+def _check_pairs(starts: U32, lengths: U32) -> None:
+    if starts.size != lengths.size:
+        raise ValueError(f"its blocks have {starts.size} starts and {lengths.size} lengths: both must be as many")
+
+
 def _firsts(xp: Any, lengths: Device) -> Device:
     """The place of each block's first value: uint32 ``[blocks]``."""
     firsts = xp.empty(lengths.size, u32)
@@ -116,9 +121,10 @@ def check_blocks(starts: U32, lengths: U32, begin: int, end: int, count: int) ->
     On a GPU, the host waits for the device.
 
     Raises:
-        ValueError: a block is empty, overlaps another, is out of order or not within [begin, end), or the blocks do not
-            cover ``count`` elements.
+        ValueError: there are more starts than lengths, or fewer; a block is empty, overlaps another, is out of order or
+            not within [begin, end); or the blocks do not cover ``count`` elements.
     """
+    _check_pairs(starts, lengths)
     if _stream_check(address(starts), address(lengths), starts.size, begin, end, count):
         raise _broken_blocks(begin, end, count)
 
@@ -127,6 +133,7 @@ def check_blocks(starts: U32, lengths: U32, begin: int, end: int, count: int) ->
 def _(starts: Device, lengths: Device, begin: int, end: int, count: int) -> None:
     if state.encoding is not None:
         return  # this process has encoded the stream
+    _check_pairs(starts, lengths)
     xp, blocks = array_module(starts), starts.size
     error, total = xp.zeros(1, i32), counter(xp)
     if blocks:

@@ -88,12 +88,13 @@ def address(array: NDArray[Any]) -> int:
 _REASONS = {
     -1: "it ends before its last element",
     -2: "an index is out of order or not below the number of elements",
-    -3: "the code or the norm of a value is out of range",
+    -3: "a code or a norm is out of range, or something other than zeros follows its last element",
     -4: "the mean of a bucket is not finite, has the wrong sign, or is out of the order of magnitudes",
     -5: "the sizes of its groups do not add up to its elements and bytes",
     -6: "its checksum does not match its bytes, so they were altered on the way",
     -7: "a value is not finite",
     -8: "the order is not a permutation of the values",
+    -9: "a byte between its sections is not zero",
 }
 
 

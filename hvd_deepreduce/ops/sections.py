@@ -6,6 +6,7 @@ prefetched within ``deferred.encoding`` and ``deferred.reading``, so that ``peek
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,35 @@ def _(data: Device, ranks: int) -> None:
                 return  # a broken container, which the caller will refuse
             remember_start(data[at : at + size], start.tobytes()[:size])
             at += -(-size // 8) * 8
+
+
+@operation()
+def check_padding(data: U8, ends: Sequence[int]) -> None:
+    """Checks the zeros between the sections of a container or of a stream.
+
+    On a GPU, the host waits for the result of the check, unless checks are deferred.
+
+    Args:
+        data: uint8, the whole container or stream; its size is a multiple of 8.
+        ends: where sections end, at most four; zeros must follow, up to the next multiple of 8.
+
+    Raises:
+        ValueError: a byte there is not zero.
+    """
+    memory = data.data
+    for end in ends:
+        if end & 7 and memory[end : (end + 7) & ~7].tobytes().strip(b"\0"):
+            check(-9)
+
+
+@check_padding.cuda
+def _(data: Device, ends: Sequence[int]) -> None:
+    padded = [u64(end) for end in ends if end & 7]
+    if padded:
+        xp = array_module(data)
+        error = xp.zeros(1, i32)
+        launch(xp, "sections/sections", "check_padding", 1, data, *padded, *[u64(0)] * (4 - len(padded)), error)
+        check_later(error)
 
 
 @operation()

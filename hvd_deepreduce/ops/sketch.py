@@ -23,6 +23,8 @@ from hvd_deepreduce.ops.types import F32, U8, U32, Device
 
 MAX_ROWS = 8
 """The most rows of a sketch, as in kernels/sketch/sketch.h."""
+MAX_LENGTHS = 200
+"""More bytes than a table of Huffman lengths takes."""
 HEADER = struct.Struct("<BxxxIIIHH")
 _sketch_group = kernel("sketch_group", "v", "ppUppuppp")
 _sketch_insert = kernel("sketch_insert", "v", "ppUuuuuuup")
@@ -33,6 +35,7 @@ _flagged_decode = kernel("flagged_decode", "I", "pUUUp")
 _sketch_merge = kernel("sketch_merge", "I", "ppUUpp")
 _sketch_first_buckets = kernel("sketch_first_buckets", "v", "sp")
 _sketch_columns = kernel("sketch_columns", "u", "sU")
+_sketch_only_bin = kernel("sketch_only_bin", "I", "pUui")
 _sketch_check_tables = kernel("sketch_check_tables", "I", "pUU")
 _sketch_bound = kernel("sketch_bound", "U", "sU")
 _sketch_encode = kernel("sketch_encode", "U", "ppUuuuip")
@@ -346,6 +349,18 @@ def _(
     return sections.remember_start(xp.concatenate([tables, *parts]), start)
 
 
+def _only_bin(section: Device, width: int, coded: bool) -> int:
+    """The number that all bins of a group have; the section is too short to hold others.
+
+    Raises:
+        ValueError: it holds no such number.
+    """
+    start = section[:MAX_LENGTHS].get()
+    only: int = _sketch_only_bin(address(start), start.size, width, coded) if section.size <= MAX_LENGTHS else -1
+    check(only)
+    return only
+
+
 @operation()
 def decode(section: U8, numel: int, count: int, coded: bool, seed: int, parameter: int, step: int) -> tuple[U32, F32]:
     """The ``count`` keys, uint32 and increasing, and their values, float32, of ``encode``.
@@ -393,14 +408,17 @@ def _(
             continue
         width, columns = first[group + 1] - first[group], _sketch_columns(header.pack(), elements)
         key_bytes, bin_bytes = section[at : at + key_size], section[at + key_size : at + key_size + bin_size]
-        if coded:
-            of_group = delta.decode(key_bytes, numel, elements)
-            bins = huffman.decode(bin_bytes, header.rows * columns)
+        of_group = (delta.decode if coded else flagged_decode)(key_bytes, numel, elements)
+        rows = header.rows
+        if rows * columns > 8 * bin_size:  # fewer than a bit for each: all bins are equal, so they are one bin
+            only = _only_bin(bin_bytes, width, coded)
+            bins, rows, columns = xp.asarray(np.full(1, only, np.uint8)), 1, 1
+        elif coded:
+            bins = huffman.decode(bin_bytes, rows * columns)
         else:
-            of_group = flagged_decode(key_bytes, numel, elements)
-            bins = bits.unpack(bin_bytes, header.rows * columns, (width - 1).bit_length(), np.uint8)
+            bins = bits.unpack(bin_bytes, rows * columns, (width - 1).bit_length(), np.uint8)
         of_buckets = means[first[group] : first[group + 1]]
         keys.append(of_group)
-        values.append(query(of_group, bins, of_buckets, header.rows, columns, seed, parameter, step))
+        values.append(query(of_group, bins, of_buckets, rows, columns, seed, parameter, step))
         at += key_size + bin_size
     return merge(xp.concatenate(keys), xp.concatenate(values), numel)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvd_deepreduce.codec import Floats
+from hvd_deepreduce.codec import Floats, RngKey
 from hvd_deepreduce.engine import BucketLayout, Parameter
 
 # The conditional (is there more than one rank?) in which Horovod puts a tensor or group of a tape or optimizer.
@@ -34,6 +34,7 @@ class Slot:
         shape: -1 for a size that is not known before the gradient is there.
         uncompressed: Horovod reduces it as it is.
         numel: -1 where it is not known before the gradient is there.
+        key: of the container of the gradient that is in flight.
         queue: gets an element when the sum of the gradient's bucket is there.
         unit: the gradients with which it may share a bucket.
     """
@@ -45,6 +46,7 @@ class Slot:
     dtype: tf.DType
     uncompressed: bool = False
     numel: int = -1
+    key: RngKey = RngKey(0, 0, 0)
     queue: Any = None
     unit: Unit | None = None
 

@@ -72,7 +72,7 @@ class Operations:
                 self._handshake.compare_models()
             step, parameter = self._steps.begin(slot, int(number))
             with self._steps.working(step, "encode"):
-                slot.numel = gradient.size
+                slot.numel, slot.key = gradient.size, self._engine.key(parameter)
                 packed = self._engine.encode(parameter, gradient)
             self._engine.stats.add(sent=packed.size + slot.carrier_bytes, dense=gradient.size * slot.dtype.size)
             return packed, np.ones(1, slot.accumulated_in)
@@ -91,7 +91,7 @@ class Operations:
             with self._steps.working(step, "decode"):
                 out: Floats = arrays.empty(slot.numel, slot.accumulated_in, gathered)
                 try:
-                    self._engine.decode(gathered, out, self._scale(carrier))
+                    self._engine.decode(gathered, out, self._scale(carrier), slot.key)
                 except Exception as error:
                     # TensorFlow ends a step at its first error, while other ranks wait for gradients that this rank
                     # has not sent. All ranks get the same error, so all can raise it at the end of the step.

@@ -101,7 +101,8 @@ static void pack(const T* values, u64 count, u32 width, u8* out) {
     std::memcpy(out, &word, (filled + 7) / 8);
 }
 
-// Returns 0, or ERR_TRUNCATED if `bytes` bytes cannot hold `count` fields.
+// Returns 0; ERR_TRUNCATED if `bytes` bytes cannot hold `count` fields; ERR_VALUE if the bits after the last one are not
+// zeros.
 template <class T>
 static i64 unpack(const u8* in, u64 bytes, u64 count, u32 width, T* values) {
     if (width > 8 * sizeof(T) || bytes < field_bytes(count, width)) return ERR_TRUNCATED;
@@ -116,7 +117,7 @@ static i64 unpack(const u8* in, u64 bytes, u64 count, u32 width, T* values) {
     for (; i < fast; ++i) values[i] = (T)((load64(in + (i * width >> 3)) >> (i * width & 7)) & mask);
     for (; i < count; ++i)
         values[i] = (T)((load64_tail(in + (i * width >> 3), in + bytes) >> (i * width & 7)) & mask);
-    return 0;
+    return zeros_follow(in, count * width) ? 0 : (i64)ERR_VALUE;
 }
 
 DR_API void dr_pack8(const u8* values, u64 count, u32 width, u8* out) { pack(values, count, width, out); }

@@ -1,4 +1,5 @@
 // Fields of equal width, and checks of index lists: the CUDA side of bits.cpp, which draws the section.
+#include "bits/bits.h"
 #include "common/device.cuh"
 
 // Each thread builds one word of the packed string from the fields that overlap it:
@@ -23,12 +24,18 @@ __device__ void pack(const T* values, u64 count, u32 width, u32* words) {
 KERNEL pack8(const u8* values, u64 count, u32 width, u32* words) { pack(values, count, width, words); }
 KERNEL pack32(const u32* values, u64 count, u32 width, u32* words) { pack(values, count, width, words); }
 
+// Sets *error to ERR_VALUE if the bits after the last field are not zeros.
 template <class T>
-__device__ void unpack(const u8* in, u64 bytes, u64 count, u32 width, T* values) {
+__device__ void unpack(const u8* in, u64 bytes, u64 count, u32 width, T* values, i32* error) {
     for (u64 i = grid_thread(); i < count; i += grid_threads()) values[i] = (T)load_field(in, bytes, i * width, width);
+    if (grid_thread() == 0 && !zeros_follow(in, count * width)) *error = ERR_VALUE;
 }
-KERNEL unpack8(const u8* in, u64 bytes, u64 count, u32 width, u8* values) { unpack(in, bytes, count, width, values); }
-KERNEL unpack32(const u8* in, u64 bytes, u64 count, u32 width, u32* values) { unpack(in, bytes, count, width, values); }
+KERNEL unpack8(const u8* in, u64 bytes, u64 count, u32 width, u8* values, i32* error) {
+    unpack(in, bytes, count, width, values, error);
+}
+KERNEL unpack32(const u8* in, u64 bytes, u64 count, u32 width, u32* values, i32* error) {
+    unpack(in, bytes, count, width, values, error);
+}
 
 // Sets *error to ERR_INDEX if the indices are not strictly increasing or the last one is not below numel.
 KERNEL check_indices(const u32* indices, u64 count, u64 numel, i32* error) {

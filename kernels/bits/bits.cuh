@@ -24,6 +24,7 @@ struct BitReader {
     }
     __device__ u64 used() const { return (position + 7) / 8; }
     __device__ bool overrun() const { return position > 8 * bytes; }
+    __device__ bool padded() const { return zeros_follow(in, position); }
 };
 
 #endif

@@ -10,6 +10,7 @@
 //     Reader   get(bits)          reads a field; bits past the end are zero
 //              used()             the number of bytes that have been read, the last one perhaps in part
 //              overrun()          whether a read has passed the end
+//              padded()           whether zeros fill the last byte that has been read; only without an overrun
 #ifndef HVD_DEEPREDUCE_BITS_H
 #define HVD_DEEPREDUCE_BITS_H
 
@@ -34,10 +35,11 @@ DR_HD u32 bit_length(u32 x) {
 // Bytes of `count` fields of `width` bits.
 DR_HD u64 field_bytes(u64 count, u32 width) { return (count * width + 7) / 8; }
 
+// Whether zeros fill the last byte of a string of `bits` bits, all of which are there.
+DR_HD bool zeros_follow(const u8* in, u64 bits) { return bits % 8 == 0 || in[bits / 8] >> (bits % 8) == 0; }
+
 // Whether `bytes` bytes hold exactly a bit string of `bits` bits, with zeros after its last bit.
-DR_HD bool ends_at(const u8* in, u64 bytes, u64 bits) {
-    return bytes == (bits + 7) / 8 && (bits % 8 == 0 || in[bits / 8] >> (bits % 8) == 0);
-}
+DR_HD bool ends_at(const u8* in, u64 bytes, u64 bits) { return bytes == (bits + 7) / 8 && zeros_follow(in, bits); }
 
 // A Writer that only counts.
 struct BitCount {

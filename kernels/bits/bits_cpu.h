@@ -46,6 +46,8 @@ struct BitReader {
     }
     u64 used() const { return (position + 7) >> 3; }
     bool overrun() const { return position > bytes * 8; }
+    bool padded() const { return zeros_follow(in, position); }
+    bool ended() const { return ends_at(in, bytes, position); }
 };
 
 DR_API void dr_pack8(const u8* values, u64 count, u32 width, u8* out);

@@ -12,9 +12,12 @@
 // too.
 #include <algorithm>
 #include <new>
+#include <utility>
+#include <vector>
 
 #include "bloom/bloom.h"
 #include "common/cpu.h"
+#include "sort/radix.h"
 
 struct Hash {
     BloomSalts salts;
@@ -120,25 +123,39 @@ DR_CLONES static void set_sizes(const Hash& hash, const u32* indices, u64 count,
 // t % 4 of the counter (t / 4, step, STREAM_POLICY, 0).
 //
 // The indices that are alone in a set are chosen first, and no other set can give them again. So only the sets of the
-// other indices are stored, a tenth of them at the usual rates, and each size's sets are sorted when their turn comes.
-static void conflict_sets(const Hash& hash, const u32* positives, u64 found, u64 count, u32 seed, u32 parameter,
-                          u32 step, u32* chosen) {
+// other indices are stored, a tenth of them at the usual rates: as rows of | bit | number of the positive |, sorted.
+// Returns false, with nothing chosen, if there are more than `most` rows.
+static bool conflict_sets(const Hash& hash, const u32* positives, u64 found, u64 count, u64 most, u32 seed,
+                          u32 parameter, u32 step, u32* chosen) {
     std::vector<u8> sizes((u64)hash.bytes * 8), taken(found);
     set_sizes(hash, positives, found, sizes.data());
-    u64 size = 0;
-    std::vector<u64> items[256];  // [size of the set]: bit << 32 | number of the positive
-    for (u64 p = 0; p < found && size < count; ++p) {
+    // The different bits of a positive, and their number; 0 if it is alone in the set of one of them.
+    const auto shared_bits = [&](u64 p, u32* bits) {
         const u32 h1 = bloom_first(positives[p] >> 6, hash.salts.first), h2 = bloom_second(h1, hash.salts.second);
-        u32 bits[32], j = 0;
-        for (; j < hash.k; ++j) {
-            bits[j] = bloom_bit(positives[p], bloom_probe(h1, h2, j), hash.bytes);
-            if (sizes[bits[j]] == 1) break;
+        u32 different = 0;
+        for (u32 j = 0; j < hash.k; ++j) {
+            const u32 bit = bloom_bit(positives[p], bloom_probe(h1, h2, j), hash.bytes);
+            if (sizes[bit] == 1) return 0u;
+            if (std::find(bits, bits + different, bit) == bits + different) bits[different++] = bit;
         }
-        size += taken[p] = j < hash.k;
-        if (taken[p]) continue;
-        for (j = 0; j < hash.k; ++j)
-            if (std::find(bits, bits + j, bits[j]) == bits + j) items[sizes[bits[j]]].push_back((u64)bits[j] << 32 | p);
+        return different;
+    };
+    u32 bits[32];
+    u64 size = 0, total = 0;
+    for (u64 p = 0; p < found && size < count; ++p) {
+        const u32 different = shared_bits(p, bits);
+        size += taken[p] = different == 0;
+        total += different;
     }
+    if (size == count) total = 0;
+    if (total > most) return false;
+    std::vector<u64> rows(2 * total);
+    for (u64 p = 0, row = 0; row < total; ++p) {
+        if (taken[p]) continue;
+        const u32 different = shared_bits(p, bits);
+        for (u32 j = 0; j < different; ++j) rows[row++] = (u64)bits[j] << 32 | p;
+    }
+    u64* const items = radix_sort(rows.data(), rows.data() + total, total, 32, 32 + bits_for((u64)hash.bytes * 8));
 
     Philox4 words = {0, 0, 0, 0};
     u64 draws = 0;
@@ -148,30 +165,33 @@ static void conflict_sets(const Hash& hash, const u32* positives, u64 found, u64
         return (u64)word[draws++ % 4] * n >> 32;
     };
     struct Set {
-        u64 *begin, *end;
+        u32 begin, end;  // of its items
     };
     const auto draw = [&](Set& set) {
         while (set.begin < set.end) {
-            u64* item = set.begin + below((u64)(set.end - set.begin));
-            const u32 p = (u32)*item;
-            *item = *--set.end;
+            u64& item = items[set.begin + below(set.end - set.begin)];
+            const u32 p = (u32)item;
+            item = items[--set.end];
             if (taken[p]) continue;
             taken[p] = 1;
             ++size;
             return;
         }
     };
-    std::vector<Set> sets;  // without those that are known to be empty
-    for (u32 s = 2; s < 256 && size < count; ++s) {
-        std::sort(items[s].begin(), items[s].end());
-        u64 *at = items[s].data(), *end = at + items[s].size();
-        while (at < end && size < count) {
-            Set set = {at, at};
-            while (set.end < end && *set.end >> 32 == *at >> 32) ++set.end;
-            at = set.end;
-            draw(set);
-            sets.push_back(set);
-        }
+    const auto end_of_set = [&](u64 i) {
+        const u64 bit = items[i] >> 32;
+        while (i < total && items[i] >> 32 == bit) ++i;
+        return i;
+    };
+    u64 places[256] = {};  // of the next set of each size, in the order in which sets are visited
+    for (u64 i = 0; i < total; i = end_of_set(i)) ++places[sizes[items[i] >> 32]];
+    u64 before = 0;
+    for (u64& place : places) before += std::exchange(place, before);
+    std::vector<Set> sets(before);
+    for (u64 i = 0; i < total;) {
+        const u64 end = end_of_set(i);
+        sets[places[sizes[items[i] >> 32]]++] = {(u32)i, (u32)end};
+        i = end;
     }
     while (size < count) {
         for (u64 s = 0; s < sets.size() && size < count; ++s) draw(sets[s]);
@@ -179,15 +199,16 @@ static void conflict_sets(const Hash& hash, const u32* positives, u64 found, u64
     }
     for (u64 p = 0; p < found; ++p)
         if (taken[p]) *chosen++ = positives[p];
+    return true;
 }
 
-// Policy P2: chooses `count` <= `found` of the positives of a filter of `bytes` bytes, in order. Returns 0, or -1 if
-// memory is short.
-DR_API int dr_bloom_conflict_sets(const u32* positives, u64 found, u64 count, u32 k, u32 seed, u32 parameter, u32 step,
-                                  u64 bytes, u32* chosen) {
+// Policy P2: chooses `count` <= `found` of the positives of a filter of `bytes` bytes, in order. Returns 0; 1 if the
+// sets of the positives that are in no set alone have more than `most` members in all; -1 if memory is short.
+DR_API int dr_bloom_conflict_sets(const u32* positives, u64 found, u64 count, u64 most, u32 k, u32 seed, u32 parameter,
+                                  u32 step, u64 bytes, u32* chosen) {
     try {
-        conflict_sets(Hash(bytes, k, seed, parameter, step), positives, found, count, seed, parameter, step, chosen);
-        return 0;
+        const Hash hash(bytes, k, seed, parameter, step);
+        return !conflict_sets(hash, positives, found, count, most, seed, parameter, step, chosen);
     } catch (const std::bad_alloc&) {
         return -1;
     }

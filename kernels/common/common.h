@@ -23,7 +23,7 @@ typedef long long i64;
 // Errors of decoders, the only negative results; ops/library.py has their sentences. A kernel on the device that finds
 // several errors keeps the smallest number.
 const i32 ERR_TRUNCATED = -1, ERR_INDEX = -2, ERR_VALUE = -3, ERR_MEANS = -4, ERR_SIZES = -5;
-const i32 ERR_CHECKSUM = -6, ERR_NOT_FINITE = -7, ERR_ORDER = -8;
+const i32 ERR_CHECKSUM = -6, ERR_NOT_FINITE = -7, ERR_ORDER = -8, ERR_PADDING = -9;
 
 // Philox4x32-10, a counter-based generator (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2,
 // 3", SC 2011). No state: the same key and counter give the same four words on every machine and in every order.

@@ -89,8 +89,8 @@ DR_API u64 dr_delta_encode(const u32* keys, u64 count, u8* out) {
 }
 
 // bits: scratch, one byte per key. Returns 0; ERR_TRUNCATED if the section ends before the last key; ERR_INDEX if the
-// keys are not strictly increasing or not below numel; ERR_VALUE if no encoder writes its head, or it continues after
-// the last key.
+// keys are not strictly increasing or not below numel; ERR_VALUE if no encoder writes its head, it continues after the
+// last key, or bits after a part are not zeros.
 DR_API i64 dr_delta_decode(const u8* in, u64 bytes, u64 count, u64 numel, u8* bits, u32* keys) {
     if (count == 0) return bytes ? (i64)ERR_VALUE : 0;
     if (bytes == 0) return ERR_TRUNCATED;
@@ -126,6 +126,7 @@ DR_API i64 dr_delta_decode(const u8* in, u64 bytes, u64 count, u64 numel, u8* bi
         }
     }
     if (prefixes.overrun()) return ERR_TRUNCATED;
+    if (!prefixes.padded()) return ERR_VALUE;
     at += prefixes.used();
     BitReader deltas{in + at, bytes - at};
     u64 key = deltas.get(bits[0]);
@@ -138,5 +139,5 @@ DR_API i64 dr_delta_decode(const u8* in, u64 bytes, u64 count, u64 numel, u8* bi
         keys[i] = (u32)key;
     }
     if (deltas.overrun()) return ERR_TRUNCATED;
-    return bad || key >= numel ? (i64)ERR_INDEX : deltas.used() == deltas.bytes ? 0 : (i64)ERR_VALUE;
+    return bad || key >= numel ? (i64)ERR_INDEX : deltas.ended() ? 0 : (i64)ERR_VALUE;
 }

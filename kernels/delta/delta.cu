@@ -135,9 +135,9 @@ KERNEL delta_walk(const u8* in, u64 bytes, const DeltaHead* head, const u16* tab
 }
 
 // bits[i]: the bits of delta i. *at: the byte where the deltas begin; it stays 0 if the section ends within the
-// prefixes.
+// prefixes. Sets *error to ERR_VALUE if the bits after the prefixes are not zeros.
 KERNEL delta_lengths(const u8* in, u64 bytes, const DeltaHead* head, const u16* table, u64 chunks, const u64* starts,
-                     u64 count, u8* bits, u64* at) {
+                     u64 count, u8* bits, u64* at, i32* error) {
     if (head->error) return;
     const u32 window = head->window, step = head->step;
     if (head->only >= 0) {
@@ -153,7 +153,9 @@ KERNEL delta_lengths(const u8* in, u64 bytes, const DeltaHead* head, const u16* 
         [=](u64 number, u64 place, u64 after, u32) {
             if (number >= count) return;
             bits[number] = (u8)(step * ((table[load_field(prefixes, size, place, window)] & 255u) + 1));
-            if (number + 1 == count && after <= 8 * size) *at = first + (after + 7) / 8;
+            if (number + 1 < count || after > 8 * size) return;
+            *at = first + (after + 7) / 8;
+            if (!zeros_follow(prefixes, after)) atomicMin(error, ERR_VALUE);
         });
 }
 
@@ -172,7 +174,7 @@ KERNEL delta_values(const u8* in, u64 bytes, const u8* bits, const u64* at, u64 
         [=](u64 i, u64 place) {
             deltas[i] = load_field(string, size, place, bits[i]);
             if (i && deltas[i] == 0) atomicMin(error, ERR_INDEX);
-            if (i + 1 == count && (place + bits[i] + 7) / 8 != size) atomicMin(error, ERR_VALUE);
+            if (i + 1 == count && !ends_at(string, size, place + bits[i])) atomicMin(error, ERR_VALUE);
         });
 }
 

@@ -33,6 +33,7 @@ KERNEL elias_fano_join(const u8* in, u64 bytes, u64 at, u64 count, u64 numel, u3
         const u64 before = i ? (u64)highs[i - 1] << l | load_field(in, bytes, (i - 1) * l, l) : 0;
         indices[i] = (u32)index;
         if (index >= numel || (i && index <= before)) atomicMin(error, ERR_INDEX);
-        if (i + 1 == count && !highs_end(in + at, bytes - at, count, highs)) atomicMin(error, ERR_VALUE);
+        if (i + 1 < count) continue;
+        if (!zeros_follow(in, count * l) || !highs_end(in + at, bytes - at, count, highs)) atomicMin(error, ERR_VALUE);
     }
 }

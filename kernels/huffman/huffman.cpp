@@ -98,7 +98,7 @@ static i64 decode_streams(CodeStream* streams, u32 n, const u16* table) {
             streams[k].symbols[j] = (u8)entry;
             reader.position += entry >> 8;
         }
-        if (reader.overrun() || reader.used() != reader.bytes) return ERR_VALUE;
+        if (!reader.ended()) return ERR_VALUE;
     }
     return 0;
 }
@@ -217,5 +217,5 @@ DR_API i64 dr_huffman_indices_decode(const u8* in, u64 bytes, u64 count, u64 num
         indices[i] = index;
     }
     if (bad || last >= (i64)numel) return ERR_INDEX;
-    return reader.overrun() ? (i64)ERR_TRUNCATED : reader.used() != bytes ? (i64)ERR_VALUE : 0;
+    return reader.overrun() ? (i64)ERR_TRUNCATED : reader.ended() ? 0 : (i64)ERR_VALUE;
 }

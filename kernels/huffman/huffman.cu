@@ -135,7 +135,7 @@ KERNEL huffman_take(const u8* in, const HuffmanStreams* streams, u32 k, const u1
         [=](u64 number, u64 at, u64 after, u32) {
             if (number >= most) return;
             symbols[first + number] = (u8)table[load_field(stream, bytes, at, LONGEST)];
-            if (number + 1 == most && (after + 7) / 8 != bytes) atomicMin(error, ERR_VALUE);
+            if (number + 1 == most && !ends_at(stream, bytes, after)) atomicMin(error, ERR_VALUE);
         });
 }
 
@@ -182,6 +182,6 @@ KERNEL huffman_indices_take(const u8* in, u64 bytes, const u16* table, u64 chunk
         [=](u64 number, u64 at, u64 after, u32) {
             if (number >= 4 * count) return;
             octets[number] = (u8)table[load_field(in, bytes, at, LONGEST)];
-            if (number + 1 == 4 * count && (after + 7) / 8 != bytes) atomicMin(error, ERR_VALUE);
+            if (number + 1 == 4 * count && !ends_at(in, bytes, after)) atomicMin(error, ERR_VALUE);
         });
 }

@@ -113,7 +113,8 @@ DR_HD void write_lengths(const u8* length, i32 only, Writer& writer) {
     }
 }
 
-// Returns the number of bytes of the lengths, or ERR_VALUE if they make no complete code. *only: as for write_lengths.
+// Returns the number of bytes of the lengths, or ERR_VALUE if they make no complete code or bits after
+// them are not zeros. *only: as for write_lengths.
 template <class Reader>
 DR_HD i64 read_lengths(Reader reader, u8* length, i32* only) {
     u32 sum = 0;
@@ -127,7 +128,7 @@ DR_HD i64 read_lengths(Reader reader, u8* length, i32* only) {
         sum += l == ONLY ? 1u << LONGEST : l ? 1u << (LONGEST - l) : 0;
         s += run;
     }
-    return sum == 1u << LONGEST ? (i64)reader.used() : (i64)ERR_VALUE;
+    return sum == 1u << LONGEST && reader.padded() ? (i64)reader.used() : (i64)ERR_VALUE;
 }
 
 // How often `byte` occurs in the four bytes of the indices 0 .. numel - 1. It is byte p of those indices whose

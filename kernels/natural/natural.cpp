@@ -41,7 +41,8 @@ DR_CLONES static u32 natural_values(const u8* signs, const u8* exponents, u64 co
     return largest;
 }
 
-// values[count]. ERR_VALUE if an exponent is infinity's.
+// values[count]. ERR_VALUE if an exponent is infinity's, or the bits after the last sign are not zeros.
 DR_API i64 dr_natural_decode(const u8* signs, const u8* exponents, u64 count, float* values) {
+    if (!zeros_follow(signs, count)) return ERR_VALUE;
     return natural_values(signs, exponents, count, values) > LARGEST_EXPONENT ? (i64)ERR_VALUE : 0;
 }

@@ -14,5 +14,6 @@ KERNEL natural_decode(const u8* signs, const u8* exponents, u64 count, float* va
         bad |= exponents[i] > LARGEST_EXPONENT;
         values[i] = __uint_as_float((u32)exponents[i] << 23 | sign_bit(signs, i));
     }
+    if (grid_thread() == 0) bad |= !zeros_follow(signs, count);
     if (bad) atomicMin(error, ERR_VALUE);
 }

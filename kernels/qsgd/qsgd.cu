@@ -1,4 +1,5 @@
 // QSGD: the CUDA side of kernels/qsgd/qsgd.cpp. An element's index is below 2^32, so 32-bit divisions find its bucket.
+#include "bits/bits.h"
 #include "buckets/buckets.cuh"
 #include "qsgd/qsgd.h"
 #include "rounding/rounding.cuh"
@@ -83,6 +84,7 @@ KERNEL qsgd_decode_section(const u8* packed, u64 bytes, const float* norms, u64 
         bad |= code > 2 * s || !valid_scale(norm);
         values[i] = qsgd_value(code, 1.0f, s) * norm;
     }
+    if (grid_thread() == 0) bad |= !zeros_follow(packed, count * bits);
     if (bad) atomicMin(error, ERR_VALUE);
 }
 

@@ -344,5 +344,5 @@ DR_API i64 dr_rans_indices_decode(const u8* in, u64 bytes, u64 count, u64 numel,
         indices[i] = (u32)next++;
     }
     if (lows.overrun()) return ERR_TRUNCATED;
-    return next > numel ? (i64)ERR_INDEX : lows.used() == lows.bytes ? 0 : (i64)ERR_VALUE;
+    return next > numel ? (i64)ERR_INDEX : lows.ended() ? 0 : (i64)ERR_VALUE;
 }

@@ -124,6 +124,6 @@ KERNEL rans_gaps(const u8* in, u64 bytes, u64 count, const u8* tokens, const u64
         const u32 e = token_lows(tokens[i], t);
         if (e + t > 31) atomicMin(error, ERR_INDEX);
         gaps[i] = e + t <= 31 ? token_gap(tokens[i], e, t) + load_field(lows, size, place, e) : 0;
-        if (i + 1 == count && (place + length(i) + 7) / 8 != size) atomicMin(error, ERR_VALUE);
+        if (i + 1 == count && !ends_at(lows, size, place + length(i))) atomicMin(error, ERR_VALUE);
     });
 }

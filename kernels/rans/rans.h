@@ -44,7 +44,8 @@ DR_HD void write_shares(const u32* share, u32 p, Writer& writer) {
     }
 }
 
-// Returns the number of bytes of the shares, or ERR_VALUE if they do not sum to 2^p.
+// Returns the number of bytes of the shares, or ERR_VALUE if they do not sum to 2^p or bits after them are
+// not zeros.
 template <class Reader>
 DR_HD i64 read_shares(Reader reader, u32 p, u32* share) {
     u32 sum = 0;
@@ -55,7 +56,7 @@ DR_HD i64 read_shares(Reader reader, u32 p, u32* share) {
         if (length) sum += share[s] = 1u << (length - 1) | (u32)reader.get(length - 1);
         s += run;
     }
-    return sum == 1u << p && !reader.overrun() ? (i64)reader.used() : (i64)ERR_VALUE;
+    return sum == 1u << p && !reader.overrun() && reader.padded() ? (i64)reader.used() : (i64)ERR_VALUE;
 }
 
 // A decoder's slot: | symbol | place in the symbol's share << 8 | share - 1 << 20 |. rans_advance: the state x after

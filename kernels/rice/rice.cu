@@ -50,7 +50,7 @@ KERNEL rice_highs(const u8* in, u64 bytes, u64 count, u64* status, u32* highs, u
 }
 
 // Sets *error to ERR_TRUNCATED if the section has fewer than `count` gaps, ERR_INDEX if an index is not below numel,
-// ERR_VALUE if it continues after the last one.
+// ERR_VALUE if it continues after the last one, or bits after the lows or the highs are not zeros.
 KERNEL rice_join(const u8* in, u64 bytes, u64 count, u64 numel, const u32* highs, const u64* ones, u64* status,
                  u64* end, u32* indices, i32* error) {
     const u32 b = in[0];
@@ -64,7 +64,8 @@ KERNEL rice_join(const u8* in, u64 bytes, u64 count, u64 numel, const u32* highs
         const u64 index = ((u64)highs[i] << b) + before + low(i) + i;
         indices[i] = (u32)index;
         if (index >= numel || highs[i] == 0xFFFFFFFFu) atomicMin(error, ERR_INDEX);
-        if (i + 1 == count && !highs_end(in + 1 + low_bytes, bytes - 1 - low_bytes, count, highs))
+        if (i + 1 < count) return;
+        if (!zeros_follow(in + 1, count * b) || !highs_end(in + 1 + low_bytes, bytes - 1 - low_bytes, count, highs))
             atomicMin(error, ERR_VALUE);
     });
 }

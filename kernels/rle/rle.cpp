@@ -91,7 +91,7 @@ DR_API i64 dr_rle_decode(const u8* in, u64 bytes, u64 count, u64 numel, u32* ind
         for (u64 i = 1; i < ones; ++i) indices[done + i] = (u32)(next + i);
         done += ones;
         next += ones;
-        if (done == count) return reader.used() == reader.bytes ? 0 : (i64)ERR_VALUE;
+        if (done == count) return reader.ended() ? 0 : (i64)ERR_VALUE;
         next += get(reader, z, escape) + 1;
     }
 }

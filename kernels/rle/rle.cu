@@ -137,7 +137,7 @@ KERNEL rle_firsts(const u8* section, u64 size, const u64* zeros, const u64* ones
             if (done > count || first + ones[r] > numel) atomicMin(error, ERR_INDEX);
             if (done == count) {
                 *pairs = r + 1;
-                if ((ends[r] + 7) / 8 != size - 2) atomicMin(error, ERR_VALUE);
+                if (!ends_at(section + 2, size - 2, ends[r])) atomicMin(error, ERR_VALUE);
             }
         });
 }

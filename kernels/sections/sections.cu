@@ -52,6 +52,16 @@ KERNEL check_container(const u32* words, u64 count, u32* scratch, i32* error) {
     }
 }
 
+// Sets *error to ERR_PADDING if the bytes that fill one of four pieces to a multiple of 8 are not zeros. A piece ends
+// at the byte end_i. A thread takes a piece.
+KERNEL check_padding(const u8* data, u64 end_0, u64 end_1, u64 end_2, u64 end_3, i32* error) {
+    const u64 ends[4] = {end_0, end_1, end_2, end_3};
+    if (threadIdx.x >= 4) return;
+    bool bad = false;
+    for (u64 at = ends[threadIdx.x]; at % 8; ++at) bad |= data[at] != 0;
+    if (bad) atomicMin(error, ERR_PADDING);
+}
+
 // What the host reads of each of `ranks` containers in a row in `data`:
 //
 //     heads:  | header, 64 bytes | first 64 bytes of the index, the value and the order section, filled with zeros |

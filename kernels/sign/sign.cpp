@@ -39,9 +39,9 @@ DR_CLONES static void signed_scale(const u8* signs, float scale, u64 begin, u64 
     for (; i < end; ++i) store(i);
 }
 
-// values[count]. ERR_VALUE if a scale is negative or not finite.
+// values[count]. ERR_VALUE if a scale is negative or not finite, or the bits after the last sign are not zeros.
 DR_API i64 dr_sign_decode(const u8* signs, const float* scales, u64 count, u64 bucket_size, float* values) {
-    if (bucket_size == 0) return ERR_VALUE;
+    if (bucket_size == 0 || !zeros_follow(signs, count)) return ERR_VALUE;
     for (u64 begin = 0, b = 0; begin < count; begin += bucket_size, ++b) {
         if (!valid_scale(scales[b])) return ERR_VALUE;
         signed_scale(signs, scales[b] + 0.0f, begin, run_end(begin, bucket_size, count), values);  // -0.0 becomes 0.0

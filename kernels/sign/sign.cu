@@ -21,5 +21,6 @@ KERNEL sign_decode(const u8* signs, const float* scales, u64 count, u64 bucket_s
         bad |= !valid_scale(scale);
         values[i] = __uint_as_float(bits_of(scale + 0.0f) | sign_bit(signs, i));  // -0.0 becomes 0.0
     }
+    if (grid_thread() == 0) bad |= !zeros_follow(signs, count);
     if (bad) atomicMin(error, ERR_VALUE);
 }

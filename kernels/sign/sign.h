@@ -2,7 +2,7 @@
 #ifndef HVD_DEEPREDUCE_SIGN_H
 #define HVD_DEEPREDUCE_SIGN_H
 
-#include "common/common.h"
+#include "bits/bits.h"
 
 // The sign of value i, in the place that a float32 has it.
 DR_HD u32 sign_bit(const u8* signs, u64 i) { return (u32)(signs[i >> 3] >> (i & 7) & 1) << 31; }

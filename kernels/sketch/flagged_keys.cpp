@@ -26,7 +26,7 @@ DR_API u64 dr_flagged_encode(const u32* keys, u64 count, u8* out) {
 }
 
 // keys[count]. ERR_TRUNCATED if `bytes` is not what the keys take, ERR_INDEX if a key is not below numel or takes more
-// bytes than it needs.
+// bytes than it needs, ERR_VALUE if the bits after the last length are not zeros.
 DR_API i64 dr_flagged_decode(const u8* in, u64 bytes, u64 count, u64 numel, u32* keys) {
     static const u64 masks[4] = {0xFF, 0xFFFF, 0xFFFFFF, 0xFFFFFFFF}, least[4] = {0, 1 << 8, 1 << 16, 1 << 24};
     const u8* const end = in + bytes;
@@ -45,5 +45,5 @@ DR_API i64 dr_flagged_decode(const u8* in, u64 bytes, u64 count, u64 numel, u32*
         at += length + 1;
     }
     if (bad) return ERR_INDEX;
-    return at == end ? 0 : (i64)ERR_TRUNCATED;
+    return at != end ? (i64)ERR_TRUNCATED : zeros_follow(in, 2 * count) ? 0 : (i64)ERR_VALUE;
 }

@@ -28,6 +28,8 @@ KERNEL flagged_gaps(const u8* in, u64 bytes, u64 count, u64* status, u64* end, u
             if (place + j < bytes) gap |= (u32)in[place + j] << (8 * j);
         gaps[i] = gap;
         if (gap_bytes(gap) != length(i)) atomicMin(error, ERR_INDEX);
-        if (i + 1 == count && place + length(i) != bytes) atomicMin(error, ERR_TRUNCATED);
+        if (i + 1 < count) return;
+        if (place + length(i) != bytes) atomicMin(error, ERR_TRUNCATED);
+        if (!zeros_follow(in, 2 * count)) atomicMin(error, ERR_VALUE);
     });
 }

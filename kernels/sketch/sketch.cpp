@@ -186,6 +186,14 @@ static i64 decode_bins(const u8* in, u64 bytes, u64 count, u32 width, bool coded
     return bytes == (count * bits + 7) / 8 ? dr_unpack8(in, bytes, count, bits, bins) : (i64)ERR_TRUNCATED;
 }
 
+// The number that all bins have, if the section of `count` bins says so in a few bytes for any count; else -1.
+static i64 only_bin(const u8* in, u64 bytes, u32 width, bool coded) {
+    if (!coded) return width == 1 && bytes == 0 ? 0 : -1;
+    u8 length[256];
+    i32 only;
+    return read_lengths(BitReader{in, bytes}, length, &only) == (i64)bytes && only >= 0 ? only : -1;
+}
+
 // The most bytes of a section with this header and `count` elements, and of what the coders store past their last byte.
 DR_API u64 dr_sketch_bound(const u8* header, u64 count) {
     const Header head(header);
@@ -271,11 +279,14 @@ struct Tables {
     }
 };
 
-// For an encode and decode on a GPU: first[groups + 1]; the bins in a row for `count` keys; and the check of the tables
+// For an encode and decode on a GPU: first[groups + 1]; only_bin; the bins in a row for `count` keys; and the check of the tables
 // of a section of `bytes` bytes, of which `start` has the first Header::parts().
 DR_API void dr_sketch_first_buckets(const u8* header, u32* first) {
     const Header head(header);
     for (u32 group = 0; group <= head.groups(); ++group) first[group] = head.first(group);
+}
+DR_API i64 dr_sketch_only_bin(const u8* in, u64 bytes, u32 width, int coded) {
+    return only_bin(in, bytes, width, coded);
 }
 DR_API u32 dr_sketch_columns(const u8* header, u64 count) { return Header(header).columns_of(count); }
 DR_API i64 dr_sketch_check_tables(const u8* start, u64 bytes, u64 count) {
@@ -291,10 +302,15 @@ DR_API i64 dr_sketch_decode(const u8* section, u64 bytes, u64 count, u64 numel, 
     const i64 wrong = tables.read(head, section, bytes, count);
     if (wrong) return wrong;
     const u32 groups = head.groups();
-    u64 most = 0;
-    for (u32 group = 0; group < groups; ++group) most = std::max<u64>(most, tables.sizes[3 * group]);
-
-    const Array<u8> scratch = array<u8>(most), bins = array<u8>((u64)head.rows * head.columns_of(most));
+    // Of keys and bins, only as many as their bytes can hold.
+    u64 most = 0, most_bins = 0;
+    for (u32 group = 0; group < groups; ++group) {
+        const u32* const of = &tables.sizes[3 * group];
+        if (of[0] > 4 * (u64)of[1]) return ERR_TRUNCATED;
+        most = std::max<u64>(most, of[0]);
+        most_bins = std::max(most_bins, std::min((u64)head.rows * head.columns_of(of[0]), 8 * (u64)of[2]));
+    }
+    const Array<u8> scratch = array<u8>(most), bins = array<u8>(most_bins);
     if (!scratch || !bins) return 1;
     const RowSeeds seeds(head.rows, seed, parameter, step);
     const u8* at = section + head.parts();
@@ -305,10 +321,16 @@ DR_API i64 dr_sketch_decode(const u8* section, u64 bytes, u64 count, u64 numel, 
         const u32 first = head.first(group), width = head.first(group + 1) - first, columns = head.columns_of(of[0]);
         i64 error = decode_keys(at, of[1], of[0], numel, coded, scratch.get(), keys + begin);
         if (error) return error;
-        error = decode_bins(at + of[1], of[2], (u64)head.rows * columns, width, coded, bins.get());
-        if (error) return error;
-        error = query(keys + begin, of[0], head.rows, columns, width, seeds, bins.get(), &tables.means[first],
-                      values + begin);
+        const i64 only = only_bin(at + of[1], of[2], width, coded);
+        const u8 bin = (u8)only;
+        if (only < 0) {
+            if ((u64)head.rows * columns > 8 * (u64)of[2]) return ERR_TRUNCATED;
+            error = decode_bins(at + of[1], of[2], (u64)head.rows * columns, width, coded, bins.get());
+            if (error) return error;
+        }
+        // Bins that are all equal are one bin.
+        error = query(keys + begin, of[0], only < 0 ? head.rows : 1, only < 0 ? columns : 1, width, seeds,
+                      only < 0 ? bins.get() : &bin, &tables.means[first], values + begin);
         if (error) return error;
         at += (u64)of[1] + of[2];
         begin += of[0];

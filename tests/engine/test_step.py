@@ -152,7 +152,8 @@ def test_parameters_without_a_gradient_count_as_zeros(scope):
                 tolerance = 2e-3 if MODEL[name][1] == "f2" else 1e-6
                 assert np.allclose(array, expected[name], rtol=tolerance, atol=tolerance), name
         steps = adapter.engine.state_dict()["steps"]
-        assert steps == {"a": 2, "b": 1, "c": 2, "d": 0 if collectives.rank() == 1 else 2, "e": 2}
+        # Zeros are sent for d on the rank without it, and for b where its bucket has other gradients.
+        assert steps == {"a": 2, "b": 2 if scope["scope"] == "model" else 1, "c": 2, "d": 2, "e": 2}
 
     run_ranks(RANKS, work)
 

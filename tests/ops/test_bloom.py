@@ -22,4 +22,4 @@ def test_conflict_sets(gpu):
     indices, numel = INDICES["some"]
     bits = bloom.insert(indices, 400, 8, *KEY)
     positives = bloom.query(bits, 8, numel, *KEY)
-    both(gpu, bloom.conflict_sets, positives, indices.size, 400, 8, *KEY)
+    both(gpu, bloom.conflict_sets, positives, indices.size, 10**6, 400, 8, *KEY)

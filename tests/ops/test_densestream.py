@@ -48,6 +48,9 @@ def test_streams_of_nothing(gpu):
     no, none = np.empty(0, np.uint32), np.empty(0, np.float32)
     both(gpu, densestream.encode, no, none, 3)
     both(gpu, densestream.check_blocks, no, no, 0, 10, 0)
+    one, two = np.uint32([1]), np.uint32([1, 2])
+    for starts, lengths in ((one, no), (no, one), (two, one), (one, two)):  # not as many of both
+        assert both(gpu, densestream.check_blocks, starts, lengths, 0, 10, 1) is None
     both(gpu, densestream.indices, no, no, 0)
     both(gpu, densestream.to_dense, no, no, none, 0, np.ones(5, np.float32))
     a = tuple(map(gpu.put, (no, no, none)))

@@ -6,7 +6,7 @@ import pytest
 from hvd_deepreduce.joint.minmax_sketch import groups_of
 from hvd_deepreduce.ops import quantile, sketch
 from tests import cases
-from tests.ops.compare import KEY, VALUES, both, some_indices
+from tests.ops.compare import KEY, VALUES, both, same, some_indices
 
 
 @pytest.mark.parametrize("rows, columns", [(1, 1), (2, 37), (8, 400)])
@@ -46,3 +46,23 @@ def test_sections(gpu, coded, buckets, groups, rows):
             both(gpu, sketch.decode, other, 30_000, x.size, coded, *KEY)
     both(gpu, sketch.decode, section, 30_000, 2, coded, *KEY)
     both(gpu, sketch.decode, section[:-1], 30_000, 1, coded, *KEY)
+
+
+@pytest.mark.parametrize("coded", [False, True])
+def test_sections_whose_bins_take_no_bytes(gpu, coded):
+    """8 x 4 bins for each key, all equal: nothing of their number is allocated, and a sketch of one bin answers."""
+    x, indices = np.ones(900, np.float32), some_indices(30_000, 900)
+    means, codes, negative = quantile.encode(x, 4, False)
+    header = sketch.Header(8, 4 * 65536, means.size, negative, 0, 1)
+    section = both(gpu, sketch.encode, header, means, indices, codes, coded, *KEY)
+    keys, values = both(gpu, sketch.decode, section, 30_000, 900, coded, *KEY)
+    same((keys, values), (indices, x))
+    for other in (section[:-1], np.append(section, np.uint8(0)), np.append(section[:-1], np.uint8(255))):
+        both(gpu, sketch.decode, other, 30_000, 900, coded, *KEY)
+    if coded:  # the only symbol that occurs is no bucket
+        other = section.copy()
+        other[-1] = 0xF0
+        grown = np.append(other, np.uint8(0xFF))
+        sizes_at = 20 + 4 * means.size
+        grown[sizes_at + 8 : sizes_at + 12] = np.frombuffer(np.uint32(2).tobytes(), np.uint8)
+        both(gpu, sketch.decode, grown, 30_000, 900, coded, *KEY)

@@ -1,0 +1,96 @@
+"""Every setting of every codec, and containers of every form, as the fuzzer's valid inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin
+
+import numpy as np
+from pydantic import ValidationError
+
+from hvd_deepreduce.codec import Codec, Registry, RngKey, index_codecs, joint_codecs, value_codecs
+from hvd_deepreduce.config import Config
+from hvd_deepreduce.container import Container
+from hvd_deepreduce.pipeline import Pipeline
+from tests import cases
+
+KEY = RngKey(1, 2, 3)
+REGISTRIES = {"index": index_codecs, "value": value_codecs, "joint": joint_codecs}
+# (elements, density): no element, one, and enough to pass the thresholds of vectors (16, 64, 256 elements), of Huffman
+# streams (1024) and of rANS lanes (2048, 32768).
+SIZES = [(0, 1.0), (1, 1.0), (17, 0.5), (70, 0.95), (400, 0.05), (700, 0.5), (1200, 0.9), (2300, 0.95), (37_000, 0.9)]
+USUAL = [(400, 0.05), (1200, 0.9)]
+"""The sizes for settings other than the defaults."""
+
+
+def _values(annotation: Any, metadata: list[Any]) -> list[Any]:
+    """The ends of what a field allows."""
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    if annotation is bool:
+        return [False, True]
+    found = [one for part in get_args(annotation) for one in _values(part, metadata)]
+    if annotation is type(None):
+        return [None]
+    for limit in metadata:
+        if hasattr(limit, "ge"):
+            found.append(limit.ge)
+        if hasattr(limit, "le"):
+            found.append(limit.le)
+        if hasattr(limit, "lt"):
+            found.append(0.999 * limit.lt)
+    return found
+
+
+def variants(codec: type[Codec], **settings: Any) -> Iterator[Codec]:
+    """The codec with its defaults, and with each setting at each end of its range."""
+    yield codec(**settings)
+    for name, field in codec.model_fields.items():
+        for value in _values(field.annotation, field.metadata):
+            try:
+                yield codec(**{**settings, name: value})
+            except ValidationError:
+                continue  # not without another setting
+
+
+def encoded(config: Config, numel: int, dtype: Any = np.float32, key: RngKey = KEY) -> bytes:
+    return Pipeline(config).encode(cases.random(numel, dtype, numel), None, key).tobytes()
+
+
+def _sparsifier(density: float) -> dict[str, Any]:
+    return {"name": "none"} if density == 1.0 else {"name": "topk", "density": density}
+
+
+def of_codec(kind: str, name: str) -> Iterator[bytes]:
+    """Containers of one codec."""
+    registry: Registry = REGISTRIES[kind]
+    codecs = list(variants(registry.by_name[name], **cases.SETTINGS.get(name, {})))
+    for number, codec in enumerate(codecs):
+        for numel, density in USUAL if number else SIZES:
+            others = {"index": {"value": "raw"}, "value": {"index": "raw"}, "joint": {}}[kind]
+            yield encoded(Config.load(sparsifier=_sparsifier(density), **{kind: codec}, **others), numel)
+        if kind != "index":
+            yield encoded(Config.load(sparsifier="none", **{kind: codec}), 300)
+            yield encoded(Config.load(sparsifier=_sparsifier(0.3), **{kind: codec}), 300, np.float64)
+
+
+def of_every_form() -> Iterator[bytes]:
+    """Containers with every optional field: shared selection, order, order of the values, joint, not finite."""
+    for index in cases.INDEX:
+        yield encoded(Config.load(sparsifier=_sparsifier(0.1), index=cases.INDEX[index], value="raw"), 400)
+    for value in cases.VALUE:
+        for sparsifier in (_sparsifier(0.1), {"name": "none"}, {"name": "randomk", "density": 0.1}):
+            yield encoded(Config.load(sparsifier=sparsifier, value=cases.VALUE[value]), 400)
+            yield encoded(Config.load(sparsifier=sparsifier, value=cases.VALUE[value]), 300, np.float64)
+    for joint in cases.JOINT:
+        for density in (0.1, 1.0):
+            yield encoded(Config.load(sparsifier=_sparsifier(density), joint=cases.JOINT[joint]), 400)
+    for sparsifier in cases.SPARSIFIERS.values():
+        yield encoded(Config.load(sparsifier=sparsifier), 400)
+    pipeline = Pipeline(Config.load(sparsifier=_sparsifier(0.1)))
+    yield pipeline.encode(np.full(50, np.nan, np.float32), None, KEY).tobytes()
+
+
+def section_of(container: Container, kind: str) -> bytes:
+    """The section that a target of this kind reads."""
+    return (container.indices if kind == "index" else container.values).tobytes()
