@@ -33,11 +33,13 @@ def test_faults_are_errors_on_all_ranks(jobs, job, case) -> None:
 @pytest.mark.parametrize("fault", ["silent", "silent_midway"])
 def test_silence_is_an_error(fault: str) -> None:
     done = launch("mpirun", 3, HERE / "faults.py", fault, seconds=60, check=False)
-    assert "all faults were found" in done.stdout and "a rank is lost: no message from" in done.stdout
+    assert "all faults were found" in done.stdout, done.stdout
     if fault == "silent":
+        assert re.search(r"a rank is lost: rank \d had no message from the other ranks for 2 s", done.stdout)
         assert "an earlier exchange over this communicator was aborted" in done.stdout
-    else:
-        assert "rank 0: a rank is lost: no message from rank 2 for 2 s" in done.stdout
+    else:  # the ranks that wait tell each other, and the one that was late
+        for rank in range(3):
+            assert re.search(rf"rank {rank}: a rank is lost: rank \d had no message from rank .*2 for 2 s", done.stdout)
 
 
 def test_a_killed_rank_ends_the_job() -> None:
@@ -48,4 +50,4 @@ def test_a_killed_rank_ends_the_job() -> None:
 def test_a_killed_rank_is_named_where_the_launcher_lets_the_others_live(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_MCA_orte_enable_recovery", "1")
     done = launch("mpirun", 3, HERE / "faults.py", "dies", seconds=60, check=False)
-    assert re.search(r"rank 0: a rank is lost: no message from rank [01, ]*2 for 5 s", done.stdout), done.stdout
+    assert re.search(r"a rank is lost: rank \d had no message from rank [01, ]*2 for 5 s", done.stdout), done.stdout
