@@ -252,7 +252,6 @@ class _Incoming:
         request: of the MPI message that is under way.
         announced: its size, as MPI gives it.
         chunks: the arrays that it and the MPI messages before it go to.
-        problem: why the message cannot be used, whatever it contains; None: nothing is known.
     """
 
     receive: Receive
@@ -260,7 +259,6 @@ class _Incoming:
     request: MPI.Request = field(default_factory=lambda: MPI.REQUEST_NULL)
     announced: int = 0
     chunks: list[U8] = field(default_factory=list)
-    problem: Exception | None = None
 
 
 class MPITransport(Transport):
@@ -347,25 +345,28 @@ class MPITransport(Transport):
         return started
 
     def _room(self, incoming: _Incoming) -> U8:
-        """Where the announced bytes go; an empty array, so that MPI drops them, if they cannot be used."""
+        """Where the announced bytes go.
+
+        Raises:
+            ValueError: no program's message is so long.
+            MemoryError: there is no memory for it.
+        """
+        # A message that is not received stays in MPI, so after these errors the communicator cannot be used. To receive
+        # it into less memory is no way out: Open MPI 4.1 may then write outside.
         receive, announced = incoming.receive, incoming.announced
         limit = messages.largest(receive.sections, receive.elements)
         size = sum(chunk.size for chunk in incoming.chunks) + announced
-        if incoming.problem is None and not (0 <= announced <= CHUNK and size <= limit):
-            incoming.problem = ValueError(
+        if not 0 <= announced <= size <= limit:
+            raise ValueError(
                 f"cannot read a message of rank {receive.source}: it has {size} bytes; at most {limit} are allowed"
             )
-        try:
-            return EMPTY if incoming.problem else np.empty(announced, np.uint8)
-        except MemoryError as error:
-            incoming.problem = error
-            return EMPTY
+        return np.empty(announced, np.uint8)
 
     def _finish_receives(self, programs: list[Program], waiting: dict[int, Receive]) -> bool:
         """Resumes the programs whose messages are complete. Whether there was one."""
         finished = False
         for incoming in list(self.receiving):
-            if not _complete(incoming.request):
+            if not incoming.request.Test():
                 continue
             self.receiving.remove(incoming)
             finished = True
@@ -373,7 +374,7 @@ class MPITransport(Transport):
             if incoming.announced == CHUNK:
                 waiting[slot], self.begun[slot] = receive, incoming
                 continue
-            message = self.attempt(EMPTY, _joined, incoming)
+            message = self.attempt(EMPTY, _joined, incoming.chunks)
             if messages.is_stale(message, self.label):
                 waiting[slot] = receive  # a copy of an earlier exchange's message: this one's is still to come
                 continue
@@ -398,19 +399,5 @@ class MPITransport(Transport):
         return finished
 
 
-def _joined(incoming: _Incoming) -> U8:
-    if incoming.problem is not None:
-        raise incoming.problem
-    chunks = incoming.chunks
-    message: U8 = chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
-    return message
-
-
-def _complete(request: MPI.Request) -> bool:
-    """Whether a receive is complete. One whose message did not fit is: MPI has dropped what did not fit."""
-    try:
-        return bool(request.Test())
-    except MPI.Exception as error:
-        if error.Get_error_class() != MPI.ERR_TRUNCATE:
-            raise
-        return True
+def _joined(chunks: list[U8]) -> U8:
+    return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)

@@ -202,10 +202,13 @@ def recursive_doubling(transport: Transport, tensor: SparseTensor, sum_buffer: S
         rounds = [(rank ^ 1 << t, message_tag(FIRST_ROUND + t, 0)) for t in range(paired.bit_length() - 1)]
         for partner, tag in ([(rank + paired, hand_in)] if helps else []) + rounds:
             if tag != hand_in:
-                transport.send(partner, tag, [transport.attempt(EMPTY, pack_range, stream, 0, numel)])
+                section = transport.attempt(EMPTY, pack_range, stream, 0, numel)
+                transport.send(partner, tag, [section])
+                stream = transport.attempt(stream, unpack_range, section, stream, 0, numel, rank)
             (message,) = yield Receive(partner, tag, 1, numel)
             received = transport.attempt(stream, unpack_range, message, stream, 0, numel, partner)
-            # The lower rank's part comes first on both: a + b and b + a differ where both are NaN.
+            # Both ranks add the same two streams, with the same blocks and in the same order: where both have NaN, a + b
+            # and b + a have different bits.
             first, second = (stream, received) if rank < partner else (received, stream)
             stream = transport.attempt(stream, first.merge, second, 0)
         if helps:
