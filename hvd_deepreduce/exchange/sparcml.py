@@ -207,8 +207,8 @@ def recursive_doubling(transport: Transport, tensor: SparseTensor, sum_buffer: S
                 stream = transport.attempt(stream, unpack_range, section, stream, 0, numel, rank)
             (message,) = yield Receive(partner, tag, 1, numel)
             received = transport.attempt(stream, unpack_range, message, stream, 0, numel, partner)
-            # Both ranks add the same two streams, with the same blocks and in the same order: where both have NaN, a + b
-            # and b + a have different bits.
+            # Both ranks add the same two streams, with the same blocks and in the same order: where both have NaN,
+            # a + b and b + a have different bits.
             first, second = (stream, received) if rank < partner else (received, stream)
             stream = transport.attempt(stream, first.merge, second, 0)
         if helps:

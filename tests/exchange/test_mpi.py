@@ -1,4 +1,4 @@
-"""The exchanges under mpirun. The cases are the functions of sums.py and faults.py."""
+"""The exchanges under mpirun. The cases are the functions of the modules that mpi_cases.py imports."""
 
 from __future__ import annotations
 
@@ -20,12 +20,17 @@ def test_sums(jobs, job, case) -> None:
     jobs.check(job, case)
 
 
-@pytest.mark.parametrize(("job", "case"), each_case([JOBS[2], JOBS[5]], HERE / "queue_cases.py"))
+@pytest.mark.parametrize(
+    ("job", "case"), each_case([JOBS[2], JOBS[5]], HERE / "queue_cases.py", HERE / "job_cases.py")
+)
 def test_queue(jobs, job, case) -> None:
     jobs.check(job, case)
 
 
-@pytest.mark.parametrize(("job", "case"), each_case([JOBS[2], JOBS[5]], HERE / "faults.py"))
+@pytest.mark.parametrize(
+    ("job", "case"),
+    each_case([JOBS[2], JOBS[5]], HERE / "faults.py", HERE / "damage.py", HERE / "local_errors.py"),
+)
 def test_faults_are_errors_on_all_ranks(jobs, job, case) -> None:
     jobs.check(job, case)
 
@@ -51,3 +56,8 @@ def test_a_killed_rank_is_named_where_the_launcher_lets_the_others_live(monkeypa
     monkeypatch.setenv("OMPI_MCA_orte_enable_recovery", "1")
     done = launch("mpirun", 3, HERE / "faults.py", "dies", seconds=60, check=False)
     assert re.search(r"a rank is lost: rank \d had no message from rank [01, ]*2 for 5 s", done.stdout), done.stdout
+
+
+def test_two_horovod_jobs_and_a_process_set_in_one_world() -> None:
+    done = launch("mpirun", 5, HERE / "two_jobs.py", seconds=120)
+    assert done.stdout.count("all sums are right") == 5
