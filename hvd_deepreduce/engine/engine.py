@@ -202,13 +202,19 @@ class Engine:
         Raises:
             RuntimeError: an exchange over MPI in a job without MPI.
         """
-        bucket.clear_missing()
         config, pipeline = self._config, self.pipeline
         key = RngKey(config.seed, bucket.number, bucket.step, self.collectives.rank())
         residual = None
-        if config.error_feedback:
-            names = [parameter.name for parameter in bucket.members]
-            residual = self._memory.joined(names, bucket.sizes, bucket.dtype, bucket.gradient)
+        failure: Exception | None = None
+        try:
+            bucket.clear_missing()
+            if config.error_feedback:
+                names = [parameter.name for parameter in bucket.members]
+                residual = self._memory.joined(names, bucket.sizes, bucket.dtype, bucket.gradient)
+        except Exception as error:
+            if not self.over_mpi:
+                raise
+            failure = error  # the exchange tells it to all ranks, which would wait for this one
         parts = bucket.parts if config.selection == "tensor" else None
         if not self.over_mpi:
             begin = perf_counter()
@@ -218,6 +224,8 @@ class Engine:
             return
 
         def select() -> tuple[SparseTensor | Floats, Floats | None]:
+            if failure is not None:
+                raise failure
             begin = perf_counter()
             selected = pipeline.select(bucket.gradient, residual, key, parts)
             self.stats.add(encode=perf_counter() - begin)

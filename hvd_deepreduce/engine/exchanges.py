@@ -47,7 +47,8 @@ class Exchanges:
                         f"exchange {exchange!r} needs MPI, but this job was started with Gloo: start it with "
                         "horovodrun --mpi or mpirun, or set exchange to 'allgather'"
                     )
-                self._queues.append(self._make(exchange))
+                made = self._make(exchange)
+                self._queues.append(made)
             return self._queues[number]
 
     def close(self) -> None:
@@ -55,8 +56,8 @@ class Exchanges:
 
         To go on after an error of an exchange, every rank does this.
         """
-        with self._lock:
-            queues, self._queues = self._queues, []
+        # Without the lock: ``queue`` holds it while it waits for the other ranks.
+        queues, self._queues = self._queues, []
         for queue in queues:
             queue.close()
 

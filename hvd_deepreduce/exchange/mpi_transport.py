@@ -37,12 +37,21 @@ def stall_warning() -> float | None:
     """Seconds between warnings while this rank waits for others to come: Horovod's setting."""
     if os.environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0"):
         return None
-    return float(os.environ.get("HOROVOD_STALL_CHECK_TIME_SECONDS", 60))
+    return _seconds("HOROVOD_STALL_CHECK_TIME_SECONDS") or 60.0
 
 
 def stall_limit() -> float | None:
     """Seconds after which a rank that does not come counts as lost: Horovod's setting. None: no limit."""
-    return float(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0)) or None
+    return _seconds("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
+
+
+def _seconds(variable: str) -> float | None:
+    """A positive number of seconds; None where the variable is not set to one, as for Horovod."""
+    try:
+        seconds = float(os.environ.get(variable, 0))
+    except ValueError:
+        return None
+    return seconds if seconds > 0 else None
 
 
 class Backoff:

@@ -53,7 +53,7 @@ class _Line:
     comm: MPI.Intracomm
     private: PrivateComm
     tasks: SimpleQueue[_Task | None] = field(default_factory=SimpleQueue)
-    failure: BaseException | None = None
+    failure: ExchangeError | LostRankError | None = None
     closed: bool = False
 
 
@@ -102,7 +102,7 @@ class ExchangeQueue:
         weakref.finalize(self, _end, self._line).atexit = False  # close_all does more
 
     @property
-    def failure(self) -> BaseException | None:
+    def failure(self) -> ExchangeError | LostRankError | None:
         """The error after which no exchange is started any more, or None."""
         return self._line.failure
 
@@ -228,7 +228,9 @@ def _run_tasks(line: _Line) -> None:
         try:
             sent = _sum(line, task)
         except BaseException as error:
-            line.failure = line.failure or error
+            if line.failure is None:  # without the error's traceback, which refers to the exchange's arrays
+                kind = LostRankError if isinstance(error, LostRankError) else ExchangeError
+                line.failure = kind(str(error))
             task.future.set_exception(error)
         else:
             task.future.set_result(sent)
@@ -246,8 +248,7 @@ def _sum(line: _Line, task: _Task) -> int:
     if line.closed:
         raise RuntimeError("this queue of exchanges was closed before this exchange began")
     if line.failure is not None:
-        kind = LostRankError if isinstance(line.failure, LostRankError) else ExchangeError
-        raise kind(
+        raise type(line.failure)(
             f"an earlier exchange of this job failed, so this one was not begun. The first error: {line.failure}. To "
             "go on, call load_state_dict on every rank, or start the job again from a checkpoint"
         )

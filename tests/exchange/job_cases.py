@@ -239,6 +239,21 @@ def what_keeps_one_rank_from_exchanging_is_an_error_on_all() -> None:
 
 
 @case
+def what_fails_before_a_bucket_is_queued_is_an_error_on_all_ranks() -> None:
+    adapter = NumpyAdapter(MPICollectives(COMM), MODEL, ONE_BUCKET)
+    gradients = {name: np.ones(shape, dtype) for name, (shape, dtype) in MODEL.items()}
+    adapter.step(gradients)
+
+    def no_room(*_: object) -> None:
+        raise MemoryError("no room for the residual")
+
+    with patch.object(adapter.engine._memory, "joined", no_room if RANK == BAD else adapter.engine._memory.joined):
+        with pytest.raises(ExchangeError, match=f"^rank {BAD}: MemoryError: no room for the residual$"):
+            adapter.step(gradients)
+    adapter.engine.exchanges.close()
+
+
+@case
 def a_queue_that_one_rank_does_not_make() -> None:
     """Making it has a time limit."""
     parent = COMM.Dup()
