@@ -42,9 +42,10 @@ from hvd_deepreduce.exchange.transport import (
 )
 from hvd_deepreduce.joint.densestream import DenseStream
 from hvd_deepreduce.joint.stream import Stream, covered_indices
-from hvd_deepreduce.joint.stream_format import pack, unpack, value_codec
+from hvd_deepreduce.joint.stream_format import check_kind, pack, unpack, value_codec
 from hvd_deepreduce.ops import arrays, deferred
 from hvd_deepreduce.sparse import SparseTensor
+from hvd_deepreduce.value.raw import Raw
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -245,6 +246,8 @@ class Plan:
             ValueError: the section is damaged; the text names the sender.
         """
         try:
+            # Values that are not all finite are sent raw.
+            check_kind(section, (self.form,), tuple(sorted({Raw.id, self.values.id})))
             return unpack(section, self.numel, self.dtype, None, *self.element_range(ranks, slot))
         except ValueError as error:
             raise ValueError(f"cannot read the stream of rank {sender}: {error}") from None

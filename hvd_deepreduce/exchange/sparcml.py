@@ -40,7 +40,7 @@ from hvd_deepreduce.exchange.settings import SparCML
 from hvd_deepreduce.exchange.sum_buffer import SumBuffer
 from hvd_deepreduce.exchange.transport import DEFAULT_TIMEOUT, EMPTY, Program, Receive, Transport, message_tag
 from hvd_deepreduce.joint.stream import Stream
-from hvd_deepreduce.joint.stream_format import PAIRS, PLAIN, pack, unpack
+from hvd_deepreduce.joint.stream_format import PAIRS, PLAIN, check_kind, pack, unpack
 from hvd_deepreduce.sparse import SparseTensor
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ def unpack_range(section: U8, like: Stream, begin: int, end: int, sender: int) -
         ValueError: the section is damaged; the text names the sender.
     """
     try:
+        check_kind(section, (PAIRS, PLAIN))
         return unpack(section, like.numel, like.values.dtype, None, begin, end)
     except ValueError as error:
         raise ValueError(f"cannot read the pairs of rank {sender}: {error}") from None

@@ -16,7 +16,7 @@ from hvd_deepreduce.exchange.schedules import allgather
 from hvd_deepreduce.exchange.settings import TopKAllGather
 from hvd_deepreduce.exchange.transport import DEFAULT_TIMEOUT, EMPTY, Program, Transport, message_tag
 from hvd_deepreduce.joint.stream import Stream
-from hvd_deepreduce.joint.stream_format import PAIRS, pack, unpack
+from hvd_deepreduce.joint.stream_format import PAIRS, check_kind, pack, unpack
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.sparse import SparseTensor
 
@@ -50,6 +50,7 @@ def allreduce(
 
         def deliver(rank: int, section: U8) -> None:
             try:
+                check_kind(section, (PAIRS,))
                 streams[rank] = unpack(section, own.numel, own.values.dtype)
             except ValueError as error:
                 raise ValueError(f"cannot read the pairs of rank {rank}: {error}") from None

@@ -17,8 +17,9 @@ from hvd_deepreduce.exchange.errors import ExchangeError, LostRankError
 from hvd_deepreduce.exchange.mpi_transport import MPITransport
 from hvd_deepreduce.joint.densestream import DenseStream
 from hvd_deepreduce.joint.stream import Stream
-from hvd_deepreduce.joint.stream_format import HEADER, pack
+from hvd_deepreduce.joint.stream_format import CODED, HEADER, pack
 from hvd_deepreduce.sparse import SparseTensor
+from hvd_deepreduce.value.half import Half
 from tests.case_runner import case
 
 COMM = MPI.COMM_WORLD
@@ -133,6 +134,29 @@ def cut(stream: Stream, form: int, *arguments):
 def noise(stream: Stream, form: int, *arguments):
     section = pack(stream, form, *arguments)
     return np.random.default_rng(3).integers(0, 256, section.size).astype(np.uint8)
+
+
+@case
+def a_stream_that_the_settings_cannot_give() -> None:
+    """Of another form or value codec than the agreed ones, though it can be read."""
+
+    def other(stream: Stream, form: int, *arguments):
+        return pack(stream, CODED)
+
+    def lossy(stream: Stream, form: int, codec=None, *arguments):
+        return pack(stream, form, Half(), *arguments)
+
+    for module in MODULES.values():
+        for broken, word in ((other, "it has form 1 "), (lossy, f"value codec {Half.id}; here the form must be ")):
+
+            def call(residual, module=module, broken=broken):
+                module.pack = broken if RANK == BAD else pack
+                try:
+                    module.allreduce(COMM, mine(), residual=residual, timeout=20)
+                finally:
+                    module.pack = pack
+
+            refused(f"of rank {BAD}", word, call=call)
 
 
 @case
