@@ -60,6 +60,11 @@ def pack(label: Label, sender: int, tag: int, sections: list[U8]) -> U8:
     return message
 
 
+def size_of(start: U8) -> int:
+    """The size that a message's first bytes announce; 0 if they are too few."""
+    return int(HEADER.unpack_from(start.data)[1]) if start.size >= HEADER.size else 0
+
+
 def is_stale(message: U8, label: Label) -> bool:
     """Whether an undamaged message belongs to an earlier exchange: it was sent twice, or given up by its receiver."""
     if message.size < HEADER.size or HEADER.unpack_from(message.data)[2] >= label.sequence:

@@ -23,10 +23,13 @@ U64 = np.ndarray[Any, np.dtype[np.uint64]]
 MAX_RECEIVES = 2
 """Messages from one sender that are received at the same time: earlier slices are complete before later ones start."""
 CHUNK = 1 << 30
-"""The most bytes of an MPI message, whose count has 31 bits. A longer message travels as several: each but the last has
-``CHUNK`` bytes, and the last has fewer."""
-NOTICE_TAG = 32767
-"""The tag of a notice that its sender has left: the largest that every MPI has. ``message_tag`` gives smaller ones."""
+"""The most bytes of an MPI message, whose count has 31 bits. A longer message travels as several, of which each but the
+last has ``CHUNK`` bytes."""
+NOTICE_TAG = 0
+"""MPI's tag of a notice that its sender has left."""
+TAGS = 4096
+"""MPI's tags of one exchange: more than ``message_tag`` gives. The next exchange has others, so that what a fault has
+left behind does not come there. MPI has at least 32768 tags, so they are used again after 7 exchanges or more."""
 NOTICE_BYTES = 600
 KEPT: list[object] = []
 """Requests that were given up, with their buffers: MPI may still read and write these until the process ends."""
@@ -91,7 +94,11 @@ class Backoff:
             os.sched_yield()
             return
         time.sleep(min(self.LONGEST_SLEEP, self.FIRST_SLEEP * 2 ** min(self.polls - self.YIELDS - 1, 16)))
-        self.comm.check_notices()
+        try:
+            self.comm.check_notices()
+        except _NoticeError:
+            log.warning("rank %d was waiting for %s when another rank left the exchange", self.comm.rank, sender)
+            raise
         now = time.monotonic()
         if self.limit is not None and now - self.began > self.limit:
             raise LostRankError(f"rank {self.comm.rank} had no message from {sender} for {self.limit:g} s")
@@ -116,6 +123,7 @@ class PrivateComm:
 
     Attributes:
         rank, size: of the communicator.
+        tags: the number of tags that MPI has.
         lock: held during an allreduce.
         sequence: the number of exchanges that this rank has begun over it.
         bytes_sent: bytes of all messages that this rank has sent over it.
@@ -134,6 +142,7 @@ class PrivateComm:
         self.closing = False
         self.comm = MPI.COMM_NULL  # no notice can come before the duplicate is there
         self.rank, self.size = comm.rank, comm.size
+        self.tags = 1 + (MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767)
         made, request = comm.Idup()
         self.wait(request, patience, made)
         made.Set_errhandler(MPI.ERRORS_RETURN)
@@ -285,6 +294,7 @@ class MPITransport(Transport):
     def __init__(self, comm: PrivateComm, label: Label, timeout: float) -> None:
         super().__init__(comm.rank, comm.size)
         self.comm, self.label, self.timeout = comm, label, timeout
+        self.first_tag = 1 + label.sequence % ((comm.tags - 1) // TAGS) * TAGS
         self.sending: deque[tuple[MPI.Request, U8, int]] = deque()
         self.receiving: list[_Incoming] = []
         self.begun: dict[int, _Incoming] = {}  # by slot: messages of which more is to come
@@ -294,9 +304,10 @@ class MPITransport(Transport):
         if message is None:
             message = messages.pack(self.label, self.rank, tag, [])
         self.comm.bytes_sent += message.size
-        for begin in range(0, message.size + 1, CHUNK):
+        for begin in range(0, message.size, CHUNK):
             chunk = message[begin : begin + CHUNK]
-            self.sending.append((self.comm.comm.Isend([chunk, chunk.size, MPI.BYTE], to, tag), chunk, to))
+            request = self.comm.comm.Isend([chunk, chunk.size, MPI.BYTE], to, self.first_tag + tag)
+            self.sending.append((request, chunk, to))
 
     def run(self, programs: list[Program]) -> None:
         """Runs the programs to their ends, and completes all sends.
@@ -338,7 +349,7 @@ class MPITransport(Transport):
             source = receive.source
             if active.get(source, 0) >= MAX_RECEIVES:
                 continue
-            announced = self.comm.comm.Improbe(source, receive.tag, status)
+            announced = self.comm.comm.Improbe(source, self.first_tag + receive.tag, status)
             if announced is None:
                 # No slot needs another slot's messages, so this sender's later slots can wait for this one.
                 active[source] = MAX_RECEIVES
@@ -380,7 +391,7 @@ class MPITransport(Transport):
             self.receiving.remove(incoming)
             finished = True
             slot, receive = incoming.slot, incoming.receive
-            if incoming.announced == CHUNK:
+            if _more_to_come(incoming):
                 waiting[slot], self.begun[slot] = receive, incoming
                 continue
             message = self.attempt(EMPTY, _joined, incoming.chunks)
@@ -406,6 +417,26 @@ class MPITransport(Transport):
             self.sending.popleft()
             finished = True
         return finished
+
+
+def _more_to_come(incoming: _Incoming) -> bool:
+    """Whether another MPI message belongs to this message.
+
+    Raises:
+        ValueError: it travels in parts, and they are not those that its sender must have made. Then nobody knows how
+            many parts follow, so the communicator cannot be used.
+    """
+    receive, announced = incoming.receive, incoming.announced
+    size, received = messages.size_of(incoming.chunks[0]), sum(chunk.size for chunk in incoming.chunks)
+    if CHUNK < size <= messages.largest(receive.sections, receive.elements):
+        if announced == min(CHUNK, size - received + announced):
+            return received < size
+    elif announced < CHUNK or size == CHUNK:
+        return False  # one part; ``messages.unpack`` checks it
+    raise ValueError(
+        f"cannot read a message of rank {receive.source}: its header announces {size} bytes in parts of {CHUNK}, and "
+        f"{received} bytes have come, {announced} of them in the last part"
+    )
 
 
 def _joined(chunks: list[U8]) -> U8:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
+from itertools import product
 
 import numpy as np
 from mpi4py import MPI
@@ -32,7 +34,8 @@ class FaultySends:
     def Isend(self, spec: list, to: int, tag: int) -> MPI.Request:  # noqa: N802  (mpi4py's name)
         if tag == mpi_transport.NOTICE_TAG:
             return self.comm.Isend(spec, to, tag)
-        sent = [(message, self.comm.Isend([message, MPI.BYTE], to, tag)) for message in self.change(spec[0], tag)]
+        changed = self.change(spec[0], (tag - 1) % mpi_transport.TAGS)
+        sent = [(message, self.comm.Isend([message, MPI.BYTE], to, tag)) for message in changed]
         mpi_transport.KEPT.append(sent)
         return sent[0][1]
 
@@ -58,6 +61,21 @@ def refused_with(change: Change, *words: str, modules=None) -> None:
                 module.allreduce(COMM, mine(), residual=residual, timeout=20)
 
         refused(f"rank {BAD}", *words, call=call)
+
+
+def lost_with(change: Change, words: str) -> None:
+    """All ranks give the communicator up at once, with an error that holds the words."""
+    comm = COMM.Dup()
+    began = time.monotonic()
+    try:
+        with faulty(change, comm):
+            densestream.allreduce(comm, mine(), timeout=20)
+    except LostRankError as error:
+        text = str(error)
+    else:
+        text = "no error"
+    assert all(words in one for one in COMM.allgather(text)), text
+    assert time.monotonic() - began < 5
 
 
 def with_bit_flipped(message: np.ndarray, bit: int) -> np.ndarray:
@@ -90,16 +108,11 @@ def sizes_that_no_rank_sends() -> None:
 @case
 def a_message_longer_than_any() -> None:
     """It is not received: no rank allocates what another announces. All ranks get the same error."""
-    for size in (30_000, 3_000_000):  # MPI sends it at once, or asks first
-        comm = COMM.Dup()
-        try:
-            with faulty(lambda message, tag, size=size: [np.zeros(size * SIZE, np.uint8)], comm):
-                densestream.allreduce(comm, mine(), timeout=20)
-        except LostRankError as error:
-            assert f"cannot read a message of rank {BAD}: it has {size * SIZE} bytes; at most" in str(error)
-        else:
-            raise AssertionError("no error")
-        COMM.Barrier()
+    for size in (30_000 * SIZE, 3_000_000 * SIZE):  # MPI sends it at once, or asks first
+        lost_with(
+            lambda message, tag, size=size: [np.zeros(size, np.uint8)],
+            f"cannot read a message of rank {BAD}: it has {size} bytes; at most",
+        )
 
 
 @case
@@ -125,8 +138,8 @@ def a_message_of_another_exchange() -> None:
 
 @case
 def a_message_that_comes_twice() -> None:
-    """Its copy is not taken for a message of a later exchange."""
-    for module in MODULES.values():
+    """Its copy is not taken for a message of a later exchange, even if that has the same tags."""
+    for module, PrivateComm.of(COMM).tags in product(MODULES.values(), (2**31, mpi_transport.TAGS + 1)):
         row = np.arange(1.0, 1001.0, dtype=np.float32)
         with faulty(lambda message, tag: [message, message.copy()]):
             total = module.allreduce(COMM, row * (RANK + 1), dense=True, timeout=20)
@@ -187,4 +200,7 @@ def messages_in_chunks() -> None:
                 total = module.allreduce(COMM, row, dense=True, timeout=20)
                 assert np.allclose(total, COMM.allreduce(row)), (module, numel)
         refused_with(lambda message, tag: [with_bit_flipped(message, 0)], "its bytes changed on the way")
+    # Parts that are cut or missing: nobody can say how many are to come.
+    for change in (lambda part, tag: [part[:50]], lambda part, tag: [np.resize(part, 70)], lambda part, tag: [~part]):
+        lost_with(change, f"cannot read a message of rank {BAD}: its header announces ")
     mpi_transport.CHUNK = before

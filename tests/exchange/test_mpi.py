@@ -20,9 +20,7 @@ def test_sums(jobs, job, case) -> None:
     jobs.check(job, case)
 
 
-@pytest.mark.parametrize(
-    ("job", "case"), each_case([JOBS[2], JOBS[5]], HERE / "queue_cases.py", HERE / "job_cases.py")
-)
+@pytest.mark.parametrize(("job", "case"), each_case([JOBS[2], JOBS[5]], HERE / "queue_cases.py", HERE / "job_cases.py"))
 def test_queue(jobs, job, case) -> None:
     jobs.check(job, case)
 
@@ -44,7 +42,8 @@ def test_silence_is_an_error(fault: str) -> None:
         assert "an earlier exchange over this communicator was aborted" in done.stdout
     else:  # the ranks that wait tell each other, and the one that was late
         for rank in range(3):
-            assert re.search(rf"rank {rank}: a rank is lost: rank \d had no message from rank .*2 for 2 s", done.stdout)
+            assert re.search(rf"rank {rank}: a rank is lost: rank \d had no message from rank \d", done.stdout)
+        assert re.search("rank 0 (had no message from|was waiting for) rank 2", done.stdout), done.stdout
 
 
 def test_a_killed_rank_ends_the_job() -> None:
@@ -55,7 +54,8 @@ def test_a_killed_rank_ends_the_job() -> None:
 def test_a_killed_rank_is_named_where_the_launcher_lets_the_others_live(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_MCA_orte_enable_recovery", "1")
     done = launch("mpirun", 3, HERE / "faults.py", "dies", seconds=60, check=False)
-    assert re.search(r"a rank is lost: rank \d had no message from rank [01, ]*2 for 5 s", done.stdout), done.stdout
+    assert re.search(r"a rank is lost: rank \d had no message from rank .* for 5 s", done.stdout), done.stdout
+    assert re.search(r"rank \d (had no message from|was waiting for) rank [01, ]*2", done.stdout), done.stdout
 
 
 def test_two_horovod_jobs_and_a_process_set_in_one_world() -> None:
