@@ -32,9 +32,9 @@ train: build ## trains the same model with and without compression, two ranks; A
 train-tf: build ## the same in Keras; ARGS="..." goes to the script
 	@$(ENV) python scripts/compare.py --framework tensorflow $(ARGS)
 
-# Every test has a time limit. Two processes run the tests; those that start a launcher share one of them, which begins
-# with them (tests/conftest.py).
-PYTEST := python -m pytest -q -n 2
+# Every test has a time limit. Three processes run the tests on two processors, since launchers wait a good deal; two of
+# them begin with the tests that start launchers (tests/conftest.py).
+PYTEST := python -m pytest -q -n 3
 test: lint ## ruff, mypy, and all tests; ARGS="..." goes to pytest
 	@$(ENV) $(PYTEST) $(ARGS)
 

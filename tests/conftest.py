@@ -26,14 +26,20 @@ settings.load_profile("steady")
 
 @cache
 def group_of(file: str) -> str | None:
-    """The marker whose tests must share one process: launchers run one at a time, and installations share a wheel."""
+    """The group of a file whose tests must share one process with those of other files, or None.
+
+    Installations share a wheel. Launchers run one at a time, but for the adapters': these share their jobs, take half
+    of the launchers' time, and run beside the others.
+    """
     text = (ROOT / file).read_text("utf-8")
-    return next((marker for marker in ("launch", "packaging") if f"pytest.mark.{marker}" in text), None)
+    if "pytest.mark.launch" in text:
+        return "launch adapters" if file.startswith("tests/adapters/") else "launch"
+    return "packaging" if "pytest.mark.packaging" in text else None
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `pytest -n 2`, one process runs all files of a group, one after another, and the largest group comes first.
+    """With `pytest -n`, one process runs all files of a group, one after another, and the largest group comes first.
 
     The marker ``xdist_group`` would say the same; pytest-xdist 3.8 does not pass it on under pytest 9.2.
     """
