@@ -144,7 +144,7 @@ class ExchangeQueue:
             seconds: how long to wait for the exchange that is under way, and for the other ranks.
         """
         if not self._line.closed:
-            _close([self._thread], seconds)
+            _close([(self._thread, self._line)], seconds)
 
 
 def check_threads() -> None:
@@ -166,15 +166,15 @@ def world_rank() -> int:
     return int(MPI.COMM_WORLD.rank)
 
 
-def _close(threads: Sequence[threading.Thread], seconds: float) -> None:
-    """Ends these queues, and waits for them at most about so many seconds in all."""
-    lines = [_serving[thread] for thread in threads]
-    for line in lines:
+def _close(serving: Sequence[tuple[threading.Thread, _Line]], seconds: float) -> None:
+    """Ends these queues, and waits for their threads at most about so many seconds in all."""
+    for _, line in serving:
         _end(line)
+    threads = [thread for thread, _ in serving if thread is not threading.current_thread()]
     deadline = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    for line in lines:
+    for _, line in serving:
         line.private.stop = f"rank {line.private.rank} has closed its exchanges"
     for thread in threads:
         thread.join(1.0)
@@ -183,7 +183,7 @@ def _close(threads: Sequence[threading.Thread], seconds: float) -> None:
 @atexit.register
 def close_all() -> None:
     """Closes all queues of this process. Runs when it ends, before MPI does."""
-    _close(list(_serving), CLOSE_SECONDS)
+    _close(list(_serving.items()), CLOSE_SECONDS)
 
 
 def _create(parent: MPI.Intracomm, ranks: list[int], tag: int, seconds: float) -> MPI.Intracomm:
