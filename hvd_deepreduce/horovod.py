@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from hvd_deepreduce.codec import U8
@@ -36,13 +35,9 @@ class HorovodCollectives(Collectives):
         """Number of ranks on this machine."""
         return int(self._hvd.local_size())
 
-    def mpi_ranks(self) -> Sequence[int] | None:
-        """The process set's ranks; None under Gloo."""
-        if not self._hvd.mpi_enabled():
-            return None
-        if self.process_set is self._hvd.global_process_set:
-            return range(self._hvd.size())
-        return list(self.process_set.ranks)
+    def mpi_enabled(self) -> bool:
+        """Whether Horovod runs on MPI, not on Gloo."""
+        return bool(self._hvd.mpi_enabled())
 
     def allgather(self, data: U8, name: str) -> U8:
         """As ``Collectives.allgather``, under a name that explains a stall."""

@@ -2,7 +2,7 @@
 
 An adapter implements two interfaces and calls the engine from its framework's hook:
 
-- ``Collectives``: rank, size, an asynchronous allgather of bytes, and the ranks in MPI's world if there is MPI.
+- ``Collectives``: rank, size, an asynchronous allgather of bytes, and whether the job runs on MPI.
 - ``Tensors``: the flat view of a gradient, its device and stream, and writing the result back.
 
 ``Engine`` holds one rank's state: config, parameters, residuals, statistics, exchange queues. It works on flat arrays.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
 from hvd_deepreduce.codec import U8
@@ -55,5 +54,5 @@ class Collectives(ABC):
         return self.wait_allgather(self.start_allgather(data, name))
 
     @abstractmethod
-    def mpi_ranks(self) -> Sequence[int] | None:
-        """These ranks' numbers in MPI's world communicator, in rank order; None where the job does not run on MPI."""
+    def mpi_enabled(self) -> bool:
+        """Whether the job runs on MPI, so that mpi4py connects these ranks too."""

@@ -15,6 +15,7 @@ from hvd_deepreduce.engine import state as saved
 from hvd_deepreduce.engine.agreement import Agreement, Descriptions
 from hvd_deepreduce.engine.buckets import Bucket
 from hvd_deepreduce.engine.collectives import Collectives
+from hvd_deepreduce.engine.exchanges import Exchanges
 from hvd_deepreduce.engine.parameter import Parameter
 from hvd_deepreduce.engine.stats import Stats
 from hvd_deepreduce.memory import Memory
@@ -44,6 +45,7 @@ class Engine:
         in_flight: names of the parameters whose gradients were started and not finished.
         over_mpi: whether buckets are exchanged over MPI, which works on the host, and not as containers by
             ``collectives``.
+        exchanges: the queues of the exchanges over MPI; ``close`` them at the end of the job.
         generation: increases when the config changes or a state is loaded. Layouts made before must not be used then.
     """
 
@@ -55,7 +57,7 @@ class Engine:
         self.generation = 0
         self._agreement = Agreement(collectives)
         self._memory = Memory()
-        self._queues: list[ExchangeQueue] = []
+        self.exchanges = Exchanges(collectives)
         self._use(config)
 
     # Settings and state
@@ -110,6 +112,8 @@ class Engine:
     def load_state_dict(self, state: Mapping[str, Any], parameters: Iterable[Parameter] | None = None) -> None:
         """Continues where ``state_dict`` was called. Gradients in flight are forgotten.
 
+        The queues of exchanges over MPI are closed: to go on after an error of an exchange, every rank makes this call.
+
         Args:
             parameters: replace the engine's own; None: keep those.
 
@@ -121,6 +125,7 @@ class Engine:
         self.parameters = known
         for name, step in steps.items():
             known[name].step = step
+        self.exchanges.close()  # before the residuals change: an exchange may be about to settle them
         self._memory.load_state_dict(residuals)
         self.in_flight.clear()
         self.generation += 1
@@ -202,14 +207,20 @@ class Engine:
         Raises:
             RuntimeError: an exchange over MPI in a job without MPI.
         """
-        bucket.clear_missing()
         bucket.count_step()
         config, pipeline = self._config, self.pipeline
         key = bucket.key = RngKey(config.seed, bucket.number, bucket.step, self.collectives.rank())
         residual = None
-        if config.error_feedback:
-            names = [parameter.name for parameter in bucket.members]
-            residual = self._memory.joined(names, bucket.sizes, bucket.dtype, bucket.gradient)
+        failure: Exception | None = None
+        try:
+            bucket.clear_missing()
+            if config.error_feedback:
+                names = [parameter.name for parameter in bucket.members]
+                residual = self._memory.joined(names, bucket.sizes, bucket.dtype, bucket.gradient)
+        except Exception as error:
+            if not self.over_mpi:
+                raise
+            failure = error  # the exchange tells it to all ranks, which would wait for this one
         parts = bucket.parts if config.selection == "tensor" else None
         if not self.over_mpi:
             begin = perf_counter()
@@ -219,6 +230,8 @@ class Engine:
             return
 
         def select() -> tuple[SparseTensor | Floats, Floats | None]:
+            if failure is not None:
+                raise failure
             begin = perf_counter()
             selected = pipeline.select(bucket.gradient, residual, key, parts)
             self.stats.add(encode=perf_counter() - begin)
@@ -256,17 +269,6 @@ class Engine:
         """The queue with this number for exchanges over MPI. The first call with a number must come from all ranks.
 
         Raises:
-            RuntimeError: the job does not run on MPI, or on an MPI without support for several threads.
+            RuntimeError: on all ranks: the job does not run on MPI, or a rank cannot use mpi4py or MPI's threads.
         """
-        while len(self._queues) <= number:
-            ranks = self.collectives.mpi_ranks()
-            if ranks is None:
-                raise RuntimeError(
-                    f"exchange {self._config.exchange.name!r} needs MPI, but this job was started with Gloo: start it "
-                    "with horovodrun --mpi or mpirun, or set exchange to 'allgather'"
-                )
-            # Imported here: it needs mpi4py, which a job with the allgather exchange may not have.
-            from hvd_deepreduce.exchange.queue import ExchangeQueue
-
-            self._queues.append(ExchangeQueue(ranks))
-        return self._queues[number]
+        return self.exchanges.queue(number, self._config.exchange.name)

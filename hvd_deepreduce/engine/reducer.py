@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from time import perf_counter
 from typing import Any, Generic
 
@@ -38,8 +39,9 @@ class Ticket(Generic[G]):
 class Reducer(Generic[G]):
     """Takes a step's gradients one by one and replaces them by their sums over all ranks, under any config.
 
-    Threads: ``finish`` may run on another thread than ``start_bucket``. In scope ``tensor`` it may also run on another
-    thread than ``start``; in larger scopes, one thread must call both.
+    Threads: ``start`` may run on several threads at the same time. ``finish`` may run on another thread than
+    ``start_bucket``, and in scope ``tensor`` than ``start``. In larger scopes one thread calls ``finish``, after all
+    calls of ``start`` have returned.
 
     Missing gradients: in scopes larger than a tensor, a parameter without a gradient is sent as zeros if another
     parameter of its bucket has one. A bucket without any gradient is not sent, so all ranks must agree on which buckets
@@ -65,6 +67,9 @@ class Reducer(Generic[G]):
         self._layout: BucketLayout | None = None
         self._generation = 0
         self._recorded: dict[str, list[Callable[[], None]]] = {}
+        # The hooks of a model on several devices run on several threads. Exchanges over MPI have no names: a bucket is
+        # started under this lock, so that no thread overtakes another between the order and the start.
+        self._lock = Lock()
 
     def start(self, parameter: Parameter, gradient: G) -> Ticket[G]:
         """Takes a parameter's gradient of this step.
@@ -170,16 +175,16 @@ class Reducer(Generic[G]):
 
     def _start_in_bucket(self, parameter: Parameter, gradient: G, device: Device) -> Ticket[G]:
         engine, tensors = self._engine, self._tensors
-        layout = self._layout if engine.in_flight else self._lay_out(device)
-        assert layout is not None
-        bucket = layout.bucket_of[parameter.name]
-        if not layout.accepts(bucket):
-            raise RuntimeError(
-                f"backward() ran again before the previous step's bucket results were consumed (gradient of "
-                f"{parameter.name}): let every optimizer step before the next backward(), or give each optimizer its "
-                "own DeepReduce"
-            )
-        with tensors.stream(device):
+        with self._lock, tensors.stream(device):
+            layout = self._layout if engine.in_flight else self._lay_out(device)
+            assert layout is not None
+            bucket = layout.bucket_of[parameter.name]
+            if not layout.accepts(bucket):
+                raise RuntimeError(
+                    f"backward() ran again before the previous step's bucket results were consumed (gradient of "
+                    f"{parameter.name}): let every optimizer step before the next backward(), or give each optimizer "
+                    "its own DeepReduce"
+                )
             begin = perf_counter()
             bucket.put(parameter, tensors.flat(gradient, engine.over_mpi))
             if bucket.device is not None:

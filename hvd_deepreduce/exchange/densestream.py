@@ -22,6 +22,7 @@ overlap (equation 6).
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,9 +42,10 @@ from hvd_deepreduce.exchange.transport import (
 )
 from hvd_deepreduce.joint.densestream import DenseStream
 from hvd_deepreduce.joint.stream import Stream, covered_indices
-from hvd_deepreduce.joint.stream_format import pack, unpack, value_codec
-from hvd_deepreduce.ops import arrays, deferred, densestream
+from hvd_deepreduce.joint.stream_format import check_kind, pack, unpack, value_codec
+from hvd_deepreduce.ops import arrays, deferred
 from hvd_deepreduce.sparse import SparseTensor
+from hvd_deepreduce.value.raw import Raw
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -68,6 +70,7 @@ def allreduce(
     codec: DenseStream = PLAIN_BLOCKS,
     key: RngKey = RngKey(0, 0, 0),  # noqa: B008  (an immutable tuple)
     timeout: float = DEFAULT_TIMEOUT,
+    patience: float | None = None,
 ) -> SparseTensor | Floats:
     """The sum of all ranks' tensors, bitwise the same on every rank. Collective: every rank of ``comm`` calls it.
 
@@ -75,54 +78,62 @@ def allreduce(
         comm: an mpi4py intracommunicator. The allreduce uses a duplicate of it, made at the first call.
         tensor: what this rank sends: a sparse tensor, or a dense vector float32 or float64 ``[numel]``, of which the
             nonzero elements are sent.
-        dense: return the sum as a dense array instead of a sparse tensor of its nonzero elements.
-        out: where to write the dense sum: contiguous, ``[numel]``, of the tensor's dtype. Undefined after an error.
-        scale: a factor for the sum; 1 / ranks gives the mean. It is not applied to the residual.
+        dense: return the sum as a dense array instead of a sparse tensor of its nonzero elements. Equal on all ranks.
+        out: where to write the dense sum: contiguous, ``[numel]``, of the tensor's dtype. It shares no memory with
+            ``residual``. Undefined after an error.
+        scale: a factor for the sum; 1 / ranks gives the mean. The same on all ranks. It is not applied to the residual.
         residual: the accumulated gradient from which ``tensor`` was selected: contiguous, ``[numel]``, of the tensor's
             dtype. What was sent is subtracted from it, and the rounding errors of lossy values on this rank, those of
             partial sums included, are added to it: over all ranks, sum + residuals after = residuals before, to
-            floating-point rounding. Unchanged after an error.
+            floating-point rounding. An element that was sent as NaN or infinity stays what it is. Unchanged after an
+            error.
         fill: send the residual's values in place of zeros inside blocks, at no cost in bytes (proposed at the end of
             section IV.B). Each rank may choose.
         codec: how streams are packed: plain blocks as in the paper, or coded, and with which value codec.
-        key: the randomness of value codecs that round at random.
-        timeout: seconds without any message after which a rank counts as lost.
+        key: which sum this is: seed, parameter (or bucket) and step, the same on all ranks, or it is an error. They and
+            the rank are the randomness of value codecs that round at random.
+        timeout: seconds without any message after which a rank counts as lost, once all ranks have made the call.
+        patience: seconds to wait until all ranks have made the call. None: no limit, and a warning every minute, unless
+            Horovod's HOROVOD_STALL_SHUTDOWN_TIME_SECONDS and HOROVOD_STALL_CHECK_TIME_SECONDS say otherwise.
 
     Returns:
         A ``SparseTensor``; with ``dense`` or ``out`` an array ``[numel]``, which is ``out`` if that was given.
 
     Raises:
-        ExchangeError: a ``ValueError``, on all ranks: tensors, arguments or settings do not fit together, or a message
-            is damaged.
-        LostRankError: a rank died, or sent nothing within the timeout.
-        ValueError: ``fill`` without ``residual``.
+        ExchangeError: a ``ValueError``, on all ranks: an argument on one of them is invalid, tensors, arguments or
+            settings do not fit together, a message is damaged, a rank has met any other error (no memory, say), or the
+            ranks' sums differ.
+        LostRankError: a rank died, sent nothing within the timeout, or left the allreduce (by Ctrl-C, say).
         TypeError: ``comm`` is not an intracommunicator.
     """
     from hvd_deepreduce.exchange.session import Session  # needs mpi4py; the programs below do not
 
-    if fill and residual is None:
-        raise ValueError("fill is True and residual is None: fill sends the residual's values, so pass residual too")
-    description = f"densestream with {codec!r}"
+    def prepare(own: SparseTensor) -> SparseTensor:
+        if not isinstance(codec, DenseStream):
+            raise TypeError(f"codec is {codec!r}; a DenseStream is required")
+        if not fill:
+            return own
+        if residual is None:
+            raise ValueError("fill is True and residual is None: fill sends the residual's values, so pass it too")
+        indices = covered_indices(own.indices, codec.gap(own.numel, own.values.dtype))
+        return SparseTensor(own.numel, indices, arrays.gather(residual, indices))
+
     with Session(
-        comm, tensor, description, dense=dense or out is not None, out=out, scale=scale, residual=residual,
-        timeout=timeout,
+        comm, tensor, f"densestream with {codec!r}", dense=dense, out=out, scale=scale, residual=residual, key=key,
+        timeout=timeout, patience=patience, prepare=prepare,
     ) as session:  # fmt: skip
         own, transport = session.tensor, session.transport
-        gap = codec.gap(own.numel, own.values.dtype)
-        if fill and residual is not None:
-            indices = covered_indices(own.indices, gap)
-            own = SparseTensor(own.numel, indices, arrays.gather(residual, indices))
+        numel, dtype = own.numel, own.values.dtype
         slices = slice_count(session.max_kept, transport.size)
-        bounds = average_boundaries(session.sum(share_boundaries(own, transport.size * slices)), own.numel)
+        parts = transport.size * slices
+        shares = transport.attempt(np.zeros(parts, np.uint64), share_boundaries, own, parts)
+        totals = session.sum(shares)
+        bounds = transport.attempt([0] * parts + [numel], average_boundaries, totals, numel)
         errors: list[Stream] | None = [] if residual is not None and codec.value != "raw" else None
-        plan = Plan(codec, own.numel, own.values.dtype, bounds, slices, key._replace(rank=transport.rank), errors)
-        work = programs(transport, Stream.from_sparse(own, gap), plan, session.sum_buffer)
-        total = session.run(work, session.sum_buffer.result)
-        if residual is not None:
-            arrays.subtract_sent(residual, own.indices, own.values)
-            for error in errors or []:
-                densestream.add_to(error.starts, error.lengths, error.values, residual)
-        return total
+        plan = Plan(codec, numel, dtype, bounds, slices, key._replace(rank=transport.rank), errors)
+        stream = transport.attempt(Stream.empty(numel, dtype), Stream.from_sparse, own, plan.gap)
+        work = programs(transport, stream, plan, session.sum_buffer)
+        return session.run(work, session.sum_buffer.result, errors)
 
 
 def run_exchange(
@@ -169,6 +180,9 @@ def average_boundaries(totals: U64, numel: int) -> list[int]:
 
     Args:
         totals: uint64 ``[parts]``: the sum of all ranks' ``share_boundaries``.
+
+    Raises:
+        ValueError: the boundaries are not in order, or not within the vector.
     """
     parts = totals.size
     ranks = int(totals[-1])
@@ -176,7 +190,10 @@ def average_boundaries(totals: U64, numel: int) -> list[int]:
         inner = (totals[:-1] // np.uint64(ranks)).tolist()
     else:
         inner = [numel * part // parts for part in range(1, parts)]
-    return [0, *inner, numel]
+    bounds = [0, *inner, numel]
+    if any(begin > end for begin, end in pairwise(bounds)):
+        raise ValueError(f"the regions' boundaries are not in order within a vector of {numel} elements")
+    return bounds
 
 
 class Plan:
@@ -204,7 +221,7 @@ class Plan:
         self.form, self.gap = codec.form, codec.gap(numel, dtype)
         self.values = value_codec(codec.value, codec.bits)
         self.numel, self.dtype, self.bounds, self.slices = numel, dtype, bounds, slices
-        self.key, self.errors, self.packed = key, errors, 0
+        self.key, self.errors = key, errors
 
     def element_range(self, ranks: range, slot: int) -> tuple[int, int]:
         """The elements (begin, end) from the slice ``slot`` of the first of ``ranks`` to that of the last."""
@@ -213,8 +230,9 @@ class Plan:
     def pack(self, stream: Stream, ranks: range, slot: int) -> U8:
         """Packs a stream of the slices ``slot`` of ``ranks``, and records its rounding errors."""
         begin, end = self.element_range(ranks, slot)
-        self.packed += 1  # every stream of this rank is rounded with random numbers of its own
-        key = self.key._replace(parameter=(self.key.parameter + self.packed * 0x9E3779B1) & 0xFFFFFFFF)
+        # Every stream of this rank is rounded with random numbers of its own. No rank packs the same slices twice.
+        number = (ranks.start * (len(self.bounds) // self.slices) + len(ranks)) * MAX_SLICES + slot
+        key = self.key._replace(parameter=(self.key.parameter + number * 0x9E3779B1) & 0xFFFFFFFF)
         section = pack(stream, self.form, self.values, key, begin, end)
         if self.errors is not None and deferred.finite(stream.values):
             sent = unpack(section, self.numel, self.dtype, None, begin, end)
@@ -228,6 +246,8 @@ class Plan:
             ValueError: the section is damaged; the text names the sender.
         """
         try:
+            # Values that are not all finite are sent raw.
+            check_kind(section, (self.form,), tuple(sorted({Raw.id, self.values.id})))
             return unpack(section, self.numel, self.dtype, None, *self.element_range(ranks, slot))
         except ValueError as error:
             raise ValueError(f"cannot read the stream of rank {sender}: {error}") from None
@@ -240,24 +260,32 @@ def programs(transport: Transport, stream: Stream, plan: Plan, sum_buffer: SumBu
         stream: this rank's vector, with blocks of ``plan.gap``.
         sum_buffer: receives the sum; None: the sum is not decoded (for counting messages in a simulation).
     """
-    pieces = stream.split(np.array(plan.bounds[1:-1], np.uint64))
-    return [
-        _program(transport, slot, Stream.concatenate(pieces[slot :: plan.slices]), plan, sum_buffer)
-        for slot in range(plan.slices)
-    ]
+    cuts = np.array(plan.bounds[1:-1], np.uint64)
+
+    def of_slots() -> list[Stream]:
+        pieces = stream.split(cuts)
+        return [Stream.concatenate(pieces[slot :: plan.slices]) for slot in range(plan.slices)]
+
+    nothing = Stream.empty(stream.numel, stream.values.dtype)
+    streams = transport.attempt([nothing] * plan.slices, of_slots)
+    return [_program(transport, slot, streams[slot], plan, sum_buffer) for slot in range(plan.slices)]
 
 
 def _program(transport: Transport, slot: int, stream: Stream, plan: Plan, sum_buffer: SumBuffer | None) -> Program:
+    def elements(ranks: range) -> int:
+        begin, end = plan.element_range(ranks, slot)
+        return end - begin
+
     tag = message_tag(SCATTER_REDUCE, slot)
     for halving in halving_rounds(transport.rank, transport.size):
         cut = plan.bounds[halving.middle * plan.slices + slot]
-        left, right = stream.split(np.array([cut], np.uint64))
+        left, right = transport.attempt([stream, stream], stream.split, np.array([cut], np.uint64))
         stream, given = (left, right) if halving.own_half[0] < halving.middle else (right, left)
         section = transport.attempt(EMPTY, plan.pack, given, halving.other_half, slot)
         for to in halving.send_to:
             transport.send(to, tag, [section])
         for source in halving.receive_from:
-            (message,) = yield Receive(source, tag, 1)
+            (message,) = yield Receive(source, tag, 1, elements(halving.own_half))
             received = transport.attempt(stream, plan.unpack, message, halving.own_half, slot, source)
             stream = transport.attempt(stream, stream.merge, received, plan.gap)
 
@@ -268,4 +296,4 @@ def _program(transport: Transport, slot: int, stream: Stream, plan: Plan, sum_bu
 
     own = range(transport.rank, transport.rank + 1)
     section = transport.attempt(EMPTY, plan.pack, stream, own, slot)
-    yield from allgather(transport, message_tag(ALLGATHER, slot), section, deliver)
+    yield from allgather(transport, message_tag(ALLGATHER, slot), section, elements, deliver)

@@ -2,22 +2,59 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 from collections import deque
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from hvd_deepreduce.codec import U8
+from hvd_deepreduce.exchange import messages
 from hvd_deepreduce.exchange.errors import LostRankError
-from hvd_deepreduce.exchange.transport import EMPTY, Program, Receive, Transport, split_message
+from hvd_deepreduce.exchange.messages import Label
+from hvd_deepreduce.exchange.transport import EMPTY, Program, Receive, Transport, describe
 
 U64 = np.ndarray[Any, np.dtype[np.uint64]]
 MAX_RECEIVES = 2
 """Messages from one sender that are received at the same time: earlier slices are complete before later ones start."""
+CHUNK = 1 << 30
+"""The most bytes of an MPI message, whose count has 31 bits. A longer message travels as several, of which each but the
+last has ``CHUNK`` bytes."""
+NOTICE_TAG = 0
+"""MPI's tag of a notice that its sender has left."""
+TAGS = 4096
+"""MPI's tags of one exchange: more than ``message_tag`` gives. The next exchange has others, so that what a fault has
+left behind does not come there. MPI has at least 32768 tags, so they are used again after 7 exchanges or more."""
+NOTICE_BYTES = 600
+KEPT: list[object] = []
+"""Requests that were given up, with their buffers: MPI may still read and write these until the process ends."""
+log = logging.getLogger("hvd_deepreduce")
+
+
+def stall_warning() -> float | None:
+    """Seconds between warnings while this rank waits for others to come: Horovod's setting."""
+    if os.environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0"):
+        return None
+    return _seconds("HOROVOD_STALL_CHECK_TIME_SECONDS") or 60.0
+
+
+def stall_limit() -> float | None:
+    """Seconds after which a rank that does not come counts as lost: Horovod's setting. None: no limit."""
+    return _seconds("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
+
+
+def _seconds(variable: str) -> float | None:
+    """A positive number of seconds; None where the variable is not set to one, as for Horovod."""
+    try:
+        seconds = float(os.environ.get(variable, 0))
+    except ValueError:
+        return None
+    return seconds if seconds > 0 else None
 
 
 class Backoff:
@@ -25,20 +62,23 @@ class Backoff:
     core; the next ones sleep 50, 100, 200, ... up to 500 microseconds.
 
     Args:
-        timeout: seconds without progress after which ``wait`` raises.
+        comm: the communicator that the awaited message comes over.
+        limit: seconds without progress after which ``wait`` raises. None: no limit; ``wait`` warns.
     """
 
     YIELDS = 1
     FIRST_SLEEP, LONGEST_SLEEP = 50e-6, 500e-6
 
-    def __init__(self, timeout: float) -> None:
-        self.timeout = timeout
+    def __init__(self, comm: PrivateComm, limit: float | None) -> None:
+        self.comm, self.limit = comm, limit
+        self.warning = stall_warning() if limit is None else None
         self.reset()
 
     def reset(self) -> None:
         """To be called when a poll found progress."""
         self.polls = 0
-        self.deadline = time.monotonic() + self.timeout
+        self.began = time.monotonic()
+        self.warned = self.began
 
     def wait(self, sender: str) -> None:
         """To be called when a poll found nothing.
@@ -47,15 +87,28 @@ class Backoff:
             sender: what this rank waits for, for the error's text.
 
         Raises:
-            LostRankError: there was no progress within the timeout.
+            LostRankError: there was no progress within the limit, or a rank has left.
         """
         self.polls += 1
         if self.polls <= self.YIELDS:
             os.sched_yield()
             return
         time.sleep(min(self.LONGEST_SLEEP, self.FIRST_SLEEP * 2 ** min(self.polls - self.YIELDS - 1, 16)))
-        if time.monotonic() > self.deadline:
-            raise LostRankError(f"no message from {sender} for {self.timeout:g} s")
+        try:
+            self.comm.check_notices()
+        except _NoticeError:
+            log.warning("rank %d was waiting for %s when another rank left the exchange", self.comm.rank, sender)
+            raise
+        now = time.monotonic()
+        if self.limit is not None and now - self.began > self.limit:
+            raise LostRankError(f"rank {self.comm.rank} had no message from {sender} for {self.limit:g} s")
+        if self.warning is not None and now - self.warned > self.warning:
+            self.warned = now
+            log.warning(
+                "rank %d has waited %.0f s for %s to start exchange %d. The ranks that do not say so are missing: they "
+                "may be busy, or have stopped, or wait for something else",
+                self.comm.rank, now - self.began, sender, self.comm.sequence,
+            )  # fmt: skip
 
 
 def check_intracomm(comm: object) -> None:
@@ -70,114 +123,199 @@ class PrivateComm:
 
     Attributes:
         rank, size: of the communicator.
+        tags: the number of tags that MPI has.
         lock: held during an allreduce.
+        sequence: the number of exchanges that this rank has begun over it.
         bytes_sent: bytes of all messages that this rank has sent over it.
-        timeout: seconds without any message after which a rank counts as lost.
-        abandoned: None, or the buffers and requests of an allreduce that ended with an error: MPI may still write to
-            them, so they are kept, and the communicator is not used again.
+        lost: None, or why the communicator cannot be used again.
+        stop: None, or why this rank must leave what it waits for.
+        closing: whether this rank will begin no exchange any more.
     """
 
     _keyval: int | None = None
 
-    def __init__(self, comm: MPI.Intracomm, timeout: float) -> None:
+    def __init__(self, comm: MPI.Intracomm, patience: float | None) -> None:
         self.lock = threading.Lock()
-        self.abandoned: object = None
-        self.bytes_sent = 0
-        self.timeout = timeout
-        self.comm, request = comm.Idup()
-        self.wait(request)
-        self.comm.Set_errhandler(MPI.ERRORS_RETURN)
-        self.rank, self.size = self.comm.rank, self.comm.size
+        self.sequence = self.bytes_sent = 0
+        self.lost: str | None = None
+        self.stop: str | None = None
+        self.closing = False
+        self.comm = MPI.COMM_NULL  # no notice can come before the duplicate is there
+        self.rank, self.size = comm.rank, comm.size
+        self.tags = 1 + (MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767)
+        made, request = comm.Idup()
+        self.wait(request, patience, made)
+        made.Set_errhandler(MPI.ERRORS_RETURN)
+        self.comm = made
 
     @classmethod
-    def of(cls, comm: MPI.Intracomm, timeout: float) -> PrivateComm:
+    def of(cls, comm: MPI.Intracomm, patience: float | None = None) -> PrivateComm:
         """The communicator's duplicate. The first call for a communicator is collective.
+
+        Args:
+            patience: seconds to wait for the other ranks' calls; None: no limit.
 
         Raises:
             TypeError: ``comm`` is not an intracommunicator.
-            LostRankError: not all ranks made this call within the timeout.
+            LostRankError: not all ranks made this call in time.
         """
         check_intracomm(comm)
         if cls._keyval is None:
             cls._keyval = MPI.Comm.Create_keyval(delete_fn=_free)
         cached: Any = comm.Get_attr(cls._keyval)
-        private: PrivateComm = cls(comm, timeout) if cached is None else cached
+        private: PrivateComm = cls(comm, patience) if cached is None else cached
         if cached is None:
             comm.Set_attr(cls._keyval, private)
-        private.timeout = timeout
         return private
 
-    def wait(self, request: MPI.Request) -> None:
+    def check_usable(self) -> None:
+        """``LostRankError`` if an earlier exchange was given up."""
+        if self.lost is not None:
+            raise LostRankError(
+                f"an earlier exchange over this communicator was aborted ({self.lost}): create a new communicator of "
+                "the remaining ranks"
+            )
+
+    def wait(self, request: MPI.Request, limit: float | None, *buffers: object) -> None:
         """Waits for a collective operation.
 
+        Args:
+            limit: seconds; None: no limit, and warnings.
+            buffers: that MPI uses until then.
+
         Raises:
-            LostRankError: it was not complete within the timeout, or MPI reports an error.
+            LostRankError: it was not complete within the limit, a rank has left, or MPI reports an error.
         """
-        backoff = Backoff(self.timeout)
+        backoff = Backoff(self, limit)
         try:
             while not request.Test():
                 backoff.wait("the other ranks")
-        except (LostRankError, MPI.Exception) as error:
-            self.abandoned = request
-            raise LostRankError(
-                f"a rank is lost: {error}; every rank of the communicator must call the exchange"
-            ) from None
+        except BaseException as error:
+            raise self.abandon(error, request, buffers) from None
 
-    def allreduce(self, values: U64, op: MPI.Op) -> U64:
-        """MPI's allreduce of a few numbers, uint64 ``[n]``, the same ``n`` on all ranks."""
+    def abandon(self, error: BaseException, *kept: object) -> BaseException:
+        """Gives the communicator up, and tells the other ranks, which may be waiting for this one.
+
+        Args:
+            error: why.
+            kept: requests that are not complete, and their buffers.
+
+        Returns:
+            What the caller must raise: a ``LostRankError``, or ``error`` itself where it must end the program.
+        """
+        KEPT.append((self.comm, kept))
+        if self.closing:
+            text = f"rank {self.rank} has closed its exchanges"
+        elif isinstance(error, LostRankError):
+            text = str(error)
+        else:
+            text = f"rank {self.rank} left the exchange: {describe(error)}"
+        if self.lost is None:
+            self.lost = text
+            if not isinstance(error, _NoticeError):
+                self._give_notice(text)
+        return LostRankError(f"a rank is lost: {text}") if isinstance(error, Exception) else error
+
+    def _give_notice(self, text: str) -> None:
+        if self.comm == MPI.COMM_NULL or MPI.Is_finalized():
+            return
+        notice = np.frombuffer(text.encode()[:NOTICE_BYTES], np.uint8)
+        for rank in range(self.size):
+            if rank != self.rank:
+                try:
+                    KEPT.append((notice, self.comm.Isend([notice, MPI.BYTE], rank, NOTICE_TAG)))
+                except MPI.Exception:
+                    pass  # that rank is gone
+
+    def check_notices(self) -> None:
+        """``LostRankError`` if another rank has left, or this rank must."""
+        if self.stop is not None:
+            raise LostRankError(self.stop)
+        if self.comm == MPI.COMM_NULL:
+            return
+        status = MPI.Status()
+        if self.comm.Iprobe(MPI.ANY_SOURCE, NOTICE_TAG, status):
+            text = np.zeros(min(NOTICE_BYTES, max(0, status.Get_count(MPI.BYTE))), np.uint8)
+            self.comm.Recv([text, MPI.BYTE], status.source, NOTICE_TAG)
+            raise _NoticeError(text.tobytes().decode(errors="replace"))
+
+    def allreduce(self, values: U64, op: MPI.Op, limit: float | None) -> U64:
+        """MPI's allreduce of a few numbers, uint64 ``[n]``, the same ``n`` on all ranks; ``limit`` as for ``wait``."""
         out = np.empty_like(values)
-        self.wait(self.comm.Iallreduce(values, out, op))
+        self.wait(self.comm.Iallreduce(values, out, op), limit, values, out)
         return out
 
-    def allgather(self, own: U8) -> U8:
+    def allgather(self, own: U8, limit: float | None) -> U8:
         """MPI's allgather of a few bytes, uint8 ``[n]`` to ``[size, n]``, the same ``n`` on all ranks."""
         gathered = np.empty((self.size, own.size), np.uint8)
-        self.wait(self.comm.Iallgather(own, gathered))
+        self.wait(self.comm.Iallgather(own, gathered), limit, own, gathered)
         return gathered
 
 
+class _NoticeError(LostRankError):
+    """Another rank has left, and has told all ranks."""
+
+
 def _free(comm: MPI.Comm, keyval: int, private: PrivateComm) -> None:
-    if private.abandoned is None and not MPI.Is_finalized() and comm != MPI.COMM_WORLD:
+    if private.lost is None and not MPI.Is_finalized() and comm != MPI.COMM_WORLD:
         private.comm.Free()
 
 
-class _Incoming(NamedTuple):
-    """A message of so many ``sections`` that is being received, for the program number ``slot``."""
+@dataclass
+class _Incoming:
+    """A message that is being received, for the program number ``slot``.
 
-    request: MPI.Request
-    data: U8
-    source: int
+    Attributes:
+        receive: what the program waits for.
+        request: of the MPI message that is under way.
+        announced: its size, as MPI gives it.
+        chunks: the arrays that it and the MPI messages before it go to.
+    """
+
+    receive: Receive
     slot: int
-    sections: int
+    request: MPI.Request = field(default_factory=lambda: MPI.REQUEST_NULL)
+    announced: int = 0
+    chunks: list[U8] = field(default_factory=list)
 
 
 class MPITransport(Transport):
     """The messages of one allreduce over MPI.
 
-    Sends and receives are non-blocking. A receiver learns a message's size from MPI (matched probe), then allocates."""
+    Sends and receives are non-blocking. A receiver learns a message's size from MPI (matched probe), then allocates,
+    but never more than the largest message that the program can get.
 
-    def __init__(self, comm: PrivateComm) -> None:
+    Args:
+        comm: of these ranks.
+        label: of the exchange; every message has it, and must have it.
+        timeout: seconds without any message after which a rank counts as lost.
+    """
+
+    def __init__(self, comm: PrivateComm, label: Label, timeout: float) -> None:
         super().__init__(comm.rank, comm.size)
-        self.comm = comm
+        self.comm, self.label, self.timeout = comm, label, timeout
+        self.first_tag = 1 + label.sequence % ((comm.tags - 1) // TAGS) * TAGS
         self.sending: deque[tuple[MPI.Request, U8, int]] = deque()
         self.receiving: list[_Incoming] = []
+        self.begun: dict[int, _Incoming] = {}  # by slot: messages of which more is to come
 
     def send(self, to: int, tag: int, sections: list[U8]) -> None:
-        message = EMPTY
-        if self.failure is None:
-            message = sections[0] if len(sections) == 1 else np.concatenate(sections)
-        # Counted in words of 8 bytes, so that MPI's 31-bit counts reach 16 GiB.
-        request = self.comm.comm.Isend([message, message.size // 8, MPI.UINT64_T], to, tag)
-        self.sending.append((request, message, to))
+        message = self.attempt(None, messages.pack, self.label, self.rank, tag, sections)
+        if message is None:
+            message = messages.pack(self.label, self.rank, tag, [])
         self.comm.bytes_sent += message.size
+        for begin in range(0, message.size, CHUNK):
+            chunk = message[begin : begin + CHUNK]
+            request = self.comm.comm.Isend([chunk, chunk.size, MPI.BYTE], to, self.first_tag + tag)
+            self.sending.append((request, chunk, to))
 
     def run(self, programs: list[Program]) -> None:
         """Runs the programs to their ends, and completes all sends.
 
         Raises:
-            LostRankError: no message came within the timeout, or MPI reports an error.
+            LostRankError: no message came within the timeout, a rank has left, or MPI reports an error.
         """
-        backoff = Backoff(self.comm.timeout)
+        backoff = Backoff(self.comm, self.timeout)
         waiting: dict[int, Receive] = {}
         try:
             for slot, program in enumerate(programs):
@@ -187,14 +325,10 @@ class MPITransport(Transport):
                     backoff.reset()
                 else:
                     ranks = {receive.source for receive in waiting.values()} | {to for _, _, to in self.sending}
-                    ranks |= {incoming.source for incoming in self.receiving}
+                    ranks |= {incoming.receive.source for incoming in self.receiving}
                     backoff.wait("rank " + ", ".join(map(str, sorted(ranks))))
         except BaseException as error:
-            # MPI may still write to these buffers.
-            self.comm.abandoned = (self.sending, self.receiving)
-            if isinstance(error, LostRankError | MPI.Exception):
-                raise LostRankError(f"a rank is lost: {error}") from None
-            raise
+            raise self.comm.abandon(error, self.sending, self.receiving) from None
 
     def _resume(self, slot: int, program: Program, sections: list[U8] | None, waiting: dict[int, Receive]) -> None:
         try:
@@ -208,37 +342,72 @@ class MPITransport(Transport):
         status = MPI.Status()
         active: dict[int, int] = {}
         for incoming in self.receiving:
-            active[incoming.source] = active.get(incoming.source, 0) + 1
+            source = incoming.receive.source
+            active[source] = active.get(source, 0) + 1
         for slot in sorted(waiting):
-            source, tag, sections = waiting[slot]
+            receive = waiting[slot]
+            source = receive.source
             if active.get(source, 0) >= MAX_RECEIVES:
                 continue
-            announced = self.comm.comm.Improbe(source, tag, status)
+            announced = self.comm.comm.Improbe(source, self.first_tag + receive.tag, status)
             if announced is None:
                 # No slot needs another slot's messages, so this sender's later slots can wait for this one.
                 active[source] = MAX_RECEIVES
                 continue
-            data = np.empty(8 * status.Get_count(MPI.UINT64_T), np.uint8)
-            request = announced.Irecv([data, data.size // 8, MPI.UINT64_T])
-            self.receiving.append(_Incoming(request, data, source, slot, sections))
+            incoming = self.begun.pop(slot) if slot in self.begun else _Incoming(receive, slot)
+            incoming.announced = status.Get_elements(MPI.BYTE)
+            incoming.chunks.append(self._room(incoming))
+            incoming.request = announced.Irecv([incoming.chunks[-1], MPI.BYTE])
+            self.receiving.append(incoming)
             del waiting[slot]
             active[source] = active.get(source, 0) + 1
             started = True
         return started
 
+    def _room(self, incoming: _Incoming) -> U8:
+        """Where the announced bytes go.
+
+        Raises:
+            ValueError: no program's message is so long.
+            MemoryError: there is no memory for it.
+        """
+        # A message that is not received stays in MPI, so after these errors the communicator cannot be used. To receive
+        # it into less memory is no way out: Open MPI 4.1 may then write outside.
+        receive, announced = incoming.receive, incoming.announced
+        limit = messages.largest(receive.sections, receive.elements)
+        size = sum(chunk.size for chunk in incoming.chunks) + announced
+        if not 0 <= announced <= size <= limit:
+            raise ValueError(
+                f"cannot read a message of rank {receive.source}: it has {size} bytes; at most {limit} are allowed"
+            )
+        return np.empty(announced, np.uint8)
+
     def _finish_receives(self, programs: list[Program], waiting: dict[int, Receive]) -> bool:
         """Resumes the programs whose messages are complete. Whether there was one."""
         finished = False
         for incoming in list(self.receiving):
-            if incoming.request.Test():
-                self.receiving.remove(incoming)
-                if not incoming.data.size and self.failure is None:
-                    self.failure = ""  # the sender has failed, and reports the error itself
-                missing = [EMPTY] * incoming.sections
-                sections = self.attempt(missing, split_message, incoming.data, incoming.sections, incoming.source)
-                self._resume(incoming.slot, programs[incoming.slot], sections, waiting)
-                finished = True
+            if not incoming.request.Test():
+                continue
+            self.receiving.remove(incoming)
+            finished = True
+            slot, receive = incoming.slot, incoming.receive
+            if _more_to_come(incoming):
+                waiting[slot], self.begun[slot] = receive, incoming
+                continue
+            message = self.attempt(EMPTY, _joined, incoming.chunks)
+            if messages.is_stale(message, self.label):
+                waiting[slot] = receive  # a copy of an earlier exchange's message: this one's is still to come
+                continue
+            sections = self.attempt(None, self._read, message, receive)
+            self._resume(slot, programs[slot], sections or [EMPTY] * receive.sections, waiting)
         return finished
+
+    def _read(self, message: U8, receive: Receive) -> list[U8] | None:
+        """The sections of a message; None if its sender has failed."""
+        found = messages.unpack(message, self.label, receive.source, receive.tag, receive.sections)
+        if found is None:
+            self.failure = ""  # the sender reports the error itself
+        return found
 
     def _finish_sends(self) -> bool:
         """Releases messages that have left, in order, because every test makes MPI poll all its connections. Whether
@@ -248,3 +417,27 @@ class MPITransport(Transport):
             self.sending.popleft()
             finished = True
         return finished
+
+
+def _more_to_come(incoming: _Incoming) -> bool:
+    """Whether another MPI message belongs to this message.
+
+    Raises:
+        ValueError: it travels in parts, and they are not those that its sender must have made. Then nobody knows how
+            many parts follow, so the communicator cannot be used.
+    """
+    receive, announced = incoming.receive, incoming.announced
+    size, received = messages.size_of(incoming.chunks[0]), sum(chunk.size for chunk in incoming.chunks)
+    if CHUNK < size <= messages.largest(receive.sections, receive.elements):
+        if announced == min(CHUNK, size - received + announced):
+            return received < size
+    elif announced < CHUNK or size == CHUNK:
+        return False  # one part; ``messages.unpack`` checks it
+    raise ValueError(
+        f"cannot read a message of rank {receive.source}: its header announces {size} bytes in parts of {CHUNK}, and "
+        f"{received} bytes have come, {announced} of them in the last part"
+    )
+
+
+def _joined(chunks: list[U8]) -> U8:
+    return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)

@@ -69,11 +69,14 @@ def halving_rounds(rank: int, size: int) -> list[HalvingRound]:
     return rounds
 
 
-def allgather(transport: Transport, tag: int, section: U8, deliver: Callable[[int, U8], None]) -> Program:
+def allgather(
+    transport: Transport, tag: int, section: U8, elements: Callable[[range], int], deliver: Callable[[int, U8], None]
+) -> Program:
     """Allgather by recursive doubling: brings every rank's section to all ranks.
 
     Args:
         section: this rank's packed stream.
+        elements: called as ``elements(ranks)``: the most elements that the sections of these ranks cover.
         deliver: called as ``deliver(rank, section)`` for every rank, this one included, in the order of arrival.
     """
     sections = {transport.rank: section}
@@ -82,7 +85,8 @@ def allgather(transport: Transport, tag: int, section: U8, deliver: Callable[[in
         for to in halving.receive_from:
             transport.send(to, tag, [sections[rank] for rank in halving.own_half])
         for source in halving.send_to:
-            received = yield Receive(source, tag, len(halving.other_half))
-            for rank, part in zip(halving.other_half, received, strict=True):
+            others = halving.other_half
+            received = yield Receive(source, tag, len(others), elements(others))
+            for rank, part in zip(others, received, strict=True):
                 sections[rank] = part
                 transport.attempt(None, deliver, rank, part)

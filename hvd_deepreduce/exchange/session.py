@@ -2,157 +2,292 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from typing import Any, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
-from hvd_deepreduce.codec import Floats
+from hvd_deepreduce.codec import Floats, RngKey
 from hvd_deepreduce.exchange.errors import ExchangeError, LostRankError
-from hvd_deepreduce.exchange.mpi_transport import U64, MPITransport, PrivateComm
+from hvd_deepreduce.exchange.messages import Label
+from hvd_deepreduce.exchange.mpi_transport import U64, MPITransport, PrivateComm, stall_limit
 from hvd_deepreduce.exchange.sum_buffer import SumBuffer
-from hvd_deepreduce.exchange.transport import DEFAULT_TIMEOUT, Program
+from hvd_deepreduce.exchange.transport import DEFAULT_TIMEOUT, Program, describe
 from hvd_deepreduce.joint.stream import Stream
+from hvd_deepreduce.ops import arrays, deferred, densestream
+from hvd_deepreduce.ops.hash import hash64
 from hvd_deepreduce.sparse import DTYPE_IDS, SparseTensor
 
 MAX_TEXT = 400
 """Bytes of a rank's error that the other ranks see."""
+CLOSING = "it closes its exchanges (close(), or the end of its program)"
+"""What a rank says of itself at its last meeting."""
+Result = TypeVar("Result")
 
 
 def bytes_sent(comm: MPI.Intracomm) -> int:
     """The bytes that this rank has sent in all sessions over this communicator."""
-    return PrivateComm.of(comm, DEFAULT_TIMEOUT).bytes_sent
+    return PrivateComm.of(comm).bytes_sent
 
 
 class Session:
     """One allreduce, as a context manager, entered by all ranks of a communicator::
 
-        with Session(comm, tensor, description, ...) as session:      meeting
+        with Session(comm, tensor, description, ...) as session:      validation, meeting
             programs = [...]                                          may use session.sum
-            result = session.run(programs, session.sum_buffer.result) messages, then agreement
+            result = session.run(programs, session.sum_buffer.result) messages, agreement, settlement
 
-    - *Meeting*: one small MPI allreduce compares what the ranks bring.
+    - *Validation*: everything that can be wrong with this rank's arguments is found before it sends anything.
+    - *Meeting*: one small MPI allreduce compares what the ranks bring, and says whether a rank's validation failed. A
+      rank waits in it for the others as long as they take.
     - *Messages*: the programs run over an ``MPITransport``.
-    - *Agreement*: one number tells all ranks whether any of them has failed.
+    - *Agreement*: one small MPI allreduce tells all ranks whether any of them has failed, and whether all have the same
+      result, by its hash.
+    - *Settlement*: what was sent is subtracted from the residual. It allocates nothing, so it does not fail.
 
     Args:
         comm: an intracommunicator. The session uses a duplicate of it (``PrivateComm``).
         tensor: this rank's sparse tensor, or a dense vector, of which the nonzero elements are taken.
         description: the algorithm and all settings that must be equal on all ranks, as a text.
-        dense: whether the sum is a dense array.
+        dense: whether the sum is a dense array, even if there is no ``out``.
         out: the array to write the dense sum to, ``[numel]``; or None.
         scale: a factor for the sum.
-        residual: the array that the caller subtracts from, ``[numel]``, or None; it is only checked.
-        timeout: seconds without any message after which a rank counts as lost.
+        residual: the array that what was sent is subtracted from, ``[numel]``, or None.
+        key: says which sum this is: its seed, parameter and step are the same on all ranks.
+        timeout: seconds without any message after which a rank counts as lost, once all ranks have met.
+        patience: seconds to wait for the other ranks in the meeting; None: as ``mpi_transport.stall_limit`` says.
+        prepare: returns the tensor that is sent instead of the validated one; it may raise.
+        failure: an error that this rank has met already, in place of a tensor: all ranks raise it.
 
     Attributes:
-        tensor: this rank's tensor, as a ``SparseTensor``.
+        tensor: what this rank sends.
         transport: for the programs.
         sum_buffer: for the programs' results.
         max_kept: the largest number of kept elements on any rank.
 
     Raises:
-        ExchangeError: on entry, on all ranks: numbers of elements, dtypes or descriptions differ, or an argument of a
-            rank is invalid.
-        LostRankError: on entry: not all ranks entered within the timeout, or an earlier session was aborted.
+        ExchangeError: on entry, on all ranks: what the ranks bring differs, or an argument of a rank is invalid.
+        LostRankError: on entry: a rank has left, or an earlier session was aborted.
         TypeError: ``comm`` is not an intracommunicator.
     """
 
     def __init__(
         self,
         comm: MPI.Intracomm,
-        tensor: SparseTensor | Floats,
+        tensor: SparseTensor | Floats | None,
         description: str,
         *,
-        dense: bool,
-        out: Floats | None,
-        scale: float,
-        residual: Floats | None,
-        timeout: float,
+        dense: bool = False,
+        out: Floats | None = None,
+        scale: float = 1.0,
+        residual: Floats | None = None,
+        key: RngKey,
+        timeout: float = DEFAULT_TIMEOUT,
+        patience: float | None = None,
+        prepare: Callable[[SparseTensor], SparseTensor] | None = None,
+        failure: Exception | None = None,
     ) -> None:
-        self.comm = PrivateComm.of(comm, timeout)
-        self.description = description
-        self.dense, self.out, self.scale = dense, out, scale
-        self.failure = None
+        self.patience = stall_limit() if patience is None else patience
+        self.comm = PrivateComm.of(comm, self.patience)
+        self.timeout, self.residual = timeout, residual
+        self.dense = dense or out is not None
+        self.error: Exception | None = failure
+        self.scale, self.key = 1.0, RngKey(0, 0, 0)
+        self.tensor = SparseTensor(0, np.empty(0, np.uint32), np.empty(0, np.float32))
+        self.sum_buffer = SumBuffer(0, self.tensor.values.dtype, False, None)
         try:
-            self.tensor = _validated(tensor, out, residual)
-        except (ValueError, TypeError) as error:
-            self.failure = str(error)
-            self.tensor = SparseTensor(0, np.empty(0, np.uint32), np.empty(0, np.float32))
+            self.description = description.encode()
+            if failure is None:
+                self.scale = float(scale)
+                self.key = RngKey(*(int(number) & 0xFFFFFFFF for number in key))
+                own = _validated(tensor, out, residual)
+                self.tensor = own if prepare is None else prepare(own)
+                self.sum_buffer = SumBuffer(own.numel, own.values.dtype, self.dense, out, self.scale)
+        except Exception as error:
+            self.error = error
+        except BaseException as error:
+            raise self.comm.abandon(error) from None
 
     def __enter__(self) -> Session:
         self.comm.lock.acquire()
         try:
-            if self.comm.abandoned is not None:
-                raise LostRankError(
-                    "an earlier exchange over this communicator was aborted because a rank was lost: "
-                    "create a new communicator of the remaining ranks"
-                )
+            self.comm.check_usable()
+            self.comm.sequence += 1
+            label = Label(self.comm.sequence, self.key.step, self.key.parameter)
+            self.transport = MPITransport(self.comm, label, self.timeout)
             self._meet()
         except BaseException:
             self.comm.lock.release()
             raise
-        self.transport = MPITransport(self.comm)
-        self.sum_buffer = SumBuffer(self.tensor.numel, self.tensor.values.dtype, self.dense, self.out, self.scale)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.comm.lock.release()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            if error is not None and not isinstance(error, ExchangeError | LostRankError):
+                lost = self.comm.abandon(error)
+                if lost is not error:
+                    raise lost from error
+        finally:
+            self.comm.lock.release()
 
     def _meet(self) -> None:
-        """Compares what the ranks bring. The maximum of a number and of its complement are complements of each other
-        only if the number is the same on all ranks, so one allreduce with MAX is enough."""
-        tensor = self.tensor
-        same = np.array(
-            [tensor.numel, DTYPE_IDS[tensor.values.dtype], zlib.crc32(self.description.encode())], np.uint64
+        """Compares what the ranks bring."""
+        tensor, key = self.tensor, self.key
+        numbers = [
+            self.comm.sequence, key.seed, key.step, key.parameter, tensor.numel, DTYPE_IDS[tensor.values.dtype],
+            int(np.float64(self.scale).view(np.uint64)), self.dense, _hash_of(self.description),
+        ]  # fmt: skip
+        say = (
+            f"{self.description.decode()}, {tensor.numel} elements of {tensor.values.dtype}, scale {self.scale:g}, a "
+            f"{'dense' if self.dense else 'sparse'} sum, {self.transport.label}, seed {key.seed}"
         )
-        own = np.array([self.failure is not None, tensor.indices.size], np.uint64)
-        largest = self.comm.allreduce(np.concatenate([own, same, ~same]), MPI.MAX)
-        if largest[0]:
-            self._agree(self.failure)
-        if np.any(largest[2:5] != ~largest[5:8]):
-            texts = self._gather_texts(f"{self.description}, {tensor.numel} elements of {tensor.values.dtype}")
-            groups: dict[str, list[int]] = {}
-            for rank, text in enumerate(texts):
-                groups.setdefault(text, []).append(rank)
-            sides = (f"{', '.join(map(str, ranks))}: {text}" for text, ranks in groups.items())
-            raise ExchangeError(
-                f"the ranks' tensors or settings differ, and must be the same; ranks {'; ranks '.join(sides)}"
-            )
-        self.max_kept = int(largest[1])
+        self.max_kept = meet(self.comm, self.patience, self.error, numbers, tensor.indices.size, say)
 
     def sum(self, values: U64) -> U64:
         """The sum over all ranks of a few numbers, uint64 ``[n]``, the same ``n`` on all ranks."""
-        return self.comm.allreduce(values, MPI.SUM)
+        return self.comm.allreduce(values, MPI.SUM, self.timeout)
 
-    def run(self, programs: list[Program], result: Callable[[], SparseTensor | Floats]) -> SparseTensor | Floats:
-        """Runs the programs, and returns ``result()`` once all ranks have succeeded.
+    def run(
+        self,
+        programs: list[Program],
+        result: Callable[[], SparseTensor | Floats],
+        errors: Sequence[Stream] | None = None,
+    ) -> SparseTensor | Floats:
+        """Runs the programs, and returns ``result()`` once all ranks have succeeded and have the same.
+
+        Args:
+            errors: rounding errors of what this rank has sent, which are added to the residual; the programs may extend
+                the sequence.
 
         Raises:
-            ExchangeError: on all ranks: a program or ``result`` failed on at least one.
-            LostRankError: no message came within the timeout, or MPI reports an error.
+            ExchangeError: on all ranks: a program or ``result`` failed on at least one, or the results differ.
+            LostRankError: no message came within the timeout, a rank has left, or MPI reports an error.
         """
         self.transport.run(programs)
-        total = self.transport.attempt(None, result)
-        self._agree(self.transport.failure)
-        assert total is not None
+        return self.agree(result, errors or ())
+
+    def agree(self, result: Callable[[], Result], errors: Sequence[Stream] = ()) -> Result:
+        """The second half of ``run``."""
+        transport = self.transport
+        total = transport.attempt(None, result)
+        digest = transport.attempt(0, _digest, total)
+        settle = transport.attempt(None, _settlement, self.residual, self.tensor, errors)
+        _agree(self.comm, transport.failure, transport.error, digest, self.timeout)
+        assert total is not None and settle is not None
+        settle()
         return total
 
-    def _agree(self, failure: str | None) -> None:
-        """Raises ``ExchangeError`` on all ranks if one has failed. ``failure`` is a ``Transport.failure``."""
-        if self.comm.allreduce(np.array([failure is not None], np.uint64), MPI.MAX)[0]:
-            texts = self._gather_texts(failure or "")
-            raise ExchangeError("; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts) if text))
 
-    def _gather_texts(self, text: str) -> list[str]:
-        """Every rank's text, cut at ``MAX_TEXT`` bytes."""
-        own = np.frombuffer(text.encode()[:MAX_TEXT].ljust(MAX_TEXT, b"\0"), np.uint8).copy()
-        return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in self.comm.allgather(own)]
+def meet(
+    comm: PrivateComm, patience: float | None, error: Exception | None, numbers: Sequence[int], kept: int, say: str
+) -> int:
+    """The meeting of all ranks: one small allreduce.
+
+    The maximum of a number and of its complement are complements of each other only if the number is the same on all
+    ranks, so an allreduce with MAX is enough.
+
+    Args:
+        error: of this rank's validation.
+        numbers: that must be the same on all ranks.
+        kept: the number of elements that this rank keeps.
+        say: what this rank brings, as a text.
+
+    Returns:
+        The largest ``kept``.
+
+    Raises:
+        ExchangeError: on all ranks: a rank has an error, or the numbers differ.
+        LostRankError: not all ranks came within the patience, or a rank has left.
+    """
+    same = np.array(numbers, np.uint64)
+    own = np.array([error is not None, kept], np.uint64)
+    largest = comm.allreduce(np.concatenate([own, same, ~same]), MPI.MAX, patience)
+    if largest[0]:
+        _raise_for_all(comm, describe(error) if error else "", error, DEFAULT_TIMEOUT)
+    if np.any(largest[2 : 2 + same.size] != ~largest[2 + same.size :]):
+        sides = "; ranks ".join(_sides(_gather_texts(comm, say, DEFAULT_TIMEOUT)))
+        raise ExchangeError(f"the ranks' tensors or settings differ, and must be the same; ranks {sides}")
+    return int(largest[1])
 
 
-def _validated(tensor: SparseTensor | Floats, out: Floats | None, residual: Floats | None) -> SparseTensor:
-    """The tensor as a ``SparseTensor``, once all three arguments have been found to fit together."""
+def meet_to_close(comm: PrivateComm, limit: float) -> None:
+    """The last meeting over a communicator. Afterwards no message is under way, so it can be freed.
+
+    Raises:
+        ExchangeError: another rank brings an exchange, and gets the same error.
+        LostRankError: not all ranks came within the limit, or a rank has left.
+    """
+    comm.check_usable()
+    comm.sequence += 1
+    comm.closing = True
+    meet(comm, limit, None, [comm.sequence, 0, 0, 0, 0, 0, 0, 0, _hash_of(CLOSING.encode())], 0, CLOSING)
+
+
+def _agree(comm: PrivateComm, failure: str | None, error: Exception | None, digest: int, timeout: float) -> None:
+    """Raises ``ExchangeError`` on all ranks if one has failed (``Transport.failure``), or if the digests differ."""
+    own = np.array([failure is not None, digest, digest ^ 0xFFFFFFFFFFFFFFFF], np.uint64)
+    largest = comm.allreduce(own, MPI.MAX, timeout)
+    if largest[0]:
+        _raise_for_all(comm, failure or "", error, timeout)
+    if largest[1] != ~largest[2]:
+        sides = "; ranks ".join(_sides(_gather_texts(comm, f"hash {digest:016x}", timeout)))
+        raise ExchangeError(
+            f"the ranks' sums differ: ranks {sides}. A rank's memory or program is at fault: no message was damaged"
+        )
+
+
+def _raise_for_all(comm: PrivateComm, text: str, cause: Exception | None, timeout: float) -> None:
+    texts = _gather_texts(comm, text, timeout)
+    said = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text]
+    raise ExchangeError("; ".join(said) or "a rank sent that it had failed, and no rank gives a reason") from cause
+
+
+def _sides(texts: list[str]) -> list[str]:
+    """What the ranks say, with the ranks that say the same together."""
+    groups: dict[str, list[int]] = {}
+    for rank, text in enumerate(texts):
+        groups.setdefault(text, []).append(rank)
+    return [f"{', '.join(map(str, ranks))}: {text}" for text, ranks in groups.items()]
+
+
+def _gather_texts(comm: PrivateComm, text: str, timeout: float) -> list[str]:
+    """Every rank's text, cut at ``MAX_TEXT`` bytes."""
+    own = np.frombuffer(text.encode(errors="replace")[:MAX_TEXT].ljust(MAX_TEXT, b"\0"), np.uint8).copy()
+    return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in comm.allgather(own, timeout)]
+
+
+def _hash_of(text: bytes) -> int:
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
+
+
+def _digest(total: object) -> int:
+    """The hash of a sum."""
+    if isinstance(total, SparseTensor):
+        return hash64(total.values, hash64(total.indices, total.numel))
+    return hash64(total) if isinstance(total, np.ndarray) else 0
+
+
+def _settlement(residual: Floats | None, tensor: SparseTensor, errors: Sequence[Stream]) -> Callable[[], None]:
+    """A function that settles the residual, and allocates nothing. An element that was sent as NaN or infinity stays
+    what it is in the residual: infinity minus infinity is NaN."""
+    indices, values = tensor.indices, tensor.values
+    if residual is not None and not deferred.finite(values):
+        finite = np.isfinite(values)
+        indices, values = indices[finite], values[finite]
+
+    def settle() -> None:
+        if residual is not None:
+            arrays.subtract_sent(residual, indices, values)
+            for error in errors:
+                densestream.add_to(error.starts, error.lengths, error.values, residual)
+
+    return settle
+
+
+def _validated(tensor: object, out: object, residual: object) -> SparseTensor:
+    """The tensor as a ``SparseTensor`` of contiguous arrays, once all three arguments are found to fit together."""
     if isinstance(tensor, np.ndarray):
         if tensor.ndim != 1 or tensor.dtype not in DTYPE_IDS:
             raise ValueError(
@@ -161,14 +296,23 @@ def _validated(tensor: SparseTensor | Floats, out: Floats | None, residual: Floa
         tensor = Stream.from_dense(np.ascontiguousarray(tensor)).to_sparse()
     if not isinstance(tensor, SparseTensor):
         raise TypeError(f"tensor is a {type(tensor).__name__}; a SparseTensor or a NumPy array is required")
+    indices, values = np.ascontiguousarray(tensor.indices), np.ascontiguousarray(tensor.values)
+    written: list[Any] = []
     for name, array in (("out", out), ("residual", residual)):
         if array is None:
             continue
         if not isinstance(array, np.ndarray):
             raise TypeError(f"{name} is a {type(array).__name__}; a NumPy array or None is required")
-        if array.dtype != tensor.values.dtype or array.shape != (tensor.numel,) or not array.flags.c_contiguous:
+        if array.dtype != values.dtype or array.shape != (tensor.numel,) or not array.flags.c_contiguous:
             raise ValueError(
-                f"{name} is {array.dtype}{list(array.shape)}; "
-                f"a contiguous {tensor.values.dtype}[{tensor.numel}] is required"
+                f"{name} is {array.dtype}{list(array.shape)}; a contiguous {values.dtype}[{tensor.numel}] is required"
             )
-    return tensor
+        if not array.flags.writeable:
+            raise ValueError(f"{name} is read-only; a writeable array is required")
+        # What is sent must not change while the sum is written.
+        indices, values = (part.copy() if np.may_share_memory(part, array) else part for part in (indices, values))
+        written.append(array)
+    if len(written) == 2 and np.may_share_memory(*written):
+        raise ValueError("out and residual share memory; the sum would overwrite the residual: pass two arrays")
+    unchanged = indices is tensor.indices and values is tensor.values
+    return tensor if unchanged else SparseTensor(tensor.numel, indices, values)

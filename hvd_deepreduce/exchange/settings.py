@@ -46,7 +46,9 @@ class ExchangeFunction(Protocol[Settings]):
     ) -> int:
         """Writes the sum of all ranks' tensors to ``out``. Collective: every rank of ``comm`` calls it.
 
-        Calls come one at a time, in the same order on all ranks, from a thread that only does this.
+        Calls come one at a time, in the same order on all ranks, from a thread that only does this. Before it calls,
+        the queue has compared the ranks' settings, keys, dtypes and numbers of elements. Afterwards it compares their
+        sums.
 
         Args:
             settings: the exchange's settings, equal on all ranks.
@@ -63,8 +65,8 @@ class ExchangeFunction(Protocol[Settings]):
             The number of bytes that this rank sent.
 
         Raises:
-            Exception: any; it reaches the caller of ``ExchangeQueue.submit``. If one rank raises, all must raise, or
-                they wait for each other.
+            Exception: any; all ranks then get an ``ExchangeError`` with its text from ``ExchangeQueue.submit``, once
+                all of them have returned or raised. So what one rank raises must not leave others waiting for it.
         """
 
 
@@ -73,13 +75,15 @@ class Exchange(Codec):
 
     A subclass is the settings; its class attribute ``implementation`` names its ``ExchangeFunction`` as
     "module:function". ``implementation`` None means that the exchange is not a function over MPI: containers are
-    exchanged by the framework's own allgather.
+    exchanged by the framework's own allgather. ``in_session`` says that the function itself compares what the ranks
+    bring and their sums (``session.Session``), so that the queue need not.
 
     Raises:
         TypeError: a subclass is defined without ``implementation``, or with one that is no such name.
     """
 
     implementation: ClassVar[str | None]
+    in_session: ClassVar[bool] = False
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -138,6 +142,7 @@ class DenseStreamExchange(Exchange):
     name = "densestream"
     id = 2
     implementation = "hvd_deepreduce.exchange.densestream:run_exchange"
+    in_session = True
     coded: bool = Field(True, strict=True)
     value: Literal["raw", "float16", "bfloat16", "qsgd"] = "raw"
     bits: int = Field(8, ge=2, le=8)
@@ -151,6 +156,7 @@ class TopKAllGather(Exchange):
     name = "topk_allgather"
     id = 3
     implementation = "hvd_deepreduce.exchange.topk_allgather:run_exchange"
+    in_session = True
 
 
 @exchanges.register
@@ -164,4 +170,5 @@ class SparCML(Exchange):
     name = "sparcml"
     id = 4
     implementation = "hvd_deepreduce.exchange.sparcml:run_exchange"
+    in_session = True
     algorithm: Literal["auto", "split_allgather", "recursive_doubling"] = "auto"

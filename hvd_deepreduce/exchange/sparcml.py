@@ -40,8 +40,7 @@ from hvd_deepreduce.exchange.settings import SparCML
 from hvd_deepreduce.exchange.sum_buffer import SumBuffer
 from hvd_deepreduce.exchange.transport import DEFAULT_TIMEOUT, EMPTY, Program, Receive, Transport, message_tag
 from hvd_deepreduce.joint.stream import Stream
-from hvd_deepreduce.joint.stream_format import PAIRS, PLAIN, pack, unpack
-from hvd_deepreduce.ops import arrays
+from hvd_deepreduce.joint.stream_format import PAIRS, PLAIN, check_kind, pack, unpack
 from hvd_deepreduce.sparse import SparseTensor
 
 if TYPE_CHECKING:
@@ -66,33 +65,34 @@ def allreduce(
     scale: float = 1.0,
     residual: Floats | None = None,
     algorithm: Algorithm = "auto",
+    key: RngKey = RngKey(0, 0, 0),  # noqa: B008  (an immutable tuple)
     timeout: float = DEFAULT_TIMEOUT,
+    patience: float | None = None,
 ) -> SparseTensor | Floats:
     """The sum of all ranks' tensors, bitwise the same on every rank. Collective.
 
-    Arguments, result and errors are those of ``densestream.allreduce``, and:
+    Arguments, result and errors are those of ``densestream.allreduce``; nothing is rounded. And:
 
     Args:
         algorithm: ``split_allgather``, ``recursive_doubling``, or ``auto``: recursive doubling for small vectors.
     """
     from hvd_deepreduce.exchange.session import Session  # needs mpi4py; the programs below do not
 
-    if algorithm not in get_args(Algorithm):
-        raise ValueError(f"algorithm is {algorithm!r}; allowed are {', '.join(get_args(Algorithm))}")
-    description = f"sparcml with algorithm {algorithm}"
+    def prepare(own: SparseTensor) -> SparseTensor:
+        if algorithm not in get_args(Algorithm):
+            raise ValueError(f"algorithm is {algorithm!r}; allowed are {', '.join(get_args(Algorithm))}")
+        return own
+
     with Session(
-        comm, tensor, description, dense=dense or out is not None, out=out, scale=scale, residual=residual,
-        timeout=timeout,
+        comm, tensor, f"sparcml with algorithm {algorithm}", dense=dense, out=out, scale=scale, residual=residual,
+        key=key, timeout=timeout, patience=patience, prepare=prepare,
     ) as session:  # fmt: skip
         transport, sum_buffer, own = session.transport, session.sum_buffer, session.tensor
         if algorithm == "recursive_doubling" or (algorithm == "auto" and session.max_kept <= SMALL):
             programs = [recursive_doubling(transport, own, sum_buffer)]
         else:
             programs = split_allgather(transport, own, slice_count(session.max_kept, transport.size), sum_buffer)
-        result = session.run(programs, sum_buffer.result)
-        if residual is not None:
-            arrays.subtract_sent(residual, own.indices, own.values)
-        return result
+        return session.run(programs, sum_buffer.result)
 
 
 def run_exchange(
@@ -107,7 +107,7 @@ def run_exchange(
     from hvd_deepreduce.exchange.session import bytes_sent
 
     before = bytes_sent(comm)
-    allreduce(comm, tensor, out=out, residual=residual, algorithm=settings.algorithm)
+    allreduce(comm, tensor, out=out, residual=residual, algorithm=settings.algorithm, key=key)
     return bytes_sent(comm) - before
 
 
@@ -130,6 +130,7 @@ def unpack_range(section: U8, like: Stream, begin: int, end: int, sender: int) -
         ValueError: the section is damaged; the text names the sender.
     """
     try:
+        check_kind(section, (PAIRS, PLAIN))
         return unpack(section, like.numel, like.values.dtype, None, begin, end)
     except ValueError as error:
         raise ValueError(f"cannot read the pairs of rank {sender}: {error}") from None
@@ -145,7 +146,9 @@ def split_allgather(
     """
     parts = transport.size * slices
     bounds = [tensor.numel * part // parts for part in range(parts + 1)]
-    pieces = Stream.from_pairs(tensor).split(np.array(bounds[1:-1], np.uint64))
+    nothing = Stream.empty(tensor.numel, tensor.values.dtype)
+    cuts = np.array(bounds[1:-1], np.uint64)
+    pieces = transport.attempt([nothing] * parts, lambda: Stream.from_pairs(tensor).split(cuts))
     ranges = list(zip(bounds[:-1], bounds[1:], strict=True))
     return [
         _split_allgather(transport, slot, pieces[slot::slices], ranges[slot::slices], sum_buffer)
@@ -165,41 +168,50 @@ def _split_allgather(
     tag = message_tag(SPLIT, slot)
     for distance in range(1, size):
         to = (rank + distance) % size
-        transport.send(to, tag, [pack(pieces[to], PAIRS)])
+        transport.send(to, tag, [transport.attempt(EMPTY, pack, pieces[to], PAIRS)])
+    own_range = ranges[rank][1] - ranges[rank][0]
     stream = pieces[rank]
     for distance in range(1, size):
         source = (rank - distance) % size
-        (message,) = yield Receive(source, tag, 1)
+        (message,) = yield Receive(source, tag, 1, own_range)
         received = transport.attempt(stream, unpack_range, message, stream, *ranges[rank], source)
         stream = transport.attempt(stream, stream.merge, received, 0)
+
+    def elements(ranks: range) -> int:
+        return sum(ranges[owner][1] - ranges[owner][0] for owner in ranks)
 
     def deliver(owner: int, section: U8) -> None:
         if sum_buffer is not None:
             sum_buffer.write_region(unpack_range(section, stream, *ranges[owner], owner), *ranges[owner])
 
     section = transport.attempt(EMPTY, pack_range, stream, *ranges[rank])
-    yield from allgather(transport, message_tag(ALLGATHER, slot), section, deliver)
+    yield from allgather(transport, message_tag(ALLGATHER, slot), section, elements, deliver)
 
 
 def recursive_doubling(transport: Transport, tensor: SparseTensor, sum_buffer: SumBuffer | None) -> Program:
     """A rank's only program. ``sum_buffer`` None: the sum is not decoded."""
     rank, numel = transport.rank, tensor.numel
-    stream = Stream.from_pairs(tensor)
+    stream = transport.attempt(Stream.empty(numel, tensor.values.dtype), Stream.from_pairs, tensor)
     paired = 1 << (transport.size.bit_length() - 1)  # ranks from here on only hand in and get the sum
     hand_in, hand_out = message_tag(HAND_IN, 0), message_tag(HAND_OUT, 0)
     if rank >= paired:
-        transport.send(rank - paired, hand_in, [pack_range(stream, 0, numel)])
-        (message,) = yield Receive(rank - paired, hand_out, 1)
+        transport.send(rank - paired, hand_in, [transport.attempt(EMPTY, pack_range, stream, 0, numel)])
+        (message,) = yield Receive(rank - paired, hand_out, 1, numel)
         stream = transport.attempt(stream, unpack_range, message, stream, 0, numel, rank - paired)
     else:
         helps = rank + paired < transport.size
         rounds = [(rank ^ 1 << t, message_tag(FIRST_ROUND + t, 0)) for t in range(paired.bit_length() - 1)]
         for partner, tag in ([(rank + paired, hand_in)] if helps else []) + rounds:
             if tag != hand_in:
-                transport.send(partner, tag, [transport.attempt(EMPTY, pack_range, stream, 0, numel)])
-            (message,) = yield Receive(partner, tag, 1)
+                section = transport.attempt(EMPTY, pack_range, stream, 0, numel)
+                transport.send(partner, tag, [section])
+                stream = transport.attempt(stream, unpack_range, section, stream, 0, numel, rank)
+            (message,) = yield Receive(partner, tag, 1, numel)
             received = transport.attempt(stream, unpack_range, message, stream, 0, numel, partner)
-            stream = transport.attempt(stream, stream.merge, received, 0)
+            # Both ranks add the same two streams, with the same blocks and in the same order: where both have NaN,
+            # a + b and b + a have different bits.
+            first, second = (stream, received) if rank < partner else (received, stream)
+            stream = transport.attempt(stream, first.merge, second, 0)
         if helps:
             transport.send(rank + paired, hand_out, [transport.attempt(EMPTY, pack_range, stream, 0, numel)])
     if sum_buffer is not None:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from hvd_deepreduce.codec import U8, Floats, RngKey
 from hvd_deepreduce.exchange.schedules import allgather
 from hvd_deepreduce.exchange.settings import TopKAllGather
-from hvd_deepreduce.exchange.transport import DEFAULT_TIMEOUT, Program, Transport, message_tag
+from hvd_deepreduce.exchange.transport import DEFAULT_TIMEOUT, EMPTY, Program, Transport, message_tag
 from hvd_deepreduce.joint.stream import Stream
-from hvd_deepreduce.joint.stream_format import PAIRS, pack, unpack
+from hvd_deepreduce.joint.stream_format import PAIRS, check_kind, pack, unpack
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.sparse import SparseTensor
 
@@ -32,22 +32,25 @@ def allreduce(
     out: Floats | None = None,
     scale: float = 1.0,
     residual: Floats | None = None,
+    key: RngKey = RngKey(0, 0, 0),  # noqa: B008  (an immutable tuple)
     timeout: float = DEFAULT_TIMEOUT,
+    patience: float | None = None,
 ) -> SparseTensor | Floats:
     """The sum of all ranks' tensors, added in rank order, bitwise the same on every rank. Collective.
 
-    Arguments, result and errors are those of ``densestream.allreduce``."""
+    Arguments, result and errors are those of ``densestream.allreduce``; nothing is rounded."""
     from hvd_deepreduce.exchange.session import Session  # needs mpi4py; the program below does not
 
     with Session(
-        comm, tensor, "topk_allgather", dense=dense or out is not None, out=out, scale=scale, residual=residual,
-        timeout=timeout,
+        comm, tensor, "topk_allgather", dense=dense, out=out, scale=scale, residual=residual, key=key,
+        timeout=timeout, patience=patience,
     ) as session:  # fmt: skip
         own, sum_buffer = session.tensor, session.sum_buffer
         streams: list[Stream | None] = [None] * session.transport.size
 
         def deliver(rank: int, section: U8) -> None:
             try:
+                check_kind(section, (PAIRS,))
                 streams[rank] = unpack(section, own.numel, own.values.dtype)
             except ValueError as error:
                 raise ValueError(f"cannot read the pairs of rank {rank}: {error}") from None
@@ -55,7 +58,7 @@ def allreduce(
         def result() -> SparseTensor | Floats:
             parts = [stream for stream in streams if stream is not None]
             if sum_buffer.out is not None:
-                arrays.sum_into(sum_buffer.out, [(part.indices(), part.values) for part in parts], scale)
+                arrays.sum_into(sum_buffer.out, [(part.indices(), part.values) for part in parts], sum_buffer.scale)
                 return sum_buffer.out
             merged = parts[0]
             for part in parts[1:]:
@@ -63,10 +66,7 @@ def allreduce(
             sum_buffer.write_region(merged, 0, own.numel)
             return sum_buffer.result()
 
-        total = session.run([program(session.transport, own, deliver)], result)
-        if residual is not None:
-            arrays.subtract_sent(residual, own.indices, own.values)
-        return total
+        return session.run([program(session.transport, own, deliver)], result)
 
 
 def run_exchange(
@@ -77,14 +77,15 @@ def run_exchange(
     residual: Floats | None,
     key: RngKey,
 ) -> int:
-    """The exchange ``topk_allgather``; see ``settings.ExchangeFunction``. ``key`` has no effect: nothing is rounded."""
+    """The exchange ``topk_allgather``; see ``settings.ExchangeFunction``. Nothing is rounded."""
     from hvd_deepreduce.exchange.session import bytes_sent
 
     before = bytes_sent(comm)
-    allreduce(comm, tensor, out=out, residual=residual)
+    allreduce(comm, tensor, out=out, residual=residual, key=key)
     return bytes_sent(comm) - before
 
 
 def program(transport: Transport, tensor: SparseTensor, deliver: Callable[[int, U8], None]) -> Program:
     """A rank's only program: ``deliver(rank, section)`` gets every rank's packed pairs."""
-    return allgather(transport, message_tag(0, 0), pack(Stream.from_pairs(tensor), PAIRS), deliver)
+    section = transport.attempt(EMPTY, lambda: pack(Stream.from_pairs(tensor), PAIRS))
+    return allgather(transport, message_tag(0, 0), section, lambda ranks: len(ranks) * tensor.numel, deliver)

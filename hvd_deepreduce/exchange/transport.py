@@ -5,7 +5,7 @@ A *program* is a generator: one rank's part of the allreduce of one slice of the
 
     program                                        transport (MPI, or a simulated network)
     transport.send(to, tag, sections)     ------>  starts to send a message
-    yield Receive(source, tag, n)         ------>  suspends the program until that message is complete
+    yield Receive(source, tag, n, size)   ------>  suspends the program until that message is complete
                                           <------  resumes it with the message's n sections
 
 A rank runs one program per slice at the same time, and the transport resumes whichever has its message. So one slice is
@@ -15,10 +15,11 @@ merged while others travel::
     slice 1          pack | send ~~~~~~~~~~~~~~~ receive | merge | pack | send ~~~
     slice 2                 pack | send ~~~~~~~~~~~~~~~~~~~~~~~~ receive | merge | ...
 
-A message consists of *sections*, one directly after the other; each is one packed stream (``joint.stream_format``).
+A message consists of a header and *sections*, of which each is one packed stream (``messages``).
 
-A rank on which an error occurs goes on with the same sends and receives, with empty messages, so that no other rank
-waits for it. At the end of the allreduce the ranks agree whether one has failed.
+A rank on which an error occurs goes on with the same sends and receives, with messages without sections, so that no
+other rank waits for it. At the end of the allreduce the ranks agree whether one has failed. So whatever a program
+computes, it computes in ``transport.attempt``; only the sends and receives themselves are outside.
 """
 
 from __future__ import annotations
@@ -30,14 +31,13 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import numpy as np
 
 from hvd_deepreduce.codec import U8
-from hvd_deepreduce.joint.stream_format import packed_size
 
 MAX_SLICES = 64
 """The largest number of slices, and so of programs per rank."""
 DEFAULT_TIMEOUT = 600.0
-"""Seconds without any message after which a rank counts as lost."""
+"""Seconds without any message after which a rank counts as lost, once all ranks have met."""
 EMPTY = np.empty(0, np.uint8)
-"""A message without bytes: its sender has failed."""
+"""A section that could not be made or received, because a rank has failed."""
 
 
 class Receive(NamedTuple):
@@ -47,11 +47,13 @@ class Receive(NamedTuple):
         source: the sending rank.
         tag: of the message; see ``message_tag``.
         sections: the number of sections that the message must have.
+        elements: the most elements of the vector that the sections may cover, added up.
     """
 
     source: int
     tag: int
     sections: int
+    elements: int
 
 
 Program = Generator[Receive, list[U8], None]
@@ -66,23 +68,11 @@ def message_tag(phase: int, slot: int) -> int:
     return phase * MAX_SLICES + slot
 
 
-def split_message(message: U8, count: int, sender: int) -> list[U8]:
-    """The sections of a message, as views.
-
-    Raises:
-        ValueError: the message is not exactly ``count`` sections.
-    """
-    sections = []
-    try:
-        for _ in range(count):
-            size = packed_size(message)
-            sections.append(message[:size])
-            message = message[size:]
-        if message.size:
-            raise ValueError(f"it has {message.size} bytes after its {count} streams, where none are allowed")
-    except ValueError as error:
-        raise ValueError(f"cannot read a message of rank {sender}: {error}") from None
-    return sections
+def describe(error: BaseException) -> str:
+    """An error as a sentence for other ranks. The package's own errors are sentences; others need their type."""
+    if isinstance(error, ValueError) and str(error):
+        return str(error)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 class Transport(ABC):
@@ -93,15 +83,17 @@ class Transport(ABC):
         size: the number of ranks.
         failure: the first error on this rank, as a sentence. None: no error so far; "": another rank has failed, and
             reports the error itself.
+        error: the exception behind ``failure``, if there is one.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self.failure: str | None = None
+        self.error: Exception | None = None
 
     @abstractmethod
     def send(self, to: int, tag: int, sections: list[U8]) -> None:
-        """Starts to send a message of these sections to the rank ``to``; an empty message if this rank has failed."""
+        """Starts to send a message of these sections to the rank ``to``; without them if this rank has failed."""
 
     def attempt(
         self,
@@ -110,11 +102,11 @@ class Transport(ABC):
         *arguments: Arguments.args,
         **keywords: Arguments.kwargs,
     ) -> Result | Default:
-        """``work(...)``, or ``default`` if this rank has failed. A ``ValueError`` or ``MemoryError`` of ``work`` is
-        kept in ``failure`` instead of being raised, and the program goes on."""
+        """``work(...)``, or ``default`` if this rank has failed. An exception of ``work`` is kept in ``failure``
+        instead of being raised, and the program goes on."""
         if self.failure is None:
             try:
                 return work(*arguments, **keywords)
-            except (ValueError, MemoryError) as error:
-                self.failure = str(error) or type(error).__name__
+            except Exception as error:
+                self.failure, self.error = describe(error), error
         return default

@@ -81,6 +81,11 @@ class Stream:
         return cls(dense.size, starts, lengths, dense)
 
     @classmethod
+    def empty(cls, numel: int, dtype: np.dtype[Any]) -> Stream:
+        """A vector of zeros: no block."""
+        return cls(numel, np.empty(0, np.uint32), np.empty(0, np.uint32), np.empty(0, dtype))
+
+    @classmethod
     def from_pairs(cls, tensor: SparseTensor) -> Stream:
         """The key-value form: every kept element is a block of its own."""
         ones = np.ones(tensor.indices.size, np.uint32)

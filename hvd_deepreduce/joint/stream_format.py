@@ -108,6 +108,20 @@ def packed_size(data: U8) -> int:
     return size
 
 
+def check_kind(section: U8, forms: tuple[int, ...], values: tuple[int, ...] = (Raw.id,)) -> None:
+    """Checks that a section has one of the forms and value codecs that its sender was to use.
+
+    Raises:
+        ValueError: it has another one.
+    """
+    form, _, value = (section[:3] if section.size >= 3 else np.zeros(3, np.uint8)).tolist()
+    if form not in forms or value not in values:
+        raise ValueError(
+            f"it has form {form} and value codec {value}; here the form must be {' or '.join(map(str, forms))} and the "
+            f"value codec {' or '.join(map(str, values))}"
+        )
+
+
 def unpack(
     section: U8, numel: int, dtype: np.dtype[Any], key: RngKey | None = None, begin: int = 0, end: int | None = None
 ) -> Stream:

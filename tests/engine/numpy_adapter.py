@@ -65,8 +65,8 @@ class ThreadCollectives(Collectives):
     def wait_allgather(self, pending: Any) -> np.ndarray:
         return self.job.wait(pending)
 
-    def mpi_ranks(self) -> Sequence[int] | None:
-        return None
+    def mpi_enabled(self) -> bool:
+        return False
 
 
 class NumpyTensors(Tensors[np.ndarray]):

@@ -1,0 +1,309 @@
+"""Cases of mpi_cases.py: an engine's exchanges, and queues that fail, close and start again."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.exchange import queue as queues
+from hvd_deepreduce.exchange.errors import ExchangeError, LostRankError
+from hvd_deepreduce.exchange.queue import ExchangeQueue
+from hvd_deepreduce.exchange.settings import DenseStreamExchange, TopKAllGather
+from hvd_deepreduce.joint.stream import Stream
+from tests.case_runner import case
+from tests.engine.numpy_adapter import NumpyAdapter
+from tests.exchange.external import DenseSum
+from tests.exchange.faults import BAD, COMM, RANK, SIZE
+from tests.exchange.mpi_collectives import MPICollectives
+
+NUMEL = 64
+MODEL = {"w": ((40, 5), np.float32), "b": ((7,), np.float32), "v": ((300,), np.float32)}
+BUCKETS = {"scope": "bucket", "bucket_bytes": 1024, "exchange": "densestream", "sparsifier": "none"}
+ONE_BUCKET = {"scope": "model", "exchange": "densestream", "sparsifier": {"name": "topk", "density": 0.1}}
+
+
+def key(bucket: int, step: int = 0) -> RngKey:
+    return RngKey(0, bucket, step, RANK)
+
+
+def error_of(future) -> str:
+    """The text of the future's error, the same on all ranks."""
+    try:
+        future.result(20)
+    except (ExchangeError, LostRankError) as error:
+        text = str(error)
+    else:
+        text = "no error"
+    texts = COMM.allgather(text)
+    assert len(set(texts)) == 1, texts
+    return text
+
+
+def submit(queue: ExchangeQueue, bucket: int, step: int = 0, value: float = 1.0, settings=None, make=None):
+    row, out = np.full(NUMEL, value, np.float32), np.zeros(NUMEL, np.float32)
+    return queue.submit(settings or TopKAllGather(), make or (lambda: (row, None)), out, key(bucket, step)), out
+
+
+def assert_works(queue: ExchangeQueue, step: int) -> None:
+    pending, out = submit(queue, 0, step, RANK + 1.0)
+    pending.result(20)
+    assert np.all(out == SIZE * (SIZE + 1) / 2)
+
+
+@contextlib.contextmanager
+def new_queue() -> Iterator[ExchangeQueue]:
+    queue = ExchangeQueue(comm=COMM)
+    yield queue
+    queue.close()
+
+
+def threads() -> int:
+    return sum(thread.name == "deepreduce exchange" for thread in threading.enumerate())
+
+
+@case
+def buckets_of_different_ranks_are_not_added() -> None:
+    """After an exception on one rank, its next bucket meets another bucket of the others."""
+    with new_queue() as queue:
+        assert_works(queue, 0)
+        # The bad rank's backward pass ended with an error after bucket 0 of step 1. It goes on with step 2.
+        first, _ = submit(queue, 0, 1)
+        first.result(20)
+        second, out = submit(queue, 0, 2) if RANK == BAD else submit(queue, 1, 1)
+        said = error_of(second)
+        assert "(bucket 0 of step 2)" in said and "(bucket 1 of step 1)" in said and f"ranks {BAD}: " in said
+        assert np.all(out == 0)
+        # All later buckets fail at once, with that error, on all ranks.
+        began = time.monotonic()
+        for bucket in range(2, 5):
+            again = error_of(submit(queue, bucket, 1)[0])
+            assert "an earlier exchange of this job failed" in again and said in again and "load_state_dict" in again
+        assert time.monotonic() - began < 1 and isinstance(queue.failure, ExchangeError)
+    with new_queue() as queue:
+        assert_works(queue, 3)
+
+
+@case
+def an_error_before_the_exchange_is_an_error_on_all_ranks() -> None:
+    """In the function that selects what is sent, in loading the exchange, and in another package's exchange."""
+
+    def broken() -> None:
+        raise MemoryError("no room to select")
+
+    class Missing(DenseSum):
+        name = "external_missing"
+        id = 251
+        implementation = "tests.exchange.external:" + ("missing" if RANK == BAD else "dense_sum")
+
+    def failing(*arguments) -> int:
+        raise OSError("no such device")
+
+    for settings in (TopKAllGather(), DenseStreamExchange(), DenseSum()):
+        with new_queue() as queue:
+            make = broken if RANK == BAD else None
+            said = error_of(submit(queue, 0, settings=settings, make=make)[0])
+            assert said == f"rank {BAD}: MemoryError: no room to select", said
+    with new_queue() as queue:
+        said = error_of(submit(queue, 0, settings=Missing())[0])
+        assert said.startswith(f"rank {BAD}: exchange 'external_missing' has implementation"), said
+    with new_queue() as queue:
+        with patch.object(DenseSum, "load", lambda self: failing):
+            said = error_of(submit(queue, 0, settings=DenseSum())[0])
+        assert "rank 0: OSError: no such device; rank 1: OSError" in said
+    # Another package's function gets the same comparison before and after it.
+    with new_queue() as queue:
+        assert "(bucket 0 of" in error_of(submit(queue, int(RANK == BAD), settings=DenseSum())[0])
+    with new_queue() as queue:
+        own = DenseSum().load()
+
+        def wrong(settings, comm, tensor, out, residual, key) -> int:
+            sent = own(settings, comm, tensor, out, residual, key)
+            out[1] += RANK == BAD
+            return sent
+
+        with patch.object(DenseSum, "load", lambda self: wrong):
+            assert "the ranks' sums differ" in error_of(submit(queue, 0, settings=DenseSum())[0])
+
+
+@case
+def a_queue_ends_with_its_thread_and_communicator() -> None:
+    before = threads()
+    queue = ExchangeQueue(comm=COMM)
+    assert_works(queue, 0)
+    assert threads() == before + 1
+    comm = queue._line.comm
+    queue.close()
+    queue.close()
+    assert threads() == before and comm == MPI.COMM_NULL
+    with pytest.raises(RuntimeError, match="this queue of exchanges is closed"):
+        submit(queue, 1)
+    # Without close(): when nothing refers to it any more.
+    queue = ExchangeQueue(comm=COMM)
+    assert_works(queue, 0)
+    gone, comm = weakref.ref(queue), queue._line.comm
+    del queue
+    gc.collect()
+    assert gone() is None
+    deadline = time.monotonic() + 5
+    while threads() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threads() == before and comm == MPI.COMM_NULL
+    # Many of them: communicators are a limited resource.
+    for _ in range(30):
+        with new_queue():
+            pass
+    assert threads() == before
+
+
+@case
+def a_queue_that_one_rank_closes() -> None:
+    """The others learn it, whether they wait in an exchange already or begin one later."""
+    for late in (False, True):
+        queue = ExchangeQueue(comm=COMM)
+        assert_works(queue, 0)
+        if RANK == BAD:
+            if not late:
+                time.sleep(0.3)
+            queue.close(seconds=0.2)
+            COMM.Barrier() if late else None
+        else:
+            COMM.Barrier() if late else None
+            with pytest.raises((ExchangeError, LostRankError), match="close"):
+                submit(queue, 1)[0].result(10)
+            queue.close()
+
+
+@case
+def an_exchange_under_way_does_not_hold_close_up() -> None:
+    queue = ExchangeQueue(comm=COMM)
+    assert_works(queue, 0)
+    if RANK != BAD:  # waits for the bad rank, which never comes
+        pending, _ = submit(queue, 1)
+        later, _ = submit(queue, 2)
+        began = time.monotonic()
+        queue.close(seconds=0.2)
+        assert time.monotonic() - began < 3
+        for future in (pending, later):
+            with pytest.raises((LostRankError, RuntimeError), match="has closed its exchanges|was closed before"):
+                future.result(1)
+    COMM.Barrier()
+    queue.close(seconds=0.2)
+    assert not queue._thread.is_alive()
+
+
+@case
+def two_jobs_in_one_world() -> None:
+    """Each sums its own ranks, in its own order; and a job of some ranks of a job, as a process set is."""
+    even = COMM.Split(RANK % 2, -RANK)
+    gradients = {name: np.full(shape, 1.0 + RANK, dtype) for name, (shape, dtype) in MODEL.items()}
+    for comm in (even, COMM.Split(RANK == BAD, RANK), COMM.Split(0, -RANK)):
+        adapter = NumpyAdapter(MPICollectives(comm), MODEL, BUCKETS)
+        mine = comm.allreduce(1.0 + RANK) / comm.size
+        for _ in range(2):
+            for name, reduced in adapter.step({n: g.copy() for n, g in gradients.items()}).items():
+                assert np.allclose(reduced, mine), (name, reduced[:3], mine)
+        adapter.engine.exchanges.close()
+
+
+@case
+def what_keeps_one_rank_from_exchanging_is_an_error_on_all() -> None:
+    collectives = MPICollectives(COMM)
+
+    def refuse(word: str) -> None:
+        adapter = NumpyAdapter(collectives, MODEL, ONE_BUCKET)
+        try:
+            adapter.engine.exchange_queue(0)
+        except RuntimeError as error:
+            text = str(error)
+        else:
+            text = "no error"
+        assert set(COMM.allgather(text)) == {text} and word in text, text
+
+    def no_mpi() -> int:
+        raise ImportError("libmpi.so is missing")
+
+    with patch.object(queues, "world_rank", no_mpi if RANK == BAD else queues.world_rank):
+        refuse(f"exchange 'densestream' cannot start: rank {BAD}: ImportError: libmpi.so is missing")
+    with patch.object(queues, "world_rank", lambda: 0):
+        refuse("each must have a number of its own")
+
+
+@case
+def what_fails_before_a_bucket_is_queued_is_an_error_on_all_ranks() -> None:
+    adapter = NumpyAdapter(MPICollectives(COMM), MODEL, ONE_BUCKET)
+    gradients = {name: np.ones(shape, dtype) for name, (shape, dtype) in MODEL.items()}
+    adapter.step(gradients)
+
+    def no_room(*_: object) -> None:
+        raise MemoryError("no room for the residual")
+
+    with patch.object(adapter.engine._memory, "joined", no_room if RANK == BAD else adapter.engine._memory.joined):
+        with pytest.raises(ExchangeError, match=f"^rank {BAD}: MemoryError: no room for the residual$"):
+            adapter.step(gradients)
+    adapter.engine.exchanges.close()
+
+
+@case
+def a_queue_that_one_rank_does_not_make() -> None:
+    """Making it has a time limit."""
+    parent = COMM.Dup()
+    began = time.monotonic()
+    if RANK != BAD:
+        with pytest.raises(LostRankError, match="did not all make their queue of exchanges within 0.3 s"):
+            ExchangeQueue(comm=parent, seconds=0.3)
+        assert time.monotonic() - began < 3
+    COMM.Barrier()
+    if RANK == BAD:  # MPI's own call ends now on all ranks, but the others have given up
+        with pytest.raises(LostRankError):
+            ExchangeQueue(comm=parent, seconds=0.3)
+
+
+@case
+def a_job_goes_on_after_an_error() -> None:
+    """Every rank loads a state; residuals and step counts stay as they were, and sums are right again."""
+    adapter = NumpyAdapter(MPICollectives(COMM), MODEL, ONE_BUCKET)
+    engine = adapter.engine
+    rng = np.random.default_rng(RANK)
+
+    def gradients() -> dict[str, np.ndarray]:
+        return {name: rng.standard_normal(shape).astype(dtype) for name, (shape, dtype) in MODEL.items()}
+
+    def residuals() -> np.ndarray:
+        return np.concatenate([residual.ravel() for residual in engine.state_dict()["residuals"].values()])
+
+    adapter.step(gradients())
+    before = residuals()
+    given = gradients()
+
+    def no_room(*_: object) -> None:
+        raise MemoryError("no room to merge")
+
+    with patch.object(Stream, "split", no_room if RANK == BAD else Stream.split):
+        with pytest.raises(ExchangeError, match=f"rank {BAD}: MemoryError: no room to merge"):
+            adapter.step({name: gradient.copy() for name, gradient in given.items()})
+    # The step's gradient is in the residual, of which nothing was sent.
+    after = residuals()
+    flat = np.concatenate([given[name].ravel() for name in engine.state_dict()["residuals"]])
+    assert np.allclose(after, before + flat, atol=1e-6)
+    # Without a restart, nothing is exchanged.
+    with pytest.raises((RuntimeError, ExchangeError), match="still in flight|an earlier exchange"):
+        adapter.step(gradients())
+    COMM.Barrier()
+    engine.load_state_dict(engine.state_dict())
+    assert np.array_equal(residuals(), after)
+    zero = {name: np.zeros(shape, dtype) for name, (shape, dtype) in MODEL.items()}
+    reduced = adapter.step(zero)
+    flat = np.concatenate([reduced[name].ravel() for name in engine.state_dict()["residuals"]]) * SIZE
+    sent = COMM.allreduce(after.astype(np.float64)) - COMM.allreduce(residuals().astype(np.float64))
+    assert np.allclose(flat, sent, atol=1e-5) and np.count_nonzero(flat) >= 50
+    engine.exchanges.close()

@@ -1,0 +1,279 @@
+"""Cases of mpi_cases.py: what goes wrong on one rank alone, and what must not depend on time or order."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+import zlib
+from unittest.mock import patch
+
+import numpy as np
+
+from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.exchange import densestream, mpi_transport, schedules, session, sparcml
+from hvd_deepreduce.exchange.errors import ExchangeError, LostRankError
+from hvd_deepreduce.exchange.mpi_transport import MPITransport
+from hvd_deepreduce.exchange.sum_buffer import SumBuffer
+from hvd_deepreduce.joint.densestream import DenseStream
+from hvd_deepreduce.joint.stream import Stream
+from hvd_deepreduce.sparse import SparseTensor
+from tests.case_runner import case
+from tests.exchange.faults import BAD, COMM, MODULES, RANK, SIZE, mine, refused
+
+
+def raises(error: BaseException):
+    def work(*_: object, **__: object) -> None:
+        raise error
+
+    return work
+
+
+def refused_promptly(*words: str, call) -> None:
+    began = time.monotonic()
+    refused(*words, call=call)
+    assert time.monotonic() - began < 5
+
+
+@case
+def any_error_in_a_program_is_an_error_on_all_ranks() -> None:
+    """Wherever it occurs between the meeting and the agreement, and whatever its type."""
+    places = [
+        (densestream, "share_boundaries"), (densestream, "average_boundaries"), (Stream, "from_sparse"),
+        (Stream, "split"), (Stream, "concatenate"), (Stream, "merge"), (densestream, "pack"), (densestream, "unpack"),
+        (SumBuffer, "write_region"), (SumBuffer, "result"), (session, "_digest"), (session, "_settlement"),
+    ]  # fmt: skip
+    errors = (MemoryError(), KeyError("gone"), ZeroDivisionError("by zero"))
+    for number, (owner, name) in enumerate(places):
+        error = errors[number % len(errors)]
+        word = type(error).__name__
+
+        def call(residual, owner=owner, name=name, error=error):
+            before = densestream.SLICE_ELEMENTS
+            densestream.SLICE_ELEMENTS = 40
+            try:
+                if RANK == BAD:
+                    with patch.object(owner, name, raises(error)):
+                        densestream.allreduce(COMM, mine(), dense=True, residual=residual, timeout=20)
+                else:
+                    densestream.allreduce(COMM, mine(), dense=True, residual=residual, timeout=20)
+            finally:
+                densestream.SLICE_ELEMENTS = before
+
+        refused_promptly(f"rank {BAD}: {word}", call=call)
+    for algorithm in ("split_allgather", "recursive_doubling"):
+        for owner, name in ((Stream, "from_pairs"), (Stream, "split"), (Stream, "merge"), (sparcml, "pack")):
+            if (algorithm, name) == ("recursive_doubling", "split"):
+                continue  # it does not split
+
+            def call(residual, owner=owner, name=name, algorithm=algorithm):
+                error = raises(MemoryError())
+                with patch.object(owner, name, error if RANK == BAD else getattr(owner, name)):
+                    sparcml.allreduce(COMM, mine(), residual=residual, algorithm=algorithm, timeout=20)
+
+            merges = algorithm == "split_allgather" or BAD < 1 << SIZE.bit_length() - 1
+            if name != "merge" or merges:  # in recursive doubling, a rank without a partner only hands in
+                refused_promptly(f"rank {BAD}: MemoryError", call=call)
+
+
+@case
+def wrong_arguments_on_one_rank() -> None:
+    """Found before anything is sent; the other ranks do not wait."""
+    vector = np.zeros(1000, np.float32)
+    strided = SparseTensor(1000, np.arange(0, 200, dtype=np.uint32)[::2], np.ones(200, np.float32)[::2])
+    read_only = np.zeros(1000, np.float32)
+    read_only.flags.writeable = False
+    cases = {
+        "fill is True and residual is None": {"fill": RANK == BAD},
+        "read-only": {"out": read_only if RANK == BAD else vector},
+        "could not convert string to float": {"scale": "much" if RANK == BAD else 1},
+        "codec is 'plain'": {"codec": "plain" if RANK == BAD else DenseStream(coded=False)},
+        "invalid literal": {"key": RngKey("x", 0, 0) if RANK == BAD else RngKey(0, 0, 0)},
+    }
+    for word, arguments in cases.items():
+        refused_promptly(
+            f"rank {BAD}: ", word, call=lambda r, a=arguments: densestream.allreduce(COMM, mine(), timeout=20, **a)
+        )
+    refused_promptly(
+        f"rank {BAD}: algorithm is 'ring'",
+        call=lambda r: sparcml.allreduce(COMM, mine(), algorithm="ring" if RANK == BAD else "auto", timeout=20),
+    )
+    for module in MODULES.values():
+        for out in (vector, vector[:]):
+            shared = {"out": out if RANK == BAD else np.zeros(1000, np.float32), "residual": vector}
+            refused_promptly(
+                "out and residual share memory",
+                call=lambda r, f=module.allreduce, a=shared: f(COMM, mine(), timeout=20, **a),
+            )
+        # Strided parts are no error, with and without fill; nor are parts that share memory with out or residual.
+        for more in [{}] + [{"fill": True}] * (module is densestream):
+            residual = np.ones(1000, np.float32)
+            total = module.allreduce(COMM, strided, dense=True, residual=residual, timeout=20, **more)
+            assert np.array_equal(total[strided.indices], np.full(100, SIZE)) and not residual[strided.indices].any()
+        out = np.ones(1000, np.float32)
+        view = SparseTensor(1000, np.arange(500, 1000, dtype=np.uint32), out[:500])
+        total = module.allreduce(COMM, view, out=out, timeout=20)
+        assert np.array_equal(total, [0] * 500 + [SIZE] * 500)
+
+
+@case
+def what_must_be_equal_is_compared() -> None:
+    for module in MODULES.values():
+        cases = [
+            ("scale 0.5", "scale 1,", {"scale": 0.5 if RANK == BAD else 1.0}),
+            ("a dense sum", "a sparse sum", {"dense": RANK == BAD}),
+            ("bucket 7 of step 0", "bucket 8 of step 0", {"key": RngKey(0, 7 + (RANK == BAD), 0)}),
+            ("bucket 7 of step 3", "bucket 7 of step 4", {"key": RngKey(0, 7, 3 + (RANK == BAD))}),
+            ("seed 1", "seed 2", {"key": RngKey(1 + (RANK == BAD), 0, 0)}),
+        ]
+        for one, other, arguments in cases:
+            refused_promptly(
+                one, other, f"ranks {BAD}: ",
+                call=lambda r, f=module.allreduce, a=arguments: f(COMM, mine(), timeout=20, **a),
+            )  # fmt: skip
+
+
+@case
+def sums_do_not_depend_on_the_order_of_arrival() -> None:
+    """Slices overtake each other on the way; every call rounds at random, with the same numbers."""
+    rng = np.random.default_rng(RANK)
+    start = MPITransport._start_receives
+    codec, key = DenseStream(value="qsgd", bits=4), RngKey(1, 2, 3)
+    before = densestream.SLICE_ELEMENTS
+    densestream.SLICE_ELEMENTS = 100
+    tensor = SparseTensor(20000, np.arange(0, 20000, 5, dtype=np.uint32), rng.standard_normal(4000).astype(np.float32))
+    seen = set()
+
+    def some(self: MPITransport, waiting: dict) -> bool:
+        """Only some of the messages have come so far."""
+        late = {slot: waiting.pop(slot) for slot in list(waiting) if random.random() < 0.7}
+        started = start(self, waiting)
+        waiting.update(late)
+        return started
+
+    for call in range(8):
+        random.seed(100 * call + RANK)
+        residual = np.linspace(-1, 1, 20000, dtype=np.float32)
+        with patch.object(MPITransport, "_start_receives", some):
+            total = densestream.allreduce(
+                COMM, tensor, dense=True, residual=residual, codec=codec, key=key, timeout=20
+            )  # fmt: skip
+        seen.add((zlib.crc32(total.tobytes()), zlib.crc32(residual.tobytes())))
+    densestream.SLICE_ELEMENTS = before
+    assert len(seen) == 1, f"8 equal calls gave {len(seen)} results"
+
+
+@case
+def infinities_do_not_spoil_the_residual() -> None:
+    for module in MODULES.values():
+        for more in [{}] + [{"codec": DenseStream(value=v)} for v in ("qsgd", "float16")] * (module is densestream):
+            before = np.random.default_rng(RANK).standard_normal(1000).astype(np.float32)
+            if RANK == BAD:
+                before[[3, 700]] = np.inf, np.nan
+            residual = before.copy()
+            total = module.allreduce(COMM, residual.copy(), dense=True, residual=residual, timeout=20, **more)
+            assert np.isinf(total[3]) and np.isnan(total[700])
+            finite = np.isfinite(before)
+            assert np.isfinite(residual[finite]).all(), more
+            assert np.array_equal(residual[~finite], before[~finite], equal_nan=True)
+            whole, left = COMM.allreduce(before.astype(np.float64)), COMM.allreduce(residual.astype(np.float64))
+            everywhere = np.isfinite(whole)
+            assert np.abs((total + left)[everywhere] - whole[everywhere]).max() < 1e-4 * SIZE, more
+
+
+@case
+def nan_has_the_same_bits_on_all_ranks() -> None:
+    """Where several ranks have NaN, with different bits."""
+    numel = 2000
+    for module in MODULES.values():
+        row = np.full(numel, 0x7FC00000 + RANK + 1, np.uint32)
+        row[: numel // 2] |= 0x80000000 * (RANK % 2)
+        algorithms = ("split_allgather", "recursive_doubling") if module is sparcml else (None,)
+        for algorithm in algorithms:
+            more = {"algorithm": algorithm} if algorithm else {}
+            total = module.allreduce(COMM, row.view(np.float32), dense=True, timeout=20, **more)
+            assert np.isnan(total).all() and len(set(COMM.allgather(zlib.crc32(total.tobytes())))) == 1
+
+
+@case
+def a_straggler_is_waited_for() -> None:
+    """Longer than the limit for a message, because it has not come yet. The others say that they wait."""
+    said = []
+    os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "0.2"
+    try:
+        with patch.object(mpi_transport.log, "warning", lambda text, *words: said.append(text % words)):
+            if RANK == BAD:
+                time.sleep(1)
+            total = densestream.allreduce(COMM, np.ones(100, np.float32), dense=True, timeout=0.3)
+    finally:
+        del os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"]
+    assert np.all(total == SIZE)
+    if RANK != BAD:
+        assert 2 <= len(said) <= 5 and f"rank {RANK} has waited" in said[0], said
+
+
+@case
+def an_interrupted_rank_tells_the_others() -> None:
+    """Ctrl-C on one rank, in the meeting and between messages. What MPI may still write to is kept."""
+    for midway in (False, True):
+        comm = COMM.Dup()
+        densestream.allreduce(comm, mine(), timeout=20)
+        kept = len(mpi_transport.KEPT)
+        came = threading.Event()
+        run = MPITransport.run
+
+        def waits(self, programs, midway=midway, came=came, run=run):
+            """The others let the bad rank wait, until it has left."""
+            if midway and RANK != BAD:
+                COMM.Barrier()
+            run(self, programs)
+
+        if not midway and RANK != BAD:
+            COMM.Barrier()
+        error: BaseException | None = None
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        try:
+            if RANK == BAD:
+                timer.start()
+            with patch.object(MPITransport, "run", waits):
+                densestream.allreduce(comm, mine(), timeout=20)
+        except (KeyboardInterrupt, LostRankError) as caught:
+            error = caught
+        if RANK == BAD:
+            assert isinstance(error, KeyboardInterrupt), error
+            assert len(mpi_transport.KEPT) > kept
+            COMM.Barrier()
+        else:
+            assert isinstance(error, LostRankError) and f"rank {BAD} left the exchange: KeyboardInterrupt" in str(error)
+        try:
+            densestream.allreduce(comm, mine(), timeout=20)
+        except LostRankError as again:
+            assert f"aborted (rank {BAD} left the exchange" in str(again)
+        else:
+            raise AssertionError("the communicator was used again")
+    refused("seed 1", "seed 0", call=lambda r: densestream.allreduce(COMM, mine(), key=RngKey(RANK == 0, 0, 0)))
+
+
+@case
+def an_unexpected_error_outside_the_programs_computations() -> None:
+    """A fault in a schedule itself: that rank cannot go on with its sends, so it leaves, and the others learn it."""
+    comm = COMM.Dup()
+    densestream.allreduce(comm, mine(), timeout=20)
+    began = time.monotonic()
+    broken = raises(RuntimeError("no schedule")) if RANK == BAD else schedules.halving_rounds
+    with patch.object(densestream, "halving_rounds", broken):
+        try:
+            densestream.allreduce(comm, mine(), timeout=20)
+        except LostRankError as error:
+            text = str(error)
+    assert time.monotonic() - began < 5
+    texts = set(COMM.allgather(text))
+    assert texts == {f"a rank is lost: rank {BAD} left the exchange: RuntimeError: no schedule"}, texts
+    try:
+        densestream.allreduce(comm, mine(), timeout=20)
+    except ExchangeError:
+        raise AssertionError("the communicator was used again") from None
+    except LostRankError:
+        pass
