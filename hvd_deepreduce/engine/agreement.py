@@ -32,15 +32,19 @@ class Agreement:
         self._lock = Lock()
         self._compared: dict[tuple[int, ...], MismatchError | None] = {}
 
-    def check(self, config: Config, parameters: Descriptions) -> None:
-        """Compares release, config and these parameters. All ranks must call it.
+    def check(self, config: Config, parameters: Descriptions, steps: Sequence[int] = ()) -> list[int]:
+        """Compares release, config, these parameters and their step counts. All ranks must call it.
+
+        Returns:
+            The step counts to continue with.
 
         Raises:
             MismatchError: they differ; raised on all ranks, with the same message.
         """
-        said = statement(hvd_deepreduce.__version__, config, parameters)
+        said = statement(hvd_deepreduce.__version__, config, parameters, steps)
         gathered = self._collectives.allgather(np.frombuffer(bytearray(said + b"\n"), np.uint8), "handshake")
-        compare(gathered.tobytes().splitlines())
+        told = compare(gathered.tobytes().splitlines())
+        return agreed_steps([one["steps"] for one in told], [name for name, _, _ in parameters], self._collectives.elastic())
 
     def check_digests(self, config: Config, digests: Sequence[int]) -> None:
         """Finds the difference behind containers with different config digests.
@@ -67,7 +71,7 @@ class Agreement:
             raise found
 
 
-def statement(version: str, config: Config, parameters: Descriptions) -> bytes:
+def statement(version: str, config: Config, parameters: Descriptions, steps: Sequence[int] = ()) -> bytes:
     """One rank's description of itself, as one line of JSON."""
     described = {name: f"{dtype} {list(shape)}" for name, shape, dtype in parameters}
     told = {
@@ -76,6 +80,7 @@ def statement(version: str, config: Config, parameters: Descriptions) -> bytes:
         "config": config.shared(),
         "parameter": described,
         "order": list(described),
+        "steps": list(steps),
     }
     return json.dumps(told).encode()
 
@@ -112,6 +117,30 @@ def _differences(label: str, values: list[Any]) -> list[str]:
     if len(ranks) == 1:
         return []
     return [f"{label} is " + ", ".join(f"{value} on {_names(some)}" for value, some in ranks.items())]
+
+
+def agreed_steps(told: Sequence[list[int]], names: Sequence[str], elastic: bool) -> list[int]:
+    """The step counts to continue with.
+
+    Args:
+        told: each rank's, by parameter.
+        names: the parameters'.
+        elastic: whether ranks at step 0 are new in the job and take the others' counts.
+
+    Raises:
+        MismatchError: they differ.
+    """
+    known = [steps for steps in told if any(steps)] if elastic else told
+    for name, steps in zip(names, zip(*known, strict=True), strict=True):
+        if len(set(steps)) > 1:
+            ranks = [rank for rank, steps in enumerate(told) if steps in known]
+            shown = ", ".join(f"{step} on rank {rank}" for rank, step in list(zip(ranks, steps, strict=True))[:8])
+            raise MismatchError(
+                f"the ranks of this job do not agree: the step count of {name} is {shown}. Load the state of DeepReduce "
+                "on every rank or on none. In an elastic job, give it to the state that hvd.elastic.run gets: "
+                "TorchState(..., compression=compression)"
+            )
+    return known[0] if known else told[0]
 
 
 def _names(ranks: list[int]) -> str:

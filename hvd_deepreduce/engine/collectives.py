@@ -54,6 +54,16 @@ class Collectives(ABC):
         """Starts an allgather of host bytes and waits for it; called between steps, to compare the ranks."""
         return self.wait_allgather(self.start_allgather(data, name))
 
+    def meet(self) -> None:
+        """Waits until this step's meeting (``meeting.py``) has found that all ranks take part.
+
+        ``wait_allgather`` does so for the allgathers; the engine calls this before an exchange over MPI.
+        """
+
+    def elastic(self) -> bool:
+        """Whether ranks may come and go while the job runs."""
+        return False
+
     @abstractmethod
     def mpi_ranks(self) -> Sequence[int] | None:
         """These ranks' numbers in MPI's world communicator, in rank order; None where the job does not run on MPI."""

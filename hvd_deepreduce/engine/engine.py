@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from hvd_deepreduce import container as wire
 from hvd_deepreduce.codec import U8, Floats, RngKey
 from hvd_deepreduce.config import Config
+from hvd_deepreduce.engine import meeting
 from hvd_deepreduce.engine import state as saved
 from hvd_deepreduce.engine.agreement import Agreement, Descriptions
 from hvd_deepreduce.engine.buckets import Bucket
@@ -24,6 +29,23 @@ from hvd_deepreduce.sparse import SparseTensor
 
 if TYPE_CHECKING:
     from hvd_deepreduce.exchange.queue import ExchangeQueue
+
+
+_log = logging.getLogger("hvd_deepreduce")
+
+
+class Snapshot(NamedTuple):
+    """Settings and state of a process at a moment of an elastic job."""
+
+    config: Config
+    state: dict[str, Any]
+
+
+class Told(NamedTuple):
+    """What the ranks of an elastic job take from rank 0: its config, as a dict, and its step counts by parameter."""
+
+    config: dict[str, Any]
+    steps: dict[str, int]
 
 
 class Engine:
@@ -67,6 +89,7 @@ class Engine:
 
     def _use(self, config: Config) -> None:
         self._config = config
+        self._digest = config.digest()
         self._pipeline: Pipeline | None = None
         self.over_mpi = config.exchange.implementation is not None
         self.generation += 1
@@ -117,7 +140,10 @@ class Engine:
             ValueError: a state of another rank, another number of ranks or another model; nothing has changed then.
         """
         known = self.parameters if parameters is None else {parameter.name: parameter for parameter in parameters}
-        steps, residuals = saved.check(state, known, self.collectives.rank(), self.collectives.size())
+        self._load(state, known, self.collectives.rank(), self.collectives.size())
+
+    def _load(self, state: Mapping[str, Any], known: dict[str, Parameter], rank: int, size: int) -> None:
+        steps, residuals = saved.check(state, known, rank, size)
         self.parameters = known
         for name, step in steps.items():
             known[name].step = step
@@ -125,16 +151,88 @@ class Engine:
         self.in_flight.clear()
         self.generation += 1
 
+    def snapshot(self) -> Snapshot:
+        """What ``rewind`` returns to."""
+        return Snapshot(self._config, self.state_dict())
+
+    def rewind(self, snapshot: Snapshot) -> None:
+        """Returns to a snapshot of this process, whatever its rank is now. Gradients in flight are forgotten.
+
+        It asks nothing of the collectives, which may not work any more.
+        """
+        self._use(snapshot.config)
+        state = snapshot.state
+        self._load(state, self.parameters, state["rank"], state["size"])
+
+    def told(self) -> Told:
+        """What the other ranks of an elastic job take from rank 0: settings and step counts."""
+        steps = {name: parameter.step for name, parameter in self.parameters.items()}
+        return Told(self._config.shared(), steps)
+
+    def follow(self, told: Told) -> None:
+        """Takes settings and step counts from rank 0 of an elastic job. Gradients in flight are forgotten.
+
+        The residuals stay if they belong to the same step; otherwise they start again from zero.
+
+        Raises:
+            ValueError: rank 0 has another model.
+        """
+        state = self.state_dict()
+        if state["steps"] != told.steps:
+            if any(state["steps"].values()):
+                _log.warning(
+                    "rank 0 continues at another step than this rank: what this rank has not sent yet is lost, once"
+                )
+            state = {**state, "steps": told.steps, "residuals": {}}
+        self._use(Config.load(told.config, threads=self._config.threads))
+        self._load(state, self.parameters, state["rank"], state["size"])
+
     def agree(self, parameters: Descriptions) -> None:
-        """Compares release, config and parameters of all ranks. Every rank calls it before its first gradient.
+        """Compares release, config, parameters and step counts of all ranks. Every rank calls it at the same time:
+        before its first gradient, and after other ranks have come or gone.
+
+        A rank that is new in an elastic job takes the others' step counts.
 
         Args:
-            parameters: (name, shape, dtype) of each.
+            parameters: (name, shape, dtype) of each of the engine's parameters, or none of them.
 
         Raises:
             MismatchError: they differ; raised on all ranks, with the same message.
         """
-        self._agreement.check(self._config, parameters)
+        own = list(self.parameters.values()) if parameters else []
+        # A parameter in flight has taken a step that the new ranks are about to take.
+        begun = [parameter.step - (parameter.name in self.in_flight) for parameter in own]
+        agreed = self._agreement.check(self._config, parameters, begun)
+        if agreed != begun:
+            for parameter, step in zip(own, agreed, strict=True):
+                parameter.step = step
+
+    def word(self, agreed: bool) -> npt.NDArray[np.float64]:
+        """What this rank says at the beginning of a step; see ``meeting.py``.
+
+        Args:
+            agreed: whether ``agree`` was called since ranks have come or gone.
+        """
+        return meeting.word(self._digest, agreed)
+
+    def hear(self, total: npt.NDArray[np.float64], agree: Callable[[], None]) -> None:
+        """Draws the conclusions from all ranks' words.
+
+        Args:
+            total: their sum.
+            agree: compares the ranks with ``Engine.agree``; called if a rank is new.
+
+        Raises:
+            RuntimeError: a rank has called ``hvd.join()``; raised on all others.
+            MismatchError: the ranks differ; raised on all ranks.
+        """
+        heard = meeting.outcome(total, self.collectives.size())
+        if heard.missing:
+            raise meeting.join_error(heard.missing)
+        if heard.newcomers:
+            agree()
+        elif not heard.same_config:
+            self._agreement.check(self._config, [], [])
 
     # Single tensors
 
@@ -221,6 +319,7 @@ class Engine:
             indices, values = selected
             return values if indices is None else SparseTensor(bucket.gradient.size, indices, values), residual
 
+        self.collectives.meet()
         queue = self.exchange_queue(bucket.layout.queue)
         bucket.pending = queue.submit(config.exchange, select, bucket.gradient, key)
 

@@ -16,7 +16,7 @@ import torch
 from horovod.torch.compression import Compressor
 
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.engine import Device, Engine, Parameter, Reducer, Ticket
+from hvd_deepreduce.engine import Device, Engine, Parameter, Reducer, Snapshot, Ticket, Told
 from hvd_deepreduce.torch.collectives import TorchCollectives, wire_device
 from hvd_deepreduce.torch.tensors import TorchTensors
 
@@ -83,7 +83,8 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         self._agreed = False
         self._reduced: set[str] = set()
         self._tensors = TorchTensors()
-        self._engine = Engine(Config.load(config, **settings), TorchCollectives(self._tensors, process_set), parameters)
+        self._collectives = TorchCollectives(self._tensors, process_set)
+        self._engine = Engine(Config.load(config, **settings), self._collectives, parameters)
         self._reducer = Reducer(self._engine, self._tensors, self._trained)
         self._trained()  # notes which parameters Horovod will reduce
 
@@ -123,6 +124,24 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         on_host = {name: r.cpu() if isinstance(r, torch.Tensor) else r for name, r in residuals.items()}
         self._engine.load_state_dict({**state, "residuals": on_host} if "residuals" in state else state)
 
+    def snapshot(self) -> Snapshot:
+        """Settings, residuals and step counts of this process, for ``rewind``."""
+        return self._engine.snapshot()
+
+    def rewind(self, snapshot: Snapshot) -> None:
+        """Returns to a snapshot of this process, whatever its rank is now. Gradients in flight are forgotten."""
+        self._engine.rewind(snapshot)
+        self._agreed = False
+
+    def told(self) -> Told:
+        """What the other ranks of an elastic job take from rank 0."""
+        return self._engine.told()
+
+    def follow(self, told: Told) -> None:
+        """Takes settings and step counts from rank 0 of an elastic job; keeps the residuals if the step is the same."""
+        self._engine.follow(told)
+        self._agreed = False
+
     def compress(self, tensor: torch.Tensor | None = None) -> tuple[torch.Tensor, Any]:
         """Called by Horovod with a gradient; returns what Horovod allreduces, and the context for ``decompress``.
 
@@ -149,9 +168,9 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             engine.stats.add(sent=dense_bytes, dense=dense_bytes)
             return tensor, None
         parameter = self._find(tensor)
-        if not self._agreed:
-            self._compare_ranks()
-        if engine.config.scope == "tensor" and tensor.numel() < engine.config.min_elements:
+        if not engine.in_flight and (not self._agreed or not self._small(tensor)):
+            self._meet()
+        if self._small(tensor):
             # Horovod reduces neither bfloat16 nor strided tensors: a copy is sent, and copied back into the gradient.
             sent = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous().to(wire_device(tensor))
             engine.stats.add(sent=sent.numel() * sent.element_size(), dense=dense_bytes)
@@ -176,6 +195,21 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         if not engine.in_flight:
             engine.stats.end_step()
         return tensor
+
+    def _small(self, tensor: torch.Tensor) -> bool:
+        """Whether the gradient is sent uncompressed."""
+        config = self._engine.config
+        return config.scope == "tensor" and tensor.numel() < config.min_elements
+
+    def _meet(self) -> None:
+        """Begins a step: starts its meeting; waits for it, and compares the ranks, where that was not done yet."""
+        engine, collectives = self._engine, self._collectives
+        name = next(iter(engine.parameters))
+        collectives.start_meeting(engine.word(self._agreed), name, lambda total: engine.hear(total, self._compare_ranks))
+        if not self._agreed:
+            reduced = [parameter.name for parameter, _ in self._trained()]
+            # In an elastic job the others may be in the middle of their training.
+            collectives.await_all(None if collectives.elastic() else reduced[0])
 
     def _compare_ranks(self) -> None:
         trained = {parameter.name for parameter, _ in self._trained()}
