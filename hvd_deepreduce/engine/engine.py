@@ -137,17 +137,18 @@ class Engine:
             parameters: replace the engine's own; None: keep those.
 
         Raises:
-            ValueError: a state of another rank, another number of ranks or another model; nothing has changed then.
+            ValueError: a state of another rank, another number of ranks or another model, with a residual that is not
+                finite, or not a state at all; nothing has changed then.
         """
         known = self.parameters if parameters is None else {parameter.name: parameter for parameter in parameters}
         self._load(state, known, self.collectives.rank(), self.collectives.size())
 
     def _load(self, state: Mapping[str, Any], known: dict[str, Parameter], rank: int, size: int) -> None:
         steps, residuals = saved.check(state, known, rank, size)
+        self._memory.load_state_dict(residuals)  # the last that can fail: it copies
         self.parameters = known
         for name, step in steps.items():
             known[name].step = step
-        self._memory.load_state_dict(residuals)
         self.in_flight.clear()
         self.generation += 1
 

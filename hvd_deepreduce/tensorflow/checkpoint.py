@@ -1,17 +1,12 @@
-"""Saving a DeepReduce's state: as bytes, and after each epoch of Keras."""
+"""Saving a DeepReduce's state after each epoch of Keras."""
 
 from __future__ import annotations
 
-import io
-import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
-from zipfile import BadZipFile
 
 import horovod.tensorflow as hvd
-import numpy as np
 import tensorflow as tf
 
 
@@ -21,31 +16,6 @@ class Serializable(Protocol):
     def serialize(self) -> bytes: ...
 
     def deserialize(self, string_value: bytes) -> None: ...
-
-
-def to_bytes(state: Mapping[str, Any]) -> bytes:
-    """``state_dict`` as the bytes of an .npz file."""
-    residuals = state["residuals"]
-    text = json.dumps({**state, "residuals": list(residuals)}).encode()
-    file = io.BytesIO()
-    arrays = {str(at): residual for at, residual in enumerate(residuals.values())}
-    np.savez(file, state=np.frombuffer(text, np.uint8), **arrays)
-    return file.getvalue()
-
-
-def from_bytes(data: bytes) -> dict[str, Any]:
-    """The state in the bytes that ``to_bytes`` returned.
-
-    Raises:
-        ValueError: these are other bytes.
-    """
-    try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            state: dict[str, Any] = json.loads(file["state"].tobytes())
-            state["residuals"] = {name: file[str(at)] for at, name in enumerate(state["residuals"])}
-    except (OSError, KeyError, EOFError, ValueError, BadZipFile) as error:
-        raise ValueError(f"this is not a state of DeepReduce: {error}") from None
-    return state
 
 
 class SaveState(tf.keras.callbacks.Callback):  # type: ignore[misc]

@@ -33,8 +33,8 @@ from tensorflow.python.ops import control_flow_util
 
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Engine
+from hvd_deepreduce.engine.state import from_bytes, to_bytes
 from hvd_deepreduce.tensorflow.buckets import GraphBuckets
-from hvd_deepreduce.tensorflow.checkpoint import from_bytes, to_bytes
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
 from hvd_deepreduce.tensorflow.graph import Graphs, Slot, current_place
 from hvd_deepreduce.tensorflow.handshake import Handshake
@@ -148,7 +148,8 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         """Continues where ``state_dict`` was called; also before the first step.
 
         Raises:
-            ValueError: a state of another rank, another number of ranks or another model; nothing has changed then.
+            ValueError: a state of another rank, another number of ranks or another model, with a residual that is not
+                finite, or not a state at all; nothing has changed then.
         """
         with self._buckets.steps.lock:
             self._parameters.load(state, self._graphs.all())
@@ -160,7 +161,11 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         return to_bytes(self.state_dict())
 
     def deserialize(self, string_value: bytes) -> None:
-        """Loads what ``serialize`` returned; raises what ``load_state_dict`` raises."""
+        """Loads what ``serialize`` returned.
+
+        Raises:
+            ValueError: these are other bytes; or as ``load_state_dict``. Nothing has changed then.
+        """
         self.load_state_dict(from_bytes(string_value))
 
     @plain  # type: ignore[untyped-decorator]

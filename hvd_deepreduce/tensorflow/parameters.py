@@ -7,11 +7,13 @@ parameter of a model has a gradient, the numbers and so the containers are those
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from hvd_deepreduce.engine import Engine, Parameter
 from hvd_deepreduce.engine.agreement import Descriptions
+from hvd_deepreduce.engine.quoting import quoted
 from hvd_deepreduce.tensorflow.graph import Graph, Signature, Slot
 
 
@@ -62,17 +64,8 @@ class GraphParameters:
         Raises:
             ValueError: as ``Engine.load_state_dict``; nothing has changed then.
         """
-        if "lists" not in state:
-            raise ValueError("this is not a state of DeepReduce on TensorFlow: it has no lists")
-        lists: dict[Signature, list[Parameter]] = {}
-        known: list[Parameter] = []
-        for described in state["lists"]:
-            parameters = [
-                Parameter(str(name), number, tuple(shape), str(dtype))
-                for number, (name, shape, dtype) in enumerate(described, len(known))
-            ]
-            known += parameters
-            lists[tuple((parameter.shape, parameter.dtype) for parameter in parameters)] = parameters
+        lists = _lists_of(state)
+        known = [parameter for parameters in lists.values() for parameter in parameters]
         for signature in self._lists:
             if signature not in lists:
                 raise _other_model(signature, lists)
@@ -83,11 +76,45 @@ class GraphParameters:
             graph.parameters = None
 
 
+def _lists_of(state: Mapping[str, Any]) -> dict[Signature, list[Parameter]]:
+    """The lists of parameters in a saved state, which may hold anything."""
+    if not isinstance(state, Mapping) or "lists" not in state:
+        raise ValueError("this is not a state of DeepReduce on TensorFlow: it has no lists")
+    lists: dict[Signature, list[Parameter]] = {}
+    known: set[str] = set()
+    for described in _sequence(state["lists"]):
+        parameters = []
+        for one in _sequence(described):
+            name, shape, dtype = one if len(_sequence(one)) == 3 else (None, (), None)
+            sizes = _sequence(shape)
+            whole = all(isinstance(size, int) and not isinstance(size, bool) and size >= -1 for size in sizes)
+            if not (isinstance(name, str) and isinstance(dtype, str) and whole):
+                raise ValueError(
+                    f"this is not a state of DeepReduce on TensorFlow: its lists have {quoted(one)} in place of the "
+                    "name, shape and dtype of a parameter"
+                )
+            if name in known:
+                raise ValueError(f"this is not a state of DeepReduce on TensorFlow: it lists {quoted(name)} twice")
+            parameters.append(Parameter(name, len(known), tuple(sizes), dtype))
+            known.add(name)
+        signature = tuple((parameter.shape, parameter.dtype) for parameter in parameters)
+        if signature in lists:
+            raise ValueError("this is not a state of DeepReduce on TensorFlow: two of its lists are of equal gradients")
+        lists[signature] = parameters
+    return lists
+
+
+def _sequence(value: object) -> Sequence[Any]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"this is not a state of DeepReduce on TensorFlow: it has {quoted(value)} in place of a list")
+    return value
+
+
 def _other_model(signature: Signature, lists: Iterable[Signature]) -> ValueError:
     def shown(one: Signature) -> str:
-        return ", ".join(f"{dtype} {list(shape)}" for shape, dtype in one[:8]) + (", ..." if len(one) > 8 else "")
+        return ", ".join(quoted(f"{dtype} {list(shape)}") for shape, dtype in one[:8]) + ", ..." * (len(one) > 8)
 
     return ValueError(
-        f"the state is of another model: its gradients are {' or '.join(map(shown, lists))}, but here they are "
-        f"{shown(signature)}"
+        f"the state is of another model: its gradients are {' or '.join(map(shown, islice(lists, 3)))}, but here they "
+        f"are {shown(signature)}"
     )

@@ -17,6 +17,7 @@ from horovod.torch.compression import Compressor
 
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Device, Engine, Parameter, Reducer, Snapshot, Ticket, Told
+from hvd_deepreduce.engine.quoting import quoted
 from hvd_deepreduce.torch.collectives import TorchCollectives, wire_device
 from hvd_deepreduce.torch.tensors import TorchTensors
 
@@ -118,11 +119,13 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         """Continues where ``state_dict`` was called. The residuals may be on any device.
 
         Raises:
-            ValueError: a state of another rank, another number of ranks or another model; nothing has changed then.
+            ValueError: a state of another rank, another number of ranks or another model, with a residual that is not
+                finite, or not a state at all; nothing has changed then.
         """
-        residuals = state.get("residuals", {})
-        on_host = {name: r.cpu() if isinstance(r, torch.Tensor) else r for name, r in residuals.items()}
-        self._engine.load_state_dict({**state, "residuals": on_host} if "residuals" in state else state)
+        residuals = state.get("residuals") if isinstance(state, Mapping) else None
+        if isinstance(residuals, Mapping):
+            state = {**state, "residuals": {name: _as_array(name, given) for name, given in residuals.items()}}
+        self._engine.load_state_dict(state)
 
     def snapshot(self) -> Snapshot:
         """Settings, residuals and step counts of this process, for ``rewind``."""
@@ -280,3 +283,16 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             f"a gradient {given} does not belong to any parameter of the model that DeepReduce was given: give "
             "DeepReduce the model that the optimizer trains"
         )
+
+
+def _as_array(name: Any, residual: Any) -> Any:
+    """A tensor of a state as a NumPy array; anything else as it is."""
+    if not isinstance(residual, torch.Tensor):
+        return residual
+    try:
+        return residual.detach().cpu().numpy()
+    except (TypeError, RuntimeError) as error:  # sparse, quantized, of a dtype that NumPy lacks, or without memory
+        raise ValueError(
+            f"the residual of {quoted(name)} is a tensor {residual.dtype} on {residual.device} that cannot be read: "
+            f"{error}"
+        ) from None

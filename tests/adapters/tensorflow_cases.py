@@ -21,6 +21,7 @@ from hvd_deepreduce import Config, ConfigError
 from hvd_deepreduce import container as wire
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.engine import MismatchError
+from hvd_deepreduce.engine.state import to_bytes
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.tensorflow import DeepReduce, SaveState
 from tests import cuda_emulator
@@ -802,6 +803,28 @@ def a_resumed_run_equals_an_unbroken_one():
             other.load_state_dict({"rank": 0})
         with pytest.raises(ValueError, match="this is not a state of DeepReduce"):
             other.deserialize(b"something else")
+        before = other.state_dict()
+        with pytest.raises(ValueError, match=f"the residual of {name} contains NaN or infinity"):
+            poisoned = {**saved["residuals"], name: saved["residuals"][name] * np.nan}
+            other.load_state_dict({**saved, "residuals": poisoned})
+        (list_of_all,) = saved["lists"]
+        for message, lists in {
+            "it has 7 in place of a list": 7,
+            "it has a_text in place of a list": ["a_text"],
+            "its lists have .* in place of the name, shape and dtype": [[*list_of_all, ["more", [3]]]],
+            r'its lists have \["more", \[-2\], "float32"\] in place': [[*list_of_all, ["more", [-2], "float32"]]],
+            r'its lists have \[7, \[3\], "float32"\] in place': [[*list_of_all, [7, [3], "float32"]]],
+            r'its lists have \["more", \[3.0\], "float32"\] in': [[*list_of_all, ["more", [3.0], "float32"]]],
+            "twice": [list_of_all, list_of_all],
+            "two of its lists are of equal gradients": [
+                list_of_all, [[f"again {at}", *one[1:]] for at, one in enumerate(list_of_all)]
+            ],
+            "the model has a parameter more, but the state does not": [list_of_all, [["more", [3], "float32"]]],
+        }.items():
+            with pytest.raises(ValueError, match=message):
+                other.deserialize(to_bytes({**saved, "lists": lists}))
+        assert other.state_dict()["steps"] == before["steps"] and other.state_dict()["lists"] == before["lists"]
+        assert all(np.array_equal(r, before["residuals"][n]) for n, r in other.state_dict()["residuals"].items())
     other = DeepReduce(LOSSY)
     other.load_state_dict(saved)
     tables = Tables()

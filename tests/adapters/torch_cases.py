@@ -670,6 +670,29 @@ def a_resumed_run_equals_an_unbroken_one():
         again.load_state_dict({**saved[1], "residuals": {"0.bias": torch.zeros(7)}})
     with pytest.raises(ValueError, match="it has no residuals, size"):
         again.load_state_dict({"rank": 0, "steps": {}})
+    kept = again.state_dict()
+    bias = saved[1]["residuals"]["0.bias"]
+    for message, residual in {
+        "the residual of 0.bias contains NaN or infinity": torch.where(bias == bias[0], torch.nan, bias),
+        "0.bias is a tensor torch.bfloat16 on cpu that cannot be read": bias.bfloat16(),
+        "0.bias is a tensor torch.float32 on meta that cannot be read": bias.to("meta"),
+        "0.bias is a tensor torch.float32 on cpu that cannot be read": bias.to_sparse(),
+        "the residual of 0.bias is float64; it must be float32": bias.double(),
+        "the residual of 0.bias is a list; it must be": bias.tolist(),
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            again.load_state_dict({**saved[1], "residuals": {**saved[1]["residuals"], "0.bias": residual}})
+    for message, state in {
+        "is a dict, but this is a NoneType": None,
+        "residuals of the state are a list": {**saved[1], "residuals": [bias]},
+        "a parameter 7, but the model does not": {**saved[1], "residuals": {7: bias}},
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            again.load_state_dict(state)
+    assert again.state_dict()["steps"] == kept["steps"] == dict.fromkeys(kept["residuals"], 3)
+    now = again.state_dict()["residuals"]
+    assert all(torch.equal(residual, now[name]) for name, residual in kept["residuals"].items())
+    again.load_state_dict({**saved[1], "residuals": {"0.bias": nn.Parameter(bias)}})
 
 
 @case
