@@ -42,10 +42,17 @@ class Snapshot(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What the ranks of an elastic job take from rank 0: its config, as a dict, and its step counts by parameter."""
+    """What the ranks of an elastic job take from rank 0.
+
+    Attributes:
+        config: ``Config.shared``.
+        steps: step counts by parameter.
+        lists: the parameters, where the framework does not know them before the first step.
+    """
 
     config: dict[str, Any]
     steps: dict[str, int]
+    lists: Any = None
 
 
 class Engine:
@@ -140,10 +147,10 @@ class Engine:
             ValueError: a state of another rank, another number of ranks or another model, with a residual that is not
                 finite, or not a state at all; nothing has changed then.
         """
-        known = self.parameters if parameters is None else {parameter.name: parameter for parameter in parameters}
-        self._load(state, known, self.collectives.rank(), self.collectives.size())
+        self._load(state, parameters, self.collectives.rank(), self.collectives.size())
 
-    def _load(self, state: Mapping[str, Any], known: dict[str, Parameter], rank: int, size: int) -> None:
+    def _load(self, state: Mapping[str, Any], parameters: Iterable[Parameter] | None, rank: int, size: int) -> None:
+        known = self.parameters if parameters is None else {parameter.name: parameter for parameter in parameters}
         steps, residuals = saved.check(state, known, rank, size)
         self._memory.load_state_dict(residuals)  # the last that can fail: it copies
         self.parameters = known
@@ -162,31 +169,28 @@ class Engine:
         It asks nothing of the collectives, which may not work any more.
         """
         self._use(snapshot.config)
-        state = snapshot.state
-        self._load(state, self.parameters, state["rank"], state["size"])
+        self.resume(snapshot.state)
+
+    def resume(self, state: Mapping[str, Any], parameters: Iterable[Parameter] | None = None) -> None:
+        """As ``load_state_dict``, with a state of this process that may have had another rank."""
+        self._load(state, parameters, state["rank"], state["size"])
 
     def told(self) -> Told:
-        """What the other ranks of an elastic job take from rank 0: settings and step counts."""
+        """What the other ranks of an elastic job take from rank 0."""
         steps = {name: parameter.step for name, parameter in self.parameters.items()}
         return Told(self._config.shared(), steps)
 
-    def follow(self, told: Told) -> None:
-        """Takes settings and step counts from rank 0 of an elastic job. Gradients in flight are forgotten.
+    def following(self, told: Told) -> dict[str, Any]:
+        """This rank's state at the step of rank 0 of an elastic job.
 
-        The residuals stay if they belong to the same step; otherwise they start again from zero.
-
-        Raises:
-            ValueError: rank 0 has another model.
+        The residuals are this rank's if they belong to that step; otherwise they start again from zero.
         """
         state = self.state_dict()
         if state["steps"] != told.steps:
             if any(state["steps"].values()):
-                _log.warning(
-                    "rank 0 continues at another step than this rank: what this rank has not sent yet is lost, once"
-                )
+                _log.warning("rank 0 is at another step than rank %d, whose residuals are dropped", state["rank"])
             state = {**state, "steps": told.steps, "residuals": {}}
-        self._use(Config.load(told.config, threads=self._config.threads))
-        self._load(state, self.parameters, state["rank"], state["size"])
+        return state
 
     def agree(self, parameters: Descriptions) -> None:
         """Compares release, config, parameters and step counts of all ranks. Every rank calls it at the same time:

@@ -54,8 +54,8 @@ def outcome(total: npt.NDArray[np.float64], size: int) -> Outcome:
 def join_error(missing: int) -> RuntimeError:
     """For ranks that still have gradients when others have called ``hvd.join()``."""
     return RuntimeError(
-        f"{missing} rank{'s have' if missing > 1 else ' has'} called hvd.join() while this rank still has gradients, and "
-        "Horovod cannot join an exchange of compressed gradients. Let all ranks take the same number of steps: divide "
+        f"{missing} rank{'s have' if missing > 1 else ' has'} called hvd.join() while this rank still has gradients, "
+        "and Horovod cannot join an exchange of compressed gradients. Let all ranks take the same number of steps: divide "
         "the data evenly (torch.utils.data.DistributedSampler, tf.data's shard), or stop at the smallest number of "
         "batches, hvd.allreduce(batches, op=hvd.Min). No gradient of this step was applied"
     )

@@ -2,19 +2,52 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Thread
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvd_deepreduce.codec import U8
-from hvd_deepreduce.horovod import HINT, HorovodCollectives
+from hvd_deepreduce.horovod import HINT, NOBODY_CAME, WARN_SECONDS, HorovodCollectives, handshake_seconds
 from hvd_deepreduce.ops import arrays
 
 # More than there are buckets in flight: if all threads waited, the next bucket could not be sent.
 THREADS = 1000
+
+_log = logging.getLogger("hvd_deepreduce")
+
+
+def await_ranks(operation: Callable[[], None]) -> None:
+    """Runs an operation that waits for the other ranks. Ranks that do not come at all are reported.
+
+    Raises:
+        TimeoutError: a rank did not come in time (``handshake_seconds``).
+    """
+    limit, failures = handshake_seconds(), []
+
+    def run() -> None:
+        try:
+            operation()
+        except Exception as error:
+            failures.append(error)
+
+    # At the process's end nobody waits for a daemon: Horovod's shutdown ends its operation, but comes later.
+    thread = Thread(target=run, name="deepreduce handshake", daemon=True)
+    thread.start()
+    began = time.monotonic()
+    thread.join(min(WARN_SECONDS, limit or WARN_SECONDS))
+    if thread.is_alive() and limit != WARN_SECONDS:
+        _log.warning(NOBODY_CAME.format(seconds=round(time.monotonic() - began)))
+        thread.join(max(0.0, limit - WARN_SECONDS) if limit else None)
+    if thread.is_alive():
+        raise TimeoutError(NOBODY_CAME.format(seconds=round(time.monotonic() - began)))
+    if failures:
+        raise failures[0]
 
 
 class TensorFlowCollectives(HorovodCollectives):
@@ -34,7 +67,11 @@ class TensorFlowCollectives(HorovodCollectives):
         return pending.result()
 
     def allgather(self, data: U8, name: str) -> U8:
-        """As ``Collectives.allgather``, on this thread: while a function is traced, or within one of its operations."""
+        """As ``Collectives.allgather``: while a function is traced, or within one of its operations.
+
+        Raises:
+            TimeoutError: a rank did not come in time.
+        """
         name = re.sub(r"[^A-Za-z0-9_.]+", "_", f"deepreduce.{name}.{HINT}").strip("_")
 
         def gather(given: tf.Tensor) -> tf.Tensor:
@@ -43,9 +80,14 @@ class TensorFlowCollectives(HorovodCollectives):
         # Only in a graph does Horovod's operation have its name. But a graph needs TensorFlow's threads, and while a
         # step runs, all of them may be waiting for this.
         once = tf.function(tf.autograph.experimental.do_not_convert(gather)) if tf.inside_function() else gather
-        with tf.init_scope(), tf.device("CPU:0"):
-            gathered: U8 = once(tf.constant(data)).numpy()
-        return gathered
+        gathered: list[U8] = []
+
+        def run() -> None:
+            with tf.init_scope(), tf.device("CPU:0"):
+                gathered.append(once(tf.constant(data)).numpy())
+
+        await_ranks(run)
+        return gathered[0]
 
     def _allgather(self, data: U8, name: str) -> U8:
         function = self._functions.get(name)

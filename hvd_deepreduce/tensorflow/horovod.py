@@ -32,7 +32,7 @@ from horovod.tensorflow.compression import Compressor
 from tensorflow.python.ops import control_flow_util
 
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.engine import Engine
+from hvd_deepreduce.engine import Engine, Snapshot, Told
 from hvd_deepreduce.engine.state import from_bytes, to_bytes
 from hvd_deepreduce.tensorflow.buckets import GraphBuckets
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
@@ -98,7 +98,7 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         self._parameters = GraphParameters(self._engine)
         self._buckets = GraphBuckets(self._engine, self._parameters, lambda: self._handshake.number)
         self._handshake = Handshake(self._engine, collectives, self._graphs, self._parameters, self._buckets.steps)
-        self._operations = Operations(self._engine, self._buckets, self._handshake)
+        self._operations = Operations(self._engine, collectives, self._buckets, self._handshake)
 
     @property
     def config(self) -> Config:
@@ -168,6 +168,33 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         """
         self.load_state_dict(from_bytes(string_value))
 
+    def snapshot(self) -> Snapshot:
+        """Settings, residuals and step counts of this process, for ``rewind``."""
+        return Snapshot(self.config, self.state_dict())
+
+    def rewind(self, snapshot: Snapshot) -> None:
+        """Returns to a snapshot of this process, whatever its rank is now. Steps under way are forgotten."""
+        with self._buckets.steps.lock:
+            self._buckets.forget(self._graphs.all())
+            self._engine.set_config(snapshot.config)
+            self._parameters.load(snapshot.state, self._graphs.all(), self._engine.resume)
+            self._handshake.repeat()
+
+    def told(self) -> Told:
+        """What the other ranks of an elastic job take from rank 0."""
+        return self._engine.told()._replace(lists=self._parameters.state())
+
+    def follow(self, told: Told) -> None:
+        """Takes settings and step counts from rank 0 of an elastic job; keeps the residuals if the step is the same."""
+        state = {**self._engine.following(told), "lists": told.lists}
+        self.rewind(Snapshot(Config.load(told.config, threads=self.config.threads), state))
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a DeepReduce cannot be pickled, because its residuals belong to their rank. For an elastic job, use the "
+            "states of hvd_deepreduce.tensorflow.elastic, such as KerasState(model, compression=compression)"
+        )
+
     @plain  # type: ignore[untyped-decorator]
     def compress(self, tensor: tf.Tensor | None = None) -> tuple[tf.Tensor, Any]:
         """Called by Horovod with a gradient; returns what Horovod allreduces, and the context for ``decompress``.
@@ -186,12 +213,14 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
             raise RuntimeError(XLA)
         place = current_place()
+        if self._process_set.included():
+            self._handshake.enroll()
         alone = self.config.scope == "tensor"
         slot = self._graphs.add(place, tensor, self.config.min_elements if alone else 0)
         # Horovod does not reduce bfloat16, and a group's tensors must have one dtype: the carrier has the gradient's.
         sent = tf.float32 if tensor.dtype == tf.bfloat16 else tensor.dtype
         with tf.device("CPU:0"):
-            number = self._operations.count_runs(slot.graph, place, self._process_set.included)
+            number = self._operations.count_runs(slot.graph, place)
             context = _Context(slot, tensor, number)
             if slot.uncompressed:
                 return tf.cast(tensor, sent), context

@@ -7,7 +7,7 @@ parameter of a model has a gradient, the numbers and so the containers are those
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -15,6 +15,8 @@ from hvd_deepreduce.engine import Engine, Parameter
 from hvd_deepreduce.engine.agreement import Descriptions
 from hvd_deepreduce.engine.quoting import quoted
 from hvd_deepreduce.tensorflow.graph import Graph, Signature, Slot
+
+Load = Callable[[Mapping[str, Any], Iterable[Parameter]], None]
 
 
 class GraphParameters:
@@ -58,8 +60,11 @@ class GraphParameters:
         """(name, shape, dtype) of the parameters of each list, for ``load``."""
         return [[(p.name, p.shape, p.dtype) for p in parameters] for parameters in self._lists.values()]
 
-    def load(self, state: Mapping[str, Any], graphs: Iterable[Graph]) -> None:
+    def load(self, state: Mapping[str, Any], graphs: Iterable[Graph], load: Load | None = None) -> None:
         """Loads the engine's state, with its lists of parameters.
+
+        Args:
+            load: the engine's method that loads the state; None: ``load_state_dict``.
 
         Raises:
             ValueError: as ``Engine.load_state_dict``; nothing has changed then.
@@ -69,7 +74,7 @@ class GraphParameters:
         for signature in self._lists:
             if signature not in lists:
                 raise _other_model(signature, lists)
-        self._engine.load_state_dict(state, known)
+        (load or self._engine.load_state_dict)(state, known)
         self._lists = lists
         self._restored = bool(lists)
         for graph in graphs:

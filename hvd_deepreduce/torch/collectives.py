@@ -61,7 +61,9 @@ class TorchCollectives(HorovodCollectives):
         self._held.clear()
         self._hear = hear
         tensor = torch.from_numpy(word)
-        self._meeting = hvd.allreduce_async(tensor, name=f"deepreduce.meeting.{name}", op=hvd.Sum, process_set=self.process_set)
+        self._meeting = hvd.allreduce_async(
+            tensor, name=f"deepreduce.meeting.{name}", op=hvd.Sum, process_set=self.process_set
+        )
 
     def await_all(self, dense_name: str | None) -> None:
         """Waits for the first meeting. Ranks that do not come at all are reported.
@@ -141,9 +143,9 @@ def _check_probe(probe: int) -> None:
         if "ismatched" not in str(error):
             raise
         raise MismatchError(
-            "some ranks of this job reduce gradients without DeepReduce, and others with it. Give hvd.DistributedOptimizer "
-            "compression=DeepReduce(...) on every rank, or on none. Horovod found the difference in the first parameter: "
-            f"{error}"
+            "some ranks of this job reduce gradients without DeepReduce, and others with it: give "
+            "hvd.DistributedOptimizer compression=DeepReduce(...) on every rank, or on none. Horovod found the "
+            f"difference in the first parameter: {error}"
         ) from None
 
 

@@ -142,8 +142,8 @@ class DeepReduce(Compressor):  # type: ignore[misc]
 
     def follow(self, told: Told) -> None:
         """Takes settings and step counts from rank 0 of an elastic job; keeps the residuals if the step is the same."""
-        self._engine.follow(told)
-        self._agreed = False
+        config = Config.load(told.config, threads=self.config.threads)
+        self.rewind(Snapshot(config, self._engine.following(told)))
 
     def compress(self, tensor: torch.Tensor | None = None) -> tuple[torch.Tensor, Any]:
         """Called by Horovod with a gradient; returns what Horovod allreduces, and the context for ``decompress``.
@@ -208,7 +208,9 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         """Begins a step: starts its meeting; waits for it, and compares the ranks, where that was not done yet."""
         engine, collectives = self._engine, self._collectives
         name = next(iter(engine.parameters))
-        collectives.start_meeting(engine.word(self._agreed), name, lambda total: engine.hear(total, self._compare_ranks))
+        collectives.start_meeting(
+            engine.word(self._agreed), name, lambda total: engine.hear(total, self._compare_ranks)
+        )
         if not self._agreed:
             reduced = [parameter.name for parameter, _ in self._trained()]
             # In an elastic job the others may be in the middle of their training.
