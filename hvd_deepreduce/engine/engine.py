@@ -9,9 +9,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from hvd_deepreduce import container as wire
 from hvd_deepreduce.codec import U8, Floats, RngKey
 from hvd_deepreduce.config import Config
@@ -137,21 +134,30 @@ class Engine:
         rank, size = self.collectives.rank(), self.collectives.size()
         return saved.save(self.parameters, self._memory.state_dict(), rank, size)
 
-    def load_state_dict(self, state: Mapping[str, Any], parameters: Iterable[Parameter] | None = None) -> None:
+    def load_state_dict(
+        self, state: saved.State, parameters: Iterable[Parameter] | None = None, *, reshard: saved.Reshard = False
+    ) -> None:
         """Continues where ``state_dict`` was called. Gradients in flight are forgotten.
 
         Args:
+            state: this rank's; with ``reshard`` those of all ranks, which may have been more or fewer.
             parameters: replace the engine's own; None: keep those.
+            reshard: as in ``engine.state.reshard``.
 
         Raises:
             ValueError: a state of another rank, another number of ranks or another model, with a residual that is not
                 finite, or not a state at all; nothing has changed then.
         """
-        self._load(state, parameters, self.collectives.rank(), self.collectives.size())
+        rank, size = self.collectives.rank(), self.collectives.size()
+        self._load(parameters, lambda known: saved.load(state, known, rank, size, reshard))
 
-    def _load(self, state: Mapping[str, Any], parameters: Iterable[Parameter] | None, rank: int, size: int) -> None:
+    def _load(
+        self,
+        parameters: Iterable[Parameter] | None,
+        read: Callable[[dict[str, Parameter]], tuple[dict[str, int], dict[str, Floats]]],
+    ) -> None:
         known = self.parameters if parameters is None else {parameter.name: parameter for parameter in parameters}
-        steps, residuals = saved.check(state, known, rank, size)
+        steps, residuals = read(known)
         self._memory.load_state_dict(residuals)  # the last that can fail: it copies
         self.parameters = known
         for name, step in steps.items():
@@ -173,7 +179,7 @@ class Engine:
 
     def resume(self, state: Mapping[str, Any], parameters: Iterable[Parameter] | None = None) -> None:
         """As ``load_state_dict``, with a state of this process that may have had another rank."""
-        self._load(state, parameters, state["rank"], state["size"])
+        self._load(parameters, lambda known: saved.check(state, known, state["rank"], state["size"]))
 
     def told(self) -> Told:
         """What the other ranks of an elastic job take from rank 0."""
@@ -212,7 +218,7 @@ class Engine:
             for parameter, step in zip(own, agreed, strict=True):
                 parameter.step = step
 
-    def word(self, agreed: bool) -> npt.NDArray[np.float64]:
+    def word(self, agreed: bool) -> Floats:
         """What this rank says at the beginning of a step; see ``meeting.py``.
 
         Args:
@@ -220,7 +226,7 @@ class Engine:
         """
         return meeting.word(self._digest, agreed)
 
-    def hear(self, total: npt.NDArray[np.float64], agree: Callable[[], None]) -> None:
+    def hear(self, total: Floats, agree: Callable[[], None]) -> None:
         """Draws the conclusions from all ranks' words.
 
         Args:

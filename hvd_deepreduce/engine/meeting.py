@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+
+from hvd_deepreduce.codec import Floats
 
 WORDS = 6
 """Elements of what a rank says."""
@@ -29,7 +30,7 @@ class Outcome(NamedTuple):
     same_config: bool
 
 
-def word(digest: int, agreed: bool) -> npt.NDArray[np.float64]:
+def word(digest: int, agreed: bool) -> Floats:
     """What a rank says: float64 ``[WORDS]``, to be added up over the ranks.
 
     Args:
@@ -40,7 +41,7 @@ def word(digest: int, agreed: bool) -> npt.NDArray[np.float64]:
     return np.array([1, not agreed, high, high * high, low, low * low], np.float64)
 
 
-def outcome(total: npt.NDArray[np.float64], size: int) -> Outcome:
+def outcome(total: Floats, size: int) -> Outcome:
     """What the sum of all ranks' words says; every rank concludes the same.
 
     Integers below 2^53 are exact in float64, which suffices for 2^21 ranks. By Cauchy and Schwarz, n times the sum of
@@ -55,7 +56,7 @@ def join_error(missing: int) -> RuntimeError:
     """For ranks that still have gradients when others have called ``hvd.join()``."""
     return RuntimeError(
         f"{missing} rank{'s have' if missing > 1 else ' has'} called hvd.join() while this rank still has gradients, "
-        "and Horovod cannot join an exchange of compressed gradients. Let all ranks take the same number of steps: divide "
-        "the data evenly (torch.utils.data.DistributedSampler, tf.data's shard), or stop at the smallest number of "
-        "batches, hvd.allreduce(batches, op=hvd.Min). No gradient of this step was applied"
+        "and Horovod cannot join an exchange of compressed gradients. Let all ranks take the same number of steps: "
+        "divide the data evenly (torch.utils.data.DistributedSampler, tf.data's shard), or stop at the smallest number "
+        "of batches, hvd.allreduce(batches, op=hvd.Min). No gradient of this step was applied"
     )

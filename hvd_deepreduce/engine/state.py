@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
-from typing import Any
+from typing import Any, Literal
 from zipfile import ZIP_STORED, ZipFile
 
 import numpy as np
+import numpy.typing as npt
 
 from hvd_deepreduce.codec import Floats
 from hvd_deepreduce.engine.parameter import Parameter
@@ -63,7 +64,8 @@ def check(
     if whose != [rank, size]:
         raise ValueError(
             f"the state is of rank {whose[0]} of {whose[1]}, and this is rank {rank} of {size}: every rank "
-            "must load the state that it saved. With another number of ranks, start without a state"
+            "must load the state that it saved. With another number of ranks, give the states of all of them: "
+            "load_state_dict(states, reshard=True)"
         )
     for key in ("steps", "residuals"):
         if not isinstance(state[key], Mapping):
@@ -78,6 +80,80 @@ def check(
             raise ValueError(f"the model has a parameter {name}, but the state does not: load the state of this model")
     steps = {name: _integer(step, f"the step count of {name}") for name, step in state["steps"].items()}
     return steps, {name: _residual(given, parameters[name]) for name, given in state["residuals"].items()}
+
+
+Reshard = bool | Literal["sum", "mean"]
+"""Whether states of another number of ranks are loaded, and what is preserved; True is "sum"."""
+
+
+State = Mapping[str, Any] | Iterable[Mapping[str, Any]]
+"""A rank's state, or with ``reshard`` those of all ranks."""
+
+
+def load(
+    state: State, parameters: Mapping[str, Parameter], rank: int, size: int, how: Reshard
+) -> tuple[dict[str, int], dict[str, Floats]]:
+    """``check`` of one state, or ``reshard`` of several."""
+    if how is False:
+        return check(state, parameters, rank, size)  # type: ignore[arg-type]  # it says what is wrong
+    return reshard(state, parameters, rank, size, how)  # type: ignore[arg-type]
+
+
+def reshard(
+    states: Iterable[Mapping[str, Any]], parameters: Mapping[str, Parameter], rank: int, size: int, how: Reshard
+) -> tuple[dict[str, int], dict[str, Floats]]:
+    """This rank's share of the states of all ranks of a job that had another number of ranks; changes nothing.
+
+    Rank r takes the sum of the states of the ranks r, r + size, r + 2 size, ... So the sum over all ranks is preserved.
+    If there were fewer ranks than now, the last ones start without residuals.
+
+    Args:
+        states: one of each rank, in any order. Only one of them is needed in memory at a time.
+        parameters, rank, size: as for ``check``.
+        how: True or "sum" preserves the residuals' sum, "mean" their mean.
+
+    Returns:
+        As ``check``.
+
+    Raises:
+        ValueError: as ``check``; or a state is missing, or there twice; or their steps differ.
+    """
+    if how not in (True, "sum", "mean"):
+        raise ValueError(f"reshard is {quoted(how)}; it must be True, False, 'sum' or 'mean'")
+    if isinstance(states, Mapping) or not isinstance(states, Iterable):
+        raise ValueError(
+            f"with reshard, the states of all ranks are loaded, but one {type(states).__name__} was given: give a list "
+            "of what state_dict returned on each rank"
+        )
+    steps: dict[str, int] | None = None
+    total = 0
+    seen: set[int] = set()
+    sums: dict[str, npt.NDArray[np.float64]] = {}
+    for state in states:
+        whose = [_integer(state[k], f"the {k} of a state") for k in KEYS[:2]] if _has_keys(state) else [0, 0]
+        told, residuals = check(state, parameters, *whose)
+        total = total or whose[1]
+        if whose[1] != total or whose[0] in seen or not whose[0] < total:
+            raise ValueError(
+                f"a state is of rank {whose[0]} of {whose[1]}, beside states of {len(seen)} other ranks of {total}: "
+                "give each rank's state of one checkpoint once"
+            )
+        if steps is not None and told != steps:
+            raise ValueError("the states are of different steps: give the states of one checkpoint")
+        steps = told
+        seen.add(whose[0])
+        if whose[0] % size == rank:
+            for name, residual in residuals.items():
+                sums[name] = sums.get(name, 0) + residual.astype(np.float64)
+    if steps is None or len(seen) < total:
+        missing = sorted(set(range(total)) - seen)
+        raise ValueError(f"states are missing, of the ranks {missing or 'of the checkpoint'}: give those of all ranks")
+    scale = size / total if how == "mean" else 1.0
+    return steps, {name: (scale * sums[name]).astype(parameters[name].accumulated_in) for name in sums}
+
+
+def _has_keys(state: object) -> bool:
+    return isinstance(state, Mapping) and all(key in state for key in KEYS)
 
 
 def _integer(value: object, what: str) -> int:

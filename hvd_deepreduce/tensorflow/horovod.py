@@ -33,7 +33,7 @@ from tensorflow.python.ops import control_flow_util
 
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Engine, Snapshot, Told
-from hvd_deepreduce.engine.state import from_bytes, to_bytes
+from hvd_deepreduce.engine.state import Reshard, State, from_bytes, to_bytes
 from hvd_deepreduce.tensorflow.buckets import GraphBuckets
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
 from hvd_deepreduce.tensorflow.graph import Graphs, Slot, current_place
@@ -144,15 +144,21 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         """This rank's residuals, as NumPy arrays, and step counts. Ranks differ: each saves and loads its own."""
         return {**self._engine.state_dict(), "lists": self._parameters.state()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State, *, reshard: Reshard = False) -> None:
         """Continues where ``state_dict`` was called; also before the first step.
+
+        Args:
+            state: what ``state_dict`` returned on this rank. With ``reshard``, an iterable of what it returned on each
+                rank, in any order; it may be a generator, as only one of them is needed in memory at a time.
+            reshard: load the states of any number of ranks. True or "sum" preserves the residuals' sum over all ranks,
+                "mean" their mean.
 
         Raises:
             ValueError: a state of another rank, another number of ranks or another model, with a residual that is not
                 finite, or not a state at all; nothing has changed then.
         """
         with self._buckets.steps.lock:
-            self._parameters.load(state, self._graphs.all())
+            self._parameters.load(state, self._graphs.all(), reshard=reshard)
             self._buckets.clear()
             self._handshake.forget_failure()
 
@@ -177,7 +183,7 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         with self._buckets.steps.lock:
             self._buckets.forget(self._graphs.all())
             self._engine.set_config(snapshot.config)
-            self._parameters.load(snapshot.state, self._graphs.all(), self._engine.resume)
+            self._parameters.load(snapshot.state, self._graphs.all(), own=True)
             self._handshake.repeat()
 
     def told(self) -> Told:

@@ -7,16 +7,15 @@ parameter of a model has a gradient, the numbers and so the containers are those
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any
 
 from hvd_deepreduce.engine import Engine, Parameter
 from hvd_deepreduce.engine.agreement import Descriptions
 from hvd_deepreduce.engine.quoting import quoted
+from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.tensorflow.graph import Graph, Signature, Slot
-
-Load = Callable[[Mapping[str, Any], Iterable[Parameter]], None]
 
 
 class GraphParameters:
@@ -60,28 +59,49 @@ class GraphParameters:
         """(name, shape, dtype) of the parameters of each list, for ``load``."""
         return [[(p.name, p.shape, p.dtype) for p in parameters] for parameters in self._lists.values()]
 
-    def load(self, state: Mapping[str, Any], graphs: Iterable[Graph], load: Load | None = None) -> None:
+    def load(self, state: State, graphs: Iterable[Graph], own: bool = False, reshard: Reshard = False) -> None:
         """Loads the engine's state, with its lists of parameters.
 
         Args:
-            load: the engine's method that loads the state; None: ``load_state_dict``.
+            own: this process has made the state, and may have had another rank then.
+            reshard: as in ``Engine.load_state_dict``.
 
         Raises:
             ValueError: as ``Engine.load_state_dict``; nothing has changed then.
         """
-        lists = _lists_of(state)
+        if reshard is not False and isinstance(state, Iterable) and not isinstance(state, Mapping):
+            states = iter(state)
+            first = next(states, {})
+            state = chain([first], _with_lists_of(first, states))
+            lists = _lists_of(first)
+        else:
+            lists = _lists_of(state)
         known = [parameter for parameters in lists.values() for parameter in parameters]
         for signature in self._lists:
             if signature not in lists:
                 raise _other_model(signature, lists)
-        (load or self._engine.load_state_dict)(state, known)
+        if own:
+            self._engine.resume(state, known)  # type: ignore[arg-type]
+        else:
+            self._engine.load_state_dict(state, known, reshard=reshard)
         self._lists = lists
         self._restored = bool(lists)
         for graph in graphs:
             graph.parameters = None
 
 
-def _lists_of(state: Mapping[str, Any]) -> dict[Signature, list[Parameter]]:
+def _with_lists_of(first: Mapping[str, Any], states: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """The states, once their lists have been found to be those of the first."""
+    expected = list(_lists_of(first).values())
+    for state in states:
+        if [[(p.name, p.shape, p.dtype) for p in one] for one in _lists_of(state).values()] != [
+            [(p.name, p.shape, p.dtype) for p in one] for one in expected
+        ]:
+            raise ValueError("the states are of different models: give the states of one checkpoint")
+        yield state
+
+
+def _lists_of(state: object) -> dict[Signature, list[Parameter]]:
     """The lists of parameters in a saved state, which may hold anything."""
     if not isinstance(state, Mapping) or "lists" not in state:
         raise ValueError("this is not a state of DeepReduce on TensorFlow: it has no lists")

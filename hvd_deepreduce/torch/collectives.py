@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import horovod.torch as hvd
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from hvd_deepreduce.codec import U8
+from hvd_deepreduce.codec import U8, Floats
 from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.horovod import NOBODY_CAME, WARN_SECONDS, HorovodCollectives, handshake_seconds
 from hvd_deepreduce.torch.tensors import TorchTensors
@@ -45,12 +43,10 @@ class TorchCollectives(HorovodCollectives):
         super().__init__(hvd, hvd.global_process_set if process_set is None else process_set)
         self._tensors = tensors
         self._meeting: int | None = None
-        self._hear: Callable[[npt.NDArray[np.float64]], None] = lambda total: None
+        self._hear: Callable[[Floats], None] = lambda total: None
         self._held: list[_Allgather] = []
 
-    def start_meeting(
-        self, word: npt.NDArray[np.float64], name: str, hear: Callable[[npt.NDArray[np.float64]], None]
-    ) -> None:
+    def start_meeting(self, word: Floats, name: str, hear: Callable[[npt.NDArray[np.float64]], None]) -> None:
         """Starts the meeting of a step.
 
         Args:

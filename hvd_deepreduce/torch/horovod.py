@@ -18,6 +18,7 @@ from horovod.torch.compression import Compressor
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Device, Engine, Parameter, Reducer, Snapshot, Ticket, Told
 from hvd_deepreduce.engine.quoting import quoted
+from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.torch.collectives import TorchCollectives, wire_device
 from hvd_deepreduce.torch.tensors import TorchTensors
 
@@ -115,17 +116,24 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         state = self._engine.state_dict()
         return {**state, "residuals": {name: torch.from_numpy(r) for name, r in state["residuals"].items()}}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State, *, reshard: Reshard = False) -> None:
         """Continues where ``state_dict`` was called. The residuals may be on any device.
+
+        Args:
+            state: what ``state_dict`` returned on this rank. With ``reshard``, an iterable of what it returned on each
+                rank, in any order; it may be a generator, as only one of them is needed in memory at a time.
+            reshard: load the states of any number of ranks. True or "sum" preserves the residuals' sum over all ranks,
+                "mean" their mean.
 
         Raises:
             ValueError: a state of another rank, another number of ranks or another model, with a residual that is not
                 finite, or not a state at all; nothing has changed then.
         """
-        residuals = state.get("residuals") if isinstance(state, Mapping) else None
-        if isinstance(residuals, Mapping):
-            state = {**state, "residuals": {name: _as_array(name, given) for name, given in residuals.items()}}
-        self._engine.load_state_dict(state)
+        if reshard is False:
+            state = _on_host(state)
+        elif isinstance(state, Iterable) and not isinstance(state, Mapping):
+            state = map(_on_host, state)
+        self._engine.load_state_dict(state, reshard=reshard)
 
     def snapshot(self) -> Snapshot:
         """Settings, residuals and step counts of this process, for ``rewind``."""
@@ -285,6 +293,14 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             f"a gradient {given} does not belong to any parameter of the model that DeepReduce was given: give "
             "DeepReduce the model that the optimizer trains"
         )
+
+
+def _on_host(state: Any) -> Any:
+    """A state with arrays in place of tensors."""
+    residuals = state.get("residuals") if isinstance(state, Mapping) else None
+    if not isinstance(residuals, Mapping):
+        return state
+    return {**state, "residuals": {name: _as_array(name, given) for name, given in residuals.items()}}
 
 
 def _as_array(name: Any, residual: Any) -> Any:
