@@ -8,7 +8,7 @@ other ranks. But residuals belong to their rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,6 +19,8 @@ from horovod.tensorflow.mpi_ops import rank
 
 from hvd_deepreduce.tensorflow.horovod import DeepReduce
 
+Compressions = DeepReduce | Sequence[DeepReduce]
+
 
 class _CompressionState(ObjectState):  # type: ignore[misc]
     """Saves, restores and synchronizes a DeepReduce beside everything else of the state.
@@ -27,24 +29,28 @@ class _CompressionState(ObjectState):  # type: ignore[misc]
     settings become those of rank 0, as the model does.
     """
 
-    def __init__(self, *args: Any, compression: DeepReduce, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, compression: Compressions, **kwargs: Any) -> None:
         self.compression = compression
-        self._snapshot = compression.snapshot()
+        self._all = [compression] if isinstance(compression, DeepReduce) else list(compression)
+        self._snapshots = [one.snapshot() for one in self._all]
         super().__init__(*args, **kwargs)
 
     def save(self) -> None:
         """Called by ``commit()``."""
-        self._snapshot = self.compression.snapshot()
+        self._snapshots = [one.snapshot() for one in self._all]
         super().save()
 
     def restore(self) -> None:
         """Called after a rank has failed, when Horovod does not run."""
-        self.compression.rewind(self._snapshot)
+        for one, snapshot in zip(self._all, self._snapshots, strict=True):
+            one.rewind(snapshot)
         super().restore()
 
     def sync(self) -> None:
         """Called on all ranks after some have come or gone, and at the beginning."""
-        self.compression.follow(broadcast_object(self.compression.told(), root_rank=0, name="deepreduce.elastic"))
+        told = broadcast_object([one.told() for one in self._all], root_rank=0, name="deepreduce.elastic")
+        for one, of_rank_0 in zip(self._all, told, strict=True):
+            one.follow(of_rank_0)
         super().sync()
 
 
@@ -55,18 +61,18 @@ class TensorFlowKerasState(_CompressionState, HorovodKerasState):  # type: ignor
         model: a Keras model, built. Its optimizer must have its variables too:
             ``model.optimizer.build(model.trainable_variables)``.
         optimizer: None: the model's.
-        compression: what the optimizer or tape was given.
+        compression: what the optimizer or tape was given, or a list of them.
         **kwargs: further values that all ranks share, such as ``batch=0``; attributes of the state.
     """
 
-    def __init__(self, model: Any, optimizer: Any = None, *, compression: DeepReduce, **kwargs: Any) -> None:
+    def __init__(self, model: Any, optimizer: Any = None, *, compression: Compressions, **kwargs: Any) -> None:
         super().__init__(model, optimizer, compression=compression, **kwargs)
 
 
 class KerasState(TensorFlowKerasState):
     """``hvd.elastic.KerasState`` of ``horovod.tensorflow.keras``, with a DeepReduce; as ``TensorFlowKerasState``."""
 
-    def __init__(self, model: Any, optimizer: Any = None, *, compression: DeepReduce, **kwargs: Any) -> None:
+    def __init__(self, model: Any, optimizer: Any = None, *, compression: Compressions, **kwargs: Any) -> None:
         super().__init__(model, optimizer, compression=compression, backend=tf.keras.backend, **kwargs)
 
 
@@ -78,11 +84,11 @@ class TensorFlowState(_CompressionState):
 
     Args:
         variables: of the model and the optimizer.
-        compression: what the optimizer or tape was given.
+        compression: what the optimizer or tape was given, or a list of them.
         **kwargs: further values that all ranks share; attributes of the state.
     """
 
-    def __init__(self, variables: Iterable[tf.Variable], *, compression: DeepReduce, **kwargs: Any) -> None:
+    def __init__(self, variables: Iterable[tf.Variable], *, compression: Compressions, **kwargs: Any) -> None:
         self.variables = list(variables)
         self._values = [variable.numpy() for variable in self.variables]
         super().__init__(broadcast_object, rank, compression=compression, **kwargs)

@@ -46,7 +46,7 @@ class TorchCollectives(HorovodCollectives):
         self._hear: Callable[[Floats], None] = lambda total: None
         self._held: list[_Allgather] = []
 
-    def start_meeting(self, word: Floats, name: str, hear: Callable[[npt.NDArray[np.float64]], None]) -> None:
+    def start_meeting(self, word: Floats, name: str, hear: Callable[[Floats], None]) -> None:
         """Starts the meeting of a step.
 
         Args:

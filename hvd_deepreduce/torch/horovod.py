@@ -221,8 +221,8 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         )
         if not self._agreed:
             reduced = [parameter.name for parameter, _ in self._trained()]
-            # In an elastic job the others may be in the middle of their training.
-            collectives.await_all(None if collectives.elastic() else reduced[0])
+            # The backward pass comes to the last one first. In an elastic job the others may be in their steps.
+            collectives.await_all(None if collectives.elastic() else reduced[-1])
 
     def _compare_ranks(self) -> None:
         trained = {parameter.name for parameter, _ in self._trained()}
