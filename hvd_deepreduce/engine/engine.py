@@ -211,12 +211,9 @@ class Engine:
             MismatchError: they differ; raised on all ranks, with the same message.
         """
         own = list(self.parameters.values()) if parameters else []
-        # A parameter in flight has taken a step that the new ranks are about to take.
-        begun = [parameter.step - (parameter.name in self.in_flight) for parameter in own]
-        agreed = self._agreement.check(self._config, parameters, begun)
-        if agreed != begun:
-            for parameter, step in zip(own, agreed, strict=True):
-                parameter.step = step
+        agreed = self._agreement.check(self._config, parameters, [parameter.step for parameter in own])
+        for parameter, step in zip(own, agreed, strict=True):
+            parameter.step = step
 
     def word(self, agreed: bool) -> Floats:
         """What this rank says at the beginning of a step; see ``meeting.py``.

@@ -83,6 +83,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
                 tensor.register_post_accumulate_grad_hook(self._note_latest)  # type: ignore[no-untyped-call]
         self._latest: torch.Tensor | None = None
         self._agreed = False
+        self._in_state = False
         self._reduced: set[str] = set()
         self._tensors = TorchTensors()
         self._collectives = TorchCollectives(self._tensors, process_set)
@@ -150,6 +151,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
 
     def follow(self, told: Told) -> None:
         """Takes settings and step counts from rank 0 of an elastic job; keeps the residuals if the step is the same."""
+        self._in_state = True
         config = Config.load(told.config, threads=self.config.threads)
         self.rewind(Snapshot(config, self._engine.following(told)))
 
@@ -223,6 +225,8 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             reduced = [parameter.name for parameter, _ in self._trained()]
             # The backward pass comes to the last one first. In an elastic job the others may be in their steps.
             collectives.await_all(None if collectives.elastic() else reduced[-1])
+        elif collectives.elastic() and not self._in_state:
+            collectives.meet()  # a new rank waits for the comparison before it sends anything
 
     def _compare_ranks(self) -> None:
         trained = {parameter.name for parameter, _ in self._trained()}

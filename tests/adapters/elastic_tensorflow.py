@@ -1,5 +1,6 @@
 """An elastic job of test_elastic.py: a third rank joins, and leaves later. Three models, one with each scope."""
 
+import faulthandler
 import hashlib
 import os
 import sys
@@ -17,6 +18,7 @@ from tests.adapters.scopes import SCOPES
 FOLDER = Path(sys.argv[1])
 ALL = [{"scope": "tensor"}, *SCOPES[:2]]
 
+faulthandler.dump_traceback_later(150, exit=True)
 hvd.init()
 tf.random.set_seed(os.getpid())  # ranks begin with different weights, until the state is synchronized
 parts = [tf.keras.Sequential([tf.keras.layers.Dense(60, "tanh"), tf.keras.layers.Dense(5)]) for _ in ALL]

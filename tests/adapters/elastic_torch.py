@@ -4,6 +4,7 @@ There are three models, one with each scope. The DeepReduce of a fourth model is
 rank is killed.
 """
 
+import faulthandler
 import hashlib
 import os
 import signal
@@ -22,6 +23,7 @@ from tests.adapters.scopes import SCOPES
 FOLDER = Path(sys.argv[1])
 ALL = [{"scope": "tensor"}, *SCOPES[:2], {"scope": "tensor"}]
 
+faulthandler.dump_traceback_later(150, exit=True)
 hvd.init()
 torch.manual_seed(os.getpid())  # ranks begin with different weights, until the state is synchronized
 models = nn.ModuleList(nn.Sequential(nn.Linear(40, 60), nn.Tanh(), nn.Linear(60, 5)) for _ in ALL)
