@@ -54,7 +54,7 @@ class Collectives(ABC):
         """Starts an allgather of host bytes and waits for it; called between steps, to compare the ranks."""
         return self.wait_allgather(self.start_allgather(data, name))
 
-    def meet(self) -> None:  # noqa: B027  (only where meetings are held)
+    def wait_meeting(self) -> None:  # noqa: B027  (only where meetings are held)
         """Waits until this step's meeting (``meeting.py``) has found that all ranks take part.
 
         ``wait_allgather`` does so for the allgathers; the engine calls this before an exchange over MPI.

@@ -327,7 +327,7 @@ class Engine:
             indices, values = selected
             return values if indices is None else SparseTensor(bucket.gradient.size, indices, values), residual
 
-        self.collectives.meet()
+        self.collectives.wait_meeting()
         queue = self.exchange_queue(bucket.layout.queue)
         bucket.pending = queue.submit(config.exchange, select, bucket.gradient, key)
 

@@ -7,12 +7,14 @@ import re
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from threading import Thread
+from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvd_deepreduce.codec import U8
+from hvd_deepreduce.codec import U8, Floats
 from hvd_deepreduce.horovod import HINT, NOBODY_CAME, WARN_SECONDS, HorovodCollectives, handshake_seconds
 from hvd_deepreduce.ops import arrays
 
@@ -72,22 +74,35 @@ class TensorFlowCollectives(HorovodCollectives):
         Raises:
             TimeoutError: a rank did not come in time.
         """
+        gathered: U8 = self._once(hvd.allgather, data, name)
+        return gathered
+
+    def meet(self, word: Floats) -> Floats:
+        """The sum of all ranks' words; called while a function is traced, before the first handshake.
+
+        Raises:
+            TimeoutError: a rank did not come in time.
+        """
+        total: Floats = self._once(partial(hvd.allreduce, op=hvd.Sum), word, "meeting")
+        return total
+
+    def _once(self, operation: Callable[..., tf.Tensor], data: Any, name: str) -> Any:
         name = re.sub(r"[^A-Za-z0-9_.]+", "_", f"deepreduce.{name}.{HINT}").strip("_")
 
-        def gather(given: tf.Tensor) -> tf.Tensor:
-            return hvd.allgather(given, name, ignore_name_scope=True, process_set=self.process_set)
+        def plain(given: tf.Tensor) -> tf.Tensor:
+            return operation(given, name=name, ignore_name_scope=True, process_set=self.process_set)
 
         # Only in a graph does Horovod's operation have its name. But a graph needs TensorFlow's threads, and while a
         # step runs, all of them may be waiting for this.
-        once = tf.function(tf.autograph.experimental.do_not_convert(gather)) if tf.inside_function() else gather
-        gathered: list[U8] = []
+        once = tf.function(tf.autograph.experimental.do_not_convert(plain)) if tf.inside_function() else plain
+        results: list[Any] = []
 
         def run() -> None:
             with tf.init_scope(), tf.device("CPU:0"):
-                gathered.append(once(tf.constant(data)).numpy())
+                results.append(once(tf.constant(data)).numpy())
 
         await_ranks(run)
-        return gathered[0]
+        return results[0]
 
     def _allgather(self, data: U8, name: str) -> U8:
         function = self._functions.get(name)

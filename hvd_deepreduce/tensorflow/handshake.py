@@ -63,10 +63,11 @@ class Handshake:
         """Compares release and config; called while a function is traced.
 
         Raises:
+            RuntimeError: a rank has called ``hvd.join()``.
             MismatchError: they differ; raised on all ranks.
         """
         if self._collectives.size() > 1 and not self._collectives.elastic():
-            self._engine.agree([])
+            self._engine.hear(self._collectives.meet(self._engine.word(False)), lambda: self._engine.agree([]))
         self.configs_agree = True
 
     def compare_models(self) -> None:

@@ -90,11 +90,11 @@ class TorchCollectives(HorovodCollectives):
                 _log.warning(NOBODY_CAME.format(seconds=round(waited)))
                 warned = True
             time.sleep(0.0005)
-        self.meet()
+        self.wait_meeting()
         if probe is not None:
             _check_probe(probe)
 
-    def meet(self) -> None:
+    def wait_meeting(self) -> None:
         """Waits for the meeting, and starts the allgathers that were held back."""
         if self._meeting is None:
             return
@@ -111,13 +111,13 @@ class TorchCollectives(HorovodCollectives):
         if self._meeting is not None and not hvd.poll(self._meeting):
             self._held.append(started)
         else:
-            self.meet()
+            self.wait_meeting()
             self._start(started)
         return started
 
     def wait_allgather(self, pending: _Allgather) -> U8:
         """Waits for it."""
-        self.meet()
+        self.wait_meeting()
         gathered = hvd.synchronize(pending.handle)
         if gathered.is_cuda:  # Horovod allocates it on a stream of its own
             gathered.record_stream(torch.cuda.current_stream(gathered.device))

@@ -226,7 +226,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             # The backward pass comes to the last one first. In an elastic job the others may be in their steps.
             collectives.await_all(None if collectives.elastic() else reduced[-1])
         elif collectives.elastic() and not self._in_state:
-            collectives.meet()  # a new rank waits for the comparison before it sends anything
+            collectives.wait_meeting()  # a new rank waits for the comparison before it sends anything
 
     def _compare_ranks(self) -> None:
         trained = {parameter.name for parameter, _ in self._trained()}

@@ -863,6 +863,34 @@ def a_config_changed_on_one_rank_only():
 
 
 @case
+def a_config_changed_on_one_rank_only_in_larger_scopes():
+    """Ranks that wait for different buckets would wait for ever."""
+    changes = [(SCOPES[0], SCOPES[1])]
+    changes += [(scope, {"sparsifier": {"name": "topk", "density": 0.25}}) for scope in filter(possible, SCOPES[1:4:2])]
+    for before, after in changes:
+        model, compression = network(), DeepReduce({**LOSSY, **before})
+        run = train(model, compression, graph=True, steps=1)
+        if hvd.rank() == 1:
+            compression.set_config(**after)
+        with pytest.raises(tf.errors.OpError, match=r"MismatchError: .*config\.\w+ is .* on ranks? 0.* on rank 1"):
+            run(*(tf.constant(part) for part in batch(7)))
+        same_everywhere(model)
+
+
+@case
+def a_rank_that_joins_early():
+    """Horovod would break down if an allgather were started now."""
+    for scope in ({}, SCOPES[1]):
+        for steps in (0, 1):  # before the handshake, and after
+            model, compression = network(), DeepReduce({**LOSSY, **scope})
+            run = train(model, compression, graph=True, steps=1) if steps else None
+            if hvd.rank() < hvd.size() - 1:
+                with pytest.raises((RuntimeError, tf.errors.OpError), match=r"1 rank has called hvd.join\(\)"):
+                    run(*map(tf.constant, batch(7))) if run else train(model, compression, graph=True, steps=1)
+            hvd.join()
+
+
+@case
 def configs_differ():
     odd = hvd.rank() == hvd.size() - 1
     config = {**LOSSY, "value": {"name": "qsgd", "bits": 4 if odd else 7}}
