@@ -67,8 +67,19 @@ class Handshake:
             MismatchError: they differ; raised on all ranks.
         """
         if self._collectives.size() > 1 and not self._collectives.elastic():
-            self._engine.hear(self._collectives.meet(self._engine.word(False)), lambda: self._engine.agree([]))
+            try:
+                self._engine.hear(self._collectives.meet(self._engine.word(False)), lambda: self._engine.agree([]))
+            except Exception:
+                self._withdraw()
+                raise
         self.configs_agree = True
+
+    def _withdraw(self) -> None:
+        """Takes ``enroll`` back: other ranks may not have traced the function at all."""
+        with _comparing:
+            _numbers[self._collectives.process_set.process_set_id] -= 1
+            _waiting.remove(self)
+            self.number = 0
 
     def compare_models(self) -> None:
         """Compares the models of all DeepReduces that have not done so; called before the first gradient is used.
