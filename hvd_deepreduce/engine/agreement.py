@@ -95,10 +95,10 @@ def statement(version: str, config: Config, parameters: Descriptions, rank: int)
 
 
 def read(gathered: bytes, size: int) -> list[Statement]:
-    """The ranks' descriptions, from what was gathered, which may be anything.
+    """The ranks' descriptions, from what was gathered, which may be anything. ``compare`` checks their content.
 
     Args:
-        gathered: of each rank the result of ``statement`` and a line's end, in rank order.
+        gathered: of each rank a JSON object in one line (the result of ``statement``) and a line's end, in rank order.
         size: the number of ranks.
 
     Raises:
@@ -130,13 +130,7 @@ def _parsed(line: bytes, rank: int) -> Statement:
     except (ValueError, RecursionError):
         begin = line[:200].decode(errors="replace")
         raise _refusal(rank, f"sent no description of itself, but {quoted(begin)}") from None
-    if (
-        not isinstance(told, dict)
-        or not isinstance(told.get("version"), str)
-        or not isinstance(told.get("rank", 0), int)
-        or not all(isinstance(told.get(kind, {}), dict) for kind in KINDS)
-        or not isinstance(told.get("order", []), list)
-    ):
+    if not isinstance(told, dict) or not isinstance(told.get("rank", 0), int):
         raise _refusal(rank, f"sent no description of itself, but {quoted(told)}")
     return told
 
@@ -156,8 +150,16 @@ def compare(told: Sequence[Statement]) -> None:
         told: from ``read``, in rank order. Another release's may lack a key, except the version.
 
     Raises:
-        MismatchError: they differ. Every rank compares the same descriptions, so every rank gets the same message.
+        MismatchError: they differ, or one is no description. Every rank compares the same ones, so every rank gets the
+            same message.
     """
+    for rank, one in enumerate(told):
+        if (
+            not isinstance(one.get("version"), str)
+            or not all(isinstance(one.get(kind, {}), dict) for kind in KINDS)
+            or not isinstance(one.get("order", []), list)
+        ):
+            raise _refusal(rank, f"sent no description of itself, but {quoted(one)}")
     found: list[str] = []
     count = 0
     for label, values in _compared(told):

@@ -54,6 +54,10 @@ class Collectives(ABC):
         """Starts an allgather of host bytes and waits for it; called between steps, to compare the ranks."""
         return self.wait_allgather(self.start_allgather(data, name))
 
+    def close(self) -> None:
+        """Ends the threads of these collectives, if there are any. It can be called more than once."""
+        return
+
     @abstractmethod
     def mpi_ranks(self) -> Sequence[int] | None:
         """These ranks' numbers in MPI's world communicator, in rank order; None where the job does not run on MPI."""

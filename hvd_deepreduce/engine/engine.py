@@ -55,6 +55,7 @@ class Engine:
         self.generation = 0
         self._agreement = Agreement(collectives)
         self._memory = Memory()
+        self._closed = False
         self._queues: list[ExchangeQueue] = []
         self._use(config)
 
@@ -81,6 +82,7 @@ class Engine:
             RuntimeError: gradients are in flight.
             ConfigError: the config cannot be used; the old one stays in force.
         """
+        self.check_open()
         if self.in_flight:
             raise RuntimeError(
                 "set_config was called between backward() and step(), while gradients are in flight: call it after "
@@ -104,6 +106,7 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, as NumPy arrays, and step counts. Ranks differ: each saves and loads its own."""
+        self.check_open()
         rank, size = self.collectives.rank(), self.collectives.size()
         return saved.save(self.parameters, self._memory.state_dict(), rank, size)
 
@@ -117,6 +120,7 @@ class Engine:
             ValueError: a state of another rank, another number of ranks or another model, with a residual that is not
                 finite, or not a state at all; nothing has changed then.
         """
+        self.check_open()
         known = self.parameters if parameters is None else {parameter.name: parameter for parameter in parameters}
         steps, residuals = saved.check(state, known, self.collectives.rank(), self.collectives.size())
         self._memory.load_state_dict(residuals)  # the last that can fail: it copies
@@ -137,6 +141,28 @@ class Engine:
         """
         self._agreement.check(self._config, parameters)
 
+    def close(self) -> None:
+        """Ends the exchanges, their threads and those of ``collectives``, and frees the residuals.
+
+        Every rank calls it after the same step. It can be called more than once. Afterwards only ``config`` and
+        ``stats`` can be read; everything else raises ``RuntimeError``.
+        """
+        self._closed = True
+        queues, self._queues = self._queues, []
+        for queue in queues:
+            queue.close()
+        self.collectives.close()
+        self._memory.load_state_dict({})
+        self._pipeline = None
+        self.in_flight.clear()
+
+    def check_open(self) -> None:
+        """``RuntimeError`` after ``close``."""
+        if self._closed:
+            raise RuntimeError(
+                "this DeepReduce was closed: create a new one on every rank, with a new optimizer or tape"
+            )
+
     # Single tensors
 
     def encode(self, parameter: Parameter, flat: Floats) -> U8:
@@ -148,6 +174,7 @@ class Engine:
         Returns:
             The container, uint8, where ``flat`` is.
         """
+        self.check_open()
         config = self._config
         residual = None
         if config.error_feedback:
@@ -169,6 +196,7 @@ class Engine:
             ContainerError: a container cannot be decoded; names its rank. Raised on all ranks.
             MismatchError: the ranks' configs differ; raised on all ranks.
         """
+        self.check_open()
         size = self.collectives.size()
         with deferred.reading(out):
             gathered = arrays.move_like(gathered, out)
@@ -198,6 +226,7 @@ class Engine:
         Raises:
             RuntimeError: an exchange over MPI in a job without MPI.
         """
+        self.check_open()
         bucket.clear_missing()
         config, pipeline = self._config, self.pipeline
         key = RngKey(config.seed, bucket.number, bucket.step, self.collectives.rank())

@@ -47,6 +47,11 @@ class TensorFlowCollectives(HorovodCollectives):
             gathered: U8 = once(tf.constant(data)).numpy()
         return gathered
 
+    def close(self) -> None:
+        """Ends the threads that are idle; others after their allgather."""
+        self._threads.shutdown(wait=False)
+        self._functions.clear()
+
     def _allgather(self, data: U8, name: str) -> U8:
         function = self._functions.get(name)
         if function is None:

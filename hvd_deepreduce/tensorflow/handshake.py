@@ -75,6 +75,12 @@ class Handshake:
         if self._failure is not None:
             raise self._failure
 
+    def close(self) -> None:
+        """The comparison no longer waits for this one's model."""
+        with _comparing:
+            if self in _waiting:
+                _waiting.remove(self)
+
     def forget_failure(self) -> None:
         """The next gradient compares the models again."""
         self._failure = None

@@ -68,6 +68,7 @@ class Operations:
         """The gradient's container, uint8 ``[n]``, and its carrier."""
 
         def encode(gradient: Floats, number: np.int64) -> tuple[U8, Floats]:
+            self._engine.check_open()
             if not self._handshake.models_agree:
                 self._handshake.compare_models()
             step, parameter = self._steps.begin(slot, int(number))
@@ -108,6 +109,7 @@ class Operations:
         """Puts the gradient into its bucket; returns its carrier."""
 
         def put(gradient: Floats, number: np.int64) -> tuple[Floats]:
+            self._engine.check_open()
             if not self._handshake.models_agree:
                 self._handshake.compare_models()
             step, _ = self._steps.begin(slot, int(number))
