@@ -163,7 +163,7 @@ def compare(told: Sequence[Statement]) -> None:
     found: list[str] = []
     count = 0
     for label, values in _compared(told):
-        if any(_text(value) != _text(values[0]) for value in values):
+        if _differ(values):
             count += 1
             if len(found) < MAX_DIFFERENCES:
                 found.append(_difference(label, values))
@@ -203,6 +203,12 @@ def _difference(label: str, values: Sequence[Any]) -> str:
     shown = [f"{value} on {_names(some)}" for value, some in zip(named, ranks.values(), strict=True)]
     more = f", and {len(shown) - 4} other values" if len(shown) > 4 else ""
     return f"{label} is " + ", ".join(shown[:4]) + more
+
+
+def _differ(values: Sequence[Any]) -> bool:
+    first = values[0]
+    # Most values are texts, and there are as many as parameters times ranks.
+    return any(value != first if isinstance(value, str) else _text(value) != _text(first) for value in values)
 
 
 def _text(value: object) -> str:
