@@ -102,10 +102,10 @@ def statement(version: str, config: Config, parameters: Descriptions, rank: int,
 
 
 def read(gathered: bytes, size: int) -> list[Statement]:
-    """The ranks' descriptions, from what was gathered, which may be anything.
+    """The ranks' descriptions, from what was gathered, which may be anything. ``compare`` checks their content.
 
     Args:
-        gathered: of each rank the result of ``statement`` and a line's end, in rank order.
+        gathered: of each rank a JSON object in one line (the result of ``statement``) and a line's end, in rank order.
         size: the number of ranks.
 
     Raises:
@@ -137,14 +137,7 @@ def _parsed(line: bytes, rank: int) -> Statement:
     except (ValueError, RecursionError):
         begin = line[:200].decode(errors="replace")
         raise _refusal(rank, f"sent no description of itself, but {quoted(begin)}") from None
-    if (
-        not isinstance(told, dict)
-        or not isinstance(told.get("version"), str)
-        or not isinstance(told.get("rank", 0), int)
-        or not all(isinstance(told.get(kind, {}), dict) for kind in KINDS)
-        or not isinstance(told.get("order", []), list)
-        or ("steps" in told and not _are_steps(told["steps"], len(told.get("order", []))))
-    ):
+    if not isinstance(told, dict) or not isinstance(told.get("rank", 0), int):
         raise _refusal(rank, f"sent no description of itself, but {quoted(told)}")
     return told
 
@@ -168,12 +161,20 @@ def compare(told: Sequence[Statement]) -> None:
         told: from ``read``, in rank order. Another release's may lack a key, except the version.
 
     Raises:
-        MismatchError: they differ. Every rank compares the same descriptions, so every rank gets the same message.
+        MismatchError: they differ, or one is no description. Every rank compares the same ones, so every rank gets the
+            same message.
     """
+    for rank, one in enumerate(told):
+        if (
+            not isinstance(one.get("version"), str)
+            or not all(isinstance(one.get(kind, {}), dict) for kind in KINDS)
+            or not isinstance(one.get("order", []), list)
+        ):
+            raise _refusal(rank, f"sent no description of itself, but {quoted(one)}")
     found: list[str] = []
     count = 0
     for label, values in _compared(told):
-        if any(_text(value) != _text(values[0]) for value in values):
+        if _differ(values):
             count += 1
             if len(found) < MAX_DIFFERENCES:
                 found.append(_difference(label, values))
@@ -215,6 +216,12 @@ def _difference(label: str, values: Sequence[Any]) -> str:
     return f"{label} is " + ", ".join(shown[:4]) + more
 
 
+def _differ(values: Sequence[Any]) -> bool:
+    first = values[0]
+    # Most values are texts, and there are as many as parameters times ranks.
+    return any(value != first if isinstance(value, str) else _text(value) != _text(first) for value in values)
+
+
 def _text(value: object) -> str:
     """Equal for equal values only; unlike ``==``, which holds for 1 and True."""
     try:
@@ -234,7 +241,10 @@ def agreed_steps(told: Sequence[Statement], elastic: bool) -> list[int]:
         MismatchError: they differ.
     """
     names: list[Any] = told[0].get("order", [])
-    steps = [one.get("steps", [0] * len(names)) for one in told]
+    steps: list[list[int]] = [one.get("steps", [0] * len(names)) for one in told]
+    for rank, counts in enumerate(steps):
+        if not _are_steps(counts, len(names)):
+            raise _refusal(rank, f"sent {quoted(counts)} in place of its step counts")
     known = [rank for rank, counts in enumerate(steps) if any(counts) or not elastic]
     for at, name in enumerate(names):
         counts = [steps[rank][at] for rank in known]

@@ -64,6 +64,10 @@ class Collectives(ABC):
         """Whether ranks may come and go while the job runs."""
         return False
 
+    def close(self) -> None:
+        """Ends the threads of these collectives, if there are any. It can be called more than once."""
+        return
+
     @abstractmethod
     def mpi_ranks(self) -> Sequence[int] | None:
         """These ranks' numbers in MPI's world communicator, in rank order; None where the job does not run on MPI."""

@@ -81,6 +81,7 @@ class Engine:
         self.generation = 0
         self._agreement = Agreement(collectives)
         self._memory = Memory()
+        self._closed = False
         self._queues: list[ExchangeQueue] = []
         self._use(config)
 
@@ -108,6 +109,7 @@ class Engine:
             RuntimeError: gradients are in flight.
             ConfigError: the config cannot be used; the old one stays in force.
         """
+        self.check_open()
         if self.in_flight:
             raise RuntimeError(
                 "set_config was called between backward() and step(), while gradients are in flight: call it after "
@@ -131,6 +133,7 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, as NumPy arrays, and step counts. Ranks differ: each saves and loads its own."""
+        self.check_open()
         rank, size = self.collectives.rank(), self.collectives.size()
         return saved.save(self.parameters, self._memory.state_dict(), rank, size)
 
@@ -148,6 +151,7 @@ class Engine:
             ValueError: a state of another rank, another number of ranks or another model, with a residual that is not
                 finite, or not a state at all; nothing has changed then.
         """
+        self.check_open()
         rank, size = self.collectives.rank(), self.collectives.size()
         self._load(parameters, lambda known: saved.load(state, known, rank, size, reshard))
 
@@ -221,6 +225,7 @@ class Engine:
         Args:
             agreed: whether ``agree`` was called since ranks have come or gone.
         """
+        self.check_open()
         return meeting.word(self._digest, agreed)
 
     def hear(self, total: Floats, agree: Callable[[], None]) -> None:
@@ -242,6 +247,28 @@ class Engine:
         elif not heard.same_config:
             self._agreement.check(self._config, [], [])
 
+    def close(self) -> None:
+        """Ends the exchanges, their threads and those of ``collectives``, and frees the residuals.
+
+        Every rank calls it after the same step. It can be called more than once. Afterwards only ``config`` and
+        ``stats`` can be read; everything else raises ``RuntimeError``.
+        """
+        self._closed = True
+        queues, self._queues = self._queues, []
+        for queue in queues:
+            queue.close()
+        self.collectives.close()
+        self._memory.load_state_dict({})
+        self._pipeline = None
+        self.in_flight.clear()
+
+    def check_open(self) -> None:
+        """``RuntimeError`` after ``close``."""
+        if self._closed:
+            raise RuntimeError(
+                "this DeepReduce was closed: create a new one on every rank, with a new optimizer or tape"
+            )
+
     # Single tensors
 
     def encode(self, parameter: Parameter, flat: Floats) -> U8:
@@ -253,6 +280,7 @@ class Engine:
         Returns:
             The container, uint8, where ``flat`` is.
         """
+        self.check_open()
         config = self._config
         residual = None
         if config.error_feedback:
@@ -274,6 +302,7 @@ class Engine:
             ContainerError: a container cannot be decoded; names its rank. Raised on all ranks.
             MismatchError: the ranks' configs differ; raised on all ranks.
         """
+        self.check_open()
         size = self.collectives.size()
         with deferred.reading(out):
             gathered = arrays.move_like(gathered, out)
@@ -303,6 +332,7 @@ class Engine:
         Raises:
             RuntimeError: an exchange over MPI in a job without MPI.
         """
+        self.check_open()
         bucket.clear_missing()
         config, pipeline = self._config, self.pipeline
         key = RngKey(config.seed, bucket.number, bucket.step, self.collectives.rank())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -45,6 +46,8 @@ class ExchangeQueue:
         # Made now and by this thread: the threads of two queues would make theirs in a different order on every rank.
         PrivateComm.of(self._comm, DEFAULT_TIMEOUT)
         self._worker = ThreadPoolExecutor(1, "deepreduce exchange")
+        self._release = weakref.finalize(self, _release, self._comm, self._worker)
+        self._release.atexit = False
 
     def submit(
         self, settings: Exchange, make: Callable[[], tuple[Tensor, Floats | None]], out: Floats, key: RngKey
@@ -66,6 +69,12 @@ class ExchangeQueue:
         """
         return self._worker.submit(self._sum, settings.load(), settings, make, out, key)
 
+    def close(self) -> None:
+        """Ends the thread after the exchanges that were submitted, and frees the communicator. It can be called more
+        than once."""
+        self._worker.shutdown(wait=True)
+        self._release()
+
     def _sum(
         self,
         function: ExchangeFunction[Any],
@@ -76,3 +85,9 @@ class ExchangeQueue:
     ) -> int:
         tensor, residual = make()
         return function(settings, self._comm, tensor, out, residual, key)
+
+
+def _release(comm: MPI.Intracomm, worker: ThreadPoolExecutor) -> None:
+    worker.shutdown(wait=False)
+    if not MPI.Is_finalized():
+        comm.Free()

@@ -54,6 +54,11 @@ class GraphBuckets:
                 while slot.queue is not None and slot.queue.size() > 0:
                     slot.queue.dequeue()
 
+    def close(self) -> None:
+        """Ends the thread that sends, after what it has to send, and forgets all layouts."""
+        self._sending.shutdown(wait=False)
+        self.clear()
+
     def put(self, step: Step, slot: Slot, flat: Floats) -> None:
         """Copies a gradient into its bucket. A full bucket is sent, on another thread."""
         unit = slot.unit

@@ -104,6 +104,11 @@ class TensorFlowCollectives(HorovodCollectives):
         await_ranks(run)
         return results[0]
 
+    def close(self) -> None:
+        """Ends the threads that are idle; others after their allgather."""
+        self._threads.shutdown(wait=False)
+        self._functions.clear()
+
     def _allgather(self, data: U8, name: str) -> U8:
         function = self._functions.get(name)
         if function is None:

@@ -78,8 +78,9 @@ class Handshake:
         """Takes ``enroll`` back: other ranks may not have traced the function at all."""
         with _comparing:
             _numbers[self._collectives.process_set.process_set_id] -= 1
-            _waiting.remove(self)
             self.number = 0
+            if self in _waiting:
+                _waiting.remove(self)
 
     def compare_models(self) -> None:
         """Compares the models of all DeepReduces that have not done so; called before the first gradient is used.
@@ -112,6 +113,12 @@ class Handshake:
             self.models_agree, self._failure = False, None
             if self.number and self not in _waiting:
                 _waiting.append(self)
+
+    def close(self) -> None:
+        """The comparison no longer waits for this one's model."""
+        with _comparing:
+            if self in _waiting:
+                _waiting.remove(self)
 
     def forget_failure(self) -> None:
         """The next gradient compares the models again."""

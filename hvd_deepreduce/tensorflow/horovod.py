@@ -75,6 +75,9 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
     It can be added to a ``tf.train.Checkpoint``: its residuals and step counts are then saved and restored with the
     rest. Ranks differ, so each rank must write its own checkpoint; for Keras, see ``SaveState``.
 
+    Horovod keeps every DeepReduce of a tape or optimizer until the process ends. ``close()``, or
+    ``with DeepReduce(...) as compression:``, ends its threads and communicators and frees its residuals.
+
     Args:
         config: a preset's name, the path of a YAML file, a dict, a ``Config``, or None for the recommended settings.
         process_set: that of the tape or optimizer, if it has one.
@@ -117,6 +120,7 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
             ValueError: scope ``tensor`` in place of a larger one or the other way around, or another ``min_elements``
                 in scope ``tensor``: these are fixed once a graph is built.
         """
+        self._engine.check_open()
         old, new = self.config, Config.load(self.config if config is None else config, **settings)
         if self._graphs.all() and "tensor" in (old.scope, new.scope):
             fixed = "scope" if old.scope != new.scope else "min_elements"
@@ -161,6 +165,23 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
             self._parameters.load(state, self._graphs.all(), reshard=reshard)
             self._buckets.clear()
             self._handshake.forget_failure()
+
+    def close(self) -> None:
+        """Ends its threads and exchanges, and frees the residuals.
+
+        Every rank calls it after the same step, before ``hvd.shutdown()``. It can be called more than once. Afterwards
+        ``config`` and ``stats()`` can be read; everything else raises ``RuntimeError``, and functions that were traced
+        with it raise ``tf.errors.OpError``. Save the state before.
+        """
+        self._handshake.close()
+        self._engine.close()
+        self._buckets.close()
+
+    def __enter__(self) -> DeepReduce:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def serialize(self) -> bytes:
         """``state_dict`` as bytes, for tf.train.Checkpoint."""
@@ -207,10 +228,11 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
 
         Raises:
             TypeError: the class was given as ``compression=``, not an instance.
-            RuntimeError: in a function that XLA compiles, or outside of a graph.
+            RuntimeError: in a function that XLA compiles, or outside of a graph; or ``close`` was called.
         """
         if tensor is None:
             raise TypeError(f"compression= was given the class DeepReduce; it must be an instance. Write: {LINE}")
+        self._engine.check_open()
         if tf.executing_eagerly():
             raise RuntimeError(
                 "DeepReduce identifies a gradient by its position in a graph, but this tensor is not in a graph: use "

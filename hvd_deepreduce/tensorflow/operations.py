@@ -98,6 +98,7 @@ class Operations:
         """The gradient's container, uint8 ``[n]``, and its carrier."""
 
         def encode(gradient: Floats, number: np.int64) -> tuple[U8, Floats]:
+            self._engine.check_open()
             step, parameter = self._steps.begin(slot, int(number))
             with self._steps.working(step, "encode"):
                 slot.numel = gradient.size
@@ -136,6 +137,7 @@ class Operations:
         """Puts the gradient into its bucket; returns its carrier."""
 
         def put(gradient: Floats, number: np.int64) -> tuple[Floats]:
+            self._engine.check_open()
             step, _ = self._steps.begin(slot, int(number))
             with self._steps.working(step, "encode"):
                 self._engine.stats.add(sent=slot.carrier_bytes, dense=gradient.size * slot.dtype.size)

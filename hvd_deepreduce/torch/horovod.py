@@ -8,7 +8,8 @@ number of ranks for Sum, whatever the options), and ``decompress`` applies it to
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,9 @@ class DeepReduce(Compressor):  # type: ignore[misc]
 
     Works with op Average and Sum, gradient_predivide_factor, groups, backward_passes_per_step, sparse_as_dense and
     process_set, under horovodrun (MPI or Gloo) and mpirun. All ranks must create it with the same config and model.
+
+    Its threads and communicators end, and its residuals are freed, when Python deletes it, and at the latest when the
+    process ends. ``close()``, or ``with DeepReduce(...) as compression:``, does that at once.
 
     Args:
         model: the module that is trained, or its ``named_parameters()``: Horovod does not say which parameter a
@@ -76,11 +80,15 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             for number, (name, tensor) in enumerate(pairs)
         ]
         self._by_shape: dict[tuple[int, ...], list[tuple[Parameter, torch.Tensor]]] = {}
+        handles = []
+        note = _noting_latest(weakref.ref(self))
         for parameter in parameters:
             tensor = self._pairs[parameter.name]
             self._by_shape.setdefault(parameter.shape, []).append((parameter, tensor))
             if tensor.requires_grad:
-                tensor.register_post_accumulate_grad_hook(self._note_latest)  # type: ignore[no-untyped-call]
+                handles.append(tensor.register_post_accumulate_grad_hook(note))  # type: ignore[no-untyped-call]
+        self._remove_hooks = weakref.finalize(self, _remove, handles)
+        self._remove_hooks.atexit = False
         self._latest: torch.Tensor | None = None
         self._agreed = False
         self._in_state = False
@@ -155,6 +163,25 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         config = Config.load(told.config, threads=self.config.threads)
         self.rewind(Snapshot(config, self._engine.following(told)))
 
+    def close(self) -> None:
+        """Ends its threads and exchanges, removes its hooks from the model, and frees the residuals.
+
+        Every rank calls it after the same step, before ``hvd.shutdown()``. It can be called more than once. Afterwards
+        ``config`` and ``stats()`` can be read; everything else raises ``RuntimeError``. Save the state before.
+        """
+        self._engine.close()
+        self._remove_hooks()
+        # Horovod's optimizer may keep this object alive: let go of the model and of the buckets.
+        self._model = self._latest = None
+        self._pairs, self._by_shape = {}, {}
+        self._reducer = Reducer(self._engine, self._tensors, self._trained)
+
+    def __enter__(self) -> DeepReduce:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def compress(self, tensor: torch.Tensor | None = None) -> tuple[torch.Tensor, Any]:
         """Called by Horovod with a gradient; returns what Horovod allreduces, and the context for ``decompress``.
 
@@ -170,11 +197,12 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             ValueError: the tensor is not the gradient of a parameter of the model.
             MismatchError: at the first gradient, if the ranks do not agree.
             RuntimeError: the parameter's last gradient, or its last bucket, is still in flight; or an exchange over MPI
-                in a job without MPI.
+                in a job without MPI; or ``close`` was called.
         """
         if tensor is None:
             raise TypeError(f"compression= was given the class DeepReduce; it must be an instance. Write: {LINE}")
         engine = self._engine
+        engine.check_open()
         engine.stats.begin_step()
         dense_bytes = tensor.numel() * tensor.element_size()
         if not tensor.is_floating_point() or tensor.is_sparse:
@@ -198,8 +226,10 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         Raises:
             ContainerError: a container cannot be decoded; names its rank.
             MismatchError: the ranks' configs differ.
+            RuntimeError: ``close`` was called.
         """
         engine = self._engine
+        engine.check_open()
         if isinstance(ctx, Ticket):
             self._reducer.finish(ctx, float(tensor) / engine.collectives.size())
             tensor = ctx.gradient
@@ -243,9 +273,6 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             for name, parameter in self._engine.parameters.items()
             if name in self._reduced
         ]
-
-    def _note_latest(self, tensor: torch.Tensor) -> None:
-        self._latest = tensor
 
     def _find(self, gradient: torch.Tensor) -> Parameter:
         """The parameter whose gradient this is."""
@@ -305,6 +332,22 @@ def _on_host(state: Any) -> Any:
     if not isinstance(residuals, Mapping):
         return state
     return {**state, "residuals": {name: _as_array(name, given) for name, given in residuals.items()}}
+
+
+def _noting_latest(compression: weakref.ref[DeepReduce]) -> Callable[[torch.Tensor], None]:
+    """A hook that notes the parameter whose gradient came last. The model keeps it, and must not keep DeepReduce."""
+
+    def note(tensor: torch.Tensor) -> None:
+        known = compression()
+        if known is not None:
+            known._latest = tensor
+
+    return note
+
+
+def _remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 def _as_array(name: Any, residual: Any) -> Any:

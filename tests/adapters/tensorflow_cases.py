@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
@@ -23,7 +24,7 @@ from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.engine.state import to_bytes
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.tensorflow import DeepReduce, SaveState
+from hvd_deepreduce.tensorflow import DeepReduce, SaveState, handshake
 from tests import cuda_emulator
 from tests.adapters import containers
 from tests.adapters.scopes import SCOPES
@@ -833,6 +834,43 @@ def a_resumed_run_equals_an_unbroken_one():
         train(tables, other, data=table_batch, steps=1, sparse_as_dense=True)
     with pytest.raises(ValueError, match="the state is of another model"):
         again.load_state_dict({**saved, "lists": [saved["lists"][0][:3]]})
+
+
+@case
+def a_deepreduce_that_is_closed():
+    """Horovod keeps it until the process ends; its threads and what it held are gone."""
+    for scope in filter(possible, (SCOPES[1], SCOPES[3])):
+        before = set(threading.enumerate())
+        with DeepReduce({**LOSSY, **scope}) as compression:
+            run = train(network(), compression, steps=1, graph=True)
+            state = compression.state_dict()
+            assert state["residuals"]
+        compression.close()
+        deadline = time.monotonic() + 20
+        left = True
+        while left and time.monotonic() < deadline:
+            left = [t for t in threading.enumerate() if t not in before and t.name.startswith("deepreduce")]
+            time.sleep(0.005)
+        assert not left, scope
+        assert not compression._engine._memory.state_dict() and not compression._buckets._layouts
+        assert compression.stats()["total"]["steps"] == 1 and compression.config.min_elements == 0
+        for use in (
+            compression.serialize,
+            lambda c=compression, s=state: c.load_state_dict(s),
+            lambda c=compression: c.set_config(seed=1),
+            lambda c=compression: c.compress(tf.ones(3)),
+        ):
+            with pytest.raises(RuntimeError, match="this DeepReduce was closed: create a new one on every rank"):
+                use()
+        with pytest.raises(tf.errors.OpError, match="this DeepReduce was closed"):
+            run(*(tf.constant(part) for part in batch(7)))
+    # One that was traced and never ran.
+    model, compression = network(), DeepReduce(LOSSY)
+    step = reducing(model.trainable_variables, compression, lambda x, y: loss_of(model, x, y))
+    step.get_concrete_function(*(tf.constant(part) for part in batch(0)))
+    assert compression._handshake in handshake._waiting
+    compression.close()
+    assert compression._handshake not in handshake._waiting
 
 
 @case

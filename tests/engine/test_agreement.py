@@ -52,7 +52,7 @@ def test_rubbish_names_its_rank(message, size):
     if size == 3 and lines[2] in (b"", LINES[2] + LINES[2]):
         expected = "rank 2 sent"  # nothing comes after it
     with pytest.raises(MismatchError, match=f"cannot be compared: {expected}") as error:
-        read(b"".join(lines), size)
+        compare(read(b"".join(lines), size))
     said = str(error.value)
     assert said.isprintable() and len(said) < 600
 
