@@ -903,9 +903,8 @@ def a_config_changed_on_one_rank_only():
 @case
 def a_config_changed_on_one_rank_only_in_larger_scopes():
     """Ranks that wait for different buckets would wait for ever."""
-    changes = [(SCOPES[0], SCOPES[1])]
-    changes += [(scope, {"sparsifier": {"name": "topk", "density": 0.25}}) for scope in filter(possible, SCOPES[1:4:2])]
-    for before, after in changes:
+    changes = [(SCOPES[0], SCOPES[1]), (SCOPES[3], {"sparsifier": {"name": "topk", "density": 0.25}})]
+    for before, after in changes if hvd.mpi_enabled() else changes[:1]:
         model, compression = network(), DeepReduce({**LOSSY, **before})
         run = train(model, compression, graph=True, steps=1)
         if hvd.rank() == 1:
@@ -918,14 +917,13 @@ def a_config_changed_on_one_rank_only_in_larger_scopes():
 @case
 def a_rank_that_joins_early():
     """Horovod would break down if an allgather were started now."""
-    for scope in ({}, SCOPES[1]):
-        for steps in (0, 1):  # before the handshake, and after
-            model, compression = network(), DeepReduce({**LOSSY, **scope})
-            run = train(model, compression, graph=True, steps=1) if steps else None
-            if hvd.rank() < hvd.size() - 1:
-                with pytest.raises((RuntimeError, tf.errors.OpError), match=r"1 rank has called hvd.join\(\)"):
-                    run(*map(tf.constant, batch(7))) if run else train(model, compression, graph=True, steps=1)
-            hvd.join()
+    for scope, steps in (({}, 0), (SCOPES[1], 1)):  # before the handshake, and after
+        model, compression = network(), DeepReduce({**LOSSY, **scope})
+        run = train(model, compression, graph=True, steps=1) if steps else None
+        if hvd.rank() < hvd.size() - 1:
+            with pytest.raises((RuntimeError, tf.errors.OpError), match=r"1 rank has called hvd.join\(\)"):
+                run(*map(tf.constant, batch(7))) if run else train(model, compression, graph=True, steps=1)
+        hvd.join()
 
 
 @case
