@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from hvd_deepreduce.codec import U8
@@ -9,6 +10,33 @@ from hvd_deepreduce.engine import Collectives
 
 # Horovod shows the name of an operation that stalls.
 HINT = "if it stalls: was DeepReduce given the optimizer's process_set?"
+
+# How long a rank waits for the others at its first gradient.
+HANDSHAKE_VARIABLE = "HVD_DEEPREDUCE_HANDSHAKE_SECONDS"
+HANDSHAKE_SECONDS = 120.0
+WARN_SECONDS = 20.0
+NOBODY_CAME = (
+    "this rank has waited {seconds} s at its first gradient, and not all other ranks of its process set have come. Do "
+    "all ranks give compression=DeepReduce(...) to their optimizer or tape? Was DeepReduce given the optimizer's "
+    "process_set? In an elastic job, is DeepReduce in the state that hvd.elastic.run gets? If a rank only takes long "
+    f"before its first step, set the environment variable {HANDSHAKE_VARIABLE} to a larger limit, or to 0 for none"
+)
+
+
+def handshake_seconds() -> float:
+    """The limit; 0: none.
+
+    Raises:
+        ValueError: the environment variable is not a number, or negative.
+    """
+    given = os.environ.get(HANDSHAKE_VARIABLE, "")
+    try:
+        seconds = float(given or HANDSHAKE_SECONDS)
+    except ValueError:
+        seconds = -1
+    if not seconds >= 0:
+        raise ValueError(f"{HANDSHAKE_VARIABLE} is {given!r}; it must be a number of seconds, or 0 for no limit")
+    return seconds
 
 
 class HorovodCollectives(Collectives):
@@ -34,6 +62,10 @@ class HorovodCollectives(Collectives):
     def local_size(self) -> int:
         """Number of ranks on this machine."""
         return int(self._hvd.local_size())
+
+    def elastic(self) -> bool:
+        """Whether the job was started by ``horovodrun`` with ``--host-discovery-script``."""
+        return os.environ.get("HOROVOD_ELASTIC") == "1"
 
     def mpi_enabled(self) -> bool:
         """Whether Horovod runs on MPI, not on Gloo."""

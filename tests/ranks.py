@@ -17,12 +17,16 @@ LAUNCHERS = {
     "mpirun": ["mpirun", "-np", "{ranks}"],
     "horovodrun --mpi": ["horovodrun", "--mpi", "-np", "{ranks}"],
     "horovodrun --gloo": ["horovodrun", "--gloo", "-np", "{ranks}", "-H", "localhost:{ranks}"],
-}
+    "elastic": ["horovodrun", "--gloo", "--network-interfaces", "lo", "-np", "{ranks}", "--min-np", "1",
+                "--max-np", "3", "--host-discovery-script", "{hosts}"],
+}  # fmt: skip
 running_test: pytest.Item | None = None
 """The test that runs, set by conftest.py."""
 
 
-def start(launcher: str, ranks: int, program: Path, *arguments: str, output: Any) -> subprocess.Popen[bytes]:
+def start(
+    launcher: str, ranks: int, program: Path, *arguments: str, output: Any, hosts: str = ""
+) -> subprocess.Popen[bytes]:
     """Starts ``program`` on that many ranks of this machine.
 
     Args:
@@ -31,6 +35,7 @@ def start(launcher: str, ranks: int, program: Path, *arguments: str, output: Any
         program: a Python file.
         arguments: its command line.
         output: a file for what launcher and ranks print.
+        hosts: for ``elastic``, the program that prints the hosts.
 
     Raises:
         pytest.UsageError: the test that runs has no marker ``launch``.
@@ -38,7 +43,7 @@ def start(launcher: str, ranks: int, program: Path, *arguments: str, output: Any
     if running_test is not None and running_test.get_closest_marker("launch") is None:
         raise pytest.UsageError(f"{running_test.nodeid} starts {launcher}: mark it with @pytest.mark.launch")
     binaries = Path(sys.executable).parent
-    command = [part.format(ranks=ranks) for part in LAUNCHERS[launcher]]
+    command = [part.format(ranks=ranks, hosts=hosts) for part in LAUNCHERS[launcher]]
     command[0] = str(binaries / command[0])
     command += [sys.executable, str(program), *arguments]
     environment = {
@@ -73,7 +78,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def launch(
-    launcher: str, ranks: int, program: Path, *arguments: str, seconds: float = 240, check: bool = True
+    launcher: str, ranks: int, program: Path, *arguments: str, seconds: float = 240, check: bool = True, hosts: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """Runs ``program`` on that many ranks; see ``start``.
 
@@ -93,7 +98,7 @@ def launch(
             output.seek(0)
             return output.read().decode(errors="replace")
 
-        process = start(launcher, ranks, program, *arguments, output=output)
+        process = start(launcher, ranks, program, *arguments, output=output, hosts=hosts)
         command = " ".join(map(str, process.args))  # type: ignore[arg-type]
         try:
             process.wait(seconds)

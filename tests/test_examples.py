@@ -14,6 +14,7 @@ import pytest
 from tests.ranks import LAUNCHERS, ROOT, launch
 
 FOLDER = ROOT / "examples"
+ELASTIC = "torch_elastic.py"
 LAUNCHED = {
     "torch_mpirun.py": ("mpirun", 2),
     "torch_gloo.py": ("horovodrun --gloo", 2),
@@ -31,7 +32,8 @@ def shown(name: str) -> str:
 
 
 def command(launcher: str, ranks: int, name: str) -> str:
-    return " ".join([part.format(ranks=ranks) for part in LAUNCHERS[launcher]] + ["python", f"examples/{name}"])
+    parts = [part.replace("{ranks}", str(ranks)) for part in LAUNCHERS[launcher]]
+    return " ".join([*parts, "python", f"examples/{name}"])
 
 
 def assert_trained(output: str, times: int = 1) -> None:
@@ -42,7 +44,7 @@ def assert_trained(output: str, times: int = 1) -> None:
 
 
 def test_every_example_is_run_and_short():
-    assert {path.name for path in FOLDER.iterdir() if path.suffix == ".py"} == {*LAUNCHED, *TENSORFLOW, *ALONE}
+    assert {path.name for path in FOLDER.iterdir() if path.suffix == ".py"} == {ELASTIC, *LAUNCHED, *TENSORFLOW, *ALONE}
     for path in FOLDER.glob("*.py"):
         assert len(path.read_text("utf-8").splitlines()) < 40, f"{path.name} has 40 lines or more"
 
@@ -67,6 +69,13 @@ def test_launched(name):
         assert_trained(output)
     else:
         assert re.search(r"4 ranks sent 10000 elements each; their sum has 39\d\d\d", output), output
+
+
+@pytest.mark.launch
+def test_elastic():
+    hosts = "examples/hosts.sh"
+    assert shown(ELASTIC) == command("elastic", 2, ELASTIC).format(hosts=hosts)
+    assert_trained(launch("elastic", 2, FOLDER / ELASTIC, hosts=hosts).stdout)
 
 
 @pytest.mark.launch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -110,14 +111,14 @@ def test_ranks_compare_the_package(tmp_path):
     """One rank with another version, and one without the package's codec in its config."""
     statement = (
         "from hvd_deepreduce import Config\nfrom hvd_deepreduce.engine.agreement import statement\n"
-        "print(statement('1', Config.load(value={}), []).decode())"
+        "print(statement('1', Config.load(value={}), [], 0).decode())"
     )
     said = []
     for rank, (value, version) in enumerate([("int8", "1.2"), ("int8", "1.3"), ("int8", "1.2"), ("raw", "1.2")]):
         folder = tmp_path / str(rank)
         folder.mkdir()
         install(folder, version=version)
-        said.append(run(folder, statement.format(repr(value))).encode())
+        said.append(json.loads(run(folder, statement.format(repr(value)))))
     compare([said[0], said[2]])
     with pytest.raises(MismatchError, match="package my-codec is 1.2 on rank 0, 1.3 on rank 1. Use the same"):
         compare(said[:2])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from threading import Lock
 from typing import Any
 
@@ -12,9 +13,21 @@ import numpy as np
 import hvd_deepreduce
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine.collectives import Collectives
+from hvd_deepreduce.engine.quoting import quoted
 
 Descriptions = Sequence[tuple[str, tuple[int, ...], str]]
 """(name, shape, dtype) of each parameter, in the model's order."""
+
+Statement = dict[str, Any]
+"""One rank's description of itself."""
+
+MAX_STATEMENT = 1 << 24
+"""Bytes of one rank's description that are read: about 100,000 parameters."""
+MAX_DIFFERENCES = 5
+"""Differences that a message shows."""
+KINDS = {"package": " ", "config": ".", "parameter": " "}
+"""The dicts in a description, and what stands between their names and their keys in a message."""
+MISSING = object()
 
 
 class MismatchError(RuntimeError):
@@ -32,15 +45,20 @@ class Agreement:
         self._lock = Lock()
         self._compared: dict[tuple[int, ...], MismatchError | None] = {}
 
-    def check(self, config: Config, parameters: Descriptions) -> None:
-        """Compares release, config and these parameters. All ranks must call it.
+    def check(self, config: Config, parameters: Descriptions, steps: Sequence[int] = ()) -> list[int]:
+        """Compares release, config, these parameters and their step counts. All ranks must call it.
+
+        Returns:
+            The step counts to continue with.
 
         Raises:
             MismatchError: they differ; raised on all ranks, with the same message.
         """
-        said = statement(hvd_deepreduce.__version__, config, parameters)
+        said = statement(hvd_deepreduce.__version__, config, parameters, self._collectives.rank(), steps)
         gathered = self._collectives.allgather(np.frombuffer(bytearray(said + b"\n"), np.uint8), "handshake")
-        compare(gathered.tobytes().splitlines())
+        told = read(gathered.tobytes(), self._collectives.size())
+        compare(told)
+        return agreed_steps(told, self._collectives.elastic())
 
     def check_digests(self, config: Config, digests: Sequence[int]) -> None:
         """Finds the difference behind containers with different config digests.
@@ -67,51 +85,177 @@ class Agreement:
             raise found
 
 
-def statement(version: str, config: Config, parameters: Descriptions) -> bytes:
+def statement(version: str, config: Config, parameters: Descriptions, rank: int, steps: Sequence[int] = ()) -> bytes:
     """One rank's description of itself, as one line of JSON."""
     described = {name: f"{dtype} {list(shape)}" for name, shape, dtype in parameters}
-    told = {
+    told: Statement = {
         "version": version,
+        "rank": rank,
         "package": config.packages(),
         "config": config.shared(),
         "parameter": described,
         "order": list(described),
     }
+    if steps:
+        told["steps"] = list(steps)
     return json.dumps(told).encode()
 
 
-def compare(statements: Sequence[bytes]) -> None:
+def read(gathered: bytes, size: int) -> list[Statement]:
+    """The ranks' descriptions, from what was gathered, which may be anything. ``compare`` checks their content.
+
+    Args:
+        gathered: of each rank a JSON object in one line (the result of ``statement``) and a line's end, in rank order.
+        size: the number of ranks.
+
+    Raises:
+        MismatchError: a rank did not send one description of at most ``MAX_STATEMENT`` bytes; names the first such
+            rank. Every rank reads the same bytes, so every rank gets the same message.
+    """
+    *lines, rest = gathered.split(b"\n", size)
+    read: list[Statement] = []
+    for rank, line in enumerate(lines):
+        told = _parsed(line, rank)
+        # A rank that sent no line, or two, has shifted the lines of those after it. Old releases do not say their rank.
+        sender = told.get("rank", rank)
+        if sender != rank:
+            raise _refusal(sender if 0 <= sender < rank else rank, "sent no description of itself, or more than one")
+        read.append(told)
+    if len(lines) < size:
+        _parsed(rest, len(lines))
+        raise _refusal(len(lines), "sent a description of itself without an end, or none")
+    if rest:
+        raise _refusal(size - 1, f"sent {len(rest)} bytes after its description, or another rank sent two")
+    return read
+
+
+def _parsed(line: bytes, rank: int) -> Statement:
+    if len(line) > MAX_STATEMENT:
+        raise _refusal(rank, f"sent a description of itself of {len(line)} bytes; at most {MAX_STATEMENT} are read")
+    try:
+        told: Statement = json.loads(line)
+    except (ValueError, RecursionError):
+        begin = line[:200].decode(errors="replace")
+        raise _refusal(rank, f"sent no description of itself, but {quoted(begin)}") from None
+    if not isinstance(told, dict) or not isinstance(told.get("rank", 0), int):
+        raise _refusal(rank, f"sent no description of itself, but {quoted(told)}")
+    return told
+
+
+def _are_steps(given: object, count: int) -> bool:
+    return isinstance(given, list) and len(given) == count and all(type(step) is int and step >= 0 for step in given)
+
+
+def _refusal(rank: int, what: str) -> MismatchError:
+    error: MismatchError = MismatchError(
+        f"the ranks of this job cannot be compared: rank {rank} {what}. Use the same hvd_deepreduce release on every "
+        "rank, and check whether something else sends under its names. No gradient was applied"
+    )
+    return error
+
+
+def compare(told: Sequence[Statement]) -> None:
     """Compares the ranks' descriptions.
 
     Args:
-        statements: results of ``statement``, in rank order.
+        told: from ``read``, in rank order. Another release's may lack a key, except the version.
 
     Raises:
-        MismatchError: they differ. Every rank compares the same statements, so every rank gets the same message.
+        MismatchError: they differ, or one is no description. Every rank compares the same ones, so every rank gets the
+            same message.
     """
-    told = [json.loads(one) for one in statements]  # another release's may lack a key
-    differences = _differences("version", [one["version"] for one in told])
-    for kind, dot in (("package", " "), ("config", "."), ("parameter", " ")):
-        for key in dict.fromkeys(key for one in told for key in one.get(kind, {})):
-            label = f"{kind}{dot}{key}"
-            differences += _differences(label, [one.get(kind, {}).get(key, "missing") for one in told])
-    if not differences:
-        differences = _differences("the order of the parameters", [one.get("order") for one in told])
-    if differences:
-        shown = "; ".join(differences[:5]) + (f"; and {len(differences) - 5} more" if len(differences) > 5 else "")
+    for rank, one in enumerate(told):
+        if (
+            not isinstance(one.get("version"), str)
+            or not all(isinstance(one.get(kind, {}), dict) for kind in KINDS)
+            or not isinstance(one.get("order", []), list)
+        ):
+            raise _refusal(rank, f"sent no description of itself, but {quoted(one)}")
+    found: list[str] = []
+    count = 0
+    for label, values in _compared(told):
+        if _differ(values):
+            count += 1
+            if len(found) < MAX_DIFFERENCES:
+                found.append(_difference(label, values))
+    if not count:
+        order = _orders(told)
+        if any(one != order[0] for one in order):
+            count, found = 1, [_difference("the order of the parameters", order)]
+    if count:
+        shown = "; ".join(found) + (f"; and {count - len(found)} more" if count > len(found) else "")
         raise MismatchError(
             f"the ranks of this job do not agree: {shown}. Use the same hvd_deepreduce release, the same codec "
             "packages, the same config (including its seed) and the same model on every rank. No gradient was applied"
         )
 
 
-def _differences(label: str, values: list[Any]) -> list[str]:
+def _compared(told: Sequence[Statement]) -> Iterator[tuple[str, list[Any]]]:
+    """What is compared, and its values in rank order."""
+    yield "version", [one["version"] for one in told]
+    for kind, dot in KINDS.items():
+        for key in dict.fromkeys(key for one in told for key in one.get(kind, {})):
+            yield f"{kind}{dot}{quoted(key)}", [one.get(kind, {}).get(key, MISSING) for one in told]
+
+
+def _orders(told: Sequence[Statement]) -> list[Any]:
+    """The names of the parameters, from the first one that differs."""
+    orders = [one.get("order") or [] for one in told]
+    same = next((at for at, names in enumerate(zip_longest(*orders)) if any(n != names[0] for n in names)), 0)
+    return [order[same : same + 8] for order in orders]
+
+
+def _difference(label: str, values: Sequence[Any]) -> str:
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
-        ranks.setdefault(value if isinstance(value, str) else json.dumps(value), []).append(rank)
-    if len(ranks) == 1:
-        return []
-    return [f"{label} is " + ", ".join(f"{value} on {_names(some)}" for value, some in ranks.items())]
+        ranks.setdefault(_text(value), []).append(rank)
+    first = [values[some[0]] for some in ranks.values()]
+    named = ["missing" if value is MISSING else quoted(value) for value in first]
+    shown = [f"{value} on {_names(some)}" for value, some in zip(named, ranks.values(), strict=True)]
+    more = f", and {len(shown) - 4} other values" if len(shown) > 4 else ""
+    return f"{label} is " + ", ".join(shown[:4]) + more
+
+
+def _differ(values: Sequence[Any]) -> bool:
+    first = values[0]
+    # Most values are texts, and there are as many as parameters times ranks.
+    return any(value != first if isinstance(value, str) else _text(value) != _text(first) for value in values)
+
+
+def _text(value: object) -> str:
+    """Equal for equal values only; unlike ``==``, which holds for 1 and True."""
+    try:
+        return "" if value is MISSING else json.dumps(value)
+    except RecursionError:
+        return "nested too deeply"
+
+
+def agreed_steps(told: Sequence[Statement], elastic: bool) -> list[int]:
+    """The step counts to continue with.
+
+    Args:
+        told: what ``compare`` found to be equal but for the step counts.
+        elastic: whether ranks at step 0 are new in the job and take the others' counts.
+
+    Raises:
+        MismatchError: they differ.
+    """
+    names: list[Any] = told[0].get("order", [])
+    steps: list[list[int]] = [one.get("steps", [0] * len(names)) for one in told]
+    for rank, counts in enumerate(steps):
+        if not _are_steps(counts, len(names)):
+            raise _refusal(rank, f"sent {quoted(counts)} in place of its step counts")
+    known = [rank for rank, counts in enumerate(steps) if any(counts) or not elastic]
+    for at, name in enumerate(names):
+        counts = [steps[rank][at] for rank in known]
+        if any(count != counts[0] for count in counts):
+            shown = ", ".join(f"{count} on rank {rank}" for rank, count in list(zip(known, counts, strict=True))[:8])
+            raise MismatchError(
+                f"the ranks of this job do not agree: the step count of {quoted(name)} is {shown}. Load the state of "
+                "DeepReduce on every rank or on none. In an elastic job, make it a part of the state that "
+                "hvd.elastic.run gets (docs/elastic.md)"
+            )
+    return list(steps[known[0]] if known else steps[0])
 
 
 def _names(ranks: list[int]) -> str:

@@ -53,6 +53,20 @@ class Collectives(ABC):
         """Starts an allgather of host bytes and waits for it; called between steps, to compare the ranks."""
         return self.wait_allgather(self.start_allgather(data, name))
 
+    def wait_meeting(self) -> None:  # noqa: B027  (only where meetings are held)
+        """Waits until this step's meeting (``meeting.py``) has found that all ranks take part.
+
+        ``wait_allgather`` does so for the allgathers; the engine calls this before an exchange over MPI.
+        """
+
+    def elastic(self) -> bool:
+        """Whether ranks may come and go while the job runs."""
+        return False
+
+    def close(self) -> None:
+        """Ends the threads of these collectives, if there are any. It can be called more than once."""
+        return
+
     @abstractmethod
     def mpi_enabled(self) -> bool:
         """Whether the job runs on MPI, so that mpi4py connects these ranks too."""

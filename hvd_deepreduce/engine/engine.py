@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvd_deepreduce import container as wire
 from hvd_deepreduce.codec import U8, Floats, RngKey
 from hvd_deepreduce.config import Config
+from hvd_deepreduce.engine import meeting
 from hvd_deepreduce.engine import state as saved
 from hvd_deepreduce.engine.agreement import Agreement, Descriptions
 from hvd_deepreduce.engine.buckets import Bucket
@@ -25,6 +27,30 @@ from hvd_deepreduce.sparse import SparseTensor
 
 if TYPE_CHECKING:
     from hvd_deepreduce.exchange.queue import ExchangeQueue
+
+
+_log = logging.getLogger("hvd_deepreduce")
+
+
+class Snapshot(NamedTuple):
+    """Settings and state of a process at a moment of an elastic job."""
+
+    config: Config
+    state: dict[str, Any]
+
+
+class Told(NamedTuple):
+    """What the ranks of an elastic job take from rank 0.
+
+    Attributes:
+        config: ``Config.shared``.
+        steps: step counts by parameter.
+        lists: the parameters, where the framework does not know them before the first step.
+    """
+
+    config: dict[str, Any]
+    steps: dict[str, int]
+    lists: Any = None
 
 
 class Engine:
@@ -57,6 +83,7 @@ class Engine:
         self.generation = 0
         self._agreement = Agreement(collectives)
         self._memory = Memory()
+        self._closed = False
         self.exchanges = Exchanges(collectives)
         self._use(config)
 
@@ -69,6 +96,7 @@ class Engine:
 
     def _use(self, config: Config) -> None:
         self._config = config
+        self._digest = config.digest()
         self._pipeline: Pipeline | None = None
         self.over_mpi = config.exchange.implementation is not None
         self.generation += 1
@@ -83,6 +111,7 @@ class Engine:
             RuntimeError: gradients are in flight.
             ConfigError: the config cannot be used; the old one stays in force.
         """
+        self.check_open()
         if self.in_flight:
             raise RuntimeError(
                 "set_config was called between backward() and step(), while gradients are in flight: call it after "
@@ -106,40 +135,142 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, as NumPy arrays, and step counts. Ranks differ: each saves and loads its own."""
+        self.check_open()
         rank, size = self.collectives.rank(), self.collectives.size()
         return saved.save(self.parameters, self._memory.state_dict(), rank, size)
 
-    def load_state_dict(self, state: Mapping[str, Any], parameters: Iterable[Parameter] | None = None) -> None:
+    def load_state_dict(
+        self, state: saved.State, parameters: Iterable[Parameter] | None = None, *, reshard: saved.Reshard = False
+    ) -> None:
         """Continues where ``state_dict`` was called. Gradients in flight are forgotten.
 
         The queues of exchanges over MPI are closed: to go on after an error of an exchange, every rank makes this call.
 
         Args:
+            state: this rank's; with ``reshard`` those of all ranks, which may have been more or fewer.
             parameters: replace the engine's own; None: keep those.
+            reshard: as in ``engine.state.reshard``.
 
         Raises:
-            ValueError: a state of another rank, another number of ranks or another model; nothing has changed then.
+            ValueError: a state of another rank, another number of ranks or another model, with a residual that is not
+                finite, or not a state at all; nothing has changed then.
         """
+        self.check_open()
+        rank, size = self.collectives.rank(), self.collectives.size()
+        self._load(parameters, lambda known: saved.load(state, known, rank, size, reshard))
+
+    def _load(
+        self,
+        parameters: Iterable[Parameter] | None,
+        read: Callable[[dict[str, Parameter]], tuple[dict[str, int], dict[str, Floats]]],
+    ) -> None:
         known = self.parameters if parameters is None else {parameter.name: parameter for parameter in parameters}
-        steps, residuals = saved.check(state, known, self.collectives.rank(), self.collectives.size())
+        steps, residuals = read(known)
+        self.exchanges.close()  # before the residuals change: an exchange may be about to settle them
+        self._memory.load_state_dict(residuals)  # the last that can fail: it copies
         self.parameters = known
         for name, step in steps.items():
             known[name].step = step
-        self.exchanges.close()  # before the residuals change: an exchange may be about to settle them
-        self._memory.load_state_dict(residuals)
         self.in_flight.clear()
         self.generation += 1
 
+    def snapshot(self) -> Snapshot:
+        """What ``rewind`` returns to."""
+        return Snapshot(self._config, self.state_dict())
+
+    def rewind(self, snapshot: Snapshot) -> None:
+        """Returns to a snapshot of this process, whatever its rank is now. Gradients in flight are forgotten.
+
+        It asks nothing of the collectives, which may not work any more.
+        """
+        self._use(snapshot.config)
+        self.resume(snapshot.state)
+
+    def resume(self, state: Mapping[str, Any], parameters: Iterable[Parameter] | None = None) -> None:
+        """As ``load_state_dict``, with a state of this process that may have had another rank."""
+        self._load(parameters, lambda known: saved.check(state, known, state["rank"], state["size"]))
+
+    def told(self) -> Told:
+        """What the other ranks of an elastic job take from rank 0."""
+        steps = {name: parameter.step for name, parameter in self.parameters.items()}
+        return Told(self._config.shared(), steps)
+
+    def following(self, told: Told) -> dict[str, Any]:
+        """This rank's state at the step of rank 0 of an elastic job.
+
+        The residuals are this rank's if they belong to that step; otherwise they start again from zero.
+        """
+        state = self.state_dict()
+        if state["steps"] != told.steps:
+            if any(state["steps"].values()):
+                _log.warning("rank 0 is at another step than rank %d, whose residuals are dropped", state["rank"])
+            state = {**state, "steps": told.steps, "residuals": {}}
+        return state
+
     def agree(self, parameters: Descriptions) -> None:
-        """Compares release, config and parameters of all ranks. Every rank calls it before its first gradient.
+        """Compares release, config, parameters and step counts of all ranks. Every rank calls it at the same time:
+        before its first gradient, and after other ranks have come or gone.
+
+        A rank that is new in an elastic job takes the others' step counts.
 
         Args:
-            parameters: (name, shape, dtype) of each.
+            parameters: (name, shape, dtype) of each of the engine's parameters, or none of them.
 
         Raises:
             MismatchError: they differ; raised on all ranks, with the same message.
         """
-        self._agreement.check(self._config, parameters)
+        own = list(self.parameters.values()) if parameters else []
+        agreed = self._agreement.check(self._config, parameters, [parameter.step for parameter in own])
+        for parameter, step in zip(own, agreed, strict=True):
+            parameter.step = step
+
+    def word(self, agreed: bool) -> Floats:
+        """What this rank says at the beginning of a step; see ``meeting.py``.
+
+        Args:
+            agreed: whether ``agree`` was called since ranks have come or gone.
+        """
+        self.check_open()
+        return meeting.word(self._digest, agreed)
+
+    def hear(self, total: Floats, agree: Callable[[], None]) -> None:
+        """Draws the conclusions from all ranks' words.
+
+        Args:
+            total: their sum.
+            agree: compares the ranks with ``Engine.agree``; called if a rank is new.
+
+        Raises:
+            RuntimeError: a rank has called ``hvd.join()``; raised on all others.
+            MismatchError: the ranks differ; raised on all ranks.
+        """
+        heard = meeting.outcome(total, self.collectives.size())
+        if heard.missing:
+            raise meeting.join_error(heard.missing)
+        if heard.newcomers:
+            agree()
+        elif not heard.same_config:
+            self._agreement.check(self._config, [], [])
+
+    def close(self) -> None:
+        """Ends the exchanges, their threads and those of ``collectives``, and frees the residuals.
+
+        Every rank calls it after the same step. It can be called more than once. Afterwards only ``config`` and
+        ``stats`` can be read; everything else raises ``RuntimeError``.
+        """
+        self._closed = True
+        self.exchanges.close()
+        self.collectives.close()
+        self._memory.load_state_dict({})
+        self._pipeline = None
+        self.in_flight.clear()
+
+    def check_open(self) -> None:
+        """``RuntimeError`` after ``close``."""
+        if self._closed:
+            raise RuntimeError(
+                "this DeepReduce was closed: create a new one on every rank, with a new optimizer or tape"
+            )
 
     # Single tensors
 
@@ -156,6 +287,7 @@ class Engine:
         Returns:
             The container, uint8, where ``flat`` is.
         """
+        self.check_open()
         config = self._config
         residual = None
         if config.error_feedback:
@@ -178,6 +310,7 @@ class Engine:
                 the config does not give; names its rank. Raised on all ranks.
             MismatchError: the ranks' configs differ; raised on all ranks.
         """
+        self.check_open()
         size = self.collectives.size()
         with deferred.reading(out):
             gathered = arrays.move_like(gathered, out)
@@ -207,6 +340,7 @@ class Engine:
         Raises:
             RuntimeError: an exchange over MPI in a job without MPI.
         """
+        self.check_open()
         bucket.count_step()
         config, pipeline = self._config, self.pipeline
         key = bucket.key = RngKey(config.seed, bucket.number, bucket.step, self.collectives.rank())
@@ -240,6 +374,7 @@ class Engine:
             indices, values = selected
             return values if indices is None else SparseTensor(bucket.gradient.size, indices, values), residual
 
+        self.collectives.wait_meeting()
         queue = self.exchange_queue(bucket.layout.queue)
         bucket.pending = queue.submit(config.exchange, select, bucket.gradient, key)
 

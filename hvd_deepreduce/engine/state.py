@@ -1,16 +1,28 @@
-"""One rank's state, as it is saved with a checkpoint: residuals and step counts."""
+"""One rank's state, as it is saved with a checkpoint: residuals and step counts. What is loaded is not trusted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import io
+import json
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import Any, Literal
+from zipfile import ZIP_STORED, ZipFile
 
 import numpy as np
+import numpy.typing as npt
 
 from hvd_deepreduce.codec import Floats
 from hvd_deepreduce.engine.parameter import Parameter
+from hvd_deepreduce.engine.quoting import quoted
+from hvd_deepreduce.ops import deferred
 
 KEYS = ("rank", "size", "steps", "residuals")
+MAX_STEP = 1 << 48
+"""The largest step count; a container has the lowest 32 bits of it."""
+MAX_TEXT = 1 << 26
+"""Bytes of everything but the residuals in a serialized state: about 200,000 parameters."""
+_DTYPES = (np.dtype(np.uint8), np.dtype(np.float32), np.dtype(np.float64))
 
 
 def save(parameters: Mapping[str, Parameter], residuals: Mapping[str, Floats], rank: int, size: int) -> dict[str, Any]:
@@ -29,39 +41,228 @@ def check(
     """Validates a saved state; changes nothing.
 
     Args:
-        state: what ``save`` returned, from a checkpoint.
+        state: what ``save`` returned, from a checkpoint. A residual may have its parameter's shape, or be flat, and
+            need not be contiguous. Keys that are not those of ``save`` are ignored.
         parameters: the model's, by name.
         rank, size: of this process.
 
     Returns:
-        The step counts and the residuals, by the parameters' names.
+        The step count of every parameter, and the residuals, flat and contiguous, by the parameters' names.
 
     Raises:
-        ValueError: it is of another rank, another number of ranks or another model, or not a state at all.
+        ValueError: it is of another rank, another number of ranks or another model; a residual is not finite; or it is
+            not a state at all.
     """
-    missing = sorted(set(KEYS) - set(state))
+    if not isinstance(state, Mapping):
+        raise ValueError(
+            f"a state of DeepReduce is a dict, but this is a {type(state).__name__}: load what state_dict returned"
+        )
+    missing = sorted(key for key in KEYS if key not in state)
     if missing:
         raise ValueError(f"this is not a state of DeepReduce: it has no {', '.join(missing)}")
-    if (state["rank"], state["size"]) != (rank, size):
+    whose = [_integer(state[key], f"the {key} of the state") for key in ("rank", "size")]
+    if whose != [rank, size]:
         raise ValueError(
-            f"the state is of rank {state['rank']} of {state['size']}, and this is rank {rank} of {size}: every rank "
-            "must load the state that it saved. With another number of ranks, start without a state"
+            f"the state is of rank {whose[0]} of {whose[1]}, and this is rank {rank} of {size}: every rank "
+            "must load the state that it saved. With another number of ranks, give the states of all of them: "
+            "load_state_dict(states, reshard=True)"
         )
-    residuals = {name: np.asarray(residual) for name, residual in state["residuals"].items()}
-    for name in [*state["steps"], *residuals]:
-        if name not in parameters:
-            raise ValueError(f"the state has a parameter {name}, but the model does not: load the state of this model")
-    steps = {name: int(step) for name, step in state["steps"].items()}
-    for name, step in steps.items():
-        if step < 0:
-            raise ValueError(f"the step count of {name} is {step}; it must be 0 or more")
-    for name, residual in residuals.items():
-        parameter = parameters[name]
-        if residual.size != parameter.numel and -1 not in parameter.shape:
+    for key in ("steps", "residuals"):
+        if not isinstance(state[key], Mapping):
+            raise ValueError(f"the {key} of the state are a {type(state[key]).__name__}; they must be a dict")
+        for name in state[key]:
+            if not isinstance(name, str) or name not in parameters:
+                raise ValueError(
+                    f"the state has a parameter {quoted(name)}, but the model does not: load the state of this model"
+                )
+    for name in parameters:
+        if name not in state["steps"]:
+            raise ValueError(f"the model has a parameter {name}, but the state does not: load the state of this model")
+    steps = {name: _integer(step, f"the step count of {name}") for name, step in state["steps"].items()}
+    return steps, {name: _residual(given, parameters[name]) for name, given in state["residuals"].items()}
+
+
+Reshard = bool | Literal["sum", "mean"]
+"""Whether states of another number of ranks are loaded, and what is preserved; True is "sum"."""
+
+
+State = Mapping[str, Any] | Iterable[Mapping[str, Any]]
+"""A rank's state, or with ``reshard`` those of all ranks."""
+
+
+def load(
+    state: State, parameters: Mapping[str, Parameter], rank: int, size: int, how: Reshard
+) -> tuple[dict[str, int], dict[str, Floats]]:
+    """``check`` of one state, or ``reshard`` of several."""
+    if how is False:
+        return check(state, parameters, rank, size)  # type: ignore[arg-type]  # it says what is wrong
+    return reshard(state, parameters, rank, size, how)  # type: ignore[arg-type]
+
+
+def reshard(
+    states: Iterable[Mapping[str, Any]], parameters: Mapping[str, Parameter], rank: int, size: int, how: Reshard
+) -> tuple[dict[str, int], dict[str, Floats]]:
+    """This rank's share of the states of all ranks of a job that had another number of ranks; changes nothing.
+
+    Rank r takes the sum of the states of the ranks r, r + size, r + 2 size, ... So the sum over all ranks is preserved.
+    If there were fewer ranks than now, the last ones start without residuals.
+
+    Args:
+        states: one of each rank, in any order. Only one of them is needed in memory at a time.
+        parameters, rank, size: as for ``check``.
+        how: True or "sum" preserves the residuals' sum, "mean" their mean.
+
+    Returns:
+        As ``check``.
+
+    Raises:
+        ValueError: as ``check``; or a state is missing, or there twice; or their steps differ.
+    """
+    if how not in (True, "sum", "mean"):
+        raise ValueError(f"reshard is {quoted(how)}; it must be True, False, 'sum' or 'mean'")
+    if isinstance(states, Mapping) or not isinstance(states, Iterable):
+        raise ValueError(
+            f"with reshard, the states of all ranks are loaded, but one {type(states).__name__} was given: give a list "
+            "of what state_dict returned on each rank"
+        )
+    steps: dict[str, int] | None = None
+    total = 0
+    seen: set[int] = set()
+    sums: dict[str, npt.NDArray[np.float64]] = {}
+    for state in states:
+        whose = [_integer(state[k], f"the {k} of a state") for k in KEYS[:2]] if _has_keys(state) else [0, 0]
+        told, residuals = check(state, parameters, *whose)
+        total = total or whose[1]
+        if whose[1] != total or whose[0] in seen or not whose[0] < total:
             raise ValueError(
-                f"the residual of {name} has {residual.size} elements, but the parameter has {parameter.numel}: load "
-                "the state of this model"
+                f"a state is of rank {whose[0]} of {whose[1]}, beside states of {len(seen)} other ranks of {total}: "
+                "give each rank's state of one checkpoint once"
             )
-        if residual.dtype not in (np.float32, np.float64):
-            raise ValueError(f"the residual of {name} is {residual.dtype}; it must be float32 or float64")
-    return steps, residuals
+        if steps is not None and told != steps:
+            raise ValueError("the states are of different steps: give the states of one checkpoint")
+        steps = told
+        seen.add(whose[0])
+        if whose[0] % size == rank:
+            for name, residual in residuals.items():
+                sums[name] = sums.get(name, 0) + residual.astype(np.float64)
+    if steps is None or len(seen) < total:
+        missing = sorted(set(range(total)) - seen)
+        raise ValueError(f"states are missing, of the ranks {missing or 'of the checkpoint'}: give those of all ranks")
+    scale = size / total if how == "mean" else 1.0
+    return steps, {name: (scale * sums[name]).astype(parameters[name].accumulated_in) for name in sums}
+
+
+def _has_keys(state: object) -> bool:
+    return isinstance(state, Mapping) and all(key in state for key in KEYS)
+
+
+def _integer(value: object, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value <= MAX_STEP:
+        raise ValueError(f"{what} is {quoted(value)}; it must be an integer, 0 or more, and at most 2^48")
+    return int(value)
+
+
+def _residual(given: object, parameter: Parameter) -> Floats:
+    """The residual, flat, contiguous and aligned, once it has been found to be one of this parameter."""
+    what = f"the residual of {parameter.name}"
+    if not isinstance(given, np.ndarray):
+        raise ValueError(f"{what} is a {type(given).__name__}; it must be a NumPy array")
+    known = prod(size for size in parameter.shape if size >= 0)
+    open_size = -1 in parameter.shape
+    if given.size % known if open_size and known else given.size != known:
+        numel = f"a multiple of {known}" if open_size else str(known)
+        raise ValueError(
+            f"{what} has {given.size} elements, but the parameter has {numel}: load the state of this model"
+        )
+    if given.ndim != 1 and not _fits(given.shape, parameter.shape):
+        raise ValueError(
+            f"{what} has the shape {list(given.shape)}; it must be flat, or have the parameter's shape "
+            f"{list(parameter.shape)}"
+        )
+    if given.dtype != parameter.accumulated_in:
+        raise ValueError(
+            f"{what} is {given.dtype}; it must be {parameter.accumulated_in}, in this machine's byte order"
+        )
+    flat: Floats = np.require(given.reshape(-1), requirements=["C", "A"])
+    if not deferred.finite(flat):
+        raise ValueError(
+            f"{what} contains NaN or infinity, which would be sent to all ranks: load an older state, or replace this "
+            "residual by zeros on this rank, or start without a state"
+        )
+    return flat
+
+
+def _fits(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    return len(shape) == len(expected) and all(e in (-1, s) for s, e in zip(shape, expected, strict=True))
+
+
+def to_bytes(state: Mapping[str, Any]) -> bytes:
+    """A state as the bytes of an .npz file.
+
+    Args:
+        state: with residuals as NumPy arrays; everything else must be plain numbers, texts, lists and dicts.
+    """
+    residuals = state["residuals"]
+    text = json.dumps({**state, "residuals": list(residuals)}).encode()
+    file = io.BytesIO()
+    arrays = {str(at): residual for at, residual in enumerate(residuals.values())}
+    np.savez(file, state=np.frombuffer(text, np.uint8), **arrays)
+    return file.getvalue()
+
+
+def from_bytes(data: bytes) -> dict[str, Any]:
+    """The state in the bytes that ``to_bytes`` returned. It takes no more memory than a small multiple of them.
+
+    Only the file is checked here, not the state: that is for ``check``.
+
+    Raises:
+        ValueError: these are other bytes.
+    """
+    if not isinstance(data, bytes):
+        raise ValueError(f"a serialized state of DeepReduce is bytes, but this is a {type(data).__name__}")
+    try:
+        arrays = _arrays(data)
+        text = arrays.pop("state")
+        if text.dtype != np.uint8 or text.size > MAX_TEXT:
+            raise ValueError(f"its description is {text.dtype} [{text.size}]; uint8 [{MAX_TEXT}] is the most allowed")
+        state = json.loads(text.tobytes())
+        if not isinstance(state, dict):
+            raise ValueError(f"its description is a {type(state).__name__}")
+        names = state.get("residuals")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError("it has no list of the residuals' names")
+        if len(set(names)) != len(names) or set(arrays) != set(map(str, range(len(names)))):
+            raise ValueError(f"it names {len(set(names))} residuals and has {len(arrays)} arrays of them")
+        state["residuals"] = {name: arrays[str(at)] for at, name in enumerate(names)}
+    except Exception as error:  # the parsers of zip, npy and JSON do not say all that they raise on altered bytes
+        reason = str(error) or type(error).__name__
+        raise ValueError(f"this is not a state of DeepReduce: {quoted(reason)}") from None
+    return state
+
+
+def _arrays(data: bytes) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
+    """The arrays of an .npz file, by name, all of one dimension.
+
+    ``numpy.load`` would allocate whatever the file announces, and expand compressed arrays.
+    """
+    with ZipFile(io.BytesIO(data)) as file:
+        members = file.infolist()
+        if any(member.compress_type != ZIP_STORED for member in members):
+            raise ValueError("its arrays are compressed")
+        if sum(member.file_size for member in members) > len(data):
+            raise ValueError(f"it announces more bytes than its {len(data)}")
+        arrays = {member.filename.removesuffix(".npy"): _array(file.read(member)) for member in members}
+    if len(arrays) != len(members):
+        raise ValueError("two of its arrays have the same name")
+    return arrays
+
+
+def _array(member: bytes) -> np.ndarray[Any, np.dtype[Any]]:
+    file = io.BytesIO(member)
+    version = np.lib.format.read_magic(file)
+    if version != (1, 0):
+        raise ValueError(f"it has an array of version {version}")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    if len(shape) != 1 or dtype not in _DTYPES or shape[0] * dtype.itemsize != len(member) - file.tell():
+        raise ValueError(f"it has an array {dtype}{list(shape)} in {len(member)} bytes")
+    return np.frombuffer(member, dtype, offset=file.tell())

@@ -7,7 +7,7 @@ them, wait for their sums, and then wake the dequeues.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,7 +16,7 @@ import tensorflow as tf
 from hvd_deepreduce.codec import Floats
 from hvd_deepreduce.engine import Bucket, BucketLayout, Engine, Member, Parameter
 from hvd_deepreduce.ops import arrays
-from hvd_deepreduce.tensorflow.graph import Slot, Step, Unit
+from hvd_deepreduce.tensorflow.graph import Graph, Slot, Step, Unit
 from hvd_deepreduce.tensorflow.parameters import GraphParameters
 from hvd_deepreduce.tensorflow.steps import Steps
 
@@ -41,6 +41,23 @@ class GraphBuckets:
     def clear(self) -> None:
         """Forgets all layouts, after the config or the state has changed."""
         self._layouts.clear()
+
+    def forget(self, graphs: Iterable[Graph]) -> None:
+        """Forgets steps that a failure has ended, with the lock of ``steps`` held. Nothing of them may be in flight."""
+        self.clear()
+        self._under_way.clear()
+        self._engine.in_flight.clear()
+        for graph in graphs:
+            graph.step = None
+            for slot in graph.slots:
+                # TensorFlow has cancelled its dequeue, but the bucket's sum may have come afterwards.
+                while slot.queue is not None and slot.queue.size() > 0:
+                    slot.queue.dequeue()
+
+    def close(self) -> None:
+        """Ends the thread that sends, after what it has to send, and forgets all layouts."""
+        self._sending.shutdown(wait=False)
+        self.clear()
 
     def put(self, step: Step, slot: Slot, flat: Floats) -> None:
         """Copies a gradient into its bucket. A full bucket is sent, on another thread."""

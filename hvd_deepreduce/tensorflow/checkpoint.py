@@ -1,51 +1,26 @@
-"""Saving a DeepReduce's state: as bytes, and after each epoch of Keras."""
+"""Saving a DeepReduce's state after each epoch of Keras."""
 
 from __future__ import annotations
 
-import io
-import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
-from zipfile import BadZipFile
 
 import horovod.tensorflow as hvd
-import numpy as np
 import tensorflow as tf
 
+from hvd_deepreduce.engine.state import Reshard, State, from_bytes
 
-class Serializable(Protocol):
+
+class Restorable(Protocol):
     """A ``DeepReduce``."""
 
     def serialize(self) -> bytes: ...
 
     def deserialize(self, string_value: bytes) -> None: ...
 
-
-def to_bytes(state: Mapping[str, Any]) -> bytes:
-    """``state_dict`` as the bytes of an .npz file."""
-    residuals = state["residuals"]
-    text = json.dumps({**state, "residuals": list(residuals)}).encode()
-    file = io.BytesIO()
-    arrays = {str(at): residual for at, residual in enumerate(residuals.values())}
-    np.savez(file, state=np.frombuffer(text, np.uint8), **arrays)
-    return file.getvalue()
-
-
-def from_bytes(data: bytes) -> dict[str, Any]:
-    """The state in the bytes that ``to_bytes`` returned.
-
-    Raises:
-        ValueError: these are other bytes.
-    """
-    try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            state: dict[str, Any] = json.loads(file["state"].tobytes())
-            state["residuals"] = {name: file[str(at)] for at, name in enumerate(state["residuals"])}
-    except (OSError, KeyError, EOFError, ValueError, BadZipFile) as error:
-        raise ValueError(f"this is not a state of DeepReduce: {error}") from None
-    return state
+    def load_state_dict(self, state: State, *, reshard: Reshard) -> None: ...
 
 
 class SaveState(tf.keras.callbacks.Callback):  # type: ignore[misc]
@@ -58,17 +33,25 @@ class SaveState(tf.keras.callbacks.Callback):  # type: ignore[misc]
         compression: what the optimizer was given.
         folder: where ``deepreduce.rank<n>.npz`` is written.
         delete: delete the file at the end of training.
+        reshard: restore the files of any number of ranks; as in ``DeepReduce.load_state_dict``. All ranks must see the
+            folder.
     """
 
-    def __init__(self, compression: Serializable, folder: str | Path, delete: bool = True) -> None:
+    def __init__(
+        self, compression: Restorable, folder: str | Path, delete: bool = True, reshard: Reshard = False
+    ) -> None:
         super().__init__()
         self.compression = compression
-        self.path = Path(folder) / f"deepreduce.rank{hvd.rank()}.npz"
+        self.path = _path(folder, hvd.rank())
         self.delete = delete
+        self.reshard = reshard
 
     def on_train_begin(self, logs: Any = None) -> None:
-        if self.path.exists():
-            self.compression.deserialize(self.path.read_bytes())
+        if self.reshard is False:
+            if self.path.exists():
+                self.compression.deserialize(self.path.read_bytes())
+        elif _path(self.path.parent, 0).exists():
+            self.compression.load_state_dict(_states(self.path.parent), reshard=self.reshard)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,3 +62,16 @@ class SaveState(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_end(self, logs: Any = None) -> None:
         if self.delete:
             self.path.unlink(missing_ok=True)
+
+
+def _path(folder: str | Path, rank: int) -> Path:
+    return Path(folder) / f"deepreduce.rank{rank}.npz"
+
+
+def _states(folder: Path) -> Iterator[dict[str, Any]]:
+    """The states of all ranks of the job that wrote them; the file of rank 0 says how many there were."""
+    rank, size = 0, 1
+    while rank < size:
+        state = from_bytes(_path(folder, rank).read_bytes())
+        yield state
+        rank, size = rank + 1, state["size"]

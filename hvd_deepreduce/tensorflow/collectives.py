@@ -2,19 +2,54 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from threading import Thread
+from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvd_deepreduce.codec import U8
-from hvd_deepreduce.horovod import HINT, HorovodCollectives
+from hvd_deepreduce.codec import U8, Floats
+from hvd_deepreduce.horovod import HINT, NOBODY_CAME, WARN_SECONDS, HorovodCollectives, handshake_seconds
 from hvd_deepreduce.ops import arrays
 
 # More than there are buckets in flight: if all threads waited, the next bucket could not be sent.
 THREADS = 1000
+
+_log = logging.getLogger("hvd_deepreduce")
+
+
+def await_ranks(operation: Callable[[], None]) -> None:
+    """Runs an operation that waits for the other ranks. Ranks that do not come at all are reported.
+
+    Raises:
+        TimeoutError: a rank did not come in time (``handshake_seconds``).
+    """
+    limit, failures = handshake_seconds(), []
+
+    def run() -> None:
+        try:
+            operation()
+        except Exception as error:
+            failures.append(error)
+
+    # At the process's end nobody waits for a daemon: Horovod's shutdown ends its operation, but comes later.
+    thread = Thread(target=run, name="deepreduce handshake", daemon=True)
+    thread.start()
+    began = time.monotonic()
+    thread.join(min(WARN_SECONDS, limit or WARN_SECONDS))
+    if thread.is_alive() and limit != WARN_SECONDS:
+        _log.warning(NOBODY_CAME.format(seconds=round(time.monotonic() - began)))
+        thread.join(max(0.0, limit - WARN_SECONDS) if limit else None)
+    if thread.is_alive():
+        raise TimeoutError(NOBODY_CAME.format(seconds=round(time.monotonic() - began)))
+    if failures:
+        raise failures[0]
 
 
 class TensorFlowCollectives(HorovodCollectives):
@@ -34,18 +69,45 @@ class TensorFlowCollectives(HorovodCollectives):
         return pending.result()
 
     def allgather(self, data: U8, name: str) -> U8:
-        """As ``Collectives.allgather``, on this thread: while a function is traced, or within one of its operations."""
+        """As ``Collectives.allgather``: while a function is traced, or within one of its operations.
+
+        Raises:
+            TimeoutError: a rank did not come in time.
+        """
+        gathered: U8 = self._once(hvd.allgather, data, name)
+        return gathered
+
+    def meet(self, word: Floats) -> Floats:
+        """The sum of all ranks' words; called while a function is traced, before the first handshake.
+
+        Raises:
+            TimeoutError: a rank did not come in time.
+        """
+        total: Floats = self._once(partial(hvd.allreduce, op=hvd.Sum), word, "meeting")
+        return total
+
+    def _once(self, operation: Callable[..., tf.Tensor], data: Any, name: str) -> Any:
         name = re.sub(r"[^A-Za-z0-9_.]+", "_", f"deepreduce.{name}.{HINT}").strip("_")
 
-        def gather(given: tf.Tensor) -> tf.Tensor:
-            return hvd.allgather(given, name, ignore_name_scope=True, process_set=self.process_set)
+        def plain(given: tf.Tensor) -> tf.Tensor:
+            return operation(given, name=name, ignore_name_scope=True, process_set=self.process_set)
 
         # Only in a graph does Horovod's operation have its name. But a graph needs TensorFlow's threads, and while a
         # step runs, all of them may be waiting for this.
-        once = tf.function(tf.autograph.experimental.do_not_convert(gather)) if tf.inside_function() else gather
-        with tf.init_scope(), tf.device("CPU:0"):
-            gathered: U8 = once(tf.constant(data)).numpy()
-        return gathered
+        once = tf.function(tf.autograph.experimental.do_not_convert(plain)) if tf.inside_function() else plain
+        results: list[Any] = []
+
+        def run() -> None:
+            with tf.init_scope(), tf.device("CPU:0"):
+                results.append(once(tf.constant(data)).numpy())
+
+        await_ranks(run)
+        return results[0]
+
+    def close(self) -> None:
+        """Ends the threads that are idle; others after their allgather."""
+        self._threads.shutdown(wait=False)
+        self._functions.clear()
 
     def _allgather(self, data: U8, name: str) -> U8:
         function = self._functions.get(name)

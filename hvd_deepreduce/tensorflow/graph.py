@@ -106,6 +106,7 @@ class Graph:
     """The gradients that Horovod passed in one graph, in order.
 
     Attributes:
+        index: its number in the outermost function.
         counter: name of the tensor that numbers the graph's runs.
         compressed: number of slots that are compressed.
         built: number of slots that have all of their operations.
@@ -115,6 +116,7 @@ class Graph:
         step: the one under way.
     """
 
+    index: int = 0
     counter: str = ""
     slots: list[Slot] = field(default_factory=list)
     compressed: int = 0
@@ -152,6 +154,8 @@ class Graphs:
         self._graphs: weakref.WeakKeyDictionary[tf.Graph, Graph] = weakref.WeakKeyDictionary()
         # Number of units in each outermost function, with those of its inner functions.
         self._units: weakref.WeakKeyDictionary[tf.Graph, int] = weakref.WeakKeyDictionary()
+        # The index of the last graph in each outermost function.
+        self._inside: weakref.WeakKeyDictionary[tf.Graph, int] = weakref.WeakKeyDictionary()
 
     def all(self) -> list[Graph]:
         """The graphs that still exist."""
@@ -159,7 +163,11 @@ class Graphs:
 
     def add(self, place: tf.Graph, tensor: tf.Tensor, min_elements: int) -> Slot:
         """A new gradient in the graph ``place``; uncompressed if it is not floating or has fewer elements."""
-        graph = self._graphs.setdefault(place, Graph())
+        graph = self._graphs.get(place)
+        if graph is None:
+            root = _outermost(place)
+            index = self._inside[root] = self._inside.get(root, -1) + 1
+            graph = self._graphs[place] = Graph(index)
         name = re.sub(r"[^A-Za-z0-9_.]", "_", tensor.name.removesuffix(":0"))
         shape = tuple(-1 if size is None else size for size in tensor.shape)
         slot = Slot(graph, len(graph.slots), name, shape, tensor.dtype)
@@ -173,9 +181,7 @@ class Graphs:
         """Finds the unit of a gradient that is sent in a bucket."""
         unit = slot.graph.unit
         if unit is None or gradient.graph is place and gradient.op._id > unit.last_operation:
-            root = place
-            while getattr(root, "outer_graph", None) is not None and root.outer_graph.building_function:
-                root = root.outer_graph
+            root = _outermost(place)
             self._units[root] = self._units.get(root, 0) + 1
             self.queues = max(self.queues, self._units[root])
             unit = slot.graph.unit = Unit(place.get_operations()[-1]._id, self._units[root] - 1)
@@ -189,6 +195,13 @@ def current_place() -> tf.Graph:
     graph = tf.compat.v1.get_default_graph()
     outer = getattr(graph, "outer_graph", None)
     return outer if outer is not None and CONDITIONAL.search(outer.get_name_scope()) else graph
+
+
+def _outermost(place: tf.Graph) -> tf.Graph:
+    """The function in which ``place`` is an inner function, or ``place``."""
+    while getattr(place, "outer_graph", None) is not None and place.outer_graph.building_function:
+        place = place.outer_graph
+    return place
 
 
 def without_order(operation: tf.Operation) -> None:

@@ -1,8 +1,15 @@
-"""Compares the ranks: their configs while the first function is traced, their models when a first step runs."""
+"""Compares the ranks: their configs while the first function is traced, their models when a first step runs.
+
+In an elastic job some ranks trace their functions when others have long been in their steps. There, configs are
+compared together with models.
+"""
 
 from __future__ import annotations
 
+import json
 from threading import Lock
+
+import numpy as np
 
 from hvd_deepreduce.engine import Engine
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
@@ -10,7 +17,7 @@ from hvd_deepreduce.tensorflow.graph import Graphs
 from hvd_deepreduce.tensorflow.parameters import GraphParameters
 from hvd_deepreduce.tensorflow.steps import Steps
 
-# Number of DeepReduces that have compared their configs, by process set. The order is the same on all ranks.
+# Number of DeepReduces that were enrolled, by process set. The order is the same on all ranks.
 _numbers: dict[int, int] = {}
 # Those that have not compared their models yet, in the order in which their functions were traced. TensorFlow may run
 # any of them first, and another one on another rank; so the first one that runs compares all of them, in this order.
@@ -44,19 +51,36 @@ class Handshake:
         self._steps = steps
         self._failure: Exception | None = None
 
+    def enroll(self) -> None:
+        """Gives the DeepReduce its number; called when the first gradient is traced."""
+        if not self.number:
+            with _comparing:
+                chosen = self._collectives.process_set.process_set_id
+                self.number = _numbers[chosen] = _numbers.get(chosen, 0) + 1
+                _waiting.append(self)
+
     def compare_configs(self) -> None:
         """Compares release and config; called while a function is traced.
 
         Raises:
+            RuntimeError: a rank has called ``hvd.join()``.
             MismatchError: they differ; raised on all ranks.
         """
-        if self._collectives.size() > 1:
-            self._engine.agree([])
+        if self._collectives.size() > 1 and not self._collectives.elastic():
+            try:
+                self._engine.hear(self._collectives.meet(self._engine.word(False)), lambda: self._engine.agree([]))
+            except Exception:
+                self._withdraw()
+                raise
         self.configs_agree = True
+
+    def _withdraw(self) -> None:
+        """Takes ``enroll`` back: other ranks may not have traced the function at all."""
         with _comparing:
-            chosen = self._collectives.process_set.process_set_id
-            self.number = _numbers[chosen] = _numbers.get(chosen, 0) + 1
-            _waiting.append(self)
+            _numbers[self._collectives.process_set.process_set_id] -= 1
+            self.number = 0
+            if self in _waiting:
+                _waiting.remove(self)
 
     def compare_models(self) -> None:
         """Compares the models of all DeepReduces that have not done so; called before the first gradient is used.
@@ -66,14 +90,35 @@ class Handshake:
             ValueError: a state of another model was loaded.
         """
         with _comparing:
-            waiting = list(_waiting)
-            _waiting.clear()
-            if self not in waiting and not self.models_agree and self._failure is None:
-                waiting.append(self)
-            for one in waiting:
-                one._compare_model()
+            if self not in _waiting and not self.models_agree and self._failure is None:
+                _waiting.append(self)
+            while self in _waiting:
+                for one in self._common() if self._collectives.elastic() else list(_waiting):
+                    _waiting.remove(one)
+                    one._compare_model()
         if self._failure is not None:
             raise self._failure
+
+    def _common(self) -> list[Handshake]:
+        """Those that all ranks can compare now: another rank may not have traced all functions yet."""
+        waiting = {one.number: one for one in _waiting if one._collectives.process_set is self._collectives.process_set}
+        line = json.dumps(sorted(waiting)).encode() + b"\n"
+        gathered = self._collectives.allgather(np.frombuffer(bytearray(line), np.uint8), "handshake")
+        common = set.intersection(*(set(json.loads(one)) for one in gathered.tobytes().splitlines()))
+        return [waiting[number] for number in sorted(common)]
+
+    def repeat(self) -> None:
+        """The next step compares the models again, because ranks may have come or gone."""
+        with _comparing:
+            self.models_agree, self._failure = False, None
+            if self.number and self not in _waiting:
+                _waiting.append(self)
+
+    def close(self) -> None:
+        """The comparison no longer waits for this one's model."""
+        with _comparing:
+            if self in _waiting:
+                _waiting.remove(self)
 
     def forget_failure(self) -> None:
         """The next gradient compares the models again."""

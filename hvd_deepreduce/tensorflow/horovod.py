@@ -32,9 +32,9 @@ from horovod.tensorflow.compression import Compressor
 from tensorflow.python.ops import control_flow_util
 
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.engine import Engine
+from hvd_deepreduce.engine import Engine, Snapshot, Told
+from hvd_deepreduce.engine.state import Reshard, State, from_bytes, to_bytes
 from hvd_deepreduce.tensorflow.buckets import GraphBuckets
-from hvd_deepreduce.tensorflow.checkpoint import from_bytes, to_bytes
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
 from hvd_deepreduce.tensorflow.graph import Graphs, Slot, current_place
 from hvd_deepreduce.tensorflow.handshake import Handshake
@@ -75,6 +75,9 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
     It can be added to a ``tf.train.Checkpoint``: its residuals and step counts are then saved and restored with the
     rest. Ranks differ, so each rank must write its own checkpoint; for Keras, see ``SaveState``.
 
+    Horovod keeps every DeepReduce of a tape or optimizer until the process ends. ``close()``, or
+    ``with DeepReduce(...) as compression:``, ends its threads and communicators and frees its residuals.
+
     Args:
         config: a preset's name, the path of a YAML file, a dict, a ``Config``, or None for the recommended settings.
         process_set: that of the tape or optimizer, if it has one.
@@ -98,7 +101,7 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         self._parameters = GraphParameters(self._engine)
         self._buckets = GraphBuckets(self._engine, self._parameters, lambda: self._handshake.number)
         self._handshake = Handshake(self._engine, collectives, self._graphs, self._parameters, self._buckets.steps)
-        self._operations = Operations(self._engine, self._buckets, self._handshake)
+        self._operations = Operations(self._engine, collectives, self._buckets, self._handshake)
 
     @property
     def config(self) -> Config:
@@ -117,6 +120,7 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
             ValueError: scope ``tensor`` in place of a larger one or the other way around, or another ``min_elements``
                 in scope ``tensor``: these are fixed once a graph is built.
         """
+        self._engine.check_open()
         old, new = self.config, Config.load(self.config if config is None else config, **settings)
         if self._graphs.all() and "tensor" in (old.scope, new.scope):
             fixed = "scope" if old.scope != new.scope else "min_elements"
@@ -144,24 +148,79 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         """This rank's residuals, as NumPy arrays, and step counts. Ranks differ: each saves and loads its own."""
         return {**self._engine.state_dict(), "lists": self._parameters.state()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State, *, reshard: Reshard = False) -> None:
         """Continues where ``state_dict`` was called; also before the first step.
 
+        Args:
+            state: what ``state_dict`` returned on this rank. With ``reshard``, an iterable of what it returned on each
+                rank, in any order; it may be a generator, as only one of them is needed in memory at a time.
+            reshard: load the states of any number of ranks. True or "sum" preserves the residuals' sum over all ranks,
+                "mean" their mean.
+
         Raises:
-            ValueError: a state of another rank, another number of ranks or another model; nothing has changed then.
+            ValueError: a state of another rank, another number of ranks or another model, with a residual that is not
+                finite, or not a state at all; nothing has changed then.
         """
         with self._buckets.steps.lock:
-            self._parameters.load(state, self._graphs.all())
+            self._parameters.load(state, self._graphs.all(), reshard=reshard)
             self._buckets.clear()
             self._handshake.forget_failure()
+
+    def close(self) -> None:
+        """Ends its threads and exchanges, and frees the residuals.
+
+        Every rank calls it after the same step, before ``hvd.shutdown()``. It can be called more than once. Afterwards
+        ``config`` and ``stats()`` can be read; everything else raises ``RuntimeError``, and functions that were traced
+        with it raise ``tf.errors.OpError``. Save the state before.
+        """
+        self._handshake.close()
+        self._engine.close()
+        self._buckets.close()
+
+    def __enter__(self) -> DeepReduce:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def serialize(self) -> bytes:
         """``state_dict`` as bytes, for tf.train.Checkpoint."""
         return to_bytes(self.state_dict())
 
     def deserialize(self, string_value: bytes) -> None:
-        """Loads what ``serialize`` returned; raises what ``load_state_dict`` raises."""
+        """Loads what ``serialize`` returned.
+
+        Raises:
+            ValueError: these are other bytes; or as ``load_state_dict``. Nothing has changed then.
+        """
         self.load_state_dict(from_bytes(string_value))
+
+    def snapshot(self) -> Snapshot:
+        """Settings, residuals and step counts of this process, for ``rewind``."""
+        return Snapshot(self.config, self.state_dict())
+
+    def rewind(self, snapshot: Snapshot) -> None:
+        """Returns to a snapshot of this process, whatever its rank is now. Steps under way are forgotten."""
+        with self._buckets.steps.lock:
+            self._buckets.forget(self._graphs.all())
+            self._engine.set_config(snapshot.config)
+            self._parameters.load(snapshot.state, self._graphs.all(), own=True)
+            self._handshake.repeat()
+
+    def told(self) -> Told:
+        """What the other ranks of an elastic job take from rank 0."""
+        return self._engine.told()._replace(lists=self._parameters.state())
+
+    def follow(self, told: Told) -> None:
+        """Takes settings and step counts from rank 0 of an elastic job; keeps the residuals if the step is the same."""
+        state = {**self._engine.following(told), "lists": told.lists}
+        self.rewind(Snapshot(Config.load(told.config, threads=self.config.threads), state))
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a DeepReduce cannot be pickled, because its residuals belong to their rank. For an elastic job, use the "
+            "states of hvd_deepreduce.tensorflow.elastic, such as KerasState(model, compression=compression)"
+        )
 
     @plain  # type: ignore[untyped-decorator]
     def compress(self, tensor: tf.Tensor | None = None) -> tuple[tf.Tensor, Any]:
@@ -169,10 +228,11 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
 
         Raises:
             TypeError: the class was given as ``compression=``, not an instance.
-            RuntimeError: in a function that XLA compiles, or outside of a graph.
+            RuntimeError: in a function that XLA compiles, or outside of a graph; or ``close`` was called.
         """
         if tensor is None:
             raise TypeError(f"compression= was given the class DeepReduce; it must be an instance. Write: {LINE}")
+        self._engine.check_open()
         if tf.executing_eagerly():
             raise RuntimeError(
                 "DeepReduce identifies a gradient by its position in a graph, but this tensor is not in a graph: use "
@@ -181,12 +241,14 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
             raise RuntimeError(XLA)
         place = current_place()
+        if self._process_set.included():
+            self._handshake.enroll()
         alone = self.config.scope == "tensor"
         slot = self._graphs.add(place, tensor, self.config.min_elements if alone else 0)
         # Horovod does not reduce bfloat16, and a group's tensors must have one dtype: the carrier has the gradient's.
         sent = tf.float32 if tensor.dtype == tf.bfloat16 else tensor.dtype
         with tf.device("CPU:0"):
-            number = self._operations.count_runs(slot.graph, place, self._process_set.included)
+            number = self._operations.count_runs(slot.graph, place)
             context = _Context(slot, tensor, number)
             if slot.uncompressed:
                 return tf.cast(tensor, sent), context

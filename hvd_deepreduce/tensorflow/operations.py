@@ -6,13 +6,15 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
+import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
 from hvd_deepreduce.codec import U8, Floats
-from hvd_deepreduce.engine import Engine
+from hvd_deepreduce.engine import Engine, meeting
 from hvd_deepreduce.ops import arrays, device
 from hvd_deepreduce.tensorflow.buckets import GraphBuckets
+from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
 from hvd_deepreduce.tensorflow.graph import Graph, Slot, without_order
 from hvd_deepreduce.tensorflow.handshake import Handshake
 
@@ -23,8 +25,11 @@ class Operations:
     Flat arrays are ``[numel]``, float32 or float64. ``number`` is the scalar int64 tensor that ``count_runs`` returned.
     """
 
-    def __init__(self, engine: Engine, buckets: GraphBuckets, handshake: Handshake) -> None:
+    def __init__(
+        self, engine: Engine, collectives: TensorFlowCollectives, buckets: GraphBuckets, handshake: Handshake
+    ) -> None:
         self._engine = engine
+        self._collectives = collectives
         self._buckets = buckets
         self._steps = buckets.steps
         self._handshake = handshake
@@ -38,19 +43,18 @@ class Operations:
         """CuPy's array of a tensor's memory."""
         return device.from_dlpack(tensor)
 
-    def count_runs(self, graph: Graph, place: tf.Graph, included: Callable[[], bool]) -> tf.Tensor:
-        """The number of the graph's run, int64, in the graph.
+    def count_runs(self, graph: Graph, place: tf.Graph) -> tf.Tensor:
+        """The number of the graph's run, int64, in the graph. It is there once this step's meeting is over.
 
-        Args:
-            included: whether this rank takes part; where it does not, Horovod never runs the other operations.
+        Where this rank does not take part, Horovod never runs the other operations.
         """
         if not graph.counter:
-            steps, stats = self._steps, self._engine.stats
+            steps, stats, process_set = self._steps, self._engine.stats, self._collectives.process_set
 
             def count() -> np.int64:
                 with steps.lock:
                     graph.runs += 1
-                    if not graph.compressed and included():
+                    if not graph.compressed and process_set.included():
                         stats.begin_step()
                         sent, dense = graph.uncompressed_bytes()
                         stats.add(sent=sent, dense=dense)
@@ -61,15 +65,40 @@ class Operations:
                 number = tf.numpy_function(count, [], tf.int64, name="deepreduce_run")
                 number.set_shape([])
                 without_order(number.op)
+                if self._collectives.elastic() or (process_set.included() and process_set.size() > 1):
+                    number = self._meet(graph, number)
             graph.counter = number.name
         return place.get_tensor_by_name(graph.counter)
+
+    def _meet(self, graph: Graph, number: tf.Tensor) -> tf.Tensor:
+        """``number``, once all ranks have met."""
+        engine, handshake = self._engine, self._handshake
+
+        def speak(number: np.int64) -> Floats:
+            return engine.word(handshake.models_agree)
+
+        def hear(total: Floats, number: np.int64) -> np.int64:
+            engine.hear(total, handshake.compare_models)
+            return number
+
+        word = tf.numpy_function(speak, [number], tf.float64, name="deepreduce_word")
+        word.set_shape([meeting.WORDS])
+        # Functions of another name on another rank (use_generic_names of the tape) have their meetings in common.
+        name = f"deepreduce_meeting_{handshake.number}_{graph.index}"
+        total = hvd.allreduce(
+            word, op=hvd.Sum, name=name, ignore_name_scope=True, process_set=self._collectives.process_set
+        )
+        heard = tf.numpy_function(hear, [total, number], tf.int64, name="deepreduce_heard")
+        heard.set_shape([])
+        for operation in (word.op, total.op, heard.op):
+            without_order(operation)
+        return heard
 
     def encode(self, slot: Slot, flat: tf.Tensor, number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The gradient's container, uint8 ``[n]``, and its carrier."""
 
         def encode(gradient: Floats, number: np.int64) -> tuple[U8, Floats]:
-            if not self._handshake.models_agree:
-                self._handshake.compare_models()
+            self._engine.check_open()
             step, parameter = self._steps.begin(slot, int(number))
             with self._steps.working(step, "encode"):
                 slot.numel, slot.key = gradient.size, self._engine.key(parameter)
@@ -108,8 +137,7 @@ class Operations:
         """Puts the gradient into its bucket; returns its carrier."""
 
         def put(gradient: Floats, number: np.int64) -> tuple[Floats]:
-            if not self._handshake.models_agree:
-                self._handshake.compare_models()
+            self._engine.check_open()
             step, _ = self._steps.begin(slot, int(number))
             with self._steps.working(step, "encode"):
                 self._engine.stats.add(sent=slot.carrier_bytes, dense=gradient.size * slot.dtype.size)

@@ -7,11 +7,14 @@ parameter of a model has a gradient, the numbers and so the containers are those
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any
 
 from hvd_deepreduce.engine import Engine, Parameter
 from hvd_deepreduce.engine.agreement import Descriptions
+from hvd_deepreduce.engine.quoting import quoted
+from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.tensorflow.graph import Graph, Signature, Slot
 
 
@@ -56,38 +59,87 @@ class GraphParameters:
         """(name, shape, dtype) of the parameters of each list, for ``load``."""
         return [[(p.name, p.shape, p.dtype) for p in parameters] for parameters in self._lists.values()]
 
-    def load(self, state: Mapping[str, Any], graphs: Iterable[Graph]) -> None:
+    def load(self, state: State, graphs: Iterable[Graph], own: bool = False, reshard: Reshard = False) -> None:
         """Loads the engine's state, with its lists of parameters.
+
+        Args:
+            own: this process has made the state, and may have had another rank then.
+            reshard: as in ``Engine.load_state_dict``.
 
         Raises:
             ValueError: as ``Engine.load_state_dict``; nothing has changed then.
         """
-        if "lists" not in state:
-            raise ValueError("this is not a state of DeepReduce on TensorFlow: it has no lists")
-        lists: dict[Signature, list[Parameter]] = {}
-        known: list[Parameter] = []
-        for described in state["lists"]:
-            parameters = [
-                Parameter(str(name), number, tuple(shape), str(dtype))
-                for number, (name, shape, dtype) in enumerate(described, len(known))
-            ]
-            known += parameters
-            lists[tuple((parameter.shape, parameter.dtype) for parameter in parameters)] = parameters
+        if reshard is not False and isinstance(state, Iterable) and not isinstance(state, Mapping):
+            states = iter(state)
+            first = next(states, {})
+            state = chain([first], _with_lists_of(first, states))
+            lists = _lists_of(first)
+        else:
+            lists = _lists_of(state)
+        known = [parameter for parameters in lists.values() for parameter in parameters]
         for signature in self._lists:
             if signature not in lists:
                 raise _other_model(signature, lists)
-        self._engine.load_state_dict(state, known)
+        if own:
+            self._engine.resume(state, known)  # type: ignore[arg-type]
+        else:
+            self._engine.load_state_dict(state, known, reshard=reshard)
         self._lists = lists
         self._restored = bool(lists)
         for graph in graphs:
             graph.parameters = None
 
 
+def _with_lists_of(first: Mapping[str, Any], states: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """The states, once their lists have been found to be those of the first."""
+    expected = list(_lists_of(first).values())
+    for state in states:
+        if [[(p.name, p.shape, p.dtype) for p in one] for one in _lists_of(state).values()] != [
+            [(p.name, p.shape, p.dtype) for p in one] for one in expected
+        ]:
+            raise ValueError("the states are of different models: give the states of one checkpoint")
+        yield state
+
+
+def _lists_of(state: object) -> dict[Signature, list[Parameter]]:
+    """The lists of parameters in a saved state, which may hold anything."""
+    if not isinstance(state, Mapping) or "lists" not in state:
+        raise ValueError("this is not a state of DeepReduce on TensorFlow: it has no lists")
+    lists: dict[Signature, list[Parameter]] = {}
+    known: set[str] = set()
+    for described in _sequence(state["lists"]):
+        parameters = []
+        for one in _sequence(described):
+            name, shape, dtype = one if len(_sequence(one)) == 3 else (None, (), None)
+            sizes = _sequence(shape)
+            whole = all(isinstance(size, int) and not isinstance(size, bool) and size >= -1 for size in sizes)
+            if not (isinstance(name, str) and isinstance(dtype, str) and whole):
+                raise ValueError(
+                    f"this is not a state of DeepReduce on TensorFlow: its lists have {quoted(one)} in place of the "
+                    "name, shape and dtype of a parameter"
+                )
+            if name in known:
+                raise ValueError(f"this is not a state of DeepReduce on TensorFlow: it lists {quoted(name)} twice")
+            parameters.append(Parameter(name, len(known), tuple(sizes), dtype))
+            known.add(name)
+        signature = tuple((parameter.shape, parameter.dtype) for parameter in parameters)
+        if signature in lists:
+            raise ValueError("this is not a state of DeepReduce on TensorFlow: two of its lists are of equal gradients")
+        lists[signature] = parameters
+    return lists
+
+
+def _sequence(value: object) -> Sequence[Any]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"this is not a state of DeepReduce on TensorFlow: it has {quoted(value)} in place of a list")
+    return value
+
+
 def _other_model(signature: Signature, lists: Iterable[Signature]) -> ValueError:
     def shown(one: Signature) -> str:
-        return ", ".join(f"{dtype} {list(shape)}" for shape, dtype in one[:8]) + (", ..." if len(one) > 8 else "")
+        return ", ".join(quoted(f"{dtype} {list(shape)}") for shape, dtype in one[:8]) + ", ..." * (len(one) > 8)
 
     return ValueError(
-        f"the state is of another model: its gradients are {' or '.join(map(shown, lists))}, but here they are "
-        f"{shown(signature)}"
+        f"the state is of another model: its gradients are {' or '.join(map(shown, islice(lists, 3)))}, but here they "
+        f"are {shown(signature)}"
     )

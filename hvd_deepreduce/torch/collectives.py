@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import horovod.torch as hvd
 import torch
 
-from hvd_deepreduce.codec import U8
-from hvd_deepreduce.horovod import HorovodCollectives
+from hvd_deepreduce.codec import U8, Floats
+from hvd_deepreduce.engine import MismatchError
+from hvd_deepreduce.horovod import NOBODY_CAME, WARN_SECONDS, HorovodCollectives, handshake_seconds
 from hvd_deepreduce.torch.tensors import TorchTensors
+
+_log = logging.getLogger("hvd_deepreduce")
+
+
+@dataclass
+class _Allgather:
+    """One that was started; ``handle`` is None until this step's meeting is over."""
+
+    tensor: torch.Tensor
+    name: str
+    handle: int | None = None
 
 
 class TorchCollectives(HorovodCollectives):
     """Allgathers of ``horovod.torch``, on the GPU where Horovod was built with NCCL.
+
+    Horovod breaks down if a rank starts an allgather while another one has joined. So allgathers wait for the meeting
+    at the beginning of their step. It is over long before the backward pass is, and nothing waits for it before then.
 
     Args:
         tensors: converts arrays to tensors and back.
@@ -23,19 +42,107 @@ class TorchCollectives(HorovodCollectives):
     def __init__(self, tensors: TorchTensors, process_set: Any = None) -> None:
         super().__init__(hvd, hvd.global_process_set if process_set is None else process_set)
         self._tensors = tensors
+        self._meeting: int | None = None
+        self._hear: Callable[[Floats], None] = lambda total: None
+        self._held: list[_Allgather] = []
 
-    def start_allgather(self, data: U8, name: str) -> Any:
-        """Starts Horovod's asynchronous allgather; returns its handle."""
+    def start_meeting(self, word: Floats, name: str, hear: Callable[[Floats], None]) -> None:
+        """Starts the meeting of a step.
+
+        Args:
+            word: this rank's.
+            name: no two meetings in flight share one.
+            hear: called with the sum of all ranks' words.
+        """
+        self._held.clear()
+        self._hear = hear
+        tensor = torch.from_numpy(word)
+        self._meeting = hvd.allreduce_async(
+            tensor, name=f"deepreduce.meeting.{name}", op=hvd.Sum, process_set=self.process_set
+        )
+
+    def await_all(self, dense_name: str | None) -> None:
+        """Waits for the first meeting. Ranks that do not come at all are reported.
+
+        Args:
+            dense_name: under which a rank without DeepReduce reduces a gradient. This rank reduces something else under
+                that name, so that Horovod finds the difference. None: do not try.
+
+        Raises:
+            MismatchError: a rank has no DeepReduce.
+            TimeoutError: a rank did not come in time (``handshake_seconds``).
+        """
+        began, warned, limit = time.monotonic(), False, handshake_seconds()
+        probe = None
+        if dense_name is not None:
+            probe = hvd.allreduce_async(
+                torch.ones(1, dtype=torch.float64), name=dense_name, op=hvd.Sum, process_set=self.process_set
+            )
+        assert self._meeting is not None
+        while not hvd.poll(self._meeting):
+            if probe is not None and hvd.poll(probe):
+                _check_probe(probe)
+                probe = None
+            waited = time.monotonic() - began
+            if limit and waited > limit:
+                raise TimeoutError(NOBODY_CAME.format(seconds=round(waited)))
+            if waited > WARN_SECONDS and not warned:
+                _log.warning(NOBODY_CAME.format(seconds=round(waited)))
+                warned = True
+            time.sleep(0.0005)
+        self.wait_meeting()
+        if probe is not None:
+            _check_probe(probe)
+
+    def wait_meeting(self) -> None:
+        """Waits for the meeting, and starts the allgathers that were held back."""
+        if self._meeting is None:
+            return
+        handle, self._meeting = self._meeting, None
+        self._hear(hvd.synchronize(handle).numpy())
+        held, self._held = self._held, []
+        for one in held:
+            self._start(one)
+
+    def start_allgather(self, data: U8, name: str) -> _Allgather:
+        """Starts Horovod's asynchronous allgather, as soon as the meeting is over."""
         tensor = self._tensors.tensor(data)
-        return hvd.allgather_async(tensor.to(wire_device(tensor)), f"deepreduce.{name}", self.process_set)
+        started = _Allgather(tensor.to(wire_device(tensor)), f"deepreduce.{name}")
+        if self._meeting is not None and not hvd.poll(self._meeting):
+            self._held.append(started)
+        else:
+            self.wait_meeting()
+            self._start(started)
+        return started
 
-    def wait_allgather(self, pending: Any) -> U8:
-        """Waits for the handle."""
-        gathered = hvd.synchronize(pending)
+    def wait_allgather(self, pending: _Allgather) -> U8:
+        """Waits for it."""
+        self.wait_meeting()
+        gathered = hvd.synchronize(pending.handle)
         if gathered.is_cuda:  # Horovod allocates it on a stream of its own
             gathered.record_stream(torch.cuda.current_stream(gathered.device))
         array: U8 = self._tensors.array(gathered)
         return array
+
+    def _start(self, one: _Allgather) -> None:
+        one.handle = hvd.allgather_async(one.tensor, one.name, self.process_set)
+
+
+def _check_probe(probe: int) -> None:
+    """
+    Raises:
+        MismatchError: another rank has reduced a gradient under the probe's name.
+    """
+    try:
+        hvd.synchronize(probe)
+    except hvd.HorovodInternalError as error:
+        if "ismatched" not in str(error):
+            raise
+        raise MismatchError(
+            "some ranks of this job reduce gradients without DeepReduce, and others with it: give "
+            "hvd.DistributedOptimizer compression=DeepReduce(...) on every rank, or on none. Horovod found the "
+            f"difference in the first parameter: {error}"
+        ) from None
 
 
 def wire_device(tensor: torch.Tensor) -> torch.device:

@@ -8,7 +8,8 @@ number of ranks for Sum, whatever the options), and ``decompress`` applies it to
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import torch
 from horovod.torch.compression import Compressor
 
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.engine import Device, Engine, Parameter, Reducer, Ticket
+from hvd_deepreduce.engine import Device, Engine, Parameter, Reducer, Snapshot, Ticket, Told
+from hvd_deepreduce.engine.quoting import quoted
+from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.torch.collectives import TorchCollectives, wire_device
 from hvd_deepreduce.torch.tensors import TorchTensors
 
@@ -32,6 +35,9 @@ class DeepReduce(Compressor):  # type: ignore[misc]
 
     Works with op Average and Sum, gradient_predivide_factor, groups, backward_passes_per_step, sparse_as_dense and
     process_set, under horovodrun (MPI or Gloo) and mpirun. All ranks must create it with the same config and model.
+
+    Its threads and communicators end, and its residuals are freed, when Python deletes it, and at the latest when the
+    process ends. ``close()``, or ``with DeepReduce(...) as compression:``, does that at once.
 
     Args:
         model: the module that is trained, or its ``named_parameters()``: Horovod does not say which parameter a
@@ -74,16 +80,22 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             for number, (name, tensor) in enumerate(pairs)
         ]
         self._by_shape: dict[tuple[int, ...], list[tuple[Parameter, torch.Tensor]]] = {}
+        handles = []
+        note = _noting_latest(weakref.ref(self))
         for parameter in parameters:
             tensor = self._pairs[parameter.name]
             self._by_shape.setdefault(parameter.shape, []).append((parameter, tensor))
             if tensor.requires_grad:
-                tensor.register_post_accumulate_grad_hook(self._note_latest)  # type: ignore[no-untyped-call]
+                handles.append(tensor.register_post_accumulate_grad_hook(note))  # type: ignore[no-untyped-call]
+        self._remove_hooks = weakref.finalize(self, _remove, handles)
+        self._remove_hooks.atexit = False
         self._latest: torch.Tensor | None = None
         self._agreed = False
+        self._in_state = False
         self._reduced: set[str] = set()
         self._tensors = TorchTensors()
-        self._engine = Engine(Config.load(config, **settings), TorchCollectives(self._tensors, process_set), parameters)
+        self._collectives = TorchCollectives(self._tensors, process_set)
+        self._engine = Engine(Config.load(config, **settings), self._collectives, parameters)
         self._reducer = Reducer(self._engine, self._tensors, self._trained)
         self._trained()  # notes which parameters Horovod will reduce
 
@@ -113,15 +125,62 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         state = self._engine.state_dict()
         return {**state, "residuals": {name: torch.from_numpy(r) for name, r in state["residuals"].items()}}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State, *, reshard: Reshard = False) -> None:
         """Continues where ``state_dict`` was called. The residuals may be on any device.
 
+        Args:
+            state: what ``state_dict`` returned on this rank. With ``reshard``, an iterable of what it returned on each
+                rank, in any order; it may be a generator, as only one of them is needed in memory at a time.
+            reshard: load the states of any number of ranks. True or "sum" preserves the residuals' sum over all ranks,
+                "mean" their mean.
+
         Raises:
-            ValueError: a state of another rank, another number of ranks or another model; nothing has changed then.
+            ValueError: a state of another rank, another number of ranks or another model, with a residual that is not
+                finite, or not a state at all; nothing has changed then.
         """
-        residuals = state.get("residuals", {})
-        on_host = {name: r.cpu() if isinstance(r, torch.Tensor) else r for name, r in residuals.items()}
-        self._engine.load_state_dict({**state, "residuals": on_host} if "residuals" in state else state)
+        if reshard is False:
+            state = _on_host(state)
+        elif isinstance(state, Iterable) and not isinstance(state, Mapping):
+            state = map(_on_host, state)
+        self._engine.load_state_dict(state, reshard=reshard)
+
+    def snapshot(self) -> Snapshot:
+        """Settings, residuals and step counts of this process, for ``rewind``."""
+        return self._engine.snapshot()
+
+    def rewind(self, snapshot: Snapshot) -> None:
+        """Returns to a snapshot of this process, whatever its rank is now. Gradients in flight are forgotten."""
+        self._engine.rewind(snapshot)
+        self._agreed = False
+
+    def told(self) -> Told:
+        """What the other ranks of an elastic job take from rank 0."""
+        return self._engine.told()
+
+    def follow(self, told: Told) -> None:
+        """Takes settings and step counts from rank 0 of an elastic job; keeps the residuals if the step is the same."""
+        self._in_state = True
+        config = Config.load(told.config, threads=self.config.threads)
+        self.rewind(Snapshot(config, self._engine.following(told)))
+
+    def close(self) -> None:
+        """Ends its threads and exchanges, removes its hooks from the model, and frees the residuals.
+
+        Every rank calls it after the same step, before ``hvd.shutdown()``. It can be called more than once. Afterwards
+        ``config`` and ``stats()`` can be read; everything else raises ``RuntimeError``. Save the state before.
+        """
+        self._engine.close()
+        self._remove_hooks()
+        # Horovod's optimizer may keep this object alive: let go of the model and of the buckets.
+        self._model = self._latest = None
+        self._pairs, self._by_shape = {}, {}
+        self._reducer = Reducer(self._engine, self._tensors, self._trained)
+
+    def __enter__(self) -> DeepReduce:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def compress(self, tensor: torch.Tensor | None = None) -> tuple[torch.Tensor, Any]:
         """Called by Horovod with a gradient; returns what Horovod allreduces, and the context for ``decompress``.
@@ -138,20 +197,21 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             ValueError: the tensor is not the gradient of a parameter of the model.
             MismatchError: at the first gradient, if the ranks do not agree.
             RuntimeError: the parameter's last gradient, or its last bucket, is still in flight; or an exchange over MPI
-                in a job without MPI.
+                in a job without MPI; or ``close`` was called.
         """
         if tensor is None:
             raise TypeError(f"compression= was given the class DeepReduce; it must be an instance. Write: {LINE}")
         engine = self._engine
+        engine.check_open()
         engine.stats.begin_step()
         dense_bytes = tensor.numel() * tensor.element_size()
         if not tensor.is_floating_point() or tensor.is_sparse:
             engine.stats.add(sent=dense_bytes, dense=dense_bytes)
             return tensor, None
         parameter = self._find(tensor)
-        if not self._agreed:
-            self._compare_ranks()
-        if engine.config.scope == "tensor" and tensor.numel() < engine.config.min_elements:
+        if not engine.in_flight and (not self._agreed or not self._small(tensor)):
+            self._meet()
+        if self._small(tensor):
             # Horovod reduces neither bfloat16 nor strided tensors: a copy is sent, and copied back into the gradient.
             sent = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous().to(wire_device(tensor))
             engine.stats.add(sent=sent.numel() * sent.element_size(), dense=dense_bytes)
@@ -166,8 +226,10 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         Raises:
             ContainerError: a container cannot be decoded; names its rank.
             MismatchError: the ranks' configs differ.
+            RuntimeError: ``close`` was called.
         """
         engine = self._engine
+        engine.check_open()
         if isinstance(ctx, Ticket):
             self._reducer.finish(ctx, float(tensor) / engine.collectives.size())
             tensor = ctx.gradient
@@ -176,6 +238,25 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         if not engine.in_flight:
             engine.stats.end_step()
         return tensor
+
+    def _small(self, tensor: torch.Tensor) -> bool:
+        """Whether the gradient is sent uncompressed."""
+        config = self._engine.config
+        return config.scope == "tensor" and tensor.numel() < config.min_elements
+
+    def _meet(self) -> None:
+        """Begins a step: starts its meeting; waits for it, and compares the ranks, where that was not done yet."""
+        engine, collectives = self._engine, self._collectives
+        name = next(iter(engine.parameters))
+        collectives.start_meeting(
+            engine.word(self._agreed), name, lambda total: engine.hear(total, self._compare_ranks)
+        )
+        if not self._agreed:
+            reduced = [parameter.name for parameter, _ in self._trained()]
+            # The backward pass comes to the last one first. In an elastic job the others may be in their steps.
+            collectives.await_all(None if collectives.elastic() else reduced[-1])
+        elif collectives.elastic() and not self._in_state:
+            collectives.wait_meeting()  # a new rank waits for the comparison before it sends anything
 
     def _compare_ranks(self) -> None:
         trained = {parameter.name for parameter, _ in self._trained()}
@@ -192,9 +273,6 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             for name, parameter in self._engine.parameters.items()
             if name in self._reduced
         ]
-
-    def _note_latest(self, tensor: torch.Tensor) -> None:
-        self._latest = tensor
 
     def _find(self, gradient: torch.Tensor) -> Parameter:
         """The parameter whose gradient this is."""
@@ -246,3 +324,40 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             f"a gradient {given} does not belong to any parameter of the model that DeepReduce was given: give "
             "DeepReduce the model that the optimizer trains"
         )
+
+
+def _on_host(state: Any) -> Any:
+    """A state with arrays in place of tensors."""
+    residuals = state.get("residuals") if isinstance(state, Mapping) else None
+    if not isinstance(residuals, Mapping):
+        return state
+    return {**state, "residuals": {name: _as_array(name, given) for name, given in residuals.items()}}
+
+
+def _noting_latest(compression: weakref.ref[DeepReduce]) -> Callable[[torch.Tensor], None]:
+    """A hook that notes the parameter whose gradient came last. The model keeps it, and must not keep DeepReduce."""
+
+    def note(tensor: torch.Tensor) -> None:
+        known = compression()
+        if known is not None:
+            known._latest = tensor
+
+    return note
+
+
+def _remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+def _as_array(name: Any, residual: Any) -> Any:
+    """A tensor of a state as a NumPy array; anything else as it is."""
+    if not isinstance(residual, torch.Tensor):
+        return residual
+    try:
+        return residual.detach().cpu().numpy()
+    except (TypeError, RuntimeError) as error:  # sparse, quantized, of a dtype that NumPy lacks, or without memory
+        raise ValueError(
+            f"the residual of {quoted(name)} is a tensor {residual.dtype} on {residual.device} that cannot be read: "
+            f"{error}"
+        ) from None

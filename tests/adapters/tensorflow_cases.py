@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
@@ -21,8 +22,9 @@ from hvd_deepreduce import Config, ConfigError
 from hvd_deepreduce import container as wire
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.engine import MismatchError
+from hvd_deepreduce.engine.state import to_bytes
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.tensorflow import DeepReduce, SaveState
+from hvd_deepreduce.tensorflow import DeepReduce, SaveState, handshake
 from tests import cuda_emulator
 from tests.adapters import containers
 from tests.adapters.scopes import SCOPES
@@ -802,6 +804,28 @@ def a_resumed_run_equals_an_unbroken_one():
             other.load_state_dict({"rank": 0})
         with pytest.raises(ValueError, match="this is not a state of DeepReduce"):
             other.deserialize(b"something else")
+        before = other.state_dict()
+        with pytest.raises(ValueError, match=f"the residual of {name} contains NaN or infinity"):
+            poisoned = {**saved["residuals"], name: saved["residuals"][name] * np.nan}
+            other.load_state_dict({**saved, "residuals": poisoned})
+        (list_of_all,) = saved["lists"]
+        for message, lists in {
+            "it has 7 in place of a list": 7,
+            "it has a_text in place of a list": ["a_text"],
+            "its lists have .* in place of the name, shape and dtype": [[*list_of_all, ["more", [3]]]],
+            r'its lists have \["more", \[-2\], "float32"\] in place': [[*list_of_all, ["more", [-2], "float32"]]],
+            r'its lists have \[7, \[3\], "float32"\] in place': [[*list_of_all, [7, [3], "float32"]]],
+            r'its lists have \["more", \[3.0\], "float32"\] in': [[*list_of_all, ["more", [3.0], "float32"]]],
+            "twice": [list_of_all, list_of_all],
+            "two of its lists are of equal gradients": [
+                list_of_all, [[f"again {at}", *one[1:]] for at, one in enumerate(list_of_all)]
+            ],
+            "the model has a parameter more, but the state does not": [list_of_all, [["more", [3], "float32"]]],
+        }.items():
+            with pytest.raises(ValueError, match=message):
+                other.deserialize(to_bytes({**saved, "lists": lists}))
+        assert other.state_dict()["steps"] == before["steps"] and other.state_dict()["lists"] == before["lists"]
+        assert all(np.array_equal(r, before["residuals"][n]) for n, r in other.state_dict()["residuals"].items())
     other = DeepReduce(LOSSY)
     other.load_state_dict(saved)
     tables = Tables()
@@ -810,6 +834,43 @@ def a_resumed_run_equals_an_unbroken_one():
         train(tables, other, data=table_batch, steps=1, sparse_as_dense=True)
     with pytest.raises(ValueError, match="the state is of another model"):
         again.load_state_dict({**saved, "lists": [saved["lists"][0][:3]]})
+
+
+@case
+def a_deepreduce_that_is_closed():
+    """Horovod keeps it until the process ends; its threads and what it held are gone."""
+    for scope in filter(possible, (SCOPES[1], SCOPES[3])):
+        before = set(threading.enumerate())
+        with DeepReduce({**LOSSY, **scope}) as compression:
+            run = train(network(), compression, steps=1, graph=True)
+            state = compression.state_dict()
+            assert state["residuals"]
+        compression.close()
+        deadline = time.monotonic() + 20
+        left = True
+        while left and time.monotonic() < deadline:
+            left = [t for t in threading.enumerate() if t not in before and t.name.startswith("deepreduce")]
+            time.sleep(0.005)
+        assert not left, scope
+        assert not compression._engine._memory.state_dict() and not compression._buckets._layouts
+        assert compression.stats()["total"]["steps"] == 1 and compression.config.min_elements == 0
+        for use in (
+            compression.serialize,
+            lambda c=compression, s=state: c.load_state_dict(s),
+            lambda c=compression: c.set_config(seed=1),
+            lambda c=compression: c.compress(tf.ones(3)),
+        ):
+            with pytest.raises(RuntimeError, match="this DeepReduce was closed: create a new one on every rank"):
+                use()
+        with pytest.raises(tf.errors.OpError, match="this DeepReduce was closed"):
+            run(*(tf.constant(part) for part in batch(7)))
+    # One that was traced and never ran.
+    model, compression = network(), DeepReduce(LOSSY)
+    step = reducing(model.trainable_variables, compression, lambda x, y: loss_of(model, x, y))
+    step.get_concrete_function(*(tf.constant(part) for part in batch(0)))
+    assert compression._handshake in handshake._waiting
+    compression.close()
+    assert compression._handshake not in handshake._waiting
 
 
 @case
@@ -837,6 +898,32 @@ def a_config_changed_on_one_rank_only():
         with pytest.raises(tf.errors.OpError, match=match):
             run(*(tf.constant(part) for part in batch(7)))
         same_everywhere(model)
+
+
+@case
+def a_config_changed_on_one_rank_only_in_larger_scopes():
+    """Ranks that wait for different buckets would wait for ever."""
+    changes = [(SCOPES[0], SCOPES[1]), (SCOPES[3], {"sparsifier": {"name": "topk", "density": 0.25}})]
+    for before, after in changes if hvd.mpi_enabled() else changes[:1]:
+        model, compression = network(), DeepReduce({**LOSSY, **before})
+        run = train(model, compression, graph=True, steps=1)
+        if hvd.rank() == 1:
+            compression.set_config(**after)
+        with pytest.raises(tf.errors.OpError, match=r"MismatchError: .*config\.\w+ is .* on ranks? 0.* on rank 1"):
+            run(*(tf.constant(part) for part in batch(7)))
+        same_everywhere(model)
+
+
+@case
+def a_rank_that_joins_early():
+    """Horovod would break down if an allgather were started now."""
+    for scope, steps in (({}, 0), (SCOPES[1], 1)):  # before the handshake, and after
+        model, compression = network(), DeepReduce({**LOSSY, **scope})
+        run = train(model, compression, graph=True, steps=1) if steps else None
+        if hvd.rank() < hvd.size() - 1:
+            with pytest.raises((RuntimeError, tf.errors.OpError), match=r"1 rank has called hvd.join\(\)"):
+                run(*map(tf.constant, batch(7))) if run else train(model, compression, graph=True, steps=1)
+        hvd.join()
 
 
 @case

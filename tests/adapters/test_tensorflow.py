@@ -47,6 +47,14 @@ def test_a_rank_that_dies_ends_the_job(exchange):
     assert "step 1 done" in ended.stdout and "step 2 done" not in ended.stdout, ended.stdout
 
 
+@pytest.mark.launch
+def test_a_rank_without_deepreduce_ends_the_job(monkeypatch):
+    monkeypatch.setenv("HVD_DEEPREDUCE_HANDSHAKE_SECONDS", "2")
+    ended = launch("mpirun", 2, HERE / "tensorflow_mixed.py", seconds=200, check=False)
+    assert ended.returncode != 0 and "step done" not in ended.stdout, ended.stdout
+    assert "TimeoutError: this rank has waited 2 s at its first gradient" in ended.stdout, ended.stdout
+
+
 @pytest.mark.slow
 def test_keras_3_is_refused_at_once():
     ended = subprocess.run(

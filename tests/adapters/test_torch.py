@@ -49,6 +49,13 @@ def test_a_rank_that_dies_ends_the_job(launcher, ranks, exchange):
     assert "step 1 done" in ended.stdout and "step 2 done" not in ended.stdout, ended.stdout
 
 
+@pytest.mark.launch
+def test_nothing_is_left_of_models_that_are_gone():
+    ended = launch("mpirun", 2, HERE / "torch_lifetime.py", seconds=200)
+    assert all(f"rank {rank} is done" in ended.stdout for rank in range(2)), ended.stdout
+    assert "Traceback" not in ended.stdout and "Error" not in ended.stdout, ended.stdout
+
+
 def test_one_rank_alone_needs_no_launcher():
     import horovod.torch as hvd
     import torch

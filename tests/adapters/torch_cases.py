@@ -670,6 +670,29 @@ def a_resumed_run_equals_an_unbroken_one():
         again.load_state_dict({**saved[1], "residuals": {"0.bias": torch.zeros(7)}})
     with pytest.raises(ValueError, match="it has no residuals, size"):
         again.load_state_dict({"rank": 0, "steps": {}})
+    kept = again.state_dict()
+    bias = saved[1]["residuals"]["0.bias"]
+    for message, residual in {
+        "the residual of 0.bias contains NaN or infinity": torch.where(bias == bias[0], torch.nan, bias),
+        "0.bias is a tensor torch.bfloat16 on cpu that cannot be read": bias.bfloat16(),
+        "0.bias is a tensor torch.float32 on meta that cannot be read": bias.to("meta"),
+        "0.bias is a tensor torch.float32 on cpu that cannot be read": bias.to_sparse(),
+        "the residual of 0.bias is float64; it must be float32": bias.double(),
+        "the residual of 0.bias is a list; it must be": bias.tolist(),
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            again.load_state_dict({**saved[1], "residuals": {**saved[1]["residuals"], "0.bias": residual}})
+    for message, state in {
+        "is a dict, but this is a NoneType": None,
+        "residuals of the state are a list": {**saved[1], "residuals": [bias]},
+        "a parameter 7, but the model does not": {**saved[1], "residuals": {7: bias}},
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            again.load_state_dict(state)
+    assert again.state_dict()["steps"] == kept["steps"] == dict.fromkeys(kept["residuals"], 3)
+    now = again.state_dict()["residuals"]
+    assert all(torch.equal(residual, now[name]) for name, residual in kept["residuals"].items())
+    again.load_state_dict({**saved[1], "residuals": {"0.bias": nn.Parameter(bias)}})
 
 
 @case
@@ -701,6 +724,32 @@ def a_config_changed_on_one_rank_only():
     loss_of(model, 7).backward()
     raises_everywhere(MismatchError, r"config.sparsifier is .*0.05.* on ranks? 0.*0.25.* on rank 1", optimizer.step)
     assert torch.equal(flat(model), weights)
+
+
+@case
+def a_config_changed_on_one_rank_only_in_any_scope():
+    """Ranks that wait for different containers would wait for ever. No gradient is applied, and no residual sent."""
+    density = {"sparsifier": {"name": "topk", "density": 0.25}}
+    changes = [({"scope": "tensor"}, {"scope": "model"}), ({"scope": "model"}, {"scope": "tensor"})]
+    changes += [(scope, density) for scope in filter(possible, SCOPES[1:4])]
+    changes += [(SCOPES[0], scope) for scope in filter(possible, (SCOPES[1], SCOPES[3]))]
+    for number, (before, after) in enumerate(changes):
+        model = network()
+        pairs = named(model, f"changed{number}")
+        compression = DeepReduce(pairs, {**LOSSY, **before})
+        optimizer = wrapped(model, pairs, compression)
+
+        def step(number, model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            loss_of(model, number).backward()
+            optimizer.step()
+
+        step(0)
+        weights = flat(model)
+        if hvd.rank() == 1:
+            compression.set_config(**after)
+        raises_everywhere(MismatchError, r"config\.\w+ is .* on ranks? 0.* on rank 1", lambda: step(1))
+        assert torch.equal(flat(model), weights)
 
 
 def first_backward(model, compression):
@@ -784,6 +833,39 @@ def adasum():
     )
     raises_everywhere(ValueError, "Adasum cannot be computed on compressed gradients", loss_of(model, 0).backward)
     del optimizer  # it kept Horovod's hooks alive
+
+@case
+def a_rank_that_joins_early():
+    """Horovod would break down if an allgather were started now."""
+    for number, scope in enumerate([{}, *filter(possible, SCOPES[:4])]):
+        for steps in (0, 1):  # before the handshake, and after
+            model = network()
+            pairs = named(model, f"joined{number}.{steps}")
+            optimizer = wrapped(model, pairs, DeepReduce(pairs, {**LOSSY, **scope}))
+            joins = hvd.rank() == hvd.size() - 1
+            for step in range(steps if joins else steps + 1):
+                optimizer.zero_grad()
+                if step < steps:
+                    loss_of(model, step).backward()
+                    optimizer.step()
+                else:
+                    with pytest.raises(RuntimeError, match=r"1 rank has called hvd.join\(\) .* same number of steps"):
+                        loss_of(model, step).backward()
+                        optimizer.step()
+            hvd.join()
+
+
+@case
+def a_rank_without_deepreduce():
+    """Horovod finds the difference in the parameter of the probe. The case leaves nothing in flight: one parameter."""
+    model = nn.Linear(20, 4, bias=False)
+    pairs = named(model, "mixed")
+    dense = hvd.rank() == 1
+    optimizer = wrapped(model, pairs, hvd.Compression.none if dense else DeepReduce(pairs))
+    error, message = (hvd.HorovodInternalError, "ismatched") if dense else (MismatchError, "without DeepReduce, and")
+    with pytest.raises(error, match=message):
+        model(torch.ones(1, 20)).sum().backward()
+        optimizer.step()
 
 
 @case

@@ -9,7 +9,7 @@ import pytest
 
 from hvd_deepreduce import Config
 from hvd_deepreduce.engine import BucketLayout, Member, MismatchError, Parameter
-from hvd_deepreduce.engine.agreement import Agreement, compare, statement
+from hvd_deepreduce.engine.agreement import Agreement, compare, read, statement
 from hvd_deepreduce.engine.stats import Stats
 from tests.engine.numpy_adapter import Job, ThreadCollectives
 
@@ -109,12 +109,15 @@ def test_threads_that_find_the_same_difference_ask_once():
 
 def test_a_release_that_describes_itself_differently_is_named():
     """Only the key "version" is the same in every release."""
-    own = statement("2.0", Config.load(), [("w", (3,), "float32")])
+    def compared(*lines):
+        compare(read(b"".join(line + b"\n" for line in lines), len(lines)))
+
+    own = [statement("2.0", Config.load(), [("w", (3,), "float32")], rank) for rank in range(2)]
     for other in (b'{"version": "1.0"}', b'{"version": "1.0", "config": {"seed": 0}, "something": {"a": 1}}'):
         with pytest.raises(MismatchError, match="do not agree: version is 2.0 on rank 0, 1.0 on rank 1; "):
-            compare([own, other])
+            compared(own[0], other)
         with pytest.raises(MismatchError, match="do not agree: version is 1.0 on ranks 0, 2, 2.0 on rank 1; "):
-            compare([other, own, other])
+            compared(other, own[1], other)
 
 
 def test_stats_of_threads():

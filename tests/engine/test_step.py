@@ -329,12 +329,12 @@ BAD_STATES = {
     "the state is of rank 0 of 2, and this is rank 0 of 1": lambda s: {**s, "size": 2},
     "has a parameter other, but the model does not": lambda s: {**s, "steps": {**s["steps"], "other": 1}},
     "has a parameter more, but": lambda s: {**s, "residuals": {**s["residuals"], "more": np.zeros(3, "f4")}},
-    "the step count of e is -1; it must be 0 or more": lambda s: {**s, "steps": {**s["steps"], "e": -1}},
-    "invalid literal": lambda s: {**s, "steps": {**s["steps"], "e": "three"}},
+    "the step count of e is -1; it must be an integer, 0 or more": lambda s: {**s, "steps": {**s["steps"], "e": -1}},
+    "the step count of e is three; it must be an integer": lambda s: {**s, "steps": {**s["steps"], "e": "three"}},
     "the residual of e has 2 elements, but the parameter has 1": lambda s: {
         **s, "residuals": {**s["residuals"], "e": np.zeros(2, "f4")}
     },
-    "the residual of e is int64; it must be float32 or float64": lambda s: {
+    "the residual of e is int64; it must be float32": lambda s: {
         **s, "residuals": {**s["residuals"], "e": np.zeros(1, "i8")}
     },
 }  # fmt: skip

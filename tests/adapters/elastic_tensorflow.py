@@ -1,0 +1,87 @@
+"""An elastic job of test_elastic.py: a third rank joins, and leaves later. Three models, one with each scope."""
+
+import faulthandler
+import hashlib
+import os
+import sys
+import time
+from pathlib import Path
+
+import horovod.tensorflow.keras as hvd
+import tensorflow as tf
+
+from hvd_deepreduce.tensorflow import DeepReduce
+from hvd_deepreduce.tensorflow.elastic import KerasState
+from tests.adapters.elastic import THREE, TWO, digest, note, set_hosts
+from tests.adapters.scopes import SCOPES
+
+FOLDER = Path(sys.argv[1])
+ALL = [{"scope": "tensor"}, *SCOPES[:2]]
+
+faulthandler.dump_traceback_later(150, exit=True)
+hvd.init()
+tf.random.set_seed(os.getpid())  # ranks begin with different weights, until the state is synchronized
+parts = [tf.keras.Sequential([tf.keras.layers.Dense(60, "tanh"), tf.keras.layers.Dense(5)]) for _ in ALL]
+data = tf.keras.Input((40,))
+model = tf.keras.Model(data, [part(data) for part in parts])
+optimizer = tf.keras.optimizers.SGD(0.1, momentum=0.9)
+optimizer.build(model.trainable_variables)
+compressions = [DeepReduce({**scope, "min_elements": 0}) for scope in ALL]
+state = KerasState(model, optimizer, compression=compressions, step=0, phase="two")
+
+
+@tf.function
+def take(x):
+    with tf.GradientTape(persistent=True) as tape:
+        losses = [tf.reduce_mean(tf.square(part(x))) for part in parts]
+    found = []
+    for part, loss, compression in zip(parts, losses, compressions, strict=True):
+        reduced = hvd_tape(tape, compression).gradient(loss, part.trainable_variables)
+        found += zip(reduced, part.trainable_variables, strict=True)
+    optimizer.apply_gradients(found)
+
+
+def hvd_tape(tape, compression):
+    import horovod.tensorflow as hvd
+
+    return hvd.DistributedGradientTape(tape, compression=compression)
+
+
+def facts():
+    states = [one.state_dict() for one in compressions]
+    weights = b"".join(variable.numpy().tobytes() for variable in model.variables + optimizer.variables())
+    return {
+        "step": state.step, "steps": [sorted(set(one["steps"].values())) for one in states],
+        "residuals": [digest(one) for one in states], "weights": hashlib.sha256(weights).hexdigest()[:16],
+        "densities": [one.config.sparsifier.density for one in compressions],
+    }  # fmt: skip
+
+
+@hvd.elastic.run
+def train(state):
+    note(FOLDER, event="enters", rank=hvd.rank(), size=hvd.size(), **facts())
+    for _ in range(10_000):
+        tf.random.set_seed(1000 * state.step + hvd.rank())
+        take(tf.random.normal([8, 40]))
+        state.step += 1
+        if state.phase == "two" and state.step == 2:
+            for one in compressions:
+                one.set_config(sparsifier={"name": "topk", "density": 0.05})
+            if hvd.rank() == 0:
+                set_hosts(FOLDER, THREE)
+        if state.phase == "two" and hvd.size() == 3:
+            state.phase = "three"
+            if hvd.rank() == 0:
+                set_hosts(FOLDER, TWO)
+        if state.phase == "three" and hvd.size() == 2:
+            state.phase, state.last = "two again", state.step + 2
+        if state.phase == "two again" and state.step == state.last:
+            break
+        if state.phase != "two again":
+            time.sleep(0.05)  # until the launcher has noticed
+        note(FOLDER, event="commits", rank=hvd.rank(), size=hvd.size(), **facts())
+        state.commit()
+    note(FOLDER, event="ends", rank=hvd.rank(), size=hvd.size(), **facts())
+
+
+train(state)

@@ -1,0 +1,93 @@
+"""Jobs of Horovod Elastic: ranks join, leave and are killed. The jobs are in elastic_{torch,tensorflow}.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.adapters import elastic
+from tests.ranks import launch
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs a job; returns each process's notes."""
+    # After this time a rank gives up another one that was killed, but also one that has just been started.
+    monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "20")
+
+    def run(program):
+        hosts = elastic.discovery(tmp_path)
+        done = launch("elastic", 2, HERE / program, str(tmp_path), hosts=hosts, seconds=250, check=False)
+        return elastic.notes(tmp_path), done.stdout
+
+    return run
+
+
+def check_equal_ranks(notes, output):
+    """At the end of each step, and of the job, all ranks have the same weights and step counts."""
+    by_step = {}
+    for lines in notes.values():
+        for line in lines:
+            if line["event"] != "enters":
+                seen = by_step.setdefault(line["step"], {})
+                seen.setdefault(line["size"], []).append((line["weights"], line["steps"], line["densities"]))
+    assert by_step, output
+    for step, sizes in by_step.items():
+        for size, said in sizes.items():
+            assert len(said) in (size, size - 1), (step, size, output)  # the third rank may have been killed
+            assert all(one == said[0] for one in said), (step, said)
+
+
+def entries(lines):
+    return [line for line in lines if line["event"] == "enters"]
+
+
+def check_continued(lines, entry, models):
+    """A rank that was there before is where its last commit was."""
+    before = [line for line in lines[: lines.index(entry)] if line["event"] == "commits"][-1]
+    assert (entry["step"], entry["weights"]) == (before["step"], before["weights"])
+    for fact in ("steps", "residuals", "densities"):
+        assert entry[fact][:models] == before[fact][:models], (fact, entry, before)
+    assert all(entry["residuals"])
+
+
+@pytest.mark.launch
+def test_torch_a_rank_joins_and_is_killed(run):
+    notes, output = run("elastic_torch.py")
+    old = [lines for lines in notes.values() if len(entries(lines)) == 3]
+    (new,) = [lines for lines in notes.values() if len(entries(lines)) == 1]
+    assert len(old) == 2 and len(notes) == 3, output
+    for lines in old:
+        assert [entry["size"] for entry in entries(lines)] == [2, 3, 2], output
+        check_continued(lines, entries(lines)[1], models=4)
+        check_continued(lines, entries(lines)[2], models=3)
+        assert lines[-1]["event"] == "ends" and lines[-1]["step"] > entries(lines)[2]["step"], output
+    (came,) = entries(new)
+    others = entries(old[0])[1]
+    assert came["residuals"] == [""] * 4 and came["densities"] == [0.05] * 3 + [0.01], came
+    assert (came["step"], came["weights"]) == (others["step"], others["weights"])
+    assert came["steps"][:3] == others["steps"][:3] and came["steps"][3] == [0]  # the fourth are compared at a step
+    assert all(new[1]["residuals"]), "the new rank has not compressed"
+    check_equal_ranks(notes, output)
+
+
+@pytest.mark.launch
+def test_tensorflow_a_rank_joins_and_leaves(run):
+    notes, output = run("elastic_tensorflow.py")
+    old = [lines for lines in notes.values() if len(entries(lines)) == 3]
+    (new,) = [lines for lines in notes.values() if len(entries(lines)) == 1]
+    assert len(old) == 2 and len(notes) == 3, output
+    for lines in old:
+        assert [entry["size"] for entry in entries(lines)] == [2, 3, 2], output
+        for entry in entries(lines)[1:]:
+            check_continued(lines, entry, models=3)
+        assert lines[-1]["event"] == "ends" and lines[-1]["step"] > entries(lines)[2]["step"], output
+    (came,) = entries(new)
+    others = entries(old[0])[1]
+    assert came["residuals"] == [""] * 3 and came["densities"] == [0.05] * 3, came
+    assert [came[fact] for fact in ("step", "steps", "weights")] == [others[f] for f in ("step", "steps", "weights")]
+    assert all(new[1]["residuals"]), "the new rank has not compressed"
+    check_equal_ranks(notes, output)

@@ -1,0 +1,96 @@
+"""States of P ranks are loaded by Q ranks; the words of a meeting."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from hvd_deepreduce.engine import Parameter, meeting
+from hvd_deepreduce.engine.state import reshard
+
+PARAMETERS = {
+    "a": Parameter("a", 0, (3, 4), "float32", 7),
+    "b": Parameter("b", 1, (5,), "float64", 7),
+    "c": Parameter("c", 2, (2,), "float32", 7),
+}
+
+
+def state(rank, size, step=7):
+    rng = np.random.default_rng(rank)
+    residuals = {"a": rng.standard_normal(12, np.float32), "b": rng.standard_normal(5)}
+    if rank % 2:  # a parameter that had no gradient on some ranks
+        residuals["c"] = rng.standard_normal(2, np.float32)
+    return {"rank": rank, "size": size, "steps": dict.fromkeys(PARAMETERS, step), "residuals": residuals}
+
+
+def total(residuals, name):
+    return sum(r[name].astype(np.float64) for r in residuals if name in r)
+
+
+@pytest.mark.parametrize(("old", "new", "how"), list(product([1, 2, 3, 5], [1, 2, 3, 5], [True, "sum", "mean"])))
+def test_the_sum_or_the_mean_is_preserved(old, new, how):
+    states = [state(rank, old) for rank in range(old)]
+    made = [reshard(iter(reversed(states)), PARAMETERS, rank, new, how) for rank in range(new)]
+    assert all(steps == dict.fromkeys(PARAMETERS, 7) for steps, _ in made)
+    residuals = [residuals for _, residuals in made]
+    scale = new / old if how == "mean" else 1
+    for name, parameter in PARAMETERS.items():
+        assert all(r[name].dtype == parameter.accumulated_in and r[name].ndim == 1 for r in residuals if name in r)
+        before = total([one["residuals"] for one in states], name)
+        assert np.allclose(total(residuals, name), scale * before, rtol=1e-6, atol=1e-6)
+    if old == new:
+        for one, (_, mine) in zip(states, made, strict=True):
+            assert all(np.array_equal(one["residuals"][name], mine[name]) for name in one["residuals"])
+
+
+def test_more_ranks_than_before_start_with_zero():
+    states = [state(rank, 2) for rank in range(2)]
+    assert reshard(states, PARAMETERS, 2, 3, True)[1] == {}
+
+
+@pytest.mark.parametrize(
+    ("states", "message"),
+    [
+        ([state(0, 3), state(2, 3)], r"states are missing, of the ranks \[1\]"),
+        ([], "states are missing, of the ranks of the checkpoint"),
+        ([state(0, 2), state(0, 2)], "rank 0 of 2, beside states of 1 other ranks of 2: give each rank's state"),
+        ([state(0, 2), state(1, 3)], "rank 1 of 3, beside states of 1 other ranks of 2"),
+        ([state(3, 2)], "rank 3 of 2, beside"),
+        ([state(0, 2), state(1, 2, step=8)], "of different steps"),
+        ([state(0, 2), {"rank": 1}], "has no residuals, size, steps"),
+        ([state(0, 2), 5], "this is a int"),
+        ([state(0, 2), {**state(1, 2), "residuals": {"a": np.ones(3, "f4")}}], "residual of a has 3 elements"),
+        ([state(0, 2), {**state(1, 2), "residuals": {"a": np.full(12, np.nan, "f4")}}], "contains NaN"),
+        (state(0, 1), "but one dict was given: give a list"),
+        (5, "but one int was given"),
+    ],
+    ids=str,
+)
+def test_states_that_cannot_be_loaded(states, message):
+    """On every rank, also where the wrong state belongs to another one."""
+    for rank in range(2):
+        with pytest.raises(ValueError, match=message):
+            reshard(states, PARAMETERS, rank, 2, True)
+
+
+def test_how():
+    with pytest.raises(ValueError, match="reshard is average; it must be True, False, 'sum' or 'mean'"):
+        reshard([], PARAMETERS, 0, 1, "average")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+def test_meetings(size):
+    digests = [0, 1, 0xFFFF, 0x10000, 0xDEADBEEF, 0xFFFFFFFF]
+
+    def meet(said):
+        return meeting.outcome(sum((meeting.word(*one) for one in said), np.zeros(meeting.WORDS)), size)
+
+    for digest in digests:
+        assert meet([(digest, True)] * size) == (0, 0, True)
+        assert meet([(digest, True)] * (size - 1)) == (1, 0, True)
+        assert meet([(digest, True)] * (size - 1) + [(digest, False)]) == (0, 1, True)
+        for other in digests:
+            if other != digest and size > 1:
+                assert meet([(digest, True)] * (size - 1) + [(other, True)]) == (0, 0, False)
