@@ -134,7 +134,7 @@ def main() -> None:
         allocations = injected.Allocations()
         if rank == 0:
             print(one, flush=True)
-        faulthandler.dump_traceback_later(0.9 * limit, repeat=True)
+        faulthandler.dump_traceback_later(0.9 * limit)
         try:
             run(one, RUNNERS[framework](one), rank, allocations, record, Path(folder))
         except Exception as error:

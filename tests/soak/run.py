@@ -12,6 +12,7 @@ kept in build/soak for the episodes that failed.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -216,9 +217,10 @@ def run_episodes(
 def fuzz(seconds: int, figures: Figures) -> None:
     """Runs `make fuzz` for so long, and counts its inputs."""
     began = time.monotonic()
-    process = subprocess.Popen(
-        ["make", "-s", "fuzz", f"TOTAL_SECONDS={seconds}"], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
+    # This may run in a recipe of make, whose variables would reach the other make.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    command = ["make", "-s", "fuzz", f"TOTAL_SECONDS={seconds}", "ARGS="]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:
         print(line, end="", flush=True)
@@ -243,7 +245,7 @@ def main() -> int:
     parser.add_argument("--total-seconds", type=int, default=3600, help="of both halves; default: 3600")
     parser.add_argument("--first", type=int, default=0, help="the first seed; default: 0")
     parser.add_argument("--episodes", type=int, nargs="+", metavar="SEED", help="run these episodes, and nothing else")
-    parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds without progress that fail an episode")
+    parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds without progress in an episode")
     parser.add_argument("--no-fuzz", action="store_true", help="episodes alone")
     parser.add_argument("--write", action="store_true", help="write the figures into docs/reliability.md")
     asked = parser.parse_args()
