@@ -114,46 +114,63 @@ def corrupted_container(rng: np.random.Generator) -> Iterator[None]:
         yield
 
 
-class _Corrupting:
-    """A communicator that flips a bit of the message number ``which``, as a bad link would: after it was packed."""
+class Messages:
+    """Counts the messages of exchanges over MPI that this rank sends, and lets one be damaged or cut off.
 
-    def __init__(self, comm: Any, state: dict[str, int], rng: np.random.Generator) -> None:
-        self._comm, self._state, self._rng = comm, state, rng
+    Attributes:
+        counted: how many there were.
+    """
+
+    def __init__(self) -> None:
+        self.counted = 0
+        self._which = -1
+        self._kept: list[np.ndarray] = []  # until MPI has sent them
+
+    @contextmanager
+    def watched(
+        self, point: float | None = None, rng: np.random.Generator | None = None, hook: Callable[[], None] | None = None
+    ) -> Iterator[None]:
+        """Counts the messages inside.
+
+        Args:
+            point: 0 to 1: the message that has the fault, as a part of those that were counted before. None: none has.
+            rng: with it, a bit of the message flips, as on a bad link: after it was packed.
+            hook: is called before the message.
+        """
+        from hvd_deepreduce.exchange.mpi_transport import MPITransport
+
+        self._which = -1 if point is None else int(point * self.counted)
+        self.counted = 0
+        send = MPITransport.send
+
+        def watching(transport: Any, *arguments: Any) -> None:
+            this = self.counted == self._which
+            self.counted += 1
+            if this and hook is not None:
+                hook()
+            private = transport.comm
+            real = private.comm
+            if this and rng is not None:
+                private.comm = _Corrupting(real, rng, self._kept)
+            try:
+                send(transport, *arguments)
+            finally:
+                private.comm = real
+
+        with mock.patch.object(MPITransport, "send", watching):
+            yield
+
+
+class _Corrupting:
+    """A communicator that flips a bit of what it sends."""
+
+    def __init__(self, comm: Any, rng: np.random.Generator, kept: list[np.ndarray]) -> None:
+        self._comm, self._rng, self._kept = comm, rng, kept
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._comm, name)
 
     def Isend(self, buffer: Any, *arguments: Any) -> Any:  # noqa: N802  (MPI's name)
-        self._state["sent"] += 1
-        if self._state["sent"] == self._state["which"]:
-            array, *rest = buffer
-            broken = flipped(array, self._rng)
-            self._state["kept"] = broken  # type: ignore[assignment]  (until MPI has sent it)
-            buffer = [broken, *rest]
-        return self._comm.Isend(buffer, *arguments)
-
-
-@contextmanager
-def on_messages(which: int, rng: np.random.Generator | None, hook: Callable[[], None] | None = None) -> Iterator[None]:
-    """One bit flips in the message with this number, from 1 on, that an exchange over MPI sends inside; or ``hook`` is
-    called before that message."""
-    from hvd_deepreduce.exchange.mpi_transport import MPITransport
-
-    send, state = MPITransport.send, {"sent": 0, "which": which}
-
-    def broken(self: Any, *arguments: Any) -> None:
-        private = self.comm
-        real = private.comm
-        if hook is not None:
-            state["sent"] += 1
-            if state["sent"] == which:
-                hook()
-        if rng is not None:
-            private.comm = _Corrupting(real, state, rng)
-        try:
-            send(self, *arguments)
-        finally:
-            private.comm = real
-
-    with mock.patch.object(MPITransport, "send", broken):
-        yield
+        array, *rest = buffer
+        self._kept.append(flipped(array, self._rng))
+        return self._comm.Isend([self._kept[-1], *rest], *arguments)

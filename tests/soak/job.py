@@ -13,6 +13,7 @@ import faulthandler
 import hashlib
 import re
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -38,30 +39,34 @@ def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def prepare(one: Episode, mine: bool, allocations: injected.Allocations, inside: ExitStack) -> injected.Any:
-    """Puts the fault into the step that begins. Returns the hook for the step, or None."""
-    rng = np.random.default_rng(one.seed)
-    if not mine:
-        return None
-    if one.fault == "memory":
-        inside.enter_context(allocations.watched(one.point))
-    if one.fault == "corrupted":
-        if one.over_mpi:
-            inside.enter_context(injected.on_messages(1 + int(one.point * 2), rng))
-        else:
-            inside.enter_context(injected.corrupted_container(rng))
-    hook = {"stopped": partial(injected.stop, one.seconds), "killed": injected.kill, "raised": injected.fail}.get(
-        one.fault
-    )
-    if hook is not None and one.over_mpi and one.fault != "raised" and one.seed % 2:
-        inside.enter_context(injected.on_messages(1 + int(one.point * 2), None, hook))  # within an exchange
-        return None
-    return hook
+class Injector:
+    """Puts an episode's fault into the steps of this rank."""
+
+    def __init__(self, one: Episode, rank: int) -> None:
+        self.one, self.rank = one, rank
+        self.allocations, self.messages = injected.Allocations(), injected.Messages()
+
+    def prepare(self, step: int, inside: ExitStack) -> Callable[[], None] | None:
+        """Enters what the step needs into ``inside``; returns the hook for the step, or None."""
+        one = self.one
+        if self.rank != one.bad or step not in (one.at - 1, one.at):
+            return None
+        point = one.point if step == one.at else None  # the step before is counted
+        hooks = {"stopped": partial(injected.stop, one.seconds), "killed": injected.kill, "raised": injected.fail}
+        hook = hooks.get(one.fault)
+        if one.fault == "memory":
+            inside.enter_context(self.allocations.watched(point))
+        elif one.over_mpi and one.fault == "corrupted":
+            inside.enter_context(self.messages.watched(point, np.random.default_rng(one.seed)))
+        elif one.over_mpi and one.fault in ("stopped", "killed") and one.seed % 2:  # within an exchange
+            inside.enter_context(self.messages.watched(point, None, hook))
+            return None
+        elif one.fault == "corrupted" and step == one.at:
+            inside.enter_context(injected.corrupted_container(np.random.default_rng(one.seed)))
+        return hook if step == one.at else None
 
 
-def run(
-    one: Episode, runner: Runner, rank: int, allocations: injected.Allocations, record: dict[str, Any], folder: Path
-) -> None:
+def run(one: Episode, runner: Runner, rank: int, injector: Injector, record: dict[str, Any], folder: Path) -> None:
     """Makes the episode's steps; fills the record, and writes the segments."""
     segments: list[list[np.ndarray]] = []
     came, sent = np.zeros((2, one.numel))
@@ -89,9 +94,7 @@ def run(
         if one.fault == "nan" and step == one.at:
             segments.append([came, runner.residual(), sent])
         with ExitStack() as inside:
-            if one.fault == "memory" and rank == one.bad and step == one.at - 1:
-                inside.enter_context(allocations.watched())
-            total = runner.step(gradient, prepare(one, mine, allocations, inside))
+            total = runner.step(gradient, injector.prepare(step, inside))
         sums.update(total.tobytes())
         finite = bool(np.isfinite(total).all())
         if finite == (one.fault == "nan" and step == one.at):
@@ -131,13 +134,14 @@ def main() -> None:
     for seed in map(int, seeds):
         one = episode(seed)
         record: dict[str, Any] = {"end": "finished", "error": "", "digest": "", "steps": 0}
-        allocations = injected.Allocations()
+        injector = Injector(one, rank)
         if rank == 0:
             print(one, flush=True)
         faulthandler.dump_traceback_later(0.9 * limit)
         try:
-            run(one, RUNNERS[framework](one), rank, allocations, record, Path(folder))
+            run(one, RUNNERS[framework](one), rank, injector, record, Path(folder))
         except Exception as error:
+            allocations = injector.allocations
             alone = isinstance(error, injected.UserError) or (allocations.failed and not allocations.in_exchange)
             record |= {"end": "left" if alone else "error", "error": said(error)}
         faulthandler.cancel_dump_traceback_later()
