@@ -10,7 +10,7 @@ PY := .venv/bin/python
 KERNELS := $(shell find kernels -name '*.cpp' -o -name '*.h')
 STAMP := .venv/.kernels_stamp
 
-.PHONY: help setup build train train-tf test test-fast test-launch test-emulator lint bench bench-net test-gpu bench-gpu fuzz sanitize clean
+.PHONY: help setup build train train-tf test test-fast test-launch test-emulator lint bench bench-net test-gpu bench-gpu fuzz sanitize soak clean
 
 help: ## lists these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 15
@@ -93,6 +93,9 @@ fuzz: sanitized ## feeds broken bytes to all readers, under the sanitizers; SECO
 sanitize: sanitized ## the codecs' tests, under address and undefined-behaviour checks; ARGS="..." goes to pytest
 	@$(ENV) $(SANITIZED_ENV) \
 	    pytest -q --import-mode=append -m 'not slow' $(SANITIZED_TESTS) $(ARGS)
+
+soak: build ## an hour of broken input and of jobs with faults (docs/reliability.md); TOTAL_SECONDS=..., ARGS="..."
+	@$(ENV) python tests/soak/run.py --total-seconds $(or $(TOTAL_SECONDS),3600) $(ARGS)
 
 clean: ## takes away what was made, .venv too; the built Horovod stays in the user's cache
 	rm -rf .venv .venv.lock build dist runs *.egg-info hvd_deepreduce/*.so

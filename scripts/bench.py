@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, NamedTuple
 
+import doc_sections
 import matplotlib
 import numpy as np
 import typer
@@ -492,19 +493,6 @@ SECTIONS: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
 }
 
 
-def write(name: str, title: str, body: str) -> None:
-    """Writes a section to docs/benchmarks.md, between its ``begin`` and ``end`` comments, or at the end."""
-    text = DOC.read_text() if DOC.exists() else HEAD
-    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
-    section = f"{begin}\n## {title}\n\n{body}\n\n{end}"
-    if begin in text:
-        text = text[: text.index(begin)] + section + text[text.index(end) + len(end) :]
-    else:
-        text = f"{text.rstrip()}\n\n{section}\n"
-    DOC.parent.mkdir(exist_ok=True)
-    DOC.write_text(text)
-
-
 HEAD = """# Benchmarks
 
 `make bench` (scripts/bench.py) writes this page; run it to see the figures of your machine. Times are medians on one
@@ -529,7 +517,7 @@ def main(
         parts.append(f"*{date.today()}, {platform.machine()}, {os.cpu_count()} cores, {level} kernels.*")
         body = "\n\n".join(parts)
         print(body, flush=True)
-        write(name, title, body)
+        doc_sections.write(DOC, name, title, body, HEAD)
 
 
 if __name__ == "__main__":

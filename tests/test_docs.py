@@ -49,3 +49,18 @@ def test_presets_are_given_by_name():
     for path in pages + code:
         found = re.findall(r"configs/\w+\.ya?ml", path.read_text("utf-8"))
         assert not found, f"{path.relative_to(ROOT)} has {found}: write the preset's name"
+
+
+def test_the_tests_of_the_promises_are_there():
+    text = (ROOT / "docs" / "reliability.md").read_text()
+    named = re.findall(r"\b(?:tests|scripts|\.github)/[\w./]+\w", text)
+    assert len(set(named)) > 10
+    for path in named:
+        assert (ROOT / path).exists(), f"docs/reliability.md names {path}, which is not there"
+
+
+def test_the_soak_explains_its_faults():
+    from tests.soak.episodes import FAULTS
+
+    rows = re.findall(r"^\| (\w[\w ]*) \| [^|]{8,} \|$", (ROOT / "docs" / "reliability.md").read_text(), re.MULTILINE)
+    assert {fault.lower() for fault in FAULTS} <= {row.lower().removeprefix("no fault") or "none" for row in rows}

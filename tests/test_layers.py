@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = "hvd_deepreduce"
 LAYERS: list[set[str]] = [
     {"resources", "sparse"},
-    {"ops.types"},
+    {"ops.types", "ops.cubins"},
     {"ops.dispatch", "ops.library", "ops.device"},
     {"ops.deferred"},
     {"ops"},

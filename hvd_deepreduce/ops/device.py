@@ -1,4 +1,4 @@
-"""CUDA: compiles kernels with NVRTC at first use, keeps them in CuPy's cache folder, and launches them.
+"""CUDA: compiles kernels with NVRTC at first use, keeps them on disk (cubins.py), and launches them.
 
 Launches go to the current stream, and nothing here waits for the device. An array of another type than CuPy's names,
 as its ``array_module``, the module that takes CuPy's place (the tests' emulator).
@@ -7,9 +7,7 @@ as its ``array_module``, the module that takes CuPy's place (the tests' emulator
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
@@ -18,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from hvd_deepreduce.ops import cubins
 from hvd_deepreduce.ops.types import Device
 from hvd_deepreduce.resources import folder
 
@@ -114,22 +113,30 @@ def _device(xp: Any) -> int:
 def _module(xp: Any, file: str) -> Any:
     """The compiled kernels of ``kernels/<file>.cu``.
 
-    ``RawModule(code=...)`` is not used: it appends -ftz=true to the options, which would flush denormals.
+    ``RawModule(code=...)`` is not used: it appends -ftz=true to the options, which would flush denormals. Nor is
+    ``RawModule(path=...)``: the driver would read the file again, after its digest was checked.
     """
     text = source(f"{file}.cu")
     if not hasattr(xp, "cuda"):
         return xp.RawModule(code=text)
-    made_of = text, OPTIONS, xp.cuda.Device().compute_capability, xp.cuda.nvrtc.getVersion()
-    cache = Path(os.environ.get("CUPY_CACHE_DIR", Path.home() / ".cupy" / "kernel_cache"))
-    name = Path(file).name
-    binary = cache / f"hvd_deepreduce-{name}-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]}.cubin"
-    if not binary.exists():
-        compiled, _ = xp.cuda.compiler.compile_using_nvrtc(text, OPTIONS, None, f"{name}.cu")
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=cache, delete=False) as own:
-            own.write(compiled)
-        os.replace(own.name, binary)  # other ranks look for the file, so it appears whole
-    return xp.RawModule(path=str(binary))
+    made_of = file, text, OPTIONS, xp.cuda.Device().compute_capability, xp.cuda.nvrtc.getVersion()
+    key = hashlib.sha256(repr(made_of).encode()).hexdigest()
+    kept = cubins.read(key)
+    if kept is not None:
+        try:
+            return _loaded(xp, kept)
+        except RuntimeError:  # the driver's error: compiled for another one, perhaps
+            pass
+    compiled, _ = xp.cuda.compiler.compile_using_nvrtc(text, OPTIONS, None, f"{Path(file).name}.cu")
+    module = _loaded(xp, compiled)
+    cubins.write(key, compiled)
+    return module
+
+
+def _loaded(xp: Any, cubin: bytes) -> Any:
+    module = xp.cuda.function.Module()
+    module.load(cubin)
+    return module
 
 
 def launch(xp: Any, file: str, kernel: str, blocks: int, *arguments: Any) -> None:

@@ -20,13 +20,17 @@ class NonFiniteError(ValueError):
     """A gradient contains NaN or infinity, so it must be sent uncompressed."""
 
 
+BUILD = (
+    "install the package with 'pip install .', or run 'python setup.py build_ext --inplace' in a checkout; both need a "
+    "C++17 compiler"
+)
+
+
 def _load() -> ctypes.CDLL:
+    # Exactly this name: earlier releases left libraries such as _cpu.cpython-310-x86_64-linux-gnu.so in a checkout.
     path = Path(__file__).parent.parent / "_cpu.so"
     if not path.exists():
-        raise ImportError(
-            f"the compiled CPU kernels are missing ({path}): install the package with 'pip install .', or run "
-            "'python setup.py build_ext --inplace' in a checkout; both need a C++17 compiler"
-        )
+        raise ImportError(f"the compiled CPU kernels are missing ({path}): {BUILD}")
     return ctypes.CDLL(str(path))
 
 
@@ -54,8 +58,16 @@ def kernel(name: str, result: str, arguments: str) -> Kernel:
         name: without its prefix.
         result: the letter of its result's type in ``_CODES``.
         arguments: the letters of its arguments' types.
+
+    Raises:
+        ImportError: the library does not have it.
     """
-    function = getattr(_LIBRARY, f"dr_{name}")
+    try:
+        function = getattr(_LIBRARY, f"dr_{name}")
+    except AttributeError:
+        raise ImportError(
+            f"the compiled CPU kernels ({_LIBRARY._name}) have no {name}, so they are of another release: {BUILD}"
+        ) from None
     function.restype = _CODES[result]
     function.argtypes = [_CODES[letter] for letter in arguments]
     found: Kernel = function

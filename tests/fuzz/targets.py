@@ -280,8 +280,8 @@ class _OneRank(Collectives):
     def wait_allgather(self, pending: Any) -> np.ndarray:
         return pending
 
-    def mpi_ranks(self) -> None:
-        return None
+    def mpi_enabled(self) -> bool:
+        return False
 
 
 CONFIG = Config.load("topk_rice_qsgd")

@@ -97,6 +97,8 @@ def test_wheel_has_the_package_and_nothing_else(source, wheel):
 
 def test_missing_kernels_are_an_error_that_says_what_to_do(source, environment, tmp_path):
     folder = shutil.copytree(source.folder, tmp_path / "checkout")
+    # A library of an earlier release, which had Python's version in its name, is not taken for today's.
+    (folder / "hvd_deepreduce" / "_cpu.cpython-310-x86_64-linux-gnu.so").touch()
     code = "try: import hvd_deepreduce\nexcept ImportError as error: print(error)"
     said = run(environment.python, "-c", code, cwd=tmp_path, PYTHONPATH=str(folder))
     assert f"the compiled CPU kernels are missing ({folder / 'hvd_deepreduce' / '_cpu.so'})" in said

@@ -6,7 +6,6 @@ import shutil
 import site
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -71,27 +70,6 @@ def test_compiles_at_run_time(file):
         library.nvrtcGetProgramLog(program, log)
         library.nvrtcDestroyProgram(ctypes.byref(program))
         assert result == 0, log.value.decode()
-
-
-def test_denormals_are_kept(tmp_path, monkeypatch):
-    """``RawModule(code=...)`` would add -ftz=true: the kernels are compiled with our options alone, and only once."""
-    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "kernels"))
-    options = []
-
-    def compile_using_nvrtc(text: str, given: tuple[str, ...], architecture: None, file: str) -> tuple[bytes, None]:
-        options.append(given)
-        return text.encode(), None
-
-    library = SimpleNamespace(
-        Device=lambda: SimpleNamespace(compute_capability="90"),
-        nvrtc=SimpleNamespace(getVersion=lambda: (13, 0)),
-        compiler=SimpleNamespace(compile_using_nvrtc=compile_using_nvrtc),
-    )
-    xp = SimpleNamespace(cuda=library, RawModule=lambda path: Path(path).read_text())
-    for _ in range(2):
-        assert device._module(xp, "bits/bits") == device.source("bits/bits.cu")
-    assert options == [device.OPTIONS] and "--ftz=false" in device.OPTIONS
-    assert len(list((tmp_path / "kernels").iterdir())) == 1
 
 
 def test_every_kernel_is_launched():

@@ -1,0 +1,1 @@
+"""Long tests with faults at random: `make soak` (docs/reliability.md)."""

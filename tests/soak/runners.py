@@ -1,0 +1,260 @@
+"""The same small job in each framework: gradients in, sums out. Horovod and the frameworks are imported when needed."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.soak.episodes import Episode
+
+Hook = Callable[[], None]
+RATE = np.float32(0.01)
+
+
+def parts(flat: np.ndarray, one: Episode) -> list[np.ndarray]:
+    """A flat vector as the episode's parameters."""
+    sizes = [int(np.prod(shape)) for shape in one.shapes]
+    pieces = np.split(flat, np.cumsum(sizes)[:-1])
+    return [piece.reshape(shape) for piece, shape in zip(pieces, one.shapes, strict=True)]
+
+
+class Runner(ABC):
+    """A job of one rank."""
+
+    def __init__(self, one: Episode) -> None:
+        self.one = one
+
+    @abstractmethod
+    def step(self, gradient: np.ndarray, hook: Hook | None) -> np.ndarray:
+        """The sum of all ranks' gradients as far as they were sent, float32 ``[numel]``.
+
+        Args:
+            gradient: of this rank, ``[numel]``.
+            hook: to be called within the step.
+        """
+
+    @abstractmethod
+    def apply(self) -> None:
+        """Updates the parameters by the last sum."""
+
+    @abstractmethod
+    def parameters(self) -> np.ndarray:
+        """All parameters, float32 ``[numel]``."""
+
+    @abstractmethod
+    def residual(self) -> np.ndarray:
+        """What was not sent, float32 ``[numel]``."""
+
+    @abstractmethod
+    def state(self) -> Any:
+        """A deep copy of the parameters and of what the package saves."""
+
+    @abstractmethod
+    def load(self, state: Any) -> None:
+        """Goes back to a state."""
+
+    @abstractmethod
+    def change(self) -> None:
+        """Changes the config of this rank."""
+
+    def load_with_nan(self) -> None:
+        """Loads a state with NaN in a residual, which the package must refuse with a ``ValueError``."""
+        parameters, state = self.state()
+        for residual in state["residuals"].values():
+            residual.reshape(-1)[0] = np.nan
+        self.load((parameters, state))
+
+
+def saved_residual(state: dict[str, Any], one: Episode) -> np.ndarray:
+    """The residuals of a state, in the order of the parameters."""
+    found = [np.asarray(state["residuals"][name]).reshape(-1) for name in state["steps"]]
+    assert [residual.size for residual in found] == [int(np.prod(shape)) for shape in one.shapes]
+    return np.concatenate(found)
+
+
+class TorchRunner(Runner):
+    """``hvd.DistributedOptimizer`` of PyTorch."""
+
+    def __init__(self, one: Episode) -> None:
+        import horovod.torch as hvd
+        import torch
+
+        from hvd_deepreduce.torch import DeepReduce
+
+        super().__init__(one)
+        self.torch = torch
+        named = [
+            (f"episode{one.seed}.{number}", torch.nn.Parameter(torch.zeros(shape)))
+            for number, shape in enumerate(one.shapes)
+        ]
+        self.tensors = [parameter for _, parameter in named]
+        self.compression = DeepReduce(named, dict(one.config))
+        self.optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(self.tensors, lr=float(RATE)), named_parameters=named, compression=self.compression,
+            op=hvd.Sum,
+        )  # fmt: skip
+
+    def step(self, gradient: np.ndarray, hook: Hook | None) -> np.ndarray:
+        torch = self.torch
+        self.optimizer.zero_grad()
+        pieces = [torch.from_numpy(piece) for piece in parts(gradient, self.one)]
+        handle = None
+        if hook is not None:
+            which = self.tensors[int(self.one.point * len(self.tensors))]
+            handle = which.register_hook(lambda _: hook())
+        sum((p * g).sum() for p, g in zip(self.tensors, pieces, strict=True)).backward()
+        if handle is not None:
+            handle.remove()
+        self.optimizer.synchronize()
+        return np.concatenate([p.grad.numpy().reshape(-1) for p in self.tensors])
+
+    def apply(self) -> None:
+        with self.optimizer.skip_synchronize():
+            self.optimizer.step()
+
+    def parameters(self) -> np.ndarray:
+        return np.concatenate([p.detach().numpy().reshape(-1) for p in self.tensors])
+
+    def residual(self) -> np.ndarray:
+        return saved_residual(self.compression.state_dict(), self.one)
+
+    def state(self) -> Any:
+        return self.parameters(), copy.deepcopy(self.compression.state_dict())
+
+    def load(self, state: Any) -> None:
+        parameters, saved = state
+        self.compression.load_state_dict(saved)
+        with self.torch.no_grad():
+            for tensor, value in zip(self.tensors, parts(parameters, self.one), strict=True):
+                tensor.copy_(self.torch.from_numpy(value))
+
+    def change(self) -> None:
+        self.compression.set_config(**self.one.changed)
+
+
+class TensorFlowRunner(Runner):
+    """``hvd.DistributedGradientTape`` in a tf.function."""
+
+    def __init__(self, one: Episode) -> None:
+        import horovod.tensorflow as hvd
+        import tensorflow as tf
+
+        from hvd_deepreduce.tensorflow import DeepReduce
+
+        super().__init__(one)
+        self.tf = tf
+        self.variables = [
+            tf.Variable(tf.zeros(shape), name=f"episode{one.seed}_{number}") for number, shape in enumerate(one.shapes)
+        ]
+        self.compression = DeepReduce(dict(one.config))
+
+        @tf.function
+        def reduced(gradients: list[Any]) -> list[Any]:
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([tf.reduce_sum(v * g) for v, g in zip(self.variables, gradients, strict=True)])
+            tape = hvd.DistributedGradientTape(tape, compression=self.compression, op=hvd.Sum)
+            return list(tape.gradient(loss, self.variables))
+
+        self.reduced = reduced
+        self.sums: list[Any] = []
+
+    def step(self, gradient: np.ndarray, hook: Hook | None) -> np.ndarray:
+        if hook is not None:
+            hook()
+        self.sums = self.reduced([self.tf.constant(piece) for piece in parts(gradient, self.one)])
+        return np.concatenate([one.numpy().reshape(-1) for one in self.sums])
+
+    def apply(self) -> None:
+        for variable, one in zip(self.variables, self.sums, strict=True):
+            variable.assign_sub(RATE * one)
+
+    def parameters(self) -> np.ndarray:
+        return np.concatenate([variable.numpy().reshape(-1) for variable in self.variables])
+
+    def residual(self) -> np.ndarray:
+        return saved_residual(self.compression.state_dict(), self.one)
+
+    def state(self) -> Any:
+        return self.parameters(), copy.deepcopy(self.compression.state_dict())
+
+    def load(self, state: Any) -> None:
+        parameters, saved = state
+        self.compression.load_state_dict(saved)
+        for variable, value in zip(self.variables, parts(parameters, self.one), strict=True):
+            variable.assign(value)
+
+    def change(self) -> None:
+        self.compression.set_config(**self.one.changed)
+
+
+class MpiRunner(Runner):
+    """The exchanges of ``hvd_deepreduce.exchange`` on mpi4py alone."""
+
+    def __init__(self, one: Episode) -> None:
+        from mpi4py import MPI
+
+        super().__init__(one)
+        self.comm = MPI.COMM_WORLD.Dup()
+        self.values, self.kept = np.zeros((2, one.numel), np.float32)
+        self.total = np.zeros(one.numel, np.float32)
+        self.config: dict[str, Any] = dict(one.config)
+        self.count = 0
+
+    def step(self, gradient: np.ndarray, hook: Hook | None) -> np.ndarray:
+        from hvd_deepreduce.codec import RngKey
+        from hvd_deepreduce.exchange import densestream, sparcml, topk_allgather
+        from hvd_deepreduce.joint.densestream import DenseStream
+        from hvd_deepreduce.sparse import SparseTensor
+
+        if hook is not None:
+            hook()
+        exchange = self.config["exchange"]
+        given = dict(exchange) if isinstance(exchange, dict) else {"name": exchange}
+        keywords: dict[str, Any] = {}
+        if given["name"] == "densestream":
+            keywords["fill"] = given.get("fill", True)
+            keywords["codec"] = DenseStream(coded=given.get("coded", True), value=given.get("value", "raw"))
+            keywords["key"] = RngKey(0, 0, self.count)
+        module = {"densestream": densestream, "sparcml": sparcml, "topk_allgather": topk_allgather}[given["name"]]
+        # A gradient that is not finite is sent whole, and leaves the residual unchanged, as in the engine.
+        finite = bool(np.isfinite(gradient).all())
+        if finite:
+            self.kept += gradient
+            most = max(1, int(self.config["sparsifier"]["density"] * gradient.size))
+            chosen = np.sort(np.argpartition(np.abs(self.kept), -most)[-most:]).astype(np.uint32)
+            tensor = SparseTensor(gradient.size, chosen, self.kept[chosen])
+        else:
+            keywords["fill"] = False
+        if given["name"] != "densestream":
+            keywords.pop("fill", None)
+        residual = self.kept if finite else None
+        self.total = module.allreduce(
+            self.comm, tensor if finite else gradient, dense=True, residual=residual, **keywords
+        )
+        self.count += 1
+        return self.total
+
+    def apply(self) -> None:
+        self.values -= RATE * self.total
+
+    def parameters(self) -> np.ndarray:
+        return self.values
+
+    def residual(self) -> np.ndarray:
+        return self.kept.copy()
+
+    def state(self) -> Any:
+        return self.values.copy(), {"residuals": {"all": self.kept.copy()}}
+
+    def load(self, state: Any) -> None:
+        self.values, self.kept = state[0], state[1]["residuals"]["all"]
+
+    def change(self) -> None:
+        self.config |= self.one.changed
+
+
+RUNNERS = {"torch": TorchRunner, "tensorflow": TensorFlowRunner, "mpi4py": MpiRunner}
