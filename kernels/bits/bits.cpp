@@ -101,8 +101,8 @@ static void pack(const T* values, u64 count, u32 width, u8* out) {
     std::memcpy(out, &word, (filled + 7) / 8);
 }
 
-// Returns 0; ERR_TRUNCATED if `bytes` bytes cannot hold `count` fields; ERR_VALUE if the bits after the last one are not
-// zeros.
+// Returns 0; ERR_TRUNCATED if `bytes` bytes cannot hold `count` fields; ERR_VALUE if the bits after the last one are
+// not zeros.
 template <class T>
 static i64 unpack(const u8* in, u64 bytes, u64 count, u32 width, T* values) {
     if (width > 8 * sizeof(T) || bytes < field_bytes(count, width)) return ERR_TRUNCATED;

@@ -97,8 +97,8 @@ DR_API void dr_elias_fano_encode(const u32* indices, u64 count, u64 numel, u8* o
 }
 
 // Returns 0; ERR_TRUNCATED if the section has fewer than `count` indices; ERR_INDEX if they are not strictly increasing
-// or not below numel; ERR_VALUE if the section continues after the last one, or bits after the lows or the highs are not
-// zeros.
+// or not below numel; ERR_VALUE if the section continues after the last one, or bits after the lows or the highs are
+// not zeros.
 DR_CLONES static i64 decode(const u8* in, u64 bytes, u64 count, u64 numel, u32* indices) {
     if (count == 0) return bytes ? (i64)ERR_VALUE : 0;
     const u32 l = elias_fano_low_bits(count, numel);

@@ -186,7 +186,8 @@ static i64 decode_bins(const u8* in, u64 bytes, u64 count, u32 width, bool coded
     return bytes == (count * bits + 7) / 8 ? dr_unpack8(in, bytes, count, bits, bins) : (i64)ERR_TRUNCATED;
 }
 
-// The number that all bins have, if the section of `count` bins says so in a few bytes for any count; else -1.
+// The number that all bins have, if their section is one of equal bins, which takes a few bytes for any number of them;
+// else -1.
 static i64 only_bin(const u8* in, u64 bytes, u32 width, bool coded) {
     if (!coded) return width == 1 && bytes == 0 ? 0 : -1;
     u8 length[256];
@@ -279,8 +280,8 @@ struct Tables {
     }
 };
 
-// For an encode and decode on a GPU: first[groups + 1]; only_bin; the bins in a row for `count` keys; and the check of the tables
-// of a section of `bytes` bytes, of which `start` has the first Header::parts().
+// For an encode and decode on a GPU: first[groups + 1]; only_bin; the bins in a row for `count` keys; and the check of
+// the tables of a section of `bytes` bytes, of which `start` has the first Header::parts().
 DR_API void dr_sketch_first_buckets(const u8* header, u32* first) {
     const Header head(header);
     for (u32 group = 0; group <= head.groups(); ++group) first[group] = head.first(group);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 INTERESTING = [0, 1, 2, 3, 7, 8, 63, 64, 127, 128, 255, 256, 1023, 1024, 2047, 2048, 32767, 32768, 65535, 65536,
@@ -9,6 +10,24 @@ INTERESTING = [0, 1, 2, 3, 7, 8, 63, 64, 127, 128, 255, 256, 1023, 1024, 2047, 2
 """For fields of 32 bits."""
 HEADER = 64
 """Bytes at the start in which fields of 32 bits are set."""
+
+
+ADDS = 128
+"""From this ``value`` on, a field is not set: ``value - 192`` is added to it."""
+EDGES = [*(INTERESTING.index(value) for value in (0, 1, 2**31, 2**32 - 1)), *(192 + by for by in (-8, -4, -1, 1, 4))]
+
+
+def edges(right: Sequence[bytes], most: int) -> list[bytes]:
+    """libFuzzer's bytes for valid inputs in which one field at the start is a little different, or at the edge of its
+    range; for small inputs, and ``most`` of them, chosen at random."""
+    found = [
+        b"\1" + number.to_bytes(2, "little") + (place | 2 << 22).to_bytes(3, "little") + bytes([value])
+        for number, one in enumerate(right)
+        if len(one) <= 1024
+        for place in range(0, min(len(one), HEADER), 4)
+        for value in EDGES
+    ]
+    return random.Random(1).sample(found, min(most, len(found)))
 
 
 def changed(data: bytes, right: Sequence[bytes], most: int = 65536) -> bytes:
@@ -19,8 +38,9 @@ def changed(data: bytes, right: Sequence[bytes], most: int = 65536) -> bytes:
 
         | place, 22 bits | kind, 2 bits | value |
 
-    The kinds: 0 sets a byte; 1 flips its bit ``value % 8``; 2 sets a field of 32 bits at the start, or cuts the input
-    there if ``value`` is 255; 3 repeats the ``value`` bytes before the place, or takes them away if it is odd.
+    The kinds: 0 sets a byte; 1 flips its bit ``value % 8``; 2 changes a field of 32 bits at the start, or cuts off all
+    from the place on if ``value`` is 255; 3 repeats the ``value`` bytes before the place, or takes them away if
+    ``value`` is odd.
     """
     if len(data) < 3 or not data[0] & 1 or not right:
         return data[1:]
@@ -37,7 +57,10 @@ def changed(data: bytes, right: Sequence[bytes], most: int = 65536) -> bytes:
         elif kind == 2:
             where = where % HEADER // 4 * 4
             if where + 4 <= len(out):
-                out[where : where + 4] = INTERESTING[value % len(INTERESTING)].to_bytes(4, "little")
+                field = int.from_bytes(out[where : where + 4], "little") + value - 192
+                if value < ADDS:
+                    field = INTERESTING[value % len(INTERESTING)]
+                out[where : where + 4] = (field % 2**32).to_bytes(4, "little")
         elif value & 1:
             del out[max(0, where - value) : where]
         elif len(out) < most:

@@ -1,5 +1,5 @@
-// GCC's sanitizers define the callbacks of coverage, too, and do nothing in them. Loaded before them, this library gives
-// the calls to libFuzzer, in the file that LIBFUZZER names, so that it sees the coverage of the Python code.
+// GCC's sanitizers define the callbacks of coverage, too, and do nothing in them. Loaded before them, this library
+// gives the calls to libFuzzer, in the file that LIBFUZZER names, so that it sees the coverage of the Python code.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>

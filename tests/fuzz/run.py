@@ -29,7 +29,7 @@ if "--target" in sys.argv:  # atheris instruments the package while it is import
         import hvd_deepreduce.engine
         import hvd_deepreduce.pipeline  # noqa: F401
 
-from tests.fuzz import targets  # noqa: E402
+from tests.fuzz import changes, targets  # noqa: E402
 
 FOLDER = ROOT / "build" / "fuzz"
 COVERAGE = ROOT / "build" / "sanitized" / "coverage.so"
@@ -58,6 +58,8 @@ def fuzz(name: str, seconds: int) -> None:
             if len(seed) < 4096:
                 (Path(corpus) / f"whole{number}").write_bytes(b"\0" + seed)
             (Path(corpus) / f"changed{number}").write_bytes(b"\1" + number.to_bytes(2, "little") + bytes(range(9)))
+        for number, edge in enumerate(changes.edges(target.right, 200 * seconds)):
+            (Path(corpus) / f"edge{number}").write_bytes(edge)
         left = max(3, seconds - int(time.monotonic() - BEGAN))
         options = [f"-max_total_time={left}", "-max_len=4096", "-timeout=10", "-rss_limit_mb=2048", "-seed=1",
                    f"-artifact_prefix={FOLDER}/{name}-", "-print_final_stats=1", corpus]  # fmt: skip

@@ -56,7 +56,7 @@ class Target(ABC):
 
     @abstractmethod
     def seeds(self) -> Sequence[bytes]:
-        """Valid inputs."""
+        """Valid inputs, or inputs that differ from one in a field."""
 
     @abstractmethod
     def read(self, data: bytes) -> None:
@@ -177,7 +177,11 @@ class ExchangeStream(Target):
             found.append(head + pack(stream, form, value_codec(value, 8), KEY).tobytes())
         part = Stream(3000, np.uint32([1000, 1200]), np.uint32([9, 2]), np.ones(11, np.float32))
         head = b"".join(one.to_bytes(4, "little") for one in (3000, 1000, 2000)) + bytes(4)
-        return [*found, *(head + pack(part, form, None, None, 1000, 2000).tobytes() for form in (PLAIN, CODED))]
+        found += [head + pack(part, form, None, None, 1000, 2000).tobytes() for form in (PLAIN, CODED)]
+        # And the parts of each form under the number of each other form, and without a number of blocks.
+        small = [one for one in found if len(one) < 512]
+        found += [one[:16] + bytes([form]) + one[17:] for one in small for form in (PLAIN, CODED, PAIRS)]
+        return found + [one[:16] + bytes([CODED]) + one[17:24] + bytes(4) + one[28:] for one in small]
 
     def read(self, data: bytes) -> None:
         head, section = data[:16].ljust(16, b"\0"), exact(data[16:])
