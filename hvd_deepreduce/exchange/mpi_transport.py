@@ -94,11 +94,7 @@ class Backoff:
             os.sched_yield()
             return
         time.sleep(min(self.LONGEST_SLEEP, self.FIRST_SLEEP * 2 ** min(self.polls - self.YIELDS - 1, 16)))
-        try:
-            self.comm.check_notices()
-        except _NoticeError:
-            log.warning("rank %d was waiting for %s when another rank left the exchange", self.comm.rank, sender)
-            raise
+        self.comm.check_notices()
         now = time.monotonic()
         if self.limit is not None and now - self.began > self.limit:
             raise LostRankError(f"rank {self.comm.rank} had no message from {sender} for {self.limit:g} s")
@@ -324,11 +320,17 @@ class MPITransport(Transport):
                 if self._start_receives(waiting) | self._finish_receives(programs, waiting) | self._finish_sends():
                     backoff.reset()
                 else:
-                    ranks = {receive.source for receive in waiting.values()} | {to for _, _, to in self.sending}
-                    ranks |= {incoming.receive.source for incoming in self.receiving}
-                    backoff.wait("rank " + ", ".join(map(str, sorted(ranks))))
+                    backoff.wait(self._awaited(waiting))
         except BaseException as error:
+            if isinstance(error, _NoticeError):
+                log.warning("rank %d was waiting for %s when another rank left", self.rank, self._awaited(waiting))
             raise self.comm.abandon(error, self.sending, self.receiving) from None
+
+    def _awaited(self, waiting: dict[int, Receive]) -> str:
+        """The ranks whose messages or receives are missing."""
+        ranks = {receive.source for receive in waiting.values()} | {to for _, _, to in self.sending}
+        ranks |= {incoming.receive.source for incoming in self.receiving}
+        return "rank " + ", ".join(map(str, sorted(ranks)))
 
     def _resume(self, slot: int, program: Program, sections: list[U8] | None, waiting: dict[int, Receive]) -> None:
         try:
