@@ -124,7 +124,6 @@ class Launch:
         seeds = [str(one.seed) for one in self.episodes]
         output = (self.folder / "output").open("wb")
         process = start(launcher, RANKS, JOB, framework, str(self.folder), str(self.limit), *seeds, output=output)
-        failed = False
         try:
             if not self._wait(process, "ready", START_SECONDS):
                 raise RuntimeError(f"the ranks did not start:\n{(self.folder / 'output').read_text(errors='replace')}")
@@ -144,7 +143,6 @@ class Launch:
                 steps = min((record["steps"] for record in records.values()), default=0)
                 self.figures.add(one, outcome, why, steps)
                 if outcome == "failed":
-                    failed = True
                     shutil.copytree(self.folder, KEPT / str(one.seed), dirs_exist_ok=True)
                 if ends:
                     return left
@@ -153,8 +151,7 @@ class Launch:
             if process.poll() is None:
                 stop(process)
             output.close()
-            if not failed:
-                shutil.rmtree(self.folder)
+            shutil.rmtree(self.folder)
 
     def _wait(self, process: subprocess.Popen[bytes], name: str, seconds: float) -> bool:
         """Waits until all ranks have written a record (True), or the job has ended, or no rank has made progress for so
