@@ -82,3 +82,19 @@ def test_prefetch_headers_of_cut_containers(gpu, size):
         for begin, length in pieces(parts):
             want = sections.peek(data[begin : begin + length], 64)
             assert sections.peek(there[begin : begin + length], 64) == want
+
+
+@pytest.mark.parametrize("ends", [(), (8, 16), (9,), (15, 17, 24), (1, 11, 18, 31)])
+def test_check_padding(gpu, ends):
+    data = np.full(32, 255, np.uint8)
+    for end in ends:
+        data[end : -(-end // 8) * 8] = 0
+    zeros = np.flatnonzero(data == 0)
+    sections.check_padding(data, ends)
+    sections.check_padding(gpu.put(data), ends)
+    for at in zeros:
+        other = data.copy()
+        other[at] = 128
+        for array in (other, gpu.put(other)):
+            with pytest.raises(ValueError, match="a byte between its sections is not zero"):
+                sections.check_padding(array, ends)
