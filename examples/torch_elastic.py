@@ -20,9 +20,9 @@ optimizer = hvd.DistributedOptimizer(
 
 @hvd.elastic.run
 def train(state):
+    torch.manual_seed(hvd.rank())  # every rank has its own samples
+    inputs = torch.randn(512, 64)
     while state.step < 100:
-        torch.manual_seed(1000 * state.step + hvd.rank())  # every rank has its own samples
-        inputs = torch.randn(512, 64)
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(model(inputs), inputs.sum(1, keepdim=True).sin())
         loss.backward()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import tempfile
 import threading
 import time
@@ -25,6 +26,7 @@ from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.engine.state import to_bytes
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.tensorflow import DeepReduce, SaveState, handshake
+from hvd_deepreduce.tensorflow.elastic import TensorFlowState
 from tests import cuda_emulator
 from tests.adapters import containers
 from tests.adapters.scopes import SCOPES
@@ -871,6 +873,47 @@ def a_deepreduce_that_is_closed():
     assert compression._handshake in handshake._waiting
     compression.close()
     assert compression._handshake not in handshake._waiting
+
+
+@case
+def the_state_of_an_elastic_job_restores_and_synchronizes():
+    """Also its state_dicts, which any number of ranks may load."""
+    variable = tf.Variable(tf.ones([30, 100]) * (hvd.rank() + 1.0))
+    compression = DeepReduce(LOSSY)
+    state = TensorFlowState([variable], compression=compression, step=0)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.sin(variable * tf.range(100, dtype=tf.float32)) * (hvd.rank() + 1.0))
+        (gradient,) = hvd.DistributedGradientTape(tape, compression=compression).gradient(loss, [variable])
+        variable.assign_sub(0.1 * gradient)
+        state.step += 1
+
+    def now():
+        return [state.step, variable.numpy(), *compression.state_dict()["residuals"].values()]
+
+    def same(a, b):
+        assert len(a) == len(b) > 2 and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+    state.sync()
+    assert (variable.numpy() == 1).all()
+    step()
+    state.save()
+    committed = now()
+    step()
+    once = now()
+    state.restore()
+    state.sync()
+    same(now(), committed)
+    step()
+    same(now(), once)
+    states = [pickle.loads(one) for one in hvd.allgather_object(pickle.dumps(compression.state_dict()))]
+    compression.load_state_dict(reversed(states), reshard=True)
+    same(now(), once)
+    with pytest.raises(ValueError, match="states are missing, of the ranks"):
+        compression.load_state_dict(states[1:], reshard=True)
+    with pytest.raises(TypeError, match="use the states of hvd_deepreduce.tensorflow.elastic"):
+        pickle.dumps(compression)
 
 
 @case

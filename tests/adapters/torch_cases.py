@@ -696,6 +696,23 @@ def a_resumed_run_equals_an_unbroken_one():
 
 
 @case
+def states_of_all_ranks_are_loaded():
+    model = network()
+    compression = DeepReduce(model, LOSSY)
+    train(model, compression, steps=2)
+    kept = compression.state_dict()
+    states = hvd.allgather_object(kept)
+    compression.load_state_dict(reversed(states), reshard=True)
+    again = compression.state_dict()
+    assert again["steps"] == kept["steps"] and len(again["residuals"]) == 6
+    assert all(torch.equal(residual, kept["residuals"][name]) for name, residual in again["residuals"].items())
+    with pytest.raises(ValueError, match="states are missing, of the ranks"):
+        compression.load_state_dict(iter(states[1:]), reshard=True)
+    with pytest.raises(ValueError, match="give the states of all of them: load_state_dict"):
+        compression.load_state_dict({**kept, "size": 99})
+
+
+@case
 def the_config_changes_between_steps():
     model = network()
     compression = DeepReduce(model, LOSSY)
