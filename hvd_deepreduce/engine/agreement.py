@@ -119,26 +119,26 @@ def read(gathered: bytes, size: int) -> list[Statement]:
         # A rank that sent no line, or two, has shifted the lines of those after it. Old releases do not say their rank.
         sender = told.get("rank", rank)
         if sender != rank:
-            raise _refusal(sender if 0 <= sender < rank else rank, "sent no description of itself, or more than one")
+            raise refusal(sender if 0 <= sender < rank else rank, "sent no description of itself, or more than one")
         read.append(told)
     if len(lines) < size:
         _parsed(rest, len(lines))
-        raise _refusal(len(lines), "sent a description of itself without an end, or none")
+        raise refusal(len(lines), "sent a description of itself without an end, or none")
     if rest:
-        raise _refusal(size - 1, f"sent {len(rest)} bytes after its description, or another rank sent two")
+        raise refusal(size - 1, f"sent {len(rest)} bytes after its description, or another rank sent two")
     return read
 
 
 def _parsed(line: bytes, rank: int) -> Statement:
     if len(line) > MAX_STATEMENT:
-        raise _refusal(rank, f"sent a description of itself of {len(line)} bytes; at most {MAX_STATEMENT} are read")
+        raise refusal(rank, f"sent a description of itself of {len(line)} bytes; at most {MAX_STATEMENT} are read")
     try:
         told: Statement = json.loads(line)
     except (ValueError, RecursionError):
         begin = line[:200].decode(errors="replace")
-        raise _refusal(rank, f"sent no description of itself, but {quoted(begin)}") from None
+        raise refusal(rank, f"sent no description of itself, but {quoted(begin)}") from None
     if not isinstance(told, dict) or not isinstance(told.get("rank", 0), int):
-        raise _refusal(rank, f"sent no description of itself, but {quoted(told)}")
+        raise refusal(rank, f"sent no description of itself, but {quoted(told)}")
     return told
 
 
@@ -146,7 +146,8 @@ def _are_steps(given: object, count: int) -> bool:
     return isinstance(given, list) and len(given) == count and all(type(step) is int and step >= 0 for step in given)
 
 
-def _refusal(rank: int, what: str) -> MismatchError:
+def refusal(rank: int, what: str) -> MismatchError:
+    """The error for what a rank sent in a comparison of the ranks. All ranks must raise it."""
     error: MismatchError = MismatchError(
         f"the ranks of this job cannot be compared: rank {rank} {what}. Use the same hvd_deepreduce release on every "
         "rank, and check whether something else sends under its names. No gradient was applied"
@@ -170,7 +171,7 @@ def compare(told: Sequence[Statement]) -> None:
             or not all(isinstance(one.get(kind, {}), dict) for kind in KINDS)
             or not isinstance(one.get("order", []), list)
         ):
-            raise _refusal(rank, f"sent no description of itself, but {quoted(one)}")
+            raise refusal(rank, f"sent no description of itself, but {quoted(one)}")
     found: list[str] = []
     count = 0
     for label, values in _compared(told):
@@ -244,7 +245,7 @@ def agreed_steps(told: Sequence[Statement], elastic: bool) -> list[int]:
     steps: list[list[int]] = [one.get("steps", [0] * len(names)) for one in told]
     for rank, counts in enumerate(steps):
         if not _are_steps(counts, len(names)):
-            raise _refusal(rank, f"sent {quoted(counts)} in place of its step counts")
+            raise refusal(rank, f"sent {quoted(counts)} in place of its step counts")
     known = [rank for rank, counts in enumerate(steps) if any(counts) or not elastic]
     for at, name in enumerate(names):
         counts = [steps[rank][at] for rank in known]

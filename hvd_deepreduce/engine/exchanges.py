@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hvd_deepreduce.engine.agreement import read, refusal
 from hvd_deepreduce.engine.collectives import Collectives
+from hvd_deepreduce.engine.quoting import quoted
 
 if TYPE_CHECKING:
     from hvd_deepreduce.exchange.queue import ExchangeQueue
@@ -69,11 +71,14 @@ class Exchanges:
             # Imported here: it needs mpi4py, which a job with the allgather exchange may not have.
             from hvd_deepreduce.exchange import queue
 
-            said["rank"] = queue.world_rank()
+            said["world"] = queue.world_rank()
         except Exception as error:
             said["error"] = f"{type(error).__name__}: {error}"
         told = self._compare(said, exchange)
-        ranks = [one["rank"] for one in told]
+        for rank, one in enumerate(told):
+            if not (_is_number(one.get("world"), 2**31) and _is_number(one.get("tag"), TAGS)):
+                raise refusal(rank, f"sent no numbers in MPI's world, but {quoted(one)}")
+        ranks = [one["world"] for one in told]
         if len(set(ranks)) < len(ranks):
             raise RuntimeError(
                 f"exchange {exchange!r} cannot start: mpi4py gives the ranks of this job the numbers "
@@ -97,10 +102,14 @@ class Exchanges:
 
     def _compare(self, said: dict[str, Any], exchange: str) -> list[dict[str, Any]]:
         """What all ranks say, in rank order. ``RuntimeError`` on all of them if one has an error."""
-        line = bytearray(json.dumps(said).encode() + b"\n")
+        line = bytearray(json.dumps({**said, "rank": self._collectives.rank()}).encode() + b"\n")
         gathered = self._collectives.allgather(np.frombuffer(line, np.uint8), "the exchange's ranks")
-        told: list[dict[str, Any]] = [json.loads(one) for one in gathered.tobytes().splitlines()]
-        errors = [f"rank {rank}: {one['error']}" for rank, one in enumerate(told) if "error" in one]
+        told = read(gathered.tobytes(), self._collectives.size())
+        errors = [f"rank {rank}: {quoted(one['error'])}" for rank, one in enumerate(told) if "error" in one]
         if errors:
             raise RuntimeError(f"exchange {exchange!r} cannot start: {'; '.join(errors)}")
         return told
+
+
+def _is_number(value: object, below: int) -> bool:
+    return type(value) is int and 0 <= value < below

@@ -149,7 +149,13 @@ def reshard(
         missing = sorted(set(range(total)) - seen)
         raise ValueError(f"states are missing, of the ranks {missing or 'of the checkpoint'}: give those of all ranks")
     scale = size / total if how == "mean" else 1.0
-    return steps, {name: (scale * sums[name]).astype(parameters[name].accumulated_in) for name in sums}
+    shares: dict[str, Floats] = {}
+    for name, total_of_ranks in sums.items():
+        dtype = parameters[name].accumulated_in
+        # Sums beyond the dtype become its largest number, as an accumulator does.
+        most = float(np.finfo(dtype).max)
+        shares[name] = np.clip(scale * total_of_ranks, -most, most).astype(dtype)
+    return steps, shares
 
 
 def _has_keys(state: object) -> bool:

@@ -11,7 +11,8 @@ from threading import Lock
 
 import numpy as np
 
-from hvd_deepreduce.engine import Engine
+from hvd_deepreduce.engine import Engine, agreement
+from hvd_deepreduce.engine.quoting import quoted
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
 from hvd_deepreduce.tensorflow.graph import Graphs
 from hvd_deepreduce.tensorflow.parameters import GraphParameters
@@ -102,9 +103,14 @@ class Handshake:
     def _common(self) -> list[Handshake]:
         """Those that all ranks can compare now: another rank may not have traced all functions yet."""
         waiting = {one.number: one for one in _waiting if one._collectives.process_set is self._collectives.process_set}
-        line = json.dumps(sorted(waiting)).encode() + b"\n"
+        line = json.dumps({"rank": self._collectives.rank(), "waiting": sorted(waiting)}).encode() + b"\n"
         gathered = self._collectives.allgather(np.frombuffer(bytearray(line), np.uint8), "handshake")
-        common = set.intersection(*(set(json.loads(one)) for one in gathered.tobytes().splitlines()))
+        common = set(waiting)
+        for rank, told in enumerate(agreement.read(gathered.tobytes(), self._collectives.size())):
+            theirs = told.get("waiting")
+            if not isinstance(theirs, list) or not all(type(number) is int for number in theirs):
+                raise agreement.refusal(rank, f"sent no list of its comparisons, but {quoted(told)}")
+            common &= set(theirs)
         return [waiting[number] for number in sorted(common)]
 
     def repeat(self) -> None:

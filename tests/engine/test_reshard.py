@@ -45,6 +45,14 @@ def test_the_sum_or_the_mean_is_preserved(old, new, how):
             assert all(np.array_equal(one["residuals"][name], mine[name]) for name in one["residuals"])
 
 
+def test_a_sum_beyond_the_dtype_stays_finite():
+    states = [state(rank, 2) for rank in range(2)]
+    for one in states:
+        one["residuals"]["a"][:2] = np.finfo("f4").max, -np.finfo("f4").max
+    _, residuals = reshard(states, PARAMETERS, 0, 1, True)
+    assert residuals["a"][:2].tolist() == [np.finfo("f4").max, -np.finfo("f4").max]
+
+
 def test_more_ranks_than_before_start_with_zero():
     states = [state(rank, 2) for rank in range(2)]
     assert reshard(states, PARAMETERS, 2, 3, True)[1] == {}
