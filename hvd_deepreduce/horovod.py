@@ -13,7 +13,7 @@ HINT = "if it stalls: was DeepReduce given the optimizer's process_set?"
 
 # How long a rank waits for the others at its first gradient.
 HANDSHAKE_VARIABLE = "HVD_DEEPREDUCE_HANDSHAKE_SECONDS"
-HANDSHAKE_SECONDS = 120.0
+HANDSHAKE_SECONDS = 300.0
 WARN_SECONDS = 20.0
 NOBODY_CAME = (
     "this rank has waited {seconds} s at its first gradient, and not all other ranks of its process set have come. Do "
