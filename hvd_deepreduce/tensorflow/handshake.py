@@ -71,13 +71,15 @@ class Handshake:
             try:
                 self._engine.hear(self._collectives.meet(self._engine.word(False)), lambda: self._engine.agree([]))
             except Exception:
-                self._withdraw()
+                self.withdraw()
                 raise
         self.configs_agree = True
 
-    def _withdraw(self) -> None:
-        """Takes ``enroll`` back: other ranks may not have traced the function at all."""
+    def withdraw(self) -> None:
+        """Takes ``enroll`` back if configs were not compared: other ranks may not have traced the function at all."""
         with _comparing:
+            if self.configs_agree or not self.number:
+                return
             _numbers[self._collectives.process_set.process_set_id] -= 1
             self.number = 0
             if self in _waiting:

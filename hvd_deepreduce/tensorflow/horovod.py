@@ -274,7 +274,11 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
             MismatchError: at the first gradient, where the ranks' configs differ.
             RuntimeError: an exchange over MPI in a job without MPI.
         """
-        self._check(tensor.op)
+        try:
+            self._check(tensor.op)
+        except ValueError:
+            self._handshake.withdraw()
+            raise
         slot, gradient = ctx.slot, ctx.gradient
         slot.graph.built += 1
         if not self._handshake.configs_agree and self._process_set.included():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import horovod.torch as hvd
+import numpy as np
 import torch
 
 from hvd_deepreduce.codec import U8, Floats
@@ -73,11 +74,7 @@ class TorchCollectives(HorovodCollectives):
             TimeoutError: a rank did not come in time (``handshake_seconds``).
         """
         began, warned, limit = time.monotonic(), False, handshake_seconds()
-        probe = None
-        if dense_name is not None:
-            probe = hvd.allreduce_async(
-                torch.ones(1, dtype=torch.float64), name=dense_name, op=hvd.Sum, process_set=self.process_set
-            )
+        probe = None if dense_name is None else self._start_probe(dense_name)
         assert self._meeting is not None
         while not hvd.poll(self._meeting):
             if probe is not None and hvd.poll(probe):
@@ -90,9 +87,28 @@ class TorchCollectives(HorovodCollectives):
                 _log.warning(NOBODY_CAME.format(seconds=round(waited)))
                 warned = True
             time.sleep(0.0005)
-        self.wait_meeting()
+        try:
+            self.wait_meeting()
+        except MismatchError:  # on all ranks
+            if not self.elastic():
+                self._end_probes(probe, dense_name)
+            raise
         if probe is not None:
             _check_probe(probe)
+
+    def _start_probe(self, name: str) -> int:
+        handle: int = hvd.allreduce_async(
+            torch.ones(1, dtype=torch.float64), name=name, op=hvd.Sum, process_set=self.process_set
+        )
+        return handle
+
+    def _end_probes(self, probe: int | None, name: str | None) -> None:
+        """Takes part in the probes of all ranks, whose names differ if the models do. A probe that stayed in flight
+        would stall, and ``hvd.join()`` with it."""
+        own = np.frombuffer(bytearray((name or "").encode() + b"\n"), np.uint8)
+        names = sorted(set(self.allgather(own, "probes").tobytes().decode(errors="replace").splitlines()) - {"", name})
+        for one in [self._start_probe(other) for other in names] + ([] if probe is None else [probe]):
+            hvd.synchronize(one)
 
     def wait_meeting(self) -> None:
         """Waits for the meeting, and starts the allgathers that were held back."""

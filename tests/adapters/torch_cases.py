@@ -798,7 +798,7 @@ def models_differ():
     model.append(nn.Linear(model[0].out_features, 4))
     if hvd.rank() == 1:
         model.append(nn.Linear(4, 4))
-    # The ranks probe different parameters, which stay in flight: their names must be in no other case.
+    # The ranks probe different parameters. None stays in flight: hvd.join() in a later case would wait for it.
     pairs = named(model, "differ")
     optimizer = wrapped(model, pairs, DeepReduce(pairs, LOSSY))
     raises_everywhere(

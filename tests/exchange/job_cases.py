@@ -233,7 +233,7 @@ def what_keeps_one_rank_from_exchanging_is_an_error_on_all() -> None:
         raise ImportError("libmpi.so is missing")
 
     with patch.object(queues, "world_rank", no_mpi if RANK == BAD else queues.world_rank):
-        refuse(f"exchange 'densestream' cannot start: rank {BAD}: ImportError: libmpi.so is missing")
+        refuse(f"exchange 'densestream' cannot start: rank {BAD}: 'ImportError: libmpi.so is missing'")
     with patch.object(queues, "world_rank", lambda: 0):
         refuse("each must have a number of its own")
 
