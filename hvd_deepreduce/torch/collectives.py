@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from hvd_deepreduce.codec import U8, Floats
-from hvd_deepreduce.engine import MismatchError
+from hvd_deepreduce.engine import MismatchError, meeting
 from hvd_deepreduce.horovod import NOBODY_CAME, WARN_SECONDS, HorovodCollectives, handshake_seconds
 from hvd_deepreduce.torch.tensors import TorchTensors
 
@@ -46,6 +46,8 @@ class TorchCollectives(HorovodCollectives):
         self._meeting: int | None = None
         self._hear: Callable[[Floats], None] = lambda total: None
         self._held: list[_Allgather] = []
+        self._total: Floats | None = None
+        self._failure: Exception | None = None
 
     def start_meeting(self, word: Floats, name: str, hear: Callable[[Floats], None]) -> None:
         """Starts the meeting of a step.
@@ -56,6 +58,7 @@ class TorchCollectives(HorovodCollectives):
             hear: called with the sum of all ranks' words.
         """
         self._held.clear()
+        self._total = self._failure = None
         self._hear = hear
         tensor = torch.from_numpy(word)
         self._meeting = hvd.allreduce_async(
@@ -89,7 +92,8 @@ class TorchCollectives(HorovodCollectives):
             time.sleep(0.0005)
         try:
             self.wait_meeting()
-        except MismatchError:  # on all ranks
+        except MismatchError:  # on all ranks, before any gradient of the step
+            self._failure = None
             if not self.elastic():
                 self._end_probes(probe, dense_name)
             raise
@@ -111,24 +115,40 @@ class TorchCollectives(HorovodCollectives):
             hvd.synchronize(one)
 
     def wait_meeting(self) -> None:
-        """Waits for the meeting, and starts the allgathers that were held back."""
+        """Waits for the meeting, and starts the allgathers that were held back. Its error is raised again until the
+        next meeting is started."""
+        if self._failure is not None:
+            raise self._failure
         if self._meeting is None:
             return
         handle, self._meeting = self._meeting, None
-        self._hear(hvd.synchronize(handle).numpy())
+        try:
+            total, self._total = self._total, None
+            self._hear(hvd.synchronize(handle).numpy() if total is None else total)
+        except Exception as error:
+            self._failure = error
+            raise
         held, self._held = self._held, []
         for one in held:
             self._start(one)
 
     def start_allgather(self, data: U8, name: str) -> _Allgather:
-        """Starts Horovod's asynchronous allgather, as soon as the meeting is over."""
+        """Starts Horovod's asynchronous allgather, as soon as the meeting is over.
+
+        A meeting that found anything is left to ``wait_meeting``, after the backward pass. Here, this rank would wait
+        for the others or raise an error before it has started all gradients of the step, for which the others wait.
+        """
         tensor = self._tensors.tensor(data)
         started = _Allgather(tensor.to(wire_device(tensor)), f"deepreduce.{name}")
-        if self._meeting is not None and not hvd.poll(self._meeting):
-            self._held.append(started)
-        else:
-            self.wait_meeting()
+        if self._meeting is not None:
+            if self._total is None and hvd.poll(self._meeting):
+                self._total = hvd.synchronize(self._meeting).numpy()
+            if self._total is not None and meeting.outcome(self._total, self.size()) == meeting.Outcome(0, 0, True):
+                self.wait_meeting()
+        if self._meeting is None and self._failure is None:
             self._start(started)
+        else:
+            self._held.append(started)
         return started
 
     def wait_allgather(self, pending: _Allgather) -> U8:
