@@ -169,6 +169,13 @@ class Config(BaseModel):
                     f"{kind} is {given[kind].name!r} beside {instead[0].name!r}, which writes indices and values "
                     "itself: leave index and value out, or set them to None"
                 )
+        index = given.get("index")
+        if isinstance(index, IndexCodec) and index.keeps_values and given.get("error_feedback", True):
+            raise ConfigError(
+                f"index is {index.name!r} with settings ({index}) under which a value can be decoded at the index of "
+                "another element, and error_feedback is True: the residual would keep both errors, and grow without "
+                "bound. Set error_feedback to False, or choose other settings of the index"
+            )
         if len(instead) > 1:
             raise ConfigError(
                 f"joint is {instead[0].name!r} and exchange is {instead[1].name!r}: only the exchange 'allgather' "
