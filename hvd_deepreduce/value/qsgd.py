@@ -4,6 +4,7 @@ Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD: communication-efficient SGD via 
 NeurIPS 2017, section 3.1.
 """
 
+from math import sqrt
 from typing import Any, Literal
 
 import numpy as np
@@ -67,8 +68,8 @@ class QSGD(UnbiasedQuantizer):
     def variance(self) -> float:
         # Lemma 3.1 for the l2 norm. A value's variance is at most a quarter of the squared step norm / s, and at most
         # |x| times the step; the largest magnitude is at most the l2 norm.
-        m, s = self.bucket_size, float(qsgd.levels_of(self.bits))
-        return min(m / s**2 / (1 if self.norm == "l2" else 4), m**0.5 / s)
+        m, s = float(self.bucket_size), float(qsgd.levels_of(self.bits))
+        return min(m / (s * s) / (1 if self.norm == "l2" else 4), sqrt(m) / s)
 
     def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
         x, l2 = arrays.to_float32(values), self.norm == "l2"

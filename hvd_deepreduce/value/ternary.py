@@ -4,7 +4,7 @@ Wen, Xu, Yan, Wu, Wang, Chen, Li, "TernGrad: ternary gradients to reduce communi
 NeurIPS 2017, sections 3.1 and 3.3.
 """
 
-from math import inf
+from math import inf, sqrt
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ class Ternary(UnbiasedQuantizer):
     @property
     def variance(self) -> float:
         # sum(|x| (m - |x|)) is at most n m^2 / 4 and at most m sqrt(n) ||x||, for n values.
-        return inf if self.bucket_size is None else min(self.bucket_size / 4, self.bucket_size**0.5)
+        return inf if self.bucket_size is None else min(self.bucket_size / 4, sqrt(self.bucket_size))
 
     def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
         x = arrays.to_float32(values)
