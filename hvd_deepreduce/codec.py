@@ -147,7 +147,7 @@ class IndexCodec(Codec, ABC):
 class ValueCodec(Codec, ABC):
     """Encodes the values at the support."""
 
-    def under_feedback(self) -> "ValueCodec":
+    def under_feedback(self) -> ValueCodec:
         """The codec to encode with if a residual keeps the errors: with settings under which the error is no larger
         than the values, where these were left open."""
         return self
