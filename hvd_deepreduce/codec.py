@@ -147,6 +147,11 @@ class IndexCodec(Codec, ABC):
 class ValueCodec(Codec, ABC):
     """Encodes the values at the support."""
 
+    def under_feedback(self) -> ValueCodec:
+        """The codec to encode with if a residual keeps the errors: with settings under which the error is no larger
+        than the values, where these were left open."""
+        return self
+
     @abstractmethod
     def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
         """The section, and the order of its values.

@@ -48,6 +48,39 @@ def _sentence(prefix: str, error: Any, fields: Any) -> str:
     return f"{key} is {error['input']!r}, which is not allowed: {error['msg'].replace('Input', 'it', 1)}"
 
 
+def _settings_of(given: Any) -> dict[str, Any]:
+    """A codec, its name or its mapping as a mapping."""
+    if isinstance(given, Codec):
+        return {"name": given.name, **given.model_dump()}
+    return {str(key): value for key, value in given.items()} if isinstance(given, Mapping) else {"name": given}
+
+
+def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``changes`` over ``base``. A codec's mapping without a name changes settings of the codec that ``base`` has.
+
+    Raises:
+        ConfigError: there is no codec whose settings could be changed, or the density is given twice.
+    """
+    merged = dict(changes)
+    if "density" in merged:
+        density = merged.pop("density")
+        sparsifier = _settings_of(merged["sparsifier"]) if "sparsifier" in merged else {}
+        if "density" in sparsifier:
+            raise ConfigError(
+                f"density is {density!r} and sparsifier.density is {sparsifier['density']!r}: they are the same "
+                "setting, so give one of them"
+            )
+        merged["sparsifier"] = {**sparsifier, "density": density}
+    for kind in _REGISTRIES.keys() & merged.keys():
+        change = merged[kind]
+        if isinstance(change, Mapping) and "name" not in change:
+            own = base.get(kind, Config.model_fields[kind].default)
+            if own is None:
+                raise ConfigError(f"{kind} is {change!r}, without a name, and there is no {kind} to change: add 'name'")
+            merged[kind] = {**_settings_of(own), **change}
+    return {**base, **merged}
+
+
 def _build(model: type[BaseModel], prefix: str, settings: Mapping[str, Any]) -> Any:
     try:
         return model(**settings)
@@ -62,7 +95,7 @@ def _build(model: type[BaseModel], prefix: str, settings: Mapping[str, Any]) -> 
 def _codec(registry: Registry, given: Any) -> Any:
     if isinstance(given, Codec):
         return given
-    settings = dict(given) if isinstance(given, Mapping) else {"name": given}
+    settings = _settings_of(given)
     name = settings.pop("name", None)
     if isinstance(name, str) and name not in registry.by_name:
         plugins.load()
@@ -71,7 +104,7 @@ def _codec(registry: Registry, given: Any) -> Any:
             f"{registry.kind} is {given!r}; it must be a name, or a mapping with the key 'name', out of: "
             f"{', '.join(sorted(registry.by_name))}"
         )
-    return _build(registry.by_name[name], registry.kind, {str(key): value for key, value in settings.items()})
+    return _build(registry.by_name[name], registry.kind, settings)
 
 
 _REGISTRIES = {
@@ -121,7 +154,7 @@ class Config(BaseModel):
     @classmethod
     def _resolve(cls, given: Mapping[str, Any]) -> dict[str, Any]:
         """Names become codecs, and the keys that exclude each other are checked."""
-        given = dict(given)
+        given = _merged({}, given)
         for kind, registry in _REGISTRIES.items():
             if given.get(kind) is not None or (kind in given and kind in ("sparsifier", "exchange")):
                 given[kind] = _codec(registry, given[kind])
@@ -136,6 +169,13 @@ class Config(BaseModel):
                     f"{kind} is {given[kind].name!r} beside {instead[0].name!r}, which writes indices and values "
                     "itself: leave index and value out, or set them to None"
                 )
+        index = given.get("index")
+        if isinstance(index, IndexCodec) and index.keeps_values and given.get("error_feedback", True):
+            raise ConfigError(
+                f"index is {index.name!r} with settings ({index}) under which a value can be decoded at the index of "
+                "another element, and error_feedback is True: the residual would keep both errors, and grow without "
+                "bound. Set error_feedback to False, or choose other settings of the index"
+            )
         if len(instead) > 1:
             raise ConfigError(
                 f"joint is {instead[0].name!r} and exchange is {instead[1].name!r}: only the exchange 'allgather' "
@@ -155,13 +195,15 @@ class Config(BaseModel):
         Args:
             source: the name of a preset, the path of a YAML file (a ``Path``, or a string that ends in ``.yaml`` or
                 ``.yml`` or contains a directory separator), a dict, a ``Config``, or None for the defaults.
-            **settings: keys of the config; they replace those of ``source``.
+            **settings: keys of the config; they replace those of ``source``. A mapping without ``name`` changes
+                settings of the codec that ``source`` has, as in ``Config.load("smallest", value={"bits": 6})``.
+                ``density=0.1`` is short for ``sparsifier={"density": 0.1}``.
 
         Raises:
             ConfigError: an unknown preset, a file that is missing, empty or not a YAML mapping, an unknown key, or a
                 value out of range.
         """
-        config: Config = _build(cls, "", cls._read(source) | settings)
+        config: Config = _build(cls, "", _merged(_merged({}, cls._read(source)), settings))
         return config
 
     @staticmethod

@@ -39,6 +39,7 @@ class Pipeline:
         self.config = config
         self.threads = config.threads or threads
         self.digest = config.digest()
+        self._value_under_feedback = config.value and config.value.under_feedback()
         self._index_ids = () if config.index is None else tuple(codec.id for codec in config.index.choices)
 
     def encode(self, gradient: Floats, residual: Floats | None, key: RngKey, parts: Parts | None = None) -> U8:
@@ -140,7 +141,7 @@ class Pipeline:
             index_section, support = index.encode(indices, gradient.size, key)
             if support is not indices and not index.keeps_values:
                 values = arrays.gather(gradient if residual is None else residual, support)
-        value = self.config.value
+        value = self.config.value if residual is None else self._value_under_feedback
         assert value is not None
         section, order = value.encode(values, support, key)
         if residual is not None:

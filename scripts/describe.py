@@ -31,6 +31,10 @@ for the number of threads.
     index: rice                               # encodes their indices
     value: {name: qsgd, bits: 7}              # encodes their values
 
+Keyword arguments change a preset, a file or a dict. A codec without a name keeps its name and its other settings:
+`DeepReduce(model, "smallest", value={"bits": 6}, density=0.005)`, where `density` is short for
+`sparsifier={"density": ...}`.
+
 `joint` names one codec that encodes both, and replaces `index` and `value`. Every sparsifier can be combined with every
 codec. An `exchange` other than `allgather` sums whole vectors over MPI and encodes indices and values itself: leave out
 `index` and `value`, and set `scope` to `model` (the default with such an exchange) or `bucket`.

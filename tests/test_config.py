@@ -50,6 +50,22 @@ def test_defaults_keyword_arguments_and_overrides(tmp_path):
         config.seed = 3  # frozen
 
 
+@pytest.mark.parametrize("source", ["smallest", Config.load("smallest"), Config.load("smallest").to_dict()])
+def test_a_codec_without_a_name_keeps_that_of_the_source(source):
+    smallest = Config.load("smallest")
+    changed = Config.load(source, value={"bits": 6}, sparsifier={"density": 0.5})
+    assert changed.value == smallest.value.model_copy(update={"bits": 6}) and changed.index == smallest.index
+    assert changed.sparsifier == smallest.sparsifier.model_copy(update={"density": 0.5})
+    assert Config.load(source, density=0.5).sparsifier == changed.sparsifier
+    # With a name, it is another codec with that codec's defaults.
+    assert Config.load(source, value={"name": "qsgd"}).value == QSGD()
+    assert Config.load({"sparsifier": {"density": 0.5}}, sparsifier="randomk", density=0.1).to_dict()["sparsifier"] == {
+        "name": "randomk", "density": 0.1,
+    }  # fmt: skip
+    assert Config.load("dgc_sampled_topk", sparsifier={"excess": 2.0}).to_dict()["sparsifier"]["sample"] == 0.001
+    assert Config(density=0.3) == Config.load(density=0.3)
+
+
 def test_digest_is_of_what_all_ranks_share():
     base = Config.load()
     assert 0 <= base.digest() < 2**32
@@ -65,9 +81,12 @@ def test_digest_is_of_what_all_ranks_share():
     [
         ({"colour": 3}, r"^colour is not a key of a config \(given: 3\); its keys are: .*error_feedback.*value$"),
         ({"sparsifier": {"name": "topk", "k": 3}}, r"sparsifier.k is not a key of sparsifier \(given: 3\).*: density$"),
+        ({"joint": {"columns": 1}}, "joint is {'columns': 1}, without a name, and there is no joint to change"),
+        ({"density": 0.1, "sparsifier": {"density": 0.2}}, "density is 0.1 and sparsifier.density is 0.2: they are"),
+        ({"density": 0.1, "sparsifier": "none"}, "sparsifier.density is not a key of sparsifier"),
+        ({"density": 2}, "sparsifier.density is 2, which is not allowed"),
         ({"index": {"name": "rice", "b": 3}}, r"index.b is not a key of index .* its keys are: none$"),
         ({"sparsifier": "best"}, "sparsifier is 'best'; it must be a name, .* out of: .*randomk.*topk"),
-        ({"sparsifier": {"density": 0.1}}, "sparsifier is {'density': 0.1}; it must be a name"),
         ({"sparsifier": ["topk"]}, r"sparsifier is \['topk'\]; it must be a name"),
         ({"index": 3}, "index is 3; it must be a name"),
         ({"value": {"name": ["raw"]}}, "value is .*; it must be a name"),

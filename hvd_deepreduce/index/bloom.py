@@ -1,6 +1,7 @@
 """Bloom: a Bloom filter of the indices, and a policy for its false positives.
 
-DeepReduce (Xu et al. 2021), sections 3 and 4, algorithm 1 and appendix 10 (remark 2, lemmas 5 to 8).
+DeepReduce (Kostopoulou et al. 2021), sections 3 and 4, algorithm 1, and sections A.2 and B of the appendix (remark 2,
+lemmas 6 to 8).
 """
 
 import math

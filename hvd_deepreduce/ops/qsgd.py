@@ -20,6 +20,7 @@ from hvd_deepreduce.ops.types import F32, U8, Device
 
 _qsgd_levels = kernel("qsgd_levels", "u", "u")
 _qsgd_quantize = kernel("qsgd_quantize", "v", "pUUuuuuupp")
+_qsgd_fit_norms = kernel("qsgd_fit_norms", "v", "ppUUupp")
 _qsgd_dequantize = kernel("qsgd_dequantize", "I", "ppUUup")
 
 
@@ -93,6 +94,37 @@ def _(
         u32(levels), *key_words(*key), norms, codes,
     )  # fmt: skip
     return norms, codes
+
+
+@operation()
+def fit_norms(values: F32, codes: U8, norms: F32, bucket_size: int, levels: int) -> F32:
+    """For each bucket, the norm with which the decoded codes have the least squared distance to the values.
+
+    The distance is then at most the l2 norm of the values, whatever the codes are.
+
+    Args:
+        values: float32 ``[n]``, finite.
+        codes: uint8 ``[n]``, of ``quantize``.
+        norms: float32, one for each bucket; kept where all codes stand for 0.
+        levels: of ``quantize``.
+    """
+    fitted = np.empty_like(norms)
+    _qsgd_fit_norms(
+        address(values), address(codes), values.size, bucket_size, levels, address(norms), address(fitted)
+    )
+    return fitted
+
+
+@fit_norms.cuda
+def _(values: Device, codes: Device, norms: Device, bucket_size: int, levels: int) -> Device:
+    xp, n = array_module(values), values.size
+    fitted = xp.empty(norms.size, f32)
+    if n:
+        launch(
+            xp, "qsgd/qsgd", "qsgd_fit_norms", grid(xp, norms.size, 8), values, codes, u64(n),
+            u64(capped(bucket_size, n)), u32(levels), norms, fitted,
+        )  # fmt: skip
+    return fitted
 
 
 @operation()

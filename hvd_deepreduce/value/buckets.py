@@ -6,12 +6,12 @@ ceil(r / bucket size) buckets for r values.
 
 import struct
 import warnings
-from abc import ABC
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from hvd_deepreduce.codec import U8, ValueCodec
 from hvd_deepreduce.ops import sections
@@ -40,6 +40,27 @@ class BucketQuantizer(ValueCodec, ABC):
             stacklevel=2,
         )
         return {"bucket_size" if key == "bucket" else key: setting for key, setting in given.items()}
+
+
+class UnbiasedQuantizer(BucketQuantizer, ABC):
+    """A quantizer that rounds at random so that the mean of what is decoded is the value.
+
+    Its error can be larger than the values. A residual of error feedback keeps the error, so it would grow from step to
+    step. Lemma 1 of Qsparse-local-SGD (Basu et al. 2019) divides what is sent by 1 + beta, where beta bounds the
+    relative variance. ``fit_scale`` does better: each bucket's scale is that with which the codes have the least
+    squared distance to the values. The error is then never larger than the values, whatever was drawn, and close values
+    are hardly scaled.
+    """
+
+    fit_scale: bool | None = Field(None, strict=True)
+
+    @property
+    @abstractmethod
+    def variance(self) -> float:
+        """beta: a bound of E||decoded - x||^2 / ||x||^2 over all buckets."""
+
+    def under_feedback(self) -> ValueCodec:
+        return self.model_copy(update={"fit_scale": True}) if self.fit_scale is None and self.variance > 1 else self
 
 
 def join(setting: int, bucket_size: int, scales: F32, codes: NDArray[Any], entropy: int = 0) -> U8:

@@ -4,6 +4,7 @@ Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD: communication-efficient SGD via 
 NeurIPS 2017, section 3.1.
 """
 
+from math import sqrt
 from typing import Any, Literal
 
 import numpy as np
@@ -12,14 +13,15 @@ from pydantic import Field
 from hvd_deepreduce.codec import U8, U32, Floats, RngKey, value_codecs
 from hvd_deepreduce.entropy import huffman, rans
 from hvd_deepreduce.ops import arrays, qsgd
-from hvd_deepreduce.value.buckets import HEADER, BucketQuantizer, join, split
+from hvd_deepreduce.ops.bits import pack
+from hvd_deepreduce.value.buckets import HEADER, UnbiasedQuantizer, join, split
 
 CODERS = {1: huffman, 2: rans}
 ENTROPY_IDS = {"huffman": 1, "rans": 2}
 
 
 @value_codecs.register
-class QSGD(BucketQuantizer):
+class QSGD(UnbiasedQuantizer):
     """A value x of a bucket with norm n becomes sign(x) * l / s * n, l = floor(|x| / n * s + u), u uniform in [0, 1).
 
     s = 2^(bits - 1) - 1 levels a sign, so that a code fits ``bits`` bits. Unbiased: E[decoded] = x; the variance of a
@@ -51,6 +53,8 @@ class QSGD(BucketQuantizer):
         norm: ``max`` (the largest magnitude) uses all levels; ``l2`` is the paper's, whose levels are coarse if the
             values of a bucket are alike, as after top-k.
         entropy: ``rans`` comes within 1% of the levels' entropy, ``huffman`` within 0.1 bits.
+        fit_scale: fit each bucket's norm to its codes by least squares, so that the error is at most the values. It
+            gives up the unbiasedness. None: if there is error feedback and the variance can exceed ``||x||^2``.
     """
 
     name = "qsgd"
@@ -60,14 +64,26 @@ class QSGD(BucketQuantizer):
     norm: Literal["max", "l2"] = "max"
     entropy: Literal["none", "huffman", "rans"] = "none"
 
+    @property
+    def variance(self) -> float:
+        # Lemma 3.1 for the l2 norm. A value's variance is at most a quarter of the squared step norm / s, and at most
+        # |x| times the step; the largest magnitude is at most the l2 norm.
+        m, s = float(self.bucket_size), float(qsgd.levels_of(self.bits))
+        return min(m / (s * s) / (1 if self.norm == "l2" else 4), sqrt(m) / s)
+
     def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
         x, l2 = arrays.to_float32(values), self.norm == "l2"
-        if self.entropy != "none":
-            norms, codes = qsgd.norms_and_codes(x, self.bucket_size, qsgd.levels_of(self.bits), l2, *key)
-            entropy = ENTROPY_IDS[self.entropy]
-            coded = CODERS[entropy].encode(codes)
-            if coded.size < (values.size * self.bits + 7) // 8:
-                return join(self.bits, self.bucket_size, norms, coded, entropy), None
+        if self.entropy != "none" or self.fit_scale:
+            levels = qsgd.levels_of(self.bits)
+            norms, codes = qsgd.norms_and_codes(x, self.bucket_size, levels, l2, *key)
+            if self.fit_scale:
+                norms = qsgd.fit_norms(x, codes, norms, self.bucket_size, levels)
+            if self.entropy != "none":
+                entropy = ENTROPY_IDS[self.entropy]
+                coded = CODERS[entropy].encode(codes)
+                if coded.size < (values.size * self.bits + 7) // 8:
+                    return join(self.bits, self.bucket_size, norms, coded, entropy), None
+            return join(self.bits, self.bucket_size, norms, pack(codes, self.bits)), None
         header = HEADER.pack(self.bits, 0, 0, self.bucket_size)
         return qsgd.encode_section(header, x, self.bucket_size, self.bits, l2, *key), None
 

@@ -1,7 +1,7 @@
 """Sign: one bit a value, and the mean magnitude.
 
 Karimireddy, Rebjock, Stich, Jaggi, "Error feedback fixes SignSGD and other gradient compression schemes", ICML 2019,
-algorithm 1; after top-k: SignTop_k of Basu, Data, Karakus, Diggavi, "Qsparse-local-SGD", NeurIPS 2019, lemma 3.
+algorithm 1; after top-k: SignTop_k of Basu, Data, Karakus, Diggavi, "Qsparse-local-SGD", NeurIPS 2019, lemma 2.
 """
 
 from typing import Any

@@ -4,6 +4,7 @@ Wen, Xu, Yan, Wu, Wang, Chen, Li, "TernGrad: ternary gradients to reduce communi
 NeurIPS 2017, sections 3.1 and 3.3.
 """
 
+from math import inf, sqrt
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,11 @@ from pydantic import Field
 
 from hvd_deepreduce.codec import U8, U32, Floats, RngKey, value_codecs
 from hvd_deepreduce.ops import arrays, buckets, qsgd, ternary
-from hvd_deepreduce.value.buckets import BucketQuantizer, join, split
+from hvd_deepreduce.value.buckets import UnbiasedQuantizer, join, split
 
 
 @value_codecs.register
-class Ternary(BucketQuantizer):
+class Ternary(UnbiasedQuantizer):
     """A value x becomes sign(x) * m with probability |x| / m, else 0; m is the bucket's largest magnitude.
 
     Unbiased: E[decoded] = x; the variance of one value is |x| * (m - |x|). With ``clip`` c, values beyond c standard
@@ -23,8 +24,8 @@ class Ternary(BucketQuantizer):
     The deviation is measured from 0, since the paper assumes gradients to be normal with mean 0. Five digits to a byte,
     1.6 + 32 / bucket_size bits for each kept element. float64 values are rounded to float32 first.
 
-    The variance can exceed the square of the values: a residual of error feedback then grows from step to step, and the
-    paper uses no error feedback. Set ``error_feedback: false`` with this codec.
+    The variance can exceed the square of the values, and the paper uses no error feedback. With error feedback,
+    ``fit_scale`` keeps the residual from growing from step to step.
 
     Section: as in value/buckets.py, with setting 0, one scale m for each bucket, and digits as drawn in
     kernels/ternary/trits.h.
@@ -32,12 +33,18 @@ class Ternary(BucketQuantizer):
     Attributes:
         bucket_size: the number of values that share m, 1 to 2^31; fewer lower the variance. None: all, as published.
         clip: 1 to 100 standard deviations; 2.5 in the paper. None: no clipping.
+        fit_scale: as in value/qsgd.py.
     """
 
     name = "ternary"
     id = 4
     bucket_size: int | None = Field(512, ge=1, le=2**31)
     clip: float | None = Field(None, ge=1.0, le=100.0)
+
+    @property
+    def variance(self) -> float:
+        # sum(|x| (m - |x|)) is at most n m^2 / 4 and at most m sqrt(n) ||x||, for n values.
+        return inf if self.bucket_size is None else min(self.bucket_size / 4, sqrt(self.bucket_size))
 
     def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
         x = arrays.to_float32(values)
@@ -47,6 +54,8 @@ class Ternary(BucketQuantizer):
             scales = buckets.clip_scales(scales, x, bucket_size, self.clip)
         # QSGD with one level; a value above the scale always gets that level, which clips it.
         digits = qsgd.quantize(x, scales, bucket_size, 1, *key)
+        if self.fit_scale:
+            scales = qsgd.fit_norms(x, digits, scales, bucket_size, 1)
         return join(0, bucket_size, scales, ternary.pack(digits)), None
 
     @staticmethod

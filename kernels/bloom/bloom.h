@@ -1,5 +1,5 @@
-// A Bloom filter's hash functions (DeepReduce, Xu et al. 2021, section 4), by blocks of 64 elements; bloom.cpp draws
-// them.
+// A Bloom filter's hash functions (DeepReduce, Kostopoulou et al. 2021, section 4), by blocks of 64 elements; bloom.cpp
+// draws them.
 //
 // Double hashing with MurmurHash3's finalizer on the number of the block. The sum is finalized again, so that the k
 // results are no arithmetic progression.

@@ -36,5 +36,31 @@ DR_API i64 dr_qsgd_dequantize(const u8* codes, const float* norms, u64 count, u6
     return largest > 2 * s ? (i64)ERR_VALUE : 0;
 }
 
+// Products are added in float64 in eight lanes, as the squares of an l2 norm are (kernels/buckets/buckets.cpp). The
+// squares of the codes are integers below 2^53, so their order does not matter.
+DR_CLONES static float fit_norm(const float* values, const u8* codes, u64 count, u32 s, float norm) {
+    double lane[8] = {};
+    u64 squares = 0;
+    const auto add = [&](u64 i, u64 j) {
+        const i32 c = (i32)codes[i] - (i32)s;
+        lane[j] += (double)values[i] * (double)c;
+        squares += (u64)(u32)(c * c);
+    };
+    u64 i = 0;
+    for (; i + 8 <= count; i += 8)
+        for (u64 j = 0; j < 8; ++j) add(i + j, j);
+    for (u64 j = 0; i < count; ++i, ++j) add(i, j);
+    for (int half = 4; half; half /= 2)
+        for (int j = 0; j < half; ++j) lane[j] += lane[j + half];
+    return fitted_norm(norm, lane[0], (double)squares, s);
+}
+
+// fitted[bucket_count]: the norms that fit the codes best.
+DR_API void dr_qsgd_fit_norms(const float* values, const u8* codes, u64 count, u64 bucket_size, u32 s,
+                              const float* norms, float* fitted) {
+    for (u64 begin = 0, b = 0; begin < count; begin += bucket_size, ++b)
+        fitted[b] = fit_norm(values + begin, codes + begin, run_end(begin, bucket_size, count) - begin, s, norms[b]);
+}
+
 // For the host's side of a GPU's encode and decode.
 DR_API u32 dr_qsgd_levels(u32 bits) { return qsgd_levels(bits); }

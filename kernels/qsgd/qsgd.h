@@ -6,7 +6,7 @@
 #ifndef HVD_DEEPREDUCE_QSGD_H
 #define HVD_DEEPREDUCE_QSGD_H
 
-#include "common/common.h"
+#include "buckets/buckets.h"
 
 // s: levels of a sign, so that the codes of both signs and zero fit into `bits` bits.
 DR_HD u32 qsgd_levels(u32 bits) { return (1u << (bits - 1)) - 1; }
@@ -22,6 +22,13 @@ DR_HD u32 qsgd_level(float value, float norm, u32 s, float uniform) {
     u32 level = (u32)(i32)(ratio * (float)s + uniform);
     level = level > s ? s : level;
     return value < 0.0f ? s - level : s + level;
+}
+
+// The norm n with the least sum of (x - n * c / s)^2 over a bucket, where c = code - s: s * sum(x c) / sum(c^2). A bucket
+// whose codes are all zero keeps its norm.
+DR_HD float fitted_norm(float norm, double products, double squares, u32 s) {
+    const double fitted = squares > 0.0 ? (double)(i32)s * products / squares : (double)norm;
+    return fitted < (double)LARGEST_FLOAT ? (float)fitted : LARGEST_FLOAT;
 }
 
 DR_HD float qsgd_value(u32 code, float norm, u32 s) { return ((float)((i32)code - (i32)s) / (float)s) * norm; }

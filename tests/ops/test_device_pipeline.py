@@ -29,12 +29,14 @@ WAYS = [
                                         (7, 96, "max", "none"), (7, 512, "l2", "none"), (3, 10, "max", "rans"),
                                         (8, 512, "max", "huffman"))
 ]  # fmt: skip
-WAYS += [{"index": {"name": "bloom", "policy": policy}} for policy in ("naive", "p1", "p2", "leftmost", "middle")]
+WAYS += [{"index": {"name": "bloom", "policy": policy}} for policy in ("p1", "p2", "leftmost", "middle")]
 WAYS += [{"value": {"name": "half", "dtype": "float16"}},
          {"value": {"name": "ternary", "clip": 1.5, "bucket_size": 33}},
          {"value": {"name": "sign", "bucket_size": 17}}, {"value": {"name": "deflate", "shuffle": False}},
          {"value": {"name": "fit_poly", "degree": 0, "segments": None}}, {"value": {"name": "uniform", "bits": 16}},
          {"sparsifier": {"name": "block_topk", "density": 0.5, "block": 7, "norm": "l1"}},
+         {"index": {"name": "bloom", "policy": "naive"}, "error_feedback": False},
+         {"value": {"name": "qsgd", "bits": 3, "bucket_size": 100, "norm": "l2", "entropy": "rans", "fit_scale": True}},
          {"joint": {"name": "densestream", "coded": False}, "index": None, "value": None},
          {"joint": {"name": "densestream", "value": "qsgd"}, "index": None, "value": None}]  # fmt: skip
 

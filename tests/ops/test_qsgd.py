@@ -14,6 +14,7 @@ def test_codes(gpu, name, bucket_size):
         for levels in (1, 127):
             norms, codes = both(gpu, qsgd.norms_and_codes, x, bucket_size, levels, l2, *KEY, 2)
             both(gpu, qsgd.dequantize, norms, codes, bucket_size, levels)
+            both(gpu, qsgd.fit_norms, x, codes, norms, bucket_size, levels)
         both(gpu, buckets.norms, x, bucket_size, l2)
         both(gpu, qsgd.quantize, x, norms * np.float32(0.5), bucket_size, 1, *KEY, 0)
     if x.size:
