@@ -61,6 +61,11 @@ def _sparsifier(density: float) -> dict[str, Any]:
     return {"name": "none"} if density == 1.0 else {"name": "topk", "density": density}
 
 
+def _config(**settings: Any) -> Config:
+    """A config whose containers are read, and which keeps no residual: some settings allow none."""
+    return Config.load(error_feedback=False, **settings)
+
+
 def of_codec(kind: str, name: str) -> Iterator[bytes]:
     """Containers of one codec."""
     registry: Registry = REGISTRIES[kind]
@@ -68,26 +73,26 @@ def of_codec(kind: str, name: str) -> Iterator[bytes]:
     for number, codec in enumerate(codecs):
         for numel, density in USUAL if number else SIZES:
             others = {"index": {"value": "raw"}, "value": {"index": "raw"}, "joint": {}}[kind]
-            yield encoded(Config.load(sparsifier=_sparsifier(density), **{kind: codec}, **others), numel)
+            yield encoded(_config(sparsifier=_sparsifier(density), **{kind: codec}, **others), numel)
         if kind != "index":
-            yield encoded(Config.load(sparsifier="none", **{kind: codec}), 300)
-            yield encoded(Config.load(sparsifier=_sparsifier(0.3), **{kind: codec}), 300, np.float64)
+            yield encoded(_config(sparsifier="none", **{kind: codec}), 300)
+            yield encoded(_config(sparsifier=_sparsifier(0.3), **{kind: codec}), 300, np.float64)
 
 
 def of_every_form() -> Iterator[bytes]:
     """Containers with every optional field: shared selection, order, order of the values, joint, not finite."""
     for index in cases.INDEX:
-        yield encoded(Config.load(sparsifier=_sparsifier(0.1), index=cases.INDEX[index], value="raw"), 400)
+        yield encoded(_config(sparsifier=_sparsifier(0.1), index=cases.INDEX[index], value="raw"), 400)
     for value in cases.VALUE:
         for sparsifier in (_sparsifier(0.1), {"name": "none"}, {"name": "randomk", "density": 0.1}):
-            yield encoded(Config.load(sparsifier=sparsifier, value=cases.VALUE[value]), 400)
-            yield encoded(Config.load(sparsifier=sparsifier, value=cases.VALUE[value]), 300, np.float64)
+            yield encoded(_config(sparsifier=sparsifier, value=cases.VALUE[value]), 400)
+            yield encoded(_config(sparsifier=sparsifier, value=cases.VALUE[value]), 300, np.float64)
     for joint in cases.JOINT:
         for density in (0.1, 1.0):
-            yield encoded(Config.load(sparsifier=_sparsifier(density), joint=cases.JOINT[joint]), 400)
+            yield encoded(_config(sparsifier=_sparsifier(density), joint=cases.JOINT[joint]), 400)
     for sparsifier in cases.SPARSIFIERS.values():
-        yield encoded(Config.load(sparsifier=sparsifier), 400)
-    pipeline = Pipeline(Config.load(sparsifier=_sparsifier(0.1)))
+        yield encoded(_config(sparsifier=sparsifier), 400)
+    pipeline = Pipeline(_config(sparsifier=_sparsifier(0.1)))
     yield pipeline.encode(np.full(50, np.nan, np.float32), None, KEY).tobytes()
 
 
