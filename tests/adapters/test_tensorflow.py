@@ -19,15 +19,33 @@ PROGRAM = HERE / "tensorflow_cases.py"
 # two and three ranks, one thread and several. They have much time, on a machine that does other things as well.
 THREE = Job(PROGRAM, "mpirun", 3, seconds=1800)
 TWO = Job(PROGRAM, "horovodrun --gloo", 2, seconds=1800)
-# What Keras and a graph make of the adapter does not depend on what carries the containers.
-ONCE = {COMPARED: THREE} | dict.fromkeys(
+# What Keras and a graph make of the adapter depends neither on the launcher nor on the number of ranks. The order of
+# many tensors is hardest to keep with three ranks, and the exchanges over MPI need MPI.
+ONCE = dict.fromkeys(
     [
+        COMPARED,
+        "buckets_of_several_compressors_in_whatever_order",
+        "buckets_of_which_one_needs_the_sum_of_another",
+        "larger_scopes_and_other_exchanges_equal_dense",
+        "many_tensors_in_buckets",
+        "many_tensors_in_whatever_order",
+    ],
+    THREE,
+) | dict.fromkeys(
+    [
+        "a_deepreduce_that_is_closed",
         "a_resumed_run_equals_an_unbroken_one",
+        "a_step_with_buckets_that_another_error_ends",
+        "every_dtype_and_a_shape_that_is_not_known",
         "gradients_on_a_device_equal_those_on_the_host",
+        "gradients_that_are_none_and_another_choice_of_variables",
         "keras_optimizers_and_fit",
+        "larger_scopes_in_keras",
         "loss_scaling_skips_the_same_steps_everywhere",
         "mixed_precision_in_keras",
+        "two_models_in_one_step",
         "what_cannot_be",
+        "what_fails_in_buckets_is_raised_at_the_end_of_the_step",
     ],
     TWO,
 )

@@ -183,7 +183,7 @@ def runtime() -> ctypes.CDLL:
     """The library of runtime.cpp. The libraries of the kernels find its functions by name."""
     global _runtime
     if _runtime is None:
-        library = _build("runtime", (HERE / "runtime.cpp").read_text(), ["-O2", "-fvisibility=default", "-lm"])
+        library = _build("runtime", (HERE / "runtime.cpp").read_text(), ["-O3", "-fvisibility=default", "-lm"])
         _runtime = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
         _runtime.emulated_failure.restype = ctypes.c_char_p
         _runtime.emulated_array.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int]

@@ -75,18 +75,23 @@ struct Thread {
 
 // The last access to a byte, of one kind (read, write or atomic).
 struct Access {
-    u32 launch = 0, block = 0, phase = 0, warp_phase = 0;
+    u32 block = 0;  // 0: there was none
+    u32 phase = 0, warp_phase = 0;
     u32 who = 0;  // a thread, OF_WARP | warp, or MANY
 };
 struct Cell {
     Access read, write, atomic;
 };
+struct Rest {
+    Cell cell[3];
+};
 
-// Four bytes of memory. While only whole words are touched, the first cell stands for all four bytes.
-struct Word {
+// Four bytes of memory, in one line of the processor's cache. While only whole words are touched, the cell stands for
+// all four bytes; afterwards for the first one.
+struct alignas(64) Word {
     u32 stamp = 0;  // of the launch or, in shared memory, of the block; another one's accesses do not count
-    bool split = false;
-    Cell cell[4];
+    u32 rest = 0;   // the number of the cells of the other three bytes; 0: there are none
+    Cell cell;
 };
 
 struct Array {
@@ -123,6 +128,7 @@ struct Machine {
     std::string failure;
     std::map<const char*, Array> arrays;
     std::vector<Word> words;  // of all arrays
+    std::vector<Rest> rests;  // of the words of which a part was touched in this launch; the first is not used
     Array* last = nullptr;
     std::mt19937 random;
     Block block[RESIDENT];
@@ -230,8 +236,8 @@ void run_grid() {
     }
 }
 
-bool ordered(const Access& a, bool shared) {
-    if (a.launch != m.launch) return true;
+inline bool ordered(const Access& a, bool shared) {
+    if (a.block == 0) return true;
     if (a.phase == EVER) return false;
     if (a.block != m.b->number) return shared;
     if (a.who == m.current) return true;
@@ -241,9 +247,9 @@ bool ordered(const Access& a, bool shared) {
     return same_warp && a.warp_phase != m.b->thread[m.current].warp_phase;
 }
 
-void note(Access& a, bool shared) {
+inline void note(Access& a, bool shared) {
     const u32 warp_phase = m.b->thread[m.current].warp_phase;
-    const Access now{m.launch, m.b->number, m.b->phase, warp_phase, m.current};
+    const Access now{m.b->number, m.b->phase, warp_phase, m.current};
     if (ordered(a, shared)) {
         a = now;
         return;
@@ -261,44 +267,50 @@ void note(Access& a, bool shared) {
 
 enum Way { READ, WRITE, ATOMIC, OBSERVE };
 
-bool races(const Cell& cell, Way way, bool shared) {
+inline bool races(const Cell& cell, Way way, bool shared) {
     if (!ordered(cell.write, shared)) return true;
     if ((way == READ || way == WRITE) && !ordered(cell.atomic, shared)) return true;
     return (way == WRITE || way == ATOMIC) && !ordered(cell.read, shared);
 }
 
 // Whether the access is in order; if so, it is remembered.
-bool passes(Cell& cell, Way way, bool shared) {
+inline bool passes(Cell& cell, Way way, bool shared) {
     if (races(cell, way, shared)) return false;
     note(way == READ ? cell.read : way == WRITE ? cell.write : cell.atomic, shared);
     return true;
 }
 
+// Readies a word for an access to all of it, or to a part.
+inline void prepare(Word& word, u32 stamp, bool whole) {
+    if (word.stamp != stamp) {
+        word.stamp = stamp;
+        word.rest = 0;
+        word.cell = Cell{};
+    }
+    if (whole || word.rest) return;
+    word.rest = (u32)m.rests.size();
+    m.rests.push_back({{word.cell, word.cell, word.cell}});
+}
+
 // Looks at each byte. Returns the first that races, or `end`.
-const char* first_race(const char* at, const char* end, Word* word, u32 stamp, Way way, bool shared) {
-    while (at < end) {
+inline const char* first_race(const char* at, const char* end, Word* word, u32 stamp, Way way, bool shared) {
+    for (; at < end; ++word) {
         const size_t byte = (uintptr_t)at % 4;
         const bool whole = byte == 0 && end - at >= 4;
-        if (word->stamp != stamp) {
-            word->stamp = stamp;
-            word->split = !whole;
-        } else if (!word->split && !whole) {
-            word->split = true;
-            word->cell[1] = word->cell[2] = word->cell[3] = word->cell[0];
-        }
-        if (whole && !word->split) {
-            if (!passes(word->cell[0], way, shared)) return at;
+        prepare(*word, stamp, whole);
+        if (!word->rest) {
+            if (!passes(word->cell, way, shared)) return at;
             at += 4;
-        } else {
-            for (size_t i = byte; i < 4 && at < end; ++i, ++at)
-                if (!passes(word->cell[i], way, shared)) return at;
+            continue;
         }
-        ++word;
+        for (size_t i = byte; i < 4 && at < end; ++i, ++at)
+            if (!passes(i ? m.rests[word->rest].cell[i - 1] : word->cell, way, shared)) return at;
     }
     return end;
 }
 
-void touch(const void* address, size_t size, Way way) {
+// The compiler makes a copy for each size and way.
+inline __attribute__((always_inline)) void touch(const void* address, size_t size, Way way) {
     if (!running()) return;
     const char* at = (const char*)address;
     if (at >= m.stacks && at < m.stacks + RESIDENT * MOST_THREADS * STACK) return;
@@ -423,6 +435,7 @@ void emulated_launch(void (*entry)(void*), void* context, const unsigned* sizes,
     size_t words = 0;
     for (const auto& [data, array] : m.arrays) words += words_of(array.begin, array.end);
     if (m.words.size() < words) m.words = std::vector<Word>(words);
+    m.rests.assign(1, Rest{});
     Word* next = m.words.data();
     for (auto& [data, array] : m.arrays) {
         array.words = next;

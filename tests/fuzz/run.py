@@ -62,7 +62,7 @@ def fuzz(name: str, seconds: int) -> None:
             (Path(corpus) / f"edge{number}").write_bytes(edge)
         left = max(3, seconds - int(time.monotonic() - BEGAN))
         options = [f"-max_total_time={left}", "-max_len=4096", "-timeout=10", "-rss_limit_mb=2048", "-seed=1",
-                   f"-artifact_prefix={FOLDER}/{name}-", "-print_final_stats=1", corpus]  # fmt: skip
+                   f"-artifact_prefix={FOLDER}/{name}-", "-print_final_stats=1", "-reload=0", corpus]  # fmt: skip
         atheris.Setup([sys.argv[0], *options], target.run)
         atheris.Fuzz()
 

@@ -54,11 +54,12 @@ def nvrtc() -> ctypes.CDLL | None:
 @pytest.mark.slow
 @pytest.mark.parametrize("file", FILES)
 def test_compiles_at_run_time(file):
-    """By NVRTC as CuPy calls it: it has no standard headers, and needs no GPU."""
+    """By NVRTC as CuPy calls it: it has no standard headers, and needs no GPU. It ends at PTX; the assembler is the one
+    that nvcc runs above."""
     library = nvrtc()
     if library is None:
         pytest.skip("libnvrtc is not here: the wheel nvidia-cuda-nvrtc has it")
-    for architecture in ("sm_80", "sm_90"):
+    for architecture in ("compute_80", "compute_90"):
         program, size = ctypes.c_void_p(), ctypes.c_size_t()
         text = device.source(f"{file}.cu").encode()
         assert library.nvrtcCreateProgram(ctypes.byref(program), text, file.encode(), 0, None, None) == 0
