@@ -156,20 +156,22 @@ def _without_idle(merged: dict[str, Any], base: Mapping[str, Any], changes: Mapp
     changed = set(changes) | ({"sparsifier", "sparsifier.density"} if "density" in changes else set())
     for kind in _REGISTRIES.keys() & changes.keys():
         changed |= {f"{kind}.{setting}" for setting in _settings_of(changes[kind])}
-    complete = _complete(_resolved(merged))
-    idle = {each.setting for each in effects.idle_settings(complete, _defaults()) if changed & set(each.because)}
     # An index codec that was chosen for the indices of another sparsifier, and codecs that were not needed.
-    before = _settings_of(base.get("sparsifier", Config.model_fields["sparsifier"].default))["name"]
+    complete = _complete(_resolved(merged))
     needs_index, instead = effects.needs_index(complete), effects.instead_of_index_and_value(complete)
-    if not needs_index and complete["sparsifier"].name != before:
-        idle.add("index")
+    before = _settings_of(base.get("sparsifier", Config.model_fields["sparsifier"].default))["name"]
+    dropped = set() if needs_index or complete["sparsifier"].name == before else {"index"}
     if changed & {"sparsifier", "joint", "exchange", "scope", "selection"}:
         needed = {"index": needs_index, "value": not instead}
-        idle |= {kind for kind in needed if needed[kind] and complete[kind] is None}
-    kept = {key: value for key, value in merged.items() if key in changes or key not in idle}
-    for kind, _, setting in (one.partition(".") for one in idle - changed):
-        if setting:
-            kept[kind] = {key: value for key, value in _settings_of(kept[kind]).items() if key != setting}
+        dropped |= {kind for kind in needed if needed[kind] and complete[kind] is None}
+    kept = {key: value for key, value in merged.items() if key in changes or key not in dropped}
+    complete = _complete(_resolved(kept))
+    for idle in effects.idle_settings(complete, _defaults()):
+        if idle.setting not in changed and changed & set(idle.because):
+            kind, _, setting = idle.setting.partition(".")
+            codec = _settings_of(kept.pop(kind))
+            if setting:
+                kept[kind] = {key: value for key, value in codec.items() if key != setting}
     return kept
 
 

@@ -63,10 +63,10 @@ def idle_settings(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Ite
             f"index is {index.name!r}, and sparsifier {sparsifier.name!r} sends all elements, so that there are no "
             "indices: leave index out, or choose another sparsifier",
         )  # fmt: skip
-    if config["force_index"] is True and not (index and isinstance(value, ValueCodec) and value.sorts):
-        reason = (
-            f"the value codec {value.name!r} does not sort the values" if index and value else "there is no index codec"
-        )
+    if config["force_index"] is True and (instead or not (index and isinstance(value, ValueCodec) and value.sorts)):
+        reason = "there is no index codec"
+        if index and value and not instead:
+            reason = f"the value codec {value.name!r} does not sort the values"
         yield Idle(
             "force_index", ("sparsifier", "index", "value", "joint", "exchange"),
             f"force_index is True, and {reason}: another form of the indices would never be sent. Leave force_index "
