@@ -152,26 +152,26 @@ def _why_needed(kind: str, complete: Mapping[str, Any]) -> str:
 
 
 def _without_idle(merged: dict[str, Any], base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``merged`` without the settings of ``base`` that ``changes`` leave without effect."""
+    """``merged`` with codecs as objects, and without what ``changes`` leave without effect of ``base``."""
     changed = set(changes) | ({"sparsifier", "sparsifier.density"} if "density" in changes else set())
     for kind in _REGISTRIES.keys() & changes.keys():
         changed |= {f"{kind}.{setting}" for setting in _settings_of(changes[kind])}
+    resolved = _resolved(merged)
     # An index codec that was chosen for the indices of another sparsifier, and codecs that were not needed.
-    complete = _complete(_resolved(merged))
+    complete = _complete(resolved)
     needs_index, instead = effects.needs_index(complete), effects.instead_of_index_and_value(complete)
     before = _settings_of(base.get("sparsifier", Config.model_fields["sparsifier"].default))["name"]
     dropped = set() if needs_index or complete["sparsifier"].name == before else {"index"}
     if changed & {"sparsifier", "joint", "exchange", "scope", "selection"}:
         needed = {"index": needs_index, "value": not instead}
         dropped |= {kind for kind in needed if needed[kind] and complete[kind] is None}
-    kept = {key: value for key, value in merged.items() if key in changes or key not in dropped}
-    complete = _complete(_resolved(kept))
-    for idle in effects.idle_settings(complete, _defaults()):
+    kept = {key: value for key, value in resolved.items() if key in changes or key not in dropped}
+    for idle in effects.idle_settings(_complete(kept), _defaults()):
         if idle.setting not in changed and changed & set(idle.because):
             kind, _, setting = idle.setting.partition(".")
-            codec = _settings_of(kept.pop(kind))
+            codec = kept.pop(kind)
             if setting:
-                kept[kind] = {key: value for key, value in codec.items() if key != setting}
+                kept[kind] = codec.model_copy(update={setting: type(codec).model_fields[setting].default})
     return kept
 
 
