@@ -747,7 +747,8 @@ def a_config_changed_on_one_rank_only():
 def a_config_changed_on_one_rank_only_in_any_scope():
     """Ranks that wait for different containers would wait for ever. No gradient is applied, and no residual sent."""
     density = {"sparsifier": {"name": "topk", "density": 0.25}}
-    changes = [({"scope": "tensor"}, {"scope": "model"}), ({"scope": "model"}, {"scope": "tensor"})]
+    tensor = {"scope": "tensor", "min_elements": 0}
+    changes = [(tensor, {"scope": "model"}), ({"scope": "model"}, tensor)]
     changes += [(scope, density) for scope in filter(possible, SCOPES[1:4])]
     changes += [(SCOPES[0], scope) for scope in filter(possible, (SCOPES[1], SCOPES[3]))]
     for number, (before, after) in enumerate(changes):

@@ -159,7 +159,8 @@ def _config(draw: random.Random, way: Way) -> tuple[dict[str, Any], dict[str, An
             config |= {"index": draw.choice(INDEX), "value": draw.choice(VALUE)}
         changes = [{"seed": 5000}, {"sparsifier": {"name": "topk", "density": 0.2}}]
         if framework == "torch":
-            changes.append({"scope": "model" if config["scope"] == "tensor" else "tensor"})
+            tensor = config["scope"] == "tensor"
+            changes.append({"scope": "model"} if tensor else {"scope": "tensor", "min_elements": 0})
     return config, draw.choice([change for change in changes if {**config, **change} != config])
 
 
