@@ -170,22 +170,25 @@ def test_fewer_nonzeros_than_are_to_be_kept(gpu, settings, parts):
 
 
 def test_fewer_nonzeros_are_found_with_few_waits(gpu):
-    """The first time they are selected again. Then top-k waits for its count."""
+    """The first time, they are selected again; afterwards, top-k of this parameter waits for its count."""
     if not hasattr(gpu.module, "waits"):
         pytest.skip("waits are counted in the emulator")
-    pipeline, residual = Pipeline(Config.load("topk_rice_qsgd", density=0.2)), gpu.put(np.zeros(4000, np.float32))
-    full, few, waits = gpu.put(cases.random(4000)), gpu.put(FEW), []
-    for gradient, key in ((full, KEY), (few, KEY._replace(parameter=5)), (full, KEY)):
+    pipeline, waits = Pipeline(Config.load("topk_rice_qsgd", density=0.2)), []
+    for parameter, gradient in ((1, cases.random(4000)), (2, FEW), (2, FEW), (1, cases.random(4000))):
+        residual, there = gpu.put(np.zeros(4000, np.float32)), gpu.put(gradient)
         before = gpu.module.waits
-        pipeline.encode(gradient, residual if gradient is full else None, key)
+        pipeline.encode(there, residual, KEY._replace(parameter=parameter))
         waits.append(gpu.module.waits - before)
-    assert waits[0] == waits[2] == 1
-    select_twice = [gpu.module.waits]
-    for _ in range(2):
-        pipeline.encode(few, gpu.put(np.zeros(4000, np.float32)), KEY._replace(parameter=6))
-        select_twice.append(gpu.module.waits)
-    first, second = np.diff(select_twice)
-    assert first == second + 1 == 4
+    assert waits == [1, 4, 3, 1]
+
+
+def test_an_exchange_gets_the_nonzeros_only(gpu):
+    """And the gradient is added to the residual once, though the elements are selected twice."""
+    pipeline, residual = Pipeline(Config.load(density=0.2)), gpu.put(FEW)
+    indices, values = pipeline.select(gpu.put(FEW), residual, KEY)
+    same(gpu, FEW * 2, residual)
+    same(gpu, np.flatnonzero(FEW).astype(np.uint32), indices)
+    same(gpu, 2 * FEW[FEW != 0], values)
 
 
 def test_a_decode_waits_three_times(gpu):
