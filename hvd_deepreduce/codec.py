@@ -14,7 +14,7 @@ docs/extending.md shows how to write a codec, in this package or in another one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -76,12 +76,19 @@ class Codec(BaseModel):
     name: ClassVar[str]
     id: ClassVar[int]
 
+    def idle_settings(self) -> Iterator[tuple[str, str, str]]:
+        """The settings that have no effect beside the other settings: for each its name, the name of the setting that
+        is the reason, and the reason as a clause. A config that sets one is refused."""
+        return iter(())
+
 
 class Sparsifier(Codec, ABC):
     """Selects the elements to send."""
 
     shared_randomness: ClassVar[bool] = False
-    """Whether a receiver repeats the selection with ``indices_of``, so that no index section is sent."""
+    """Whether a receiver repeats the selection with ``indices_of``, so that an index section is not needed."""
+    sends_all: ClassVar[bool] = False
+    """Whether all elements are sent, so that there are no indices."""
 
     @abstractmethod
     def select(self, dense: Floats, gradient: Floats | None, key: RngKey, threads: int) -> tuple[U32 | None, Floats]:
@@ -99,7 +106,7 @@ class Sparsifier(Codec, ABC):
 
     @staticmethod
     def indices_of(numel: int, count: int, key: RngKey, like: Any = ON_HOST) -> U32:
-        """The indices that ``select`` chose under this key, on the device of ``like``."""
+        """The indices that ``select`` chose from a whole tensor under this key, on the device of ``like``."""
         raise ValueError("this sparsifier selects by the gradient, so its container must have an index section")
 
 
@@ -120,6 +127,11 @@ class IndexCodec(Codec, ABC):
         """Whether the values of the selected indices are sent, in their order, for the indices of the support. By
         default the values at the support are sent."""
         return False
+
+    def least_bytes(self, count: int) -> int:
+        """A lower bound of the section for ``count`` indices, in bytes, which saves an encoding that another way of
+        sending the indices would surely beat. The support then has at least ``count`` elements."""
+        return 0
 
     @abstractmethod
     def encode(self, indices: U32, numel: int, key: RngKey) -> tuple[U8, U32]:
@@ -147,6 +159,9 @@ class IndexCodec(Codec, ABC):
 class ValueCodec(Codec, ABC):
     """Encodes the values at the support."""
 
+    sorts: ClassVar[bool] = False
+    """Whether ``encode`` may return an order."""
+
     def under_feedback(self) -> ValueCodec:
         """The codec to encode with if a residual keeps the errors: with settings under which the error is no larger
         than the values, where these were left open."""
@@ -163,7 +178,7 @@ class ValueCodec(Codec, ABC):
 
         Returns:
             The section, uint8, and the order: ``None``, or a permutation, uint32 ``[count]``, such that the decoded
-            value ``j`` belongs to ``values[order[j]]``.
+            value ``j`` belongs to ``values[order[j]]``. Only a codec that ``sorts`` may return one.
         """
 
     @staticmethod

@@ -15,7 +15,7 @@ import hvd_deepreduce.index
 import hvd_deepreduce.joint
 import hvd_deepreduce.sparsify
 import hvd_deepreduce.value  # noqa: F401  (these register the codecs)
-from hvd_deepreduce import plugins, presets
+from hvd_deepreduce import effects, plugins, presets
 from hvd_deepreduce.codec import (
     Codec,
     IndexCodec,
@@ -116,12 +116,72 @@ _REGISTRIES = {
 }
 
 
+def _resolved(given: Mapping[str, Any]) -> dict[str, Any]:
+    """``given`` with codecs in place of their names and mappings."""
+    resolved = dict(given)
+    for kind, registry in _REGISTRIES.items():
+        if resolved.get(kind) is not None or (kind in resolved and kind in ("sparsifier", "exchange")):
+            resolved[kind] = _codec(registry, resolved[kind])
+    return resolved
+
+
+def _defaults() -> dict[str, Any]:
+    return {key: field.default for key, field in Config.model_fields.items()}
+
+
+def _complete(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """All keys of a config. Where ``index``, ``value`` and ``scope`` are not given, they are as others need them."""
+    complete = {**_defaults(), **resolved}
+    instead = effects.instead_of_index_and_value(complete)
+    if "scope" not in resolved and complete["exchange"] in instead:
+        complete["scope"] = "model"
+    if "index" not in resolved and not effects.needs_index(complete):
+        complete["index"] = None
+    if "value" not in resolved and instead:
+        complete["value"] = None
+    return complete
+
+
+def _why_needed(kind: str, complete: Mapping[str, Any]) -> str:
+    if kind == "index" and complete["sparsifier"].shared_randomness:
+        return (
+            f"selection is 'tensor', and a receiver can repeat the selection of {complete['sparsifier'].name!r} from a "
+            "whole scope only: choose an index codec, or set selection to 'scope'"
+        )
+    return "without a joint codec, one is needed"
+
+
+def _without_idle(merged: dict[str, Any], base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``merged`` with codecs as objects, and without what ``changes`` leave without effect of ``base``."""
+    changed = set(changes) | ({"sparsifier", "sparsifier.density"} if "density" in changes else set())
+    for kind in _REGISTRIES.keys() & changes.keys():
+        changed |= {f"{kind}.{setting}" for setting in _settings_of(changes[kind])}
+    resolved = _resolved(merged)
+    # An index codec that was chosen for the indices of another sparsifier, and codecs that were not needed.
+    complete = _complete(resolved)
+    needs_index, instead = effects.needs_index(complete), effects.instead_of_index_and_value(complete)
+    before = _settings_of(base.get("sparsifier", Config.model_fields["sparsifier"].default))["name"]
+    dropped = set() if needs_index or complete["sparsifier"].name == before else {"index"}
+    if changed & {"sparsifier", "joint", "exchange", "scope", "selection"}:
+        needed = {"index": needs_index, "value": not instead}
+        dropped |= {kind for kind in needed if needed[kind] and complete[kind] is None}
+    kept = {key: value for key, value in resolved.items() if key in changes or key not in dropped}
+    for idle in effects.idle_settings(_complete(kept), _defaults()):
+        if idle.setting not in changed and changed & set(idle.because):
+            kind, _, setting = idle.setting.partition(".")
+            codec = kept.pop(kind)
+            if setting:
+                kept[kind] = codec.model_copy(update={setting: type(codec).model_fields[setting].default})
+    return kept
+
+
 class Config(BaseModel):
     """All settings of a job's compression, the same on every rank (``threads`` may differ).
 
     Attributes:
         sparsifier: which elements are sent; a higher density costs bytes and loses less.
-        index: how their indices are written.
+        index: how their indices are written. None: they are not, since the sparsifier ``none`` has no indices, and
+            receivers can repeat the choice of ``randomk``.
         value: how their values are written.
         joint: a codec of both, in place of ``index`` and ``value``.
         exchange: how the ranks' tensors become one sum.
@@ -132,6 +192,8 @@ class Config(BaseModel):
         error_feedback: keep what was not sent and add it to the next gradient. Off, it is lost.
         min_elements: with scope ``tensor``, one of fewer elements goes through Horovod uncompressed: its header would
             cost more than compression saves.
+        force_index: with a value codec that sorts the values, send the section of ``index`` even where packed indices
+            in the order of the values, which lose nothing, take no more bytes.
         seed: of all random choices, 0 to 2^32 - 1.
         threads: of the CPU kernels; None: the rank's share of the machine's cores.
     """
@@ -147,6 +209,7 @@ class Config(BaseModel):
     selection: Literal["scope", "tensor"] = "scope"
     error_feedback: bool = Field(True, strict=True)
     min_elements: int = Field(1024, ge=0)
+    force_index: bool = Field(False, strict=True)
     seed: int = Field(0, ge=0, le=2**32 - 1)
     threads: int | None = Field(None, ge=1, le=1024)
 
@@ -154,21 +217,16 @@ class Config(BaseModel):
     @classmethod
     def _resolve(cls, given: Mapping[str, Any]) -> dict[str, Any]:
         """Names become codecs, and the keys that exclude each other are checked."""
-        given = _merged({}, given)
-        for kind, registry in _REGISTRIES.items():
-            if given.get(kind) is not None or (kind in given and kind in ("sparsifier", "exchange")):
-                given[kind] = _codec(registry, given[kind])
-        # What writes indices and values itself: a joint codec, or an exchange other than the allgather.
-        exchange = given.get("exchange", AllGather())
-        instead = [codec for codec in (given.get("joint"), exchange) if codec not in (None, AllGather())]
-        for kind in ("index", "value"):
-            if not instead and given.get(kind, True) is None:
-                raise ConfigError(f"{kind} is None; without a joint codec, one is needed")
-            if instead and given.setdefault(kind, None) is not None:
-                raise ConfigError(
-                    f"{kind} is {given[kind].name!r} beside {instead[0].name!r}, which writes indices and values "
-                    "itself: leave index and value out, or set them to None"
-                )
+        given = _resolved(_merged({}, given))
+        complete = _complete(given)
+        for idle in effects.idle_settings(complete, _defaults()):
+            raise ConfigError(idle.sentence)
+        instead = effects.instead_of_index_and_value(complete)
+        for kind, needed in (("index", effects.needs_index(complete)), ("value", not instead)):
+            if needed and complete[kind] is None:
+                raise ConfigError(f"{kind} is None; {_why_needed(kind, complete)}")
+            if not needed:
+                given.setdefault(kind, None)
         index = given.get("index")
         if isinstance(index, IndexCodec) and index.keeps_values and given.get("error_feedback", True):
             raise ConfigError(
@@ -176,12 +234,13 @@ class Config(BaseModel):
                 "another element, and error_feedback is True: the residual would keep both errors, and grow without "
                 "bound. Set error_feedback to False, or choose other settings of the index"
             )
+        exchange = complete["exchange"]
         if len(instead) > 1:
             raise ConfigError(
-                f"joint is {instead[0].name!r} and exchange is {instead[1].name!r}: only the exchange 'allgather' "
+                f"joint is {instead[0].name!r} and exchange is {exchange.name!r}: only the exchange 'allgather' "
                 "carries a joint codec's containers"
             )
-        if exchange not in (None, AllGather()) and given.setdefault("scope", "model") == "tensor":
+        if exchange in instead and given.setdefault("scope", "model") == "tensor":
             raise ConfigError(
                 f"scope is 'tensor' and exchange is {exchange.name!r}, which sums whole vectors: set scope to 'model' "
                 "or 'bucket'"
@@ -197,13 +256,16 @@ class Config(BaseModel):
                 ``.yml`` or contains a directory separator), a dict, a ``Config``, or None for the defaults.
             **settings: keys of the config; they replace those of ``source``. A mapping without ``name`` changes
                 settings of the codec that ``source`` has, as in ``Config.load("smallest", value={"bits": 6})``.
-                ``density=0.1`` is short for ``sparsifier={"density": 0.1}``.
+                ``density=0.1`` is short for ``sparsifier={"density": 0.1}``. Settings of ``source`` that have no
+                effect beside these are dropped, and so is its ``index`` if another sparsifier needs none.
 
         Raises:
-            ConfigError: an unknown preset, a file that is missing, empty or not a YAML mapping, an unknown key, or a
-                value out of range.
+            ConfigError: an unknown preset, a file that is missing, empty or not a YAML mapping, an unknown key, a
+                value out of range, or a setting other than its default that has no effect beside the others.
         """
-        config: Config = _build(cls, "", _merged(_merged({}, cls._read(source)), settings))
+        base = _merged({}, cls._read(source))
+        merged = _merged(base, settings)
+        config: Config = _build(cls, "", _without_idle(merged, base, settings) if settings else merged)
         return config
 
     @staticmethod

@@ -5,15 +5,25 @@ Arrays are NumPy's or, on a GPU, CuPy's; all work happens on the device of the a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from hvd_deepreduce import container as wire
 from hvd_deepreduce import plugins
-from hvd_deepreduce.codec import U8, U32, Floats, RngKey, index_codecs, joint_codecs, sparsifiers, value_codecs
+from hvd_deepreduce.codec import (
+    U8,
+    U32,
+    Floats,
+    IndexCodec,
+    RngKey,
+    index_codecs,
+    joint_codecs,
+    padded,
+    sparsifiers,
+    value_codecs,
+)
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import Container, ContainerError
 from hvd_deepreduce.index.packed import Packed
@@ -22,6 +32,7 @@ from hvd_deepreduce.ops.library import NonFiniteError
 from hvd_deepreduce.sparse import MAX_NUMEL
 from hvd_deepreduce.value.raw import Raw
 
+R = TypeVar("R")
 EMPTY: U8 = np.empty(0, np.uint8)
 Parts = Sequence[tuple[int, int]]
 """(begin, end) of slices of a vector."""
@@ -40,7 +51,10 @@ class Pipeline:
         self.threads = config.threads or threads
         self.digest = config.digest()
         self._value_under_feedback = config.value and config.value.under_feedback()
-        self._index_ids = () if config.index is None else tuple(codec.id for codec in config.index.choices)
+        self._index_ids = (0,) if config.index is None else tuple(codec.id for codec in config.index.choices)
+        self._in_order = config.index is not None and config.value is not None and config.value.sorts
+        self._in_order = self._in_order and not config.force_index
+        self._few_nonzeros: set[int] = set()
 
     def encode(self, gradient: Floats, residual: Floats | None, key: RngKey, parts: Parts | None = None) -> U8:
         """The container of a gradient. The gradient is added to the residual, and what is sent is subtracted from it.
@@ -58,12 +72,12 @@ class Pipeline:
         Raises:
             ContainerError: the gradient has more than 2^32 - 1 elements. Nothing has changed then.
         """
+        encode = self._encode_separately if self.config.joint is None else self._encode_joint
         try:
-            with self._encoding(gradient, residual):
-                indices, values = self._select(gradient, residual, key, parts)
-                if self.config.joint is not None:
-                    return self._encode_joint(gradient, residual, indices, values, key)
-                return self._encode_separately(gradient, residual, indices, values, key, parts is None)
+            return self._selecting(
+                gradient, residual, key, parts,
+                lambda indices, values: encode(gradient, residual, indices, values, key),
+            )  # fmt: skip
         except NonFiniteError:
             section, _ = Raw().encode(gradient, None, key)
             return self._pack(gradient, None, key, index=0, value=Raw.id, values=section)
@@ -80,22 +94,44 @@ class Pipeline:
             infinity; the residual is then unchanged.
         """
         try:
-            with self._encoding(gradient, residual):
-                return self._select(gradient, residual, key, parts)
+            return self._selecting(gradient, residual, key, parts, lambda indices, values: (indices, values))
         except NonFiniteError:
             return None
 
-    def _encoding(self, gradient: Floats, residual: Floats | None) -> AbstractContextManager[None]:
+    def _selecting(
+        self,
+        gradient: Floats,
+        residual: Floats | None,
+        key: RngKey,
+        parts: Parts | None,
+        use: Callable[[U32 | None, Floats], R],
+    ) -> R:
+        """``use(indices, values)`` of what is selected.
+
+        Raises:
+            ContainerError: as ``encode``.
+            NonFiniteError: the gradient is not finite.
+        """
         if gradient.size > MAX_NUMEL:
             raise ContainerError(
                 f"the gradient has {gradient.size} elements, and at most 2^32 - 1 are allowed: split the parameter"
             )
-        return deferred.encoding(gradient, residual, self.threads)
+        dense, added = (gradient, None) if residual is None else (residual, gradient)
+        while True:
+            try:
+                # A parameter that once had too few nonzero elements often does, as an embedding: its gradients' nonzero
+                # elements are then counted first.
+                with deferred.encoding(gradient, residual, self.threads, key.parameter in self._few_nonzeros):
+                    indices, values = self._select(dense, added, key, parts)
+                    deferred.end_selection()
+                    return use(indices, values)
+            except deferred.FewerNonzerosError:
+                self._few_nonzeros.add(key.parameter)
+                added = None  # the residual has it
 
     def _select(
-        self, gradient: Floats, residual: Floats | None, key: RngKey, parts: Parts | None
+        self, dense: Floats, added: Floats | None, key: RngKey, parts: Parts | None
     ) -> tuple[U32 | None, Floats]:
-        dense, added = (gradient, None) if residual is None else (residual, gradient)
         select, threads = self.config.sparsifier.select, self.threads
         if parts is None:
             return select(dense, added, key, threads)
@@ -125,46 +161,65 @@ class Pipeline:
         return self._pack(gradient, support, key, index=0, value=joint.id, values=section, joint=True)
 
     def _encode_separately(
-        self, gradient: Floats, residual: Floats | None, indices: U32 | None, values: Floats, key: RngKey, whole: bool
+        self, gradient: Floats, residual: Floats | None, indices: U32 | None, values: Floats, key: RngKey
     ) -> U8:
-        index_id, index_section, support = 0, EMPTY, indices
-        # A receiver can repeat a shared random selection only from the whole vector.
-        if indices is not None and not (self.config.sparsifier.shared_randomness and whole):
-            assert self.config.index is not None
-            index = self.config.index.resolve(indices, gradient.size)
-            index_id = index.id
-            if index_id not in self._index_ids:
-                raise ValueError(
-                    f"the index codec {self.config.index.name!r} resolved to {index.name!r}, which is not among its "
-                    "choices, so every receiver would refuse the container: add it to the codec's property 'choices'"
-                )
-            index_section, support = index.encode(indices, gradient.size, key)
-            if support is not indices and not index.keeps_values:
-                values = arrays.gather(gradient if residual is None else residual, support)
         value = self.config.value if residual is None else self._value_under_feedback
         assert value is not None
+        index_id, index_section, support, ordered = 0, EMPTY, indices, False
+        if indices is not None and self.config.index is not None:
+            index = self._resolved(self.config.index, indices, gradient.size)
+            encoded = self._encoded_index(index, indices, gradient.size, key)
+            if encoded is None:
+                index_id, ordered = Packed.id, True
+            else:
+                index_id, (index_section, support) = index.id, encoded
+                if support is not indices and not index.keeps_values:
+                    values = arrays.gather(gradient if residual is None else residual, support)
         section, order = value.encode(values, support, key)
+        if order is not None and not value.sorts:
+            raise ValueError(
+                f"the value codec {value.name!r} returned an order of its values, which it does not announce: set its "
+                "class attribute 'sorts' to True"
+            )
         if residual is not None:
             decoded = value.decode(section, values.size, support, gradient.dtype, key)
             arrays.subtract_sent(residual, support, unordered(decoded, order))
-        if order is None:
-            return self._pack(
-                gradient, support, key, index=index_id, value=value.id, indices=index_section, values=section
-            )
-        order_section = bits.pack(order, (order.size - 1).bit_length())
-        if index_id and support is not None:
-            # Packed indices in the order of the values need no order section: log2 d bits an element. A code of the
-            # set and an order section of log2 r bits need log2 C(d, r) + log2 r! in all, just below r log2 d.
-            in_order = bits.pack(arrays.gather(support, order), (gradient.size - 1).bit_length())
-            if in_order.size < index_section.size + order_section.size:
-                return self._pack(
-                    gradient, support, key, index=Packed.id, value=value.id, indices=in_order, values=section,
-                    ordered=True,
-                )  # fmt: skip
+        order_section = EMPTY
+        if ordered and support is not None:
+            in_order = support if order is None else arrays.gather(support, order)
+            index_section = bits.pack(in_order, (gradient.size - 1).bit_length())
+        elif order is not None:
+            order_section = bits.pack(order, (order.size - 1).bit_length())
         return self._pack(
             gradient, support, key, index=index_id, value=value.id, indices=index_section, values=section,
-            order=order_section,
+            order=order_section, ordered=ordered,
         )  # fmt: skip
+
+    def _resolved(self, index: IndexCodec, indices: U32, numel: int) -> IndexCodec:
+        resolved = index.resolve(indices, numel)
+        if resolved.id not in self._index_ids:
+            raise ValueError(
+                f"the index codec {index.name!r} resolved to {resolved.name!r}, which is not among its choices, so "
+                "every receiver would refuse the container: add it to the codec's property 'choices'"
+            )
+        return resolved
+
+    def _encoded_index(self, index: IndexCodec, indices: U32, numel: int, key: RngKey) -> tuple[U8, U32] | None:
+        """The index section and the support; ``None`` if packed indices in the order of the values take fewer bytes.
+
+        Packed indices in that order need no order section: log2 d bits an element. A code of the set and an order
+        section of log2 r bits need log2 C(d, r) + log2 r! in all, just below r log2 d. A support other than the
+        selection loses elements or has useless ones, so it must save bytes.
+        """
+        count = indices.size
+        if not self._in_order or count == 0:
+            return index.encode(indices, numel, key)
+        in_order = padded(bits.packed_bytes(count, (numel - 1).bit_length()))
+        if in_order < padded(index.least_bytes(count)) + _order_bytes(count):
+            return None
+        section, support = index.encode(indices, numel, key)
+        size = padded(section.size) + _order_bytes(support.size)
+        return None if in_order < size or (in_order == size and support is not indices) else (section, support)
 
     def _pack(
         self,
@@ -224,7 +279,6 @@ class Pipeline:
         )
         arrays.sum_into(out, parts, scale, self.threads)
 
-
     def _foreign(self, container: Container, dtype: np.dtype[Any], key: RngKey | None) -> str | None:
         """Why a container is not one that ``encode`` gives under this key; ``None``: it is one, as far as its header
         says."""
@@ -243,12 +297,13 @@ class Pipeline:
         if not (index or sparsifier or joint or container.ordered) and container.value == Raw.id:
             return None  # all elements, uncompressed: what is sent of a gradient that is not finite
         codec = config.joint or config.value
+        indices = ((Packed.id,) if self._in_order else ()) if container.ordered else self._index_ids
         if (
             joint == (config.joint is not None)
             and codec is not None
             and container.value == codec.id
             and sparsifier in (0, config.sparsifier.id)
-            and (index == Packed.id and not joint if container.ordered else index in (0, *self._index_ids))
+            and index in (indices if sparsifier else (0,))
         ):
             return None
         value = (joint_codecs if joint else value_codecs).describe(container.value)
@@ -259,6 +314,11 @@ class Pipeline:
             + ", ".join(f"{key} {codec.name!r}" for key, codec in codecs.items() if codec is not None)
             + "): use one release and one config on all ranks"
         )
+
+
+def _order_bytes(count: int) -> int:
+    """Bytes that the order section of ``count`` values takes in a container."""
+    return padded(bits.packed_bytes(count, (count - 1).bit_length()))
 
 
 def unordered(values: Floats, order: U32 | None) -> Floats:

@@ -35,9 +35,17 @@ Keyword arguments change a preset, a file or a dict. A codec without a name keep
 `DeepReduce(model, "smallest", value={"bits": 6}, density=0.005)`, where `density` is short for
 `sparsifier={"density": ...}`.
 
-`joint` names one codec that encodes both, and replaces `index` and `value`. Every sparsifier can be combined with every
-codec. An `exchange` other than `allgather` sums whole vectors over MPI and encodes indices and values itself: leave out
+`joint` names one codec that encodes both, and replaces `index` and `value`. Every sparsifier can be combined with
+every codec, but `none` has no indices and takes no `index`. Under `randomk` no indices are sent, unless an `index` is
+given. An `exchange` other than `allgather` sums whole vectors over MPI and encodes indices and values itself: leave out
 `index` and `value`, and set `scope` to `model` (the default with such an exchange) or `bucket`.
+
+A setting that has no effect is an error, unless it has its default value: `bucket_bytes` without `scope: bucket`,
+`selection` with `scope: tensor`, `min_elements` with another scope, `force_index` with a value codec that does not
+sort, `bits` of DenseStream without `value: qsgd`, `fill` without error feedback, and `index` where there are no
+indices. `seed` and `threads` can always be set. A setting of a preset, a file or a dict that has no effect beside the
+keyword arguments is dropped: `DeepReduce(model, "topk_rice_qsgd", joint="densestream")` drops `index` and `value`, and
+`DeepReduce(model, "topk_rice_qsgd", sparsifier="randomk")` drops `index`, which was chosen for another sparsifier.
 """
 
 

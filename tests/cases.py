@@ -39,10 +39,10 @@ JOINT: dict[str, JointCodec] = made(joint_codecs)
 
 
 def config(sparsifier: str, index: str | None, value: str | None, joint: str | None = None, **settings) -> Config:
-    """A config of the named codecs, with the settings in ``SETTINGS``."""
+    """A config of the named codecs, with the settings in ``SETTINGS``; no index codec if all are sent."""
     return Config.load(
         sparsifier=SPARSIFIERS[sparsifier],
-        index=INDEX[index] if index else None,
+        index=INDEX[index] if index and not SPARSIFIERS[sparsifier].sends_all else None,
         value=VALUE[value] if value else None,
         joint=JOINT[joint] if joint else None,
         **settings,

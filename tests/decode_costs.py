@@ -103,7 +103,7 @@ def attacks() -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
         "fit_dexp",
         lambda: container("", b"", NUMEL, "fit_dexp", struct.pack("<II6f", NUMEL, 0, 0.5, 1.0, 1.0, 0.5, 0.25, 0.125)),
     )
-    yield "fit_poly with an order", lambda: encoded(noise, sparsifier="none", index="rice", value="fit_poly")
+    yield "fit_poly with an order", lambda: encoded(noise, sparsifier="none", value="fit_poly")
     yield (
         "fit_poly, indices in the order of the values",
         lambda: encoded(noise, sparsifier={"name": "topk", "density": 0.9}, index="packed", value="fit_poly"),

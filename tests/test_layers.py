@@ -22,6 +22,7 @@ LAYERS: list[set[str]] = [
     {"index", "sparsify", "value"},
     {"joint"},
     {"exchange.settings", "plugins", "presets"},
+    {"effects"},
     {"config", "container"},
     {"memory", "pipeline"},
     {"exchange"},

@@ -102,9 +102,7 @@ def test_sketches(name: str) -> None:
 def test_an_order(bits: int) -> None:
     """Dense values in another order: the order section's last byte."""
     numel = 8 + bits  # 4 bits each
-    data = Pipeline(Config.load(sparsifier="none", value="fit_poly", index="rice")).encode(
-        cases.random(numel), None, KEY
-    )
+    data = Pipeline(Config.load(sparsifier="none", value="fit_poly")).encode(cases.random(numel), None, KEY)
     header = oracle.read(data.tobytes())
     assert header["order_bytes"] == (4 * numel + 7) // 8
     if numel % 2:

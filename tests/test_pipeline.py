@@ -21,7 +21,7 @@ PIPELINES = {
     "topk rice raw": PLAIN,
     "topk rice qsgd": Pipeline(cases.config("topk", "rice", "qsgd")),
     "topk packed half": Pipeline(cases.config("topk", "packed", "half")),
-    "randomk qsgd": Pipeline(cases.config("randomk", "raw", "qsgd")),
+    "randomk qsgd": Pipeline(cases.config("randomk", None, "qsgd")),
     "threshold bitmap half": Pipeline(cases.config("threshold", "bitmap", "half")),
     "none qsgd": Pipeline(cases.config("none", "raw", "qsgd")),
     **{f"topk elias_fano {name}": Pipeline(cases.config("topk", "elias_fano", name)) for name in cases.VALUE},

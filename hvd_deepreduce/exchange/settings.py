@@ -17,6 +17,7 @@ package is a subclass of ``Exchange`` and a function with the signature of ``Exc
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from pydantic import Field
@@ -147,6 +148,10 @@ class DenseStreamExchange(Exchange):
     value: Literal["raw", "float16", "bfloat16", "qsgd"] = "raw"
     bits: int = Field(8, ge=2, le=8)
     fill: bool = Field(True, strict=True)
+
+    def idle_settings(self) -> Iterator[tuple[str, str, str]]:
+        if self.value != "qsgd":
+            yield "bits", "value", f"value is {self.value!r}, and only 'qsgd' has a number of bits"
 
 
 @exchanges.register

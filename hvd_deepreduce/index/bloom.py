@@ -70,12 +70,18 @@ class Bloom(IndexCodec):
         """Whether the values at the selected indices are sent, and not those at the support: for ``naive`` only."""
         return self.policy == "naive"
 
+    def _filter_bytes(self, count: int) -> int:
+        """Of remark 2, less a thousandth."""
+        return min(max(math.ceil(0.999 * -count * math.log(self.fpr) / math.log(2) ** 2 / 8), 8), LARGEST)
+
+    def least_bytes(self, count: int) -> int:
+        return self._filter_bytes(count) - 2  # a header, and the smallest of four filters
+
     def encode(self, indices: U32, numel: int, key: RngKey) -> tuple[U8, U32]:
         if indices.size == 0:
             return indices.view(np.uint8), indices
         hashes = max(1, round(-math.log2(self.fpr)))
-        size = math.ceil(0.999 * -indices.size * math.log(self.fpr) / math.log(2) ** 2 / 8)
-        size = min(max(size, 8), LARGEST)
+        size = self._filter_bytes(indices.size)
         spare = min(3, size // 100) if numel <= SMALL else 0
         filters = (bloom.insert(indices, size - less, hashes, *key[:3]) for less in range(spare + 1))
         candidates = ((bits, bloom.query(bits, hashes, numel, *key[:3])) for bits in filters)

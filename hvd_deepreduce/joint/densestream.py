@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,10 @@ class DenseStream(JointCodec):
     coded: bool = True
     value: ValueName = "raw"
     bits: int = Field(8, ge=2, le=8)
+
+    def idle_settings(self) -> Iterator[tuple[str, str, str]]:
+        if self.value != "qsgd":
+            yield "bits", "value", f"value is {self.value!r}, and only 'qsgd' has a number of bits"
 
     def gap(self, numel: int, dtype: np.dtype[Any]) -> int:
         """The largest number of consecutive zeros in a block, for a vector ``[numel]`` of ``dtype``."""

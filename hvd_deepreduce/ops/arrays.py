@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_deepreduce.ops import bitmap, sections
-from hvd_deepreduce.ops.deferred import counter, residual_guard
+from hvd_deepreduce.ops.deferred import check_selection, counter, residual_guard
 from hvd_deepreduce.ops.device import (
     NULL,
     THREADS,
@@ -116,6 +116,7 @@ def subtract_sent(dense: Floats, indices: U32 | None, values: Floats) -> None:
 
 @subtract_sent.cuda
 def _(dense: Device, indices: Device | None, values: Device) -> None:
+    check_selection()
     if values.size:
         xp, values = array_module(dense), values.astype(dense.dtype, copy=False)
         launch(

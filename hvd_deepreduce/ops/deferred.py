@@ -3,8 +3,8 @@
 Kernels leave three kinds of results that the host needs: the size of a section, whether a gradient is finite, and
 whether a section that was decoded is broken. Reading any of them waits for the device. Two contexts collect them:
 
-- ``encoding`` surrounds the encoding of a gradient. Sizes and the gradient's finiteness are written into one mailbox,
-  which the host reads once, when it needs the first size.
+- ``encoding`` surrounds the encoding of a gradient. Sizes, the gradient's finiteness and the number of zeros that top-k
+  selected are written into one mailbox, which the host reads once, when it needs the first size.
 - ``deferred_checks`` surrounds decoding. The decoders' error flags are read together at its end.
 
 Outside these contexts each result is read at once. On the host there is nothing to defer.
@@ -29,26 +29,35 @@ R = TypeVar("R")
 _finite = kernels_by_dtype("finite", "i", "pUi")
 
 
+class FewerNonzerosError(Exception):
+    """Top-k was asked for more elements than are not zero, and has filled up with zeros: select again, ``exact``."""
+
+
 class _Encoding:
     """The encoding of one gradient on a GPU.
 
     The mailbox is a row of uint64 on the device that the host reads at once::
 
-        | not finite? | size 1 | size 2 | ... | size 63 |
+        | not finite? | zeros that top-k selected | size 1 | size 2 | ... | size 62 |
+
+    Attributes:
+        exact: top-k waits for the number of zeros.
+        assumed: top-k has assumed that there are enough nonzero elements, and the host has not read since.
+        selected: the selection has ended.
     """
 
-    SIZES = 63
+    SIZES = 62
 
-    def __init__(self, xp: Any, gradient: Device) -> None:
-        self.gradient, self.mailbox = gradient, xp.zeros(1 + self.SIZES, np.uint64)
-        self.verdict = self.mailbox[:1].view(np.int32)[:1]
-        self.checked = self.read = False
+    def __init__(self, xp: Any, gradient: Device, exact: bool) -> None:
+        self.gradient, self.exact, self.mailbox = gradient, exact, xp.zeros(2 + self.SIZES, np.uint64)
+        self.verdict, self.zeros = self.mailbox[:1].view(np.int32)[:1], self.mailbox[1:2]
+        self.checked = self.read = self.assumed = self.selected = False
         self.slots: dict[int, int] = {}
 
     def counter(self) -> Device | None:
         """The next free number of the mailbox, 0 so far; ``None`` if the mailbox is full."""
-        at = len(self.slots) + 1
-        if at > self.SIZES:
+        at = len(self.slots) + 2
+        if at >= self.mailbox.size:
             return None
         slot = self.mailbox[at : at + 1]
         self.slots[slot.data.ptr] = at
@@ -66,12 +75,17 @@ class _Encoding:
 
         Raises:
             NonFiniteError: the gradient is not finite.
+            FewerNonzerosError: zeros were selected. Not before the selection has ended, so that all of the gradient
+                has been added to the residual.
         """
         self.check_finite()
         numbers = self.mailbox.get()
         self.read = True
         if numbers[0]:
             raise NonFiniteError
+        if self.selected and numbers[1]:
+            raise FewerNonzerosError
+        self.assumed = self.assumed and not self.selected
         return 0 if slot is None else int(numbers[self.slots[slot.data.ptr]])
 
 
@@ -95,13 +109,22 @@ _NOTHING_DEFERRED = nullcontext()
 
 
 @operation()
-def encoding(gradient: Floats, residual: Floats | None, threads: int = 1) -> AbstractContextManager[None]:
+def encoding(
+    gradient: Floats, residual: Floats | None, threads: int = 1, exact: bool = False
+) -> AbstractContextManager[None]:
     """The context for encoding a gradient.
 
     On a GPU, the host waits for the device once, when it needs the first size; without a residual, once more.
 
+    Args:
+        gradient, residual: of one tensor.
+        threads: of the host.
+        exact: on a GPU, each top-k waits to learn how many elements are not zero.
+
     Raises:
         NonFiniteError: the gradient contains NaN or infinity. The residual is then unchanged.
+        FewerNonzerosError: on a GPU and without ``exact``, top-k has selected zeros. The gradient has been added to the
+            residual, and nothing was subtracted from it.
     """
     if not _finite[gradient.dtype](address(gradient), gradient.size, threads):
         raise NonFiniteError
@@ -110,18 +133,36 @@ def encoding(gradient: Floats, residual: Floats | None, threads: int = 1) -> Abs
 
 @encoding.cuda
 @contextmanager
-def _(gradient: Device, residual: Device | None, threads: int = 1) -> Iterator[None]:
+def _(gradient: Device, residual: Device | None, threads: int = 1, exact: bool = False) -> Iterator[None]:
     before = state.encoding, state.starts
     with on_device_of(gradient):
-        state.encoding, state.starts = _Encoding(array_module(gradient), gradient), {}
+        state.encoding, state.starts = _Encoding(array_module(gradient), gradient, exact), {}
         try:
             if residual is None:
                 state.encoding.ask()  # codecs are about to read the gradient itself
             yield
-            if not state.encoding.read:
+            end_selection()
+            if not state.encoding.read or state.encoding.assumed:
                 state.encoding.ask()
         finally:
             state.encoding, state.starts = before
+
+
+def end_selection() -> None:
+    """Within ``encoding``: the gradient has been added to the residual, and the elements to send are selected."""
+    if state.encoding is not None:
+        state.encoding.selected = True
+
+
+def check_selection() -> None:
+    """Within ``encoding``, before the residual of the selected elements changes: waits, if top-k has assumed that there
+    are enough nonzero elements and no wait has shown it.
+
+    Raises:
+        FewerNonzerosError, NonFiniteError: as ``encoding``.
+    """
+    if state.encoding is not None and state.encoding.assumed:
+        state.encoding.ask()
 
 
 @operation()

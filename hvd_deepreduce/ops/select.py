@@ -24,7 +24,7 @@ from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, kernels_by_dtype
 from hvd_deepreduce.ops.types import U32, Device, Floats
 
-_topk = kernels_by_dtype("topk", "i", "ppUUppi")
+_topk = kernels_by_dtype("topk", "I", "ppUUppi")
 _threshold = kernels_by_dtype("threshold", "p", "ppUdi*")
 _threshold_bits = kernels_by_dtype("threshold_bits", "U", "d")
 _copy_selection = kernels_by_dtype("copy_selection", "v", "ppp")
@@ -42,7 +42,12 @@ def _tile(dense: Device) -> int:
 def topk(dense: Floats, gradient: Floats | None, k: int, threads: int = 1) -> tuple[U32, Floats]:
     """Adds the gradient to ``dense`` in place, as ``arrays.add``, and selects the k elements of largest magnitude.
 
-    Of elements of equal magnitude, those of lower index are selected.
+    Of elements of equal magnitude, those of lower index are selected. Zeros are not: if there are fewer than k other
+    elements, these are selected.
+
+    On a GPU, the host waits for the device to learn whether there are fewer. Within ``deferred.encoding`` it does not,
+    unless that is ``exact``: the first zeros fill up to k elements, and the next wait after the selection raises
+    ``FewerNonzerosError``.
 
     Args:
         dense: ``[numel]``, finite. On a GPU, numel is below 2^31.
@@ -51,7 +56,7 @@ def topk(dense: Floats, gradient: Floats | None, k: int, threads: int = 1) -> tu
         threads: of the host.
 
     Returns:
-        indices: uint32 ``[k]``, sorted.
+        indices: uint32 ``[min(k, nonzero elements)]``, sorted.
         values: ``dense[indices]``.
 
     Raises:
@@ -60,9 +65,10 @@ def topk(dense: Floats, gradient: Floats | None, k: int, threads: int = 1) -> tu
     """
     indices, values = np.empty(k, np.uint32), np.empty(k, dense.dtype)
     source = None if gradient is None else address(gradient)
-    if _topk[dense.dtype](address(dense), source, dense.size, k, address(indices), address(values), threads):
+    count = _topk[dense.dtype](address(dense), source, dense.size, k, address(indices), address(values), threads)
+    if count < 0:
         raise MemoryError(f"not enough memory for the candidates of top-k of {dense.size} elements")
-    return indices, values
+    return indices[:count], values[:count]
 
 
 @topk.cuda
@@ -99,10 +105,15 @@ def _(dense: Device, gradient: Device | None, k: int, threads: int = 1) -> tuple
             xp, file, f"topk_count_{ending}", grid(xp, room), dense, u64(n), u64(k), candidates, candidate_values,
             u64(room), state, u32(number), counts,
         )  # fmt: skip
+    zeros = counter(xp) if encoding is None or encoding.exact else encoding.zeros
     launch(
         xp, file, f"topk_take_{ending}", grid(xp, room, 4 * THREADS), dense, u64(n), u64(k), candidates,
-        candidate_values, u64(room), state, counts, u32(passes), take_status, indices, values,
+        candidate_values, u64(room), state, counts, u32(passes), take_status, indices, values, zeros,
     )  # fmt: skip
+    if encoding is not None and not encoding.exact:
+        encoding.assumed = True
+    elif read_counter(zeros):
+        return threshold(dense, None, 0.0)
     return indices, values
 
 

@@ -17,14 +17,15 @@ from hvd_deepreduce.sparsify.topk import kept_of
 class BlockTopK(Sparsifier):
     """The ``floor(density * blocks)`` blocks of largest norm, at least one; of equal norms those of lower index.
 
-    All elements of a selected block are sent, zeros too; the last block ends with the tensor. The indices come in runs,
-    which take almost no bits in a run-length or Rice code. Unlike top-k, it does not send large elements among small
-    ones.
+    All elements of a selected block are sent, zeros too; the last block ends with the tensor. Blocks of zeros are never
+    sent: if there are fewer other blocks, these are sent. The indices come in runs, which take almost no bits in a
+    run-length or Rice code. Unlike top-k, it does not send large elements among small ones.
 
     Attributes:
         density: the share of blocks to keep, in (0, 1].
         block: elements of a block, 1 to 2^31.
-        norm: ``l2`` or ``l1``, computed in float64. Blocks with float64 elements beyond 1e154 have equal l2 norms.
+        norm: ``l2`` or ``l1``, computed in float64. Blocks with float64 elements beyond 1e154 have equal l2 norms, and
+            blocks of float64 elements below 1e-162 count as zeros.
     """
 
     name = "block_topk"

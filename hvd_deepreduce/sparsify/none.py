@@ -10,6 +10,7 @@ class All(Sparsifier):
 
     name = "none"
     id = 255
+    sends_all = True
 
     def select(self, dense: Floats, gradient: Floats | None, key: RngKey, threads: int) -> tuple[U32 | None, Floats]:
         if gradient is not None:

@@ -16,8 +16,10 @@ from hvd_deepreduce.sparsify.topk import kept_of
 class RandomK(Sparsifier):
     """``floor(density * numel)`` elements, at least one, chosen by a keyed permutation of the indices.
 
-    The indices take no bytes, since a receiver repeats the choice from the key (seed, parameter, step) in the header.
-    All ranks of a job draw the same indices, so the supports of their containers are equal.
+    Without an ``index`` the indices take no bytes: a receiver repeats the choice from the key (seed, parameter, step)
+    in the header. With an ``index`` that codec sends them, as in the papers' experiments with Bloom filters. An index
+    is needed, and ``rice`` by default, where each tensor of a larger scope is selected from by itself (``selection:
+    tensor``). All ranks of a job draw the same indices, so the supports of their containers are equal.
 
     Attributes:
         density: the share of elements to keep, in (0, 1].

@@ -45,8 +45,10 @@ class SampledTopK(Sparsifier):
         sampled = arrays.gather(dense, at)
         if gradient is not None:
             arrays.add(sampled, arrays.gather(gradient, at))
-        _, largest = select.topk(sampled, None, kept_of(self.density, samples), threads)
-        least = float(np.abs(arrays.to_host(largest)).min())
+        wanted = kept_of(self.density, samples)
+        _, largest = select.topk(sampled, None, wanted, threads)
+        # A sample with fewer nonzero elements gives no threshold: all that are not zero are candidates.
+        least = float(np.abs(arrays.to_host(largest)).min()) if largest.size == wanted else 0.0
         indices, values = select.threshold(dense, gradient, least, threads)
         kept = kept_of(self.density, dense.size)
         if indices.size > self.excess * kept:

@@ -3,10 +3,12 @@
 Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018; the first sparsifier of DeepReduce (section 2).
 """
 
+from typing import Literal
+
 from pydantic import Field
 
 from hvd_deepreduce.codec import U32, Floats, RngKey, Sparsifier, sparsifiers
-from hvd_deepreduce.ops import select
+from hvd_deepreduce.ops import arrays, select
 
 
 def kept_of(density: float, numel: int) -> int:
@@ -18,18 +20,27 @@ def kept_of(density: float, numel: int) -> int:
 
 @sparsifiers.register
 class TopK(Sparsifier):
-    """Exactly ``floor(density * numel)`` elements, at least one; of equal magnitudes those of lower index.
+    """The ``floor(density * numel)`` nonzero elements of largest magnitude, at least one; of equal ones the first.
+
+    Zeros are never sent: if there are fewer other elements, these are sent. With ``density_of: nonzeros`` it is
+    ``floor(density * n)`` elements, at least one, for n elements that are not zero. An embedding's gradient has few.
 
     It takes one pass over memory, which accumulates and collects the elements that reach a sampled magnitude; the k
-    largest are found among these.
+    largest are found among these. With ``density_of: nonzeros`` the pass collects all nonzero elements.
 
     Attributes:
         density: the share of elements to keep, in (0, 1].
+        density_of: what ``density`` is a share of: all ``elements``, or the ``nonzeros``, after the residual is added.
     """
 
     name = "topk"
     id = 1
     density: float = Field(0.01, gt=0, le=1)
+    density_of: Literal["elements", "nonzeros"] = "elements"
 
     def select(self, dense: Floats, gradient: Floats | None, key: RngKey, threads: int) -> tuple[U32, Floats]:
-        return select.topk(dense, gradient, kept_of(self.density, dense.size), threads)
+        if self.density_of == "elements":
+            return select.topk(dense, gradient, kept_of(self.density, dense.size), threads)
+        indices, values = select.threshold(dense, gradient, 0.0, threads)
+        places, values = select.topk(values, None, kept_of(self.density, values.size), threads)
+        return arrays.gather(indices, places), values

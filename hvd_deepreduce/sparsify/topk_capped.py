@@ -13,8 +13,9 @@ from hvd_deepreduce.ops import select
 class TopKCapped(Sparsifier):
     """The ``min(numel, cap)`` elements of largest magnitude; of equal magnitudes those of lower index.
 
-    Small tensors (biases, normalizations) are sent whole, and ``cap`` elements of large ones: the paper's 1000 sends
-    99,400 of the 25.6 million elements of ResNet-50.
+    Zeros are never sent: if there are fewer other elements, these are sent. Small tensors (biases, normalizations) are
+    sent whole, and ``cap`` elements of large ones: the paper's 1000 sends 99,400 of the 25.6 million elements of
+    ResNet-50.
 
     Attributes:
         cap: the most elements of one tensor, at least 1.

@@ -28,6 +28,7 @@ class FitDExp(ValueCodec):
 
     name = "fit_dexp"
     id = 12
+    sorts = True
 
     def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
         ordered, order = sort.by_value(arrays.to_float32(values))

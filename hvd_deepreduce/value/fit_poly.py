@@ -36,6 +36,7 @@ class FitPoly(ValueCodec):
 
     name = "fit_poly"
     id = 11
+    sorts = True
     degree: int = Field(5, ge=0, le=15)
     segments: int | None = Field(4, ge=1, le=1024)
 

@@ -221,22 +221,20 @@ static void take_largest(const Selection<T>& from, u64 k, u32* indices, T* value
         }
 }
 
-// For fewer than k nonzero elements: takes them all and the first zeros.
+// Copies all of `from` to the caller's arrays.
 template <class T>
-static void take_with_zeros(const T* dense, u64 k, u64 nonzero, u32* indices, T* values) {
-    u64 zeros = k - nonzero, count = 0;
-    for (u64 i = 0; count < k; ++i) {
-        // By the bits, as for candidates: if the caller's thread flushes denormals, they compare equal to 0.
-        const bool zero = magnitude_bits(dense[i]) == 0;
-        if (zero && !zeros) continue;
-        zeros -= zero;
-        indices[count] = (u32)i;
-        values[count++] = dense[i];
+static void copy_all(const Selection<T>& from, u32* indices, T* values) {
+    for (const auto& run : from.runs) {
+        if (!run.count) continue;
+        std::memcpy(indices, run.indices, run.count * sizeof(u32));
+        std::memcpy(values, run.values, run.count * sizeof(T));
+        indices += run.count;
+        values += run.count;
     }
 }
 
 template <class T>
-static int topk(T* dense, const T* grad, u64 n, u64 k, u32* indices, T* values, int threads) {
+static i64 topk(T* dense, const T* grad, u64 n, u64 k, u32* indices, T* values, int threads) {
     typedef typename BitsOf<T>::type Bits;
     try {
         if (k == 0) {
@@ -246,29 +244,31 @@ static int topk(T* dense, const T* grad, u64 n, u64 k, u32* indices, T* values, 
         }
         Selection<T> candidates;
         for (double margin = 5.0;; margin *= 8.0) {
-            // At least the bits of the smallest denormal, so that zeros are never candidates.
+            // At least the bits of the smallest denormal, so that zeros are never candidates. By the bits, since denormals
+            // compare equal to 0 if the caller's thread flushes them.
             const Bits least = std::max<Bits>(sampled_bits<T, Bits>(dense, grad, n, k, margin), 1);
             collect<T, Bits>(dense, grad, n, least, threads, candidates);
             grad = nullptr;  // the first pass has added it
             if (candidates.count >= k) break;
             if (least == 1) {
-                take_with_zeros(dense, k, candidates.count, indices, values);
-                return 0;
+                copy_all(candidates, indices, values);
+                return (i64)candidates.count;
             }
         }
         take_largest<T, Bits>(candidates, k, indices, values);
-        return 0;
+        return (i64)k;
     } catch (const std::bad_alloc&) {
         return -1;
     }
 }
 
-// dense += grad (unless null), then the k elements of largest magnitude: their sorted indices and their values. All
-// elements are finite, 0 <= k <= n. Returns 0, or -1 if memory is short; a part of grad may then have been added.
-DR_API int dr_topk_f32(float* dense, const float* grad, u64 n, u64 k, u32* indices, float* values, int threads) {
+// dense += grad (unless null), then the k elements of largest magnitude, or all that are not zero if these are fewer:
+// their sorted indices and their values. All elements are finite, 0 <= k <= n. Returns how many were selected, or -1 if
+// memory is short; a part of grad may then have been added.
+DR_API i64 dr_topk_f32(float* dense, const float* grad, u64 n, u64 k, u32* indices, float* values, int threads) {
     return topk(dense, grad, n, k, indices, values, threads);
 }
-DR_API int dr_topk_f64(double* dense, const double* grad, u64 n, u64 k, u32* indices, double* values, int threads) {
+DR_API i64 dr_topk_f64(double* dense, const double* grad, u64 n, u64 k, u32* indices, double* values, int threads) {
     return topk(dense, grad, n, k, indices, values, threads);
 }
 
@@ -299,14 +299,7 @@ static Selection<T>* threshold(T* dense, const T* grad, u64 n, double least, int
 
 template <class T>
 static void copy_selection(Selection<T>* selection, u32* indices, T* values) {
-    for (const auto& run : selection->runs) {
-        if (run.count) {
-            std::memcpy(indices, run.indices, run.count * sizeof(u32));
-            std::memcpy(values, run.values, run.count * sizeof(T));
-        }
-        indices += run.count;
-        values += run.count;
-    }
+    copy_all(*selection, indices, values);
     delete selection;
 }
 

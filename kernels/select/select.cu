@@ -6,7 +6,8 @@
 //     count (x3)  finds the k-th largest magnitude of the candidates, eleven bits per launch (float64: x6)
 //     take        takes the larger ones, and the first of equal ones, in index order
 // If the sample misled (there are fewer than k candidates, or more than there is room for), count and take read all
-// elements in place of the candidates, which is slower and gives the same result.
+// elements in place of the candidates, which is slower and gives the same result. If fewer than k elements are not zero,
+// take fills up with the first zeros and counts them, so that what it writes are valid indices in any case.
 //
 // `bad` (or null): if *bad is not 0, the gradient is not finite, and nothing is accumulated.
 #include "arrays/finite.cuh"
@@ -201,11 +202,14 @@ __device__ void count_digits(Source<T> from, u32 pass, u64 k, u32* counts) {
         if (local[d]) atomicAdd(counts + pass * BINS + d, local[d]);
 }
 
-// The k largest, in index order; of equal magnitudes those of lower index.
+// The k largest, in index order; of equal magnitudes those of lower index. The number of zeros among them is added to
+// *zeros.
 template <class T>
-__device__ void take(Source<T> from, u64 k, const u32* counts, u32 passes, u64* status, u32* indices, T* values) {
+__device__ void take(Source<T> from, u64 k, const u32* counts, u32 passes, u64* status, u32* indices, T* values,
+                     u64* zeros) {
     typedef typename BitsOf<T>::type Bits;
     const Known<Bits> now = known_after<Bits>(counts, passes, k);
+    if (now.prefix == 0 && grid_thread() == 0) atomicAdd(zeros, k - now.above);
     const u64 ties = k - now.above, tile_size = 4 * THREADS;
     const u32 tiles = (u32)((from.count + tile_size - 1) / tile_size);
     for (u32 tile; (tile = next_tile(status, tiles)) < tiles;) {
@@ -274,12 +278,12 @@ KERNEL topk_count_f64(const double* dense, u64 n, u64 k, const u32* indices, con
 }
 
 KERNEL topk_take_f32(const float* dense, u64 n, u64 k, const u32* indices, const float* values, u64 room,
-                     const u64* state, const u32* counts, u32 passes, u64* status, u32* taken, float* out) {
-    take(source_of(dense, n, k, indices, values, room, state), k, counts, passes, status, taken, out);
+                     const u64* state, const u32* counts, u32 passes, u64* status, u32* taken, float* out, u64* zeros) {
+    take(source_of(dense, n, k, indices, values, room, state), k, counts, passes, status, taken, out, zeros);
 }
 KERNEL topk_take_f64(const double* dense, u64 n, u64 k, const u32* indices, const double* values, u64 room,
-                     const u64* state, const u32* counts, u32 passes, u64* status, u32* taken, double* out) {
-    take(source_of(dense, n, k, indices, values, room, state), k, counts, passes, status, taken, out);
+                     const u64* state, const u32* counts, u32 passes, u64* status, u32* taken, double* out, u64* zeros) {
+    take(source_of(dense, n, k, indices, values, room, state), k, counts, passes, status, taken, out, zeros);
 }
 
 // least: the magnitude bits that an element must have. *count: how many elements have them.

@@ -16,7 +16,7 @@ from tests.adapters.elastic import THREE, TWO, digest, note, set_hosts
 from tests.adapters.scopes import SCOPES
 
 FOLDER = Path(sys.argv[1])
-ALL = [{"scope": "tensor"}, *SCOPES[:2]]
+ALL = [{"min_elements": 0}, *SCOPES[:2]]
 
 faulthandler.dump_traceback_later(150, exit=True)
 hvd.init()
@@ -26,7 +26,7 @@ data = tf.keras.Input((40,))
 model = tf.keras.Model(data, [part(data) for part in parts])
 optimizer = tf.keras.optimizers.SGD(0.1, momentum=0.9)
 optimizer.build(model.trainable_variables)
-compressions = [DeepReduce({**scope, "min_elements": 0}) for scope in ALL]
+compressions = [DeepReduce(scope) for scope in ALL]
 state = KerasState(model, optimizer, compression=compressions, step=0, phase="two")
 
 

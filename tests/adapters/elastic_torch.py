@@ -21,7 +21,7 @@ from tests.adapters.elastic import THREE, digest, note, set_hosts
 from tests.adapters.scopes import SCOPES
 
 FOLDER = Path(sys.argv[1])
-ALL = [{"scope": "tensor"}, *SCOPES[:2], {"scope": "tensor"}]
+ALL = [{"min_elements": 0}, *SCOPES[:2], {"min_elements": 0}]
 
 faulthandler.dump_traceback_later(150, exit=True)
 hvd.init()
@@ -30,7 +30,7 @@ models = nn.ModuleList(nn.Sequential(nn.Linear(40, 60), nn.Tanh(), nn.Linear(60,
 compressions, optimizers = [], []
 for number, (model, scope) in enumerate(zip(models, ALL, strict=True)):
     pairs = [(f"{number}.{name}", parameter) for name, parameter in model.named_parameters()]
-    compressions.append(DeepReduce(pairs, {**scope, "min_elements": 0}))
+    compressions.append(DeepReduce(pairs, scope))
     optimizers.append(hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), pairs, compressions[-1]))
 kept = {f"compression{i}": one for i, one in enumerate(compressions[:3])}
 state = hvd.elastic.TorchState(

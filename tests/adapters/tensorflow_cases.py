@@ -319,7 +319,7 @@ def larger_scopes_and_other_exchanges_equal_dense():
     for number, scope in enumerate(filter(possible, SCOPES)):
         finals = []
         feedback = number % 2 > 0
-        for compression in (hvd.Compression.none, DeepReduce({**LOSSLESS, **scope, "error_feedback": feedback})):
+        for compression in (hvd.Compression.none, DeepReduce(Config.load(LOSSLESS, **scope), error_feedback=feedback)):
             model = network()
             train(model, compression, steps=2, graph=number % 3 > 0, **options[number % len(options)])
             same_everywhere(model)
@@ -334,7 +334,7 @@ def larger_scopes_in_keras():
     for number, scope in enumerate(filter(possible, (SCOPES[0], SCOPES[4]))):
         finals = []
         more = {"backward_passes_per_step": 2} if number % 2 else {}
-        for compression in (hvd.Compression.none, DeepReduce({**LOSSLESS, **scope})):
+        for compression in (hvd.Compression.none, DeepReduce(LOSSLESS, **scope)):
             model = network()
             optimizer = hvd.DistributedOptimizer(
                 keras.optimizers.SGD(0.1, momentum=0.9), compression=compression, **more
@@ -351,7 +351,7 @@ def larger_scopes_in_keras():
 def larger_scopes_keep_what_they_do_not_send():
     """What all ranks sent and what they keep is what came; and a resumed run equals an unbroken one."""
     for number, scope in enumerate(filter(possible, SCOPES[1:5])):
-        model, compression = network(), DeepReduce({**LOSSY, **scope})
+        model, compression = network(), DeepReduce(LOSSY, **scope)
         variables = model.trainable_variables
         step = reducing(variables, compression, lambda x, y, m=model: loss_of(m, x, y), number % 2 > 0, op=hvd.Sum)
         came, sent = np.zeros(flat(model).size), np.zeros(flat(model).size)
@@ -369,7 +369,7 @@ def larger_scopes_keep_what_they_do_not_send():
         stats = compression.stats()["total"]
         assert 0 < stats["bytes_sent"] < stats["dense_bytes"] == 4 * 4 * came.size
         final = flat(model)
-        again = DeepReduce({**LOSSY, **scope})
+        again = DeepReduce(LOSSY, **scope)
         again.load_state_dict(saved)
         for v, value in zip(variables, values, strict=True):
             v.assign(value)
@@ -384,7 +384,7 @@ def larger_scopes_keep_what_they_do_not_send():
 @case
 def larger_scopes_with_nan_integers_and_changes():
     for scope in filter(possible, (SCOPES[0], SCOPES[3])):
-        compression = DeepReduce({**LOSSY, **scope})
+        compression = DeepReduce(LOSSY, **scope)
 
         @tf.function
         def reduce(factor, counts, *given, compression=compression):
@@ -402,7 +402,7 @@ def larger_scopes_with_nan_integers_and_changes():
             finite = [bool(tf.reduce_all(tf.math.is_finite(tf.cast(r, tf.float64)))) for r in reduced]
             assert all(finite) == (step != 1) and finite[-1], scope
         for change in filter(possible, SCOPES):
-            compression.set_config({**LOSSY, **change, "min_elements": 7})
+            compression.set_config(LOSSY, **change)
             reduced = reduce(1.0, tf.range(5), *given)
             assert all(np.isfinite(tf.cast(r, tf.float64)).all() for r in reduced), (scope, change)
         with pytest.raises(ValueError, match=r"scope is .* and cannot be changed to 'tensor' now, because"):
@@ -415,7 +415,7 @@ def buckets_of_which_one_needs_the_sum_of_another():
     """Two tapes in one function, the second one's gradients made of what the first one's were reduced to."""
     for scope in filter(possible, (SCOPES[1], SCOPES[3])):
         finals = []
-        for make in (lambda: hvd.Compression.none, lambda s=scope: DeepReduce({**LOSSLESS, **s})):
+        for make in (lambda: hvd.Compression.none, lambda s=scope: DeepReduce(LOSSLESS, **s)):
             compression = make()
             one, two = network(1), network(2)
 
@@ -449,7 +449,7 @@ def buckets_of_several_compressors_in_whatever_order():
         dense = [[v.numpy() for v in variables] for variables in sets]
         steps = []
         for number, variables in enumerate(sets):
-            compression = DeepReduce({**LOSSLESS, **scope})
+            compression = DeepReduce(LOSSLESS, **scope)
             wait = 0.002 * ((number + hvd.rank()) % 3)
 
             def loss(factor, variables=variables, wait=wait):
@@ -480,7 +480,7 @@ def buckets_of_several_compressors_in_whatever_order():
 def many_tensors_in_buckets():
     variables = [tf.Variable(np.random.default_rng(i).standard_normal(300).astype("f")) for i in range(40)]
     for scope in filter(possible, (SCOPES[1], SCOPES[3])):
-        compression = DeepReduce({**LOSSY, **scope})
+        compression = DeepReduce(LOSSY, **scope)
 
         @tf.function
         def step(number, compression=compression):
@@ -501,7 +501,7 @@ def many_tensors_in_buckets():
 @case
 def what_fails_in_buckets_is_raised_at_the_end_of_the_step():
     for scope in filter(possible, (SCOPES[1], SCOPES[3])):
-        model, compression = network(), DeepReduce({**LOSSY, **scope})
+        model, compression = network(), DeepReduce(LOSSY, **scope)
         run = train(model, compression, steps=1, graph=True)
         weights = flat(model)
         if compression.config.exchange.name == "allgather":
@@ -591,7 +591,7 @@ def sparse_gradients_as_dense_and_as_they_are():
         assert len(compression.state_dict()["residuals"]) == 4
     for number, scope in enumerate(filter(possible, (SCOPES[0], SCOPES[4]))):
         # In eager mode a sparse gradient's shape is not known until it comes.
-        compression = DeepReduce({**LOSSLESS, **scope})
+        compression = DeepReduce(LOSSLESS, **scope)
         assert close(dense, run(compression, sparse_as_dense=True, graph=number % 2 > 0)), scope
         state = compression.state_dict()
         compression.load_state_dict(state)
@@ -666,8 +666,8 @@ def gradients_on_a_device_equal_those_on_the_host():
     if cuda_emulator.available():
         pytest.skip(cuda_emulator.available())
     settings = {**LOSSY, "value": "fit_poly", "index": {"name": "bloom", "policy": "p1"}}
-    for chosen in (LOSSY, settings, {**LOSSY, "scope": "bucket", "bucket_bytes": 5000, "selection": "tensor"},
-                   {**LOSSY, "scope": "model"}):  # fmt: skip
+    for chosen in (LOSSY, settings, Config.load(LOSSY, scope="bucket", bucket_bytes=5000, selection="tensor"),
+                   Config.load(LOSSY, scope="model")):  # fmt: skip
         found = []
         for kind in (DeepReduce, OnDevice):
             model, compression = network(), kind(chosen)
@@ -843,7 +843,7 @@ def a_deepreduce_that_is_closed():
     """Horovod keeps it until the process ends; its threads and what it held are gone."""
     for scope in filter(possible, (SCOPES[1], SCOPES[3])):
         before = set(threading.enumerate())
-        with DeepReduce({**LOSSY, **scope}) as compression:
+        with DeepReduce(LOSSY, **scope) as compression:
             run = train(network(), compression, steps=1, graph=True)
             state = compression.state_dict()
             assert state["residuals"]
@@ -855,7 +855,7 @@ def a_deepreduce_that_is_closed():
             time.sleep(0.005)
         assert not left, scope
         assert not compression._engine._memory.state_dict() and not compression._buckets._layouts
-        assert compression.stats()["total"]["steps"] == 1 and compression.config.min_elements == 0
+        assert compression.stats()["total"]["steps"] == 1 and compression.config.scope == scope["scope"]
         for use in (
             compression.serialize,
             lambda c=compression, s=state: c.load_state_dict(s),
@@ -948,7 +948,7 @@ def a_config_changed_on_one_rank_only_in_larger_scopes():
     """Ranks that wait for different buckets would wait for ever."""
     changes = [(SCOPES[0], SCOPES[1]), (SCOPES[3], {"sparsifier": {"name": "topk", "density": 0.25}})]
     for before, after in changes if hvd.mpi_enabled() else changes[:1]:
-        model, compression = network(), DeepReduce({**LOSSY, **before})
+        model, compression = network(), DeepReduce(LOSSY, **before)
         run = train(model, compression, graph=True, steps=1)
         if hvd.rank() == 1:
             compression.set_config(**after)
@@ -961,7 +961,7 @@ def a_config_changed_on_one_rank_only_in_larger_scopes():
 def a_rank_that_joins_early():
     """Horovod would break down if an allgather were started now."""
     for scope, steps in (({}, 0), (SCOPES[1], 1)):  # before the handshake, and after
-        model, compression = network(), DeepReduce({**LOSSY, **scope})
+        model, compression = network(), DeepReduce(LOSSY, **scope)
         run = train(model, compression, graph=True, steps=1) if steps else None
         if hvd.rank() < hvd.size() - 1:
             with pytest.raises((RuntimeError, tf.errors.OpError), match=r"1 rank has called hvd.join\(\)"):

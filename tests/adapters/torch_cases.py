@@ -153,7 +153,7 @@ def larger_scopes_and_other_exchanges_equal_dense():
         train(dense, hvd.Compression.none, **option)
         for feedback in (True, False):
             ours = network()
-            compression = DeepReduce(ours, {**LOSSLESS, **scope, "error_feedback": feedback})
+            compression = DeepReduce(ours, Config.load(LOSSLESS, **scope), error_feedback=feedback)
             train(ours, compression, **option)
             assert torch.allclose(flat(dense), flat(ours), rtol=1e-4, atol=1e-6), scope
             same_everywhere(ours)
@@ -166,7 +166,7 @@ def larger_scopes_keep_what_they_do_not_send():
     """What all ranks sent and what they keep is what came; and a resumed run equals an unbroken one."""
     for scope in filter(possible, SCOPES):
         model = network()
-        compression = DeepReduce(model, {**LOSSY, **scope})
+        compression = DeepReduce(model, LOSSY, **scope)
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression, op=hvd.Sum
         )
@@ -191,7 +191,7 @@ def larger_scopes_keep_what_they_do_not_send():
             if again:
                 model = network(seed=5)
                 model.load_state_dict(saved[0])
-                compression = DeepReduce(model, {**LOSSY, **scope})
+                compression = DeepReduce(model, LOSSY, **scope)
                 compression.load_state_dict(saved[1])
                 optimizer = hvd.DistributedOptimizer(
                     torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression, op=hvd.Sum
@@ -213,7 +213,7 @@ def larger_scopes_with_unused_parameters_nan_and_changes():
         extra = nn.Linear(9, 9)
         model.register_module("unused", extra)
         model.forward = lambda x, m=model: m[4](m[3](m[2](m[1](m[0](x))))) if hvd.rank() else m[:6](x)
-        compression = DeepReduce(model, {**LOSSY, **scope})
+        compression = DeepReduce(model, LOSSY, **scope)
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression
         )
@@ -229,7 +229,7 @@ def larger_scopes_with_unused_parameters_nan_and_changes():
                     optimizer.step()
         same_everywhere(model)
         assert torch.isfinite(flat(model)).all()
-        compression.set_config(scope="tensor", exchange="allgather", index="rice", value="qsgd")
+        compression.set_config(scope="tensor", exchange="allgather", index="rice", value="qsgd", min_elements=0)
         optimizer.zero_grad()
         loss_of(model, 3).backward()
         optimizer.step()
@@ -249,7 +249,7 @@ def wrapped(model, pairs, compression):
 def larger_scopes_with_parameters_frozen_and_unfrozen_on_the_way():
     for scope in filter(possible, (SCOPES[0], SCOPES[1], SCOPES[3])):
         finals = []
-        for make in (lambda _: hvd.Compression.none, lambda m, s=scope: DeepReduce(m, {**LOSSLESS, **s})):
+        for make in (lambda _: hvd.Compression.none, lambda m, s=scope: DeepReduce(m, LOSSLESS, **s)):
             model = network()
             compression = make(model)
             model[2].requires_grad_(False)
@@ -260,7 +260,7 @@ def larger_scopes_with_parameters_frozen_and_unfrozen_on_the_way():
                 if step == 1:
                     model[0].requires_grad_(False)
                 if step == 2 and isinstance(compression, DeepReduce):
-                    compression.set_config(min_elements=1)
+                    compression.set_config(seed=1)
                 if step == 4:
                     model[2].requires_grad_(True)
                     pairs = [(name, p) for name, p in model.named_parameters() if name[0] == "2"]
@@ -283,7 +283,7 @@ def larger_scopes_of_two_models_in_flight_at_a_time():
             models = [network(), network(seed=3)]
             all_pairs = [named(model, prefix) for model, prefix in zip(models, "ab", strict=True)]
             optimizers = [
-                wrapped(model, pairs, hvd.Compression.none if dense else DeepReduce(pairs, {**LOSSLESS, **scope}))
+                wrapped(model, pairs, hvd.Compression.none if dense else DeepReduce(pairs, LOSSLESS, **scope))
                 for model, pairs in zip(models, all_pairs, strict=True)
             ]
             for step in range(5):
@@ -301,7 +301,7 @@ def larger_scopes_of_two_models_in_flight_at_a_time():
 @case
 def a_bucket_that_two_optimizers_tear_apart():
     model = network()
-    compression = DeepReduce(model, {**LOSSLESS, "scope": "model"})
+    compression = DeepReduce(model, LOSSLESS, scope="model")
     pairs = list(model.named_parameters())
     last, others = wrapped(model, pairs[-2:], compression), wrapped(model, pairs[:-2], compression)
     loss_of(model, 0).backward()
@@ -534,8 +534,8 @@ def gradients_on_a_device_equal_those_on_the_host():
     for settings in (
         LOSSY,
         {**LOSSY, "value": "fit_poly", "index": {"name": "bloom", "policy": "p1"}},
-        {**LOSSY, "scope": "bucket", "bucket_bytes": 5000, "selection": "tensor"},
-        {**LOSSY, "scope": "model"},
+        Config.load(LOSSY, scope="bucket", bucket_bytes=5000, selection="tensor"),
+        Config.load(LOSSY, scope="model"),
     ):
         for dtype in (torch.float32, torch.bfloat16):
             models, states = [], []
@@ -572,9 +572,9 @@ def a_model_on_a_gpu():
         dense, ours, lossy = (network().to("cuda", dtype) for _ in range(3))
         if dtype == torch.float32:
             train(dense, hvd.Compression.none)
-            train(ours, DeepReduce(ours, {**LOSSLESS, **settings}))
+            train(ours, DeepReduce(ours, LOSSLESS, **settings))
             assert torch.allclose(flat(dense), flat(ours), rtol=1e-4, atol=1e-6)
-        compression = DeepReduce(lossy, {**LOSSY, **settings})
+        compression = DeepReduce(lossy, LOSSY, **settings)
         train(lossy, compression)
         same_everywhere(lossy)
         assert flat(lossy).isfinite().all() and compression.stats()["total"]["bytes_sent"] > 0
@@ -747,13 +747,14 @@ def a_config_changed_on_one_rank_only():
 def a_config_changed_on_one_rank_only_in_any_scope():
     """Ranks that wait for different containers would wait for ever. No gradient is applied, and no residual sent."""
     density = {"sparsifier": {"name": "topk", "density": 0.25}}
-    changes = [({"scope": "tensor"}, {"scope": "model"}), ({"scope": "model"}, {"scope": "tensor"})]
+    tensor = {"scope": "tensor", "min_elements": 0}
+    changes = [(tensor, {"scope": "model"}), ({"scope": "model"}, tensor)]
     changes += [(scope, density) for scope in filter(possible, SCOPES[1:4])]
     changes += [(SCOPES[0], scope) for scope in filter(possible, (SCOPES[1], SCOPES[3]))]
     for number, (before, after) in enumerate(changes):
         model = network()
         pairs = named(model, f"changed{number}")
-        compression = DeepReduce(pairs, {**LOSSY, **before})
+        compression = DeepReduce(pairs, LOSSY, **before)
         optimizer = wrapped(model, pairs, compression)
 
         def step(number, model=model, optimizer=optimizer):
@@ -862,7 +863,7 @@ def a_rank_that_joins_early():
         for steps in (0, 1):  # before the handshake, and after
             model = network()
             pairs = named(model, f"joined{number}.{steps}")
-            optimizer = wrapped(model, pairs, DeepReduce(pairs, {**LOSSY, **scope}))
+            optimizer = wrapped(model, pairs, DeepReduce(pairs, LOSSY, **scope))
             joins = hvd.rank() == hvd.size() - 1
             for step in range(steps if joins else steps + 1):
                 optimizer.zero_grad()

@@ -44,7 +44,7 @@ FOREIGN = {
 @pytest.mark.parametrize("message", FOREIGN)
 def test_a_foreign_container_is_refused_on_all_ranks(message: str, scope: str) -> None:
     def work(collectives):
-        adapter = NumpyAdapter(collectives, MODEL, {**CONFIG, "scope": scope})
+        adapter = NumpyAdapter(collectives, MODEL, Config.load(CONFIG, scope=scope))
         adapter.step(gradients(collectives.rank()))
         pipeline = adapter.engine.pipeline
         encode, digest = pipeline.encode, pipeline.digest

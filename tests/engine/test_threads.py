@@ -60,7 +60,7 @@ def test_two_threads_that_begin_a_step_use_one_layout_and_one_vector():
         make(self, *arguments, **more)
 
     def work(collectives):
-        adapter = NumpyAdapter(collectives, MODEL, {**CONFIG, "scope": "model"})
+        adapter = NumpyAdapter(collectives, MODEL, {"sparsifier": "none", "scope": "model"})
         adapter.engine.agree([])
         adapter._agreed = True
         flat = adapter.reducer._tensors.device

@@ -43,14 +43,24 @@ def _values(annotation: Any, metadata: list[Any]) -> list[Any]:
 
 
 def variants(codec: type[Codec], **settings: Any) -> Iterator[Codec]:
-    """The codec with its defaults, and with each setting at each end of its range."""
+    """The codec with its defaults, and with each setting at each end of its range; for one that has no effect beside
+    the defaults, with each value of the setting that is the reason."""
     yield codec(**settings)
     for name, field in codec.model_fields.items():
         for value in _values(field.annotation, field.metadata):
             try:
-                yield codec(**{**settings, name: value})
+                made = codec(**{**settings, name: value})
             except ValidationError:
                 continue  # not without another setting
+            reasons = [because for setting, because, _ in made.idle_settings() if setting == name]
+            if not reasons:
+                yield made
+            for because in reasons:
+                other = codec.model_fields[because]
+                for choice in _values(other.annotation, other.metadata):
+                    made = codec(**{**settings, name: value, because: choice})
+                    if name not in (setting for setting, _, _ in made.idle_settings()):
+                        yield made
 
 
 def encoded(config: Config, numel: int, dtype: Any = np.float32, key: RngKey = KEY) -> bytes:
@@ -73,7 +83,12 @@ def of_codec(kind: str, name: str) -> Iterator[bytes]:
     for number, codec in enumerate(codecs):
         for numel, density in USUAL if number else SIZES:
             others = {"index": {"value": "raw"}, "value": {"index": "raw"}, "joint": {}}[kind]
-            yield encoded(_config(sparsifier=_sparsifier(density), **{kind: codec}, **others), numel)
+            sparsifier = _sparsifier(density)
+            if kind == "index":
+                sparsifier = {"name": "topk", "density": density}
+            elif sparsifier["name"] == "none":
+                others = {}  # no indices
+            yield encoded(_config(sparsifier=sparsifier, **{kind: codec}, **others), numel)
         if kind != "index":
             yield encoded(_config(sparsifier="none", **{kind: codec}), 300)
             yield encoded(_config(sparsifier=_sparsifier(0.3), **{kind: codec}), 300, np.float64)
@@ -87,6 +102,11 @@ def of_every_form() -> Iterator[bytes]:
         for sparsifier in (_sparsifier(0.1), {"name": "none"}, {"name": "randomk", "density": 0.1}):
             yield encoded(_config(sparsifier=sparsifier, value=cases.VALUE[value]), 400)
             yield encoded(_config(sparsifier=sparsifier, value=cases.VALUE[value]), 300, np.float64)
+        if cases.VALUE[value].sorts:
+            for index in ("raw", "bloom"):
+                forced = {"index": index, "value": value, "force_index": True}
+                yield encoded(_config(sparsifier=_sparsifier(0.1), **forced), 400)
+    yield encoded(_config(sparsifier={"name": "randomk", "density": 0.1}, index="rice"), 400)
     for joint in cases.JOINT:
         for density in (0.1, 1.0):
             yield encoded(_config(sparsifier=_sparsifier(density), joint=cases.JOINT[joint]), 400)

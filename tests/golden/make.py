@@ -33,7 +33,10 @@ def golden() -> dict[str, tuple[Config, np.ndarray]]:
     """The config and the gradient of each container, by name."""
     x = gradient(211)
     load, top = Config.load, {"name": "topk", "density": 0.2}
-    found = {f"sparsifier-{name}": (cases.config(name, "raw", "raw"), x) for name in cases.SPARSIFIERS}
+    found = {
+        f"sparsifier-{name}": (cases.config(name, None if one.shared_randomness else "raw", "raw"), x)
+        for name, one in cases.SPARSIFIERS.items()
+    }
     for name, index in cases.INDEX.items():
         found[f"index-{name}"] = load(sparsifier=top, index=index, value="half"), x
     for name, value in cases.VALUE.items():
@@ -56,6 +59,7 @@ def golden() -> dict[str, tuple[Config, np.ndarray]]:
         "dense-fit_poly": (load(sparsifier="none", value="fit_poly"), x),
         "randomk-fit_poly": (load(sparsifier={"name": "randomk", "density": 0.3}, value="fit_poly"), x),
         "raw-fit_poly": (load(sparsifier=top, index="raw", value="fit_poly"), x),
+        "randomk-rice": (load(sparsifier={"name": "randomk", "density": 0.3}, index="rice", value="half"), x),
         "randomk-qsgd": (load(sparsifier={"name": "randomk", "density": 0.3}, value="qsgd"), x),
     }
     return found

@@ -144,6 +144,53 @@ def test_an_encode_takes_few_launches_and_waits_once(gpu):
         assert gpu.module.launches - before[0] <= most and gpu.module.waits - before[1] == 1
 
 
+FEW = np.where(np.arange(4000) % 400 == 7, cases.random(4000), np.float32(0)).astype(np.float32)
+"""Ten elements are not zero."""
+WAYS_OF_FEW = [
+    {}, {"index": "packed", "value": "sign"}, {"value": "fit_poly"}, {"index": "bloom", "value": "fit_dexp"},
+    {"index": {"name": "bloom", "fpr": 0.3}, "value": "fit_poly", "force_index": True},
+    {"joint": "densestream"}, {"joint": "skcompress"},
+    {"sparsifier": {"name": "topk", "density": 0.3, "density_of": "nonzeros"}, "index": "raw", "value": "raw"},
+    *({"sparsifier": {"name": name, "density": 0.5}, "value": "sign"} for name in ("block_topk", "sampled_topk")),
+    {"sparsifier": {"name": "topk_capped", "cap": 99}, "value": "sign"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", WAYS_OF_FEW)
+@pytest.mark.parametrize("parts", [None, [(0, 7), (7, 2000), (2000, 4000)]])
+def test_fewer_nonzeros_than_are_to_be_kept(gpu, settings, parts):
+    """The device finds them out late, selects again, and gives the same bytes; on the next steps, at once."""
+    config = Config.load({"sparsifier": {"name": "topk", "density": 0.2}, **settings})
+    go(gpu, config, FEW, parts)
+    go(gpu, config, FEW.astype(np.float64), parts)
+    container = wire.unpack(Pipeline(config).encode(FEW, None, KEY, parts))
+    density_of = getattr(config.sparsifier, "density_of", "elements")
+    if "bloom" not in str(settings) and "block" not in str(settings):
+        assert container.count <= 10 and (container.count == 10 or density_of == "nonzeros")
+
+
+def test_fewer_nonzeros_are_found_with_few_waits(gpu):
+    """The first time, they are selected again; afterwards, top-k of this parameter waits for its count."""
+    if not hasattr(gpu.module, "waits"):
+        pytest.skip("waits are counted in the emulator")
+    pipeline, waits = Pipeline(Config.load("topk_rice_qsgd", density=0.2)), []
+    for parameter, gradient in ((1, cases.random(4000)), (2, FEW), (2, FEW), (1, cases.random(4000))):
+        residual, there = gpu.put(np.zeros(4000, np.float32)), gpu.put(gradient)
+        before = gpu.module.waits
+        pipeline.encode(there, residual, KEY._replace(parameter=parameter))
+        waits.append(gpu.module.waits - before)
+    assert waits == [1, 4, 3, 1]
+
+
+def test_an_exchange_gets_the_nonzeros_only(gpu):
+    """And the gradient is added to the residual once, though the elements are selected twice."""
+    pipeline, residual = Pipeline(Config.load(density=0.2)), gpu.put(FEW)
+    indices, values = pipeline.select(gpu.put(FEW), residual, KEY)
+    same(gpu, FEW * 2, residual)
+    same(gpu, np.flatnonzero(FEW).astype(np.uint32), indices)
+    same(gpu, 2 * FEW[FEW != 0], values)
+
+
 def test_a_decode_waits_three_times(gpu):
     """For the headers, the checksums and the codecs' verdicts, of all ranks together."""
     if not hasattr(gpu.module, "waits"):

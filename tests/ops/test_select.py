@@ -26,6 +26,18 @@ def test_topk_where_the_sample_misleads(gpu):
     both(gpu, select.topk, x, x, 1000)
 
 
+def test_topk_of_fewer_nonzeros(gpu):
+    """Exact counts, wherever the elements are that are not zero; denormals are not zeros."""
+    for dtype in (np.float32, np.float64):
+        for numel, count in ((1, 0), (1, 1), (700, 3), (30_000, 40), (30_000, 300), (30_000, 301)):
+            x = np.zeros(numel, dtype)
+            x[np.random.default_rng(count).choice(numel, count, replace=False)] = 1
+            x[::2] *= np.finfo(dtype).smallest_subnormal
+            indices, _ = both(gpu, select.topk, x, None, numel // 100 or numel)
+            assert indices.size == min(count, numel // 100 or numel)
+            assert both(gpu, select.topk, x, -x, numel)[0].size == 0  # they are zeros after the accumulation
+
+
 def test_topk_of_unaligned_views(gpu):
     x = cases.random(5000)
     want = select.topk(x[3:].copy(), None, 77)

@@ -1,4 +1,4 @@
-"""Block top-k: the whole blocks of largest norm, one block at a time."""
+"""Block top-k: the whole blocks of largest norm but 0, one block at a time."""
 
 import numpy as np
 
@@ -20,6 +20,6 @@ def norms(values: np.ndarray, size: int, l2: bool) -> list[float]:
 def select(values: np.ndarray, density: float, size: int, l2: bool) -> tuple[np.ndarray, np.ndarray]:
     found = norms(values, size, l2)
     count = min(len(found), max(1, int(density * len(found) * (1 + 1e-12))))
-    best = sorted(range(len(found)), key=lambda b: (-found[b], b))[:count]
+    best = sorted((b for b in range(len(found)) if found[b]), key=lambda b: (-found[b], b))[:count]
     indices = [i for b in sorted(best) for i in range(b * size, min((b + 1) * size, values.size))]
     return np.array(indices, np.uint32), values[indices]

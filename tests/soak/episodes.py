@@ -135,7 +135,7 @@ def _config(draw: random.Random, way: Way) -> tuple[dict[str, Any], dict[str, An
     """A config, and a change of it."""
     launcher, framework = way
     scopes = [scope for scope in SCOPES if "exchange" in scope]
-    config: dict[str, Any] = {"min_elements": 0, "seed": draw.randrange(1000)}
+    config: dict[str, Any] = {"seed": draw.randrange(1000)}
     density = draw.choice((0.01, 0.05, 0.3))
     if framework == "mpi4py" or (launcher == "mpirun" and draw.random() < 0.5):
         config |= draw.choice(scopes)
@@ -150,7 +150,8 @@ def _config(draw: random.Random, way: Way) -> tuple[dict[str, Any], dict[str, An
         if framework != "mpi4py":
             changes.append({"scope": "bucket", "bucket_bytes": 4000})
     else:
-        config |= draw.choice([{"scope": "tensor"}, *(scope for scope in SCOPES if "exchange" not in scope)])
+        of_containers = [scope for scope in SCOPES if "exchange" not in scope]
+        config |= draw.choice([{"scope": "tensor", "min_elements": 0}, *of_containers])
         config["sparsifier"] = {"name": draw.choice(SPARSIFIERS), "density": density}
         if draw.random() < 0.25:
             config["joint"] = draw.choice(JOINT)
@@ -158,7 +159,8 @@ def _config(draw: random.Random, way: Way) -> tuple[dict[str, Any], dict[str, An
             config |= {"index": draw.choice(INDEX), "value": draw.choice(VALUE)}
         changes = [{"seed": 5000}, {"sparsifier": {"name": "topk", "density": 0.2}}]
         if framework == "torch":
-            changes.append({"scope": "model" if config["scope"] == "tensor" else "tensor"})
+            tensor = config["scope"] == "tensor"
+            changes.append({"scope": "model"} if tensor else {"scope": "tensor", "min_elements": 0})
     return config, draw.choice([change for change in changes if {**config, **change} != config])
 
 

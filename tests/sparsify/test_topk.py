@@ -158,7 +158,36 @@ def test_select_of_an_empty_and_of_a_whole_tensor():
     assert indices.size == values.size == 0
     dense = np.array([0, -1, 0, 2], np.float32)
     indices, values = TopK(density=1.0).select(dense, None, KEY, 2)
-    assert indices.tolist() == [0, 1, 2, 3] and values.tolist() == [0, -1, 0, 2]
+    assert indices.tolist() == [1, 3] and values.tolist() == [-1, 2]
+
+
+@given(
+    st.lists(st.one_of(st.just(0.0), TIED, st.floats(-(2.0**99), 2.0**99, width=32)), max_size=150), st.booleans(),
+    st.floats(0, 1, exclude_min=True), st.sampled_from([np.float32, np.float64]),
+)  # fmt: skip
+def test_a_density_of_the_nonzeros(values, accumulate, density, dtype):
+    dense = np.array(values, dtype)
+    gradient = np.where(np.arange(dense.size) % 3, -dense, dtype(0)).astype(dtype) if accumulate else None
+    expected = accumulated(dense, gradient)
+    indices, kept = oracle.select_of_nonzeros(expected, density)
+    found, sent = TopK(density=density, density_of="nonzeros").select(dense, gradient, KEY, 1)
+    assert found.dtype == np.uint32 and sent.dtype == dtype
+    np.testing.assert_array_equal(found, indices)
+    np.testing.assert_array_equal(sent.view(np.uint8), kept.view(np.uint8))
+    np.testing.assert_array_equal(dense.view(np.uint8), expected.view(np.uint8))
+
+
+def test_what_a_density_is_a_share_of():
+    """A gradient of which 100 of 100,000 elements are not zero."""
+    dense = np.zeros(100_000, np.float32)
+    dense[500:600] = np.arange(1, 101)
+    for density, kept in ((0.01, 1), (0.1, 10), (0.5, 50), (1.0, 100)):
+        indices, _ = TopK(density=density, density_of="nonzeros").select(dense.copy(), None, KEY, 2)
+        assert indices.tolist() == list(range(600 - kept, 600))
+        indices, _ = TopK(density=density).select(dense.copy(), None, KEY, 2)
+        assert indices.tolist() == list(range(500, 600))
+    zeros = np.zeros(9, np.float32)
+    assert all(TopK(density_of=of).select(zeros, None, KEY, 1)[0].size == 0 for of in ("elements", "nonzeros"))
 
 
 DIGEST = """

@@ -1,0 +1,99 @@
+"""Which settings of a config have no effect beside the others. ``Config`` refuses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from hvd_deepreduce.codec import Codec, Sparsifier, ValueCodec
+from hvd_deepreduce.exchange.settings import DenseStreamExchange
+
+
+class Idle(NamedTuple):
+    """A setting without effect.
+
+    Attributes:
+        setting: such as ``"bucket_bytes"`` or ``"exchange.bits"``.
+        because: the settings of which one is the reason.
+        sentence: for the error.
+    """
+
+    setting: str
+    because: tuple[str, ...]
+    sentence: str
+
+
+def instead_of_index_and_value(config: Mapping[str, Any]) -> list[Codec]:
+    """What writes indices and values itself: a joint codec, or an exchange that is not the containers' allgather."""
+    joint, exchange = config["joint"], config["exchange"]
+    return [*([joint] if joint else []), *([exchange] if getattr(exchange, "implementation", None) else [])]
+
+
+def needs_index(config: Mapping[str, Any]) -> bool:
+    """Whether a receiver needs an index section. ``config`` is as in ``idle_settings``."""
+    sparsifier = config["sparsifier"]
+    if instead_of_index_and_value(config) or not isinstance(sparsifier, Sparsifier) or sparsifier.sends_all:
+        return False
+    # A random selection can be repeated from the key for a whole scope, not for each tensor in it.
+    whole = config["scope"] == "tensor" or config["selection"] == "scope"
+    return not (sparsifier.shared_randomness and whole)
+
+
+def idle_settings(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[Idle]:
+    """The settings that are not at their defaults and have no effect.
+
+    Not among them are ``seed`` and ``threads``, which a job sets whatever its codecs are.
+
+    Args:
+        config: the values of all keys of a config. Codecs are objects; nothing else is validated yet.
+        defaults: the defaults of these keys.
+    """
+    sparsifier, index, value, exchange = (config[key] for key in ("sparsifier", "index", "value", "exchange"))
+    scope, instead = config["scope"], instead_of_index_and_value(config)
+    for kind in ("index", "value"):
+        if instead and config[kind] is not None:
+            yield Idle(
+                kind, ("joint", "exchange"),
+                f"{kind} is {config[kind].name!r} beside {instead[0].name!r}, which writes indices and values itself: "
+                "leave index and value out, or set them to None",
+            )  # fmt: skip
+    if not instead and index is not None and getattr(sparsifier, "sends_all", False):
+        yield Idle(
+            "index", ("sparsifier",),
+            f"index is {index.name!r}, and sparsifier {sparsifier.name!r} sends all elements, so that there are no "
+            "indices: leave index out, or choose another sparsifier",
+        )  # fmt: skip
+    if config["force_index"] is True and (instead or not (index and isinstance(value, ValueCodec) and value.sorts)):
+        reason = "there is no index codec"
+        if index and value and not instead:
+            reason = f"the value codec {value.name!r} does not sort the values"
+        yield Idle(
+            "force_index", ("sparsifier", "index", "value", "joint", "exchange"),
+            f"force_index is True, and {reason}: another form of the indices would never be sent. Leave force_index "
+            "out",
+        )  # fmt: skip
+    for key, needed, has_effect in (
+        ("bucket_bytes", "'bucket'", scope == "bucket"),
+        ("selection", "'model' or 'bucket'", scope != "tensor"),
+        ("min_elements", "'tensor'", scope == "tensor"),
+    ):
+        if not has_effect and config[key] != defaults[key]:
+            yield Idle(
+                key, ("scope", "exchange"),
+                f"{key} is {config[key]!r} and has no effect, since scope is {scope!r}: leave {key} out, or set scope "
+                f"to {needed}",
+            )  # fmt: skip
+    for kind in ("sparsifier", "index", "value", "joint", "exchange"):
+        codec = config[kind]
+        for setting, because, reason in codec.idle_settings() if isinstance(codec, Codec) else ():
+            yield from _of_codec(kind, codec, setting, (kind, f"{kind}.{because}"), reason)
+    if isinstance(exchange, DenseStreamExchange) and config["error_feedback"] is False:
+        reason = "error_feedback is False, so that there is no residual to fill blocks from"
+        yield from _of_codec("exchange", exchange, "fill", ("exchange", "error_feedback"), reason)
+
+
+def _of_codec(kind: str, codec: Codec, setting: str, because: tuple[str, ...], reason: str) -> Iterator[Idle]:
+    given = getattr(codec, setting)
+    if given != type(codec).model_fields[setting].default:
+        sentence = f"{kind}.{setting} is {given!r} and has no effect, since {reason}: leave {setting} out"
+        yield Idle(f"{kind}.{setting}", because, sentence)
