@@ -56,6 +56,8 @@ def golden() -> dict[str, tuple[Config, np.ndarray]]:
         "dense-fit_poly": (load(sparsifier="none", value="fit_poly"), x),
         "randomk-fit_poly": (load(sparsifier={"name": "randomk", "density": 0.3}, value="fit_poly"), x),
         "raw-fit_poly": (load(sparsifier=top, index="raw", value="fit_poly"), x),
+        # Written by earlier releases: all keys of a dense tensor.
+        **{f"dense-keys-{name}": (load(sparsifier="none", joint=name), x) for name in ("sketchml", "skcompress")},
         "randomk-qsgd": (load(sparsifier={"name": "randomk", "density": 0.3}, value="qsgd"), x),
     }
     return found
