@@ -90,7 +90,10 @@ def attacks() -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
     noise = np.random.default_rng(0).standard_normal(NUMEL).astype(np.float32)
     for name in ("skcompress", "sketchml"):
         settings = {"name": name, "rows": 8, "columns": 4.0, "groups": 1}
-        yield f"{name}, 8 x 4, encoded", lambda s=settings: encoded(noise, sparsifier="none", joint=s)
+        yield f"{name}, 8 x 4, encoded", lambda s=settings: encoded(noise, sparsifier="nonzero", joint=s)
+        for groups in (1, 256):
+            whole = {**settings, "groups": groups}
+            yield f"{name}, 8 x 4, dense, {groups} groups", lambda s=whole: encoded(noise, sparsifier="none", joint=s)
 
     def poly(degree: int) -> np.ndarray:
         words = [degree, NUMEL, 0, 1]
@@ -116,6 +119,12 @@ def attacks() -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
         yield f"qsgd, {entropy}", lambda v=value: encoded(np.ones(NUMEL, np.float32), sparsifier="none", value=v)
     for value in ("half", "natural", "sign", "ternary", "uniform", "raw", "qsgd", "quantile"):
         yield f"value {value}", lambda v=value: encoded(noise, sparsifier="none", value=v)
+    for bits_ in (1, 9):
+        value = {"name": "uniform", "bits": bits_, "bucket_size": 2**31, "rotate": True}
+        yield f"uniform, {bits_} bits, rotated", lambda v=value: encoded(noise, sparsifier="none", value=v)
+    for entropy in ("huffman", "rans"):
+        value = {"name": "quantile", "entropy": entropy}
+        yield f"quantile, {entropy}", lambda v=value: encoded(np.sign(noise), sparsifier="none", value=v)
     yield "three_lc, runs", lambda: encoded(np.eye(1, NUMEL, dtype=np.float32)[0], sparsifier="none", joint="three_lc")
     for coded in (False, True):
         stream = {"name": "densestream", "coded": coded, "value": "qsgd"}
