@@ -20,8 +20,7 @@ from hvd_deepreduce.codec import RngKey, index_codecs, joint_codecs, value_codec
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import Container
 from hvd_deepreduce.index.bloom import POLICIES
-from hvd_deepreduce.ops import bits
-from hvd_deepreduce.ops.sketch import HEADER as SKETCHES
+from hvd_deepreduce.ops import bits, sketch
 from hvd_deepreduce.pipeline import Pipeline, decode_part
 
 NUMEL = 500_000
@@ -82,7 +81,8 @@ def attacks() -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
         bins = bytes([0xF0 >> 4])  # one code length: symbol 0 alone
         if name == "sketchml":
             keys, bins = bytes((NUMEL + 3) // 4 + NUMEL), b""
-        head = SKETCHES.pack(rows, columns * 65536, buckets, 0, 0, 1) + struct.pack(f"<{buckets}f", *range(buckets))
+        head = sketch.Header(rows, columns * 65536, buckets, 0, 0, 1).pack()
+        head += struct.pack(f"<{buckets}f", *range(buckets))
         return joint(name, head + struct.pack("<III", NUMEL, len(keys), len(bins)) + keys + bins)
 
     yield "skcompress, 8 x 4, bins all equal", lambda: sketches("skcompress", 8, 4, 2)
