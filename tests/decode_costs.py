@@ -20,8 +20,7 @@ from hvd_deepreduce.codec import RngKey, index_codecs, joint_codecs, value_codec
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import Container
 from hvd_deepreduce.index.bloom import POLICIES
-from hvd_deepreduce.ops import bits
-from hvd_deepreduce.ops.sketch import HEADER as SKETCHES
+from hvd_deepreduce.ops import bits, sketch
 from hvd_deepreduce.pipeline import Pipeline, decode_part
 
 NUMEL = 500_000
@@ -82,7 +81,8 @@ def attacks() -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
         bins = bytes([0xF0 >> 4])  # one code length: symbol 0 alone
         if name == "sketchml":
             keys, bins = bytes((NUMEL + 3) // 4 + NUMEL), b""
-        head = SKETCHES.pack(rows, columns * 65536, buckets, 0, 0, 1) + struct.pack(f"<{buckets}f", *range(buckets))
+        head = sketch.Header(rows, columns * 65536, buckets, 0, 0, 1).pack()
+        head += struct.pack(f"<{buckets}f", *range(buckets))
         return joint(name, head + struct.pack("<III", NUMEL, len(keys), len(bins)) + keys + bins)
 
     yield "skcompress, 8 x 4, bins all equal", lambda: sketches("skcompress", 8, 4, 2)
@@ -90,7 +90,10 @@ def attacks() -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
     noise = np.random.default_rng(0).standard_normal(NUMEL).astype(np.float32)
     for name in ("skcompress", "sketchml"):
         settings = {"name": name, "rows": 8, "columns": 4.0, "groups": 1}
-        yield f"{name}, 8 x 4, encoded", lambda s=settings: encoded(noise, sparsifier="none", joint=s)
+        yield f"{name}, 8 x 4, encoded", lambda s=settings: encoded(noise, sparsifier="nonzero", joint=s)
+        for groups in (1, 256):
+            whole = {**settings, "groups": groups}
+            yield f"{name}, 8 x 4, dense, {groups} groups", lambda s=whole: encoded(noise, sparsifier="none", joint=s)
 
     def poly(degree: int) -> np.ndarray:
         words = [degree, NUMEL, 0, 1]
@@ -116,6 +119,12 @@ def attacks() -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
         yield f"qsgd, {entropy}", lambda v=value: encoded(np.ones(NUMEL, np.float32), sparsifier="none", value=v)
     for value in ("half", "natural", "sign", "ternary", "uniform", "raw", "qsgd", "quantile"):
         yield f"value {value}", lambda v=value: encoded(noise, sparsifier="none", value=v)
+    for bits_ in (1, 9):
+        value = {"name": "uniform", "bits": bits_, "bucket_size": 2**31, "rotate": True}
+        yield f"uniform, {bits_} bits, rotated", lambda v=value: encoded(noise, sparsifier="none", value=v)
+    for entropy in ("huffman", "rans"):
+        value = {"name": "quantile", "entropy": entropy}
+        yield f"quantile, {entropy}", lambda v=value: encoded(np.sign(noise), sparsifier="none", value=v)
     yield "three_lc, runs", lambda: encoded(np.eye(1, NUMEL, dtype=np.float32)[0], sparsifier="none", joint="three_lc")
     for coded in (False, True):
         stream = {"name": "densestream", "coded": coded, "value": "qsgd"}

@@ -79,6 +79,9 @@ CODECS = (
     + [{"joint": name} for name in joint_codecs.by_name]
     + [{"value": {"name": "qsgd", "bits": 2, "bucket_size": 4096, "norm": norm}} for norm in ("max", "l2")]
     + [{"value": {"name": "ternary", "bucket_size": None, "clip": clip}} for clip in (None, 2.5)]
+    + [{"value": {"name": "uniform", "bits": 1, "bucket_size": 4096, "rotate": rotate}} for rotate in (False, True)]
+    + [{"value": {"name": "quantile", "buckets": 4, "center": c, "separate_signs": False}} for c in ("mean", "middle")]
+    + [{"joint": {"name": name, "center": "middle", "groups": 1}} for name in ("sketchml", "skcompress")]
 )
 
 

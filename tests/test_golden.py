@@ -15,8 +15,8 @@ FILES = sorted(make.FOLDER.glob("*.hvdr"))
 GOLDEN = make.golden()
 # Their bytes are a library's, and may change with its version; what they decode to may not.
 LIBRARY_CODED = {"value-deflate", "value-zstd"}
-# What earlier releases wrote in another form: a zero that top-k selected.
-OUTDATED = {"sparsifier-topk_capped"}
+# What earlier releases wrote in another form: a zero that top-k selected, and the keys of a dense tensor.
+OUTDATED = {"sparsifier-topk_capped", "dense-keys-sketchml", "dense-keys-skcompress"}
 REWRITTEN = LIBRARY_CODED | OUTDATED
 
 

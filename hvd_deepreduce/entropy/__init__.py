@@ -2,4 +2,9 @@
 
 from hvd_deepreduce.entropy import huffman, rans
 
-__all__ = ["huffman", "rans"]
+__all__ = ["CODERS", "ENTROPY_IDS", "huffman", "rans"]
+
+CODERS = {1: huffman, 2: rans}
+"""The coders by their numbers in sections; 0 stands for none."""
+ENTROPY_IDS = {"huffman": 1, "rans": 2}
+"""Their numbers, by name."""

@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from hvd_deepreduce.codec import U8, U32, Floats, JointCodec, RngKey
+from hvd_deepreduce.joint import dense_sketch
 from hvd_deepreduce.ops import arrays, quantile, sections, sketch
 from hvd_deepreduce.ops.sketch import HEADER, MAX_ROWS, Header
 
@@ -29,14 +30,17 @@ class MinMaxSketch(JointCodec, ABC):
 
     Section, empty if nothing is kept:
 
-        | rows u8 | 3 zero bytes | columns u32, in 1/65536 of a group's count | buckets u32 | negative buckets u32 |
-        | groups of negative buckets u16 | of others u16 | means float32 [buckets] |
+        | rows u8 | form 0 u8 | 2 zero bytes | columns u32, in 1/65536 of a group's count | buckets u32 |
+        | negative buckets u32 | groups of negative buckets u16 | of others u16 | means float32 [buckets] |
         | a group's count, its bytes of keys, its bytes of bins: u32 [groups, 3] |
         | keys of group 0 | bins of group 0 | keys of group 1 | ...
 
     The buckets are in the order of kernels/quantile/quantile.h: negative ones first, and those of each sign from small
     to large magnitude. If a sign has b buckets in g groups, group j begins with the bucket floor(j * b / g). A sketch
     of v keys has max(1, floor(v * columns / 65536)) bins in a row.
+
+    A dense tensor is sent without keys (SKCompress, section 7.7). Which elements are in a group must still be told: by
+    the group's number of each element, ceil(log2 groups) bits, or Huffman coded if ``coded`` (joint/dense_sketch.py).
     """
 
     buckets: int = Field(256, ge=2, le=MAX_BUCKETS)
@@ -57,12 +61,13 @@ class MinMaxSketch(JointCodec, ABC):
     def encode(self, indices: U32 | None, values: Floats, numel: int, key: RngKey) -> tuple[U8, U32 | None]:
         if values.size == 0:
             return values.view(np.uint8), indices
-        keys = arrays.arange(numel, values) if indices is None else indices
         x = arrays.to_float32(values)
         means, codes, negative = quantile.encode(x, self.buckets, self.center == "middle")
         below, above = (groups_of(side, means.size, self.groups) for side in (negative, means.size - negative))
         header = Header(self.rows, round(self.columns * ONE_COLUMN), means.size, negative, below, above)
-        return sketch.encode(header, means, keys, codes, self.coded, *key[:3]), indices
+        if indices is None:
+            return dense_sketch.encode(header, means, codes, self.coded, (key.seed, key.parameter, key.step)), None
+        return sketch.encode(header, means, indices, codes, self.coded, *key[:3]), indices
 
 
 def groups_of(side: int, buckets: int, groups: int) -> int:
@@ -84,10 +89,12 @@ def decode(section: U8, numel: int, count: int, dense: bool, key: RngKey, coded:
         return None if dense else section.view(np.uint32), section.view(np.float32)
     if section.size < HEADER.size:
         raise ValueError(f"a section of sketches begins with {HEADER.size} bytes, and this one has {section.size}")
-    if any(sections.peek(section, HEADER.size)[1:4]):
-        raise ValueError("the three bytes after its number of rows must be zeros")
     header = Header.of(section)
-    rows, columns, buckets, negative, groups_below, groups_above = header
+    rows, columns, buckets, negative, groups_below, groups_above, form = header
+    if any(sections.peek(section, HEADER.size)[2:4]) or form > dense_sketch.FORM or (form and not dense):
+        raise ValueError(
+            "the byte after its number of rows must be 0, or 1 for a dense tensor, and the two bytes after that 0"
+        )
     if not 1 <= rows <= MAX_ROWS or not 1 <= columns <= MAX_COLUMNS * ONE_COLUMN:
         raise ValueError(
             f"its sketches have {rows} rows and {columns} columns; 1 to {MAX_ROWS} and 1 to {MAX_COLUMNS * ONE_COLUMN} "
@@ -100,5 +107,7 @@ def decode(section: U8, numel: int, count: int, dense: bool, key: RngKey, coded:
             raise ValueError(f"{side} buckets of one sign cannot be in {groups} groups")
     if section.size < header.parts_at:
         raise ValueError(f"the tables of {buckets} buckets do not fit into {section.size} bytes")
+    if form:
+        return None, dense_sketch.decode(section, count, coded, (key.seed, key.parameter, key.step))
     support, values = sketch.decode(section, numel, count, coded, *key[:3])
     return None if dense else support, values

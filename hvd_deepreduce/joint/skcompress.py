@@ -23,6 +23,10 @@ class SKCompress(MinMaxSketch):
     log2(g) tell its group (11.8 at a density of 1%); and its share of the table of means. That is 13.5 bits at a
     density of 1%, where plain ``sketchml`` takes 17.8.
 
+    A dense tensor has no keys (section 7.7; joint/dense_sketch.py): about log2(g) bits tell the group of each element,
+    1 if ``groups`` is 1 and each sign has one sketch. Without sketches (DeepReduce, section 6.3) the codec is the index
+    codec ``delta`` and the value codec ``quantile``; docs/papers.md has the config of each published variant.
+
     Section: as in joint/minmax_sketch.py. kernels/delta/delta.cpp draws a group's keys, kernels/huffman/huffman.cpp its
     bins.
 

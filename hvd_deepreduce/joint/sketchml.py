@@ -24,7 +24,8 @@ class SketchML(MinMaxSketch):
 
     Keys are lossless: each group's gaps in 1 to 4 bytes, and 2 bits for the number of bytes. A kept element costs s *
     columns * ceil(log2(q / g)) bits for its value (2 by default), 10, 18 or 26 for its key (mostly 10 if the density is
-    far above g / 256), and its share of the table of means.
+    far above g / 256), and its share of the table of means. Elements of a dense tensor have no keys, but the number of
+    their group, ceil(log2 g) bits (joint/dense_sketch.py).
 
     Section: as in joint/minmax_sketch.py. kernels/sketch/flagged_keys.h draws a group's keys; its bins are fields of
     ceil(log2 w) bits for a group of w buckets.

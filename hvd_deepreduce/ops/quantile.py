@@ -1,6 +1,7 @@
 """Quantile buckets: each value's bucket, and the buckets' means (value/quantile.py, joint/minmax_sketch.py).
 
-Buckets are numbered by sign, and within a sign by magnitude; kernels/quantile/quantile.h draws their order.
+Buckets are numbered by sign, and within a sign by magnitude; kernels/quantile/quantile.h draws their order. Without
+separate signs, they are numbered from the least value to the largest.
 """
 
 from __future__ import annotations
@@ -14,43 +15,50 @@ from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import F32, U32, Device
 
+_FILE = "quantile/quantile"
 _quantile_shares = kernel("quantile_shares", "v", "UUUup")
 _quantile_encode = kernel("quantile_encode", "u", "pUuippp")
+_quantile_encode_ordered = kernel("quantile_encode_ordered", "u", "pUuipp")
 _quantile_decode = kernel("quantile_decode", "I", "pUpup")
 
 
 @operation()
-def encode(values: F32, buckets: int, middle: bool) -> tuple[F32, U32, int]:
+def encode(values: F32, buckets: int, middle: bool, separate_signs: bool = True) -> tuple[F32, U32, int]:
     """The quantile bucket of each value.
 
     On a GPU, the host waits for the device twice: for the numbers of values of each sign, by which the signs share the
-    buckets, and for the number of different buckets.
+    buckets, and for the number of different buckets; once without separate signs.
 
     Args:
         values: float32 ``[n]``, finite, at least one.
         buckets: the most of them, 2 to 65536.
         middle: decode a bucket to the middle between its quantiles; else to the mean of its values.
+        separate_signs: give negative values, zeros and positive values buckets of their own.
 
     Returns:
         means: float32, what each bucket is decoded to.
         codes: uint32 ``[n]``, each value's bucket.
-        negative: the number of buckets of negative values.
+        negative: the number of buckets of negative values; 0 without separate signs.
 
     Raises:
         MemoryError: the host has too little memory to sort the values.
     """
-    means, codes, negative = np.empty(buckets, np.float32), np.empty(values.size, np.uint32), np.empty(1, np.uint32)
-    used = _quantile_encode(
-        address(values), values.size, buckets, middle, address(means), address(codes), address(negative)
-    )
+    means, codes, negative = np.empty(buckets, np.float32), np.empty(values.size, np.uint32), np.zeros(1, np.uint32)
+    arguments = address(values), values.size, buckets, middle, address(means), address(codes)
+    if separate_signs:
+        used = _quantile_encode(*arguments, address(negative))
+    else:
+        used = _quantile_encode_ordered(*arguments)
     if used == 0:
         raise MemoryError(f"not enough memory for the quantiles of {values.size} values")
     return means[:used], codes, int(negative[0])
 
 
 @encode.cuda
-def _(values: Device, buckets: int, middle: bool) -> tuple[Device, Device, int]:
-    xp, n, file = array_module(values), values.size, "quantile/quantile"
+def _(values: Device, buckets: int, middle: bool, separate_signs: bool = True) -> tuple[Device, Device, int]:
+    if not separate_signs:
+        return (*_encode_ordered(values, buckets, middle), 0)
+    xp, n, file = array_module(values), values.size, _FILE
     words, bounds = xp.empty(n, u64), xp.empty(2, u64)
     magnitudes, codes = xp.empty(n, u32), xp.empty(n, u32)
     bounds.fill(n)
@@ -87,6 +95,27 @@ def _(values: Device, buckets: int, middle: bool) -> tuple[Device, Device, int]:
     return means[: negative + zero + positive], codes, negative
 
 
+def _encode_ordered(values: Device, buckets: int, middle: bool) -> tuple[Device, Device]:
+    """Means and codes without separate signs."""
+    xp, n = array_module(values), values.size
+    buckets = min(buckets, n)
+    words, found = xp.empty(n, u64), xp.zeros(1, u64)
+    sorted_words, codes = xp.empty(n, u32), xp.empty(n, u32)
+    splits, means = xp.zeros(2 * buckets + 1, u32), xp.zeros(buckets, f32)
+    launch(xp, _FILE, "ordered_words", grid(xp, n), values, u64(n), words)
+    words = sort.radix_sort(xp, words, 0, 32)
+    launch(xp, _FILE, "low_halves", grid(xp, n), words, u64(n), sorted_words)
+    launch(
+        xp, _FILE, "find_splits", grid(xp, buckets), sorted_words, u64(n), u32(buckets), scan_status(xp, buckets),
+        found, splits,
+    )  # fmt: skip
+    launch(xp, _FILE, "ordered_codes", grid(xp, n), values, u64(n), splits, found, codes)
+    launch(
+        xp, _FILE, "ordered_means", grid(xp, buckets, 8), sorted_words, u64(n), splits, found, u32(middle), means
+    )
+    return means[: int(found.get()[0])], codes
+
+
 @operation()
 def decode(means: F32, codes: U32) -> F32:
     """The mean of each code's bucket, ``means[codes]``: float32 ``[n]``.
@@ -109,7 +138,7 @@ def _(means: Device, codes: Device) -> Device:
         check(-3)
     if n:
         launch(
-            xp, "quantile/quantile", "quantile_decode", grid(xp, n), codes, u64(n), means, u32(means.size), values,
+            xp, _FILE, "quantile_decode", grid(xp, n), codes, u64(n), means, u32(means.size), values,
             error,
         )  # fmt: skip
         check_later(error)

@@ -25,7 +25,7 @@ MAX_ROWS = 8
 """The most rows of a sketch, as in kernels/sketch/sketch.h."""
 MAX_LENGTHS = 200
 """More bytes than a table of Huffman lengths takes."""
-HEADER = struct.Struct("<BxxxIIIHH")
+HEADER = struct.Struct("<BBxxIIIHH")
 _sketch_group = kernel("sketch_group", "v", "ppUppuppp")
 _sketch_insert = kernel("sketch_insert", "v", "ppUuuuuuup")
 _sketch_query = kernel("sketch_query", "I", "pUuuuuuuppp")
@@ -43,8 +43,9 @@ _sketch_decode = kernel("sketch_decode", "I", "pUUUuuuipp")
 
 
 class Header(NamedTuple):
-    """The start of a section, 20 bytes: ``| rows u8 | 3 zero bytes | columns u32 | buckets u32 | negative u32 |
-    groups_below u16 | groups_above u16 |``. kernels/sketch/sketch.cpp has the same struct, and what follows from it.
+    """The start of a section, 20 bytes: ``| rows u8 | form u8 | 2 zero bytes | columns u32 | buckets u32 |
+    negative u32 | groups_below u16 | groups_above u16 |``. kernels/sketch/sketch.cpp has the same struct, and what
+    follows from it.
 
     Attributes:
         rows: of each sketch.
@@ -53,6 +54,7 @@ class Header(NamedTuple):
         negative: buckets of negative values, which come first.
         groups_below: groups of negative buckets.
         groups_above: groups of the other buckets.
+        form: 0: with keys; 1: all elements of a dense tensor, without keys (joint/minmax_sketch.py).
     """
 
     rows: int
@@ -61,6 +63,7 @@ class Header(NamedTuple):
     negative: int
     groups_below: int
     groups_above: int
+    form: int = 0
 
     @classmethod
     def of(cls, section: U8) -> Header:
@@ -68,11 +71,12 @@ class Header(NamedTuple):
 
         On a GPU, the host waits for the device unless it remembers the section's first bytes.
         """
-        return cls(*HEADER.unpack(sections.peek(section, HEADER.size)))
+        rows, form, columns, buckets, negative, below, above = HEADER.unpack(sections.peek(section, HEADER.size))
+        return cls(rows, columns, buckets, negative, below, above, form)
 
     def pack(self) -> bytes:
         """The 20 bytes."""
-        return HEADER.pack(*self)
+        return HEADER.pack(self.rows, self.form, *self[1:-1])
 
     @property
     def groups(self) -> int:
@@ -336,10 +340,10 @@ def _(
         if not count:
             continue
         of_group, width, end = keys[begin : begin + count], int(widths[group]), begin + count
-        columns = _sketch_columns(start, count)
+        columns = columns_of(header, count)
         bins = insert(of_group, numbers[begin:end], header.rows, columns, width, seed, parameter, step)
         key_bytes = delta.encode(of_group) if coded else flagged_encode(of_group)
-        bin_bytes = huffman.encode(bins) if coded else bits.pack(bins, (width - 1).bit_length())
+        bin_bytes = encode_bins(bins, width, coded)
         if max(key_bytes.size, bin_bytes.size) >> 32:
             raise ValueError(f"a group of {count} elements takes 2^32 bytes or more: use more groups")
         sizes[group] = count, key_bytes.size, bin_bytes.size
@@ -349,13 +353,59 @@ def _(
     return sections.remember_start(xp.concatenate([tables, *parts]), start)
 
 
-def _only_bin(section: Device, width: int, coded: bool) -> int:
+def encode_bins(bins: U8, width: int, coded: bool) -> U8:
+    """The bins of a sketch of ``width`` numbers, as ``encode`` writes them."""
+    return huffman.encode(bins) if coded else bits.pack(bins, (width - 1).bit_length())
+
+
+def query_group(keys: U32, section: U8, means: F32, header: Header, coded: bool, key: tuple[int, int, int]) -> F32:
+    """The values of a group's keys, from its bins as ``encode_bins`` wrote them and the means of its buckets.
+
+    Raises:
+        ValueError: the encoder cannot have written the bins.
+    """
+    width, rows, columns = means.size, header.rows, _sketch_columns(header.pack(), keys.size)
+    if rows * columns > 8 * section.size:  # fewer than a bit for each: all bins are equal, so they are one bin
+        only = np.full(1, _only_bin(section, width, coded), np.uint8)
+        bins, rows, columns = arrays.move_like(only, keys), 1, 1
+    elif coded:
+        bins = huffman.decode(section, rows * columns)
+    else:
+        bins = bits.unpack(section, rows * columns, (width - 1).bit_length(), np.uint8)
+    return query(keys, bins, means, rows, columns, *key)
+
+
+def columns_of(header: Header, count: int) -> int:
+    """The bins in a row of the sketch of a group of ``count`` keys."""
+    columns: int = _sketch_columns(header.pack(), count)
+    return columns
+
+
+def check_tables(start: U8, size: int, count: int) -> None:
+    """Checks the means and the groups' sizes of a section, whose header is valid.
+
+    Args:
+        start: the section's first ``Header.parts_at`` bytes, on the host.
+        size: the bytes of all tables, keys and bins.
+        count: elements of all groups.
+
+    Raises:
+        MemoryError: the host has too little memory for the tables.
+        ValueError: the encoder cannot have written them.
+    """
+    wrong = _sketch_check_tables(address(start), size, count)
+    if wrong == 1:
+        raise MemoryError(f"not enough memory for the sketches of {count} elements")
+    check(wrong)
+
+
+def _only_bin(section: U8, width: int, coded: bool) -> int:
     """The number that all bins of a group have; the section is too short to hold others.
 
     Raises:
         ValueError: it holds no such number.
     """
-    start = section[:MAX_LENGTHS].get()
+    start = arrays.to_host(section[:MAX_LENGTHS])
     only: int = _sketch_only_bin(address(start), start.size, width, coded) if section.size <= MAX_LENGTHS else -1
     check(only)
     return only
@@ -394,10 +444,7 @@ def _(
     xp = array_module(section)
     header = Header.of(section)
     start = section[: header.parts_at].get()
-    wrong = _sketch_check_tables(address(start), section.size, count)
-    if wrong == 1:
-        raise MemoryError(f"not enough memory for the sketches of {count} elements")
-    check(wrong)
+    check_tables(start, section.size, count)
     sizes_at = HEADER.size + 4 * header.buckets
     sizes = start[sizes_at:].view(u32).reshape(-1, 3)
     first, means = header.first_buckets().tolist(), xp.asarray(start[HEADER.size : sizes_at].view(f32))
@@ -406,19 +453,10 @@ def _(
     for group, (elements, key_size, bin_size) in enumerate(sizes.tolist()):
         if not elements:
             continue
-        width, columns = first[group + 1] - first[group], _sketch_columns(header.pack(), elements)
         key_bytes, bin_bytes = section[at : at + key_size], section[at + key_size : at + key_size + bin_size]
         of_group = (delta.decode if coded else flagged_decode)(key_bytes, numel, elements)
-        rows = header.rows
-        if rows * columns > 8 * bin_size:  # fewer than a bit for each: all bins are equal, so they are one bin
-            only = _only_bin(bin_bytes, width, coded)
-            bins, rows, columns = xp.asarray(np.full(1, only, np.uint8)), 1, 1
-        elif coded:
-            bins = huffman.decode(bin_bytes, rows * columns)
-        else:
-            bins = bits.unpack(bin_bytes, rows * columns, (width - 1).bit_length(), np.uint8)
         of_buckets = means[first[group] : first[group + 1]]
         keys.append(of_group)
-        values.append(query(of_group, bins, of_buckets, rows, columns, seed, parameter, step))
+        values.append(query_group(of_group, bin_bytes, of_buckets, header, coded, (seed, parameter, step)))
         at += key_size + bin_size
     return merge(xp.concatenate(keys), xp.concatenate(values), numel)

@@ -18,67 +18,112 @@ from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import F32, Device
 
-_uniform_encode = {w: kernel(f"uniform_encode{8 * w}", "v", "pUUuuuupp") for w in (1, 2)}
-_uniform_decode = {w: kernel(f"uniform_decode{8 * w}", "I", "ppUUp") for w in (1, 2)}
+_uniform_encode = {w: kernel(f"uniform_encode{8 * w}", "v", "pUUuuuuupp") for w in (1, 4)}
+_uniform_fit = {w: kernel(f"uniform_fit{8 * w}", "v", "pppUUup") for w in (1, 4)}
+_uniform_decode = {w: kernel(f"uniform_decode{8 * w}", "I", "ppUUup") for w in (1, 4)}
+
+
+def code_dtype(steps: int) -> type[np.unsignedinteger[Any]]:
+    """The dtype of the codes 0 to ``steps``: uint8, or uint32 if that is too narrow."""
+    return np.uint8 if steps < 256 else np.uint32
 
 
 @operation()
 def encode(
-    values: F32, bucket_size: int, dtype: type[np.unsignedinteger[Any]], seed: int, parameter: int, step: int, rank: int
+    values: F32, bucket_size: int, steps: int, seed: int, parameter: int, step: int, rank: int
 ) -> tuple[F32, NDArray[Any]]:
     """The ranges of the buckets, and the values as codes within them.
 
     Args:
         values: float32 ``[n]``, finite.
-        dtype: of the codes, which use all of it: ``numpy.uint8`` or ``numpy.uint16``.
+        steps: between the least and the largest value of a bucket, 1 to 65535.
 
     Returns:
         ranges: float32, the least and the largest value of each bucket, two for each.
-        codes: ``dtype`` ``[n]``.
+        codes: ``code_dtype(steps)`` ``[n]``, 0 to ``steps``.
     """
     ranges = np.empty(2 * bucket_count(values.size, bucket_size), np.float32)
-    codes = np.empty(values.size, dtype)
+    codes = np.empty(values.size, code_dtype(steps))
     _uniform_encode[codes.itemsize](
-        address(values), values.size, bucket_size, seed, parameter, step, rank, address(ranges), address(codes)
+        address(values), values.size, bucket_size, steps, seed, parameter, step, rank, address(ranges), address(codes)
     )
     return ranges, codes
 
 
 @encode.cuda
 def _(
-    values: Device, bucket_size: int, dtype: type[np.unsignedinteger[Any]], seed: int, parameter: int, step: int,
-    rank: int,
-) -> tuple[Device, Device]:  # fmt: skip
+    values: Device, bucket_size: int, steps: int, seed: int, parameter: int, step: int, rank: int
+) -> tuple[Device, Device]:
     xp, n = array_module(values), values.size
     size = capped(bucket_size, n)
     buckets = bucket_count(n, size)
-    extremes, ranges, codes = xp.zeros(2 * buckets, u32), xp.empty(2 * buckets, f32), xp.empty(n, dtype)
+    extremes, ranges, codes = xp.zeros(2 * buckets, u32), xp.empty(2 * buckets, f32), xp.empty(n, code_dtype(steps))
     if n:
         blocks = chunk_grid(xp, n, size)
         launch(xp, "uniform/uniform", "uniform_extremes", blocks, values, u64(n), u64(size), extremes)
         launch(
             xp, "uniform/uniform", f"uniform_encode{8 * codes.itemsize}", grid(xp, n, 4 * THREADS), values, u64(n),
-            u64(size), *key_words(seed, parameter, step, rank), extremes, ranges, codes,
+            u64(size), u32(steps), *key_words(seed, parameter, step, rank), extremes, ranges, codes,
         )  # fmt: skip
     return ranges, codes
 
 
 @operation()
-def decode(ranges: F32, codes: NDArray[Any], bucket_size: int) -> F32:
+def fit_ranges(values: F32, codes: NDArray[Any], ranges: F32, bucket_size: int, steps: int) -> F32:
+    """For each bucket, the range with which the decoded codes have the least squared distance to the values.
+
+    The distance is then at most that of the values to their mean, whatever the codes are.
+
+    Args:
+        values: float32 ``[n]``, finite.
+        codes: of ``encode``.
+        ranges: of ``encode``.
+
+    Returns:
+        float32, two for each bucket.
+    """
+    fitted = np.empty_like(ranges)
+    _uniform_fit[codes.itemsize](
+        address(values), address(codes), address(ranges), values.size, bucket_size, steps, address(fitted)
+    )
+    return fitted
+
+
+@fit_ranges.cuda
+def _(values: Device, codes: Device, ranges: Device, bucket_size: int, steps: int) -> Device:
+    xp, n = array_module(values), values.size
+    fitted = xp.empty(ranges.size, f32)
+    if n:
+        launch(
+            xp, "uniform/uniform", f"uniform_fit{8 * codes.itemsize}", grid(xp, ranges.size // 2, 8), values, codes,
+            ranges, u64(n), u64(capped(bucket_size, n)), u32(steps), fitted,
+        )  # fmt: skip
+    return fitted
+
+
+@operation()
+def decode(ranges: F32, codes: NDArray[Any], bucket_size: int, steps: int) -> F32:
     """The values of ``encode``: float32 ``[n]``.
 
     On a GPU, the host waits for the check of the ranges, unless checks are deferred.
+
+    Args:
+        codes: 0 to ``steps``; this is not checked.
 
     Raises:
         ValueError: a range is not finite, or its least value is above its largest.
     """
     values = np.empty(codes.size, np.float32)
-    check(_uniform_decode[codes.itemsize](address(codes), address(ranges), codes.size, bucket_size, address(values)))
+    check(
+        _uniform_decode[codes.itemsize](
+            address(codes), address(ranges), codes.size, bucket_size, steps, address(values)
+        )
+    )
     return values
 
 
 @decode.cuda
-def _(ranges: Device, codes: Device, bucket_size: int) -> Device:
+def _(ranges: Device, codes: Device, bucket_size: int, steps: int) -> Device:
     n = codes.size
-    arguments = codes, ranges, u64(n), u64(capped(bucket_size, n))
+    arguments = codes, ranges, u64(n), u64(capped(bucket_size, n)), u32(steps)
     return decode_values("uniform/uniform", f"uniform_decode{8 * codes.itemsize}", codes, n, *arguments)

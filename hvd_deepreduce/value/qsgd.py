@@ -11,13 +11,10 @@ import numpy as np
 from pydantic import Field
 
 from hvd_deepreduce.codec import U8, U32, Floats, RngKey, value_codecs
-from hvd_deepreduce.entropy import huffman, rans
+from hvd_deepreduce.entropy import CODERS, ENTROPY_IDS
 from hvd_deepreduce.ops import arrays, qsgd
 from hvd_deepreduce.ops.bits import pack
 from hvd_deepreduce.value.buckets import HEADER, UnbiasedQuantizer, join, split
-
-CODERS = {1: huffman, 2: rans}
-ENTROPY_IDS = {"huffman": 1, "rans": 2}
 
 
 @value_codecs.register

@@ -24,6 +24,12 @@ DR_HD double values_in_bucket(u64 b, u64 count, u64 bucket_size) {
 // What a decoder accepts as a norm or scale: not negative, not NaN, not infinite.
 DR_HD bool valid_scale(float scale) { return scale >= 0.0f && scale <= LARGEST_FLOAT; }
 
+// Rounded to float32; beyond its range, the largest float32 of the sign.
+DR_HD float limited_float(double x) {
+    const double most = (double)LARGEST_FLOAT, low = x < most ? x : most;
+    return (float)(low > -most ? low : -most);
+}
+
 // The l2 norm from the sum of the squares. A norm beyond float32 becomes the largest float32.
 DR_HD float l2_of_squares(double squares) {
     const double norm = sqrt(squares);

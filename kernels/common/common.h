@@ -47,7 +47,14 @@ DR_HD Philox4 philox4x32(u32 k0, u32 k1, u32 c0, u32 c1, u32 c2, u32 c3) {
 }
 
 // What random numbers are for. It is part of the counter, so that no two uses of one key share numbers.
-enum RandomStream { STREAM_SAMPLE = 1, STREAM_RANDOMK = 2, STREAM_ROUNDING = 3, STREAM_POLICY = 4, STREAM_SKETCH = 5 };
+enum RandomStream {
+    STREAM_SAMPLE = 1,
+    STREAM_RANDOMK = 2,
+    STREAM_ROUNDING = 3,
+    STREAM_POLICY = 4,
+    STREAM_SKETCH = 5,
+    STREAM_ROTATION = 6
+};
 
 // residual + gradient, limited to the finite range: two finite numbers can sum to infinity, which no codec takes.
 DR_HD float accumulated(float residual, float gradient) {

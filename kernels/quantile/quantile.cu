@@ -22,7 +22,15 @@ KERNEL quantile_bounds(const u64* words, u64 count, u32* magnitudes, u64* bounds
     }
 }
 
-// The splits of n sorted magnitudes, at most `buckets`: each different value of rank floor(j n / buckets) and, if it
+// Words that sort as the values; and their low halves.
+KERNEL ordered_words(const float* values, u64 count, u64* words) {
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) words[i] = ordered_word(bits_of(values[i]));
+}
+KERNEL low_halves(const u64* words, u64 count, u32* halves) {
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) halves[i] = (u32)words[i];
+}
+
+// The splits of n sorted words, at most `buckets`: each different value of rank floor(j n / buckets) and, if it
 // has two such ranks, the next float, unless that is a split anyway. *end: their number.
 KERNEL find_splits(const u32* sorted, u64 n, u32 buckets, u64* status, u64* end, u32* splits) {
     const u32 largest = sorted[n - 1];
@@ -54,34 +62,52 @@ KERNEL quantile_codes(const float* values, u64 count, const u32* below, const u3
     }
 }
 
+KERNEL ordered_codes(const float* values, u64 count, const u32* splits, const u64* found, u32* codes) {
+    const u32 n = (u32)*found;
+    for (u64 i = grid_thread(); i < count; i += grid_threads())
+        codes[i] = (u32)last_at_most(splits, n, ordered_word(bits_of(values[i])));
+}
+
 __device__ u64 first_at_least(const u32* a, u64 count, u32 value) {
     return first_not(count, [=](u64 i) { return a[i] < value; });
+}
+
+// The value of a word: a magnitude, or without separate signs an ordered word.
+template <bool SEPARATE>
+__device__ __forceinline__ float value_of(u32 word) {
+    return __uint_as_float(SEPARATE ? word : bits_of_ordered(word));
+}
+
+// The mean of bucket j of `buckets`, computed by a warp.
+template <bool SEPARATE>
+__device__ float bucket_mean(const u32* sorted, u64 n, const u32* splits, u64 buckets, u64 j, bool middle) {
+    const bool last = j + 1 == buckets;
+    const u32 low = splits[j], high = last ? sorted[n - 1] : splits[j + 1];
+    const u64 begin = j ? first_at_least(sorted, n, low) : 0, end = last ? n : first_at_least(sorted, n, high);
+    const float first = value_of<SEPARATE>(low);
+    if (begin == end || high - low <= 1) return first;
+    if (middle) return middle_of(first, value_of<SEPARATE>(high));
+    const float least = value_of<SEPARATE>(sorted[begin]), most = value_of<SEPARATE>(sorted[end - 1]);
+    const u32 below = magnitude_bits(least), above = magnitude_bits(most);
+    const double unit = magnitude_unit(below > above ? below : above), scale = 1.0 / unit;
+    i64 sum = 0;
+    for (u64 i = begin + lane_number(); i < end; i += 32) sum += in_units(value_of<SEPARATE>(sorted[i]), scale);
+    return mean_of_units((double)warp_sum(sum), end - begin, unit, least, most);
 }
 
 // The means of one sign's buckets; a warp takes a bucket. *count: the number of splits. The means of negative values
 // begin at means[0], those of positive values at means[*negatives + zero].
 KERNEL quantile_means(const u32* sorted, u64 n, const u32* splits, const u64* count, u32 middle, u32 negative,
                       const u64* negatives, u32 zero, float* means) {
-    const u64 buckets = *count;
-    for (u64 j = grid_thread() / 32; j < buckets; j += grid_threads() / 32) {
-        const bool last = j + 1 == buckets;
-        const u32 low = splits[j], high = last ? sorted[n - 1] : splits[j + 1];
-        const u64 begin = j ? first_at_least(sorted, n, low) : 0, end = last ? n : first_at_least(sorted, n, high);
-        float mean = __uint_as_float(low);
-        if (begin < end && high - low > 1) {
-            if (middle) {
-                mean = middle_of(__uint_as_float(low), __uint_as_float(high));
-            } else {
-                const u32 largest = sorted[end - 1];
-                const double unit = magnitude_unit(largest), scale = 1.0 / unit;
-                u64 sum = 0;
-                for (u64 i = begin + lane_number(); i < end; i += 32)
-                    sum += in_units(__uint_as_float(sorted[i]), scale);
-                sum = warp_sum(sum);
-                mean = mean_of_units(sum, end - begin, unit, __uint_as_float(sorted[begin]), __uint_as_float(largest));
-            }
-        }
+    for (u64 j = grid_thread() / 32; j < *count; j += grid_threads() / 32) {
+        const float mean = bucket_mean<true>(sorted, n, splits, *count, j, middle);
         if (lane_number() == 0) means[negative ? j : *negatives + zero + j] = negative ? -mean : mean;
+    }
+}
+KERNEL ordered_means(const u32* sorted, u64 n, const u32* splits, const u64* count, u32 middle, float* means) {
+    for (u64 j = grid_thread() / 32; j < *count; j += grid_threads() / 32) {
+        const float mean = bucket_mean<false>(sorted, n, splits, *count, j, middle);
+        if (lane_number() == 0) means[j] = mean;
     }
 }
 

@@ -8,12 +8,19 @@
 // b buckets has the splits s_j = the value of rank floor(j * n / b), j = 0 .. b-1. Bucket j is [s_j, s_{j+1}), the last
 // one up to the largest value. Equal splits become two, c and the next float after c: a value that fills a bucket alone
 // then has a bucket to itself, whose mean is exact.
+//
+// Without separate signs (SKCompress, section 4.2, problem 1; DeepReduce, section 6.3) there is one side, from the least
+// value to the largest, and a value's word of that order (ordered_word) takes the place of a magnitude.
 #ifndef HVD_DEEPREDUCE_QUANTILE_H
 #define HVD_DEEPREDUCE_QUANTILE_H
 
 #include "common/common.h"
 
 const u32 SIGN = 0x80000000u;
+
+// A value's bits as a word that has the order of the values, and back. -0 counts as 0.
+DR_HD u32 ordered_word(u32 bits) { return bits > SIGN ? ~bits : (bits & ~SIGN) | SIGN; }
+DR_HD u32 bits_of_ordered(u32 word) { return word & SIGN ? word & ~SIGN : ~word; }
 
 // How the signs share the buckets.
 struct BucketShares {
@@ -37,7 +44,7 @@ DR_HD BucketShares share_buckets(u64 negatives, u64 zeros, u64 positives, u32 bu
     return {zero, (u32)negative, (u32)(shared - negative)};
 }
 
-// ---- The mean of a bucket's magnitudes. The sum is one of integers, in units of 2^-30 of the largest magnitude's
+// ---- The mean of a bucket. The sum is one of integers, in units of 2^-30 of the largest magnitude's
 // power of two, so every order of the terms gives the same bits.
 
 // 2^(exponent - 127 - 30).
@@ -51,11 +58,12 @@ DR_HD double magnitude_unit(u32 largest) {
     return unit.value;
 }
 
-// scale: 1 / unit.
-DR_HD u64 in_units(float magnitude, double scale) { return (u64)((double)magnitude * scale); }
+// scale: 1 / unit. Parts of a unit are cut off. Without separate signs, units are those of the bucket's largest
+// magnitude, and values may be negative. A bucket has fewer than 2^32 values of less than 2^31 units.
+DR_HD i64 in_units(float value, double scale) { return (i64)((double)value * scale); }
 
-DR_HD float mean_of_units(u64 sum, u64 count, double unit, float least, float largest) {
-    float mean = (float)((double)sum / (double)count * unit);
+DR_HD float mean_of_units(double sum, u64 count, double unit, float least, float largest) {
+    float mean = (float)(sum / (double)count * unit);
     mean = mean < least ? least : mean;
     return largest < mean ? largest : mean;
 }

@@ -11,7 +11,7 @@
 #include "huffman/huffman_cpu.h"
 #include "sort/radix.h"
 
-static const u32 MAX_GROUPS = 257;  // 256 shared by two signs, each rounded up
+static const u32 MAX_GROUPS = 258;  // 256 shared by two signs, each rounded up, and one for numbers of no group
 static const u64 CHUNK = 256;  // keys hashed at once
 
 // In flagged_keys.cpp.
@@ -136,7 +136,7 @@ DR_API i64 dr_sketch_merge(const u32* keys, const float* values, u64 count, u64 
 
 // ---- A section of grouped sketches. ops/sketch.py draws it and writes the header; joint/minmax_sketch.py checks it.
 struct Header {
-    u8 rows, zeros[3];
+    u8 rows, form, zeros[2];
     u32 columns;            // for each 65536 elements of a group
     u32 buckets, negative;  // `negative`: buckets of negative values
     u16 below, above;       // groups of negative, and of other buckets

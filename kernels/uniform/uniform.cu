@@ -47,13 +47,52 @@ __device__ void uniform_codes(const float* values, u64 count, u64 bucket_size, u
         codes[i] = (Code)uniform_level(values[i], low, uniform_scale(low, high, s), s, uniform24(word));
     });
 }
-KERNEL uniform_encode8(const float* values, u64 count, u64 bucket_size, u32 seed, u32 parameter, u32 step, u32 rank,
-                       const u32* extremes, float* ranges, u8* codes) {
-    uniform_codes(values, count, bucket_size, 255, {seed, parameter, step, rank}, extremes, ranges, codes);
+KERNEL uniform_encode8(const float* values, u64 count, u64 bucket_size, u32 s, u32 seed, u32 parameter, u32 step,
+                       u32 rank, const u32* extremes, float* ranges, u8* codes) {
+    uniform_codes(values, count, bucket_size, s, {seed, parameter, step, rank}, extremes, ranges, codes);
 }
-KERNEL uniform_encode16(const float* values, u64 count, u64 bucket_size, u32 seed, u32 parameter, u32 step, u32 rank,
-                        const u32* extremes, float* ranges, u16* codes) {
-    uniform_codes(values, count, bucket_size, 65535, {seed, parameter, step, rank}, extremes, ranges, codes);
+KERNEL uniform_encode32(const float* values, u64 count, u64 bucket_size, u32 s, u32 seed, u32 parameter, u32 step,
+                        u32 rank, const u32* extremes, float* ranges, u32* codes) {
+    uniform_codes(values, count, bucket_size, s, {seed, parameter, step, rank}, extremes, ranges, codes);
+}
+
+// A warp computes a bucket. Element j is added in lane j % 8, in order, as in uniform.cpp. All 32 lanes load; each group
+// of eight lanes then computes the same eight sums.
+template <class Code>
+__device__ void uniform_fit(const float* values, const Code* codes, const float* ranges, u64 count, u64 bucket_size,
+                            u32 s, float* fitted) {
+    const u64 buckets = bucket_count(count, bucket_size);
+    for (u64 b = grid_thread() / 32; b < buckets; b += grid_threads() / 32) {
+        const u64 begin = b * bucket_size, end = run_end(begin, bucket_size, count);
+        const float least = ranges[2 * b];
+        UniformSums sums = {};
+        for (u64 base = begin; base < end; base += 32) {
+            const u64 i = base + lane_number();
+            const u32 c = i < end ? (u32)codes[i] : 0;
+            const double d = i < end ? (double)values[i] - (double)least : 0.0, product = d * (double)(i32)c;
+            sums.codes += c;
+            sums.squares += (u64)c * c;
+            for (u32 part = 0; part < 32; part += 8) {
+                sums.distances += __shfl_sync(WHOLE_WARP, d, (lane_number() & 7) + part);
+                sums.products += __shfl_sync(WHOLE_WARP, product, (lane_number() & 7) + part);
+            }
+        }
+        for (u32 half = 4; half; half /= 2) {
+            sums.distances += __shfl_down_sync(WHOLE_WARP, sums.distances, half);
+            sums.products += __shfl_down_sync(WHOLE_WARP, sums.products, half);
+        }
+        sums.codes = warp_sum(sums.codes);
+        sums.squares = warp_sum(sums.squares);
+        if (lane_number() == 0) fitted_range(least, sums, (double)(i64)(end - begin), s, fitted + 2 * b);
+    }
+}
+KERNEL uniform_fit8(const float* values, const u8* codes, const float* ranges, u64 count, u64 bucket_size, u32 s,
+                    float* fitted) {
+    uniform_fit(values, codes, ranges, count, bucket_size, s, fitted);
+}
+KERNEL uniform_fit32(const float* values, const u32* codes, const float* ranges, u64 count, u64 bucket_size, u32 s,
+                     float* fitted) {
+    uniform_fit(values, codes, ranges, count, bucket_size, s, fitted);
 }
 
 template <class Code>
@@ -68,9 +107,11 @@ __device__ void uniform_values(const Code* codes, const float* ranges, u64 count
     }
     if (bad) atomicMin(error, ERR_VALUE);
 }
-KERNEL uniform_decode8(const u8* codes, const float* ranges, u64 count, u64 bucket_size, float* values, i32* error) {
-    uniform_values(codes, ranges, count, bucket_size, 255, values, error);
+KERNEL uniform_decode8(const u8* codes, const float* ranges, u64 count, u64 bucket_size, u32 s, float* values,
+                       i32* error) {
+    uniform_values(codes, ranges, count, bucket_size, s, values, error);
 }
-KERNEL uniform_decode16(const u16* codes, const float* ranges, u64 count, u64 bucket_size, float* values, i32* error) {
-    uniform_values(codes, ranges, count, bucket_size, 65535, values, error);
+KERNEL uniform_decode32(const u32* codes, const float* ranges, u64 count, u64 bucket_size, u32 s, float* values,
+                        i32* error) {
+    uniform_values(codes, ranges, count, bucket_size, s, values, error);
 }

@@ -1,5 +1,5 @@
 // Uniform levels: the ranges of buckets, and the rounding of one value. A bucket's range is (least, largest) of its
-// values, with s steps between.
+// values, with s steps between, 1 to 65535.
 #ifndef HVD_DEEPREDUCE_UNIFORM_H
 #define HVD_DEEPREDUCE_UNIFORM_H
 
@@ -24,6 +24,23 @@ DR_HD bool valid_uniform_range(float low, float high) {
 DR_HD u32 uniform_level(float value, float low, double scale, u32 s, float uniform) {
     const i32 level = (i32)(((double)value - (double)low) * scale + (double)uniform);
     return level > (i32)s ? s : (u32)level;
+}
+
+// Sums over a bucket of a code c and of the value's distance d to the bucket's least value.
+struct UniformSums {
+    u64 codes, squares;          // of c: exact in any order
+    double distances, products;  // of d, and of c * d
+};
+
+// The range with the least sum of squared errors of a bucket of `count` values: the line a + b c through the distances,
+// b = cov(c, d) / var(c), or the mean where b would be negative or all codes are equal.
+DR_HD void fitted_range(float least, const UniformSums& sums, double count, u32 s, float* range) {
+    const double codes = (double)sums.codes, spread = count * (double)sums.squares - codes * codes;
+    const double rising = count * sums.products - codes * sums.distances;
+    const double b = spread > 0.0 && rising > 0.0 ? rising / spread : 0.0;
+    const double low = (double)least + (sums.distances - b * codes) / count;
+    range[0] = limited_float(low);
+    range[1] = limited_float(low + b * (double)s);
 }
 
 // The float nearest to low + code * step never passes `high`, which is finite.

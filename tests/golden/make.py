@@ -60,7 +60,21 @@ def golden() -> dict[str, tuple[Config, np.ndarray]]:
         "randomk-fit_poly": (load(sparsifier={"name": "randomk", "density": 0.3}, value="fit_poly"), x),
         "raw-fit_poly": (load(sparsifier=top, index="raw", value="fit_poly"), x),
         "randomk-rice": (load(sparsifier={"name": "randomk", "density": 0.3}, index="rice", value="half"), x),
+        # Written by earlier releases: all keys of a dense tensor.
+        **{f"dense-keys-{name}": (load(sparsifier="none", joint=name), x) for name in ("sketchml", "skcompress")},
         "randomk-qsgd": (load(sparsifier={"name": "randomk", "density": 0.3}, value="qsgd"), x),
+        **{f"dense-{name}": (load(sparsifier="none", joint=name), x) for name in ("sketchml", "skcompress")},
+        "uniform-3bits-rotated": (
+            load(plain, value={"name": "uniform", "bits": 3, "bucket_size": 16, "rotate": True}), x,
+        ),
+        "uniform-11bits-fitted": (load(plain, value={"name": "uniform", "bits": 11, "fit_scale": True}), x),
+        "dense-quantile-both_signs": (
+            load(sparsifier="none", value={"name": "quantile", "buckets": 16, "separate_signs": False}), x,
+        ),
+        "dense-quantile-huffman": (
+            load(sparsifier="none", value={"name": "quantile", "buckets": 16, "entropy": "huffman"}),
+            np.where(np.arange(211) % 3, np.float32(0), x),
+        ),
     }
     return found
 

@@ -109,8 +109,8 @@ STRUCTURES = {
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("fpr", [0.1, 0.01, 0.001])
 def test_false_positive_rate(structure, fpr):
-    """Lemma 2: the rate is the requested one for every structure. Runs of kept indices cause runs of false positives,
-    which increase the spread."""
+    """Lemma 3 of the appendix: the rate is the requested one for every structure. Runs of kept indices cause runs of
+    false positives, which increase the spread."""
     numel, rates = 200_000, []
     for key in keys(40):
         kept = STRUCTURES[structure](numel, key.step).astype(np.uint32)
@@ -135,12 +135,12 @@ def test_false_positive_rate_of_a_small_filter(numel):
     assert false.mean() == pytest.approx(0.01 * numel * 0.99, rel=0.08)
 
 
-@pytest.mark.parametrize(("count", "tries"), [(30, 1), (368, 4)])
-def test_encoder_uses_the_filter_with_the_fewest_positives_for_small_tensors(count, tries):
+@pytest.mark.parametrize(("count", "most", "tries"), [(30, 4, 1), (368, 4, 4), (368, 2, 2), (368, 1, 1)])
+def test_encoder_uses_the_filter_with_the_fewest_positives_for_small_tensors(count, most, tries):
     fewer = 0
     for key in keys(20):
         kept = subset(36864, count, key.step)
-        section, support = Bloom().encode(kept, 36864, key)
+        section, support = Bloom(tries=most).encode(kept, 36864, key)
         largest, k = oracle.size_and_hashes(count, 0.001)
         found = []
         for size in range(largest, largest - tries, -1):
@@ -149,10 +149,10 @@ def test_encoder_uses_the_filter_with_the_fewest_positives_for_small_tensors(cou
         assert support.size == min(found)
         assert section.size - 1 == largest - found.index(min(found))
         fewer += support.size < found[0]
-    assert fewer >= 10 if tries > 1 else fewer == 0
+    assert fewer >= {1: 0, 2: 5, 4: 10}[tries] and (tries > 1 or fewer == 0)
 
 
-def test_number_of_positives_lemma_5():
+def test_number_of_positives_lemma_6():
     """On average, |P| is between r and r + fpr * (d - r). It decreases to r with the rate."""
     numel, count = 100_000, 1000
     sizes = {}
@@ -172,7 +172,7 @@ def lost(gradient, support):
     return 1 - energy[support].sum() / energy.sum()
 
 
-def test_loss_of_p0_lemma_6():
+def test_loss_of_p0_lemma_7():
     """p0 loses nothing of an inherently sparse gradient, and at most (1 - |P| / d) ||g||^2 after top-r."""
     numel, count = 20_000, 200
     rng = np.random.default_rng(0)
@@ -188,7 +188,7 @@ def test_loss_of_p0_lemma_6():
 
 
 @pytest.mark.parametrize("policy", ["leftmost", "middle", "rightmost", "p1"])
-def test_loss_of_other_policies_lemma_7_and_equation_9(policy):
+def test_loss_of_other_policies_lemma_8_and_equation_9(policy):
     """The average loss is (i) (1 - |I1| / r) ||g||^2 for a sparse gradient, and (ii) (1 - r / d) ||g||^2 for a dense
     gradient with random-r."""
     numel, count = 4000, 200

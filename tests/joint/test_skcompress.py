@@ -78,6 +78,29 @@ def test_coded_bins_are_smaller_than_fixed_width_fields():
     assert 4.0 < 8 * sizes[:, 2].sum() / bins < 4.3
 
 
+@pytest.mark.parametrize("groups", [1, 3, 8])
+def test_bytes_of_a_dense_tensor_equal_the_oracle(groups):
+    """Section 7.7: no keys."""
+    _, values = gradient(3000, 3000)
+    values[::9] = 0
+    config = {"buckets": 16, "groups": groups, "rows": 2, "columns": 0.2, "center": "middle"}
+    section, decoded = round_trip(SKCompress(**config), None, values, values.size)
+    expected, expected_values = expect(np.arange(values.size), values, values.size, **config, dense=True)
+    assert section.tobytes() == expected
+    assert decoded.tolist() == expected_values
+
+
+def test_a_dense_tensor_takes_the_bits_of_its_groups_and_bins():
+    """16 buckets, as in section 7.7, and one sketch for each sign: a bit for the sign, and two fifths of the entropy of
+    a bin, which is about the smallest of five numbers below 8."""
+    values = gradient(200_000, 200_000)[1]
+    section, decoded = round_trip(SKCompress(buckets=16, groups=1, center="middle"), None, values, values.size)
+    assert 1.7 < 8 * section.size / values.size < 1.9
+    assert (decoded * values >= 0).all()
+    with_eight = round_trip(SKCompress(), None, values, values.size)[0]
+    assert 4.5 < 8 * with_eight.size / values.size < 4.8
+
+
 def test_bin_beyond_the_buckets_of_its_group_is_refused():
     indices, values = gradient(5000, 64)
     codec = SKCompress(buckets=16, groups=4, columns=1.0, rows=1)

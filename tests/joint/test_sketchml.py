@@ -48,6 +48,64 @@ def test_bytes_of_many_elements_equal_the_oracle():
     assert decoded.tolist() == expected_values
 
 
+@pytest.mark.parametrize("groups", [1, 3, 8])
+def test_bytes_of_a_dense_tensor_equal_the_oracle(groups):
+    _, values = gradient(2000, 2000)
+    config = {"buckets": 61, "groups": groups, "rows": 1, "columns": 0.5, "center": "mean"}
+    section, decoded = round_trip(SketchML(**config), None, values, values.size)
+    expected, expected_values = oracle.encode(
+        list(range(values.size)), values, values.size, KEY[:3], **config, dense=True
+    )
+    assert section.tobytes() == expected
+    assert decoded.tolist() == expected_values
+
+
+@both
+def test_as_many_groups_as_possible_without_keys(codec):
+    """The signs' shares of 256 groups, 127.5 and 128.5, are both rounded up."""
+    values = np.concatenate([-1 - np.arange(1020), 1 + np.arange(1028)]).astype(np.float32)
+    settings = codec(buckets=2048, groups=256, columns=4.0, rows=8)
+    section, decoded = round_trip(settings, None, values, values.size)
+    assert np.abs(decoded - values).max() < 8
+    header = sketch.Header.of(section)
+    assert header.form == 1 and header.groups == 257
+
+
+@both
+def test_broken_sections_without_keys_are_refused_or_valid(codec):
+    _, values = gradient(400, 400)
+    section, _ = codec(buckets=40, groups=5).encode(None, values, 400, KEY)
+    tables = 20 + 4 * 40
+    for at, change, message in (
+        (1, 2, "byte after its number of rows"),
+        (2, 1, "byte after its number of rows"),
+        (tables, 1, "sizes of its groups"),
+        (tables + 4, 1, "sizes of its groups"),
+        (tables + 8, 1, None),
+    ):
+        broken = section.copy()
+        broken[at] += np.uint8(change)
+        with pytest.raises(ValueError, match=message):
+            codec.decode(broken, 400, 400, True, F32, KEY)
+    for end in range(section.size):
+        with pytest.raises(ValueError, match=r"\w+ \w+"):
+            codec.decode(section[:end].copy(), 400, 400, True, F32, KEY)
+    with pytest.raises(ValueError, match="byte after its number of rows"):
+        codec.decode(section, 500, 400, False, F32, KEY)
+    random = np.random.default_rng(3)
+    refused = 0
+    for bit in random.integers(0, 8 * section.size, 600):
+        broken = section.copy()
+        broken[bit // 8] ^= 1 << bit % 8
+        try:
+            support, decoded = codec.decode(broken, 400, 400, True, F32, KEY)
+        except ValueError:
+            refused += 1
+            continue
+        assert support is None and decoded.size == 400 and np.isfinite(decoded).all()
+    assert refused > 100
+
+
 @both
 @pytest.mark.parametrize("groups", [1, 8, 100])
 def test_magnitudes_only_decrease_and_stay_within_their_group(codec, groups):

@@ -38,7 +38,15 @@ WAYS += [{"value": {"name": "half", "dtype": "float16"}},
          {"index": {"name": "bloom", "policy": "naive"}, "error_feedback": False},
          {"value": {"name": "qsgd", "bits": 3, "bucket_size": 100, "norm": "l2", "entropy": "rans", "fit_scale": True}},
          {"joint": {"name": "densestream", "coded": False}, "index": None, "value": None},
-         {"joint": {"name": "densestream", "value": "qsgd"}, "index": None, "value": None}]  # fmt: skip
+         {"joint": {"name": "densestream", "value": "qsgd"}, "index": None, "value": None},
+         {"value": {"name": "uniform", "bits": 3, "bucket_size": 64, "rotate": True, "fit_scale": True}},
+         {"value": {"name": "uniform", "bits": 12, "bucket_size": 2**31, "rotate": True}},
+         {"value": {"name": "quantile", "buckets": 64, "separate_signs": False, "entropy": "huffman"}},
+         {"value": {"name": "quantile", "buckets": 9, "center": "middle", "entropy": "rans"}, "sparsifier": "none"},
+         {"sparsifier": "none", "joint": {"name": "skcompress", "buckets": 16, "groups": 1, "center": "middle"},
+          "index": None, "value": None},
+         {"sparsifier": "none", "joint": {"name": "skcompress", "rows": 8, "columns": 4.0, "groups": 256},
+          "index": None, "value": None}]  # fmt: skip
 
 
 def same(gpu, ours, theirs):

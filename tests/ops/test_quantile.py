@@ -14,7 +14,9 @@ def test_buckets_and_means(gpu, name, buckets):
         means, codes, _ = both(gpu, quantile.encode, VALUES[name], buckets, middle)
         both(gpu, quantile.encode, -np.abs(VALUES[name]), buckets, middle)
         both(gpu, quantile.decode, means, codes)
-    assert both(gpu, quantile.decode, means[:-1], codes) is None
+        ordered, codes, negative = both(gpu, quantile.encode, VALUES[name], buckets, middle, False)
+        assert negative == 0 and (np.diff(ordered) >= 0).all()
+    assert both(gpu, quantile.decode, ordered[:-1], codes) is None
 
 
 def test_neighbouring_floats(gpu):
@@ -26,6 +28,7 @@ def test_neighbouring_floats(gpu):
         for buckets in (2, 5, 7, 30):
             both(gpu, quantile.encode, x, buckets, False)
             both(gpu, quantile.encode, np.abs(x), buckets, False)
+            both(gpu, quantile.encode, x, buckets, False, False)
 
 
 @pytest.mark.parametrize(

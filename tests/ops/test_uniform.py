@@ -10,9 +10,12 @@ from tests.ops.compare import KEY, VALUES, both
 @pytest.mark.parametrize("name", VALUES)
 def test_codes(gpu, name, bucket_size):
     x = VALUES[name][: 200 * bucket_size]
-    for dtype in (np.uint8, np.uint16):
-        ranges, codes = both(gpu, uniform.encode, x, bucket_size, dtype, *KEY, 1)
-        both(gpu, uniform.decode, ranges, codes, bucket_size)
+    for steps in (1, 7, 255, 4095, 65535):
+        ranges, codes = both(gpu, uniform.encode, x, bucket_size, steps, *KEY, 1)
+        assert codes.dtype == uniform.code_dtype(steps) and codes.max(initial=0) <= steps
+        both(gpu, uniform.decode, ranges, codes, bucket_size, steps)
+        fitted = both(gpu, uniform.fit_ranges, x, codes, ranges, bucket_size, steps)
+        both(gpu, uniform.decode, fitted, codes, bucket_size, steps)
         if x.size:
             ranges[0] = np.inf
-            assert both(gpu, uniform.decode, ranges, codes, bucket_size) is None
+            assert both(gpu, uniform.decode, ranges, codes, bucket_size, steps) is None

@@ -79,12 +79,14 @@ def choose(policy: str, found: list[int], count: int, key: Key, k: int, size: in
     return found[start : start + count]
 
 
-def encode(indices: list[int], numel: int, fpr: float, policy: str, key: Key) -> tuple[bytes, list[int]]:
+def encode(
+    indices: list[int], numel: int, fpr: float, policy: str, key: Key, most: int = 4
+) -> tuple[bytes, list[int]]:
     """The section and the support."""
     if not indices:
         return b"", []
     largest, k = size_and_hashes(len(indices), fpr)
-    tries = 1 + min(3, largest // 100) if numel <= 65536 else 1
+    tries = 1 + min(most - 1, largest // 100) if numel <= 65536 else 1
     best: tuple[int, set[int], list[int]] | None = None
     for size in range(largest, largest - tries, -1):
         filled = {bit for index in indices for bit in bits_of(index, key, k, size)}

@@ -67,8 +67,10 @@ def encode(
     center: str,
     encode_keys: Callable[[list[int], int], bytes] = lambda keys, numel: flagged(keys),
     encode_bins: Callable[[list[int], int], bytes] = packed,
+    dense: bool = False,
 ) -> tuple[bytes, list[float]]:
-    """The section, and the values to which it decodes."""
+    """The section, and the values to which it decodes. A dense tensor has the number of each element's group in place
+    of keys."""
     if len(values) == 0:
         return b"", []
     means, codes, negative = quantile.quantize(values, buckets, center)
@@ -94,9 +96,14 @@ def encode(
         bins = insert(keys, numbers, rows, max(1, len(mine) * scaled // 65536), len(of_group), key)
         for i, index in zip(mine, keys, strict=True):
             decoded[i] = means[of_group[query(index, bins, key)]]
-        key_part = encode_keys(keys, numel)
+        key_part = b"" if dense else encode_keys(keys, numel)
         bin_part = encode_bins([number for row in bins for number in row], len(of_group))
         table += struct.pack("<III", len(mine), len(key_part), len(bin_part))
         parts += key_part + bin_part
-    header = struct.pack("<BxxxIIIHH", rows, scaled, len(means), negative, *of_sign)
+    if dense:
+        groups_of = [next(j for j, of_group in enumerate(members) if code in of_group) for code in codes]
+        fields = bitpack.pack(groups_of, (len(members) - 1).bit_length())
+        in_bytes = encode_bins is not packed and 2 <= len(members) <= 256
+        parts = (encode_bins(groups_of, len(members)) if in_bytes else fields) + parts
+    header = struct.pack("<BBxxIIIHH", rows, dense, scaled, len(means), negative, *of_sign)
     return header + struct.pack(f"<{len(means)}f", *means) + table + parts, decoded

@@ -78,8 +78,49 @@ def quantize(values, buckets, center):
     return [-m for m in low_means] + high_means, codes, len(low_splits)
 
 
-def encode(values, buckets, center):
+def word_of(x):
+    """An integer that has the order of the floats."""
+    (bits,) = struct.unpack("<I", struct.pack("<f", x or 0.0))
+    return 2**31 - 1 - (bits - 2**31) if bits >= 2**31 else bits + 2**31
+
+
+def float_of(word):
+    bits = word - 2**31 if word >= 2**31 else 2**32 - 1 - word
+    return struct.unpack("<f", struct.pack("<I", bits))[0]
+
+
+def quantize_both_signs(values, buckets, center):
+    """(means, bucket of each value), with buckets from the least value to the largest."""
+    words = sorted(word_of(float(v)) for v in values)
+    buckets = min(buckets, len(words))
+    ranks = [words[j * len(words) // buckets] for j in range(buckets)]
+    splits = set(ranks) | {word + 1 for word in ranks if ranks.count(word) > 1 and word < words[-1]}
+    splits = sorted(splits)
+    means = []
+    for j, (low, high) in enumerate(zip(splits, [*splits[1:], words[-1]], strict=True)):
+        members = [float_of(w) for w in words if low <= w and (j == len(splits) - 1 or w < high)]
+        if not members or high - low <= 1:
+            means.append(float_of(low))
+        elif center == "middle":
+            means.append(float(np.float32((float_of(low) + float_of(high)) / 2)))
+        else:
+            exponent = max(math.frexp(max(map(abs, members)))[1] - 1, -126)
+            unit = Fraction(2) ** (exponent - 30)
+            total = sum(math.trunc(Fraction(member) / unit) for member in members)
+            mean = float(np.float32(float(total) / float(len(members)) * float(unit)))
+            means.append(min(max(mean, min(members)), max(members)))
+    return means, [max(j for j, split in enumerate(splits) if split <= word_of(float(v))) for v in values]
+
+
+def encode(values, buckets, center, separate_signs=True, entropy=0, coder=None):
+    """``coder``: of the numbers, as a function of a list; used if it takes fewer bytes."""
     if len(values) == 0:
         return b""
-    means, codes, _ = quantize(values, buckets, center)
-    return struct.pack(f"<I{len(means)}f", len(means), *means) + bitpack.pack(codes, (len(means) - 1).bit_length())
+    if separate_signs:
+        means, codes, _ = quantize(values, buckets, center)
+    else:
+        means, codes = quantize_both_signs(values, buckets, center)
+    packed = bitpack.pack(codes, (len(means) - 1).bit_length())
+    if coder and len(coder(codes)) < len(packed):
+        return struct.pack(f"<I{len(means)}f", len(means) + 2**24 * entropy, *means) + coder(codes)
+    return struct.pack(f"<I{len(means)}f", len(means), *means) + packed

@@ -9,7 +9,9 @@ from hypothesis.extra.numpy import arrays
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.ops import quantile
 from hvd_deepreduce.value.quantile import Quantile
+from tests.oracle import huffman as huffman_oracle
 from tests.oracle import quantile as oracle
+from tests.oracle import rans as rans_oracle
 
 KEY = RngKey(1, 2, 3)
 F32 = np.dtype(np.float32)
@@ -47,13 +49,51 @@ def test_bytes_equal_the_oracle(values, buckets, center):
     assert not (decoded * np.sign(values) < 0).any()
 
 
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(
+    arrays(F32, st.integers(0, 70), elements=st.one_of(few_floats, any_floats)),
+    st.sampled_from([2, 3, 4, 5, 7, 8, 16, 64, 256]),
+    st.sampled_from(["mean", "middle"]),
+)
+def test_bytes_without_separate_signs_equal_the_oracle(values, buckets, center):
+    section, decoded = round_trip(values, buckets=buckets, center=center, separate_signs=False)
+    assert section.tobytes() == oracle.encode(values, buckets, center, separate_signs=False)
+    if values.size:
+        assert values.min() <= decoded.min() and decoded.max() <= values.max()
+
+
+CODERS = {"none": (0, None), "huffman": (1, huffman_oracle.encode), "rans": (2, rans_oracle.encode)}
+
+
+@pytest.mark.parametrize("entropy", CODERS)
+@pytest.mark.parametrize("separate_signs", [False, True])
 @pytest.mark.parametrize("center", ["mean", "middle"])
-def test_bytes_of_many_values_equal_the_oracle(center):
+def test_bytes_of_many_values_equal_the_oracle(center, separate_signs, entropy):
     values = normals(3000)
-    values[::7] = 0
+    values[::3] = 0
     values[::11] = 0.25
-    section, _ = round_trip(values, buckets=100, center=center)
-    assert section.tobytes() == oracle.encode(values, 100, center)
+    section, decoded = round_trip(
+        values, buckets=100, center=center, separate_signs=separate_signs, entropy=entropy
+    )
+    assert section.tobytes() == oracle.encode(values, 100, center, separate_signs, *CODERS[entropy])
+    assert section[3] == CODERS[entropy][0]
+    assert (decoded == round_trip(values, buckets=100, center=center, separate_signs=separate_signs)[1]).all()
+
+
+def test_without_separate_signs_only_values_of_the_bucket_of_zero_change_their_sign():
+    values = normals(20_000)
+    _, decoded = round_trip(values, buckets=128, separate_signs=False)
+    reversed_signs = decoded * values < 0
+    order = np.sort(values)
+    assert 0 < reversed_signs.sum() < 20_000 / 128
+    around = np.searchsorted(order, values[reversed_signs]) - np.searchsorted(order, 0)
+    assert np.abs(around).max() < 20_000 / 128
+
+
+@pytest.mark.parametrize("entropy", ["huffman", "rans"])
+def test_entropy_coder_is_not_used_if_it_saves_nothing(entropy):
+    values = normals(2**14)
+    assert round_trip(values, entropy=entropy)[0].tobytes() == round_trip(values)[0].tobytes()
 
 
 @pytest.mark.parametrize("center", ["mean", "middle"])
@@ -150,15 +190,22 @@ def test_only_negative_values_use_all_buckets():
     assert (decoded < 0).all()
 
 
-@pytest.mark.parametrize("settings_", [{"buckets": 1}, {"buckets": 65537}, {"center": "median"}, {"bucket": 2}])
+@pytest.mark.parametrize(
+    "settings_",
+    [{"buckets": 1}, {"buckets": 65537}, {"center": "median"}, {"bucket": 2}, {"separate_signs": 1},
+     {"entropy": "elias"}, {"entropy": "rans", "buckets": 257}],
+)  # fmt: skip
 def test_settings_out_of_range_are_refused(settings_):
     with pytest.raises(ValueError, match=next(iter(settings_))):
         Quantile(**settings_)
 
 
-def test_broken_sections_are_refused_or_valid():
+@pytest.mark.parametrize("entropy", CODERS)
+def test_broken_sections_are_refused_or_valid(entropy):
     values = normals(300)
-    section, _ = Quantile(buckets=20).encode(values, None, KEY)
+    values[::2] = 0
+    section, _ = Quantile(buckets=20, entropy=entropy).encode(values, None, KEY)
+    assert section[3] == CODERS[entropy][0]
     for end in range(section.size):
         with pytest.raises(ValueError, match=r"\w+ \w+"):
             Quantile.decode(section[:end].copy(), values.size, None, F32, KEY)
@@ -174,6 +221,7 @@ def test_broken_sections_are_refused_or_valid():
         except ValueError:
             refused += 1
     assert refused
-    for count in (0, 1, 299, 301, 2**31):
+    near = (299, 301) if entropy == "none" else (250, 350)  # a code word more or less may fit into a byte
+    for count in (0, 1, *near, 2**31):
         with pytest.raises(ValueError, match=r"\w+ \w+"):
             Quantile.decode(section, count, None, F32, KEY)

@@ -6,6 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.config import Config
+from hvd_deepreduce.container import unpack
+from hvd_deepreduce.ops import rotation, uniform
+from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.value.uniform import Uniform
 from tests.oracle import uniform as oracle
 from tests.value.quantizers import AWKWARD, KEY, check_broken, mean_of_draws, normals, round_trip, vectors
@@ -16,11 +21,18 @@ def steps_of(values, bits, bucket):
     return np.repeat(ranges, bucket)[: values.size] / (2**bits - 1)
 
 
-@given(vectors, st.sampled_from([1, 2, 7, 64, 512]), st.sampled_from([8, 16]))
+@given(vectors, st.sampled_from([1, 2, 7, 64, 512]), st.integers(1, 16))
 def test_bytes_are_the_oracles(values, bucket, bits):
     section, decoded = round_trip(Uniform(bits=bits, bucket_size=bucket), values)
     assert section.tobytes() == oracle.encode(values, bits, bucket, KEY)
-    assert np.array_equal(decoded, oracle.decode(section.tobytes(), values.size))
+    assert np.array_equal(decoded, oracle.decode(section.tobytes(), values.size, KEY))
+
+
+@given(vectors, st.sampled_from([1, 2, 8, 64, 512, 2**31]), st.integers(1, 16))
+def test_bytes_of_rotated_values_are_the_oracles(values, bucket, bits):
+    section, decoded = round_trip(Uniform(bits=bits, bucket_size=bucket, rotate=True), values)
+    assert section.tobytes() == oracle.encode(values, bits, bucket, KEY, rotated=True)
+    assert np.array_equal(decoded, oracle.decode(section.tobytes(), values.size, KEY))
 
 
 @pytest.mark.parametrize("bits", [8, 16])
@@ -33,6 +45,118 @@ def test_awkward_values(values, bits):
     # The error is less than a level, plus the rounding of the result to float32.
     error = np.abs(decoded.astype(np.float64) - x)
     assert (error <= steps_of(x, bits, 512) * (1 + 1e-9) + np.abs(x) * 2**-23).all()
+
+
+@pytest.mark.parametrize("values", AWKWARD.values(), ids=AWKWARD.keys())
+def test_awkward_values_that_are_rotated(values):
+    section, decoded = round_trip(Uniform(bits=16, rotate=True, bucket_size=256), values)
+    limit = np.finfo(np.float32).max
+    x = np.clip(values, -limit, limit).astype(np.float32)
+    assert section.tobytes() == oracle.encode(x, 16, 256, KEY, rotated=True)
+    for at in range(0, x.size, 256):  # a rotated value beyond float32 is limited, and denormals are rounded
+        norm = np.linalg.norm(x[at : at + 256].astype(np.float64))
+        error = np.linalg.norm(decoded[at : at + 256] - x[at : at + 256].astype(np.float64))
+        assert error <= norm * (1e-3 if norm < limit else 1) + 1e-43
+
+
+def test_the_rotation_keeps_norms_and_depends_on_the_key_but_not_on_the_rank():
+    values = normals(3000)
+    rotated = rotation.rotate(values, 1024, *KEY[:3])
+    assert rotated.size == 2048 + 1024 == rotation.rotated_count(3000, 1024)
+    for at in (0, 1024, 2048):
+        norm = np.linalg.norm(values[at : at + 1024])
+        assert np.linalg.norm(rotated[at : at + 1024]) == pytest.approx(norm, rel=1e-6)
+        assert np.abs(rotated[at : at + 1024]).max() < 5 * norm / 32 < np.abs(values[at : at + 1024]).max()
+    assert not np.array_equal(rotated, rotation.rotate(values, 1024, 1, 2, 4))
+    codec = Uniform(bits=4, rotate=True)
+    sections = [codec.encode(values, None, KEY._replace(rank=rank))[0] for rank in (0, 1)]
+    assert not np.array_equal(*sections)  # ranks round independently, and any of them can be decoded
+    ours, theirs = (codec.decode(one, values.size, None, values.dtype, KEY) for one in sections)
+    assert np.linalg.norm(ours - values) < 0.5 * np.linalg.norm(values) > np.linalg.norm(theirs - values)
+
+
+@pytest.mark.parametrize("rotate", [False, True])
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_unbiased_with_at_most_the_variance_of_qsparse_local_sgd(bits, rotate):
+    """Section 2: beta = d / (2 s^2) for s-level, and 2 log2(2 d) / s^2 for rotated quantization."""
+    codec, draws = Uniform(bits=bits, bucket_size=64, rotate=rotate), 1000
+    values = normals(200, seed=3)
+    mean, variance = mean_of_draws(codec, values, draws)
+    step = steps_of(values, bits, 64) if not rotate else np.repeat(
+        [2 * np.linalg.norm(values[at : at + 64].astype(np.float64)) for at in range(0, 200, 64)], 64
+    )[:200] / (2**bits - 1)  # fmt: skip
+    assert (np.abs(mean - values) <= 5 * step / 2 / np.sqrt(draws)).all()
+    s = 2**bits - 1
+    beta = 2 * np.log2(2 * 64) / s**2 if rotate else 64 / 2 / s**2
+    assert codec.variance == pytest.approx(beta)
+    for at in range(0, 200, 64):
+        energy = np.sum(values[at : at + 64].astype(np.float64) ** 2)
+        assert variance[at : at + 64].sum() <= beta * energy
+
+
+def test_rotation_lowers_the_error_of_values_of_very_different_sizes():
+    values = np.append(np.full(511, 0.01, np.float32) * np.resize(np.float32([1, -1]), 511), np.float32(1))
+    errors = {r: np.sqrt(mean_of_draws(Uniform(bits=2, rotate=r), values, 50)[1].sum()) for r in (False, True)}
+    assert errors[True] < 0.5 * errors[False]
+
+
+@pytest.mark.parametrize("values", AWKWARD.values(), ids=AWKWARD.keys())
+@pytest.mark.parametrize("rotate", [False, True])
+@pytest.mark.parametrize("bits", [1, 3, 12])
+def test_fitted_ranges(values, rotate, bits):
+    """They are those of linear regression; the error is never larger than the values."""
+    codec = Uniform(bits=bits, bucket_size=128, rotate=rotate, fit_scale=True)
+    _, decoded = round_trip(codec, values)
+    limit = np.finfo(np.float32).max
+    x = np.clip(values, -limit, limit).astype(np.float32)
+    for at in range(0, x.size, 128):
+        bucket = x[at : at + 128].astype(np.float64)
+        error = np.linalg.norm(decoded[at : at + 128] - bucket)
+        assert error <= np.linalg.norm(bucket) * (1 + 1e-6) + 1e-43
+    x = x[:128]
+    if not x.size:
+        return
+    ranges, codes = uniform.encode(x, 128, 2**bits - 1, *KEY)
+    low, high = uniform.fit_ranges(x, codes, ranges, 128, 2**bits - 1).astype(np.float64)
+    c, y = codes.astype(np.float64), x.astype(np.float64)
+    slope = np.cov(c, y, bias=True)[0, 1] / c.var() if x.size > 1 and c.var() else 0.0
+    slope = max(slope, 0)
+    expected = y.mean() - slope * c.mean()
+    tolerance = 1e-6 * np.abs(y).max() + 1.5e-45
+    assert low == pytest.approx(np.clip(expected, -limit, limit), abs=tolerance)
+    assert high == pytest.approx(np.clip(expected + slope * (2**bits - 1), -limit, limit), abs=tolerance)
+
+
+def test_the_range_is_fitted_under_error_feedback_where_the_variance_can_exceed_the_values():
+    for settings, fitted in (
+        ({"bits": 8}, False),
+        ({"bits": 4}, True),  # 512 / (2 * 225) = 1.14
+        ({"bits": 4, "bucket_size": 256}, False),
+        ({"bits": 4, "rotate": True}, False),
+        ({"bits": 2, "rotate": True}, True),
+        ({"bits": 1, "fit_scale": False}, False),
+    ):
+        assert bool(Uniform(**settings).under_feedback().fit_scale) is fitted, settings
+        assert not Uniform(**settings).fit_scale  # without error feedback
+
+
+@pytest.mark.parametrize("sparsifier", ["topk", "randomk"])
+@pytest.mark.parametrize("rotate", [False, True])
+def test_composed_with_sparsification_lemma_1_of_qsparse_local_sgd(sparsifier, rotate):
+    """E||x - Q(Comp_k(x)) / (1 + beta)||^2 <= (1 - k / (d (1 + beta))) ||x||^2."""
+    d, k, bits = 1000, 64, 2
+    value = {"name": "uniform", "bits": bits, "bucket_size": 64, "rotate": rotate}
+    pipeline = Pipeline(
+        Config.load(sparsifier={"name": sparsifier, "density": k / d}, value=value, error_feedback=False)
+    )
+    x, out, errors = normals(d, seed=7), np.empty(d, np.float32), []
+    beta = pipeline.config.value.variance
+    for step in range(400):
+        key = RngKey(3, 1, step)
+        pipeline.decode([unpack(pipeline.encode(x, None, key))], out)
+        errors.append(np.sum((x - out.astype(np.float64) / (1 + beta)) ** 2))
+    energy = np.sum(x.astype(np.float64) ** 2)
+    assert np.mean(errors) <= (1 - k / (d * (1 + beta))) * energy + 4 * np.std(errors) / 20
 
 
 def test_equal_values_are_exact():
@@ -65,9 +189,16 @@ def test_size_is_as_documented():
     assert round_trip(Uniform(bits=16, bucket_size=512), normals(5120))[0].size == 8 + 80 + 10240
 
 
-@pytest.mark.parametrize("bits", [8, 16])
-def test_broken_sections(bits):
-    assert check_broken(Uniform(bits=bits, bucket_size=64), normals(500)) > 30
+@pytest.mark.parametrize("settings", [{"bits": 8}, {"bits": 16}, {"bits": 3}, {"bits": 5, "rotate": True}], ids=str)
+def test_broken_sections(settings):
+    assert check_broken(Uniform(bucket_size=64, **settings), normals(500)) > 30
+
+
+def test_rotated_buckets_that_are_no_power_of_two_are_refused():
+    section, _ = Uniform(rotate=True, bucket_size=64).encode(normals(100), None, KEY)
+    section[4:8] = np.frombuffer(np.uint32(96).tobytes(), np.uint8)
+    with pytest.raises(ValueError, match="buckets of a power of two, not of 96"):
+        Uniform.decode(section, 100, None, np.dtype(np.float32), KEY)
 
 
 @pytest.mark.parametrize("low, high", [(1.0, 0.0), (np.nan, 1.0), (0.0, np.inf), (-np.inf, 0.0)])
@@ -79,6 +210,8 @@ def test_impossible_ranges_are_refused(low, high):
 
 
 def test_settings_are_checked():
-    for wrong in ({"bits": 7}, {"bucket_size": 0}, {"bucket_size": None}):
+    for wrong in ({"bits": 0}, {"bits": 17}, {"bucket_size": 0}, {"bucket_size": None}, {"rotate": 1}):
         with pytest.raises(ValidationError):
             Uniform(**wrong)
+    with pytest.raises(ValidationError, match="bucket_size is 96 and value.rotate is True: .* a power of two"):
+        Uniform(rotate=True, bucket_size=96)
