@@ -195,8 +195,8 @@ class Engine:
         steps = {name: parameter.step for name, parameter in self.parameters.items()}
         return Told(self._config.shared(), steps)
 
-    def following(self, told: Told) -> dict[str, Any]:
-        """This rank's state at the step of rank 0 of an elastic job.
+    def following(self, told: Told) -> Snapshot:
+        """This rank's settings and state at the step of rank 0 of an elastic job, for ``rewind``.
 
         The residuals are this rank's if they belong to that step; otherwise they start again from zero.
         """
@@ -205,7 +205,7 @@ class Engine:
             if any(state["steps"].values()):
                 _log.warning("rank 0 is at another step than rank %d, whose residuals are dropped", state["rank"])
             state = {**state, "steps": told.steps, "residuals": {}}
-        return state
+        return Snapshot(Config.load(told.config, threads=self._config.threads), state)
 
     def agree(self, parameters: Descriptions) -> None:
         """Compares release, config, parameters and step counts of all ranks. Every rank calls it at the same time:

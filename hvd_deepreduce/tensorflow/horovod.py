@@ -213,8 +213,8 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
 
     def follow(self, told: Told) -> None:
         """Takes settings and step counts from rank 0 of an elastic job; keeps the residuals if the step is the same."""
-        state = {**self._engine.following(told), "lists": told.lists}
-        self.rewind(Snapshot(Config.load(told.config, threads=self.config.threads), state))
+        config, state = self._engine.following(told)
+        self.rewind(Snapshot(config, {**state, "lists": told.lists}))
 
     def __reduce__(self) -> Any:
         raise TypeError(

@@ -160,8 +160,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
     def follow(self, told: Told) -> None:
         """Takes settings and step counts from rank 0 of an elastic job; keeps the residuals if the step is the same."""
         self._in_state = True
-        config = Config.load(told.config, threads=self.config.threads)
-        self.rewind(Snapshot(config, self._engine.following(told)))
+        self.rewind(self._engine.following(told))
 
     def close(self) -> None:
         """Ends its threads and exchanges, removes its hooks from the model, and frees the residuals.
