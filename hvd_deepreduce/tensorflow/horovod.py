@@ -34,6 +34,7 @@ from tensorflow.python.ops import control_flow_util
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Engine, Snapshot, Told
 from hvd_deepreduce.engine.state import Reshard, State, from_bytes, to_bytes
+from hvd_deepreduce.engine.stats import Report
 from hvd_deepreduce.tensorflow.buckets import GraphBuckets
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
 from hvd_deepreduce.tensorflow.graph import Graphs, Slot, current_place
@@ -140,8 +141,9 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
                 self._engine.set_config(old)
                 raise
 
-    def stats(self) -> dict[str, Any]:
-        """``{"total": ..., "last_step": ...}`` with this rank's ``hvd_deepreduce.engine.stats.Counters``."""
+    def stats(self) -> Report:
+        """``{"total": ..., "last_step": ...}`` with this rank's ``hvd_deepreduce.engine.stats.Counters``;
+        ``print`` shows a table."""
         return self._engine.stats.to_dict()
 
     def state_dict(self) -> dict[str, Any]:

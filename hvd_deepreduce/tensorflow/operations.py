@@ -49,16 +49,15 @@ class Operations:
         Where this rank does not take part, Horovod never runs the other operations.
         """
         if not graph.counter:
-            steps, stats, process_set = self._steps, self._engine.stats, self._collectives.process_set
+            engine, steps, process_set = self._engine, self._steps, self._collectives.process_set
 
             def count() -> np.int64:
                 with steps.lock:
                     graph.runs += 1
                     if not graph.compressed and process_set.included():
-                        stats.begin_step()
-                        sent, dense = graph.uncompressed_bytes()
-                        stats.add(sent=sent, dense=dense)
-                        stats.end_step()
+                        engine.stats.begin_step()
+                        engine.count_allreduce(*graph.uncompressed_bytes())
+                        engine.stats.end_step()
                     return np.int64(graph.runs)
 
             with place.as_default():
@@ -103,7 +102,7 @@ class Operations:
             with self._steps.working(step, "encode"):
                 slot.numel, slot.key = gradient.size, self._engine.key(parameter)
                 packed = self._engine.encode(parameter, gradient)
-            self._engine.stats.add(sent=packed.size + slot.carrier_bytes, dense=gradient.size * slot.dtype.size)
+            self._engine.count_allreduce(slot.carrier_bytes, gradient.size * slot.dtype.size)
             return packed, np.ones(1, slot.accumulated_in)
 
         types = [tf.uint8, slot.accumulated_in]
@@ -140,7 +139,7 @@ class Operations:
             self._engine.check_open()
             step, _ = self._steps.begin(slot, int(number))
             with self._steps.working(step, "encode"):
-                self._engine.stats.add(sent=slot.carrier_bytes, dense=gradient.size * slot.dtype.size)
+                self._engine.count_allreduce(slot.carrier_bytes, gradient.size * slot.dtype.size)
                 self._buckets.put(step, slot, gradient)
             return (np.ones(1, slot.accumulated_in),)
 

@@ -45,9 +45,8 @@ class Steps:
             step = graph.step
             if step is None or step.number < number:
                 step = graph.step = Step(graph, number)
-                sent, dense = graph.uncompressed_bytes()
                 self._engine.stats.begin_step()
-                self._engine.stats.add(sent=sent, dense=dense)
+                self._engine.count_allreduce(*graph.uncompressed_bytes())
             if step.number != number:
                 raise RuntimeError(
                     "a function was run again before its previous run had ended: run it again after its results are "

@@ -20,6 +20,8 @@ from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Device, Engine, Parameter, Reducer, Snapshot, Ticket, Told
 from hvd_deepreduce.engine.quoting import quoted
 from hvd_deepreduce.engine.state import Reshard, State
+from hvd_deepreduce.engine.stats import Report
+from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.torch.collectives import TorchCollectives, wire_device
 from hvd_deepreduce.torch.tensors import TorchTensors
 
@@ -90,6 +92,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         self._remove_hooks = weakref.finalize(self, _remove, handles)
         self._remove_hooks.atexit = False
         self._latest: torch.Tensor | None = None
+        self._sparse: dict[torch.Tensor, int] = {}
         self._agreed = False
         self._in_state = False
         self._reduced: set[str] = set()
@@ -116,8 +119,9 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         """
         self._engine.set_config(config, **settings)
 
-    def stats(self) -> dict[str, Any]:
-        """``{"total": ..., "last_step": ...}`` with this rank's ``hvd_deepreduce.engine.stats.Counters``."""
+    def stats(self) -> Report:
+        """``{"total": ..., "last_step": ...}`` with this rank's ``hvd_deepreduce.engine.stats.Counters``;
+        ``print`` shows a table."""
         return self._engine.stats.to_dict()
 
     def state_dict(self) -> dict[str, Any]:
@@ -172,7 +176,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         self._remove_hooks()
         # Horovod's optimizer may keep this object alive: let go of the model and of the buckets.
         self._model = self._latest = None
-        self._pairs, self._by_shape = {}, {}
+        self._pairs, self._by_shape, self._sparse = {}, {}, {}
         self._reducer = Reducer(self._engine, self._tensors, self._trained)
 
     def __enter__(self) -> DeepReduce:
@@ -203,9 +207,11 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         engine = self._engine
         engine.check_open()
         engine.stats.begin_step()
+        if tensor.is_sparse:
+            return tensor, None  # decompress counts it
         dense_bytes = tensor.numel() * tensor.element_size()
-        if not tensor.is_floating_point() or tensor.is_sparse:
-            engine.stats.add(sent=dense_bytes, dense=dense_bytes)
+        if not tensor.is_floating_point():
+            engine.count_allreduce(dense_bytes, dense_bytes)
             return tensor, None
         parameter = self._find(tensor)
         if not engine.in_flight and (not self._agreed or not self._small(tensor)):
@@ -213,10 +219,10 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         if self._small(tensor):
             # Horovod reduces neither bfloat16 nor strided tensors: a copy is sent, and copied back into the gradient.
             sent = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous().to(wire_device(tensor))
-            engine.stats.add(sent=sent.numel() * sent.element_size(), dense=dense_bytes)
+            engine.count_allreduce(sent.numel() * sent.element_size(), dense_bytes)
             return sent, None if sent is tensor else tensor
         ticket = self._reducer.start(parameter, tensor)
-        engine.stats.add(sent=CARRIER_BYTES, dense=dense_bytes)
+        engine.count_allreduce(CARRIER_BYTES, dense_bytes)
         return torch.ones(1, dtype=torch.float64, device=wire_device(tensor)), ticket
 
     def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
@@ -234,9 +240,30 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             tensor = ctx.gradient
         elif ctx is not None:
             tensor = ctx.copy_(tensor)
+        elif tensor.is_sparse:
+            self._count_sparse(tensor)
         if not engine.in_flight:
             engine.stats.end_step()
         return tensor
+
+    def _came(self, tensor: torch.Tensor) -> None:
+        """Notes the parameter whose gradient came last, and the bytes of a sparse one: Horovod sends it by itself, and
+        shows only the ranks' sum."""
+        self._latest = tensor
+        gradient = tensor.grad
+        if gradient is not None and gradient.is_sparse and self._engine.collectives.size() > 1:
+            self._engine.stats.begin_step()
+            self._sparse[tensor] = _coo_bytes(gradient)
+
+    def _count_sparse(self, total: torch.Tensor) -> None:
+        """Counts a gradient that Horovod has gathered. Gradients of one shape may be taken for each other: it is their
+        sum that matters."""
+        ranks = self._engine.collectives.size()
+        size = _coo_bytes(total)
+        known = next((tensor for tensor in self._sparse if tensor.shape == total.shape), None)
+        own = size // ranks if known is None else self._sparse.pop(known)
+        dense = traffic.allreduce(total.numel() * total.element_size(), ranks).sent
+        self._engine.stats.add(wire=traffic.allgather(own, size, ranks), dense=dense)
 
     def _small(self, tensor: torch.Tensor) -> bool:
         """Whether the gradient is sent uncompressed."""
@@ -334,14 +361,19 @@ def _on_host(state: Any) -> Any:
 
 
 def _noting_latest(compression: weakref.ref[DeepReduce]) -> Callable[[torch.Tensor], None]:
-    """A hook that notes the parameter whose gradient came last. The model keeps it, and must not keep DeepReduce."""
+    """A hook for each parameter whose gradient came. The model keeps it, and must not keep DeepReduce."""
 
     def note(tensor: torch.Tensor) -> None:
         known = compression()
         if known is not None:
-            known._latest = tensor
+            known._came(tensor)
 
     return note
+
+
+def _coo_bytes(gradient: torch.Tensor) -> int:
+    """Bytes of a sparse gradient's indices (int64) and values."""
+    return 8 * gradient._indices().numel() + gradient._values().numel() * gradient.element_size()
 
 
 def _remove(handles: list[Any]) -> None:

@@ -15,11 +15,11 @@ from tests.ranks import launch
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "torch_cases.py"
-WAYS = [("mpirun", 2), ("mpirun", 3), ("mpirun", 4), ("horovodrun --gloo", 2), ("horovodrun --mpi", 2)]
+WAYS = [("mpirun", 2), ("mpirun", 3), ("mpirun tcp", 4), ("horovodrun --gloo", 2), ("horovodrun --mpi", 2)]
 JOBS = [Job(PROGRAM, launcher, ranks) for launcher, ranks in WAYS]
-THREE = JOBS[1]
+THREE, TCP = JOBS[1:3]
 # The kernels on a device do not depend on what carries the containers.
-ONCE = {COMPARED: THREE, "gradients_on_a_device_equal_those_on_the_host": THREE}
+ONCE = {COMPARED: THREE, "gradients_on_a_device_equal_those_on_the_host": THREE, "stats_are_the_bytes_on_the_wire": TCP}
 
 
 @pytest.mark.launch
