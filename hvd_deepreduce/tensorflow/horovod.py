@@ -35,6 +35,7 @@ from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Engine, Snapshot, Told
 from hvd_deepreduce.engine.state import Reshard, State, from_bytes, to_bytes
 from hvd_deepreduce.engine.stats import Report
+from hvd_deepreduce.tensorflow import indexed_slices
 from hvd_deepreduce.tensorflow.buckets import GraphBuckets
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
 from hvd_deepreduce.tensorflow.graph import Graphs, Slot, current_place
@@ -251,6 +252,8 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         sent = tf.float32 if tensor.dtype == tf.bfloat16 else tensor.dtype
         with tf.device("CPU:0"):
             number = self._operations.count_runs(slot.graph, place)
+            if self._process_set.included():
+                indexed_slices.count(slot.graph, place, number, self._engine, self._buckets.steps)
             context = _Context(slot, tensor, number)
             if slot.uncompressed:
                 return tf.cast(tensor, sent), context

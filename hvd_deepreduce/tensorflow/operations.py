@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import weakref
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -13,10 +15,13 @@ import tensorflow as tf
 from hvd_deepreduce.codec import U8, Floats
 from hvd_deepreduce.engine import Engine, meeting
 from hvd_deepreduce.ops import arrays, device
+from hvd_deepreduce.tensorflow import indexed_slices
 from hvd_deepreduce.tensorflow.buckets import GraphBuckets
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
 from hvd_deepreduce.tensorflow.graph import Graph, Slot, without_order
 from hvd_deepreduce.tensorflow.handshake import Handshake
+
+_log = logging.getLogger("hvd_deepreduce")
 
 
 class Operations:
@@ -49,15 +54,15 @@ class Operations:
         Where this rank does not take part, Horovod never runs the other operations.
         """
         if not graph.counter:
-            engine, steps, process_set = self._engine, self._steps, self._collectives.process_set
+            steps, process_set, searched = self._steps, self._collectives.process_set, weakref.ref(place)
 
             def count() -> np.int64:
                 with steps.lock:
                     graph.runs += 1
                     if not graph.compressed and process_set.included():
-                        engine.stats.begin_step()
-                        engine.count_allreduce(*graph.uncompressed_bytes())
-                        engine.stats.end_step()
+                        steps.reach(graph, graph.runs)
+                    if graph.runs == 1:
+                        _report_uncounted(graph, searched())
                     return np.int64(graph.runs)
 
             with place.as_default():
@@ -191,6 +196,15 @@ class Operations:
         with tf.device(gpu):
             results = tf.py_function(tf.autograph.experimental.do_not_convert(eager), inputs, types, name=name)
         return results
+
+
+def _report_uncounted(graph: Graph, place: tf.Graph | None) -> None:
+    missing = 0 if place is None else len(indexed_slices.conditionals(place)) - graph.sparse
+    if missing:
+        _log.warning(
+            "stats() does not count %d of the sparse gradients (or of their groups), which Horovod sends after the "
+            "last dense one. Put the variables with sparse gradients first, or use sparse_as_dense=True", missing
+        )  # fmt: skip
 
 
 def _tensor(array: Any) -> tf.Tensor:

@@ -31,6 +31,7 @@ from hvd_deepreduce.tensorflow.elastic import TensorFlowState
 from tests import cuda_emulator
 from tests.adapters import containers
 from tests.adapters.scopes import SCOPES
+from tests.adapters.tcp import Meter
 from tests.case_runner import CASES, run_cases
 
 LOSSLESS = {"sparsifier": {"name": "topk", "density": 1.0}, "value": "raw", "index": "bitmap", "min_elements": 0}
@@ -704,6 +705,40 @@ def integer_and_tiny_and_zero_gradients():
     assert one.numpy().tolist() == [-3.5 * hvd.size()]
     stats = compression.stats()["total"]
     assert stats["steps"] == 1 and abs(stats["dense_bytes"] - ring(5, 1, 6, 1)) < 4
+
+
+@case
+def stats_are_the_bytes_on_the_wire():
+    """Of containers, of gradients that are not compressed, and of IndexedSlices, grouped or not."""
+    raw = {"sparsifier": {"name": "topk", "density": 0.1}, "value": "raw", "index": "raw"}
+    for number, settings in enumerate([raw, {**raw, "min_elements": 10**7}, None, None]):
+        compression = DeepReduce(LOSSY if settings is None else settings)
+        values = np.random.default_rng(0).standard_normal((5_000, 40)).astype("f")
+        made = zip(("table", "out", "last"), (values, values.T, values[0]), strict=True)
+        table, out, last = (tf.Variable(value, name=f"{name}{number}") for name, value in made)  # groups go by name
+        options = {} if number < 3 else {"groups": [[table], [out, last]]}
+
+        @tf.function(autograph=False)
+        def step(rows, settings=settings, table=table, out=out, last=last, compression=compression, options=options):
+            with tf.GradientTape() as tape:
+                found = tf.gather(table, rows) if settings is None else tf.square(table)
+                loss = tf.reduce_sum(tf.square(found * last)) + tf.reduce_sum(tf.square(out))
+            tape = hvd.DistributedGradientTape(tape, compression=compression, **options)
+            return tape.gradient(loss, [table, out, last])
+
+        hvd.allreduce(tf.zeros(1), name=f"begin{number}")
+        meter = Meter()
+        for at in range(2):
+            step(tf.constant(np.random.default_rng(10 * at + hvd.rank()).integers(0, 5_000, 3_000)))
+        measured, idle = meter.read()
+        stats = compression.stats()
+        numbers = [stats["total"]["bytes_sent"], stats["total"]["bytes_received"], *measured, idle]
+        sent, received, *measured, idle = hvd.allreduce(tf.constant(numbers, tf.float64), op=hvd.Sum).numpy()
+        for counted, real in zip((sent, received), measured, strict=True):
+            assert 0.995 * counted < real < 1.04 * counted + 2 * idle, (number, sent, received, measured, idle)
+        assert stats["total"]["steps"] == 2 and stats["last_step"]["dense_bytes"] == ring(200_000, 200_000, 40)
+        if settings is None:
+            assert stats["last_step"]["bytes_received"] > 3_000 * 40 * 4
 
 
 @case

@@ -27,6 +27,7 @@ ONCE = {COMPARED: THREE} | dict.fromkeys(
         "keras_optimizers_and_fit",
         "loss_scaling_skips_the_same_steps_everywhere",
         "mixed_precision_in_keras",
+        "stats_are_the_bytes_on_the_wire",
         "what_cannot_be",
     ],
     TWO,
