@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import horovod.torch as hvd
 import torch
 from horovod.torch.compression import Compressor
 
@@ -28,6 +29,15 @@ from hvd_deepreduce.torch.tensors import TorchTensors
 LINE = (
     "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), "
     'compression=DeepReduce(model, "topk_rice_qsgd"))'
+)
+ADASUM = (
+    "op=hvd.Adasum: Adasum cannot be computed on compressed gradients. Use op=hvd.Average or op=hvd.Sum"
+)
+LATE = (
+    "parameters were unfrozen (requires_grad), or given to the optimizer, after hvd.DistributedOptimizer was made: "
+    "{names}. Horovod does not reduce their gradients, so the ranks' parameters would differ from this step on; it was "
+    "not applied. Make DeepReduce and the optimizer while all parameters that will ever be trained are trainable, and "
+    "freeze them afterwards: Horovod reduces zeros for those. Or delete both, and make them again"
 )
 CARRIER_BYTES = 8
 
@@ -62,14 +72,14 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         process_set: Any = None,
         **settings: Any,
     ) -> None:
-        if model is None or isinstance(model, str | Path | Mapping | Config):
+        if not isinstance(model, Iterable | torch.nn.Module) or isinstance(model, str | Path | Mapping | Config):
             raise TypeError(
-                f"the first argument of DeepReduce is {type(model).__name__}, but it must be the model: DeepReduce "
-                f"needs it to find the parameter of a gradient. Write: {LINE}"
+                f"the first argument of DeepReduce is {_a(model)}, but it must be the model: DeepReduce needs it to "
+                f"find the parameter of a gradient. Write: {LINE}"
             )
         self._model = model if isinstance(model, torch.nn.Module) else None
         pairs = list(model.named_parameters() if isinstance(model, torch.nn.Module) else model)
-        if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        if not all(isinstance(p, tuple) and [*map(type, p[:1])] == [str] and _is_tensor(*p[1:]) for p in pairs):
             raise TypeError(
                 "the first argument of DeepReduce must be a torch.nn.Module or its named_parameters(), but its items "
                 f"are not pairs of a name and a tensor. Write: {LINE}"
@@ -81,6 +91,8 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             Parameter(name, number, tuple(tensor.shape), str(tensor.dtype))
             for number, (name, tensor) in enumerate(pairs)
         ]
+        self._tensors_known = set(self._pairs.values())
+        self._first_trained: weakref.WeakKeyDictionary[Any, set[torch.Tensor]] = weakref.WeakKeyDictionary()
         self._by_shape: dict[tuple[int, ...], list[tuple[Parameter, torch.Tensor]]] = {}
         handles = []
         note = _noting_latest(weakref.ref(self))
@@ -176,7 +188,8 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         self._remove_hooks()
         # Horovod's optimizer may keep this object alive: let go of the model and of the buckets.
         self._model = self._latest = None
-        self._pairs, self._by_shape, self._sparse = {}, {}, {}
+        self._pairs, self._by_shape, self._sparse, self._tensors_known = {}, {}, {}, set()
+        self._first_trained.clear()
         self._reducer = Reducer(self._engine, self._tensors, self._trained)
 
     def __enter__(self) -> DeepReduce:
@@ -203,7 +216,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
                 in a job without MPI; or ``close`` was called.
         """
         if tensor is None:
-            raise TypeError(f"compression= was given the class DeepReduce; it must be an instance. Write: {LINE}")
+            raise no_instance()
         engine = self._engine
         engine.check_open()
         engine.stats.begin_step()
@@ -245,6 +258,30 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         if not engine.in_flight:
             engine.stats.end_step()
         return tensor
+
+    def check_optimizer(self, optimizer: Any) -> None:
+        """Called before each step of ``hvd.DistributedOptimizer``, which shows DeepReduce only what it reduces: with
+        one rank nothing, and never a parameter that it does not know.
+
+        Raises:
+            ValueError: Adasum, or a parameter of another model.
+            RuntimeError: a parameter was unfrozen, or given to the optimizer, after that was made; or ``close`` was
+                called.
+        """
+        self._engine.check_open()
+        if optimizer.op == hvd.Adasum:
+            raise ValueError(f"the optimizer has {ADASUM}")
+        trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        # With one rank Horovod registers nothing: those of the first step, then.
+        reduced = optimizer._requires_update or self._first_trained.setdefault(optimizer, set(trained))
+        for parameter in trained:
+            if parameter not in self._tensors_known:
+                raise self._unknown(parameter, [])
+        late = [parameter for parameter in trained if parameter not in reduced]
+        if late:
+            optimizer.synchronize()  # nothing stays in flight
+            names = [name for name, tensor in self._pairs.items() if any(tensor is one for one in late)]
+            raise RuntimeError(LATE.format(names=", ".join(names[:5]) + ", ..." * (len(names) > 5)))
 
     def _came(self, tensor: torch.Tensor) -> None:
         """Notes the parameter whose gradient came last, and the bytes of a sparse one: Horovod sends it by itself, and
@@ -331,10 +368,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
                 "backward() backward_passes_per_step times before step()"
             )
         if any(tensor is gradient for tensor in self._pairs.values()):
-            return ValueError(
-                "Horovod passed a parameter in place of its gradient, as it does with op=hvd.Adasum: Adasum cannot be "
-                "computed on compressed gradients. Use op=hvd.Average or op=hvd.Sum"
-            )
+            return ValueError(f"Horovod passed a parameter in place of its gradient, as it does with {ADASUM}")
         if self._model is not None:
             now = dict(self._model.named_parameters())
             shapes = {name: tuple(tensor.shape) for name, tensor in now.items()}
@@ -374,6 +408,21 @@ def _noting_latest(compression: weakref.ref[DeepReduce]) -> Callable[[torch.Tens
 def _coo_bytes(gradient: torch.Tensor) -> int:
     """Bytes of a sparse gradient's indices (int64) and values."""
     return 8 * gradient._indices().numel() + gradient._values().numel() * gradient.element_size()
+
+
+def no_instance() -> TypeError:
+    """For ``compression=DeepReduce``."""
+    return TypeError(f"compression= was given the class DeepReduce; it must be an instance. Write: {LINE}")
+
+
+def _a(given: object) -> str:
+    """What an argument is, for an error."""
+    kind = type(given).__name__
+    return f"an optimizer ({kind})" if isinstance(given, torch.optim.Optimizer) else kind
+
+
+def _is_tensor(*given: object) -> bool:
+    return len(given) == 1 and isinstance(given[0], torch.Tensor)
 
 
 def _remove(handles: list[Any]) -> None:

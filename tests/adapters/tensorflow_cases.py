@@ -594,7 +594,8 @@ def sparse_gradients_as_dense_and_as_they_are():
         compression = DeepReduce(sparsifier="nonzero", value="raw", min_elements=0)
         assert close(dense, run(compression, sparse_as_dense=True, graph=graph))
         stats = compression.stats()["total"]
-        assert stats["bytes_sent"] < stats["dense_bytes"]
+        # Each container is sent to every other rank.
+        assert stats["bytes_sent"] < (hvd.size() - 1) * stats["steps"] * 4 * dense.size
         assert len(compression.state_dict()["residuals"]) == 4
     for number, scope in enumerate(filter(possible, (SCOPES[0], SCOPES[4]))):
         # In eager mode a sparse gradient's shape is not known until it comes.

@@ -182,7 +182,7 @@ def test_containers_have_the_keys_of_their_parameters(scope):
         assert stats["total"]["steps"] == 2 and stats["last_step"]["steps"] == 1
         own = sum(data.size for _, data in sent)
         everything = sum(data.size for one in job.sent for _, data in one)
-        assert stats["total"]["bytes_sent"] == (RANKS - 1) * own, "each container, and the handshake, goes to the others"
+        assert stats["total"]["bytes_sent"] == (RANKS - 1) * own, "containers and handshake go to all others"
         assert stats["total"]["bytes_received"] == everything - own
         assert stats["total"]["encode_seconds"] > 0 and stats["total"]["decode_seconds"] > 0
 
