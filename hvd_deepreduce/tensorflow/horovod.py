@@ -86,16 +86,23 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         **settings: keys of the config, in place of its own.
 
     Raises:
+        TypeError: a model or an optimizer was given, as on PyTorch.
         ConfigError: the config cannot be used.
     """
 
     def __init__(
         self,
         config: str | Path | Mapping[str, Any] | Config | None = None,
-        *,
+        *others: object,
         process_set: Any = None,
         **settings: Any,
     ) -> None:
+        if others or not isinstance(config, str | Path | Mapping | Config | None):
+            raise TypeError(
+                f"DeepReduce was given {', '.join(type(one).__name__ for one in (config, *others))}. On TensorFlow its "
+                "only positional argument is the config: it needs no model, because it identifies a gradient by its "
+                f"position in the graph. Write: {LINE}"
+            )
         collectives = TensorFlowCollectives(process_set)
         self._process_set = collectives.process_set
         self._engine = Engine(Config.load(config, **settings), collectives)

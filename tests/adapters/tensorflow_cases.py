@@ -26,7 +26,7 @@ from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.engine.state import to_bytes
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.tensorflow import DeepReduce, SaveState, handshake
+from hvd_deepreduce.tensorflow import DeepReduce, SaveState, callbacks, handshake
 from hvd_deepreduce.tensorflow.elastic import TensorFlowState
 from tests import cuda_emulator
 from tests.adapters import containers
@@ -88,12 +88,12 @@ def train(model, compression, steps=3, first=0, graph=False, variables=None, dat
     return run
 
 
-def fit(model, optimizer, steps=3, size=16, **options):
+def fit(model, optimizer, used=(), steps=3, size=16, epochs=1, **options):
     """model.fit on the batches that ``train`` has, the last one shorter where ``size`` is."""
     parts = [batch(step, size=16 if step + 1 < steps else size) for step in range(steps)]
     x, y = (np.concatenate([part[at] for part in parts]) for at in (0, 1))
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), **options)
-    model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+    return model.fit(x, y, 16, epochs, shuffle=False, verbose=0, callbacks=list(used)).history
 
 
 def flat(model):
@@ -743,6 +743,38 @@ def stats_are_the_bytes_on_the_wire():
 
 
 @case
+def horovods_callbacks_in_fit():
+    """The stock ones fail with this Keras, without DeepReduce too."""
+    seen = []
+    legacy = keras.optimizers.legacy
+
+    class Seen(keras.callbacks.Callback):
+        def on_batch_end(self, batch, logs=None):
+            optimizer = self.model.optimizer
+            seen.append((float(optimizer.lr), float(optimizer.momentum)))
+
+    with pytest.raises(AttributeError):
+        hvd_keras.callbacks.MetricAverageCallback().on_epoch_end(0, {"loss": 1.0})
+    for number, kind in enumerate((keras.optimizers.SGD, legacy.SGD)):
+        model, compression = network(), DeepReduce(LOSSY)
+        optimizer = hvd.DistributedOptimizer(kind(0.4, momentum=0.9), compression=compression)
+        warmup = callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=1, steps_per_epoch=4)
+        later = callbacks.LearningRateScheduleCallback(0.4, 0.5, start_epoch=1)
+        seen.clear()
+        logs = fit(model, optimizer, [Seen(), warmup, later, callbacks.MetricAverageCallback()], steps=4, epochs=2)
+        # Linear to 0.4; in the second epoch 0.4 * 0.5 ** 0.
+        n = hvd.size()
+        rates = [0.4 / n * (step / 4 * (n - 1) + 1) for step in range(1, 5)] + [0.4] * 4
+        assert close([rate for rate, _ in seen], rates), (kind, seen)
+        # A batch's momentum is that of the last one's rate, where the optimizer can change it.
+        ratios = np.array(rates) / [0.4, *rates[:-1]]
+        assert close([momentum for _, momentum in seen], 0.9 * (ratios if number else np.ones(8)))
+        same_everywhere(model)
+        gathered = hvd.allgather(tf.constant([logs["loss"]])).numpy()
+        assert (gathered == gathered[0]).all(), "the ranks' losses are not averaged"
+
+
+@case
 def nan_and_infinity_reach_every_rank():
     variable = tf.Variable(tf.ones([40, 50]))
     compression = DeepReduce(LOSSY)
@@ -1062,6 +1094,10 @@ def a_corrupt_container():
 def what_cannot_be():
     with pytest.raises(ConfigError):
         DeepReduce(scope="tensor", exchange="densestream")
+    for given in ([network(), "smallest"], [network()], [keras.optimizers.SGD(0.1)], ["smallest", 2]):
+        names = ", ".join(type(one).__name__ for one in given)
+        with pytest.raises(TypeError, match=f"was given {names}. On TensorFlow its only positional argument is the co"):
+            DeepReduce(*given)
     with pytest.raises(TypeError, match="the class DeepReduce; it must be an instance"):
         train(network(), DeepReduce)
     with pytest.raises(RuntimeError, match="this tensor is not in a graph"):
