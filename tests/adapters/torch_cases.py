@@ -522,7 +522,8 @@ def wide():
 def check_bytes(what, stats, measured, idle):
     # A rank may pass on what it got, in place of its own: it is the ranks' sums that are equal.
     numbers = [stats["bytes_sent"], stats["bytes_received"], *measured, idle]
-    sent, received, *measured, idle = hvd.allreduce(torch.tensor(numbers, dtype=torch.float64), op=hvd.Sum).tolist()
+    total = hvd.allreduce(torch.tensor(numbers, dtype=torch.float64), op=hvd.Sum, name="check_bytes")
+    sent, received, *measured, idle = total.tolist()
     for counted, real in zip((sent, received), measured, strict=True):
         assert 0.995 * counted < real < 1.04 * counted + 2 * idle, (what, sent, received, measured, idle)
 
