@@ -91,8 +91,9 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             Parameter(name, number, tuple(tensor.shape), str(tensor.dtype))
             for number, (name, tensor) in enumerate(pairs)
         ]
-        self._tensors_known = set(self._pairs.values())
-        self._first_trained: weakref.WeakKeyDictionary[Any, set[torch.Tensor]] = weakref.WeakKeyDictionary()
+        # By optimizer: ids of the parameters that were trainable at its first step, and when it was checked last.
+        self._first_trained: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
+        self._checked: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
         self._by_shape: dict[tuple[int, ...], list[tuple[Parameter, torch.Tensor]]] = {}
         handles = []
         note = _noting_latest(weakref.ref(self))
@@ -188,8 +189,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         self._remove_hooks()
         # Horovod's optimizer may keep this object alive: let go of the model and of the buckets.
         self._model = self._latest = None
-        self._pairs, self._by_shape, self._sparse, self._tensors_known = {}, {}, {}, set()
-        self._first_trained.clear()
+        self._pairs, self._by_shape, self._sparse = {}, {}, {}
         self._reducer = Reducer(self._engine, self._tensors, self._trained)
 
     def __enter__(self) -> DeepReduce:
@@ -272,16 +272,21 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         if getattr(optimizer, "op", hvd.Adasum) == hvd.Adasum:  # its own class has none
             raise ValueError(f"the optimizer has {ADASUM}")
         trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        # With one rank Horovod registers nothing: those of the first step, then.
-        reduced = optimizer._requires_update or self._first_trained.setdefault(optimizer, set(trained))
+        numbers = [id(parameter) for parameter in trained]  # hashing tensors takes long
+        if self._checked.get(optimizer) == numbers:
+            return
+        names = {id(tensor): name for name, tensor in self._pairs.items()}
         for parameter in trained:
-            if parameter not in self._tensors_known:
+            if id(parameter) not in names:
                 raise self._unknown(parameter, [])
-        late = [parameter for parameter in trained if parameter not in reduced]
+        # With one rank Horovod registers nothing: those of the first step, then.
+        first = self._first_trained.setdefault(optimizer, set(numbers))
+        reduced = {id(one) for one in optimizer._requires_update} or first
+        late = [names[number] for number in numbers if number not in reduced]
         if late:
             optimizer.synchronize()  # nothing stays in flight
-            names = [name for name, tensor in self._pairs.items() if any(tensor is one for one in late)]
-            raise RuntimeError(LATE.format(names=", ".join(names[:5]) + ", ..." * (len(names) > 5)))
+            raise RuntimeError(LATE.format(names=", ".join(late[:5]) + ", ..." * (len(late) > 5)))
+        self._checked[optimizer] = numbers
 
     def _came(self, tensor: torch.Tensor) -> None:
         """Notes the parameter whose gradient came last, and the bytes of a sparse one: Horovod sends it by itself, and
