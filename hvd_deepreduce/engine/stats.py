@@ -8,7 +8,8 @@ Bytes are those on the wire, as ``exchange/traffic.py`` counts them, the same wa
 - the comparison of the ranks, and that at the start of an exchange over MPI, are allgathers;
 - an exchange over MPI counts its own messages, and its meeting and agreement as allreduces.
 
-Not counted: the messages by which Horovod and MPI agree on what comes next, and the headers of their protocols.
+Not counted: the messages by which Horovod and MPI agree on what comes next, the headers of their protocols, and what an
+elastic job broadcasts when ranks come or go.
 """
 
 from __future__ import annotations
