@@ -141,9 +141,13 @@ def main(
     names = presets.split(",")
     if measure_to is not None:
         return measure(gradient, names, measure_to)
-    jobs = {int(count): run(int(count), gradient, presets) for count in ranks.split(",")}
     with np.load(gradient) as arrays:
-        numel, facts = int(arrays["sizes"].sum()), json.loads(str(arrays["about"])) if "about" in arrays.files else {}
+        there = sum(name.startswith("gradient_") for name in arrays.files)
+        numel = int(arrays["sizes"].sum())
+        facts = json.loads(str(arrays["about"])) if "about" in arrays.files else {}
+    if max(map(int, ranks.split(","))) > there:
+        raise typer.BadParameter(f"{gradient} has {there} ranks, and --ranks is {ranks}: capture more, or run fewer")
+    jobs = {int(count): run(int(count), gradient, presets) for count in ranks.split(",")}
     body = TEXT.format(
         dense=4 * numel,
         table=table(jobs, names, [int(n) for n in more.split(",") if n]),
