@@ -401,8 +401,8 @@ class Engine:
         """
         begin = perf_counter()
         if self.over_mpi:
-            wire = bucket.pending.result()
-            self.stats.add(wire=wire, wait=perf_counter() - begin)
+            counted = bucket.pending.result()
+            self.stats.add(wire=counted, wait=perf_counter() - begin)
         else:
             gathered = self.collectives.wait_allgather(bucket.pending)
             there = perf_counter()

@@ -30,9 +30,7 @@ LINE = (
     "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), "
     'compression=DeepReduce(model, "topk_rice_qsgd"))'
 )
-ADASUM = (
-    "op=hvd.Adasum: Adasum cannot be computed on compressed gradients. Use op=hvd.Average or op=hvd.Sum"
-)
+ADASUM = "op=hvd.Adasum: Adasum cannot be computed on compressed gradients. Use op=hvd.Average or op=hvd.Sum"
 LATE = (
     "parameters were unfrozen (requires_grad), or given to the optimizer, after hvd.DistributedOptimizer was made: "
     "{names}. Horovod does not reduce their gradients, so the ranks' parameters would differ from this step on; it was "
@@ -79,7 +77,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             )
         self._model = model if isinstance(model, torch.nn.Module) else None
         pairs = list(model.named_parameters() if isinstance(model, torch.nn.Module) else model)
-        if not all(isinstance(p, tuple) and [*map(type, p[:1])] == [str] and _is_tensor(*p[1:]) for p in pairs):
+        if not all(map(_is_pair, pairs)):
             raise TypeError(
                 "the first argument of DeepReduce must be a torch.nn.Module or its named_parameters(), but its items "
                 f"are not pairs of a name and a tensor. Write: {LINE}"
@@ -293,7 +291,8 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         shows only the ranks' sum."""
         self._latest = tensor
         gradient = tensor.grad
-        if gradient is not None and gradient.is_sparse and self._engine.collectives.size() > 1:
+        process_set = self._collectives.process_set
+        if gradient is not None and gradient.is_sparse and process_set.included() and process_set.size() > 1:
             self._engine.stats.begin_step()
             self._sparse[tensor] = _coo_bytes(gradient)
 
@@ -426,8 +425,11 @@ def _a(given: object) -> str:
     return f"an optimizer ({kind})" if isinstance(given, torch.optim.Optimizer) else kind
 
 
-def _is_tensor(*given: object) -> bool:
-    return len(given) == 1 and isinstance(given[0], torch.Tensor)
+def _is_pair(given: object) -> bool:
+    """Whether it is a name and a tensor."""
+    if not isinstance(given, tuple) or len(given) != 2:
+        return False
+    return isinstance(given[0], str) and isinstance(given[1], torch.Tensor)
 
 
 def _remove(handles: list[Any]) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import tempfile
@@ -740,6 +741,22 @@ def stats_are_the_bytes_on_the_wire():
         assert stats["total"]["steps"] == 2 and stats["last_step"]["dense_bytes"] == ring(200_000, 200_000, 40)
         if settings is None:
             assert stats["last_step"]["bytes_received"] > 3_000 * 40 * 4
+
+    @tf.function(autograph=False)
+    def sparse_last():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, [1, 2])) + tf.reduce_sum(tf.square(last))
+        tape = hvd.DistributedGradientTape(tape, compression=DeepReduce(LOSSY))
+        return tape.gradient(loss, [last, table])
+
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    log = logging.getLogger("hvd_deepreduce")
+    log.addHandler(handler)
+    sparse_last()
+    log.removeHandler(handler)
+    assert ["does not count 1 of the sparse gradients" in one for one in said] == [True], said
 
 
 @case
