@@ -81,6 +81,12 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     return {**base, **merged}
 
 
+def _inline(value: Any) -> str:
+    """A value as YAML in one line."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=float("inf"))
+    return text.removesuffix("...\n").strip()
+
+
 def _build(model: type[BaseModel], prefix: str, settings: Mapping[str, Any]) -> Any:
     try:
         return model(**settings)
@@ -304,6 +310,12 @@ class Config(BaseModel):
             value = getattr(self, key)
             plain[key] = {"name": value.name, **value.model_dump()} if isinstance(value, Codec) else value
         return plain
+
+    def __str__(self) -> str:
+        """A table of the settings, which is also YAML: ``load`` turns it into an equal config."""
+        rows = {key: value for key, value in self.to_dict().items() if value is not None}
+        width = 1 + max(map(len, rows))
+        return "\n".join(f"{key + ':':<{width}} {_inline(value)}" for key, value in rows.items())
 
     def shared(self) -> dict[str, Any]:
         """``to_dict`` of what must be equal on all ranks."""

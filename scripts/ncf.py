@@ -33,6 +33,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hvd_deepreduce.exchange import traffic
+
 ROOT = Path(__file__).parent.parent
 NEGATIVES, RANKED, TOP = 4, 100, 10
 app = typer.Typer(add_completion=False)
@@ -182,6 +184,7 @@ class InTorch:
         )  # fmt: skip
         hvd.broadcast_parameters(self.model.state_dict(), 0)
         self.parameters = sum(p.numel() for p in self.model.parameters())
+        self.dense = traffic.allreduce(4 * self.parameters, hvd.size()).sent
         self.sent = 0
 
     def step(self, users: np.ndarray, items: np.ndarray, labels: np.ndarray) -> float:
@@ -190,7 +193,7 @@ class InTorch:
         loss = self.torch.nn.functional.binary_cross_entropy_with_logits(scores, self.torch.from_numpy(labels))
         loss.backward()
         self.optimizer.step()
-        self.sent += self.compression.stats()["last_step"]["bytes_sent"] if self.compression else 4 * self.parameters
+        self.sent += self.compression.stats()["last_step"]["bytes_sent"] if self.compression else self.dense
         return float(loss.item())
 
     def scores(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
@@ -237,6 +240,7 @@ class InTensorFlow:
         hvd.broadcast_variables(self.model.variables, 0)
         variables = self.model.trainable_variables
         self.parameters = sum(v.shape.num_elements() for v in variables)
+        self.dense = traffic.allreduce(4 * self.parameters, hvd.size()).sent
         self.sent = 0
         compression = self.compression or hvd.Compression.none
 
@@ -250,10 +254,10 @@ class InTensorFlow:
             self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
             bytes_sent = tf.constant(0, tf.int64)
             for gradient in gradients:
-                # IndexedSlices that Horovod returns contain what all ranks sent; a rank sent its share.
+                # IndexedSlices that Horovod returns contain what all ranks sent; a rank sent its share to the others.
                 parts = (gradient.values, gradient.indices) if isinstance(gradient, tf.IndexedSlices) else (gradient,)
-                own = len(parts) > 1 and hvd.size() or 1
-                bytes_sent += sum(tf.size(part, tf.int64) * part.dtype.size for part in parts) // own
+                times = (hvd.size() - 1) * (1 if len(parts) > 1 else 2)
+                bytes_sent += times * sum(tf.size(part, tf.int64) * part.dtype.size for part in parts) // hvd.size()
             return loss, bytes_sent
 
         self.run = step
@@ -312,7 +316,7 @@ def train(
     for epoch in range(epochs):
         losses = [job.step(*batch) for batch in ratings.batches(size, rank, ranks, (seed, epoch))]
         rate = hit_rate(job, ratings, rank, ranks)
-        dense = 4 * job.parameters * len(losses)
+        dense = job.dense * len(losses)
         history.append({"loss": job.mean(float(np.mean(losses)), "loss"), "hit_rate": rate, "steps": len(losses),
                         "bytes_sent": job.sent, "dense_bytes": dense})  # fmt: skip
         job.sent = 0

@@ -25,6 +25,7 @@ import yaml
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
+from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.tensorflow import DeepReduce
 
 keras = tf.keras
@@ -123,6 +124,7 @@ def main(
         history = json.loads((out / "metrics.json").read_text())["epochs_done"]
     hvd.broadcast_variables(model.trainable_variables, root_rank=0)
     dense_bytes = sum(4 * v.shape.num_elements() for v in model.trainable_variables)
+    dense_bytes = traffic.allreduce(dense_bytes, hvd.size()).sent
     label = "dense" if config == "none" else Path(config).stem
     timed = Timed()
     for epoch in range(len(history), epochs):
@@ -159,7 +161,7 @@ def main(
             (out / "config.yaml").write_text(yaml.safe_dump(used, sort_keys=False))
             print(
                 f"{label}: epoch {epoch + 1:2}/{epochs}  loss {row['loss']:.4f}  accuracy {row['accuracy']:.2%}  "
-                f"sent {row['bytes_sent'] / row['dense_bytes']:.2%} of dense  {row['seconds']:.1f} s",
+                f"sent {row['bytes_sent'] / max(1, row['dense_bytes']):.2%} of dense  {row['seconds']:.1f} s",
                 flush=True,
             )
         hvd.allreduce(tf.zeros(1))  # no rank stops before the metrics are written

@@ -28,6 +28,7 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.nn import functional
 
+from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.torch import DeepReduce
 
 
@@ -133,7 +134,7 @@ def main(
                 "while it wrote them. Start again without --resume"
             )
     hvd.broadcast_parameters(dict(model.named_parameters()), root_rank=0)
-    dense_bytes = sum(4 * p.numel() for p in model.parameters())
+    dense_bytes = traffic.allreduce(sum(4 * p.numel() for p in model.parameters()), hvd.size()).sent
 
     terminal = os.environ.get("HVD_DEEPREDUCE_TERMINAL") == "1"
     console = Console(force_terminal=terminal, quiet=hvd.rank() != 0, width=100 if not terminal else None)
@@ -199,7 +200,7 @@ def main(
             if not terminal:
                 console.print(
                     f"{label}: epoch {epoch + 1:2}/{epochs}  loss {row['loss']:.4f}  accuracy {row['accuracy']:.2%}  "
-                    f"sent {row['bytes_sent'] / row['dense_bytes']:.2%} of dense  {row['seconds']:.1f} s"
+                    f"sent {row['bytes_sent'] / max(1, row['dense_bytes']):.2%} of dense  {row['seconds']:.1f} s"
                 )
             if stop_after == epoch + 1:
                 break

@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAUNCHERS = {
     "mpirun": ["mpirun", "-np", "{ranks}"],
+    "mpirun tcp": ["mpirun", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo", "-np", "{ranks}"],
     "horovodrun --mpi": ["horovodrun", "--mpi", "-np", "{ranks}"],
     "horovodrun --gloo": ["horovodrun", "--gloo", "-np", "{ranks}", "-H", "localhost:{ranks}"],
     "elastic": ["horovodrun", "--gloo", "--network-interfaces", "lo", "-np", "{ranks}", "--min-np", "1",

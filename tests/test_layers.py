@@ -21,7 +21,7 @@ LAYERS: list[set[str]] = [
     {"entropy"},
     {"index", "sparsify", "value"},
     {"joint"},
-    {"exchange.settings", "plugins", "presets"},
+    {"exchange.settings", "exchange.traffic", "plugins", "presets"},
     {"effects"},
     {"config", "container"},
     {"memory", "pipeline"},

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from hvd_deepreduce import Config, ConfigError, presets, resources
 
@@ -22,6 +23,18 @@ def test_a_name_gives_the_same_config_as_the_file_from_any_directory(file, tmp_p
     monkeypatch.chdir(tmp_path)
     assert Config.load(file.stem) == Config.load(file)
     assert Config.load(file.stem, seed=5).seed == 5
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_a_config_prints_as_a_table_which_is_yaml(name):
+    config = Config.load(name, seed=3)
+    lines = str(config).splitlines()
+    assert "seed:           3" in lines and f"scope:          {config.scope}" in lines
+    assert [line.split(":")[0] for line in lines] == [
+        key for key, value in config.to_dict().items() if value is not None
+    ]
+    assert all(line[15] == " " != line[16] for line in lines), "the values are in one column"
+    assert Config.load(yaml.safe_load(str(config))) == config
 
 
 def test_an_unknown_name_lists_the_presets():

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from hvd_deepreduce.codec import U8
+from hvd_deepreduce.engine.stats import Stats
+from hvd_deepreduce.exchange import traffic
 
 
 class Collectives(ABC):
@@ -15,7 +17,12 @@ class Collectives(ABC):
     finishes it. Ranks may start the same set of allgathers in different orders: they are matched by name. A library
     that matches them by order instead (``torch.distributed``) needs an adapter that starts them in the same order on
     every rank, as DDP does with its buckets.
+
+    Attributes:
+        stats: counts what ``allgather`` sends; set by the engine, which counts the other allgathers itself.
     """
+
+    stats: Stats | None = None
 
     @abstractmethod
     def rank(self) -> int:
@@ -51,6 +58,12 @@ class Collectives(ABC):
 
     def allgather(self, data: U8, name: str) -> U8:
         """Starts an allgather of host bytes and waits for it; called between steps, to compare the ranks."""
+        gathered = self._gather(data, name)
+        if self.stats is not None:
+            self.stats.add(wire=traffic.allgather(data.size, gathered.size, self.size()))
+        return gathered
+
+    def _gather(self, data: U8, name: str) -> U8:
         return self.wait_allgather(self.start_allgather(data, name))
 
     def wait_meeting(self) -> None:  # noqa: B027  (only where meetings are held)

@@ -20,6 +20,7 @@ from hvd_deepreduce.engine.collectives import Collectives
 from hvd_deepreduce.engine.exchanges import Exchanges
 from hvd_deepreduce.engine.parameter import Parameter
 from hvd_deepreduce.engine.stats import Stats
+from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.memory import Memory
 from hvd_deepreduce.ops import arrays, deferred
 from hvd_deepreduce.pipeline import Pipeline
@@ -78,7 +79,7 @@ class Engine:
     def __init__(self, config: Config, collectives: Collectives, parameters: Iterable[Parameter] = ()) -> None:
         self.collectives = collectives
         self.parameters = {parameter.name: parameter for parameter in parameters}
-        self.stats = Stats()
+        self.stats = collectives.stats = Stats()
         self.in_flight: set[str] = set()
         self.generation = 0
         self._agreement = Agreement(collectives)
@@ -195,8 +196,8 @@ class Engine:
         steps = {name: parameter.step for name, parameter in self.parameters.items()}
         return Told(self._config.shared(), steps)
 
-    def following(self, told: Told) -> dict[str, Any]:
-        """This rank's state at the step of rank 0 of an elastic job.
+    def following(self, told: Told) -> Snapshot:
+        """This rank's settings and state at the step of rank 0 of an elastic job, for ``rewind``.
 
         The residuals are this rank's if they belong to that step; otherwise they start again from zero.
         """
@@ -205,7 +206,7 @@ class Engine:
             if any(state["steps"].values()):
                 _log.warning("rank 0 is at another step than rank %d, whose residuals are dropped", state["rank"])
             state = {**state, "steps": told.steps, "residuals": {}}
-        return state
+        return Snapshot(Config.load(told.config, threads=self._config.threads), state)
 
     def agree(self, parameters: Descriptions) -> None:
         """Compares release, config, parameters and step counts of all ranks. Every rank calls it at the same time:
@@ -225,13 +226,15 @@ class Engine:
             parameter.step = step
 
     def word(self, agreed: bool) -> Floats:
-        """What this rank says at the beginning of a step; see ``meeting.py``.
+        """What this rank says at the beginning of a step, to be summed over the ranks; see ``meeting.py``.
 
         Args:
             agreed: whether ``agree`` was called since ranks have come or gone.
         """
         self.check_open()
-        return meeting.word(self._digest, agreed)
+        word = meeting.word(self._digest, agreed)
+        self.stats.add(wire=traffic.allreduce(word.nbytes, self.collectives.size()))
+        return word
 
     def hear(self, total: Floats, agree: Callable[[], None]) -> None:
         """Draws the conclusions from all ranks' words.
@@ -274,6 +277,16 @@ class Engine:
 
     # Single tensors
 
+    def count_allreduce(self, size: int, dense: int) -> None:
+        """Counts what goes through the framework's allreduce: a carrier, or a gradient that is not compressed.
+
+        Args:
+            size: its bytes.
+            dense: the bytes of the gradient.
+        """
+        ranks = self.collectives.size()
+        self.stats.add(wire=traffic.allreduce(size, ranks), dense=traffic.allreduce(dense, ranks).sent)
+
     def key(self, parameter: Parameter) -> RngKey:
         """The random key of the parameter's next container. ``decode`` compares the containers with it."""
         return RngKey(self._config.seed, parameter.number, parameter.step, self.collectives.rank())
@@ -315,6 +328,8 @@ class Engine:
         with deferred.reading(out):
             gathered = arrays.move_like(gathered, out)
             containers = deferred.run_deferred(gathered, lambda: wire.split(gathered, size, out.size))
+            own = containers[key.rank].nbytes
+            self.stats.add(wire=traffic.allgather(own, gathered.size, size))
             digest = containers[0].digest
             if any(container.digest != digest for container in containers):
                 self._agreement.check_digests(self._config, [container.digest for container in containers])
@@ -359,7 +374,7 @@ class Engine:
         if not self.over_mpi:
             begin = perf_counter()
             packed = pipeline.encode(bucket.gradient, residual, key, parts)
-            self.stats.add(sent=packed.size, encode=perf_counter() - begin)
+            self.stats.add(encode=perf_counter() - begin)
             bucket.pending = self.collectives.start_allgather(packed, bucket.name)
             return
 
@@ -386,8 +401,8 @@ class Engine:
         """
         begin = perf_counter()
         if self.over_mpi:
-            sent = bucket.pending.result()
-            self.stats.add(sent=sent, wait=perf_counter() - begin)
+            counted = bucket.pending.result()
+            self.stats.add(wire=counted, wait=perf_counter() - begin)
         else:
             gathered = self.collectives.wait_allgather(bucket.pending)
             there = perf_counter()

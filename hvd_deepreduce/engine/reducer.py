@@ -92,7 +92,7 @@ class Reducer(Generic[G]):
             flat = tensors.flat(gradient)
             key = engine.key(parameter)
             packed: U8 = engine.encode(parameter, flat)
-            engine.stats.add(sent=packed.size, encode=perf_counter() - begin)
+            engine.stats.add(encode=perf_counter() - begin)
             pending = engine.collectives.start_allgather(packed, parameter.name)
         return Ticket((parameter,), gradient, device, None, flat, key, pending)
 

@@ -10,7 +10,7 @@ which do not:
 The modules, in an order in which each imports only modules above it. One exception: the three allreduces import
 ``session`` when they are called, so that their programs need no MPI.
 
-    errors settings            what users see: errors, settings, the registry                     no MPI
+    errors settings traffic    what users see: errors, settings, the registry; bytes on the wire  no MPI
     messages                   the bytes of a message: its header and sections                    no MPI
     transport schedules        programs and their messages; who sends to whom in which round      no MPI
     sum_buffer                 where the result is collected                                      no MPI

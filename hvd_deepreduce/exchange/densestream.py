@@ -31,6 +31,7 @@ from hvd_deepreduce.codec import U8, Floats, RngKey
 from hvd_deepreduce.exchange.schedules import allgather, halving_rounds
 from hvd_deepreduce.exchange.settings import DenseStreamExchange
 from hvd_deepreduce.exchange.sum_buffer import SumBuffer
+from hvd_deepreduce.exchange.traffic import Traffic
 from hvd_deepreduce.exchange.transport import (
     DEFAULT_TIMEOUT,
     EMPTY,
@@ -143,15 +144,15 @@ def run_exchange(
     out: Floats,
     residual: Floats | None,
     key: RngKey,
-) -> int:
+) -> Traffic:
     """The exchange ``densestream``; see ``settings.ExchangeFunction``."""
-    from hvd_deepreduce.exchange.session import bytes_sent
+    from hvd_deepreduce.exchange.session import traffic_since
 
-    before = bytes_sent(comm)
+    before = traffic_since(comm)
     codec = DenseStream(coded=settings.coded, value=settings.value, bits=settings.bits)
     fill = settings.fill and residual is not None  # None: no error feedback, or this tensor is not finite
     allreduce(comm, tensor, out=out, residual=residual, fill=fill, codec=codec, key=key)
-    return bytes_sent(comm) - before
+    return traffic_since(comm, before)
 
 
 def slice_count(max_kept: int, ranks: int) -> int:

@@ -14,9 +14,10 @@ import numpy as np
 from mpi4py import MPI
 
 from hvd_deepreduce.codec import U8
-from hvd_deepreduce.exchange import messages
+from hvd_deepreduce.exchange import messages, traffic
 from hvd_deepreduce.exchange.errors import LostRankError
 from hvd_deepreduce.exchange.messages import Label
+from hvd_deepreduce.exchange.traffic import NOTHING, Traffic
 from hvd_deepreduce.exchange.transport import EMPTY, Program, Receive, Transport, describe
 
 U64 = np.ndarray[Any, np.dtype[np.uint64]]
@@ -122,7 +123,7 @@ class PrivateComm:
         tags: the number of tags that MPI has.
         lock: held during an allreduce.
         sequence: the number of exchanges that this rank has begun over it.
-        bytes_sent: bytes of all messages that this rank has sent over it.
+        traffic: of this rank over it, notices and ``Idup`` left out.
         lost: None, or why the communicator cannot be used again.
         stop: None, or why this rank must leave what it waits for.
         closing: whether this rank will begin no exchange any more.
@@ -132,7 +133,8 @@ class PrivateComm:
 
     def __init__(self, comm: MPI.Intracomm, patience: float | None) -> None:
         self.lock = threading.Lock()
-        self.sequence = self.bytes_sent = 0
+        self.sequence = 0
+        self.traffic = NOTHING
         self.lost: str | None = None
         self.stop: str | None = None
         self.closing = False
@@ -171,6 +173,10 @@ class PrivateComm:
                 f"an earlier exchange over this communicator was aborted ({self.lost}): create a new communicator of "
                 "the remaining ranks"
             )
+
+    def count(self, more: Traffic) -> None:
+        """Adds to ``traffic``."""
+        self.traffic = Traffic(self.traffic.sent + more.sent, self.traffic.received + more.received)
 
     def wait(self, request: MPI.Request, limit: float | None, *buffers: object) -> None:
         """Waits for a collective operation.
@@ -238,12 +244,14 @@ class PrivateComm:
     def allreduce(self, values: U64, op: MPI.Op, limit: float | None) -> U64:
         """MPI's allreduce of a few numbers, uint64 ``[n]``, the same ``n`` on all ranks; ``limit`` as for ``wait``."""
         out = np.empty_like(values)
+        self.count(traffic.allreduce(values.nbytes, self.size))
         self.wait(self.comm.Iallreduce(values, out, op), limit, values, out)
         return out
 
     def allgather(self, own: U8, limit: float | None) -> U8:
         """MPI's allgather of a few bytes, uint8 ``[n]`` to ``[size, n]``, the same ``n`` on all ranks."""
         gathered = np.empty((self.size, own.size), np.uint8)
+        self.count(traffic.allgather(own.size, gathered.size, self.size))
         self.wait(self.comm.Iallgather(own, gathered), limit, own, gathered)
         return gathered
 
@@ -299,7 +307,7 @@ class MPITransport(Transport):
         message = self.attempt(None, messages.pack, self.label, self.rank, tag, sections)
         if message is None:
             message = messages.pack(self.label, self.rank, tag, [])
-        self.comm.bytes_sent += message.size
+        self.comm.count(Traffic(sent=message.size))
         for begin in range(0, message.size, CHUNK):
             chunk = message[begin : begin + CHUNK]
             request = self.comm.comm.Isend([chunk, chunk.size, MPI.BYTE], to, self.first_tag + tag)
@@ -391,6 +399,7 @@ class MPITransport(Transport):
             if not incoming.request.Test():
                 continue
             self.receiving.remove(incoming)
+            self.comm.count(Traffic(received=incoming.announced))
             finished = True
             slot, receive = incoming.slot, incoming.receive
             if _more_to_come(incoming):

@@ -16,8 +16,9 @@ from mpi4py import MPI
 from hvd_deepreduce.codec import Floats, RngKey
 from hvd_deepreduce.exchange.errors import ExchangeError, LostRankError
 from hvd_deepreduce.exchange.mpi_transport import PrivateComm, check_intracomm
-from hvd_deepreduce.exchange.session import Session, meet_to_close
+from hvd_deepreduce.exchange.session import Session, meet_to_close, traffic_since
 from hvd_deepreduce.exchange.settings import Exchange
+from hvd_deepreduce.exchange.traffic import NOTHING, Traffic
 from hvd_deepreduce.sparse import SparseTensor
 
 Tensor = SparseTensor | Floats
@@ -35,7 +36,7 @@ class _Task:
     make: Callable[[], tuple[Tensor, Floats | None]]
     out: Floats
     key: RngKey
-    future: Future[int]
+    future: Future[Traffic]
 
 
 @dataclass
@@ -108,7 +109,7 @@ class ExchangeQueue:
 
     def submit(
         self, settings: Exchange, make: Callable[[], tuple[Tensor, Floats | None]], out: Floats, key: RngKey
-    ) -> Future[int]:
+    ) -> Future[Traffic]:
         """Queues one dense sum.
 
         Args:
@@ -119,8 +120,7 @@ class ExchangeQueue:
             key: which sum this is (seed, bucket and step, the same on all ranks), and the randomness for rounding.
 
         Returns:
-            The number of bytes that this rank sent, or an error: an ``ExchangeError`` or a ``LostRankError``, on all
-            ranks.
+            What this rank sent and received, or an error: an ``ExchangeError`` or a ``LostRankError``, on all ranks.
 
         Raises:
             ValueError: the exchange has no function over MPI.
@@ -244,7 +244,7 @@ def _run_tasks(line: _Line) -> None:
             line.comm.Free()
 
 
-def _sum(line: _Line, task: _Task) -> int:
+def _sum(line: _Line, task: _Task) -> Traffic:
     if line.closed:
         raise RuntimeError("this queue of exchanges was closed before this exchange began")
     if line.failure is not None:
@@ -261,11 +261,13 @@ def _sum(line: _Line, task: _Task) -> int:
             raise AssertionError from error  # entering raises on all ranks
     if task.settings.in_session:
         return function(task.settings, line.comm, tensor, task.out, residual, task.key)
+    before = traffic_since(line.comm)
     with Session(line.comm, tensor, what, out=task.out, key=task.key) as session:
 
-        def run() -> int:
-            return function(task.settings, line.comm, tensor, task.out, residual, task.key)
+        def run() -> Traffic:
+            return Traffic(*function(task.settings, line.comm, tensor, task.out, residual, task.key))
 
-        sent = session.transport.attempt(0, run)
+        own = session.transport.attempt(NOTHING, run)
         session.agree(lambda: task.out)
-        return sent
+        around = traffic_since(line.comm, before)
+        return Traffic(own.sent + around.sent, own.received + around.received)

@@ -14,6 +14,7 @@ from hvd_deepreduce.exchange.errors import ExchangeError, LostRankError
 from hvd_deepreduce.exchange.messages import Label
 from hvd_deepreduce.exchange.mpi_transport import U64, MPITransport, PrivateComm, stall_limit
 from hvd_deepreduce.exchange.sum_buffer import SumBuffer
+from hvd_deepreduce.exchange.traffic import NOTHING, Traffic
 from hvd_deepreduce.exchange.transport import DEFAULT_TIMEOUT, Program, describe
 from hvd_deepreduce.joint.stream import Stream
 from hvd_deepreduce.ops import arrays, deferred, densestream
@@ -27,9 +28,10 @@ CLOSING = "it closes its exchanges (close(), or the end of its program)"
 Result = TypeVar("Result")
 
 
-def bytes_sent(comm: MPI.Intracomm) -> int:
-    """The bytes that this rank has sent in all sessions over this communicator."""
-    return PrivateComm.of(comm).bytes_sent
+def traffic_since(comm: MPI.Intracomm, before: Traffic = NOTHING) -> Traffic:
+    """The bytes of this rank in all sessions over this communicator, less ``before``: meetings, messages, ends."""
+    sent, received = PrivateComm.of(comm).traffic
+    return Traffic(sent - before.sent, received - before.received)
 
 
 class Session:

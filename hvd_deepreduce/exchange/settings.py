@@ -10,7 +10,7 @@ package is a subclass of ``Exchange`` and a function with the signature of ``Exc
         implementation = "that_package.tree_sum:run"      # imports mpi4py
         fanout: int = 2
 
-    def run(settings: TreeSum, comm, tensor, out, residual, key) -> int:
+    def run(settings: TreeSum, comm, tensor, out, residual, key) -> Traffic:
         ...
 """
 
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 from pydantic import Field
 
 from hvd_deepreduce.codec import Codec, Floats, Registry, RngKey
+from hvd_deepreduce.exchange.traffic import Traffic
 from hvd_deepreduce.sparse import SparseTensor
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class ExchangeFunction(Protocol[Settings]):
         out: Floats,
         residual: Floats | None,
         key: RngKey,
-    ) -> int:
+    ) -> Traffic:
         """Writes the sum of all ranks' tensors to ``out``. Collective: every rank of ``comm`` calls it.
 
         Calls come one at a time, in the same order on all ranks, from a thread that only does this. Before it calls,
@@ -63,7 +64,7 @@ class ExchangeFunction(Protocol[Settings]):
             key: the randomness for rounding; its first three fields are equal on all ranks, ``key.rank`` is this rank.
 
         Returns:
-            The number of bytes that this rank sent.
+            The bytes that this rank sent to others and received from them, for ``stats()``.
 
         Raises:
             Exception: any; all ranks then get an ``ExchangeError`` with its text from ``ExchangeQueue.submit``, once

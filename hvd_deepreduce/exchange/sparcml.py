@@ -38,6 +38,7 @@ from hvd_deepreduce.exchange.densestream import slice_count
 from hvd_deepreduce.exchange.schedules import allgather
 from hvd_deepreduce.exchange.settings import SparCML
 from hvd_deepreduce.exchange.sum_buffer import SumBuffer
+from hvd_deepreduce.exchange.traffic import Traffic
 from hvd_deepreduce.exchange.transport import DEFAULT_TIMEOUT, EMPTY, Program, Receive, Transport, message_tag
 from hvd_deepreduce.joint.stream import Stream
 from hvd_deepreduce.joint.stream_format import PAIRS, PLAIN, check_kind, pack, unpack
@@ -102,13 +103,13 @@ def run_exchange(
     out: Floats,
     residual: Floats | None,
     key: RngKey,
-) -> int:
+) -> Traffic:
     """The exchange ``sparcml``; see ``settings.ExchangeFunction``. ``key`` has no effect: nothing is rounded."""
-    from hvd_deepreduce.exchange.session import bytes_sent
+    from hvd_deepreduce.exchange.session import traffic_since
 
-    before = bytes_sent(comm)
+    before = traffic_since(comm)
     allreduce(comm, tensor, out=out, residual=residual, algorithm=settings.algorithm, key=key)
-    return bytes_sent(comm) - before
+    return traffic_since(comm, before)
 
 
 def pack_range(stream: Stream, begin: int, end: int) -> U8:

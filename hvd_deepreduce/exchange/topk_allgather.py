@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from hvd_deepreduce.codec import U8, Floats, RngKey
 from hvd_deepreduce.exchange.schedules import allgather
 from hvd_deepreduce.exchange.settings import TopKAllGather
+from hvd_deepreduce.exchange.traffic import Traffic
 from hvd_deepreduce.exchange.transport import DEFAULT_TIMEOUT, EMPTY, Program, Transport, message_tag
 from hvd_deepreduce.joint.stream import Stream
 from hvd_deepreduce.joint.stream_format import PAIRS, check_kind, pack, unpack
@@ -76,13 +77,13 @@ def run_exchange(
     out: Floats,
     residual: Floats | None,
     key: RngKey,
-) -> int:
+) -> Traffic:
     """The exchange ``topk_allgather``; see ``settings.ExchangeFunction``. Nothing is rounded."""
-    from hvd_deepreduce.exchange.session import bytes_sent
+    from hvd_deepreduce.exchange.session import traffic_since
 
-    before = bytes_sent(comm)
+    before = traffic_since(comm)
     allreduce(comm, tensor, out=out, residual=residual, key=key)
-    return bytes_sent(comm) - before
+    return traffic_since(comm, before)
 
 
 def program(transport: Transport, tensor: SparseTensor, deliver: Callable[[int, U8], None]) -> Program:

@@ -68,8 +68,8 @@ class TensorFlowCollectives(HorovodCollectives):
         """Waits for that thread."""
         return pending.result()
 
-    def allgather(self, data: U8, name: str) -> U8:
-        """As ``Collectives.allgather``: while a function is traced, or within one of its operations.
+    def _gather(self, data: U8, name: str) -> U8:
+        """While a function is traced, or within one of its operations.
 
         Raises:
             TimeoutError: a rank did not come in time.
@@ -83,11 +83,11 @@ class TensorFlowCollectives(HorovodCollectives):
         Raises:
             TimeoutError: a rank did not come in time.
         """
-        total: Floats = self._once(partial(hvd.allreduce, op=hvd.Sum), word, "meeting")
+        total: Floats = self._once(partial(hvd.allreduce, op=hvd.Sum), word, f"meeting ({HINT})")
         return total
 
     def _once(self, operation: Callable[..., tf.Tensor], data: Any, name: str) -> Any:
-        name = re.sub(r"[^A-Za-z0-9_.]+", "_", f"deepreduce.{name}.{HINT}").strip("_")
+        name = re.sub(r"[^A-Za-z0-9_.]+", "_", f"deepreduce.{name}").strip("_")
 
         def plain(given: tf.Tensor) -> tf.Tensor:
             return operation(given, name=name, ignore_name_scope=True, process_set=self.process_set)

@@ -113,7 +113,10 @@ class Graph:
         parameters: of the slots; None before they are known.
         unit: the last one.
         runs: how many there were.
+        reached: the number of the last run whose step has begun.
         step: the one under way.
+        searched: how many of its operations were searched for IndexedSlices.
+        sparse: how many of Horovod's conditionals with IndexedSlices are counted.
     """
 
     index: int = 0
@@ -124,7 +127,10 @@ class Graph:
     parameters: list[Parameter] | None = None
     unit: Unit | None = None
     runs: int = 0
+    reached: int = 0
     step: Step | None = None
+    searched: int = 0
+    sparse: int = 0
 
     @property
     def complete(self) -> bool:

@@ -34,6 +34,8 @@ from tensorflow.python.ops import control_flow_util
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Engine, Snapshot, Told
 from hvd_deepreduce.engine.state import Reshard, State, from_bytes, to_bytes
+from hvd_deepreduce.engine.stats import Report
+from hvd_deepreduce.tensorflow import indexed_slices
 from hvd_deepreduce.tensorflow.buckets import GraphBuckets
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
 from hvd_deepreduce.tensorflow.graph import Graphs, Slot, current_place
@@ -84,16 +86,23 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         **settings: keys of the config, in place of its own.
 
     Raises:
+        TypeError: a model or an optimizer was given, as on PyTorch.
         ConfigError: the config cannot be used.
     """
 
     def __init__(
         self,
         config: str | Path | Mapping[str, Any] | Config | None = None,
-        *,
+        *others: object,
         process_set: Any = None,
         **settings: Any,
     ) -> None:
+        if others or not isinstance(config, str | Path | Mapping | Config | None):
+            raise TypeError(
+                f"DeepReduce was given {', '.join(type(one).__name__ for one in (config, *others))}. On TensorFlow its "
+                "only positional argument is the config: it needs no model, because it identifies a gradient by its "
+                f"position in the graph. Write: {LINE}"
+            )
         collectives = TensorFlowCollectives(process_set)
         self._process_set = collectives.process_set
         self._engine = Engine(Config.load(config, **settings), collectives)
@@ -140,8 +149,9 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
                 self._engine.set_config(old)
                 raise
 
-    def stats(self) -> dict[str, Any]:
-        """``{"total": ..., "last_step": ...}`` with this rank's ``hvd_deepreduce.engine.stats.Counters``."""
+    def stats(self) -> Report:
+        """``{"total": ..., "last_step": ...}`` with this rank's ``hvd_deepreduce.engine.stats.Counters``;
+        ``print`` shows a table."""
         return self._engine.stats.to_dict()
 
     def state_dict(self) -> dict[str, Any]:
@@ -213,8 +223,8 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
 
     def follow(self, told: Told) -> None:
         """Takes settings and step counts from rank 0 of an elastic job; keeps the residuals if the step is the same."""
-        state = {**self._engine.following(told), "lists": told.lists}
-        self.rewind(Snapshot(Config.load(told.config, threads=self.config.threads), state))
+        config, state = self._engine.following(told)
+        self.rewind(Snapshot(config, {**state, "lists": told.lists}))
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -249,6 +259,8 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         sent = tf.float32 if tensor.dtype == tf.bfloat16 else tensor.dtype
         with tf.device("CPU:0"):
             number = self._operations.count_runs(slot.graph, place)
+            if self._process_set.included():
+                indexed_slices.count(slot.graph, place, number, self._engine, self._buckets.steps)
             context = _Context(slot, tensor, number)
             if slot.uncompressed:
                 return tf.cast(tensor, sent), context

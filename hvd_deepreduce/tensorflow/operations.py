@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import weakref
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -13,10 +15,13 @@ import tensorflow as tf
 from hvd_deepreduce.codec import U8, Floats
 from hvd_deepreduce.engine import Engine, meeting
 from hvd_deepreduce.ops import arrays, device
+from hvd_deepreduce.tensorflow import indexed_slices
 from hvd_deepreduce.tensorflow.buckets import GraphBuckets
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
 from hvd_deepreduce.tensorflow.graph import Graph, Slot, without_order
 from hvd_deepreduce.tensorflow.handshake import Handshake
+
+_log = logging.getLogger("hvd_deepreduce")
 
 
 class Operations:
@@ -49,16 +54,15 @@ class Operations:
         Where this rank does not take part, Horovod never runs the other operations.
         """
         if not graph.counter:
-            steps, stats, process_set = self._steps, self._engine.stats, self._collectives.process_set
+            steps, process_set, searched = self._steps, self._collectives.process_set, weakref.ref(place)
 
             def count() -> np.int64:
                 with steps.lock:
                     graph.runs += 1
                     if not graph.compressed and process_set.included():
-                        stats.begin_step()
-                        sent, dense = graph.uncompressed_bytes()
-                        stats.add(sent=sent, dense=dense)
-                        stats.end_step()
+                        steps.reach(graph, graph.runs)
+                    if graph.runs == 1:
+                        _report_uncounted(graph, searched())
                     return np.int64(graph.runs)
 
             with place.as_default():
@@ -103,7 +107,7 @@ class Operations:
             with self._steps.working(step, "encode"):
                 slot.numel, slot.key = gradient.size, self._engine.key(parameter)
                 packed = self._engine.encode(parameter, gradient)
-            self._engine.stats.add(sent=packed.size + slot.carrier_bytes, dense=gradient.size * slot.dtype.size)
+            self._engine.count_allreduce(slot.carrier_bytes, gradient.size * slot.dtype.size)
             return packed, np.ones(1, slot.accumulated_in)
 
         types = [tf.uint8, slot.accumulated_in]
@@ -140,7 +144,7 @@ class Operations:
             self._engine.check_open()
             step, _ = self._steps.begin(slot, int(number))
             with self._steps.working(step, "encode"):
-                self._engine.stats.add(sent=slot.carrier_bytes, dense=gradient.size * slot.dtype.size)
+                self._engine.count_allreduce(slot.carrier_bytes, gradient.size * slot.dtype.size)
                 self._buckets.put(step, slot, gradient)
             return (np.ones(1, slot.accumulated_in),)
 
@@ -192,6 +196,15 @@ class Operations:
         with tf.device(gpu):
             results = tf.py_function(tf.autograph.experimental.do_not_convert(eager), inputs, types, name=name)
         return results
+
+
+def _report_uncounted(graph: Graph, place: tf.Graph | None) -> None:
+    missing = 0 if place is None else len(indexed_slices.conditionals(place)) - graph.sparse
+    if missing:
+        _log.warning(
+            "stats() does not count %d of the sparse gradients (or of their groups), which Horovod sends after the "
+            "last dense one. Put the variables with sparse gradients first, or use sparse_as_dense=True", missing
+        )  # fmt: skip
 
 
 def _tensor(array: Any) -> tf.Tensor:

@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Literal
 
 from hvd_deepreduce.engine import Engine, Parameter
-from hvd_deepreduce.tensorflow.graph import Slot, Step
+from hvd_deepreduce.tensorflow.graph import Graph, Slot, Step
 from hvd_deepreduce.tensorflow.parameters import GraphParameters
 
 
@@ -34,21 +34,28 @@ class Steps:
     def begin(self, slot: Slot, number: int) -> tuple[Step, Parameter]:
         """A gradient has come."""
         with self.lock:
+            self.reach(slot.graph, number)
             step, parameter = self.find(slot, number)
             step.begun += 1
         return step, parameter
 
+    def reach(self, graph: Graph, number: int) -> None:
+        """Something of the graph's run with this number has come; with the first its step begins."""
+        with self.lock:
+            if graph.reached < number:
+                graph.reached = number
+                self._engine.stats.begin_step()
+                self._engine.count_allreduce(*graph.uncompressed_bytes())
+                if graph.compressed:
+                    graph.step = Step(graph, number)
+                else:
+                    self._engine.stats.end_step()
+
     def find(self, slot: Slot, number: int) -> tuple[Step, Parameter]:
         """The run of the slot's graph with this number, and the slot's parameter."""
         with self.lock:
-            graph = slot.graph
-            step = graph.step
-            if step is None or step.number < number:
-                step = graph.step = Step(graph, number)
-                sent, dense = graph.uncompressed_bytes()
-                self._engine.stats.begin_step()
-                self._engine.stats.add(sent=sent, dense=dense)
-            if step.number != number:
+            step = slot.graph.step
+            if step is None or step.number != number:
                 raise RuntimeError(
                     "a function was run again before its previous run had ended: run it again after its results are "
                     "there"

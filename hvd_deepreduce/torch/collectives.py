@@ -14,6 +14,7 @@ import torch
 
 from hvd_deepreduce.codec import U8, Floats
 from hvd_deepreduce.engine import MismatchError, meeting
+from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.horovod import NOBODY_CAME, WARN_SECONDS, HorovodCollectives, handshake_seconds
 from hvd_deepreduce.torch.tensors import TorchTensors
 
@@ -101,9 +102,10 @@ class TorchCollectives(HorovodCollectives):
             _check_probe(probe)
 
     def _start_probe(self, name: str) -> int:
-        handle: int = hvd.allreduce_async(
-            torch.ones(1, dtype=torch.float64), name=name, op=hvd.Sum, process_set=self.process_set
-        )
+        one = torch.ones(1, dtype=torch.float64)
+        handle: int = hvd.allreduce_async(one, name=name, op=hvd.Sum, process_set=self.process_set)
+        if self.stats is not None:
+            self.stats.add(wire=traffic.allreduce(one.element_size(), self.size()))
         return handle
 
     def _end_probes(self, probe: int | None, name: str | None) -> None:

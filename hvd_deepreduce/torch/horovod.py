@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import horovod.torch as hvd
 import torch
 from horovod.torch.compression import Compressor
 
@@ -20,12 +21,21 @@ from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Device, Engine, Parameter, Reducer, Snapshot, Ticket, Told
 from hvd_deepreduce.engine.quoting import quoted
 from hvd_deepreduce.engine.state import Reshard, State
+from hvd_deepreduce.engine.stats import Report
+from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.torch.collectives import TorchCollectives, wire_device
 from hvd_deepreduce.torch.tensors import TorchTensors
 
 LINE = (
     "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), "
     'compression=DeepReduce(model, "topk_rice_qsgd"))'
+)
+ADASUM = "op=hvd.Adasum: Adasum cannot be computed on compressed gradients. Use op=hvd.Average or op=hvd.Sum"
+LATE = (
+    "parameters were unfrozen (requires_grad), or given to the optimizer, after hvd.DistributedOptimizer was made: "
+    "{names}. Horovod does not reduce their gradients, so the ranks' parameters would differ from this step on; it was "
+    "not applied. Make DeepReduce and the optimizer while all parameters that will ever be trained are trainable, and "
+    "freeze them afterwards: Horovod reduces zeros for those. Or delete both, and make them again"
 )
 CARRIER_BYTES = 8
 
@@ -60,14 +70,14 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         process_set: Any = None,
         **settings: Any,
     ) -> None:
-        if model is None or isinstance(model, str | Path | Mapping | Config):
+        if not isinstance(model, Iterable | torch.nn.Module) or isinstance(model, str | Path | Mapping | Config):
             raise TypeError(
-                f"the first argument of DeepReduce is {type(model).__name__}, but it must be the model: DeepReduce "
-                f"needs it to find the parameter of a gradient. Write: {LINE}"
+                f"the first argument of DeepReduce is {_a(model)}, but it must be the model: DeepReduce needs it to "
+                f"find the parameter of a gradient. Write: {LINE}"
             )
         self._model = model if isinstance(model, torch.nn.Module) else None
         pairs = list(model.named_parameters() if isinstance(model, torch.nn.Module) else model)
-        if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        if not all(map(_is_pair, pairs)):
             raise TypeError(
                 "the first argument of DeepReduce must be a torch.nn.Module or its named_parameters(), but its items "
                 f"are not pairs of a name and a tensor. Write: {LINE}"
@@ -79,6 +89,9 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             Parameter(name, number, tuple(tensor.shape), str(tensor.dtype))
             for number, (name, tensor) in enumerate(pairs)
         ]
+        # By optimizer: ids of the parameters that were trainable at its first step, and when it was checked last.
+        self._first_trained: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
+        self._checked: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
         self._by_shape: dict[tuple[int, ...], list[tuple[Parameter, torch.Tensor]]] = {}
         handles = []
         note = _noting_latest(weakref.ref(self))
@@ -90,6 +103,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         self._remove_hooks = weakref.finalize(self, _remove, handles)
         self._remove_hooks.atexit = False
         self._latest: torch.Tensor | None = None
+        self._sparse: dict[torch.Tensor, int] = {}
         self._agreed = False
         self._in_state = False
         self._reduced: set[str] = set()
@@ -116,8 +130,9 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         """
         self._engine.set_config(config, **settings)
 
-    def stats(self) -> dict[str, Any]:
-        """``{"total": ..., "last_step": ...}`` with this rank's ``hvd_deepreduce.engine.stats.Counters``."""
+    def stats(self) -> Report:
+        """``{"total": ..., "last_step": ...}`` with this rank's ``hvd_deepreduce.engine.stats.Counters``;
+        ``print`` shows a table."""
         return self._engine.stats.to_dict()
 
     def state_dict(self) -> dict[str, Any]:
@@ -160,8 +175,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
     def follow(self, told: Told) -> None:
         """Takes settings and step counts from rank 0 of an elastic job; keeps the residuals if the step is the same."""
         self._in_state = True
-        config = Config.load(told.config, threads=self.config.threads)
-        self.rewind(Snapshot(config, self._engine.following(told)))
+        self.rewind(self._engine.following(told))
 
     def close(self) -> None:
         """Ends its threads and exchanges, removes its hooks from the model, and frees the residuals.
@@ -173,7 +187,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         self._remove_hooks()
         # Horovod's optimizer may keep this object alive: let go of the model and of the buckets.
         self._model = self._latest = None
-        self._pairs, self._by_shape = {}, {}
+        self._pairs, self._by_shape, self._sparse = {}, {}, {}
         self._reducer = Reducer(self._engine, self._tensors, self._trained)
 
     def __enter__(self) -> DeepReduce:
@@ -200,13 +214,15 @@ class DeepReduce(Compressor):  # type: ignore[misc]
                 in a job without MPI; or ``close`` was called.
         """
         if tensor is None:
-            raise TypeError(f"compression= was given the class DeepReduce; it must be an instance. Write: {LINE}")
+            raise no_instance()
         engine = self._engine
         engine.check_open()
         engine.stats.begin_step()
+        if tensor.is_sparse:
+            return tensor, None  # decompress counts it
         dense_bytes = tensor.numel() * tensor.element_size()
-        if not tensor.is_floating_point() or tensor.is_sparse:
-            engine.stats.add(sent=dense_bytes, dense=dense_bytes)
+        if not tensor.is_floating_point():
+            engine.count_allreduce(dense_bytes, dense_bytes)
             return tensor, None
         parameter = self._find(tensor)
         if not engine.in_flight and (not self._agreed or not self._small(tensor)):
@@ -214,10 +230,10 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         if self._small(tensor):
             # Horovod reduces neither bfloat16 nor strided tensors: a copy is sent, and copied back into the gradient.
             sent = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous().to(wire_device(tensor))
-            engine.stats.add(sent=sent.numel() * sent.element_size(), dense=dense_bytes)
+            engine.count_allreduce(sent.numel() * sent.element_size(), dense_bytes)
             return sent, None if sent is tensor else tensor
         ticket = self._reducer.start(parameter, tensor)
-        engine.stats.add(sent=CARRIER_BYTES, dense=dense_bytes)
+        engine.count_allreduce(CARRIER_BYTES, dense_bytes)
         return torch.ones(1, dtype=torch.float64, device=wire_device(tensor)), ticket
 
     def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
@@ -235,9 +251,60 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             tensor = ctx.gradient
         elif ctx is not None:
             tensor = ctx.copy_(tensor)
+        elif tensor.is_sparse:
+            self._count_sparse(tensor)
         if not engine.in_flight:
             engine.stats.end_step()
         return tensor
+
+    def check_optimizer(self, optimizer: Any) -> None:
+        """Called before each step of ``hvd.DistributedOptimizer``, which shows DeepReduce only what it reduces: with
+        one rank nothing, and never a parameter that it does not know.
+
+        Raises:
+            ValueError: Adasum, or a parameter of another model.
+            RuntimeError: a parameter was unfrozen, or given to the optimizer, after that was made; or ``close`` was
+                called.
+        """
+        self._engine.check_open()
+        if getattr(optimizer, "op", hvd.Adasum) == hvd.Adasum:  # its own class has none
+            raise ValueError(f"the optimizer has {ADASUM}")
+        trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        numbers = [id(parameter) for parameter in trained]  # hashing tensors takes long
+        if self._checked.get(optimizer) == numbers:
+            return
+        names = {id(tensor): name for name, tensor in self._pairs.items()}
+        for parameter in trained:
+            if id(parameter) not in names:
+                raise self._unknown(parameter, [])
+        # With one rank Horovod registers nothing: those of the first step, then.
+        first = self._first_trained.setdefault(optimizer, set(numbers))
+        reduced = {id(one) for one in optimizer._requires_update} or first
+        late = [names[number] for number in numbers if number not in reduced]
+        if late:
+            optimizer.synchronize()  # nothing stays in flight
+            raise RuntimeError(LATE.format(names=", ".join(late[:5]) + ", ..." * (len(late) > 5)))
+        self._checked[optimizer] = numbers
+
+    def _came(self, tensor: torch.Tensor) -> None:
+        """Notes the parameter whose gradient came last, and the bytes of a sparse one: Horovod sends it by itself, and
+        shows only the ranks' sum."""
+        self._latest = tensor
+        gradient = tensor.grad
+        process_set = self._collectives.process_set
+        if gradient is not None and gradient.is_sparse and process_set.included() and process_set.size() > 1:
+            self._engine.stats.begin_step()
+            self._sparse[tensor] = _coo_bytes(gradient)
+
+    def _count_sparse(self, total: torch.Tensor) -> None:
+        """Counts a gradient that Horovod has gathered. Gradients of one shape may be taken for each other: it is their
+        sum that matters."""
+        ranks = self._engine.collectives.size()
+        size = _coo_bytes(total)
+        known = next((tensor for tensor in self._sparse if tensor.shape == total.shape), None)
+        own = size // ranks if known is None else self._sparse.pop(known)
+        dense = traffic.allreduce(total.numel() * total.element_size(), ranks).sent
+        self._engine.stats.add(wire=traffic.allgather(own, size, ranks), dense=dense)
 
     def _small(self, tensor: torch.Tensor) -> bool:
         """Whether the gradient is sent uncompressed."""
@@ -305,10 +372,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
                 "backward() backward_passes_per_step times before step()"
             )
         if any(tensor is gradient for tensor in self._pairs.values()):
-            return ValueError(
-                "Horovod passed a parameter in place of its gradient, as it does with op=hvd.Adasum: Adasum cannot be "
-                "computed on compressed gradients. Use op=hvd.Average or op=hvd.Sum"
-            )
+            return ValueError(f"Horovod passed a parameter in place of its gradient, as it does with {ADASUM}")
         if self._model is not None:
             now = dict(self._model.named_parameters())
             shapes = {name: tuple(tensor.shape) for name, tensor in now.items()}
@@ -335,14 +399,37 @@ def _on_host(state: Any) -> Any:
 
 
 def _noting_latest(compression: weakref.ref[DeepReduce]) -> Callable[[torch.Tensor], None]:
-    """A hook that notes the parameter whose gradient came last. The model keeps it, and must not keep DeepReduce."""
+    """A hook for each parameter whose gradient came. The model keeps it, and must not keep DeepReduce."""
 
     def note(tensor: torch.Tensor) -> None:
         known = compression()
         if known is not None:
-            known._latest = tensor
+            known._came(tensor)
 
     return note
+
+
+def _coo_bytes(gradient: torch.Tensor) -> int:
+    """Bytes of a sparse gradient's indices (int64) and values."""
+    return 8 * gradient._indices().numel() + gradient._values().numel() * gradient.element_size()
+
+
+def no_instance() -> TypeError:
+    """For ``compression=DeepReduce``."""
+    return TypeError(f"compression= was given the class DeepReduce; it must be an instance. Write: {LINE}")
+
+
+def _a(given: object) -> str:
+    """What an argument is, for an error."""
+    kind = type(given).__name__
+    return f"an optimizer ({kind})" if isinstance(given, torch.optim.Optimizer) else kind
+
+
+def _is_pair(given: object) -> bool:
+    """Whether it is a name and a tensor."""
+    if not isinstance(given, tuple) or len(given) != 2:
+        return False
+    return isinstance(given[0], str) and isinstance(given[1], torch.Tensor)
 
 
 def _remove(handles: list[Any]) -> None:

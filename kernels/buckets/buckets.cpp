@@ -1,5 +1,5 @@
 // Norms, sums, means and clipped scales of buckets of float32 values.
-#include "buckets/buckets.h"
+#include "buckets/buckets_cpu.h"
 
 #include "common/cpu.h"
 
@@ -17,17 +17,8 @@ DR_CLONES static float largest_magnitude(const float* values, u64 count) {
     return magnitude;
 }
 
-// Squares are added in float64 in eight lanes (element j in lane j % 8), then lanes 0+4, 1+5, 2+6, 3+7, then 0+2, 1+3,
-// then 0+1: an order that the device can follow.
 DR_CLONES static float l2_norm(const float* values, u64 count) {
-    double lane[8] = {};
-    u64 i = 0;
-    for (; i + 8 <= count; i += 8)
-        for (int j = 0; j < 8; ++j) lane[j] += (double)values[i + j] * (double)values[i + j];
-    for (int j = 0; i < count; ++i, ++j) lane[j] += (double)values[i] * (double)values[i];
-    for (int half = 4; half; half /= 2)
-        for (int j = 0; j < half; ++j) lane[j] += lane[j + half];
-    return l2_of_squares(lane[0]);
+    return l2_of_squares(sum_in_lanes(count, [=](u64 i) { return (double)values[i] * (double)values[i]; }));
 }
 
 // norms[bucket_count]: the largest magnitude, or the l2 norm, of each bucket.

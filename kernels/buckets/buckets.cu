@@ -15,20 +15,13 @@ KERNEL max_norms(const float* values, u64 count, u64 bucket_size, u32* norms) {
     });
 }
 
-// A warp computes a bucket. Element j is added in lane j % 8, in order, as in buckets.cpp. All 32 lanes load; each
-// group of eight lanes then computes the same eight sums.
+// A warp computes a bucket.
 KERNEL l2_norms(const float* values, u64 count, u64 bucket_size, float* norms) {
     const u64 buckets = bucket_count(count, bucket_size);
     for (u64 b = grid_thread() / 32; b < buckets; b += grid_threads() / 32) {
         const u64 begin = b * bucket_size, end = run_end(begin, bucket_size, count);
-        double sum = 0.0;
-        for (u64 base = begin; base < end; base += 32) {
-            const double x = base + lane_number() < end ? (double)values[base + lane_number()] : 0.0;
-            const double square = x * x;
-            for (u32 part = 0; part < 32; part += 8) sum += __shfl_sync(WHOLE_WARP, square, (lane_number() & 7) + part);
-        }
-        for (u32 half = 4; half; half /= 2) sum += __shfl_down_sync(WHOLE_WARP, sum, half);
-        if (lane_number() == 0) norms[b] = l2_of_squares(sum);
+        const double squares = sum_in_lanes(begin, end, [=](u64 i) { return (double)values[i] * (double)values[i]; });
+        if (lane_number() == 0) norms[b] = l2_of_squares(squares);
     }
 }
 

@@ -28,4 +28,17 @@ __device__ __forceinline__ float largest_magnitude(const float* values, u64 begi
     return __uint_as_float(warp_max(largest));
 }
 
+// term(begin) + ... + term(end - 1) in the order of buckets_cpu.h, found by a warp; the sum is lane 0's. All 32 lanes
+// call `term`, each for its own elements; each group of eight lanes then computes the same eight sums.
+template <class F>
+__device__ double sum_in_lanes(u64 begin, u64 end, F term) {
+    double sum = 0.0;
+    for (u64 base = begin; base < end; base += 32) {
+        const double own = base + lane_number() < end ? term(base + lane_number()) : 0.0;
+        for (u32 part = 0; part < 32; part += 8) sum += __shfl_sync(WHOLE_WARP, own, (lane_number() & 7) + part);
+    }
+    for (u32 half = 4; half; half /= 2) sum += __shfl_down_sync(WHOLE_WARP, sum, half);
+    return sum;
+}
+
 #endif

@@ -1,7 +1,7 @@
 // QSGD: buckets of values with one float32 norm each, stochastically rounded to 2 s + 1 levels.
 #include "qsgd/qsgd.h"
 
-#include "buckets/buckets.h"
+#include "buckets/buckets_cpu.h"
 #include "rounding/rounding_cpu.h"
 
 DR_CLONES static void qsgd_codes(const float* values, u64 count, u64 bucket_size, u32 s, const RoundingKey& key,
@@ -36,23 +36,14 @@ DR_API i64 dr_qsgd_dequantize(const u8* codes, const float* norms, u64 count, u6
     return largest > 2 * s ? (i64)ERR_VALUE : 0;
 }
 
-// Products are added in float64 in eight lanes, as the squares of an l2 norm are (kernels/buckets/buckets.cpp). The
-// squares of the codes are integers below 2^53, so their order does not matter.
 DR_CLONES static float fit_norm(const float* values, const u8* codes, u64 count, u32 s, float norm) {
-    double lane[8] = {};
-    u64 squares = 0;
-    const auto add = [&](u64 i, u64 j) {
+    u64 squares = 0;  // of integers: exact in any order
+    const double products = sum_in_lanes(count, [&](u64 i) {
         const i32 c = (i32)codes[i] - (i32)s;
-        lane[j] += (double)values[i] * (double)c;
         squares += (u64)(u32)(c * c);
-    };
-    u64 i = 0;
-    for (; i + 8 <= count; i += 8)
-        for (u64 j = 0; j < 8; ++j) add(i + j, j);
-    for (u64 j = 0; i < count; ++i, ++j) add(i, j);
-    for (int half = 4; half; half /= 2)
-        for (int j = 0; j < half; ++j) lane[j] += lane[j + half];
-    return fitted_norm(norm, lane[0], (double)squares, s);
+        return (double)values[i] * (double)c;
+    });
+    return fitted_norm(norm, products, (double)squares, s);
 }
 
 // fitted[bucket_count]: the norms that fit the codes best.

@@ -100,23 +100,19 @@ KERNEL qsgd_dequantize(const u8* codes, const float* norms, u64 count, u64 bucke
     if (bad) atomicMin(error, ERR_VALUE);
 }
 
-// A warp computes a bucket. Element j is added in lane j % 8, in order, as in qsgd.cpp. All 32 lanes load; each group of
-// eight lanes then computes the same eight sums.
+// A warp computes a bucket.
 KERNEL qsgd_fit_norms(const float* values, const u8* codes, u64 count, u64 bucket_size, u32 s, const float* norms,
                       float* fitted) {
     const u64 buckets = bucket_count(count, bucket_size);
     for (u64 b = grid_thread() / 32; b < buckets; b += grid_threads() / 32) {
         const u64 begin = b * bucket_size, end = run_end(begin, bucket_size, count);
-        double sum = 0.0, squares = 0.0;  // of integers: exact in any order
-        for (u64 base = begin; base < end; base += 32) {
-            const u64 i = base + lane_number();
-            const i32 c = i < end ? (i32)codes[i] - (i32)s : 0;
-            const double product = i < end ? (double)values[i] * (double)c : 0.0;
+        double squares = 0.0;  // of integers: exact in any order
+        const double products = sum_in_lanes(begin, end, [&](u64 i) {
+            const i32 c = (i32)codes[i] - (i32)s;
             squares += (double)(c * c);
-            for (u32 part = 0; part < 32; part += 8) sum += __shfl_sync(WHOLE_WARP, product, (lane_number() & 7) + part);
-        }
-        for (u32 half = 4; half; half /= 2) sum += __shfl_down_sync(WHOLE_WARP, sum, half);
+            return (double)values[i] * (double)c;
+        });
         for (u32 half = 16; half; half /= 2) squares += __shfl_down_sync(WHOLE_WARP, squares, half);
-        if (lane_number() == 0) fitted[b] = fitted_norm(norms[b], sum, squares, s);
+        if (lane_number() == 0) fitted[b] = fitted_norm(norms[b], products, squares, s);
     }
 }

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import tempfile
@@ -24,12 +25,14 @@ from hvd_deepreduce import container as wire
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.engine.state import to_bytes
+from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.tensorflow import DeepReduce, SaveState, handshake
+from hvd_deepreduce.tensorflow import DeepReduce, SaveState, callbacks, handshake
 from hvd_deepreduce.tensorflow.elastic import TensorFlowState
 from tests import cuda_emulator
 from tests.adapters import containers
 from tests.adapters.scopes import SCOPES
+from tests.adapters.tcp import Meter
 from tests.case_runner import CASES, run_cases
 
 LOSSLESS = {"sparsifier": {"name": "topk", "density": 1.0}, "value": "raw", "index": "bitmap", "min_elements": 0}
@@ -52,6 +55,11 @@ def network(seed=0):
     keras.utils.set_random_seed(seed)
     layers = [keras.layers.Dense(50, "tanh"), keras.layers.Dense(30, "tanh"), keras.layers.Dense(4)]
     return keras.Sequential([keras.Input((20,)), *layers])
+
+
+def ring(*sizes):
+    """Bytes that a rank sends where Horovod allreduces float32 tensors of these sizes without compression."""
+    return sum(traffic.allreduce(4 * size, hvd.size()).sent for size in sizes)
 
 
 def batch(step, rank=None, size=16):
@@ -81,12 +89,12 @@ def train(model, compression, steps=3, first=0, graph=False, variables=None, dat
     return run
 
 
-def fit(model, optimizer, steps=3, size=16, **options):
+def fit(model, optimizer, used=(), steps=3, size=16, epochs=1, **options):
     """model.fit on the batches that ``train`` has, the last one shorter where ``size`` is."""
     parts = [batch(step, size=16 if step + 1 < steps else size) for step in range(steps)]
     x, y = (np.concatenate([part[at] for part in parts]) for at in (0, 1))
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), **options)
-    model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+    return model.fit(x, y, 16, epochs, shuffle=False, verbose=0, callbacks=list(used)).history
 
 
 def flat(model):
@@ -292,7 +300,7 @@ def many_tensors_in_whatever_order():
         step(tf.constant(number + hvd.rank()))
     same_everywhere(type("Model", (), {"trainable_variables": variables}))
     stats = compression.stats()
-    assert stats["total"]["steps"] == 8 and stats["last_step"]["dense_bytes"] == 40 * 300 * 4
+    assert stats["total"]["steps"] == 8 and stats["last_step"]["dense_bytes"] == 40 * ring(300)
 
 
 class Tables(keras.Model):
@@ -367,7 +375,7 @@ def larger_scopes_keep_what_they_do_not_send():
         everything = hvd.allreduce(tf.constant(came - kept), op=hvd.Sum).numpy()
         assert close(sent, everything, 1e-4), scope
         stats = compression.stats()["total"]
-        assert 0 < stats["bytes_sent"] < stats["dense_bytes"] == 4 * 4 * came.size
+        assert 0 < stats["bytes_sent"] < stats["dense_bytes"] == 4 * ring(*(v.shape.num_elements() for v in variables))
         final = flat(model)
         again = DeepReduce(LOSSY, **scope)
         again.load_state_dict(saved)
@@ -494,7 +502,7 @@ def many_tensors_in_buckets():
             step(tf.constant(number + hvd.rank()))
         same_everywhere(type("Model", (), {"trainable_variables": variables}))
         stats = compression.stats()
-        assert stats["total"]["steps"] == 6 and stats["last_step"]["dense_bytes"] == 40 * 300 * 4
+        assert stats["total"]["steps"] == 6 and stats["last_step"]["dense_bytes"] == 40 * ring(300)
         assert set(compression.state_dict()["steps"].values()) == {6}
 
 
@@ -587,7 +595,8 @@ def sparse_gradients_as_dense_and_as_they_are():
         compression = DeepReduce(sparsifier="nonzero", value="raw", min_elements=0)
         assert close(dense, run(compression, sparse_as_dense=True, graph=graph))
         stats = compression.stats()["total"]
-        assert stats["bytes_sent"] < stats["dense_bytes"]
+        # Each container is sent to every other rank.
+        assert stats["bytes_sent"] < (hvd.size() - 1) * stats["steps"] * 4 * dense.size
         assert len(compression.state_dict()["residuals"]) == 4
     for number, scope in enumerate(filter(possible, (SCOPES[0], SCOPES[4]))):
         # In eager mode a sparse gradient's shape is not known until it comes.
@@ -697,7 +706,89 @@ def integer_and_tiny_and_zero_gradients():
     assert scalar.numpy() == 2 * hvd.size() and zeros.numpy().tolist() == [[0, 0]] * 3
     assert one.numpy().tolist() == [-3.5 * hvd.size()]
     stats = compression.stats()["total"]
-    assert stats["steps"] == 1 and stats["dense_bytes"] == 20 + 4 + 24 + 4
+    assert stats["steps"] == 1 and abs(stats["dense_bytes"] - ring(5, 1, 6, 1)) < 4
+
+
+@case
+def stats_are_the_bytes_on_the_wire():
+    """Of containers, of gradients that are not compressed, and of IndexedSlices, grouped or not."""
+    raw = {"sparsifier": {"name": "topk", "density": 0.1}, "value": "raw", "index": "raw"}
+    for number, settings in enumerate([raw, {**raw, "min_elements": 10**7}, None, None]):
+        compression = DeepReduce(LOSSY if settings is None else settings)
+        values = np.random.default_rng(0).standard_normal((5_000, 40)).astype("f")
+        made = zip(("table", "out", "last"), (values, values.T, values[0]), strict=True)
+        table, out, last = (tf.Variable(value, name=f"{name}{number}") for name, value in made)  # groups go by name
+        options = {} if number < 3 else {"groups": [[table], [out, last]]}
+
+        @tf.function(autograph=False)
+        def step(rows, settings=settings, table=table, out=out, last=last, compression=compression, options=options):
+            with tf.GradientTape() as tape:
+                found = tf.gather(table, rows) if settings is None else tf.square(table)
+                loss = tf.reduce_sum(tf.square(found * last)) + tf.reduce_sum(tf.square(out))
+            tape = hvd.DistributedGradientTape(tape, compression=compression, **options)
+            return tape.gradient(loss, [table, out, last])
+
+        hvd.allreduce(tf.zeros(1), name=f"begin{number}")
+        meter = Meter()
+        for at in range(2):
+            step(tf.constant(np.random.default_rng(10 * at + hvd.rank()).integers(0, 5_000, 3_000)))
+        measured, idle = meter.read()
+        stats = compression.stats()
+        numbers = [stats["total"]["bytes_sent"], stats["total"]["bytes_received"], *measured, idle]
+        sent, received, *measured, idle = hvd.allreduce(tf.constant(numbers, tf.float64), op=hvd.Sum).numpy()
+        for counted, real in zip((sent, received), measured, strict=True):
+            assert 0.995 * counted < real < 1.04 * counted + 2 * idle, (number, sent, received, measured, idle)
+        assert stats["total"]["steps"] == 2 and stats["last_step"]["dense_bytes"] == ring(200_000, 200_000, 40)
+        if settings is None:
+            assert stats["last_step"]["bytes_received"] > 3_000 * 40 * 4
+
+    @tf.function(autograph=False)
+    def sparse_last():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, [1, 2])) + tf.reduce_sum(tf.square(last))
+        tape = hvd.DistributedGradientTape(tape, compression=DeepReduce(LOSSY))
+        return tape.gradient(loss, [last, table])
+
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    log = logging.getLogger("hvd_deepreduce")
+    log.addHandler(handler)
+    sparse_last()
+    log.removeHandler(handler)
+    assert ["does not count 1 of the sparse gradients" in one for one in said] == [True], said
+
+
+@case
+def horovods_callbacks_in_fit():
+    """The stock ones fail with this Keras, without DeepReduce too."""
+    seen = []
+    legacy = keras.optimizers.legacy
+
+    class Seen(keras.callbacks.Callback):
+        def on_batch_end(self, batch, logs=None):
+            optimizer = self.model.optimizer
+            seen.append((float(optimizer.lr), float(optimizer.momentum)))
+
+    with pytest.raises(AttributeError):
+        hvd_keras.callbacks.MetricAverageCallback().on_epoch_end(0, {"loss": 1.0})
+    for number, kind in enumerate((keras.optimizers.SGD, legacy.SGD)):
+        model, compression = network(), DeepReduce(LOSSY)
+        optimizer = hvd.DistributedOptimizer(kind(0.4, momentum=0.9), compression=compression)
+        warmup = callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=1, steps_per_epoch=4)
+        later = callbacks.LearningRateScheduleCallback(0.4, 0.5, start_epoch=1)
+        seen.clear()
+        logs = fit(model, optimizer, [Seen(), warmup, later, callbacks.MetricAverageCallback()], steps=4, epochs=2)
+        # Linear to 0.4; in the second epoch 0.4 * 0.5 ** 0.
+        n = hvd.size()
+        rates = [0.4 / n * (step / 4 * (n - 1) + 1) for step in range(1, 5)] + [0.4] * 4
+        assert close([rate for rate, _ in seen], rates), (kind, seen)
+        # A batch's momentum is that of the last one's rate, where the optimizer can change it.
+        ratios = np.array(rates) / [0.4, *rates[:-1]]
+        assert close([momentum for _, momentum in seen], 0.9 * (ratios if number else np.ones(8)))
+        same_everywhere(model)
+        gathered = hvd.allgather(tf.constant([logs["loss"]])).numpy()
+        assert (gathered == gathered[0]).all(), "the ranks' losses are not averaged"
 
 
 @case
@@ -1020,6 +1111,10 @@ def a_corrupt_container():
 def what_cannot_be():
     with pytest.raises(ConfigError):
         DeepReduce(scope="tensor", exchange="densestream")
+    for given in ([network(), "smallest"], [network()], [keras.optimizers.SGD(0.1)], ["smallest", 2]):
+        names = ", ".join(type(one).__name__ for one in given)
+        with pytest.raises(TypeError, match=f"was given {names}. On TensorFlow its only positional argument is the co"):
+            DeepReduce(*given)
     with pytest.raises(TypeError, match="the class DeepReduce; it must be an instance"):
         train(network(), DeepReduce)
     with pytest.raises(RuntimeError, match="this tensor is not in a graph"):

@@ -39,10 +39,12 @@ ONCE = dict.fromkeys(
         "every_dtype_and_a_shape_that_is_not_known",
         "gradients_on_a_device_equal_those_on_the_host",
         "gradients_that_are_none_and_another_choice_of_variables",
+        "horovods_callbacks_in_fit",
         "keras_optimizers_and_fit",
         "larger_scopes_in_keras",
         "loss_scaling_skips_the_same_steps_everywhere",
         "mixed_precision_in_keras",
+        "stats_are_the_bytes_on_the_wire",
         "two_models_in_one_step",
         "what_cannot_be",
         "what_fails_in_buckets_is_raised_at_the_end_of_the_step",
@@ -71,6 +73,31 @@ def test_a_rank_without_deepreduce_ends_the_job(monkeypatch):
     ended = launch("mpirun", 2, HERE / "tensorflow_mixed.py", seconds=200, check=False)
     assert ended.returncode != 0 and "step done" not in ended.stdout, ended.stdout
     assert "TimeoutError: this rank has waited 2 s at its first gradient" in ended.stdout, ended.stdout
+
+
+@pytest.mark.slow
+def test_one_rank_alone_finds_mistakes():
+    program = """
+import horovod.tensorflow as hvd, tensorflow as tf
+from hvd_deepreduce.tensorflow import DeepReduce
+hvd.init()
+variable = tf.Variable(tf.ones([40, 50]))
+for compression, op in ((DeepReduce, hvd.Average), (DeepReduce(), hvd.Adasum)):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.sin(variable))
+    tape = hvd.DistributedGradientTape(tape, compression=compression, op=op)
+    try:
+        tape.gradient(loss, [variable])
+    except (TypeError, ValueError) as error:
+        print(error)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, text=True, timeout=250,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_USE_LEGACY_KERAS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert "compression= was given the class DeepReduce; it must be an instance" in ended.stdout, ended.stdout
+    assert "op=hvd.Adasum cannot be computed on compressed gradients" in ended.stdout, ended.stdout
 
 
 @pytest.mark.slow

@@ -15,11 +15,11 @@ from tests.ranks import launch
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "torch_cases.py"
-WAYS = [("mpirun", 2), ("mpirun", 3), ("mpirun", 4), ("horovodrun --gloo", 2), ("horovodrun --mpi", 2)]
+WAYS = [("mpirun", 2), ("mpirun", 3), ("mpirun tcp", 4), ("horovodrun --gloo", 2), ("horovodrun --mpi", 2)]
 JOBS = [Job(PROGRAM, launcher, ranks) for launcher, ranks in WAYS]
-THREE = JOBS[1]
+THREE, TCP = JOBS[1:3]
 # The kernels on a device do not depend on what carries the containers.
-ONCE = {COMPARED: THREE, "gradients_on_a_device_equal_those_on_the_host": THREE}
+ONCE = {COMPARED: THREE, "gradients_on_a_device_equal_those_on_the_host": THREE, "stats_are_the_bytes_on_the_wire": TCP}
 
 
 @pytest.mark.launch
@@ -73,3 +73,56 @@ def test_one_rank_alone_needs_no_launcher():
     optimizer.step()
     assert not torch.equal(before, model.weight)
     assert compression.stats()["total"]["bytes_sent"] == 0
+
+
+def test_one_rank_alone_finds_mistakes():
+    """Horovod does not call any compression then."""
+    import horovod.torch as hvd
+    import torch
+
+    from hvd_deepreduce.torch import DeepReduce
+
+    hvd.init()
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+
+    def step(compression, **options):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression, **options)
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        return optimizer
+
+    with pytest.raises(TypeError, match="the class DeepReduce; it must be an instance"):
+        step(DeepReduce)
+    with pytest.raises(ValueError, match="op=hvd.Adasum: Adasum cannot be computed on compressed gradients"):
+        step(DeepReduce(model), op=hvd.Adasum)
+    with pytest.raises(ValueError, match=r"float32 \[3, 4\] does not belong to any parameter of the model that DeepR"):
+        step(DeepReduce(torch.nn.Linear(4, 3)))
+    model[1].requires_grad_(False)
+    optimizer = step(DeepReduce(model))
+    model[0].requires_grad_(False)
+    optimizer.step()
+    model.requires_grad_(True)
+    with pytest.raises(RuntimeError, match=r"after hvd.DistributedOptimizer was made: 1.weight, 1.bias\. Horovod does"):
+        optimizer.step()
+    with DeepReduce(model) as compression:
+        optimizer = step(compression)
+    with pytest.raises(RuntimeError, match="this DeepReduce was closed"):
+        optimizer.step()
+    step(hvd.Compression.fp16)
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+def test_what_deepreduce_is_given():
+    import torch
+
+    from hvd_deepreduce.torch import DeepReduce
+
+    model = torch.nn.Linear(2, 2)
+    given = [torch.optim.SGD(model.parameters(), lr=0.1), 7, None, "topk_rice_qsgd"]
+    for one, what in zip(given, [r"an optimizer \(SGD\)", "int", "NoneType", "str"], strict=True):
+        with pytest.raises(TypeError, match=f"argument of DeepReduce is {what}, but it must be the model: .* Write: "):
+            DeepReduce(one)
+    for items in (model.parameters(), [("a", 1)], [(model.weight, "a")], ["ab"], [()]):
+        with pytest.raises(TypeError, match="its items are not pairs of a name and a tensor"):
+            DeepReduce(items)

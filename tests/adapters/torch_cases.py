@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 
 import horovod.torch as hvd
@@ -18,11 +19,13 @@ from hvd_deepreduce import Config, ContainerError
 from hvd_deepreduce import container as wire
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.engine import MismatchError
+from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.torch import DeepReduce
 from tests import cuda_emulator
 from tests.adapters import containers
 from tests.adapters.scopes import SCOPES
+from tests.adapters.tcp import Meter
 from tests.case_runner import case, run_cases
 
 LOSSLESS = {"sparsifier": {"name": "topk", "density": 1.0}, "value": "raw", "index": "bitmap", "min_elements": 0}
@@ -62,6 +65,11 @@ def train(model, compression, steps=3, first=0, passes=1, **options):
 
 def flat(model):
     return torch.cat([p.detach().double().reshape(-1) for p in model.parameters()])
+
+
+def ring(tensors):
+    """Bytes that a rank sends where Horovod allreduces these tensors, float32, without compression."""
+    return sum(traffic.allreduce(4 * tensor.numel(), hvd.size()).sent for tensor in tensors)
 
 
 def same_everywhere(model, process_set=hvd.global_process_set):
@@ -276,6 +284,32 @@ def larger_scopes_with_parameters_frozen_and_unfrozen_on_the_way():
 
 
 @case
+def a_parameter_that_is_unfrozen_after_the_optimizer_was_made():
+    """Horovod would not reduce it, and the ranks would train different models."""
+    model = network()
+    model[2].requires_grad_(False)
+    compression = DeepReduce(model, LOSSY)
+    optimizer = train(model, compression, steps=1)
+    model[2].requires_grad_(True)
+    before = flat(model)
+    optimizer.zero_grad()
+    loss_of(model, 1).backward()
+    raises_everywhere(RuntimeError, r"was made: 2.weight, 2.bias\. Horovod does not reduce", optimizer.step)
+    assert torch.equal(before, flat(model))
+    # What the error says to do: make them while all are trainable, and freeze them afterwards. Or make them again.
+    compression.close()
+    del optimizer, compression
+    gc.collect()
+    optimizer = train(model, DeepReduce(model, LOSSY), steps=1)
+    for trainable in (False, True):
+        model[2].requires_grad_(trainable)
+        optimizer.zero_grad()
+        loss_of(model, 2).backward()
+        optimizer.step()
+    same_everywhere(model)
+
+
+@case
 def larger_scopes_of_two_models_in_flight_at_a_time():
     for scope in filter(possible, (SCOPES[0], SCOPES[1], SCOPES[3], SCOPES[5])):
         finals = []
@@ -422,7 +456,8 @@ def sparse_gradients_as_dense_and_as_they_are():
     compression = DeepReduce(model, sparsifier="nonzero", value="raw", min_elements=0)
     assert torch.allclose(dense, train_tables(compression, model, sparse_as_dense=True), rtol=1e-4, atol=1e-6)
     stats = compression.stats()["total"]
-    assert stats["bytes_sent"] < stats["dense_bytes"]
+    # Each container is sent to every other rank.
+    assert stats["bytes_sent"] < (hvd.size() - 1) * 4 * 4 * flat(model).numel()
     assert set(compression.state_dict()["residuals"]) == {name for name, _ in model.named_parameters()}
     # Without sparse_as_dense Horovod sends sparse gradients itself; the dense ones go through DeepReduce.
     model = Tables()
@@ -463,7 +498,60 @@ def synchronize_clip_and_step():
     same_everywhere(model)
     stats = compression.stats()
     assert stats["total"]["steps"] == 3 and stats["last_step"]["steps"] == 1
-    assert stats["total"]["dense_bytes"] == 3 * stats["last_step"]["dense_bytes"] == 3 * 4 * flat(model).numel()
+    assert stats["total"]["dense_bytes"] == 3 * stats["last_step"]["dense_bytes"] == 3 * ring(model.parameters())
+
+
+class Lookups(nn.Module):
+    """Rows of an embedding, whose gradient Horovod sends sparse."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.table, self.out = nn.Embedding(5_000, 40, sparse=True), nn.Linear(40, 4)
+
+    def forward(self, x):
+        rows = (x.abs() * 1e4).long().reshape(-1) % 5_000
+        return self.out(self.table(rows)).reshape(*x.shape, 4).mean(1)
+
+
+def wide():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 10_000), nn.Linear(10_000, 4))
+
+
+def check_bytes(what, stats, measured, idle):
+    # A rank may pass on what it got, in place of its own: it is the ranks' sums that are equal.
+    numbers = [stats["bytes_sent"], stats["bytes_received"], *measured, idle]
+    total = hvd.allreduce(torch.tensor(numbers, dtype=torch.float64), op=hvd.Sum, name="check_bytes")
+    sent, received, *measured, idle = total.tolist()
+    for counted, real in zip((sent, received), measured, strict=True):
+        assert 0.995 * counted < real < 1.04 * counted + 2 * idle, (what, sent, received, measured, idle)
+
+
+@case
+def stats_are_the_bytes_on_the_wire():
+    """Of each exchange, of what is not compressed, of sparse gradients, and of the comparison of the ranks."""
+    raw = {"sparsifier": {"name": "topk", "density": 0.1}, "value": "raw", "index": "raw"}
+    over_mpi = {"sparsifier": {"name": "topk", "density": 0.1}, "scope": "model", "index": None, "value": None}
+    settings = [raw, {**raw, "min_elements": 10**7}]
+    settings += [{**over_mpi, "exchange": name} for name in ("densestream", "sparcml", "topk_allgather")]
+    for number, config in enumerate([*settings, LOSSY]):
+        model = Lookups() if config is LOSSY else wide()
+        pairs = named(model, f"wire{number}")
+        with DeepReduce(pairs, config) as compression:
+            hvd.barrier()
+            meter = Meter()
+            optimizer = wrapped(model, pairs, compression)
+            for step in range(2):
+                optimizer.zero_grad()
+                generator = torch.Generator().manual_seed(10 * step + hvd.rank())
+                model(torch.randn(100, 20, generator=generator)).square().sum().backward()
+                optimizer.step()
+            hvd.barrier()
+            check_bytes(config, compression.stats()["total"], *meter.read())
+            stats = compression.stats()["total"]
+            assert stats["steps"] == 2 and stats["dense_bytes"] == 2 * ring(model.parameters())
+            del optimizer
 
 
 @case

@@ -11,6 +11,8 @@ from hvd_deepreduce import Config
 from hvd_deepreduce.engine import BucketLayout, Member, MismatchError, Parameter
 from hvd_deepreduce.engine.agreement import Agreement, compare, read, statement
 from hvd_deepreduce.engine.stats import Stats
+from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.exchange.traffic import Traffic
 from tests.engine.numpy_adapter import Job, ThreadCollectives
 
 
@@ -129,16 +131,37 @@ def test_stats_of_threads():
     def work(number):
         stats.begin_step()
         for _ in range(100):
-            stats.add(sent=1, dense=2, encode=0.5, wait=0.25, decode=1.0)
+            stats.add(wire=Traffic(1, 3), dense=2, encode=0.5, wait=0.25, decode=1.0)
 
     for _ in range(2):
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(work, range(8)))
         stats.end_step()
     total, last = stats.to_dict()["total"], stats.to_dict()["last_step"]
-    assert total == {"steps": 2, "bytes_sent": 1600, "dense_bytes": 3200, "encode_seconds": 800.0,
-                     "wait_seconds": 400.0, "decode_seconds": 1600.0}  # fmt: skip
+    assert total == {"steps": 2, "bytes_sent": 1600, "bytes_received": 4800, "dense_bytes": 3200,
+                     "encode_seconds": 800.0, "wait_seconds": 400.0, "decode_seconds": 1600.0}  # fmt: skip
     assert last == {key: value / 2 for key, value in total.items()}
+    assert str(stats.to_dict()).splitlines() == [
+        "                    total  last step",
+        "steps                   2          1",
+        "bytes sent          1,600        800",
+        "bytes received      4,800      2,400",
+        "dense bytes         3,200      1,600",
+        "encode seconds   800.0000   400.0000",
+        "wait seconds     400.0000   200.0000",
+        "decode seconds  1600.0000   800.0000",
+        "sent / dense       50.00%     50.00%",
+    ]
+
+
+def test_bytes_on_the_wire():
+    """In sum over the ranks, as many bytes are sent as received, and the least that each operation needs."""
+    assert traffic.allgather(10, 60, 3) == Traffic(20, 50) and traffic.allgather(10, 10, 1) == Traffic(0, 0)
+    assert traffic.allreduce(800, 2) == Traffic(800, 800) and traffic.allreduce(800, 4) == Traffic(1200, 1200)
+    assert traffic.allreduce(8, 1) == traffic.NOTHING
+    sizes = [10, 20, 30]
+    each = [traffic.allgather(size, sum(sizes), 3) for size in sizes]
+    assert sum(one.sent for one in each) == sum(one.received for one in each) == 2 * sum(sizes)
 
 
 def test_a_parameter_says_in_what_it_is_accumulated():

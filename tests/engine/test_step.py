@@ -180,7 +180,10 @@ def test_containers_have_the_keys_of_their_parameters(scope):
             supports = [decode_part(c, c.numel)[0] for c in containers if c.key.parameter == 0]
             assert all(support[-1] == 400 and support.size > 1 for support in supports)
         assert stats["total"]["steps"] == 2 and stats["last_step"]["steps"] == 1
-        assert stats["total"]["bytes_sent"] == sum(data.size for _, data in sent[1:])
+        own = sum(data.size for _, data in sent)
+        everything = sum(data.size for one in job.sent for _, data in one)
+        assert stats["total"]["bytes_sent"] == (RANKS - 1) * own, "containers and handshake go to all others"
+        assert stats["total"]["bytes_received"] == everything - own
         assert stats["total"]["encode_seconds"] > 0 and stats["total"]["decode_seconds"] > 0
 
 

@@ -6,6 +6,7 @@ from mpi4py import MPI
 
 from hvd_deepreduce.codec import Floats, RngKey
 from hvd_deepreduce.exchange.settings import Exchange, exchanges
+from hvd_deepreduce.exchange.traffic import Traffic
 from hvd_deepreduce.sparse import SparseTensor
 
 
@@ -26,11 +27,11 @@ def dense_sum(
     out: Floats,
     residual: Floats | None,
     key: RngKey,
-) -> int:
+) -> Traffic:
     own = tensor.dense() if isinstance(tensor, SparseTensor) else tensor
     for _ in range(settings.rounds):
         comm.Allreduce(own, out)
     if residual is not None:
         residual -= own
     assert key.rank == comm.rank
-    return settings.rounds * own.nbytes
+    return Traffic(settings.rounds * own.nbytes, settings.rounds * own.nbytes)

@@ -12,6 +12,7 @@ from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.exchange.queue import ExchangeQueue
 from hvd_deepreduce.exchange.settings import AllGather, DenseStreamExchange, SparCML, TopKAllGather
+from hvd_deepreduce.exchange.traffic import Traffic
 from hvd_deepreduce.sparse import SparseTensor
 from tests.case_runner import case
 from tests.exchange.external import DenseSum
@@ -37,13 +38,13 @@ def expected(ranks) -> np.ndarray:
     return sum(tensor(rank).dense() for rank in ranks)
 
 
-def check(queue: ExchangeQueue, settings, ranks, me: int) -> int:
-    """The sum and the residual of one exchange; returns the bytes sent."""
+def check(queue: ExchangeQueue, settings, ranks, me: int) -> Traffic:
+    """The sum and the residual of one exchange; returns the bytes sent and received."""
     residual, out = accumulated(RANK), np.full(NUMEL, np.nan, np.float32)
-    sent = queue.submit(settings, lambda: (tensor(RANK), residual), out, RngKey(1, 2, 3, me)).result(60)
+    traffic = queue.submit(settings, lambda: (tensor(RANK), residual), out, RngKey(1, 2, 3, me)).result(60)
     assert np.allclose(out, expected(ranks), atol=1e-5), settings
     assert not residual[selection(RANK)].any() and residual.any(), settings
-    return sent
+    return traffic
 
 
 @case
@@ -52,7 +53,8 @@ def an_exchange_of_another_package() -> None:
     for rounds in (1, 3):
         settings = Config.load({"exchange": {"name": "external_dense_sum", "rounds": rounds}}).exchange
         assert isinstance(settings, DenseSum)
-        assert check(queue, settings, range(SIZE), RANK) == rounds * 4 * NUMEL
+        for way in check(queue, settings, range(SIZE), RANK):
+            assert 0 < way - rounds * 4 * NUMEL < 400, "its own bytes, and the queue's meeting and agreement"
 
 
 @case
@@ -64,8 +66,9 @@ def each_exchange_runs_its_own_function() -> None:
         TopKAllGather(),
         SparCML(algorithm="split_allgather"),
     )
-    sent = [check(queue, one, range(SIZE), RANK) for one in settings]
-    assert all(sent) and len(set(COMM.allreduce(np.array(sent)).tolist())) == len(sent), sent
+    sent, received = np.array([check(queue, one, range(SIZE), RANK) for one in settings]).T
+    assert sent.all() and len(set(COMM.allreduce(sent).tolist())) == len(sent), sent
+    assert COMM.allreduce(sent).tolist() == COMM.allreduce(received).tolist(), "what one sends another receives"
 
 
 @case

@@ -76,7 +76,22 @@ def saved_residual(state: dict[str, Any], one: Episode) -> np.ndarray:
     return np.concatenate(found)
 
 
-class TorchRunner(Runner):
+class HorovodRunner(Runner):
+    """A job of one rank with a ``DeepReduce``, which a subclass makes."""
+
+    compression: Any
+
+    def residual(self) -> np.ndarray:
+        return saved_residual(self.compression.state_dict(), self.one)
+
+    def state(self) -> Any:
+        return self.parameters(), copy.deepcopy(self.compression.state_dict())
+
+    def change(self) -> None:
+        self.compression.set_config(**self.one.changed)
+
+
+class TorchRunner(HorovodRunner):
     """``hvd.DistributedOptimizer`` of PyTorch."""
 
     def __init__(self, one: Episode) -> None:
@@ -119,12 +134,6 @@ class TorchRunner(Runner):
     def parameters(self) -> np.ndarray:
         return np.concatenate([p.detach().numpy().reshape(-1) for p in self.tensors])
 
-    def residual(self) -> np.ndarray:
-        return saved_residual(self.compression.state_dict(), self.one)
-
-    def state(self) -> Any:
-        return self.parameters(), copy.deepcopy(self.compression.state_dict())
-
     def load(self, state: Any) -> None:
         parameters, saved = state
         self.compression.load_state_dict(saved)
@@ -132,11 +141,7 @@ class TorchRunner(Runner):
             for tensor, value in zip(self.tensors, parts(parameters, self.one), strict=True):
                 tensor.copy_(self.torch.from_numpy(value))
 
-    def change(self) -> None:
-        self.compression.set_config(**self.one.changed)
-
-
-class TensorFlowRunner(Runner):
+class TensorFlowRunner(HorovodRunner):
     """``hvd.DistributedGradientTape`` in a tf.function."""
 
     def __init__(self, one: Episode) -> None:
@@ -175,21 +180,11 @@ class TensorFlowRunner(Runner):
     def parameters(self) -> np.ndarray:
         return np.concatenate([variable.numpy().reshape(-1) for variable in self.variables])
 
-    def residual(self) -> np.ndarray:
-        return saved_residual(self.compression.state_dict(), self.one)
-
-    def state(self) -> Any:
-        return self.parameters(), copy.deepcopy(self.compression.state_dict())
-
     def load(self, state: Any) -> None:
         parameters, saved = state
         self.compression.load_state_dict(saved)
         for variable, value in zip(self.variables, parts(parameters, self.one), strict=True):
             variable.assign(value)
-
-    def change(self) -> None:
-        self.compression.set_config(**self.one.changed)
-
 
 class MpiRunner(Runner):
     """The exchanges of ``hvd_deepreduce.exchange`` on mpi4py alone."""

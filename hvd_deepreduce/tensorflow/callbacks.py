@@ -1,0 +1,59 @@
+"""Horovod's callbacks for ``model.fit``, for Keras 2.
+
+    callbacks = [MetricAverageCallback(), LearningRateWarmupCallback(initial_lr=0.1 * hvd.size(), warmup_epochs=3)]
+
+With ``TF_USE_LEGACY_KERAS=1``, those of ``horovod.tensorflow.keras.callbacks`` fail with an ``AttributeError``: they
+take the backend of the package ``keras``, which is Keras 3 then. These are the same callbacks with the backend of
+``tf.keras``. They work with and without DeepReduce. ``BroadcastGlobalVariablesCallback`` and ``BestModelCheckpoint`` of
+Horovod work as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import tensorflow as tf
+from horovod.tensorflow.keras import callbacks as stock
+
+_log = logging.getLogger("hvd_deepreduce")
+
+
+class MetricAverageCallback(stock.MetricAverageCallback):  # type: ignore[misc]
+    """Averages the metrics over the ranks at the end of each epoch; before callbacks that use them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.backend = tf.keras.backend
+
+
+class _RateCallback:
+    """Momentum correction multiplies the momentum of a batch. The optimizers of Keras 2.11 and later have a number in
+    place of a variable there, which is fixed once the training function is traced. Those in
+    ``tf.keras.optimizers.legacy`` have a variable."""
+
+    model: Any
+    momentum_correction: bool
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.backend = tf.keras.backend
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        momentum = getattr(self.model.optimizer, "momentum", 0.0)
+        if self.momentum_correction and not isinstance(momentum, tf.Variable):
+            self.momentum_correction = False
+            if momentum:
+                _log.warning(
+                    "%s does not correct the momentum, because this optimizer's is a constant: use one of "
+                    "tf.keras.optimizers.legacy, or set momentum_correction=False", type(self).__name__
+                )  # fmt: skip
+        super().on_train_begin(logs)  # type: ignore[misc]
+
+
+class LearningRateScheduleCallback(_RateCallback, stock.LearningRateScheduleCallback):  # type: ignore[misc]
+    """Multiplies the learning rate between two epochs; the arguments are those of Horovod's."""
+
+
+class LearningRateWarmupCallback(_RateCallback, stock.LearningRateWarmupCallback):  # type: ignore[misc]
+    """Raises the learning rate from ``initial_lr / hvd.size()`` to ``initial_lr``; the arguments are Horovod's."""
