@@ -319,8 +319,8 @@ Input: {result["input"]}. {read["hosts"]} hosts at {read["rate"]} share {read["c
 load {read["load"]:.1f} at the end. Seconds are medians, with the least and the most. Baseline: `dense`, Horovod's
 allreduce. Its bytes take {wire:.3f} s on the wire alone, and it takes longer{times}, so the table also compares with
 that time, which no exchange of the dense gradient can beat. Horovod is shut down while TopkA, TopkDA and DSA are timed:
-its background thread, which every job has, would slow them on shared cores. The `adapter` rows are what a job has: whole
-steps of `hvd.DistributedOptimizer` with Horovod's thread, a small backward pass and an update; their baseline is
+its background thread, which every job has, would slow them on shared cores. The `adapter` rows are what a job has:
+whole steps of `hvd.DistributedOptimizer` with Horovod's thread, a small backward pass and an update; their baseline is
 `adapter: dense`."""
         )
         lines = [
@@ -331,9 +331,10 @@ steps of `hvd.DistributedOptimizer` with Horovod's thread, a small backward pass
             against = rows.get("adapter: dense") if name.startswith("adapter") else dense
             ratio = f"{against['seconds'] / row['seconds']:.1f}x" if against else ""
             own = 8 * row["bytes_in"] / bits_per_second(read["rate"])
+            seconds = f"{row['seconds']:.3f} ({min(row['all']):.3f} to {max(row['all']):.3f})"
             lines.append(
-                f"| {name} | {row['seconds']:.3f} ({min(row['all']):.3f} to {max(row['all']):.3f}) | {own:.3f} | {ratio} | "
-                f"{wire / row['seconds']:.1f}x | {row['bytes_in'] / 1e6:.1f} |"
+                f"| {name} | {seconds} | {own:.3f} | {ratio} | {wire / row['seconds']:.1f}x | "
+                f"{row['bytes_in'] / 1e6:.1f} |"
             )
         parts.append("\n".join(lines))
     return "\n\n".join(parts)

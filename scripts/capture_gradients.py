@@ -51,6 +51,7 @@ def capture(
     ranks: int = RANKS,
     batch_size: int = BATCH,
     classes: int = 1000,
+    labels: int = 10,
     lr: float = 0.01,
     seed: int = 0,
     threads: int | None = None,
@@ -58,6 +59,8 @@ def capture(
     """Trains and writes the file. An interrupted run leaves no partial file at ``out``.
 
     Args:
+        classes: outputs of the network.
+        labels: classes that occur: with more of them, a hundred steps teach the network nothing.
         selection: ``scope``: each rank selects from the whole model as one vector. ``tensor``: from each parameter.
         threads: None: one for each core. On a machine that does other work, one thread is faster than two that wait for
             each other.
@@ -72,7 +75,7 @@ def capture(
     threads = threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
     generator = torch.Generator().manual_seed(seed)
-    model, images = NETWORKS[network](classes), Photographs(classes)
+    model, images = NETWORKS[network](classes), Photographs(min(labels, classes))
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     sizes = [p.numel() for p in model.parameters()]
     ends = np.cumsum(sizes).tolist()
@@ -86,8 +89,8 @@ def capture(
     def gradient() -> np.ndarray:
         """The gradient of a new batch, ``[numel]``; its loss is added to that of the step."""
         optimizer.zero_grad()
-        x, labels = images.batch(batch_size, generator)
-        loss = functional.cross_entropy(model(x), labels)
+        x, tiles = images.batch(batch_size, generator)
+        loss = functional.cross_entropy(model(x), tiles)
         loss.backward()
         losses[-1] += loss.item() / ranks
         flat = [p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]
@@ -111,8 +114,8 @@ def capture(
             arrays[f"accumulator_{rank}"] = np.add(residual, arrays[f"gradient_{rank}"], out=residual)
     facts = {
         "network": network, "numel": numel, "config": config, "density": density, "selection": selection,
-        "steps": steps, "ranks": ranks, "batch_size": batch_size, "classes": classes, "lr": lr, "seed": seed,
-        "losses": losses,
+        "steps": steps, "ranks": ranks, "batch_size": batch_size, "classes": classes, "labels": labels, "lr": lr,
+        "seed": seed, "losses": losses,
     }  # fmt: skip
     out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_suffix(".part.npz")
@@ -138,8 +141,9 @@ def main(
     ranks: Annotated[int, typer.Option(min=1, help="number of ranks")] = RANKS,
     batch_size: Annotated[int, typer.Option(min=2, help="images per rank and step")] = BATCH,
     classes: Annotated[
-        int, typer.Option(min=2, help="number of classes; ResNet-50 has 25.6 M parameters with 1,000")
+        int, typer.Option(min=2, help="outputs of the network; ResNet-50 has 25.6 M parameters with 1,000")
     ] = 1000,
+    labels: Annotated[int, typer.Option(min=2, help="classes that occur")] = 10,
     lr: Annotated[float, typer.Option(help="learning rate of SGD with momentum 0.9")] = 0.01,
     seed: int = 0,
     threads: Annotated[int | None, typer.Option(min=1, help="default: one for each core")] = None,
@@ -153,7 +157,7 @@ def main(
         out = captured.path(network, one, selection, folder)
         capture(
             network, out, density=one, config=config, selection=selection, steps=steps, ranks=ranks,
-            batch_size=batch_size, classes=classes, lr=lr, seed=seed, threads=threads,
+            batch_size=batch_size, classes=classes, labels=labels, lr=lr, seed=seed, threads=threads,
         )  # fmt: skip
         losses = captured.about(out)["losses"]
         print(f"{out}: loss {np.mean(losses[:5]):.3f} in the first five steps, {np.mean(losses[-5:]):.3f} in the last")
