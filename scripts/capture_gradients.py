@@ -52,7 +52,7 @@ def capture(
     batch_size: int = BATCH,
     classes: int = 1000,
     labels: int = 10,
-    lr: float = 0.01,
+    lr: float = 0.001,
     seed: int = 0,
     threads: int | None = None,
 ) -> None:
@@ -144,7 +144,7 @@ def main(
         int, typer.Option(min=2, help="outputs of the network; ResNet-50 has 25.6 M parameters with 1,000")
     ] = 1000,
     labels: Annotated[int, typer.Option(min=2, help="classes that occur")] = 10,
-    lr: Annotated[float, typer.Option(help="learning rate of SGD with momentum 0.9")] = 0.01,
+    lr: Annotated[float, typer.Option(help="learning rate of SGD with momentum 0.9")] = 0.001,
     seed: int = 0,
     threads: Annotated[int | None, typer.Option(min=1, help="default: one for each core")] = None,
 ) -> None:
