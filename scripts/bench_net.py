@@ -53,13 +53,17 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "DSA coded float16": {"coded": True, "value": "float16"},
     "DSA coded qsgd": {"coded": True, "value": "qsgd"},
 }
+MEMORY = "memory"
 ADAPTERS = "topk_rice_qsgd,topk_model,densestream_model"
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=4, help="number of hosts, one rank each")
-    parser.add_argument("--rate", default="1gbit", help="rate of each link, as in 1gbit or 100mbit")
+    parser.add_argument(
+        "--rate", default="1gbit",
+        help=f"rate of each link, as in 1gbit or 100mbit; {MEMORY}: no laboratory, ranks share this machine's memory",
+    )  # fmt: skip
     parser.add_argument("--network", default="", help="the network of the captured input, as in resnet50")
     parser.add_argument("--folder", type=Path, default=captured.FOLDER, help="folder of the captured input")
     parser.add_argument("--input", choices=captured.KINDS, default="accumulator", help="what of it is selected from")
@@ -222,7 +226,7 @@ class Bench:
             job("adapter: local", "local")
             job("adapter: dense", "dense")
         for config in self.options.adapters.split(","):
-            job(f"adapter: {config} {density:.0%}", config)
+            job(f"adapter: {config} {100 * density:g}%", config)
 
         def slowest(times: np.ndarray) -> np.ndarray:
             most = np.empty_like(times)
@@ -258,7 +262,7 @@ class Bench:
             spent["exchange"] += time.perf_counter() - at
             spent["exchange, own CPU"] += time.process_time() - cpu_at
 
-        row = self.time(f"{name} {density:.0%}", step, self.options.repeat)
+        row = self.time(f"{name} {100 * density:g}%", step, self.options.repeat)
         row["spent"] = {part: seconds / (self.options.repeat + 1) for part, seconds in spent.items()}
         if self.options.profile and self.comm.rank == 0:
             print("   ", {part: round(seconds, 3) for part, seconds in row["spent"].items()}, flush=True)
@@ -299,7 +303,9 @@ def inside(options: argparse.Namespace) -> None:
 
 
 def bits_per_second(rate: str) -> float:
-    """The rate of a link, in the format of tc: 1gbit, 100mbit."""
+    """The rate of a link, in the format of tc: 1gbit, 100mbit; infinite for ``MEMORY``."""
+    if rate == MEMORY:
+        return float("inf")
     units = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
     number = rate.removesuffix("bit")
     return float(number[:-1]) * units[number[-1]] if number[-1] in units else float(number)
@@ -312,31 +318,36 @@ def table(read: dict[str, Any]) -> str:
         rows = {row["name"]: row for row in result["rows"]}
         wire = 2 * (read["hosts"] - 1) / read["hosts"] * 32 * result["elements"] / bits_per_second(read["rate"])
         dense = rows.get("dense (Horovod)")
-        times = f", {dense['seconds'] / wire:.2f} times as long" if dense else ""
+        if read["rate"] == MEMORY:
+            where = f"{read['hosts']} ranks on one machine share its memory and its {read['cores']} cores"
+            beside = ""
+        else:
+            where = f"{read['hosts']} hosts at {read['rate']} share {read['cores']} cores"
+            times = f", {dense['seconds'] / wire:.2f} times as long" if dense else ""
+            beside = (
+                f" Its bytes take {wire:.3f} s on the wire alone, and it takes longer{times}, so the\n"
+                "table also compares with that time, which no exchange of the dense gradient can beat."
+            )
         parts.append(
             f"""\
-Input: {result["input"]}. {read["hosts"]} hosts at {read["rate"]} share {read["cores"]} cores, with one thread per rank;
-load {read["load"]:.1f} at the end. Seconds are medians, with the least and the most. Baseline: `dense`, Horovod's
-allreduce. Its bytes take {wire:.3f} s on the wire alone, and it takes longer{times}, so the table also compares with
-that time, which no exchange of the dense gradient can beat. Horovod is shut down while TopkA, TopkDA and DSA are timed:
-its background thread, which every job has, would slow them on shared cores. The `adapter` rows are what a job has:
-whole steps of `hvd.DistributedOptimizer` with Horovod's thread, a small backward pass and an update; their baseline is
-`adapter: dense`."""
+Input: {result["input"]}. {where}, with one thread per rank; load {read["load"]:.1f} at the end. Seconds are medians,
+with the least and the most. Baseline: `dense`, Horovod's allreduce.{beside}
+Horovod is shut down while TopkA, TopkDA and DSA are timed: its background thread, which every job has, would slow them
+on shared cores. The `adapter` rows are what a job has: whole steps of `hvd.DistributedOptimizer` with Horovod's thread,
+a small backward pass and an update; their baseline is `adapter: dense`."""
         )
-        lines = [
-            "| | seconds | its bytes on the wire alone, s | baseline / this | dense on the wire alone / this | MB in |",
-            "| --- | --- | --- | --- | --- | --- |",
-        ]
+        head = ["", "seconds", "baseline / this"]
+        if wire:
+            head += ["its bytes on the wire alone, s", "dense on the wire alone / this", "MB in"]
+        lines = [head, ["---"] * len(head)]
         for name, row in rows.items():
             against = rows.get("adapter: dense") if name.startswith("adapter") else dense
             ratio = f"{against['seconds'] / row['seconds']:.1f}x" if against else ""
-            own = 8 * row["bytes_in"] / bits_per_second(read["rate"])
-            seconds = f"{row['seconds']:.3f} ({min(row['all']):.3f} to {max(row['all']):.3f})"
-            lines.append(
-                f"| {name} | {seconds} | {own:.3f} | {ratio} | {wire / row['seconds']:.1f}x | "
-                f"{row['bytes_in'] / 1e6:.1f} |"
-            )
-        parts.append("\n".join(lines))
+            lines.append([name, f"{row['seconds']:.3f} ({min(row['all']):.3f} to {max(row['all']):.3f})", ratio])
+            if wire:
+                own = 8 * row["bytes_in"] / bits_per_second(read["rate"])
+                lines[-1] += [f"{own:.3f}", f"{wire / row['seconds']:.1f}x", f"{row['bytes_in'] / 1e6:.1f}"]
+        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
     return "\n\n".join(parts)
 
 
@@ -345,21 +356,25 @@ def main() -> None:
     if options.inside:
         inside(options)
         return
-    netlab = str(ROOT / "scripts" / "netlab")
-    subprocess.run([netlab, "up", str(options.hosts), options.rate], check=True)
-    try:
-        # One thread per rank, because the hosts share the cores of this machine.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        command = [netlab, "run", "mpirun", "-np", str(options.hosts), "-x", "OMP_NUM_THREADS"]
-        command += [sys.executable, __file__, "--inside", *sys.argv[1:]]
+    # One thread per rank, because the hosts share the cores of this machine.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = ["mpirun", "-np", str(options.hosts), "-x", "OMP_NUM_THREADS", sys.executable, __file__, "--inside"]
+    command += sys.argv[1:]
+    if options.rate == MEMORY:
         subprocess.run(command, check=True, env=environment)
-    finally:
-        subprocess.run([netlab, "down"], check=True)
+    else:
+        netlab = str(ROOT / "scripts" / "netlab")
+        subprocess.run([netlab, "up", str(options.hosts), options.rate], check=True)
+        try:
+            subprocess.run([netlab, "run", *command], check=True, env=environment)
+        finally:
+            subprocess.run([netlab, "down"], check=True)
     body = table(json.loads(options.output.read_text()))
     print(body)
     if options.section:
         what = options.network or "generated gradients"
-        doc_sections.write(DOC, options.section, f"The laboratory: {what}, {options.hosts} hosts, {options.rate}", body)
+        where = "on one machine" if options.rate == MEMORY else f"in the laboratory at {options.rate}"
+        doc_sections.write(DOC, options.section, f"{options.hosts} ranks {where}: {what}", body)
 
 
 if __name__ == "__main__":

@@ -196,6 +196,9 @@ def test_the_laboratory_states_its_baseline():
     said = table(read)
     assert "take 1.200 s on the wire alone, and it takes longer, 2.00 times as long" in said
     assert "Horovod is shut down" in said and "Input: vectors." in said
-    assert "| DSA 1% | 0.300 (0.300 to 0.300) | 0.048 | 8.0x | 4.0x | 6.0 |" in said
-    assert "| adapter: topk_model 1% | 1.300 (1.300 to 1.300) | 0.024 | 2.0x | 0.9x | 3.0 |" in said
+    assert "| DSA 1% | 0.300 (0.300 to 0.300) | 8.0x | 0.048 | 4.0x | 6.0 |" in said
+    assert "| adapter: topk_model 1% | 1.300 (1.300 to 1.300) | 2.0x | 0.024 | 0.9x | 3.0 |" in said
+    beside = table({**read, "rate": "memory"})
+    assert "share its memory" in beside and "wire" not in beside
+    assert "| adapter: topk_model 1% | 1.300 (1.300 to 1.300) | 2.0x |\n" in beside + "\n"
     assert [bits_per_second(rate) for rate in ("1gbit", "100mbit", "2.5gbit")] == [1e9, 1e8, 2.5e9]
