@@ -176,8 +176,8 @@ def pipeline_section() -> Iterator[str]:
     copy2, topk = timed(lambda: np.copyto(out, gradient), lambda: tensor.abs().topk(LARGE // 100), runs=3)
     yield (
         "Input: 25.6 M generated float32 (normal x lognormal) in each step, top 1%, rice, 7-bit QSGD, with error "
-        f"feedback. Baseline: copying the vector, {1000 * copy:.1f} ms. The encoder and the decoder alone: no framework "
-        f"and no exchange. A container has {containers[0].nbytes:,} bytes, "
+        f"feedback. Baseline: copying the vector, {1000 * copy:.1f} ms. The encoder and the decoder alone: no "
+        f"framework and no exchange. A container has {containers[0].nbytes:,} bytes, "
         f"{containers[0].nbytes / gradient.nbytes:.2%} of dense."
     )
     yield table(

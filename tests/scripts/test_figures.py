@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 from tests.ranks import ROOT, launch
 
 sys.path.append(str(ROOT / "scripts"))
+import bench_inputs  # noqa: E402
 import capture_gradients  # noqa: E402
 import captured  # noqa: E402
 from bench_net import bits_per_second, table  # noqa: E402
@@ -84,6 +86,21 @@ def test_without_error_feedback_there_is_no_accumulator(tmp_path):
     assert captured.read(path, "gradient", 0).any()
     with pytest.raises(ValueError, match="only allgather runs here"):
         capture(tmp_path, config="densestream_model")
+
+
+def test_the_inputs_are_compared(tmp_path, monkeypatch):
+    """A file that is not there is captured; each input has a row at each density."""
+    monkeypatch.setattr(bench_inputs, "NETWORK", "tiny")
+    short = partial(capture_gradients.capture, steps=3, threads=1)
+    monkeypatch.setattr(bench_inputs, "capture", short)
+    monkeypatch.setattr(captured, "path", lambda network, density, selection="scope": tmp_path / f"{density}.npz")
+    head, *rows = bench_inputs.rows((0.01, 0.05))
+    assert [row[1] for row in rows] == list(bench_inputs.INPUTS.values()) * 2
+    assert {len(row) for row in rows} == {len(head)}
+    unions = {(row[0], row[1]): float(row[-1]) for row in rows}
+    assert all(1 <= union <= bench_inputs.RANKS for union in unions.values())
+    assert unions["1.0%", "random positions"] == pytest.approx((1 - 0.99**4) / 0.01, rel=0.03)
+    assert captured.rank_count(tmp_path / "0.05.npz") == bench_inputs.RANKS
 
 
 def test_a_hundred_steps_are_the_default():
