@@ -74,7 +74,7 @@ class Difference:
         """From what this program wrote."""
         compressed, dense = np.array(found["compressed"]), np.array(found["dense"])
         low, middle, high = np.quantile(compressed - dense, [0.25, 0.5, 0.75]).tolist()
-        saved = found["dense_wire_bytes"] - found["wire_bytes"]
+        saved = found["dense_bytes"] - found["bytes_sent"]
         return cls(float(np.median(compressed)), float(np.median(dense)), (low, middle, high), saved, len(dense))
 
     def pays_below(self) -> tuple[float, float, float]:
@@ -111,14 +111,8 @@ class Difference:
         return said + " If sending overlaps with the backward pass, the limit is lower."
 
 
-def wire_bytes(ranks: int, dense: float, sent: float, exchange: str) -> tuple[float, float]:
-    """The bytes that a rank sends in a step: dense, by a ring allreduce, and compressed."""
-    # A container goes to all other ranks; an exchange over MPI counts all of its messages.
-    return 2 * (ranks - 1) / ranks * dense, sent * (ranks - 1 if exchange == "allgather" else 1)
-
-
-def torch_jobs(config: str, seed: int) -> tuple[dict[str, Callable[[], None]], Any, int]:
-    """The two jobs in PyTorch: their steps, the compression, and the bytes of the dense gradient."""
+def torch_jobs(config: str, seed: int) -> tuple[dict[str, Callable[[], None]], Any]:
+    """The two jobs in PyTorch: their steps, and the compression."""
     import os
 
     import horovod.torch as hvd
@@ -157,10 +151,10 @@ def torch_jobs(config: str, seed: int) -> tuple[dict[str, Callable[[], None]], A
         return step
 
     jobs = {"dense": job("dense", "none"), "compressed": job("compressed", config)}
-    return jobs, compression, sum(4 * parameter.numel() for parameter in ResNet().parameters())
+    return jobs, compression
 
 
-def tensorflow_jobs(config: str, seed: int) -> tuple[dict[str, Callable[[], None]], Any, int]:
+def tensorflow_jobs(config: str, seed: int) -> tuple[dict[str, Callable[[], None]], Any]:
     """The two jobs in Keras: ``train_on_batch``, which runs the same function as ``fit``."""
     import os
 
@@ -176,13 +170,11 @@ def tensorflow_jobs(config: str, seed: int) -> tuple[dict[str, Callable[[], None
     images, _, labels, _ = digits()
     own = np.random.default_rng((seed, hvd.rank())).permutation(len(images))
     compression: Any = None
-    dense_bytes = 0
 
     def job(name: str, given: str) -> Callable[[], None]:
-        nonlocal compression, dense_bytes
+        nonlocal compression
         keras.utils.set_random_seed(seed)
         model = resnet()
-        dense_bytes = sum(4 * int(np.prod(variable.shape)) for variable in model.trainable_variables)
         used: Any = hvd.Compression.none if given == "none" else DeepReduce(given, seed=seed)
         compression = compression if given == "none" else used
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01, 0.9), name=name, compression=used)
@@ -198,7 +190,7 @@ def tensorflow_jobs(config: str, seed: int) -> tuple[dict[str, Callable[[], None
         return step
 
     jobs = {"dense": job("dense", "none"), "compressed": job("compressed", config)}
-    return jobs, compression, dense_bytes
+    return jobs, compression
 
 
 def main(
@@ -209,7 +201,7 @@ def main(
     out: Annotated[Path, typer.Option(help="JSON file")] = Path("runs/step_times.json"),
 ) -> None:
     """Times the steps of both jobs."""
-    jobs, compression, dense_bytes = {"torch": torch_jobs, "tensorflow": tensorflow_jobs}[framework](config, seed)
+    jobs, compression = {"torch": torch_jobs, "tensorflow": tensorflow_jobs}[framework](config, seed)
     if framework == "torch":
         import horovod.torch as hvd
         import torch
@@ -224,12 +216,13 @@ def main(
             return hvd.allgather(tf.constant(times[None]), name="times").numpy().max(0)
 
     seconds = interleaved(jobs, pairs, slowest)
-    sent = compression.stats()["last_step"]["bytes_sent"]
-    dense_wire, wire = wire_bytes(hvd.size(), dense_bytes, sent, compression.config.exchange.name)
+    last = compression.stats()["last_step"]
     if hvd.rank() == 0:
         out.parent.mkdir(parents=True, exist_ok=True)
         facts = {"framework": framework, "config": config, "ranks": hvd.size(), "batch_size": BATCH}
-        out.write_text(json.dumps({**facts, **seconds, "dense_wire_bytes": dense_wire, "wire_bytes": wire}))
+        out.write_text(
+            json.dumps({**facts, **seconds, "bytes_sent": last["bytes_sent"], "dense_bytes": last["dense_bytes"]})
+        )
     hvd.shutdown()
 
 

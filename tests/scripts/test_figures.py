@@ -19,7 +19,7 @@ import capture_gradients  # noqa: E402
 import captured  # noqa: E402
 from bench_net import bits_per_second, table  # noqa: E402
 from simulate_scale import Captured, Skewed, Uniform, simulate  # noqa: E402
-from step_times import Difference, interleaved, wire_bytes  # noqa: E402
+from step_times import Difference, interleaved  # noqa: E402
 
 from hvd_deepreduce import Config  # noqa: E402
 from hvd_deepreduce.codec import RngKey  # noqa: E402
@@ -128,8 +128,8 @@ def test_interleaved_steps():
 
 def found(extra, dense=0.05, sent=100_000, all_dense=2_100_000):
     base = np.linspace(0.9, 1.1, len(extra)) * dense
-    return {"dense": base.tolist(), "compressed": (base + extra).tolist(), "dense_wire_bytes": all_dense,
-            "wire_bytes": sent}  # fmt: skip
+    return {"dense": base.tolist(), "compressed": (base + extra).tolist(), "dense_bytes": all_dense,
+            "bytes_sent": sent}  # fmt: skip
 
 
 def test_compression_pays_below_the_speed_at_which_the_whole_difference_is_sent():
@@ -155,19 +155,13 @@ def test_a_difference_within_its_spread_is_called_so():
     )
 
 
-def test_bytes_on_the_wire():
-    assert wire_bytes(2, 1000, 10, "allgather") == (1000, 10)
-    assert wire_bytes(4, 1000, 10, "allgather") == (1500, 30)
-    assert wire_bytes(4, 1000, 10, "densestream") == (1500, 10)
-
-
 @pytest.mark.launch
 def test_steps_are_timed_under_a_launcher(tmp_path):
     out = tmp_path / "times.json"
     launch("mpirun", 2, ROOT / "scripts" / "step_times.py", "--pairs", "2", "--out", str(out))
     read = json.loads(out.read_text())
     assert len(read["dense"]) == len(read["compressed"]) == 2 and min(read["dense"] + read["compressed"]) > 0
-    assert 0 < read["wire_bytes"] < 0.02 * read["dense_wire_bytes"]
+    assert 0 < read["bytes_sent"] < 0.02 * read["dense_bytes"]
     assert "pairs of interleaved steps" in Difference.of(read).sentences()
 
 
