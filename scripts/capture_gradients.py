@@ -34,7 +34,7 @@ from torch.nn import functional
 
 from hvd_deepreduce import Config
 from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codec import U8, RngKey
 from hvd_deepreduce.pipeline import Pipeline
 
 CONFIG, STEPS, RANKS, BATCH = "topk_model", 100, 4, 8
@@ -80,7 +80,8 @@ def capture(
     sizes = [p.numel() for p in model.parameters()]
     ends = np.cumsum(sizes).tolist()
     numel = ends[-1]
-    parts = [(end - size, end) for size, end in zip(sizes, ends, strict=True)] if selection == "tensor" else None
+    slices = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    vectors = slices if selection == "tensor" else [slice(0, numel)]
     pipeline = Pipeline(settings, threads)
     residuals = [np.zeros(numel, np.float32) if settings.error_feedback else None for _ in range(ranks)]
     mean = np.zeros(numel, np.float32)
@@ -98,13 +99,16 @@ def capture(
 
     for step in track(range(steps), f"training {network}, density {density:g}"):
         losses.append(0.0)
-        sections = [
-            pipeline.encode(gradient(), residual, RngKey(seed, 0, step, rank), parts)
-            for rank, residual in enumerate(residuals)
-        ]
-        pipeline.decode([wire.unpack(section) for section in sections], mean, 1 / ranks)
-        for parameter, (begin, end) in zip(model.parameters(), zip([0, *ends], ends, strict=False), strict=True):
-            parameter.grad = torch.from_numpy(mean[begin:end]).view(parameter.shape)
+        sections: list[list[U8]] = [[] for _ in vectors]
+        for rank, residual in enumerate(residuals):
+            own = gradient()
+            for number, at in enumerate(vectors):
+                kept = None if residual is None else residual[at]
+                sections[number].append(pipeline.encode(own[at], kept, RngKey(seed, number, step, rank)))
+        for at, of_ranks in zip(vectors, sections, strict=True):
+            pipeline.decode([wire.unpack(section) for section in of_ranks], mean[at], 1 / ranks)
+        for parameter, at in zip(model.parameters(), slices, strict=True):
+            parameter.grad = torch.from_numpy(mean[at]).view(parameter.shape)
         optimizer.step()
     arrays: dict[str, np.ndarray] = {}
     losses.append(0.0)
