@@ -157,6 +157,11 @@ def simulate(name: str, tensors: list[SparseTensor]) -> dict[str, float]:
     }
 
 
+def shown(number: float) -> str:
+    """Three digits."""
+    return f"{number:.3g}" if number < 1000 else f"{number:,.0f}"
+
+
 def milliseconds(row: dict, rate: float, alpha: float) -> float:
     """The time of the latency-bandwidth model."""
     return 1e3 * (alpha * row["messages"] + 8 * row["received"] / rate)
@@ -181,7 +186,7 @@ def draw(results: dict[str, list[dict]], path: Path) -> None:
         axes.set_title(title)
         axes.grid(True, which="major", alpha=0.3)
     panels[0][0].set_ylabel("bytes received by the busiest rank,\nper element of the vector")
-    panels[0][-1].legend(fontsize=8)
+    panels[0][0].legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)
@@ -200,33 +205,33 @@ def tables(title: str, found: list[dict]) -> str:
         "", head,
     ]  # fmt: skip
     for ranks in counts:
-        cells = (f"{cell[ranks, n]['received'] / 1e6:.3g} ({cell[ranks, n]['messages']:.0f})" for n in names)
+        cells = (f"{shown(cell[ranks, n]['received'] / 1e6)} ({cell[ranks, n]['messages']:.0f})" for n in names)
         lines.append(f"| {ranks} | {' | '.join(cells)} |")
     about = " and ".join(label for label, _, _ in NETWORKS)
     lines += ["", f"Milliseconds of the model, at {about}:", "", head]
     for ranks in counts:
-        cells = (", ".join(f"{milliseconds(cell[ranks, n], *net[1:]):.3g}" for net in NETWORKS) for n in names)
+        cells = (", ".join(shown(milliseconds(cell[ranks, n], *net[1:])) for net in NETWORKS) for n in names)
         lines.append(f"| {ranks} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def text(results: dict[str, list[dict]], titles: dict[str, str], density: float) -> str:
     """The section of docs/densestream.md."""
-    shown = "\n\n".join(tables(titles[name], found) for name, found in results.items())
+    each = "\n\n".join(tables(titles[name], found) for name, found in results.items())
     return f"""\
 `scripts/simulate_scale.py --write` runs the real programs of hundreds of ranks in one process, without MPI. It counts
 every message of a call: those of all slices, with their headers, and the small allreduces (3 for DSA; 2 for TopkA and
 TopkDA, which split no region), each as a reduction and a broadcast over binomial trees, 2 ceil(log2 P) messages one
 after the other. The density is {density:.0%}. `allgather` is what a job does by default: every rank's container goes to
-every rank. Its values are rounded (rice, 7-bit QSGD); those of the others are not. The allgather and the dense ring are
-computed, not simulated: P - 1 messages, and 2 (P - 1).
+every rank, by P - 1 messages. Its values are rounded (rice, 7-bit QSGD); those of the others are not. The allgather and
+the dense ring, 2 (P - 1) messages, are computed and not simulated.
 
 The model's time is alpha x messages + bytes / rate for the busiest rank. It is not a measurement: the work of the
-processors, the overlap of slices, contention, and the messages of Horovod's coordinator are not in it. A region has
-slices of about {densestream.SLICE_ELEMENTS:,} kept elements: {densestream.slice_count(250_000, 4)} slices where each of
-4 ranks keeps 250,000 elements, and one where there are a million elements in all.
+processors, the overlap of slices, contention, and the messages of Horovod's coordinator are not in it. A slice has
+about {densestream.SLICE_ELEMENTS:,} kept elements of a region: where each of 4 ranks keeps 255,570 elements, there are
+{densestream.slice_count(255_570, 4)} slices, and one where the whole vector has a million elements.
 
-{shown}
+{each}
 
 ![bytes per rank against ranks](figures/densestream_scale.png)"""
 
