@@ -24,13 +24,15 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, NamedTuple
 
+import bench_inputs
+import captured
 import doc_sections
 import matplotlib
 import numpy as np
 import typer
-from capture_gradients import capture
+from bench_inputs import KEY, described, entropy_bits, random_subset, vector
 from rich.console import Console
-from scipy.special import gammaln
+from step_times import Difference
 
 from hvd_deepreduce import Config
 from hvd_deepreduce import container as wire
@@ -43,7 +45,6 @@ from matplotlib import pyplot  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 DOC = ROOT / "docs" / "benchmarks.md"
-KEY = RngKey(0, 0, 0)
 LARGE, SMALL = 25_600_000, 36_864
 DENSITIES = (0.001, 0.01, 0.1)
 console = Console(width=140)
@@ -80,27 +81,13 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def entropy_bits(d: int, r: int) -> float:
-    """log2 C(d, r)."""
-    return float((gammaln(d + 1) - gammaln(r + 1) - gammaln(d - r + 1)) / math.log(2)) if r else 0.0
-
-
-def captured() -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Four gradients of ResNet-50, ``[4, numel]``. A short training captures them if the file does not exist."""
-    path = ROOT / "data" / "captured" / "resnet50.npz"
-    if not path.exists():
-        capture("resnet50", path, steps=20, ranks=4, batch_size=16, classes=1000, seed=0)
-    with np.load(path) as file:
-        return np.stack([file[f"gradient_{rank}"] for rank in range(4)])
-
-
-def layer(gradient: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """The first 3x3 convolution of ResNet-50's first stage: 64 x 64 x 3 x 3 = 36,864 elements."""
-    path = ROOT / "data" / "captured" / "resnet50.npz"
-    with np.load(path) as file:
-        names, ends = list(file["names"]), np.cumsum(file["sizes"])
-    at = names.index("4.body.3.weight")
-    return gradient[ends[at] - SMALL : ends[at]].copy()
+def layer(kind: str) -> captured.Vector:
+    """The first 3x3 convolution of ResNet-50's first stage: 64 x 64 x 3 x 3 = 36,864 elements, of a job that selects
+    1% from each tensor."""
+    of_all = vector(kind, 0.01, selection="tensor")
+    names, sizes = captured.parameters(captured.path(bench_inputs.NETWORK, 0.01, "tensor"))
+    end = int(np.cumsum(sizes)[names.index("4.body.3.weight")])
+    return of_all[end - SMALL : end].copy()
 
 
 @dataclass
@@ -188,8 +175,10 @@ def pipeline_section() -> Iterator[str]:
     tensor = torch.from_numpy(gradient)
     copy2, topk = timed(lambda: np.copyto(out, gradient), lambda: tensor.abs().topk(LARGE // 100), runs=3)
     yield (
-        f"25.6 M float32 (normal x lognormal), top 1%, rice, 7-bit QSGD. A container has {containers[0].nbytes:,} "
-        f"bytes, {containers[0].nbytes / gradient.nbytes:.2%} of dense. Copying the vector took {1000 * copy:.1f} ms."
+        "Input: 25.6 M generated float32 (normal x lognormal) in each step, top 1%, rice, 7-bit QSGD, with error "
+        f"feedback. Baseline: copying the vector, {1000 * copy:.1f} ms. The encoder and the decoder alone: no "
+        f"framework and no exchange. A container has {containers[0].nbytes:,} bytes, "
+        f"{containers[0].nbytes / gradient.nbytes:.2%} of dense."
     )
     yield table(
         ["one thread", "ms", "time / copy", "aim", "least traffic / copy"],
@@ -205,10 +194,6 @@ def pipeline_section() -> Iterator[str]:
         "has 4: it reads the gradient twice (first to check that it is finite, before anything is changed), and reads "
         "and writes the residual. Decoding has 1: it writes the output once."
     )
-
-
-def random_subset(d: int, r: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    return np.sort(np.random.default_rng(r).choice(d, r, replace=False).astype(np.uint32))
 
 
 def indices_section() -> Iterator[str]:
@@ -228,55 +213,81 @@ def indices_section() -> Iterator[str]:
                 [name, f"{density:.1%}", f"{bits / count:.3f}", f"{entropy / count:.3f}", f"{bits / entropy:.4f}",
                  f"{count / encode / 1e6:.0f}", f"{count / decode / 1e6:.0f}"]
             )  # fmt: skip
+    yield (
+        "Input: uniformly random subsets, close to what error feedback leaves. Baseline: the entropy of such a subset, "
+        "log2 C(d, r). One thread."
+    )
     yield table(
         ["index codec", "density", "bits / kept", "entropy", "bits / entropy", "encode M kept/s", "decode M kept/s"],
         rows,
     )
 
 
-def codecs_section() -> Iterator[str]:
-    """Every codec on captured gradients: bits, time and error, as a table and as a figure."""
-    whole = captured()[0]
+def inputs_section() -> Iterator[str]:
+    """What the input changes: raw gradients, accumulators, generated and random supports."""
+    densities = (0.001, 0.01, 0.05, 0.1)
+    head, *rows = bench_inputs.rows(densities)
     yield (
-        f"Gradients of ResNet-50 during training (scripts/capture_gradients.py): all {whole.size:,} elements, and the "
-        f"{SMALL:,} elements of its first 3x3 convolution. Index codecs encode the indices of the exact top-k, value "
-        "codecs its values, joint codecs both. All codecs have their default settings. Bits and nanoseconds are per "
-        "kept element; GB/s refer to the dense gradient."
+        "A job with error feedback selects from accumulators, whose support is nearly random: what is large in many "
+        "steps is sent at once, and what is sent for it has waited long. A job without error feedback selects from raw "
+        "gradients, which are clustered, and cheaper. So a figure measured on one does not hold for the other. Bytes "
+        "only, of whole-vector top-k and of rank 0; DenseStream against 4 + 4 bytes for each kept element is the "
+        "paper's Table I. The last column is what an exchange that sums on the way can gain: with random positions the "
+        "ranks' supports hardly overlap."
+    )
+    yield f"Accumulators and raw gradients: for each density, {described('accumulator', 0.01)}, and as here."
+    yield table(head, rows)
+
+
+def codecs_section() -> Iterator[str]:
+    """Every codec on captured vectors: bits, time and error, as tables and as a figure."""
+    yield (
+        "Index codecs encode the indices of the exact top-k, value codecs its values, joint codecs both. All codecs "
+        "have their default settings; under error feedback, value codecs have those that a job gives them. Bits and "
+        "nanoseconds are per kept element; GB/s refer to the dense gradient."
     )
     points = []
-    for gradient in (layer(whole), whole):
-        d = gradient.size
+    for title, kind, selection, densities in (
+        ("One layer, with error feedback", "accumulator", "tensor", (0.01,)),
+        ("The whole model, with error feedback", "accumulator", "scope", DENSITIES),
+        ("The whole model, without error feedback", "gradient", "scope", (0.01,)),
+    ):
         rows = []
-        for density in DENSITIES:
-            indices, values = select.topk(gradient.copy(), None, int(d * density))
+        for density in densities:
+            given = layer(kind) if selection == "tensor" else vector(kind, density)
+            d = given.size
+            indices, values = select.topk(given.copy(), None, int(d * density))
             r = indices.size
-            for kind, name, codec in all_codecs():
+            for family, name, codec in all_codecs():
+                if kind == "accumulator" and isinstance(codec, ValueCodec):
+                    codec = codec.under_feedback()
                 tried = trial(codec, indices, values, d)
                 calls = (tried.encode, tried.decode)
                 seconds = [small_timed(call) for call in calls] if d < 10**6 else timed(*calls, runs=3)
                 bits = 8 * tried.size / r
-                points.append(Point(kind, name, d, density, bits, sum(seconds) / r * 1e9, tried.error))
+                if (kind, selection, density) == ("accumulator", "scope", 0.01):
+                    points.append(Point(family, name, bits, sum(seconds) / r * 1e9, tried.error))
                 rows.append(
-                    [kind, name, f"{density:.1%}", f"{bits:.2f}",
-                     f"{entropy_bits(d, r) / r:.2f}" if kind == "index" else "",
+                    [family, name, f"{density:.1%}", f"{bits:.2f}",
+                     f"{entropy_bits(d, r) / r:.2f}" if family == "index" else "",
                      *(f"{s / r * 1e9:.1f}" for s in seconds), *(f"{4 * d / s / 1e9:.1f}" for s in seconds),
                      f"{tried.error:.2e}" if tried.error else "0"]
                 )  # fmt: skip
-        yield f"### {d:,} elements (copying takes {1000 * small_timed(gradient.copy):.3f} ms)"
+        yield f"### {title}: {d:,} elements"
+        each = "; the other densities are those of their own jobs" * (len(densities) > 1)
+        yield f"Input: {described(kind, 0.01, selection)}{each}. Copying takes {1e3 * small_timed(given.copy):.3f} ms."
         yield table(
-            ["", "codec", "density", "bits", "entropy", "encode ns", "decode ns", "encode GB/s", "decode GB/s",
+            ["", "codec", "density", "bits", "random subset", "encode ns", "decode ns", "encode GB/s", "decode GB/s",
              "relative L2 error"],
             rows,
         )  # fmt: skip
-    draw([p for p in points if p.numel > 10**6 and p.density == 0.01])
+    draw(points)
     yield "![bits, time and error of every codec](figures/codecs.png)"
 
 
 class Point(NamedTuple):
     kind: str
     name: str
-    numel: int
-    density: float
     bits: float
     nanoseconds: float
     error: float
@@ -302,62 +313,55 @@ def draw(points: list[Point]) -> None:
         axes.set_title(f"{kind} codecs")
         axes.grid(alpha=0.3)
     figure.colorbar(shown, ax=panels, label="log10 of the relative L2 error (index codecs: none)")
-    figure.suptitle("ResNet-50's gradient, 25.6 M elements, top 1%, one thread")
+    figure.suptitle("Accumulator of ResNet-50, 25.6 M elements, top 1%, one thread")
     (DOC.parent / "figures").mkdir(parents=True, exist_ok=True)
     figure.savefig(DOC.parent / "figures" / "codecs.png", dpi=110)
     pyplot.close(figure)
 
 
 class Rival(NamedTuple):
-    """The research code on 36,864 elements, 368 of them kept, on one core.
+    """A codec of the papers' own code, on one core: 368 of 36,864 elements.
+
+    Its gradient is not known, so only codecs are here whose bytes and work depend on the numbers of elements alone.
 
     Attributes:
-        timed: ``"index"`` or ``"value"``: the codec to which the times refer.
+        kind: ``"index"`` or ``"value"``.
+        settings: those of our codec, the same as its.
     """
 
     name: str
-    index: Any
-    value: Any
-    timed: str
-    encode_ms: float | None
-    decode_ms: float | None
-    index_bytes: int
-    value_bytes: int
+    kind: str
+    settings: dict[str, Any]
+    encode_ms: float
+    decode_ms: float
+    size: int
 
 
 RIVALS = [
-    Rival("key-value, raw", "raw", "raw", "index", None, None, 1472, 1472),
-    Rival("Bloom P0, FPR 0.001", {"name": "bloom", "policy": "p0", "fpr": 0.001}, "raw", "index", 2.8, 2.1, 662, 1592),
-    Rival("RLE", "rle", "raw", "index", 136, 5.9, 924, 1472),
-    Rival("Huffman", "huffman", "raw", "index", 31, 34, 906, 1472),
-    Rival("QSGD, 7 bits", "raw", {"name": "qsgd", "bits": 7}, "value", 0.25, 0.10, 1472, 372),
-    Rival("Deflate", "raw", "deflate", "value", 0.40, 0.90, 1472, 1358),
+    Rival("Bloom P0, FPR 0.001", "index", {"name": "bloom", "policy": "p0", "fpr": 0.001}, 2.8, 2.1, 662),
+    Rival("QSGD, sign and 7 bits, one l2 norm", "value", {"name": "qsgd", "bits": 8, "norm": "l2"}, 0.25, 0.10, 372),
 ]
 
 
 def rivals_section() -> Iterator[str]:
-    """Our figures and those of the research code, on one core and for input of the same shape."""
-    gradient = layer(captured()[0])
+    """Two of our codecs and the papers' own code, with the same settings."""
+    gradient = layer("accumulator")
     indices, values = select.topk(gradient.copy(), None, 368)
     rows = []
     for rival in RIVALS:
-        config = Config.load(index=rival.index, value=rival.value)
-        index = trial(config.index, indices, values, SMALL)
-        value = trial(config.value, index.support, gradient[index.support], SMALL)
-        timed_one = index if rival.timed == "index" else value
-        ours = [1000 * small_timed(call) for call in (timed_one.encode, timed_one.decode)]
-        rows.append(
-            [rival.name,
-             *(f"{our:.3f}" if their is None else f"{our:.3f} ({their}: {their / our:.0f}x)"
-               for our, their in zip(ours, (rival.encode_ms, rival.decode_ms), strict=True)),
-             f"{index.size} ({rival.index_bytes})", f"{value.size} ({rival.value_bytes})"]
-        )  # fmt: skip
+        config = Config.load(**{rival.kind: rival.settings})
+        tried = trial(getattr(config, rival.kind), indices, values, SMALL)
+        ours = [1000 * small_timed(call) for call in (tried.encode, tried.decode)]
+        theirs = (rival.encode_ms, rival.decode_ms)
+        cells = (f"{mine:.3f}, {its} ({its / mine:.0f}x)" for mine, its in zip(ours, theirs, strict=True))
+        rows.append([rival.name, *cells, f"{tried.size}, {rival.size}"])
     yield (
-        "36,864 elements of a real gradient, of which 368 are kept. The figures in brackets are those of the research "
-        "code on its own gradient, and how many times faster ours is. The entropy of the indices is "
-        f"{entropy_bits(SMALL, 368) / 8:.0f} bytes."
+        f"Ours, theirs: 368 of {SMALL:,} elements, one core, the same settings. Ours: the first 3x3 convolution of "
+        f"{described('accumulator', 0.01, 'tensor')}. Theirs: the reference code of DeepReduce, moved to the CPU, "
+        "timed on another day and on a gradient that was not kept. So only codecs are compared whose bytes and work "
+        "depend on the numbers of elements alone: run lengths, Huffman and Deflate have no row."
     )
-    yield table(["codec", "encode ms", "decode ms", "index bytes", "value bytes"], rows)
+    yield table(["codec", "encode ms", "decode ms", "bytes"], rows)
 
 
 def overhead_section() -> Iterator[str]:
@@ -374,7 +378,7 @@ def overhead_section() -> Iterator[str]:
 
 def bloom_section() -> Iterator[str]:
     """Bloom filters. Most of the time is the query for every index of the tensor."""
-    gradient = captured()[0]
+    gradient = vector("accumulator", 0.01)
     d = gradient.size
     indices, values = select.topk(gradient.copy(), None, d // 100)
     out = np.empty_like(gradient)
@@ -389,8 +393,9 @@ def bloom_section() -> Iterator[str]:
              f"{missed / indices.size:.2%}", f"{encode / copy:.2f}", f"{decode / copy:.2f}"]
         )  # fmt: skip
     yield (
-        f"{d:,} elements, density 1%, FPR 0.001, one thread. Aim for p0: encoding and decoding each take at most 12 "
-        "times as long as the copy."
+        f"Input: rank 0 of {described('accumulator', 0.01)}. FPR 0.001, one thread. Baseline: a copy of the vector. "
+        "Aim for p0: encoding and decoding each take at most 12 times as long. Bits and support hardly depend on the "
+        "input."
     )
     yield table(
         ["policy", "bits / kept", "support / kept", "kept elements not sent", "encode / copy", "decode / copy"], rows
@@ -420,8 +425,9 @@ def sparse_section() -> Iterator[str]:
                  f"{8 * container.values.size / kept:.3f}", f"{error:.3f}"]
             )  # fmt: skip
     yield (
-        "60% of 31.8 M elements are nonzero, at random positions. 7-bit QSGD with buckets of 512. The best volume in "
-        "the papers is 0.2063. Aim: 0.15."
+        "Input: 31.8 M generated elements, of which 60% are nonzero, at random positions; not a gradient of a job. "
+        "Baseline: 4 bytes for each element. 7-bit QSGD with buckets of 512, no error feedback. The best volume in the "
+        "papers is 0.2063, on the gradients of NCF. Aim: 0.15."
     )
     yield table(
         ["norm", "entropy", "volume / dense", "index bits / element", "value bits / kept", "relative L2 error"], rows
@@ -431,12 +437,14 @@ def sparse_section() -> Iterator[str]:
 def training_section() -> Iterator[str]:
     """`make train` and `make train-tf` with three seeds."""
     out, rows, figures = ROOT / "runs" / "bench", [], DOC.parent / "figures"
+    said = []
     for framework, name in (("tensorflow", "Keras"), ("torch", "PyTorch")):
         command = [sys.executable, str(ROOT / "scripts" / "compare.py"), "--framework", framework]
         if subprocess.run([*command, "--seeds", "3", "--runs", str(out)]).returncode:
             raise SystemExit("scripts/compare.py failed: its output above tells why")
         newest = max(out.iterdir(), key=lambda path: path.name)
         results = json.loads((newest / "results.json").read_text())
+        said.insert(0, f"{name}: {Difference.of(results['steps']).sentences()}")
         for kind in ("dense", "compressed"):
             runs = results[kind]
             finals = [100 * run["epochs_done"][-1]["accuracy"] for run in runs]
@@ -446,13 +454,16 @@ def training_section() -> Iterator[str]:
             rows.insert(
                 0,
                 [name, kind, ", ".join(f"{a:.2f}" for a in finals), f"{np.mean(finals):.2f}", f"{sent / dense:.2%}",
-                 f"{np.mean([sum(row['seconds'] for row in run['epochs_done']) for run in runs]):.0f}"],
+                 f"{1e3 * float(np.median(results['steps'][kind])):.1f}"],
             )  # fmt: skip
     yield (
         "The digits job of `make train` and `make train-tf` (a ResNet of 0.7 M parameters, two ranks, 20 epochs) with "
-        "three seeds. Aim: an accuracy within 1 point of the dense one, with at most 1.5% of the dense bytes."
+        "three seeds. Baseline: the same job without compression. Aim: an accuracy within 1 point of the dense one, "
+        "with at most 1.5% of the dense bytes. A step's time is the median over steps of both jobs, interleaved in one "
+        "run."
     )
-    yield table(["", "job", "final accuracy, %", "mean", "bytes sent / dense", "seconds"], rows)
+    yield table(["", "job", "final accuracy, %", "mean", "bytes sent / dense", "step, ms"], rows)
+    yield "\n\n".join(said)
     figures.mkdir(parents=True, exist_ok=True)
     (figures / "accuracy.png").write_bytes((newest / "accuracy.png").read_bytes())
     yield "![accuracy against bytes sent, PyTorch](figures/accuracy.png)"
@@ -471,7 +482,8 @@ def adapter_section() -> Iterator[str]:
              f"{1e3 * rest / found['tensors']:.0f}", f"{1e3 * (rest - found['dense']) / found['tensors']:.0f}"]
         )  # fmt: skip
     yield (
-        f"A step with {found['tensors']} tensors of {found['numel']:,} elements on two ranks, in milliseconds. The "
+        f"A step with {found['tensors']} tensors of {found['numel']:,} normal elements, the preset topk_rice_qsgd, on "
+        "two ranks that share one machine's memory, in milliseconds. Baseline: the same step without compression. The "
         "last two columns are in microseconds per tensor: the rest of the step (all but encoding, waiting and "
         "decoding; it includes Horovod's own work), and this rest less the dense step. Aim: 300."
     )
@@ -484,10 +496,11 @@ SECTIONS: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
     "pipeline": ("The recommended config, end to end", pipeline_section),
     "training": ("Training: accuracy against bytes", training_section),
     "indices": ("Lossless index codecs on random subsets of 25.6 M elements", indices_section),
-    "codecs": ("Every codec on real gradients", codecs_section),
+    "inputs": ("Accumulators and raw gradients", inputs_section),
+    "codecs": ("Every codec on captured vectors", codecs_section),
     "bloom": ("Bloom filters", bloom_section),
     "sparse": ("An inherently sparse gradient", sparse_section),
-    "rivals": ("Comparison with the research code", rivals_section),
+    "rivals": ("Beside the research code", rivals_section),
     "overhead": ("Overhead of a call", overhead_section),
     "adapter": ("Overhead of the adapters", adapter_section),
 }
@@ -496,7 +509,8 @@ SECTIONS: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
 HEAD = """# Benchmarks
 
 `make bench` (scripts/bench.py) writes this page; run it to see the figures of your machine. Times are medians on one
-thread. Compare them only as ratios within a table, because they were measured on shared and noisy machines.
+thread. Compare them only as ratios within a table, because they were measured on shared and noisy machines. Captured
+vectors come from scripts/capture_gradients.py, and each table says which.
 """
 
 
@@ -512,9 +526,13 @@ def main(
             raise typer.BadParameter(f"section {name!r} is unknown; choose from {', '.join(SECTIONS)}")
         title, function = SECTIONS[name]
         console.rule(title)
+        load = os.getloadavg()[0]
         parts = list(function())
         level = ("portable", "AVX2", "AVX-512")[library.vector_level()]
-        parts.append(f"*{date.today()}, {platform.machine()}, {os.cpu_count()} cores, {level} kernels.*")
+        machine = (
+            f"{date.today()}, {platform.machine()}, {os.cpu_count()} cores (load {load:.1f} before), {level} kernels"
+        )
+        parts.append(f"*{machine}.*")
         body = "\n\n".join(parts)
         print(body, flush=True)
         doc_sections.write(DOC, name, title, body, HEAD)

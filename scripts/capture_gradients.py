@@ -1,18 +1,30 @@
-"""Captures gradients from real training, for benchmarks and simulations.
+"""Captures what a compressed job selects from, for benchmarks and simulations.
 
-    python scripts/capture_gradients.py --network resnet50 --out data/captured/resnet50.npz
+    python scripts/capture_gradients.py --network resnet50 --density 0.01 --density 0.1
 
-Trains the network on crops of two real photographs. After the last step, it computes one gradient per rank, each from
-another batch. The file contains ``gradient_r``, float32 ``[numel]``, for each rank r: the gradients of all parameters
-in the order of the model. ``names`` and ``sizes`` are the names and the numbers of elements of the parameters.
+Trains the network on crops of two real photographs, once for each density, with the compressor in force. Each rank has
+a batch and a residual of its own, its container is encoded by the package's own pipeline, and the sum of all
+containers, decoded, is the gradient that the optimizer applies. The ranks are computed in turn in one process, since
+all have the same parameters.
+
+After the last step, each rank computes one more gradient. A file (scripts/captured.py) contains, for each rank r:
+``gradient_r``, float32 ``[numel]``, this gradient, which a job without error feedback would select from, and
+``accumulator_r``, the sum of it and the residual, which this job selects from. ``accumulator_r`` is missing if the
+config has no error feedback. All parameters are in the order of the model; ``names`` and ``sizes`` are their names and
+numbers of elements. ``about`` says how the file was made, as JSON.
+
+The supports of the two differ: large gradients are clustered in a few rows and channels, while what has waited in the
+residual for long is spread nearly at random. So bytes and overlaps measured on one do not hold for the other.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated
 
+import captured
 import numpy as np
 import torch
 import typer
@@ -20,33 +32,102 @@ from networks import NETWORKS, Photographs
 from rich.progress import track
 from torch.nn import functional
 
+from hvd_deepreduce import Config
+from hvd_deepreduce import container as wire
+from hvd_deepreduce.codec import U8, RngKey
+from hvd_deepreduce.pipeline import Pipeline
 
-def capture(network: str, out: Path, steps: int, ranks: int, batch_size: int, classes: int, seed: int) -> None:
-    """Trains and writes the file. An interrupted run leaves no partial file at ``out``."""
+CONFIG, STEPS, RANKS, BATCH = "topk_model", 100, 4, 8
+
+
+def capture(
+    network: str,
+    out: Path,
+    *,
+    density: float,
+    config: str = CONFIG,
+    selection: str = "scope",
+    steps: int = STEPS,
+    ranks: int = RANKS,
+    batch_size: int = BATCH,
+    classes: int = 1000,
+    labels: int = 10,
+    lr: float = 0.001,
+    seed: int = 0,
+    threads: int | None = None,
+) -> None:
+    """Trains and writes the file. An interrupted run leaves no partial file at ``out``.
+
+    Args:
+        classes: outputs of the network.
+        labels: classes that occur: with more of them, a hundred steps teach the network nothing.
+        selection: ``scope``: each rank selects from the whole model as one vector. ``tensor``: from each parameter.
+        threads: None: one for each core. On a machine that does other work, one thread is faster than two that wait for
+            each other.
+
+    Raises:
+        ValueError: the config sums by an exchange over MPI, which one process cannot run.
+    """
+    settings = Config.load(config, density=density)
+    if settings.exchange.name != "allgather":
+        raise ValueError(f"config is {config!r} with the exchange {settings.exchange.name!r}; only allgather runs here")
     torch.manual_seed(seed)
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    threads = threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)
     generator = torch.Generator().manual_seed(seed)
-    model, images = NETWORKS[network](classes), Photographs(classes)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    model, images = NETWORKS[network](classes), Photographs(min(labels, classes))
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    sizes = [p.numel() for p in model.parameters()]
+    ends = np.cumsum(sizes).tolist()
+    numel = ends[-1]
+    slices = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    vectors = slices if selection == "tensor" else [slice(0, numel)]
+    pipeline = Pipeline(settings, threads)
+    residuals = [np.zeros(numel, np.float32) if settings.error_feedback else None for _ in range(ranks)]
+    mean = np.zeros(numel, np.float32)
+    losses: list[float] = []
 
-    def gradient() -> None:
+    def gradient() -> np.ndarray:
+        """The gradient of a new batch, ``[numel]``; its loss is added to that of the step."""
         optimizer.zero_grad()
-        x, labels = images.batch(batch_size, generator)
-        functional.cross_entropy(model(x), labels).backward()
+        x, tiles = images.batch(batch_size, generator)
+        loss = functional.cross_entropy(model(x), tiles)
+        loss.backward()
+        losses[-1] += loss.item() / ranks
+        flat = [p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]
+        return torch.cat(flat).numpy()
 
-    for _ in track(range(steps), f"training {network}"):
-        gradient()
+    for step in track(range(steps), f"training {network}, density {density:g}"):
+        losses.append(0.0)
+        sections: list[list[U8]] = [[] for _ in vectors]
+        for rank, residual in enumerate(residuals):
+            own = gradient()
+            for number, at in enumerate(vectors):
+                kept = None if residual is None else residual[at]
+                sections[number].append(pipeline.encode(own[at], kept, RngKey(seed, number, step, rank)))
+        for at, of_ranks in zip(vectors, sections, strict=True):
+            pipeline.decode([wire.unpack(section) for section in of_ranks], mean[at], 1 / ranks)
+        for parameter, at in zip(model.parameters(), slices, strict=True):
+            parameter.grad = torch.from_numpy(mean[at]).view(parameter.shape)
         optimizer.step()
     arrays: dict[str, np.ndarray] = {}
-    for rank in range(ranks):
-        gradient()
-        arrays[f"gradient_{rank}"] = torch.cat([p.grad.reshape(-1) for p in model.parameters()]).numpy()
+    losses.append(0.0)
+    for rank, residual in enumerate(residuals):
+        arrays[f"gradient_{rank}"] = gradient()
+        if residual is not None:
+            arrays[f"accumulator_{rank}"] = np.add(residual, arrays[f"gradient_{rank}"], out=residual)
+    facts = {
+        "network": network, "numel": numel, "config": config, "density": density, "selection": selection,
+        "steps": steps, "ranks": ranks, "batch_size": batch_size, "classes": classes, "labels": labels, "lr": lr,
+        "seed": seed, "losses": losses,
+    }  # fmt: skip
     out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_suffix(".part.npz")
     np.savez(
         part,
         names=np.array([name for name, _ in model.named_parameters()]),
-        sizes=np.array([p.numel() for p in model.parameters()]),
+        sizes=np.array(sizes),
+        about=np.array(json.dumps(facts)),
         **arrays,
     )
     os.replace(part, out)
@@ -54,19 +135,36 @@ def capture(network: str, out: Path, steps: int, ranks: int, batch_size: int, cl
 
 def main(
     network: Annotated[str, typer.Option(help="the network: " + " or ".join(NETWORKS))] = "resnet50",
-    out: Annotated[Path | None, typer.Option(help="output file; default: data/captured/NETWORK.npz")] = None,
-    steps: Annotated[int, typer.Option(min=0, help="optimizer steps before the capture")] = 30,
-    ranks: Annotated[int, typer.Option(min=1, help="number of gradients, each from another batch")] = 4,
-    batch_size: Annotated[int, typer.Option(min=2)] = 16,
+    density: Annotated[list[float] | None, typer.Option(help="a density; can be repeated; default: 0.01")] = None,
+    folder: Annotated[Path, typer.Option(help="folder for the files")] = captured.FOLDER,
+    config: Annotated[str, typer.Option(help="the preset or YAML file of the job")] = CONFIG,
+    selection: Annotated[str, typer.Option(help="select from the whole model (scope), or each tensor (tensor)")] = (
+        "scope"
+    ),
+    steps: Annotated[int, typer.Option(min=0, help="steps before the capture")] = STEPS,
+    ranks: Annotated[int, typer.Option(min=1, help="number of ranks")] = RANKS,
+    batch_size: Annotated[int, typer.Option(min=2, help="images per rank and step")] = BATCH,
     classes: Annotated[
-        int, typer.Option(min=2, help="number of classes; ResNet-50 has 25.6 M parameters with 1,000")
+        int, typer.Option(min=2, help="outputs of the network; ResNet-50 has 25.6 M parameters with 1,000")
     ] = 1000,
+    labels: Annotated[int, typer.Option(min=2, help="classes that occur")] = 10,
+    lr: Annotated[float, typer.Option(help="learning rate of SGD with momentum 0.9")] = 0.001,
     seed: int = 0,
+    threads: Annotated[int | None, typer.Option(min=1, help="default: one for each core")] = None,
 ) -> None:
-    """Captures the gradients of one network."""
+    """Captures the gradients and accumulators of one network, at each density."""
     if network not in NETWORKS:
         raise typer.BadParameter(f"network {network!r} is unknown; choose from {', '.join(NETWORKS)}")
-    capture(network, out or Path("data/captured") / f"{network}.npz", steps, ranks, batch_size, classes, seed)
+    if selection not in ("scope", "tensor"):
+        raise typer.BadParameter(f"selection {selection!r} is unknown; choose from scope, tensor")
+    for one in density or [0.01]:
+        out = captured.path(network, one, selection, folder)
+        capture(
+            network, out, density=one, config=config, selection=selection, steps=steps, ranks=ranks,
+            batch_size=batch_size, classes=classes, labels=labels, lr=lr, seed=seed, threads=threads,
+        )  # fmt: skip
+        losses = captured.about(out)["losses"]
+        print(f"{out}: loss {np.mean(losses[:5]):.3f} in the first five steps, {np.mean(losses[-5:]):.3f} in the last")
 
 
 if __name__ == "__main__":

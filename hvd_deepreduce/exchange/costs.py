@@ -10,8 +10,11 @@ ranks keep the same element.
 
 from __future__ import annotations
 
-from math import log2
+from math import ceil, log2
 from typing import NamedTuple
+
+MEETING, AGREEMENT = 20, 3
+"""The numbers (uint64) in a session's first and last small allreduce (``session.py``)."""
 
 
 class Cost(NamedTuple):
@@ -74,6 +77,18 @@ def allgatherv(ranks: int, kept: int) -> Cost:
 
 
 def densestream(ranks: int, kept: int) -> Cost:
-    """DenseStream's allreduce: equation 6, the sum of equations 4 and 5. The allreduce of the boundaries, P numbers, is
-    not counted."""
+    """DenseStream's allreduce: equation 6, the sum of equations 4 and 5, for one slice. ``small_allreduces`` has the
+    rest of a call; with s slices there are s times as many messages."""
     return scatter_reduce(ranks, kept) + allgatherv(ranks, kept)
+
+
+def small_allreduces(ranks: int, boundaries: int) -> Cost:
+    """What a call sends beside its programs' messages: the meeting, the sum of the boundaries (DenseStream: ranks x
+    slices numbers; 0 for the other exchanges, which do without), and the agreement.
+
+    Each is counted as a reduction to one rank and a broadcast, over binomial trees: 2 ceil(log2 P) messages one after
+    the other, and up to ceil(log2 P) received by one rank. A word is 8 bytes here.
+    """
+    numbers = [MEETING, AGREEMENT] + [boundaries] * (boundaries > 0)
+    depth = ceil(log2(ranks))
+    return Cost(2 * depth * len(numbers), min(depth, 1) * sum(numbers), depth * sum(numbers))

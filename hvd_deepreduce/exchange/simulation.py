@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hvd_deepreduce.codec import U8
+from hvd_deepreduce.exchange import messages
 from hvd_deepreduce.exchange.transport import EMPTY, Program, Receive, Transport
 
 
@@ -22,7 +23,7 @@ class Network:
     Attributes:
         size: the number of ranks.
         messages: int64 ``[size]``: messages that each rank sent.
-        sent, received: int64 ``[size]``: bytes of each rank.
+        sent, received: int64 ``[size]``: bytes of each rank, with the messages' headers.
     """
 
     def __init__(self, size: int) -> None:
@@ -78,7 +79,7 @@ class Network:
         if not queue:
             return None
         sections = queue.popleft()
-        self.received[transport.rank] += sum(section.size for section in sections)
+        self.received[transport.rank] += _message_bytes(sections)
         if len(sections) != receive.sections:
             transport.failure = transport.failure or ""
             return [EMPTY] * receive.sections
@@ -97,4 +98,9 @@ class SimulatedTransport(Transport):
         sections = sections if self.failure is None else []
         self.network.queues.setdefault((to, self.rank, tag), deque()).append(sections)
         self.network.messages[self.rank] += 1
-        self.network.sent[self.rank] += sum(section.size for section in sections)
+        self.network.sent[self.rank] += _message_bytes(sections)
+
+
+def _message_bytes(sections: list[U8]) -> int:
+    """The size of the message that ``messages.pack`` would make."""
+    return messages.HEADER.size + sum(section.size for section in sections)

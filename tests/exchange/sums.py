@@ -1,6 +1,8 @@
 """Cases of mpi_cases.py: all exchanges against the float64 sum."""
 
+import sys
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,10 +11,15 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.exchange import densestream, sparcml, topk_allgather
+from hvd_deepreduce.exchange import costs, densestream, messages, sparcml, topk_allgather
+from hvd_deepreduce.exchange.mpi_transport import PrivateComm
+from hvd_deepreduce.exchange.simulation import Network
 from hvd_deepreduce.joint.densestream import DenseStream
 from hvd_deepreduce.sparse import SparseTensor
 from tests.case_runner import case
+
+sys.path.append(str(Path(__file__).parent.parent.parent / "scripts"))
+from simulate_scale import programs_of  # noqa: E402
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.rank, COMM.size
@@ -119,6 +126,44 @@ def many_slices() -> None:
     clustered = [np.concatenate([np.arange(at, at + 300) for at in rng.integers(0, 29000, 12)]) for _ in range(SIZE)]
     check([tensor(30011, indices, rng) for indices in clustered])
     densestream.SLICE_ELEMENTS = 1 << 14
+
+
+@case
+def the_simulation_counts_what_is_sent() -> None:
+    """The programs' bytes, with slices, and the small allreduces: the figures of scripts/simulate_scale.py."""
+    rng = np.random.default_rng(6)
+    tensors = [uniform(4000, 900, rng) for _ in range(SIZE)]
+    names = {"plain": "DSA", "coded": "DSA coded", "topk": "TopkA", "split": "TopkDA split",
+             "doubling": "TopkDA doubling"}  # fmt: skip
+    numbers: list[int] = []
+    sizes: list[int] = []
+
+    def pack(*arguments):
+        packed = original_pack(*arguments)
+        sizes.append(packed.size)
+        return packed
+
+    def allreduce(comm, values, *arguments):
+        numbers.append(values.size)
+        return original_allreduce(comm, values, *arguments)
+
+    original_pack, original_allreduce = messages.pack, PrivateComm.allreduce
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(densestream, "SLICE_ELEMENTS", 50)
+        slices = densestream.slice_count(900, SIZE)
+        patch.setattr(PrivateComm, "allreduce", allreduce)
+        patch.setattr(messages, "pack", pack)
+        for name, simulated in names.items():
+            network = Network(SIZE)
+            network.run(programs_of(simulated, tensors, slices))
+            numbers.clear()
+            sizes.clear()
+            EXCHANGES[name](tensors[RANK])
+            assert (len(sizes), sum(sizes)) == (network.messages[RANK], network.sent[RANK]), name
+            parts = [SIZE * slices] * simulated.startswith("DSA")
+            assert numbers == [costs.MEETING, *parts, costs.AGREEMENT], name
+            assert costs.small_allreduces(SIZE, sum(parts)).low == (sum(numbers) if SIZE > 1 else 0)
+            assert slices > 1
 
 
 @case

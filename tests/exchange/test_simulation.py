@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.exchange import costs, densestream, sparcml, topk_allgather
+from hvd_deepreduce.exchange.messages import HEADER as MESSAGE_HEADER
 from hvd_deepreduce.exchange.schedules import halving_rounds
 from hvd_deepreduce.exchange.simulation import Network, SimulatedTransport
 from hvd_deepreduce.exchange.sum_buffer import SumBuffer
@@ -129,8 +130,8 @@ def test_volumes_are_the_models(size: int) -> None:
         for tensors, bound in ((same, cost.low), (apart, cost.high)):
             network, _ = simulate(name, tensors, count_only=True)
             assert np.all(network.messages == messages), name
-            # A header for each stream; in the allgather there is one for each rank.
-            headers = HEADER.size * (messages + size)
+            # A header for each stream; in the allgather there is one for each rank. And one for each message.
+            headers = HEADER.size * (messages + size) + MESSAGE_HEADER.size * messages
             received = network.received.max()
             if name == "plain" and tensors is apart:
                 # Equation 4's upper bound is loose by a factor P; a rank's true share is k / 2 a round.
@@ -138,6 +139,13 @@ def test_volumes_are_the_models(size: int) -> None:
                 bound = log / 2 * kept + costs.allgatherv(size, kept).high
             # Shares of the regions differ by an element or two.
             assert abs(received - bound * word_bytes) <= headers + 3 * size * word_bytes, (name, received, bound)
+
+
+def test_the_small_allreduces_of_a_call() -> None:
+    """Two, and three where boundaries are summed; each goes up and down a binomial tree."""
+    assert costs.small_allreduces(8, 0) == (2 * 2 * 3, 20 + 3, 3 * (20 + 3))
+    assert costs.small_allreduces(5, 10) == (3 * 2 * 3, 20 + 3 + 10, 3 * (20 + 3 + 10))
+    assert costs.small_allreduces(1, 7) == (0, 0, 0)
 
 
 def test_equations_4_to_6() -> None:
