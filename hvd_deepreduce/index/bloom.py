@@ -84,7 +84,7 @@ class Bloom(IndexCodec):
         return min(max(math.ceil(0.999 * -count * math.log(self.fpr) / math.log(2) ** 2 / 8), 8), LARGEST)
 
     def least_bytes(self, count: int) -> int:
-        return self._filter_bytes(count) - 2  # a header, and the smallest of four filters
+        return self._filter_bytes(count) + 2 - self.tries  # a header, and the smallest of the filters
 
     def encode(self, indices: U32, numel: int, key: RngKey) -> tuple[U8, U32]:
         if indices.size == 0:
