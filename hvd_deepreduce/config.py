@@ -130,8 +130,8 @@ class Config(BaseModel):
         bucket_bytes: of a bucket's dense gradient.
         selection: within a larger scope, select from the ``scope`` as one vector, or from each ``tensor`` by itself.
         error_feedback: keep what was not sent and add it to the next gradient. Off, it is lost.
-        min_elements: with scope ``tensor``, one of fewer elements goes through Horovod uncompressed: its header would
-            cost more than compression saves.
+        min_elements: with scope ``tensor``, one of fewer elements goes through Horovod uncompressed. None: one of up to
+            1,023 elements does if its container, with what an allgather costs besides, is estimated to be larger.
         seed: of all random choices, 0 to 2^32 - 1.
         threads: of the CPU kernels; None: the rank's share of the machine's cores.
     """
@@ -146,7 +146,7 @@ class Config(BaseModel):
     bucket_bytes: int = Field(25_000_000, ge=1024)
     selection: Literal["scope", "tensor"] = "scope"
     error_feedback: bool = Field(True, strict=True)
-    min_elements: int = Field(1024, ge=0)
+    min_elements: int | None = Field(None, ge=0)
     seed: int = Field(0, ge=0, le=2**32 - 1)
     threads: int | None = Field(None, ge=1, le=1024)
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from hvd_deepreduce import container as wire
-from hvd_deepreduce import plugins
+from hvd_deepreduce import plugins, short_container
 from hvd_deepreduce.codec import U8, U32, Floats, RngKey, index_codecs, joint_codecs, sparsifiers, value_codecs
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import Container, ContainerError
@@ -38,11 +38,27 @@ class Pipeline:
     def __init__(self, config: Config, threads: int = 1) -> None:
         self.config = config
         self.threads = config.threads or threads
-        self.digest = config.digest()
+        self._estimates: dict[tuple[int, np.dtype[Any]], int] = {}
         self._value_under_feedback = config.value and config.value.under_feedback()
         self._index_ids = () if config.index is None else tuple(codec.id for codec in config.index.choices)
+        if config.index is not None and len(self._index_ids) > short_container.MAX_CHOICES:
+            raise ValueError(
+                f"the index codec {config.index.name!r} has {len(self._index_ids)} choices, and a container can name "
+                f"{short_container.MAX_CHOICES}: offer fewer"
+            )
+        codec = config.joint or config.value
+        self.shared = short_container.Shared(
+            config.digest(), config.sparsifier.id, self._index_ids, codec.id if codec else 0, config.joint is not None
+        )
 
-    def encode(self, gradient: Floats, residual: Floats | None, key: RngKey, parts: Parts | None = None) -> U8:
+    def encode(
+        self,
+        gradient: Floats,
+        residual: Floats | None,
+        key: RngKey,
+        parts: Parts | None = None,
+        version: Literal[1, 2] = 1,
+    ) -> U8:
         """The container of a gradient. The gradient is added to the residual, and what is sent is subtracted from it.
 
         Args:
@@ -50,6 +66,8 @@ class Pipeline:
             residual: same dtype and size, changed in place; ``None``: no error feedback.
             key: of this rank, parameter and step.
             parts: slices to select from separately; ``None``: select from the whole gradient.
+            version: of the container. 1 stands alone: ``container.unpack`` reads it without a config. 2 is shorter, and
+                is read by ``short_container.unpack`` of a process that knows the config, the tensor and the step.
 
         Returns:
             The container, uint8. A gradient with NaN or infinity is sent uncompressed, so that every rank sees it,
@@ -62,11 +80,16 @@ class Pipeline:
             with self._encoding(gradient, residual):
                 indices, values = self._select(gradient, residual, key, parts)
                 if self.config.joint is not None:
-                    return self._encode_joint(gradient, residual, indices, values, key)
-                return self._encode_separately(gradient, residual, indices, values, key, parts is None)
+                    container = self._encode_joint(gradient, residual, indices, values, key)
+                else:
+                    container = self._encode_separately(gradient, residual, indices, values, key, parts is None)
+                return self._pack(container, version)
         except NonFiniteError:
             section, _ = Raw().encode(gradient, None, key)
-            return self._pack(gradient, None, key, index=0, value=Raw.id, values=section)
+            return self._pack(self._container(gradient, None, key, index=0, value=Raw.id, values=section), version)
+
+    def _pack(self, container: Container, version: int) -> U8:
+        return wire.pack(container) if version == 1 else short_container.pack(container, self.shared)
 
     def select(
         self, gradient: Floats, residual: Floats | None, key: RngKey, parts: Parts | None = None
@@ -110,7 +133,7 @@ class Pipeline:
 
     def _encode_joint(
         self, gradient: Floats, residual: Floats | None, indices: U32 | None, values: Floats, key: RngKey
-    ) -> U8:
+    ) -> Container:
         joint = self.config.joint
         assert joint is not None
         if indices is not None:
@@ -122,11 +145,11 @@ class Pipeline:
             count = gradient.size if support is None else support.size
             _, decoded = joint.decode(section, gradient.size, count, support is None, gradient.dtype, key)
             arrays.subtract_sent(residual, support, decoded)
-        return self._pack(gradient, support, key, index=0, value=joint.id, values=section, joint=True)
+        return self._container(gradient, support, key, index=0, value=joint.id, values=section, joint=True)
 
     def _encode_separately(
         self, gradient: Floats, residual: Floats | None, indices: U32 | None, values: Floats, key: RngKey, whole: bool
-    ) -> U8:
+    ) -> Container:
         index_id, index_section, support = 0, EMPTY, indices
         # A receiver can repeat a shared random selection only from the whole vector.
         if indices is not None and not (self.config.sparsifier.shared_randomness and whole):
@@ -148,7 +171,7 @@ class Pipeline:
             decoded = value.decode(section, values.size, support, gradient.dtype, key)
             arrays.subtract_sent(residual, support, unordered(decoded, order))
         if order is None:
-            return self._pack(
+            return self._container(
                 gradient, support, key, index=index_id, value=value.id, indices=index_section, values=section
             )
         order_section = bits.pack(order, (order.size - 1).bit_length())
@@ -157,16 +180,16 @@ class Pipeline:
             # set and an order section of log2 r bits need log2 C(d, r) + log2 r! in all, just below r log2 d.
             in_order = bits.pack(arrays.gather(support, order), (gradient.size - 1).bit_length())
             if in_order.size < index_section.size + order_section.size:
-                return self._pack(
+                return self._container(
                     gradient, support, key, index=Packed.id, value=value.id, indices=in_order, values=section,
                     ordered=True,
                 )  # fmt: skip
-        return self._pack(
+        return self._container(
             gradient, support, key, index=index_id, value=value.id, indices=index_section, values=section,
             order=order_section,
         )  # fmt: skip
 
-    def _pack(
+    def _container(
         self,
         gradient: Floats,
         support: U32 | None,
@@ -179,24 +202,49 @@ class Pipeline:
         order: U8 = EMPTY,
         joint: bool = False,
         ordered: bool = False,
-    ) -> U8:
-        return wire.pack(
-            Container(
-                sparsifier=0 if support is None else self.config.sparsifier.id,
-                index=index,
-                value=value,
-                dtype=gradient.dtype,
-                numel=gradient.size,
-                count=gradient.size if support is None else support.size,
-                key=key,
-                digest=self.digest,
-                indices=indices,
-                values=values,
-                order=order,
-                joint=joint,
-                ordered=ordered,
-            )
+    ) -> Container:
+        return Container(
+            sparsifier=0 if support is None else self.config.sparsifier.id,
+            index=index,
+            value=value,
+            dtype=gradient.dtype,
+            numel=gradient.size,
+            count=gradient.size if support is None else support.size,
+            key=key,
+            digest=self.shared.digest,
+            indices=indices,
+            values=values,
+            order=order,
+            joint=joint,
+            ordered=ordered,
         )
+
+    def estimate(self, numel: int, dtype: np.dtype[Any]) -> int:
+        """Bytes of a container of version 2 of ``numel`` elements; the same on all ranks.
+
+        Those of a container of fixed numbers. So ``threshold`` and ``nonzero``, which select by magnitude, count as if
+        they sent nearly all elements.
+        """
+        place = numel, dtype
+        size = self._estimates.get(place)
+        if size is None:
+            fractions = np.arange(1, numel + 1, dtype=np.uint64) * np.uint64(2654435761) % np.uint64(2**32)
+            numbers = (fractions / 2**31 - 1).astype(dtype) ** 3
+            size = self._estimates[place] = Pipeline(self.config).encode(numbers, None, RngKey(0, 0, 0), None, 2).size
+        return size
+
+    def unpack(self, gathered: U8, ranks: int, numel: int, dtype: np.dtype[Any], key: RngKey) -> list[Container]:
+        """The containers of version 2 that an allgather returned, in rank order.
+
+        Args:
+            gathered: uint8, the containers of all ranks without gaps.
+            ranks: how many there must be.
+            numel, dtype, key: of the tensor that they must be of.
+
+        Raises:
+            ContainerError: they are cut or altered, or of another tensor, step or config; names the rank.
+        """
+        return short_container.split(gathered, ranks, self.shared, numel, dtype, key)
 
     def decode(
         self, containers: Sequence[Container], out: Floats, scale: float = 1.0, key: RngKey | None = None

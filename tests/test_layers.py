@@ -22,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"index", "sparsify", "value"},
     {"joint"},
     {"exchange.settings", "plugins", "presets"},
-    {"config", "container"},
+    {"config", "container", "short_container"},
     {"memory", "pipeline"},
     {"exchange"},
     {"exchange.mpi_transport"},

@@ -9,10 +9,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hvd_deepreduce import container as wire
 from hvd_deepreduce.codec import U8, Floats, RngKey
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.engine import meeting
+from hvd_deepreduce.engine import meeting, small
 from hvd_deepreduce.engine import state as saved
 from hvd_deepreduce.engine.agreement import Agreement, Descriptions
 from hvd_deepreduce.engine.buckets import Bucket
@@ -292,10 +291,18 @@ class Engine:
         residual = None
         if config.error_feedback:
             residual = self._memory.residual(parameter.name, flat.size, flat.dtype, flat)
-        packed = (self._pipeline or self.pipeline).encode(flat, residual, self.key(parameter))
+        packed = (self._pipeline or self.pipeline).encode(flat, residual, self.key(parameter), None, 2)
         parameter.step += 1
         self.in_flight.add(parameter.name)
         return packed
+
+    def uncompressed(self, numel: int, itemsize: int) -> bool:
+        """Whether a gradient is so small that the framework's own reduction takes no more bytes than a container.
+
+        Args:
+            numel, itemsize: as in ``small.uncompressed``.
+        """
+        return small.uncompressed(self.pipeline, numel, itemsize)
 
     def decode(self, gathered: U8, out: Floats, scale: float, key: RngKey) -> None:
         """``out = scale * (sum of all ranks' containers)``.
@@ -306,19 +313,17 @@ class Engine:
             key: what ``key`` returned before the gradient was encoded.
 
         Raises:
-            ContainerError: a container cannot be decoded, or is of another tensor, parameter or step, or of codecs that
-                the config does not give; names its rank. Raised on all ranks.
-            MismatchError: the ranks' configs differ; raised on all ranks.
+            ContainerError: a container cannot be decoded, or is of another tensor, parameter, step or config; names its
+                rank. Raised on all ranks.
         """
         self.check_open()
-        size = self.collectives.size()
+        size, pipeline = self.collectives.size(), self._pipeline or self.pipeline
         with deferred.reading(out):
             gathered = arrays.move_like(gathered, out)
-            containers = deferred.run_deferred(gathered, lambda: wire.split(gathered, size, out.size))
-            digest = containers[0].digest
-            if any(container.digest != digest for container in containers):
-                self._agreement.check_digests(self._config, [container.digest for container in containers])
-            (self._pipeline or self.pipeline).decode(containers, out, scale, key)
+            containers = deferred.run_deferred(
+                gathered, lambda: pipeline.unpack(gathered, size, out.size, out.dtype, key)
+            )
+            pipeline.decode(containers, out, scale)
 
     # Buckets
 
@@ -358,7 +363,7 @@ class Engine:
         parts = bucket.parts if config.selection == "tensor" else None
         if not self.over_mpi:
             begin = perf_counter()
-            packed = pipeline.encode(bucket.gradient, residual, key, parts)
+            packed = pipeline.encode(bucket.gradient, residual, key, parts, 2)
             self.stats.add(sent=packed.size, encode=perf_counter() - begin)
             bucket.pending = self.collectives.start_allgather(packed, bucket.name)
             return
@@ -382,7 +387,7 @@ class Engine:
         """Waits for a bucket's exchange; ``bucket.gradient`` is the sum over all ranks then.
 
         Raises:
-            ContainerError, MismatchError: as ``decode``.
+            ContainerError: as ``decode``.
         """
         begin = perf_counter()
         if self.over_mpi:

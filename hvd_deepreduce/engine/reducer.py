@@ -139,7 +139,6 @@ class Reducer(Generic[G]):
 
         Raises:
             ContainerError: a container cannot be decoded; names its rank. Raised on all ranks.
-            MismatchError: the ranks' configs differ; raised on all ranks.
         """
         engine, tensors = self._engine, self._tensors
         bucket = ticket.bucket

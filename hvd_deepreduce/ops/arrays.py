@@ -236,7 +236,9 @@ def aligned(data: U8) -> U8:
 
 @aligned.cuda
 def _(data: Device) -> Device:
-    return sections.join(b"", data) if data.data.ptr % 8 else data
+    if not data.data.ptr % 8:
+        return data
+    return sections.remember_start(sections.join(b"", data), sections.known_start(data))
 
 
 @operation()

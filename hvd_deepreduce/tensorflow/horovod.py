@@ -21,8 +21,9 @@ the ranks, ``checkpoint`` saves the state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from horovod.tensorflow.compression import Compressor
 from tensorflow.python.ops import control_flow_util
 
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.engine import Engine, Snapshot, Told
+from hvd_deepreduce.engine import Engine, Snapshot, Told, small
 from hvd_deepreduce.engine.state import Reshard, State, from_bytes, to_bytes
 from hvd_deepreduce.tensorflow.buckets import GraphBuckets
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
@@ -98,6 +99,7 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         self._process_set = collectives.process_set
         self._engine = Engine(Config.load(config, **settings), collectives)
         self._graphs = Graphs()
+        self._small: Callable[[int, int], bool] | None = None
         self._parameters = GraphParameters(self._engine)
         self._buckets = GraphBuckets(self._engine, self._parameters, lambda: self._handshake.number)
         self._handshake = Handshake(self._engine, collectives, self._graphs, self._parameters, self._buckets.steps)
@@ -244,7 +246,9 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         if self._process_set.included():
             self._handshake.enroll()
         alone = self.config.scope == "tensor"
-        slot = self._graphs.add(place, tensor, self.config.min_elements if alone else 0)
+        # Ranks may trace a function again at different steps, before or after a change of the config.
+        self._small = self._small or partial(small.uncompressed, self._engine.pipeline)
+        slot = self._graphs.add(place, tensor, self._small)
         # Horovod does not reduce bfloat16, and a group's tensors must have one dtype: the carrier has the gradient's.
         sent = tf.float32 if tensor.dtype == tf.bfloat16 else tensor.dtype
         with tf.device("CPU:0"):

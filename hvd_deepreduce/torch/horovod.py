@@ -19,6 +19,7 @@ from horovod.torch.compression import Compressor
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Device, Engine, Parameter, Reducer, Snapshot, Ticket, Told
 from hvd_deepreduce.engine.quoting import quoted
+from hvd_deepreduce.engine.small import CARRIER_BYTES
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.torch.collectives import TorchCollectives, wire_device
 from hvd_deepreduce.torch.tensors import TorchTensors
@@ -27,7 +28,6 @@ LINE = (
     "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), "
     'compression=DeepReduce(model, "topk_rice_qsgd"))'
 )
-CARRIER_BYTES = 8
 
 
 class DeepReduce(Compressor):  # type: ignore[misc]
@@ -187,7 +187,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
 
         Args:
             tensor: of any shape and dtype. It is sent uncompressed if it is sparse or not floating-point, or, in scope
-                ``tensor``, if it has fewer than ``min_elements`` elements.
+                ``tensor``, if it is small (``min_elements``).
 
         Returns:
             The carrier, float64 ``[1]``, or the uncompressed gradient; and the context.
@@ -241,8 +241,8 @@ class DeepReduce(Compressor):  # type: ignore[misc]
 
     def _small(self, tensor: torch.Tensor) -> bool:
         """Whether the gradient is sent uncompressed."""
-        config = self._engine.config
-        return config.scope == "tensor" and tensor.numel() < config.min_elements
+        itemsize = 4 if tensor.dtype == torch.bfloat16 else tensor.element_size()
+        return self._engine.uncompressed(tensor.numel(), itemsize)
 
     def _meet(self) -> None:
         """Begins a step: starts its meeting; waits for it, and compares the ranks, where that was not done yet."""
@@ -261,7 +261,10 @@ class DeepReduce(Compressor):  # type: ignore[misc]
     def _compare_ranks(self) -> None:
         trained = {parameter.name for parameter, _ in self._trained()}
         self._engine.agree(
-            [(p.name, p.shape, p.dtype + " frozen" * (p.name not in trained)) for p in self._engine.parameters.values()]
+            [
+                (p.name, p.shape, p.dtype + " frozen" * (p.name not in trained) + " uncompressed" * self._small(tensor))
+                for p, tensor in zip(self._engine.parameters.values(), self._pairs.values(), strict=True)
+            ]
         )
         self._agreed = True
 

@@ -83,6 +83,30 @@ def test_every_codec_on_every_input(gpu, sparsifier, index, value, joint):
             raise
 
 
+@pytest.mark.parametrize("sparsifier, index, value, joint", LISTS)
+def test_short_containers(gpu, sparsifier, index, value, joint):
+    """Version 2: the same bytes, and the same sum of containers that begin anywhere."""
+    pipeline = Pipeline(cases.config(sparsifier, index, value, joint))
+    for name in ("prime", "one", "float64"):
+        gradient = INPUTS[name]
+        residuals = [None, None] if gpu.order else [np.zeros_like(gradient), gpu.put(np.zeros_like(gradient))]
+        parts = []
+        for given in (gradient, gradient[::-1].copy(), np.full_like(gradient, np.nan)):
+            packed = pipeline.encode(given, residuals[0], KEY, None, 2)
+            same(gpu, packed, pipeline.encode(gpu.put(given), residuals[1], KEY, None, 2))
+            parts.append(packed)
+        for some in (parts[:2], parts):
+            gathered, want, got = np.concatenate(some), np.ones_like(gradient), gpu.put(np.ones_like(gradient))
+            pipeline.decode(pipeline.unpack(gathered, len(some), want.size, want.dtype, KEY), want)
+            there = gpu.put(gathered)
+            with deferred.reading(there):
+                decoded = deferred.run_deferred(
+                    there, lambda s=some, t=there, w=want: pipeline.unpack(t, len(s), w.size, w.dtype, KEY)
+                )
+                pipeline.decode(decoded, got)
+            same(gpu, want, got)
+
+
 @pytest.mark.parametrize("number", range(len(cases.SPARSIFIERS)))
 def test_all_pairs(gpu, number):
     """Each on one input, which goes round; each in one of the two orders of the threads."""
@@ -149,13 +173,15 @@ def test_a_decode_waits_three_times(gpu):
     if not hasattr(gpu.module, "waits"):
         pytest.skip("waits are counted in the emulator")
     pipeline = Pipeline(Config.load("topk_rice_qsgd"))
-    gathered = np.concatenate([pipeline.encode(cases.random(9000, seed=rank), None, KEY) for rank in range(4)])
-    gathered, out = gpu.put(gathered), gpu.put(np.empty(9000, np.float32))
-    before = gpu.module.waits
-    with deferred.reading(out):
-        containers = deferred.run_deferred(gathered, lambda: wire.split(gathered, 4, 9000))
-        pipeline.decode(containers, out)
-    assert gpu.module.waits - before == 3
+    out = gpu.put(np.empty(9000, np.float32))
+    splits = {1: lambda: wire.split(gathered, 4, 9000), 2: lambda: pipeline.unpack(gathered, 4, 9000, out.dtype, KEY)}
+    for version, split in splits.items():
+        parts = [pipeline.encode(cases.random(9000, seed=rank), None, KEY, None, version) for rank in range(4)]
+        gathered = gpu.put(np.concatenate(parts))
+        before = gpu.module.waits
+        with deferred.reading(out):
+            pipeline.decode(deferred.run_deferred(gathered, split), out)
+        assert gpu.module.waits - before == 3
 
 
 @pytest.mark.parametrize("sparsifier, index, value, joint", LISTS[:: 3])
