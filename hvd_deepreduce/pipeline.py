@@ -56,7 +56,6 @@ class Pipeline:
         gradient: Floats,
         residual: Floats | None,
         key: RngKey,
-        parts: Parts | None = None,
         version: Literal[1, 2] = 1,
     ) -> U8:
         """The container of a gradient. The gradient is added to the residual, and what is sent is subtracted from it.
@@ -65,7 +64,6 @@ class Pipeline:
             gradient: float32 or float64 ``[numel]``, contiguous. It does not change.
             residual: same dtype and size, changed in place; ``None``: no error feedback.
             key: of this rank, parameter and step.
-            parts: slices to select from separately; ``None``: select from the whole gradient.
             version: of the container. 1 stands alone: ``container.unpack`` reads it without a config. 2 is shorter, and
                 is read by ``short_container.unpack`` of a process that knows the config, the tensor and the step.
 
@@ -78,11 +76,11 @@ class Pipeline:
         """
         try:
             with self._encoding(gradient, residual):
-                indices, values = self._select(gradient, residual, key, parts)
+                indices, values = self._select(gradient, residual, key, None)
                 if self.config.joint is not None:
                     container = self._encode_joint(gradient, residual, indices, values, key)
                 else:
-                    container = self._encode_separately(gradient, residual, indices, values, key, parts is None)
+                    container = self._encode_separately(gradient, residual, indices, values, key)
                 return self._pack(container, version)
         except NonFiniteError:
             section, _ = Raw().encode(gradient, None, key)
@@ -96,7 +94,9 @@ class Pipeline:
     ) -> tuple[U32 | None, Floats] | None:
         """What to send of a gradient, for an exchange that encodes by itself. The gradient is added to the residual.
 
-        Arguments and errors are those of ``encode``.
+        Args:
+            gradient, residual, key: as for ``encode``.
+            parts: slices to select from separately; ``None``: select from the whole gradient.
 
         Returns:
             Sorted indices (``None``: all elements) and finite values. ``None`` if the gradient contains NaN or
@@ -148,11 +148,10 @@ class Pipeline:
         return self._container(gradient, support, key, index=0, value=joint.id, values=section, joint=True)
 
     def _encode_separately(
-        self, gradient: Floats, residual: Floats | None, indices: U32 | None, values: Floats, key: RngKey, whole: bool
+        self, gradient: Floats, residual: Floats | None, indices: U32 | None, values: Floats, key: RngKey
     ) -> Container:
         index_id, index_section, support = 0, EMPTY, indices
-        # A receiver can repeat a shared random selection only from the whole vector.
-        if indices is not None and not (self.config.sparsifier.shared_randomness and whole):
+        if indices is not None and not self.config.sparsifier.shared_randomness:
             assert self.config.index is not None
             index = self.config.index.resolve(indices, gradient.size)
             index_id = index.id
@@ -230,7 +229,7 @@ class Pipeline:
         if size is None:
             fractions = np.arange(1, numel + 1, dtype=np.uint64) * np.uint64(2654435761) % np.uint64(2**32)
             numbers = (fractions / 2**31 - 1).astype(dtype) ** 3
-            size = self._estimates[place] = Pipeline(self.config).encode(numbers, None, RngKey(0, 0, 0), None, 2).size
+            size = self._estimates[place] = Pipeline(self.config).encode(numbers, None, RngKey(0, 0, 0), 2).size
         return size
 
     def unpack(self, gathered: U8, ranks: int, numel: int, dtype: np.dtype[Any], key: RngKey) -> list[Container]:
@@ -244,7 +243,11 @@ class Pipeline:
         Raises:
             ContainerError: they are cut or altered, or of another tensor, step or config; names the rank.
         """
-        return short_container.split(gathered, ranks, self.shared, numel, dtype, key)
+        return short_container.split(gathered, ranks, [self.expected(numel, dtype, key)])[0]
+
+    def expected(self, numel: int, dtype: np.dtype[Any], key: RngKey) -> short_container.Expected:
+        """The tensor of which a receiver expects containers."""
+        return short_container.Expected(self.shared, numel, dtype, key)
 
     def decode(
         self, containers: Sequence[Container], out: Floats, scale: float = 1.0, key: RngKey | None = None

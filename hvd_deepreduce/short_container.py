@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,6 +56,21 @@ class Shared:
     indices: tuple[int, ...]
     value: int
     joint: bool
+
+
+class Expected(NamedTuple):
+    """The tensor that a container must be of.
+
+    Attributes:
+        shared: of its config.
+        numel, dtype: its size.
+        key: its parameter and step.
+    """
+
+    shared: Shared
+    numel: int
+    dtype: np.dtype[Any]
+    key: RngKey
 
 
 def salt(digest: int, numel: int, dtype: np.dtype[Any], key: RngKey) -> int:
@@ -120,23 +136,21 @@ def pack(container: Container, shared: Shared) -> U8:
     )
 
 
-def unpack(
-    data: U8, shared: Shared, numel: int, dtype: np.dtype[Any], key: RngKey, rank: int | None = None
-) -> tuple[Container, int]:
+def unpack(data: U8, expected: Expected, rank: int | None = None) -> tuple[Container, int]:
     """The container at the start of ``data``, and its number of bytes.
 
     Its sections are views, or copies where a view would not begin at a multiple of 8 bytes in memory.
 
     Args:
         data: uint8, contiguous. Bytes after the container are ignored.
-        shared, numel, dtype, key: of the tensor that the container must be of.
+        expected: the tensor that the container must be of.
         rank: the sender, for errors.
 
     Raises:
         ContainerError: the bytes are cut or altered, or are a container of another tensor, step or config.
     """
     try:
-        return _unpack(data, shared, numel, dtype, key)
+        return _unpack(data, *expected)
     except ValueError as error:
         raise refusal(rank, error) from None
 
@@ -192,23 +206,25 @@ def _unpack(data: U8, shared: Shared, numel: int, dtype: np.dtype[Any], key: Rng
     ), total  # fmt: skip
 
 
-def split(data: U8, ranks: int, shared: Shared, numel: int, dtype: np.dtype[Any], key: RngKey) -> list[Container]:
-    """The containers of an allgather, in rank order.
+def split(data: U8, ranks: int, tensors: Sequence[Expected]) -> list[list[Container]]:
+    """The containers of an allgather: those of each tensor, in rank order.
 
     Args:
-        data: uint8, the containers of all ranks without gaps.
+        data: uint8, the containers of the first rank's tensors, then those of the next rank's, and so on, without gaps.
         ranks: how many there must be.
-        shared, numel, dtype, key: as in ``unpack``.
+        tensors: those of which every rank has sent a container, in this order, all of one dtype.
 
     Raises:
         ContainerError: as in ``unpack``, or bytes are left over.
     """
-    sections.prefetch_short_headers(data, ranks, numel, dtype.itemsize)
-    containers, begin = [], 0
+    sections.prefetch_short_headers(data, ranks, [one.numel for one in tensors], tensors[0].dtype.itemsize)
+    containers: list[list[Container]] = [[] for _ in tensors]
+    begin = 0
     for rank in range(ranks):
-        container, size = unpack(data[begin:], shared, numel, dtype, key, rank)
-        containers.append(container)
-        begin += size
+        for of_tensor, expected in zip(containers, tensors, strict=True):
+            container, size = unpack(data[begin:], expected, rank)
+            of_tensor.append(container)
+            begin += size
     if begin != data.size:
         raise ContainerError(f"{data.size - begin} bytes follow the containers of all {ranks} ranks")
     return containers

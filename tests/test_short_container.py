@@ -49,7 +49,7 @@ def encoded(pipeline, gradient=GRADIENT, key=KEY):
 
 def read(pipeline, data, numel=NUMEL, dtype=F32, key=KEY):
     """What a receiver does with the bytes of rank 3; each section gets memory of its own, for `make sanitize`."""
-    container, size = short.unpack(array(data), pipeline.shared, numel, dtype, key, 3)
+    container, size = short.unpack(array(data), pipeline.expected(numel, dtype, key), 3)
     assert size <= len(data)
     parts = {part: getattr(container, part).copy() for part in ("indices", "values", "order")}
     return container, *decode_part(dataclasses.replace(container, **parts), numel, 3)

@@ -30,7 +30,7 @@ training, each parameter's change since the last exchange is given in place of a
 ``Engine`` alone, for graphs:
 
     scope tensor     key = engine.key(parameter); packed = engine.encode(parameter, flat); an allgather;
-                     engine.decode(gathered, out, scale, key)
+                     engine.decode(parameter, gathered, out, scale, key)
     larger scopes    layout = BucketLayout(...); bucket = layout.bucket_of[name]; bucket.put(parameter, flat)
                      for ready in engine.mark_ready(bucket, parameter): engine.start(ready)
                      engine.receive(bucket); bucket.part(name); engine.release(bucket, parameter)

@@ -167,8 +167,9 @@ class Reducer(Generic[G]):
             begin = perf_counter()
             gathered = engine.collectives.wait_allgather(ticket.pending)
             there = perf_counter()
-            engine.in_flight.discard(ticket.parameters[0].name)
-            engine.decode(gathered, ticket.flat, scale, ticket.key)
+            (parameter,) = ticket.parameters
+            engine.in_flight.discard(parameter.name)
+            engine.decode(parameter, gathered, ticket.flat, scale, ticket.key)
             self._tensors.write(ticket.gradient, ticket.flat)
             engine.stats.add(wait=there - begin, decode=perf_counter() - there)
 

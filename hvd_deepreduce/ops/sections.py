@@ -145,21 +145,28 @@ def _(data: Device, ranks: int) -> None:
 
 
 @operation()
-def prefetch_short_headers(data: U8, ranks: int, numel: int, itemsize: int) -> None:
-    """As ``prefetch_headers``, of containers of version 2 of a tensor of ``numel`` elements of ``itemsize`` bytes."""
+def prefetch_short_headers(data: U8, ranks: int, numels: Sequence[int], itemsize: int) -> None:
+    """As ``prefetch_headers``, of containers of version 2: those of the first rank's tensors, then those of the next
+    rank's, and so on.
+
+    Args:
+        numels: elements of each tensor.
+        itemsize: bytes of an element.
+    """
 
 
 @prefetch_short_headers.cuda
-def _(data: Device, ranks: int, numel: int, itemsize: int) -> None:
+def _(data: Device, ranks: int, numels: Sequence[int], itemsize: int) -> None:
     if state.starts is None or not data.size:
         return
     xp = array_module(data)
-    size = 4 * HEADER_BYTES + 64
-    heads = xp.empty(ranks * size, np.uint8)
+    size, containers = 4 * HEADER_BYTES + 64, ranks * len(numels)
+    heads, there = xp.empty(containers * size, np.uint8), xp.asarray(np.array(numels, u64))
     launch(
-        xp, "sections/sections", "short_heads", 1, data, u64(data.size), u32(ranks), u64(numel), u64(itemsize), heads
-    )
-    for head in heads.get().reshape(ranks, size):
+        xp, "sections/sections", "short_heads", 1, data, u64(data.size), u32(containers), there, u32(len(numels)),
+        u64(itemsize), heads,
+    )  # fmt: skip
+    for head in heads.get().reshape(containers, size):
         ends = head[4 * HEADER_BYTES :].view(u64).reshape(4, 2).tolist()
         for (begin, end), start in zip(ends, head[: 4 * HEADER_BYTES].reshape(4, HEADER_BYTES), strict=True):
             remember_start(data[begin:end], start.tobytes()[: end - begin])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -167,8 +166,8 @@ class Graphs:
         """The graphs that still exist."""
         return list(self._graphs.values())
 
-    def add(self, place: tf.Graph, tensor: tf.Tensor, small: Callable[[int, int], bool]) -> Slot:
-        """A new gradient in the graph ``place``; uncompressed if it is not floating, or ``small(numel, itemsize)``."""
+    def add(self, place: tf.Graph, tensor: tf.Tensor) -> Slot:
+        """A new gradient in the graph ``place``."""
         graph = self._graphs.get(place)
         if graph is None:
             root = _outermost(place)
@@ -178,10 +177,13 @@ class Graphs:
         shape = tuple(-1 if size is None else size for size in tensor.shape)
         slot = Slot(graph, len(graph.slots), name, shape, tensor.dtype)
         slot.numel = -1 if -1 in shape else int(np.prod(shape))
-        slot.uncompressed = not tensor.dtype.is_floating or small(slot.numel, slot.sent_itemsize)
         graph.slots.append(slot)
-        graph.compressed += not slot.uncompressed
         return slot
+
+    def choose(self, slot: Slot, small: bool) -> None:
+        """Whether a new gradient goes uncompressed: if it is not floating, or small."""
+        slot.uncompressed = small or not slot.dtype.is_floating
+        slot.graph.compressed += not slot.uncompressed
 
     def join_unit(self, slot: Slot, gradient: tf.Tensor, place: tf.Graph) -> Unit:
         """Finds the unit of a gradient that is sent in a bucket."""

@@ -21,9 +21,8 @@ the ranks, ``checkpoint`` saves the state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +31,16 @@ import tensorflow as tf
 from horovod.tensorflow.compression import Compressor
 from tensorflow.python.ops import control_flow_util
 
-from hvd_deepreduce.config import Config
+from hvd_deepreduce.config import Config, ConfigError
 from hvd_deepreduce.engine import Engine, Snapshot, Told, small
+from hvd_deepreduce.engine.pipelines import Pipelines
 from hvd_deepreduce.engine.state import Reshard, State, from_bytes, to_bytes
 from hvd_deepreduce.tensorflow.buckets import GraphBuckets
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
 from hvd_deepreduce.tensorflow.graph import Graphs, Slot, current_place
 from hvd_deepreduce.tensorflow.handshake import Handshake
 from hvd_deepreduce.tensorflow.operations import Operations
-from hvd_deepreduce.tensorflow.parameters import GraphParameters
+from hvd_deepreduce.tensorflow.parameters import GraphParameters, Variables
 
 LINE = 'optimizer = hvd.DistributedOptimizer(optimizer, compression=DeepReduce("topk_rice_qsgd"))'
 XLA = (
@@ -49,6 +49,15 @@ XLA = (
 )
 # Autograph has nothing to convert in these methods.
 plain = tf.autograph.experimental.do_not_convert
+
+
+def _checked(config: Config, variables: Variables | None) -> Config:
+    if config.overrides and variables is None:
+        raise ConfigError(
+            "overrides matches the names of variables, and Horovod does not tell them: give DeepReduce the variables "
+            "whose gradients it gets, DeepReduce(..., variables=model.trainable_variables)"
+        )
+    return config
 
 
 @dataclass(eq=False)
@@ -82,6 +91,8 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
     Args:
         config: a preset's name, the path of a YAML file, a dict, a ``Config``, or None for the recommended settings.
         process_set: that of the tape or optimizer, if it has one.
+        variables: those whose gradients Horovod gets, in its order, such as ``model.trainable_variables``. Their names
+            are what the config's ``overrides`` match, and nothing else needs them.
         **settings: keys of the config, in place of its own.
 
     Raises:
@@ -93,14 +104,19 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         config: str | Path | Mapping[str, Any] | Config | None = None,
         *,
         process_set: Any = None,
+        variables: Iterable[tf.Variable] | None = None,
         **settings: Any,
     ) -> None:
         collectives = TensorFlowCollectives(process_set)
         self._process_set = collectives.process_set
-        self._engine = Engine(Config.load(config, **settings), collectives)
+        known = None if variables is None else Variables(variables)
+        self._engine = Engine(
+            _checked(Config.load(config, **settings), known), collectives, names=[] if known is None else known.names
+        )
         self._graphs = Graphs()
-        self._small: Callable[[int, int], bool] | None = None
-        self._parameters = GraphParameters(self._engine)
+        self._pipelines: Pipelines | None = None
+        self._variables = known
+        self._parameters = GraphParameters(self._engine, known)
         self._buckets = GraphBuckets(self._engine, self._parameters, lambda: self._handshake.number)
         self._handshake = Handshake(self._engine, collectives, self._graphs, self._parameters, self._buckets.steps)
         self._operations = Operations(self._engine, collectives, self._buckets, self._handshake)
@@ -123,7 +139,8 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
                 in scope ``tensor``: these are fixed once a graph is built.
         """
         self._engine.check_open()
-        old, new = self.config, Config.load(self.config if config is None else config, **settings)
+        old = self.config
+        new = _checked(Config.load(old if config is None else config, **settings), self._variables)
         if self._graphs.all() and "tensor" in (old.scope, new.scope):
             fixed = "scope" if old.scope != new.scope else "min_elements"
             before, after = getattr(old, fixed), getattr(new, fixed)
@@ -230,6 +247,7 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
 
         Raises:
             TypeError: the class was given as ``compression=``, not an instance.
+            ValueError: the gradient has not the shape and dtype of the variable in its place.
             RuntimeError: in a function that XLA compiles, or outside of a graph; or ``close`` was called.
         """
         if tensor is None:
@@ -247,8 +265,14 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
             self._handshake.enroll()
         alone = self.config.scope == "tensor"
         # Ranks may trace a function again at different steps, before or after a change of the config.
-        self._small = self._small or partial(small.uncompressed, self._engine.pipeline)
-        slot = self._graphs.add(place, tensor, self._small)
+        self._pipelines = self._pipelines or self._engine.pipelines
+        slot = self._graphs.add(place, tensor)
+        try:
+            name = "" if self._variables is None else self._variables.name_of(slot)
+        except ValueError:
+            self._handshake.withdraw()
+            raise
+        self._graphs.choose(slot, small.uncompressed(self._pipelines.of(name), slot.numel, slot.sent_itemsize))
         # Horovod does not reduce bfloat16, and a group's tensors must have one dtype: the carrier has the gradient's.
         sent = tf.float32 if tensor.dtype == tf.bfloat16 else tensor.dtype
         with tf.device("CPU:0"):

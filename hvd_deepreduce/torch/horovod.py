@@ -209,9 +209,10 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             engine.stats.add(sent=dense_bytes, dense=dense_bytes)
             return tensor, None
         parameter = self._find(tensor)
-        if not engine.in_flight and (not self._agreed or not self._small(tensor)):
+        small = self._small(parameter, tensor)
+        if not engine.in_flight and (not self._agreed or not small):
             self._meet()
-        if self._small(tensor):
+        if small:
             # Horovod reduces neither bfloat16 nor strided tensors: a copy is sent, and copied back into the gradient.
             sent = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous().to(wire_device(tensor))
             engine.stats.add(sent=sent.numel() * sent.element_size(), dense=dense_bytes)
@@ -239,10 +240,10 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             engine.stats.end_step()
         return tensor
 
-    def _small(self, tensor: torch.Tensor) -> bool:
+    def _small(self, parameter: Parameter, tensor: torch.Tensor) -> bool:
         """Whether the gradient is sent uncompressed."""
         itemsize = 4 if tensor.dtype == torch.bfloat16 else tensor.element_size()
-        return self._engine.uncompressed(tensor.numel(), itemsize)
+        return self._engine.uncompressed(parameter, tensor.numel(), itemsize)
 
     def _meet(self) -> None:
         """Begins a step: starts its meeting; waits for it, and compares the ranks, where that was not done yet."""
@@ -262,7 +263,11 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         trained = {parameter.name for parameter, _ in self._trained()}
         self._engine.agree(
             [
-                (p.name, p.shape, p.dtype + " frozen" * (p.name not in trained) + " uncompressed" * self._small(tensor))
+                (
+                    p.name,
+                    p.shape,
+                    p.dtype + " frozen" * (p.name not in trained) + " uncompressed" * self._small(p, tensor),
+                )
                 for p, tensor in zip(self._engine.parameters.values(), self._pairs.values(), strict=True)
             ]
         )

@@ -112,18 +112,19 @@ __device__ __forceinline__ u64 varint(const u8* data, u64 size, u64* at) {
     return number;
 }
 
-// What the host reads of each of `ranks` containers of version 2 in a row in `data`, of a tensor of `numel` elements of
-// `itemsize` bytes:
+// What the host reads of each of `containers` containers of version 2 in a row in `data`. The tensor of number i has
+// numels[i % tensors] elements of `itemsize` bytes:
 //
 //     heads:  | 64 bytes from the container's start on | first 64 bytes of the index, the value and the order section |
 //             | begin and end in `data` of header, index, value and order section: eight u64 |
 //
 // Zeros fill what is not there, and stand for containers after one that does not end within `data`. One block; a thread
 // writes a byte of each head.
-KERNEL short_heads(const u8* data, u64 size, u32 ranks, u64 numel, u64 itemsize, u8* heads) {
+KERNEL short_heads(const u8* data, u64 size, u32 containers, const u64* numels, u32 tensors, u64 itemsize, u8* heads) {
     const u32 part = threadIdx.x / 64, byte = threadIdx.x % 64;
     u64 at = 0;
-    for (u32 rank = 0; rank < ranks; ++rank) {
+    for (u32 number = 0; number < containers; ++number) {
+        const u64 numel = numels[number % tensors];
         u64 begin[4], end[4], bytes[4];
         u64 next = at + 5;
         const u8 form = next <= size ? data[at + 4] : 0;
@@ -140,7 +141,7 @@ KERNEL short_heads(const u8* data, u64 size, u32 ranks, u64 numel, u64 itemsize,
             end[section] = whole ? next + bytes[section] : size;
             next = end[section];
         }
-        u8* head = heads + rank * 320u;
+        u8* head = heads + number * 320u;
         head[threadIdx.x] = begin[part] + byte < end[part] ? data[begin[part] + byte] : 0;
         if (byte == 0) {
             ((u64*)(head + 256))[2 * part] = begin[part];

@@ -128,7 +128,7 @@ class ShortContainer(Target):
         known = short_oracle.Implied(pipeline.shared.digest, *KEY[:3], numel, 2 if dtype == F64 else 1)
         packed = short_oracle.repaired(packed, known)
         try:
-            container, size = short_container.unpack(exact(packed), pipeline.shared, numel, dtype, KEY, 1)
+            container, size = short_container.unpack(exact(packed), pipeline.expected(numel, dtype, KEY), 1)
             assert size <= len(packed)
             checked(container)
         except ValueError as error:

@@ -98,7 +98,7 @@ def decode(data: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def decode_2(data: np.ndarray, config: Config, x: np.ndarray) -> np.ndarray:
-    containers = short_container.split(data, 1, shared_2(config), x.size, x.dtype, KEY)
+    (containers,) = short_container.split(data, 1, [short_container.Expected(shared_2(config), x.size, x.dtype, KEY)])
     out = np.empty_like(x)
     Pipeline(config).decode(containers, out)
     return out

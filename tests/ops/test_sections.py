@@ -77,9 +77,9 @@ def test_prefetch_short_headers(gpu, cut):
     data, ends = short_containers()
     data = data[: data.size - cut].copy()
     there = gpu.put(data)
-    sections.prefetch_short_headers(data, len(FORMS), 100, 4)  # nothing to do on the host
+    sections.prefetch_short_headers(data, len(FORMS), [100], 4)  # nothing to do on the host
     with deferred.reading(there):
-        sections.prefetch_short_headers(there, len(FORMS) + 1, 100, 4)
+        sections.prefetch_short_headers(there, 2, [100, 100, 100, 100], 4)
         waits = getattr(gpu.module, "waits", 0)
         for places in ends:
             whole = places[-1][1] <= data.size
