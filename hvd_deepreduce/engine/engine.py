@@ -47,11 +47,14 @@ class Told(NamedTuple):
         config: ``Config.shared``.
         steps: step counts by parameter.
         lists: the parameters, where the framework does not know them before the first step.
+        small_under: ``Config.shared`` of the config that has determined which tensors are too small to be compressed,
+            where this is fixed.
     """
 
     config: dict[str, Any]
     steps: dict[str, int]
     lists: Any = None
+    small_under: dict[str, Any] | None = None
 
 
 class Engine:

@@ -231,7 +231,7 @@ def _(arrays: list[Device]) -> Device:
 @operation()
 def aligned(data: U8) -> U8:
     """The bytes at an address that is a multiple of 8: ``data`` itself, or a copy."""
-    return data.copy() if data.__array_interface__["data"][0] % 8 else data
+    return data.copy() if data.size and address(data) % 8 else data
 
 
 @aligned.cuda

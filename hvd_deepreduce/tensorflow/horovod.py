@@ -228,12 +228,15 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
 
     def told(self) -> Told:
         """What the other ranks of an elastic job take from rank 0."""
-        return self._engine.told()._replace(lists=self._parameters.state())
+        small_under = None if self._pipelines is None else self._pipelines.default.config.shared()
+        return self._engine.told()._replace(lists=self._parameters.state(), small_under=small_under)
 
     def follow(self, told: Told) -> None:
         """Takes settings and step counts from rank 0 of an elastic job; keeps the residuals if the step is the same."""
         state = {**self._engine.following(told), "lists": told.lists}
         self.rewind(Snapshot(Config.load(told.config, threads=self.config.threads), state))
+        if self._pipelines is None and told.small_under is not None:
+            self._pipelines = Pipelines(Config.load(told.small_under), threads=1)
 
     def __reduce__(self) -> Any:
         raise TypeError(
