@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SerializeAsAny,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 import hvd_deepreduce.index
 import hvd_deepreduce.joint
@@ -148,15 +158,6 @@ def _complete(resolved: Mapping[str, Any]) -> dict[str, Any]:
     return complete
 
 
-def _why_needed(kind: str, complete: Mapping[str, Any]) -> str:
-    if kind == "index" and complete["sparsifier"].shared_randomness:
-        return (
-            f"selection is 'tensor', and a receiver can repeat the selection of {complete['sparsifier'].name!r} from a "
-            "whole scope only: choose an index codec, or set selection to 'scope'"
-        )
-    return "without a joint codec, one is needed"
-
-
 def _without_idle(merged: dict[str, Any], base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """``merged`` with codecs as objects, and without what ``changes`` leave without effect of ``base``."""
     changed = set(changes) | ({"sparsifier", "sparsifier.density"} if "density" in changes else set())
@@ -181,6 +182,10 @@ def _without_idle(merged: dict[str, Any], base: Mapping[str, Any], changes: Mapp
     return kept
 
 
+OVERRIDABLE = ("sparsifier", "density", "index", "value", "joint", "error_feedback", "min_elements", "force_index")
+"""The settings that can differ from tensor to tensor."""
+
+
 class Config(BaseModel):
     """All settings of a job's compression, the same on every rank (``threads`` may differ).
 
@@ -194,10 +199,12 @@ class Config(BaseModel):
         scope: what one container holds: a ``tensor``, the whole ``model``, or a ``bucket`` of neighbouring tensors.
             Larger scopes select across tensors and save headers; buckets still travel during the backward pass.
         bucket_bytes: of a bucket's dense gradient.
-        selection: within a larger scope, select from the ``scope`` as one vector, or from each ``tensor`` by itself.
+        selection: within a larger scope, encode the ``scope`` as one vector, or each ``tensor`` by itself, with scales
+            and settings of its own. An exchange other than ``allgather`` only selects from each tensor by itself.
         error_feedback: keep what was not sent and add it to the next gradient. Off, it is lost.
-        min_elements: with scope ``tensor``, one of fewer elements goes through Horovod uncompressed: its header would
-            cost more than compression saves.
+        min_elements: with scope ``tensor``, one of fewer elements goes through Horovod uncompressed. None: one of up to
+            1,023 elements does if its container, with what an allgather costs besides, is estimated to be larger.
+        overrides: settings of single tensors, by patterns of their parameters' names; see below.
         force_index: with a value codec that sorts the values, send the section of ``index`` even where packed indices
             in the order of the values, which lose nothing, take no more bytes.
         seed: of all random choices, 0 to 2^32 - 1.
@@ -214,10 +221,12 @@ class Config(BaseModel):
     bucket_bytes: int = Field(25_000_000, ge=1024)
     selection: Literal["scope", "tensor"] = "scope"
     error_feedback: bool = Field(True, strict=True)
-    min_elements: int = Field(1024, ge=0)
+    min_elements: int | None = Field(None, ge=0)
+    overrides: dict[str, dict[str, Any]] = {}
     force_index: bool = Field(False, strict=True)
     seed: int = Field(0, ge=0, le=2**32 - 1)
     threads: int | None = Field(None, ge=1, le=1024)
+    _variants: dict[str, Config] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -230,7 +239,7 @@ class Config(BaseModel):
         instead = effects.instead_of_index_and_value(complete)
         for kind, needed in (("index", effects.needs_index(complete)), ("value", not instead)):
             if needed and complete[kind] is None:
-                raise ConfigError(f"{kind} is None; {_why_needed(kind, complete)}")
+                raise ConfigError(f"{kind} is None; without a joint codec, one is needed")
             if not needed:
                 given.setdefault(kind, None)
         index = given.get("index")
@@ -252,6 +261,89 @@ class Config(BaseModel):
                 "or 'bucket'"
             )
         return given
+
+    @field_validator("overrides", mode="before")
+    @classmethod
+    def _plain(cls, given: Any) -> dict[str, dict[str, Any]]:
+        """Patterns and settings as plain names, numbers and dicts."""
+        plain: dict[str, dict[str, Any]] = {}
+        for pattern, settings in given.items() if isinstance(given, Mapping) else [(given, None)]:
+            if not isinstance(pattern, str) or not isinstance(settings, Mapping):
+                raise ConfigError(
+                    f"overrides is {given!r}; it must map patterns of parameters' names to their settings, as in "
+                    "{'*.bias': {'value': 'raw'}}"
+                )
+            for key in settings:
+                if key not in OVERRIDABLE:
+                    raise ConfigError(
+                        f"overrides has {key!r} for {pattern!r}, and only these settings can differ from tensor to "
+                        f"tensor: {', '.join(OVERRIDABLE)}"
+                    )
+            plain[pattern] = {
+                key: _settings_of(value) if isinstance(value, Codec | Mapping) else value
+                for key, value in settings.items()
+            }
+        return plain
+
+    @model_validator(mode="after")
+    def _build_variants(self) -> Config:
+        """The whole config of each override, which checks its settings."""
+        if not self.overrides:
+            return self
+        if self.exchange != AllGather():
+            raise ConfigError(
+                f"exchange is {self.exchange.name!r}, which sums whole vectors, and overrides has settings of single "
+                "tensors: leave overrides out, or set exchange to 'allgather'"
+            )
+        if self.scope != "tensor" and self.selection != "tensor":
+            raise ConfigError(
+                f"scope is {self.scope!r} and selection is 'scope', so the {self.scope} is encoded as one vector, and "
+                "overrides has settings of single tensors: set selection to 'tensor', or leave overrides out"
+            )
+        for pattern, settings in self.overrides.items():
+            base = {key: value for key, value in self.to_dict().items() if key != "overrides"}
+            if self.joint is not None and {"index", "value"} & settings.keys():
+                base = {key: value for key, value in base.items() if key not in ("joint", "index", "value")}
+            try:
+                self._variants[pattern] = type(self).load(base, **settings)
+            except ConfigError as error:
+                raise ConfigError(f"overrides for {pattern!r}: {error}") from None
+        return self
+
+    @property
+    def variants(self) -> dict[str, Config]:
+        """The whole config of the tensors that each pattern of ``overrides`` matches first."""
+        return self._variants
+
+    def override_of(self, name: str) -> str | None:
+        """The first pattern of ``overrides`` that matches a parameter's name; None: none does."""
+        return next((pattern for pattern in self.overrides if fnmatchcase(name, pattern)), None)
+
+    def check_overrides(self, names: Iterable[str]) -> None:
+        """Checks that each override applies to a parameter.
+
+        Args:
+            names: of all parameters.
+
+        Raises:
+            ConfigError: one does not.
+        """
+        if not self.overrides:
+            return
+        names = list(names)
+        used = {self.override_of(name) for name in names}
+        for pattern in self.overrides:
+            if pattern in used:
+                continue
+            matched = [name for name in names if fnmatchcase(name, pattern)]
+            why = (
+                f"matches {matched[0]!r} and no parameter that an earlier pattern does not match, and the first match "
+                "counts: put it before the others, or leave it out"
+                if matched
+                else f"matches none of the {len(names)} parameters ({', '.join(map(repr, names[:5]))}"
+                f"{', ...' if len(names) > 5 else ''}): correct it, or leave it out"
+            )
+            raise ConfigError(f"the pattern {pattern!r} of overrides {why}")
 
     @classmethod
     def load(cls, source: str | Path | Mapping[str, Any] | Config | None = None, /, **settings: Any) -> Config:
@@ -323,10 +415,12 @@ class Config(BaseModel):
 
     def packages(self) -> dict[str, str]:
         """Name and version of each other package whose codecs or exchange this config uses."""
-        chosen = (getattr(self, key) for key in type(self).model_fields)
+        chosen = [getattr(one, key) for one in (self, *self.variants.values()) for key in type(self).model_fields]
         return plugins.versions(codec for codec in chosen if isinstance(codec, Codec))
 
     def digest(self) -> int:
         """32 bits of a hash of ``shared``, which travel in each container."""
-        text = json.dumps(self.shared(), sort_keys=True)
+        shared = self.shared()
+        shared["overrides"] = list(shared["overrides"].items())  # the first that matches counts
+        text = json.dumps(shared, sort_keys=True)
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")

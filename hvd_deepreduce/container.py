@@ -1,7 +1,7 @@
 """The container: what one rank sends for one tensor in one step. docs/container.md specifies it to the bit.
 
-It is little-endian: a header of 64 bytes, then the index, value and order sections, each padded with zeros to a
-multiple of 8 bytes::
+This is version 1, which stands alone; a job sends version 2 (short_container.py). It is little-endian: a header of 64
+bytes, then the index, value and order sections, each padded with zeros to a multiple of 8 bytes::
 
      0  magic "HVDR"     | version u8 | sparsifier u8 | index u8 | value u8
      8  dtype u8 | flags u8 | 0 u16   | checksum u32

@@ -34,9 +34,7 @@ def needs_index(config: Mapping[str, Any]) -> bool:
     sparsifier = config["sparsifier"]
     if instead_of_index_and_value(config) or not isinstance(sparsifier, Sparsifier) or sparsifier.sends_all:
         return False
-    # A random selection can be repeated from the key for a whole scope, not for each tensor in it.
-    whole = config["scope"] == "tensor" or config["selection"] == "scope"
-    return not (sparsifier.shared_randomness and whole)
+    return not sparsifier.shared_randomness
 
 
 def idle_settings(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[Idle]:

@@ -6,12 +6,12 @@ Arrays are NumPy's or, on a GPU, CuPy's; all work happens on the device of the a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from hvd_deepreduce import container as wire
-from hvd_deepreduce import plugins
+from hvd_deepreduce import plugins, short_container
 from hvd_deepreduce.codec import (
     U8,
     U32,
@@ -20,7 +20,6 @@ from hvd_deepreduce.codec import (
     RngKey,
     index_codecs,
     joint_codecs,
-    padded,
     sparsifiers,
     value_codecs,
 )
@@ -49,21 +48,37 @@ class Pipeline:
     def __init__(self, config: Config, threads: int = 1) -> None:
         self.config = config
         self.threads = config.threads or threads
-        self.digest = config.digest()
+        self._estimates: dict[tuple[int, np.dtype[Any]], int] = {}
         self._value_under_feedback = config.value and config.value.under_feedback()
-        self._index_ids = (0,) if config.index is None else tuple(codec.id for codec in config.index.choices)
-        self._in_order = config.index is not None and config.value is not None and config.value.sorts
-        self._in_order = self._in_order and not config.force_index
+        self._index_ids = () if config.index is None else tuple(codec.id for codec in config.index.choices)
+        if config.index is not None and len(self._index_ids) > short_container.MAX_CHOICES:
+            raise ValueError(
+                f"the index codec {config.index.name!r} has {len(self._index_ids)} choices, and a container can name "
+                f"{short_container.MAX_CHOICES}: offer fewer"
+            )
+        codec, sorts = config.joint or config.value, config.value is not None and config.value.sorts
+        self._in_order = config.index is not None and sorts and not config.force_index
         self._few_nonzeros: set[int] = set()
+        self.shared = short_container.Shared(
+            config.digest(), config.sparsifier.id, self._index_ids, codec.id if codec else 0, config.joint is not None,
+            sorts, self._in_order,
+        )  # fmt: skip
 
-    def encode(self, gradient: Floats, residual: Floats | None, key: RngKey, parts: Parts | None = None) -> U8:
+    def encode(
+        self,
+        gradient: Floats,
+        residual: Floats | None,
+        key: RngKey,
+        version: Literal[1, 2] = 1,
+    ) -> U8:
         """The container of a gradient. The gradient is added to the residual, and what is sent is subtracted from it.
 
         Args:
             gradient: float32 or float64 ``[numel]``, contiguous. It does not change.
             residual: same dtype and size, changed in place; ``None``: no error feedback.
             key: of this rank, parameter and step.
-            parts: slices to select from separately; ``None``: select from the whole gradient.
+            version: of the container. 1 stands alone: ``container.unpack`` reads it without a config. 2 is shorter, and
+                is read by ``short_container.unpack`` of a process that knows the config, the tensor and the step.
 
         Returns:
             The container, uint8. A gradient with NaN or infinity is sent uncompressed, so that every rank sees it,
@@ -75,19 +90,24 @@ class Pipeline:
         encode = self._encode_separately if self.config.joint is None else self._encode_joint
         try:
             return self._selecting(
-                gradient, residual, key, parts,
-                lambda indices, values: encode(gradient, residual, indices, values, key),
+                gradient, residual, key, None,
+                lambda indices, values: self._pack(encode(gradient, residual, indices, values, key), version),
             )  # fmt: skip
         except NonFiniteError:
             section, _ = Raw().encode(gradient, None, key)
-            return self._pack(gradient, None, key, index=0, value=Raw.id, values=section)
+            return self._pack(self._container(gradient, None, key, index=0, value=Raw.id, values=section), version)
+
+    def _pack(self, container: Container, version: int) -> U8:
+        return wire.pack(container) if version == 1 else short_container.pack(container, self.shared)
 
     def select(
         self, gradient: Floats, residual: Floats | None, key: RngKey, parts: Parts | None = None
     ) -> tuple[U32 | None, Floats] | None:
         """What to send of a gradient, for an exchange that encodes by itself. The gradient is added to the residual.
 
-        Arguments and errors are those of ``encode``.
+        Args:
+            gradient, residual, key: as for ``encode``.
+            parts: slices to select from separately; ``None``: select from the whole gradient.
 
         Returns:
             Sorted indices (``None``: all elements) and finite values. ``None`` if the gradient contains NaN or
@@ -146,7 +166,7 @@ class Pipeline:
 
     def _encode_joint(
         self, gradient: Floats, residual: Floats | None, indices: U32 | None, values: Floats, key: RngKey
-    ) -> U8:
+    ) -> Container:
         joint = self.config.joint
         assert joint is not None
         if indices is not None:
@@ -158,11 +178,11 @@ class Pipeline:
             count = gradient.size if support is None else support.size
             _, decoded = joint.decode(section, gradient.size, count, support is None, gradient.dtype, key)
             arrays.subtract_sent(residual, support, decoded)
-        return self._pack(gradient, support, key, index=0, value=joint.id, values=section, joint=True)
+        return self._container(gradient, support, key, index=0, value=joint.id, values=section, joint=True)
 
     def _encode_separately(
         self, gradient: Floats, residual: Floats | None, indices: U32 | None, values: Floats, key: RngKey
-    ) -> U8:
+    ) -> Container:
         value = self.config.value if residual is None else self._value_under_feedback
         assert value is not None
         index_id, index_section, support, ordered = 0, EMPTY, indices, False
@@ -190,7 +210,7 @@ class Pipeline:
             index_section = bits.pack(in_order, (gradient.size - 1).bit_length())
         elif order is not None:
             order_section = bits.pack(order, (order.size - 1).bit_length())
-        return self._pack(
+        return self._container(
             gradient, support, key, index=index_id, value=value.id, indices=index_section, values=section,
             order=order_section, ordered=ordered,
         )  # fmt: skip
@@ -214,14 +234,14 @@ class Pipeline:
         count = indices.size
         if not self._in_order or count == 0:
             return index.encode(indices, numel, key)
-        in_order = padded(bits.packed_bytes(count, (numel - 1).bit_length()))
-        if in_order < padded(index.least_bytes(count)) + _order_bytes(count):
+        in_order = bits.packed_bytes(count, (numel - 1).bit_length())
+        if in_order < index.least_bytes(count) + _order_bytes(count):
             return None
         section, support = index.encode(indices, numel, key)
-        size = padded(section.size) + _order_bytes(support.size)
+        size = section.size + _order_bytes(support.size)
         return None if in_order < size or (in_order == size and support is not indices) else (section, support)
 
-    def _pack(
+    def _container(
         self,
         gradient: Floats,
         support: U32 | None,
@@ -234,24 +254,53 @@ class Pipeline:
         order: U8 = EMPTY,
         joint: bool = False,
         ordered: bool = False,
-    ) -> U8:
-        return wire.pack(
-            Container(
-                sparsifier=0 if support is None else self.config.sparsifier.id,
-                index=index,
-                value=value,
-                dtype=gradient.dtype,
-                numel=gradient.size,
-                count=gradient.size if support is None else support.size,
-                key=key,
-                digest=self.digest,
-                indices=indices,
-                values=values,
-                order=order,
-                joint=joint,
-                ordered=ordered,
-            )
+    ) -> Container:
+        return Container(
+            sparsifier=0 if support is None else self.config.sparsifier.id,
+            index=index,
+            value=value,
+            dtype=gradient.dtype,
+            numel=gradient.size,
+            count=gradient.size if support is None else support.size,
+            key=key,
+            digest=self.shared.digest,
+            indices=indices,
+            values=values,
+            order=order,
+            joint=joint,
+            ordered=ordered,
         )
+
+    def estimate(self, numel: int, dtype: np.dtype[Any]) -> int:
+        """Bytes of a container of version 2 of ``numel`` elements; the same on all ranks.
+
+        Those of a container of fixed numbers. So ``threshold`` and ``nonzero``, which select by magnitude, count as if
+        they sent nearly all elements.
+        """
+        place = numel, dtype
+        size = self._estimates.get(place)
+        if size is None:
+            fractions = np.arange(1, numel + 1, dtype=np.uint64) * np.uint64(2654435761) % np.uint64(2**32)
+            numbers = (fractions / 2**31 - 1).astype(dtype) ** 3
+            size = self._estimates[place] = Pipeline(self.config).encode(numbers, None, RngKey(0, 0, 0), 2).size
+        return size
+
+    def unpack(self, gathered: U8, ranks: int, numel: int, dtype: np.dtype[Any], key: RngKey) -> list[Container]:
+        """The containers of version 2 that an allgather returned, in rank order.
+
+        Args:
+            gathered: uint8, the containers of all ranks without gaps.
+            ranks: how many there must be.
+            numel, dtype, key: of the tensor that they must be of.
+
+        Raises:
+            ContainerError: they are cut or altered, or of another tensor, step or config; names the rank.
+        """
+        return short_container.split(gathered, ranks, [self.expected(numel, dtype, key)])[0]
+
+    def expected(self, numel: int, dtype: np.dtype[Any], key: RngKey) -> short_container.Expected:
+        """The tensor of which a receiver expects containers."""
+        return short_container.Expected(self.shared, numel, dtype, key)
 
     def decode(
         self, containers: Sequence[Container], out: Floats, scale: float = 1.0, key: RngKey | None = None
@@ -297,7 +346,7 @@ class Pipeline:
         if not (index or sparsifier or joint or container.ordered) and container.value == Raw.id:
             return None  # all elements, uncompressed: what is sent of a gradient that is not finite
         codec = config.joint or config.value
-        indices = ((Packed.id,) if self._in_order else ()) if container.ordered else self._index_ids
+        indices = ((Packed.id,) if self._in_order else ()) if container.ordered else self._index_ids or (0,)
         if (
             joint == (config.joint is not None)
             and codec is not None
@@ -317,8 +366,8 @@ class Pipeline:
 
 
 def _order_bytes(count: int) -> int:
-    """Bytes that the order section of ``count`` values takes in a container."""
-    return padded(bits.packed_bytes(count, (count - 1).bit_length()))
+    """Bytes of the order section of ``count`` values."""
+    return bits.packed_bytes(count, (count - 1).bit_length())
 
 
 def unordered(values: Floats, order: U32 | None) -> Floats:

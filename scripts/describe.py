@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from hvd_deepreduce import Config
 from hvd_deepreduce.codec import index_codecs, joint_codecs, sparsifiers, value_codecs
+from hvd_deepreduce.config import OVERRIDABLE
 from hvd_deepreduce.exchange.settings import exchanges
 
 DOC = Path(__file__).parent.parent / "docs" / "configuration.md"
@@ -46,6 +47,31 @@ sort, `bits` of DenseStream without `value: qsgd`, `fill` without error feedback
 indices. `seed` and `threads` can always be set. A setting of a preset, a file or a dict that has no effect beside the
 keyword arguments is dropped: `DeepReduce(model, "topk_rice_qsgd", joint="densestream")` drops `index` and `value`, and
 `DeepReduce(model, "topk_rice_qsgd", sparsifier="randomk")` drops `index`, which was chosen for another sparsifier.
+"""
+
+
+OVERRIDES = """### Settings of single tensors
+
+`overrides` gives some tensors settings of their own. Its keys are patterns of parameters' names, in the syntax of
+Python's `fnmatch` (`*`, `?`, `[ab]`; case counts), and the first one that matches a name counts. What an override does
+not set is as in the rest of the config; a codec without a name keeps its name.
+
+    sparsifier: {name: topk, density: 0.01}
+    value: {name: qsgd, bits: 7}
+    overrides:
+      "*.bias": {density: 1.0, value: raw}              # all elements of every bias, exactly
+      "embedding.*": {density: 0.001, value: {bits: 4}} # fewer and coarser ones of the embedding
+      "head.*": {}                                      # as all others, whatever the patterns below say
+      "*.weight": {index: bitmap}
+
+These settings can differ from tensor to tensor: OVERRIDABLE.
+Overrides need the scope `tensor`, or a larger one with `selection: tensor`, and the exchange `allgather`: elsewhere
+tensors are not encoded one by one. `min_elements` needs the scope `tensor`; a large one sends a tensor uncompressed. A
+pattern that applies to no parameter is an error.
+
+The names are those of `model.named_parameters()` on PyTorch. Horovod on TensorFlow does not tell names: give
+`DeepReduce(config, variables=model.trainable_variables)` the variables whose gradients Horovod gets, in its order.
+Their names (`dense/bias`) are matched without the final `:0`.
 """
 
 
@@ -90,6 +116,7 @@ def sections() -> list[str]:
     """The sections of the page."""
     codecs = ("sparsifier", "index", "value", "joint", "exchange")
     parts = [HEAD.rstrip(), "## The job", "\n".join(settings(Config, codecs))]
+    parts.append(OVERRIDES.rstrip().replace("OVERRIDABLE", ", ".join(f"`{key}`" for key in OVERRIDABLE)))
     for registry, title in (
         (sparsifiers, "Sparsifiers (`sparsifier:`)"),
         (index_codecs, "Index codecs (`index:`)"),

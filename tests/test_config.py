@@ -126,6 +126,66 @@ def test_errors_are_sentences(settings, message):
 
 
 @pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (3, r"^overrides is 3; it must map patterns of parameters' names to their settings, as in"),
+        (["*.bias"], "^overrides is .*; it must map"),
+        ({"*.bias": "raw"}, "^overrides is .*; it must map"),
+        ({"*.bias": None}, "^overrides is .*; it must map"),
+        ({3: {}}, "^overrides is .*; it must map"),
+        *(
+            ({"a": {key: 1}}, f"^overrides has '{key}' for 'a', and only these settings can differ from tensor to")
+            for key in ("exchange", "scope", "bucket_bytes", "selection", "seed", "threads", "overrides", "colour")
+        ),
+        ({"a": {"value": "best"}}, "^overrides for 'a': value is 'best'; it must be a name"),
+        ({"a": {"density": 2}}, "^overrides for 'a': sparsifier.density is 2"),
+        ({"a": {"value": {"bits": 9}}}, "^overrides for 'a': value.bits is 9"),
+        ({"a": {"joint": "three_lc", "value": "raw"}}, "^overrides for 'a': value is 'raw' beside 'three_lc'"),
+        ({"a": {"index": None}}, "^overrides for 'a': index is None"),
+        ({"a": {"min_elements": -1}}, "^overrides for 'a': min_elements is -1"),
+        ({"a": {"index": {"name": "bloom", "policy": "naive"}}}, "^overrides for 'a': index is 'bloom'"),
+    ],
+)
+def test_overrides_that_cannot_be(overrides, message):
+    refused(message, overrides=overrides)
+
+
+def test_overrides_where_tensors_are_not_encoded_one_by_one():
+    some = {"*.bias": {"value": "raw"}}
+    for settings, message in (
+        ({"scope": "model"}, "^scope is 'model' and selection is 'scope', so the model .* set selection to 'tensor'"),
+        ({"exchange": "densestream", "selection": "tensor"}, "^exchange is 'densestream', which sums whole vectors"),
+        ({"scope": "bucket", "selection": "tensor", "overrides": {"a": {"min_elements": 3}}},
+         "^overrides for 'a': min_elements is 3 and has no effect, since scope is 'bucket'"),
+    ):  # fmt: skip
+        refused(message, {"overrides": some, **settings})
+
+
+def test_overrides_are_part_of_the_config(tmp_path):
+    text = """
+    sparsifier: {name: topk, density: 0.02}
+    overrides:
+      "*.bias": {value: raw, density: 0.5}
+      "embedding.*": {joint: densestream}
+    """
+    config = load_text(tmp_path, text)
+    assert list(config.variants) == ["*.bias", "embedding.*"] and not Config.load().variants
+    bias, embedding = config.variants.values()
+    assert bias == Config.load(density=0.5, value="raw")
+    assert embedding == Config.load(density=0.02, joint="densestream")
+    assert config.override_of("embedding.bias") == "*.bias" and config.override_of("head.weight") is None
+    assert Config.load(config) == config and Config.load(config).variants == config.variants
+    assert Config.load(config, overrides={}).variants == {}
+    assert Config.load(config, density=0.1).variants["*.bias"] == bias
+    turned = Config.load(config, overrides=dict(reversed(config.overrides.items())))
+    assert len({one.digest() for one in (config, turned, Config.load(config, overrides={}))}) == 3
+    # A codec in place of its name, and a codec over a joint one.
+    assert Config.load(overrides={"a": {"value": QSGD(bits=3)}}).variants["a"].value == QSGD(bits=3)
+    joint = Config.load(joint="three_lc", sparsifier="none", overrides={"a": {"value": "raw"}}).variants["a"]
+    assert joint.joint is None and joint.value.name == "raw" and joint.index is None
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "config.yaml is empty: write at least one key"),

@@ -4,6 +4,9 @@ import re
 import sys
 from pathlib import Path
 
+import yaml
+
+from hvd_deepreduce import Config
 from hvd_deepreduce.codec import index_codecs, joint_codecs, sparsifiers, value_codecs
 from hvd_deepreduce.exchange.settings import exchanges
 
@@ -15,6 +18,15 @@ def test_configuration_is_up_to_date():
     from describe import DOC, page
 
     assert DOC.read_text() == page(), "docs/configuration.md is out of date: run python scripts/describe.py"
+
+
+def test_the_example_of_overrides_is_a_config():
+    from describe import OVERRIDES
+
+    example = yaml.safe_load("\n".join(line for line in OVERRIDES.splitlines() if line.startswith("    ")))
+    config = Config.load(example)
+    config.check_overrides(["a.bias", "embedding.weight", "head.weight", "b.weight"])
+    assert config.variants["embedding.*"] == Config.load(density=0.001, value={"bits": 4})
 
 
 def test_every_setting_is_described():

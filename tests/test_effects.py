@@ -1,9 +1,11 @@
 """Every setting of a config has an effect or is refused: by the config, or by what a pipeline makes of it."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from hvd_deepreduce import Config, ConfigError, presets
+from hvd_deepreduce import Config, ConfigError, presets, short_container
 from hvd_deepreduce import container as wire
 from hvd_deepreduce.codec import RngKey, index_codecs
 from hvd_deepreduce.container import ContainerError
@@ -136,19 +138,13 @@ def test_an_index_codec_under_randomk(index):
         pipeline.decode([without], np.empty_like(x), 1.0, KEY)
 
 
-def test_randomk_in_parts_needs_an_index():
-    """A receiver can repeat a selection from the whole vector only."""
+def test_randomk_in_parts_needs_no_index():
+    """Each tensor of a larger scope has a container of its own, and a receiver repeats its selection."""
     random, parts = {"name": "randomk", "density": 0.1}, {"scope": "model", "selection": "tensor"}
-    assert Config.load(sparsifier=random, scope="model").index is None
-    assert Config.load(sparsifier=random, **parts).index == Rice()
-    with pytest.raises(ConfigError, match="^index is None; selection is 'tensor', and a receiver can repeat the sele"):
-        Config.load(sparsifier=random, index=None, **parts)
-    assert Config.load(Config.load(sparsifier=random, scope="model"), selection="tensor").index == Rice()
-    x = cases.random(500)
-    pipeline = Pipeline(Config.load(sparsifier=random, value="raw", **parts))
-    support, values = decode_part(wire.unpack(pipeline.encode(x, None, KEY, [(0, 100), (100, 500)])), 500)
-    assert np.searchsorted(support, 100) == 10 and support.size == 50
-    np.testing.assert_array_equal(values, x[support])
+    for settings in ({"scope": "model"}, parts):
+        assert Config.load(sparsifier=random, **settings).index is None
+        assert Config.load(sparsifier=random, index="rice", **settings).index == Rice()
+    assert Config.load(Config.load(sparsifier=random, scope="model"), selection="tensor").index is None
 
 
 GRADIENTS = {
@@ -168,16 +164,17 @@ def test_no_filter_loses_elements_without_saving_bytes(name, fpr, policy, value)
     settings = {"index": {"name": "bloom", "policy": policy, "fpr": fpr}, "value": value, "density": 0.01}
     settings["error_feedback"] = policy != "naive"
     selected, _ = TopK().select(x.copy(), None, KEY, 1)
-    free = Pipeline(Config.load(settings)).encode(x, None, KEY)
-    forced = Pipeline(Config.load(settings, force_index=True)).encode(x, None, KEY)
-    lossless = Pipeline(Config.load(settings, index="packed")).encode(x, None, KEY)
-    container = wire.unpack(free)
+    pipelines = [Pipeline(Config.load(settings, **more)) for more in ({}, {"force_index": True}, {"index": "packed"})]
+    free, forced, lossless = (pipeline.encode(x, None, KEY, 2) for pipeline in pipelines)
+    container, filtered = (
+        pipeline.unpack(data, 1, x.size, x.dtype, KEY)[0] for pipeline, data in zip(pipelines, (free, forced), strict=False)
+    )
     if container.index == Bloom.id:
-        assert free.tobytes()[:12] == forced.tobytes()[:12] and free.size == forced.size < lossless.size
+        assert free.tobytes()[4:] == forced.tobytes()[4:] and free.size == forced.size < lossless.size
     else:
         assert container.ordered and free.size <= forced.size + 7 * 8
         np.testing.assert_array_equal(decode_part(container, x.size)[0], selected)
-    assert wire.unpack(forced).index == Bloom.id and not wire.unpack(forced).ordered
+    assert filtered.index == Bloom.id and not filtered.ordered
 
 
 @pytest.mark.parametrize("feedback", [True, False])
@@ -209,6 +206,23 @@ def test_a_receiver_takes_the_forms_that_its_config_gives():
     for other in (forced, Config.load(index="rice", value="qsgd")):
         with pytest.raises(ContainerError, match="cannot give"):
             Pipeline(other).decode([wire.unpack(packed)], out, 1.0, KEY)
+
+
+def test_a_short_container_has_only_the_forms_that_the_config_gives():
+    """Also one that another rank made up under this job's digest."""
+    x = GRADIENTS["heavy tails"]
+    without_index = {"sparsifier": {"name": "randomk", "density": 0.1}}
+    for theirs, ours in (
+        ({"index": "bloom", "value": "fit_poly"}, {"index": "bloom", "value": "fit_poly", "force_index": True}),
+        ({"index": "rice", "value": "fit_dexp"}, {"index": "rice", "value": "half"}),
+        (without_index, {**without_index, "index": "rice"}),
+    ):
+        sender, receiver = Pipeline(Config.load(theirs)), Pipeline(Config.load(ours))
+        forged = dataclasses.replace(receiver.shared, indices=(*receiver.shared.indices, *sender.shared.indices))
+        container = sender.unpack(sender.encode(x, None, KEY, 2), 1, x.size, x.dtype, KEY)[0]
+        data = short_container.pack(dataclasses.replace(container, digest=receiver.shared.digest), forged)
+        with pytest.raises(ContainerError, match="which this job's config cannot give"):
+            receiver.unpack(data, 1, x.size, x.dtype, KEY)
 
 
 class Unannounced(FitPoly):

@@ -13,6 +13,7 @@ from tests.golden import make
 
 FILES = sorted(make.FOLDER.glob("*.hvdr"))
 GOLDEN = make.golden()
+GOLDEN_2 = make.golden_2()
 # Their bytes are a library's, and may change with its version; what they decode to may not.
 LIBRARY_CODED = {"value-deflate", "value-zstd"}
 # What earlier releases wrote in another form: a zero that top-k selected, and the keys of a dense tensor.
@@ -56,7 +57,9 @@ def test_every_codec_has_one(registry):
 
 def test_every_variant_has_one_and_every_file_is_known():
     assert {file.stem for file in FILES} == set(GOLDEN)
-    assert {file.stem for file in make.FOLDER.glob("*.npy")} == set(GOLDEN)
+    assert {file.stem for file in make.FOLDER.glob("*.hvdr2")} == set(GOLDEN_2)
+    arrays = {file.stem for file in make.FOLDER.glob("*.npy")}
+    assert arrays == set(GOLDEN) | {f"{name}-2" for name in GOLDEN_2}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -77,10 +80,20 @@ def test_small_and_of_its_codec(file):
         assert sparsifiers.by_id[container.sparsifier].name == name
 
 
+@pytest.mark.parametrize("name", GOLDEN_2)
+def test_version_2(name):
+    config, x = GOLDEN_2[name]
+    data = np.fromfile(make.FOLDER / f"{name}.hvdr2", np.uint8)
+    expected = np.load(make.FOLDER / f"{name}-2.npy")
+    assert bits(make.decode_2(data, config, x)) == bits(expected)
+    assert make.encode_2(config, x).tobytes() == data.tobytes()
+    assert bits(expected) == bits(make.decode(make.encode(config, x), x.dtype))
+
+
 def test_make_does_not_write_a_file_again():
     file = make.FOLDER / "index-rice.hvdr"
     before = file.stat().st_mtime_ns
-    for arguments in (["index-rice"], ["--replace"], ["no-such-name"]):
+    for arguments in (["index-rice.hvdr"], ["--replace"], ["no-such-name"]):
         done = subprocess.run([sys.executable, make.__file__, *arguments], capture_output=True, text=True)
         assert done.returncode == 2 and "error" in done.stderr
     assert file.stat().st_mtime_ns == before

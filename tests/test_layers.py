@@ -23,7 +23,7 @@ LAYERS: list[set[str]] = [
     {"joint"},
     {"exchange.settings", "exchange.traffic", "plugins", "presets"},
     {"effects"},
-    {"config", "container"},
+    {"config", "container", "short_container"},
     {"memory", "pipeline"},
     {"exchange"},
     {"exchange.mpi_transport"},

@@ -12,6 +12,7 @@ that see each gradient of a step as a tensor (Horovod on PyTorch, a DDP communic
 The call sequence of a step, with gradients g1, g2, ... in whatever order the backward pass yields them:
 
     engine.agree(...)                    once, before the first gradient: all ranks compare release, config and model
+    engine.hear(sum of all ranks' engine.word(...), ...)     every step: all ranks take part, with one config
     engine.stats.begin_step()
     ticket = reducer.start(p1, g1)       scope tensor: accumulate, select, encode, start the allgather of the container
     ticket = reducer.start(p2, g2)       larger scopes: copy into the bucket; a full bucket is encoded and its exchange
@@ -29,7 +30,7 @@ training, each parameter's change since the last exchange is given in place of a
 ``Engine`` alone, for graphs:
 
     scope tensor     key = engine.key(parameter); packed = engine.encode(parameter, flat); an allgather;
-                     engine.decode(gathered, out, scale, key)
+                     engine.decode(parameter, gathered, out, scale, key)
     larger scopes    layout = BucketLayout(...); bucket = layout.bucket_of[name]; bucket.put(parameter, flat)
                      for ready in engine.mark_ready(bucket, parameter): engine.start(ready)
                      engine.receive(bucket); bucket.part(name); engine.release(bucket, parameter)

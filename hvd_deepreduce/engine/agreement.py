@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -42,8 +41,6 @@ class Agreement:
 
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
-        self._lock = Lock()
-        self._compared: dict[tuple[int, ...], MismatchError | None] = {}
 
     def check(self, config: Config, parameters: Descriptions, steps: Sequence[int] = ()) -> list[int]:
         """Compares release, config, these parameters and their step counts. All ranks must call it.
@@ -59,30 +56,6 @@ class Agreement:
         told = read(gathered.tobytes(), self._collectives.size())
         compare(told)
         return agreed_steps(told, self._collectives.elastic())
-
-    def check_digests(self, config: Config, digests: Sequence[int]) -> None:
-        """Finds the difference behind containers with different config digests.
-
-        Threads of one rank may find it at the same time, in several gradients. The first asks the other ranks, and
-        the result is kept. All ranks see the same digests, so all of them ask, or none does.
-
-        Args:
-            digests: of the containers, in rank order.
-
-        Raises:
-            MismatchError: as ``check``.
-        """
-        seen = tuple(digests)
-        with self._lock:
-            if seen not in self._compared:
-                try:
-                    self.check(config, [])
-                    self._compared[seen] = None
-                except MismatchError as error:
-                    self._compared[seen] = error
-            found = self._compared[seen]
-        if found is not None:
-            raise found
 
 
 def statement(version: str, config: Config, parameters: Descriptions, rank: int, steps: Sequence[int] = ()) -> bytes:

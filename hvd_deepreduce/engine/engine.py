@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hvd_deepreduce import container as wire
+from hvd_deepreduce import short_container
 from hvd_deepreduce.codec import U8, Floats, RngKey
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.engine import meeting
+from hvd_deepreduce.engine import meeting, small
 from hvd_deepreduce.engine import state as saved
 from hvd_deepreduce.engine.agreement import Agreement, Descriptions
 from hvd_deepreduce.engine.buckets import Bucket
 from hvd_deepreduce.engine.collectives import Collectives
 from hvd_deepreduce.engine.exchanges import Exchanges
 from hvd_deepreduce.engine.parameter import Parameter
+from hvd_deepreduce.engine.pipelines import Pipelines
 from hvd_deepreduce.engine.stats import Stats
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.memory import Memory
 from hvd_deepreduce.ops import arrays, deferred
-from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.pipeline import Pipeline, decode_part
 from hvd_deepreduce.sparse import SparseTensor
 
 if TYPE_CHECKING:
@@ -47,11 +48,14 @@ class Told(NamedTuple):
         config: ``Config.shared``.
         steps: step counts by parameter.
         lists: the parameters, where the framework does not know them before the first step.
+        small_under: ``Config.shared`` of the config that has determined which tensors are too small to be compressed,
+            where this is fixed.
     """
 
     config: dict[str, Any]
     steps: dict[str, int]
     lists: Any = None
+    small_under: dict[str, Any] | None = None
 
 
 class Engine:
@@ -64,6 +68,10 @@ class Engine:
         config: the same on all ranks, but for ``threads``.
         collectives: those of the ranks that take part.
         parameters: of the model, in its order; more can be added to ``parameters`` later.
+        names: those that the config's overrides match; None: those of the parameters.
+
+    Raises:
+        ConfigError: an override matches no parameter.
 
     Attributes:
         collectives: as given.
@@ -76,9 +84,17 @@ class Engine:
         generation: increases when the config changes or a state is loaded. Layouts made before must not be used then.
     """
 
-    def __init__(self, config: Config, collectives: Collectives, parameters: Iterable[Parameter] = ()) -> None:
+    def __init__(
+        self,
+        config: Config,
+        collectives: Collectives,
+        parameters: Iterable[Parameter] = (),
+        names: Sequence[str] | None = None,
+    ) -> None:
         self.collectives = collectives
         self.parameters = {parameter.name: parameter for parameter in parameters}
+        self._names = list(self.parameters) if names is None else names
+        config.check_overrides(self._names)
         self.stats = collectives.stats = Stats()
         self.in_flight: set[str] = set()
         self.generation = 0
@@ -98,7 +114,7 @@ class Engine:
     def _use(self, config: Config) -> None:
         self._config = config
         self._digest = config.digest()
-        self._pipeline: Pipeline | None = None
+        self._pipelines: Pipelines | None = None
         self.over_mpi = config.exchange.implementation is not None
         self.generation += 1
 
@@ -118,16 +134,27 @@ class Engine:
                 "set_config was called between backward() and step(), while gradients are in flight: call it after "
                 "step()"
             )
-        self._use(Config.load(self._config if config is None else config, **settings))
+        new = Config.load(self._config if config is None else config, **settings)
+        new.check_overrides(self._names)
+        self._use(new)
+
+    @property
+    def pipelines(self) -> Pipelines:
+        """Encoders and decoders of the config in force."""
+        pipelines = self._pipelines
+        if pipelines is None:
+            threads = max(1, len(os.sched_getaffinity(0)) // self.collectives.local_size())
+            pipelines = self._pipelines = Pipelines(self._config, threads)
+        return pipelines
 
     @property
     def pipeline(self) -> Pipeline:
-        """Encoder and decoder of the config in force."""
-        pipeline = self._pipeline
-        if pipeline is None:
-            threads = max(1, len(os.sched_getaffinity(0)) // self.collectives.local_size())
-            pipeline = self._pipeline = Pipeline(self._config, threads)
-        return pipeline
+        """Encoder and decoder of parameters for which the config has no settings of their own, and of whole buckets."""
+        return self.pipelines.default
+
+    def pipeline_of(self, parameter: Parameter) -> Pipeline:
+        """Encoder and decoder of a parameter."""
+        return (self._pipelines or self.pipelines).of(parameter.known_as or parameter.name)
 
     @property
     def max_bucket_bytes(self) -> int | None:
@@ -265,7 +292,7 @@ class Engine:
         self.exchanges.close()
         self.collectives.close()
         self._memory.load_state_dict({})
-        self._pipeline = None
+        self._pipelines = None
         self.in_flight.clear()
 
     def check_open(self) -> None:
@@ -301,16 +328,23 @@ class Engine:
             The container, uint8, where ``flat`` is.
         """
         self.check_open()
-        config = self._config
-        residual = None
-        if config.error_feedback:
+        pipeline, residual = self.pipeline_of(parameter), None
+        if pipeline.config.error_feedback:
             residual = self._memory.residual(parameter.name, flat.size, flat.dtype, flat)
-        packed = (self._pipeline or self.pipeline).encode(flat, residual, self.key(parameter))
+        packed = pipeline.encode(flat, residual, self.key(parameter), 2)
         parameter.step += 1
         self.in_flight.add(parameter.name)
         return packed
 
-    def decode(self, gathered: U8, out: Floats, scale: float, key: RngKey) -> None:
+    def uncompressed(self, parameter: Parameter, numel: int, itemsize: int) -> bool:
+        """Whether a gradient is so small that the framework's own reduction takes no more bytes than a container.
+
+        Args:
+            numel, itemsize: as in ``small.uncompressed``.
+        """
+        return small.uncompressed(self.pipeline_of(parameter), numel, itemsize)
+
+    def decode(self, parameter: Parameter, gathered: U8, out: Floats, scale: float, key: RngKey) -> None:
         """``out = scale * (sum of all ranks' containers)``.
 
         Args:
@@ -319,21 +353,34 @@ class Engine:
             key: what ``key`` returned before the gradient was encoded.
 
         Raises:
-            ContainerError: a container cannot be decoded, or is of another tensor, parameter or step, or of codecs that
-                the config does not give; names its rank. Raised on all ranks.
-            MismatchError: the ranks' configs differ; raised on all ranks.
+            ContainerError: a container cannot be decoded, or is of another tensor, parameter, step or config; names its
+                rank. Raised on all ranks.
         """
+        self._decode(gathered, out, scale, [(self.pipeline_of(parameter), (0, out.size), key)])
+
+    def _decode(
+        self, gathered: U8, out: Floats, scale: float, tensors: Sequence[tuple[Pipeline, tuple[int, int], RngKey]]
+    ) -> None:
+        """As ``decode``, for the containers of several slices (begin, end) of ``out``."""
         self.check_open()
         size = self.collectives.size()
         with deferred.reading(out):
             gathered = arrays.move_like(gathered, out)
-            containers = deferred.run_deferred(gathered, lambda: wire.split(gathered, size, out.size))
-            own = containers[key.rank].nbytes
+            expected = [pipeline.expected(end - begin, out.dtype, key) for pipeline, (begin, end), key in tensors]
+            containers = deferred.run_deferred(gathered, lambda: short_container.split(gathered, size, expected))
+            rank = tensors[0][2].rank
+            own = sum(short_container.size(of[rank], one.shared) for of, one in zip(containers, expected, strict=True))
             self.stats.add(wire=traffic.allgather(own, gathered.size, size))
-            digest = containers[0].digest
-            if any(container.digest != digest for container in containers):
-                self._agreement.check_digests(self._config, [container.digest for container in containers])
-            (self._pipeline or self.pipeline).decode(containers, out, scale, key)
+            # All are decoded before anything is written.
+            sums = deferred.run_deferred(
+                out,
+                lambda: [
+                    [decode_part(container, one.numel, rank) for rank, container in enumerate(of_all_ranks)]
+                    for one, of_all_ranks in zip(expected, containers, strict=True)
+                ],
+            )
+            for (pipeline, (begin, end), _), parts in zip(tensors, sums, strict=True):
+                arrays.sum_into(out[begin:end], parts, scale, pipeline.threads)
 
     # Buckets
 
@@ -357,26 +404,36 @@ class Engine:
         """
         self.check_open()
         bucket.count_step()
-        config, pipeline = self._config, self.pipeline
+        config = self._config
         key = bucket.key = RngKey(config.seed, bucket.number, bucket.step, self.collectives.rank())
         residual = None
         failure: Exception | None = None
         try:
             bucket.clear_missing()
-            if config.error_feedback:
+            if any(self.pipeline_of(parameter).config.error_feedback for parameter in bucket.members):
                 names = [parameter.name for parameter in bucket.members]
                 residual = self._memory.joined(names, bucket.sizes, bucket.dtype, bucket.gradient)
         except Exception as error:
             if not self.over_mpi:
                 raise
             failure = error  # the exchange tells it to all ranks, which would wait for this one
-        parts = bucket.parts if config.selection == "tensor" else None
         if not self.over_mpi:
             begin = perf_counter()
-            packed = pipeline.encode(bucket.gradient, residual, key, parts)
+            containers = [
+                pipeline.encode(
+                    bucket.gradient[i:j],
+                    residual[i:j] if residual is not None and pipeline.config.error_feedback else None,
+                    key,
+                    2,
+                )
+                for pipeline, (i, j), key in self._tensors_of(bucket)
+            ]
+            packed: U8 = containers[0] if len(containers) == 1 else arrays.concatenate(containers)
             self.stats.add(encode=perf_counter() - begin)
             bucket.pending = self.collectives.start_allgather(packed, bucket.name)
             return
+
+        pipeline, parts = self.pipeline, bucket.parts if config.selection == "tensor" else None
 
         def select() -> tuple[SparseTensor | Floats, Floats | None]:
             if failure is not None:
@@ -393,11 +450,21 @@ class Engine:
         queue = self.exchange_queue(bucket.layout.queue)
         bucket.pending = queue.submit(config.exchange, select, bucket.gradient, key)
 
+    def _tensors_of(self, bucket: Bucket) -> list[tuple[Pipeline, tuple[int, int], RngKey]]:
+        """What has a container of its own in the bucket's message: all of the bucket, or each member."""
+        if self._config.selection == "scope":
+            return [(self.pipeline, (0, bucket.gradient.size), bucket.key)]
+        key = bucket.key
+        return [
+            (self.pipeline_of(parameter), part, key._replace(parameter=parameter.number))
+            for parameter, part in zip(bucket.members, bucket.parts, strict=True)
+        ]
+
     def receive(self, bucket: Bucket) -> None:
         """Waits for a bucket's exchange; ``bucket.gradient`` is the sum over all ranks then.
 
         Raises:
-            ContainerError, MismatchError: as ``decode``.
+            ContainerError: as ``decode``.
         """
         begin = perf_counter()
         if self.over_mpi:
@@ -406,7 +473,7 @@ class Engine:
         else:
             gathered = self.collectives.wait_allgather(bucket.pending)
             there = perf_counter()
-            self.decode(gathered, bucket.gradient, 1.0, bucket.key)
+            self._decode(gathered, bucket.gradient, 1.0, self._tensors_of(bucket))
             self.stats.add(wait=there - begin, decode=perf_counter() - there)
         bucket.summed = True
 

@@ -22,6 +22,7 @@ class Parameter:
         dtype: name of the dtype, as the framework prints it.
         step: number of gradients encoded so far, with zeros for those that were missing in a bucket; part of its
             containers' keys, so equal on every rank.
+        known_as: the name that a config's overrides match; "": ``name``.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Parameter:
     shape: tuple[int, ...]
     dtype: str
     step: int = 0
+    known_as: str = ""
 
     @property
     def numel(self) -> int:

@@ -139,7 +139,6 @@ class Reducer(Generic[G]):
 
         Raises:
             ContainerError: a container cannot be decoded; names its rank. Raised on all ranks.
-            MismatchError: the ranks' configs differ; raised on all ranks.
         """
         engine, tensors = self._engine, self._tensors
         bucket = ticket.bucket
@@ -168,8 +167,9 @@ class Reducer(Generic[G]):
             begin = perf_counter()
             gathered = engine.collectives.wait_allgather(ticket.pending)
             there = perf_counter()
-            engine.in_flight.discard(ticket.parameters[0].name)
-            engine.decode(gathered, ticket.flat, scale, ticket.key)
+            (parameter,) = ticket.parameters
+            engine.in_flight.discard(parameter.name)
+            engine.decode(parameter, gathered, ticket.flat, scale, ticket.key)
             self._tensors.write(ticket.gradient, ticket.flat)
             engine.stats.add(wait=there - begin, decode=perf_counter() - there)
 

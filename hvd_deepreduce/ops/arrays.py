@@ -232,12 +232,14 @@ def _(arrays: list[Device]) -> Device:
 @operation()
 def aligned(data: U8) -> U8:
     """The bytes at an address that is a multiple of 8: ``data`` itself, or a copy."""
-    return data.copy() if data.__array_interface__["data"][0] % 8 else data
+    return data.copy() if data.size and address(data) % 8 else data
 
 
 @aligned.cuda
 def _(data: Device) -> Device:
-    return sections.join(b"", data) if data.data.ptr % 8 else data
+    if not data.data.ptr % 8:
+        return data
+    return sections.remember_start(sections.join(b"", data), sections.known_start(data))
 
 
 @operation()

@@ -24,12 +24,13 @@ CHECKSUM_AT = 12
 """The offset of the checksum in a container's header, in bytes."""
 SIZES_AT = 40
 """The offset of the three sections' sizes in a container's header, in bytes."""
-_checksum = kernel("checksum", "u", "pU")
+_NO_CHECKSUM = 0xFFFFFFFF
+_checksum = kernel("checksum", "u", "pUU")
 
 
-def checksum(data: U8) -> int:
-    """The checksum of a container on the host. The size of ``data`` is a multiple of 4."""
-    return int(_checksum(address(data), data.size))
+def checksum(data: U8, at: int = CHECKSUM_AT) -> int:
+    """The checksum of a container on the host, which is kept in the 4 bytes from ``at`` on."""
+    return int(_checksum(address(data), data.size, at // 4))
 
 
 def remember_start(section: Device, start: bytes) -> Device:
@@ -39,15 +40,24 @@ def remember_start(section: Device, start: bytes) -> Device:
     return section
 
 
+def known_start(section: Device) -> bytes:
+    """The first bytes of a section on a GPU that the host knows."""
+    return (state.starts or {}).get(section.data.ptr, (None, b""))[1]
+
+
 @operation(slice(1, None))
-def join(header: bytes, *arrays: NDArray[Any], pad: int = 1, checked: bool = False) -> U8:
+def join(
+    header: bytes, *arrays: NDArray[Any], pad: int = 1, checked: bool = False, at: int = CHECKSUM_AT, salt: int = 0
+) -> U8:
     """The bytes of the header and of the arrays in a row, each padded with zeros.
 
     Args:
         header: at most 64 bytes.
         arrays: at most four, of any dtype.
         pad: the header and each array are padded to a multiple of so many bytes.
-        checked: whether to write a container's checksum; the header is then a container's, and ``pad`` is 8.
+        checked: whether to write a container's checksum; the header is then a container's.
+        at: where the checksum is kept, in bytes, a multiple of 4; the header is 0 there.
+        salt: is added to the checksum.
     """
     begin = -(-len(header) // pad) * pad
     out = np.empty(begin + sum([-(-array.nbytes // pad) * pad for array in arrays]), np.uint8)
@@ -62,12 +72,14 @@ def join(header: bytes, *arrays: NDArray[Any], pad: int = 1, checked: bool = Fal
         if end < begin:
             memory[end:begin] = bytes(begin - end)
     if checked:
-        memory[CHECKSUM_AT : CHECKSUM_AT + 4] = checksum(out).to_bytes(4, "little")
+        memory[at : at + 4] = (checksum(out, at) + salt & 0xFFFFFFFF).to_bytes(4, "little")
     return out
 
 
 @join.cuda
-def _(header: bytes, *arrays: Device, pad: int = 1, checked: bool = False) -> Device:
+def _(
+    header: bytes, *arrays: Device, pad: int = 1, checked: bool = False, at: int = CHECKSUM_AT, salt: int = 0
+) -> Device:
     xp = array_module(next(array for array in arrays if not isinstance(array, np.ndarray)))
     total = -(-len(header) // pad) * pad
     pieces = []
@@ -80,7 +92,8 @@ def _(header: bytes, *arrays: Device, pad: int = 1, checked: bool = False) -> De
     out = (xp.zeros if checked else xp.empty)(words, u64)
     if words:
         start = np.frombuffer(header.ljust(HEADER_BYTES, b"\0"), u64)
-        launch(xp, "sections/sections", "join", grid(xp, words), *start, *pieces, u64(words), u32(checked), out)
+        kept = u32(at // 4 if checked else _NO_CHECKSUM)
+        launch(xp, "sections/sections", "join", grid(xp, words), *start, *pieces, u64(words), kept, u32(salt), out)
     section = out.view(np.uint8)[:total]
     return section if checked else remember_start(section, header)  # the checksum is not in `header`
 
@@ -96,7 +109,7 @@ def peek(section: U8, size: int) -> bytes:
 
 @peek.cuda
 def _(section: Device, size: int) -> bytes:
-    _, start = (state.starts or {}).get(section.data.ptr, (None, b""))
+    start = known_start(section)
     if len(start) < min(size, section.size):
         start = section[:size].get().tobytes()
     return start[: min(size, section.size)]
@@ -132,6 +145,34 @@ def _(data: Device, ranks: int) -> None:
 
 
 @operation()
+def prefetch_short_headers(data: U8, ranks: int, numels: Sequence[int], itemsize: int) -> None:
+    """As ``prefetch_headers``, of containers of version 2: those of the first rank's tensors, then those of the next
+    rank's, and so on.
+
+    Args:
+        numels: elements of each tensor.
+        itemsize: bytes of an element.
+    """
+
+
+@prefetch_short_headers.cuda
+def _(data: Device, ranks: int, numels: Sequence[int], itemsize: int) -> None:
+    if state.starts is None or not data.size:
+        return
+    xp = array_module(data)
+    size, containers = 4 * HEADER_BYTES + 64, ranks * len(numels)
+    heads, there = xp.empty(containers * size, np.uint8), xp.asarray(np.array(numels, u64))
+    launch(
+        xp, "sections/sections", "short_heads", 1, data, u64(data.size), u32(containers), there, u32(len(numels)),
+        u64(itemsize), heads,
+    )  # fmt: skip
+    for head in heads.get().reshape(containers, size):
+        ends = head[4 * HEADER_BYTES :].view(u64).reshape(4, 2).tolist()
+        for (begin, end), start in zip(ends, head[: 4 * HEADER_BYTES].reshape(4, HEADER_BYTES), strict=True):
+            remember_start(data[begin:end], start.tobytes()[: end - begin])
+
+
+@operation()
 def check_padding(data: U8, ends: Sequence[int]) -> None:
     """Checks the zeros between the sections of a container or of a stream.
 
@@ -161,25 +202,26 @@ def _(data: Device, ends: Sequence[int]) -> None:
 
 
 @operation()
-def check_container(data: U8) -> None:
+def check_container(data: U8, at: int = CHECKSUM_AT, salt: int = 0) -> None:
     """Checks a container's checksum.
 
     On a GPU, the host waits for the result of the check, unless checks are deferred.
 
     Args:
-        data: the whole container, at an address that is a multiple of 4.
+        data: the whole container.
+        at, salt: as in ``join``.
 
     Raises:
         ValueError: the checksum in the header is not that of the bytes.
     """
-    if checksum(data) != int.from_bytes(data.data[CHECKSUM_AT : CHECKSUM_AT + 4], "little"):
+    if checksum(data, at) + salt & 0xFFFFFFFF != int.from_bytes(data.data[at : at + 4], "little"):
         check(-6)
 
 
 @check_container.cuda
-def _(data: Device) -> None:
-    xp, words = array_module(data), data.view(u32)
+def _(data: Device, at: int = CHECKSUM_AT, salt: int = 0) -> None:
+    xp = array_module(data)
     scratch, error = xp.zeros(2, u32), xp.zeros(1, i32)
-    blocks = grid(xp, words.size, 4 * THREADS)
-    launch(xp, "sections/sections", "check_container", blocks, words, u64(words.size), scratch, error)
+    blocks, kept = grid(xp, -(-data.size // 4), 4 * THREADS), u32(at // 4)
+    launch(xp, "sections/sections", "check_container", blocks, data, u64(data.size), kept, u32(salt), scratch, error)
     check_later(error)

@@ -17,9 +17,8 @@ class RandomK(Sparsifier):
     """``floor(density * numel)`` elements, at least one, chosen by a keyed permutation of the indices.
 
     Without an ``index`` the indices take no bytes: a receiver repeats the choice from the key (seed, parameter, step)
-    in the header. With an ``index`` that codec sends them, as in the papers' experiments with Bloom filters. An index
-    is needed, and ``rice`` by default, where each tensor of a larger scope is selected from by itself (``selection:
-    tensor``). All ranks of a job draw the same indices, so the supports of their containers are equal.
+    in the header. With an ``index`` that codec sends them, as in the papers' experiments with Bloom filters. All ranks
+    of a job draw the same indices, so the supports of their containers are equal.
 
     Attributes:
         density: the share of elements to keep, in (0, 1].

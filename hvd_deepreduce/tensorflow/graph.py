@@ -56,6 +56,11 @@ class Slot:
         return np.dtype(np.float64 if self.dtype == tf.float64 else np.float32)
 
     @property
+    def sent_itemsize(self) -> int:
+        """Bytes of an element where Horovod reduces the gradient as it is: bfloat16 is sent as float32."""
+        return 4 if self.dtype == tf.bfloat16 else int(self.dtype.size)
+
+    @property
     def carrier_bytes(self) -> int:
         """Size of its carrier on the wire, counted as at most 8."""
         return min(int(self.dtype.size), 8)
@@ -140,7 +145,7 @@ class Graph:
     def uncompressed_bytes(self) -> tuple[int, int]:
         """Bytes of the gradients that go uncompressed: as they are sent, and as they are."""
         known = [slot for slot in self.slots if slot.uncompressed and -1 not in slot.shape]
-        sent = sum(slot.numel * (4 if slot.dtype == tf.bfloat16 else slot.dtype.size) for slot in known)
+        sent = sum(slot.numel * slot.sent_itemsize for slot in known)
         return sent, sum(slot.numel * slot.dtype.size for slot in known)
 
     def signature(self) -> Signature:
@@ -167,8 +172,8 @@ class Graphs:
         """The graphs that still exist."""
         return list(self._graphs.values())
 
-    def add(self, place: tf.Graph, tensor: tf.Tensor, min_elements: int) -> Slot:
-        """A new gradient in the graph ``place``; uncompressed if it is not floating or has fewer elements."""
+    def add(self, place: tf.Graph, tensor: tf.Tensor) -> Slot:
+        """A new gradient in the graph ``place``."""
         graph = self._graphs.get(place)
         if graph is None:
             root = _outermost(place)
@@ -178,10 +183,13 @@ class Graphs:
         shape = tuple(-1 if size is None else size for size in tensor.shape)
         slot = Slot(graph, len(graph.slots), name, shape, tensor.dtype)
         slot.numel = -1 if -1 in shape else int(np.prod(shape))
-        slot.uncompressed = not tensor.dtype.is_floating or 0 <= slot.numel < min_elements
         graph.slots.append(slot)
-        graph.compressed += not slot.uncompressed
         return slot
+
+    def choose(self, slot: Slot, small: bool) -> None:
+        """Whether a new gradient goes uncompressed: if it is not floating, or small."""
+        slot.uncompressed = small or not slot.dtype.is_floating
+        slot.graph.compressed += not slot.uncompressed
 
     def join_unit(self, slot: Slot, gradient: tf.Tensor, place: tf.Graph) -> Unit:
         """Finds the unit of a gradient that is sent in a bucket."""

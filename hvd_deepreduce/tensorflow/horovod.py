@@ -21,7 +21,7 @@ the ranks, ``checkpoint`` saves the state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,9 @@ import tensorflow as tf
 from horovod.tensorflow.compression import Compressor
 from tensorflow.python.ops import control_flow_util
 
-from hvd_deepreduce.config import Config
-from hvd_deepreduce.engine import Engine, Snapshot, Told
+from hvd_deepreduce.config import Config, ConfigError
+from hvd_deepreduce.engine import Engine, Snapshot, Told, small
+from hvd_deepreduce.engine.pipelines import Pipelines
 from hvd_deepreduce.engine.state import Reshard, State, from_bytes, to_bytes
 from hvd_deepreduce.engine.stats import Report
 from hvd_deepreduce.tensorflow import indexed_slices
@@ -41,7 +42,7 @@ from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
 from hvd_deepreduce.tensorflow.graph import Graphs, Slot, current_place
 from hvd_deepreduce.tensorflow.handshake import Handshake
 from hvd_deepreduce.tensorflow.operations import Operations
-from hvd_deepreduce.tensorflow.parameters import GraphParameters
+from hvd_deepreduce.tensorflow.parameters import GraphParameters, Variables
 
 LINE = 'optimizer = hvd.DistributedOptimizer(optimizer, compression=DeepReduce("topk_rice_qsgd"))'
 XLA = (
@@ -50,6 +51,15 @@ XLA = (
 )
 # Autograph has nothing to convert in these methods.
 plain = tf.autograph.experimental.do_not_convert
+
+
+def _checked(config: Config, variables: Variables | None) -> Config:
+    if config.overrides and variables is None:
+        raise ConfigError(
+            "overrides matches the names of variables, and Horovod does not tell them: give DeepReduce the variables "
+            "whose gradients it gets, DeepReduce(..., variables=model.trainable_variables)"
+        )
+    return config
 
 
 @dataclass(eq=False)
@@ -83,6 +93,8 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
     Args:
         config: a preset's name, the path of a YAML file, a dict, a ``Config``, or None for the recommended settings.
         process_set: that of the tape or optimizer, if it has one.
+        variables: those whose gradients Horovod gets, in its order, such as ``model.trainable_variables``. Their names
+            are what the config's ``overrides`` match, and nothing else needs them.
         **settings: keys of the config, in place of its own.
 
     Raises:
@@ -95,6 +107,7 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         config: str | Path | Mapping[str, Any] | Config | None = None,
         *others: object,
         process_set: Any = None,
+        variables: Iterable[tf.Variable] | None = None,
         **settings: Any,
     ) -> None:
         if others or not isinstance(config, str | Path | Mapping | Config | None):
@@ -105,9 +118,14 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
             )
         collectives = TensorFlowCollectives(process_set)
         self._process_set = collectives.process_set
-        self._engine = Engine(Config.load(config, **settings), collectives)
+        known = None if variables is None else Variables(variables)
+        self._engine = Engine(
+            _checked(Config.load(config, **settings), known), collectives, names=[] if known is None else known.names
+        )
         self._graphs = Graphs()
-        self._parameters = GraphParameters(self._engine)
+        self._pipelines: Pipelines | None = None
+        self._variables = known
+        self._parameters = GraphParameters(self._engine, known)
         self._buckets = GraphBuckets(self._engine, self._parameters, lambda: self._handshake.number)
         self._handshake = Handshake(self._engine, collectives, self._graphs, self._parameters, self._buckets.steps)
         self._operations = Operations(self._engine, collectives, self._buckets, self._handshake)
@@ -130,7 +148,8 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
                 in scope ``tensor``: these are fixed once a graph is built.
         """
         self._engine.check_open()
-        old, new = self.config, Config.load(self.config if config is None else config, **settings)
+        old = self.config
+        new = _checked(Config.load(old if config is None else config, **settings), self._variables)
         if self._graphs.all() and "tensor" in (old.scope, new.scope):
             fixed = "scope" if old.scope != new.scope else "min_elements"
             before, after = getattr(old, fixed), getattr(new, fixed)
@@ -219,12 +238,15 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
 
     def told(self) -> Told:
         """What the other ranks of an elastic job take from rank 0."""
-        return self._engine.told()._replace(lists=self._parameters.state())
+        small_under = None if self._pipelines is None else self._pipelines.default.config.shared()
+        return self._engine.told()._replace(lists=self._parameters.state(), small_under=small_under)
 
     def follow(self, told: Told) -> None:
         """Takes settings and step counts from rank 0 of an elastic job; keeps the residuals if the step is the same."""
         config, state = self._engine.following(told)
         self.rewind(Snapshot(config, {**state, "lists": told.lists}))
+        if self._pipelines is None and told.small_under is not None:
+            self._pipelines = Pipelines(Config.load(told.small_under), threads=1)
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -238,6 +260,7 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
 
         Raises:
             TypeError: the class was given as ``compression=``, not an instance.
+            ValueError: the gradient has not the shape and dtype of the variable in its place.
             RuntimeError: in a function that XLA compiles, or outside of a graph; or ``close`` was called.
         """
         if tensor is None:
@@ -254,7 +277,15 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         if self._process_set.included():
             self._handshake.enroll()
         alone = self.config.scope == "tensor"
-        slot = self._graphs.add(place, tensor, self.config.min_elements if alone else 0)
+        # Ranks may trace a function again at different steps, before or after a change of the config.
+        self._pipelines = self._pipelines or self._engine.pipelines
+        slot = self._graphs.add(place, tensor)
+        try:
+            name = "" if self._variables is None else self._variables.name_of(slot)
+        except ValueError:
+            self._handshake.withdraw()
+            raise
+        self._graphs.choose(slot, small.uncompressed(self._pipelines.of(name), slot.numel, slot.sent_itemsize))
         # Horovod does not reduce bfloat16, and a group's tensors must have one dtype: the carrier has the gradient's.
         sent = tf.float32 if tensor.dtype == tf.bfloat16 else tensor.dtype
         with tf.device("CPU:0"):

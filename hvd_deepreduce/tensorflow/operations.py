@@ -124,7 +124,7 @@ class Operations:
             with self._steps.working(step, "decode"):
                 out: Floats = arrays.empty(slot.numel, slot.accumulated_in, gathered)
                 try:
-                    self._engine.decode(gathered, out, self._scale(carrier), slot.key)
+                    self._engine.decode(parameter, gathered, out, self._scale(carrier), slot.key)
                 except Exception as error:
                     # TensorFlow ends a step at its first error, while other ranks wait for gradients that this rank
                     # has not sent. All ranks get the same error, so all can raise it at the end of the step.

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
+import tensorflow as tf
+
 from hvd_deepreduce.engine import Engine, Parameter
 from hvd_deepreduce.engine.agreement import Descriptions
 from hvd_deepreduce.engine.quoting import quoted
@@ -18,11 +20,56 @@ from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.tensorflow.graph import Graph, Signature, Slot
 
 
-class GraphParameters:
-    """The lists of parameters of one DeepReduce. Callers hold the lock of its ``Steps``."""
+class Variables:
+    """The variables that a user named, for a config's overrides.
 
-    def __init__(self, engine: Engine) -> None:
+    Attributes:
+        names: as their ``name``, without TensorFlow's ``:0``.
+    """
+
+    def __init__(self, variables: Iterable[tf.Variable]) -> None:
+        self._given = [
+            (variable.name.removesuffix(":0"), tuple(variable.shape), variable.dtype.name) for variable in variables
+        ]
+        self.names = [name for name, _, _ in self._given]
+
+    def name_of(self, slot: Slot) -> str:
+        """The name of the variable whose gradient is the slot's, by its position.
+
+        Raises:
+            ValueError: the variable there has another shape, or there is none.
+        """
+        name, shape, dtype = self._given[slot.position] if slot.position < len(self._given) else ("none", (), "")
+        fits = len(shape) == len(slot.shape) and all(
+            one in (-1, size) for one, size in zip(slot.shape, shape, strict=True)
+        )
+        if not fits or dtype != slot.dtype.name:
+            raise ValueError(
+                f"gradient {slot.position} is {slot.dtype.name} {list(slot.shape)}, and variable {slot.position} of "
+                f"DeepReduce(variables=...) is {name}, {dtype} {list(shape)}: give the variables whose gradients "
+                "Horovod gets, in its order, without those that have no gradient or a sparse one"
+            )
+        return name
+
+    def check_count(self, graph: Graph) -> None:
+        """Raises ``ValueError`` unless a complete graph has a gradient for each variable."""
+        if len(graph.slots) != len(self._given):
+            raise ValueError(
+                f"Horovod got {len(graph.slots)} gradients, and DeepReduce(variables=...) has {len(self._given)} "
+                "variables: give those that have a dense gradient, in Horovod's order"
+            )
+
+
+class GraphParameters:
+    """The lists of parameters of one DeepReduce. Callers hold the lock of its ``Steps``.
+
+    Args:
+        variables: those to which the gradients of each graph belong, if the user has named them.
+    """
+
+    def __init__(self, engine: Engine, variables: Variables | None = None) -> None:
         self._engine = engine
+        self._variables = variables
         self._lists: dict[Signature, list[Parameter]] = {}
         self._restored = False
 
@@ -48,12 +95,20 @@ class GraphParameters:
                 ]
                 self._engine.parameters.update((parameter.name, parameter) for parameter in parameters)
             self._restored = False
+            if self._variables is not None:
+                self._variables.check_count(graph)
+                for slot, parameter in zip(graph.slots, self._lists[signature], strict=True):
+                    parameter.known_as = self._variables.name_of(slot)
             graph.parameters = self._lists[signature]
         return graph.parameters
 
     def descriptions(self) -> Descriptions:
         """All parameters, for comparison between ranks. By number: names may differ (use_generic_names of the tape)."""
-        return [(str(p.number), p.shape, p.dtype) for p in self._engine.parameters.values()]
+        config = self._engine.config
+        return [
+            (str(p.number), p.shape, p.dtype + f" {config.override_of(p.known_as)}" * bool(config.overrides))
+            for p in self._engine.parameters.values()
+        ]
 
     def state(self) -> list[list[tuple[str, tuple[int, ...], str]]]:
         """(name, shape, dtype) of the parameters of each list, for ``load``."""

@@ -20,6 +20,7 @@ from horovod.torch.compression import Compressor
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Device, Engine, Parameter, Reducer, Snapshot, Ticket, Told
 from hvd_deepreduce.engine.quoting import quoted
+from hvd_deepreduce.engine.small import CARRIER_BYTES
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.engine.stats import Report
 from hvd_deepreduce.exchange import traffic
@@ -37,7 +38,6 @@ LATE = (
     "not applied. Make DeepReduce and the optimizer while all parameters that will ever be trained are trainable, and "
     "freeze them afterwards: Horovod reduces zeros for those. Or delete both, and make them again"
 )
-CARRIER_BYTES = 8
 
 
 class DeepReduce(Compressor):  # type: ignore[misc]
@@ -201,7 +201,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
 
         Args:
             tensor: of any shape and dtype. It is sent uncompressed if it is sparse or not floating-point, or, in scope
-                ``tensor``, if it has fewer than ``min_elements`` elements.
+                ``tensor``, if it is small (``min_elements``).
 
         Returns:
             The carrier, float64 ``[1]``, or the uncompressed gradient; and the context.
@@ -225,9 +225,10 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             engine.count_allreduce(dense_bytes, dense_bytes)
             return tensor, None
         parameter = self._find(tensor)
-        if not engine.in_flight and (not self._agreed or not self._small(tensor)):
+        small = self._small(parameter, tensor)
+        if not engine.in_flight and (not self._agreed or not small):
             self._meet()
-        if self._small(tensor):
+        if small:
             # Horovod reduces neither bfloat16 nor strided tensors: a copy is sent, and copied back into the gradient.
             sent = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous().to(wire_device(tensor))
             engine.count_allreduce(sent.numel() * sent.element_size(), dense_bytes)
@@ -306,10 +307,10 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         dense = traffic.allreduce(total.numel() * total.element_size(), ranks).sent
         self._engine.stats.add(wire=traffic.allgather(own, size, ranks), dense=dense)
 
-    def _small(self, tensor: torch.Tensor) -> bool:
+    def _small(self, parameter: Parameter, tensor: torch.Tensor) -> bool:
         """Whether the gradient is sent uncompressed."""
-        config = self._engine.config
-        return config.scope == "tensor" and tensor.numel() < config.min_elements
+        itemsize = 4 if tensor.dtype == torch.bfloat16 else tensor.element_size()
+        return self._engine.uncompressed(parameter, tensor.numel(), itemsize)
 
     def _meet(self) -> None:
         """Begins a step: starts its meeting; waits for it, and compares the ranks, where that was not done yet."""
@@ -328,7 +329,14 @@ class DeepReduce(Compressor):  # type: ignore[misc]
     def _compare_ranks(self) -> None:
         trained = {parameter.name for parameter, _ in self._trained()}
         self._engine.agree(
-            [(p.name, p.shape, p.dtype + " frozen" * (p.name not in trained)) for p in self._engine.parameters.values()]
+            [
+                (
+                    p.name,
+                    p.shape,
+                    p.dtype + " frozen" * (p.name not in trained) + " uncompressed" * self._small(p, tensor),
+                )
+                for p, tensor in zip(self._engine.parameters.values(), self._pairs.values(), strict=True)
+            ]
         )
         self._agreed = True
 

@@ -11,10 +11,18 @@ DR_CLONES static u32 checksum(const u8* bytes, u64 words) {
     return sum;
 }
 
-// The sum modulo 2^32 of checksum_word over all 32-bit words of a container except word 3, where the checksum is kept.
-// size: a multiple of 4, at least 16.
-DR_API u32 dr_checksum(const u8* bytes, u64 size) {
-    u32 kept;
-    std::memcpy(&kept, bytes + 12, 4);
-    return checksum(bytes, size / 4) - checksum_word(kept, 3);
+// The sum modulo 2^32 of checksum_word over all 32-bit words of a container except word `kept`, where the checksum is
+// kept. Zeros fill the bytes to a multiple of 8. size: at least 4 * kept + 4.
+DR_API u32 dr_checksum(const u8* bytes, u64 size, u64 kept) {
+    u32 word;
+    std::memcpy(&word, bytes + 4 * kept, 4);
+    const u64 whole = size / 8 * 8;
+    u32 sum = checksum(bytes, whole / 4) - (4 * kept < whole ? checksum_word(word, (u32)kept) : 0);
+    if (whole < size) {
+        const u64 tail = load64_tail(bytes + whole, bytes + size);
+        const u64 at = whole / 4;
+        if (at != kept) sum += checksum_word((u32)tail, (u32)at);
+        if (at + 1 != kept) sum += checksum_word((u32)(tail >> 32), (u32)(at + 1));
+    }
+    return sum;
 }

@@ -7,11 +7,22 @@ struct Piece {
     u64 at, size;
 };
 
+// The terms of a checksum of both 32-bit words of the 64-bit word number w, without that of the word `kept`.
+__device__ __forceinline__ u32 word_pair(u64 word, u64 w, u32 kept) {
+    u32 sum = 0;
+    if (2 * w != kept) sum += checksum_word((u32)word, (u32)(2 * w));
+    if (2 * w + 1 != kept) sum += checksum_word((u32)(word >> 32), (u32)(2 * w + 1));
+    return sum;
+}
+
+// The number of the 32-bit word where no checksum is kept.
+#define NO_CHECKSUM 0xFFFFFFFFu
+
 // out: the header's 64 bytes and up to four pieces, each at its place, zeros between them; `words` words of 8 bytes. A
-// thread makes a word. checked: the checksum goes to the 32-bit word 3 of `out`, which is 0 before the launch.
+// thread makes a word. The checksum plus `salt` goes to the 32-bit word `kept` of `out`, which is 0 before the launch.
 KERNEL join(u64 h0, u64 h1, u64 h2, u64 h3, u64 h4, u64 h5, u64 h6, u64 h7, const u8* p0, u64 at0, u64 n0, const u8* p1,
-            u64 at1, u64 n1, const u8* p2, u64 at2, u64 n2, const u8* p3, u64 at3, u64 n3, u64 words, u32 checked,
-            u64* out) {
+            u64 at1, u64 n1, const u8* p2, u64 at2, u64 n2, const u8* p3, u64 at3, u64 n3, u64 words, u32 kept,
+            u32 salt, u64* out) {
     const u64 header[8] = {h0, h1, h2, h3, h4, h5, h6, h7};
     const Piece piece[4] = {{p0, at0, n0}, {p1, at1, n1}, {p2, at2, n2}, {p3, at3, n3}};
     u32 sum = 0;
@@ -24,30 +35,27 @@ KERNEL join(u64 h0, u64 h1, u64 h2, u64 h3, u64 h4, u64 h5, u64 h6, u64 h7, cons
             if (at >= piece[p].at) word |= load64(piece[p].bytes, piece[p].size, at - piece[p].at);
             else word |= load64(piece[p].bytes, piece[p].size, 0) << 8 * (piece[p].at - at);
         }
-        if (checked) {
-            sum += checksum_word((u32)word, (u32)(2 * w));
-            if (w != 1) sum += checksum_word((u32)(word >> 32), (u32)(2 * w + 1));
-        }
-        if (checked && w == 1) *(u32*)(out + 1) = (u32)word;
+        if (kept != NO_CHECKSUM) sum += word_pair(word, w, kept);
+        if (kept / 2 == w && kept != NO_CHECKSUM) ((u32*)(out + w))[1 - kept % 2] = (u32)(kept % 2 ? word : word >> 32);
         else out[w] = word;
     }
-    if (!checked) return;
+    if (kept == NO_CHECKSUM) return;
     sum = block_sum(sum);
-    if (threadIdx.x == 0) atomicAdd((u32*)out + 3, sum);
+    if (threadIdx.x == 0) atomicAdd((u32*)out + kept, sum + (blockIdx.x == 0 ? salt : 0));
 }
 
-// Sets *error to ERR_CHECKSUM if the container's checksum is not that of its words. scratch[2]: zeros before the
-// launch.
-KERNEL check_container(const u32* words, u64 count, u32* scratch, i32* error) {
+// Sets *error to ERR_CHECKSUM if the 32-bit word `kept` of the container is not the checksum of its other words plus
+// `salt`. Zeros fill the container to a multiple of 8 bytes. scratch[2]: zeros before the launch.
+KERNEL check_container(const u8* data, u64 size, u32 kept, u32 salt, u32* scratch, i32* error) {
     u32 sum = 0;
-    for (u64 i = grid_thread(); i < count; i += grid_threads())
-        if (i != 3) sum += checksum_word(words[i], (u32)i);
+    for (u64 w = grid_thread(); 8 * w < size; w += grid_threads()) sum += word_pair(load64(data, size, 8 * w), w, kept);
     sum = block_sum(sum);
     if (threadIdx.x == 0) {
         atomicAdd(scratch, sum);
         __threadfence();
         // The last block to arrive sees the sum of all blocks.
-        if (atomicAdd(scratch + 1, 1u) + 1 == gridDim.x && atomicAdd(scratch, 0u) != words[3])
+        if (atomicAdd(scratch + 1, 1u) + 1 == gridDim.x &&
+            atomicAdd(scratch, 0u) + salt != (u32)load64(data, size, 4 * (u64)kept))
             atomicMin(error, ERR_CHECKSUM);
     }
 }
@@ -88,5 +96,57 @@ KERNEL container_heads(const u8* data, u64 size, u32 ranks, u8* heads) {
         }
         heads[rank * 256u + threadIdx.x] = seen;
         at = whole ? end : size;
+    }
+}
+
+// The number in the bytes from *at on, 7 bits in each, the lowest first; a byte below 128 ends it. *at moves past it.
+// There are zeros after the data.
+__device__ __forceinline__ u64 varint(const u8* data, u64 size, u64* at) {
+    u64 number = 0;
+    for (u32 shift = 0; shift < 63; shift += 7) {
+        const u8 byte = *at < size ? data[*at] : 0;
+        ++*at;
+        number |= (u64)(byte & 127) << shift;
+        if (byte < 128) break;
+    }
+    return number;
+}
+
+// What the host reads of each of `containers` containers of version 2 in a row in `data`. The tensor of number i has
+// numels[i % tensors] elements of `itemsize` bytes:
+//
+//     heads:  | 64 bytes from the container's start on | first 64 bytes of the index, the value and the order section |
+//             | begin and end in `data` of header, index, value and order section: eight u64 |
+//
+// Zeros fill what is not there, and stand for containers after one that does not end within `data`. One block; a thread
+// writes a byte of each head.
+KERNEL short_heads(const u8* data, u64 size, u32 containers, const u64* numels, u32 tensors, u64 itemsize, u8* heads) {
+    const u32 part = threadIdx.x / 64, byte = threadIdx.x % 64;
+    u64 at = 0;
+    for (u32 number = 0; number < containers; ++number) {
+        const u64 numel = numels[number % tensors];
+        u64 begin[4], end[4], bytes[4];
+        u64 next = at + 5;
+        const u8 form = next <= size ? data[at + 4] : 0;
+        const u64 count = form & 32 ? varint(data, size, &next) : numel;
+        bytes[1] = form & 15 ? varint(data, size, &next) : 0;
+        bytes[2] = form & 64 ? numel * itemsize : varint(data, size, &next);
+        bytes[3] = form & 16 ? (count * bits_for(count) + 7) / 8 : 0;
+        bool whole = next <= size;
+        begin[0] = at;
+        end[0] = at + 64 < size ? at + 64 : size;
+        for (u32 section = 1; section < 4; ++section) {
+            whole = whole && bytes[section] <= size - next;
+            begin[section] = whole ? next : size;
+            end[section] = whole ? next + bytes[section] : size;
+            next = end[section];
+        }
+        u8* head = heads + number * 320u;
+        head[threadIdx.x] = begin[part] + byte < end[part] ? data[begin[part] + byte] : 0;
+        if (byte == 0) {
+            ((u64*)(head + 256))[2 * part] = begin[part];
+            ((u64*)(head + 256))[2 * part + 1] = end[part];
+        }
+        at = whole ? next : size;
     }
 }

@@ -1017,8 +1017,43 @@ def the_config_changes_between_steps():
     assert compression.stats()["last_step"]["bytes_sent"] > 2 * sparse
     assert compression.config.min_elements == 0
     same_everywhere(model)
+    # A new rank of an elastic job sends the same tensors uncompressed as those that traced before the change.
+    new = DeepReduce(LOSSY)
+    new.follow(compression.told())
+    assert new.config == compression.config and new._pipelines.default.config.sparsifier.density == 0.05
     with pytest.raises(ValueError, match="min_elements is 0 and cannot be changed to 9"):
         compression.set_config(min_elements=9)
+
+
+@case
+def settings_of_single_tensors():
+    """Biases are sent exactly, and the other tensors are not, where tensors are encoded one by one."""
+    overrides = {"*/bias": {"density": 1.0, "value": "raw"}, "dense/*": {"error_feedback": False}}
+    keras.backend.clear_session()
+    dense = network()
+    train(dense, hvd.Compression.none, steps=1)
+    for graph, scope in enumerate(({"scope": "tensor"}, {"scope": "model", "selection": "tensor"})):
+        keras.backend.clear_session()
+        model = network()
+        settings = {**LOSSY, **scope, "overrides": overrides}
+        compression = DeepReduce(settings, variables=model.trainable_variables)
+        train(model, compression, steps=1, graph=bool(graph))
+        for ours, exact in zip(model.trainable_variables, dense.trainable_variables, strict=True):
+            assert close(ours.numpy(), exact.numpy()) == ours.name.endswith("/bias:0"), ours.name
+        kept = [bool(residual.any()) for residual in compression.state_dict()["residuals"].values()]
+        assert sum(kept) == 2
+        same_everywhere(model)
+        with pytest.raises(ConfigError, match="the pattern 'decoder.*' of overrides matches none of the 6 parameters"):
+            compression.set_config(overrides={"decoder.*": {}})
+    with pytest.raises(ConfigError, match="overrides matches the names of variables, and Horovod does not tell them"):
+        DeepReduce(settings)
+    names, model = {"overrides": {"*": {"value": "raw"}}}, network()
+    turned = DeepReduce({**LOSSY, **names}, variables=model.trainable_variables[::-1])
+    with pytest.raises(ValueError, match=r"gradient 0 is float32 \[20, 50\], and variable 0 .* float32 \[4\]"):
+        train(model, turned)
+    more = DeepReduce({**LOSSY, **names}, variables=[*model.trainable_variables, tf.Variable(1.0)])
+    with pytest.raises(tf.errors.OpError, match="Horovod got 6 gradients, and DeepReduce.* has 7 variables"):
+        train(model, more)
 
 
 @case

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -34,8 +33,9 @@ def test_containers_and_sums_are_those_of_tensorflow(jobs):
     assert len(torch) == len(tensorflow) == 3
     for ours, theirs in zip(torch, tensorflow, strict=True):
         assert ours == theirs
-        # One for each tensor that is not too small; then of the model, which changes its dtype twice, and of buckets.
-        assert json.dumps(ours).count(b"HVDR".hex()) == 3 * (5 + 5 + 3 + 3 + 3 + 4 + 4)
+        # One for each tensor that is not too small; then of the model, which changes its dtype twice, of buckets, and
+        # of the tensors in buckets. Each step has the five sums, too.
+        assert [len(parts) // 3 - 5 for parts in ours] == [5, 5, 3, 4, 3, 4, 5, 0, 0, 0, 0]
 
 
 @pytest.mark.launch

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from hvd_deepreduce import Config, ContainerError
+from hvd_deepreduce import Config, ConfigError, ContainerError
 from hvd_deepreduce import container as wire
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.engine import MismatchError
@@ -815,6 +815,29 @@ def the_config_changes_between_steps():
     assert compression.stats()["last_step"]["bytes_sent"] > 2 * sparse
     assert compression.config.min_elements == 0
     same_everywhere(model)
+
+
+@case
+def settings_of_single_tensors():
+    """Biases are sent exactly, and the other tensors are not, where tensors are encoded one by one."""
+    overrides = {"*.bias": {"density": 1.0, "value": "raw"}, "0.*": {"error_feedback": False}}
+    dense = network()
+    train(dense, hvd.Compression.none, steps=1)
+    exact = dict(dense.named_parameters())
+    for scope in ({"scope": "tensor"}, {"scope": "model", "selection": "tensor"}):
+        model = network()
+        compression = DeepReduce(model, {**LOSSY, **scope, "overrides": overrides})
+        train(model, compression, steps=1)
+        for name, parameter in model.named_parameters():
+            assert torch.allclose(parameter, exact[name], rtol=1e-5, atol=1e-7) == name.endswith("bias"), name
+        residuals = compression.state_dict()["residuals"]
+        kept = {name for name, residual in residuals.items() if residual.any()}
+        assert kept == {"2.weight", "4.weight"}
+        same_everywhere(model)
+        with pytest.raises(ConfigError, match="the pattern 'decoder.*' of overrides matches none of the 6 parameters"):
+            compression.set_config(overrides={"decoder.*": {}})
+    with pytest.raises(ConfigError, match="the pattern 'decoder.*' of overrides matches none of the 6 parameters"):
+        DeepReduce(model, overrides={"decoder.*": {}})
 
 
 @case

@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 
 from hvd_deepreduce import Config
-from hvd_deepreduce.engine import Collectives, Engine, Parameter, Reducer, Tensors
+from hvd_deepreduce.engine import Collectives, Engine, Parameter, Reducer, Tensors, meeting
 
+MEETING = "meeting"
 SECONDS = 20
 """After which a rank that waits for the others gives up."""
 
 
 class Job:
-    """The messages of a job. ``sent`` holds those of each rank: (name, data), in the order in which they were sent."""
+    """The messages of a job. ``sent`` holds those of each rank: (name, data), in the order in which they were sent, but
+    for the meetings."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -28,7 +30,8 @@ class Job:
 
     def post(self, key: Any, rank: int, data: np.ndarray) -> None:
         with self._changed:
-            self.sent[rank].append((key[0], data))
+            if key[0] != MEETING:
+                self.sent[rank].append((key[0], data))
             self._posted.setdefault(key, {})[rank] = data
             self._changed.notify_all()
 
@@ -111,8 +114,15 @@ class NumpyAdapter:
         self.engine.stats.add(dense=gradient.nbytes)
         return self.reducer.start(self.engine.parameters[name], gradient)
 
+    def _meet(self) -> None:
+        """Finds out whether another rank has changed its config."""
+        said = self.engine.collectives.allgather(self.engine.word(True).view(np.uint8), MEETING)
+        self.engine.hear(said.view(np.float64).reshape(-1, meeting.WORDS).sum(axis=0), lambda: None)
+
     def step(self, gradients: Mapping[str, np.ndarray], order: Sequence[str] | None = None) -> dict[str, np.ndarray]:
         """The averages over all ranks; gradients come in this order, else in the reverse of the dict's."""
+        if self._agreed:
+            self._meet()
         reduced = {name: gradient.copy() for name, gradient in gradients.items()}
         tickets = [self.start(name, reduced[name]) for name in order or list(reversed(reduced))]
         for ticket in tickets:

@@ -9,11 +9,10 @@ import pytest
 
 from hvd_deepreduce import Config
 from hvd_deepreduce.engine import BucketLayout, Member, MismatchError, Parameter
-from hvd_deepreduce.engine.agreement import Agreement, compare, read, statement
+from hvd_deepreduce.engine.agreement import compare, read, statement
 from hvd_deepreduce.engine.stats import Stats
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.exchange.traffic import Traffic
-from tests.engine.numpy_adapter import Job, ThreadCollectives
 
 
 def members(*sizes, dtypes="", devices=None):
@@ -80,36 +79,6 @@ def test_buckets_are_started_in_the_order_of_their_numbers():
     # Parameter 3 counts the step in which its bucket was sent without its gradient.
     assert [parameter.step for parameter, _, _ in given] == [3, 3, 3, 2, 2]
     assert [bucket.step for bucket in layout.buckets] == [1, 2, 2]
-
-
-def test_threads_that_find_the_same_difference_ask_once():
-    """And another difference is asked for again; one that is none is no error."""
-    job = Job(2)
-    configs = [Config.load(), Config.load(seed=4)]
-
-    def rank(number):
-        collectives = ThreadCollectives(job, number)
-        agreement = Agreement(collectives)
-
-        def check(digests):
-            try:
-                agreement.check_digests(configs[number], digests)
-            except MismatchError as error:
-                return str(error)
-            return None
-
-        with ThreadPoolExecutor(8) as pool:
-            said = set(pool.map(check, [[1, 2]] * 8))
-        return said, check([1, 3]), agreement
-
-    with ThreadPoolExecutor(2) as pool:
-        results = list(pool.map(rank, range(2)))
-    for said, again, _ in results:
-        assert said == {again} and "config.seed is 0 on rank 0, 4 on rank 1" in again
-    assert [len(sent) for sent in job.sent] == [2, 2]
-    configs[1] = configs[0]
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(lambda i: results[i][2].check_digests(configs[i], [5, 6]), range(2))) == [None, None]
 
 
 def test_a_release_that_describes_itself_differently_is_named():

@@ -96,24 +96,33 @@ def of_codec(kind: str, name: str) -> Iterator[bytes]:
 
 def of_every_form() -> Iterator[bytes]:
     """Containers with every optional field: shared selection, order, order of the values, joint, not finite."""
+    for config, gradient in every_form():
+        yield Pipeline(config).encode(gradient, None, KEY).tobytes()
+
+
+def every_form() -> Iterator[tuple[Config, np.ndarray]]:
+    """Configs and gradients of which containers have every optional field."""
+
+    def of(config: Config, numel: int, dtype: Any = np.float32) -> tuple[Config, np.ndarray]:
+        return config, cases.random(numel, dtype, numel)
+
     for index in cases.INDEX:
-        yield encoded(_config(sparsifier=_sparsifier(0.1), index=cases.INDEX[index], value="raw"), 400)
+        yield of(_config(sparsifier=_sparsifier(0.1), index=cases.INDEX[index], value="raw"), 400)
     for value in cases.VALUE:
         for sparsifier in (_sparsifier(0.1), {"name": "none"}, {"name": "randomk", "density": 0.1}):
-            yield encoded(_config(sparsifier=sparsifier, value=cases.VALUE[value]), 400)
-            yield encoded(_config(sparsifier=sparsifier, value=cases.VALUE[value]), 300, np.float64)
+            yield of(_config(sparsifier=sparsifier, value=cases.VALUE[value]), 400)
+            yield of(_config(sparsifier=sparsifier, value=cases.VALUE[value]), 300, np.float64)
         if cases.VALUE[value].sorts:
             for index in ("raw", "bloom"):
                 forced = {"index": index, "value": value, "force_index": True}
-                yield encoded(_config(sparsifier=_sparsifier(0.1), **forced), 400)
-    yield encoded(_config(sparsifier={"name": "randomk", "density": 0.1}, index="rice"), 400)
+                yield of(_config(sparsifier=_sparsifier(0.1), **forced), 400)
+    yield of(_config(sparsifier={"name": "randomk", "density": 0.1}, index="rice"), 400)
     for joint in cases.JOINT:
         for density in (0.1, 1.0):
-            yield encoded(_config(sparsifier=_sparsifier(density), joint=cases.JOINT[joint]), 400)
+            yield of(_config(sparsifier=_sparsifier(density), joint=cases.JOINT[joint]), 400)
     for sparsifier in cases.SPARSIFIERS.values():
-        yield encoded(_config(sparsifier=sparsifier), 400)
-    pipeline = Pipeline(_config(sparsifier=_sparsifier(0.1)))
-    yield pipeline.encode(np.full(50, np.nan, np.float32), None, KEY).tobytes()
+        yield of(_config(sparsifier=sparsifier), 400)
+    yield _config(sparsifier=_sparsifier(0.1)), np.full(50, np.nan, np.float32)
 
 
 def section_of(container: Container, kind: str) -> bytes:

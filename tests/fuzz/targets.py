@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from hvd_deepreduce import container as wire
+from hvd_deepreduce import short_container
 from hvd_deepreduce.codec import RngKey, index_codecs, joint_codecs, sparsifiers, value_codecs
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import Container, ContainerError
@@ -27,10 +28,11 @@ from hvd_deepreduce.exchange.sum_buffer import SumBuffer
 from hvd_deepreduce.joint.densestream import DenseStream
 from hvd_deepreduce.joint.stream import Stream
 from hvd_deepreduce.joint.stream_format import CODED, PAIRS, PLAIN, pack, unpack, value_codec
-from hvd_deepreduce.pipeline import decode_part
+from hvd_deepreduce.pipeline import Pipeline, decode_part
 from hvd_deepreduce.sparse import SparseTensor
 from tests.fuzz import settings
 from tests.fuzz.changes import changed
+from tests.oracle import short_container as short_oracle
 from tests.oracle.container import repaired
 
 KEY = settings.KEY
@@ -96,6 +98,39 @@ class WholeContainer(Target):
         numel = int.from_bytes(data[16:20], "little")
         try:
             checked(wire.unpack(exact(data), 1, numel % (MOST + 1)))
+        except ValueError as error:
+            refused_by_name(error)
+
+
+class ShortContainer(Target):
+    """A container of version 2, with the right checksum: ``| config u16 | elements u16 | 1: float64 | container |``."""
+
+    @cached_property
+    def pipelines(self) -> list[Pipeline]:
+        known: dict[int, Pipeline] = {}
+        for config, _ in settings.every_form():
+            known.setdefault(config.digest(), Pipeline(config))
+        return list(known.values())
+
+    def seeds(self) -> Sequence[bytes]:
+        found = []
+        numbers = {pipeline.shared.digest: number for number, pipeline in enumerate(self.pipelines)}
+        for config, gradient in settings.every_form():
+            number = numbers[config.digest()]
+            head = number.to_bytes(2, "little") + gradient.size.to_bytes(2, "little") + bytes([gradient.dtype == F64])
+            found.append(head + self.pipelines[number].encode(gradient, None, KEY, version=2).tobytes())
+        return found
+
+    def read(self, data: bytes) -> None:
+        head, packed = data[:5].ljust(5, b"\0"), data[5:].ljust(5, b"\0")
+        pipeline = self.pipelines[int.from_bytes(head[:2], "little") % len(self.pipelines)]
+        numel, dtype = int.from_bytes(head[2:4], "little") % (MOST + 1), F64 if head[4] & 1 else F32
+        known = short_oracle.Implied(pipeline.shared.digest, *KEY[:3], numel, 2 if dtype == F64 else 1)
+        packed = short_oracle.repaired(packed, known)
+        try:
+            container, size = short_container.unpack(exact(packed), pipeline.expected(numel, dtype, KEY), 1)
+            assert size <= len(packed)
+            checked(container)
         except ValueError as error:
             refused_by_name(error)
 
@@ -397,7 +432,7 @@ def fingerprint(state: Mapping[str, Any]) -> Any:
 @cache
 def names() -> list[str]:
     """All targets."""
-    found = ["container"]
+    found = ["container", "short-container"]
     for registry in (index_codecs, value_codecs, joint_codecs):
         found += [f"{registry.kind}-{name}" for name in sorted(registry.by_name)]
     found += [f"sparsifier-{name}" for name, codec in sorted(sparsifiers.by_name.items()) if codec.shared_randomness]
@@ -408,7 +443,8 @@ def names() -> list[str]:
 def target(name: str) -> Target:
     """The target with this name."""
     alone: dict[str, type[Target]] = {
-        "container": WholeContainer, "stream": ExchangeStream, "exchange": Exchange, "handshake": Handshake,
+        "container": WholeContainer, "short-container": ShortContainer,
+        "stream": ExchangeStream, "exchange": Exchange, "handshake": Handshake,
         "state": State, "serialized-state": SerializedState,
     }  # fmt: skip
     if name in alone:

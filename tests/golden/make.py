@@ -1,11 +1,13 @@
-"""Writes the golden containers: `python tests/golden/make.py [--replace] [NAME ...]`, from the root of the checkout.
+"""Writes the golden containers: `python tests/golden/make.py [--replace] [FILE ...]`, from the root of the checkout.
 
 For each registered codec (and a few variants), there is a small container, <name>.hvdr, and the dense tensor to which
-it decodes, <name>.npy. Golden containers must decode to the same values for ever, so existing files are not
-overwritten. Use --replace only for a codec whose format has not been released yet.
+it decodes, <name>.npy. A few are there in version 2 too: <name>.hvdr2 and <name>-2.npy. Golden containers must decode
+to the same values for ever, so existing files are not overwritten. Use --replace only for a codec whose format has not
+been released yet.
 """
 
 import argparse
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -15,12 +17,14 @@ FOLDER = Path(__file__).parent
 sys.path.append(str(FOLDER.parent.parent))
 
 from hvd_deepreduce import container as wire  # noqa: E402
+from hvd_deepreduce import short_container  # noqa: E402
 from hvd_deepreduce.codec import RngKey  # noqa: E402
 from hvd_deepreduce.config import Config  # noqa: E402
 from hvd_deepreduce.pipeline import Pipeline  # noqa: E402
 from tests import cases  # noqa: E402
 
 KEY = RngKey(101, 102, 103, 1)
+DIGEST = 0x01020304
 
 
 def gradient(numel: int, dtype: type = np.float32) -> np.ndarray:
@@ -79,8 +83,29 @@ def golden() -> dict[str, tuple[Config, np.ndarray]]:
     return found
 
 
+def golden_2() -> dict[str, tuple[Config, np.ndarray]]:
+    """The config and the gradient of each container of version 2, <name>.hvdr2, by name."""
+    found = golden()
+    top = found["index-rice"][0].sparsifier
+    return {
+        name: found[name] for name in ("index-rice", "value-sign", "joint-densestream", "nonfinite", "empty",
+                                       "float64-qsgd", "dense-qsgd", "dense-fit_poly", "raw-fit_poly", "randomk-qsgd")
+    } | {"auto": (Config.load(sparsifier=top, index="auto", value="half"), gradient(211))}  # fmt: skip
+
+
+def shared_2(config: Config) -> short_container.Shared:
+    """What receivers know of the config. The digest is fixed, as a later release may have more settings."""
+    return dataclasses.replace(Pipeline(config).shared, digest=DIGEST)
+
+
 def encode(config: Config, x: np.ndarray) -> np.ndarray:
     return Pipeline(config).encode(x, None, KEY)
+
+
+def encode_2(config: Config, x: np.ndarray) -> np.ndarray:
+    pipeline = Pipeline(config)
+    pipeline.shared = shared_2(config)
+    return pipeline.encode(x, None, KEY, version=2)
 
 
 def decode(data: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -90,27 +115,42 @@ def decode(data: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return out
 
 
+def decode_2(data: np.ndarray, config: Config, x: np.ndarray) -> np.ndarray:
+    (containers,) = short_container.split(data, 1, [short_container.Expected(shared_2(config), x.size, x.dtype, KEY)])
+    out = np.empty_like(x)
+    Pipeline(config).decode(containers, out)
+    return out
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("names", nargs="*", help="containers to write; default: all that do not exist")
+    parser.add_argument(
+        "names", nargs="*", help="files to write, such as index-rice.hvdr; default: all that do not exist"
+    )
     parser.add_argument("--replace", action="store_true", help="overwrite the named files")
     asked = parser.parse_args()
-    all_of_them = golden()
+    all_of_them = {f"{name}.hvdr": one for name, one in golden().items()}
+    all_of_them |= {f"{name}.hvdr2": one for name, one in golden_2().items()}
     unknown = [name for name in asked.names if name not in all_of_them]
     if unknown:
         parser.error(f"unknown names {', '.join(unknown)}; choose from {', '.join(all_of_them)}")
     if asked.replace and not asked.names:
         parser.error("--replace needs the names of the containers to overwrite")
     for name in asked.names or all_of_them:
-        file = FOLDER / f"{name}.hvdr"
+        file = FOLDER / name
         if file.exists() and not asked.replace:
             if asked.names:
                 parser.error(f"{file.name} exists and must decode for ever; --replace overwrites it")
             continue
         config, x = all_of_them[name]
-        data = encode(config, x)
+        if file.suffix == ".hvdr":
+            data = encode(config, x)
+            decoded, expected = decode(data, x.dtype), file.with_suffix(".npy")
+        else:
+            data = encode_2(config, x)
+            decoded, expected = decode_2(data, config, x), file.with_name(f"{file.stem}-2.npy")
         file.write_bytes(data.tobytes())
-        np.save(file.with_suffix(".npy"), decode(data, x.dtype))
+        np.save(expected, decoded)
         print(f"{file.name}: {data.size} bytes")
 
 

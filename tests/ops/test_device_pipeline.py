@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from hvd_deepreduce import container as wire
+from hvd_deepreduce import short_container
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import ContainerError
@@ -54,7 +55,7 @@ def same(gpu, ours, theirs):
     assert got.dtype == want.dtype and got.tobytes() == want.tobytes()
 
 
-def go(gpu, config, gradient, parts=None):
+def go(gpu, config, gradient):
     """Two steps, as if of two ranks, and their sum; with a residual in one order of the threads, without in the
     other."""
     ours, theirs = Pipeline(config), Pipeline(config)
@@ -64,9 +65,9 @@ def go(gpu, config, gradient, parts=None):
         containers = []
         for step in range(2):
             given = gradient * gradient.dtype.type(1 - 0.5 * step)
-            ours_now = ours.encode(given, residual, KEY._replace(step=step, rank=step), parts)
+            ours_now = ours.encode(given, residual, KEY._replace(step=step, rank=step))
             on_device = gpu.put(given)
-            theirs_now = theirs.encode(on_device, copy, KEY._replace(step=step, rank=step), parts)
+            theirs_now = theirs.encode(on_device, copy, KEY._replace(step=step, rank=step))
             same(gpu, ours_now, theirs_now)
             same(gpu, given, on_device)
             if residual is not None:
@@ -91,6 +92,30 @@ def test_every_codec_on_every_input(gpu, sparsifier, index, value, joint):
             raise
 
 
+@pytest.mark.parametrize("sparsifier, index, value, joint", LISTS)
+def test_short_containers(gpu, sparsifier, index, value, joint):
+    """Version 2: the same bytes, and the same sum of containers that begin anywhere."""
+    pipeline = Pipeline(cases.config(sparsifier, index, value, joint))
+    for name in ("prime", "one", "float64"):
+        gradient = INPUTS[name]
+        residuals = [None, None] if gpu.order else [np.zeros_like(gradient), gpu.put(np.zeros_like(gradient))]
+        parts = []
+        for given in (gradient, gradient[::-1].copy(), np.full_like(gradient, np.nan)):
+            packed = pipeline.encode(given, residuals[0], KEY, 2)
+            same(gpu, packed, pipeline.encode(gpu.put(given), residuals[1], KEY, 2))
+            parts.append(packed)
+        for some in (parts[:2], parts):
+            gathered, want, got = np.concatenate(some), np.ones_like(gradient), gpu.put(np.ones_like(gradient))
+            pipeline.decode(pipeline.unpack(gathered, len(some), want.size, want.dtype, KEY), want)
+            there = gpu.put(gathered)
+            with deferred.reading(there):
+                decoded = deferred.run_deferred(
+                    there, lambda s=some, t=there, w=want: pipeline.unpack(t, len(s), w.size, w.dtype, KEY)
+                )
+                pipeline.decode(decoded, got)
+            same(gpu, want, got)
+
+
 @pytest.mark.parametrize("number", range(len(cases.SPARSIFIERS)))
 def test_all_pairs(gpu, number):
     """Each on one input, which goes round; each in one of the two orders of the threads."""
@@ -112,15 +137,39 @@ def test_other_settings(gpu, number):
 
 
 def test_parts(gpu):
-    """A bucket's parameters, selected from one by one."""
+    """A bucket's tensors: selected from one by one, with a container for each, at any place in memory."""
     gradient, parts = cases.random(2011), [(0, 900), (900, 901), (901, 901), (901, 2011)]
+    keys = [KEY._replace(parameter=number) for number in range(len(parts))]
     for sparsifier in cases.SPARSIFIERS:
-        go(gpu, cases.config(sparsifier, "rice", "qsgd"), gradient, parts)
+        pipeline = Pipeline(cases.config(sparsifier, "rice", "qsgd"))
+        residual = np.zeros_like(gradient)
+        there, copy = gpu.put(gradient), gpu.put(residual)
+        for ours, theirs in zip(
+            pipeline.select(gradient, residual, KEY, parts), pipeline.select(there, copy, KEY, parts), strict=True
+        ):
+            assert ours is None and theirs is None or same(gpu, ours, theirs) is None
+        same(gpu, residual, copy)
+        containers = []
+        for (i, j), key in zip(parts, keys, strict=True):
+            containers.append(pipeline.encode(gradient[i:j], residual[i:j], key, 2))
+            same(gpu, containers[-1], pipeline.encode(there[i:j], copy[i:j], key, 2))
+        same(gpu, residual, copy)
+        gathered = np.concatenate(2 * containers)
+        for put in (np.array, gpu.put):
+            data, out = put(gathered), put(np.ones_like(gradient))
+            expected = [pipeline.expected(j - i, out.dtype, key) for (i, j), key in zip(parts, keys, strict=True)]
+            with deferred.reading(out):
+                found = deferred.run_deferred(data, lambda d=data, e=expected: short_container.split(d, 2, e))
+                for of_part, (i, j) in zip(found, parts, strict=True):
+                    pipeline.decode(of_part, out[i:j], 0.5)
+            if put is np.array:
+                want = out
+            else:
+                same(gpu, want, out)
 
 
 @pytest.mark.parametrize("sparsifier", cases.SPARSIFIERS)
-@pytest.mark.parametrize("parts", [None, [(0, 100), (100, 307)]])
-def test_a_gradient_that_is_not_finite(gpu, sparsifier, parts):
+def test_a_gradient_that_is_not_finite(gpu, sparsifier):
     """It goes whole, and the residual is as it was."""
     for index, value, joint in (("rice", "qsgd", None), ("packed", "raw", None), ("bloom", "fit_poly", None),
                                 (None, None, "densestream"), (None, None, "skcompress")):  # fmt: skip
@@ -130,25 +179,28 @@ def test_a_gradient_that_is_not_finite(gpu, sparsifier, parts):
                 gradient = cases.random(307)
                 gradient[200] = bad
                 residual = gpu.put(cases.random(307, seed=1)) if feedback else None
-                got = pipeline.encode(gpu.put(gradient), residual, KEY, parts)
-                same(gpu, Pipeline(pipeline.config).encode(gradient, None, KEY, parts), got)
+                got = pipeline.encode(gpu.put(gradient), residual, KEY)
+                same(gpu, Pipeline(pipeline.config).encode(gradient, None, KEY), got)
                 if feedback:
                     same(gpu, cases.random(307, seed=1), residual)
-                assert pipeline.select(gpu.put(gradient), residual, KEY, parts) is None
+                for parts in (None, [(0, 100), (100, 307)]):
+                    assert pipeline.select(gpu.put(gradient), residual, KEY, parts) is None
                 out = gpu.put(np.zeros(307, np.float32))
                 pipeline.decode([wire.unpack(got)], out)
                 assert not np.isfinite(gpu.host(out)[200])
 
 
 def test_an_encode_takes_few_launches_and_waits_once(gpu):
-    """Of one tensor; and a bucket's tensors share the wait."""
+    """Of one tensor; and an exchange's selections from a bucket's tensors share the wait."""
     if not hasattr(gpu.module, "waits"):
         pytest.skip("launches are counted in the emulator")
     pipeline = Pipeline(Config.load("topk_rice_qsgd"))
-    for parts, most in ((None, 12), ([(0, 20_000), (20_000, 40_000)], 21)):
-        residual, gradient = gpu.put(cases.random(40_000)), gpu.put(cases.random(40_000, seed=2))
+    residual, gradient = gpu.put(cases.random(40_000)), gpu.put(cases.random(40_000, seed=2))
+    runs = ((12, lambda: pipeline.encode(gradient, residual, KEY)),
+            (21, lambda: pipeline.select(gradient, residual, KEY, [(0, 20_000), (20_000, 40_000)])))  # fmt: skip
+    for most, run in runs:
         before = gpu.module.launches, gpu.module.waits
-        pipeline.encode(gradient, residual, KEY, parts)
+        run()
         assert gpu.module.launches - before[0] <= most and gpu.module.waits - before[1] == 1
 
 
@@ -204,13 +256,15 @@ def test_a_decode_waits_three_times(gpu):
     if not hasattr(gpu.module, "waits"):
         pytest.skip("waits are counted in the emulator")
     pipeline = Pipeline(Config.load("topk_rice_qsgd"))
-    gathered = np.concatenate([pipeline.encode(cases.random(9000, seed=rank), None, KEY) for rank in range(4)])
-    gathered, out = gpu.put(gathered), gpu.put(np.empty(9000, np.float32))
-    before = gpu.module.waits
-    with deferred.reading(out):
-        containers = deferred.run_deferred(gathered, lambda: wire.split(gathered, 4, 9000))
-        pipeline.decode(containers, out)
-    assert gpu.module.waits - before == 3
+    out = gpu.put(np.empty(9000, np.float32))
+    splits = {1: lambda: wire.split(gathered, 4, 9000), 2: lambda: pipeline.unpack(gathered, 4, 9000, out.dtype, KEY)}
+    for version, split in splits.items():
+        parts = [pipeline.encode(cases.random(9000, seed=rank), None, KEY, version) for rank in range(4)]
+        gathered = gpu.put(np.concatenate(parts))
+        before = gpu.module.waits
+        with deferred.reading(out):
+            pipeline.decode(deferred.run_deferred(gathered, split), out)
+        assert gpu.module.waits - before == 3
 
 
 @pytest.mark.parametrize("sparsifier, index, value, joint", LISTS[:: 3])
