@@ -31,29 +31,32 @@ KERNEL uniform_extremes(const float* values, u64 count, u64 bucket_size, u32* ex
     });
 }
 
-// ranges: (least, largest) of each bucket; + 0.0f turns -0.0 into 0.0.
+// ranges: (least, largest) of each bucket; + 0.0f turns -0.0 into 0.0. scales: of each bucket.
+KERNEL uniform_ranges(const u32* extremes, u64 buckets, u32 s, float* ranges, double* scales) {
+    for (u64 b = grid_thread(); b < buckets; b += grid_threads()) {
+        const float low = from_ordered(~extremes[2 * b]) + 0.0f, high = from_ordered(extremes[2 * b + 1]) + 0.0f;
+        ranges[2 * b] = low;
+        ranges[2 * b + 1] = high;
+        scales[b] = uniform_scale(low, high, s);
+    }
+}
+
 template <class Code>
 __device__ void uniform_codes(const float* values, u64 count, u64 bucket_size, u32 s, const RoundingKey& key,
-                              const u32* extremes, float* ranges, Code* codes) {
-    const u64 buckets = bucket_count(count, bucket_size);
+                              const float* ranges, const double* scales, Code* codes) {
     const u32 size = (u32)bucket_size;
-    for (u64 b = grid_thread(); b < buckets; b += grid_threads()) {
-        ranges[2 * b] = from_ordered(~extremes[2 * b]) + 0.0f;
-        ranges[2 * b + 1] = from_ordered(extremes[2 * b + 1]) + 0.0f;
-    }
     each_rounded(count, key, [=](u64 i, u32 word) {
         const u32 b = (u32)i / size;
-        const float low = from_ordered(~extremes[2 * b]) + 0.0f, high = from_ordered(extremes[2 * b + 1]) + 0.0f;
-        codes[i] = (Code)uniform_level(values[i], low, uniform_scale(low, high, s), s, uniform24(word));
+        codes[i] = (Code)uniform_level(values[i], ranges[2 * (u64)b], scales[b], s, uniform24(word));
     });
 }
 KERNEL uniform_encode8(const float* values, u64 count, u64 bucket_size, u32 s, u32 seed, u32 parameter, u32 step,
-                       u32 rank, const u32* extremes, float* ranges, u8* codes) {
-    uniform_codes(values, count, bucket_size, s, {seed, parameter, step, rank}, extremes, ranges, codes);
+                       u32 rank, const float* ranges, const double* scales, u8* codes) {
+    uniform_codes(values, count, bucket_size, s, {seed, parameter, step, rank}, ranges, scales, codes);
 }
 KERNEL uniform_encode32(const float* values, u64 count, u64 bucket_size, u32 s, u32 seed, u32 parameter, u32 step,
-                        u32 rank, const u32* extremes, float* ranges, u32* codes) {
-    uniform_codes(values, count, bucket_size, s, {seed, parameter, step, rank}, extremes, ranges, codes);
+                        u32 rank, const float* ranges, const double* scales, u32* codes) {
+    uniform_codes(values, count, bucket_size, s, {seed, parameter, step, rank}, ranges, scales, codes);
 }
 
 // A warp computes a bucket. Element j is added in lane j % 8, in order, as in uniform.cpp. All 32 lanes load; each group
