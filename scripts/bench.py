@@ -235,7 +235,10 @@ def inputs_section() -> Iterator[str]:
         "paper's Table I. The last column is what an exchange that sums on the way can gain: with random positions the "
         "ranks' supports hardly overlap."
     )
-    yield f"Accumulators and raw gradients: for each density, {described('accumulator', 0.01)}, and as here."
+    yield (
+        f"Accumulators and raw gradients are those of one job for each density; that of 1%: "
+        f"{described('accumulator', 0.01)}. Generated clusters are those of bench_net.py."
+    )
     yield table(head, rows)
 
 
