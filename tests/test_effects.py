@@ -166,9 +166,10 @@ def test_no_filter_loses_elements_without_saving_bytes(name, fpr, policy, value)
     selected, _ = TopK().select(x.copy(), None, KEY, 1)
     pipelines = [Pipeline(Config.load(settings, **more)) for more in ({}, {"force_index": True}, {"index": "packed"})]
     free, forced, lossless = (pipeline.encode(x, None, KEY, 2) for pipeline in pipelines)
-    container, filtered = (
-        pipeline.unpack(data, 1, x.size, x.dtype, KEY)[0] for pipeline, data in zip(pipelines, (free, forced), strict=False)
-    )
+    container, filtered = [
+        pipeline.unpack(data, 1, x.size, x.dtype, KEY)[0]
+        for pipeline, data in zip(pipelines[:2], (free, forced), strict=True)
+    ]
     if container.index == Bloom.id:
         assert free.tobytes()[4:] == forced.tobytes()[4:] and free.size == forced.size < lossless.size
     else:

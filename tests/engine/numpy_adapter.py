@@ -115,8 +115,9 @@ class NumpyAdapter:
         return self.reducer.start(self.engine.parameters[name], gradient)
 
     def _meet(self) -> None:
-        """Finds out whether another rank has changed its config."""
-        said = self.engine.collectives.allgather(self.engine.word(True).view(np.uint8), MEETING)
+        """Finds out whether another rank has changed its config. The engine counts an allreduce."""
+        collectives = self.engine.collectives
+        said = collectives.wait_allgather(collectives.start_allgather(self.engine.word(True).view(np.uint8), MEETING))
         self.engine.hear(said.view(np.float64).reshape(-1, meeting.WORDS).sum(axis=0), lambda: None)
 
     def step(self, gradients: Mapping[str, np.ndarray], order: Sequence[str] | None = None) -> dict[str, np.ndarray]:
