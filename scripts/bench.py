@@ -228,12 +228,12 @@ def inputs_section() -> Iterator[str]:
     densities = (0.001, 0.01, 0.05, 0.1)
     head, *rows = bench_inputs.rows(densities)
     yield (
-        "A job with error feedback selects from accumulators, whose support is nearly random: what is large in many "
-        "steps is sent at once, and what is sent for it has waited long. A job without error feedback selects from raw "
-        "gradients, which are clustered, and cheaper. So a figure measured on one does not hold for the other. Bytes "
-        "only, of whole-vector top-k and of rank 0; DenseStream against 4 + 4 bytes for each kept element is the "
-        "paper's Table I. The last column is what an exchange that sums on the way can gain: with random positions the "
-        "ranks' supports hardly overlap."
+        "A job with error feedback selects from accumulators, whose support is nearly random: most of what it sends "
+        "has waited in the residual for many steps. A job without error feedback selects from raw gradients, whose "
+        "large elements are neighbours, and whose indices cost less. So a figure measured on one does not hold for the "
+        "other. Bytes only, of whole-vector top-k and of rank 0. DenseStream against 4 + 4 bytes for each kept element "
+        "is the paper's Table I. The last column shows what summing on the way can save: little, where the ranks' "
+        "supports hardly overlap."
     )
     yield (
         f"Accumulators and raw gradients are those of one job for each density; that of 1%: "
