@@ -2,7 +2,7 @@
 
     mpirun -np 2 python scripts/bench_presets.py                                  # all presets
     mpirun -np 2 python scripts/bench_presets.py --presets smallest,topk_model    # these, and dense
-    mpirun -np 2 python scripts/bench_presets.py --write                          # and writes docs/presets.md
+    mpirun -np 2 python scripts/bench_presets.py --jobs cnn --write               # one job; writes docs/presets.md
 
 One launch runs all jobs, one after another, each from the same initial parameters and with the same data. The figures
 of a job are its bytes and its result on data that it has not seen. They depend on no clock.
@@ -34,6 +34,7 @@ from torch.nn import functional
 from train_torch import ResNet, digits
 
 from hvd_deepreduce import presets
+from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.torch import DeepReduce
 
 DOC = Path(__file__).parent.parent / "docs" / "presets.md"
@@ -46,7 +47,7 @@ class Outcome:
     """What a job sent, and what it reached.
 
     Attributes:
-        sent: the share of the dense gradients' bytes that ``stats()`` counts as sent.
+        sent: what ``stats()`` counts as sent, as a share of what a dense ring sends.
         step_bytes: sent by a rank in a step, on average.
         result: accuracy, loss or hit rate.
     """
@@ -88,7 +89,8 @@ def wrapped(model: nn.Module, optimizer: Any, config: str) -> tuple[Any, DeepRed
 
 
 def outcome(model: nn.Module, compression: DeepReduce | None, steps: int, result: float) -> Outcome:
-    dense = 4 * sum(parameter.numel() for parameter in model.parameters()) * steps
+    size = 4 * sum(parameter.numel() for parameter in model.parameters()) * steps
+    dense = traffic.allreduce(size, hvd.size()).sent
     sent = dense if compression is None else compression.stats()["total"]["bytes_sent"]
     if compression:
         compression.close()
@@ -186,15 +188,15 @@ def page(found: dict[str, dict[str, Outcome]]) -> str:
         "embedding": "{:.2%} hit rate at 10 (NeuMF on a generated table, Adam)",
     }
     dense_rows = "\n".join(
-        f"- {task}: {reached[task].format(one.result)}; {one.step_bytes:,.0f} bytes of gradients a step."
+        f"- {task}: {reached[task].format(one.result)}; {one.step_bytes:,.0f} bytes sent by a rank in a step."
         for task, one in dense.items()
     )
     return (
-        f"Written by `mpirun -np {hvd.size()} python scripts/bench_presets.py --write` on {date.today()}. One seed: "
-        "differences of 1 point or of 0.02 nats are noise. The jobs are small and short. They show which kinds of "
+        f"Written by scripts/bench_presets.py, on {hvd.size()} ranks, on {date.today()}. One seed: "
+        "differences of 1 point or of 0.02 nats are noise. The jobs are small and short. They show which "
         "presets go with which kinds of models, and not what your job will lose.\n\n"
         f"Dense reached:\n\n{dense_rows}\n\n"
-        "*Sent* is the share of the dense gradients' bytes that `stats()` counts as sent by a rank. *Lost* is the "
+        "*Sent* is what `stats()` counts as sent by a rank, as a share of what a dense ring sends. *Lost* is the "
         f"result of dense less that of the preset; negative: the preset was better.\n\n{table(found)}"
     )
 
@@ -224,8 +226,9 @@ def main(
     if hvd.rank() == 0:
         print(f"\n{table(found)}")
         if write:
-            head = "# What each preset sends and loses\n"
-            doc_sections.write(DOC, "presets", "Three small jobs", page(found), head)
+            head = "# What presets send and lose\n"
+            asked = tasks.replace(",", ", ")
+            doc_sections.write(DOC, asked, f"Small jobs: {asked}", page(found), head)
     hvd.shutdown()
 
 
