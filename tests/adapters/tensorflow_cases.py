@@ -1035,8 +1035,7 @@ def settings_of_single_tensors():
     for graph, scope in enumerate(({"scope": "tensor"}, {"scope": "model", "selection": "tensor"})):
         keras.backend.clear_session()
         model = network()
-        settings = {**LOSSY, **scope, "overrides": overrides}
-        compression = DeepReduce(settings, variables=model.trainable_variables)
+        compression = DeepReduce(LOSSY, variables=model.trainable_variables, overrides=overrides, **scope)
         train(model, compression, steps=1, graph=bool(graph))
         for ours, exact in zip(model.trainable_variables, dense.trainable_variables, strict=True):
             assert close(ours.numpy(), exact.numpy()) == ours.name.endswith("/bias:0"), ours.name
@@ -1046,7 +1045,7 @@ def settings_of_single_tensors():
         with pytest.raises(ConfigError, match="the pattern 'decoder.*' of overrides matches none of the 6 parameters"):
             compression.set_config(overrides={"decoder.*": {}})
     with pytest.raises(ConfigError, match="overrides matches the names of variables, and Horovod does not tell them"):
-        DeepReduce(settings)
+        DeepReduce(LOSSY, overrides=overrides)
     names, model = {"overrides": {"*": {"value": "raw"}}}, network()
     turned = DeepReduce({**LOSSY, **names}, variables=model.trainable_variables[::-1])
     with pytest.raises(ValueError, match=r"gradient 0 is float32 \[20, 50\], and variable 0 .* float32 \[4\]"):

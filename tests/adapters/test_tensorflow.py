@@ -44,6 +44,7 @@ ONCE = dict.fromkeys(
         "larger_scopes_in_keras",
         "loss_scaling_skips_the_same_steps_everywhere",
         "mixed_precision_in_keras",
+        "settings_of_single_tensors",
         "stats_are_the_bytes_on_the_wire",
         "two_models_in_one_step",
         "what_cannot_be",

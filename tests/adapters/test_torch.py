@@ -17,8 +17,13 @@ PROGRAM = HERE / "torch_cases.py"
 WAYS = [("mpirun", 2), ("mpirun", 3), ("mpirun tcp", 4), ("horovodrun --gloo", 2), ("horovodrun --mpi", 2)]
 JOBS = [Job(PROGRAM, launcher, ranks) for launcher, ranks in WAYS]
 THREE, TCP = JOBS[1:3]
-# The kernels on a device do not depend on what carries the containers.
-ONCE = {COMPARED: THREE, "gradients_on_a_device_equal_those_on_the_host": THREE, "stats_are_the_bytes_on_the_wire": TCP}
+# The kernels on a device, and which tensor has which settings, do not depend on what carries the containers.
+ONCE = {
+    COMPARED: THREE,
+    "gradients_on_a_device_equal_those_on_the_host": THREE,
+    "settings_of_single_tensors": THREE,
+    "stats_are_the_bytes_on_the_wire": TCP,
+}
 
 
 @pytest.mark.launch

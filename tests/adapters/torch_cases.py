@@ -826,7 +826,7 @@ def settings_of_single_tensors():
     exact = dict(dense.named_parameters())
     for scope in ({"scope": "tensor"}, {"scope": "model", "selection": "tensor"}):
         model = network()
-        compression = DeepReduce(model, {**LOSSY, **scope, "overrides": overrides})
+        compression = DeepReduce(model, LOSSY, overrides=overrides, **scope)
         train(model, compression, steps=1)
         for name, parameter in model.named_parameters():
             assert torch.allclose(parameter, exact[name], rtol=1e-5, atol=1e-7) == name.endswith("bias"), name
