@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -47,23 +47,30 @@ class Job:
         return f"{self.launcher}-{self.ranks}"
 
 
-def each_case(jobs: list[Job], *files: Path, once: Mapping[str, Job] = MappingProxyType({})) -> list[Any]:
+def each_case(
+    jobs: list[Job],
+    *files: Path,
+    once: Mapping[str, Job] = MappingProxyType({}),
+    few: Mapping[Job, Collection[str]] = MappingProxyType({}),
+) -> list[Any]:
     """Values for ``parametrize(("job", "case"), ...)``: every case in every job, one job after another.
 
     Args:
         jobs: the jobs, which run programs with the same cases.
         files: the files that the cases are in.
         once: cases that depend neither on the launcher nor on the number of ranks, with the one job that runs each.
+        few: jobs that run some of the cases only, since other jobs differ from them in little.
     """
     names = case_names(*files)
     assert names, f"there is no case in {', '.join(map(str, files))}"
     assert once.keys() <= set(names) and set(once.values()) <= set(jobs), once
+    assert few.keys() <= set(jobs) - set(once.values()) and set().union(*few.values()) <= set(names), few
     # A job's own limits end it, with a better report, before pytest's limit is reached.
     return [
         pytest.param(job, name, id=f"{job}-{name}", marks=pytest.mark.timeout(job.seconds + 2 * END_SECONDS))
         for job in jobs
         for name in names
-        if once.get(name, job) == job
+        if once.get(name, job) == job and name in few.get(job, names)
     ]
 
 

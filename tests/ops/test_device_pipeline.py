@@ -131,9 +131,9 @@ def test_all_pairs(gpu, number):
 
 @pytest.mark.parametrize("number", range(len(WAYS)))
 def test_other_settings(gpu, number):
-    settings = {"sparsifier": {"name": "topk", "density": 0.2}, "index": "rice", "value": "qsgd", **WAYS[number]}
+    config = Config.load({"sparsifier": {"name": "topk", "density": 0.2}, "index": "rice"}, **WAYS[number])
     for gradient in (cases.random(5003), INPUTS["prime"], INPUTS["one"], INPUTS["limits"], INPUTS["float64"]):
-        go(gpu, Config.load(**settings), gradient)
+        go(gpu, config, gradient)
 
 
 def test_parts(gpu):
@@ -217,16 +217,30 @@ WAYS_OF_FEW = [
 
 
 @pytest.mark.parametrize("settings", WAYS_OF_FEW)
-@pytest.mark.parametrize("parts", [None, [(0, 7), (7, 2000), (2000, 4000)]])
-def test_fewer_nonzeros_than_are_to_be_kept(gpu, settings, parts):
+def test_fewer_nonzeros_than_are_to_be_kept(gpu, settings):
     """The device finds them out late, selects again, and gives the same bytes; on the next steps, at once."""
     config = Config.load({"sparsifier": {"name": "topk", "density": 0.2}, **settings})
-    go(gpu, config, FEW, parts)
-    go(gpu, config, FEW.astype(np.float64), parts)
-    container = wire.unpack(Pipeline(config).encode(FEW, None, KEY, parts))
+    go(gpu, config, FEW)
+    go(gpu, config, FEW.astype(np.float64))
+    container = wire.unpack(Pipeline(config).encode(FEW, None, KEY))
     density_of = getattr(config.sparsifier, "density_of", "elements")
     if "bloom" not in str(settings) and "block" not in str(settings):
         assert container.count <= 10 and (container.count == 10 or density_of == "nonzeros")
+
+
+@pytest.mark.parametrize("sparsifier", cases.SPARSIFIERS)
+def test_fewer_nonzeros_in_parts(gpu, sparsifier):
+    """As exchanges over MPI select."""
+    parts = [(0, 7), (7, 2000), (2000, 4000)]
+    ours, theirs = (Pipeline(cases.config(sparsifier, "rice", "qsgd")) for _ in range(2))
+    residual, there = FEW * 2, gpu.put(FEW * 2)
+    for _ in range(2):
+        selected = ours.select(FEW, residual, KEY, parts)
+        on_device = theirs.select(gpu.put(FEW), there, KEY, parts)
+        for want, got in zip((*selected, residual), (*on_device, there), strict=True):
+            assert (want is None) == (got is None)
+            if want is not None:
+                same(gpu, want, got)
 
 
 def test_fewer_nonzeros_are_found_with_few_waits(gpu):
