@@ -46,7 +46,7 @@ WAYS += [{"value": {"name": "half", "dtype": "float16"}},
          {"value": {"name": "quantile", "buckets": 9, "center": "middle", "entropy": "rans"}, "sparsifier": "none"},
          {"sparsifier": "none", "joint": {"name": "skcompress", "buckets": 16, "groups": 1, "center": "middle"},
           "index": None, "value": None},
-         {"sparsifier": "none", "joint": {"name": "skcompress", "rows": 8, "columns": 4.0, "groups": 256},
+         {"sparsifier": "none", "joint": {"name": "skcompress", "rows": 8, "columns": 4.0, "groups": 32},
           "index": None, "value": None}]  # fmt: skip
 
 
