@@ -169,7 +169,7 @@ def _without_idle(merged: dict[str, Any], base: Mapping[str, Any], changes: Mapp
     needs_index, instead = effects.needs_index(complete), effects.instead_of_index_and_value(complete)
     before = _settings_of(base.get("sparsifier", Config.model_fields["sparsifier"].default))["name"]
     dropped = set() if needs_index or complete["sparsifier"].name == before else {"index"}
-    if changed & {"sparsifier", "joint", "exchange", "scope", "selection"}:
+    if changed & {"sparsifier", "joint", "exchange"}:
         needed = {"index": needs_index, "value": not instead}
         dropped |= {kind for kind in needed if needed[kind] and complete[kind] is None}
     kept = {key: value for key, value in resolved.items() if key in changes or key not in dropped}
