@@ -30,12 +30,10 @@ import torch
 import typer
 from networks import NETWORKS, Photographs
 from rich.progress import track
+from simulated_ranks import SimulatedRanks
 from torch.nn import functional
 
 from hvd_deepreduce import Config
-from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import U8, RngKey
-from hvd_deepreduce.pipeline import Pipeline
 
 CONFIG, STEPS, RANKS, BATCH = "topk_model", 100, 4, 8
 
@@ -68,9 +66,7 @@ def capture(
     Raises:
         ValueError: the config sums by an exchange over MPI, which one process cannot run.
     """
-    settings = Config.load(config, density=density)
-    if settings.exchange.name != "allgather":
-        raise ValueError(f"config is {config!r} with the exchange {settings.exchange.name!r}; only allgather runs here")
+    settings = Config.load(config, density=density, seed=seed)
     torch.manual_seed(seed)
     threads = threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
@@ -78,13 +74,8 @@ def capture(
     model, images = NETWORKS[network](classes), Photographs(min(labels, classes))
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     sizes = [p.numel() for p in model.parameters()]
-    ends = np.cumsum(sizes).tolist()
-    numel = ends[-1]
-    slices = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-    vectors = slices if selection == "tensor" else [slice(0, numel)]
-    pipeline = Pipeline(settings, threads)
-    residuals = [np.zeros(numel, np.float32) if settings.error_feedback else None for _ in range(ranks)]
-    mean = np.zeros(numel, np.float32)
+    parts = np.cumsum(sizes)[:-1]
+    job = SimulatedRanks(settings.model_copy(update={"scope": "model", "selection": selection}), ranks, sizes, threads)
     losses: list[float] = []
 
     def gradient() -> np.ndarray:
@@ -99,25 +90,18 @@ def capture(
 
     for step in track(range(steps), f"training {network}, density {density:g}"):
         losses.append(0.0)
-        sections: list[list[U8]] = [[] for _ in vectors]
-        for rank, residual in enumerate(residuals):
-            own = gradient()
-            for number, at in enumerate(vectors):
-                kept = None if residual is None else residual[at]
-                sections[number].append(pipeline.encode(own[at], kept, RngKey(seed, number, step, rank)))
-        for at, of_ranks in zip(vectors, sections, strict=True):
-            pipeline.decode([wire.unpack(section) for section in of_ranks], mean[at], 1 / ranks)
-        for parameter, at in zip(model.parameters(), slices, strict=True):
-            parameter.grad = torch.from_numpy(mean[at]).view(parameter.shape)
+        mean = job.mean([gradient() for _ in range(ranks)])
+        for parameter, part in zip(model.parameters(), np.split(mean, parts), strict=True):
+            parameter.grad = torch.from_numpy(part).view(parameter.shape)
         optimizer.step()
     arrays: dict[str, np.ndarray] = {}
     losses.append(0.0)
-    for rank, residual in enumerate(residuals):
+    for rank, residual in enumerate(job.residuals):
         arrays[f"gradient_{rank}"] = gradient()
-        if residual is not None:
+        if settings.error_feedback:
             arrays[f"accumulator_{rank}"] = np.add(residual, arrays[f"gradient_{rank}"], out=residual)
     facts = {
-        "network": network, "numel": numel, "config": config, "density": density, "selection": selection,
+        "network": network, "numel": job.numel, "config": config, "density": density, "selection": selection,
         "steps": steps, "ranks": ranks, "batch_size": batch_size, "classes": classes, "labels": labels, "lr": lr,
         "seed": seed, "losses": losses,
     }  # fmt: skip

@@ -1,0 +1,87 @@
+"""All ranks of a job in one process: each has its residual, and sends containers that the package's pipeline makes.
+
+A simulation gives the bytes and the result of a training, and no times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_deepreduce import Config, short_container
+from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.pipeline import Pipeline, decode_part
+
+
+class SimulatedRanks:
+    """Ranks that exchange vectors, gradients or updates, by an allgather of containers.
+
+    Args:
+        config: of the job; its exchange must be ``allgather``.
+        ranks: how many.
+        sizes: elements of the model's tensors. With the config's scope ``tensor``, or ``selection: tensor``, each has a
+            container of its own; otherwise there is one of all of them.
+        threads: of the kernels.
+
+    Raises:
+        ValueError: the config sums by an exchange over MPI, which one process cannot run, or has overrides.
+
+    Attributes:
+        residuals: of each rank, float32 ``[sum of sizes]``; zeros without error feedback.
+        exchanges: how many there were.
+        sent: bytes that each rank has sent, as ``stats()`` counts them.
+        container_bytes: of all ranks' containers.
+    """
+
+    def __init__(self, config: str | Config, ranks: int, sizes: Sequence[int], threads: int = 1) -> None:
+        self.config = Config.load(config)
+        if self.config.exchange.name != "allgather":
+            raise ValueError(f"config has the exchange {self.config.exchange.name!r}; only allgather runs here")
+        if self.config.overrides:
+            raise ValueError("config has overrides, which go by the names of parameters: there are none here")
+        ends = np.cumsum(sizes).tolist()
+        self.numel: int = ends[-1]
+        whole = self.config.scope != "tensor" and self.config.selection == "scope"
+        self._parts = [(0, self.numel)] if whole else list(zip([0, *ends], ends, strict=False))
+        self._pipeline = Pipeline(self.config, threads)
+        self.residuals = [np.zeros(self.numel, np.float32) for _ in range(ranks)]
+        self.exchanges = 0
+        self.sent = [0] * ranks
+        self.container_bytes = 0
+
+    def mean(self, vectors: Sequence[npt.NDArray[np.float32]], decay: float = 1.0) -> npt.NDArray[np.float32]:
+        """What every rank decodes: the mean over the ranks of what each sends of its vector and its residual.
+
+        Args:
+            vectors: of each rank, float32 ``[numel]``, contiguous; unchanged.
+            decay: factor of the residuals before the vectors are added.
+        """
+        ranks, pipeline = len(self.residuals), self._pipeline
+        total = np.zeros(self.numel, np.float32)
+        for residual in self.residuals:
+            residual *= np.float32(decay)
+        for number, (begin, end) in enumerate(self._parts):
+            keys = [RngKey(self.config.seed, number, self.exchanges, rank) for rank in range(ranks)]
+            packed = [
+                pipeline.encode(
+                    vector[begin:end], residual[begin:end] if self.config.error_feedback else None, key, version=2
+                )
+                for vector, residual, key in zip(vectors, self.residuals, keys, strict=True)
+            ]
+            gathered = np.concatenate(packed)
+            for rank, own in enumerate(packed):
+                self.sent[rank] += traffic.allgather(own.size, gathered.size, ranks).sent
+            self.container_bytes += gathered.size
+            expected = pipeline.expected(end - begin, total.dtype, keys[0])
+            for rank, container in enumerate(short_container.split(gathered, ranks, [expected])[0]):
+                support, values = decode_part(container, end - begin, rank)
+                total[begin:end][slice(None) if support is None else support] += values
+        self.exchanges += 1
+        return total / np.float32(ranks)
+
+    def dense_bytes(self, exchanges: int) -> int:
+        """Bytes that a rank sends in this many dense allreduces of float32, by a ring."""
+        return exchanges * traffic.allreduce(4 * self.numel, len(self.residuals)).sent
