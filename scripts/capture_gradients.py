@@ -88,7 +88,7 @@ def capture(
         flat = [p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]
         return torch.cat(flat).numpy()
 
-    for step in track(range(steps), f"training {network}, density {density:g}"):
+    for _ in track(range(steps), f"training {network}, density {density:g}"):
         losses.append(0.0)
         mean = job.mean([gradient() for _ in range(ranks)])
         for parameter, part in zip(model.parameters(), np.split(mean, parts), strict=True):
