@@ -40,6 +40,7 @@ from hvd_deepreduce.codec import (
 )
 from hvd_deepreduce.exchange.settings import AllGather, Exchange, exchanges
 from hvd_deepreduce.index.rice import Rice
+from hvd_deepreduce.local_updates import LocalUpdates
 from hvd_deepreduce.sparsify.topk import TopK
 from hvd_deepreduce.value.qsgd import QSGD
 
@@ -88,7 +89,13 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
             if own is None:
                 raise ConfigError(f"{kind} is {change!r}, without a name, and there is no {kind} to change: add 'name'")
             merged[kind] = {**_settings_of(own), **change}
+    if isinstance(merged.get("local"), Mapping) and base.get("local"):
+        merged["local"] = {**_plain_local(base["local"]), **merged["local"]}
     return {**base, **merged}
+
+
+def _plain_local(given: Any) -> Any:
+    return given.model_dump() if isinstance(given, LocalUpdates) else given
 
 
 def _inline(value: Any) -> str:
@@ -138,6 +145,8 @@ def _resolved(given: Mapping[str, Any]) -> dict[str, Any]:
     for kind, registry in _REGISTRIES.items():
         if resolved.get(kind) is not None or (kind in resolved and kind in ("sparsifier", "exchange")):
             resolved[kind] = _codec(registry, resolved[kind])
+    if isinstance(resolved.get("local"), Mapping):
+        resolved["local"] = _build(LocalUpdates, "local", resolved["local"])
     return resolved
 
 
@@ -163,6 +172,8 @@ def _without_idle(merged: dict[str, Any], base: Mapping[str, Any], changes: Mapp
     changed = set(changes) | ({"sparsifier", "sparsifier.density"} if "density" in changes else set())
     for kind in _REGISTRIES.keys() & changes.keys():
         changed |= {f"{kind}.{setting}" for setting in _settings_of(changes[kind])}
+    if isinstance(changes.get("local"), Mapping):
+        changed |= {f"local.{setting}" for setting in changes["local"]}
     resolved = _resolved(merged)
     # An index codec that was chosen for the indices of another sparsifier, and codecs that were not needed.
     complete = _complete(resolved)
@@ -207,6 +218,8 @@ class Config(BaseModel):
         overrides: settings of single tensors, by patterns of their parameters' names; see below.
         force_index: with a value codec that sorts the values, send the section of ``index`` even where packed indices
             in the order of the values, which lose nothing, take no more bytes.
+        local: for ``LocalSGD``, which exchanges updates of the parameters in place of gradients: how often, and what
+            the mean of them does. None: gradients are exchanged.
         seed: of all random choices, 0 to 2^32 - 1.
         threads: of the CPU kernels; None: the rank's share of the machine's cores.
     """
@@ -224,6 +237,7 @@ class Config(BaseModel):
     min_elements: int | None = Field(None, ge=0)
     overrides: dict[str, dict[str, Any]] = {}
     force_index: bool = Field(False, strict=True)
+    local: LocalUpdates | None = None
     seed: int = Field(0, ge=0, le=2**32 - 1)
     threads: int | None = Field(None, ge=1, le=1024)
     _variants: dict[str, Config] = PrivateAttr(default_factory=dict)
@@ -315,6 +329,20 @@ class Config(BaseModel):
         """The whole config of the tensors that each pattern of ``overrides`` matches first."""
         return self._variants
 
+    def for_gradients(self) -> Config:
+        """This config, for a ``DeepReduce``.
+
+        Raises:
+            ConfigError: it is for ``LocalSGD``.
+        """
+        if self.local is not None:
+            raise ConfigError(
+                f"local is {{{_inline(self.local.model_dump()).strip('{}')}}}: this config exchanges updates of the "
+                "parameters, and DeepReduce exchanges gradients. Use LocalSGD(optimizer, model, config) in place of "
+                "hvd.DistributedOptimizer, or another config, or local=None"
+            )
+        return self
+
     def override_of(self, name: str) -> str | None:
         """The first pattern of ``overrides`` that matches a parameter's name; None: none does."""
         return next((pattern for pattern in self.overrides if fnmatchcase(name, pattern)), None)
@@ -400,7 +428,9 @@ class Config(BaseModel):
         plain: dict[str, Any] = {}
         for key in type(self).model_fields:
             value = getattr(self, key)
-            plain[key] = {"name": value.name, **value.model_dump()} if isinstance(value, Codec) else value
+            if isinstance(value, BaseModel):
+                value = _settings_of(value) if isinstance(value, Codec) else value.model_dump()
+            plain[key] = value
         return plain
 
     def __str__(self) -> str:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from hvd_deepreduce.codec import Codec, Sparsifier, ValueCodec
 from hvd_deepreduce.exchange.settings import DenseStreamExchange
+from hvd_deepreduce.local_updates import LocalUpdates
 
 
 class Idle(NamedTuple):
@@ -85,9 +86,25 @@ def idle_settings(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Ite
         codec = config[kind]
         for setting, because, reason in codec.idle_settings() if isinstance(codec, Codec) else ():
             yield from _of_codec(kind, codec, setting, (kind, f"{kind}.{because}"), reason)
+    yield from _of_local(config)
     if isinstance(exchange, DenseStreamExchange) and config["error_feedback"] is False:
         reason = "error_feedback is False, so that there is no residual to fill blocks from"
         yield from _of_codec("exchange", exchange, "fill", ("exchange", "error_feedback"), reason)
+
+
+def _of_local(config: Mapping[str, Any]) -> Iterator[Idle]:
+    local = config["local"]
+    if not isinstance(local, LocalUpdates):
+        return
+    for setting, has_effect, reason in (
+        ("nesterov", local.momentum > 0, "local.momentum is 0"),
+        ("mix", local.delay > 0, "local.delay is 0"),
+        ("decay", config["error_feedback"] is not False, "error_feedback is False, so that there is no residual"),
+    ):
+        given = getattr(local, setting)
+        if not has_effect and given != LocalUpdates.model_fields[setting].default:
+            sentence = f"local.{setting} is {given!r} and has no effect, since {reason}: leave {setting} out"
+            yield Idle(f"local.{setting}", ("local", "error_feedback"), sentence)
 
 
 def _of_codec(kind: str, codec: Codec, setting: str, because: tuple[str, ...], reason: str) -> Iterator[Idle]:

@@ -78,6 +78,13 @@ class Memory:
             self._residuals.update(zip(names, views, strict=True))
         return vector
 
+    def scale(self, names: Sequence[str], factor: float) -> None:
+        """Multiplies the residuals of these parameters by ``factor``, where they have one."""
+        for name in names:
+            residual = self._residuals.get(name)
+            if residual is not None:
+                residual *= residual.dtype.type(factor)
+
     def _discard_joined(self, names: Sequence[str]) -> None:
         """Forgets the vectors of these parameters: a residual can be a view into one vector only."""
         self._joined = {key: vector for key, vector in self._joined.items() if not set(key) & set(names)}

@@ -21,7 +21,7 @@ LAYERS: list[set[str]] = [
     {"entropy"},
     {"index", "sparsify", "value"},
     {"joint"},
-    {"exchange.settings", "exchange.traffic", "plugins", "presets"},
+    {"exchange.settings", "exchange.traffic", "local_updates", "plugins", "presets"},
     {"effects"},
     {"config", "container", "short_container"},
     {"memory", "pipeline"},

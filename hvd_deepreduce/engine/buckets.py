@@ -144,6 +144,9 @@ class BucketLayout:
         first_number: the first bucket's number.
         queue: which of the engine's queues exchanges these buckets over MPI. Layouts whose buckets can be in flight
             at the same time need different queues.
+
+    Attributes:
+        in_flight: how many gradients are in buckets.
     """
 
     def __init__(self, members: Sequence[Member], max_bytes: int | None, first_number: int = 0, queue: int = 0) -> None:
@@ -169,7 +172,7 @@ class BucketLayout:
         self.queue = queue
         self._first_number = first_number
         self._started = 0
-        self._in_flight = 0
+        self.in_flight = 0
 
     def accepts(self, bucket: Bucket) -> bool:
         """Whether gradients of the current step can still go into the bucket: its exchange was not started."""
@@ -181,7 +184,7 @@ class BucketLayout:
         Returns:
             The buckets whose exchanges must be started now, in this order: full, and no earlier bucket is missing.
         """
-        self._in_flight += 1
+        self.in_flight += 1
         bucket.mark_ready(parameter)
         begin = self._started
         while self._started < len(self.buckets) and self.buckets[self._started].full:
@@ -199,7 +202,7 @@ class BucketLayout:
 
     def release(self, bucket: Bucket, parameter: Parameter) -> None:
         """A parameter's result has been read; after the last one of all buckets the next step can begin."""
-        self._in_flight -= 1
+        self.in_flight -= 1
         bucket.release(parameter)
-        if not self._in_flight:
+        if not self.in_flight:
             self._started = 0

@@ -75,6 +75,7 @@ class Engine:
 
     Attributes:
         collectives: as given.
+        feedback: whether gradients are added to the residuals. Off, a rank can send zeros, and its residuals stay.
         parameters: by name.
         stats: what was sent, and how long it took.
         in_flight: names of the parameters whose gradients were started and not finished.
@@ -101,6 +102,7 @@ class Engine:
         self._agreement = Agreement(collectives)
         self._memory = Memory()
         self._closed = False
+        self.feedback = True
         self.exchanges = Exchanges(collectives)
         self._use(config)
 
@@ -135,6 +137,8 @@ class Engine:
                 "step()"
             )
         new = Config.load(self._config if config is None else config, **settings)
+        if self._config.local is None:
+            new.for_gradients()
         new.check_overrides(self._names)
         self._use(new)
 
@@ -252,23 +256,27 @@ class Engine:
         for parameter, step in zip(own, agreed, strict=True):
             parameter.step = step
 
-    def word(self, agreed: bool) -> Floats:
+    def word(self, agreed: bool, discard: bool = False) -> Floats:
         """What this rank says at the beginning of a step, to be summed over the ranks; see ``meeting.py``.
 
         Args:
             agreed: whether ``agree`` was called since ranks have come or gone.
+            discard: whether this rank asks for the step to be discarded on all ranks.
         """
         self.check_open()
-        word = meeting.word(self._digest, agreed)
+        word = meeting.word(self._digest, agreed, discard)
         self.stats.add(wire=traffic.allreduce(word.nbytes, self.collectives.size()))
         return word
 
-    def hear(self, total: Floats, agree: Callable[[], None]) -> None:
+    def hear(self, total: Floats, agree: Callable[[], None]) -> bool:
         """Draws the conclusions from all ranks' words.
 
         Args:
             total: their sum.
             agree: compares the ranks with ``Engine.agree``; called if a rank is new.
+
+        Returns:
+            Whether no rank asks for the step to be discarded.
 
         Raises:
             RuntimeError: a rank has called ``hvd.join()``; raised on all others.
@@ -281,6 +289,7 @@ class Engine:
             agree()
         elif not heard.same_config:
             self._agreement.check(self._config, [], [])
+        return not heard.discarding
 
     def close(self) -> None:
         """Ends the exchanges, their threads and those of ``collectives``, and frees the residuals.
@@ -301,6 +310,9 @@ class Engine:
             raise RuntimeError(
                 "this DeepReduce was closed: create a new one on every rank, with a new optimizer or tape"
             )
+
+    def _feeds_back(self, pipeline: Pipeline) -> bool:
+        return self.feedback and pipeline.config.error_feedback
 
     # Single tensors
 
@@ -329,12 +341,16 @@ class Engine:
         """
         self.check_open()
         pipeline, residual = self.pipeline_of(parameter), None
-        if pipeline.config.error_feedback:
+        if self._feeds_back(pipeline):
             residual = self._memory.residual(parameter.name, flat.size, flat.dtype, flat)
         packed = pipeline.encode(flat, residual, self.key(parameter), 2)
         parameter.step += 1
         self.in_flight.add(parameter.name)
         return packed
+
+    def decay(self, parameters: Iterable[Parameter], factor: float) -> None:
+        """Multiplies the residuals of parameters that are not in flight by ``factor``."""
+        self._memory.scale([parameter.name for parameter in parameters], factor)
 
     def uncompressed(self, parameter: Parameter, numel: int, itemsize: int) -> bool:
         """Whether a gradient is so small that the framework's own reduction takes no more bytes than a container.
@@ -410,7 +426,7 @@ class Engine:
         failure: Exception | None = None
         try:
             bucket.clear_missing()
-            if any(self.pipeline_of(parameter).config.error_feedback for parameter in bucket.members):
+            if any(self._feeds_back(self.pipeline_of(parameter)) for parameter in bucket.members):
                 names = [parameter.name for parameter in bucket.members]
                 residual = self._memory.joined(names, bucket.sizes, bucket.dtype, bucket.gradient)
         except Exception as error:
@@ -422,7 +438,7 @@ class Engine:
             containers = [
                 pipeline.encode(
                     bucket.gradient[i:j],
-                    residual[i:j] if residual is not None and pipeline.config.error_feedback else None,
+                    residual[i:j] if residual is not None and self._feeds_back(pipeline) else None,
                     key,
                     2,
                 )

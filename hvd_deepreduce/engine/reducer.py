@@ -53,6 +53,8 @@ class Reducer(Generic[G]):
         expected: the parameters that may have gradients in a step, in the model's order, with their gradients'
             devices. They are divided into buckets in scopes larger than a tensor. None: all of the engine's
             parameters, on the device of the first gradient.
+        first_number: of the first bucket. Reducers of one engine need different numbers.
+        queue: of the exchanges over MPI. Reducers whose gradients can be in flight together need different ones.
     """
 
     def __init__(
@@ -60,10 +62,13 @@ class Reducer(Generic[G]):
         engine: Engine,
         tensors: Tensors[G],
         expected: Callable[[], Iterable[tuple[Parameter, Device]]] | None = None,
+        first_number: int = 0,
+        queue: int = 0,
     ) -> None:
         self._engine = engine
         self._tensors = tensors
         self._expected = expected
+        self._first_number, self._queue = first_number, queue
         self._layout: BucketLayout | None = None
         self._generation = 0
         self._recorded: dict[str, list[Callable[[], None]]] = {}
@@ -176,8 +181,9 @@ class Reducer(Generic[G]):
     def _start_in_bucket(self, parameter: Parameter, gradient: G, device: Device) -> Ticket[G]:
         engine, tensors = self._engine, self._tensors
         with self._lock, tensors.stream(device):
-            layout = self._layout if engine.in_flight else self._lay_out(device)
-            assert layout is not None
+            layout = self._layout
+            if layout is None or not layout.in_flight or self._generation != engine.generation:
+                layout = self._lay_out(device)
             bucket = layout.bucket_of[parameter.name]
             if not layout.accepts(bucket):
                 raise RuntimeError(
@@ -218,7 +224,7 @@ class Reducer(Generic[G]):
             members = [
                 Member(parameter, parameter.numel, None if engine.over_mpi else where) for parameter, where in expected
             ]
-            layout = self._layout = BucketLayout(members, engine.max_bucket_bytes)
+            layout = self._layout = BucketLayout(members, engine.max_bucket_bytes, self._first_number, self._queue)
             self._generation = engine.generation
             self._recorded.clear()
         return layout

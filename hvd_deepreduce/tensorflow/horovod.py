@@ -59,7 +59,7 @@ def _checked(config: Config, variables: Variables | None) -> Config:
             "overrides matches the names of variables, and Horovod does not tell them: give DeepReduce the variables "
             "whose gradients it gets, DeepReduce(..., variables=model.trainable_variables)"
         )
-    return config
+    return config.for_gradients()
 
 
 @dataclass(eq=False)

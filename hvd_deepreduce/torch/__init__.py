@@ -5,5 +5,6 @@ from hvd_deepreduce.torch import (
     elastic,  # noqa: F401  (makes DeepReduce known to hvd.elastic.TorchState)
 )
 from hvd_deepreduce.torch.horovod import DeepReduce
+from hvd_deepreduce.torch.local_sgd import LocalSGD
 
-__all__ = ["DeepReduce"]
+__all__ = ["DeepReduce", "LocalSGD"]

@@ -45,12 +45,12 @@ class TorchCollectives(HorovodCollectives):
         super().__init__(hvd, hvd.global_process_set if process_set is None else process_set)
         self._tensors = tensors
         self._meeting: int | None = None
-        self._hear: Callable[[Floats], None] = lambda total: None
+        self._hear: Callable[[Floats], object] = lambda total: None
         self._held: list[_Allgather] = []
         self._total: Floats | None = None
         self._failure: Exception | None = None
 
-    def start_meeting(self, word: Floats, name: str, hear: Callable[[Floats], None]) -> None:
+    def start_meeting(self, word: Floats, name: str, hear: Callable[[Floats], object]) -> None:
         """Starts the meeting of a step.
 
         Args:

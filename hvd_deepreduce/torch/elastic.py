@@ -1,6 +1,7 @@
-"""DeepReduce as a part of the state of Horovod Elastic.
+"""DeepReduce and LocalSGD as parts of the state of Horovod Elastic.
 
     state = hvd.elastic.TorchState(model=model, optimizer=optimizer, compression=compression, batch=0)
+    state = hvd.elastic.TorchState(model=model, optimizer=local_sgd, batch=0)  # call local_sgd.sync() before a commit
 
 ``TorchState`` finds the handler of each of its arguments by type. The handler here is added to Horovod's registry when
 ``hvd_deepreduce.torch`` is imported.
@@ -14,6 +15,7 @@ import horovod.torch as hvd
 from horovod.torch.elastic.state import StateHandler, get_handler_registry, set_handler_registry
 
 from hvd_deepreduce.torch.horovod import DeepReduce
+from hvd_deepreduce.torch.local_sgd import LocalSGD
 
 
 class DeepReduceStateHandler(StateHandler):  # type: ignore[misc]
@@ -23,13 +25,13 @@ class DeepReduceStateHandler(StateHandler):  # type: ignore[misc]
     without. Step counts and settings become those of rank 0, as the model does.
     """
 
-    def __init__(self, compression: DeepReduce) -> None:
+    def __init__(self, compression: DeepReduce | LocalSGD) -> None:
         super().__init__(compression)
         self.save()
 
     def save(self) -> None:
         """Called by ``state.commit()``."""
-        self._saved: dict[str, Any] = self.value.snapshot()
+        self._saved: Any = self.value.snapshot()
 
     def restore(self) -> None:
         """Called after a rank has failed, when Horovod does not run."""
@@ -41,4 +43,6 @@ class DeepReduceStateHandler(StateHandler):  # type: ignore[misc]
         self.value.follow(told)
 
 
-set_handler_registry([(DeepReduce, DeepReduceStateHandler), *get_handler_registry()])
+set_handler_registry(
+    [(DeepReduce, DeepReduceStateHandler), (LocalSGD, DeepReduceStateHandler), *get_handler_registry()]
+)

@@ -19,12 +19,12 @@ from horovod.torch.compression import Compressor
 
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Device, Engine, Parameter, Reducer, Snapshot, Ticket, Told
-from hvd_deepreduce.engine.quoting import quoted
 from hvd_deepreduce.engine.small import CARRIER_BYTES
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.engine.stats import Report
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.torch.collectives import TorchCollectives, wire_device
+from hvd_deepreduce.torch.states import as_tensors, on_host
 from hvd_deepreduce.torch.tensors import TorchTensors
 
 LINE = (
@@ -109,7 +109,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         self._reduced: set[str] = set()
         self._tensors = TorchTensors()
         self._collectives = TorchCollectives(self._tensors, process_set)
-        self._engine = Engine(Config.load(config, **settings), self._collectives, parameters)
+        self._engine = Engine(Config.load(config, **settings).for_gradients(), self._collectives, parameters)
         self._reducer = Reducer(self._engine, self._tensors, self._trained)
         self._trained()  # notes which parameters Horovod will reduce
 
@@ -138,7 +138,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, as tensors, and step counts. Ranks differ: each saves and loads its own."""
         state = self._engine.state_dict()
-        return {**state, "residuals": {name: torch.from_numpy(r) for name, r in state["residuals"].items()}}
+        return as_tensors(state)
 
     def load_state_dict(self, state: State, *, reshard: Reshard = False) -> None:
         """Continues where ``state_dict`` was called. The residuals may be on any device.
@@ -154,9 +154,9 @@ class DeepReduce(Compressor):  # type: ignore[misc]
                 finite, or not a state at all; nothing has changed then.
         """
         if reshard is False:
-            state = _on_host(state)
+            state = on_host(state)
         elif isinstance(state, Iterable) and not isinstance(state, Mapping):
-            state = map(_on_host, state)
+            state = map(on_host, state)
         self._engine.load_state_dict(state, reshard=reshard)
 
     def snapshot(self) -> Snapshot:
@@ -398,14 +398,6 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         )
 
 
-def _on_host(state: Any) -> Any:
-    """A state with arrays in place of tensors."""
-    residuals = state.get("residuals") if isinstance(state, Mapping) else None
-    if not isinstance(residuals, Mapping):
-        return state
-    return {**state, "residuals": {name: _as_array(name, given) for name, given in residuals.items()}}
-
-
 def _noting_latest(compression: weakref.ref[DeepReduce]) -> Callable[[torch.Tensor], None]:
     """A hook for each parameter whose gradient came. The model keeps it, and must not keep DeepReduce."""
 
@@ -443,16 +435,3 @@ def _is_pair(given: object) -> bool:
 def _remove(handles: list[Any]) -> None:
     for handle in handles:
         handle.remove()
-
-
-def _as_array(name: Any, residual: Any) -> Any:
-    """A tensor of a state as a NumPy array; anything else as it is."""
-    if not isinstance(residual, torch.Tensor):
-        return residual
-    try:
-        return residual.detach().cpu().numpy()
-    except (TypeError, RuntimeError) as error:  # sparse, quantized, of a dtype that NumPy lacks, or without memory
-        raise ValueError(
-            f"the residual of {quoted(name)} is a tensor {residual.dtype} on {residual.device} that cannot be read: "
-            f"{error}"
-        ) from None

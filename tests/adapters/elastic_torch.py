@@ -1,7 +1,7 @@
 """An elastic job of test_elastic.py: a third rank joins, and is killed later.
 
 There are three models, one with each scope. The DeepReduce of a fourth model is not in the state; it is used until the
-rank is killed.
+rank is killed. A fifth model is trained by LocalSGD.
 """
 
 import faulthandler
@@ -16,7 +16,7 @@ import horovod.torch as hvd
 import torch
 from torch import nn
 
-from hvd_deepreduce.torch import DeepReduce
+from hvd_deepreduce.torch import DeepReduce, LocalSGD
 from tests.adapters.elastic import THREE, digest, note, set_hosts
 from tests.adapters.scopes import SCOPES
 
@@ -26,15 +26,16 @@ ALL = [{"min_elements": 0}, *SCOPES[:2], {"min_elements": 0}]
 faulthandler.dump_traceback_later(150, exit=True)
 hvd.init()
 torch.manual_seed(os.getpid())  # ranks begin with different weights, until the state is synchronized
-models = nn.ModuleList(nn.Sequential(nn.Linear(40, 60), nn.Tanh(), nn.Linear(60, 5)) for _ in ALL)
+models = nn.ModuleList(nn.Sequential(nn.Linear(40, 60), nn.Tanh(), nn.Linear(60, 5)) for _ in range(5))
 compressions, optimizers = [], []
-for number, (model, scope) in enumerate(zip(models, ALL, strict=True)):
+for number, (model, scope) in enumerate(zip(models[:4], ALL, strict=True)):
     pairs = [(f"{number}.{name}", parameter) for name, parameter in model.named_parameters()]
     compressions.append(DeepReduce(pairs, scope))
     optimizers.append(hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), pairs, compressions[-1]))
 kept = {f"compression{i}": one for i, one in enumerate(compressions[:3])}
+local = LocalSGD(torch.optim.AdamW(models[4].parameters(), 0.01), models[4], SCOPES[0], every=2)
 state = hvd.elastic.TorchState(
-    model=models, step=0, phase="two", **kept, **{f"optimizer{i}": one for i, one in enumerate(optimizers)}
+    model=models, step=0, phase="two", local=local, **kept, **{f"optimizer{i}": one for i, one in enumerate(optimizers)}
 )
 
 
@@ -43,16 +44,18 @@ def facts():
     residuals = [digest({"residuals": {n: r.numpy() for n, r in one["residuals"].items()}}) for one in states]
     steps = [sorted(set(one["steps"].values())) for one in states]
     weights = torch.cat([p.detach().reshape(-1) for p in models.parameters()]).numpy().tobytes()
+    alone = local.state_dict()["local_sgd"]
+    clock = [alone["clock"], digest({"residuals": {n: r.numpy() for n, r in alone["compression"]["residuals"].items()}})]
     densities = [one.config.sparsifier.density for one in compressions]
     return {
         "step": state.step, "steps": steps, "residuals": residuals, "densities": densities,
-        "weights": hashlib.sha256(weights).hexdigest()[:16],
+        "local": clock, "weights": hashlib.sha256(weights).hexdigest()[:16],
     }  # fmt: skip
 
 
 def take_step():
     torch.manual_seed(1000 * state.step + hvd.rank())
-    for model, optimizer in zip(models, optimizers, strict=True):
+    for model, optimizer in zip(models, [*optimizers, local], strict=True):
         if model is models[3] and state.phase != "two" and hvd.size() == 2:
             continue
         optimizer.zero_grad()
@@ -82,8 +85,10 @@ def train(state):
             break
         if state.phase == "two":
             time.sleep(0.05)  # until the third rank is there
+        local.sync()
         note(FOLDER, event="commits", rank=hvd.rank(), size=hvd.size(), **facts())
         state.commit()
+    local.sync()
     note(FOLDER, event="ends", rank=hvd.rank(), size=hvd.size(), **facts())
 
 

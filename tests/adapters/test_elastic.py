@@ -52,6 +52,7 @@ def check_continued(lines, entry, models):
     for fact in ("steps", "residuals", "densities"):
         assert entry[fact][:models] == before[fact][:models], (fact, entry, before)
     assert all(entry["residuals"])
+    assert entry.get("local") == before.get("local")
 
 
 @pytest.mark.launch
@@ -69,6 +70,7 @@ def test_torch_a_rank_joins_and_is_killed(run):
     others = entries(old[0])[1]
     assert came["residuals"] == [""] * 4 and came["densities"] == [0.05] * 3 + [0.01], came
     assert (came["step"], came["weights"]) == (others["step"], others["weights"])
+    assert came["local"] == [others["local"][0], ""]
     assert came["steps"][:3] == others["steps"][:3] and came["steps"][3] == [0]  # the fourth are compared at a step
     assert all(new[1]["residuals"]), "the new rank has not compressed"
     check_equal_ranks(notes, output)

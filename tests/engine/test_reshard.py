@@ -96,9 +96,10 @@ def test_meetings(size):
         return meeting.outcome(sum((meeting.word(*one) for one in said), np.zeros(meeting.WORDS)), size)
 
     for digest in digests:
-        assert meet([(digest, True)] * size) == (0, 0, True)
-        assert meet([(digest, True)] * (size - 1)) == (1, 0, True)
-        assert meet([(digest, True)] * (size - 1) + [(digest, False)]) == (0, 1, True)
+        assert meet([(digest, True)] * size) == (0, 0, True, 0)
+        assert meet([(digest, True)] * (size - 1) + [(digest, True, True)]) == (0, 0, True, 1)
+        assert meet([(digest, True)] * (size - 1)) == (1, 0, True, 0)
+        assert meet([(digest, True)] * (size - 1) + [(digest, False)]) == (0, 1, True, 0)
         for other in digests:
             if other != digest and size > 1:
-                assert meet([(digest, True)] * (size - 1) + [(other, True)]) == (0, 0, False)
+                assert meet([(digest, True)] * (size - 1) + [(other, True)]) == (0, 0, False, 0)

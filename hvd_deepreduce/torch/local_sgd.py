@@ -1,0 +1,400 @@
+"""Local updates: ranks train by themselves for some steps, and exchange how far they have come, compressed.
+
+Basu, Data, Karakus, Diggavi, "Qsparse-local-SGD", NeurIPS 2019, Algorithms 1 and 2. What is done at an exchange, for
+each parameter::
+
+    update   = anchor - local              how far this rank has come since the last exchange
+    residual = decay * residual + update
+    sent     = what the config selects and encodes of the residual
+    residual = residual - decoded(sent)
+    anchor   = outer step, with the mean of all ranks' decoded(sent) as its gradient
+    local    = anchor
+
+The anchor is the same on all ranks, bit for bit. The learning rate is inside the update, so a lower one does not make
+older residuals smaller.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hvd_deepreduce.config import Config
+from hvd_deepreduce.engine import Snapshot, Told
+from hvd_deepreduce.engine.state import Reshard
+from hvd_deepreduce.engine.stats import Report
+from hvd_deepreduce.local_updates import LocalUpdates
+from hvd_deepreduce.torch.updates import Fragment, Outer, Updates
+
+LINE = 'optimizer = LocalSGD(torch.optim.AdamW(model.parameters(), 1e-3), model, "adamw_small")'
+Every = int | Callable[[int], int]
+Times = Callable[[int, int], bool]
+
+
+class LocalSGD(torch.optim.Optimizer):
+    """Wraps an optimizer: it steps on this rank's own gradients, and every few steps the ranks exchange their updates.
+
+    It takes the place of ``hvd.DistributedOptimizer``: gradients are not exchanged. Make the model equal on all ranks
+    before the first step (``hvd.broadcast_parameters(model.state_dict(), root_rank=0)``), call ``sync()`` before an
+    evaluation and at the end, and save ``state_dict()`` of every rank. Learning-rate schedulers, gradient clipping and
+    ``torch.amp.GradScaler`` work as with the wrapped optimizer.
+
+    It needs memory for three more copies of the model: the anchor, the residual, and the outer momentum if there is
+    one.
+
+    What the papers leave open:
+
+    - The state of the wrapped optimizer, such as momentum, belongs to its rank and continues over exchanges.
+    - Buffers, such as the statistics of batch normalization, are not exchanged, as under Horovod.
+    - A step that GradScaler skips counts as a local step, so that the ranks stay in step.
+    - If a rank has NaN or infinity in its parameters when an exchange begins, all ranks discard what they have done
+      since the last one and continue from the anchor; residuals stay. State of the wrapped optimizer that is not finite
+      starts anew on that rank.
+    - All ranks take the same number of steps. ``sync()`` ends a period early; the next one then has its full length.
+
+    Args:
+        optimizer: for this rank's steps. All parameters that it trains belong to ``model``.
+        model: the module, or its ``named_parameters()``.
+        config: a preset's name, the path of a YAML file, a dict, a ``Config``, or None for the recommended settings of
+            gradients. Its key ``local`` has the defaults of the arguments below.
+        every: local steps between two exchanges of a parameter; or a function of the local steps so far (of the clock,
+            from 0) that returns how many steps the period has that begins there, on all ranks the same.
+        outer: makes the optimizer of the anchor from a list of its tensors, such as ``partial(torch.optim.SGD, lr=0.7,
+            momentum=0.9, nesterov=True)``. Its gradients are means of updates.
+        decay, fragments, delay, mix: as in ``LocalUpdates``, in place of the config's.
+        times: for asynchronous exchanges (Algorithm 2): ``times(rank, clock)`` says whether a rank sends its update,
+            and takes the anchor, after its step number ``clock``, counted from 1. It must return the same on all ranks.
+            The others send nothing then, and only follow the anchor. In place of ``every``; one fragment, no delay.
+        process_set: of the ranks that take part; None: all.
+        **settings: keys of the config, in place of its own.
+
+    Raises:
+        TypeError: an argument is not what it should be.
+        ValueError: a parameter of the optimizer does not belong to the model, or two have the same name; or ``times``
+            is given with another setting of when ranks exchange.
+        ConfigError: the config cannot be used.
+    """
+
+    _step_supports_amp_scaling = True  # GradScaler then calls step() even if it must be skipped
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module | Iterable[tuple[str, torch.Tensor]],
+        config: str | Path | Mapping[str, Any] | Config | None = None,
+        *,
+        every: Every | None = None,
+        outer: Outer | None = None,
+        decay: float | None = None,
+        fragments: int | None = None,
+        delay: int | None = None,
+        mix: float | None = None,
+        times: Times | None = None,
+        process_set: Any = None,
+        **settings: Any,
+    ) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, LocalSGD):
+            raise TypeError(
+                f"the first argument of LocalSGD is {type(optimizer).__name__}, but it must be the optimizer of this "
+                f"rank's own steps. Write: {LINE}"
+            )
+        if hasattr(optimizer, "_requires_update"):
+            raise TypeError(
+                "the first argument of LocalSGD is an hvd.DistributedOptimizer, which exchanges gradients: give "
+                f"LocalSGD the optimizer that it wraps. Write: {LINE}"
+            )
+        self._names, pairs = _trained(optimizer, model)
+        self.inner = optimizer
+        self._every = every if callable(every) else None
+        self._times = times
+        given = {"every": None if callable(every) else every, "decay": decay, "fragments": fragments, "delay": delay,
+                 "mix": mix}  # fmt: skip
+        loaded = _with_local(config, {key: value for key, value in given.items() if value is not None}, settings)
+        local = loaded.local or LocalUpdates()
+        if times is not None and (every is not None or local.fragments > 1 or local.delay):
+            raise ValueError("times is given beside every, fragments or delay: leave these out, or leave times out")
+        self._updates = Updates(pairs, optimizer, loaded, outer, times is not None, process_set)
+        first, count = self._period(0), len(self._updates.fragments)
+        for place, fragment in enumerate(self._updates.fragments):
+            fragment.due = first - first * (count - 1 - place) // count
+
+    def _period(self, clock: int) -> int:
+        """How many steps the period has that begins at ``clock``."""
+        local = self._updates.local
+        if self._every is None:
+            return local.every
+        steps = self._every(clock)
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps <= local.delay:
+            raise ValueError(
+                f"every({clock}) returned {steps!r}; it must be an integer, at least 1 and more than delay, which is "
+                f"{local.delay}"
+            )
+        return steps
+
+    # An optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """Those of the wrapped optimizer."""
+        return self.inner.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """That of the wrapped optimizer."""
+        return self.inner.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """Those of the wrapped optimizer."""
+        return self.inner.defaults
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_optimizer_"):  # the hooks of the wrapped optimizer
+            return getattr(self.inner, name)
+        raise AttributeError(f"LocalSGD has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        return f"LocalSGD({self.inner!r})"
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the wrapped optimizer's."""
+        self.inner.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(
+            "LocalSGD cannot take new parameters: give the wrapped optimizer all parameters, and then make LocalSGD"
+        )
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """A local step, and what is due after it: exchanges that begin or end.
+
+        Raises:
+            MismatchError: at the first step, if the ranks do not agree, or do not begin with the same parameters.
+            RuntimeError: the optimizer has other parameters than when LocalSGD was made; a rank has joined; or
+                ``close`` was called.
+            ContainerError: a container cannot be decoded; names its rank. Raised on all ranks; the parameters are then
+                those before the exchange.
+        """
+        updates = self._updates
+        updates.engine.check_open()
+        updates.begin()
+        result = self._inner_step(closure)
+        if not updates.collectives.process_set.included():
+            return result
+        updates.clock += 1
+        clock = updates.clock
+        for fragment in updates.fragments:
+            if fragment.ends is not None and clock >= fragment.ends:
+                updates.end(fragment)
+        if self._times is not None:
+            present = [bool(self._times(rank, clock)) for rank in range(updates.collectives.size())]
+            if any(present):
+                self._exchange(updates.fragments[0], present[updates.collectives.rank()])
+            return result
+        for fragment in updates.fragments:
+            if clock >= fragment.due:
+                fragment.due = clock + self._period(clock)
+                self._exchange(fragment)
+        return result
+
+    def _inner_step(self, closure: Callable[[], float] | None) -> float | None:
+        inner = self.inner
+        found = getattr(self, "found_inf", None)  # set by GradScaler for the duration of the call
+        scale = getattr(self, "grad_scale", None)
+        if found is None:
+            return inner.step(closure)
+        if getattr(inner, "_step_supports_amp_scaling", False):
+            inner.found_inf, inner.grad_scale = found, scale  # type: ignore[attr-defined]
+            try:
+                return inner.step(closure)
+            finally:
+                del inner.found_inf, inner.grad_scale  # type: ignore[attr-defined]
+        if float(found):
+            return None
+        if scale is not None:
+            gradients = [one.grad for one in self._updates.tensors if one.grad is not None]
+            torch._foreach_div_(gradients, float(scale))
+        return inner.step(closure)
+
+    # Exchanges
+
+    def sync(self) -> None:
+        """Ends all exchanges in flight, and exchanges what has been done since then. Every rank calls it after the same
+        step.
+
+        All ranks have the same parameters afterwards. A fragment that was exchanged after the last step, without a
+        delay, is not exchanged again.
+
+        Raises:
+            MismatchError, RuntimeError, ContainerError: as ``step``.
+        """
+        updates = self._updates
+        updates.engine.check_open()
+        if not updates.collectives.process_set.included():
+            return
+        updates.begin()
+        for fragment in updates.fragments:
+            if fragment.ends is not None:
+                updates.end(fragment)
+        apart = self._times is not None or updates.local.mix is not None
+        for fragment in updates.fragments:
+            if apart or updates.clock > fragment.began:
+                self._exchange(fragment, delay=0)
+                fragment.due = updates.clock + self._period(updates.clock)
+
+    def _exchange(self, fragment: Fragment, present: bool = True, delay: int | None = None) -> None:
+        self._check_parameters()
+        self._updates.exchange(fragment, present, delay)
+
+    def _check_parameters(self) -> None:
+        """
+        Raises:
+            RuntimeError: the optimizer trains other parameters than when LocalSGD was made.
+        """
+        ids = {id(tensor) for tensor in self._updates.tensors}
+        late = [
+            one for group in self.inner.param_groups for one in group["params"]
+            if one.requires_grad and id(one) not in ids
+        ]  # fmt: skip
+        if late:
+            names = ", ".join(self._names.get(id(one), f"of shape {list(one.shape)}") for one in late[:5])
+            raise RuntimeError(
+                f"parameters were unfrozen (requires_grad), or given to the optimizer, after LocalSGD was made: "
+                f"{names}. They are not exchanged, so the ranks' parameters would differ. Make LocalSGD while all "
+                "parameters that will ever be trained are trainable, and freeze them afterwards; or call sync(), and "
+                "make it again"
+            )
+
+    # Settings and state
+
+    @property
+    def config(self) -> Config:
+        """The settings in force."""
+        return self._updates.engine.config
+
+    def stats(self) -> Report:
+        """As ``DeepReduce.stats``. A step is an exchange; ``dense_bytes`` are those of a dense reduction in each local
+        step."""
+        return self._updates.engine.stats.to_dict()
+
+    def close(self) -> None:
+        """As ``DeepReduce.close``. The model and the wrapped optimizer remain as they are."""
+        self._updates.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state: that of the wrapped optimizer, and under ``local_sgd`` anchor, outer optimizer, residuals
+        and step counts. Ranks differ: each saves and loads its own, and the model beside it.
+
+        Raises:
+            RuntimeError: an exchange is in flight (``delay``); or ``close`` was called.
+        """
+        self._updates.engine.check_open()
+        return {**self.inner.state_dict(), "local_sgd": self._updates.state_dict()}
+
+    def load_state_dict(self, state_dict: Any, *, reshard: Reshard = False) -> None:
+        """Continues where ``state_dict`` was called. The model must be loaded too.
+
+        Args:
+            state_dict: what ``state_dict`` returned on this rank. With ``reshard``, a list of what it returned on each
+                rank, in the order of the ranks; a rank takes the optimizer's state of one of them.
+            reshard: as in ``DeepReduce.load_state_dict``.
+
+        Raises:
+            RuntimeError: an exchange is in flight; or ``close`` was called.
+            ValueError: a state of another rank, another number of ranks, another model or other fragments; or not a
+                state of LocalSGD. Nothing has changed then.
+        """
+        updates = self._updates
+        updates.engine.check_open()
+        states = list(state_dict) if reshard else [state_dict]
+        for state in states:
+            if not isinstance(state, Mapping) or "local_sgd" not in state:
+                raise ValueError(
+                    "this is not a state of LocalSGD: it has no 'local_sgd'. Load what its state_dict returned; the "
+                    "state of a plain optimizer is loaded into that, before LocalSGD is made"
+                )
+        own = states[updates.collectives.rank() % len(states)]
+        before = self.inner.state_dict()
+        self.inner.load_state_dict({key: value for key, value in own.items() if key != "local_sgd"})
+        try:
+            updates.load_state_dict(own["local_sgd"], [state["local_sgd"] for state in states], reshard)
+        except Exception:
+            self.inner.load_state_dict(before)
+            raise
+
+
+    def snapshot(self) -> tuple[dict[str, Any], Snapshot]:
+        """State and settings of this process, for ``rewind``.
+
+        Raises:
+            RuntimeError: an exchange is in flight.
+        """
+        return copy.deepcopy(self.state_dict()), self._updates.engine.snapshot()
+
+    def rewind(self, snapshot: tuple[dict[str, Any], Snapshot]) -> None:
+        """Returns to a snapshot of this process, whatever its rank is now. Exchanges in flight are forgotten."""
+        state, engine = snapshot
+        self.inner.load_state_dict({key: value for key, value in state.items() if key != "local_sgd"})
+        self._updates.rewind(state["local_sgd"], engine)
+
+    def told(self) -> tuple[dict[str, Any], Told]:
+        """What the other ranks of an elastic job take from rank 0: everything but the residuals."""
+        state = self.state_dict()
+        del state["local_sgd"]["compression"]
+        return state, self._updates.engine.told()
+
+    def follow(self, told: tuple[dict[str, Any], Told]) -> None:
+        """Takes anchor, outer optimizer, settings and step counts from rank 0 of an elastic job. The state of the
+        wrapped optimizer and the residuals are kept if the step is the same; otherwise the former is rank 0's, too."""
+        state, engine = told
+        following = self._updates.engine.following(engine)
+        if self._updates.clock == state["local_sgd"]["clock"]:
+            state = {**self.inner.state_dict(), "local_sgd": state["local_sgd"]}
+        self.rewind((state, following))
+
+
+def _with_local(config: Any, local: dict[str, Any], settings: dict[str, Any]) -> Config:
+    """The config, with the arguments of LocalSGD in its key ``local``."""
+    given = settings.pop("local", {})
+    if isinstance(given, LocalUpdates):
+        given = given.model_dump()
+    loaded = Config.load(config, **settings)
+    return Config.load(loaded, local={**given, **local})
+
+
+def _trained(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
+) -> tuple[dict[int, str], dict[str, torch.Tensor]]:
+    """Names of the model's parameters by id, and its parameters that the optimizer trains by name, in its order."""
+    if not isinstance(model, Iterable | torch.nn.Module) or isinstance(model, str | Path | Mapping | Config):
+        raise TypeError(
+            f"the second argument of LocalSGD is {type(model).__name__}, but it must be the model. Write: {LINE}"
+        )
+    pairs = list(model.named_parameters() if isinstance(model, torch.nn.Module) else model)
+    if len({name for name, _ in pairs}) != len(pairs):
+        raise ValueError("two parameters have the same name: give each parameter a name of its own")
+    names = {id(tensor): name for name, tensor in pairs}
+    trained = {id(one) for group in optimizer.param_groups for one in group["params"] if one.requires_grad}
+    if not trained <= names.keys():
+        raise ValueError(
+            "the optimizer trains parameters that do not belong to the model that LocalSGD was given: give it the "
+            "model that the optimizer trains"
+        )
+    chosen = {name: tensor for name, tensor in pairs if id(tensor) in trained}
+    if not chosen:
+        raise ValueError("the optimizer has no trainable parameter of the model: there is nothing to exchange")
+    for name, tensor in chosen.items():
+        if not tensor.is_floating_point():
+            raise ValueError(
+                f"the parameter {name} is {tensor.dtype}, and LocalSGD exchanges floating-point parameters"
+            )
+    return names, chosen

@@ -1,0 +1,18 @@
+"""LocalSGD under real launchers. The cases are the functions of local_sgd_cases.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import Job, each_case
+
+PROGRAM = Path(__file__).parent / "local_sgd_cases.py"
+JOBS = [Job(PROGRAM, "mpirun", 3), Job(PROGRAM, "horovodrun --gloo", 2)]
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(("job", "case"), each_case(JOBS, PROGRAM))
+def test_on_ranks(jobs, job, case):
+    jobs.check(job, case)
