@@ -45,7 +45,8 @@ def facts():
     steps = [sorted(set(one["steps"].values())) for one in states]
     weights = torch.cat([p.detach().reshape(-1) for p in models.parameters()]).numpy().tobytes()
     alone = local.state_dict()["local_sgd"]
-    clock = [alone["clock"], digest({"residuals": {n: r.numpy() for n, r in alone["compression"]["residuals"].items()}})]
+    kept_alone = {name: residual.numpy() for name, residual in alone["compression"]["residuals"].items()}
+    clock = [alone["clock"], digest({"residuals": kept_alone})]
     densities = [one.config.sparsifier.density for one in compressions]
     return {
         "step": state.step, "steps": steps, "residuals": residuals, "densities": densities,

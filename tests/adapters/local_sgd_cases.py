@@ -230,7 +230,9 @@ def a_delay_keeps_the_progress_made_meanwhile():
                 by_hand.outer_step(pending[0])
                 for one, start in zip(by_hand.models, pending[1], strict=True):
                     now = flat(one)
-                    after = now + (by_hand.anchor.detach() - start) if mix is None else now.lerp(by_hand.anchor, 1 - mix)
+                    after = (
+                        now + (by_hand.anchor.detach() - start) if mix is None else now.lerp(by_hand.anchor, 1 - mix)
+                    )
                     put(one, after.detach())
             if step + 1 in (4, 8):
                 starts = [flat(one).clone() for one in by_hand.models]
@@ -377,7 +379,9 @@ def ranks_that_differ_get_an_error():
     with pytest.raises(MismatchError, match=r"on rank 1, the parameter 0.weight has other values than on rank 0"):
         train(model, optimizer, 1)
     model = network()
-    optimizer = LocalSGD(ADAMW(model.parameters()), model, LOSSY, every=1, outer=partial(torch.optim.SGD, lr=1 + hvd.rank()))
+    optimizer = LocalSGD(
+        ADAMW(model.parameters()), model, LOSSY, every=1, outer=partial(torch.optim.SGD, lr=1 + hvd.rank())
+    )
     with pytest.raises(MismatchError, match="on rank 1, the outer optimizer has other settings"):
         train(model, optimizer, 1)
     optimizer = LocalSGD(ADAMW(model.parameters()), model, LOSSY, every=1, decay=1 - 0.1 * hvd.rank())
