@@ -32,10 +32,11 @@ import typer
 from torch import nn
 from torch.nn import functional
 from train_torch import ResNet, digits
+from wrapping import finish, wrapped
 
 from hvd_deepreduce import presets
 from hvd_deepreduce.exchange import traffic
-from hvd_deepreduce.torch import DeepReduce
+from hvd_deepreduce.torch import DeepReduce, LocalSGD
 
 DOC = Path(__file__).parent.parent / "docs" / "presets.md"
 SPAN = 64
@@ -79,16 +80,7 @@ def mean_over_ranks(value: float) -> float:
     return float(hvd.allreduce(torch.tensor(value, dtype=torch.float64), name="result"))
 
 
-def wrapped(model: nn.Module, optimizer: Any, config: str) -> tuple[Any, DeepReduce | None]:
-    compression = None if config == "none" else DeepReduce(model, config)
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    optimizer = hvd.DistributedOptimizer(
-        optimizer, named_parameters=model.named_parameters(), compression=compression or hvd.Compression.none
-    )
-    return optimizer, compression
-
-
-def outcome(model: nn.Module, compression: DeepReduce | None, steps: int, result: float) -> Outcome:
+def outcome(model: nn.Module, compression: DeepReduce | LocalSGD | None, steps: int, result: float) -> Outcome:
     size = 4 * sum(parameter.numel() for parameter in model.parameters()) * steps
     dense = traffic.allreduce(size, hvd.size()).sent
     sent = dense if compression is None else compression.stats()["total"]["bytes_sent"]
@@ -112,6 +104,7 @@ def cnn(config: str, effort: float) -> Outcome:
             functional.cross_entropy(model(images[chosen]), labels[chosen]).backward()
             optimizer.step()
             schedule.step()
+    finish(optimizer)
     model.eval()
     with torch.no_grad():
         accuracy = float((model(test_images).argmax(1) == test_labels).float().mean())
@@ -140,6 +133,7 @@ def gpt(config: str, effort: float) -> Outcome:
         model.loss(part).backward()
         optimizer.step()
         schedule.step()
+    finish(optimizer)
     with torch.no_grad():
         losses = [float(model.loss(part)) for part in batches(cut, len(data), 32, 0)]
     return outcome(model, compression, steps, mean_over_ranks(sum(losses) / len(losses)))
@@ -153,6 +147,7 @@ def embedding(config: str, effort: float) -> Outcome:
         for batch in ratings.batches(600, hvd.rank(), hvd.size(), (0, epoch)):
             job.step(*batch)
             steps += 1
+    finish(job.optimizer)
     return outcome(job.model, job.compression, steps, ncf.hit_rate(job, ratings, hvd.rank(), hvd.size()))
 
 

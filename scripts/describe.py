@@ -16,6 +16,7 @@ from hvd_deepreduce import Config
 from hvd_deepreduce.codec import index_codecs, joint_codecs, sparsifiers, value_codecs
 from hvd_deepreduce.config import OVERRIDABLE
 from hvd_deepreduce.exchange.settings import exchanges
+from hvd_deepreduce.local_updates import LocalUpdates
 
 DOC = Path(__file__).parent.parent / "docs" / "configuration.md"
 HEAD = """# Configuration
@@ -75,6 +76,13 @@ Their names (`dense/bias`) are matched without the final `:0`.
 """
 
 
+LOCAL = """### Local updates
+
+With `local`, a config is for `LocalSGD` and not for `DeepReduce`: ranks train by themselves for `every` steps, and
+exchange how far they have come ([local_updates.md](local_updates.md)). Its keys:
+"""
+
+
 def attributes(model: type[Any]) -> dict[str, str]:
     """The description of each attribute in the docstring's ``Attributes`` section."""
     text = inspect.getdoc(model) or ""
@@ -117,6 +125,7 @@ def sections() -> list[str]:
     codecs = ("sparsifier", "index", "value", "joint", "exchange")
     parts = [HEAD.rstrip(), "## The job", "\n".join(settings(Config, codecs))]
     parts.append(OVERRIDES.rstrip().replace("OVERRIDABLE", ", ".join(f"`{key}`" for key in OVERRIDABLE)))
+    parts += [LOCAL.rstrip(), "\n".join(settings(LocalUpdates))]
     for registry, title in (
         (sparsifiers, "Sparsifiers (`sparsifier:`)"),
         (index_codecs, "Index codecs (`index:`)"),

@@ -149,8 +149,7 @@ class InTorch:
     def __init__(self, ratings: Ratings, factors: int, lr: float, seed: int, method: str) -> None:
         import horovod.torch as hvd
         import torch
-
-        from hvd_deepreduce.torch import DeepReduce
+        from wrapping import wrapped
 
         if method == "indexed":
             raise SystemExit("--config indexed needs --framework tensorflow, because PyTorch has no IndexedSlices")
@@ -177,12 +176,8 @@ class InTorch:
                 return self.score(torch.cat([product, tower], 1))[:, 0]
 
         self.hvd, self.torch, self.model = hvd, torch, NeuMF()
-        self.compression = None if method == "none" else DeepReduce(self.model, method, seed=seed)
-        self.optimizer = hvd.DistributedOptimizer(
-            torch.optim.Adam(self.model.parameters(), lr), self.model.named_parameters(),
-            compression=self.compression or hvd.Compression.none,
-        )  # fmt: skip
-        hvd.broadcast_parameters(self.model.state_dict(), 0)
+        plain = torch.optim.Adam(self.model.parameters(), lr)
+        self.optimizer, self.compression = wrapped(self.model, plain, method, seed)
         self.parameters = sum(p.numel() for p in self.model.parameters())
         self.dense = traffic.allreduce(4 * self.parameters, hvd.size()).sent
         self.sent = 0
@@ -193,7 +188,7 @@ class InTorch:
         loss = self.torch.nn.functional.binary_cross_entropy_with_logits(scores, self.torch.from_numpy(labels))
         loss.backward()
         self.optimizer.step()
-        self.sent += self.compression.stats()["last_step"]["bytes_sent"] if self.compression else self.dense
+        self.sent = self.compression.stats()["total"]["bytes_sent"] if self.compression else self.sent + self.dense
         return float(loss.item())
 
     def scores(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
