@@ -61,6 +61,7 @@ def main(
     lr: Annotated[float, typer.Option(help="the largest learning rate of AdamW")] = 2e-3,
     seed: int = 0,
     float32: Annotated[bool, typer.Option("--float32", help="compute in float32, not in bfloat16")] = False,
+    windows: Annotated[int, typer.Option(min=2, help="sequences of the text for validation that are used")] = 1024,
     out: Annotated[Path, typer.Option(help="folder for metrics.json and config.yaml")] = Path("runs/train_gpt"),
 ) -> None:
     """Trains, and writes OUT/metrics.json and OUT/config.yaml."""
@@ -74,7 +75,7 @@ def main(
     generator = torch.Generator().manual_seed(1000 * seed + 17 + hvd.rank())
     dtype = torch.float32 if float32 else torch.bfloat16
     dense_bytes = traffic.allreduce(4 * gpt_job.NUMEL, hvd.size()).sent
-    starts = torch.linspace(0, len(job.held_out) - gpt_job.CONTEXT - 1, 1024).long()[hvd.rank() :: hvd.size()]
+    starts = torch.linspace(0, len(job.held_out) - gpt_job.CONTEXT - 1, windows).long()[hvd.rank() :: hvd.size()]
     history: list[dict[str, Any]] = []
     out.mkdir(parents=True, exist_ok=True)
     terminal = os.environ.get("HVD_DEEPREDUCE_TERMINAL") == "1"

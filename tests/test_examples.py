@@ -18,6 +18,7 @@ ELASTIC = "torch_elastic.py"
 LAUNCHED = {
     "torch_mpirun.py": ("mpirun", 2),
     "torch_gloo.py": ("horovodrun --gloo", 2),
+    "torch_local_sgd.py": ("mpirun", 2),
     "mpi_allreduce.py": ("mpirun", 4),
 }
 TENSORFLOW = ["tensorflow_tape.py", "keras_fit.py"]
