@@ -30,7 +30,8 @@ import typer
 ROOT = Path(__file__).resolve().parent.parent
 DOC = ROOT / "docs" / "benchmarks.md"
 PRESETS = (
-    "topk_rice_qsgd,topk_model,smallest,densestream,densestream_model,signtopk,topk_raw,dr_bf_p0,qsgd,natural,terngrad"
+    "topk_rice_qsgd,topk_model,smallest,densestream,densestream_model,signtopk,topk_raw,dr_bf_p0,qsgd,natural,terngrad,"
+    "adamw_small,diloco"
 )
 FACTS = ("network", "config", "density", "steps", "ranks")
 TEXT = """\
@@ -42,8 +43,9 @@ its ratio grows with n / 2, and from some number of ranks on it sends more than 
 {table}
 
 The input is captured ({made}): accumulators for presets with error feedback, raw gradients for those without. The
-density is that of the preset, whatever the captured job's was. The jobs on {run} ranks were run; for {more} ranks the
-bytes are computed, for allgathers alone. These are bytes and not times.
+density is that of the preset, whatever the captured job's was. Presets of LocalSGD get accumulators as their updates,
+and their bytes are divided by the local steps between two exchanges. The jobs on {run} ranks were run; for {more} ranks
+the bytes are computed, for allgathers alone. These are bytes and not times.
 
 *{today}, scripts/wire_ratios.py.*"""
 
@@ -53,7 +55,8 @@ def measure(gradient: Path, presets: list[str], out: Path) -> None:
     import horovod.torch as hvd
     import torch
 
-    from hvd_deepreduce.torch import DeepReduce
+    from hvd_deepreduce import Config
+    from hvd_deepreduce.torch import DeepReduce, LocalSGD
 
     hvd.init()
     torch.set_num_threads(1)
@@ -69,6 +72,29 @@ def measure(gradient: Path, presets: list[str], out: Path) -> None:
         pairs = [
             (f"{preset}.{name}", torch.nn.Parameter(torch.zeros(size))) for name, size in zip(names, sizes, strict=True)
         ]
+        local = Config.load(preset).local
+        if local is not None:
+            # Its updates are the accumulators, in one fragment and without a delay: the same bytes, all at once.
+            plain = torch.optim.SGD([parameter for _, parameter in pairs], lr=1.0)
+            whole = {"every": 1, "fragments": 1, "delay": 0, "mix": None}
+            wrapped = LocalSGD(plain, pairs, preset, local={**local.model_dump(), **whole})
+            for _ in range(2):
+                state = wrapped.state_dict()
+                state["local_sgd"]["compression"]["residuals"] = {}
+                wrapped.load_state_dict(state)
+                wrapped.zero_grad()
+                sum((p * piece).sum() for (_, p), piece in zip(pairs, given["accumulator"], strict=True)).backward()
+                wrapped.step()
+            stats = wrapped.stats()["last_step"]
+            wrapped.close()
+            rows[preset] = {
+                "sent": max(hvd.allgather_object(stats["bytes_sent"])) / local.every,
+                "dense": stats["dense_bytes"],
+                "exchange": f"allgather / {local.every}",
+            }
+            if hvd.rank() == 0:
+                print(f"{hvd.size()} ranks  {preset:20s} {rows[preset]['sent']:>12,.0f} bytes", flush=True)
+            continue
         with DeepReduce(pairs, preset) as compression:
             pieces = given["accumulator" if compression.config.error_feedback else "gradient"]
             optimizer = torch.optim.SGD([parameter for _, parameter in pairs], lr=0.0)
@@ -122,7 +148,7 @@ def table(jobs: dict[int, dict[str, Any]], presets: list[str], more: list[int]) 
         for ranks in more:
             sent = computed(few, jobs[few][preset]["sent"], many, jobs[many][preset]["sent"], ranks)
             share = sent / (dense * 2 * (ranks - 1) / ranks)
-            cells.append(f"{share:.2%}" if exchange == "allgather" else "")
+            cells.append(f"{share:.2%}" if exchange.startswith("allgather") else "")
         lines.append(f"| {preset} | {exchange} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
