@@ -72,6 +72,7 @@ def test_presets(name, gradients):
 
 SETTINGS = {
     "threshold": {"threshold": 2.0}, "topk_capped": {"cap": 25}, "block_topk": {"block": 5}, "sampled_topk": {},
+    "chunk_topk": {"chunk": 100},
 }  # fmt: skip
 CODECS = (
     [{"value": name} for name in value_codecs.by_name]
@@ -81,6 +82,7 @@ CODECS = (
     + [{"value": {"name": "ternary", "bucket_size": None, "clip": clip}} for clip in (None, 2.5)]
     + [{"value": {"name": "uniform", "bits": 1, "bucket_size": 4096, "rotate": rotate}} for rotate in (False, True)]
     + [{"value": {"name": "quantile", "buckets": 4, "center": c, "separate_signs": False}} for c in ("mean", "middle")]
+    + [{"value": {"name": "quantile", "buckets": buckets, "splits": "lloyd"}} for buckets in (2, 4)]
     + [{"joint": {"name": name, "center": "middle", "groups": 1}} for name in ("sketchml", "skcompress")]
 )
 

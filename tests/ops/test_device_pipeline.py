@@ -36,6 +36,8 @@ WAYS += [{"value": {"name": "half", "dtype": "float16"}},
          {"value": {"name": "sign", "bucket_size": 17}}, {"value": {"name": "deflate", "shuffle": False}},
          {"value": {"name": "fit_poly", "degree": 0, "segments": None}}, {"value": {"name": "uniform", "bits": 16}},
          {"sparsifier": {"name": "block_topk", "density": 0.5, "block": 7, "norm": "l1"}},
+         {"sparsifier": {"name": "chunk_topk", "density": 0.2, "chunk": 33},
+          "value": {"name": "quantile", "buckets": 4, "splits": "lloyd", "entropy": "rans"}},
          {"index": {"name": "bloom", "policy": "naive"}, "error_feedback": False},
          {"value": {"name": "qsgd", "bits": 3, "bucket_size": 100, "norm": "l2", "entropy": "rans", "fit_scale": True}},
          {"joint": {"name": "densestream", "coded": False}, "index": None, "value": None},
@@ -213,6 +215,7 @@ WAYS_OF_FEW = [
     {"sparsifier": {"name": "topk", "density": 0.3, "density_of": "nonzeros"}, "index": "raw", "value": "raw"},
     *({"sparsifier": {"name": name, "density": 0.5}, "value": "sign"} for name in ("block_topk", "sampled_topk")),
     {"sparsifier": {"name": "topk_capped", "cap": 99}, "value": "sign"},
+    {"sparsifier": {"name": "chunk_topk", "density": 0.1, "chunk": 600}, "value": "sign"},
 ]  # fmt: skip
 
 
