@@ -21,7 +21,7 @@ LAYERS: list[set[str]] = [
     {"entropy"},
     {"index", "sparsify", "value"},
     {"joint"},
-    {"exchange.settings", "exchange.traffic", "plugins", "presets"},
+    {"exchange.settings", "exchange.traffic", "feedback", "plugins", "presets", "schedule"},
     {"effects"},
     {"config", "container", "short_container"},
     {"memory", "pipeline"},
