@@ -39,8 +39,10 @@ from hvd_deepreduce.codec import (
     value_codecs,
 )
 from hvd_deepreduce.exchange.settings import AllGather, Exchange, exchanges
+from hvd_deepreduce.feedback import DGC, Feedback, Residual, memories
 from hvd_deepreduce.index.rice import Rice
 from hvd_deepreduce.local_updates import LocalUpdates
+from hvd_deepreduce.schedule import DensitySchedule
 from hvd_deepreduce.sparsify.topk import TopK
 from hvd_deepreduce.value.qsgd import QSGD
 
@@ -136,6 +138,7 @@ _REGISTRIES = {
     "value": value_codecs,
     "joint": joint_codecs,
     "exchange": exchanges,
+    "memory": memories,
 }
 
 
@@ -143,7 +146,7 @@ def _resolved(given: Mapping[str, Any]) -> dict[str, Any]:
     """``given`` with codecs in place of their names and mappings."""
     resolved = dict(given)
     for kind, registry in _REGISTRIES.items():
-        if resolved.get(kind) is not None or (kind in resolved and kind in ("sparsifier", "exchange")):
+        if resolved.get(kind) is not None or (kind in resolved and kind in ("sparsifier", "exchange", "memory")):
             resolved[kind] = _codec(registry, resolved[kind])
     if isinstance(resolved.get("local"), Mapping):
         resolved["local"] = _build(LocalUpdates, "local", resolved["local"])
@@ -193,7 +196,10 @@ def _without_idle(merged: dict[str, Any], base: Mapping[str, Any], changes: Mapp
     return kept
 
 
-OVERRIDABLE = ("sparsifier", "density", "index", "value", "joint", "error_feedback", "min_elements", "force_index")
+OVERRIDABLE = (
+    "sparsifier", "density", "density_schedule", "index", "value", "joint", "error_feedback", "memory", "min_elements",
+    "force_index",
+)  # fmt: skip
 """The settings that can differ from tensor to tensor."""
 
 
@@ -202,6 +208,9 @@ class Config(BaseModel):
 
     Attributes:
         sparsifier: which elements are sent; a higher density costs bytes and loses less.
+        density_schedule: densities of the first steps, as a warm-up: ``[[100, 0.25], [200, 0.0625]]`` is 0.25 before
+            step 100, 0.0625 before step 200, and the sparsifier's from then on. ``{steps: [[400, 0.25]], interpolation:
+            exponential}`` falls from 0.25 to the sparsifier's by a constant factor a step. A step is a parameter's.
         index: how their indices are written. None: they are not, since the sparsifier ``none`` has no indices, and
             receivers can repeat the choice of ``randomk``.
         value: how their values are written.
@@ -213,6 +222,7 @@ class Config(BaseModel):
         selection: within a larger scope, encode the ``scope`` as one vector, or each ``tensor`` by itself, with scales
             and settings of its own. An exchange other than ``allgather`` only selects from each tensor by itself.
         error_feedback: keep what was not sent and add it to the next gradient. Off, it is lost.
+        memory: how error feedback keeps it.
         min_elements: with scope ``tensor``, one of fewer elements goes through Horovod uncompressed. None: one of up to
             1,023 elements does if its container, with what an allgather costs besides, is estimated to be larger.
         overrides: settings of single tensors, by patterns of their parameters' names; see below.
@@ -226,6 +236,7 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     sparsifier: SerializeAsAny[Sparsifier] = TopK()
+    density_schedule: DensitySchedule | None = None
     index: SerializeAsAny[IndexCodec] | None = Rice()
     value: SerializeAsAny[ValueCodec] | None = QSGD()
     joint: SerializeAsAny[JointCodec] | None = None
@@ -234,6 +245,7 @@ class Config(BaseModel):
     bucket_bytes: int = Field(25_000_000, ge=1024)
     selection: Literal["scope", "tensor"] = "scope"
     error_feedback: bool = Field(True, strict=True)
+    memory: SerializeAsAny[Feedback] = Residual()
     min_elements: int | None = Field(None, ge=0)
     overrides: dict[str, dict[str, Any]] = {}
     force_index: bool = Field(False, strict=True)
@@ -276,6 +288,11 @@ class Config(BaseModel):
             )
         return given
 
+    @field_validator("density_schedule", mode="before")
+    @classmethod
+    def _named_steps(cls, given: Any) -> Any:
+        return {"steps": given} if isinstance(given, list | tuple) else given
+
     @field_validator("overrides", mode="before")
     @classmethod
     def _plain(cls, given: Any) -> dict[str, dict[str, Any]]:
@@ -298,6 +315,25 @@ class Config(BaseModel):
                 for key, value in settings.items()
             }
         return plain
+
+    @model_validator(mode="after")
+    def _check_schedule(self) -> Config:
+        final = getattr(self.sparsifier, "density", None)
+        if self.density_schedule and all(density == final for _, density in self.density_schedule.steps):
+            raise ConfigError(
+                f"density_schedule has the density {final} and no other, which sparsifier.density is too, so that it "
+                "has no effect: leave density_schedule out, or change one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_local(self) -> Config:
+        if self.local is not None and isinstance(self.memory, DGC):
+            raise ConfigError(
+                "local is given and memory is 'dgc', which is a momentum of gradients, where updates of the parameters "
+                "are exchanged: leave memory out, and give the outer step a momentum, local={'momentum': 0.5}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _build_variants(self) -> Config:
@@ -323,6 +359,18 @@ class Config(BaseModel):
             except ConfigError as error:
                 raise ConfigError(f"overrides for {pattern!r}: {error}") from None
         return self
+
+    def sparsifier_at(self, step: int) -> Sparsifier:
+        """The sparsifier of a step of a parameter: with the density that ``density_schedule`` gives."""
+        if self.density_schedule is None or step >= self.density_schedule.end:
+            return self.sparsifier
+        density = self.density_schedule.density_at(step, getattr(self.sparsifier, "density"))  # noqa: B009
+        return self.sparsifier.model_copy(update={"density": density})
+
+    @property
+    def has_velocity(self) -> bool:
+        """Whether any tensor's memory is ``dgc``."""
+        return any(isinstance(one.memory, DGC) for one in (self, *self.variants.values()))
 
     @property
     def variants(self) -> dict[str, Config]:
@@ -429,7 +477,7 @@ class Config(BaseModel):
         for key in type(self).model_fields:
             value = getattr(self, key)
             if isinstance(value, BaseModel):
-                value = _settings_of(value) if isinstance(value, Codec) else value.model_dump()
+                value = _settings_of(value) if isinstance(value, Codec) else value.model_dump(mode="json")
             plain[key] = value
         return plain
 

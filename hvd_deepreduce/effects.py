@@ -62,6 +62,28 @@ def idle_settings(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Ite
             f"index is {index.name!r}, and sparsifier {sparsifier.name!r} sends all elements, so that there are no "
             "indices: leave index out, or choose another sparsifier",
         )  # fmt: skip
+    if config["density_schedule"] is not None and isinstance(sparsifier, Sparsifier) and not hasattr(
+        sparsifier, "density"
+    ):
+        yield Idle(
+            "density_schedule", ("sparsifier",),
+            f"density_schedule is {config['density_schedule']!r} and has no effect, since sparsifier "
+            f"{sparsifier.name!r} has no density: leave density_schedule out, or choose another sparsifier",
+        )  # fmt: skip
+    if config["memory"] != defaults["memory"]:
+        reason = ""
+        if config["error_feedback"] is False:
+            reason = "error_feedback is False, so that nothing is kept"
+        elif getattr(sparsifier, "sends_all", False):
+            reason = f"sparsifier {sparsifier.name!r} sends all elements, so that no velocity is kept"
+        elif exchange in instead:
+            reason = f"exchange {exchange.name!r} does not tell which elements it has sent"
+        if reason:
+            yield Idle(
+                "memory", ("error_feedback", "sparsifier", "exchange"),
+                f"memory is {getattr(config['memory'], 'name', None)!r} and has no effect, since {reason}: leave "
+                "memory out",
+            )  # fmt: skip
     if config["force_index"] is True and (instead or not (index and isinstance(value, ValueCodec) and value.sorts)):
         reason = "there is no index codec"
         if index and value and not instead:

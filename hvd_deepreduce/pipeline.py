@@ -25,8 +25,9 @@ from hvd_deepreduce.codec import (
 )
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import Container, ContainerError
+from hvd_deepreduce.feedback import DGC
 from hvd_deepreduce.index.packed import Packed
-from hvd_deepreduce.ops import arrays, bits, deferred, sort
+from hvd_deepreduce.ops import arrays, bits, deferred, momentum, sort
 from hvd_deepreduce.ops.library import NonFiniteError
 from hvd_deepreduce.sparse import MAX_NUMEL
 from hvd_deepreduce.value.raw import Raw
@@ -70,6 +71,8 @@ class Pipeline:
         residual: Floats | None,
         key: RngKey,
         version: Literal[1, 2] = 1,
+        velocity: Floats | None = None,
+        ranks: int = 1,
     ) -> U8:
         """The container of a gradient. The gradient is added to the residual, and what is sent is subtracted from it.
 
@@ -79,20 +82,35 @@ class Pipeline:
             key: of this rank, parameter and step.
             version: of the container. 1 stands alone: ``container.unpack`` reads it without a config. 2 is shorter, and
                 is read by ``short_container.unpack`` of a process that knows the config, the tensor and the step.
+            velocity: as ``residual``, changed in place, for the memory ``dgc``; ``None``: the gradient has no momentum.
+            ranks: of the job, for that memory's clipping.
 
         Returns:
             The container, uint8. A gradient with NaN or infinity is sent uncompressed, so that every rank sees it,
-            and leaves the residual unchanged.
+            and leaves the residual and the velocity unchanged.
 
         Raises:
             ContainerError: the gradient has more than 2^32 - 1 elements. Nothing has changed then.
         """
         encode = self._encode_separately if self.config.joint is None else self._encode_joint
+        corrected = None
+        if velocity is not None and isinstance(self.config.memory, DGC):
+            memory = self.config.memory
+            scale = 1.0
+            if memory.clip is not None:
+                scale = momentum.clip_scale(gradient, memory.clip / ranks**0.5, self.threads)
+            corrected, gradient = momentum.correct(
+                velocity, gradient, memory.momentum, scale, memory.nesterov, self.threads
+            )
+
+        def use(indices: U32 | None, values: Floats) -> U8:
+            container, support = encode(gradient, residual, indices, values, key)
+            if velocity is not None and corrected is not None:
+                momentum.keep(velocity, corrected, support)
+            return self._pack(container, version)
+
         try:
-            return self._selecting(
-                gradient, residual, key, None,
-                lambda indices, values: self._pack(encode(gradient, residual, indices, values, key), version),
-            )  # fmt: skip
+            return self._selecting(gradient, residual, key, None, use)
         except NonFiniteError:
             section, _ = Raw().encode(gradient, None, key)
             return self._pack(self._container(gradient, None, key, index=0, value=Raw.id, values=section), version)
@@ -152,7 +170,7 @@ class Pipeline:
     def _select(
         self, dense: Floats, added: Floats | None, key: RngKey, parts: Parts | None
     ) -> tuple[U32 | None, Floats]:
-        select, threads = self.config.sparsifier.select, self.threads
+        select, threads = self.config.sparsifier_at(key.step).select, self.threads
         if parts is None:
             return select(dense, added, key, threads)
         selected = [select(dense[i:j], None if added is None else added[i:j], key, threads) for i, j in parts]
@@ -166,7 +184,7 @@ class Pipeline:
 
     def _encode_joint(
         self, gradient: Floats, residual: Floats | None, indices: U32 | None, values: Floats, key: RngKey
-    ) -> Container:
+    ) -> tuple[Container, U32 | None]:
         joint = self.config.joint
         assert joint is not None
         if indices is not None:
@@ -178,11 +196,12 @@ class Pipeline:
             count = gradient.size if support is None else support.size
             _, decoded = joint.decode(section, gradient.size, count, support is None, gradient.dtype, key)
             arrays.subtract_sent(residual, support, decoded)
-        return self._container(gradient, support, key, index=0, value=joint.id, values=section, joint=True)
+        container = self._container(gradient, support, key, index=0, value=joint.id, values=section, joint=True)
+        return container, support
 
     def _encode_separately(
         self, gradient: Floats, residual: Floats | None, indices: U32 | None, values: Floats, key: RngKey
-    ) -> Container:
+    ) -> tuple[Container, U32 | None]:
         value = self.config.value if residual is None else self._value_under_feedback
         assert value is not None
         index_id, index_section, support, ordered = 0, EMPTY, indices, False
@@ -210,10 +229,11 @@ class Pipeline:
             index_section = bits.pack(in_order, (gradient.size - 1).bit_length())
         elif order is not None:
             order_section = bits.pack(order, (order.size - 1).bit_length())
-        return self._container(
+        container = self._container(
             gradient, support, key, index=index_id, value=value.id, indices=index_section, values=section,
             order=order_section, ordered=ordered,
         )  # fmt: skip
+        return container, support
 
     def _resolved(self, index: IndexCodec, indices: U32, numel: int) -> IndexCodec:
         resolved = index.resolve(indices, numel)
@@ -275,14 +295,15 @@ class Pipeline:
         """Bytes of a container of version 2 of ``numel`` elements; the same on all ranks.
 
         Those of a container of fixed numbers. So ``threshold`` and ``nonzero``, which select by magnitude, count as if
-        they sent nearly all elements.
+        they sent nearly all elements. With a schedule, the density is that after its end.
         """
         place = numel, dtype
         size = self._estimates.get(place)
         if size is None:
             fractions = np.arange(1, numel + 1, dtype=np.uint64) * np.uint64(2654435761) % np.uint64(2**32)
             numbers = (fractions / 2**31 - 1).astype(dtype) ** 3
-            size = self._estimates[place] = Pipeline(self.config).encode(numbers, None, RngKey(0, 0, 0), 2).size
+            step = self.config.density_schedule.end if self.config.density_schedule else 0
+            size = self._estimates[place] = Pipeline(self.config).encode(numbers, None, RngKey(0, 0, step), 2).size
         return size
 
     def unpack(self, gathered: U8, ranks: int, numel: int, dtype: np.dtype[Any], key: RngKey) -> list[Container]:

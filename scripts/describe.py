@@ -16,6 +16,7 @@ from hvd_deepreduce import Config
 from hvd_deepreduce.codec import index_codecs, joint_codecs, sparsifiers, value_codecs
 from hvd_deepreduce.config import OVERRIDABLE
 from hvd_deepreduce.exchange.settings import exchanges
+from hvd_deepreduce.feedback import memories
 from hvd_deepreduce.local_updates import LocalUpdates
 
 DOC = Path(__file__).parent.parent / "docs" / "configuration.md"
@@ -44,10 +45,11 @@ given. An `exchange` other than `allgather` sums whole vectors over MPI and enco
 
 A setting that has no effect is an error, unless it has its default value: `bucket_bytes` without `scope: bucket`,
 `selection` with `scope: tensor`, `min_elements` with another scope, `force_index` with a value codec that does not
-sort, `bits` of DenseStream without `value: qsgd`, `fill` without error feedback, and `index` where there are no
-indices. `seed` and `threads` can always be set. A setting of a preset, a file or a dict that has no effect beside the
-keyword arguments is dropped: `DeepReduce(model, "topk_rice_qsgd", joint="densestream")` drops `index` and `value`, and
-`DeepReduce(model, "topk_rice_qsgd", sparsifier="randomk")` drops `index`, which was chosen for another sparsifier.
+sort, `bits` of DenseStream without `value: qsgd`, `fill` and `memory` without error feedback, `density_schedule` with a
+sparsifier that has no density, and `index` where there are no indices. `seed` and `threads` can always be set. A
+setting of a preset, a file or a dict that has no effect beside the keyword arguments is dropped: `DeepReduce(model,
+"topk_rice_qsgd", joint="densestream")` drops `index` and `value`, and `DeepReduce(model, "topk_rice_qsgd",
+sparsifier="randomk")` drops `index`, which was chosen for another sparsifier.
 """
 
 
@@ -122,7 +124,7 @@ def settings(model: type[Any], skip: tuple[str, ...] = ()) -> list[str]:
 
 def sections() -> list[str]:
     """The sections of the page."""
-    codecs = ("sparsifier", "index", "value", "joint", "exchange")
+    codecs = ("sparsifier", "index", "value", "joint", "exchange", "memory")
     parts = [HEAD.rstrip(), "## The job", "\n".join(settings(Config, codecs))]
     parts.append(OVERRIDES.rstrip().replace("OVERRIDABLE", ", ".join(f"`{key}`" for key in OVERRIDABLE)))
     parts += [LOCAL.rstrip(), "\n".join(settings(LocalUpdates))]
@@ -132,6 +134,7 @@ def sections() -> list[str]:
         (value_codecs, "Value codecs (`value:`)"),
         (joint_codecs, "Joint codecs (`joint:`)"),
         (exchanges, "Exchanges (`exchange:`)"),
+        (memories, "Memories of error feedback (`memory:`)"),
     ):
         parts.append(f"## {title}")
         for name, codec in sorted(registry.by_name.items()):

@@ -31,6 +31,7 @@ class SimulatedRanks:
 
     Attributes:
         residuals: of each rank, float32 ``[sum of sizes]``; zeros without error feedback.
+        velocities: as ``residuals``, under the memory ``dgc``.
         exchanges: how many there were.
         sent: bytes that each rank has sent, as ``stats()`` counts them.
         container_bytes: of all ranks' containers.
@@ -48,6 +49,7 @@ class SimulatedRanks:
         self._parts = [(0, self.numel)] if whole else list(zip([0, *ends], ends, strict=False))
         self._pipeline = Pipeline(self.config, threads)
         self.residuals = [np.zeros(self.numel, np.float32) for _ in range(ranks)]
+        self.velocities = [np.zeros(self.numel if self.config.has_velocity else 0, np.float32) for _ in range(ranks)]
         self.exchanges = 0
         self.sent = [0] * ranks
         self.container_bytes = 0
@@ -78,8 +80,10 @@ class SimulatedRanks:
                     None if residual is None else residual[begin:end],
                     key,
                     version=2,
+                    velocity=velocity[begin:end] if self.config.has_velocity else None,
+                    ranks=ranks,
                 )
-                for vector, residual, key in zip(vectors, residuals, keys, strict=True)
+                for vector, residual, velocity, key in zip(vectors, residuals, self.velocities, keys, strict=True)
             ]
             gathered = np.concatenate(packed)
             for rank, own in enumerate(packed):

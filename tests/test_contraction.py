@@ -48,10 +48,11 @@ GRADIENTS = {"normal": lambda: normal, "heavy_tailed": lambda: heavy_tailed, "di
 def check(config, gradients):
     """The largest residual, in units of the largest gradient so far, stops growing."""
     pipeline, rng = Pipeline(config), np.random.default_rng(5)
-    residual, largest, ratios = np.zeros(NUMEL, np.float32), 0.0, []
+    residual, velocity, largest, ratios = np.zeros(NUMEL, np.float32), np.zeros(NUMEL, np.float32), 0.0, []
+    first = config.density_schedule.end if config.density_schedule else 0
     for step in range(STEPS):
         gradient = gradients(rng, step).astype(np.float32)
-        pipeline.encode(gradient, residual, RngKey(0, 3, step))
+        pipeline.encode(gradient, residual, RngKey(0, 3, first + step), velocity=velocity)
         largest = max(largest, float(np.linalg.norm(gradient)))
         ratios.append(float(np.linalg.norm(residual)) / largest)
     third = STEPS // 3
@@ -72,6 +73,7 @@ def test_presets(name, gradients):
 
 SETTINGS = {
     "threshold": {"threshold": 2.0}, "topk_capped": {"cap": 25}, "block_topk": {"block": 5}, "sampled_topk": {},
+    "chunk_topk": {"chunk": 100},
 }  # fmt: skip
 CODECS = (
     [{"value": name} for name in value_codecs.by_name]
@@ -81,6 +83,7 @@ CODECS = (
     + [{"value": {"name": "ternary", "bucket_size": None, "clip": clip}} for clip in (None, 2.5)]
     + [{"value": {"name": "uniform", "bits": 1, "bucket_size": 4096, "rotate": rotate}} for rotate in (False, True)]
     + [{"value": {"name": "quantile", "buckets": 4, "center": c, "separate_signs": False}} for c in ("mean", "middle")]
+    + [{"value": {"name": "quantile", "buckets": buckets, "splits": "lloyd"}} for buckets in (2, 4)]
     + [{"joint": {"name": name, "center": "middle", "groups": 1}} for name in ("sketchml", "skcompress")]
 )
 
@@ -90,6 +93,20 @@ CODECS = (
 def test_pairs(sparsifier, number):
     config = Config.load(CODECS[number], sparsifier={"name": sparsifier, **SETTINGS.get(sparsifier, {})})
     check(config, list(GRADIENTS.values())[number % 3]())
+
+
+@pytest.mark.parametrize("gradients", GRADIENTS)
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_dgc(gradients, nesterov):
+    """Its residual gets velocities, which are up to 1 / (1 - momentum) times as large as gradients."""
+    for sparsifier in ("topk", "chunk_topk"):
+        check(
+            Config.load(
+                memory={"name": "dgc", "momentum": 0.5, "nesterov": nesterov},
+                sparsifier={"name": sparsifier, "density": 0.05},
+            ),
+            GRADIENTS[gradients](),
+        )
 
 
 def test_a_codec_that_loses_more_than_it_sends_is_found():

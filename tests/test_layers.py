@@ -21,7 +21,7 @@ LAYERS: list[set[str]] = [
     {"entropy"},
     {"index", "sparsify", "value"},
     {"joint"},
-    {"exchange.settings", "exchange.traffic", "local_updates", "plugins", "presets"},
+    {"exchange.settings", "exchange.traffic", "feedback", "local_updates", "plugins", "presets", "schedule"},
     {"effects"},
     {"config", "container", "short_container"},
     {"memory", "pipeline"},

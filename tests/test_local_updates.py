@@ -32,6 +32,7 @@ def test_a_mapping_changes_what_the_config_has():
             {"local": {"decay": 0.5}, "error_feedback": False},
             r"local.decay is 0.5 and has no effect, since error_feedback is False",
         ),
+        ({"local": {"every": 2}, "memory": "dgc"}, r"memory is 'dgc', which is a momentum of gradients"),
         ({"local": 3}, r"local is 3, which is not allowed"),
     ],
 )

@@ -29,11 +29,12 @@ def test_a_name_gives_the_same_config_as_the_file_from_any_directory(file, tmp_p
 def test_a_config_prints_as_a_table_which_is_yaml(name):
     config = Config.load(name, seed=3)
     lines = str(config).splitlines()
-    assert "seed:           3" in lines and f"scope:          {config.scope}" in lines
+    width = 2 + max(len(key) for key, value in config.to_dict().items() if value is not None)
+    assert f"{'seed:':<{width}}3" in lines and f"{'scope:':<{width}}{config.scope}" in lines
     assert [line.split(":")[0] for line in lines] == [
         key for key, value in config.to_dict().items() if value is not None
     ]
-    assert all(line[15] == " " != line[16] for line in lines), "the values are in one column"
+    assert all(line[width - 1] == " " != line[width] for line in lines), "the values are in one column"
     assert Config.load(yaml.safe_load(str(config))) == config
 
 

@@ -18,10 +18,11 @@ from hvd_deepreduce.engine.agreement import Agreement, Descriptions
 from hvd_deepreduce.engine.buckets import Bucket
 from hvd_deepreduce.engine.collectives import Collectives
 from hvd_deepreduce.engine.exchanges import Exchanges
-from hvd_deepreduce.engine.parameter import Parameter
+from hvd_deepreduce.engine.parameter import VELOCITY, Parameter
 from hvd_deepreduce.engine.pipelines import Pipelines
 from hvd_deepreduce.engine.stats import Stats
 from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.feedback import DGC
 from hvd_deepreduce.memory import Memory
 from hvd_deepreduce.ops import arrays, deferred
 from hvd_deepreduce.pipeline import Pipeline, decode_part
@@ -340,10 +341,12 @@ class Engine:
             The container, uint8, where ``flat`` is.
         """
         self.check_open()
-        pipeline, residual = self.pipeline_of(parameter), None
+        pipeline, residual, velocity = self.pipeline_of(parameter), None, None
         if self._feeds_back(pipeline):
             residual = self._memory.residual(parameter.name, flat.size, flat.dtype, flat)
-        packed = pipeline.encode(flat, residual, self.key(parameter), 2)
+        if isinstance(pipeline.config.memory, DGC):
+            velocity = self._memory.residual(VELOCITY + parameter.name, flat.size, flat.dtype, flat)
+        packed = pipeline.encode(flat, residual, self.key(parameter), 2, velocity, self.collectives.size())
         parameter.step += 1
         self.in_flight.add(parameter.name)
         return packed
@@ -422,13 +425,16 @@ class Engine:
         bucket.count_step()
         config = self._config
         key = bucket.key = RngKey(config.seed, bucket.number, bucket.step, self.collectives.rank())
-        residual = None
+        residual = velocity = None
         failure: Exception | None = None
         try:
             bucket.clear_missing()
             if any(self._feeds_back(self.pipeline_of(parameter)) for parameter in bucket.members):
                 names = [parameter.name for parameter in bucket.members]
                 residual = self._memory.joined(names, bucket.sizes, bucket.dtype, bucket.gradient)
+            if any(isinstance(self.pipeline_of(parameter).config.memory, DGC) for parameter in bucket.members):
+                names = [VELOCITY + parameter.name for parameter in bucket.members]
+                velocity = self._memory.joined(names, bucket.sizes, bucket.dtype, bucket.gradient)
         except Exception as error:
             if not self.over_mpi:
                 raise
@@ -441,6 +447,8 @@ class Engine:
                     residual[i:j] if residual is not None and self._feeds_back(pipeline) else None,
                     key,
                     2,
+                    velocity[i:j] if velocity is not None and isinstance(pipeline.config.memory, DGC) else None,
+                    self.collectives.size(),
                 )
                 for pipeline, (i, j), key in self._tensors_of(bucket)
             ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
+VELOCITY = "velocity of "
+"""Begins the name of a parameter's velocity beside the residuals, under the memory ``dgc``."""
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 
 
@@ -41,3 +44,8 @@ class Parameter:
     def accumulated_in(self) -> np.dtype[Any]:
         """dtype of its residual and of its flat gradients: float64 for float64, float32 for everything else."""
         return _FLOAT64 if self.dtype.endswith("float64") else _FLOAT32
+
+
+def owner(name: str, parameters: Mapping[str, Parameter]) -> Parameter | None:
+    """The parameter whose residual or velocity has this name; None: there is none."""
+    return parameters.get(name) or parameters.get(name.removeprefix(VELOCITY))

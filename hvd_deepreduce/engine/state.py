@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_deepreduce.codec import Floats
-from hvd_deepreduce.engine.parameter import Parameter
+from hvd_deepreduce.engine.parameter import VELOCITY, Parameter, owner
 from hvd_deepreduce.engine.quoting import quoted
 from hvd_deepreduce.ops import deferred
 
@@ -26,12 +26,17 @@ _DTYPES = (np.dtype(np.uint8), np.dtype(np.float32), np.dtype(np.float64))
 
 
 def save(parameters: Mapping[str, Parameter], residuals: Mapping[str, Floats], rank: int, size: int) -> dict[str, Any]:
-    """The state as plain numbers and NumPy arrays, with parameters in the model's order."""
+    """The state as plain numbers and NumPy arrays, with parameters in the model's order.
+
+    Under the memory ``dgc``, ``residuals`` has a parameter's velocity too, after its residual.
+    """
     return {
         "rank": rank,
         "size": size,
         "steps": {name: parameter.step for name, parameter in parameters.items()},
-        "residuals": {name: residuals[name] for name in parameters if name in residuals},
+        "residuals": {
+            name: residuals[name] for one in parameters for name in (one, VELOCITY + one) if name in residuals
+        },
     }
 
 
@@ -71,7 +76,8 @@ def check(
         if not isinstance(state[key], Mapping):
             raise ValueError(f"the {key} of the state are a {type(state[key]).__name__}; they must be a dict")
         for name in state[key]:
-            if not isinstance(name, str) or name not in parameters:
+            known = isinstance(name, str) and (owner(name, parameters) if key == "residuals" else name in parameters)
+            if not known:
                 raise ValueError(
                     f"the state has a parameter {quoted(name)}, but the model does not: load the state of this model"
                 )
@@ -79,7 +85,8 @@ def check(
         if name not in state["steps"]:
             raise ValueError(f"the model has a parameter {name}, but the state does not: load the state of this model")
     steps = {name: _integer(step, f"the step count of {name}") for name, step in state["steps"].items()}
-    return steps, {name: _residual(given, parameters[name]) for name, given in state["residuals"].items()}
+    kept = {name: _residual(name, given, owner(name, parameters)) for name, given in state["residuals"].items()}
+    return steps, kept
 
 
 Reshard = bool | Literal["sum", "mean"]
@@ -151,7 +158,9 @@ def reshard(
     scale = size / total if how == "mean" else 1.0
     shares: dict[str, Floats] = {}
     for name, total_of_ranks in sums.items():
-        dtype = parameters[name].accumulated_in
+        parameter = owner(name, parameters)
+        assert parameter is not None  # it was checked
+        dtype = parameter.accumulated_in
         # Sums beyond the dtype become its largest number, as an accumulator does.
         most = float(np.finfo(dtype).max)
         shares[name] = np.clip(scale * total_of_ranks, -most, most).astype(dtype)
@@ -168,9 +177,10 @@ def _integer(value: object, what: str) -> int:
     return int(value)
 
 
-def _residual(given: object, parameter: Parameter) -> Floats:
-    """The residual, flat, contiguous and aligned, once it has been found to be one of this parameter."""
-    what = f"the residual of {parameter.name}"
+def _residual(name: str, given: object, parameter: Parameter | None) -> Floats:
+    """The residual or velocity, flat, contiguous and aligned, once it has been found to be one of this parameter."""
+    assert parameter is not None  # the caller has found it
+    what = f"the residual of {name}" if name == parameter.name else f"the {name}"
     if not isinstance(given, np.ndarray):
         raise ValueError(f"{what} is a {type(given).__name__}; it must be a NumPy array")
     known = prod(size for size in parameter.shape if size >= 0)

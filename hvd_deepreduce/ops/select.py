@@ -25,6 +25,7 @@ from hvd_deepreduce.ops.library import address, kernels_by_dtype
 from hvd_deepreduce.ops.types import U32, Device, Floats
 
 _topk = kernels_by_dtype("topk", "I", "ppUUppi")
+_topk_of_chunks = kernels_by_dtype("topk_of_chunks", "I", "ppUUUUppi")
 _threshold = kernels_by_dtype("threshold", "p", "ppUdi*")
 _threshold_bits = kernels_by_dtype("threshold_bits", "U", "d")
 _copy_selection = kernels_by_dtype("copy_selection", "v", "ppp")
@@ -115,6 +116,62 @@ def _(dense: Device, gradient: Device | None, k: int, threads: int = 1) -> tuple
     elif read_counter(zeros):
         return threshold(dense, None, 0.0)
     return indices, values
+
+
+@operation()
+def topk_of_chunks(
+    dense: Floats, gradient: Floats | None, chunk: int, k: int, last: int, threads: int = 1
+) -> tuple[U32, Floats]:
+    """As ``topk``, of each chunk of consecutive elements by itself.
+
+    Args:
+        dense, gradient: as in ``topk``; any number of elements.
+        chunk: elements of a chunk, at least 1. The last chunk ends with the tensor.
+        k: at most ``chunk`` and at least 1, of each chunk but the last.
+        last: of the last chunk, at most its size and at least 1.
+        threads: of the host.
+
+    Returns, Raises:
+        As ``topk``.
+    """
+    most = _most_of_chunks(dense.size, chunk, k, last)
+    indices, values = np.empty(most, np.uint32), np.empty(most, dense.dtype)
+    if dense.size == 0:
+        return indices, values
+    count = _topk_of_chunks[dense.dtype](
+        address(dense), None if gradient is None else address(gradient), dense.size, min(chunk, dense.size), k, last,
+        address(indices), address(values), threads,
+    )  # fmt: skip
+    if count < 0:
+        raise MemoryError(f"not enough memory for the candidates of top-k of chunks of {chunk} elements")
+    return indices[:count], values[:count]
+
+
+@topk_of_chunks.cuda
+def _(
+    dense: Device, gradient: Device | None, chunk: int, k: int, last: int, threads: int = 1
+) -> tuple[Device, Device]:
+    xp, n, encoding = array_module(dense), dense.size, deferred.state.encoding
+    most = _most_of_chunks(n, chunk, k, last)
+    indices, values = xp.empty(most, u32), xp.empty(most, dense.dtype)
+    if n == 0:
+        return indices, values
+    zeros = counter(xp) if encoding is None or encoding.exact else encoding.zeros
+    launch(
+        xp, "select/select", f"topk_of_chunks_{suffix(dense.dtype)}", grid(xp, n, chunk), dense, or_null(gradient),
+        u64(n), residual_guard(), u64(chunk), u64(k), u64(last), indices, values, zeros,
+    )  # fmt: skip
+    if encoding is not None and not encoding.exact:
+        encoding.assumed = True
+    elif read_counter(zeros):
+        places, values = threshold(values, None, 0.0)
+        indices = arrays.gather(indices, places)
+    return indices, values
+
+
+def _most_of_chunks(numel: int, chunk: int, k: int, last: int) -> int:
+    """How many elements of all chunks are selected if there are enough that are not zero."""
+    return (-(-numel // chunk) - 1) * k + last if numel else 0
 
 
 @operation()

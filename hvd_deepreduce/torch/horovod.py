@@ -263,7 +263,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         one rank nothing, and never a parameter that it does not know.
 
         Raises:
-            ValueError: Adasum, or a parameter of another model.
+            ValueError: Adasum, or a parameter of another model; or an optimizer with momentum under the memory ``dgc``.
             RuntimeError: a parameter was unfrozen, or given to the optimizer, after that was made; or ``close`` was
                 called.
         """
@@ -272,6 +272,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             raise ValueError(f"the optimizer has {ADASUM}")
         trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         numbers = [id(parameter) for parameter in trained]  # hashing tensors takes long
+        self._check_momentum(optimizer)
         if self._checked.get(optimizer) == numbers:
             return
         names = {id(tensor): name for name, tensor in self._pairs.items()}
@@ -286,6 +287,19 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             optimizer.synchronize()  # nothing stays in flight
             raise RuntimeError(LATE.format(names=", ".join(late[:5]) + ", ..." * (len(late) > 5)))
         self._checked[optimizer] = numbers
+
+    def _check_momentum(self, optimizer: Any) -> None:
+        """Under the memory ``dgc`` the momentum is applied before the residual, and must not be applied again."""
+        if not self._engine.config.has_velocity:
+            return
+        for group in optimizer.param_groups:
+            for key in ("momentum", "betas"):
+                if group.get(key):
+                    raise ValueError(
+                        f"memory is 'dgc', which applies momentum on each rank, and the optimizer has {key}="
+                        f"{group[key]}, so that it would be applied twice: use torch.optim.SGD without momentum, and "
+                        "set the momentum in the config, as memory={'name': 'dgc', 'momentum': 0.9}"
+                    )
 
     def _came(self, tensor: torch.Tensor) -> None:
         """Notes the parameter whose gradient came last, and the bytes of a sparse one: Horovod sends it by itself, and

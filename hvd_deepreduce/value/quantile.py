@@ -35,6 +35,11 @@ class Quantile(ValueCodec):
     the squared error of all values is at most r / 4q * (smallest^2 + largest^2) (theorem 2; all values different).
     float64 values are rounded to float32 first.
 
+    With ``splits: lloyd`` the buckets of each sign have nearly the least squared error that their number allows
+    (Lloyd's algorithm, with splits at 32 places an octave), and zeros count as positive values. Such buckets are not
+    equally full, which an entropy coder uses: with 4 buckets of the top 1.6% of normal values, a value takes 1.84 bits
+    in place of 2, and the squared error is 0.4% of the values', 0.72 times that of equally full buckets.
+
     Equally full buckets leave an entropy coder nothing to save; but where many values are equal, as zeros are, their
     bucket is fuller.
 
@@ -47,6 +52,7 @@ class Quantile(ValueCodec):
         center: what a bucket is decoded to: the ``mean`` of its values, which has the least squared error, or the
             ``middle`` between its two quantiles, as in the paper. The last bucket ends at the largest value, so its
             middle is far above most of its values if the tail is heavy.
+        splits: where buckets end: at ``quantile`` they are equally full, with ``lloyd`` the squared error is least.
         separate_signs: off, values of both signs share their buckets, as in the paper before its solution 1, and a
             value near 0 can change its sign.
         entropy: a coder of the numbers, used if it takes fewer bytes; with at most 256 buckets.
@@ -56,6 +62,7 @@ class Quantile(ValueCodec):
     id = 10
     buckets: int = Field(256, ge=2, le=65536)
     center: Literal["mean", "middle"] = "mean"
+    splits: Literal["quantile", "lloyd"] = "quantile"
     separate_signs: bool = Field(True, strict=True)
     entropy: Literal["none", "huffman", "rans"] = "none"
 
@@ -68,11 +75,24 @@ class Quantile(ValueCodec):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_splits(self) -> "Quantile":
+        if self.splits == "lloyd" and (self.center != "mean" or not self.separate_signs):
+            raise ValueError(
+                f"value.splits is 'lloyd', value.center is {self.center!r} and value.separate_signs is "
+                f"{self.separate_signs}: the squared error is least with the buckets' means, and each sign has its own "
+                "splits. Leave center and separate_signs out, or set splits to 'quantile'"
+            )
+        return self
+
     def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
         if values.size == 0:
             return values.view(np.uint8), None
         x = arrays.to_float32(values)
-        means, codes, _ = quantile.encode(x, self.buckets, self.center == "middle", self.separate_signs)
+        if self.splits == "lloyd":
+            means, codes = quantile.lloyd(x, self.buckets)
+        else:
+            means, codes, _ = quantile.encode(x, self.buckets, self.center == "middle", self.separate_signs)
         numbers, entropy = bits.pack(codes, (means.size - 1).bit_length()), 0
         if self.entropy != "none":
             coded = CODERS[ENTROPY_IDS[self.entropy]].encode(bits.pack(codes, 8))

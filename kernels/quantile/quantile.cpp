@@ -164,6 +164,22 @@ DR_API u32 dr_quantile_encode_ordered(const float* values, u64 count, u32 bucket
     return found;
 }
 
+// counts[bin] of the values of each bin, sums[bin] of their significands, both zeros before; see quantile.h.
+DR_API void dr_quantile_bins(const float* values, u64 count, u64* counts, u64* sums) {
+    for (u64 i = 0; i < count; ++i) {
+        u32 bits;
+        std::memcpy(&bits, values + i, 4);
+        const u32 bin = bin_of(bits);
+        ++counts[bin];
+        sums[bin] += significand_of(bits);
+    }
+}
+
+// codes[i] = the bucket of values[i], with the table of find_codes.
+DR_API void dr_quantile_codes(const float* values, u64 count, const u32* table, u32 half, u32 negative, u32* codes) {
+    find_codes(values, count, table, half, negative, codes);
+}
+
 // values[i] = means[codes[i]]. ERR_VALUE if a code is not below `buckets`. Aligned, since the loop takes almost twice as
 // long at some addresses.
 DR_API __attribute__((aligned(64))) i64 dr_quantile_decode(const u32* codes, u64 count, const float* means,

@@ -111,6 +111,15 @@ KERNEL ordered_means(const u32* sorted, u64 n, const u32* splits, const u64* cou
     }
 }
 
+// As dr_quantile_bins.
+KERNEL quantile_bins(const float* values, u64 count, u64* counts, u64* sums) {
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) {
+        const u32 bits = bits_of(values[i]), bin = bin_of(bits);
+        atomicAdd(counts + bin, 1ull);
+        atomicAdd(sums + bin, (u64)significand_of(bits));
+    }
+}
+
 // values[i] = means[codes[i]].
 KERNEL quantile_decode(const u32* codes, u64 count, const float* means, u32 buckets, float* values, i32* error) {
     for (u64 i = grid_thread(); i < count; i += grid_threads()) {

@@ -68,6 +68,12 @@ DR_HD float mean_of_units(double sum, u64 count, double unit, float least, float
     return largest < mean ? largest : mean;
 }
 
+// ---- For the splits of least squared error: values are counted in bins of 1/32 of an octave, from which the host finds
+// the splits. The significands of a bin have one exponent, so their sum is an integer, in any order.
+const u32 BIN_SHIFT = 18, SIGN_BINS = 1u << (31 - BIN_SHIFT);  // as in ops/lloyd.py; -0 counts as 0
+DR_HD u32 bin_of(u32 bits) { return bits == SIGN ? 0 : bits >> BIN_SHIFT; }
+DR_HD u32 significand_of(u32 bits) { return (bits & 0x7FFFFFu) | (bits & 0x7F800000u ? 0x800000u : 0); }
+
 DR_HD float middle_of(float low, float high) { return (float)(((double)low + (double)high) / 2); }
 
 #endif

@@ -272,6 +272,93 @@ DR_API i64 dr_topk_f64(double* dense, const double* grad, u64 n, u64 k, u32* ind
     return topk(dense, grad, n, k, indices, values, threads);
 }
 
+// The k largest of each chunk. The pass over a chunk collects the elements that reach a magnitude a little below the
+// k-th largest of the chunk before it; if these are fewer than k, the pass is repeated, within the cache, with a lower
+// one. So the result depends on the chunk alone, and its cost a little on its neighbour.
+template <class T, class Bits>
+static u64 topk_of_chunk(T* dense, const T* grad, u64 begin, u64 end, u64 k, Bits* least, Kept<T>& kept,
+                         std::vector<Bits>& bits, u32* indices, T* values) {
+    const Bits octave = (Bits)1 << (std::numeric_limits<T>::digits - 1);
+    kept.count = 0;
+    pass_run(dense, grad, begin, end, *least, kept);
+    for (Bits lower = octave; kept.count < k && *least > 1; lower = lower == octave ? 8 * octave : *least) {
+        *least = *least > lower ? *least - lower : 1;
+        kept.count = 0;
+        pass_run(dense, (const T*)nullptr, begin, end, *least, kept);
+    }
+    u64 count = 0, ties = 0;
+    Bits kth = *least;
+    if (kept.count > k) {
+        for (u64 i = 0; i < kept.count; ++i) bits[i] = magnitude_bits(kept.values[i]);
+        const auto last = bits.begin() + (i64)kept.count, at = bits.begin() + (i64)k - 1;
+        std::nth_element(bits.begin(), at, last, std::greater<Bits>());
+        kth = *at;
+        ties = k - (u64)std::count_if(bits.begin(), at, [=](Bits b) { return b > kth; });
+        for (u64 i = 0; i < kept.count && count < k; ++i) {
+            const Bits b = magnitude_bits(kept.values[i]);
+            const bool tie = b == kth && ties > 0;
+            indices[count] = kept.indices[i];
+            values[count] = kept.values[i];
+            count += (u64)(b > kth || tie);
+            ties -= tie;
+        }
+    } else {
+        count = kept.count;
+        std::copy(kept.indices, kept.indices + count, indices);
+        std::copy(kept.values, kept.values + count, values);
+    }
+    *least = kth > octave / 4 ? kth - octave / 4 : 1;
+    return count;
+}
+
+template <class T>
+static i64 topk_of_chunks(T* dense, const T* grad, u64 n, u64 chunk, u64 k, u64 last, u32* indices, T* values,
+                          int threads) {
+    typedef typename BitsOf<T>::type Bits;
+    const u64 chunks = (n + chunk - 1) / chunk, grain = chunk < RUN ? RUN / chunk : 1;
+    struct Run {
+        u64 first = 0, count = 0;
+    };
+    try {
+        std::vector<Run> runs((size_t)(threads < 1 ? 1 : threads));
+        parallel_runs(chunks, threads, grain, [&](int thread, u64 first, u64 end) {
+            Kept<T> kept;
+            kept.reserve(chunk);
+            std::vector<Bits> bits(chunk);
+            Bits least = 1;
+            Run run{first * k, 0};
+            for (u64 c = first; c < end; ++c)
+                run.count += topk_of_chunk<T, Bits>(dense, grad, c * chunk, std::min((c + 1) * chunk, n),
+                                                    c + 1 == chunks ? last : k, &least, kept, bits,
+                                                    indices + run.first + run.count, values + run.first + run.count);
+            runs[(size_t)thread] = run;
+        });
+        u64 count = 0;  // zeros are not selected, so a run may have left room behind it
+        for (const Run& run : runs) {
+            if (run.first != count) {
+                std::memmove(indices + count, indices + run.first, run.count * sizeof(u32));
+                std::memmove(values + count, values + run.first, run.count * sizeof(T));
+            }
+            count += run.count;
+        }
+        return (i64)count;
+    } catch (const std::bad_alloc&) {
+        return -1;
+    }
+}
+
+// dense += grad (unless null), then of each chunk [c * chunk, (c + 1) * chunk) the k elements of largest magnitude, or
+// all that are not zero if these are fewer; `last` of the last chunk. 1 <= k <= chunk, 1 <= last <= size of the last
+// chunk, n >= 1. indices and values have room for k of each chunk and `last`. Returns as dr_topk_*.
+DR_API i64 dr_topk_of_chunks_f32(float* dense, const float* grad, u64 n, u64 chunk, u64 k, u64 last, u32* indices,
+                                 float* values, int threads) {
+    return topk_of_chunks(dense, grad, n, chunk, k, last, indices, values, threads);
+}
+DR_API i64 dr_topk_of_chunks_f64(double* dense, const double* grad, u64 n, u64 chunk, u64 k, u64 last, u32* indices,
+                                 double* values, int threads) {
+    return topk_of_chunks(dense, grad, n, chunk, k, last, indices, values, threads);
+}
+
 // The magnitude bits of the smallest T that is not below `least` (at least 0) and not zero.
 template <class T>
 static typename BitsOf<T>::type threshold_bits(double least) {

@@ -170,18 +170,23 @@ struct Known {
 };
 
 template <class Bits>
-__device__ Known<Bits> known_after(const u32* counts, u32 passes, u64 k) {
+__device__ Known<Bits> known_at_first() {
     const u32 top = sizeof(Bits) * 8 - 1;
-    const Bits all = ~(Bits)0 >> 1;
-    Known<Bits> now = {0, 0, 0, top - 11, (Bits)(all & (~(Bits)0 << (top - 11)))};
-    for (u32 pass = 0; pass < passes; ++pass) {
-        const Digit digit = find_digit(counts + pass * BINS, k - now.above);
-        now.prefix |= (Bits)digit.digit << now.shift;
-        now.above += digit.above;
-        now.known |= now.open;
-        now.shift = now.shift > 11 ? now.shift - 11 : 0;
-        now.open = all & ~now.known & (~(Bits)0 << now.shift);
-    }
+    return {0, 0, 0, top - 11, (Bits)((~(Bits)0 >> 1) & (~(Bits)0 << (top - 11)))};
+}
+template <class Bits>
+__device__ void learn_digit(Known<Bits>& now, const u32* counts, u64 k) {
+    const Digit digit = find_digit(counts, k - now.above);
+    now.prefix |= (Bits)digit.digit << now.shift;
+    now.above += digit.above;
+    now.known |= now.open;
+    now.shift = now.shift > 11 ? now.shift - 11 : 0;
+    now.open = (~(Bits)0 >> 1) & ~now.known & (~(Bits)0 << now.shift);
+}
+template <class Bits>
+__device__ Known<Bits> known_after(const u32* counts, u32 passes, u64 k) {
+    Known<Bits> now = known_at_first<Bits>();
+    for (u32 pass = 0; pass < passes; ++pass) learn_digit(now, counts + pass * BINS, k);
     return now;
 }
 
@@ -294,4 +299,69 @@ KERNEL threshold_f32(float* dense, const float* gradient, u64 n, const i32* bad,
 KERNEL threshold_f64(double* dense, const double* gradient, u64 n, const i32* bad, u64 least, u64* status, u32* indices,
                      double* values, u64 room, u64* count) {
     collect(dense, unless(bad, gradient), n, least, status, indices, values, room, count);
+}
+
+// dense += gradient (unless null), then the k largest of each chunk, `last` of the last one, chunk after chunk; of equal
+// magnitudes those of lower index, zeros too. The number of zeros is added to *zeros. A block takes a chunk, and finds
+// its k-th largest magnitude by counting digits of eleven bits; after the first of these passes the chunk is cached.
+template <class T>
+__device__ void topk_of_chunks(T* dense, const T* gradient, u64 n, u64 chunk, u64 k, u64 last, u32* indices, T* values,
+                               u64* zeros) {
+    typedef typename BitsOf<T>::type Bits;
+    __shared__ u32 counts[BINS];
+    const u64 chunks = (n + chunk - 1) / chunk;
+    for (u64 c = blockIdx.x; c < chunks; c += gridDim.x) {
+        const u64 begin = c * chunk, size = n - begin < chunk ? n - begin : chunk, most = c + 1 == chunks ? last : k;
+        T* const own = dense + begin;
+        Known<Bits> now = known_at_first<Bits>();
+        for (const T* added = gradient; now.open; added = nullptr) {
+            for (u32 d = threadIdx.x; d < BINS; d += THREADS) counts[d] = 0;
+            __syncthreads();
+            for (u64 i = threadIdx.x; i < size; i += THREADS) {
+                T x = own[i];
+                if (added) own[i] = x = accumulated(x, added[begin + i]);
+                const Bits bits = magnitude_bits(x);
+                if ((bits & now.known) == now.prefix) atomicAdd(counts + (u32)((bits & now.open) >> now.shift), 1u);
+            }
+            __syncthreads();
+            learn_digit(now, counts, most);
+        }
+        const u64 ties = most - now.above;
+        if (now.prefix == 0 && threadIdx.x == 0) atomicAdd(zeros, ties);
+        u64 before = 0;  // as in `take`: ties | larger << 31
+        for (u64 base = 0; base < size; base += 4 * THREADS) {
+            const u64 at = base + 4 * threadIdx.x;
+            T x[4];
+            u64 sum = 0, total;
+#pragma unroll
+            for (u32 j = 0; j < 4; ++j) {
+                if (at + j >= size) continue;
+                x[j] = own[at + j];
+                const Bits bits = magnitude_bits(x[j]);
+                sum += bits > now.prefix ? 1ull << 31 : (u64)(bits == now.prefix);
+            }
+            u64 place = before + block_scan(sum, &total);
+            before += total;
+#pragma unroll
+            for (u32 j = 0; j < 4; ++j) {
+                if (at + j >= size) continue;
+                const u64 tied = place & 0x7FFFFFFF, larger = place >> 31;
+                const Bits bits = magnitude_bits(x[j]);
+                if (bits > now.prefix || (bits == now.prefix && tied < ties)) {
+                    const u64 to = c * k + larger + (tied < ties ? tied : ties);
+                    indices[to] = (u32)(begin + at + j);
+                    values[to] = x[j];
+                }
+                place += bits > now.prefix ? 1ull << 31 : (u64)(bits == now.prefix);
+            }
+        }
+    }
+}
+KERNEL topk_of_chunks_f32(float* dense, const float* gradient, u64 n, const i32* bad, u64 chunk, u64 k, u64 last,
+                          u32* indices, float* values, u64* zeros) {
+    topk_of_chunks(dense, unless(bad, gradient), n, chunk, k, last, indices, values, zeros);
+}
+KERNEL topk_of_chunks_f64(double* dense, const double* gradient, u64 n, const i32* bad, u64 chunk, u64 k, u64 last,
+                          u32* indices, double* values, u64* zeros) {
+    topk_of_chunks(dense, unless(bad, gradient), n, chunk, k, last, indices, values, zeros);
 }

@@ -36,6 +36,10 @@ WAYS += [{"value": {"name": "half", "dtype": "float16"}},
          {"value": {"name": "sign", "bucket_size": 17}}, {"value": {"name": "deflate", "shuffle": False}},
          {"value": {"name": "fit_poly", "degree": 0, "segments": None}}, {"value": {"name": "uniform", "bits": 16}},
          {"sparsifier": {"name": "block_topk", "density": 0.5, "block": 7, "norm": "l1"}},
+         {"sparsifier": {"name": "chunk_topk", "density": 0.2, "chunk": 33},
+          "value": {"name": "quantile", "buckets": 4, "splits": "lloyd", "entropy": "rans"}},
+         {"memory": {"name": "dgc", "clip": 0.5}},
+         {"memory": {"name": "dgc", "nesterov": True}, "sparsifier": {"name": "topk", "density": 0.3}},
          {"index": {"name": "bloom", "policy": "naive"}, "error_feedback": False},
          {"value": {"name": "qsgd", "bits": 3, "bucket_size": 100, "norm": "l2", "entropy": "rans", "fit_scale": True}},
          {"joint": {"name": "densestream", "coded": False}, "index": None, "value": None},
@@ -62,16 +66,20 @@ def go(gpu, config, gradient):
     for feedback in {0: (True, False), 1: (True,), 2: (False,)}[gpu.order]:
         residual = (gradient[::-1] * gradient.dtype.type(0.25)).copy() if feedback else None
         copy = None if residual is None else gpu.put(residual)
+        velocity = (gradient * gradient.dtype.type(0.125)).copy() if config.has_velocity and feedback else None
+        velocity_copy = None if velocity is None else gpu.put(velocity)
         containers = []
         for step in range(2):
             given = gradient * gradient.dtype.type(1 - 0.5 * step)
-            ours_now = ours.encode(given, residual, KEY._replace(step=step, rank=step))
+            ours_now = ours.encode(given, residual, KEY._replace(step=step, rank=step), velocity=velocity)
             on_device = gpu.put(given)
-            theirs_now = theirs.encode(on_device, copy, KEY._replace(step=step, rank=step))
+            theirs_now = theirs.encode(on_device, copy, KEY._replace(step=step, rank=step), velocity=velocity_copy)
             same(gpu, ours_now, theirs_now)
             same(gpu, given, on_device)
             if residual is not None:
                 same(gpu, residual, copy)
+            if velocity is not None:
+                same(gpu, velocity, velocity_copy)
             containers.append(ours_now)
         gathered = np.concatenate(containers)
         want, got = np.ones_like(gradient), gpu.put(np.ones_like(gradient))
@@ -213,6 +221,8 @@ WAYS_OF_FEW = [
     {"sparsifier": {"name": "topk", "density": 0.3, "density_of": "nonzeros"}, "index": "raw", "value": "raw"},
     *({"sparsifier": {"name": name, "density": 0.5}, "value": "sign"} for name in ("block_topk", "sampled_topk")),
     {"sparsifier": {"name": "topk_capped", "cap": 99}, "value": "sign"},
+    {"memory": "dgc", "value": "sign"},
+    {"sparsifier": {"name": "chunk_topk", "density": 0.1, "chunk": 600}, "value": "sign"},
 ]  # fmt: skip
 
 

@@ -54,3 +54,14 @@ def test_threshold_and_nonzero(gpu, name):
 
 def test_threshold_keeps_more_than_there_is_room_for(gpu):
     both(gpu, select.threshold, cases.random(140_000), cases.random(140_000, seed=2), 0.01)
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_topk_of_chunks(gpu, name):
+    x = INPUTS[name]
+    y = np.random.default_rng(5).permutation(x) * x.dtype.type(0.5)
+    for chunk in (chunk for chunk in (3, 64, 1500) if x.size <= 10 * chunk):  # the emulator takes long for a chunk
+        last = x.size % chunk or min(chunk, x.size)
+        for k, of_last in ((1, 1), (-(-chunk // 3), -(-last // 3)), (chunk, last)):
+            both(gpu, select.topk_of_chunks, x, None, chunk, k, of_last)
+            both(gpu, select.topk_of_chunks, x, y, chunk, k, of_last)

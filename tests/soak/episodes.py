@@ -57,7 +57,7 @@ WAYS: dict[Way, tuple[int, tuple[str, ...]]] = {
 INDEX = ("rice", "delta", "elias_fano", "huffman", "rans", "rle", "bitmap", "auto", {"name": "bloom", "fpr": 0.01})
 VALUE = ("raw", "qsgd", "half", "fit_poly", "quantile", "deflate", "natural", "uniform", "sign", "ternary")
 JOINT = ("densestream", "sketchml", "skcompress", "three_lc")
-SPARSIFIERS = ("topk", "sampled_topk", "randomk", "block_topk")
+SPARSIFIERS = ("topk", "sampled_topk", "randomk", "block_topk", "chunk_topk")
 
 
 @dataclass(frozen=True)

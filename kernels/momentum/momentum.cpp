@@ -1,0 +1,42 @@
+// The velocity of deep gradient compression: see momentum.h.
+#include "momentum/momentum.h"
+
+#include <limits>
+
+#include "common/cpu.h"
+
+static const u64 RUN = 1 << 20;  // no thread is started for fewer elements
+
+template <class T>
+__attribute__((always_inline)) inline void correct(const T* velocity, const T* gradient, u64 begin, u64 end, T factor,
+                                                   T scale, bool nesterov, T* corrected, T* sent) {
+    const T most = std::numeric_limits<T>::max();
+    for (u64 i = begin; i < end; ++i) {
+        T u, added;
+        next_velocity(velocity[i], gradient[i], factor, scale, nesterov, most, &u, &added);
+        corrected[i] = u;
+        sent[i] = added;
+    }
+}
+DR_CLONES static void run(const float* velocity, const float* gradient, u64 begin, u64 end, float factor, float scale,
+                          bool nesterov, float* corrected, float* sent) {
+    correct(velocity, gradient, begin, end, factor, scale, nesterov, corrected, sent);
+}
+DR_CLONES static void run(const double* velocity, const double* gradient, u64 begin, u64 end, double factor,
+                          double scale, bool nesterov, double* corrected, double* sent) {
+    correct(velocity, gradient, begin, end, factor, scale, nesterov, corrected, sent);
+}
+
+// corrected: the next velocity; sent: what the residual gets; they may be one array.
+DR_API void dr_momentum_f32(const float* velocity, const float* gradient, u64 n, double factor, double scale,
+                            int nesterov, float* corrected, float* sent, int threads) {
+    parallel_runs(n, threads, RUN, [&](int, u64 begin, u64 end) {
+        run(velocity, gradient, begin, end, (float)factor, (float)scale, nesterov != 0, corrected, sent);
+    });
+}
+DR_API void dr_momentum_f64(const double* velocity, const double* gradient, u64 n, double factor, double scale,
+                            int nesterov, double* corrected, double* sent, int threads) {
+    parallel_runs(n, threads, RUN, [&](int, u64 begin, u64 end) {
+        run(velocity, gradient, begin, end, factor, scale, nesterov != 0, corrected, sent);
+    });
+}

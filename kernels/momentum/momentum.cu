@@ -1,0 +1,47 @@
+// The velocity of deep gradient compression: the CUDA side of momentum.cpp, and what is kept of it.
+#include "momentum/momentum.h"
+
+#include "common/device.cuh"
+
+template <class T>
+__device__ void correct(const T* velocity, const T* gradient, u64 n, T factor, T scale, u32 nesterov, T most,
+                        T* corrected, T* sent) {
+    for (u64 i = grid_thread(); i < n; i += grid_threads()) {
+        T u, added;
+        next_velocity(velocity[i], gradient[i], factor, scale, nesterov != 0, most, &u, &added);
+        corrected[i] = u;
+        if (sent != corrected) sent[i] = added;
+    }
+}
+KERNEL momentum_f32(const float* velocity, const float* gradient, u64 n, float factor, float scale, u32 nesterov,
+                    float* corrected, float* sent) {
+    correct(velocity, gradient, n, factor, scale, nesterov, 3.402823466e38f, corrected, sent);
+}
+KERNEL momentum_f64(const double* velocity, const double* gradient, u64 n, double factor, double scale, u32 nesterov,
+                    double* corrected, double* sent) {
+    correct(velocity, gradient, n, factor, scale, nesterov, 1.7976931348623157e308, corrected, sent);
+}
+
+// Unless *bad says that the gradient is not finite: velocity = corrected, or 0 if that is null.
+template <class T>
+__device__ void keep(T* velocity, const T* corrected, u64 n) {
+    for (u64 i = grid_thread(); i < n; i += grid_threads()) velocity[i] = corrected ? corrected[i] : (T)0;
+}
+KERNEL keep_f32(float* velocity, const float* corrected, u64 n, const i32* bad) {
+    if (!bad || !*bad) keep(velocity, corrected, n);
+}
+KERNEL keep_f64(double* velocity, const double* corrected, u64 n, const i32* bad) {
+    if (!bad || !*bad) keep(velocity, corrected, n);
+}
+
+// Unless *bad says so: velocity[sent] = 0.
+template <class T>
+__device__ void clear(T* velocity, const u32* sent, u64 count) {
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) velocity[sent[i]] = (T)0;
+}
+KERNEL clear_f32(float* velocity, const u32* sent, u64 count, const i32* bad) {
+    if (!bad || !*bad) clear(velocity, sent, count);
+}
+KERNEL clear_f64(double* velocity, const u32* sent, u64 count, const i32* bad) {
+    if (!bad || !*bad) clear(velocity, sent, count);
+}
