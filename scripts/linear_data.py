@@ -125,7 +125,7 @@ def generated(count: int, numel: int, seed: int, begin: int = 0) -> Rows:
     """Rows of norm 1 with one feature, drawn by the Zipf law of KDD10, from each of 29 fields of equal size.
 
     The features' numbers are in random order, which is the hardest for codecs of indices. The labels are drawn with the
-    probability sigmoid(3 x . w), for normal weights w.
+    probability sigmoid(3 (x . w - b)), for normal weights w and the mean b of x . w.
 
     Args:
         count: of rows.
@@ -136,16 +136,23 @@ def generated(count: int, numel: int, seed: int, begin: int = 0) -> Rows:
     shared, own = np.random.default_rng([seed, 0]), np.random.default_rng([seed, 1, begin])
     order = shared.permutation(numel).astype(np.int32)
     weights = shared.standard_normal(numel, dtype=np.float32)
-    # The inverse of the distribution function of the law, for u in [0, 1).
-    low, high = OFFSET ** (1 - EXPONENT), (1 + OFFSET) ** (1 - EXPONENT)
-    u, of_field = own.random((count, ROW_NONZEROS)), numel // ROW_NONZEROS
-    ranks = (((low + u * (high - low)) ** (1 / (1 - EXPONENT)) - OFFSET) * of_field).astype(np.int64)
-    drawn = order[np.clip(ranks, 0, of_field - 1) + of_field * np.arange(ROW_NONZEROS)]
-    drawn.sort(axis=1)
-    values = np.full(drawn.size, 1 / np.sqrt(ROW_NONZEROS), np.float32)
-    indptr = np.arange(0, drawn.size + 1, ROW_NONZEROS)
-    features = csr_matrix((values, drawn.reshape(-1), indptr), shape=(count, numel))
-    chance = 1 / (1 + np.exp(-3 * (features @ weights)))
+
+    def drawn(rng: np.random.Generator, rows: int) -> npt.NDArray[np.int32]:
+        """Features of some rows: int32 ``[rows, 29]``, sorted."""
+        # The inverse of the distribution function of the law, for u in [0, 1).
+        low, high = OFFSET ** (1 - EXPONENT), (1 + OFFSET) ** (1 - EXPONENT)
+        u, of_field = rng.random((rows, ROW_NONZEROS)), numel // ROW_NONZEROS
+        ranks = (((low + u * (high - low)) ** (1 / (1 - EXPONENT)) - OFFSET) * of_field).astype(np.int64)
+        found = order[np.clip(ranks, 0, of_field - 1) + of_field * np.arange(ROW_NONZEROS)]
+        found.sort(axis=1)
+        return found
+
+    value = np.float32(1 / np.sqrt(ROW_NONZEROS))
+    indices = drawn(own, count).reshape(-1)
+    indptr = np.arange(0, indices.size + 1, ROW_NONZEROS)
+    features = csr_matrix((np.full(indices.size, value), indices, indptr), shape=(count, numel))
+    balance = value * weights[drawn(shared, 4096)].sum(1).mean()  # as many labels of 1 as of -1, about
+    chance = 1 / (1 + np.exp(-3 * (features @ weights - balance)))
     return Rows(features, np.where(own.random(count) < chance, 1, -1).astype(np.float32))
 
 

@@ -17,21 +17,18 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-import click
 import horovod.torch as hvd
 import linear_data
 import numpy as np
 import torch
 import typer
 from linear_exchange import Endpoint
-from linear_models import LOSSES, MOMENTS, Model
+from linear_models import LOSSES, Model
 
 from hvd_deepreduce import Config, SparseTensor
 from hvd_deepreduce.exchange import traffic
-
-MODEL, OPTIMIZER = click.Choice(list(LOSSES)), click.Choice(list(MOMENTS))
 
 
 class Exchange:
@@ -127,8 +124,8 @@ def read(data: Path | None, features: int | None, scale: float, zero_based: bool
 
 def main(
     config: Annotated[str, typer.Option(help="a preset or a YAML file, of one tensor")] = "sparse_best",
-    model: Annotated[str, typer.Option(click_type=MODEL, help="logistic regression, SVM or linear regression")] = "lr",
-    optimizer: Annotated[str, typer.Option(click_type=OPTIMIZER)] = "adam",
+    model: Annotated[Literal["lr", "svm", "linear"], typer.Option(help="logistic regression, ...")] = "lr",
+    optimizer: Annotated[Literal["sgd", "adam", "amsgrad"], typer.Option()] = "adam",
     lr: Annotated[float, typer.Option(help="learning rate")] = 0.01,
     l2: Annotated[float, typer.Option(help="lambda of the l2 regularisation")] = 0.01,
     epochs: Annotated[int, typer.Option(min=1)] = 10,
