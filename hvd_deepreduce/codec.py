@@ -89,6 +89,8 @@ class Sparsifier(Codec, ABC):
     """Whether a receiver repeats the selection with ``indices_of``, so that an index section is not needed."""
     sends_all: ClassVar[bool] = False
     """Whether all elements are sent, so that there are no indices."""
+    selects_sparse: ClassVar[bool] = False
+    """Whether it goes by the magnitudes of single elements, and so can select from a sparse gradient."""
 
     @abstractmethod
     def select(self, dense: Floats, gradient: Floats | None, key: RngKey, threads: int) -> tuple[U32 | None, Floats]:
@@ -103,6 +105,19 @@ class Sparsifier(Codec, ABC):
         Returns:
             The sorted indices and their values; ``None`` and a copy of ``dense`` if all elements are sent.
         """
+
+    def select_sparse(self, indices: U32, values: Floats, numel: int, key: RngKey, threads: int) -> tuple[U32, Floats]:
+        """What ``select`` selects of the dense vector that is zero but for ``values`` at ``indices``.
+
+        Only sparsifiers with ``selects_sparse`` have it.
+
+        Args:
+            indices: uint32, strictly increasing, below ``numel``.
+            values: float32 or float64, finite, zeros among them or not.
+            numel: elements of the dense vector, which is not made.
+            key, threads: as in ``select``.
+        """
+        raise NotImplementedError
 
     @staticmethod
     def indices_of(numel: int, count: int, key: RngKey, like: Any = ON_HOST) -> U32:

@@ -6,6 +6,7 @@ Arrays are NumPy's or, on a GPU, CuPy's; all work happens on the device of the a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -27,15 +28,43 @@ from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import Container, ContainerError
 from hvd_deepreduce.feedback import DGC
 from hvd_deepreduce.index.packed import Packed
-from hvd_deepreduce.ops import arrays, bits, deferred, momentum, sort
+from hvd_deepreduce.ops import arrays, bits, deferred, momentum, sort, sparse
 from hvd_deepreduce.ops.library import NonFiniteError
-from hvd_deepreduce.sparse import MAX_NUMEL
+from hvd_deepreduce.sparse import MAX_NUMEL, SparseTensor
 from hvd_deepreduce.value.raw import Raw
 
 R = TypeVar("R")
 EMPTY: U8 = np.empty(0, np.uint8)
 Parts = Sequence[tuple[int, int]]
 """(begin, end) of slices of a vector."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What is encoded: a gradient, or the residual that it was added to.
+
+    Attributes:
+        numel, dtype: of the gradient.
+        residual: from which is subtracted what is sent; None: there is no error feedback.
+        at: its elements at sorted indices.
+    """
+
+    numel: int
+    dtype: np.dtype[Any]
+    residual: Floats | None
+    at: Callable[[U32], Floats]
+
+    @classmethod
+    def dense(cls, gradient: Floats, residual: Floats | None) -> _Source:
+        elements = gradient if residual is None else residual
+        return cls(gradient.size, gradient.dtype, residual, lambda indices: arrays.gather(elements, indices))
+
+    @classmethod
+    def sparse(cls, gradient: SparseTensor, residual: Floats | None) -> _Source:
+        if residual is not None:
+            return cls(gradient.numel, residual.dtype, residual, lambda indices: arrays.gather(residual, indices))
+        support, values = gradient.indices, gradient.values
+        return cls(gradient.numel, values.dtype, None, lambda indices: sparse.at(support, values, indices))
 
 
 class Pipeline:
@@ -92,7 +121,6 @@ class Pipeline:
         Raises:
             ContainerError: the gradient has more than 2^32 - 1 elements. Nothing has changed then.
         """
-        encode = self._encode_separately if self.config.joint is None else self._encode_joint
         corrected = None
         if velocity is not None and isinstance(self.config.memory, DGC):
             memory = self.config.memory
@@ -104,7 +132,7 @@ class Pipeline:
             )
 
         def use(indices: U32 | None, values: Floats) -> U8:
-            container, support = encode(gradient, residual, indices, values, key)
+            container, support = self._encoded(_Source.dense(gradient, residual), indices, values, key)
             if velocity is not None and corrected is not None:
                 momentum.keep(velocity, corrected, support)
             return self._pack(container, version)
@@ -113,7 +141,61 @@ class Pipeline:
             return self._selecting(gradient, residual, key, None, use)
         except NonFiniteError:
             section, _ = Raw().encode(gradient, None, key)
-            return self._pack(self._container(gradient, None, key, index=0, value=Raw.id, values=section), version)
+            source = _Source.dense(gradient, None)
+            return self._pack(self._container(source, None, key, index=0, value=Raw.id, values=section), version)
+
+    def encode_sparse(
+        self,
+        gradient: SparseTensor,
+        residual: Floats | None,
+        key: RngKey,
+        version: Literal[1, 2] = 1,
+    ) -> U8:
+        """The container of a gradient that is sparse from the data on; on the host. Nothing dense is made.
+
+        Without a residual it is the container that ``encode`` returns for the dense gradient. With one, the gradient is
+        added to the residual at its own indices, and only these are selected from, so that a step does not pass over
+        the residual: what was left of other elements waits until a gradient has them again. Of a Bloom filter's false
+        positives the residual's values are sent, as ever.
+
+        A gradient with NaN or infinity is made dense and sent as by ``encode``. The index codecs ``bitmap`` and
+        ``bloom`` and the joint codec ``three_lc`` take time, or memory, for each element of the dense vector.
+
+        Args:
+            gradient: of values float32 or float64.
+            residual: same dtype, dense, ``[numel]``, changed in place; ``None``: no error feedback.
+            key, version: as for ``encode``.
+
+        Raises:
+            ValueError: the sparsifier cannot select from a sparse gradient, or the memory is ``dgc``.
+        """
+        sparsifier, threads = self.config.sparsifier_at(key.step), self.threads
+        if not sparsifier.selects_sparse:
+            able = sorted(name for name, one in sparsifiers.by_name.items() if getattr(one, "selects_sparse", False))
+            raise ValueError(
+                f"the sparsifier is {sparsifier.name!r}, which cannot select from a sparse gradient, as it does not go "
+                f"by the magnitudes of its elements alone: use one of {', '.join(able)}"
+            )
+        if isinstance(self.config.memory, DGC):
+            raise ValueError(
+                "the memory is 'dgc', whose velocity is dense, and the gradient is sparse: use the memory 'residual'"
+            )
+        indices, values = np.ascontiguousarray(gradient.indices), np.ascontiguousarray(gradient.values)
+        try:
+            with deferred.encoding(values, residual, threads):
+                if residual is not None:
+                    values = sparse.accumulate_at(residual, indices, values)
+                indices, values = sparsifier.select_sparse(indices, values, gradient.numel, key, threads)
+                container, _ = self._encoded(_Source.sparse(gradient, residual), indices, values, key)
+                return self._pack(container, version)
+        except NonFiniteError:
+            return self.encode(gradient.dense(), residual, key, version)
+
+    def _encoded(
+        self, source: _Source, indices: U32 | None, values: Floats, key: RngKey
+    ) -> tuple[Container, U32 | None]:
+        encode = self._encode_separately if self.config.joint is None else self._encode_joint
+        return encode(source, indices, values, key)
 
     def _pack(self, container: Container, version: int) -> U8:
         return wire.pack(container) if version == 1 else short_container.pack(container, self.shared)
@@ -183,37 +265,38 @@ class Pipeline:
         return arrays.concatenate(indices) if len(indices) == len(selected) else None, values
 
     def _encode_joint(
-        self, gradient: Floats, residual: Floats | None, indices: U32 | None, values: Floats, key: RngKey
+        self, source: _Source, indices: U32 | None, values: Floats, key: RngKey
     ) -> tuple[Container, U32 | None]:
-        joint = self.config.joint
+        joint, numel = self.config.joint, source.numel
         assert joint is not None
         if indices is not None:
-            wider = joint.support(indices, gradient.size, gradient.dtype)
+            wider = joint.support(indices, numel, source.dtype)
             if wider is not indices:
-                indices, values = wider, arrays.gather(gradient if residual is None else residual, wider)
-        section, support = joint.encode(indices, values, gradient.size, key)
-        if residual is not None:
-            count = gradient.size if support is None else support.size
-            _, decoded = joint.decode(section, gradient.size, count, support is None, gradient.dtype, key)
-            arrays.subtract_sent(residual, support, decoded)
-        container = self._container(gradient, support, key, index=0, value=joint.id, values=section, joint=True)
+                indices, values = wider, source.at(wider)
+        section, support = joint.encode(indices, values, numel, key)
+        if source.residual is not None:
+            count = numel if support is None else support.size
+            _, decoded = joint.decode(section, numel, count, support is None, source.dtype, key)
+            arrays.subtract_sent(source.residual, support, decoded)
+        container = self._container(source, support, key, index=0, value=joint.id, values=section, joint=True)
         return container, support
 
     def _encode_separately(
-        self, gradient: Floats, residual: Floats | None, indices: U32 | None, values: Floats, key: RngKey
+        self, source: _Source, indices: U32 | None, values: Floats, key: RngKey
     ) -> tuple[Container, U32 | None]:
+        numel, residual = source.numel, source.residual
         value = self.config.value if residual is None else self._value_under_feedback
         assert value is not None
         index_id, index_section, support, ordered = 0, EMPTY, indices, False
         if indices is not None and self.config.index is not None:
-            index = self._resolved(self.config.index, indices, gradient.size)
-            encoded = self._encoded_index(index, indices, gradient.size, key)
+            index = self._resolved(self.config.index, indices, numel)
+            encoded = self._encoded_index(index, indices, numel, key)
             if encoded is None:
                 index_id, ordered = Packed.id, True
             else:
                 index_id, (index_section, support) = index.id, encoded
                 if support is not indices and not index.keeps_values:
-                    values = arrays.gather(gradient if residual is None else residual, support)
+                    values = source.at(support)
         section, order = value.encode(values, support, key)
         if order is not None and not value.sorts:
             raise ValueError(
@@ -221,16 +304,16 @@ class Pipeline:
                 "class attribute 'sorts' to True"
             )
         if residual is not None:
-            decoded = value.decode(section, values.size, support, gradient.dtype, key)
+            decoded = value.decode(section, values.size, support, source.dtype, key)
             arrays.subtract_sent(residual, support, unordered(decoded, order))
         order_section = EMPTY
         if ordered and support is not None:
             in_order = support if order is None else arrays.gather(support, order)
-            index_section = bits.pack(in_order, (gradient.size - 1).bit_length())
+            index_section = bits.pack(in_order, (numel - 1).bit_length())
         elif order is not None:
             order_section = bits.pack(order, (order.size - 1).bit_length())
         container = self._container(
-            gradient, support, key, index=index_id, value=value.id, indices=index_section, values=section,
+            source, support, key, index=index_id, value=value.id, indices=index_section, values=section,
             order=order_section, ordered=ordered,
         )  # fmt: skip
         return container, support
@@ -263,7 +346,7 @@ class Pipeline:
 
     def _container(
         self,
-        gradient: Floats,
+        source: _Source,
         support: U32 | None,
         key: RngKey,
         *,
@@ -279,9 +362,9 @@ class Pipeline:
             sparsifier=0 if support is None else self.config.sparsifier.id,
             index=index,
             value=value,
-            dtype=gradient.dtype,
-            numel=gradient.size,
-            count=gradient.size if support is None else support.size,
+            dtype=source.dtype,
+            numel=source.numel,
+            count=source.numel if support is None else support.size,
             key=key,
             digest=self.shared.digest,
             indices=indices,
@@ -340,14 +423,47 @@ class Pipeline:
         Raises:
             ContainerError: a container is refused or cannot be decoded; names its rank. ``out`` is then unchanged.
         """
-        for rank, container in enumerate(containers):
-            reason = self._foreign(container, out.dtype, key)
-            if reason:
-                raise wire.refusal(rank, reason)
+        self._refuse_foreign(containers, out.dtype, key)
         parts = deferred.run_deferred(
             out, lambda: [decode_part(container, out.size, rank) for rank, container in enumerate(containers)]
         )
         arrays.sum_into(out, parts, scale, self.threads)
+
+    def decode_sparse(
+        self,
+        containers: Sequence[Container],
+        numel: int,
+        dtype: np.dtype[Any],
+        scale: float = 1.0,
+        key: RngKey | None = None,
+    ) -> SparseTensor:
+        """``scale * (sum of the containers, in their order)`` as a sparse vector; on the host. No dense one is made.
+
+        Its support is the union of those of the containers, so a sum of 0 can be among its values. They are those that
+        ``decode`` gives. Of a container that holds all elements, those that are not 0 count.
+
+        Args:
+            containers, scale, key: as for ``decode``.
+            numel, dtype: of the sum.
+
+        Raises:
+            ContainerError: as ``decode``.
+        """
+        self._refuse_foreign(containers, dtype, key)
+        parts = []
+        for rank, container in enumerate(containers):
+            support, values = decode_part(container, numel, rank)
+            if support is None:
+                support = np.flatnonzero(values).astype(np.uint32)
+                values = values[support]
+            parts.append((support, values))
+        return SparseTensor(numel, *sparse.total(parts, dtype, scale))
+
+    def _refuse_foreign(self, containers: Sequence[Container], dtype: np.dtype[Any], key: RngKey | None) -> None:
+        for rank, container in enumerate(containers):
+            reason = self._foreign(container, dtype, key)
+            if reason:
+                raise wire.refusal(rank, reason)
 
     def _foreign(self, container: Container, dtype: np.dtype[Any], key: RngKey | None) -> str | None:
         """Why a container is not one that ``encode`` gives under this key; ``None``: it is one, as far as its header

@@ -220,3 +220,15 @@ def _(dense: Device, gradient: Device | None, least: float, threads: int = 1) ->
         if selected <= room:
             return indices[:selected], values[:selected]
         room, gradient = selected, None  # the gradient has been added
+
+
+def topk_of(indices: U32, values: Floats, k: int, threads: int = 1) -> tuple[U32, Floats]:
+    """``topk`` of the values of a sparse vector, and their indices; ``k`` may exceed their number."""
+    places, selected = topk(values, None, min(k, values.size), threads)
+    return arrays.gather(indices, places), selected
+
+
+def threshold_of(indices: U32, values: Floats, least: float, threads: int = 1) -> tuple[U32, Floats]:
+    """``threshold`` of the values of a sparse vector, and their indices."""
+    places, selected = threshold(values, None, least, threads)
+    return arrays.gather(indices, places), selected

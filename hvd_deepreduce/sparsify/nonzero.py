@@ -14,6 +14,10 @@ class NonZero(Sparsifier):
 
     name = "nonzero"
     id = 4
+    selects_sparse = True
 
     def select(self, dense: Floats, gradient: Floats | None, key: RngKey, threads: int) -> tuple[U32, Floats]:
         return select.threshold(dense, gradient, 0.0, threads)
+
+    def select_sparse(self, indices: U32, values: Floats, numel: int, key: RngKey, threads: int) -> tuple[U32, Floats]:
+        return select.threshold_of(indices, values, 0.0, threads)

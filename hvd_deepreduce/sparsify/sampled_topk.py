@@ -52,6 +52,5 @@ class SampledTopK(Sparsifier):
         indices, values = select.threshold(dense, gradient, least, threads)
         kept = kept_of(self.density, dense.size)
         if indices.size > self.excess * kept:
-            places, values = select.topk(values, None, kept, threads)
-            indices = arrays.gather(indices, places)
+            return select.topk_of(indices, values, kept, threads)
         return indices, values

@@ -19,7 +19,11 @@ class Threshold(Sparsifier):
 
     name = "threshold"
     id = 3
+    selects_sparse = True
     threshold: float = Field(ge=0, allow_inf_nan=False)
 
     def select(self, dense: Floats, gradient: Floats | None, key: RngKey, threads: int) -> tuple[U32, Floats]:
         return select.threshold(dense, gradient, self.threshold, threads)
+
+    def select_sparse(self, indices: U32, values: Floats, numel: int, key: RngKey, threads: int) -> tuple[U32, Floats]:
+        return select.threshold_of(indices, values, self.threshold, threads)

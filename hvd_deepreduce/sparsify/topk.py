@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from hvd_deepreduce.codec import U32, Floats, RngKey, Sparsifier, sparsifiers
-from hvd_deepreduce.ops import arrays, select
+from hvd_deepreduce.ops import select
 
 
 def kept_of(density: float, numel: int) -> int:
@@ -35,6 +35,7 @@ class TopK(Sparsifier):
 
     name = "topk"
     id = 1
+    selects_sparse = True
     density: float = Field(0.01, gt=0, le=1)
     density_of: Literal["elements", "nonzeros"] = "elements"
 
@@ -42,5 +43,10 @@ class TopK(Sparsifier):
         if self.density_of == "elements":
             return select.topk(dense, gradient, kept_of(self.density, dense.size), threads)
         indices, values = select.threshold(dense, gradient, 0.0, threads)
-        places, values = select.topk(values, None, kept_of(self.density, values.size), threads)
-        return arrays.gather(indices, places), values
+        return select.topk_of(indices, values, kept_of(self.density, values.size), threads)
+
+    def select_sparse(self, indices: U32, values: Floats, numel: int, key: RngKey, threads: int) -> tuple[U32, Floats]:
+        if self.density_of == "nonzeros":
+            indices, values = select.threshold_of(indices, values, 0.0, threads)
+            numel = values.size
+        return select.topk_of(indices, values, kept_of(self.density, numel), threads)

@@ -23,7 +23,11 @@ class TopKCapped(Sparsifier):
 
     name = "topk_capped"
     id = 5
+    selects_sparse = True
     cap: int = Field(1000, ge=1, lt=2**32)
 
     def select(self, dense: Floats, gradient: Floats | None, key: RngKey, threads: int) -> tuple[U32, Floats]:
         return select.topk(dense, gradient, min(self.cap, dense.size), threads)
+
+    def select_sparse(self, indices: U32, values: Floats, numel: int, key: RngKey, threads: int) -> tuple[U32, Floats]:
+        return select.topk_of(indices, values, min(self.cap, numel), threads)
