@@ -52,24 +52,34 @@ class SimulatedRanks:
         self.sent = [0] * ranks
         self.container_bytes = 0
 
-    def mean(self, vectors: Sequence[npt.NDArray[np.float32]], decay: float = 1.0) -> npt.NDArray[np.float32]:
+    def mean(self, vectors: Sequence[npt.NDArray[np.float32] | None], decay: float = 1.0) -> npt.NDArray[np.float32]:
         """What every rank decodes: the mean over the ranks of what each sends of its vector and its residual.
 
         Args:
-            vectors: of each rank, float32 ``[numel]``, contiguous; unchanged.
+            vectors: of each rank, float32 ``[numel]``, contiguous; unchanged. None: the rank sends zeros, and keeps its
+                residual.
             decay: factor of the residuals before the vectors are added.
         """
         ranks, pipeline = len(self.residuals), self._pipeline
         total = np.zeros(self.numel, np.float32)
-        for residual in self.residuals:
-            residual *= np.float32(decay)
+        zeros = np.zeros(self.numel, np.float32) if any(vector is None for vector in vectors) else None
+        residuals = [
+            None if vector is None or not self.config.error_feedback else residual
+            for vector, residual in zip(vectors, self.residuals, strict=True)
+        ]
+        for residual in residuals:
+            if residual is not None:
+                residual *= np.float32(decay)
         for number, (begin, end) in enumerate(self._parts):
             keys = [RngKey(self.config.seed, number, self.exchanges, rank) for rank in range(ranks)]
             packed = [
                 pipeline.encode(
-                    vector[begin:end], residual[begin:end] if self.config.error_feedback else None, key, version=2
+                    (zeros if vector is None else vector)[begin:end],
+                    None if residual is None else residual[begin:end],
+                    key,
+                    version=2,
                 )
-                for vector, residual, key in zip(vectors, self.residuals, keys, strict=True)
+                for vector, residual, key in zip(vectors, residuals, keys, strict=True)
             ]
             gathered = np.concatenate(packed)
             for rank, own in enumerate(packed):
@@ -80,7 +90,7 @@ class SimulatedRanks:
                 support, values = decode_part(container, end - begin, rank)
                 total[begin:end][slice(None) if support is None else support] += values
         self.exchanges += 1
-        return total / np.float32(ranks)
+        return total * np.float32(1 / ranks)
 
     def dense_bytes(self, exchanges: int) -> int:
         """Bytes that a rank sends in this many dense allreduces of float32, by a ring."""
