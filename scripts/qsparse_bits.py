@@ -348,12 +348,13 @@ ABOUT = {
 TEXT = """\
 {about}
 
-The step size is rate * a / (a + t) with a = {a:g}, which decays as Theorem 2's. One container holds the whole model, and
-Top_k keeps 1% of it. All bits are the sums over the workers of what they send to a master. As the paper counts: a value
-in 32 bits, a level in its bits, a sign in one, an index in ceil(log2 d), a scale in 32. Really sent: whole containers,
-with headers and checksums; Top_k's indices are packed in ceil(log2 d) bits. What the master sends back is not counted,
-as in the paper. Mean of {seeds} seeds. Each method has its best step size out of {rates}, by the first seed. SGD / this: how
-many times fewer bits than SGD with H = 1. In bold: ours; their codecs are named in scripts/qsparse_bits.py.
+The step size is rate * a / (a + t) with a = {a:g}, which decays as Theorem 2's. One container holds the whole model,
+and Top_k keeps 1% of it. All bits are the sums over the workers of what they send to a master. As the paper counts: a
+value in 32 bits, a level in its bits, a sign in one, an index in ceil(log2 d), a scale in 32. Really sent: whole
+containers, with headers and checksums; Top_k's indices are packed in ceil(log2 d) bits. What the master sends back is
+not counted, as in the paper. Mean of {seeds} seeds. Each method has its best step size out of {rates}, by the
+first seed. SGD / this: how many times fewer bits than SGD with H = 1. In bold: ours; their codecs are named in
+scripts/qsparse_bits.py.
 
 {table}
 
