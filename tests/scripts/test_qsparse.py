@@ -1,0 +1,271 @@
+"""Local steps and compressed updates, simulated: Qsparse-local-SGD against its oracle, and its rate of convergence."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+
+from tests.oracle.qsparse import qsparse_local_sgd
+from tests.ranks import ROOT
+
+sys.path.append(str(ROOT / "scripts"))
+import qsparse_bits  # noqa: E402
+from local_problems import Softmax  # noqa: E402
+from local_updates import LocalUpdates, Outer, own_times  # noqa: E402
+from mnist import mnist_5k  # noqa: E402
+from simulated_ranks import SimulatedRanks  # noqa: E402
+
+from hvd_deepreduce import Config  # noqa: E402
+
+DENSE = {"sparsifier": "none", "value": "raw", "error_feedback": False}
+
+
+def job(numel, workers, k=None, **changes):
+    if k is None:
+        return SimulatedRanks(Config.load(DENSE, scope="model", **changes), workers, [numel])
+    config = Config.load("topk_raw", sparsifier={"name": "topk_capped", "cap": k}, scope="model", **changes)
+    return SimulatedRanks(config, workers, [numel])
+
+
+class Quadratic:
+    """Worker r has f_r(x) = sum(curvature * (x - centre_r)^2) / 2, and gradients with noise."""
+
+    def __init__(self, workers=4, numel=20, noise=1.0, spread=1.0, distance=1.0, seed=0):
+        rng = np.random.default_rng(seed)
+        self.curvature = np.linspace(1, 2, numel)  # mu = 1, L = 2
+        self.centres = spread * rng.standard_normal((workers, numel))
+        self.best = self.centres.mean(0)
+        self.start = (self.best + distance * rng.standard_normal(numel)).astype(np.float32)
+        self.noise, self.seed = noise, seed
+
+    def gradient(self, worker, step, model):
+        rng = np.random.default_rng((self.seed, worker, step))
+        return self.curvature * (model - self.centres[worker]) + self.noise * rng.standard_normal(model.size)
+
+    def error(self, model):
+        """f(model) - f*."""
+        return 0.5 * float(self.curvature @ (model - self.best) ** 2)
+
+
+def run(problem, updates, rates, times):
+    for step, eta in enumerate(rates):
+        for worker, model in enumerate(updates.local):
+            model -= np.float32(eta) * problem.gradient(worker, step, model).astype(np.float32)
+        if times[step].any():
+            updates.synchronise(np.flatnonzero(times[step]).tolist())
+
+
+@given(seed=st.integers(0, 1000), workers=st.integers(1, 4), most=st.integers(1, 5), k=st.integers(1, 12),
+       asynchronous=st.booleans())  # fmt: skip
+@settings(max_examples=25)
+def test_the_master_and_the_memories_are_those_of_the_paper(seed, workers, most, k, asynchronous):
+    problem, steps = Quadratic(workers, 12, seed=seed), 17
+    rates = [0.3 / (1 + step / 10) for step in range(steps)]
+    together = np.tile((np.arange(1, steps + 1) % most == 0)[:, None], workers)
+    times = own_times(workers, steps, most, seed) if asynchronous else together
+    updates = LocalUpdates(job(12, workers, k), problem.start)
+    run(problem, updates, rates, times)
+    master, memories = qsparse_local_sgd(problem.start, problem.gradient, rates, times, k)
+    np.testing.assert_allclose(updates.master, master, atol=2e-5)
+    np.testing.assert_allclose(updates.job.residuals, memories, atol=2e-5)
+
+
+def test_one_step_without_compression_is_synchronous_sgd():
+    problem, workers = Quadratic(), 4
+    updates = LocalUpdates(job(20, workers), problem.start)
+    run(problem, updates, [0.1] * 30, np.ones((30, workers), bool))
+    model = problem.start.astype(np.float64)
+    for step in range(30):
+        model -= 0.1 * np.mean([problem.gradient(worker, step, model) for worker in range(workers)], 0)
+    np.testing.assert_allclose(updates.master, model, atol=1e-5)
+    assert (updates.local == updates.master).all() and (updates.anchors == updates.master).all()
+
+
+def test_more_steps_without_compression_average_the_local_models():
+    problem = Quadratic(workers=3)
+    updates = LocalUpdates(job(20, 3), problem.start)
+    times = np.zeros((5, 3), bool)
+    times[4] = True
+    run(problem, updates, [0.1] * 5, times)
+    ends = []
+    for worker in range(3):
+        model = problem.start.astype(np.float64)
+        for step in range(5):
+            model -= 0.1 * problem.gradient(worker, step, model)
+        ends.append(model)
+    np.testing.assert_allclose(updates.master, np.mean(ends, 0), atol=1e-5)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("preset", ["signtopk", "topk_rice_qsgd"])
+def test_what_is_sent_and_what_is_kept_are_the_progress(preset, asynchronous):
+    problem, workers, steps = Quadratic(numel=200), 4, 40
+    config = Config.load(preset, density=0.05, scope="model")
+    updates = LocalUpdates(SimulatedRanks(config, workers, [200]), problem.start)
+    times = own_times(workers, steps, 4, seed=1) if asynchronous else np.tile(np.arange(1, 41) % 4 == 0, (workers, 1)).T
+    progress, sent = np.zeros(200), np.zeros(200)
+    for step in range(steps):
+        for worker, model in enumerate(updates.local):
+            model -= np.float32(0.1) * problem.gradient(worker, step, model).astype(np.float32)
+        here = np.flatnonzero(times[step]).tolist()
+        if here:
+            progress += (updates.anchors - updates.local)[here].sum(0)
+            sent += workers * updates.synchronise(here).astype(np.float64)
+    np.testing.assert_allclose(sent + np.sum(updates.job.residuals, 0), progress, atol=1e-3)
+    np.testing.assert_allclose(workers * (problem.start - updates.master), sent, atol=1e-3)
+
+
+def test_an_absent_worker_keeps_its_memory_and_its_model():
+    updates = LocalUpdates(job(100, 3, k=20), np.zeros(100, np.float32), decay=0.5)
+    rng = np.random.default_rng(0)
+    updates.local[:] = rng.standard_normal((3, 100))
+    updates.synchronise()
+    before, local, bytes_before = updates.job.residuals[1].copy(), updates.local.copy(), updates.job.container_bytes
+    updates.local[:] += rng.standard_normal((3, 100)).astype(np.float32)
+    mine, mean = updates.local[1].copy(), updates.synchronise([0, 2])
+    assert np.array_equal(updates.job.residuals[1], before) and np.array_equal(updates.local[1], mine)
+    assert np.array_equal(updates.anchors[1], local[1]) and not np.array_equal(updates.anchors[0], local[0])
+    assert np.count_nonzero(mean) <= 40
+    assert updates.job.container_bytes - bytes_before == pytest.approx(2 / 3 * bytes_before, rel=0.05)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.6])
+def test_the_outer_step_is_that_of_pytorch(momentum):
+    import torch
+
+    rng = np.random.default_rng(0)
+    model = rng.standard_normal(8).astype(np.float32)
+    parameter = torch.nn.Parameter(torch.from_numpy(model.copy()))
+    theirs = torch.optim.SGD([parameter], lr=0.7, momentum=momentum, nesterov=momentum > 0)
+    ours = Outer(0.7, momentum)
+    for _ in range(5):
+        update = rng.standard_normal(8).astype(np.float32)
+        parameter.grad = torch.from_numpy(update.copy())
+        theirs.step()
+        ours.step(model, update)
+    np.testing.assert_allclose(model, parameter.detach().numpy(), atol=1e-6)
+
+
+def test_own_times_keep_the_gap():
+    times = own_times(5, 200, 6, seed=3)
+    assert times[-1].all() and not (times == times[:, :1]).all()
+    for column in times.T:
+        gaps = np.diff(np.flatnonzero(column), prepend=-1)
+        assert gaps.min() >= 1 and gaps.max() <= 6 and len(set(gaps.tolist())) > 3
+
+
+# Theorem 2: mu = 1, L = 2, gamma = k / d = 1/2, H = 8, so a >= max(4 H / gamma, 32 L / mu, H) = 64.
+A, K, EVERY = 64, 10, 8
+
+
+def slope(weight, averaged=True, **changes):
+    """Of log(E f(mean model) - f*) against log T, from T = 8 a to 64 a, mean of four seeds.
+
+    Args:
+        weight: of the models after t steps in the average over t.
+    """
+    ends = [8 * A, 16 * A, 32 * A, 64 * A]
+    errors = np.zeros(len(ends))
+    for seed in range(4):
+        problem = Quadratic(noise=8.0, spread=3.0, distance=40.0, seed=seed)
+        updates = LocalUpdates(job(20, 4, K, **changes), problem.start)
+        noise = np.random.default_rng(seed)
+        sums, weights = np.zeros(20), 0.0
+        for step in range(ends[-1]):
+            w = weight(step)
+            sums, weights = sums + w * updates.local.mean(0), weights + w
+            eta = 8 / (A + step)
+            gradients = problem.curvature * (updates.local - problem.centres)
+            gradients += problem.noise * noise.standard_normal(gradients.shape)
+            updates.local -= (eta * gradients).astype(np.float32)
+            if (step + 1) % EVERY == 0:
+                updates.synchronise()
+            if step + 1 in ends:
+                errors[ends.index(step + 1)] += problem.error(sums / weights)
+    return np.polyfit(np.log(ends), np.log(errors), 1)[0]
+
+
+def test_the_error_falls_as_one_over_t():
+    """Corollary 2: O(sigma^2 / (mu b R T)) with eta_t = 8 / (mu (a + t)), averaged with the weights (a + t)^2."""
+    assert slope(lambda t: (A + t) ** 2) == pytest.approx(-1, abs=0.15)
+
+
+@pytest.mark.parametrize("broken", ["no error feedback", "equal weights"])
+def test_the_rate_needs_error_feedback_and_the_weights(broken):
+    found = slope(lambda t: (A + t) ** 2, error_feedback=False) if broken == "no error feedback" else slope(lambda t: 1)
+    assert abs(found + 1) > 0.4, found
+
+
+def small_digits(workers, batch=8):
+    """Softmax regression on scikit-learn's digits."""
+    images, labels = load_digits(return_X_y=True)
+    images = (images / 16).astype(np.float32)
+    return Softmax((images[:1400], labels[:1400], images[1400:], labels[1400:]), workers, batch)
+
+
+def test_the_gradients_of_softmax_regression_are_those_of_pytorch():
+    import torch
+
+    problem, rng = small_digits(3, 5), np.random.default_rng(0)
+    models = rng.standard_normal((3, problem.sizes[0])).astype(np.float32)
+    found = np.empty_like(models)
+    problem.gradients(models, np.random.default_rng(1), found)
+    drawn = np.random.default_rng(1).integers(0, 466, (3, 5)) * 3 + np.arange(3)[:, None]
+    images, labels = load_digits(return_X_y=True)
+    for worker in range(3):
+        x = torch.tensor(images[drawn[worker]] / 16, dtype=torch.float32)
+        model = torch.tensor(models[worker].reshape(65, 10), requires_grad=True)
+        scores = x @ model[:64] + model[64]
+        loss = torch.nn.functional.cross_entropy(scores, torch.tensor(labels[drawn[worker]]))
+        (loss + model.square().sum() / 2 / 1400).backward()
+        np.testing.assert_allclose(found[worker], model.grad.numpy().reshape(-1), atol=1e-5)
+    loss, error = problem.evaluate(models[0])
+    model = torch.tensor(models[0].reshape(65, 10))
+    scores = torch.tensor(images / 16, dtype=torch.float32) @ model[:64] + model[64]
+    expected = (
+        torch.nn.functional.cross_entropy(scores[:1400], torch.tensor(labels[:1400])) + model.square().sum() / 2800
+    )
+    assert loss == pytest.approx(float(expected), rel=1e-5)
+    assert error == pytest.approx(float((scores[1400:].argmax(1) != torch.tensor(labels[1400:])).float().mean()))
+
+
+def test_bits_as_the_paper_counts():
+    """d = 7,850: 13 bits an index; k = 78."""
+    of = {(method.name, method.every): method.paper_bits(7850) for method in qsparse_bits.of_the_paper(0.01)}
+    assert of["SGD", 1] == of["SGD", 8] == 32 * 7850
+    assert of["Top_k", 4] == 78 * (32 + 13)
+    assert of["EF-SignSGD", 1] == 7850 + 32
+    assert of["Q o Top_k", 1] == 78 * (4 + 13) + 32
+    assert of["SignTop_k", 8] == 78 * (1 + 13) + 32
+
+
+def test_bits_until_a_target():
+    """Fewer synchronisations and fewer elements need fewer bits; the bits are those of the containers."""
+    problem, setting = small_digits(5), qsparse_bits.Setting(5, 400, 4, (0.5, 0.05), 1000, 0.15, 0.6)
+    methods = [method for method in qsparse_bits.of_the_paper(0.05) if method.name in ("SGD", "Top_k", "SignTop_k")]
+    results = [qsparse_bits.best(problem, method, setting, 2) for method in methods if method.every != 4]
+    bits = {(one.method.name, one.method.every): one.bits("loss", 0.6) for one in results}
+    assert bits["SGD", 1] > 4 * bits["SGD", 8] > bits["Top_k", 8] > 3 * bits["SignTop_k", 8]
+    assert all(one.rate == 0.5 for one in results)
+    for one in results:
+        for curve in one.curves:
+            assert curve[-1].loss <= 0.6 and min(point.error for point in curve) <= 0.15
+            rounds = curve[-1].step // one.method.every
+            assert curve[-1].paper_bits == 5 * rounds * one.method.paper_bits(650)
+    first = results[0].curves[0][-1]
+    assert first.paper_bits <= first.sent_bits <= 1.01 * first.paper_bits  # a header
+    text = qsparse_bits.table(results, setting)
+    assert text.count("\n") == 1 + len(results) and "not reached" not in text
+    head, row = (line.split(" | ") for line in text.splitlines()[::2][:2])
+    assert row[head.index("SGD / this")] == "1x"
+
+
+def test_the_mnist_digits_are_there():
+    images, labels, test, test_labels = mnist_5k()
+    assert images.shape == (4000, 784) and test.shape == (1000, 784) and images.max() == 1
+    assert np.bincount(np.concatenate([labels, test_labels])).tolist() == [500] * 10
