@@ -386,10 +386,11 @@ class LocalExchanges(ABC, Generic[G]):
         for fragment, due, began in zip(self.fragments, state["due"], state["began"], strict=True):
             fragment.due, fragment.began = due, began
 
-    def check_counts(self, state: object, keys: set[str]) -> None:
+    def check_counts(self, state: object, keys: set[str], lists: Sequence[str] = ("due", "began")) -> None:
         """
         Args:
             keys: that the state must have besides the step counts.
+            lists: of step counts by fragment.
 
         Raises:
             ValueError: this is not a state of LocalSGD with these fragments.
@@ -397,10 +398,10 @@ class LocalExchanges(ABC, Generic[G]):
         keys = keys | self.counts().keys()
         if not isinstance(state, Mapping) or not keys <= state.keys():
             raise ValueError(f"this is not a state of LocalSGD: it must have {', '.join(sorted(keys))}")
-        lists = [state["due"], state["began"]]
-        if not all(isinstance(one, list) and all(map(_is_count, one)) for one in [*lists, [state["clock"]]]):
+        counts = [state[key] for key in lists]
+        if not all(isinstance(one, list) and all(map(_is_count, one)) for one in [*counts, [state["clock"]]]):
             raise ValueError("the step counts of the state must be integers, 0 or more")
-        if any(len(one) != len(self.fragments) for one in lists):
+        if any(len(one) != len(self.fragments) for one in counts):
             raise ValueError(
                 f"the state is of {len(state['due'])} fragments, and the settings are of {len(self.fragments)}: use "
                 "the settings with which it was saved"
