@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from math import prod
 from typing import Any, Literal
 from zipfile import ZIP_STORED, ZipFile
@@ -22,6 +23,8 @@ MAX_STEP = 1 << 48
 """The largest step count; a container has the lowest 32 bits of it."""
 MAX_TEXT = 1 << 26
 """Bytes of everything but the residuals in a serialized state: about 200,000 parameters."""
+OTHERS = "other arrays"
+"""Key of a serialized state: which keys have arrays, besides the residuals."""
 _DTYPES = (np.dtype(np.uint8), np.dtype(np.float32), np.dtype(np.float64))
 
 
@@ -212,16 +215,18 @@ def _fits(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     return len(shape) == len(expected) and all(e in (-1, s) for s, e in zip(shape, expected, strict=True))
 
 
-def to_bytes(state: Mapping[str, Any]) -> bytes:
+def to_bytes(state: Mapping[str, Any], others: Sequence[str] = ()) -> bytes:
     """A state as the bytes of an .npz file.
 
     Args:
         state: with residuals as NumPy arrays; everything else must be plain numbers, texts, lists and dicts.
+        others: further keys of the state that have dicts of flat NumPy arrays: uint8, float32 or float64.
     """
-    residuals = state["residuals"]
-    text = json.dumps({**state, "residuals": list(residuals)}).encode()
+    keys = ["residuals", *others]
+    told = {**state, **{key: list(state[key]) for key in keys}, **({OTHERS: list(others)} if others else {})}
+    text = json.dumps(told).encode()
     file = io.BytesIO()
-    arrays = {str(at): residual for at, residual in enumerate(residuals.values())}
+    arrays = {str(at): one for at, one in enumerate(chain(*(state[key].values() for key in keys)))}
     np.savez(file, state=np.frombuffer(text, np.uint8), **arrays)
     return file.getvalue()
 
@@ -244,16 +249,24 @@ def from_bytes(data: bytes) -> dict[str, Any]:
         state = json.loads(text.tobytes())
         if not isinstance(state, dict):
             raise ValueError(f"its description is a {type(state).__name__}")
-        names = state.get("residuals")
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ValueError("it has no list of the residuals' names")
+        keys = ["residuals", *_names(state.pop(OTHERS, []))]
+        names = [(key, name) for key in dict.fromkeys(keys) for name in _names(state.get(key))]
         if len(set(names)) != len(names) or set(arrays) != set(map(str, range(len(names)))):
-            raise ValueError(f"it names {len(set(names))} residuals and has {len(arrays)} arrays of them")
-        state["residuals"] = {name: arrays[str(at)] for at, name in enumerate(names)}
+            raise ValueError(f"it names {len(set(names))} arrays and has {len(arrays)} of them")
+        for key in keys:
+            state[key] = {}
+        for at, (key, name) in enumerate(names):
+            state[key][name] = arrays[str(at)]
     except Exception as error:  # the parsers of zip, npy and JSON do not say all that they raise on altered bytes
         reason = str(error) or type(error).__name__
         raise ValueError(f"this is not a state of DeepReduce: {quoted(reason)}") from None
     return state
+
+
+def _names(given: object) -> list[str]:
+    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+        raise ValueError("it has no list of the arrays' names")
+    return given
 
 
 def _arrays(data: bytes) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:

@@ -53,20 +53,37 @@ def await_ranks(operation: Callable[[], None]) -> None:
 
 
 class TensorFlowCollectives(HorovodCollectives):
-    """Allgathers of ``horovod.tensorflow``, each on a thread of its own; tensors are on the host."""
+    """Allgathers of ``horovod.tensorflow``, each on a thread of its own; tensors are on the host.
+
+    Args:
+        process_set: of the ranks that take part; None: all.
+
+    Attributes:
+        prefix: of the names of all operations.
+    """
 
     def __init__(self, process_set: object = None) -> None:
         super().__init__(hvd, hvd.global_process_set if process_set is None else process_set)
+        self.prefix = "deepreduce"
         self._threads = ThreadPoolExecutor(THREADS, "deepreduce allgather")
         self._functions: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {}
 
     def start_allgather(self, data: U8, name: str) -> Future[U8]:
         """Starts an allgather on another thread."""
-        return self._threads.submit(self._allgather, data, f"deepreduce.{name}")
+        return self._threads.submit(self._run, hvd.allgather, data, name)
 
     def wait_allgather(self, pending: Future[U8]) -> U8:
         """Waits for that thread."""
         return pending.result()
+
+    def sum(self, values: Floats, name: str) -> Floats:
+        """An allreduce, outside of a graph: adds up all ranks' values ``[n]``."""
+        total: Floats = self._run(partial(hvd.allreduce, op=hvd.Sum), values, name)
+        return total
+
+    def start_sum(self, values: Floats, name: str) -> Future[Floats]:
+        """Starts it on another thread."""
+        return self._threads.submit(self.sum, values, name)
 
     def _gather(self, data: U8, name: str) -> U8:
         """While a function is traced, or within one of its operations.
@@ -78,7 +95,7 @@ class TensorFlowCollectives(HorovodCollectives):
         return gathered
 
     def meet(self, word: Floats) -> Floats:
-        """The sum of all ranks' words; called while a function is traced, before the first handshake.
+        """The sum of all ranks' words; called before the first handshake, also while a function is traced.
 
         Raises:
             TimeoutError: a rank did not come in time.
@@ -87,7 +104,7 @@ class TensorFlowCollectives(HorovodCollectives):
         return total
 
     def _once(self, operation: Callable[..., tf.Tensor], data: Any, name: str) -> Any:
-        name = re.sub(r"[^A-Za-z0-9_.]+", "_", f"deepreduce.{name}").strip("_")
+        name = re.sub(r"[^A-Za-z0-9_.]+", "_", f"{self.prefix}.{name}").strip("_")
 
         def plain(given: tf.Tensor) -> tf.Tensor:
             return operation(given, name=name, ignore_name_scope=True, process_set=self.process_set)
@@ -109,18 +126,18 @@ class TensorFlowCollectives(HorovodCollectives):
         self._threads.shutdown(wait=False)
         self._functions.clear()
 
-    def _allgather(self, data: U8, name: str) -> U8:
+    def _run(self, operation: Callable[..., tf.Tensor], data: Any, name: str) -> Any:
+        name = f"{self.prefix}.{name}"
         function = self._functions.get(name)
         if function is None:
 
-            def gather(given: tf.Tensor) -> tf.Tensor:
+            def run(given: tf.Tensor) -> tf.Tensor:
                 with tf.device("CPU:0"):
-                    return hvd.allgather(given, name, process_set=self.process_set)
+                    return operation(given, name=name, process_set=self.process_set)
 
             # A graph, for the operation's name. TensorFlow has a thread for it: no operation holds one while it waits.
-            plain = tf.autograph.experimental.do_not_convert(gather)
-            traced = tf.function(plain, input_signature=[tf.TensorSpec([None], tf.uint8)])
+            plain = tf.autograph.experimental.do_not_convert(run)
+            traced = tf.function(plain, input_signature=[tf.TensorSpec([None], data.dtype)])
             function = self._functions[name] = traced.get_concrete_function()
         with tf.device("CPU:0"):
-            gathered: U8 = function(tf.constant(arrays.to_host(data))).numpy()
-        return gathered
+            return function(tf.constant(arrays.to_host(data))).numpy()

@@ -1,6 +1,7 @@
-"""States of Horovod Elastic that contain a DeepReduce.
+"""States of Horovod Elastic that contain a DeepReduce, or a LocalSGD.
 
     state = elastic.KerasState(model, compression=compression, batch=0, epoch=0)
+    state = elastic.KerasState(model, compression=local_sgd, batch=0)  # call local_sgd.sync() before a commit
 
 They replace the classes of the same names in ``hvd.elastic``, which would send the whole DeepReduce of rank 0 to the
 other ranks. But residuals belong to their rank.
@@ -18,8 +19,9 @@ from horovod.tensorflow.functions import broadcast_object, broadcast_variables
 from horovod.tensorflow.mpi_ops import rank
 
 from hvd_deepreduce.tensorflow.horovod import DeepReduce
+from hvd_deepreduce.tensorflow.local_sgd import LocalSGD
 
-Compressions = DeepReduce | Sequence[DeepReduce]
+Compressions = DeepReduce | LocalSGD | Sequence[DeepReduce | LocalSGD]
 
 
 class _CompressionState(ObjectState):  # type: ignore[misc]
@@ -31,8 +33,8 @@ class _CompressionState(ObjectState):  # type: ignore[misc]
 
     def __init__(self, *args: Any, compression: Compressions, **kwargs: Any) -> None:
         self.compression = compression
-        self._all = [compression] if isinstance(compression, DeepReduce) else list(compression)
-        self._snapshots = [one.snapshot() for one in self._all]
+        self._all = [compression] if isinstance(compression, DeepReduce | LocalSGD) else list(compression)
+        self._snapshots: list[Any] = [one.snapshot() for one in self._all]
         super().__init__(*args, **kwargs)
 
     def save(self) -> None:

@@ -25,14 +25,13 @@ import torch
 
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Snapshot, Told
+from hvd_deepreduce.engine.local import Every, Times, with_local
 from hvd_deepreduce.engine.state import Reshard
 from hvd_deepreduce.engine.stats import Report
 from hvd_deepreduce.local_updates import LocalUpdates
-from hvd_deepreduce.torch.updates import Fragment, Outer, Updates
+from hvd_deepreduce.torch.updates import Outer, Updates
 
 LINE = 'optimizer = LocalSGD(torch.optim.AdamW(model.parameters(), 1e-3), model, "adamw_small")'
-Every = int | Callable[[int], int]
-Times = Callable[[int, int], bool]
 
 
 class LocalSGD(torch.optim.Optimizer):
@@ -109,33 +108,14 @@ class LocalSGD(torch.optim.Optimizer):
             )
         self._names, pairs = _trained(optimizer, model)
         self.inner = optimizer
-        self._every = every if callable(every) else None
-        self._times = times
-        given = {"every": None if callable(every) else every, "decay": decay, "fragments": fragments, "delay": delay,
+        schedule = every if callable(every) else None
+        given = {"every": None if schedule else every, "decay": decay, "fragments": fragments, "delay": delay,
                  "mix": mix}  # fmt: skip
-        loaded = _with_local(config, {key: value for key, value in given.items() if value is not None}, settings)
+        loaded = with_local(config, given, settings)
         local = loaded.local or LocalUpdates()
         if times is not None and (every is not None or local.fragments > 1 or local.delay):
             raise ValueError("times is given beside every, fragments or delay: leave these out, or leave times out")
-        self._updates = Updates(pairs, optimizer, loaded, outer, times is not None, process_set)
-        first, count = self._period(0), len(self._updates.fragments)
-        for place, fragment in enumerate(self._updates.fragments):
-            fragment.due = first - first * (count - 1 - place) // count
-
-    def _period(self, clock: int) -> int:
-        """How many steps the period has that begins at ``clock``."""
-        local = self._updates.local
-        if self._every is None:
-            return local.every
-        steps = self._every(clock)
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps <= local.delay:
-            raise ValueError(
-                f"every({clock}) returned {steps!r}; it must be an integer, at least 1 and more than delay, which is "
-                f"{local.delay}"
-            )
-        return steps
-
-    # An optimizer
+        self._updates = Updates(pairs, optimizer, loaded, outer, schedule, times, process_set, self._check_parameters)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -188,22 +168,8 @@ class LocalSGD(torch.optim.Optimizer):
         updates.engine.check_open()
         updates.begin()
         result = self._inner_step(closure)
-        if not updates.collectives.process_set.included():
-            return result
-        updates.clock += 1
-        clock = updates.clock
-        for fragment in updates.fragments:
-            if fragment.ends is not None and clock >= fragment.ends:
-                updates.end(fragment)
-        if self._times is not None:
-            present = [bool(self._times(rank, clock)) for rank in range(updates.collectives.size())]
-            if any(present):
-                self._exchange(updates.fragments[0], present[updates.collectives.rank()])
-            return result
-        for fragment in updates.fragments:
-            if clock >= fragment.due:
-                fragment.due = clock + self._period(clock)
-                self._exchange(fragment)
+        if updates.collectives.process_set.included():
+            updates.step()
         return result
 
     def _inner_step(self, closure: Callable[[], float] | None) -> float | None:
@@ -242,18 +208,7 @@ class LocalSGD(torch.optim.Optimizer):
         if not updates.collectives.process_set.included():
             return
         updates.begin()
-        for fragment in updates.fragments:
-            if fragment.ends is not None:
-                updates.end(fragment)
-        apart = self._times is not None or updates.local.mix is not None
-        for fragment in updates.fragments:
-            if apart or updates.clock > fragment.began:
-                self._exchange(fragment, delay=0)
-                fragment.due = updates.clock + self._period(updates.clock)
-
-    def _exchange(self, fragment: Fragment, present: bool = True, delay: int | None = None) -> None:
-        self._check_parameters()
-        self._updates.exchange(fragment, present, delay)
+        updates.sync()
 
     def _check_parameters(self) -> None:
         """
@@ -360,15 +315,6 @@ class LocalSGD(torch.optim.Optimizer):
         if self._updates.clock == state["local_sgd"]["clock"]:
             state = {**self.inner.state_dict(), "local_sgd": state["local_sgd"]}
         self.rewind((state, following))
-
-
-def _with_local(config: Any, local: dict[str, Any], settings: dict[str, Any]) -> Config:
-    """The config, with the arguments of LocalSGD in its key ``local``."""
-    given = settings.pop("local", {})
-    if isinstance(given, LocalUpdates):
-        given = given.model_dump()
-    loaded = Config.load(config, **settings)
-    return Config.load(loaded, local={**given, **local})
 
 
 def _trained(

@@ -1,85 +1,46 @@
-"""One exchange of updates: from the ranks' parameters to the outer step; ``local_sgd.py`` says when there is one."""
+"""The anchor of one rank, and what PyTorch does in an exchange; ``engine/local.py`` says when there is one."""
 
 from __future__ import annotations
 
 import copy
-import logging
 import math
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import horovod.torch as hvd
-import numpy as np
 import torch
 
+from hvd_deepreduce.codec import Floats
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.engine import Device, Engine, MismatchError, Parameter, Reducer, Snapshot, Ticket
+from hvd_deepreduce.engine import Parameter, Snapshot
+from hvd_deepreduce.engine.local import Fragment, LocalExchanges, Times
 from hvd_deepreduce.engine.state import Reshard
-from hvd_deepreduce.exchange import traffic
-from hvd_deepreduce.local_updates import LocalUpdates
 from hvd_deepreduce.torch.collectives import TorchCollectives, wire_device
 from hvd_deepreduce.torch.states import as_tensors, on_host
 from hvd_deepreduce.torch.tensors import TorchTensors
 
-_log = logging.getLogger("hvd_deepreduce")
-
 Outer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
 
-@dataclass
-class Fragment:
-    """Parameters that are exchanged together.
-
-    Attributes:
-        numbers: of the parameters.
-        reducer: of their updates.
-        due: the clock at which the next exchange begins.
-        ends: the clock at which the exchange in flight ends; None: none is.
-        began: the clock of the last exchange.
-        updates: what is in flight, by number; afterwards the means over the ranks.
-        tickets: of the updates that travel in containers.
-        handles: Horovod's, by number, of the updates that are too small for one.
-        present: whether this rank has sent an update in the exchange in flight.
-        starts: with a delay, this rank's parameters when the exchange in flight began.
-        keeps: with a delay and ``mix``, the share of its parameters that this rank keeps.
+class Updates(LocalExchanges[torch.Tensor]):
     """
-
-    numbers: list[int]
-    reducer: Reducer[torch.Tensor]
-    due: int = 0
-    ends: int | None = None
-    began: int = 0
-    updates: dict[int, torch.Tensor] = field(default_factory=dict)
-    tickets: list[Ticket[torch.Tensor]] = field(default_factory=list)
-    handles: dict[int, int] = field(default_factory=dict)
-    present: bool = True
-    starts: dict[int, torch.Tensor] = field(default_factory=dict)
-    keeps: float = 0.0
-
-
-class Updates:
-    """The anchor of one rank, and the exchanges that move it.
-
     Args:
         pairs: parameters by name.
         inner: the optimizer of this rank's steps.
         config: with ``local``.
         outer: makes the optimizer of the anchor; None: that of ``config.local``.
-        apart: whether a rank may leave out exchanges, so that it must remember the anchor that it took last.
+        every, times: as in ``LocalExchanges``.
         process_set: of the ranks that take part; None: all.
+        check: called before an exchange.
 
     Attributes:
-        local: settings.
-        parameters, tensors: of the model, those that are trained.
-        engine: this rank's compression.
-        fragments: of the model.
+        tensors: of the model, those that are trained.
         anchors: by parameter; empty before ``begin``. float64 where the parameter is, otherwise float32.
-        bases: with ``apart``, the anchors that this rank took last.
+        bases: with ``times``, the anchors that this rank took last.
         outer: the optimizer of the anchor; None before ``begin``.
-        clock: local steps so far.
     """
+
+    advice = "call hvd.broadcast_parameters(model.state_dict(), root_rank=0) before the first step"
 
     def __init__(
         self,
@@ -87,55 +48,34 @@ class Updates:
         inner: torch.optim.Optimizer,
         config: Config,
         outer: Outer | None = None,
-        apart: bool = False,
+        every: Callable[[int], int] | None = None,
+        times: Times | None = None,
         process_set: Any = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        assert config.local is not None
-        self.local: LocalUpdates = config.local
-        self.parameters = [
+        parameters = [
             Parameter(name, number, tuple(tensor.shape), str(tensor.dtype))
             for number, (name, tensor) in enumerate(pairs.items())
         ]
-        self.tensors = list(pairs.values())
+        self.tensors = tensors = list(pairs.values())
         self._inner = inner
+        self._check_parameters = check
         self._outer_factory = outer or self._default_outer
-        self._apart = apart
-        self._framework = TorchTensors()
-        self.collectives = TorchCollectives(self._framework, process_set)
-        self.engine = Engine(config, self.collectives, self.parameters)
+        self._apart = times is not None
+        framework = TorchTensors()
+        self.collectives = TorchCollectives(framework, process_set)
+        super().__init__(
+            config, self.collectives, parameters, [one.numel() * one.element_size() for one in tensors], framework,
+            lambda: [framework.device(one) for one in tensors], every, times,
+        )  # fmt: skip
         self.anchors: list[torch.Tensor] = []
         self.bases: list[torch.Tensor] = []
         self.outer: torch.optim.Optimizer | None = None
-        self.clock = 0
-        self.agreed = False
-        self.fragments = self._divided()
 
     def _default_outer(self, anchors: list[torch.Tensor]) -> torch.optim.Optimizer:
         local = self.local
         nesterov = local.nesterov and local.momentum > 0
         return torch.optim.SGD(anchors, lr=local.lr, momentum=local.momentum, nesterov=nesterov)
-
-    def _divided(self) -> list[Fragment]:
-        """Neighbouring parameters, about the same number of elements in each fragment."""
-        count = min(self.local.fragments, len(self.parameters))
-        total = sum(parameter.numel for parameter in self.parameters)
-        groups: list[list[int]] = [[]]
-        held = 0
-        for parameter in self.parameters:
-            left = len(self.parameters) - parameter.number
-            middle = held + parameter.numel / 2
-            enough = middle * count >= total * len(groups) or left == count - len(groups)
-            if groups[-1] and len(groups) < count and enough:
-                groups.append([])
-            groups[-1].append(parameter.number)
-            held += parameter.numel
-        return [
-            Fragment(numbers, Reducer(self.engine, self._framework, self._expected(numbers), numbers[0], place))
-            for place, numbers in enumerate(groups)
-        ]
-
-    def _expected(self, numbers: list[int]) -> Callable[[], list[tuple[Parameter, Device]]]:
-        return lambda: [(self.parameters[n], self._framework.device(self.tensors[n])) for n in numbers]
 
     def begin(self) -> None:
         """Before the first step: takes the parameters as the anchor. Afterwards, it does nothing."""
@@ -156,163 +96,78 @@ class Updates:
             )
         return outer
 
-    def exchange(self, fragment: Fragment, present: bool = True, delay: int | None = None) -> None:
-        """Begins an exchange, and ends it if there is no delay.
+    # What is done in an exchange: as LocalExchanges says
 
-        Args:
-            present: whether this rank sends its update. All others send nothing.
-            delay: None: that of the settings.
-        """
-        delay = self.local.delay if delay is None else delay
-        engine = self.engine
-        engine.stats.begin_step()
-        updates = {n: self._update(n) for n in fragment.numbers} if present else {}
-        together = self._meet(fragment, finite(updates.values()))
-        steps, fragment.began = self.clock - fragment.began, self.clock
-        engine.stats.add(dense=steps * self._dense_bytes(fragment))
-        if not together:
-            self._discard(fragment, present)
-            engine.stats.end_step()
-            return
-        if present:
-            engine.decay([self.parameters[n] for n in fragment.numbers], self.local.decay)
-        else:
-            updates = {n: torch.zeros_like(self.anchors[n]) for n in fragment.numbers}
-        engine.feedback = present
-        try:
-            for number, update in updates.items():
-                self._start(fragment, number, update)
-        finally:
-            engine.feedback = True
-        fragment.present = present
-        fragment.ends = self.clock + delay
-        if not delay:
-            self.end(fragment)
-        elif self.local.mix is None:
-            fragment.starts = {n: self.tensors[n].detach().clone() for n in fragment.numbers}
-        else:
-            fragment.keeps = self.local.mix
+    def check_parameters(self) -> None:
+        self._check_parameters()
 
-    def _update(self, number: int) -> torch.Tensor:
-        """How far this rank has come, in the anchor's dtype."""
+    def update(self, number: int) -> torch.Tensor:
         base = (self.bases or self.anchors)[number]
         own = self.tensors[number].detach()
-        # What the rank has taken is the anchor rounded to the parameter's dtype.
         return base.to(own.dtype).to(base.dtype) - own.to(base.dtype)
 
-    def _meet(self, fragment: Fragment, finite: bool) -> bool:
-        """Compares the ranks; returns whether the updates of all of them are finite."""
-        engine, collectives = self.engine, self.collectives
-        said: list[bool] = []
-        collectives.start_meeting(
-            engine.word(self.agreed, not finite),
-            f"local.{self.parameters[fragment.numbers[0]].name}",
-            lambda total: said.append(engine.hear(total, self._compare_ranks)),
-        )
+    def nothing(self, number: int) -> torch.Tensor:
+        return torch.zeros_like(self.anchors[number])
+
+    def finite(self, updates: Iterable[torch.Tensor]) -> bool:
+        return finite(updates)
+
+    def meet(self, word: Floats, name: str, hear: Callable[[Floats], object]) -> None:
+        self.collectives.start_meeting(word, name, hear)
         if self.agreed:
-            collectives.wait_meeting()
+            self.collectives.wait_meeting()
         else:
-            collectives.await_all(None)
-        return said[0]
+            self.collectives.await_all(None)
 
-    def _compare_ranks(self) -> None:
-        """The handshake, and the comparison of the anchors.
+    def start_small(self, number: int, update: torch.Tensor) -> int:
+        handle: int = hvd.allreduce_async_(
+            update.to(wire_device(update)), name=f"deepreduce.update.{self.parameters[number].name}", op=hvd.Average,
+            process_set=self.collectives.process_set,
+        )  # fmt: skip
+        return handle
 
-        Raises:
-            MismatchError: they differ; on all ranks.
-        """
-        self.engine.agree([(p.name, p.shape, p.dtype) for p in self.parameters])
+    def finish_small(self, number: int, started: int) -> torch.Tensor:
+        mean: torch.Tensor = hvd.synchronize(started)
+        return mean.to(self.anchors[number].device)
+
+    def outer_step(self, fragment: Fragment[torch.Tensor]) -> None:
         assert self.outer is not None
-        sums = [zlib.crc32(np.ascontiguousarray(anchor.cpu().numpy()).data) for anchor in self.anchors]
-        defaults = {key: value for key, value in self.outer.defaults.items() if isinstance(value, int | float)}
-        about = f"{type(self.outer).__name__} {defaults}"
-        own = np.array([self.clock, zlib.crc32(about.encode()), *sums], np.int64)
-        told = self.collectives.allgather(own.view(np.uint8), "anchors")
-        if told.size != self.collectives.size() * own.nbytes:
-            raise MismatchError("ranks of this job use LocalSGD with different models: give it the same on all ranks")
-        rows = told.view(np.int64).reshape(self.collectives.size(), own.size)
-        apart = [place for place in range(own.size) if (rows[:, place] != rows[0, place]).any()]
-        if apart:
-            place = apart[0]
-            rank = int(np.flatnonzero(rows[:, place] != rows[0, place])[0])
-            what = f"the parameter {self.parameters[max(0, place - 2)].name} has other values"
-            if place < 2:
-                what = ["LocalSGD has taken another number of steps", "the outer optimizer has other settings"][place]
-            raise MismatchError(
-                f"on rank {rank}, {what} than on rank 0. Every rank must begin with the same parameters and settings: "
-                "call hvd.broadcast_parameters(model.state_dict(), root_rank=0) before the first step, make LocalSGD "
-                "with the same arguments, and take the same number of steps on all ranks"
-            )
-        self.agreed = True
-
-    def _start(self, fragment: Fragment, number: int, update: torch.Tensor) -> None:
-        engine, parameter = self.engine, self.parameters[number]
-        small = engine.config.scope == "tensor" and engine.uncompressed(parameter, update.numel(), update.itemsize)
-        if small:
-            update = update.to(wire_device(update))
-            fragment.handles[number] = hvd.allreduce_async_(
-                update, name=f"deepreduce.update.{parameter.name}", op=hvd.Average,
-                process_set=self.collectives.process_set,
-            )  # fmt: skip
-            engine.count_allreduce(update.numel() * update.itemsize, 0)
-        else:
-            fragment.tickets.append(fragment.reducer.start(parameter, update))
-        fragment.updates[number] = update
-
-    def _dense_bytes(self, fragment: Fragment) -> int:
-        """What a rank would send in a step that reduces the fragment's gradients dense."""
-        size = sum(self.tensors[n].numel() * self.tensors[n].element_size() for n in fragment.numbers)
-        return traffic.allreduce(size, self.collectives.size()).sent
-
-    def end(self, fragment: Fragment) -> None:
-        """Waits for an exchange, takes the outer step, and lets the local parameters follow."""
-        assert self.outer is not None
-        tickets, handles, updates = fragment.tickets, fragment.handles, fragment.updates
-        fragment.tickets, fragment.handles, fragment.updates, fragment.ends = [], {}, {}, None
-        for ticket in tickets:
-            fragment.reducer.finish(ticket, 1 / self.collectives.size())
-        for number, handle in handles.items():
-            updates[number] = hvd.synchronize(handle).to(self.anchors[number].device)
-        for number, mean in updates.items():
+        for number, mean in fragment.updates.items():
             self.anchors[number].grad = mean
         self.outer.step()
-        for number in updates:
+        for number in fragment.numbers:
             self.anchors[number].grad = None
-        if fragment.present:
-            self._follow_anchor(fragment)
-        self.engine.stats.end_step()
+
+    def copy(self, number: int) -> torch.Tensor:
+        return self.tensors[number].detach().clone()
 
     @torch.no_grad()
-    def _follow_anchor(self, fragment: Fragment) -> None:
-        starts, keeps = fragment.starts, fragment.keeps
-        fragment.starts, fragment.keeps = {}, 0.0
-        if self.clock == fragment.began:  # nothing was done since: no rounding error either
-            starts = {}
-        for number in fragment.numbers:
-            own, anchor = self.tensors[number], self.anchors[number]
-            taken = anchor.to(own.dtype)
-            if starts:
-                own.add_(taken - starts[number])
-            elif keeps:
-                own.lerp_(taken, 1 - keeps)
-            else:
-                own.copy_(taken)
-            if self.bases:
-                self.bases[number].copy_(anchor)
+    def follow(self, number: int, start: torch.Tensor | None, keeps: float) -> None:
+        own, anchor = self.tensors[number], self.anchors[number]
+        taken = anchor.to(own.dtype)
+        if start is not None:
+            own.add_(taken - start)
+        elif keeps:
+            own.lerp_(taken, 1 - keeps)
+        else:
+            own.copy_(taken)
+        if self.bases:
+            self.bases[number].copy_(anchor)
 
-    def _discard(self, fragment: Fragment, present: bool) -> None:
-        """A rank has an update that is not finite: all go back to the anchor."""
-        _log.warning(
-            "a rank has NaN or infinity in its parameters after local step %d: all ranks continue from their last "
-            "exchange", self.clock,
-        )  # fmt: skip
-        if not present:
-            return
-        self._follow_anchor(fragment)
-        for number in fragment.numbers:
+    def renew(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
             state = self._inner.state.get(self.tensors[number], {})
             if not finite(one for one in state.values() if isinstance(one, torch.Tensor) and one.is_floating_point()):
                 self._inner.state.pop(self.tensors[number])
+
+    def anchor_values(self, number: int) -> Floats:
+        values: Floats = self.anchors[number].cpu().numpy()
+        return values
+
+    def about_outer(self) -> str:
+        assert self.outer is not None
+        defaults = {key: value for key, value in self.outer.defaults.items() if isinstance(value, int | float)}
+        return f"{type(self.outer).__name__} {defaults}"
 
     # State
 
@@ -327,13 +182,11 @@ class Updates:
         Raises:
             RuntimeError: an exchange is in flight.
         """
-        self._check_idle("state_dict")
+        self.check_idle("state_dict")
         self.begin()
         assert self.outer is not None
         return {
-            "clock": self.clock,
-            "due": [fragment.due for fragment in self.fragments],
-            "began": [fragment.began for fragment in self.fragments],
+            **self.counts(),
             "anchors": self._by_name(self.anchors),
             "bases": self._by_name(self.bases),
             "outer": copy.deepcopy(self.outer.state_dict()),
@@ -351,7 +204,7 @@ class Updates:
             RuntimeError: an exchange is in flight.
             ValueError: as ``LocalSGD.load_state_dict``; nothing has changed then.
         """
-        self._check_idle("load_state_dict")
+        self.check_idle("load_state_dict")
         for state in states:
             self._check(state)
         anchors = self._on_devices(own["anchors"])
@@ -362,11 +215,10 @@ class Updates:
         self._restore(own, anchors, outer)
 
     def _restore(self, own: Mapping[str, Any], anchors: list[torch.Tensor], outer: torch.optim.Optimizer) -> None:
-        self.anchors, self.outer, self.clock = anchors, outer, own["clock"]
+        self.anchors, self.outer = anchors, outer
         if self._apart:
             self.bases = self._on_devices(own["bases"] or own["anchors"])
-        for fragment, due, began in zip(self.fragments, own["due"], own["began"], strict=True):
-            fragment.due, fragment.began = due, began
+        self.restore_counts(own)
 
     def rewind(self, own: Mapping[str, Any], snapshot: Snapshot) -> None:
         """Returns to a state of this process, whatever its rank is now. Exchanges in flight are forgotten.
@@ -376,10 +228,7 @@ class Updates:
             snapshot: of the engine.
         """
         self.engine.rewind(snapshot)
-        self.agreed = False
-        for fragment in self.fragments:
-            fragment.tickets, fragment.handles, fragment.updates = [], {}, {}
-            fragment.ends, fragment.starts, fragment.keeps = None, {}, 0.0
+        self.forget()
         anchors = self._on_devices(own["anchors"])
         outer = self.outer_of(anchors)
         outer.load_state_dict(own["outer"])
@@ -394,29 +243,12 @@ class Updates:
             for parameter, one in zip(self.parameters, self.tensors, strict=True)
         ]
 
-    def _check_idle(self, call: str) -> None:
-        if any(fragment.ends is not None for fragment in self.fragments):
-            raise RuntimeError(
-                f"{call} was called while an exchange is in flight (delay is {self.local.delay}): call sync() on all "
-                "ranks before"
-            )
-
     def _check(self, state: Any) -> None:
         """
         Raises:
             ValueError: this is not what ``state_dict`` returns, for this model and these fragments.
         """
-        keys = {"clock", "due", "began", "anchors", "bases", "outer", "compression"}
-        if not isinstance(state, Mapping) or not keys <= state.keys():
-            raise ValueError(f"this is not a state of LocalSGD: it must have {', '.join(sorted(keys))}")
-        counts = [state["clock"], *state["due"], *state["began"]]
-        if not all(isinstance(count, int) and count >= 0 for count in counts):
-            raise ValueError("the step counts of the state must be integers, 0 or more")
-        if not len(state["due"]) == len(state["began"]) == len(self.fragments):
-            raise ValueError(
-                f"the state is of {len(state['due'])} fragments, and the settings are of {len(self.fragments)}: use "
-                "the settings with which it was saved"
-            )
+        self.check_counts(state, {"anchors", "bases", "outer", "compression"})
         names = {parameter.name for parameter in self.parameters}
         for kind in ("anchors", "bases") if state["bases"] else ("anchors",):
             if state[kind].keys() != names:

@@ -136,6 +136,14 @@ def test_bytes_and_back():
     assert not from_bytes(to_bytes(state(residuals={})))["residuals"]
 
 
+def test_other_arrays_in_the_bytes():
+    given = state(anchors={"a": np.arange(3.0), "b": A.reshape(-1)}, clock=7, none={})
+    read = from_bytes(to_bytes(given, ["anchors", "none"]))
+    assert list(read) == list(given) and read["clock"] == 7 and not read["none"]
+    same_bytes([given["residuals"], read["residuals"]])
+    same_bytes([given["anchors"], read["anchors"]])
+
+
 def test_a_file_of_numpy_alone_is_the_same_state():
     """What older releases wrote."""
     file = io.BytesIO()
@@ -171,15 +179,17 @@ NO_STATE = {
     "serialized state of DeepReduce is bytes, but this is a str": "text",
     "is bytes, but this is a NoneType": None,
     "File is not a zip file": b"something else",
-    "it names 1 residuals and has 0 arrays": described(ONE),
-    "it names 1 residuals and has 2 arrays": described(ONE, ("0.npy", npy(A)), ("1.npy", npy(A))),
-    "it names 1 residuals and has 1 arrays": described(ONE, ("one.npy", npy(A))),
+    "it names 1 arrays and has 0 of them": described(ONE),
+    "it names 1 arrays and has 2 of them": described(ONE, ("0.npy", npy(A)), ("1.npy", npy(A))),
+    "it names 1 arrays and has 1 of them": described(ONE, ("one.npy", npy(A))),
     "two of its arrays have the same name": described(ONE, ("0.npy", npy(A)), ("0", npy(A))),
-    "it names 1 residuals and has 2 arrays of": described(
+    "it names 1 arrays and has 2 of": described(
         {**ONE, "residuals": ["a", "a"]}, ("0.npy", npy(A)), ("1.npy", npy(A))
     ),
-    "it has no list of the residuals": described({**ONE, "residuals": {"a": 1}}),
-    "it has no list of the residuals' names": described({**ONE, "residuals": [["a"]]}, ("0.npy", npy(A))),
+    "it has no list of the arrays": described({**ONE, "residuals": {"a": 1}}),
+    "it has no list of the arrays' names": described({**ONE, "residuals": [["a"]]}, ("0.npy", npy(A))),
+    "no list of the arrays' names": described({**ONE, "other arrays": "anchors"}, ("0.npy", npy(A))),
+    "it names 2 arrays and has 1 of": described({**ONE, "other arrays": ["b"], "b": ["a"]}, ("0.npy", npy(A))),
     "its description is a list": described([]),
     "its description is float32": npz(("state.npy", npy(A))),
     "RecursionError|recursion": described(b"[" * 500_000 + b"]" * 500_000),

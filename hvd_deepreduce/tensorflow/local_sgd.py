@@ -1,0 +1,319 @@
+"""Local updates for Keras and TensorFlow: as ``hvd_deepreduce.torch.LocalSGD``, which states the method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_deepreduce.config import Config
+from hvd_deepreduce.engine import Snapshot, Told
+from hvd_deepreduce.engine.local import Every, Times, with_local
+from hvd_deepreduce.engine.state import Reshard, State, from_bytes, to_bytes
+from hvd_deepreduce.engine.stats import Report
+from hvd_deepreduce.local_updates import LocalUpdates
+from hvd_deepreduce.tensorflow.updates import ARRAYS, Updates
+
+LINE = 'model.fit(..., callbacks=[LocalSGD(model, "topk_model", every=8)])'
+
+
+class LocalSGD(tf.keras.callbacks.Callback, tf.train.experimental.PythonState):  # type: ignore[misc]
+    """Each rank trains by itself, and every few steps the ranks exchange their updates, compressed.
+
+    The optimizer is a plain one, not an ``hvd.DistributedOptimizer``: gradients are not exchanged. With ``model.fit``,
+    LocalSGD is a callback: it counts the batches, and calls ``sync`` before an evaluation and at the end of training.
+    In a loop of your own, call ``step()`` after each ``optimizer.apply_gradients``, outside of ``tf.function``, and
+    ``sync()`` before an evaluation and at the end. All ranks take the same number of steps, and evaluate at the same
+    times.
+
+    Variables must be equal on all ranks before LocalSGD is made: ``hvd.broadcast_variables(model.variables,
+    root_rank=0)``. If they are changed afterwards, other than by training, call ``begin()``.
+
+    It needs memory for three more copies of the model: the anchor, the residual, and the outer momentum if there is
+    one. Updates are encoded on the host.
+
+    It can be added to a ``tf.train.Checkpoint``, or given to ``SaveState``. Ranks differ, in the model too: each rank
+    must write its own checkpoint of everything.
+
+    What the papers leave open:
+
+    - The variables of the optimizer, such as momentum, belong to their rank and continue over exchanges.
+    - Variables that are not trained, such as the statistics of batch normalization, are not exchanged, as under
+      Horovod.
+    - A step that a loss scale skips counts as a local step, so that the ranks stay in step.
+    - If a rank has NaN or infinity in its variables when an exchange begins, all ranks discard what they have done
+      since the last one and continue from the anchor; residuals stay. Variables of that rank's optimizer that are not
+      finite become zero.
+    - ``sync()`` ends a period early; the next one then has its full length.
+
+    Args:
+        model: a Keras model that has its variables, or the variables that are trained.
+        config: a preset's name, the path of a YAML file, a dict, a ``Config``, or None for the recommended settings of
+            gradients. Its key ``local`` has the defaults of the arguments below.
+        every: local steps between two exchanges of a variable; or a function of the local steps so far (of the clock,
+            from 0) that returns how many steps the period has that begins there, on all ranks the same.
+        outer: a Keras optimizer of its own, for the anchor, such as ``tf.keras.optimizers.SGD(0.7, momentum=0.9,
+            nesterov=True)``. Its gradients are means of updates, and its ``iterations`` count exchanges.
+        decay, fragments, delay, mix: as in ``LocalUpdates``, in place of the config's.
+        times: for asynchronous exchanges (Qsparse-local-SGD, Algorithm 2): ``times(rank, clock)`` says whether a rank
+            sends its update, and takes the anchor, after its step number ``clock``, counted from 1. It must return the
+            same on all ranks. The others send nothing then, and only follow the anchor. In place of ``every``; one
+            fragment, no delay.
+        optimizer: that of this rank's steps, in a loop of your own: its variables are examined when a period is
+            discarded. None: the model's.
+        process_set: of the ranks that take part; None: all.
+        **settings: keys of the config, in place of its own.
+
+    Raises:
+        TypeError: an argument is not what it should be.
+        ValueError: there are no variables, or one is not of a floating-point dtype; or ``times`` is given with another
+            setting of when ranks exchange.
+        ConfigError: the config cannot be used.
+    """
+
+    def __init__(
+        self,
+        model: tf.keras.Model | Iterable[tf.Variable],
+        config: str | Path | Mapping[str, Any] | Config | None = None,
+        *,
+        every: Every | None = None,
+        outer: Any = None,
+        decay: float | None = None,
+        fragments: int | None = None,
+        delay: int | None = None,
+        mix: float | None = None,
+        times: Times | None = None,
+        optimizer: Any = None,
+        process_set: Any = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__()
+        self._supports_tf_logs = True  # else Keras would wait for the metrics of each batch
+        self._module = model if isinstance(model, tf.Module) else None
+        self._optimizer = optimizer
+        variables = _trained(model)
+        self._refuse_distributed()
+        kinds = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)
+        if outer is not None and (not isinstance(outer, kinds) or outer is self._own_optimizer()):
+            raise TypeError(
+                f"outer is {type(outer).__name__}, but it must be a Keras optimizer of its own, as "
+                "tf.keras.optimizers.SGD(1.0) is"
+            )
+        schedule = every if callable(every) else None
+        given = {"every": None if schedule else every, "decay": decay, "fragments": fragments, "delay": delay,
+                 "mix": mix}  # fmt: skip
+        loaded = with_local(config, given, settings)
+        local = loaded.local or LocalUpdates()
+        if times is not None and (every is not None or local.fragments > 1 or local.delay):
+            raise ValueError("times is given beside every, fragments or delay: leave these out, or leave times out")
+        self._updates = Updates(
+            variables, loaded, outer, self._own_optimizer, schedule, times, process_set, self._check_variables
+        )
+        self._begun = False
+        self._first = 0
+
+    @property
+    def _trains(self) -> Any:
+        """The model, if there is one."""
+        return self._module if self.model is None else self.model
+
+    def _own_optimizer(self) -> Any:
+        return getattr(self._trains, "optimizer", None) if self._optimizer is None else self._optimizer
+
+    def _refuse_distributed(self) -> None:
+        optimizer = self._own_optimizer()
+        if hasattr(getattr(optimizer, "inner_optimizer", optimizer), "_allreduce_grads"):
+            raise TypeError(
+                "the model's optimizer is an hvd.DistributedOptimizer, which exchanges gradients: give the model the "
+                f"optimizer that it wraps. Write: {LINE}"
+            )
+
+    def _check_variables(self) -> None:
+        """
+        Raises:
+            RuntimeError: the model trains other variables than when LocalSGD was made.
+        """
+        known = {id(one) for one in self._updates.variables}
+        trained = getattr(self._trains, "trainable_variables", ())
+        late = [one for one in trained if id(one) not in known]
+        if late:
+            raise RuntimeError(
+                "variables were made, or became trainable, after LocalSGD was made, or are of another model: "
+                f"{', '.join(one.name for one in late[:5])}. They are not exchanged, so the ranks' variables would "
+                "differ. Make LocalSGD while all variables that will ever be trained are trainable, and freeze them "
+                "afterwards; or call sync(), and make it again"
+            )
+
+    def begin(self) -> None:
+        """Takes the variables as the anchor, after something other than training has changed them on all ranks.
+
+        LocalSGD does so when it is made, and again at the first batch of ``model.fit``.
+
+        Raises:
+            RuntimeError: an exchange is in flight; or ``close`` was called.
+        """
+        self._updates.engine.check_open()
+        self._updates.check_idle("begin")
+        self._updates.begin()
+
+    def step(self, steps: int = 1) -> None:
+        """After a local step, or several: exchanges that are due begin or end.
+
+        Raises:
+            MismatchError: at the first exchange, if the ranks do not agree, or did not begin with the same variables.
+            RuntimeError: within a ``tf.function``; the model trains other variables than when LocalSGD was made; a rank
+                has joined; or ``close`` was called.
+            ContainerError: a container cannot be decoded; names its rank. Raised on all ranks; the variables are then
+                those before the exchange.
+        """
+        if self._takes_part("step"):
+            self._begun = True
+            self._updates.step(steps)
+
+    def sync(self) -> None:
+        """Ends all exchanges in flight, and exchanges what has been done since then. Every rank calls it after the same
+        step.
+
+        All ranks have the same variables afterwards. A fragment that was exchanged after the last step, without a
+        delay, is not exchanged again.
+
+        Raises:
+            MismatchError, RuntimeError, ContainerError: as ``step``.
+        """
+        if self._takes_part("sync"):
+            self._updates.sync()
+
+    def _takes_part(self, call: str) -> bool:
+        self._updates.engine.check_open()
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                f"LocalSGD.{call} was called within a tf.function, which runs it only while it is traced: call it "
+                "after the function"
+            )
+        return bool(self._updates.collectives.process_set.included())
+
+    # Keras calls these
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._refuse_distributed()
+        self._check_variables()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if not self._begun:  # other callbacks may have loaded the variables
+            self.begin()
+            self._begun = True
+        self._first = batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.step(batch - self._first + 1)  # several with steps_per_execution
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self.sync()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.sync()
+
+    # Settings and state
+
+    @property
+    def config(self) -> Config:
+        """The settings in force."""
+        return self._updates.engine.config
+
+    def stats(self) -> Report:
+        """As ``DeepReduce.stats``. A step is an exchange; ``dense_bytes`` are those of a dense reduction in each local
+        step."""
+        return self._updates.engine.stats.to_dict()
+
+    def close(self) -> None:
+        """Ends its threads and exchanges, and frees anchor and residuals. The model and its optimizer remain as they
+        are. Every rank calls it after the same step."""
+        self._updates.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's anchor, outer optimizer, residuals and step counts, as NumPy arrays and numbers. Ranks differ:
+        each saves and loads its own, and its model and optimizer beside it.
+
+        Raises:
+            RuntimeError: an exchange is in flight (``delay``); or ``close`` was called.
+        """
+        return self._updates.state_dict()
+
+    def load_state_dict(self, state: State, *, reshard: Reshard = False) -> None:
+        """Continues where ``state_dict`` was called. Model and optimizer must be loaded too.
+
+        Args:
+            state: what ``state_dict`` returned on this rank. With ``reshard``, an iterable of what it returned on each
+                rank, in any order; call ``sync()`` on all ranks before such states are saved.
+            reshard: as in ``DeepReduce.load_state_dict``.
+
+        Raises:
+            RuntimeError: an exchange is in flight; or ``close`` was called.
+            ValueError: a state of another rank, another number of ranks, another model, other fragments or another
+                outer optimizer; or not a state of LocalSGD. Nothing has changed then.
+        """
+        self._updates.engine.check_open()
+        self._updates.load_state_dict(state, reshard)
+        self._begun = True
+
+    def serialize(self) -> bytes:
+        """``state_dict`` as bytes, for tf.train.Checkpoint."""
+        return to_bytes(self.state_dict(), ARRAYS)
+
+    def deserialize(self, string_value: bytes) -> None:
+        """Loads what ``serialize`` returned.
+
+        Raises:
+            RuntimeError, ValueError: these are other bytes; or as ``load_state_dict``. Nothing has changed then.
+        """
+        self.load_state_dict(from_bytes(string_value))
+
+    def snapshot(self) -> Snapshot:
+        """Settings and state of this process, for ``rewind``.
+
+        Raises:
+            RuntimeError: an exchange is in flight.
+        """
+        return Snapshot(self.config, self.state_dict())
+
+    def rewind(self, snapshot: Snapshot) -> None:
+        """Returns to a snapshot of this process, whatever its rank is now. Exchanges in flight are forgotten."""
+        self._updates.rewind(snapshot)
+        self._begun = True
+
+    def told(self) -> tuple[Told, dict[str, Any]]:
+        """What the other ranks of an elastic job take from rank 0: everything but the residuals."""
+        self._updates.check_idle("sync of an elastic state")
+        return self._updates.engine.told(), self._updates.local_state()
+
+    def follow(self, told: tuple[Told, dict[str, Any]]) -> None:
+        """Takes anchor, outer optimizer, settings and step counts from rank 0 of an elastic job; keeps the residuals if
+        the step is the same."""
+        config, state = self._updates.engine.following(told[0])
+        self.rewind(Snapshot(config, {**state, **told[1]}))
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a LocalSGD cannot be pickled, because its residuals belong to their rank: use state_dict()")
+
+
+def _trained(model: Any) -> list[tf.Variable]:
+    """The variables that are trained."""
+    given = getattr(model, "trainable_variables", model)
+    if isinstance(given, str | Path | Mapping | Config) or not isinstance(given, Iterable):
+        raise TypeError(
+            f"the first argument of LocalSGD is {type(model).__name__}, but it must be the model, or its variables. "
+            f"Write: {LINE}"
+        )
+    variables = list(given)
+    for one in variables:
+        if not isinstance(one, tf.Variable) or not one.dtype.is_floating:
+            shown = f"{one.name}, {one.dtype.name}" if isinstance(one, tf.Variable) else type(one).__name__
+            raise TypeError(f"LocalSGD exchanges floating-point variables, and was given {shown}")
+    if not variables:
+        raise ValueError(
+            "the model has no variables that are trained: there is nothing to exchange. A model gets its variables "
+            "when it is built, model.build(input_shape)"
+        )
+    return variables
