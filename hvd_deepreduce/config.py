@@ -45,6 +45,7 @@ from hvd_deepreduce.local_updates import LocalUpdates
 from hvd_deepreduce.schedule import DensitySchedule
 from hvd_deepreduce.sparsify.topk import TopK
 from hvd_deepreduce.value.qsgd import QSGD
+from hvd_deepreduce.value.raw import Raw
 
 
 class ConfigError(ValueError):
@@ -366,6 +367,11 @@ class Config(BaseModel):
             return self.sparsifier
         density = self.density_schedule.density_at(step, getattr(self.sparsifier, "density"))  # noqa: B009
         return self.sparsifier.model_copy(update={"density": density})
+
+    @property
+    def sends_all_as_it_is(self) -> bool:
+        """Whether nothing is compressed, so that a ring's allreduce sends less than an allgather of containers."""
+        return self.sparsifier.sends_all and isinstance(self.value, Raw) and not self.overrides
 
     @property
     def has_velocity(self) -> bool:

@@ -326,7 +326,8 @@ class LocalExchanges(ABC, Generic[G]):
     def _start(self, fragment: Fragment[G], number: int, update: G) -> None:
         engine, parameter = self.engine, self.parameters[number]
         itemsize = parameter.accumulated_in.itemsize
-        if engine.config.scope == "tensor" and engine.uncompressed(parameter, parameter.numel, itemsize):
+        small = engine.config.scope == "tensor" and engine.uncompressed(parameter, parameter.numel, itemsize)
+        if small or engine.config.sends_all_as_it_is:
             fragment.small[number] = self.start_small(number, update)
             engine.count_allreduce(parameter.numel * itemsize, 0)
         else:
