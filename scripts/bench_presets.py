@@ -34,7 +34,7 @@ from torch.nn import functional
 from train_torch import ResNet, digits
 from wrapping import finish, wrapped
 
-from hvd_deepreduce import presets
+from hvd_deepreduce import Config, presets
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.torch import DeepReduce, LocalSGD
 
@@ -92,10 +92,14 @@ def outcome(model: nn.Module, compression: DeepReduce | LocalSGD | None, steps: 
 def cnn(config: str, effort: float) -> Outcome:
     images, labels, test_images, test_labels = digits()
     model = ResNet(32)
-    optimizer, compression = wrapped(model, torch.optim.SGD(model.parameters(), 0.05, 0.9, weight_decay=5e-4), config)
+    momentum = 0.0 if config != "none" and Config.load(config).has_velocity else 0.9  # DGC has the momentum
+    optimizer, compression = wrapped(
+        model, torch.optim.SGD(model.parameters(), 0.05, momentum, weight_decay=5e-4), config
+    )
     epochs, batch = math.ceil(12 * effort), 32
     steps = len(images) // hvd.size() // batch
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=epochs * steps, pct_start=0.2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=epochs * steps, pct_start=0.2,
+                                                   cycle_momentum=momentum > 0)  # fmt: skip
     for epoch in range(epochs):
         own = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))[hvd.rank() :: hvd.size()]
         for step in range(steps):
@@ -175,6 +179,17 @@ def table(found: dict[str, dict[str, Outcome]]) -> str:
     return "\n".join(rows)
 
 
+WHY = """Why some lose much:
+
+- Presets that compress gradients, under Adam: what waits in the residual arrives as rare, large elements, which inflate
+  Adam's second moment. Those of LocalSGD compress updates ([local_updates.md](local_updates.md)).
+- `randomk_raw`, `qsparse_qrandk`: elements are chosen at random, so an element waits for a hundred steps, whatever its
+  size. They are there for comparison.
+- `dr_bf_naive`: values arrive at wrong indices, and there is no error feedback. It is there for comparison.
+- Presets with the sparsifier `nonzero` (`sparse_best`, `dr_skcompress`, ...) are for gradients that have few nonzero
+  elements. On other models they send almost everything."""
+
+
 def page(found: dict[str, dict[str, Outcome]]) -> str:
     dense = found["none"]
     reached = {
@@ -192,7 +207,7 @@ def page(found: dict[str, dict[str, Outcome]]) -> str:
         "presets go with which kinds of models, and not what your job will lose.\n\n"
         f"Dense reached:\n\n{dense_rows}\n\n"
         "*Sent* is what `stats()` counts as sent by a rank, as a share of what a dense ring sends. *Lost* is the "
-        f"result of dense less that of the preset; negative: the preset was better.\n\n{table(found)}"
+        f"result of dense less that of the preset; negative: the preset was better.\n\n{table(found)}\n\n{WHY}"
     )
 
 
@@ -201,15 +216,24 @@ def main(
     tasks: Annotated[str, typer.Option("--jobs", help="comma-separated, of cnn, gpt and embedding")] = ",".join(JOBS),
     effort: Annotated[float, typer.Option(help="factor of the number of epochs or steps")] = 1.0,
     write: Annotated[bool, typer.Option("--write", help="write docs/presets.md")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="show figures that are in OUT for these jobs, too")] = False,
     out: Annotated[Path, typer.Option(help="file for all figures")] = Path("runs/presets.json"),
 ) -> None:
     """Trains every job with dense gradients and with every preset, under a launcher."""
     hvd.init()
     torch.set_num_threads(1)
+    wanted = tasks.split(",")
     found: dict[str, dict[str, Outcome]] = {}
+    if keep and out.exists():
+        kept = json.loads(out.read_text())
+        found = {
+            name: {task: Outcome(**jobs[task]) for task in wanted}
+            for name, jobs in kept.items()
+            if jobs.keys() >= set(wanted)
+        }
     for config in ["none", *(chosen.split(",") if chosen else presets.names())]:
         found[config] = {}
-        for task in tasks.split(","):
+        for task in wanted:
             torch.manual_seed(0)
             one = found[config][task] = JOBS[task](config, effort)
             if hvd.rank() == 0:
