@@ -235,7 +235,9 @@ def methods(
             print(
                 one, name, " ".join(f"{row.loss:.4f}" for row in runs[name]), f"{runs[name][-1].sent:,} B", flush=True
             )
-        body.append(f"### {NAMES[one][0].upper()}{NAMES[one][1:]}, learning rate {RATES[one]:g}\n\n{table(runs, epochs)}")
+        body.append(
+            f"### {NAMES[one][0].upper()}{NAMES[one][1:]}, learning rate {RATES[one]:g}\n\n{table(runs, epochs)}"
+        )
         print(body[-1], flush=True)
     if write:
         picture(all_runs, FIGURES / "linear.png")
@@ -282,7 +284,7 @@ def median_ms(action: Callable[[], Any], repeats: int) -> float:
 
 @app.command()
 def codecs(
-    rows_share: Annotated[float, typer.Option(help="of KDD10's rows in the batch")] = 0.0036,
+    rows_share: Annotated[float, typer.Option(help="of KDD10's rows in the batch")] = 0.0039,
     repeats: Annotated[int, typer.Option(min=1)] = 9,
     write: Write = False,
 ) -> None:
