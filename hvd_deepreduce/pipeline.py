@@ -150,7 +150,7 @@ class Pipeline:
             key, version: as for ``encode``.
 
         Raises:
-            ValueError: the sparsifier cannot select from a sparse gradient.
+            ValueError: the sparsifier cannot select from a sparse gradient, or the residual is that of another one.
         """
         sparsifier, threads = self.config.sparsifier, self.threads
         if not sparsifier.selects_sparse:
@@ -160,6 +160,11 @@ class Pipeline:
                 f"by the magnitudes of its elements alone: use one of {', '.join(able)}"
             )
         indices, values = np.ascontiguousarray(gradient.indices), np.ascontiguousarray(gradient.values)
+        if residual is not None and (residual.size, residual.dtype) != (gradient.numel, values.dtype):
+            raise ValueError(
+                f"the residual is {residual.dtype} [{residual.size}], and the gradient {values.dtype} "
+                f"[{gradient.numel}]: give the residual of this gradient"
+            )
         try:
             with deferred.encoding(values, residual, threads):
                 if residual is not None:
