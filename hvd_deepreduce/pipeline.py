@@ -167,7 +167,8 @@ class Pipeline:
             key, version: as for ``encode``.
 
         Raises:
-            ValueError: the sparsifier cannot select from a sparse gradient, or the memory is ``dgc``.
+            ValueError: the sparsifier cannot select from a sparse gradient, the memory is ``dgc``, or the residual is that
+                of another gradient.
         """
         sparsifier, threads = self.config.sparsifier_at(key.step), self.threads
         if not sparsifier.selects_sparse:
@@ -181,6 +182,11 @@ class Pipeline:
                 "the memory is 'dgc', whose velocity is dense, and the gradient is sparse: use the memory 'residual'"
             )
         indices, values = np.ascontiguousarray(gradient.indices), np.ascontiguousarray(gradient.values)
+        if residual is not None and (residual.size, residual.dtype) != (gradient.numel, values.dtype):
+            raise ValueError(
+                f"the residual is {residual.dtype} [{residual.size}], and the gradient {values.dtype} "
+                f"[{gradient.numel}]: give the residual of this gradient"
+            )
         try:
             with deferred.encoding(values, residual, threads):
                 if residual is not None:

@@ -118,6 +118,13 @@ def test_other_sparsifiers_refuse(name):
     assert not residual.any()
 
 
+@pytest.mark.parametrize("residual", [np.zeros(49, np.float32), np.zeros(50)])
+def test_the_residual_of_another_gradient_is_refused(residual):
+    gradient = SparseTensor(50, np.uint32([3, 49]), np.float32([1.0, 2.0]))
+    with pytest.raises(ValueError, match=r"the residual is .*, and the gradient float32 \[50\]"):
+        WITH_RESIDUAL["topk-rice-qsgd"].encode_sparse(gradient, residual, KEY)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @given(data=st.data(), scale=st.sampled_from([1.0, 0.25, 1 / 3]))
 def test_a_sum_is_the_union(dtype, data, scale):

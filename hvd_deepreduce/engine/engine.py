@@ -9,6 +9,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from hvd_deepreduce import short_container
 from hvd_deepreduce.codec import U8, Floats, RngKey
 from hvd_deepreduce.config import Config
@@ -354,6 +356,47 @@ class Engine:
     def decay(self, parameters: Iterable[Parameter], factor: float) -> None:
         """Multiplies the residuals of parameters that are not in flight by ``factor``."""
         self._memory.scale([parameter.name for parameter in parameters], factor)
+
+    def encode_sparse(self, parameter: Parameter, gradient: SparseTensor) -> U8:
+        """As ``encode``, for a gradient that is sparse from the data on; on the host. Nothing dense is made but the
+        residual, once."""
+        self.check_open()
+        pipeline, residual = self.pipeline_of(parameter), None
+        if self._feeds_back(pipeline):
+            residual = self._memory.residual(parameter.name, gradient.numel, gradient.values.dtype)
+        packed = pipeline.encode_sparse(gradient, residual, self.key(parameter), 2)
+        parameter.step += 1
+        self.in_flight.add(parameter.name)
+        return packed
+
+    def decode_sparse(
+        self, parameter: Parameter, gathered: U8, numel: int, dtype: np.dtype[Any], scale: float, key: RngKey
+    ) -> SparseTensor:
+        """``scale * (sum of all ranks' containers)``, sparse; on the host.
+
+        Args:
+            numel, dtype: of the tensor.
+            gathered, key: as for ``decode``.
+
+        Raises:
+            ContainerError: as ``decode``.
+        """
+        self.check_open()
+        self.in_flight.discard(parameter.name)
+        pipeline, ranks = self.pipeline_of(parameter), self.collectives.size()
+        expected = pipeline.expected(numel, dtype, key)
+        containers = short_container.split(gathered, ranks, [expected])[0]
+        own = short_container.size(containers[key.rank], expected.shared)
+        self.stats.add(wire=traffic.allgather(own, gathered.size, ranks))
+        return pipeline.decode_sparse(containers, numel, dtype, scale)
+
+    def takes_sparse(self, parameter: Parameter) -> bool:
+        """Whether ``encode_sparse`` can be used: in scope ``tensor``, with an allgather of containers and a sparsifier
+        that goes by the magnitudes of single elements."""
+        config = self.pipeline_of(parameter).config
+        if config.scope != "tensor" or self.over_mpi or isinstance(config.memory, DGC):
+            return False
+        return config.sparsifier.selects_sparse
 
     def uncompressed(self, parameter: Parameter, numel: int, itemsize: int) -> bool:
         """Whether a gradient is so small that the framework's own reduction takes no more bytes than a container.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import horovod.torch as hvd
@@ -23,6 +24,8 @@ from hvd_deepreduce.engine.small import CARRIER_BYTES
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.engine.stats import Report
 from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.sparse import MAX_NUMEL
+from hvd_deepreduce.torch import sparse
 from hvd_deepreduce.torch.collectives import TorchCollectives, wire_device
 from hvd_deepreduce.torch.states import as_tensors, on_host
 from hvd_deepreduce.torch.tensors import TorchTensors
@@ -45,6 +48,10 @@ class DeepReduce(Compressor):  # type: ignore[misc]
 
     Works with op Average and Sum, gradient_predivide_factor, groups, backward_passes_per_step, sparse_as_dense and
     process_set, under horovodrun (MPI or Gloo) and mpirun. All ranks must create it with the same config and model.
+
+    Sparse gradients, as of ``nn.Embedding(sparse=True)``, stay sparse. Their containers are sent in scope ``tensor``,
+    with the sparsifiers ``nonzero``, ``topk``, ``topk_capped`` and ``threshold``; under other settings Horovod sends
+    them uncompressed. Between backward() and synchronize(), such a ``grad`` is a carrier and not the gradient.
 
     Its threads and communicators end, and its residuals are freed, when Python deletes it, and at the latest when the
     process ends. ``close()``, or ``with DeepReduce(...) as compression:``, does that at once.
@@ -104,6 +111,8 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         self._remove_hooks.atexit = False
         self._latest: torch.Tensor | None = None
         self._sparse: dict[torch.Tensor, int] = {}
+        self._carried: dict[int, sparse.SparseTicket] = {}
+        self._optimizers: weakref.WeakSet[Any] | None = None  # those known; None: not searched for yet
         self._agreed = False
         self._in_state = False
         self._reduced: set[str] = set()
@@ -158,6 +167,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         elif isinstance(state, Iterable) and not isinstance(state, Mapping):
             state = map(on_host, state)
         self._engine.load_state_dict(state, reshard=reshard)
+        self._carried.clear()
 
     def snapshot(self) -> Snapshot:
         """Settings, residuals and step counts of this process, for ``rewind``."""
@@ -166,6 +176,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
     def rewind(self, snapshot: Snapshot) -> None:
         """Returns to a snapshot of this process, whatever its rank is now. Gradients in flight are forgotten."""
         self._engine.rewind(snapshot)
+        self._carried.clear()
         self._agreed = False
 
     def told(self) -> Told:
@@ -187,7 +198,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         self._remove_hooks()
         # Horovod's optimizer may keep this object alive: let go of the model and of the buckets.
         self._model = self._latest = None
-        self._pairs, self._by_shape, self._sparse = {}, {}, {}
+        self._pairs, self._by_shape, self._sparse, self._carried = {}, {}, {}, {}
         self._reducer = Reducer(self._engine, self._tensors, self._trained)
 
     def __enter__(self) -> DeepReduce:
@@ -201,7 +212,8 @@ class DeepReduce(Compressor):  # type: ignore[misc]
 
         Args:
             tensor: of any shape and dtype. It is sent uncompressed if it is sparse or not floating-point, or, in scope
-                ``tensor``, if it is small (``min_elements``).
+                ``tensor``, if it is small (``min_elements``). Horovod passes no sparse gradients but those of groups:
+                it sends the others by itself, and they have been replaced by carriers (torch/sparse.py).
 
         Returns:
             The carrier, float64 ``[1]``, or the uncompressed gradient; and the context.
@@ -254,6 +266,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             tensor = ctx.copy_(tensor)
         elif tensor.is_sparse:
             self._count_sparse(tensor)
+            tensor = self._finish_sparse(tensor)
         if not engine.in_flight:
             engine.stats.end_step()
         return tensor
@@ -268,6 +281,8 @@ class DeepReduce(Compressor):  # type: ignore[misc]
                 called.
         """
         self._engine.check_open()
+        if self._optimizers is not None:
+            self._optimizers.add(optimizer)
         if getattr(optimizer, "op", hvd.Adasum) == hvd.Adasum:  # its own class has none
             raise ValueError(f"the optimizer has {ADASUM}")
         trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
@@ -302,14 +317,71 @@ class DeepReduce(Compressor):  # type: ignore[misc]
                     )
 
     def _came(self, tensor: torch.Tensor) -> None:
-        """Notes the parameter whose gradient came last, and the bytes of a sparse one: Horovod sends it by itself, and
-        shows only the ranks' sum."""
+        """Notes the parameter whose gradient came last. Starts the exchange of a sparse one that Horovod is about to
+        send, and notes its bytes, since Horovod shows only the ranks' sum."""
         self._latest = tensor
         gradient = tensor.grad
         process_set = self._collectives.process_set
         if gradient is not None and gradient.is_sparse and process_set.included() and process_set.size() > 1:
             self._engine.stats.begin_step()
-            self._sparse[tensor] = _coo_bytes(gradient)
+            self._start_sparse(tensor, gradient)
+            assert tensor.grad is not None
+            self._sparse[tensor] = _coo_bytes(tensor.grad)
+
+    def _start_sparse(self, tensor: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Sends a sparse gradient and puts a carrier in its place, if Horovod sends it after this backward pass."""
+        engine = self._engine
+        parameter = next(one for one, known in self._by_shape[tuple(tensor.shape)] if known is tensor)
+        if (
+            not engine.takes_sparse(parameter)
+            or not gradient.is_floating_point()
+            or not 0 < gradient.numel() <= MAX_NUMEL
+            or parameter.number >= sparse.MOST
+            or self._small(parameter, tensor)
+            or not self._sends(tensor)
+        ):
+            return
+        if parameter.name in engine.in_flight:
+            raise RuntimeError(
+                f"the gradient of {parameter.name} is still in flight: call optimizer.step() or "
+                "optimizer.synchronize() before the next backward()"
+            )
+        if not engine.in_flight:
+            self._meet()
+        begin, key = perf_counter(), engine.key(parameter)
+        flat = sparse.flattened(gradient)
+        packed = engine.encode_sparse(parameter, flat)
+        engine.stats.add(encode=perf_counter() - begin)
+        pending = engine.collectives.start_allgather(packed, parameter.name)
+        tensor.grad = sparse.carrier(gradient, parameter.number)
+        like = torch.zeros_like(gradient)
+        self._carried[parameter.number] = sparse.SparseTicket(
+            parameter, key, pending, (flat.numel, flat.values.dtype), like
+        )
+
+    def _sends(self, tensor: torch.Tensor) -> bool:
+        """Whether Horovod's hook, which runs next, sends the parameter's gradient as it is."""
+        if self._optimizers is None:
+            self._optimizers = weakref.WeakSet(sparse.optimizers_of(self))
+        owner = next((one for one in self._optimizers if tensor in one._requires_update), None)
+        if owner is None or owner.sparse_as_dense or owner._groups is not None:
+            return False
+        return bool(owner._allreduce_delay[tensor] == 1)
+
+    def _finish_sparse(self, gathered: torch.Tensor) -> torch.Tensor:
+        """The reduced gradient whose carriers Horovod has gathered; other sparse gradients as they are."""
+        engine = self._engine
+        read = sparse.read_carriers(gathered, engine.collectives.size()) if self._carried else None
+        ticket = None if read is None else self._carried.pop(read[0], None)
+        if read is None or ticket is None:
+            return gathered
+        begin = perf_counter()
+        packed = engine.collectives.wait_allgather(ticket.pending)
+        there = perf_counter()
+        total = engine.decode_sparse(ticket.parameter, packed, *ticket.flat, read[1], ticket.key)
+        result = sparse.unflattened(total, ticket.like)
+        engine.stats.add(wait=there - begin, decode=perf_counter() - there)
+        return result
 
     def _count_sparse(self, total: torch.Tensor) -> None:
         """Counts a gradient that Horovod has gathered. Gradients of one shape may be taken for each other: it is their

@@ -123,7 +123,7 @@ def test_batches_and_the_split_have_each_row_once():
 
 
 def test_generated_rows_have_the_statistics_of_kdd10():
-    count, numel = linear_data.scaled_kdd10(400)
+    count, numel = linear_data.scaled_kdd10(1000)
     rows = linear_data.generated(count, numel, 0)
     assert rows.features.shape == (count, numel)
     assert set(np.diff(rows.features.indptr)) == {linear_data.ROW_NONZEROS}
