@@ -213,7 +213,7 @@ WRONG = [
     ({"density_schedule": [[5, 0.5]], "sparsifier": "nonzero"}, "density_schedule is .* 'nonzero' has no density"),
     ({"memory": "dgc", "error_feedback": False}, "memory is 'dgc' and has no effect, since error_feedback is False"),
     ({"memory": "dgc", "sparsifier": "none"}, "memory is 'dgc' and has no effect, since sparsifier 'none' sends all"),
-    ({"memory": "dgc", "exchange": "sparcml"}, "memory is 'dgc' and .* exchange 'sparcml' does not tell which elements"),
+    ({"memory": "dgc", "exchange": "sparcml"}, "memory is 'dgc' and .* exchange 'sparcml' does not tell which"),
     ({"memory": {"name": "dgc", "momentum": 1.0}}, "memory.momentum is 1.0, which is not allowed"),
     ({"memory": "adam"}, "memory is 'adam'; it must be a name"),
 ]
