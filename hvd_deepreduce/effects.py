@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from hvd_deepreduce.codec import Codec, Sparsifier, ValueCodec
 from hvd_deepreduce.exchange.settings import DenseStreamExchange
+from hvd_deepreduce.feedback import DGC
 from hvd_deepreduce.local_updates import LocalUpdates
 
 
@@ -104,6 +105,12 @@ def idle_settings(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Ite
                 f"{key} is {config[key]!r} and has no effect, since scope is {scope!r}: leave {key} out, or set scope "
                 f"to {needed}",
             )  # fmt: skip
+    if isinstance(config["memory"], DGC) and scope == "tensor" and config["min_elements"]:
+        yield Idle(
+            "min_elements", ("memory",),
+            f"min_elements is {config['min_elements']!r} and has no effect, since memory is 'dgc', which gives "
+            "momentum to tensors of every size: leave min_elements out",
+        )  # fmt: skip
     for kind in ("sparsifier", "index", "value", "joint", "exchange"):
         codec = config[kind]
         for setting, because, reason in codec.idle_settings() if isinstance(codec, Codec) else ():

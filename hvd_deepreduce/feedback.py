@@ -38,7 +38,8 @@ class DGC(Feedback):
     So the sum of what is sent of an element is what an optimizer with momentum would have applied (momentum
     correction), and the velocity of an element that is sent starts again, since it is older than the parameter
     (momentum factor masking). Take the optimizer's momentum from it and give it here: with ``momentum`` in both it is
-    applied twice. The velocity takes as much memory as the residual, and is saved with it.
+    applied twice. The velocity takes as much memory as the residual, and is saved with it. So that every tensor has
+    momentum, small ones are compressed too; a gradient that Horovod reduces itself, such as a sparse one, has none.
 
     With ``clip``, a gradient g of R ranks whose l2 norm is above ``clip / sqrt(R)`` is scaled to it first (local
     gradient clipping). The norm is that of what a container holds: of the tensor, or with a larger scope of the scope's

@@ -167,8 +167,8 @@ class Pipeline:
             key, version: as for ``encode``.
 
         Raises:
-            ValueError: the sparsifier cannot select from a sparse gradient, the memory is ``dgc``, or the residual is that
-                of another gradient.
+            ValueError: the sparsifier cannot select from a sparse gradient, the memory is ``dgc``, or the residual is
+                that of another gradient.
         """
         sparsifier, threads = self.config.sparsifier_at(key.step), self.threads
         if not sparsifier.selects_sparse:

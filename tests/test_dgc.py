@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from hvd_deepreduce import Config, ConfigError, short_container
 from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.engine import small
 from hvd_deepreduce.engine import state as saved
 from hvd_deepreduce.pipeline import Pipeline, decode_part
 from hvd_deepreduce.schedule import DensitySchedule
@@ -204,6 +205,11 @@ def test_small_tensors_are_judged_by_the_density_after_the_schedule():
     assert plain.estimate(900, f32) == scheduled.estimate(900, f32)
 
 
+def test_small_tensors_have_momentum_too():
+    assert small.uncompressed(Pipeline(Config.load()), 3, 4)
+    assert not small.uncompressed(Pipeline(Config.load(DGC)), 3, 4)
+
+
 WRONG = [
     ({"density_schedule": [[10, 0.5], [10, 0.2]]}, "density_schedule has the steps 10, 10: each must be larger"),
     ({"density_schedule": [[0, 0.5]]}, "density_schedule.steps.0.0 is 0, which is not allowed"),
@@ -213,7 +219,8 @@ WRONG = [
     ({"density_schedule": [[5, 0.5]], "sparsifier": "nonzero"}, "density_schedule is .* 'nonzero' has no density"),
     ({"memory": "dgc", "error_feedback": False}, "memory is 'dgc' and has no effect, since error_feedback is False"),
     ({"memory": "dgc", "sparsifier": "none"}, "memory is 'dgc' and has no effect, since sparsifier 'none' sends all"),
-    ({"memory": "dgc", "exchange": "sparcml"}, "memory is 'dgc' and .* exchange 'sparcml' does not tell which elements"),
+    ({"memory": "dgc", "exchange": "sparcml"}, "memory is 'dgc' and .* exchange 'sparcml' does not tell which"),
+    ({"memory": "dgc", "min_elements": 5}, "min_elements is 5 and has no effect, since memory is 'dgc'"),
     ({"memory": {"name": "dgc", "momentum": 1.0}}, "memory.momentum is 1.0, which is not allowed"),
     ({"memory": "adam"}, "memory is 'adam'; it must be a name"),
 ]

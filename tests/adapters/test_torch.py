@@ -145,3 +145,32 @@ def test_what_deepreduce_is_given():
     for items in (model.parameters(), [("a", 1)], [(model.weight, "a")], ["ab"], [()]):
         with pytest.raises(TypeError, match="its items are not pairs of a name and a tensor"):
             DeepReduce(items)
+
+
+def test_momentum_is_not_applied_twice():
+    """Neither by the optimizer and ``memory: dgc`` of the job, nor of one tensor."""
+    import horovod.torch as hvd
+    import torch
+
+    from hvd_deepreduce.torch import DeepReduce
+
+    hvd.init()
+    for number, (config, make) in enumerate(
+        [
+            ({"memory": "dgc"}, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
+            ({"overrides": {"weight": {"memory": "dgc"}}}, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.5)),
+            ({"memory": "dgc"}, lambda p: torch.optim.AdamW(p)),
+            ({"memory": "dgc"}, lambda p: torch.optim.SGD(p, lr=0.1)),
+        ]
+    ):
+        model = torch.nn.Linear(40, 40)
+        compression = DeepReduce(model, config, min_elements=0)
+        names = ((f"dgc{number}.{name}", parameter) for name, parameter in model.named_parameters())
+        optimizer = hvd.DistributedOptimizer(make(model.parameters()), names, compression)
+        model(torch.ones(1, 40)).sum().backward()
+        if number < 3:
+            with pytest.raises(ValueError, match="memory is 'dgc'.*the optimizer has (momentum|betas)=.*applied twice"):
+                optimizer.step()
+        else:
+            optimizer.step()
+        compression.close()

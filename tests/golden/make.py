@@ -75,6 +75,7 @@ def golden() -> dict[str, tuple[Config, np.ndarray]]:
         "dense-quantile-both_signs": (
             load(sparsifier="none", value={"name": "quantile", "buckets": 16, "separate_signs": False}), x,
         ),
+        "quantile-lloyd": (load(plain, value={"name": "quantile", "buckets": 4, "splits": "lloyd"}), x),
         "dense-quantile-huffman": (
             load(sparsifier="none", value={"name": "quantile", "buckets": 16, "entropy": "huffman"}),
             np.where(np.arange(211) % 3, np.float32(0), x),
