@@ -313,7 +313,7 @@ class Experiment(str, Enum):
 
 SETTINGS = {
     Experiment.softmax: Setting(15, 2000, 8, (0.6, 1.2, 2.4, 0.3), 1000, 0.11, 0.25),
-    Experiment.digits: Setting(4, 480, 8, (0.1, 0.03), 500, 0.03, 0.05),
+    Experiment.digits: Setting(4, 320, 8, (0.1,), 500, 0.03, 0.05),
 }
 OURS = {
     Experiment.softmax: [

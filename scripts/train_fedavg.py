@@ -122,7 +122,7 @@ class Local:
         """A client's training in a round."""
         self.load_vector(model)
         kind = torch.optim.Adam if self.adam else torch.optim.SGD
-        optimizer = kind(self._network.parameters(), self.lr)
+        optimizer = kind(self._network.parameters(), self.lr, fused=True)
         rng = np.random.default_rng((self.seed, number, client))
         part = self.parts[client]
         for _ in range(self.epochs):
@@ -337,7 +337,7 @@ class Setting(str, Enum):
 JOBS = {
     Setting.silo: Job(rounds=40, batch=32, lr=0.002),
     Setting.cloud: Job(clients=56, drawn=8, rounds=100, lr=0.002),
-    Setting.device: Job(clients=10_000, drawn=100, rounds=80, samples=20, batch=10, lr=0.1, adam=False),
+    Setting.device: Job(clients=10_000, drawn=100, rounds=50, samples=20, batch=10, lr=0.1, adam=False),
 }
 TITLES = {
     Setting.silo: "FedAvg: 10 clients, all in every round (the paper's Table 5)",
