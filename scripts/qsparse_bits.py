@@ -241,7 +241,7 @@ def table(results: Sequence[Result], setting: Setting) -> str:
     """Markdown: bits in both counts, and how many times fewer they are than those of SGD and Top_k with H = 1."""
     first = {result.method.name: result for result in reversed(results) if result.method.every == 1}
     lines = [
-        f"| method | H | step size | steps to loss {setting.loss:g} | as the paper counts | really sent | SGD / this "
+        f"| method | H | rate | steps to loss {setting.loss:g} | as the paper counts | really sent | SGD / this "
         f"| Top_k / this | really sent until test error {setting.error:g} | SGD / this | Top_k / this |",
         "| --- " + "| ---: " * 10 + "|",
     ]
@@ -352,8 +352,8 @@ The step size is rate * a / (a + t) with a = {a:g}, which decays as Theorem 2's.
 and Top_k keeps 1% of it. All bits are the sums over the workers of what they send to a master. As the paper counts: a
 value in 32 bits, a level in its bits, a sign in one, an index in ceil(log2 d), a scale in 32. Really sent: whole
 containers, with headers and checksums; Top_k's indices are packed in ceil(log2 d) bits. What the master sends back is
-not counted, as in the paper. Means of {seeds}. Each method has its best step size out of {rates}, by the first
-seed. SGD / this: how many times fewer bits than SGD with H = 1. In bold: ours; their codecs are named in
+not counted, as in the paper. Means of {seeds}. Each method has its best rate out of {rates}, by the first seed.
+SGD / this: how many times fewer bits than SGD with H = 1. In bold: ours; their codecs are named in
 scripts/qsparse_bits.py.
 
 {table}
@@ -404,13 +404,13 @@ def main(
 
 def report(experiment: Experiment, results: Sequence[Result], setting: Setting, out: Path, write: bool) -> None:
     """Prints the table and draws the picture; or writes the section of docs/schemes.md as well."""
-    name, text = experiment.value, table(results, setting)
+    name, text, seeds = experiment.value, table(results, setting), len(results[0].curves)
     draw(results, setting, (DOC.parent / "figures" if write else out) / f"qsparse_{name}.png")
     print(text)
     if write:
         body = TEXT.format(
-            about=ABOUT[experiment], a=setting.a, seeds="one seed" if len(results[0].curves) == 1 else f"{len(results[0].curves)} seeds",
-            name=name, look=setting.look,
+            about=ABOUT[experiment], a=setting.a, seeds="one seed" if seeds == 1 else f"{seeds} seeds", name=name,
+            look=setting.look,
             rates=", ".join(f"{rate:g}" for rate in sorted(setting.rates)), table=text, today=date.today(),
         )  # fmt: skip
         title = "Bits to reach a target: " + {"softmax": "softmax regression", "digits": "the digits ResNet"}[name]
