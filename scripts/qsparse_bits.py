@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from enum import Enum
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Any, NamedTuple
 
 import doc_sections
@@ -409,8 +410,8 @@ def report(experiment: Experiment, results: Sequence[Result], setting: Setting, 
     print(text)
     if write:
         body = TEXT.format(
-            about=ABOUT[experiment], a=setting.a, seeds="one seed" if seeds == 1 else f"{seeds} seeds", name=name,
-            look=setting.look,
+            about=fill(ABOUT[experiment], 120), a=setting.a, name=name, look=setting.look,
+            seeds="one seed" if seeds == 1 else f"{seeds} seeds",
             rates=", ".join(f"{rate:g}" for rate in sorted(setting.rates)), table=text, today=date.today(),
         )  # fmt: skip
         title = "Bits to reach a target: " + {"softmax": "softmax regression", "digits": "the digits ResNet"}[name]

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from enum import Enum
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Any
 
 import doc_sections
@@ -348,11 +349,15 @@ TITLES = {
     Setting.cloud: "FedAvg: 56 clients, 8 drawn a round (the paper's Table 4)",
     Setting.device: "FedAvg: 10,000 clients, 100 drawn a round",
 }
+ABOUT = (
+    "A perceptron with {hidden} hidden units ({numel:,} parameters) on 5,000 real MNIST digits, 4,000 of them for "
+    "training; {kind}, skewed by Dirichlet({alpha:g}) over the classes. A client trains for one epoch with batches of "
+    "{batch} and {optimizer}; {rounds} rounds. Accuracy is on the 1,000 other digits, the mean of the last five "
+    "evaluations; the figures {runs}. A volume is what the drawn clients get or send, relative to float32 of the whole "
+    "model for each."
+)
 TEXT = """\
-A perceptron with {hidden} hidden units ({numel:,} parameters) on 5,000 real MNIST digits, 4,000 of them for training;
-{kind}, skewed by Dirichlet({alpha:g}) over the classes. A client trains for one epoch with batches of {batch} and
-{optimizer}; {rounds} rounds. Accuracy is on the 1,000 other digits, the mean of the last five evaluations; all figures
-are means of {runs}. A volume is what the drawn clients get or send, relative to float32 of the whole model for each.
+{about}
 
 {table}
 
@@ -448,19 +453,25 @@ def compare(
     out.mkdir(parents=True, exist_ok=True)
     rows = {of: [[asdict(row) for row in run] for run in runs] for of, runs in results.items()}
     (out / f"{name}.json").write_text(json.dumps({"job": asdict(job), "results": rows}))
+    report(setting, job, results, out, write)
+
+
+def report(setting: Setting, job: Job, results: dict[str, list[list[Round]]], out: Path, write: bool) -> None:
+    """Prints the table and draws the picture; or writes the section of docs/schemes.md as well."""
+    name, text, seeds = setting.value, table(results), len(next(iter(results.values())))
     pixels = 64 if job.data == "digits" else 784
     numel = (pixels + 1) * job.hidden + (job.hidden + 1) * 10
     draw(results, 4 * numel * job.drawn, (DOC.parent / "figures" if write else out) / f"fedavg_{name}.png")
-    text = table(results)
     print(text)
     if write:
         kind = f"{job.clients:,} clients, {job.drawn} drawn a round"
         kind += "" if job.samples is None else f", with {job.samples} images each, which some share"
+        runs = "are those of one run" if seeds == 1 else f"are means of {seeds} runs"
+        optimizer = f"{'Adam' if job.adam else 'SGD'}, step size {job.lr:g}"
+        about = ABOUT.format(**asdict(job), numel=numel, kind=kind, optimizer=optimizer, runs=runs)
         body = TEXT.format(
-            **asdict(job), numel=numel, kind=kind, runs="one run" if seeds == 1 else f"{seeds} runs", table=text,
-            name=name, optimizer=f"{'Adam' if job.adam else 'SGD'}, step size {job.lr:g}", note=NOTES[setting],
-            today=date.today(),
-        )  # fmt: skip
+            about=fill(about, 120), table=text, name=name, note=fill(NOTES[setting], 120), today=date.today()
+        )
         head = "# Schemes: fewer rounds as well as fewer bytes\n"
         doc_sections.write(DOC, f"fedavg-{name}", TITLES[setting], body, head)
 
