@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from enum import Enum
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Any, NamedTuple
 
 import doc_sections
@@ -241,7 +242,7 @@ def table(results: Sequence[Result], setting: Setting) -> str:
     """Markdown: bits in both counts, and how many times fewer they are than those of SGD and Top_k with H = 1."""
     first = {result.method.name: result for result in reversed(results) if result.method.every == 1}
     lines = [
-        f"| method | H | step size | steps to loss {setting.loss:g} | as the paper counts | really sent | SGD / this "
+        f"| method | H | rate | steps to loss {setting.loss:g} | as the paper counts | really sent | SGD / this "
         f"| Top_k / this | really sent until test error {setting.error:g} | SGD / this | Top_k / this |",
         "| --- " + "| ---: " * 10 + "|",
     ]
@@ -313,7 +314,7 @@ class Experiment(str, Enum):
 
 SETTINGS = {
     Experiment.softmax: Setting(15, 2000, 8, (0.6, 1.2, 2.4, 0.3), 1000, 0.11, 0.25),
-    Experiment.digits: Setting(4, 480, 8, (0.1, 0.03), 500, 0.03, 0.05),
+    Experiment.digits: Setting(4, 320, 8, (0.1,), 500, 0.03, 0.05),
 }
 OURS = {
     Experiment.softmax: [
@@ -352,8 +353,8 @@ The step size is rate * a / (a + t) with a = {a:g}, which decays as Theorem 2's.
 and Top_k keeps 1% of it. All bits are the sums over the workers of what they send to a master. As the paper counts: a
 value in 32 bits, a level in its bits, a sign in one, an index in ceil(log2 d), a scale in 32. Really sent: whole
 containers, with headers and checksums; Top_k's indices are packed in ceil(log2 d) bits. What the master sends back is
-not counted, as in the paper. Mean of {seeds} seeds. Each method has its best step size out of {rates}, by the
-first seed. SGD / this: how many times fewer bits than SGD with H = 1. In bold: ours; their codecs are named in
+not counted, as in the paper. Means of {seeds}. Each method has its best rate out of {rates}, by the first seed.
+SGD / this: how many times fewer bits than SGD with H = 1. In bold: ours; their codecs are named in
 scripts/qsparse_bits.py.
 
 {table}
@@ -404,12 +405,13 @@ def main(
 
 def report(experiment: Experiment, results: Sequence[Result], setting: Setting, out: Path, write: bool) -> None:
     """Prints the table and draws the picture; or writes the section of docs/schemes.md as well."""
-    name, text = experiment.value, table(results, setting)
+    name, text, seeds = experiment.value, table(results, setting), len(results[0].curves)
     draw(results, setting, (DOC.parent / "figures" if write else out) / f"qsparse_{name}.png")
     print(text)
     if write:
         body = TEXT.format(
-            about=ABOUT[experiment], a=setting.a, seeds=len(results[0].curves), name=name, look=setting.look,
+            about=fill(ABOUT[experiment], 120), a=setting.a, name=name, look=setting.look,
+            seeds="one seed" if seeds == 1 else f"{seeds} seeds",
             rates=", ".join(f"{rate:g}" for rate in sorted(setting.rates)), table=text, today=date.today(),
         )  # fmt: skip
         title = "Bits to reach a target: " + {"softmax": "softmax regression", "digits": "the digits ResNet"}[name]
