@@ -195,13 +195,13 @@ def a_callback_of_fit_exchanges_as_a_loop_does():
         local, seen = LocalSGD(model, LOSSY, every=4), Seen()
         for epoch in range(2):
             part = slice(96 * epoch, 96 * epoch + 96)
-            last = {"validation_data": (x[:16], y[:16])} if epoch else {}
+            last = {"validation_data": (x[:16], y[:16])} if epoch and at_once == 1 else {}
             late = [] if epoch else [Loads(network().get_weights())]
             model.fit(x[part], y[part], 16, shuffle=False, verbose=0, callbacks=[local, seen, *late], **last)
             assert same_everywhere(model)
         # A graph rounds otherwise than single operations, so that other elements are sent sometimes.
         np.testing.assert_allclose(flat(model), flat(expected), rtol=0, atol=0.02)
-        assert seen.same == [True] and local.stats()["total"]["steps"] == 4
+        assert seen.same == [True] * (at_once == 1) and local.stats()["total"]["steps"] == 4
         assert local.state_dict()["clock"] == 12
     model.compile(hvd_keras_optimizer(), loss)
     with pytest.raises(TypeError, match="the model's optimizer is an hvd.DistributedOptimizer, which exchanges"):
@@ -312,16 +312,16 @@ def other_scopes_exchanges_and_dtypes():
         (tf.float64, LOSSY),
         *([(tf.float32, densestream)] if hvd.mpi_enabled() else []),
     ):
-        # Two of them, as of a generator and its critic, with exchanges in flight at the same time.
+        # In scope tensor two of them, as of a generator and its critic, with exchanges in flight at the same time.
         pairs = []
-        for _ in range(2):
+        for _ in range(2 if config.get("scope") == "tensor" else 1):
             variables = [tf.Variable(tf.zeros(shape, dtype)) for shape in ((4, 10), (5,), ())]
             pairs.append((variables, LocalSGD(variables, config, every=2, fragments=2, delay=1)))
-        for step in range(40):
+        for step in range(24):
             for variables, local in pairs:
                 noise = np.random.default_rng(100 * step + hvd.rank()).standard_normal(40) * 0.1
                 for one, aim in ((variables[0], (target + noise).reshape(4, 10)), (variables[2], 1 + hvd.rank())):
-                    one.assign_sub(tf.cast(0.1, dtype) * (one - tf.cast(aim, dtype)))
+                    one.assign_sub(tf.cast(0.2, dtype) * (one - tf.cast(aim, dtype)))
                 local.step()
         for variables, local in pairs:
             local.sync()
