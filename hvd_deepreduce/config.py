@@ -392,7 +392,7 @@ class Config(BaseModel):
         if self.local is not None:
             raise ConfigError(
                 f"local is {{{_inline(self.local.model_dump()).strip('{}')}}}: this config exchanges updates of the "
-                "parameters, and DeepReduce exchanges gradients. Use LocalSGD(optimizer, model, config) in place of "
+                "parameters, and DeepReduce exchanges gradients. Use LocalSGD in place of "
                 "hvd.DistributedOptimizer, or another config, or local=None"
             )
         return self

@@ -1,4 +1,5 @@
-"""An elastic job of test_elastic.py: a third rank joins, and leaves later. Three models, one with each scope."""
+"""An elastic job of test_elastic.py: a third rank joins, and leaves later. Three models, one with each scope, and a
+fourth that is trained with LocalSGD."""
 
 import faulthandler
 import hashlib
@@ -10,7 +11,7 @@ from pathlib import Path
 import horovod.tensorflow.keras as hvd
 import tensorflow as tf
 
-from hvd_deepreduce.tensorflow import DeepReduce
+from hvd_deepreduce.tensorflow import DeepReduce, LocalSGD
 from hvd_deepreduce.tensorflow.elastic import KerasState
 from tests.adapters.elastic import THREE, TWO, digest, note, set_hosts
 from tests.adapters.scopes import SCOPES
@@ -23,11 +24,13 @@ hvd.init()
 tf.random.set_seed(os.getpid())  # ranks begin with different weights, until the state is synchronized
 parts = [tf.keras.Sequential([tf.keras.layers.Dense(60, "tanh"), tf.keras.layers.Dense(5)]) for _ in ALL]
 data = tf.keras.Input((40,))
-model = tf.keras.Model(data, [part(data) for part in parts])
+alone = tf.keras.Sequential([tf.keras.Input((40,)), tf.keras.layers.Dense(5)])
+model = tf.keras.Model(data, [part(data) for part in [*parts, alone]])
 optimizer = tf.keras.optimizers.SGD(0.1, momentum=0.9)
 optimizer.build(model.trainable_variables)
 compressions = [DeepReduce(scope) for scope in ALL]
-state = KerasState(model, optimizer, compression=compressions, step=0, phase="two")
+local = LocalSGD(alone, SCOPES[0], every=2)
+state = KerasState(model, optimizer, compression=[*compressions, local], step=0, phase="two")
 
 
 @tf.function
@@ -39,6 +42,10 @@ def take(x):
         reduced = hvd_tape(tape, compression).gradient(loss, part.trainable_variables)
         found += zip(reduced, part.trainable_variables, strict=True)
     optimizer.apply_gradients(found)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(alone(x)))
+    for variable, gradient in zip(alone.variables, tape.gradient(loss, alone.variables), strict=True):
+        variable.assign_sub(0.1 * gradient)
 
 
 def hvd_tape(tape, compression):
@@ -54,6 +61,7 @@ def facts():
         "step": state.step, "steps": [sorted(set(one["steps"].values())) for one in states],
         "residuals": [digest(one) for one in states], "weights": hashlib.sha256(weights).hexdigest()[:16],
         "densities": [one.config.sparsifier.density for one in compressions],
+        "local": [local.state_dict()["clock"], digest(local.state_dict())],
     }  # fmt: skip
 
 
@@ -63,6 +71,7 @@ def train(state):
     for _ in range(10_000):
         tf.random.set_seed(1000 * state.step + hvd.rank())
         take(tf.random.normal([8, 40]))
+        local.step()
         state.step += 1
         if state.phase == "two" and state.step == 2:
             for one in compressions:
@@ -79,8 +88,10 @@ def train(state):
             break
         if state.phase != "two again":
             time.sleep(0.05)  # until the launcher has noticed
+        local.sync()
         note(FOLDER, event="commits", rank=hvd.rank(), size=hvd.size(), **facts())
         state.commit()
+    local.sync()
     note(FOLDER, event="ends", rank=hvd.rank(), size=hvd.size(), **facts())
 
 

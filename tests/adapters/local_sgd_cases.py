@@ -402,7 +402,7 @@ def wrong_uses_get_an_error():
         LocalSGD(ADAMW(model.parameters()), "topk_model")
     with pytest.raises(ValueError, match="do not belong to the model"):
         LocalSGD(ADAMW(network().parameters()), model)
-    with pytest.raises(ConfigError, match="LocalSGD.optimizer, model, config. in place of"):
+    with pytest.raises(ConfigError, match="Use LocalSGD in place of"):
         DeepReduce(model, LOSSY, local={"every": 3})
     with pytest.raises(ConfigError, match=r"local.every is 0"):
         LocalSGD(ADAMW(model.parameters()), model, LOSSY, every=0)

@@ -195,13 +195,13 @@ def a_callback_of_fit_exchanges_as_a_loop_does():
         local, seen = LocalSGD(model, LOSSY, every=4), Seen()
         for epoch in range(2):
             part = slice(96 * epoch, 96 * epoch + 96)
-            last = {"validation_data": (x[:16], y[:16])} if epoch else {}
+            last = {"validation_data": (x[:16], y[:16])} if epoch and at_once == 1 else {}
             late = [] if epoch else [Loads(network().get_weights())]
             model.fit(x[part], y[part], 16, shuffle=False, verbose=0, callbacks=[local, seen, *late], **last)
             assert same_everywhere(model)
         # A graph rounds otherwise than single operations, so that other elements are sent sometimes.
         np.testing.assert_allclose(flat(model), flat(expected), rtol=0, atol=0.02)
-        assert seen.same == [True] and local.stats()["total"]["steps"] == 4
+        assert seen.same == [True] * (at_once == 1) and local.stats()["total"]["steps"] == 4
         assert local.state_dict()["clock"] == 12
     model.compile(hvd_keras_optimizer(), loss)
     with pytest.raises(TypeError, match="the model's optimizer is an hvd.DistributedOptimizer, which exchanges"):
@@ -224,15 +224,15 @@ def fragments_are_exchanged_in_turn_with_a_schedule():
     # The first weight matrix has more than half of the elements.
     parts = {1: [0], 2: [1, 2, 3], 3: [0], 6: [1, 2, 3], 7: [0]}
     for step in range(7):
-        before = flat(model.trainable_variables[:1])
         train(model, optimizer, local, 1, step)
         every = [hvd.allgather(tf.reshape(one, [1, -1])).numpy() for one in model.trainable_variables]
         equal = [number for number, of_ranks in enumerate(every) if (of_ranks == of_ranks[0]).all()]
         assert equal == parts.get(step + 1, []), (step, equal)
-        if step == 0:  # Adam's first step goes as far as its learning rate
-            anchor = local.state_dict()["anchors"]["0"]
-            np.testing.assert_allclose(np.abs(anchor - flat(network().trainable_variables[:1])), 0.01, rtol=1e-3)
-            assert not np.array_equal(before, anchor)
+        if step < 2:  # the first step of Adam, in each fragment, goes as far as its learning rate
+            number = 2 * step
+            start = flat(network().trainable_variables[number : number + 1])
+            moved = local.state_dict()["anchors"][str(number)] - start
+            assert np.median(np.abs(moved)) == pytest.approx(0.01, rel=0.01)
     local.sync()
     assert same_everywhere(model) and local.state_dict()["outer_steps"] == [3, 3]
     bad = LocalSGD(model, DENSE, every=lambda clock: 2 if clock == 0 else 0)
@@ -307,21 +307,21 @@ def other_scopes_exchanges_and_dtypes():
     for dtype, config in (
         (tf.float32, {**LOSSY, "scope": "tensor"}),
         (tf.float32, {**LOSSY, "scope": "tensor", "min_elements": 10}),
-        (tf.float32, {**LOSSY, "scope": "bucket", "bucket_bytes": 100}),
+        (tf.float32, {**LOSSY, "scope": "bucket", "bucket_bytes": 1024}),
         (tf.bfloat16, LOSSY),
         (tf.float64, LOSSY),
         *([(tf.float32, densestream)] if hvd.mpi_enabled() else []),
     ):
-        # Two of them, as of a generator and its critic, with exchanges in flight at the same time.
+        # In scope tensor two of them, as of a generator and its critic, with exchanges in flight at the same time.
         pairs = []
-        for _ in range(2):
+        for _ in range(2 if config.get("scope") == "tensor" else 1):
             variables = [tf.Variable(tf.zeros(shape, dtype)) for shape in ((4, 10), (5,), ())]
             pairs.append((variables, LocalSGD(variables, config, every=2, fragments=2, delay=1)))
-        for step in range(40):
+        for step in range(24):
             for variables, local in pairs:
                 noise = np.random.default_rng(100 * step + hvd.rank()).standard_normal(40) * 0.1
                 for one, aim in ((variables[0], (target + noise).reshape(4, 10)), (variables[2], 1 + hvd.rank())):
-                    one.assign_sub(tf.cast(0.1, dtype) * (one - tf.cast(aim, dtype)))
+                    one.assign_sub(tf.cast(0.2, dtype) * (one - tf.cast(aim, dtype)))
                 local.step()
         for variables, local in pairs:
             local.sync()
@@ -450,6 +450,8 @@ def wrong_uses_get_an_error():
     with pytest.raises(TypeError, match="floating-point variables, and was given .*int32"):
         LocalSGD([tf.Variable([1, 2])])
     with pytest.raises(ValueError, match=r"has no variables that are trained.*model.build\(input_shape\)"):
+        LocalSGD([])
+    with pytest.raises(ValueError, match="have not yet been created"):
         LocalSGD(keras.Sequential([keras.layers.Dense(3)]))
     with pytest.raises(TypeError, match="outer is type, but it must be a Keras optimizer of its own"):
         LocalSGD(model, LOSSY, outer=keras.optimizers.SGD)
@@ -458,7 +460,7 @@ def wrong_uses_get_an_error():
         LocalSGD(model, LOSSY, outer=optimizer, optimizer=optimizer)
     with pytest.raises(ConfigError, match=r"delay must be less than every"):
         LocalSGD(model, LOSSY, every=2, delay=2)
-    with pytest.raises(ConfigError, match="LocalSGD.optimizer, model, config. in place of"):
+    with pytest.raises(ConfigError, match="Use LocalSGD in place of"):
         DeepReduce(LOSSY, local={"every": 3})
     model.layers[0].trainable = False
     local = LocalSGD(model, LOSSY, every=1)

@@ -90,6 +90,7 @@ def test_tensorflow_a_rank_joins_and_leaves(run):
     (came,) = entries(new)
     others = entries(old[0])[1]
     assert came["residuals"] == [""] * 3 and came["densities"] == [0.05] * 3, came
+    assert came["local"] == [others["local"][0], ""]
     assert [came[fact] for fact in ("step", "steps", "weights")] == [others[f] for f in ("step", "steps", "weights")]
     assert all(new[1]["residuals"]), "the new rank has not compressed"
     check_equal_ranks(notes, output)

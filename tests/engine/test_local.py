@@ -1,0 +1,172 @@
+"""Local updates on NumPy arrays: the schedule of the exchanges, and what all adapters have in common."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_deepreduce.engine import MismatchError, Parameter, meeting
+from hvd_deepreduce.engine.local import LocalExchanges, with_local
+from tests.engine.numpy_adapter import NumpyTensors, run_ranks
+
+ALL = {"sparsifier": {"name": "topk", "density": 1.0}, "index": "bitmap", "value": "raw", "scope": "model"}
+SMALL = {**ALL, "scope": "tensor", "min_elements": 9}
+
+
+class NumpyUpdates(LocalExchanges):
+    """Plain averaging. ``own`` and ``anchors`` are vectors of the given sizes."""
+
+    advice = "begin with the same parameters"
+
+    def __init__(self, collectives, sizes, config=ALL, schedule=None, times=None, start=0.0, **local):
+        parameters = [Parameter(f"p{number}", number, (size,), "float32") for number, size in enumerate(sizes)]
+        self.own = [np.full(size, start, np.float32) for size in sizes]
+        self.anchors = [one.copy() for one in self.own]
+        self.exchanged = []
+        self.renewed = []
+        super().__init__(
+            with_local(config, local, {}), collectives, parameters, [4 * size for size in sizes], NumpyTensors(),
+            lambda: [None] * len(sizes), schedule, times,
+        )  # fmt: skip
+
+    def update(self, number):
+        return self.anchors[number] - self.own[number]
+
+    def nothing(self, number):
+        return np.zeros_like(self.anchors[number])
+
+    def finite(self, updates):
+        return all(np.isfinite(one).all() for one in updates)
+
+    def _sum(self, values, name):
+        collectives = self.engine.collectives
+        gathered = collectives.wait_allgather(collectives.start_allgather(values.view(np.uint8), name))
+        return gathered.view(values.dtype).reshape(collectives.size(), -1).sum(0)
+
+    def meet(self, word, name, hear):
+        assert word.size == meeting.WORDS
+        hear(self._sum(word, name))
+
+    def start_small(self, number, update):
+        return self._sum(update, f"small.{number}")
+
+    def finish_small(self, number, started):
+        return started / np.float32(self.engine.collectives.size())
+
+    def outer_step(self, fragment):
+        self.exchanged.append((self.clock, list(fragment.numbers)))
+        for number, mean in fragment.updates.items():
+            self.anchors[number] -= mean
+
+    def copy(self, number):
+        return self.own[number].copy()
+
+    def follow(self, number, start, keeps):
+        anchor = self.anchors[number]
+        self.own[number] = anchor.copy() if start is None else self.own[number] + anchor - start
+
+    def renew(self, numbers):
+        self.renewed += numbers
+
+    def anchor_values(self, number):
+        return self.anchors[number]
+
+    def about_outer(self):
+        return "plain"
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=30), st.integers(1, 8))
+def test_fragments_are_neighbours_of_about_equal_size(sizes, count):
+    (updates,) = run_ranks(1, lambda collectives: NumpyUpdates(collectives, sizes, fragments=count))
+    parts = [fragment.numbers for fragment in updates.fragments]
+    assert sum(parts, []) == list(range(len(sizes))) and len(parts) == min(count, len(sizes)) and all(parts)
+    elements = [sum(sizes[number] for number in part) for part in parts]
+    assert max(elements) <= sum(sizes) / len(parts) + 2 * max(sizes)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "local", "expected"),
+    [
+        (None, {"every": 3}, [(3, [0, 1]), (6, [0, 1])]),
+        (None, {"every": 4, "fragments": 2}, [(2, [0]), (4, [1]), (6, [0])]),
+        (None, {"every": 4, "delay": 1}, [(5, [0, 1])]),
+        (lambda clock: 1 + clock, {}, [(1, [0, 1]), (3, [0, 1])]),
+    ],
+)
+def test_when_exchanges_end(schedule, local, expected):
+    def work(collectives):
+        updates = NumpyUpdates(collectives, [5, 5], schedule=schedule, **local)
+        for step in range(6):
+            for one in updates.own:
+                one += 1 + collectives.rank() + step
+            updates.step()
+        seen = list(updates.exchanged)
+        updates.sync()
+        return seen, updates.own, updates.engine.stats.total.dense_bytes
+
+    (seen, own, dense), (_, other, _) = run_ranks(2, work)
+    assert seen == expected
+    # What a rank adds does not depend on its parameters: the mean is that of all progress, whenever it was exchanged.
+    for one, two in zip(own, other, strict=True):
+        assert np.array_equal(one, two) and np.allclose(one, sum(1.5 + step for step in range(6)))
+    assert dense == 6 * 40
+
+
+def test_several_steps_at_once_and_ranks_that_stay_away():
+    def work(collectives):
+        updates = NumpyUpdates(collectives, [4], times=lambda rank, clock: rank == 0 or clock % 2 == 0)
+        seen = []
+        for _ in range(2):
+            updates.own[0] += 1 + collectives.rank()
+            updates.step()
+            seen.append((updates.own[0][0], updates.anchors[0][0]))
+        at_once = NumpyUpdates(collectives, [4], schedule=lambda clock: 3)
+        at_once.step(4)
+        return seen, at_once.exchanged, at_once.fragments[0].due
+
+    first, second = run_ranks(2, work)
+    # Rank 1 is not there at first: only the anchor changes on it.
+    assert first[0][0] == (0.5, 0.5) and second[0][0] == (2.0, 0.5)
+    assert first[1] == second[1] == [(4, [0])] and first[2] == 7
+
+
+def test_nan_on_one_rank_discards_the_period_on_all():
+    def work(collectives):
+        updates = NumpyUpdates(collectives, [5, 5], SMALL, schedule=lambda _: 2)
+        for step in range(4):
+            for one in updates.own:
+                one += 1 + collectives.rank()
+            if step == 3 and collectives.rank() == 1:
+                updates.own[1][2] = np.nan
+            updates.step()
+        return updates.own, updates.renewed
+
+    for own, renewed in run_ranks(2, work):
+        assert all(np.array_equal(one, np.full(5, 3.0)) for one in own) and renewed == [0, 1]
+
+
+def test_ranks_that_begin_with_other_parameters_get_an_error():
+    def work(collectives):
+        updates = NumpyUpdates(collectives, [5, 5], schedule=lambda _: 1, start=float(collectives.rank()))
+        with pytest.raises(MismatchError, match="on rank 1, the parameter p0 has other values.*begin with the same"):
+            updates.step()
+
+    run_ranks(2, work)
+
+
+def test_states_that_are_refused():
+    (updates,) = run_ranks(1, lambda collectives: NumpyUpdates(collectives, [5], schedule=lambda _: 1))
+    good = updates.counts() | {"anchors": {}}
+    updates.check_counts(good, {"anchors"})
+    for state, message in (
+        (None, "must have anchors, began, clock, due"),
+        ({"clock": 0}, "must have anchors, began, clock, due"),
+        (good | {"clock": True}, "must be integers"),
+        (good | {"began": [-1]}, "must be integers"),
+        (good | {"due": 3}, "must be integers"),
+        (good | {"due": [1, 2]}, "the state is of 2 fragments, and the settings are of 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            updates.check_counts(state, {"anchors"})
