@@ -1,0 +1,113 @@
+"""A small GPT on the source of Python's standard library, on one core: the job of gpt_frontier.py.
+
+A worker's parameters are views of one flat vector, so that updates, moments and momentum are operations of one vector.
+"""
+
+from __future__ import annotations
+
+import math
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+VOCABULARY = 97
+"""Printable ASCII, the line feed, and one token for all other characters."""
+CONTEXT, WIDTH, LAYERS, HEADS = 64, 128, 3, 4
+BLOCK = 4096
+"""Neighbouring characters of the text that are used together, for training or for validation."""
+
+SHAPES: list[tuple[int, ...]] = [(VOCABULARY, WIDTH), (CONTEXT, WIDTH)]
+for _ in range(LAYERS):
+    SHAPES += [(3 * WIDTH, WIDTH), (WIDTH, WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)]
+SIZES = [math.prod(shape) for shape in SHAPES]
+NUMEL = sum(SIZES)
+
+
+def tokens() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The text for training and that for validation: every 20th block."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    text = b"\n".join(path.read_bytes() for path in sorted(library.glob("*.py")))
+    table = np.full(256, 96, np.int64)
+    table[32:127] = np.arange(95)
+    table[10] = 95
+    blocks = table[np.frombuffer(text, np.uint8)][: len(text) // BLOCK * BLOCK].reshape(-1, BLOCK)
+    held_out = np.arange(len(blocks)) % 20 == 10
+    return blocks[~held_out].ravel(), blocks[held_out].ravel()
+
+
+def initial(seed: int) -> Tensor:
+    """The parameters of a new model, float32 ``[NUMEL]``: normal, and smaller where a block adds to the residual."""
+    generator = torch.Generator().manual_seed(seed)
+    parts = []
+    for number, shape in enumerate(SHAPES):
+        adds = number >= 2 and (number - 2) % 4 in (1, 3)
+        scale = 0.02 / math.sqrt(2 * LAYERS) if adds else 0.02
+        parts.append(torch.randn(math.prod(shape), generator=generator) * scale)
+    return torch.cat(parts)
+
+
+def views(flat: Tensor) -> list[Tensor]:
+    """The parameters as leaves of autograd that share the memory of a flat vector."""
+    parts = zip(flat.detach().split(SIZES), SHAPES, strict=True)
+    return [part.view(shape).requires_grad_() for part, shape in parts]
+
+
+def loss(parameters: Sequence[Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy, in nats a character, of a decoder with norms before each part, no biases and no gains."""
+    batch, length = inputs.shape
+    x = functional.embedding(inputs, parameters[0]) + parameters[1][:length]
+    for layer in range(LAYERS):
+        qkv, out, up, down = parameters[2 + 4 * layer : 6 + 4 * layer]
+        heads = functional.linear(functional.layer_norm(x, (WIDTH,)), qkv).view(batch, length, 3, HEADS, -1)
+        q, k, v = heads.permute(2, 0, 3, 1, 4).float()  # PyTorch's backward pass is slow in bfloat16 on a CPU
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True).to(x.dtype)
+        x = x + functional.linear(attended.transpose(1, 2).reshape(batch, length, WIDTH), out)
+        hidden = functional.linear(functional.layer_norm(x, (WIDTH,)), up)
+        x = x + functional.linear(functional.gelu(hidden, approximate="tanh"), down)
+    logits = functional.linear(functional.layer_norm(x, (WIDTH,)), parameters[0])
+    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+class Job:
+    """Batches of each worker, gradients, and the loss on the text for validation.
+
+    Args:
+        batch: sequences of a worker's batch.
+    """
+
+    def __init__(self, batch: int = 4) -> None:
+        self.batch = batch
+        train, held_out = tokens()
+        self.train = torch.from_numpy(train)
+        self.held_out = torch.from_numpy(held_out)
+        self._offsets = torch.arange(CONTEXT + 1)
+
+    def windows(self, text: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets ``[len(starts), CONTEXT]``."""
+        rows = text[starts[:, None] + self._offsets]
+        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+    def gradient(self, flat: Tensor, generator: torch.Generator, out: Tensor) -> float:
+        """Writes the gradient of one batch, drawn by ``generator``, to ``out`` ``[NUMEL]``, and returns the loss.
+
+        The model runs in bfloat16, which is twice as fast; parameters and sums of gradients are float32.
+        """
+        parameters = views(flat.bfloat16())
+        starts = torch.randint(len(self.train) - CONTEXT, (self.batch,), generator=generator)
+        value = loss(parameters, *self.windows(self.train, starts))
+        out.copy_(torch.cat([part.flatten() for part in torch.autograd.grad(value, parameters)]))
+        return float(value.detach())
+
+    @torch.no_grad()
+    def validate(self, flat: Tensor, windows: int = 1024) -> float:
+        """The mean loss over the same windows, spread over the text for validation."""
+        starts = torch.linspace(0, len(self.held_out) - CONTEXT - 1, windows).long()
+        parameters = list(views(flat))
+        parts = [loss(parameters, *self.windows(self.held_out, part)) for part in starts.split(64)]
+        return float(torch.stack(parts).mean())
