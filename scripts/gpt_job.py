@@ -75,7 +75,7 @@ def loss(parameters: Sequence[Tensor], inputs: Tensor, targets: Tensor) -> Tenso
 
 
 class Job:
-    """Batches of each worker, gradients, and the loss on the text for validation.
+    """Batches of the workers, gradients, and the loss on the text for validation.
 
     Args:
         batch: sequences of a worker's batch.
@@ -93,16 +93,21 @@ class Job:
         rows = text[starts[:, None] + self._offsets]
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
-    def gradient(self, flat: Tensor, generator: torch.Generator, out: Tensor) -> float:
-        """Writes the gradient of one batch, drawn by ``generator``, to ``out`` ``[NUMEL]``, and returns the loss.
+    def gradient(self, flat: Tensor, generators: Sequence[torch.Generator], out: Tensor) -> None:
+        """Writes the mean gradient of one batch of each worker to ``out`` ``[NUMEL]``.
 
         The model runs in bfloat16, which is twice as fast; parameters and sums of gradients are float32.
+
+        Args:
+            flat: the parameters ``[NUMEL]``.
+            generators: of the workers, which draw their batches.
+            out: float32 ``[NUMEL]``.
         """
+        last = len(self.train) - CONTEXT
+        starts = torch.cat([torch.randint(last, (self.batch,), generator=generator) for generator in generators])
         parameters = views(flat.bfloat16())
-        starts = torch.randint(len(self.train) - CONTEXT, (self.batch,), generator=generator)
         value = loss(parameters, *self.windows(self.train, starts))
         out.copy_(torch.cat([part.flatten() for part in torch.autograd.grad(value, parameters)]))
-        return float(value.detach())
 
     @torch.no_grad()
     def validate(self, flat: Tensor, windows: int = 1024) -> float:
