@@ -95,7 +95,10 @@ METHODS = {
         "**adamw_safe**: updates, H = 16, signs of the top 20%, momentum 0.4", config=signs(0.2), every=16, momentum=0.4
     ),
     "adamw_small": Method(
-        "**adamw_small**: updates, H = 32, signs of the top 20%, momentum 0.5", config=signs(0.2), every=32, momentum=0.5
+        "**adamw_small**: updates, H = 32, signs of the top 20%, momentum 0.5",
+        config=signs(0.2),
+        every=32,
+        momentum=0.5,
     ),
 }
 ONE_SEED = {"dense_slow", "dense_fast"}
@@ -201,12 +204,14 @@ def rows(runs: Iterable[Run], steps: int) -> list[Run]:
         if run["steps"] == steps:
             by_job.setdefault((run["workers"], run["name"]), {})[run["seed"]] = run
     found = []
-    for (workers, name), seeds in sorted(by_job.items(), key=lambda item: (item[0][0], list(METHODS).index(item[0][1]))):
+    order = list(METHODS)
+    for (workers, name), seeds in sorted(by_job.items(), key=lambda item: (item[0][0], order.index(item[0][1]))):
         dense = by_job.get((workers, "dense"), {})
         gaps = [run["loss"] - dense[seed]["loss"] for seed, run in seeds.items() if seed in dense]
+        mine = list(seeds.values())
         found.append({
-            "name": name, "workers": workers, "seeds": len(seeds), "share": mean(run["share"] for run in seeds.values()),
-            "loss": mean(run["loss"] for run in seeds.values()), "gap": mean(gaps) if gaps else None,
+            "name": name, "workers": workers, "seeds": len(mine), "share": mean(run["share"] for run in mine),
+            "loss": mean(run["loss"] for run in mine), "gap": mean(gaps) if gaps else None,
             "least": min(gaps, default=None), "most": max(gaps, default=None),
         })  # fmt: skip
     return found

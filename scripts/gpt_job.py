@@ -54,7 +54,7 @@ def initial(seed: int) -> Tensor:
 
 def views(flat: Tensor) -> list[Tensor]:
     """The parameters as leaves of autograd that share the memory of a flat vector."""
-    parts = zip(flat.detach().split(SIZES), SHAPES, strict=True)
+    parts = zip(torch.split(flat.detach(), SIZES), SHAPES, strict=True)
     return [part.view(shape).requires_grad_() for part, shape in parts]
 
 
@@ -114,5 +114,5 @@ class Job:
         """The mean loss over the same windows, spread over the text for validation."""
         starts = torch.linspace(0, len(self.held_out) - CONTEXT - 1, windows).long()
         parameters = list(views(flat))
-        parts = [loss(parameters, *self.windows(self.held_out, part)) for part in starts.split(64)]
+        parts = [loss(parameters, *self.windows(self.held_out, part)) for part in torch.split(starts, 64)]
         return float(torch.stack(parts).mean())
