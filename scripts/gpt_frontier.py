@@ -274,8 +274,8 @@ A GPT of {numel:,} parameters on the source of Python's standard library, charac
 sequences a worker and step, {steps:,} steps of AdamW (betas 0.9 and 0.99, weight decay 0.1, gradients clipped to a norm
 of 1, warm-up and cosine to 0). The learning rate is dense's best of those in the table: {lr}. All workers run in one
 process and exchange real containers; `bytes / dense` is what a worker sends, relative to a dense float32 ring allreduce
-in every step. The gap is to dense with the same seed and as many workers; in brackets, the least and the greatest of the
-seeds. H is the number of steps from one synchronisation to the next. The dashed lines in the picture are the aims:
+in every step. The gap is to dense with the same seed and as many workers; in brackets, the least and the greatest of
+the seeds. H is the number of steps from one synchronisation to the next. The dashed lines in the picture are the aims:
 within 0.03 nats at 0.5% of the bytes, and within 0.06 at 0.2%.
 
 ![loss against bytes](figures/gpt_frontier.png)
