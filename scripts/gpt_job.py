@@ -54,7 +54,7 @@ def initial(seed: int) -> Tensor:
 
 def views(flat: Tensor) -> list[Tensor]:
     """The parameters as leaves of autograd that share the memory of a flat vector."""
-    parts = zip(flat.detach().split(SIZES), SHAPES, strict=True)
+    parts = zip(torch.split(flat.detach(), SIZES), SHAPES, strict=True)
     return [part.view(shape).requires_grad_() for part, shape in parts]
 
 
@@ -75,7 +75,7 @@ def loss(parameters: Sequence[Tensor], inputs: Tensor, targets: Tensor) -> Tenso
 
 
 class Job:
-    """Batches of each worker, gradients, and the loss on the text for validation.
+    """Batches of the workers, gradients, and the loss on the text for validation.
 
     Args:
         batch: sequences of a worker's batch.
@@ -98,20 +98,26 @@ class Job:
         starts = torch.randint(len(self.train) - CONTEXT, (self.batch,), generator=generator)
         return self.windows(self.train, starts)
 
-    def gradient(self, flat: Tensor, generator: torch.Generator, out: Tensor) -> float:
-        """Writes the gradient of one batch, drawn by ``generator``, to ``out`` ``[NUMEL]``, and returns the loss.
+    def gradient(self, flat: Tensor, generators: Sequence[torch.Generator], out: Tensor) -> None:
+        """Writes the mean gradient of one batch of each worker to ``out`` ``[NUMEL]``.
 
         The model runs in bfloat16, which is twice as fast; parameters and sums of gradients are float32.
+
+        Args:
+            flat: the parameters ``[NUMEL]``.
+            generators: of the workers, which draw their batches.
+            out: float32 ``[NUMEL]``.
         """
+        batches = [self.batch_of(generator) for generator in generators]
+        inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
         parameters = views(flat.bfloat16())
-        value = loss(parameters, *self.batch_of(generator))
+        value = loss(parameters, inputs, targets)
         out.copy_(torch.cat([part.flatten() for part in torch.autograd.grad(value, parameters)]))
-        return float(value.detach())
 
     @torch.no_grad()
     def validate(self, flat: Tensor, windows: int = 1024) -> float:
         """The mean loss over the same windows, spread over the text for validation."""
         starts = torch.linspace(0, len(self.held_out) - CONTEXT - 1, windows).long()
         parameters = list(views(flat))
-        parts = [loss(parameters, *self.windows(self.held_out, part)) for part in starts.split(64)]
+        parts = [loss(parameters, *self.windows(self.held_out, part)) for part in torch.split(starts, 64)]
         return float(torch.stack(parts).mean())

@@ -1,0 +1,334 @@
+"""Loss against bytes of a small GPT under AdamW: dense, compressed gradients, compressed updates; docs/accuracy.md.
+
+    python scripts/gpt_frontier.py --quick                      # a few minutes
+    python scripts/gpt_frontier.py --processes 2 --write        # all methods, 2 and 4 workers, 3 seeds
+
+All workers of a job run in one process, and exchange real containers (simulated_ranks.py). A run is a line of
+runs/gpt_frontier.jsonl; runs that are there already are not repeated, so a list can be stopped and continued.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from statistics import mean
+from typing import Annotated, Any, Literal
+
+import doc_sections
+import matplotlib
+import torch
+import typer
+from gpt_job import CONTEXT, NUMEL, SIZES, Job, initial
+from simulated_ranks import SimulatedRanks
+
+from hvd_deepreduce import Config
+from hvd_deepreduce.exchange import traffic
+
+matplotlib.use("Agg")
+from matplotlib import pyplot  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+DOC = ROOT / "docs" / "accuracy.md"
+FIGURE = ROOT / "docs" / "figures" / "gpt_frontier.png"
+RUNS = ROOT / "runs" / "gpt_frontier.jsonl"
+HEAD = "# Accuracy\n\nWhat training loses by compression, by job and optimizer.\n"
+BATCH = 4
+LEARNING_RATES = {2: 2.5e-3, 4: 4e-3}
+"""Dense's best, by the number of workers; for other numbers, that of the next lower one."""
+Run = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Method:
+    """How the workers of a job combine what they learn.
+
+    Attributes:
+        words: for the table.
+        sends: ``dense``: the mean of all gradients, every step. ``gradients``: compressed, with error feedback.
+            ``updates``: each worker steps by its own gradients; every ``every`` steps, the difference to the common
+            anchor is sent, with error feedback.
+        config: of the containers; None: updates are averaged in float32.
+        every: steps from one synchronisation to the next, H.
+        outer_lr, momentum: of the outer SGD, whose gradient is the mean of the decoded updates; Nesterov momentum.
+        decay: factor of the residual before each synchronisation.
+        lr: factor of the learning rate that is best for dense.
+    """
+
+    words: str
+    sends: Literal["dense", "gradients", "updates"] = "updates"
+    config: dict[str, Any] | str | None = None
+    every: int = 1
+    outer_lr: float = 1.0
+    momentum: float = 0.0
+    decay: float = 1.0
+    lr: float = 1.0
+
+
+def signs(density: float) -> dict[str, Any]:
+    """The config that sends the signs of the largest updates of the whole model, and their mean magnitude."""
+    return {"sparsifier": {"name": "topk", "density": density}, "index": "auto", "value": "sign", "scope": "model"}
+
+
+TWO_BITS = {
+    "sparsifier": {"name": "topk", "density": 1 / 64},
+    "index": "auto",
+    "value": {"name": "qsgd", "bits": 2, "entropy": "rans"},
+    "scope": "model",
+}
+METHODS = {
+    "dense": Method("dense gradients, every step", "dense"),
+    "dense_slow": Method("dense, learning rate x 0.625", "dense", lr=0.625),
+    "dense_fast": Method("dense, learning rate x 1.6", "dense", lr=1.6),
+    "gradients": Method("gradients, preset `topk_model`: top 1%, 7 bits", "gradients", "topk_model"),
+    "averaged": Method("updates in float32, H = 16, plain averaging", every=16),
+    "averaged_momentum": Method("updates in float32, H = 16, momentum 0.4", every=16, momentum=0.4),
+    "plain": Method("updates, H = 16, signs of the top 20%, plain averaging", config=signs(0.2), every=16),
+    "sparseloco": Method(
+        "updates, H = 16, top 1/64, 2 bits, decay 0.95, plain averaging", config=TWO_BITS, every=16, decay=0.95
+    ),
+    "adamw_safe": Method(
+        "**adamw_safe**: updates, H = 8, signs of the top 10%, momentum 0.4", config=signs(0.1), every=8, momentum=0.4
+    ),
+    "adamw_small": Method(
+        "**adamw_small**: updates, H = 16, signs of the top 20%, momentum 0.4",
+        config=signs(0.2),
+        every=16,
+        momentum=0.4,
+    ),
+    "seldom": Method("updates, H = 32, signs of the top 20%, momentum 0.5", config=signs(0.2), every=32, momentum=0.5),
+}
+ONE_SEED = {"dense_slow", "dense_fast"}
+"""Methods that need no more seeds: they show that the learning rate is dense's best."""
+
+
+class Updates:
+    """Compressed updates: Algorithm 1 of Qsparse-local-SGD with an outer optimizer, all workers in one process.
+
+    Every ``every`` steps, and after the last one: m <- decay m + (anchor - local); g = C(m); m <- m - g; anchor <- the
+    outer optimizer's step with the mean of all workers' g as its gradient; local <- anchor.
+
+    Args:
+        method: of kind ``updates``.
+        workers: how many.
+        start: the parameters ``[NUMEL]``.
+    """
+
+    def __init__(self, method: Method, workers: int, start: torch.Tensor) -> None:
+        self.method, self.workers = method, workers
+        self.anchor = torch.nn.Parameter(start.clone())
+        nesterov = method.momentum > 0
+        self.outer = torch.optim.SGD([self.anchor], method.outer_lr, method.momentum, nesterov=nesterov)
+        self.ranks = SimulatedRanks(Config.load(method.config), workers, SIZES) if method.config else None
+        self.sent = 0
+
+    @torch.no_grad()
+    def synchronise(self, local: torch.Tensor) -> None:
+        """Combines the workers' parameters ``[workers, NUMEL]`` and overwrites them with the new anchor."""
+        deltas = self.anchor - local
+        if self.ranks is None:
+            self.anchor.grad = deltas.mean(0)
+            self.sent += traffic.allreduce(4 * NUMEL, self.workers).sent
+        else:
+            decoded = self.ranks.mean([delta.numpy() for delta in deltas], self.method.decay)
+            self.anchor.grad = torch.from_numpy(decoded)
+            self.sent = max(self.ranks.sent)
+        self.outer.step()
+        local.copy_(self.anchor)
+
+
+def learning_rate(workers: int) -> float:
+    """The learning rate that is best for dense."""
+    return LEARNING_RATES[max(known for known in LEARNING_RATES if known <= workers)]
+
+
+def rate(step: int, steps: int) -> float:
+    """Factor of the learning rate: linear over the first 5% of the steps, then half a cosine to 0."""
+    warm = max(1, steps // 20)
+    return (step + 1) / warm if step < warm else 0.5 + 0.5 * math.cos(math.pi * (step - warm) / (steps - warm))
+
+
+def train(name: str, workers: int, steps: int, seed: int) -> Run:
+    """One run: AdamW with betas of 0.9 and 0.99 and weight decay 0.1, gradients clipped to a norm of 1."""
+    torch.set_num_threads(1)
+    began = time.process_time()
+    job, method = Job(BATCH), METHODS[name]
+    start = initial(seed)
+    alone = method.sends == "updates"
+    local = torch.nn.Parameter(start.repeat(workers if alone else 1, 1))
+    lr = learning_rate(workers) * method.lr
+    inner = torch.optim.AdamW([local], lr=lr, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
+    updates = Updates(method, workers, start)
+    compressed = SimulatedRanks(Config.load(method.config), workers, SIZES) if method.sends == "gradients" else None
+    generators = [torch.Generator().manual_seed(1000 * seed + 17 + worker) for worker in range(workers)]
+    gradients = torch.zeros(1 if method.sends == "dense" else workers, NUMEL)
+    dense = traffic.allreduce(4 * NUMEL, workers).sent * steps
+    for step in range(steps):
+        if method.sends == "dense":
+            job.gradient(local.detach()[0], generators, gradients[0])
+        else:
+            for worker, generator in enumerate(generators):
+                job.gradient(local.detach()[worker if alone else 0], [generator], gradients[worker])
+        if compressed:
+            local.grad = torch.from_numpy(compressed.mean([gradient.numpy() for gradient in gradients]))[None]
+        else:
+            local.grad = gradients
+        local.grad *= (1.0 / local.grad.norm(dim=1, keepdim=True)).clamp(max=1.0)
+        inner.param_groups[0]["lr"] = lr * rate(step, steps)
+        inner.step()
+        if alone and ((step + 1) % method.every == 0 or step + 1 == steps):
+            updates.synchronise(local.detach())
+    sent = {"dense": dense, "gradients": max(compressed.sent) if compressed else 0, "updates": updates.sent}
+    return {
+        "name": name, "workers": workers, "steps": steps, "seed": seed, "rate": lr, "settings": asdict(method),
+        "loss": job.validate(local.detach()[0]), "share": sent[method.sends] / dense,
+        "seconds": round(time.process_time() - began, 1),
+    }  # fmt: skip
+
+
+def key(run: Run) -> str:
+    """What makes a run another run."""
+    return json.dumps([run[part] for part in ("name", "workers", "steps", "seed", "rate")] + [run["settings"]])
+
+
+def load(path: Path) -> list[Run]:
+    """The runs of a file that have the settings and learning rates of today."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    runs: list[Run] = [json.loads(line) for line in lines]
+    today = {name: json.loads(json.dumps(asdict(method))) for name, method in METHODS.items()}
+    return [
+        run
+        for run in runs
+        if today.get(run["name"]) == run["settings"]
+        and run["rate"] == learning_rate(run["workers"]) * METHODS[run["name"]].lr
+    ]
+
+
+def rows(runs: Iterable[Run], steps: int) -> list[Run]:
+    """A row for each method and number of workers: means over the seeds, and the gap to dense at equal seeds."""
+    by_job: dict[tuple[int, str], dict[int, Run]] = {}
+    for run in runs:
+        if run["steps"] == steps:
+            by_job.setdefault((run["workers"], run["name"]), {})[run["seed"]] = run
+    found = []
+    order = list(METHODS)
+    for (workers, name), seeds in sorted(by_job.items(), key=lambda item: (item[0][0], order.index(item[0][1]))):
+        dense = by_job.get((workers, "dense"), {})
+        gaps = [run["loss"] - dense[seed]["loss"] for seed, run in seeds.items() if seed in dense]
+        mine = list(seeds.values())
+        found.append({
+            "name": name, "workers": workers, "seeds": len(mine), "share": mean(run["share"] for run in mine),
+            "loss": mean(run["loss"] for run in mine), "gap": mean(gaps) if gaps else None,
+            "least": min(gaps, default=None), "most": max(gaps, default=None),
+        })  # fmt: skip
+    return found
+
+
+def table(found: list[Run]) -> str:
+    """The rows as a Markdown table."""
+    lines = ["| workers | what is sent | bytes / dense | loss | gap | seeds |", "| --- | --- | --- | --- | --- | --- |"]
+    for row in found:
+        gap = "" if row["gap"] is None else f"{row['gap']:+.3f}"
+        if row["seeds"] > 1 and row["gap"]:
+            gap += f" ({row['least']:+.3f} to {row['most']:+.3f})"
+        share = f"{row['share']:.2%}" if row["share"] > 0.01 else f"{row['share']:.3%}"
+        words = METHODS[row["name"]].words
+        lines.append(f"| {row['workers']} | {words} | {share} | {row['loss']:.4f} | {gap} | {row['seeds']} |")
+    return "\n".join(lines)
+
+
+def picture(found: list[Run], steps: int, path: Path) -> None:
+    """Plots the gap to dense against the share of bytes, one point for each row."""
+    figure, axes = pyplot.subplots(figsize=(8, 4.8), layout="constrained")
+    shown = [row for row in found if row["gap"] is not None and row["name"] not in ONE_SEED]
+    names = [name for name in METHODS if any(row["name"] == name for row in shown)]
+    markers = {2: "o", 4: "s"}
+    for row in shown:
+        colour = f"C{names.index(row['name'])}"
+        axes.plot(100 * row["share"], row["gap"], markers.get(row["workers"], "^"), color=colour, markersize=8)
+    for number, name in enumerate(names):
+        axes.plot([], [], "o", color=f"C{number}", label=METHODS[name].words.replace("*", "").replace("`", ""))
+    for workers in sorted({row["workers"] for row in shown}):
+        axes.plot([], [], markers.get(workers, "^"), color="grey", label=f"{workers} workers")
+    for share, gap in ((0.5, 0.03), (0.2, 0.06)):
+        axes.plot([0.03, share, share], [gap, gap, -0.05], "--", color="grey", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_xlabel("bytes that a worker sends, % of a dense float32 ring allreduce in every step")
+    axes.set_ylabel("validation loss above dense, nats")
+    axes.set_yscale("symlog", linthresh=0.1)
+    axes.set_title(f"A GPT of {NUMEL / 1e6:.2f} M parameters, AdamW, {steps:,} steps")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7, loc="upper right")
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+TEXT = """\
+A GPT of {numel:,} parameters on the source of Python's standard library, characters, context {context}, {batch}
+sequences a worker and step, {steps:,} steps of AdamW (betas 0.9 and 0.99, weight decay 0.1, gradients clipped to a norm
+of 1, warm-up and cosine to 0). The learning rate is dense's best of those in the table: {lr}. All workers run in one
+process and exchange real containers; `bytes / dense` is what a worker sends, relative to a dense float32 ring allreduce
+in every step. The gap is to dense with the same seed and as many workers; in brackets, the least and the greatest of
+the seeds. H is the number of steps from one synchronisation to the next. The dashed lines in the picture are the aims:
+within 0.03 nats at 0.5% of the bytes, and within 0.06 at 0.2%.
+
+![loss against bytes](figures/gpt_frontier.png)
+
+{table}
+
+These are losses and bytes, not times, and one small model: for yours, compare with dense before you rely on them.
+
+*{today}, scripts/gpt_frontier.py.*"""
+
+
+def main(
+    quick: Annotated[bool, typer.Option(help="a few minutes: 300 steps, 2 workers, 1 seed, four methods")] = False,
+    steps: Annotated[int, typer.Option(min=20, help="of the inner optimizer")] = 2000,
+    seeds: Annotated[int, typer.Option(min=1, help="runs of each method")] = 3,
+    workers: Annotated[list[int], typer.Option(min=2, help="numbers of workers; repeat for more")] = [2, 4],  # noqa: B006
+    only: Annotated[list[str], typer.Option(help="methods to run; repeat for more")] = [],  # noqa: B006
+    processes: Annotated[int, typer.Option(min=1, help="runs at a time, each on one thread")] = 1,
+    runs: Annotated[Path, typer.Option(help="file of the runs, which is continued")] = RUNS,
+    write: Annotated[bool, typer.Option(help="write docs/accuracy.md and its picture")] = False,
+) -> None:
+    """Trains by each method, and prints loss against bytes."""
+    if quick:
+        steps, seeds, workers, only = 300, 1, [2], ["dense", "gradients", "plain", "adamw_safe"]
+    if unknown := set(only) - set(METHODS):
+        raise typer.BadParameter(f"no method is named {', '.join(unknown)}; the methods are: {', '.join(METHODS)}")
+    done = {key(run) for run in load(runs)}
+    wanted = []
+    for seed in range(seeds):
+        for count in workers:
+            for name in only or METHODS:
+                method = METHODS[name]
+                run = {"name": name, "workers": count, "steps": steps, "seed": seed, "settings": asdict(method)}
+                known = key({**run, "rate": learning_rate(count) * method.lr}) in done
+                if not known and not (seed and name in ONE_SEED):
+                    wanted.append((name, count, steps, seed))
+    runs.parent.mkdir(exist_ok=True)
+    with ProcessPoolExecutor(processes) as pool, runs.open("a") as file:
+        for run in pool.map(train, *zip(*wanted, strict=True)) if wanted else ():
+            file.write(json.dumps(run) + "\n")
+            file.flush()
+            print(f"{run['name']}, {run['workers']} workers, seed {run['seed']}: {run['loss']:.4f} nats", flush=True)
+    found = rows(load(runs), steps)
+    text = table(found)
+    print(text)
+    if write:
+        picture(found, steps, FIGURE)
+        rates = ", ".join(f"{lr:g} with {count} workers" for count, lr in LEARNING_RATES.items())
+        body = TEXT.format(
+            numel=NUMEL, context=CONTEXT, batch=BATCH, steps=steps, lr=rates, table=text, today=date.today()
+        )
+        doc_sections.write(DOC, "gpt", "A small GPT under AdamW", body, HEAD)
+
+
+if __name__ == "__main__":
+    typer.run(main)
