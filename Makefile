@@ -10,7 +10,7 @@ PY := .venv/bin/python
 KERNELS := $(shell find kernels -name '*.cpp' -o -name '*.h')
 STAMP := .venv/.kernels_stamp
 
-.PHONY: help setup build train train-tf test test-fast test-launch test-emulator lint bench bench-net test-gpu bench-gpu fuzz sanitize soak clean
+.PHONY: help setup build train train-tf test test-fast test-launch test-emulator lint bench bench-net test-gpu bench-gpu figures-schemes fuzz sanitize soak clean
 
 help: ## lists these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 15
@@ -50,6 +50,13 @@ test-emulator: build ## the tests of the CUDA kernels, in an emulator on the CPU
 lint: build ## ruff and mypy
 	@$(ENV) ruff check .
 	@$(ENV) mypy
+
+# One figure a line; all but the last take less than 20 minutes each on two quiet cores.
+figures-schemes: build ## makes the figures of docs/schemes.md, docs/linear.md and docs/accuracy.md (some hours)
+	@$(ENV) for one in softmax digits; do python scripts/qsparse_bits.py $$one --write; done
+	@$(ENV) for one in silo cloud device; do python scripts/train_fedavg.py compare $$one --write; done
+	@$(ENV) for one in methods ablation codecs; do python scripts/linear_figures.py $$one --write; done
+	@$(ENV) python scripts/gpt_frontier.py --processes 2 --write
 
 bench: build ## times the codecs and exchanges; ARGS="..." goes to the script
 	@$(ENV) python scripts/bench.py $(ARGS)
