@@ -13,7 +13,7 @@ STAMP := .venv/.kernels_stamp
 .PHONY: help setup build train train-tf test test-fast test-launch test-emulator lint bench bench-net test-gpu bench-gpu figures-schemes fuzz sanitize soak clean
 
 help: ## lists these targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 15
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 18
 
 setup: ## makes .venv with the frameworks, Open MPI and Horovod (ten minutes the first time, then nothing)
 	@scripts/setup.sh
