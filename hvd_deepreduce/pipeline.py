@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from hvd_deepreduce import container as wire
-from hvd_deepreduce import plugins, short_container
+from hvd_deepreduce import short_container
 from hvd_deepreduce.codec import (
     U8,
     U32,
@@ -26,9 +26,10 @@ from hvd_deepreduce.codec import (
 )
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import Container, ContainerError
+from hvd_deepreduce.decoding import decode_part, unordered
 from hvd_deepreduce.feedback import DGC
 from hvd_deepreduce.index.packed import Packed
-from hvd_deepreduce.ops import arrays, bits, deferred, momentum, sort, sparse
+from hvd_deepreduce.ops import arrays, bits, deferred, momentum, sparse
 from hvd_deepreduce.ops.library import NonFiniteError
 from hvd_deepreduce.sparse import MAX_NUMEL, SparseTensor
 from hvd_deepreduce.value.raw import Raw
@@ -511,69 +512,3 @@ class Pipeline:
 def _order_bytes(count: int) -> int:
     """Bytes of the order section of ``count`` values."""
     return bits.packed_bytes(count, (count - 1).bit_length())
-
-
-def unordered(values: Floats, order: U32 | None) -> Floats:
-    """Values that a codec has sorted, back in the order of the support."""
-    return values if order is None else arrays.scatter(values, order)
-
-
-def decode_part(container: Container, numel: int, rank: int | None = None) -> tuple[U32 | None, Floats]:
-    """The support (``None``: all elements) and the values of one container.
-
-    Args:
-        container: of the tensor.
-        numel: the elements that the tensor must have.
-        rank: the sender, for errors.
-
-    Raises:
-        ContainerError: a codec is unknown, or a section cannot be decoded.
-    """
-    try:
-        if container.numel != numel:
-            raise ValueError(f"its tensor has {container.numel} elements, and this one has {numel}")
-        decoded = _decode(container)
-        for name, section, used in (
-            ("index", container.indices, container.index and not container.joint),
-            ("order", container.order, not container.joint and not container.ordered),
-        ):
-            if section.size and not used:
-                raise ValueError(f"it has an {name} section of {section.size} bytes that its header does not use")
-        return decoded
-    except ValueError as error:
-        raise wire.refusal(rank, error) from None
-
-
-def _decode(container: Container) -> tuple[U32 | None, Floats]:
-    numel, count, key, dtype = container.numel, container.count, container.key, container.dtype
-    dense = container.sparsifier == 0
-    if dense and count != numel:
-        raise ValueError(f"a dense container must hold all {numel} elements, and it holds {count}")
-    if not dense:
-        sparsifiers.find(container.sparsifier, plugins.load)
-    support: U32 | None = None
-    values: Floats
-    if container.joint:
-        joint = joint_codecs.find(container.value, plugins.load)
-        support, values = joint.decode(container.values, numel, count, dense, dtype, key)
-        return support, values
-    value = value_codecs.find(container.value, plugins.load)
-    if container.ordered:
-        if dense or container.index != Packed.id:
-            raise ValueError("indices in the order of the values must be packed")
-        unsorted = bits.unpack(container.indices, count, (numel - 1).bit_length(), np.uint32)
-        support, places = sort.by_index(unsorted)
-        bits.check_indices(support, numel)
-        values = value.decode(container.values, count, support, dtype, key)
-        return support, arrays.gather(values, places)
-    if container.index:
-        support = index_codecs.find(container.index, plugins.load).decode(container.indices, numel, count, key)
-    elif not dense:
-        sparsifier = sparsifiers.find(container.sparsifier)
-        support = sparsifier.indices_of(numel, count, key, container.values)
-    values = value.decode(container.values, count, support, dtype, key)
-    if container.order.size:
-        order: U32 = bits.unpack(container.order, count, (count - 1).bit_length(), np.uint32)
-        bits.check_order(order)
-        values = unordered(values, order)
-    return support, values

@@ -37,8 +37,9 @@ from step_times import Difference
 from hvd_deepreduce import Config
 from hvd_deepreduce import container as wire
 from hvd_deepreduce.codec import U32, Floats, IndexCodec, RngKey, ValueCodec, index_codecs, joint_codecs, value_codecs
+from hvd_deepreduce.decoding import unordered
 from hvd_deepreduce.ops import library, select
-from hvd_deepreduce.pipeline import Pipeline, unordered
+from hvd_deepreduce.pipeline import Pipeline
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402

@@ -18,7 +18,8 @@ from local_updates import Outer
 
 from hvd_deepreduce import Config, short_container
 from hvd_deepreduce.codec import U8, RngKey
-from hvd_deepreduce.pipeline import Pipeline, decode_part
+from hvd_deepreduce.decoding import decode_part
+from hvd_deepreduce.pipeline import Pipeline
 
 Vector = npt.NDArray[np.float32]
 Trainer = Callable[[int, int, Vector], Vector]

@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from hvd_deepreduce import Config, short_container
 from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.decoding import decode_part
 from hvd_deepreduce.exchange import traffic
-from hvd_deepreduce.pipeline import Pipeline, decode_part
+from hvd_deepreduce.pipeline import Pipeline
 
 
 class SimulatedRanks:

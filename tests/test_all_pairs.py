@@ -11,7 +11,8 @@ import pytest
 from hvd_deepreduce import container as wire
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.pipeline import Pipeline, decode_part
+from hvd_deepreduce.decoding import decode_part
+from hvd_deepreduce.pipeline import Pipeline
 from tests import cases
 
 KEY = RngKey(21, 22, 23, 1)
@@ -124,7 +125,8 @@ from hvd_deepreduce import container as wire
 from hvd_deepreduce.ops import library
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.pipeline import Pipeline, decode_part
+from hvd_deepreduce.decoding import decode_part
+from hvd_deepreduce.pipeline import Pipeline
 from tests import cases
 
 print(library.vector_level())

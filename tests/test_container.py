@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from hvd_deepreduce import container as wire
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.container import Container, ContainerError
+from hvd_deepreduce.decoding import decode_part
 from hvd_deepreduce.ops import bits, sections
-from hvd_deepreduce.pipeline import Pipeline, decode_part
+from hvd_deepreduce.pipeline import Pipeline
 from tests import cases
 from tests.oracle import checksum
 from tests.oracle import container as oracle

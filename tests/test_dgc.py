@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from hvd_deepreduce import Config, ConfigError, short_container
 from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.decoding import decode_part
 from hvd_deepreduce.engine import small
 from hvd_deepreduce.engine import state as saved
-from hvd_deepreduce.pipeline import Pipeline, decode_part
+from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.schedule import DensitySchedule
 from tests.engine.numpy_adapter import NumpyAdapter, run_ranks
 from tests.engine.test_step import gradients_of, same_bytes

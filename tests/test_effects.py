@@ -9,9 +9,10 @@ from hvd_deepreduce import Config, ConfigError, presets, short_container
 from hvd_deepreduce import container as wire
 from hvd_deepreduce.codec import RngKey, index_codecs
 from hvd_deepreduce.container import ContainerError
+from hvd_deepreduce.decoding import decode_part
 from hvd_deepreduce.index.bloom import Bloom
 from hvd_deepreduce.index.rice import Rice
-from hvd_deepreduce.pipeline import Pipeline, decode_part
+from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.sparsify.topk import TopK
 from hvd_deepreduce.value.fit_poly import FitPoly
 from tests import cases

@@ -24,7 +24,7 @@ LAYERS: list[set[str]] = [
     {"exchange.settings", "exchange.traffic", "feedback", "local_updates", "plugins", "presets", "schedule"},
     {"effects"},
     {"config", "container", "short_container"},
-    {"memory", "pipeline"},
+    {"decoding", "memory", "pipeline"},
     {"exchange"},
     {"exchange.mpi_transport"},
     {"exchange.session"},

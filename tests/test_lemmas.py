@@ -9,8 +9,9 @@ import pytest
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import unpack
+from hvd_deepreduce.decoding import decode_part
 from hvd_deepreduce.index.bloom import Bloom
-from hvd_deepreduce.pipeline import Pipeline, decode_part
+from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.value.fit_poly import FitPoly
 from hvd_deepreduce.value.qsgd import QSGD
 

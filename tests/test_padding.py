@@ -10,8 +10,9 @@ from hvd_deepreduce import container as wire
 from hvd_deepreduce.codec import RngKey, joint_codecs
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import Container, ContainerError
+from hvd_deepreduce.decoding import decode_part
 from hvd_deepreduce.joint.stream_format import CODED, HEADER, PAIRS, PLAIN, unpack
-from hvd_deepreduce.pipeline import Pipeline, decode_part
+from hvd_deepreduce.pipeline import Pipeline
 from tests import cases
 from tests.oracle import container as oracle
 

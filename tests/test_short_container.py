@@ -13,7 +13,8 @@ from hvd_deepreduce import short_container as short
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import ContainerError
-from hvd_deepreduce.pipeline import Pipeline, decode_part
+from hvd_deepreduce.decoding import decode_part
+from hvd_deepreduce.pipeline import Pipeline
 from tests import cases
 from tests.oracle import short_container as oracle
 from tests.oracle.checksum import checksum

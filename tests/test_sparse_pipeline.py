@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from hvd_deepreduce import Config, ContainerError, SparseTensor, short_container
 from hvd_deepreduce import container as wire
 from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.decoding import decode_part
 from hvd_deepreduce.ops import sparse
-from hvd_deepreduce.pipeline import Pipeline, decode_part
+from hvd_deepreduce.pipeline import Pipeline
 from tests import cases
 from tests.oracle import pipeline as oracle
 from tests.oracle import sparse_sum

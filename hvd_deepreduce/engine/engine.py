@@ -14,6 +14,7 @@ import numpy as np
 from hvd_deepreduce import short_container
 from hvd_deepreduce.codec import U8, Floats, RngKey
 from hvd_deepreduce.config import Config
+from hvd_deepreduce.decoding import decode_part
 from hvd_deepreduce.engine import meeting, small
 from hvd_deepreduce.engine import state as saved
 from hvd_deepreduce.engine.agreement import Agreement, Descriptions
@@ -27,7 +28,7 @@ from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.feedback import DGC
 from hvd_deepreduce.memory import Memory
 from hvd_deepreduce.ops import arrays, deferred
-from hvd_deepreduce.pipeline import Pipeline, decode_part
+from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.sparse import SparseTensor
 
 if TYPE_CHECKING:

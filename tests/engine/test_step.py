@@ -10,9 +10,10 @@ import pytest
 from hvd_deepreduce import Config, ContainerError, short_container
 from hvd_deepreduce import container as wire
 from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.decoding import decode_part
 from hvd_deepreduce.engine import MismatchError, meeting
 from hvd_deepreduce.exchange import traffic
-from hvd_deepreduce.pipeline import Pipeline, decode_part
+from hvd_deepreduce.pipeline import Pipeline
 from tests.engine.numpy_adapter import Job, NumpyAdapter, run_ranks
 
 RANKS = 3

@@ -19,6 +19,7 @@ from hvd_deepreduce import short_container
 from hvd_deepreduce.codec import RngKey, index_codecs, joint_codecs, sparsifiers, value_codecs
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import Container, ContainerError
+from hvd_deepreduce.decoding import decode_part
 from hvd_deepreduce.engine import Collectives, Engine, MismatchError, Parameter
 from hvd_deepreduce.engine import state as saved
 from hvd_deepreduce.engine.agreement import Agreement
@@ -28,7 +29,7 @@ from hvd_deepreduce.exchange.sum_buffer import SumBuffer
 from hvd_deepreduce.joint.densestream import DenseStream
 from hvd_deepreduce.joint.stream import Stream
 from hvd_deepreduce.joint.stream_format import CODED, PAIRS, PLAIN, pack, unpack, value_codec
-from hvd_deepreduce.pipeline import Pipeline, decode_part
+from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.sparse import SparseTensor
 from tests.fuzz import settings
 from tests.fuzz.changes import changed
