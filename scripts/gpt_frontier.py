@@ -256,11 +256,14 @@ def picture(found: list[Run], steps: int, path: Path) -> None:
     for workers in sorted({row["workers"] for row in shown}):
         axes.plot([], [], markers.get(workers, "^"), color="grey", label=f"{workers} workers")
     for share, gap in ((0.5, 0.03), (0.2, 0.06)):
-        axes.plot([0.03, share, share], [gap, gap, -0.05], "--", color="grey", linewidth=0.8)
+        axes.plot([0.03, share, share], [gap, gap, -0.04], "--", color="grey", linewidth=0.8)
     axes.set_xscale("log")
     axes.set_xlabel("bytes that a worker sends, % of a dense float32 ring allreduce in every step")
     axes.set_ylabel("validation loss above dense, nats")
-    axes.set_yscale("symlog", linthresh=0.1)
+    axes.set_yscale("symlog", linthresh=0.1)  # linear up to 0.1
+    axes.set_yticks([-0.03, 0, 0.03, 0.06, 0.1, 0.3, 1], ["-0.03", "0", "0.03", "0.06", "0.1", "0.3", "1"])
+    axes.set_ylim(-0.04, 1.2)
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_title(f"A GPT of {NUMEL / 1e6:.2f} M parameters, AdamW, {steps:,} steps")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7, loc="upper right")
