@@ -275,7 +275,7 @@ def picture(found: list[Run], steps: int, path: Path) -> None:
 TEXT = """\
 A GPT of {numel:,} parameters on the source of Python's standard library, characters, context {context}, {batch}
 sequences a worker and step, {steps:,} steps of AdamW (betas 0.9 and 0.99, weight decay 0.1, gradients clipped to a norm
-of 1, warm-up and cosine to 0). The learning rate is dense's best of those in the table: {lr}. All workers run in one
+of 1, warm-up and cosine to 0). The learning rate is dense's best of those that were tried: {lr}. All workers run in one
 process and exchange real containers; `bytes / dense` is what a worker sends, relative to a dense float32 ring allreduce
 in every step. The gap is to dense with the same seed and as many workers; in brackets, the least and the greatest of
 the seeds. H is the number of steps from one synchronisation to the next. The dashed lines in the picture are the aims:
