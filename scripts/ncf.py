@@ -180,7 +180,7 @@ class InTorch:
         self.optimizer, self.compression = wrapped(self.model, plain, method, seed)
         self.parameters = sum(p.numel() for p in self.model.parameters())
         self.dense = traffic.allreduce(4 * self.parameters, hvd.size()).sent
-        self.sent = 0
+        self.sent = self._counted = 0
 
     def step(self, users: np.ndarray, items: np.ndarray, labels: np.ndarray) -> float:
         self.optimizer.zero_grad()
@@ -188,7 +188,11 @@ class InTorch:
         loss = self.torch.nn.functional.binary_cross_entropy_with_logits(scores, self.torch.from_numpy(labels))
         loss.backward()
         self.optimizer.step()
-        self.sent = self.compression.stats()["total"]["bytes_sent"] if self.compression else self.sent + self.dense
+        if self.compression:
+            before, self._counted = self._counted, self.compression.stats()["total"]["bytes_sent"]
+            self.sent += self._counted - before
+        else:
+            self.sent += self.dense
         return float(loss.item())
 
     def scores(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
