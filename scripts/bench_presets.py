@@ -186,8 +186,8 @@ WHY = """Why some lose much:
 - `randomk_raw`, `qsparse_qrandk`: elements are chosen at random, so an element waits for a hundred steps, whatever its
   size. They are there for comparison.
 - `dr_bf_naive`: values arrive at wrong indices, and there is no error feedback. It is there for comparison.
-- `diloco`, `streaming_diloco`: their outer learning rate and momentum are those that were published for AdamW and thousands
-  of steps. Here the inner optimizer is SGD with momentum, or the job has a few hundred steps.
+- `diloco`, `streaming_diloco`: their outer learning rate and momentum are those that were published for AdamW and
+  thousands of steps. Here the inner optimizer is SGD with momentum, or the job has a few hundred steps.
 - Presets with the sparsifier `nonzero` (`sparse_best`, `dr_skcompress`, ...) are for gradients that have few nonzero
   elements. On other models they send almost everything."""
 
