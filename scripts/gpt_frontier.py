@@ -10,7 +10,6 @@ runs/gpt_frontier.jsonl; runs that are there already are not repeated, so a list
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
@@ -24,7 +23,7 @@ import doc_sections
 import matplotlib
 import torch
 import typer
-from gpt_job import CONTEXT, NUMEL, SIZES, Job, initial
+from gpt_job import CONTEXT, NUMEL, SIZES, Job, initial, rate
 from simulated_ranks import SimulatedRanks
 
 from hvd_deepreduce import Config
@@ -145,12 +144,6 @@ class Updates:
 def learning_rate(workers: int) -> float:
     """The learning rate that is best for dense."""
     return LEARNING_RATES[max(known for known in LEARNING_RATES if known <= workers)]
-
-
-def rate(step: int, steps: int) -> float:
-    """Factor of the learning rate: linear over the first 5% of the steps, then half a cosine to 0."""
-    warm = max(1, steps // 20)
-    return (step + 1) / warm if step < warm else 0.5 + 0.5 * math.cos(math.pi * (step - warm) / (steps - warm))
 
 
 def train(name: str, workers: int, steps: int, seed: int) -> Run:

@@ -74,6 +74,12 @@ def loss(parameters: Sequence[Tensor], inputs: Tensor, targets: Tensor) -> Tenso
     return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
+def rate(step: int, steps: int) -> float:
+    """Factor of the learning rate: linear over the first 5% of the steps, then half a cosine to 0."""
+    warm = max(1, steps // 20)
+    return (step + 1) / warm if step < warm else 0.5 + 0.5 * math.cos(math.pi * (step - warm) / (steps - warm))
+
+
 class Job:
     """Batches of the workers, gradients, and the loss on the text for validation.
 

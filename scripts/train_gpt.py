@@ -13,7 +13,6 @@ part of it, with its own parameters.
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from pathlib import Path
@@ -48,12 +47,6 @@ class Gpt(nn.Module):
         return gpt_job.loss([part.to(dtype) for part in self.tensors], inputs, targets)
 
 
-def rate(step: int, steps: int) -> float:
-    """Factor of the learning rate: linear for the first twentieth of the steps, then a half cosine."""
-    warm = max(1, steps // 20)
-    return (step + 1) / warm if step < warm else 0.5 + 0.5 * math.cos(math.pi * (step - warm) / (steps - warm))
-
-
 def main(
     config: Annotated[str, typer.Option(help="a preset, a YAML file, or none for dense")] = "none",
     steps: Annotated[int, typer.Option(min=PARTS)] = 2000,
@@ -71,7 +64,7 @@ def main(
     plain = torch.optim.AdamW(model.parameters(), lr, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
     optimizer, counting = wrapped(model, plain, config, seed)
     local = isinstance(optimizer, LocalSGD)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: gpt_job.rate(step, steps))
     generator = torch.Generator().manual_seed(1000 * seed + 17 + hvd.rank())
     dtype = torch.float32 if float32 else torch.bfloat16
     dense_bytes = traffic.allreduce(4 * gpt_job.NUMEL, hvd.size()).sent

@@ -476,7 +476,9 @@ class Engine:
             if any(self._feeds_back(self.pipeline_of(parameter)) for parameter in bucket.members):
                 names = [parameter.name for parameter in bucket.members]
                 residual = self._memory.joined(names, bucket.sizes, bucket.dtype, bucket.gradient)
-            if any(isinstance(self.pipeline_of(parameter).config.memory, DGC) for parameter in bucket.members):
+            if config.has_velocity and any(
+                isinstance(self.pipeline_of(parameter).config.memory, DGC) for parameter in bucket.members
+            ):
                 names = [VELOCITY + parameter.name for parameter in bucket.members]
                 velocity = self._memory.joined(names, bucket.sizes, bucket.dtype, bucket.gradient)
         except Exception as error:

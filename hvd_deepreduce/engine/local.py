@@ -75,7 +75,7 @@ class LocalExchanges(ABC, Generic[G]):
         tensors: the framework's.
         devices: returns that of each parameter.
         every: in place of the config's number, a function of the clock that returns how many steps the period has that
-            begins there.
+            begins there. A number is in the config.
         times: whether a rank takes part in an exchange after its step number ``clock``, in place of a period.
 
     Attributes:
@@ -98,7 +98,7 @@ class LocalExchanges(ABC, Generic[G]):
         nbytes: Sequence[int],
         tensors: Tensors[G],
         devices: Callable[[], Sequence[Device]],
-        every: Callable[[int], int] | None = None,
+        every: Every | None = None,
         times: Times | None = None,
     ) -> None:
         assert config.local is not None
@@ -107,7 +107,8 @@ class LocalExchanges(ABC, Generic[G]):
         self.engine = Engine(config, collectives, parameters, [p.known_as or p.name for p in parameters])
         self.clock = 0
         self.agreed = False
-        self._every, self._times = every, times
+        self._every = every if callable(every) else None
+        self._times = times
         self._nbytes = nbytes
 
         def fragment(place: int, numbers: list[int]) -> Fragment[G]:
@@ -432,17 +433,33 @@ def _is_count(value: object) -> bool:
 
 
 def with_local(
-    config: str | Path | Mapping[str, Any] | Config | None, local: Mapping[str, Any], settings: dict[str, Any]
+    config: str | Path | Mapping[str, Any] | Config | None,
+    local: Mapping[str, Any],
+    settings: dict[str, Any],
+    times: Times | None = None,
 ) -> Config:
     """A config for LocalSGD.
 
     Args:
         config: as ``Config.load``.
-        local: arguments of LocalSGD, in place of settings in the config's key of this name; None: not given.
+        local: arguments of LocalSGD, in place of settings in the config's key of this name; None: not given. A function
+            for ``every`` is no setting.
         settings: keys of the config, in place of its own.
+        times: that of LocalSGD.
+
+    Raises:
+        ValueError: ``times`` is given with another setting of when ranks exchange.
     """
     given = settings.pop("local", None) or {}
     if isinstance(given, LocalUpdates):
         given = given.model_dump()
-    changes = {**given, **{key: value for key, value in local.items() if value is not None}}
-    return Config.load(Config.load(config, **settings), local=changes)
+    function = callable(local.get("every"))
+    changes = {
+        **given,
+        **{key: value for key, value in local.items() if value is not None and not (function and key == "every")},
+    }
+    loaded = Config.load(Config.load(config, **settings), local=changes)
+    chosen = loaded.local or LocalUpdates()
+    if times is not None and (local.get("every") is not None or chosen.fragments > 1 or chosen.delay):
+        raise ValueError("times is given beside every, fragments or delay: leave these out, or leave times out")
+    return loaded

@@ -88,7 +88,7 @@ class Reducer(Generic[G]):
         """
         engine, tensors = self._engine, self._tensors
         if parameter.name in engine.in_flight:
-            raise _in_flight(parameter)
+            raise in_flight(parameter)
         device = tensors.device(gradient)
         if engine.config.scope != "tensor":
             return self._start_in_bucket(parameter, gradient, device)
@@ -118,7 +118,7 @@ class Reducer(Generic[G]):
         engine, tensors = self._engine, self._tensors
         for parameter in parameters:
             if parameter.name in engine.in_flight:
-                raise _in_flight(parameter)
+                raise in_flight(parameter)
         device = tensors.device(gradient)
         where = None if engine.over_mpi else device
         layout = BucketLayout([Member(parameter, parameter.numel, where) for parameter in parameters], None, number)
@@ -230,7 +230,8 @@ class Reducer(Generic[G]):
         return layout
 
 
-def _in_flight(parameter: Parameter) -> RuntimeError:
+def in_flight(parameter: Parameter) -> RuntimeError:
+    """For a gradient that comes before the last one of its parameter was reduced."""
     return RuntimeError(
         f"the gradient of {parameter.name} is still in flight: call optimizer.step() or optimizer.synchronize() before "
         "the next backward()"

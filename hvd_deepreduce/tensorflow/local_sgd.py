@@ -13,7 +13,6 @@ from hvd_deepreduce.engine import Snapshot, Told
 from hvd_deepreduce.engine.local import Every, Times, with_local
 from hvd_deepreduce.engine.state import Reshard, State, from_bytes, to_bytes
 from hvd_deepreduce.engine.stats import Report
-from hvd_deepreduce.local_updates import LocalUpdates
 from hvd_deepreduce.tensorflow.updates import ARRAYS, Updates
 
 LINE = 'model.fit(..., callbacks=[LocalSGD(model, "topk_model", every=8)])'
@@ -101,15 +100,10 @@ class LocalSGD(tf.keras.callbacks.Callback, tf.train.experimental.PythonState): 
                 f"outer is {type(outer).__name__}, but it must be a Keras optimizer of its own, as "
                 "tf.keras.optimizers.SGD(1.0) is"
             )
-        schedule = every if callable(every) else None
-        given = {"every": None if schedule else every, "decay": decay, "fragments": fragments, "delay": delay,
-                 "mix": mix}  # fmt: skip
-        loaded = with_local(config, given, settings)
-        local = loaded.local or LocalUpdates()
-        if times is not None and (every is not None or local.fragments > 1 or local.delay):
-            raise ValueError("times is given beside every, fragments or delay: leave these out, or leave times out")
+        given = {"every": every, "decay": decay, "fragments": fragments, "delay": delay, "mix": mix}
+        loaded = with_local(config, given, settings, times)
         self._updates = Updates(
-            variables, loaded, outer, self._own_optimizer, schedule, times, process_set, self._check_variables
+            variables, loaded, outer, self._own_optimizer, every, times, process_set, self._check_variables
         )
         self._begun = False
         self._first = 0

@@ -17,7 +17,7 @@ import tensorflow as tf
 from hvd_deepreduce.codec import Floats
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Parameter, Snapshot, Tensors
-from hvd_deepreduce.engine.local import Fragment, LocalExchanges, Times
+from hvd_deepreduce.engine.local import Every, Fragment, LocalExchanges, Times
 from hvd_deepreduce.engine.quoting import quoted
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives, await_ranks
@@ -70,7 +70,7 @@ class Updates(LocalExchanges[Array]):
         config: Config,
         outer: Any = None,
         optimizer: Callable[[], Any] = lambda: None,
-        every: Callable[[int], int] | None = None,
+        every: Every | None = None,
         times: Times | None = None,
         process_set: Any = None,
         check: Callable[[], None] = lambda: None,

@@ -20,6 +20,7 @@ from horovod.torch.compression import Compressor
 
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Device, Engine, Parameter, Reducer, Snapshot, Ticket, Told
+from hvd_deepreduce.engine.reducer import in_flight
 from hvd_deepreduce.engine.small import CARRIER_BYTES
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.engine.stats import Report
@@ -342,10 +343,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         ):
             return
         if parameter.name in engine.in_flight:
-            raise RuntimeError(
-                f"the gradient of {parameter.name} is still in flight: call optimizer.step() or "
-                "optimizer.synchronize() before the next backward()"
-            )
+            raise in_flight(parameter)
         if not engine.in_flight:
             self._meet()
         begin, key = perf_counter(), engine.key(parameter)

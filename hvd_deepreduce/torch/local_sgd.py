@@ -28,7 +28,6 @@ from hvd_deepreduce.engine import Snapshot, Told
 from hvd_deepreduce.engine.local import Every, Times, with_local
 from hvd_deepreduce.engine.state import Reshard
 from hvd_deepreduce.engine.stats import Report
-from hvd_deepreduce.local_updates import LocalUpdates
 from hvd_deepreduce.torch.updates import Outer, Updates
 
 LINE = 'optimizer = LocalSGD(torch.optim.AdamW(model.parameters(), 1e-3), model, "adamw_small")'
@@ -108,14 +107,9 @@ class LocalSGD(torch.optim.Optimizer):
             )
         self._names, pairs = _trained(optimizer, model)
         self.inner = optimizer
-        schedule = every if callable(every) else None
-        given = {"every": None if schedule else every, "decay": decay, "fragments": fragments, "delay": delay,
-                 "mix": mix}  # fmt: skip
-        loaded = with_local(config, given, settings)
-        local = loaded.local or LocalUpdates()
-        if times is not None and (every is not None or local.fragments > 1 or local.delay):
-            raise ValueError("times is given beside every, fragments or delay: leave these out, or leave times out")
-        self._updates = Updates(pairs, optimizer, loaded, outer, schedule, times, process_set, self._check_parameters)
+        given = {"every": every, "decay": decay, "fragments": fragments, "delay": delay, "mix": mix}
+        loaded = with_local(config, given, settings, times)
+        self._updates = Updates(pairs, optimizer, loaded, outer, every, times, process_set, self._check_parameters)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -285,7 +279,6 @@ class LocalSGD(torch.optim.Optimizer):
         except Exception:
             self.inner.load_state_dict(before)
             raise
-
 
     def snapshot(self) -> tuple[dict[str, Any], Snapshot]:
         """State and settings of this process, for ``rewind``.

@@ -13,7 +13,7 @@ import torch
 from hvd_deepreduce.codec import Floats
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Parameter, Snapshot
-from hvd_deepreduce.engine.local import Fragment, LocalExchanges, Times
+from hvd_deepreduce.engine.local import Every, Fragment, LocalExchanges, Times
 from hvd_deepreduce.engine.state import Reshard
 from hvd_deepreduce.torch.collectives import TorchCollectives, wire_device
 from hvd_deepreduce.torch.states import as_tensors, on_host
@@ -48,7 +48,7 @@ class Updates(LocalExchanges[torch.Tensor]):
         inner: torch.optim.Optimizer,
         config: Config,
         outer: Outer | None = None,
-        every: Callable[[int], int] | None = None,
+        every: Every | None = None,
         times: Times | None = None,
         process_set: Any = None,
         check: Callable[[], None] = lambda: None,
@@ -61,7 +61,6 @@ class Updates(LocalExchanges[torch.Tensor]):
         self._inner = inner
         self._check_parameters = check
         self._outer_factory = outer or self._default_outer
-        self._apart = times is not None
         framework = TorchTensors()
         self.collectives = TorchCollectives(framework, process_set)
         super().__init__(
@@ -84,7 +83,7 @@ class Updates(LocalExchanges[torch.Tensor]):
         anchors = [one.detach().to(accumulated_in(one), copy=True) for one in self.tensors]
         self.outer = self.outer_of(anchors)
         self.anchors = anchors
-        if self._apart:
+        if self._times is not None:
             self.bases = [anchor.clone() for anchor in anchors]
 
     def outer_of(self, anchors: list[torch.Tensor]) -> torch.optim.Optimizer:
@@ -207,16 +206,21 @@ class Updates(LocalExchanges[torch.Tensor]):
         self.check_idle("load_state_dict")
         for state in states:
             self._check(state)
+        made = self._made(own)
+        compression = [on_host(state["compression"]) for state in states]
+        self.engine.load_state_dict(compression if reshard else compression[0], reshard=reshard)
+        self._restore(own, made)
+
+    def _made(self, own: Mapping[str, Any]) -> tuple[list[torch.Tensor], torch.optim.Optimizer]:
+        """Anchor and outer optimizer of a state; this can fail, and changes nothing."""
         anchors = self._on_devices(own["anchors"])
         outer = self.outer_of(anchors)
         outer.load_state_dict(own["outer"])
-        compression = [on_host(state["compression"]) for state in states]
-        self.engine.load_state_dict(compression if reshard else compression[0], reshard=reshard)
-        self._restore(own, anchors, outer)
+        return anchors, outer
 
-    def _restore(self, own: Mapping[str, Any], anchors: list[torch.Tensor], outer: torch.optim.Optimizer) -> None:
-        self.anchors, self.outer = anchors, outer
-        if self._apart:
+    def _restore(self, own: Mapping[str, Any], made: tuple[list[torch.Tensor], torch.optim.Optimizer]) -> None:
+        self.anchors, self.outer = made
+        if self._times is not None:
             self.bases = self._on_devices(own["bases"] or own["anchors"])
         self.restore_counts(own)
 
@@ -229,10 +233,7 @@ class Updates(LocalExchanges[torch.Tensor]):
         """
         self.engine.rewind(snapshot)
         self.forget()
-        anchors = self._on_devices(own["anchors"])
-        outer = self.outer_of(anchors)
-        outer.load_state_dict(own["outer"])
-        self._restore(own, anchors, outer)
+        self._restore(own, self._made(own))
 
     def _by_name(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         return {p.name: tensor.clone() for p, tensor in zip(self.parameters, tensors, strict=False)}
