@@ -469,6 +469,8 @@ class Engine:
         bucket.count_step()
         config = self._config
         key = bucket.key = RngKey(config.seed, bucket.number, bucket.step, self.collectives.rank())
+        self.stats.add(encode=bucket.filling)
+        bucket.filling = 0.0
         residual = velocity = None
         failure: Exception | None = None
         try:
@@ -530,8 +532,8 @@ class Engine:
             for parameter, part in zip(bucket.members, bucket.parts, strict=True)
         ]
 
-    def receive(self, bucket: Bucket) -> None:
-        """Waits for a bucket's exchange; ``bucket.gradient`` is the sum over all ranks then.
+    def receive(self, bucket: Bucket, scale: float = 1.0) -> None:
+        """Waits for a bucket's exchange; ``bucket.gradient`` is ``scale * (sum over all ranks)`` then.
 
         Raises:
             ContainerError: as ``decode``.
@@ -539,18 +541,24 @@ class Engine:
         begin = perf_counter()
         if self.over_mpi:
             counted = bucket.pending.result()
-            self.stats.add(wire=counted, wait=perf_counter() - begin)
+            there = perf_counter()
+            if scale != 1.0:
+                bucket.gradient *= bucket.dtype.type(scale)
+            self.stats.add(wire=counted, wait=there - begin, decode=perf_counter() - there)
         else:
             gathered = self.collectives.wait_allgather(bucket.pending)
             there = perf_counter()
-            self._decode(gathered, bucket.gradient, 1.0, self._tensors_of(bucket))
+            self._decode(gathered, bucket.gradient, scale, self._tensors_of(bucket))
             self.stats.add(wait=there - begin, decode=perf_counter() - there)
-        bucket.summed = True
+        bucket.summed, bucket.scale = True, scale
 
     def release(self, bucket: Bucket, parameter: Parameter) -> None:
         """The parameter's part of a received bucket was read."""
         self.in_flight.discard(parameter.name)
         bucket.layout.release(bucket, parameter)
+        if bucket.empty:  # all have been read
+            self.stats.add(decode=bucket.emptying)
+            bucket.emptying = 0.0
 
     def exchange_queue(self, number: int) -> ExchangeQueue:
         """The queue with this number for exchanges over MPI. The first call with a number must come from all ranks.

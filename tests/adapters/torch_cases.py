@@ -347,6 +347,47 @@ def a_bucket_that_two_optimizers_tear_apart():
 
 
 @case
+def gradients_become_views_of_their_bucket():
+    found = []
+    for set_to_none in (True, False):
+        model = network()
+        compression = DeepReduce(model, {"sparsifier": LOSSY["sparsifier"], "scope": "model"})
+        optimizer = wrapped(model, list(model.named_parameters()), compression)
+        for step in range(4):
+            model.zero_grad(set_to_none)
+            loss_of(model, step).backward()
+            optimizer.step()
+            ends = np.cumsum([4 * one.numel() for one in model.parameters()])
+            begins = [one.grad.data_ptr() for one in model.parameters()]
+            assert begins[1:] == [begins[0] + end for end in ends[:-1].tolist()]
+        found.append(flat(model))
+        compression.close()
+    assert torch.equal(*found)
+    same_everywhere(model)
+
+
+@case
+def a_step_of_one_optimizer_leaves_the_gradients_of_another():
+    model = network()
+    pairs = list(model.named_parameters())
+    compression = DeepReduce(model, {"sparsifier": LOSSY["sparsifier"], "scope": "model"})
+    first, second = wrapped(model, pairs[:4], compression), wrapped(model, pairs[4:], compression)
+
+    def run(optimizer, step):
+        optimizer.zero_grad()
+        inputs = [tensor for _, tensor in (pairs[:4] if optimizer is first else pairs[4:])]
+        loss_of(model, step).backward(inputs=inputs)
+        optimizer.step()
+
+    run(first, 0)
+    run(second, 1)  # whose bucket holds zeros for the parameters of the first
+    kept = [tensor.grad.clone() for _, tensor in pairs[4:]]
+    run(first, 2)
+    assert all(torch.equal(tensor.grad, one) for (_, tensor), one in zip(pairs[4:], kept, strict=True))
+    same_everywhere(model)
+
+
+@case
 def exchanges_over_mpi_say_so_under_gloo():
     if hvd.mpi_enabled():
         return
