@@ -29,7 +29,7 @@ from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.tensorflow import DeepReduce, SaveState, callbacks, handshake
 from hvd_deepreduce.tensorflow.elastic import TensorFlowState
 from tests import cuda_emulator
-from tests.adapters import containers
+from tests.adapters import containers, dgc_job
 from tests.adapters.scopes import SCOPES
 from tests.adapters.tcp import Meter
 from tests.case_runner import CASES, run_cases
@@ -605,12 +605,11 @@ def sparse_gradients_as_dense_and_as_they_are():
         compression.load_state_dict(state)
         assert [residual.size for residual in state["residuals"].values()] == [400, 400, 32, 4]
     # Without sparse_as_dense they stay sparse; in larger scopes Horovod sends them by itself.
-    for graph, op in ((False, hvd.Average), (True, hvd.Sum)):
-        compression = DeepReduce(sparsifier="nonzero", value="raw", min_elements=0)
-        assert close(run(hvd.Compression.none, graph=graph, op=op), run(compression, graph=graph, op=op))
-        state = compression.state_dict()
-        assert [p[1][-1] for p in state["lists"][0]] == [8, 8, 4, 4] and set(state["steps"].values()) == {3}
-        assert [residual.size for residual in state["residuals"].values()] == [400, 400, 32, 4]
+    compression = DeepReduce(sparsifier="nonzero", value="raw", min_elements=0)
+    assert close(dense, run(compression))
+    state = compression.state_dict()
+    assert [p[1] for p in state["lists"][0]] == [(50, 8), (50, 8), (8, 4), (4,)]
+    assert [residual.size for residual in state["residuals"].values()] == [400, 400, 32, 4]
     compression = DeepReduce(LOSSLESS, scope="model")
     assert close(dense, run(compression))
     assert len(compression.state_dict()["residuals"]) == 2 and len(compression.state_dict()["steps"]) == 4
@@ -633,9 +632,10 @@ def indexed_slices_equal_the_pipeline_run_by_hand():
             weights[3, 4] = np.nan
         return rng.integers(0, 50, count), weights
 
-    for graph, place in ((True, 0), (False, 0), (True, 1)):
+    for graph, place, op in ((True, 0, hvd.Average), (False, 0, hvd.Sum), (True, 1, hvd.Average)):
         compression, variables = DeepReduce(ROWS), made[::-1] if place else made
-        reduce = reducing(variables, compression, lambda i, w: tf.reduce_sum(tf.gather(made[0], i) * w * made[1]), graph)
+        loss = lambda rows, weights: tf.reduce_sum(tf.gather(made[0], rows) * weights * made[1])  # noqa: E731
+        reduce = reducing(variables, compression, loss, graph, op=op)
         residuals = [np.zeros(400, np.float32) for _ in range(hvd.size())]
         for step in range(4):
             reduced = reduce(*map(tf.constant, given(step, hvd.rank())))[1][place]
@@ -648,7 +648,8 @@ def indexed_slices_equal_the_pipeline_run_by_hand():
                 key = RngKey(0, place, step, rank)
                 gradient = SparseTensor(400, support, gradient.reshape(-1)[support])
                 sent.append(wire.unpack(pipeline.encode_sparse(gradient, residual, key)))
-            total = pipeline.decode_sparse(sent, 400, np.dtype(np.float32), 1 / hvd.size()).dense()
+            scale = 1.0 if op == hvd.Sum else 1 / hvd.size()
+            total = pipeline.decode_sparse(sent, 400, np.dtype(np.float32), scale).dense()
             assert isinstance(reduced, tf.IndexedSlices)
             ours = tf.convert_to_tensor(tf.IndexedSlices(reduced.values, reduced.indices, (50, 8))).numpy().reshape(-1)
             assert np.array_equal(ours, total, equal_nan=True), (graph, place, step)
@@ -716,9 +717,46 @@ def sparse_gradients_in_keras():
 
 
 @case
+def momentum_of_dgc_equals_the_oracle_and_resumes():
+    for graph, scope in enumerate(dgc_job.SCOPES):
+        variables = [tf.Variable(np.zeros(size)) for size in dgc_job.SIZES]
+
+        def loss(*given, variables=variables):
+            return tf.add_n([tf.reduce_sum(v * g) for v, g in zip(variables, given, strict=True)])
+
+        def step(number, reduce):
+            given = dgc_job.gradients(number, hvd.rank())
+            return np.concatenate([one.numpy() for one in reduce(*map(tf.constant, given))[1]])
+
+        compression = DeepReduce(dgc_job.config(scope))
+        reduce, results = reducing(variables, compression, loss, graph > 0), []
+        for number, mean in enumerate(dgc_job.means(scope, hvd.size())):
+            if number == 3:
+                saved = compression.serialize()
+            results.append(step(number, reduce))
+            np.testing.assert_allclose(results[-1], mean, rtol=1e-9, atol=1e-12)
+        again = DeepReduce(dgc_job.config(scope))
+        again.deserialize(saved)
+        reduce = reducing(variables, again, loss, graph > 0)
+        for number in range(3, dgc_job.STEPS):
+            results.append(step(number, reduce))
+            assert np.array_equal(results[-1], results[number]), (scope, number)
+        every = hvd.allgather(tf.constant(np.stack(results)[None])).numpy()
+        assert (every == every[0]).all(), "the ranks' results differ"
+
+
+@case
 def a_process_set():
     some = PROCESS_SET
+
+    def train_tables():
+        model = Tables()
+        model(table_batch(0)[0])
+        compression = DeepReduce(sparsifier="nonzero", value="raw", min_elements=0, process_set=some)
+        train(model, compression, 1, data=table_batch, graph=True, process_set=some)
+
     if not some.included():
+        train_tables()
         # Horovod builds the operations of a set on the ranks that are not in it, too, and never runs them.
         for scope in ({}, *filter(possible, (SCOPES[0], SCOPES[3]))):
             train(network(), DeepReduce(LOSSLESS, process_set=some, **scope), steps=1, process_set=some)
@@ -731,6 +769,7 @@ def a_process_set():
         same_everywhere(model, some)
         finals.append(flat(model))
     assert all(close(finals[0], final) for final in finals[1:])
+    train_tables()
     with pytest.raises(ValueError, match="a process_set that DeepReduce was not given"):
         train(network(), DeepReduce(LOSSLESS), process_set=some)
 
