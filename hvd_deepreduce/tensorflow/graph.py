@@ -124,6 +124,7 @@ class Graph:
         runs: how many there were.
         reached: the number of the last run whose step has begun.
         step: the one under way.
+        scopes: name scopes of the conditionals in which Horovod passed them.
         searched: how many of its operations were searched for IndexedSlices.
         slices: those that were found, with their slots, while the graph is traced.
     """
@@ -138,6 +139,7 @@ class Graph:
     runs: int = 0
     reached: int = 0
     step: Step | None = None
+    scopes: set[str] = field(default_factory=set)
     searched: int = 0
     slices: list[tuple[Any, Slot]] = field(default_factory=list)
 
@@ -213,11 +215,13 @@ class Graphs:
         return unit
 
 
-def current_place() -> tf.Graph:
-    """The graph in which hvd.allreduce, the tape or the optimizer was called."""
+def current_place() -> tuple[tf.Graph, str]:
+    """The graph in which hvd.allreduce, the tape or the optimizer was called, and the name scope of Horovod's
+    conditionals for this call of a tape or optimizer; "": there are none."""
     graph = tf.compat.v1.get_default_graph()
     outer = getattr(graph, "outer_graph", None)
-    return outer if outer is not None and CONDITIONAL.search(outer.get_name_scope()) else graph
+    name = "" if outer is None else outer.get_name_scope()
+    return (outer, name.rpartition("/")[0]) if CONDITIONAL.search(name) else (graph, "")
 
 
 def _outermost(place: tf.Graph) -> tf.Graph:

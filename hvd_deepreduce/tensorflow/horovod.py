@@ -15,8 +15,8 @@ these operations instead:
                  \-> a full bucket -> other threads -> its sum is there
 
 The modules: ``graph`` knows the gradients of each graph, ``parameters`` the parameters that they belong to,
-``operations`` the operations, ``buckets`` the threads, ``steps`` when a step begins and ends; ``handshake`` compares
-the ranks, ``checkpoint`` saves the state.
+``operations`` the operations, ``indexed_slices`` those of sparse gradients, ``buckets`` the threads, ``steps`` when a
+step begins and ends; ``handshake`` compares the ranks, ``checkpoint`` saves the state.
 """
 
 from __future__ import annotations
@@ -83,6 +83,10 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
     Works with ``hvd.DistributedGradientTape``, ``hvd.DistributedOptimizer`` and ``hvd.keras.DistributedOptimizer``, in
     eager mode, tf.function and ``model.fit``; op Average and Sum, groups, backward_passes_per_step, sparse_as_dense,
     loss scaling and process_set. One DeepReduce for each model; all ranks must create it with the same config.
+
+    IndexedSlices, as of an embedding, stay sparse. Their containers are sent in scope ``tensor``, with the sparsifiers
+    ``nonzero``, ``topk``, ``topk_capped`` and ``threshold``; under other settings, and in a function without any dense
+    gradient, Horovod sends them uncompressed.
 
     It can be added to a ``tf.train.Checkpoint``: its residuals and step counts are then saved and restored with the
     rest. Ranks differ, so each rank must write its own checkpoint; for Keras, see ``SaveState``.
@@ -273,7 +277,7 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
             )
         if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
             raise RuntimeError(XLA)
-        place = current_place()
+        place, scope = current_place()
         if self._process_set.included():
             self._handshake.enroll()
         alone = self.config.scope == "tensor"
@@ -282,6 +286,7 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         graph, new = self._graphs.of(place)
         if new:
             indexed_slices.at_end(place, lambda: self._reduce_slices(graph, place))
+        graph.scopes.add(scope)
         self._find_slices(graph, place)
         slot = self._graphs.add(graph, tensor, tensor.shape)
         try:
@@ -351,7 +356,7 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
 
     def _find_slices(self, graph: Graph, place: tf.Graph) -> None:
         """Makes slots for the IndexedSlices that have come into the graph since the last call."""
-        found = indexed_slices.find(place, graph.searched)
+        found = indexed_slices.find(place, graph.searched, graph.scopes)
         graph.searched = len(place.get_operations())
         graph.slices += [(one, self._graphs.add(graph, one.own.values, one.shape, sparse=True)) for one in found]
 

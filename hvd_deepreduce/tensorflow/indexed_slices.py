@@ -13,7 +13,7 @@ the values. It shows by which factor Horovod scales the gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,12 +52,17 @@ class Found(NamedTuple):
         return known.merge_with(tf.TensorShape([None]).concatenate(self.own.values.shape[1:]))
 
 
-def find(place: tf.Graph, first: int = 0) -> list[Found]:
-    """The IndexedSlices in Horovod's conditionals among the operations of a graph, from the number ``first`` on."""
+def find(place: tf.Graph, first: int, scopes: Collection[str]) -> list[Found]:
+    """The IndexedSlices in Horovod's conditionals among the operations of a graph.
+
+    Args:
+        first: the number of the first operation to look at.
+        scopes: name scopes of the conditionals: those of other tapes and optimizers have other compressions.
+    """
     return [
         found
         for operation in place.get_operations()[first:]
-        if operation.type in ("If", "StatelessIf") and CONDITIONAL.search(operation.name)
+        if operation.type == "If" and CONDITIONAL.search(operation.name) and operation.name.rpartition("/")[0] in scopes
         for found in _found(operation)
     ]
 

@@ -615,6 +615,33 @@ def sparse_gradients_as_dense_and_as_they_are():
     assert len(compression.state_dict()["residuals"]) == 2 and len(compression.state_dict()["steps"]) == 4
 
 
+@case
+def sparse_gradients_of_several_compressors_in_one_function():
+    """Each has its own, and those of stock Horovod stay as they are."""
+    tables = [tf.Variable(tf.ones([30, 4]), name=f"table{at}") for at in range(3)]
+    weights = [tf.Variable(tf.ones([4]), name=f"weight{at}") for at in range(3)]
+    used = [DeepReduce(sparsifier="nonzero", value="raw", min_elements=0) for _ in range(2)]
+
+    @tf.function
+    def step(rows):
+        reduced = []
+        for table, weight, compression in zip(tables, weights, (*used, hvd.Compression.none), strict=True):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.gather(table, rows) * weight)
+            tape = hvd.DistributedGradientTape(tape, compression=compression)
+            reduced += tape.gradient(loss, [weight, table])
+        return reduced
+
+    given = [np.random.default_rng(rank).integers(0, 30, 20) for rank in range(hvd.size())]
+    reduced = step(tf.constant(given[hvd.rank()]))
+    expected = np.bincount(np.concatenate(given), minlength=30) / hvd.size()
+    for table in reduced[1::2]:
+        assert close(tf.convert_to_tensor(table).numpy(), expected[:, None] * np.ones(4))
+    assert [one.values.shape[0] == 20 * hvd.size() for one in reduced[1::2]] == [False, False, True]
+    for compression in used:
+        assert list(compression.state_dict()["steps"].values()) == [1, 1]
+
+
 ROWS = {"sparsifier": {"name": "topk", "density": 0.3, "density_of": "nonzeros"}, "min_elements": 0}
 
 

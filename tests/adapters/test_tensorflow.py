@@ -48,6 +48,7 @@ ONCE = dict.fromkeys(
         "mixed_precision_in_keras",
         "settings_of_single_tensors",
         "sparse_gradients_in_keras",
+        "sparse_gradients_of_several_compressors_in_one_function",
         "stats_are_the_bytes_on_the_wire",
         "two_models_in_one_step",
         "what_cannot_be",
