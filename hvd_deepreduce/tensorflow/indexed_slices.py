@@ -79,7 +79,7 @@ def _found(conditional: tf.Operation) -> list[Found]:
             values, indices = conditional.outputs[at : at + 2]
             found.append(Found(conditional, tf.IndexedSlices(*given), values, indices))
         at += len(parts)
-    return found
+    return [one for one in found if one.shape.rank is not None]
 
 
 def _origin(tensor: tf.Tensor) -> tf.Tensor:
@@ -168,7 +168,7 @@ def compress(found: Found, slot: Slot, number: tf.Tensor, engine: Engine, steps:
 
 def _compressed(engine: Engine, parameter: Parameter, slot: Slot) -> bool:
     """Whether IndexedSlices with so many elements are compressed; the same on all ranks."""
-    if not 0 < slot.numel <= MAX_NUMEL or not engine.takes_sparse(parameter):
+    if not slot.dtype.is_floating or not 0 < slot.numel <= MAX_NUMEL or not engine.takes_sparse(parameter):
         return False
     return not engine.uncompressed(parameter, slot.numel, slot.sent_itemsize)
 
