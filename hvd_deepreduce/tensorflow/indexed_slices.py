@@ -62,7 +62,9 @@ def find(place: tf.Graph, first: int, scopes: Collection[str]) -> list[Found]:
     return [
         found
         for operation in place.get_operations()[first:]
-        if operation.type == "If" and CONDITIONAL.search(operation.name) and operation.name.rpartition("/")[0] in scopes
+        if operation.type in ("If", "StatelessIf")
+        and CONDITIONAL.search(operation.name)
+        and operation.name.rpartition("/")[0] in scopes
         for found in _found(operation)
     ]
 
