@@ -23,7 +23,7 @@ from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.torch import DeepReduce
 from tests import cuda_emulator
-from tests.adapters import containers
+from tests.adapters import containers, dgc_job
 from tests.adapters.scopes import SCOPES
 from tests.adapters.tcp import Meter
 from tests.case_runner import case, run_cases
@@ -536,6 +536,41 @@ def sparse_gradients_are_compressed():
         train_tables(compression, model)
         assert set(compression.state_dict()["residuals"]) == {"out.weight", "out.bias"}
         assert sent < compression.stats()["total"]["bytes_sent"] / 2
+
+
+@case
+def momentum_of_dgc_equals_the_oracle_and_resumes():
+    for scope in dgc_job.SCOPES:
+
+        def job(values, scope=scope):
+            pairs = [(f"{scope}.{at}", nn.Parameter(torch.tensor(value))) for at, value in enumerate(values)]
+            compression = DeepReduce(pairs, dgc_job.config(scope))
+            return pairs, compression, hvd.DistributedOptimizer(
+                torch.optim.SGD([p for _, p in pairs], lr=1.0), named_parameters=pairs, compression=compression
+            )  # fmt: skip
+
+        def step(number, pairs, optimizer):
+            optimizer.zero_grad()
+            given = dgc_job.gradients(number, hvd.rank())
+            sum((p * torch.tensor(g)).sum() for (_, p), g in zip(pairs, given, strict=True)).backward()
+            optimizer.step()
+            return torch.cat([p.detach() for _, p in pairs]).numpy()
+
+        pairs, compression, optimizer = job([np.zeros(size) for size in dgc_job.SIZES])
+        expected = np.zeros(sum(dgc_job.SIZES))
+        for number, mean in enumerate(dgc_job.means(scope, hvd.size())):
+            if number == 3:
+                saved = compression.state_dict(), [p.detach().numpy().copy() for _, p in pairs]
+            last, expected = step(number, pairs, optimizer), expected - mean
+            np.testing.assert_allclose(last, expected, rtol=1e-9, atol=1e-12)
+            same_everywhere(nn.ParameterList(p for _, p in pairs))
+        compression.close()
+        pairs, compression, optimizer = job(saved[1])
+        compression.load_state_dict(saved[0])
+        for number in range(3, dgc_job.STEPS):
+            again = step(number, pairs, optimizer)
+        assert np.array_equal(again, last), scope
+        compression.close()
 
 
 @case
