@@ -92,11 +92,7 @@ METHODS = {
         "DiLoCo: updates in float32, H = 16, outer rate 0.7, momentum 0.9", every=16, outer_lr=0.7, momentum=0.9
     ),
     "sparseloco": Method(
-        "SparseLoCo: H = 15, top 64 of 4,096, 2 bits, decay 0.95",
-        config="sparseloco",
-        every=15,
-        decay=0.95,
-        longer=True,
+        "SparseLoCo: H = 15, top 64 of 4,096, 2 bits, decay 0.95", config="sparseloco", every=15, decay=0.95
     ),
     "momentum": Method("updates, H = 8, signs of the top 10%, momentum 0.4", config=signs(0.1), every=8, momentum=0.4),
     "adamw_safe": Method(
@@ -105,7 +101,7 @@ METHODS = {
     "adamw_small": Method(
         "**adamw_small**: updates, H = 4, signs of the top 1.5%", config="adamw_small", every=4, longer=True
     ),
-    "seldom": Method("updates, H = 16, signs of the top 1.2%", config=signs(0.012), every=16, longer=True),
+    "tiny": Method("updates, H = 8, signs of the top 0.55%", config=signs(0.0055), every=8, lr=1.5),
 }
 MORE_SEEDS = {"dense", "adamw_safe", "adamw_small"}
 """Methods with as many seeds as are asked for; of the others there is one."""

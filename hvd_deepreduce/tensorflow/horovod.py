@@ -59,6 +59,11 @@ def _checked(config: Config, variables: Variables | None) -> Config:
             "overrides matches the names of variables, and Horovod does not tell them: give DeepReduce the variables "
             "whose gradients it gets, DeepReduce(..., variables=model.trainable_variables)"
         )
+    if config.mode == "auto":
+        raise ConfigError(
+            "mode is 'auto', which DeepReduce has on PyTorch only: a graph of TensorFlow is made before its steps can "
+            "be timed. Set mode to 'always', or leave it out"
+        )
     return config.for_gradients()
 
 

@@ -145,7 +145,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
     def stats(self) -> Report:
         """``{"total": ..., "last_step": ...}`` with this rank's ``hvd_deepreduce.engine.stats.Counters``;
         ``print`` shows a table."""
-        return self._engine.stats.to_dict()
+        return self._engine.report()
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, as tensors, and step counts. Ranks differ: each saves and loads its own."""
@@ -232,7 +232,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             raise no_instance()
         engine = self._engine
         engine.check_open()
-        engine.stats.begin_step()
+        engine.begin_step()
         if tensor.is_sparse:
             return tensor, None  # decompress counts it
         dense_bytes = tensor.numel() * tensor.element_size()
@@ -240,10 +240,12 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             engine.count_allreduce(dense_bytes, dense_bytes)
             return tensor, None
         parameter, own = self._find(tensor)
-        small = self._small(parameter, tensor)
-        if not engine.in_flight and (not self._agreed or not small):
+        whole = engine.dense or self._small(parameter, tensor)
+        if not engine.in_flight and (not self._agreed or not whole):
             self._meet()
-        if small:
+        if whole:
+            if engine.dense:
+                self._flush(parameter, tensor)
             # Horovod reduces neither bfloat16 nor strided tensors: a copy is sent, and copied back into the gradient.
             sent = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous().to(wire_device(tensor))
             engine.count_allreduce(sent.numel() * sent.element_size(), dense_bytes)
@@ -326,7 +328,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         gradient = tensor.grad
         process_set = self._collectives.process_set
         if gradient is not None and gradient.is_sparse and process_set.included() and process_set.size() > 1:
-            self._engine.stats.begin_step()
+            self._engine.begin_step()
             self._start_sparse(tensor, gradient)
             assert tensor.grad is not None
             self._sparse[tensor] = _coo_bytes(tensor.grad)
@@ -336,7 +338,8 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         engine = self._engine
         parameter = next(one for one, known in self._by_shape[tuple(tensor.shape)] if known is tensor)
         if (
-            not engine.takes_sparse(parameter)
+            engine.dense
+            or not engine.takes_sparse(parameter)
             or not gradient.is_floating_point()
             or not 0 < gradient.numel() <= MAX_NUMEL
             or parameter.number >= sparse.MOST
@@ -434,6 +437,19 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             for name, parameter in self._engine.parameters.items()
             if name in self._reduced
         ]
+
+    def _flush(self, parameter: Parameter, gradient: torch.Tensor) -> None:
+        """Adds the residual, if there is one, to a gradient that Horovod reduces."""
+        engine, tensors = self._engine, self._tensors
+        with tensors.stream(tensors.device(gradient)):
+            total = engine.flush(parameter, tensors.flat(gradient))
+            if total is not None:
+                before = gradient.clone()
+                tensors.write(gradient, total)
+                if bool(torch.isfinite(gradient).all()):
+                    engine.flushed(parameter, total, tensors.flat(gradient))
+                else:  # too large for a small dtype
+                    gradient.copy_(before)
 
     def _carrier(self, parameter: Parameter, gradient: torch.Tensor) -> torch.Tensor:
         """The parameter's carrier, 1.0, where Horovod takes it. One tensor for all steps: Horovod reduces it in place,

@@ -18,7 +18,7 @@ from torch import nn
 from hvd_deepreduce import Config, ConfigError, ContainerError
 from hvd_deepreduce import container as wire
 from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.engine import MismatchError
+from hvd_deepreduce.engine import MismatchError, choice
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.torch import DeepReduce
@@ -385,6 +385,48 @@ def a_step_of_one_optimizer_leaves_the_gradients_of_another():
     run(first, 2)
     assert all(torch.equal(tensor.grad, one) for (_, tensor), one in zip(pairs[4:], kept, strict=True))
     same_everywhere(model)
+
+
+@case
+def a_job_that_chooses_sends_all_of_its_gradients():
+    for scope, dtype in (("tensor", torch.float32), ("bucket", torch.float32), ("model", torch.float16)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(choice, "BLOCK", 3)
+            patch.setattr(choice, "BLOCKS", 4)
+            model = network().to(dtype)
+            compression = DeepReduce(model, {"sparsifier": LOSSY["sparsifier"], "scope": scope, "mode": "auto"})
+            optimizer = wrapped(model, list(model.named_parameters()), compression)
+            given = [torch.zeros(one.shape) for one in model.parameters()]
+            taken = [torch.zeros(one.shape) for one in model.parameters()]
+            sent, whole = [], []
+            for step in range(choice.WARM_UP + 18):
+                optimizer.zero_grad()
+                generator = torch.Generator().manual_seed(100 * step + hvd.rank())
+                for parameter, total in zip(model.parameters(), given, strict=True):
+                    parameter.grad = None
+                    gradient = torch.randn(parameter.shape, generator=generator).to(dtype)
+                    total += gradient.float()
+                    (parameter * gradient).sum().backward()
+                optimizer.synchronize()
+                for parameter, total in zip(model.parameters(), taken, strict=True):
+                    total += parameter.grad.float()
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+                sent.append(compression.stats()["last_step"]["bytes_sent"])
+                whole.append(sent[-1] >= compression.stats()["last_step"]["dense_bytes"])
+            residuals = compression.state_dict()["residuals"]
+            for (name, _), own, total in zip(model.named_parameters(), given, taken, strict=True):
+                kept = residuals[name].reshape(own.shape).float() if name in residuals else torch.zeros(own.shape)
+                expected = hvd.allreduce(own - kept, name=f"chosen.{name}", op=hvd.Average)
+                tolerance = 1e-5 if dtype == torch.float32 else 0.05
+                torch.testing.assert_close(total, expected, rtol=0, atol=tolerance)
+            trial = [number // 3 % 2 == 0 for number in range(12)]
+            begun, ended = whole[: choice.WARM_UP], whole[choice.WARM_UP + 13 :]
+            assert not any(begun) and whole[choice.WARM_UP :][:13] == [*trial, False]
+            assert len(set(ended)) == 1
+            same = hvd.allgather_object(compression.stats().said)
+            assert len(set(same)) == 1 and ("gradients are dense" in same[0]) == ended[0]
+            compression.close()
 
 
 @case

@@ -56,7 +56,7 @@ def test_a_run_is_repeatable_and_counts_its_bytes(tmp_path, monkeypatch):
 def test_gaps_are_between_runs_of_the_same_seed():
     facts = {"workers": 2, "steps": 10, "share": 1.0}
     runs = [{**facts, "name": "dense", "seed": seed, "loss": value} for seed, value in enumerate((1.0, 2.0))]
-    runs += [{**facts, "name": "seldom", "seed": seed, "loss": value} for seed, value in enumerate((1.5, 2.1, 9.0))]
-    dense, seldom = rows(runs, 10)
-    assert (dense["gap"], seldom["seeds"]) == (0, 3)
-    assert seldom["gap"] == pytest.approx(0.3) and seldom["most"] == 0.5
+    runs += [{**facts, "name": "tiny", "seed": seed, "loss": value} for seed, value in enumerate((1.5, 2.1, 9.0))]
+    dense, tiny = rows(runs, 10)
+    assert (dense["gap"], tiny["seeds"]) == (0, 3)
+    assert tiny["gap"] == pytest.approx(0.3) and tiny["most"] == 0.5
