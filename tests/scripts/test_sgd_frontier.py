@@ -17,7 +17,7 @@ from frontier import picture, rows, table  # noqa: E402
 from lstm_job import NUMEL, SIZES, Job, Lstm, initial  # noqa: E402
 from sgd_frontier import CLIP, METHODS, Method, clipped, signs, train  # noqa: E402
 
-from hvd_deepreduce import Config  # noqa: E402
+from hvd_deepreduce import Config, presets  # noqa: E402
 
 
 def generators() -> list[torch.Generator]:
@@ -78,11 +78,18 @@ def test_gaps_are_between_runs_of_the_same_seed(tmp_path):
     assert (tmp_path / "one.png").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name.startswith("sgd_")])
-def test_a_preset_is_the_method_of_its_name(name):
+PRESETS = [name for name, method in METHODS.items() if method.sends == "updates" and name in presets.names()]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_of_local_sgd_is_the_method_of_its_name(name):
     method, preset = METHODS[name], Config.load(name)
     assert preset.local is not None
     assert (preset.local.every, preset.local.momentum, preset.local.decay, preset.local.lr) == (
         method.every, method.momentum, method.decay, 1.0,
     )  # fmt: skip
-    assert Config.load(method.config) == Config.load(preset, local=None)
+    assert Config.load(method.config, local=None) == Config.load(preset, local=None)
+
+
+def test_sgd_small_is_among_the_methods():
+    assert "sgd_small" in PRESETS
