@@ -90,8 +90,13 @@ METHODS = {
     "dgc": Method(
         "DGC: top 0.1%, raw values, warm-up of the density in 100 steps",
         "gradients",
-        {**signs(0.001), "value": "raw", "memory": {"name": "dgc", "momentum": MOMENTUM, "clip": 2 * CLIP}}
-        | {"density_schedule": WARM_UP},
+        {
+            **signs(0.001),
+            "index": "rice",
+            "value": "raw",
+            "density_schedule": WARM_UP,
+            "memory": {"name": "dgc", "momentum": MOMENTUM, "clip": 2 * CLIP},
+        },
         lr=2,
     ),
     "qsparse_local": Method(
@@ -113,9 +118,6 @@ METHODS = {
     "seldom": Method("updates, H = 16, signs of the top 2%", config=signs(0.02), every=16, lr=2),
     "half_momentum": Method(
         "updates, H = 16, signs of the top 10%, momentum 0.3", config=signs(0.1), every=16, momentum=0.3, lr=2
-    ),
-    "few_momentum": Method(
-        "updates, H = 8, signs of the top 2%, momentum 0.3", config=signs(0.02), every=8, momentum=0.3, lr=2
     ),
 }
 ONE_SEED = {"dense_fast", "dense_faster"}
