@@ -11,27 +11,22 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
-from statistics import mean
 from typing import Annotated, Any, Literal
 
 import doc_sections
-import matplotlib
 import torch
 import typer
+from frontier import Run, picture, rows, table
 from gpt_job import CONTEXT, NUMEL, SIZES, Job, initial, rate
 from local_updates import LocalUpdates, Outer
 from simulated_ranks import DenseRanks, SimulatedRanks
 
 from hvd_deepreduce import Config
 from hvd_deepreduce.exchange import traffic
-
-matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 DOC = ROOT / "docs" / "accuracy.md"
@@ -41,7 +36,6 @@ HEAD = "# Accuracy\n\nWhat training loses by compression, by job and optimizer.\
 BATCH = 4
 LEARNING_RATES = {2: 2.5e-3, 4: 4e-3}
 """Dense's best, by the number of workers; for other numbers, that of the next lower one."""
-Run = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -169,77 +163,14 @@ def load(path: Path) -> list[Run]:
     ]
 
 
-def rows(runs: Iterable[Run], steps: int) -> list[Run]:
-    """A row for each method and number of workers: means over the seeds, and the gap to dense at equal seeds."""
-    by_job: dict[tuple[int, str], dict[int, Run]] = {}
-    for run in runs:
-        if run["steps"] == steps:
-            by_job.setdefault((run["workers"], run["name"]), {})[run["seed"]] = run
-    found = []
-    order = list(METHODS)
-    for (workers, name), seeds in sorted(by_job.items(), key=lambda item: (item[0][0], order.index(item[0][1]))):
-        dense = by_job.get((workers, "dense"), {})
-        gaps = [run["loss"] - dense[seed]["loss"] for seed, run in seeds.items() if seed in dense]
-        mine = list(seeds.values())
-        found.append({
-            "name": name, "workers": workers, "seeds": len(mine), "share": mean(run["share"] for run in mine),
-            "loss": mean(run["loss"] for run in mine), "gap": mean(gaps) if gaps else None,
-            "least": min(gaps, default=None), "most": max(gaps, default=None),
-        })  # fmt: skip
-    return found
-
-
-def table(found: list[Run]) -> str:
-    """The rows as a Markdown table."""
-    lines = ["| workers | what is sent | bytes / dense | loss | gap | seeds |", "| --- | --- | --- | --- | --- | --- |"]
-    for row in found:
-        gap = "" if row["gap"] is None else f"{row['gap']:+.3f}"
-        if row["seeds"] > 1 and row["gap"]:
-            gap += f" ({row['least']:+.3f} to {row['most']:+.3f})"
-        share = f"{row['share']:.2%}" if row["share"] > 0.01 else f"{row['share']:.3%}"
-        words = METHODS[row["name"]].words
-        lines.append(f"| {row['workers']} | {words} | {share} | {row['loss']:.4f} | {gap} | {row['seeds']} |")
-    return "\n".join(lines)
-
-
-def picture(found: list[Run], steps: int, path: Path) -> None:
-    """Plots the gap to dense against the share of bytes, one point for each row."""
-    figure, axes = pyplot.subplots(figsize=(8, 4.8), layout="constrained")
-    shown = [row for row in found if row["gap"] is not None and row["name"] not in ("dense_slow", "dense_fast")]
-    names = [name for name in METHODS if any(row["name"] == name for row in shown)]
-    markers = {2: "o", 4: "s"}
-    for row in shown:
-        colour = f"C{names.index(row['name'])}"
-        axes.plot(100 * row["share"], row["gap"], markers.get(row["workers"], "^"), color=colour, markersize=8)
-    for number, name in enumerate(names):
-        axes.plot([], [], "o", color=f"C{number}", label=METHODS[name].words.replace("*", "").replace("`", ""))
-    for workers in sorted({row["workers"] for row in shown}):
-        axes.plot([], [], markers.get(workers, "^"), color="grey", label=f"{workers} workers")
-    for share, gap in ((0.5, 0.03), (0.2, 0.06)):
-        axes.plot([0.03, share, share], [gap, gap, -0.04], "--", color="grey", linewidth=0.8)
-    axes.set_xscale("log")
-    axes.set_xlabel("bytes that a worker sends, % of a dense float32 ring allreduce in every step")
-    axes.set_ylabel("validation loss above dense, nats")
-    axes.set_yscale("symlog", linthresh=0.1)  # linear up to 0.1
-    axes.set_yticks([-0.03, 0, 0.03, 0.06, 0.1, 0.3, 1], ["-0.03", "0", "0.03", "0.06", "0.1", "0.3", "1"])
-    axes.set_ylim(-0.04, 1.2)
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_title(f"A GPT of {NUMEL / 1e6:.2f} M parameters, AdamW, {steps:,} steps")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=7, loc="upper right")
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
-
-
 TEXT = """\
 A GPT of {numel:,} parameters on the source of Python's standard library, characters, context {context}, {batch}
 sequences a worker and step, {steps:,} steps of AdamW (betas 0.9 and 0.99, weight decay 0.1, gradients clipped to a norm
 of 1, warm-up and cosine to 0). The learning rate is dense's best of those that were tried: {lr}. All workers run in one
 process and exchange real containers; `bytes / dense` is what a worker sends, relative to a dense float32 ring allreduce
 in every step. The gap is to dense with the same seed and as many workers; in brackets, the least and the greatest of
-the seeds. H is the number of steps from one synchronisation to the next. The dashed lines in the picture are the aims:
-within 0.03 nats at 0.5% of the bytes, and within 0.06 at 0.2%.
+the seeds. H is the number of steps from one synchronisation to the next. The dashed line in the picture is the aim:
+within 0.03 nats, at 0.5% of the bytes.
 
 ![loss against bytes](figures/gpt_frontier.png)
 
@@ -281,11 +212,14 @@ def main(
             file.write(json.dumps(run) + "\n")
             file.flush()
             print(f"{run['name']}, {run['workers']} workers, seed {run['seed']}: {run['loss']:.4f} nats", flush=True)
-    found = rows(load(runs), steps)
-    text = table(found)
+    words = {name: method.words for name, method in METHODS.items()}
+    found = rows(load(runs), words, steps)
+    text = table(found, words)
     print(text)
     if write:
-        picture(found, steps, FIGURE)
+        shown = [row for row in found if row["name"] not in ("dense_slow", "dense_fast")]
+        title = f"A GPT of {NUMEL / 1e6:.2f} M parameters, AdamW, {steps:,} steps"
+        picture(shown, words, 0.03, title, FIGURE)
         rates = ", ".join(f"{lr:g} with {count} workers" for count, lr in LEARNING_RATES.items())
         body = TEXT.format(
             numel=NUMEL, context=CONTEXT, batch=BATCH, steps=steps, lr=rates, table=text, today=date.today()

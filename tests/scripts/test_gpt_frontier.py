@@ -13,7 +13,7 @@ from tests.ranks import ROOT
 
 sys.path.append(str(ROOT / "scripts"))
 import gpt_frontier  # noqa: E402
-from gpt_frontier import METHODS, Method, rows, signs, train  # noqa: E402
+from gpt_frontier import METHODS, Method, signs, train  # noqa: E402
 from gpt_job import NUMEL, SIZES, initial, loss, views  # noqa: E402
 from local_updates import LocalUpdates  # noqa: E402
 from simulated_ranks import DenseRanks  # noqa: E402
@@ -51,12 +51,3 @@ def test_a_run_is_repeatable_and_counts_its_bytes(tmp_path, monkeypatch):
     assert gpt_frontier.load(path) == [first]
     monkeypatch.setitem(METHODS, "short", Method("short", config=signs(0.1), every=3, momentum=0.4))
     assert gpt_frontier.load(path) == [], "a run with other settings counts no more"
-
-
-def test_gaps_are_between_runs_of_the_same_seed():
-    facts = {"workers": 2, "steps": 10, "share": 1.0}
-    runs = [{**facts, "name": "dense", "seed": seed, "loss": value} for seed, value in enumerate((1.0, 2.0))]
-    runs += [{**facts, "name": "tiny", "seed": seed, "loss": value} for seed, value in enumerate((1.5, 2.1, 9.0))]
-    dense, tiny = rows(runs, 10)
-    assert (dense["gap"], tiny["seeds"]) == (0, 3)
-    assert tiny["gap"] == pytest.approx(0.3) and tiny["most"] == 0.5
