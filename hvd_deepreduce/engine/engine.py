@@ -454,6 +454,8 @@ class Engine:
         Args:
             numel, itemsize: as in ``small.uncompressed``.
         """
+        if self._config.scope != "tensor":  # without a search for the tensor's settings
+            return False
         return small.uncompressed(self.pipeline_of(parameter), numel, itemsize)
 
     def decode(self, parameter: Parameter, gathered: U8, out: Floats, scale: float, key: RngKey) -> None:

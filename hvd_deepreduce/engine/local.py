@@ -328,7 +328,7 @@ class LocalExchanges(ABC, Generic[G]):
         for number, update in updates.items():
             parameter = self.parameters[number]
             itemsize = parameter.accumulated_in.itemsize
-            alone = engine.config.scope == "tensor" and engine.uncompressed(parameter, parameter.numel, itemsize)
+            alone = engine.uncompressed(parameter, parameter.numel, itemsize)
             if alone or engine.config.sends_all_as_it_is:
                 small[number] = update
                 engine.count_allreduce(parameter.numel * itemsize, 0)
