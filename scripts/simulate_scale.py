@@ -15,7 +15,8 @@ captured
     The accumulators of --file (scripts/capture_gradients.py), up to as many ranks as the file has, all elements.
 
 Counted are the messages of the programs with their headers (``exchange.simulation``), for every slice, and the small
-allreduces of a call: the meeting, the sum of the boundaries (DSA), the agreement (``exchange.costs``). The dense ring
+collectives of a call: the ranks' cards, the sum of the boundaries (DSA on more than two ranks), the agreement
+(``exchange.costs``). The dense ring
 and the allgather of containers are computed: 2 (P - 1) / P N words in 2 (P - 1) messages, and P - 1 containers in P - 1
 messages. What Horovod's coordinator sends is not counted, for none of them.
 
@@ -125,12 +126,15 @@ def programs_of(name: str, tensors: list[SparseTensor], slices: int):
     if name == "TopkDA doubling":
         return lambda transport: [sparcml.recursive_doubling(transport, tensors[transport.rank], None)]
     codec = DenseStream(coded=name == "DSA coded")
-    totals = sum(densestream.share_boundaries(tensor, size * slices) for tensor in tensors)
-    bounds = densestream.average_boundaries(totals, numel)
+    if size <= densestream.DIRECT_RANKS:
+        bounds, programs = [numel * part // slices for part in range(slices + 1)], densestream.direct_programs
+    else:
+        totals = sum(densestream.share_boundaries(tensor, size * slices) for tensor in tensors)
+        bounds, programs = densestream.average_boundaries(totals, numel), densestream.programs
 
     def make(transport: SimulatedTransport) -> list[Program]:
         plan = densestream.Plan(codec, numel, dtype, bounds, slices, RngKey(0, 0, 0), None)
-        return densestream.programs(transport, Stream.from_sparse(tensors[transport.rank], plan.gap), plan, None)
+        return programs(transport, Stream.from_sparse(tensors[transport.rank], plan.gap), plan, None)
 
     return make
 
@@ -149,7 +153,8 @@ def simulate(name: str, tensors: list[SparseTensor]) -> dict[str, float]:
     slices = densestream.slice_count(max(tensor.indices.size for tensor in tensors), size)
     network = Network(size)
     network.run(programs_of(name, tensors, slices))
-    small = costs.small_allreduces(size, size * slices if name.startswith("DSA") else 0)
+    sums_boundaries = name.startswith("DSA") and size > densestream.DIRECT_RANKS
+    small = costs.small_collectives(size, size * slices * sums_boundaries)
     return {
         "messages": int(network.messages.max()) + small.messages,
         "small": small.messages,

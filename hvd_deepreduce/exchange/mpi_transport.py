@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,15 +60,16 @@ def _seconds(variable: str) -> float | None:
 
 
 class Backoff:
-    """Waits between polls, longer each time, because other ranks may need this core. The first wait only yields the
-    core; the next ones sleep 50, 100, 200, ... up to 500 microseconds.
+    """Waits between polls. For the first 300 microseconds after progress a wait only yields the core, because the next
+    message is likely to come soon. After that, waits sleep 50, 100, 200, ... up to 500 microseconds, because other
+    threads may need this core.
 
     Args:
         comm: the communicator that the awaited message comes over.
         limit: seconds without progress after which ``wait`` raises. None: no limit; ``wait`` warns.
     """
 
-    YIELDS = 1
+    YIELD_SECONDS = 300e-6
     FIRST_SLEEP, LONGEST_SLEEP = 50e-6, 500e-6
 
     def __init__(self, comm: PrivateComm, limit: float | None) -> None:
@@ -77,34 +79,33 @@ class Backoff:
 
     def reset(self) -> None:
         """To be called when a poll found progress."""
-        self.polls = 0
-        self.began = time.monotonic()
-        self.warned = self.began
+        self.sleep = self.FIRST_SLEEP
+        self.began = self.warned = time.monotonic()
 
-    def wait(self, sender: str) -> None:
+    def wait(self, sender: Callable[[], str]) -> None:
         """To be called when a poll found nothing.
 
         Args:
-            sender: what this rank waits for, for the error's text.
+            sender: returns what this rank waits for, for the error's text.
 
         Raises:
             LostRankError: there was no progress within the limit, or a rank has left.
         """
-        self.polls += 1
-        if self.polls <= self.YIELDS:
+        now = time.monotonic()
+        if now - self.began < self.YIELD_SECONDS:
             os.sched_yield()
             return
-        time.sleep(min(self.LONGEST_SLEEP, self.FIRST_SLEEP * 2 ** min(self.polls - self.YIELDS - 1, 16)))
+        time.sleep(self.sleep)
+        self.sleep = min(2 * self.sleep, self.LONGEST_SLEEP)
         self.comm.check_notices()
-        now = time.monotonic()
         if self.limit is not None and now - self.began > self.limit:
-            raise LostRankError(f"rank {self.comm.rank} had no message from {sender} for {self.limit:g} s")
+            raise LostRankError(f"rank {self.comm.rank} had no message from {sender()} for {self.limit:g} s")
         if self.warning is not None and now - self.warned > self.warning:
             self.warned = now
             log.warning(
                 "rank %d has waited %.0f s for %s to start exchange %d. The ranks that do not say so are missing: they "
                 "may be busy, or have stopped, or wait for something else",
-                self.comm.rank, now - self.began, sender, self.comm.sequence,
+                self.comm.rank, now - self.began, sender(), self.comm.sequence,
             )  # fmt: skip
 
 
@@ -191,7 +192,7 @@ class PrivateComm:
         backoff = Backoff(self, limit)
         try:
             while not request.Test():
-                backoff.wait("the other ranks")
+                backoff.wait(lambda: "the other ranks")
         except BaseException as error:
             raise self.abandon(error, request, buffers) from None
 
@@ -328,7 +329,7 @@ class MPITransport(Transport):
                 if self._start_receives(waiting) | self._finish_receives(programs, waiting) | self._finish_sends():
                     backoff.reset()
                 else:
-                    backoff.wait(self._awaited(waiting))
+                    backoff.wait(lambda: self._awaited(waiting))
         except BaseException as error:
             if isinstance(error, _NoticeError):
                 log.warning("rank %d was waiting for %s when another rank left", self.rank, self._awaited(waiting))

@@ -94,6 +94,15 @@ def pack(
     return out
 
 
+def packed_values(section: U8, dtype: np.dtype[Any]) -> Floats:
+    """The values that ``unpack`` will decode from a section that ``pack`` has made on this rank, block after block."""
+    _, _, value_id, _, _, count, a, b, size = HEADER.unpack(sections.peek(section, HEADER.size))
+    begin = HEADER.size + padded(a) + padded(b)
+    key = RngKey(0, 0, 0)  # no value codec of a stream needs it for decoding
+    values = VALUE_CODECS[value_id].decode(section[begin : begin + size], count, None, dtype, key)
+    return values.astype(dtype, copy=False)
+
+
 def packed_size(data: U8) -> int:
     """The number of bytes of the packed stream at the start of ``data``; more bytes may follow it.
 

@@ -7,6 +7,7 @@ The blocks are in order and do not overlap; except where an operation says other
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import byref, c_uint64
 from typing import Any
 
@@ -26,6 +27,7 @@ _stream_check = kernel("stream_check", "I", "ppUUUU")
 _stream_indices = kernel("stream_indices", "v", "ppUp")
 _stream_nonzero = kernels_by_dtype("stream_nonzero", "U", "ppUppp")
 _stream_dense = kernels_by_dtype("stream_dense", "v", "ppUpUUp")
+_stream_sum = kernels_by_dtype("stream_sum", "U", "pUUUdp")
 _stream_add = kernels_by_dtype("stream_add", "v", "ppUpp")
 _stream_merge = kernels_by_dtype("stream_merge", "U", "pppUUpppUUuppp*")
 _stream_split = kernel("stream_split", "v", "ppUpUpppp")
@@ -203,6 +205,22 @@ def to_dense(starts: U32, lengths: U32, values: Floats, begin: int, out: Floats)
 def _(starts: Device, lengths: Device, values: Device, begin: int, out: Device) -> None:
     out.fill(0)
     _scatter(starts, lengths, values, begin, False, out)
+
+
+def sum_to_dense(streams: Sequence[tuple[U32, U32, Floats]], begin: int, scale: float, out: Floats) -> int:
+    """``out`` = ``scale`` * the sum of streams, added in their order: the elements ``begin`` to
+    ``begin + out.size - 1``. On the host only.
+
+    Args:
+        streams: (starts, lengths, values) of the dtype of ``out``; all blocks must be within the elements of ``out``.
+
+    Returns:
+        The hash of ``out`` (``ops.hash``), taken as it is written.
+    """
+    rows = [(address(starts), address(lengths), address(values), starts.size) for starts, lengths, values in streams]
+    table = np.array(rows, np.uint64)
+    size = begin + out.size
+    return int(_stream_sum[out.dtype](address(table), len(rows), begin, size, scale, address(out)))
 
 
 @operation()

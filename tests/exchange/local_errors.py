@@ -21,7 +21,7 @@ from hvd_deepreduce.joint.densestream import DenseStream
 from hvd_deepreduce.joint.stream import Stream
 from hvd_deepreduce.sparse import SparseTensor
 from tests.case_runner import case
-from tests.exchange.faults import BAD, COMM, MODULES, RANK, SIZE, mine, refused
+from tests.exchange.faults import BAD, COMM, MODULES, RANK, SIZE, mine, refused, with_cards
 
 
 def raises(error: BaseException):
@@ -40,11 +40,13 @@ def refused_promptly(*words: str, call) -> None:
 @case
 def any_error_in_a_program_is_an_error_on_all_ranks() -> None:
     """Wherever it occurs between the meeting and the agreement, and whatever its type."""
+    regions = (densestream, "share_boundaries"), (densestream, "average_boundaries"), (Stream, "merge")
     places = [
-        (densestream, "share_boundaries"), (densestream, "average_boundaries"), (Stream, "from_sparse"),
-        (Stream, "split"), (Stream, "concatenate"), (Stream, "merge"), (densestream, "pack"), (densestream, "unpack"),
+        (Stream, "from_sparse"), (Stream, "split"), (densestream, "pack"), (densestream, "unpack"),
         (SumBuffer, "write_region"), (SumBuffer, "result"), (session, "_digest"), (session, "_settlement"),
     ]  # fmt: skip
+    if SIZE > densestream.DIRECT_RANKS:
+        places += [*regions, (Stream, "concatenate")]
     errors = (MemoryError(), KeyError("gone"), ZeroDivisionError("by zero"))
     for number, (owner, name) in enumerate(places):
         error = errors[number % len(errors)]
@@ -63,6 +65,9 @@ def any_error_in_a_program_is_an_error_on_all_ranks() -> None:
                 densestream.SLICE_ELEMENTS = before
 
         refused_promptly(f"rank {BAD}: {word}", call=call)
+        if (owner, name) not in ((Stream, "split"), (Stream, "concatenate"), *regions):
+            with with_cards():
+                refused_promptly(f"rank {BAD}: {word}", call=call)
     for algorithm in ("split_allgather", "recursive_doubling"):
         for owner, name in ((Stream, "from_pairs"), (Stream, "split"), (Stream, "merge"), (sparcml, "pack")):
             if (algorithm, name) == ("recursive_doubling", "split"):
@@ -263,7 +268,8 @@ def an_unexpected_error_outside_the_programs_computations() -> None:
     densestream.allreduce(comm, mine(), timeout=20)
     began = time.monotonic()
     broken = raises(RuntimeError("no schedule")) if RANK == BAD else schedules.halving_rounds
-    with patch.object(densestream, "halving_rounds", broken):
+    user = schedules if SIZE <= densestream.DIRECT_RANKS else densestream  # the module whose own name is looked up
+    with patch.object(user, "halving_rounds", broken):
         try:
             densestream.allreduce(comm, mine(), timeout=20)
         except LostRankError as error:
