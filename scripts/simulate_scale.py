@@ -47,7 +47,6 @@ from hvd_deepreduce.exchange import costs, densestream, sparcml, topk_allgather 
 from hvd_deepreduce.exchange.simulation import Network, SimulatedTransport  # noqa: E402
 from hvd_deepreduce.exchange.transport import Program  # noqa: E402
 from hvd_deepreduce.joint.densestream import DenseStream  # noqa: E402
-from hvd_deepreduce.joint.stream import Stream  # noqa: E402
 from hvd_deepreduce.ops import select  # noqa: E402
 from hvd_deepreduce.pipeline import Pipeline  # noqa: E402
 from hvd_deepreduce.sparse import SparseTensor  # noqa: E402
@@ -134,7 +133,7 @@ def programs_of(name: str, tensors: list[SparseTensor], slices: int):
 
     def make(transport: SimulatedTransport) -> list[Program]:
         plan = densestream.Plan(codec, numel, dtype, bounds, slices, RngKey(0, 0, 0), None)
-        return programs(transport, Stream.from_sparse(tensors[transport.rank], plan.gap), plan, None)
+        return programs(transport, tensors[transport.rank], plan, None)
 
     return make
 

@@ -144,7 +144,7 @@ def allreduce(
         scale=scale, residual=residual, key=key, timeout=timeout, patience=patience, prepare=prepare, pack=pack_card,
     ) as session:  # fmt: skip
         own, transport, cards = session.tensor, session.transport, session.cards
-        numel, dtype = own.numel, own.values.dtype
+        numel = own.numel
         if cards is not None:
 
             def total() -> SparseTensor | Floats:
@@ -165,8 +165,7 @@ def allreduce(
             totals = session.sum(shares)
             bounds = transport.attempt([0] * parts + [numel], average_boundaries, totals, numel)
             plan, make = plan_of(own, bounds, slices), programs
-        stream = transport.attempt(Stream.empty(numel, dtype), Stream.from_sparse, own, plan.gap)
-        return session.run(make(transport, stream, plan, session.sum_buffer), session.sum_buffer.result, errors)
+        return session.run(make(transport, own, plan, session.sum_buffer), session.sum_buffer.result, errors)
 
 
 _description = lru_cache(64)("densestream with {!r}".format)
@@ -289,66 +288,92 @@ class Plan:
             raise ValueError(f"cannot read the stream of rank {sender}: {error}") from None
 
 
-def programs(transport: Transport, stream: Stream, plan: Plan, sum_buffer: SumBuffer | None) -> list[Program]:
+class Kept:
+    """What one rank keeps, from which its programs take the parts that they send, each when it is its turn.
+
+    Args:
+        tensor: of contiguous arrays.
+        plan: of the allreduce.
+    """
+
+    def __init__(self, tensor: SparseTensor, plan: Plan) -> None:
+        self.tensor, self.plan = tensor, plan
+        self.at = np.searchsorted(tensor.indices, np.array(plan.bounds, np.uint32)).astype(np.uint64)
+
+    def stream(self, ranks: range, slot: int) -> Stream:
+        """The slices ``slot`` of the regions of ``ranks``."""
+        first = np.array(ranks) * self.plan.slices + slot
+        return Stream.from_pieces(self.tensor, np.stack([self.at[first], self.at[first + 1]], 1), self.plan.gap)
+
+
+def programs(transport: Transport, tensor: SparseTensor, plan: Plan, sum_buffer: SumBuffer | None) -> list[Program]:
     """One rank's programs, one per slice.
 
     Args:
-        stream: this rank's vector, with blocks of ``plan.gap``.
+        tensor: what this rank keeps.
         sum_buffer: receives the sum; None: the sum is not decoded (for counting messages in a simulation).
     """
-    cuts = np.array(plan.bounds[1:-1], np.uint64)
-
-    def of_slots() -> list[Stream]:
-        pieces = stream.split(cuts)
-        return [Stream.concatenate(pieces[slot :: plan.slices]) for slot in range(plan.slices)]
-
-    nothing = Stream.empty(stream.numel, stream.values.dtype)
-    streams = transport.attempt([nothing] * plan.slices, of_slots)
-    return [_program(transport, slot, streams[slot], plan, sum_buffer) for slot in range(plan.slices)]
+    kept = transport.attempt(None, Kept, tensor, plan)
+    return [_program(transport, slot, kept, plan, sum_buffer) for slot in range(plan.slices)]
 
 
-def direct_programs(transport: Transport, stream: Stream, plan: Plan, sum_buffer: SumBuffer | None) -> list[Program]:
+def direct_programs(
+    transport: Transport, tensor: SparseTensor, plan: Plan, sum_buffer: SumBuffer | None
+) -> list[Program]:
     """The programs of a few ranks, one per slice, which send each other all that they keep; arguments of ``programs``.
 
     ``plan.bounds`` divides the vector into slices only."""
-    nothing = [Stream.empty(stream.numel, stream.values.dtype)] * plan.slices
-    pieces = transport.attempt(nothing, stream.split, np.array(plan.bounds[1:-1], np.uint64))
-    return [_direct_program(transport, slot, pieces[slot], plan, sum_buffer) for slot in range(plan.slices)]
+    kept = transport.attempt(None, Kept, tensor, plan)
+    return [_direct_program(transport, slot, kept, plan, sum_buffer) for slot in range(plan.slices)]
+
+
+def _own(transport: Transport, kept: Kept | None, plan: Plan, ranks: range, slot: int) -> Stream:
+    """What this rank keeps of the slices ``slot`` of ``ranks``; nothing if it has failed."""
+    nothing = Stream.empty(plan.numel, plan.dtype)
+    return nothing if kept is None else transport.attempt(nothing, kept.stream, ranks, slot)
 
 
 def _direct_program(
-    transport: Transport, slot: int, stream: Stream, plan: Plan, sum_buffer: SumBuffer | None
+    transport: Transport, slot: int, kept: Kept | None, plan: Plan, sum_buffer: SumBuffer | None
 ) -> Program:
     begin, end = plan.element_range(WHOLE, slot)
     streams: list[Stream | None] = [None] * transport.size
+    own = _own(transport, kept, plan, WHOLE, slot)
 
     def deliver(rank: int, section: U8) -> None:
         sent_as_it_is = rank == transport.rank and plan.values.id == Raw.id
-        streams[rank] = stream if sent_as_it_is else plan.unpack(section, WHOLE, slot, rank)
+        streams[rank] = own if sent_as_it_is else plan.unpack(section, WHOLE, slot, rank)
 
     def add() -> None:
         if sum_buffer is not None:
-            sum_buffer.write_region([part for part in streams if part is not None], begin, end, plan.gap)
+            sum_buffer.write_region([stream for stream in streams if stream is not None], begin, end, plan.gap)
 
-    section = transport.attempt(EMPTY, plan.pack, stream, WHOLE, slot)
+    section = transport.attempt(EMPTY, plan.pack, own, WHOLE, slot)
     tag = message_tag(ALLGATHER, slot)
     yield from allgather(transport, tag, section, lambda ranks: len(ranks) * (end - begin), deliver)
     transport.attempt(None, add)
 
 
-def _program(transport: Transport, slot: int, stream: Stream, plan: Plan, sum_buffer: SumBuffer | None) -> Program:
+def _program(transport: Transport, slot: int, kept: Kept | None, plan: Plan, sum_buffer: SumBuffer | None) -> Program:
     def elements(ranks: range) -> int:
         begin, end = plan.element_range(ranks, slot)
         return end - begin
 
     tag = message_tag(SCATTER_REDUCE, slot)
-    for halving in halving_rounds(transport.rank, transport.size):
-        cut = plan.bounds[halving.middle * plan.slices + slot]
-        left, right = transport.attempt([stream, stream], stream.split, np.array([cut], np.uint64))
-        stream, given = (left, right) if halving.own_half[0] < halving.middle else (right, left)
+    rounds = halving_rounds(transport.rank, transport.size)
+    stream = Stream.empty(plan.numel, plan.dtype)
+    for number, halving in enumerate(rounds):
+        if number:
+            cut = plan.bounds[halving.middle * plan.slices + slot]
+            left, right = transport.attempt([stream, stream], stream.split, np.array([cut], np.uint64))
+            stream, given = (left, right) if halving.own_half[0] < halving.middle else (right, left)
+        else:
+            given = _own(transport, kept, plan, halving.other_half, slot)
         section = transport.attempt(EMPTY, plan.pack, given, halving.other_half, slot)
         for to in halving.send_to:
             transport.send(to, tag, [section])
+        if not number:
+            stream = _own(transport, kept, plan, halving.own_half, slot)
         for source in halving.receive_from:
             (message,) = yield Receive(source, tag, 1, elements(halving.own_half))
             received = transport.attempt(stream, plan.unpack, message, halving.own_half, slot, source)
@@ -360,5 +385,7 @@ def _program(transport: Transport, slot: int, stream: Stream, plan: Plan, sum_bu
             sum_buffer.write_region([plan.unpack(section, region, slot, rank)], *plan.element_range(region, slot))
 
     own = range(transport.rank, transport.rank + 1)
+    if not rounds:
+        stream = _own(transport, kept, plan, own, slot)
     section = transport.attempt(EMPTY, plan.pack, stream, own, slot)
     yield from allgather(transport, message_tag(ALLGATHER, slot), section, elements, deliver)

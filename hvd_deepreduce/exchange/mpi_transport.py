@@ -323,11 +323,13 @@ class MPITransport(Transport):
         backoff = Backoff(self.comm, self.timeout)
         waiting: dict[int, Receive] = {}
         try:
-            for slot, program in enumerate(programs):
-                self._resume(slot, program, None, waiting)
-            while waiting or self.receiving or self.sending:
+            slot = 0
+            while slot < len(programs) or waiting or self.receiving or self.sending:
                 if self._start_receives(waiting) | self._finish_receives(programs, waiting) | self._finish_sends():
                     backoff.reset()
+                elif slot < len(programs):  # MPI makes progress between them
+                    self._resume(slot, programs[slot], None, waiting)
+                    slot += 1
                 else:
                     backoff.wait(lambda: self._awaited(waiting))
         except BaseException as error:

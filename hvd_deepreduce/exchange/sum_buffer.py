@@ -9,7 +9,7 @@ import numpy as np
 
 from hvd_deepreduce.codec import Floats
 from hvd_deepreduce.joint.stream import Stream
-from hvd_deepreduce.ops import densestream
+from hvd_deepreduce.ops import stream_exchange
 from hvd_deepreduce.sparse import SparseTensor
 
 
@@ -42,7 +42,7 @@ class SumBuffer:
         if self.out is not None:
             if begin < end:
                 parts = [(stream.starts, stream.lengths, stream.values) for stream in streams]
-                self.hashes[begin] = densestream.sum_to_dense(parts, begin, self.scale, self.out[begin:end])
+                self.hashes[begin] = stream_exchange.sum_to_dense(parts, begin, self.scale, self.out[begin:end])
             return
         stream = streams[0]
         for other in streams[1:]:

@@ -7,7 +7,6 @@ The blocks are in order and do not overlap; except where an operation says other
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from ctypes import byref, c_uint64
 from typing import Any
 
@@ -27,7 +26,6 @@ _stream_check = kernel("stream_check", "I", "ppUUUU")
 _stream_indices = kernel("stream_indices", "v", "ppUp")
 _stream_nonzero = kernels_by_dtype("stream_nonzero", "U", "ppUppp")
 _stream_dense = kernels_by_dtype("stream_dense", "v", "ppUpUUp")
-_stream_sum = kernels_by_dtype("stream_sum", "U", "pUUUdp")
 _stream_add = kernels_by_dtype("stream_add", "v", "ppUpp")
 _stream_merge = kernels_by_dtype("stream_merge", "U", "pppUUpppUUuppp*")
 _stream_split = kernel("stream_split", "v", "ppUpUpppp")
@@ -40,7 +38,8 @@ def _check_count(count: int) -> None:
         raise ValueError(f"a stream on a GPU can cover up to {MOST} elements, and this one may cover {count}: split it")
 
 
-def _broken_blocks(begin: int, end: int, count: int) -> ValueError:
+def broken_blocks(begin: int, end: int, count: int) -> ValueError:
+    """The error for blocks from the wire that no encoder writes."""
     return ValueError(
         f"its blocks are empty, overlap, are out of order, leave the elements {begin} to {end}, or do not hold {count} "
         "values"
@@ -128,7 +127,7 @@ def check_blocks(starts: U32, lengths: U32, begin: int, end: int, count: int) ->
     """
     _check_pairs(starts, lengths)
     if _stream_check(address(starts), address(lengths), starts.size, begin, end, count):
-        raise _broken_blocks(begin, end, count)
+        raise broken_blocks(begin, end, count)
 
 
 @check_blocks.cuda
@@ -144,7 +143,7 @@ def _(starts: Device, lengths: Device, begin: int, end: int, count: int) -> None
             u64(end), error, total,
         )  # fmt: skip
     if read_counter(total) != count or read_counter(error):
-        raise _broken_blocks(begin, end, count)
+        raise broken_blocks(begin, end, count)
 
 
 @operation()
@@ -205,22 +204,6 @@ def to_dense(starts: U32, lengths: U32, values: Floats, begin: int, out: Floats)
 def _(starts: Device, lengths: Device, values: Device, begin: int, out: Device) -> None:
     out.fill(0)
     _scatter(starts, lengths, values, begin, False, out)
-
-
-def sum_to_dense(streams: Sequence[tuple[U32, U32, Floats]], begin: int, scale: float, out: Floats) -> int:
-    """``out`` = ``scale`` * the sum of streams, added in their order: the elements ``begin`` to
-    ``begin + out.size - 1``. On the host only.
-
-    Args:
-        streams: (starts, lengths, values) of the dtype of ``out``; all blocks must be within the elements of ``out``.
-
-    Returns:
-        The hash of ``out`` (``ops.hash``), taken as it is written.
-    """
-    rows = [(address(starts), address(lengths), address(values), starts.size) for starts, lengths, values in streams]
-    table = np.array(rows, np.uint64)
-    size = begin + out.size
-    return int(_stream_sum[out.dtype](address(table), len(rows), begin, size, scale, address(out)))
 
 
 @operation()

@@ -2,7 +2,7 @@
 #include "densestream/densestream.h"
 
 #include "common/stream_copy.h"
-#include "hash/hash.h"
+#include "densestream/blocks_cpu.h"
 
 DR_CLONES static u64 count_blocks(const u32* indices, u64 count, u32 gap, u64* covered) {
     u64 blocks = count > 0, zeros = 0;
@@ -20,28 +20,11 @@ DR_API u64 dr_stream_count(const u32* indices, u64 count, u32 gap, u64* covered)
     return count_blocks(indices, count, gap, covered);
 }
 
-// Writes the blocks that dr_stream_count has counted; the elements between two indices of a block become zero. No
-// branch could predict whether an element begins a block, so there is none: `gap` zeros are written after every value,
-// and the next value overwrites one of them or follows them. `out` has room for `gap` values more than are covered.
+// Writes the blocks that dr_stream_count has counted.
 template <class T>
 static void encode(const u32* indices, const T* values, u64 count, u32 gap, u32* starts, u32* lengths, T* out) {
-    if (!count) return;
-    u64 block = 0;
-    u32 start = indices[0], next = start;
-    starts[0] = start;
-    for (u64 i = 0; i < count; ++i) {
-        const u32 between = indices[i] - next;
-        const bool cut = ends_block(between, gap);
-        lengths[block] = next - start;
-        block += cut;
-        start = cut ? indices[i] : start;
-        starts[block] = start;
-        out += cut ? 0 : between;
-        *out++ = values[i];
-        for (u32 j = 0; j < gap; ++j) out[j] = 0;
-        next = indices[i] + 1;
-    }
-    lengths[block] = next - start;
+    u64 covered;
+    encode_blocks(indices, values, count, gap, starts, lengths, out, &covered);
 }
 DR_API void dr_stream_encode_f32(const u32* indices, const float* values, u64 count, u32 gap, u32* starts, u32* lengths,
                                  float* out) {
@@ -125,53 +108,6 @@ DR_API void dr_stream_dense_f32(const u32* starts, const u32* lengths, u64 block
 DR_API void dr_stream_dense_f64(const u32* starts, const u32* lengths, u64 blocks, const double* values, u64 begin,
                                 u64 end, double* out) {
     dense(starts, lengths, blocks, values, begin, end, out);
-}
-
-// One of the streams of a sum, as ops/densestream.py lays them out: addresses, and the number of blocks.
-template <class T>
-struct Summand {
-    const u32* starts;
-    const u32* lengths;
-    const T* values;
-    u64 blocks;
-};
-
-// out[end - begin] = scale * the sum of streams whose blocks are inside [begin, end), added in their order. Returns the
-// hash of the written bytes, which is taken while they are in the first-level cache. The streams are used up.
-template <class T>
-static u64 sum(Summand<T>* streams, u64 count, u64 begin, u64 end, T scale, T* out) {
-    constexpr u64 piece = 16384 / sizeof(T);
-    alignas(64) T row[piece];
-    Hash64 hash;
-    for (u64 first = begin; first < end; first += piece) {
-        const u64 stop = first + piece < end ? first + piece : end;
-        std::memset(row, 0, (stop - first) * sizeof(T));
-        for (Summand<T>* s = streams; s < streams + count; ++s) {
-            const u32 *starts = s->starts, *lengths = s->lengths, *last = starts + s->blocks;
-            const T* values = s->values;
-            for (; starts < last && *starts < stop; ++starts, ++lengths) {
-                // A block that began in an earlier piece goes on at this piece's first element.
-                const u64 from = *starts < first ? first : *starts, to = (u64)*starts + *lengths;
-                const u64 here = to < stop ? to : stop;
-                for (u64 i = from; i < here; ++i) row[i - first] += *values++;
-                if (to > stop) break;
-            }
-            s->blocks = (u64)(last - starts);
-            s->starts = starts, s->lengths = lengths, s->values = values;
-        }
-        if (scale != 1)
-            for (u64 i = 0; i < stop - first; ++i) row[i] *= scale;
-        hash.add((const u8*)row, (stop - first) * sizeof(T));
-        stream_copy(out + (first - begin), row, (stop - first) * sizeof(T));
-    }
-    stream_fence();
-    return hash.finish(0);
-}
-DR_API u64 dr_stream_sum_f32(u64* streams, u64 count, u64 begin, u64 end, double scale, float* out) {
-    return sum((Summand<float>*)streams, count, begin, end, (float)scale, out);
-}
-DR_API u64 dr_stream_sum_f64(u64* streams, u64 count, u64 begin, u64 end, double scale, double* out) {
-    return sum((Summand<double>*)streams, count, begin, end, scale, out);
 }
 
 // dense += the stream.

@@ -42,11 +42,11 @@ def any_error_in_a_program_is_an_error_on_all_ranks() -> None:
     """Wherever it occurs between the meeting and the agreement, and whatever its type."""
     regions = (densestream, "share_boundaries"), (densestream, "average_boundaries"), (Stream, "merge")
     places = [
-        (Stream, "from_sparse"), (Stream, "split"), (densestream, "pack"), (densestream, "unpack"),
+        (Stream, "from_pieces"), (densestream, "pack"), (densestream, "unpack"),
         (SumBuffer, "write_region"), (SumBuffer, "result"), (session, "_digest"), (session, "_settlement"),
     ]  # fmt: skip
     if SIZE > densestream.DIRECT_RANKS:
-        places += [*regions, (Stream, "concatenate")]
+        places += [*regions, (Stream, "split")]
     errors = (MemoryError(), KeyError("gone"), ZeroDivisionError("by zero"))
     for number, (owner, name) in enumerate(places):
         error = errors[number % len(errors)]
@@ -65,7 +65,7 @@ def any_error_in_a_program_is_an_error_on_all_ranks() -> None:
                 densestream.SLICE_ELEMENTS = before
 
         refused_promptly(f"rank {BAD}: {word}", call=call)
-        if (owner, name) not in ((Stream, "split"), (Stream, "concatenate"), *regions):
+        if (owner, name) not in ((Stream, "from_pieces"), (Stream, "split"), *regions):
             with with_cards():
                 refused_promptly(f"rank {BAD}: {word}", call=call)
     for algorithm in ("split_allgather", "recursive_doubling"):

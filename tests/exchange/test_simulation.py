@@ -52,7 +52,7 @@ def simulate(name: str, tensors: list[SparseTensor], slices: int = 1, count_only
             return [sparcml.recursive_doubling(transport, own, total)]
         make = densestream.direct_programs if name == "direct" else densestream.programs
         plan = densestream.Plan(codec, numel, F32, bounds, slices, RngKey(0, 0, 0), None)
-        return make(transport, Stream.from_sparse(own, plan.gap), plan, total)
+        return make(transport, own, plan, total)
 
     network.run(programs)
     if name == "topk" and not count_only:
@@ -102,8 +102,8 @@ def test_a_failure_travels() -> None:
         plan = densestream.Plan(DenseStream(), 50, F32, [50 * i // 6 for i in range(7)], 1, RngKey(0, 0, 0), None)
         if transport.rank == 4:
             plan.bounds = [0, 0, 0, 0, 0, 0, 50]  # its own idea of the regions
-        stream = Stream.from_sparse(SparseTensor(50, np.arange(50, dtype=np.uint32), np.ones(50, np.float32)), plan.gap)
-        return densestream.programs(transport, stream, plan, SumBuffer(50, F32, True, None))
+        tensor = SparseTensor(50, np.arange(50, dtype=np.uint32), np.ones(50, np.float32))
+        return densestream.programs(transport, tensor, plan, SumBuffer(50, F32, True, None))
 
     with pytest.raises(ValueError, match="cannot read the stream of rank"):
         Network(6).run(programs)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hvd_deepreduce.joint.densestream import DenseStream
 from hvd_deepreduce.joint.stream import Stream
 from hvd_deepreduce.joint.stream_format import pack, packed_values, unpack, value_codec
-from hvd_deepreduce.ops import densestream
+from hvd_deepreduce.ops import stream_exchange
 from hvd_deepreduce.ops.hash import hash64
 from hvd_deepreduce.sparse import SparseTensor
 
@@ -38,7 +38,7 @@ def test_the_sum_and_its_hash(seed, begin, size, count, density, gap, scale, dty
         expected[sparse.indices - begin] += sparse.values
     around = np.full(size + 2, np.nan, dtype)
     parts = [(one.starts, one.lengths, one.values) for one in streams]
-    found = densestream.sum_to_dense(parts, begin, scale, around[1:-1])
+    found = stream_exchange.sum_to_dense(parts, begin, scale, around[1:-1])
     assert np.array_equal(around[1:-1], expected * dtype(scale))
     assert np.isnan(around[[0, -1]]).all()
     assert found == hash64(around[1:-1])
