@@ -231,8 +231,8 @@ def merge(a: tuple[U32, U32, Floats], b: tuple[U32, U32, Floats], gap: int) -> t
         ValueError: on a GPU, the sum may cover 2^31 elements or more.
     """
     blocks = a[0].size + b[0].size
-    starts, lengths = np.empty(blocks, np.uint32), np.empty(blocks, np.uint32)
-    out = np.empty(a[2].size + b[2].size + gap * (blocks + 1) + 4, a[2].dtype)
+    starts, lengths = np.empty(blocks + 16, np.uint32), np.empty(blocks + 16, np.uint32)
+    out = np.empty(a[2].size + b[2].size + gap * (blocks + 1) + 16, a[2].dtype)
     count = c_uint64()
     joined = _stream_merge[out.dtype](
         address(a[0]), address(a[1]), address(a[2]), a[0].size, a[2].size, address(b[0]), address(b[1]),

@@ -3,6 +3,7 @@
 
 #include "common/stream_copy.h"
 #include "densestream/blocks_cpu.h"
+#include "densestream/merge_avx512.h"
 
 DR_CLONES static u64 count_blocks(const u32* indices, u64 count, u32 gap, u64* covered) {
     u64 blocks = count > 0, zeros = 0;
@@ -137,7 +138,7 @@ struct Stream {
 };
 
 // The sum of two streams. `starts` and `lengths` have room for a.blocks + b.blocks, `out` for the values of both, `gap`
-// more for each block, and gap + 4 at the end. Returns the number of blocks; *count: the number of values.
+// more for each block, and gap + 4 at the end; for merge_avx512, each for 16 more. Returns the number of blocks; *count: the number of values.
 //
 //     a       [1 2]        [3]           The block with the smaller start is next. It joins the open block if at most
 //     b            . [4    5]            `gap` elements are between; where both overlap (5 and 3), values are added.
@@ -194,6 +195,17 @@ static u64 merge(Stream<T> a, Stream<T> b, u64 a_count, u64 b_count, u32 gap, u3
 DR_API u64 dr_stream_merge_f32(const u32* a_starts, const u32* a_lengths, const float* a_values, u64 a_blocks,
                                u64 a_count, const u32* b_starts, const u32* b_lengths, const float* b_values,
                                u64 b_blocks, u64 b_count, u32 gap, u32* starts, u32* lengths, float* out, u64* count) {
+#ifdef DR_X86
+    if (gap == 0 && a_blocks && b_blocks && dr_vector_level() == 2) {
+        const u64 from = a_starts[0] < b_starts[0] ? a_starts[0] : b_starts[0];
+        const u64 a_last = a_starts[a_blocks - 1], b_last = b_starts[b_blocks - 1];
+        u64 blocks;
+        if (((a_last > b_last ? a_last : b_last) - from) / MERGE_SPREAD < a_count + b_count &&
+            merge_avx512({a_starts, a_lengths, a_values, a_blocks}, {b_starts, b_lengths, b_values, b_blocks}, starts,
+                         lengths, out, &blocks, count))
+            return blocks;
+    }
+#endif
     return merge<float>({a_starts, a_lengths, a_values, a_blocks}, {b_starts, b_lengths, b_values, b_blocks}, a_count,
                         b_count, gap, starts, lengths, out, count);
 }

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -57,3 +61,55 @@ def test_packed_values_are_those_that_are_unpacked(codec: DenseStream, count: in
         section = pack(own, codec.form, value_codec(codec.value, codec.bits))
         found = packed_values(section, values.dtype)
         assert found.dtype == dtype and np.array_equal(found, unpack(section, 2000, values.dtype).values)
+
+
+@given(
+    st.integers(0, 2**32), st.sampled_from([0, 1, 63, 4000, 2**32 - 20011]), st.sampled_from([1, 64, 4097, 20000]),
+    st.sampled_from([0.02, 0.3, 0.5, 1.0]), st.sampled_from([0.001, 0.1, 0.5]), st.integers(0, 3), st.booleans(),
+    st.sampled_from([np.float32, np.float64]),
+)  # fmt: skip
+def test_merged_streams_of_many_blocks(seed, begin, size, density, other, gap, nan, dtype) -> None:
+    """Bit by bit: an element of one stream is copied, also -0 and NaN; the sum has the blocks of the union."""
+    rng = np.random.default_rng(seed)
+    parts = []
+    for share in (density, other):
+        part = stream(rng, begin, begin + size, share, gap, dtype)
+        part.values[rng.random(part.values.size) < 0.1] = -0.0
+        if nan and part.values.size:
+            part.values[part.values.size // 2] = np.nan
+        parts.append(part)
+    sparse = [SparseTensor(one.numel, one.indices(), one.values) for one in parts]
+    indices = np.union1d(sparse[0].indices, sparse[1].indices)
+    rows = np.zeros((2, indices.size), dtype)
+    has = np.zeros((2, indices.size), bool)
+    for row, there, one in zip(rows, has, sparse, strict=True):
+        at = np.searchsorted(indices, one.indices)
+        row[at], there[at] = one.values, True
+    values = np.where(has.all(0), rows[0] + rows[1], np.where(has[0], rows[0], rows[1]))
+    expected = Stream.from_indices(parts[0].numel, indices, values, gap)
+    found = parts[0].merge(parts[1], gap)
+    for name in ("starts", "lengths", "values"):
+        assert getattr(found, name).tobytes() == getattr(expected, name).tobytes(), name
+
+
+@given(st.integers(0, 2**32), st.integers(0, 3), st.sampled_from([np.float32, np.float64]), st.floats(0.01, 1))
+def test_pieces_are_the_streams_of_their_elements(seed, gap, dtype, density) -> None:
+    rng = np.random.default_rng(seed)
+    indices = np.flatnonzero(rng.random(3000) < density).astype(np.uint32)
+    tensor = SparseTensor(3000, indices, rng.standard_normal(indices.size).astype(dtype))
+    for count in (1, 4):
+        pieces = np.sort(rng.integers(0, indices.size + 1, 2 * count)).astype(np.uint64).reshape(-1, 2)
+        found = Stream.from_pieces(tensor, pieces, gap)
+        parts = [Stream.from_indices(3000, indices[a:b], tensor.values[a:b], gap) for a, b in pieces.tolist()]
+        expected = Stream.concatenate(parts)
+        for name in ("starts", "lengths", "values"):
+            assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+
+
+def test_the_portable_code_gives_the_same() -> None:
+    """The tests above compare with NumPy; here without vector instructions."""
+    env = os.environ | {"HVD_DEEPREDUCE_VECTOR": "portable", "PYTHONPATH": os.pathsep.join(sys.path)}
+    tests = "test_the_sum_and_its_hash", "test_merged_streams_of_many_blocks", "test_pieces_are_the_streams"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", " or ".join(tests), __file__]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout
