@@ -60,20 +60,22 @@ def _seconds(variable: str) -> float | None:
 
 
 class Backoff:
-    """Waits between polls. For the first 300 microseconds after progress a wait only yields the core, because the next
-    message is likely to come soon. After that, waits sleep 50, 100, 200, ... up to 500 microseconds, because other
-    threads may need this core.
+    """Waits between polls. At first after progress a wait only yields the core, because what is awaited is likely to
+    come soon. After that, waits sleep 50, 100, 200, ... up to 500 microseconds, because other threads, and ranks that
+    share this core, may need it.
 
     Args:
         comm: the communicator that the awaited message comes over.
         limit: seconds without progress after which ``wait`` raises. None: no limit; ``wait`` warns.
+        yields: seconds after progress in which no wait sleeps.
     """
 
-    YIELD_SECONDS = 300e-6
+    SHORT, LONG = 30e-6, 300e-6
+    """Of ``yields``: for the messages of three ranks or more, which compute between them; and for all else."""
     FIRST_SLEEP, LONGEST_SLEEP = 50e-6, 500e-6
 
-    def __init__(self, comm: PrivateComm, limit: float | None) -> None:
-        self.comm, self.limit = comm, limit
+    def __init__(self, comm: PrivateComm, limit: float | None, yields: float) -> None:
+        self.comm, self.limit, self.yields = comm, limit, yields
         self.warning = stall_warning() if limit is None else None
         self.reset()
 
@@ -92,7 +94,7 @@ class Backoff:
             LostRankError: there was no progress within the limit, or a rank has left.
         """
         now = time.monotonic()
-        if now - self.began < self.YIELD_SECONDS:
+        if now - self.began < self.yields:
             os.sched_yield()
             return
         time.sleep(self.sleep)
@@ -189,7 +191,7 @@ class PrivateComm:
         Raises:
             LostRankError: it was not complete within the limit, a rank has left, or MPI reports an error.
         """
-        backoff = Backoff(self, limit)
+        backoff = Backoff(self, limit, Backoff.LONG)
         try:
             while not request.Test():
                 backoff.wait(lambda: "the other ranks")
@@ -320,7 +322,7 @@ class MPITransport(Transport):
         Raises:
             LostRankError: no message came within the timeout, a rank has left, or MPI reports an error.
         """
-        backoff = Backoff(self.comm, self.timeout)
+        backoff = Backoff(self.comm, self.timeout, Backoff.LONG if self.size <= 2 else Backoff.SHORT)
         waiting: dict[int, Receive] = {}
         try:
             slot = 0
