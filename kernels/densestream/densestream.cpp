@@ -196,15 +196,11 @@ DR_API u64 dr_stream_merge_f32(const u32* a_starts, const u32* a_lengths, const 
                                u64 a_count, const u32* b_starts, const u32* b_lengths, const float* b_values,
                                u64 b_blocks, u64 b_count, u32 gap, u32* starts, u32* lengths, float* out, u64* count) {
 #ifdef DR_X86
-    if (gap == 0 && a_blocks && b_blocks && dr_vector_level() == 2) {
-        const u64 from = a_starts[0] < b_starts[0] ? a_starts[0] : b_starts[0];
-        const u64 a_last = a_starts[a_blocks - 1], b_last = b_starts[b_blocks - 1];
-        u64 blocks;
-        if (((a_last > b_last ? a_last : b_last) - from) / MERGE_SPREAD < a_count + b_count &&
-            merge_avx512({a_starts, a_lengths, a_values, a_blocks}, {b_starts, b_lengths, b_values, b_blocks}, starts,
-                         lengths, out, &blocks, count))
-            return blocks;
-    }
+    const FloatStream a{a_starts, a_lengths, a_values, a_blocks}, b{b_starts, b_lengths, b_values, b_blocks};
+    u64 blocks;
+    if (gap == 0 && dr_vector_level() == 2 && worth_merge_avx512(a, a_count, b, b_count) &&
+        merge_avx512(a, b, starts, lengths, out, &blocks, count))
+        return blocks;
 #endif
     return merge<float>({a_starts, a_lengths, a_values, a_blocks}, {b_starts, b_lengths, b_values, b_blocks}, a_count,
                         b_count, gap, starts, lengths, out, count);

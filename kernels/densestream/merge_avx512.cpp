@@ -42,6 +42,23 @@ DR_AVX512_INLINE u64 put_numbers(u32* out, u64 count, __mmask16 mask, __m512i nu
 
 }  // namespace
 
+// About the share of the elements that a stream has, where it has any: from the distances of a few neighbours.
+static double share(const FloatStream& s, u64 count) {
+    constexpr u64 samples = 32;
+    const u64 step = s.blocks / samples;
+    if (!step) return 1;
+    u64 distance = 0;
+    for (u64 i = 0; i < samples; ++i) {
+        const u64 apart = s.starts[i * step + (i * step + 1 < s.blocks)] - s.starts[i * step];
+        distance += apart < PIECE ? apart : PIECE;
+    }
+    return (double)count / (double)s.blocks * (double)samples / (double)(distance + 1);
+}
+
+bool worth_merge_avx512(const FloatStream& a, u64 a_count, const FloatStream& b, u64 b_count) {
+    return a.blocks && b.blocks && share(a, a_count) + share(b, b_count) > MERGE_SHARE;
+}
+
 DR_AVX512 bool merge_avx512(FloatStream a, FloatStream b, u32* starts, u32* lengths, float* out, u64* blocks,
                             u64* count) {
     static thread_local Row rows[2];
@@ -50,6 +67,11 @@ DR_AVX512 bool merge_avx512(FloatStream a, FloatStream b, u32* starts, u32* leng
     u64 begun = 0, ended = 0, elements = 0, before = 0;  // before: whether the last element belongs to a block
     __mmask16 nan = 0;
     for (u64 first = begin; a.blocks || b.blocks || before; first += PIECE) {
+        if (!before) {  // there may be nothing for long
+            const u64 next_a = a.blocks ? *a.starts : ~0ull, next_b = b.blocks ? *b.starts : ~0ull;
+            const u64 next = (next_a < next_b ? next_a : next_b) / 64 * 64;
+            first = next > first ? next : first;
+        }
         fill(rows[0], a, first);
         fill(rows[1], b, first);
         for (u64 w = 0; w < WORDS; ++w) {

@@ -64,16 +64,20 @@ def test_packed_values_are_those_that_are_unpacked(codec: DenseStream, count: in
 
 
 @given(
-    st.integers(0, 2**32), st.sampled_from([0, 1, 63, 4000, 2**32 - 20011]), st.sampled_from([1, 64, 4097, 20000]),
+    st.integers(0, 2**32), st.sampled_from([0, 1, 63, 4000, 2**32 - 2000011]), st.sampled_from([1, 64, 4097, 20000]),
     st.sampled_from([0.02, 0.3, 0.5, 1.0]), st.sampled_from([0.001, 0.1, 0.5]), st.integers(0, 3), st.booleans(),
+    st.booleans(),
     st.sampled_from([np.float32, np.float64]),
 )  # fmt: skip
-def test_merged_streams_of_many_blocks(seed, begin, size, density, other, gap, nan, dtype) -> None:
+def test_merged_streams_of_many_blocks(seed, begin, size, density, other, gap, nan, far, dtype) -> None:
     """Bit by bit: an element of one stream is copied, also -0 and NaN; the sum has the blocks of the union."""
     rng = np.random.default_rng(seed)
     parts = []
     for share in (density, other):
         part = stream(rng, begin, begin + size, share, gap, dtype)
+        if far:  # the same slice of another region
+            moved = Stream(2**32 - 1, part.starts + np.uint32(10**6 + 7), part.lengths, part.values.copy())
+            part = Stream.concatenate([Stream(2**32 - 1, part.starts, part.lengths, part.values), moved])
         part.values[rng.random(part.values.size) < 0.1] = -0.0
         if nan and part.values.size:
             part.values[part.values.size // 2] = np.nan
