@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 U64 = np.ndarray[Any, np.dtype[np.uint64]]
-SLICE_ELEMENTS = 1 << 14
+SLICE_ELEMENTS = 1 << 13
 """About the number of kept elements of a region that travel as one slice."""
 PLAIN_BLOCKS = DenseStream(coded=False)
 DIRECT_RANKS = 2
@@ -190,8 +190,10 @@ def run_exchange(
 
 
 def slice_count(max_kept: int, ranks: int) -> int:
-    """The number of slices per region, if no rank keeps more than ``max_kept`` elements."""
-    return max(1, min(MAX_SLICES, max_kept // (max(ranks, 1) * SLICE_ELEMENTS)))
+    """The number of slices per region, if no rank keeps more than ``max_kept`` elements. Those of a few ranks are
+    longer, because they take one round of messages in place of several."""
+    elements = SLICE_ELEMENTS * (4 if ranks <= DIRECT_RANKS else 1)
+    return max(1, min(MAX_SLICES, max_kept // (max(ranks, 1) * elements)))
 
 
 def share_boundaries(tensor: SparseTensor, parts: int) -> U64:

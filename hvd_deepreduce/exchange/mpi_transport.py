@@ -19,11 +19,12 @@ from hvd_deepreduce.exchange import messages, traffic
 from hvd_deepreduce.exchange.errors import LostRankError
 from hvd_deepreduce.exchange.messages import Label
 from hvd_deepreduce.exchange.traffic import NOTHING, Traffic
-from hvd_deepreduce.exchange.transport import EMPTY, Program, Receive, Transport, describe
+from hvd_deepreduce.exchange.transport import EMPTY, MAX_SLICES, Program, Receive, Transport, describe
 
 U64 = np.ndarray[Any, np.dtype[np.uint64]]
 MAX_RECEIVES = 2
-"""Messages from one sender that are received at the same time: earlier slices are complete before later ones start."""
+"""Messages of one sender and phase that are received at the same time: earlier slices are complete before later ones
+start."""
 CHUNK = 1 << 30
 """The most bytes of an MPI message, whose count has 31 bits. A longer message travels as several, of which each but the
 last has ``CHUNK`` bytes."""
@@ -355,19 +356,19 @@ class MPITransport(Transport):
         """Starts to receive messages that have been announced, lower slots first. Whether there was one."""
         started = False
         status = MPI.Status()
-        active: dict[int, int] = {}
+        active: dict[tuple[int, int], int] = {}
         for incoming in self.receiving:
-            source = incoming.receive.source
-            active[source] = active.get(source, 0) + 1
+            line = _line(incoming.receive)
+            active[line] = active.get(line, 0) + 1
         for slot in sorted(waiting):
             receive = waiting[slot]
-            source = receive.source
-            if active.get(source, 0) >= MAX_RECEIVES:
+            line = _line(receive)
+            if active.get(line, 0) >= MAX_RECEIVES:
                 continue
-            announced = self.comm.comm.Improbe(source, self.first_tag + receive.tag, status)
+            announced = self.comm.comm.Improbe(receive.source, self.first_tag + receive.tag, status)
             if announced is None:
-                # No slot needs another slot's messages, so this sender's later slots can wait for this one.
-                active[source] = MAX_RECEIVES
+                # No slot needs another slot's messages, so later slots of this line can wait for this one.
+                active[line] = MAX_RECEIVES
                 continue
             incoming = self.begun.pop(slot) if slot in self.begun else _Incoming(receive, slot)
             incoming.announced = status.Get_elements(MPI.BYTE)
@@ -375,7 +376,7 @@ class MPITransport(Transport):
             incoming.request = announced.Irecv([incoming.chunks[-1], MPI.BYTE])
             self.receiving.append(incoming)
             del waiting[slot]
-            active[source] = active.get(source, 0) + 1
+            active[line] = active.get(line, 0) + 1
             started = True
         return started
 
@@ -433,6 +434,11 @@ class MPITransport(Transport):
             self.sending.popleft()
             finished = True
         return finished
+
+
+def _line(receive: Receive) -> tuple[int, int]:
+    """Messages with the same come in the order of their slots: the sender, and the phase of the tag."""
+    return receive.source, receive.tag // MAX_SLICES
 
 
 def _more_to_come(incoming: _Incoming) -> bool:

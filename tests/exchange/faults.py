@@ -189,7 +189,7 @@ def broken_messages() -> None:
     }
     for module in MODULES.values():
         for word, broken in cases.items():
-            for slices in (1 << 14, 40):
+            for slices in (1 << 13, 40):
 
                 def call(residual, module=module, broken=broken, slices=slices):
                     densestream.SLICE_ELEMENTS = slices
@@ -197,7 +197,7 @@ def broken_messages() -> None:
                     try:
                         module.allreduce(COMM, mine(), residual=residual, timeout=20)
                     finally:
-                        densestream.SLICE_ELEMENTS = 1 << 14
+                        densestream.SLICE_ELEMENTS = 1 << 13
                         module.pack = pack
 
                 refused(f"rank {BAD}", word, call=call)

@@ -136,7 +136,7 @@ def many_slices() -> None:
     check([uniform(30011, 8000 + 777 * rank, rng) for rank in range(SIZE)])
     clustered = [np.concatenate([np.arange(at, at + 300) for at in rng.integers(0, 29000, 12)]) for _ in range(SIZE)]
     check([tensor(30011, indices, rng) for indices in clustered])
-    densestream.SLICE_ELEMENTS = 1 << 14
+    densestream.SLICE_ELEMENTS = 1 << 13
 
 
 @case
@@ -192,7 +192,7 @@ def nothing_is_lost() -> None:
     with with_cards():
         _nothing_is_lost(1000)
     _nothing_is_lost(30011)
-    densestream.SLICE_ELEMENTS = 1 << 14
+    densestream.SLICE_ELEMENTS = 1 << 13
 
 
 def _nothing_is_lost(numel: int) -> None:
