@@ -139,7 +139,7 @@ def programs_of(name: str, tensors: list[SparseTensor], slices: int):
 
 
 def simulate(name: str, tensors: list[SparseTensor]) -> dict[str, float]:
-    """The messages (of which ``small`` are in the small allreduces) and bytes of the busiest rank, in one call."""
+    """The messages (of which ``small`` are in the small collectives) and bytes of the busiest rank, in one call."""
     size, numel = len(tensors), tensors[0].numel
     if name == "dense":
         cost = costs.dense(size, numel)
@@ -224,9 +224,9 @@ def text(results: dict[str, list[dict]], titles: dict[str, str], density: float)
     each = "\n\n".join(tables(titles[name], found) for name, found in results.items())
     return f"""\
 `scripts/simulate_scale.py --write` runs the real programs of hundreds of ranks in one process, without MPI. It counts
-every message of a call: those of all slices, with their headers, and the small allreduces (3 for DSA; 2 for TopkA and
-TopkDA, which split no region), each as a reduction and a broadcast over binomial trees, 2 ceil(log2 P) messages one
-after the other. The density is {density:.0%}. `allgather` is what a job does by default: every rank's container goes to
+every message of a call: those of all slices, with their headers, and the small collectives: the allgather of the cards,
+by recursive doubling; the agreement, and for DSA on more than two ranks the sum of the boundaries, each as a reduction
+and a broadcast over binomial trees, 2 ceil(log2 P) messages one after the other. The density is {density:.0%}. `allgather` is what a job does by default: every rank's container goes to
 every rank, by P - 1 messages. Its values are rounded (rice, 7-bit QSGD); those of the others are not. The allgather and
 the dense ring, 2 (P - 1) messages, are computed and not simulated.
 

@@ -132,12 +132,16 @@ class Session:
             label = Label(self.comm.sequence, self.key.step, self.key.parameter)
             self.transport = MPITransport(self.comm, label, self.timeout)
             self._meet()
-        except BaseException:
-            self.comm.lock.release()
+        except BaseException as error:
+            self._leave(error)
             raise
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._leave(error)
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Ends the session. An error that the other ranks do not know of becomes one that they do."""
         try:
             if error is not None and not isinstance(error, ExchangeError | LostRankError):
                 lost = self.comm.abandon(error)

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import numpy as np
 
 from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.exchange import densestream, mpi_transport, schedules, session, sparcml
+from hvd_deepreduce.exchange import densestream, mpi_transport, opening, schedules, session, sparcml
 from hvd_deepreduce.exchange.errors import ExchangeError, LostRankError
 from hvd_deepreduce.exchange.mpi_transport import MPITransport
 from hvd_deepreduce.exchange.sum_buffer import SumBuffer
@@ -265,23 +265,24 @@ def an_interrupted_rank_tells_the_others() -> None:
 
 @case
 def an_unexpected_error_outside_the_programs_computations() -> None:
-    """A fault in a schedule itself: that rank cannot go on with its sends, so it leaves, and the others learn it."""
-    comm = COMM.Dup()
-    densestream.allreduce(comm, mine(), timeout=20)
-    began = time.monotonic()
-    broken = raises(RuntimeError("no schedule")) if RANK == BAD else schedules.halving_rounds
+    """In the meeting, or in a schedule: that rank cannot go on as the others expect, so it leaves, and they learn it."""
     user = schedules if SIZE <= densestream.DIRECT_RANKS else densestream  # the module whose own name is looked up
-    with patch.object(user, "halving_rounds", broken):
+    for owner, name in ((user, "halving_rounds"), (opening, "pack"), (opening, "read")):
+        comm = COMM.Dup()
+        densestream.allreduce(comm, mine(), timeout=20)
+        began = time.monotonic()
+        broken = raises(RuntimeError("no schedule")) if RANK == BAD else getattr(owner, name)
+        with patch.object(owner, name, broken):
+            try:
+                densestream.allreduce(comm, mine(), timeout=20)
+            except LostRankError as error:
+                text = str(error)
+        assert time.monotonic() - began < 5
+        texts = set(COMM.allgather(text))
+        assert texts == {f"a rank is lost: rank {BAD} left the exchange: RuntimeError: no schedule"}, texts
         try:
             densestream.allreduce(comm, mine(), timeout=20)
-        except LostRankError as error:
-            text = str(error)
-    assert time.monotonic() - began < 5
-    texts = set(COMM.allgather(text))
-    assert texts == {f"a rank is lost: rank {BAD} left the exchange: RuntimeError: no schedule"}, texts
-    try:
-        densestream.allreduce(comm, mine(), timeout=20)
-    except ExchangeError:
-        raise AssertionError("the communicator was used again") from None
-    except LostRankError:
-        pass
+        except ExchangeError:
+            raise AssertionError("the communicator was used again") from None
+        except LostRankError:
+            pass
