@@ -265,7 +265,7 @@ def an_interrupted_rank_tells_the_others() -> None:
 
 @case
 def an_unexpected_error_outside_the_programs_computations() -> None:
-    """In the meeting, or in a schedule: that rank cannot go on as the others expect, so it leaves, and they learn it."""
+    """In the meeting, or in a schedule: that rank cannot go on as the others expect, so it leaves; they learn it."""
     user = schedules if SIZE <= densestream.DIRECT_RANKS else densestream  # the module whose own name is looked up
     for owner, name in ((user, "halving_rounds"), (opening, "pack"), (opening, "read")):
         comm = COMM.Dup()
