@@ -226,9 +226,10 @@ def text(results: dict[str, list[dict]], titles: dict[str, str], density: float)
 `scripts/simulate_scale.py --write` runs the real programs of hundreds of ranks in one process, without MPI. It counts
 every message of a call: those of all slices, with their headers, and the small collectives: the allgather of the cards,
 by recursive doubling; the agreement, and for DSA on more than two ranks the sum of the boundaries, each as a reduction
-and a broadcast over binomial trees, 2 ceil(log2 P) messages one after the other. The density is {density:.0%}. `allgather` is what a job does by default: every rank's container goes to
-every rank, by P - 1 messages. Its values are rounded (rice, 7-bit QSGD); those of the others are not. The allgather and
-the dense ring, 2 (P - 1) messages, are computed and not simulated.
+and a broadcast over binomial trees, 2 ceil(log2 P) messages one after the other. The density is {density:.0%}.
+`allgather` is what a job does by default: every rank's container goes to every rank, by P - 1 messages. Its values are
+rounded (rice, 7-bit QSGD); those of the others are not. The allgather and the dense ring, 2 (P - 1) messages, are
+computed and not simulated.
 
 The model's time is alpha x messages + bytes / rate for the busiest rank. It is not a measurement: the work of the
 processors, the overlap of slices, contention, and the messages of Horovod's coordinator are not in it. A slice has
