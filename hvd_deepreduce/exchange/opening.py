@@ -8,7 +8,9 @@ enough travels on the card: then the exchange has no other message before its ag
 
 ``failed`` is 1 if the rank cannot take part, ``kept`` the number of elements that it keeps, ``same`` what must be the
 same on all ranks, ``size`` and ``hash`` those of the section (``ops.hash``); ``size`` is 0 if there is none. A card has
-``card_bytes(ranks)`` bytes: 4,608 for up to 32 ranks, and at least 256.
+``card_bytes(ranks)`` bytes: 1,024 for up to 32 ranks, and at least 256. They do not depend on the tensor, since the
+ranks have not yet found out whether theirs are of one size. Larger cards would cost vectors of some thousand elements
+more than compression saves.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from hvd_deepreduce.ops.hash import hash64
 NUMBERS = 9
 """How many numbers must be the same on all ranks."""
 HEADER = struct.Struct(f"<4Q{NUMBERS}Q")
-MOST_BYTES, LEAST_BYTES, ALL_BYTES = 4608, 256, 4608 * 32
+MOST_BYTES, LEAST_BYTES, ALL_BYTES = 1024, 256, 1024 * 32
 """Bounds of the bytes of one card, and of all cards together where that leaves the least."""
 
 

@@ -13,8 +13,8 @@ SAME = (7, 1, 2, 3, 1000, 4, 2**64 - 1, 1, 2**63)
 @pytest.mark.parametrize("ranks", [1, 2, 5, 32, 33, 600, 5000])
 def test_cards_have_a_size_that_depends_on_the_ranks_alone(ranks: int) -> None:
     size = opening.card_bytes(ranks)
-    assert size % 8 == 0 and 256 <= size <= 4608 and (size == 4608) == (ranks <= 32)
-    assert size == 256 or ranks * size <= 32 * 4608
+    assert size % 8 == 0 and 256 <= size <= 1024 and (size == 1024) == (ranks <= 32)
+    assert size == 256 or ranks * size <= 32 * 1024
     for length in (1, opening.room(ranks)):
         section = np.arange(length, dtype=np.uint8)
         card = opening.pack(ranks, False, 12, SAME, section)

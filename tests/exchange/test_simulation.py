@@ -146,8 +146,8 @@ def test_volumes_are_the_models(size: int) -> None:
 
 def test_the_small_collectives_of_a_call() -> None:
     """The cards of all other ranks, and one or two sums, which go up and down a binomial tree."""
-    assert costs.small_collectives(8, 0) == (3 + 2 * 3, 7 * 576 + 3, 7 * 576 + 3 * 3)
-    assert costs.small_collectives(5, 10) == (3 + 2 * 2 * 3, 4 * 576 + 3 + 10, 4 * 576 + 3 * (3 + 10))
+    assert costs.small_collectives(8, 0) == (3 + 2 * 3, 7 * 128 + 3, 7 * 128 + 3 * 3)
+    assert costs.small_collectives(5, 10) == (3 + 2 * 2 * 3, 4 * 128 + 3 + 10, 4 * 128 + 3 * (3 + 10))
     assert costs.small_collectives(1, 7) == (0, 0, 0)
 
 
