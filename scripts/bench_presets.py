@@ -123,8 +123,9 @@ def gpt(config: str, effort: float) -> Outcome:
     cut = len(data) * 9 // 10
     model = Gpt(len(symbols))
     steps, batch = math.ceil(400 * effort), 16
-    optimizer, compression = wrapped(model, torch.optim.AdamW(model.parameters(), 2e-3, weight_decay=0.01), config)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps, pct_start=0.1)
+    lr = 2e-3 * hvd.size() ** 0.5 if config.startswith("adamw_") else 2e-3  # as these presets ask for
+    optimizer, compression = wrapped(model, torch.optim.AdamW(model.parameters(), lr, weight_decay=0.01), config)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
 
     def batches(begin: int, end: int, count: int, seed: int) -> Any:
         random = torch.Generator().manual_seed(seed)
