@@ -82,6 +82,10 @@ class Memory:
             self._residuals.update(zip(names, views, strict=True))
         return vector
 
+    def holds(self, name: str) -> bool:
+        """Whether the parameter has a residual."""
+        return name in self._residuals
+
     def scale(self, names: Sequence[str], factor: float) -> None:
         """Multiplies the residuals of these parameters by ``factor``, where they have one."""
         for name in names:

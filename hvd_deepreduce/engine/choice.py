@@ -35,14 +35,12 @@ class Choice:
 
     Attributes:
         dense: whether the step that is under way is dense.
-        decided: whether a trial has ended; before, steps are compressed but for the dense blocks.
         dense_ms, compressed_ms: medians of the last trial's steps, means over the ranks.
         trials: how many have ended.
         flushed: names of the parameters whose residuals were sent since the last compressed step.
     """
 
     dense: bool = False
-    decided: bool = False
     dense_ms: float = 0.0
     compressed_ms: float = 0.0
     trials: int = 0
@@ -75,6 +73,11 @@ class Choice:
             self.flushed.clear()
 
     @property
+    def decided(self) -> bool:
+        """Whether a trial has ended; before, steps are compressed but for the dense blocks."""
+        return self.trials > 0
+
+    @property
     def agreeing(self) -> bool:
         """Whether this step ends a trial: the ranks say in its meeting what they have measured."""
         return self._step == BLOCK * BLOCKS
@@ -95,7 +98,6 @@ class Choice:
             return False
         self._faster_dense = dense <= compressed
         self.dense_ms, self.compressed_ms = 1e-3 * dense / ranks, 1e-3 * compressed / ranks
-        self.decided = True
         self.trials += 1
         return True
 

@@ -322,16 +322,19 @@ class Engine:
         report.said = self.choice.sentence() if self.choice else ""
         return report
 
+    def to_flush(self, parameter: Parameter) -> bool:
+        """Whether the parameter's gradient of this step is dense, and there is a residual to be added to it."""
+        if self.choice is None or not self.choice.dense or parameter.name in self.choice.flushed:
+            return False
+        return self._memory.holds(parameter.name) and self._feeds_back(self.pipeline_of(parameter))
+
     def flush(self, parameter: Parameter, gradient: Floats) -> Floats | None:
-        """The sum of a gradient that the framework reduces and of its residual, for ``flushed``. None: there is no
-        residual, or the gradient is not finite, and is sent as it is.
+        """If ``to_flush``: the sum of a gradient that the framework reduces and of its residual, for ``flushed``. None:
+        the gradient is not finite, and is sent as it is.
 
         Args:
             gradient: float32 or float64 ``[numel]``; unchanged.
         """
-        assert self.choice is not None
-        if parameter.name in self.choice.flushed or not self._feeds_back(self.pipeline_of(parameter)):
-            return None
         if not deferred.finite(gradient):
             return None
         total = gradient.copy()

@@ -24,7 +24,6 @@ class Ticket(Generic[G]):
         gradient: the tensor that was given.
         device: of ``gradient``.
         bucket: in which it is sent; None: it is sent alone.
-        adopted: ``gradient`` is all of the bucket.
         flat, key, pending: of a gradient that is sent alone: its flat array, its container's key, and its allgather.
     """
 
@@ -32,7 +31,6 @@ class Ticket(Generic[G]):
     gradient: G
     device: Device
     bucket: Bucket | None = None
-    adopted: bool = False
     flat: Floats | None = None
     key: RngKey | None = None
     pending: Any = None
@@ -137,7 +135,7 @@ class Reducer(Generic[G]):
             for parameter in parameters:
                 engine.mark_ready(bucket, parameter)
             engine.start(bucket)
-        return Ticket(parameters, gradient, device, bucket, adopted=True)
+        return Ticket(parameters, gradient, device, bucket)
 
     def finish(self, ticket: Ticket[G], scale: float) -> None:
         """Waits until a gradient is reduced: ``ticket.gradient = scale * (sum over all ranks)``.
@@ -162,7 +160,7 @@ class Reducer(Generic[G]):
             rest = 1.0 if scale == bucket.scale else scale / bucket.scale
             begin = perf_counter()
             with tensors.stream(ticket.device):
-                if ticket.adopted:
+                if len(ticket.parameters) > 1:  # it is all of the bucket
                     tensors.write(ticket.gradient, bucket.gradient, rest)
                 else:
                     tensors.take(ticket.gradient, self._view(bucket, ticket.parameters[0], ticket.gradient), rest)

@@ -244,7 +244,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         if not engine.in_flight and (not self._agreed or not whole):
             self._meet()
         if whole:
-            if engine.dense:
+            if engine.to_flush(parameter):
                 self._flush(parameter, tensor)
             # Horovod reduces neither bfloat16 nor strided tensors: a copy is sent, and copied back into the gradient.
             sent = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous().to(wire_device(tensor))
@@ -295,14 +295,14 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         self._check_momentum(optimizer)
         if self._checked.get(optimizer) == numbers:
             return
-        names = {id(tensor): name for name, tensor in self._pairs.items()}
+        known = self._parameter_of
         for parameter in trained:
-            if id(parameter) not in names:
+            if id(parameter) not in known:
                 raise self._unknown(parameter, [])
         # With one rank Horovod registers nothing: those of the first step, then.
         first = self._first_trained.setdefault(optimizer, set(numbers))
         reduced = {id(one) for one in optimizer._requires_update} or first
-        late = [names[number] for number in numbers if number not in reduced]
+        late = [known[number].name for number in numbers if number not in reduced]
         if late:
             optimizer.synchronize()  # nothing stays in flight
             raise RuntimeError(LATE.format(names=", ".join(late[:5]) + ", ..." * (len(late) > 5)))
@@ -336,7 +336,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
     def _start_sparse(self, tensor: torch.Tensor, gradient: torch.Tensor) -> None:
         """Sends a sparse gradient and puts a carrier in its place, if Horovod sends it after this backward pass."""
         engine = self._engine
-        parameter = next(one for one, known in self._by_shape[tuple(tensor.shape)] if known is tensor)
+        parameter = self._parameter_of[id(tensor)]
         if (
             engine.dense
             or not engine.takes_sparse(parameter)
@@ -439,7 +439,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         ]
 
     def _flush(self, parameter: Parameter, gradient: torch.Tensor) -> None:
-        """Adds the residual, if there is one, to a gradient that Horovod reduces."""
+        """Adds the residual to a gradient that Horovod reduces."""
         engine, tensors = self._engine, self._tensors
         with tensors.stream(tensors.device(gradient)):
             total = engine.flush(parameter, tensors.flat(gradient))
