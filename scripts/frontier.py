@@ -1,12 +1,15 @@
-"""Loss against bytes of several methods: the rows of a table, the table, the picture.
+"""Loss against bytes of several methods: the runs that are missing, the rows of a table, the table, the picture.
 
-A run is a dict with ``name`` (of its method), ``workers``, ``steps``, ``seed``, ``loss`` and ``share``: bytes, relative
-to dense.
+A run is a dict with ``name`` (of its method), ``workers``, ``steps``, ``seed``, ``rate`` (the largest learning rate),
+``settings`` (of its method), ``loss`` and ``share``: bytes, relative to dense.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -18,6 +21,52 @@ from matplotlib import pyplot  # noqa: E402
 
 Run = dict[str, Any]
 MARKERS = {2: "o", 4: "s"}
+
+
+def signs(density: float) -> dict[str, Any]:
+    """The config that sends the signs of the largest elements of the whole model, and their mean magnitude."""
+    return {"sparsifier": {"name": "topk", "density": density}, "index": "auto", "value": "sign", "scope": "model"}
+
+
+def load(path: Path, methods: Mapping[str, Any]) -> list[Run]:
+    """The runs of a file that have the settings and learning rates of today.
+
+    Args:
+        methods: by name; dataclasses with ``rate(workers)``.
+    """
+    lines = path.read_text().splitlines() if path.exists() else []
+    runs: list[Run] = [json.loads(line) for line in lines]
+    today = {name: json.loads(json.dumps(asdict(method))) for name, method in methods.items()}
+    return [
+        run
+        for run in runs
+        if today.get(run["name"]) == run["settings"] and run["rate"] == methods[run["name"]].rate(run["workers"])
+    ]
+
+
+def run_missing(
+    train: Callable[[str, int, int, int], Run],
+    methods: Mapping[str, Any],
+    wanted: Iterable[tuple[str, int, int, int]],
+    path: Path,
+    processes: int,
+) -> list[Run]:
+    """Runs what is not in the file yet, and writes it there; returns all runs, as ``load``.
+
+    Args:
+        train: makes a run from a method's name, the number of workers, steps, and the seed.
+        wanted: arguments of ``train``.
+        processes: runs at a time.
+    """
+    there = {(run["name"], run["workers"], run["steps"], run["seed"]) for run in load(path, methods)}
+    missing = [one for one in wanted if one not in there]
+    path.parent.mkdir(exist_ok=True)
+    with ProcessPoolExecutor(processes) as pool, path.open("a") as file:
+        for run in pool.map(train, *zip(*missing, strict=True)) if missing else ():
+            file.write(json.dumps(run) + "\n")
+            file.flush()
+            print(f"{run['name']}, {run['workers']} workers, seed {run['seed']}: {run['loss']:.4f} nats", flush=True)
+    return load(path, methods)
 
 
 def rows(runs: Iterable[Run], words: Mapping[str, str], steps: int) -> list[Run]:

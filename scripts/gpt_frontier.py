@@ -9,18 +9,17 @@ runs/gpt_frontier.jsonl; runs that are there already are not repeated, so a list
 
 from __future__ import annotations
 
-import json
 import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import doc_sections
+import frontier
 import torch
 import typer
-from frontier import Run, picture, rows, table
+from frontier import Run, signs
 from gpt_job import CONTEXT, NUMEL, SIZES, Job, initial, rate
 from local_updates import LocalUpdates, Outer
 from simulated_ranks import DenseRanks, SimulatedRanks
@@ -69,11 +68,6 @@ class Method:
     def rate(self, workers: int) -> float:
         """The largest learning rate."""
         return learning_rate(workers) * self.lr * (workers**0.5 if self.longer else 1.0)
-
-
-def signs(density: float) -> dict[str, Any]:
-    """The config that sends the signs of the largest updates of the whole model, and their mean magnitude."""
-    return {"sparsifier": {"name": "topk", "density": density}, "index": "auto", "value": "sign", "scope": "model"}
 
 
 METHODS = {
@@ -146,21 +140,9 @@ def train(name: str, workers: int, steps: int, seed: int) -> Run:
     }  # fmt: skip
 
 
-def key(run: Run) -> str:
-    """What makes a run another run."""
-    return json.dumps([run[part] for part in ("name", "workers", "steps", "seed", "rate")] + [run["settings"]])
-
-
 def load(path: Path) -> list[Run]:
     """The runs of a file that have the settings and learning rates of today."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    runs: list[Run] = [json.loads(line) for line in lines]
-    today = {name: json.loads(json.dumps(asdict(method))) for name, method in METHODS.items()}
-    return [
-        run
-        for run in runs
-        if today.get(run["name"]) == run["settings"] and run["rate"] == METHODS[run["name"]].rate(run["workers"])
-    ]
+    return frontier.load(path, METHODS)
 
 
 TEXT = """\
@@ -196,30 +178,22 @@ def main(
         steps, seeds, workers, only = 300, 1, [2], ["dense", "gradients", "adamw_safe", "adamw_small"]
     if unknown := set(only) - set(METHODS):
         raise typer.BadParameter(f"no method is named {', '.join(unknown)}; the methods are: {', '.join(METHODS)}")
-    done = {key(run) for run in load(runs)}
-    wanted = []
-    for seed in range(seeds):
-        for count in workers:
-            for name in only or METHODS:
-                method = METHODS[name]
-                run = {"name": name, "workers": count, "steps": steps, "seed": seed, "settings": asdict(method)}
-                known = key({**run, "rate": method.rate(count)}) in done
-                if not known and not (seed and name not in MORE_SEEDS):
-                    wanted.append((name, count, steps, seed))
-    runs.parent.mkdir(exist_ok=True)
-    with ProcessPoolExecutor(processes) as pool, runs.open("a") as file:
-        for run in pool.map(train, *zip(*wanted, strict=True)) if wanted else ():
-            file.write(json.dumps(run) + "\n")
-            file.flush()
-            print(f"{run['name']}, {run['workers']} workers, seed {run['seed']}: {run['loss']:.4f} nats", flush=True)
+    wanted = [
+        (name, count, steps, seed)
+        for seed in range(seeds)
+        for count in workers
+        for name in only or METHODS
+        if not seed or name in MORE_SEEDS
+    ]
+    found_runs = frontier.run_missing(train, METHODS, wanted, runs, processes)
     words = {name: method.words for name, method in METHODS.items()}
-    found = rows(load(runs), words, steps)
-    text = table(found, words)
+    found = frontier.rows(found_runs, words, steps)
+    text = frontier.table(found, words)
     print(text)
     if write:
         shown = [row for row in found if row["name"] not in ("dense_slow", "dense_fast")]
         title = f"A GPT of {NUMEL / 1e6:.2f} M parameters, AdamW, {steps:,} steps"
-        picture(shown, words, 0.03, title, FIGURE)
+        frontier.picture(shown, words, 0.03, title, FIGURE)
         rates = ", ".join(f"{lr:g} with {count} workers" for count, lr in LEARNING_RATES.items())
         body = TEXT.format(
             numel=NUMEL, context=CONTEXT, batch=BATCH, steps=steps, lr=rates, table=text, today=date.today()

@@ -9,9 +9,7 @@ runs/sgd_frontier.jsonl; runs that are there already are not repeated, so a list
 
 from __future__ import annotations
 
-import json
 import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
@@ -21,11 +19,11 @@ import doc_sections
 import frontier
 import torch
 import typer
-from frontier import Run
+from frontier import Run, signs
 from gpt_job import CONTEXT, rate
 from local_updates import LocalUpdates, Outer
 from lstm_job import HIDDEN, NUMEL, SIZES, Job, initial
-from simulated_ranks import SimulatedRanks
+from simulated_ranks import DenseRanks, SimulatedRanks
 
 from hvd_deepreduce import Config
 from hvd_deepreduce.exchange import traffic
@@ -41,7 +39,6 @@ CLIP = 0.25
 LEARNING_RATE = 1.5
 """Dense's best."""
 AIM = 0.03
-DENSE: dict[str, Any] = {"sparsifier": "none", "value": "raw", "error_feedback": False}
 
 
 @dataclass(frozen=True)
@@ -69,10 +66,9 @@ class Method:
     decay: float = 1.0
     lr: float = 1.0
 
-
-def signs(density: float) -> dict[str, Any]:
-    """The config that sends the signs of the largest elements of the whole model, and their mean magnitude."""
-    return {"sparsifier": {"name": "topk", "density": density}, "index": "auto", "value": "sign", "scope": "model"}
+    def rate(self, workers: int) -> float:
+        """The largest learning rate, the same for all numbers of workers."""
+        return LEARNING_RATE * self.lr
 
 
 def levels(density: float, bits: int, **more: Any) -> dict[str, Any]:
@@ -139,12 +135,13 @@ def train(name: str, workers: int, steps: int, seed: int) -> Run:
     job, method = Job(BATCH), METHODS[name]
     start = initial(seed).numpy()
     dense, alone = method.sends == "dense", method.sends == "updates"
-    config = Config.load(method.config or DENSE)
-    ranks = SimulatedRanks(config, workers, SIZES)
+    config = Config.load(method.config) if method.config else None
+    ranks = SimulatedRanks(config, workers, SIZES) if config else DenseRanks(workers)
+    own_momentum = config is not None and config.has_velocity
     updates = LocalUpdates(ranks, start, method.decay, Outer(momentum=method.momentum))
     local = torch.nn.Parameter(torch.from_numpy(updates.local if alone else start[None].copy()))
-    lr = LEARNING_RATE * method.lr
-    inner = torch.optim.SGD([local], lr=lr, momentum=0.0 if config.has_velocity else MOMENTUM)
+    lr = method.rate(workers)
+    inner = torch.optim.SGD([local], lr=lr, momentum=0.0 if own_momentum else MOMENTUM)
     generators = [torch.Generator().manual_seed(1000 * seed + 17 + worker) for worker in range(workers)]
     gradients = torch.zeros(1 if dense else workers, NUMEL)
     for step in range(steps):
@@ -156,13 +153,13 @@ def train(name: str, workers: int, steps: int, seed: int) -> Run:
         used = gradients
         if method.sends == "gradients":
             used = torch.from_numpy(ranks.mean([gradient.numpy() for gradient in gradients]))[None]
-        local.grad = used if config.has_velocity else clipped(used)
+        local.grad = used if own_momentum else clipped(used)
         inner.param_groups[0]["lr"] = lr * rate(step, steps)
         inner.step()
         if alone and ((step + 1) % method.every == 0 or step + 1 == steps):
             updates.synchronise()
     exchange = traffic.allreduce(4 * NUMEL, workers).sent
-    sent = max(ranks.sent) if method.config else exchange * (steps if dense else ranks.exchanges)
+    sent = exchange * steps if dense else max(ranks.sent)
     return {
         "name": name, "workers": workers, "steps": steps, "seed": seed, "rate": lr, "settings": asdict(method),
         "loss": job.validate(local.detach()[0]), "share": sent / (exchange * steps),
@@ -170,19 +167,9 @@ def train(name: str, workers: int, steps: int, seed: int) -> Run:
     }  # fmt: skip
 
 
-def key(run: Run) -> str:
-    """What makes a run another run."""
-    return json.dumps([run[part] for part in ("name", "workers", "steps", "seed", "rate")] + [run["settings"]])
-
-
 def load(path: Path) -> list[Run]:
     """The runs of a file that have the settings and learning rates of today."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    runs: list[Run] = [json.loads(line) for line in lines]
-    today = {
-        name: (json.loads(json.dumps(asdict(method))), LEARNING_RATE * method.lr) for name, method in METHODS.items()
-    }
-    return [run for run in runs if today.get(run["name"]) == (run["settings"], run["rate"])]
+    return frontier.load(path, METHODS)
 
 
 TEXT = """\
@@ -219,24 +206,16 @@ def main(
         steps, seeds, workers, only = 200, 1, [2], ["dense", "topk_model", "sgd_small"]
     if unknown := set(only) - set(METHODS):
         raise typer.BadParameter(f"no method is named {', '.join(unknown)}; the methods are: {', '.join(METHODS)}")
-    done = {key(run) for run in load(runs)}
-    wanted = []
-    for seed in range(seeds):
-        for count in workers:
-            for name in only or METHODS:
-                method = METHODS[name]
-                run = {"name": name, "workers": count, "steps": steps, "seed": seed, "settings": asdict(method)}
-                known = key({**run, "rate": LEARNING_RATE * method.lr}) in done
-                if not known and not (seed and name in ONE_SEED):
-                    wanted.append((name, count, steps, seed))
-    runs.parent.mkdir(exist_ok=True)
-    with ProcessPoolExecutor(processes) as pool, runs.open("a") as file:
-        for run in pool.map(train, *zip(*wanted, strict=True)) if wanted else ():
-            file.write(json.dumps(run) + "\n")
-            file.flush()
-            print(f"{run['name']}, {run['workers']} workers, seed {run['seed']}: {run['loss']:.4f} nats", flush=True)
+    wanted = [
+        (name, count, steps, seed)
+        for seed in range(seeds)
+        for count in workers
+        for name in only or METHODS
+        if not seed or name not in ONE_SEED
+    ]
+    found_runs = frontier.run_missing(train, METHODS, wanted, runs, processes)
     words = {name: method.words for name, method in METHODS.items()}
-    found = frontier.rows(load(runs), words, steps)
+    found = frontier.rows(found_runs, words, steps)
     text = frontier.table(found, words)
     print(text)
     if write:
