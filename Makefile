@@ -18,7 +18,7 @@ help: ## lists these targets
 setup: ## makes .venv with the frameworks, Open MPI and Horovod (ten minutes the first time, then nothing)
 	@scripts/setup.sh
 
-build: setup ## compiles the CPU kernels where they changed
+build: setup ## compiles the CPU kernels, and TensorFlow's operations, where they changed
 	@$(MAKE) -s $(STAMP)
 
 # The stamp has the time at which the compiler began, so that a file saved while it ran is compiled next time.

@@ -96,6 +96,10 @@ class Bucket:
         begin, end = self._part_of[name]
         return self.gradient[begin:end]
 
+    def part_of(self, name: str) -> tuple[int, int]:
+        """Where the member with this name begins and ends in ``gradient``."""
+        return self._part_of[name]
+
     @property
     def full(self) -> bool:
         """Whether every member's gradient is there."""

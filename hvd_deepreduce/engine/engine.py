@@ -166,8 +166,9 @@ class Engine:
 
     @property
     def max_bucket_bytes(self) -> int | None:
-        """Limit of a bucket's vector under this config; None: no limit."""
-        return self._config.bucket_bytes if self._config.scope == "bucket" else None
+        """Limit of a bucket's vector under this config; None: no limit. In scope ``tensor``: of what is sent together,
+        by adapters that do so."""
+        return None if self._config.scope == "model" else self._config.bucket_bytes
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, as NumPy arrays, and step counts. Ranks differ: each saves and loads its own."""
@@ -522,7 +523,7 @@ class Engine:
 
     def _tensors_of(self, bucket: Bucket) -> list[tuple[Pipeline, tuple[int, int], RngKey]]:
         """What has a container of its own in the bucket's message: all of the bucket, or each member."""
-        if self._config.selection == "scope":
+        if self._config.selection == "scope" and self._config.scope != "tensor":
             return [(self.pipeline, (0, bucket.gradient.size), bucket.key)]
         key = bucket.key
         return [
@@ -530,8 +531,11 @@ class Engine:
             for parameter, part in zip(bucket.members, bucket.parts, strict=True)
         ]
 
-    def receive(self, bucket: Bucket) -> None:
-        """Waits for a bucket's exchange; ``bucket.gradient`` is the sum over all ranks then.
+    def receive(self, bucket: Bucket, scale: float = 1.0) -> None:
+        """Waits for a bucket's exchange; ``bucket.gradient`` is ``scale`` times the sum over all ranks then.
+
+        Args:
+            scale: 1 where exchanges are over MPI.
 
         Raises:
             ContainerError: as ``decode``.
@@ -543,7 +547,7 @@ class Engine:
         else:
             gathered = self.collectives.wait_allgather(bucket.pending)
             there = perf_counter()
-            self._decode(gathered, bucket.gradient, 1.0, self._tensors_of(bucket))
+            self._decode(gathered, bucket.gradient, scale, self._tensors_of(bucket))
             self.stats.add(wait=there - begin, decode=perf_counter() - there)
         bucket.summed = True
 

@@ -29,6 +29,7 @@ ONCE = dict.fromkeys(
         "larger_scopes_and_other_exchanges_equal_dense",
         "many_tensors_in_buckets",
         "many_tensors_in_whatever_order",
+        "operations_in_cpp_equal_those_in_python",
     ],
     THREE,
 ) | dict.fromkeys(
@@ -44,6 +45,7 @@ ONCE = dict.fromkeys(
         "larger_scopes_in_keras",
         "loss_scaling_skips_the_same_steps_everywhere",
         "mixed_precision_in_keras",
+        "operations_in_cpp_reuse_the_memory_of_results_that_are_gone",
         "settings_of_single_tensors",
         "stats_are_the_bytes_on_the_wire",
         "two_models_in_one_step",
