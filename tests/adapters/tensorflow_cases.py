@@ -689,7 +689,7 @@ def operations_in_cpp_equal_those_in_python():
     for scope in scopes:
         found = []
         for kind in (DeepReduce, InPython):
-            compression = kind(LOSSY | scope)
+            compression = kind(LOSSY, **scope)
             sent = containers.watched(compression)
             unknown = tf.TensorSpec([None, None])
             signature = [tf.TensorSpec([200, 130]), tf.TensorSpec([7], tf.float64), unknown, tf.TensorSpec([90, 5])]
