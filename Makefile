@@ -22,7 +22,7 @@ build: setup ## compiles the CPU kernels, and TensorFlow's operations, where the
 	@$(MAKE) -s $(STAMP)
 
 # The stamp has the time at which the compiler began, so that a file saved while it ran is compiled next time.
-$(STAMP): $(KERNELS) setup.py
+$(STAMP): $(KERNELS) setup.py constraints.txt requirements.lock
 	@echo "kernels: compiling" >&2
 	@begun=$$(mktemp $@.XXXXXX); $(ENV) flock .venv/.kernels_lock python setup.py -q build_ext --inplace; mv $$begun $@
 

@@ -1,4 +1,5 @@
-"""The operations that are added to a graph for each gradient: Python functions on arrays, on the CPU or a GPU."""
+"""The operations that are added to a graph for each gradient: those in C++, or Python functions on arrays, on the CPU
+or a GPU."""
 
 from __future__ import annotations
 
