@@ -88,7 +88,7 @@ class BuildKernels(build_ext):
             return
         # Its headers are not ours to warn about.
         flags = [flag.replace("-I", "-isystem", 1) if flag.startswith("-I") else flag for flag in compile_flags]
-        flags += ["-O2", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off"]
+        flags += ["-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off"]
         folder = os.path.join(self.build_temp, f"tensorflow-{version}")
         objects = self.compiler.object_filenames([OPERATIONS], output_dir=folder)
         if not os.path.exists(objects[0]) or os.path.getmtime(objects[0]) <= made_of:

@@ -114,6 +114,10 @@ class Bucket:
         """A member's gradient is in the vector."""
         self._ready.add(parameter.name)
 
+    def mark_full(self) -> None:
+        """All members' gradients are in the vector."""
+        self._ready.update(self._part_of)
+
     def count_step(self) -> None:
         """The members' next step begins. A member without a gradient is sent as zeros and counts the step too: which
         gradients are missing may differ from rank to rank, and the containers' steps may not."""
@@ -131,9 +135,13 @@ class Bucket:
         """A member's result has been read; after the last one the bucket can be filled again."""
         self._released.add(parameter.name)
         if self._released >= self._ready:
-            self._ready.clear()
-            self._released.clear()
-            self.pending, self.summed = None, False
+            self.release_all()
+
+    def release_all(self) -> None:
+        """All results have been read; the bucket can be filled again."""
+        self._ready.clear()
+        self._released.clear()
+        self.pending, self.summed = None, False
 
 
 class BucketLayout:
@@ -190,6 +198,15 @@ class BucketLayout:
         """
         self.in_flight += 1
         bucket.mark_ready(parameter)
+        return self._to_start()
+
+    def mark_full(self, bucket: Bucket) -> list[Bucket]:
+        """As ``mark_ready``, for all members of a bucket that none was marked of."""
+        self.in_flight += len(bucket.members)
+        bucket.mark_full()
+        return self._to_start()
+
+    def _to_start(self) -> list[Bucket]:
         begin = self._started
         while self._started < len(self.buckets) and self.buckets[self._started].full:
             self._started += 1
@@ -208,5 +225,12 @@ class BucketLayout:
         """A parameter's result has been read; after the last one of all buckets the next step can begin."""
         self.in_flight -= 1
         bucket.release(parameter)
+        if not self.in_flight:
+            self._started = 0
+
+    def release_all(self, bucket: Bucket) -> None:
+        """As ``release``, for all members of a full bucket."""
+        self.in_flight -= len(bucket.members)
+        bucket.release_all()
         if not self.in_flight:
             self._started = 0

@@ -457,6 +457,11 @@ class Engine:
         self.in_flight.add(parameter.name)
         return bucket.layout.mark_ready(bucket, parameter)
 
+    def mark_full(self, bucket: Bucket) -> list[Bucket]:
+        """As ``mark_ready``, for all parameters of a bucket at once."""
+        self.in_flight.update(parameter.name for parameter in bucket.members)
+        return bucket.layout.mark_full(bucket)
+
     def start(self, bucket: Bucket) -> None:
         """Encodes a bucket and starts its exchange; ``bucket.pending`` is set then.
 
@@ -555,6 +560,11 @@ class Engine:
         """The parameter's part of a received bucket was read."""
         self.in_flight.discard(parameter.name)
         bucket.layout.release(bucket, parameter)
+
+    def release_all(self, bucket: Bucket) -> None:
+        """As ``release``, for all parameters of a bucket that was full."""
+        self.in_flight.difference_update(parameter.name for parameter in bucket.members)
+        bucket.layout.release_all(bucket)
 
     def exchange_queue(self, number: int) -> ExchangeQueue:
         """The queue with this number for exchanges over MPI. The first call with a number must come from all ranks.

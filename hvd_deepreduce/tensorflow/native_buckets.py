@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hvd_deepreduce.engine import Bucket, BucketLayout, Engine
-from hvd_deepreduce.exchange.traffic import NOTHING, Traffic, allreduce
+from hvd_deepreduce.exchange.traffic import Traffic, allreduce
 from hvd_deepreduce.tensorflow.buckets import IN_FLIGHT, GraphBuckets
 from hvd_deepreduce.tensorflow.graph import Graph, Step, Unit
 from hvd_deepreduce.tensorflow.native import HELD, WANTED, Library, Memory, NativeUnit
@@ -36,6 +36,7 @@ class Run:
         carriers: of the buckets whose sums are asked for: the carrier, and whether it is that of all gradients.
         failures: of buckets that could not be sent.
         delivered: how many buckets were.
+        traffic: the number of ranks, what the carriers of a step are on the wire, and the bytes of a dense step.
     """
 
     key: Any
@@ -47,6 +48,7 @@ class Run:
     carriers: dict[int, tuple[float, bool]] = field(default_factory=dict)
     failures: dict[int, Exception] = field(default_factory=dict)
     delivered: int = 0
+    traffic: tuple[int, Traffic, int] | None = None
 
 
 class NativeBuckets(GraphBuckets):
@@ -171,7 +173,7 @@ class NativeBuckets(GraphBuckets):
                 self._begin_step(graph, unit, run)
             assert run.step is not None
             self.steps.come(run.step, len(bucket.members))
-            ready = [one for parameter in bucket.members for one in self._engine.mark_ready(bucket, parameter)]
+            ready = self._engine.mark_full(bucket)
         for one in ready:
             index = run.layout.buckets.index(one)
             try:
@@ -188,11 +190,10 @@ class NativeBuckets(GraphBuckets):
         if step is None or self._under_way.setdefault(unit.queue, step) is not step:
             raise RuntimeError(IN_FLIGHT)
         run.step = step
-        ranks, wire, dense = self._engine.collectives.size(), NOTHING, 0
-        for slot in unit.slots:
-            carrier = allreduce(slot.carrier_bytes, ranks)
-            wire = Traffic(wire.sent + carrier.sent, wire.received + carrier.received)
-            dense += allreduce(slot.numel * slot.dtype.size, ranks).sent
+        ranks = self._engine.collectives.size()
+        if run.traffic is None or run.traffic[0] != ranks:
+            run.traffic = ranks, *_traffic(unit, ranks)
+        _, wire, dense = run.traffic
         self._engine.stats.add(wire=wire, dense=dense)
 
     def _finish_when_there(self, graph: Graph, unit: Unit, run: Run, at: int) -> None:
@@ -225,11 +226,16 @@ class NativeBuckets(GraphBuckets):
                 # As in ``GraphBuckets``: all ranks raise it at the end of the step.
                 bucket.gradient.fill(0)
                 step.failure = step.failure or failure
-            for parameter in bucket.members:
-                self._engine.release(bucket, parameter)
+            self._engine.release_all(bucket)
             run.delivered += 1
             if run.delivered == len(run.layout.buckets):
                 del self._under_way[unit.queue]
                 self._put_back(unit)
             failure = self.steps.leave(step, len(bucket.members))
         unit.native.deliver(number, at, divisor, None if failure is None else f"{type(failure).__name__}: {failure}")
+
+
+def _traffic(unit: Unit, ranks: int) -> tuple[Traffic, int]:
+    carriers = [allreduce(slot.carrier_bytes, ranks) for slot in unit.slots]
+    wire = Traffic(sum(one.sent for one in carriers), sum(one.received for one in carriers))
+    return wire, sum(allreduce(slot.numel * slot.dtype.size, ranks).sent for slot in unit.slots)
