@@ -51,11 +51,12 @@ lint: build ## ruff and mypy
 	@$(ENV) ruff check .
 	@$(ENV) mypy
 
-# One figure a line; all but the last take less than 20 minutes each on two quiet cores.
+# One figure a line; all but the last two take less than 20 minutes each on two quiet cores.
 figures-schemes: build ## makes the figures of docs/schemes.md, docs/linear.md and docs/accuracy.md (some hours)
 	@$(ENV) for one in softmax digits; do python scripts/qsparse_bits.py $$one --write; done
 	@$(ENV) for one in silo cloud device; do python scripts/train_fedavg.py compare $$one --write; done
 	@$(ENV) for one in methods ablation codecs; do python scripts/linear_figures.py $$one --write; done
+	@$(ENV) python scripts/sgd_frontier.py --processes 2 --write
 	@$(ENV) python scripts/gpt_frontier.py --processes 2 --write
 
 bench: build ## times the codecs and exchanges; ARGS="..." goes to the script

@@ -229,6 +229,9 @@ class Config(BaseModel):
         overrides: settings of single tensors, by patterns of their parameters' names; see below.
         force_index: with a value codec that sorts the values, send the section of ``index`` even where packed indices
             in the order of the values, which lose nothing, take no more bytes.
+        mode: ``always`` compresses every step. ``auto`` tries steps with compression and without, in turns, and goes on
+            with what takes less time in this job; again every 2,000 steps. A residual is added to the first gradient
+            that is sent dense. On PyTorch.
         local: for ``LocalSGD``, which exchanges updates of the parameters in place of gradients: how often, and what
             the mean of them does. None: gradients are exchanged.
         seed: of all random choices, 0 to 2^32 - 1.
@@ -250,6 +253,7 @@ class Config(BaseModel):
     min_elements: int | None = Field(None, ge=0)
     overrides: dict[str, dict[str, Any]] = {}
     force_index: bool = Field(False, strict=True)
+    mode: Literal["always", "auto"] = "always"
     local: LocalUpdates | None = None
     seed: int = Field(0, ge=0, le=2**32 - 1)
     threads: int | None = Field(None, ge=1, le=1024)
@@ -325,6 +329,15 @@ class Config(BaseModel):
                 f"density_schedule has the density {final} and no other, which sparsifier.density is too, so that it "
                 "has no effect: leave density_schedule out, or change one of them"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_mode(self) -> Config:
+        if self.mode == "auto" and (self.local is not None or isinstance(self.memory, DGC)):
+            reason = "local is given, and updates are always compressed"
+            if self.local is None:
+                reason = "memory is 'dgc', which gives a momentum to compressed gradients only"
+            raise ConfigError(f"mode is 'auto', and {reason}: set mode to 'always', or leave it out")
         return self
 
     @model_validator(mode="after")

@@ -67,6 +67,10 @@ class Memory:
             ValueError: as in ``residual``.
         """
         key = tuple(names)
+        vector = self._joined.get(key)
+        if vector is not None and (vector.size, vector.dtype) == (sum(sizes), dtype):
+            if getattr(vector, "device", None) == getattr(like, "device", None):
+                return vector
         residuals = [self.residual(name, numel, dtype, like) for name, numel in zip(names, sizes, strict=True)]
         vector = self._joined.get(key)
         if vector is None:

@@ -496,6 +496,32 @@ def adapter_section() -> Iterator[str]:
     )
 
 
+def step_section() -> Iterator[str]:
+    """Whole steps of every scope beside dense ones."""
+    command = ["mpirun", "-np", "2", sys.executable, str(ROOT / "scripts" / "bench_step.py")]
+    environment = {**os.environ, "HOROVOD_CACHE_CAPACITY": "8192"}  # the tensors of all jobs
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env=environment)
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    jobs = list(found[0]["ms"])
+    rows = []
+    for one in found:
+        times = {job: middle for job, (_, middle, _) in one["ms"].items()}
+        cells = [
+            f"{times[job]:.1f}" + (f" ({times[job] / times['dense']:.2f}x)" if job not in ("local", "alone") else "")
+            for job in jobs
+        ]
+        rows.append([f"{one['tensors']} tensors, {one['numel'] / 1e6:.3g} M", *cells])
+    yield (
+        "Milliseconds of a whole step of `hvd.DistributedOptimizer` on PyTorch, medians of 20 (scripts/bench_step.py). "
+        "Two ranks share the memory and the cores of one machine, with one thread each; gradients take almost no time "
+        "to compute; the steps of all jobs are interleaved. `local` is the step without communication. `alone` is no "
+        "step: one vector of the model's size is encoded, and two containers of it are decoded. In brackets: relative "
+        "to `dense`, Horovod's allreduce of float32. All others but `fp16` have the preset topk_rice_qsgd, in their "
+        "scope; `default` has the default scope. On a network, dense steps take longer: see the laboratory's tables."
+    )
+    yield table(["", *jobs], rows)
+
+
 SECTIONS: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
     "pipeline": ("The recommended config, end to end", pipeline_section),
     "training": ("Training: accuracy against bytes", training_section),
@@ -506,6 +532,7 @@ SECTIONS: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
     "sparse": ("An inherently sparse gradient", sparse_section),
     "rivals": ("Beside the research code", rivals_section),
     "overhead": ("Overhead of a call", overhead_section),
+    "step": ("A whole step", step_section),
     "adapter": ("Overhead of the adapters", adapter_section),
 }
 

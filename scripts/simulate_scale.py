@@ -15,7 +15,8 @@ captured
     The accumulators of --file (scripts/capture_gradients.py), up to as many ranks as the file has, all elements.
 
 Counted are the messages of the programs with their headers (``exchange.simulation``), for every slice, and the small
-allreduces of a call: the meeting, the sum of the boundaries (DSA), the agreement (``exchange.costs``). The dense ring
+collectives of a call: the ranks' cards, the sum of the boundaries (DSA on more than two ranks), the agreement
+(``exchange.costs``). The dense ring
 and the allgather of containers are computed: 2 (P - 1) / P N words in 2 (P - 1) messages, and P - 1 containers in P - 1
 messages. What Horovod's coordinator sends is not counted, for none of them.
 
@@ -46,7 +47,6 @@ from hvd_deepreduce.exchange import costs, densestream, sparcml, topk_allgather 
 from hvd_deepreduce.exchange.simulation import Network, SimulatedTransport  # noqa: E402
 from hvd_deepreduce.exchange.transport import Program  # noqa: E402
 from hvd_deepreduce.joint.densestream import DenseStream  # noqa: E402
-from hvd_deepreduce.joint.stream import Stream  # noqa: E402
 from hvd_deepreduce.ops import select  # noqa: E402
 from hvd_deepreduce.pipeline import Pipeline  # noqa: E402
 from hvd_deepreduce.sparse import SparseTensor  # noqa: E402
@@ -125,18 +125,21 @@ def programs_of(name: str, tensors: list[SparseTensor], slices: int):
     if name == "TopkDA doubling":
         return lambda transport: [sparcml.recursive_doubling(transport, tensors[transport.rank], None)]
     codec = DenseStream(coded=name == "DSA coded")
-    totals = sum(densestream.share_boundaries(tensor, size * slices) for tensor in tensors)
-    bounds = densestream.average_boundaries(totals, numel)
+    if size <= densestream.DIRECT_RANKS:
+        bounds, programs = [numel * part // slices for part in range(slices + 1)], densestream.direct_programs
+    else:
+        totals = sum(densestream.share_boundaries(tensor, size * slices) for tensor in tensors)
+        bounds, programs = densestream.average_boundaries(totals, numel), densestream.programs
 
     def make(transport: SimulatedTransport) -> list[Program]:
         plan = densestream.Plan(codec, numel, dtype, bounds, slices, RngKey(0, 0, 0), None)
-        return densestream.programs(transport, Stream.from_sparse(tensors[transport.rank], plan.gap), plan, None)
+        return programs(transport, tensors[transport.rank], plan, None)
 
     return make
 
 
 def simulate(name: str, tensors: list[SparseTensor]) -> dict[str, float]:
-    """The messages (of which ``small`` are in the small allreduces) and bytes of the busiest rank, in one call."""
+    """The messages (of which ``small`` are in the small collectives) and bytes of the busiest rank, in one call."""
     size, numel = len(tensors), tensors[0].numel
     if name == "dense":
         cost = costs.dense(size, numel)
@@ -149,7 +152,8 @@ def simulate(name: str, tensors: list[SparseTensor]) -> dict[str, float]:
     slices = densestream.slice_count(max(tensor.indices.size for tensor in tensors), size)
     network = Network(size)
     network.run(programs_of(name, tensors, slices))
-    small = costs.small_allreduces(size, size * slices if name.startswith("DSA") else 0)
+    sums_boundaries = name.startswith("DSA") and size > densestream.DIRECT_RANKS
+    small = costs.small_collectives(size, size * slices * sums_boundaries)
     return {
         "messages": int(network.messages.max()) + small.messages,
         "small": small.messages,
@@ -220,11 +224,12 @@ def text(results: dict[str, list[dict]], titles: dict[str, str], density: float)
     each = "\n\n".join(tables(titles[name], found) for name, found in results.items())
     return f"""\
 `scripts/simulate_scale.py --write` runs the real programs of hundreds of ranks in one process, without MPI. It counts
-every message of a call: those of all slices, with their headers, and the small allreduces (3 for DSA; 2 for TopkA and
-TopkDA, which split no region), each as a reduction and a broadcast over binomial trees, 2 ceil(log2 P) messages one
-after the other. The density is {density:.0%}. `allgather` is what a job does by default: every rank's container goes to
-every rank, by P - 1 messages. Its values are rounded (rice, 7-bit QSGD); those of the others are not. The allgather and
-the dense ring, 2 (P - 1) messages, are computed and not simulated.
+every message of a call: those of all slices, with their headers, and the small collectives: the allgather of the cards,
+by recursive doubling; the agreement, and for DSA on more than two ranks the sum of the boundaries, each as a reduction
+and a broadcast over binomial trees, 2 ceil(log2 P) messages one after the other. The density is {density:.0%}.
+`allgather` is what a job does by default: every rank's container goes to every rank, by P - 1 messages. Its values are
+rounded (rice, 7-bit QSGD); those of the others are not. The allgather and the dense ring, 2 (P - 1) messages, are
+computed and not simulated.
 
 The model's time is alpha x messages + bytes / rate for the busiest rank. It is not a measurement: the work of the
 processors, the overlap of slices, contention, and the messages of Horovod's coordinator are not in it. A slice has

@@ -17,6 +17,27 @@ from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.pipeline import Pipeline
 
 
+class DenseRanks:
+    """Ranks that exchange vectors in float32, as ``SimulatedRanks`` exchanges containers.
+
+    Attributes:
+        residuals: of each rank; empty.
+        sent: bytes that each rank has sent, by a ring.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self.residuals = [np.zeros(0, np.float32) for _ in range(ranks)]
+        self.sent = [0] * ranks
+
+    def mean(self, vectors: Sequence[npt.NDArray[np.float32] | None], decay: float = 1.0) -> npt.NDArray[np.float32]:
+        """The mean of all ranks' vectors; None counts as zeros. ``decay`` has no effect, as there are no residuals."""
+        given = np.array([vector for vector in vectors if vector is not None])
+        sent = traffic.allreduce(given.nbytes // len(given), len(vectors)).sent
+        self.sent = [before + sent for before in self.sent]
+        total: npt.NDArray[np.float32] = given.sum(0)
+        return total * np.float32(1 / len(vectors))
+
+
 class SimulatedRanks:
     """Ranks that exchange vectors, gradients or updates, by an allgather of containers.
 

@@ -7,7 +7,7 @@
 A config with ``local`` goes to LocalSGD, any other to hvd.DistributedOptimizer. Model, data and batches are those of
 gpt_job.py, so the simulation in gpt_frontier.py is of this job. The text is that of the Python that runs it. After each
 tenth of the steps, OUT/metrics.json is written, with the loss on text that the model has not seen: each rank computes a
-part of it, with its own parameters.
+part of it, with its own parameters. With LocalSGD, the learning rate is multiplied by the root of the number of ranks.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 from wrapping import finish, wrapped
 
+from hvd_deepreduce import Config
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.torch import LocalSGD
 
@@ -51,7 +52,7 @@ def main(
     config: Annotated[str, typer.Option(help="a preset, a YAML file, or none for dense")] = "none",
     steps: Annotated[int, typer.Option(min=PARTS)] = 2000,
     batch_size: Annotated[int, typer.Option(min=1, help="sequences of 64 characters per rank and step")] = 4,
-    lr: Annotated[float, typer.Option(help="the largest learning rate of AdamW")] = 2e-3,
+    lr: Annotated[float, typer.Option(help="the largest learning rate of AdamW, for dense gradients")] = 2.5e-3,
     seed: int = 0,
     float32: Annotated[bool, typer.Option("--float32", help="compute in float32, not in bfloat16")] = False,
     windows: Annotated[int, typer.Option(min=2, help="sequences of the text for validation that are used")] = 1024,
@@ -61,7 +62,9 @@ def main(
     hvd.init()
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
     model, job = Gpt(seed), gpt_job.Job(batch_size)
-    plain = torch.optim.AdamW(model.parameters(), lr, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
+    longer = config != "none" and Config.load(config).local is not None
+    peak = lr * hvd.size() ** 0.5 if longer else lr
+    plain = torch.optim.AdamW(model.parameters(), peak, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
     optimizer, counting = wrapped(model, plain, config, seed)
     local = isinstance(optimizer, LocalSGD)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: gpt_job.rate(step, steps))

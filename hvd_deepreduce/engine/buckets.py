@@ -14,6 +14,8 @@ from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.ops.dispatch import on_host
 from hvd_deepreduce.sparse import MAX_NUMEL
 
+_ON_HOST: Floats = np.empty(0, np.float32)
+
 
 class Member(NamedTuple):
     """A parameter whose gradients go into buckets.
@@ -43,7 +45,11 @@ class Bucket:
         device: of the stream on which it is encoded and decoded.
         step: for its containers' keys: the largest of the members' steps.
         key: of its containers; set by ``Engine.start``.
-        gradient: ``[numel]``; after ``Engine.receive`` the sum over all ranks. Allocated by the first ``put``.
+        gradient: ``[numel]``; after ``Engine.receive`` ``scale`` times the sum over all ranks. Allocated by
+            ``allocate`` or the first ``put``.
+        views: of the members' parts of ``gradient``, by name, as a framework has made them.
+        scale: what the sum was multiplied by.
+        filling, emptying: seconds that copies into the bucket, and out of it, have taken in this step.
         pending: what the exchange returned when it was started; None before.
         summed: whether ``gradient`` is the sum.
     """
@@ -59,6 +65,9 @@ class Bucket:
         ends = np.cumsum(self.sizes).tolist()
         self.parts: list[tuple[int, int]] = list(zip([0, *ends], ends, strict=False))
         self.gradient: Floats = np.empty(0, self.dtype)
+        self.views: dict[str, Any] = {}
+        self.scale = 1.0
+        self.filling = self.emptying = 0.0
         self.step = 0
         self.key = RngKey(0, number, 0)
         self.pending: Any = None
@@ -68,10 +77,12 @@ class Bucket:
         self._ready: set[str] = set()
         self._released: set[str] = set()
 
-    def allocate(self, like: Floats) -> None:
-        """Puts the vector where ``like`` is. What was in a vector elsewhere is lost."""
+    def allocate(self, like: Floats | None) -> None:
+        """Puts the vector where ``like`` is; None: on the host. What was in a vector elsewhere is lost."""
+        like = _ON_HOST if like is None else like
         if self.gradient.size != self._numel or on_host(self.gradient) != on_host(like):
             self.gradient = arrays.zeros(self._numel, self.dtype, like)
+            self.views.clear()
 
     def adopt(self, vector: Floats) -> None:
         """Uses a vector that holds all members' gradients already; ``Engine.receive`` overwrites it.
@@ -126,7 +137,16 @@ class Bucket:
             parameter.step = self.step + 1
 
     def clear_missing(self) -> None:
-        """Writes zeros for members that have no gradient in this step."""
+        """Writes zeros for members that have no gradient in this step.
+
+        The vector is a new one then: gradients of earlier steps may be views of the old one, and these members' are not
+        overwritten.
+        """
+        if self.full:
+            return
+        if self.views:
+            self.gradient = self.gradient.copy()
+            self.views.clear()
         for parameter in self.members:
             if parameter.name not in self._ready:
                 self.part(parameter.name).fill(0)

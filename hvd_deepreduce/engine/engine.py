@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from threading import Lock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,11 +20,12 @@ from hvd_deepreduce.engine import meeting, small
 from hvd_deepreduce.engine import state as saved
 from hvd_deepreduce.engine.agreement import Agreement, Descriptions
 from hvd_deepreduce.engine.buckets import Bucket
+from hvd_deepreduce.engine.choice import Choice
 from hvd_deepreduce.engine.collectives import Collectives
 from hvd_deepreduce.engine.exchanges import Exchanges
 from hvd_deepreduce.engine.parameter import VELOCITY, Parameter
 from hvd_deepreduce.engine.pipelines import Pipelines
-from hvd_deepreduce.engine.stats import Stats
+from hvd_deepreduce.engine.stats import Report, Stats
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.feedback import DGC
 from hvd_deepreduce.memory import Memory
@@ -83,6 +85,7 @@ class Engine:
         parameters: by name.
         stats: what was sent, and how long it took.
         in_flight: names of the parameters whose gradients were started and not finished.
+        choice: with ``mode: auto``, whether steps are compressed.
         over_mpi: whether buckets are exchanged over MPI, which works on the host, and not as containers by
             ``collectives``.
         exchanges: the queues of the exchanges over MPI; ``close`` them at the end of the job.
@@ -105,6 +108,7 @@ class Engine:
         self.generation = 0
         self._agreement = Agreement(collectives)
         self._memory = Memory()
+        self._beginning = Lock()
         self._closed = False
         self.feedback = True
         self.exchanges = Exchanges(collectives)
@@ -121,6 +125,7 @@ class Engine:
         self._config = config
         self._digest = config.digest()
         self._pipelines: Pipelines | None = None
+        self.choice = Choice() if config.mode == "auto" else None
         self.over_mpi = config.exchange.implementation is not None
         self.generation += 1
 
@@ -269,7 +274,7 @@ class Engine:
             discard: whether this rank asks for the step to be discarded on all ranks.
         """
         self.check_open()
-        word = meeting.word(self._digest, agreed, discard)
+        word = meeting.word(self._digest, agreed, discard, self.choice.word() if self.choice else (0, 0))
         self.stats.add(wire=traffic.allreduce(word.nbytes, self.collectives.size()))
         return word
 
@@ -294,7 +299,51 @@ class Engine:
             agree()
         elif not heard.same_config:
             self._agreement.check(self._config, [], [])
+        if self.choice and self.choice.hear(heard.dense, heard.compressed, self.collectives.size()):
+            _log.info(self.choice.sentence())
         return not heard.discarding
+
+    def begin_step(self) -> None:
+        """A gradient of the next step is there; later gradients of that step do nothing. Threads may call it."""
+        if self.stats.idle:
+            with self._beginning:
+                if self.stats.idle:
+                    if self.choice:
+                        self.choice.begin_step()
+                    self.stats.begin_step()
+
+    @property
+    def dense(self) -> bool:
+        """Whether the framework reduces the gradients of the step that is under way."""
+        return self.choice is not None and self.choice.dense
+
+    def report(self) -> Report:
+        """What was counted, and what was decided."""
+        report = self.stats.to_dict()
+        report.said = self.choice.sentence() if self.choice else ""
+        return report
+
+    def flush(self, parameter: Parameter, gradient: Floats) -> Floats | None:
+        """The sum of a gradient that the framework reduces and of its residual, for ``flushed``. None: there is no
+        residual, or the gradient is not finite, and is sent as it is.
+
+        Args:
+            gradient: float32 or float64 ``[numel]``; unchanged.
+        """
+        assert self.choice is not None
+        if parameter.name in self.choice.flushed or not self._feeds_back(self.pipeline_of(parameter)):
+            return None
+        if not deferred.finite(gradient):
+            return None
+        total = gradient.copy()
+        arrays.add(total, self._memory.residual(parameter.name, gradient.size, gradient.dtype, gradient))
+        return total
+
+    def flushed(self, parameter: Parameter, total: Floats, sent: Floats) -> None:
+        """Keeps in the residual what was not sent: ``total - sent``, which is the rounding of a smaller dtype."""
+        assert self.choice is not None
+        self._memory.residual(parameter.name, total.size, total.dtype, total)[:] = total - sent
+        self.choice.flushed.add(parameter.name)
 
     def close(self) -> None:
         """Ends the exchanges, their threads and those of ``collectives``, and frees the residuals.
@@ -406,6 +455,8 @@ class Engine:
         Args:
             numel, itemsize: as in ``small.uncompressed``.
         """
+        if self._config.scope != "tensor":  # without a search for the tensor's settings
+            return False
         return small.uncompressed(self.pipeline_of(parameter), numel, itemsize)
 
     def decode(self, parameter: Parameter, gathered: U8, out: Floats, scale: float, key: RngKey) -> None:
@@ -475,6 +526,8 @@ class Engine:
         bucket.count_step()
         config = self._config
         key = bucket.key = RngKey(config.seed, bucket.number, bucket.step, self.collectives.rank())
+        self.stats.add(encode=bucket.filling)
+        bucket.filling = 0.0
         residual = velocity = None
         failure: Exception | None = None
         try:
@@ -537,10 +590,7 @@ class Engine:
         ]
 
     def receive(self, bucket: Bucket, scale: float = 1.0) -> None:
-        """Waits for a bucket's exchange; ``bucket.gradient`` is ``scale`` times the sum over all ranks then.
-
-        Args:
-            scale: 1 where exchanges are over MPI.
+        """Waits for a bucket's exchange; ``bucket.gradient`` is ``scale * (sum over all ranks)`` then.
 
         Raises:
             ContainerError: as ``decode``.
@@ -548,18 +598,24 @@ class Engine:
         begin = perf_counter()
         if self.over_mpi:
             counted = bucket.pending.result()
-            self.stats.add(wire=counted, wait=perf_counter() - begin)
+            there = perf_counter()
+            if scale != 1.0:
+                bucket.gradient *= bucket.dtype.type(scale)
+            self.stats.add(wire=counted, wait=there - begin, decode=perf_counter() - there)
         else:
             gathered = self.collectives.wait_allgather(bucket.pending)
             there = perf_counter()
             self._decode(gathered, bucket.gradient, scale, self._tensors_of(bucket))
             self.stats.add(wait=there - begin, decode=perf_counter() - there)
-        bucket.summed = True
+        bucket.summed, bucket.scale = True, scale
 
     def release(self, bucket: Bucket, parameter: Parameter) -> None:
         """The parameter's part of a received bucket was read."""
         self.in_flight.discard(parameter.name)
         bucket.layout.release(bucket, parameter)
+        if bucket.empty:  # all have been read
+            self.stats.add(decode=bucket.emptying)
+            bucket.emptying = 0.0
 
     def release_all(self, bucket: Bucket) -> None:
         """As ``release``, for all parameters of a bucket that was full."""

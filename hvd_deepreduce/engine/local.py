@@ -45,7 +45,7 @@ class Fragment(Generic[G]):
         began: the clock of the last exchange.
         updates: what is in flight, by number; afterwards the means over the ranks.
         tickets: of the updates that travel in containers.
-        small: of the updates that are too small for one, by number; what ``start_small`` returned.
+        small: of the other updates: what ``start_small`` returned; None: there are none.
         present: whether this rank has sent an update in the exchange in flight.
         starts: with a delay, this rank's parameters when the exchange in flight began, by number.
         keeps: with a delay and ``mix``, the share of its parameters that this rank keeps.
@@ -58,7 +58,7 @@ class Fragment(Generic[G]):
     began: int = 0
     updates: dict[int, G] = field(default_factory=dict)
     tickets: list[Ticket[G]] = field(default_factory=list)
-    small: dict[int, Any] = field(default_factory=dict)
+    small: Any = None
     present: bool = True
     starts: dict[int, Any] = field(default_factory=dict)
     keeps: float = 0.0
@@ -160,12 +160,12 @@ class LocalExchanges(ABC, Generic[G]):
         long as ``agreed`` is not set."""
 
     @abstractmethod
-    def start_small(self, number: int, update: G) -> Any:
-        """Starts the reduction of an update by the framework's own allreduce."""
+    def start_small(self, updates: Mapping[int, G]) -> Any:
+        """Starts the reduction of updates, by number, by the framework's own allreduce: all of them together."""
 
     @abstractmethod
-    def finish_small(self, number: int, started: Any) -> G:
-        """The mean over the ranks."""
+    def finish_small(self, started: Any) -> Mapping[int, G]:
+        """Their means over the ranks."""
 
     @abstractmethod
     def outer_step(self, fragment: Fragment[G]) -> None:
@@ -271,8 +271,7 @@ class LocalExchanges(ABC, Generic[G]):
             updates = {n: self.nothing(n) for n in fragment.numbers}
         engine.feedback = present
         try:
-            for number, update in updates.items():
-                self._start(fragment, number, update)
+            self._start(fragment, updates)
         finally:
             engine.feedback = True
         fragment.present = present
@@ -324,16 +323,20 @@ class LocalExchanges(ABC, Generic[G]):
             )
         self.agreed = True
 
-    def _start(self, fragment: Fragment[G], number: int, update: G) -> None:
-        engine, parameter = self.engine, self.parameters[number]
-        itemsize = parameter.accumulated_in.itemsize
-        small = engine.config.scope == "tensor" and engine.uncompressed(parameter, parameter.numel, itemsize)
-        if small or engine.config.sends_all_as_it_is:
-            fragment.small[number] = self.start_small(number, update)
-            engine.count_allreduce(parameter.numel * itemsize, 0)
-        else:
-            fragment.tickets.append(fragment.reducer.start(parameter, update))
-        fragment.updates[number] = update
+    def _start(self, fragment: Fragment[G], updates: Mapping[int, G]) -> None:
+        engine, small = self.engine, {}
+        for number, update in updates.items():
+            parameter = self.parameters[number]
+            itemsize = parameter.accumulated_in.itemsize
+            alone = engine.uncompressed(parameter, parameter.numel, itemsize)
+            if alone or engine.config.sends_all_as_it_is:
+                small[number] = update
+                engine.count_allreduce(parameter.numel * itemsize, 0)
+            else:
+                fragment.tickets.append(fragment.reducer.start(parameter, update))
+            fragment.updates[number] = update
+        if small:
+            fragment.small = self.start_small(small)
 
     def _dense_bytes(self, fragment: Fragment[G]) -> int:
         """What a rank would send in a step that reduces the fragment's gradients dense."""
@@ -343,11 +346,11 @@ class LocalExchanges(ABC, Generic[G]):
     def end(self, fragment: Fragment[G]) -> None:
         """Waits for an exchange, takes the outer step, and lets the local parameters follow."""
         tickets, small = fragment.tickets, fragment.small
-        fragment.tickets, fragment.small, fragment.ends = [], {}, None
+        fragment.tickets, fragment.small, fragment.ends = [], None, None
         for ticket in tickets:
             fragment.reducer.finish(ticket, 1 / self.engine.collectives.size())
-        for number, started in small.items():
-            fragment.updates[number] = self.finish_small(number, started)
+        if small is not None:
+            fragment.updates.update(self.finish_small(small))
         self.outer_step(fragment)
         fragment.updates = {}
         if fragment.present:
@@ -424,7 +427,7 @@ class LocalExchanges(ABC, Generic[G]):
         """Forgets exchanges in flight. The ranks are compared again at the next one."""
         self.agreed = False
         for fragment in self.fragments:
-            fragment.tickets, fragment.small, fragment.updates = [], {}, {}
+            fragment.tickets, fragment.small, fragment.updates = [], None, {}
             fragment.ends, fragment.starts, fragment.keeps = None, {}, 0.0
 
 

@@ -2,7 +2,7 @@
 
 It finds ranks that would leave the others waiting for ever: one that has called ``hvd.join()``, one whose config was
 changed alone, and one that is new in the job and waits for the handshake. A rank can also ask all others to send
-nothing in this step.
+nothing in this step, and after a trial (``choice.py``) it says what it has measured.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from hvd_deepreduce.codec import Floats
 
-WORDS = 7
+WORDS = 9
 """Elements of what a rank says."""
 
 
@@ -25,24 +25,28 @@ class Outcome(NamedTuple):
         newcomers: how many ranks ask for the handshake.
         same_config: whether all ranks that said something have the same config.
         discarding: how many ranks ask for this step to be discarded.
+        dense, compressed: the ranks' sums of ``Choice.word``.
     """
 
     missing: int
     newcomers: int
     same_config: bool
     discarding: int = 0
+    dense: int = 0
+    compressed: int = 0
 
 
-def word(digest: int, agreed: bool, discard: bool = False) -> Floats:
+def word(digest: int, agreed: bool, discard: bool = False, times: tuple[int, int] = (0, 0)) -> Floats:
     """What a rank says: float64 ``[WORDS]``, to be added up over the ranks.
 
     Args:
         digest: of its config.
         agreed: whether it has taken part in the handshake.
         discard: whether it asks for this step to be discarded.
+        times: its ``Choice.word``.
     """
     high, low = divmod(digest, 1 << 16)
-    return np.array([1, not agreed, high, high * high, low, low * low, discard], np.float64)
+    return np.array([1, not agreed, high, high * high, low, low * low, discard, *times], np.float64)
 
 
 def outcome(total: Floats, size: int) -> Outcome:
@@ -51,9 +55,9 @@ def outcome(total: Floats, size: int) -> Outcome:
     Integers below 2^53 are exact in float64, which suffices for 2^21 ranks. By Cauchy and Schwarz, n times the sum of
     the squares of n numbers is the square of their sum only if the numbers are equal.
     """
-    present, newcomers, high, high_squares, low, low_squares, discarding = (int(value) for value in total)
+    present, newcomers, high, high_squares, low, low_squares, discarding, *times = (int(value) for value in total)
     same = present * high_squares == high * high and present * low_squares == low * low
-    return Outcome(size - present, newcomers, same, discarding)
+    return Outcome(size - present, newcomers, same, discarding, *times)
 
 
 def join_error(missing: int) -> RuntimeError:

@@ -24,6 +24,7 @@ class Ticket(Generic[G]):
         gradient: the tensor that was given.
         device: of ``gradient``.
         bucket: in which it is sent; None: it is sent alone.
+        adopted: ``gradient`` is all of the bucket.
         flat, key, pending: of a gradient that is sent alone: its flat array, its container's key, and its allgather.
     """
 
@@ -31,6 +32,7 @@ class Ticket(Generic[G]):
     gradient: G
     device: Device
     bucket: Bucket | None = None
+    adopted: bool = False
     flat: Floats | None = None
     key: RngKey | None = None
     pending: Any = None
@@ -76,11 +78,12 @@ class Reducer(Generic[G]):
         # started under this lock, so that no thread overtakes another between the order and the start.
         self._lock = Lock()
 
-    def start(self, parameter: Parameter, gradient: G) -> Ticket[G]:
+    def start(self, parameter: Parameter, gradient: G, own: bool = False) -> Ticket[G]:
         """Takes a parameter's gradient of this step.
 
         Args:
             gradient: ``finish`` overwrites it; it must not be changed before.
+            own: it may become a view of its bucket's memory, which the next step overwrites.
 
         Raises:
             RuntimeError: the parameter's last gradient, or its last bucket, is still in flight; or an exchange over MPI
@@ -91,7 +94,7 @@ class Reducer(Generic[G]):
             raise in_flight(parameter)
         device = tensors.device(gradient)
         if engine.config.scope != "tensor":
-            return self._start_in_bucket(parameter, gradient, device)
+            return self._start_in_bucket(parameter, gradient, device, own)
         with tensors.stream(device):
             begin = perf_counter()
             flat = tensors.flat(gradient)
@@ -99,7 +102,7 @@ class Reducer(Generic[G]):
             packed: U8 = engine.encode(parameter, flat)
             engine.stats.add(encode=perf_counter() - begin)
             pending = engine.collectives.start_allgather(packed, parameter.name)
-        return Ticket((parameter,), gradient, device, None, flat, key, pending)
+        return Ticket((parameter,), gradient, device, flat=flat, key=key, pending=pending)
 
     def start_bucket(self, parameters: Sequence[Parameter], number: int, gradient: G) -> Ticket[G]:
         """Takes a bucket that the framework filled, and starts its exchange.
@@ -134,7 +137,7 @@ class Reducer(Generic[G]):
             for parameter in parameters:
                 engine.mark_ready(bucket, parameter)
             engine.start(bucket)
-        return Ticket(parameters, gradient, device, bucket)
+        return Ticket(parameters, gradient, device, bucket, adopted=True)
 
     def finish(self, ticket: Ticket[G], scale: float) -> None:
         """Waits until a gradient is reduced: ``ticket.gradient = scale * (sum over all ranks)``.
@@ -154,14 +157,16 @@ class Reducer(Generic[G]):
                 self._start(late)
             if not bucket.summed:
                 with tensors.stream(bucket.device):
-                    engine.receive(bucket)
+                    engine.receive(bucket, scale)
+            # Optimizers with different scales may share a bucket.
+            rest = 1.0 if scale == bucket.scale else scale / bucket.scale
+            begin = perf_counter()
             with tensors.stream(ticket.device):
-                begin = perf_counter()
-                whole = len(ticket.parameters) > 1
-                tensors.write(
-                    ticket.gradient, bucket.gradient if whole else bucket.part(ticket.parameters[0].name), scale
-                )
-                engine.stats.add(decode=perf_counter() - begin)
+                if ticket.adopted:
+                    tensors.write(ticket.gradient, bucket.gradient, rest)
+                else:
+                    tensors.take(ticket.gradient, self._view(bucket, ticket.parameters[0], ticket.gradient), rest)
+            bucket.emptying += perf_counter() - begin
             for parameter in ticket.parameters:
                 engine.release(bucket, parameter)
 
@@ -178,7 +183,7 @@ class Reducer(Generic[G]):
             self._tensors.write(ticket.gradient, ticket.flat)
             engine.stats.add(wait=there - begin, decode=perf_counter() - there)
 
-    def _start_in_bucket(self, parameter: Parameter, gradient: G, device: Device) -> Ticket[G]:
+    def _start_in_bucket(self, parameter: Parameter, gradient: G, device: Device, own: bool) -> Ticket[G]:
         engine, tensors = self._engine, self._tensors
         with self._lock, tensors.stream(device):
             layout = self._layout
@@ -192,15 +197,24 @@ class Reducer(Generic[G]):
                     "its own DeepReduce"
                 )
             begin = perf_counter()
-            bucket.put(parameter, tensors.flat(gradient, engine.over_mpi))
+            if bucket.empty:
+                bucket.allocate(None if engine.over_mpi else tensors.flat(gradient))
+            tensors.put(gradient, self._view(bucket, parameter, gradient), own)
             if bucket.device is not None:
                 recorded = tensors.record(device)
                 if recorded is not None:
                     self._recorded.setdefault(bucket.name, []).append(recorded)
-            engine.stats.add(encode=perf_counter() - begin)
+            bucket.filling += perf_counter() - begin
             for ready in engine.mark_ready(bucket, parameter):
                 self._start(ready)
         return Ticket((parameter,), gradient, device, bucket)
+
+    def _view(self, bucket: Bucket, parameter: Parameter, gradient: G) -> Any:
+        """The parameter's part of the bucket, in the form of ``Tensors.view``."""
+        view = bucket.views.get(parameter.name)
+        if view is None:
+            view = bucket.views[parameter.name] = self._tensors.view(bucket.part(parameter.name), gradient)
+        return view
 
     def _start(self, bucket: Bucket) -> None:
         # The caller may be on another device's stream, and the gradients may have been copied on several streams.

@@ -49,7 +49,13 @@ class Counters:
 
 
 class Report(dict[str, dict[str, Any]]):
-    """``{"total": {...}, "last_step": {...}}`` of plain numbers, with the keys of ``Counters``. ``str`` is a table."""
+    """``{"total": {...}, "last_step": {...}}`` of plain numbers, with the keys of ``Counters``. ``str`` is a table.
+
+    Attributes:
+        said: what was decided about compression, and why, with ``mode: auto``; else empty.
+    """
+
+    said = ""
 
     def __str__(self) -> str:
         columns = list(self)
@@ -61,10 +67,11 @@ class Report(dict[str, dict[str, Any]]):
         shares = [self[column]["bytes_sent"] / max(1, self[column]["dense_bytes"]) for column in columns]
         rows.append(["sent / dense", *(f"{share:.2%}" for share in shares)])
         first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
-        return "\n".join(
+        lines = [
             "  ".join([row[0].ljust(first), *(cell.rjust(wide) for cell, wide in zip(row[1:], others, strict=True))])
             for row in rows
-        )
+        ]
+        return "\n".join([*lines, self.said] if self.said else lines)
 
 
 @dataclass
@@ -75,6 +82,11 @@ class Stats:
     last: Counters = field(default_factory=Counters)
     _ended: bool = True
     _lock: Lock = field(default_factory=Lock)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no step is under way."""
+        return self._ended
 
     def begin_step(self) -> None:
         """Counts a new step, unless one is under way."""

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
 from hvd_deepreduce.codec import Floats
+from hvd_deepreduce.ops.dispatch import on_host
 
 G = TypeVar("G")
 """The framework's type of a gradient."""
@@ -43,6 +44,25 @@ class Tensors(ABC, Generic[G]):
         Args:
             reduced: ``[numel]``, on the host or the gradient's device; it may be the array that ``flat`` returned.
         """
+
+    def view(self, part: Floats, gradient: G) -> Any:
+        """A gradient's part of a bucket, ``[numel]``, in the form that ``put`` and ``take`` want; made once for many
+        steps."""
+        return part
+
+    def put(self, gradient: G, view: Any, own: bool) -> None:
+        """Copies a gradient into its part of a bucket.
+
+        Args:
+            view: what ``view`` returned.
+            own: the gradient may use the part's memory as its own from now on, which is overwritten in the next step,
+                where the framework can do so.
+        """
+        view[:] = self.flat(gradient, on_host(view))
+
+    def take(self, gradient: G, view: Any, scale: float) -> None:
+        """``gradient = scale * (its part of a bucket)``."""
+        self.write(gradient, view, scale)
 
     def stream(self, device: Device) -> AbstractContextManager[Any]:
         """Inside, array operations run on this device, in order with the framework's current stream."""

@@ -11,7 +11,7 @@ The modules, in an order in which each imports only modules above it. One except
 ``session`` when they are called, so that their programs need no MPI.
 
     errors settings traffic    what users see: errors, settings, the registry; bytes on the wire  no MPI
-    messages                   the bytes of a message: its header and sections                    no MPI
+    messages opening           the bytes of a message, and of what a rank hands in when it comes  no MPI
     transport schedules        programs and their messages; who sends to whom in which round      no MPI
     sum_buffer                 where the result is collected                                      no MPI
     densestream sparcml topk_allgather

@@ -13,8 +13,10 @@ from __future__ import annotations
 from math import ceil, log2
 from typing import NamedTuple
 
-MEETING, AGREEMENT = 20, 3
-"""The numbers (uint64) in a session's first and last small allreduce (``session.py``)."""
+from hvd_deepreduce.exchange.opening import card_bytes
+
+AGREEMENT = 3
+"""The numbers (uint64) in a session's last small allreduce (``session.py``)."""
 
 
 class Cost(NamedTuple):
@@ -77,18 +79,19 @@ def allgatherv(ranks: int, kept: int) -> Cost:
 
 
 def densestream(ranks: int, kept: int) -> Cost:
-    """DenseStream's allreduce: equation 6, the sum of equations 4 and 5, for one slice. ``small_allreduces`` has the
+    """DenseStream's allreduce: equation 6, the sum of equations 4 and 5, for one slice. ``small_collectives`` has the
     rest of a call; with s slices there are s times as many messages."""
     return scatter_reduce(ranks, kept) + allgatherv(ranks, kept)
 
 
-def small_allreduces(ranks: int, boundaries: int) -> Cost:
-    """What a call sends beside its programs' messages: the meeting, the sum of the boundaries (DenseStream: ranks x
-    slices numbers; 0 for the other exchanges, which do without), and the agreement.
+def small_collectives(ranks: int, boundaries: int) -> Cost:
+    """What a call sends beside its programs' messages: the allgather of the cards, the sum of the boundaries
+    (DenseStream on more than two ranks: ranks x slices numbers; 0 for the others, which do without), and the agreement.
 
-    Each is counted as a reduction to one rank and a broadcast, over binomial trees: 2 ceil(log2 P) messages one after
-    the other, and up to ceil(log2 P) received by one rank. A word is 8 bytes here.
+    The allgather is counted as recursive doubling, each sum as a reduction to one rank and a broadcast, over binomial
+    trees: 2 ceil(log2 P) messages one after the other, and up to ceil(log2 P) received by one rank. A word is 8 bytes
+    here.
     """
-    numbers = [MEETING, AGREEMENT] + [boundaries] * (boundaries > 0)
-    depth = ceil(log2(ranks))
-    return Cost(2 * depth * len(numbers), min(depth, 1) * sum(numbers), depth * sum(numbers))
+    numbers = [AGREEMENT] + [boundaries] * (boundaries > 0)
+    depth, cards = ceil(log2(ranks)), (ranks - 1) * (card_bytes(ranks) // 8)
+    return Cost(depth + 2 * depth * len(numbers), cards + min(depth, 1) * sum(numbers), cards + depth * sum(numbers))

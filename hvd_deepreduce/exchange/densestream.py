@@ -22,12 +22,14 @@ overlap (equation 6).
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hvd_deepreduce.codec import U8, Floats, RngKey
+from hvd_deepreduce.exchange.opening import room
 from hvd_deepreduce.exchange.schedules import allgather, halving_rounds
 from hvd_deepreduce.exchange.settings import DenseStreamExchange
 from hvd_deepreduce.exchange.sum_buffer import SumBuffer
@@ -43,7 +45,7 @@ from hvd_deepreduce.exchange.transport import (
 )
 from hvd_deepreduce.joint.densestream import DenseStream
 from hvd_deepreduce.joint.stream import Stream, covered_indices
-from hvd_deepreduce.joint.stream_format import check_kind, pack, unpack, value_codec
+from hvd_deepreduce.joint.stream_format import check_kind, pack, packed_values, unpack, value_codec
 from hvd_deepreduce.ops import arrays, deferred
 from hvd_deepreduce.sparse import SparseTensor
 from hvd_deepreduce.value.raw import Raw
@@ -52,9 +54,14 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 U64 = np.ndarray[Any, np.dtype[np.uint64]]
-SLICE_ELEMENTS = 1 << 14
+SLICE_ELEMENTS = 1 << 13
 """About the number of kept elements of a region that travel as one slice."""
 PLAIN_BLOCKS = DenseStream(coded=False)
+DIRECT_RANKS = 2
+"""Up to so many ranks send each other all that they keep. For two this takes no more words than equation 6, half of the
+messages, and no merging before the sum is written."""
+WHOLE = range(1)
+"""The regions of a vector that is divided into slices only: a single one."""
 SCATTER_REDUCE, ALLGATHER = 0, 1
 """The phases of message tags."""
 
@@ -119,22 +126,49 @@ def allreduce(
         indices = covered_indices(own.indices, codec.gap(own.numel, own.values.dtype))
         return SparseTensor(own.numel, indices, arrays.gather(residual, indices))
 
+    errors: list[Stream] = []
+
+    def plan_of(own: SparseTensor, bounds: list[int], slices: int) -> Plan:
+        rounds = residual is not None and codec.value != "raw"
+        own_key = key._replace(rank=comm.rank)
+        return Plan(codec, own.numel, own.values.dtype, bounds, slices, own_key, errors if rounds else None)
+
+    def pack_card(own: SparseTensor) -> U8 | None:
+        if own.values.size * codec.value_bits(own.values.dtype) // 8 > room(comm.size):
+            return None
+        plan = plan_of(own, [0, own.numel], 1)
+        return plan.pack(Stream.from_sparse(own, plan.gap), WHOLE, 0)
+
     with Session(
-        comm, tensor, f"densestream with {codec!r}", dense=dense, out=out, scale=scale, residual=residual, key=key,
-        timeout=timeout, patience=patience, prepare=prepare,
+        comm, tensor, _description(codec if isinstance(codec, DenseStream) else repr(codec)), dense=dense, out=out,
+        scale=scale, residual=residual, key=key, timeout=timeout, patience=patience, prepare=prepare, pack=pack_card,
     ) as session:  # fmt: skip
-        own, transport = session.tensor, session.transport
-        numel, dtype = own.numel, own.values.dtype
+        own, transport, cards = session.tensor, session.transport, session.cards
+        numel = own.numel
+        if cards is not None:
+
+            def total() -> SparseTensor | Floats:
+                plan = plan_of(own, [0, numel], 1)
+                streams = [plan.unpack(card.checked(rank), WHOLE, 0, rank) for rank, card in enumerate(cards)]
+                session.sum_buffer.write_region(streams, 0, numel, plan.gap)
+                return session.sum_buffer.result()
+
+            return session.run([], total, errors)
+        errors.clear()
         slices = slice_count(session.max_kept, transport.size)
-        parts = transport.size * slices
-        shares = transport.attempt(np.zeros(parts, np.uint64), share_boundaries, own, parts)
-        totals = session.sum(shares)
-        bounds = transport.attempt([0] * parts + [numel], average_boundaries, totals, numel)
-        errors: list[Stream] | None = [] if residual is not None and codec.value != "raw" else None
-        plan = Plan(codec, numel, dtype, bounds, slices, key._replace(rank=transport.rank), errors)
-        stream = transport.attempt(Stream.empty(numel, dtype), Stream.from_sparse, own, plan.gap)
-        work = programs(transport, stream, plan, session.sum_buffer)
-        return session.run(work, session.sum_buffer.result, errors)
+        if transport.size <= DIRECT_RANKS:
+            plan = plan_of(own, [numel * part // slices for part in range(slices + 1)], slices)
+            make = direct_programs
+        else:
+            parts = transport.size * slices
+            shares = transport.attempt(np.zeros(parts, np.uint64), share_boundaries, own, parts)
+            totals = session.sum(shares)
+            bounds = transport.attempt([0] * parts + [numel], average_boundaries, totals, numel)
+            plan, make = plan_of(own, bounds, slices), programs
+        return session.run(make(transport, own, plan, session.sum_buffer), session.sum_buffer.result, errors)
+
+
+_description = lru_cache(64)("densestream with {!r}".format)
 
 
 def run_exchange(
@@ -156,8 +190,10 @@ def run_exchange(
 
 
 def slice_count(max_kept: int, ranks: int) -> int:
-    """The number of slices per region, if no rank keeps more than ``max_kept`` elements."""
-    return max(1, min(MAX_SLICES, max_kept // (max(ranks, 1) * SLICE_ELEMENTS)))
+    """The number of slices per region, if no rank keeps more than ``max_kept`` elements. Those of a few ranks are
+    longer, because they take one round of messages in place of several."""
+    elements = SLICE_ELEMENTS * (4 if ranks <= DIRECT_RANKS else 1)
+    return max(1, min(MAX_SLICES, max_kept // (max(ranks, 1) * elements)))
 
 
 def share_boundaries(tensor: SparseTensor, parts: int) -> U64:
@@ -236,8 +272,8 @@ class Plan:
         key = self.key._replace(parameter=(self.key.parameter + number * 0x9E3779B1) & 0xFFFFFFFF)
         section = pack(stream, self.form, self.values, key, begin, end)
         if self.errors is not None and deferred.finite(stream.values):
-            sent = unpack(section, self.numel, self.dtype, None, begin, end)
-            self.errors.append(Stream(self.numel, stream.starts, stream.lengths, stream.values - sent.values))
+            rounded = stream.values - packed_values(section, self.dtype)
+            self.errors.append(Stream(self.numel, stream.starts, stream.lengths, rounded))
         return section
 
     def unpack(self, section: U8, ranks: range, slot: int, sender: int) -> Stream:
@@ -254,37 +290,92 @@ class Plan:
             raise ValueError(f"cannot read the stream of rank {sender}: {error}") from None
 
 
-def programs(transport: Transport, stream: Stream, plan: Plan, sum_buffer: SumBuffer | None) -> list[Program]:
+class Kept:
+    """What one rank keeps, from which its programs take the parts that they send, each when it is its turn.
+
+    Args:
+        tensor: of contiguous arrays.
+        plan: of the allreduce.
+    """
+
+    def __init__(self, tensor: SparseTensor, plan: Plan) -> None:
+        self.tensor, self.plan = tensor, plan
+        self.at = np.searchsorted(tensor.indices, np.array(plan.bounds, np.uint32)).astype(np.uint64)
+
+    def stream(self, ranks: range, slot: int) -> Stream:
+        """The slices ``slot`` of the regions of ``ranks``."""
+        first = np.array(ranks) * self.plan.slices + slot
+        return Stream.from_pieces(self.tensor, np.stack([self.at[first], self.at[first + 1]], 1), self.plan.gap)
+
+
+def programs(transport: Transport, tensor: SparseTensor, plan: Plan, sum_buffer: SumBuffer | None) -> list[Program]:
     """One rank's programs, one per slice.
 
     Args:
-        stream: this rank's vector, with blocks of ``plan.gap``.
+        tensor: what this rank keeps.
         sum_buffer: receives the sum; None: the sum is not decoded (for counting messages in a simulation).
     """
-    cuts = np.array(plan.bounds[1:-1], np.uint64)
-
-    def of_slots() -> list[Stream]:
-        pieces = stream.split(cuts)
-        return [Stream.concatenate(pieces[slot :: plan.slices]) for slot in range(plan.slices)]
-
-    nothing = Stream.empty(stream.numel, stream.values.dtype)
-    streams = transport.attempt([nothing] * plan.slices, of_slots)
-    return [_program(transport, slot, streams[slot], plan, sum_buffer) for slot in range(plan.slices)]
+    kept = transport.attempt(None, Kept, tensor, plan)
+    return [_program(transport, slot, kept, plan, sum_buffer) for slot in range(plan.slices)]
 
 
-def _program(transport: Transport, slot: int, stream: Stream, plan: Plan, sum_buffer: SumBuffer | None) -> Program:
+def direct_programs(
+    transport: Transport, tensor: SparseTensor, plan: Plan, sum_buffer: SumBuffer | None
+) -> list[Program]:
+    """The programs of a few ranks, one per slice, which send each other all that they keep; arguments of ``programs``.
+
+    ``plan.bounds`` divides the vector into slices only."""
+    kept = transport.attempt(None, Kept, tensor, plan)
+    return [_direct_program(transport, slot, kept, plan, sum_buffer) for slot in range(plan.slices)]
+
+
+def _own(transport: Transport, kept: Kept | None, plan: Plan, ranks: range, slot: int) -> Stream:
+    """What this rank keeps of the slices ``slot`` of ``ranks``; nothing if it has failed."""
+    nothing = Stream.empty(plan.numel, plan.dtype)
+    return nothing if kept is None else transport.attempt(nothing, kept.stream, ranks, slot)
+
+
+def _direct_program(
+    transport: Transport, slot: int, kept: Kept | None, plan: Plan, sum_buffer: SumBuffer | None
+) -> Program:
+    begin, end = plan.element_range(WHOLE, slot)
+    streams: list[Stream | None] = [None] * transport.size
+    own = _own(transport, kept, plan, WHOLE, slot)
+
+    def deliver(rank: int, section: U8) -> None:
+        sent_as_it_is = rank == transport.rank and plan.values.id == Raw.id
+        streams[rank] = own if sent_as_it_is else plan.unpack(section, WHOLE, slot, rank)
+
+    def add() -> None:
+        if sum_buffer is not None:
+            sum_buffer.write_region([stream for stream in streams if stream is not None], begin, end, plan.gap)
+
+    section = transport.attempt(EMPTY, plan.pack, own, WHOLE, slot)
+    tag = message_tag(ALLGATHER, slot)
+    yield from allgather(transport, tag, section, lambda ranks: len(ranks) * (end - begin), deliver)
+    transport.attempt(None, add)
+
+
+def _program(transport: Transport, slot: int, kept: Kept | None, plan: Plan, sum_buffer: SumBuffer | None) -> Program:
     def elements(ranks: range) -> int:
         begin, end = plan.element_range(ranks, slot)
         return end - begin
 
     tag = message_tag(SCATTER_REDUCE, slot)
-    for halving in halving_rounds(transport.rank, transport.size):
-        cut = plan.bounds[halving.middle * plan.slices + slot]
-        left, right = transport.attempt([stream, stream], stream.split, np.array([cut], np.uint64))
-        stream, given = (left, right) if halving.own_half[0] < halving.middle else (right, left)
+    rounds = halving_rounds(transport.rank, transport.size)
+    stream = Stream.empty(plan.numel, plan.dtype)
+    for number, halving in enumerate(rounds):
+        if number:
+            cut = plan.bounds[halving.middle * plan.slices + slot]
+            left, right = transport.attempt([stream, stream], stream.split, np.array([cut], np.uint64))
+            stream, given = (left, right) if halving.own_half[0] < halving.middle else (right, left)
+        else:
+            given = _own(transport, kept, plan, halving.other_half, slot)
         section = transport.attempt(EMPTY, plan.pack, given, halving.other_half, slot)
         for to in halving.send_to:
             transport.send(to, tag, [section])
+        if not number:
+            stream = _own(transport, kept, plan, halving.own_half, slot)
         for source in halving.receive_from:
             (message,) = yield Receive(source, tag, 1, elements(halving.own_half))
             received = transport.attempt(stream, plan.unpack, message, halving.own_half, slot, source)
@@ -293,8 +384,10 @@ def _program(transport: Transport, slot: int, stream: Stream, plan: Plan, sum_bu
     def deliver(rank: int, section: U8) -> None:
         region = range(rank, rank + 1)
         if sum_buffer is not None:
-            sum_buffer.write_region(plan.unpack(section, region, slot, rank), *plan.element_range(region, slot))
+            sum_buffer.write_region([plan.unpack(section, region, slot, rank)], *plan.element_range(region, slot))
 
     own = range(transport.rank, transport.rank + 1)
+    if not rounds:
+        stream = _own(transport, kept, plan, own, slot)
     section = transport.attempt(EMPTY, plan.pack, stream, own, slot)
     yield from allgather(transport, message_tag(ALLGATHER, slot), section, elements, deliver)

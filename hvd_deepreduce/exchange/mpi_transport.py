@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +19,12 @@ from hvd_deepreduce.exchange import messages, traffic
 from hvd_deepreduce.exchange.errors import LostRankError
 from hvd_deepreduce.exchange.messages import Label
 from hvd_deepreduce.exchange.traffic import NOTHING, Traffic
-from hvd_deepreduce.exchange.transport import EMPTY, Program, Receive, Transport, describe
+from hvd_deepreduce.exchange.transport import EMPTY, MAX_SLICES, Program, Receive, Transport, describe
 
 U64 = np.ndarray[Any, np.dtype[np.uint64]]
 MAX_RECEIVES = 2
-"""Messages from one sender that are received at the same time: earlier slices are complete before later ones start."""
+"""Messages of one sender and phase that are received at the same time: earlier slices are complete before later ones
+start."""
 CHUNK = 1 << 30
 """The most bytes of an MPI message, whose count has 31 bits. A longer message travels as several, of which each but the
 last has ``CHUNK`` bytes."""
@@ -59,52 +61,54 @@ def _seconds(variable: str) -> float | None:
 
 
 class Backoff:
-    """Waits between polls, longer each time, because other ranks may need this core. The first wait only yields the
-    core; the next ones sleep 50, 100, 200, ... up to 500 microseconds.
+    """Waits between polls. At first after progress a wait only yields the core, because what is awaited is likely to
+    come soon. After that, waits sleep 50, 100, 200, ... up to 500 microseconds, because other threads, and ranks that
+    share this core, may need it.
 
     Args:
         comm: the communicator that the awaited message comes over.
         limit: seconds without progress after which ``wait`` raises. None: no limit; ``wait`` warns.
+        yields: seconds after progress in which no wait sleeps.
     """
 
-    YIELDS = 1
+    SHORT, LONG = 30e-6, 300e-6
+    """Of ``yields``: for the messages of three ranks or more, which compute between them; and for all else."""
     FIRST_SLEEP, LONGEST_SLEEP = 50e-6, 500e-6
 
-    def __init__(self, comm: PrivateComm, limit: float | None) -> None:
-        self.comm, self.limit = comm, limit
+    def __init__(self, comm: PrivateComm, limit: float | None, yields: float) -> None:
+        self.comm, self.limit, self.yields = comm, limit, yields
         self.warning = stall_warning() if limit is None else None
         self.reset()
 
     def reset(self) -> None:
         """To be called when a poll found progress."""
-        self.polls = 0
-        self.began = time.monotonic()
-        self.warned = self.began
+        self.sleep = self.FIRST_SLEEP
+        self.began = self.warned = time.monotonic()
 
-    def wait(self, sender: str) -> None:
+    def wait(self, sender: Callable[[], str]) -> None:
         """To be called when a poll found nothing.
 
         Args:
-            sender: what this rank waits for, for the error's text.
+            sender: returns what this rank waits for, for the error's text.
 
         Raises:
             LostRankError: there was no progress within the limit, or a rank has left.
         """
-        self.polls += 1
-        if self.polls <= self.YIELDS:
+        now = time.monotonic()
+        if now - self.began < self.yields:
             os.sched_yield()
             return
-        time.sleep(min(self.LONGEST_SLEEP, self.FIRST_SLEEP * 2 ** min(self.polls - self.YIELDS - 1, 16)))
+        time.sleep(self.sleep)
+        self.sleep = min(2 * self.sleep, self.LONGEST_SLEEP)
         self.comm.check_notices()
-        now = time.monotonic()
         if self.limit is not None and now - self.began > self.limit:
-            raise LostRankError(f"rank {self.comm.rank} had no message from {sender} for {self.limit:g} s")
+            raise LostRankError(f"rank {self.comm.rank} had no message from {sender()} for {self.limit:g} s")
         if self.warning is not None and now - self.warned > self.warning:
             self.warned = now
             log.warning(
                 "rank %d has waited %.0f s for %s to start exchange %d. The ranks that do not say so are missing: they "
                 "may be busy, or have stopped, or wait for something else",
-                self.comm.rank, now - self.began, sender, self.comm.sequence,
+                self.comm.rank, now - self.began, sender(), self.comm.sequence,
             )  # fmt: skip
 
 
@@ -188,10 +192,10 @@ class PrivateComm:
         Raises:
             LostRankError: it was not complete within the limit, a rank has left, or MPI reports an error.
         """
-        backoff = Backoff(self, limit)
+        backoff = Backoff(self, limit, Backoff.LONG)
         try:
             while not request.Test():
-                backoff.wait("the other ranks")
+                backoff.wait(lambda: "the other ranks")
         except BaseException as error:
             raise self.abandon(error, request, buffers) from None
 
@@ -319,16 +323,18 @@ class MPITransport(Transport):
         Raises:
             LostRankError: no message came within the timeout, a rank has left, or MPI reports an error.
         """
-        backoff = Backoff(self.comm, self.timeout)
+        backoff = Backoff(self.comm, self.timeout, Backoff.LONG if self.size <= 2 else Backoff.SHORT)
         waiting: dict[int, Receive] = {}
         try:
-            for slot, program in enumerate(programs):
-                self._resume(slot, program, None, waiting)
-            while waiting or self.receiving or self.sending:
+            slot = 0
+            while slot < len(programs) or waiting or self.receiving or self.sending:
                 if self._start_receives(waiting) | self._finish_receives(programs, waiting) | self._finish_sends():
                     backoff.reset()
+                elif slot < len(programs):  # MPI makes progress between them
+                    self._resume(slot, programs[slot], None, waiting)
+                    slot += 1
                 else:
-                    backoff.wait(self._awaited(waiting))
+                    backoff.wait(lambda: self._awaited(waiting))
         except BaseException as error:
             if isinstance(error, _NoticeError):
                 log.warning("rank %d was waiting for %s when another rank left", self.rank, self._awaited(waiting))
@@ -350,19 +356,19 @@ class MPITransport(Transport):
         """Starts to receive messages that have been announced, lower slots first. Whether there was one."""
         started = False
         status = MPI.Status()
-        active: dict[int, int] = {}
+        active: dict[tuple[int, int], int] = {}
         for incoming in self.receiving:
-            source = incoming.receive.source
-            active[source] = active.get(source, 0) + 1
+            line = _line(incoming.receive)
+            active[line] = active.get(line, 0) + 1
         for slot in sorted(waiting):
             receive = waiting[slot]
-            source = receive.source
-            if active.get(source, 0) >= MAX_RECEIVES:
+            line = _line(receive)
+            if active.get(line, 0) >= MAX_RECEIVES:
                 continue
-            announced = self.comm.comm.Improbe(source, self.first_tag + receive.tag, status)
+            announced = self.comm.comm.Improbe(receive.source, self.first_tag + receive.tag, status)
             if announced is None:
-                # No slot needs another slot's messages, so this sender's later slots can wait for this one.
-                active[source] = MAX_RECEIVES
+                # No slot needs another slot's messages, so later slots of this line can wait for this one.
+                active[line] = MAX_RECEIVES
                 continue
             incoming = self.begun.pop(slot) if slot in self.begun else _Incoming(receive, slot)
             incoming.announced = status.Get_elements(MPI.BYTE)
@@ -370,7 +376,7 @@ class MPITransport(Transport):
             incoming.request = announced.Irecv([incoming.chunks[-1], MPI.BYTE])
             self.receiving.append(incoming)
             del waiting[slot]
-            active[source] = active.get(source, 0) + 1
+            active[line] = active.get(line, 0) + 1
             started = True
         return started
 
@@ -428,6 +434,11 @@ class MPITransport(Transport):
             self.sending.popleft()
             finished = True
         return finished
+
+
+def _line(receive: Receive) -> tuple[int, int]:
+    """Messages with the same come in the order of their slots: the sender, and the phase of the tag."""
+    return receive.source, receive.tag // MAX_SLICES
 
 
 def _more_to_come(incoming: _Incoming) -> bool:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
-from hvd_deepreduce.codec import Floats, RngKey
+from hvd_deepreduce.codec import U8, Floats, RngKey
+from hvd_deepreduce.exchange import opening
 from hvd_deepreduce.exchange.errors import ExchangeError, LostRankError
 from hvd_deepreduce.exchange.messages import Label
 from hvd_deepreduce.exchange.mpi_transport import U64, MPITransport, PrivateComm, stall_limit
+from hvd_deepreduce.exchange.opening import Card
 from hvd_deepreduce.exchange.sum_buffer import SumBuffer
 from hvd_deepreduce.exchange.traffic import NOTHING, Traffic
 from hvd_deepreduce.exchange.transport import DEFAULT_TIMEOUT, Program, describe
@@ -25,6 +29,8 @@ MAX_TEXT = 400
 """Bytes of a rank's error that the other ranks see."""
 CLOSING = "it closes its exchanges (close(), or the end of its program)"
 """What a rank says of itself at its last meeting."""
+NO_TENSOR = SparseTensor(0, np.empty(0, np.uint32), np.empty(0, np.float32))
+SCALE = struct.Struct("<d")
 Result = TypeVar("Result")
 
 
@@ -38,12 +44,13 @@ class Session:
     """One allreduce, as a context manager, entered by all ranks of a communicator::
 
         with Session(comm, tensor, description, ...) as session:      validation, meeting
-            programs = [...]                                          may use session.sum
+            programs = [...]                                          may use session.sum and session.cards
             result = session.run(programs, session.sum_buffer.result) messages, agreement, settlement
 
     - *Validation*: everything that can be wrong with this rank's arguments is found before it sends anything.
-    - *Meeting*: one small MPI allreduce compares what the ranks bring, and says whether a rank's validation failed. A
-      rank waits in it for the others as long as they take.
+    - *Meeting*: one small MPI allgather of the ranks' cards (``opening``) shows what the ranks bring, and whether a
+      rank's validation failed. Tensors that fit travel on the cards. A rank waits in it for the others as long as they
+      take.
     - *Messages*: the programs run over an ``MPITransport``.
     - *Agreement*: one small MPI allreduce tells all ranks whether any of them has failed, and whether all have the same
       result, by its hash.
@@ -61,6 +68,8 @@ class Session:
         timeout: seconds without any message after which a rank counts as lost, once all ranks have met.
         patience: seconds to wait for the other ranks in the meeting; None: as ``mpi_transport.stall_limit`` says.
         prepare: returns the tensor that is sent instead of the validated one; it may raise.
+        pack: returns the section of the tensor that is sent, for this rank's card, or None if that is too large for
+            one; it may raise. Without it there are no sections on the cards.
         failure: an error that this rank has met already, in place of a tensor: all ranks raise it.
 
     Attributes:
@@ -68,6 +77,7 @@ class Session:
         transport: for the programs.
         sum_buffer: for the programs' results.
         max_kept: the largest number of kept elements on any rank.
+        cards: those of all ranks if there is a section on each, so that nothing else need be sent; otherwise None.
 
     Raises:
         ExchangeError: on entry, on all ranks: what the ranks bring differs, or an argument of a rank is invalid.
@@ -89,6 +99,7 @@ class Session:
         timeout: float = DEFAULT_TIMEOUT,
         patience: float | None = None,
         prepare: Callable[[SparseTensor], SparseTensor] | None = None,
+        pack: Callable[[SparseTensor], U8 | None] | None = None,
         failure: Exception | None = None,
     ) -> None:
         self.patience = stall_limit() if patience is None else patience
@@ -97,8 +108,8 @@ class Session:
         self.dense = dense or out is not None
         self.error: Exception | None = failure
         self.scale, self.key = 1.0, RngKey(0, 0, 0)
-        self.tensor = SparseTensor(0, np.empty(0, np.uint32), np.empty(0, np.float32))
-        self.sum_buffer = SumBuffer(0, self.tensor.values.dtype, False, None)
+        self.tensor, self.sum_buffer = NO_TENSOR, SumBuffer(0, NO_TENSOR.values.dtype, False, None)
+        self.section: U8 | None = None
         try:
             self.description = description.encode()
             if failure is None:
@@ -107,6 +118,7 @@ class Session:
                 own = _validated(tensor, out, residual)
                 self.tensor = own if prepare is None else prepare(own)
                 self.sum_buffer = SumBuffer(own.numel, own.values.dtype, self.dense, out, self.scale)
+                self.section = None if pack is None else pack(self.tensor)
         except Exception as error:
             self.error = error
         except BaseException as error:
@@ -120,12 +132,16 @@ class Session:
             label = Label(self.comm.sequence, self.key.step, self.key.parameter)
             self.transport = MPITransport(self.comm, label, self.timeout)
             self._meet()
-        except BaseException:
-            self.comm.lock.release()
+        except BaseException as error:
+            self._leave(error)
             raise
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._leave(error)
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Ends the session. An error that the other ranks do not know of becomes one that they do."""
         try:
             if error is not None and not isinstance(error, ExchangeError | LostRankError):
                 lost = self.comm.abandon(error)
@@ -137,15 +153,20 @@ class Session:
     def _meet(self) -> None:
         """Compares what the ranks bring."""
         tensor, key = self.tensor, self.key
-        numbers = [
+        same = (
             self.comm.sequence, key.seed, key.step, key.parameter, tensor.numel, DTYPE_IDS[tensor.values.dtype],
-            int(np.float64(self.scale).view(np.uint64)), self.dense, _hash_of(self.description),
-        ]  # fmt: skip
-        say = (
-            f"{self.description.decode()}, {tensor.numel} elements of {tensor.values.dtype}, scale {self.scale:g}, a "
-            f"{'dense' if self.dense else 'sparse'} sum, {self.transport.label}, seed {key.seed}"
-        )
-        self.max_kept = meet(self.comm, self.patience, self.error, numbers, tensor.indices.size, say)
+            int.from_bytes(SCALE.pack(self.scale), "little"), self.dense, _hash_of(self.description),
+        )  # fmt: skip
+
+        def say() -> str:
+            return (
+                f"{self.description.decode()}, {tensor.numel} elements of {tensor.values.dtype}, scale "
+                f"{self.scale:g}, a {'dense' if self.dense else 'sparse'} sum, {self.transport.label}, seed {key.seed}"
+            )
+
+        cards = meet(self.comm, self.patience, self.error, same, tensor.indices.size, say, self.section)
+        self.max_kept = max(card.kept for card in cards)
+        self.cards = cards if all(card.section is not None for card in cards) else None
 
     def sum(self, values: U64) -> U64:
         """The sum over all ranks of a few numbers, uint64 ``[n]``, the same ``n`` on all ranks."""
@@ -167,14 +188,15 @@ class Session:
             ExchangeError: on all ranks: a program or ``result`` failed on at least one, or the results differ.
             LostRankError: no message came within the timeout, a rank has left, or MPI reports an error.
         """
-        self.transport.run(programs)
+        if programs:
+            self.transport.run(programs)
         return self.agree(result, errors or ())
 
     def agree(self, result: Callable[[], Result], errors: Sequence[Stream] = ()) -> Result:
         """The second half of ``run``."""
         transport = self.transport
         total = transport.attempt(None, result)
-        digest = transport.attempt(0, _digest, total)
+        digest = transport.attempt(0, _digest, total, self.sum_buffer.hashes)
         settle = transport.attempt(None, _settlement, self.residual, self.tensor, errors)
         _agree(self.comm, transport.failure, transport.error, digest, self.timeout)
         assert total is not None and settle is not None
@@ -183,35 +205,38 @@ class Session:
 
 
 def meet(
-    comm: PrivateComm, patience: float | None, error: Exception | None, numbers: Sequence[int], kept: int, say: str
-) -> int:
-    """The meeting of all ranks: one small allreduce.
-
-    The maximum of a number and of its complement are complements of each other only if the number is the same on all
-    ranks, so an allreduce with MAX is enough.
+    comm: PrivateComm,
+    patience: float | None,
+    error: Exception | None,
+    same: tuple[int, ...],
+    kept: int,
+    say: Callable[[], str],
+    section: U8 | None = None,
+) -> list[Card]:
+    """The meeting of all ranks: one small allgather.
 
     Args:
         error: of this rank's validation.
-        numbers: that must be the same on all ranks.
+        same: ``opening.NUMBERS`` numbers that must be the same on all ranks.
         kept: the number of elements that this rank keeps.
-        say: what this rank brings, as a text.
+        say: returns what this rank brings, as a text.
+        section: this rank's packed tensor, if it may travel on the card.
 
     Returns:
-        The largest ``kept``.
+        The cards of all ranks.
 
     Raises:
         ExchangeError: on all ranks: a rank has an error, or the numbers differ.
         LostRankError: not all ranks came within the patience, or a rank has left.
     """
-    same = np.array(numbers, np.uint64)
-    own = np.array([error is not None, kept], np.uint64)
-    largest = comm.allreduce(np.concatenate([own, same, ~same]), MPI.MAX, patience)
-    if largest[0]:
+    own = opening.pack(comm.size, error is not None, kept, same, None if error is not None else section)
+    cards = [opening.read(card) for card in comm.allgather(own, patience)]
+    if any(card.failed for card in cards):
         _raise_for_all(comm, describe(error) if error else "", error, DEFAULT_TIMEOUT)
-    if np.any(largest[2 : 2 + same.size] != ~largest[2 + same.size :]):
-        sides = "; ranks ".join(_sides(_gather_texts(comm, say, DEFAULT_TIMEOUT)))
+    if any(card.same != cards[0].same for card in cards):
+        sides = "; ranks ".join(_sides(_gather_texts(comm, say(), DEFAULT_TIMEOUT)))
         raise ExchangeError(f"the ranks' tensors or settings differ, and must be the same; ranks {sides}")
-    return int(largest[1])
+    return cards
 
 
 def meet_to_close(comm: PrivateComm, limit: float) -> None:
@@ -224,7 +249,7 @@ def meet_to_close(comm: PrivateComm, limit: float) -> None:
     comm.check_usable()
     comm.sequence += 1
     comm.closing = True
-    meet(comm, limit, None, [comm.sequence, 0, 0, 0, 0, 0, 0, 0, _hash_of(CLOSING.encode())], 0, CLOSING)
+    meet(comm, limit, None, (comm.sequence, 0, 0, 0, 0, 0, 0, 0, _hash_of(CLOSING.encode())), 0, lambda: CLOSING)
 
 
 def _agree(comm: PrivateComm, failure: str | None, error: Exception | None, digest: int, timeout: float) -> None:
@@ -260,12 +285,19 @@ def _gather_texts(comm: PrivateComm, text: str, timeout: float) -> list[str]:
     return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in comm.allgather(own, timeout)]
 
 
+@lru_cache(64)
 def _hash_of(text: bytes) -> int:
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
 
 
-def _digest(total: object) -> int:
-    """The hash of a sum."""
+def _digest(total: object, hashes: dict[int, int]) -> int:
+    """The hash of a sum.
+
+    Args:
+        hashes: of its regions, if they were taken as it was written.
+    """
+    if hashes:
+        return hash64(np.array(sorted(hashes.items()), np.uint64))
     if isinstance(total, SparseTensor):
         return hash64(total.values, hash64(total.indices, total.numel))
     return hash64(total) if isinstance(total, np.ndarray) else 0

@@ -183,7 +183,7 @@ def _split_allgather(
 
     def deliver(owner: int, section: U8) -> None:
         if sum_buffer is not None:
-            sum_buffer.write_region(unpack_range(section, stream, *ranges[owner], owner), *ranges[owner])
+            sum_buffer.write_region([unpack_range(section, stream, *ranges[owner], owner)], *ranges[owner])
 
     section = transport.attempt(EMPTY, pack_range, stream, *ranges[rank])
     yield from allgather(transport, message_tag(ALLGATHER, slot), section, elements, deliver)
@@ -216,4 +216,4 @@ def recursive_doubling(transport: Transport, tensor: SparseTensor, sum_buffer: S
         if helps:
             transport.send(rank + paired, hand_out, [transport.attempt(EMPTY, pack_range, stream, 0, numel)])
     if sum_buffer is not None:
-        transport.attempt(None, sum_buffer.write_region, stream, 0, numel)
+        transport.attempt(None, sum_buffer.write_region, [stream], 0, numel)

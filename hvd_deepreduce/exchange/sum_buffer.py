@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from hvd_deepreduce.codec import Floats
 from hvd_deepreduce.joint.stream import Stream
+from hvd_deepreduce.ops import stream_exchange
 from hvd_deepreduce.sparse import SparseTensor
 
 
@@ -19,6 +21,9 @@ class SumBuffer:
         dense: whether the result is a dense array.
         out: the dense array to write to, ``dtype`` ``[numel]``; None: a new one.
         scale: a factor for all values.
+
+    Attributes:
+        hashes: of the regions of a dense result (``ops.hash``), taken as they were written, by their first element.
     """
 
     def __init__(self, numel: int, dtype: np.dtype[Any], dense: bool, out: Floats | None, scale: float = 1.0) -> None:
@@ -26,14 +31,25 @@ class SumBuffer:
         self.numel, self.dtype = numel, dtype
         self.out = np.empty(numel, dtype) if dense and out is None else out
         self.regions: list[tuple[int, Stream]] = []
+        self.hashes: dict[int, int] = {}
 
-    def write_region(self, stream: Stream, begin: int, end: int) -> None:
-        """Writes the elements ``begin`` to ``end``. To be called once for each region of the vector."""
+    def write_region(self, streams: Sequence[Stream], begin: int, end: int, gap: int = 0) -> None:
+        """Writes the elements ``begin`` to ``end``: the sum of these streams, added in their order. To be called once
+        for each region of the vector.
+
+        Args:
+            gap: of the streams, if there are several."""
+        if self.out is not None:
+            if begin < end:
+                parts = [(stream.starts, stream.lengths, stream.values) for stream in streams]
+                self.hashes[begin] = stream_exchange.sum_to_dense(parts, begin, self.scale, self.out[begin:end])
+            return
+        stream = streams[0]
+        for other in streams[1:]:
+            stream = stream.merge(other, gap)
         if self.scale != 1:
             stream = Stream(self.numel, stream.starts, stream.lengths, stream.values * self.dtype.type(self.scale))
-        if self.out is not None:
-            stream.write_dense(begin, self.out[begin:end])
-        elif stream.starts.size:
+        if stream.starts.size:
             self.regions.append((begin, stream))
 
     def result(self) -> SparseTensor | Floats:

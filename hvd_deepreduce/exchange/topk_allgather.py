@@ -18,7 +18,6 @@ from hvd_deepreduce.exchange.traffic import Traffic
 from hvd_deepreduce.exchange.transport import DEFAULT_TIMEOUT, EMPTY, Program, Transport, message_tag
 from hvd_deepreduce.joint.stream import Stream
 from hvd_deepreduce.joint.stream_format import PAIRS, check_kind, pack, unpack
-from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.sparse import SparseTensor
 
 if TYPE_CHECKING:
@@ -57,14 +56,7 @@ def allreduce(
                 raise ValueError(f"cannot read the pairs of rank {rank}: {error}") from None
 
         def result() -> SparseTensor | Floats:
-            parts = [stream for stream in streams if stream is not None]
-            if sum_buffer.out is not None:
-                arrays.sum_into(sum_buffer.out, [(part.indices(), part.values) for part in parts], sum_buffer.scale)
-                return sum_buffer.out
-            merged = parts[0]
-            for part in parts[1:]:
-                merged = merged.merge(part, 0)
-            sum_buffer.write_region(merged, 0, own.numel)
+            sum_buffer.write_region([stream for stream in streams if stream is not None], 0, own.numel)
             return sum_buffer.result()
 
         return session.run([program(session.transport, own, deliver)], result)

@@ -8,6 +8,7 @@ bytes.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -33,6 +34,7 @@ def allgather(own: int, total: int, ranks: int) -> Traffic:
     return Traffic((ranks - 1) * own, total - own)
 
 
+@lru_cache(4096)
 def allreduce(size: int, ranks: int) -> Traffic:
     """An allreduce of ``size`` bytes by a ring: ``2 (ranks - 1) / ranks * size`` in each direction."""
     share = 2 * (ranks - 1) * size // ranks

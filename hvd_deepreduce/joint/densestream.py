@@ -47,8 +47,12 @@ class DenseStream(JointCodec):
 
     def gap(self, numel: int, dtype: np.dtype[Any]) -> int:
         """The largest number of consecutive zeros in a block, for a vector ``[numel]`` of ``dtype``."""
-        bits = {"raw": 8 * dtype.itemsize, "qsgd": self.bits}.get(self.value, 16)
+        bits = self.value_bits(dtype)
         return coded_gap(bits) if self.coded else plain_gap(numel, bits)
+
+    def value_bits(self, dtype: np.dtype[Any]) -> int:
+        """The bits of one value of a vector of ``dtype``, without the norms of ``qsgd``."""
+        return {"raw": 8 * dtype.itemsize, "qsgd": self.bits}.get(self.value, 16)
 
     @property
     def form(self) -> int:

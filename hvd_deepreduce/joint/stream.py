@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from hvd_deepreduce.codec import U32, Floats
-from hvd_deepreduce.ops import arrays, densestream
+from hvd_deepreduce.ops import arrays, densestream, stream_exchange
+from hvd_deepreduce.ops.types import U64
 from hvd_deepreduce.sparse import SparseTensor
 
 CODED_BLOCK_BITS = 10
@@ -72,6 +73,12 @@ class Stream:
     def from_indices(cls, numel: int, indices: U32, values: Floats, gap: int) -> Stream:
         """As ``from_sparse``, for contiguous ``indices`` that are known to be sorted and unique, and their values."""
         return cls(numel, *densestream.encode(indices, values, gap))
+
+    @classmethod
+    def from_pieces(cls, tensor: SparseTensor, pieces: U64, gap: int) -> Stream:
+        """As ``from_sparse``, for the elements ``pieces[p, 0]`` to ``pieces[p, 1]`` of the tensor's, uint64 ``[p, 2]``,
+        whose indices and values are contiguous. A piece ends its last block."""
+        return cls(tensor.numel, *stream_exchange.encode_pieces(tensor.indices, tensor.values, pieces, gap))
 
     @classmethod
     def from_dense(cls, dense: Floats) -> Stream:

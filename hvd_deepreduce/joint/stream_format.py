@@ -36,7 +36,7 @@ import numpy as np
 
 from hvd_deepreduce.codec import U8, Floats, RngKey, ValueCodec, padded
 from hvd_deepreduce.joint.stream import Stream
-from hvd_deepreduce.ops import arrays, deferred, densestream, rice, sections
+from hvd_deepreduce.ops import arrays, deferred, densestream, sections, stream_exchange
 from hvd_deepreduce.sparse import DTYPE_IDS, DTYPES
 from hvd_deepreduce.value.half import Half
 from hvd_deepreduce.value.qsgd import QSGD
@@ -74,24 +74,28 @@ def pack(
     """
     if codec is None or (codec.id != Raw.id and not deferred.finite(stream.values)):
         codec = Raw()
-    a: U8
-    b: U8
-    starts = stream.starts
-    if form == CODED and starts.size:
-        skips, ends = densestream.gaps(starts, stream.lengths, begin)
-        a = rice.encode(skips, (end or stream.numel) - begin)
-        b = rice.encode(ends, stream.values.size)
-    elif form == PAIRS:
-        starts = stream.indices()
-        a, b = starts.view(np.uint8), starts[:0].view(np.uint8)
-    else:
-        a, b = starts.view(np.uint8), stream.lengths.view(np.uint8)
     values, _ = codec.encode(stream.values, None, key or RngKey(0, 0, 0))
-    sizes = (a.size, b.size, values.size)
-    counts = (stream.numel, starts.size, stream.values.size)
-    header = HEADER.pack(form, DTYPE_IDS[stream.values.dtype], codec.id, *counts, *sizes)
-    out: U8 = sections.join(header, a, b, values, pad=8)
+    starts = stream.indices() if form == PAIRS else stream.starts
+    kind = form, DTYPE_IDS[stream.values.dtype], codec.id, stream.numel, starts.size, stream.values.size
+    if form == CODED and starts.size:
+
+        def header(a: int, b: int) -> bytes:
+            return HEADER.pack(*kind, a, b, values.size)
+
+        end = end or stream.numel
+        return stream_exchange.pack_coded(header, starts, stream.lengths, values, stream.values.size, begin, end)
+    a, b = starts.view(np.uint8), (starts[:0] if form == PAIRS else stream.lengths).view(np.uint8)
+    out: U8 = sections.join(HEADER.pack(*kind, a.size, b.size, values.size), a, b, values, pad=8)
     return out
+
+
+def packed_values(section: U8, dtype: np.dtype[Any]) -> Floats:
+    """The values that ``unpack`` will decode from a section that ``pack`` has made on this rank, block after block."""
+    _, _, value_id, _, _, count, a, b, size = HEADER.unpack(sections.peek(section, HEADER.size))
+    begin = HEADER.size + padded(a) + padded(b)
+    key = RngKey(0, 0, 0)  # no value codec of a stream needs it for decoding
+    values = VALUE_CODECS[value_id].decode(section[begin : begin + size], count, None, dtype, key)
+    return values.astype(dtype, copy=False)
 
 
 def packed_size(data: U8) -> int:
@@ -171,11 +175,9 @@ def unpack(
     # Values first: a section that is too short for its count is refused before arrays of that size are allocated.
     decoded: Floats = VALUE_CODECS[value_id].decode(values, count, None, dtype, key or RngKey(0, 0, 0))
     if form == CODED and blocks:
-        starts = rice.decode(a, end - begin, blocks)
-        lengths = rice.decode(b, count, blocks)
-        densestream.blocks_of_gaps(starts, lengths, begin)
+        starts, lengths = stream_exchange.unpack_coded(a, b, blocks, begin, end, count)
     else:
         starts = a.view(np.uint32)
         lengths = arrays.move_like(np.ones(blocks, np.uint32), a) if form == PAIRS else b.view(np.uint32)
-    densestream.check_blocks(starts, lengths, begin, end, count)
+        densestream.check_blocks(starts, lengths, begin, end, count)
     return Stream(numel, starts, lengths, decoded.astype(dtype, copy=False))

@@ -38,7 +38,8 @@ def _check_count(count: int) -> None:
         raise ValueError(f"a stream on a GPU can cover up to {MOST} elements, and this one may cover {count}: split it")
 
 
-def _broken_blocks(begin: int, end: int, count: int) -> ValueError:
+def broken_blocks(begin: int, end: int, count: int) -> ValueError:
+    """The error for blocks from the wire that no encoder writes."""
     return ValueError(
         f"its blocks are empty, overlap, are out of order, leave the elements {begin} to {end}, or do not hold {count} "
         "values"
@@ -126,7 +127,7 @@ def check_blocks(starts: U32, lengths: U32, begin: int, end: int, count: int) ->
     """
     _check_pairs(starts, lengths)
     if _stream_check(address(starts), address(lengths), starts.size, begin, end, count):
-        raise _broken_blocks(begin, end, count)
+        raise broken_blocks(begin, end, count)
 
 
 @check_blocks.cuda
@@ -142,7 +143,7 @@ def _(starts: Device, lengths: Device, begin: int, end: int, count: int) -> None
             u64(end), error, total,
         )  # fmt: skip
     if read_counter(total) != count or read_counter(error):
-        raise _broken_blocks(begin, end, count)
+        raise broken_blocks(begin, end, count)
 
 
 @operation()
@@ -230,8 +231,8 @@ def merge(a: tuple[U32, U32, Floats], b: tuple[U32, U32, Floats], gap: int) -> t
         ValueError: on a GPU, the sum may cover 2^31 elements or more.
     """
     blocks = a[0].size + b[0].size
-    starts, lengths = np.empty(blocks, np.uint32), np.empty(blocks, np.uint32)
-    out = np.empty(a[2].size + b[2].size + gap * (blocks + 1) + 4, a[2].dtype)
+    starts, lengths = np.empty(blocks + 16, np.uint32), np.empty(blocks + 16, np.uint32)
+    out = np.empty(a[2].size + b[2].size + gap * (blocks + 1) + 16, a[2].dtype)
     count = c_uint64()
     joined = _stream_merge[out.dtype](
         address(a[0]), address(a[1]), address(a[2]), a[0].size, a[2].size, address(b[0]), address(b[1]),

@@ -81,9 +81,9 @@ class TensorFlowCollectives(HorovodCollectives):
         total: Floats = self._run(partial(hvd.allreduce, op=hvd.Sum), values, name)
         return total
 
-    def start_sum(self, values: Floats, name: str) -> Future[Floats]:
-        """Starts it on another thread."""
-        return self._threads.submit(self.sum, values, name)
+    def start_sums(self, values: list[Floats], name: str) -> Future[list[Floats]]:
+        """Starts an allreduce of several arrays of one dtype together, on another thread."""
+        return self._threads.submit(self._run, partial(hvd.grouped_allreduce, op=hvd.Sum), values, name)
 
     def _gather(self, data: U8, name: str) -> U8:
         """While a function is traced, or within one of its operations.
@@ -128,16 +128,20 @@ class TensorFlowCollectives(HorovodCollectives):
 
     def _run(self, operation: Callable[..., tf.Tensor], data: Any, name: str) -> Any:
         name = f"{self.prefix}.{name}"
+        parts = data if isinstance(data, list) else [data]
         function = self._functions.get(name)
         if function is None:
 
-            def run(given: tf.Tensor) -> tf.Tensor:
+            def run(*given: tf.Tensor) -> tf.Tensor:
                 with tf.device("CPU:0"):
-                    return operation(given, name=name, process_set=self.process_set)
+                    return operation(
+                        list(given) if isinstance(data, list) else given[0], name=name, process_set=self.process_set
+                    )
 
             # A graph, for the operation's name. TensorFlow has a thread for it: no operation holds one while it waits.
             plain = tf.autograph.experimental.do_not_convert(run)
-            traced = tf.function(plain, input_signature=[tf.TensorSpec([None], data.dtype)])
+            traced = tf.function(plain, input_signature=[tf.TensorSpec([None], part.dtype) for part in parts])
             function = self._functions[name] = traced.get_concrete_function()
         with tf.device("CPU:0"):
-            return function(tf.constant(arrays.to_host(data))).numpy()
+            results = function(*(tf.constant(arrays.to_host(part)) for part in parts))
+        return [one.numpy() for one in results] if isinstance(data, list) else results.numpy()

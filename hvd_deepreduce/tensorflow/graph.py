@@ -1,6 +1,6 @@
 """What is known of the gradients in TensorFlow's graphs while they are traced, and of the steps that run them.
 
-A gradient is identified by its position among the gradients that Horovod passes in one graph: the order of the tape's
+A gradient is identified by its position among the gradients that Horovod reduces in one graph: the order of the tape's
 sources or the optimizer's variables, without those that have no gradient. ``parameters.py`` turns positions into
 parameters.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvd_deepreduce.codec import Floats
+from hvd_deepreduce.codec import Floats, RngKey
 from hvd_deepreduce.engine import BucketLayout, Parameter
 
 # The conditional (is there more than one rank?) in which Horovod puts a tensor or group of a tape or optimizer.
@@ -34,7 +34,10 @@ class Slot:
         position: among the graph's gradients.
         shape: -1 for a size that is not known before the gradient is there.
         uncompressed: Horovod reduces it as it is.
+        sparse: it is IndexedSlices, which Horovod does not pass (``indexed_slices``).
         numel: -1 where it is not known before the gradient is there.
+        key: of the container of the gradient that is in flight.
+        own: bytes of the IndexedSlices in flight that go as they are; None: they are in a container.
         queue: gets an element when the sum of the gradient's bucket is there.
         unit: the gradients with which it may share a bucket.
     """
@@ -45,7 +48,10 @@ class Slot:
     shape: tuple[int, ...]
     dtype: tf.DType
     uncompressed: bool = False
+    sparse: bool = False
     numel: int = -1
+    key: RngKey = RngKey(0, 0, 0)
+    own: int | None = None
     queue: Any = None
     unit: Unit | None = None
 
@@ -116,7 +122,7 @@ class Step:
 
 @dataclass(eq=False)
 class Graph:
-    """The gradients that Horovod passed in one graph, in order.
+    """The gradients that Horovod reduces in one graph, in order.
 
     Attributes:
         index: its number in the outermost function.
@@ -128,8 +134,9 @@ class Graph:
         runs: how many there were.
         reached: the number of the last run whose step has begun.
         step: the one under way.
+        scopes: name scopes of the conditionals in which Horovod passed them.
         searched: how many of its operations were searched for IndexedSlices.
-        sparse: how many of Horovod's conditionals with IndexedSlices are counted.
+        slices: those that were found, with their slots, while the graph is traced.
     """
 
     index: int = 0
@@ -142,8 +149,9 @@ class Graph:
     runs: int = 0
     reached: int = 0
     step: Step | None = None
+    scopes: set[str] = field(default_factory=set)
     searched: int = 0
-    sparse: int = 0
+    slices: list[tuple[Any, Slot]] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
@@ -180,17 +188,22 @@ class Graphs:
         """The graphs that still exist."""
         return list(self._graphs.values())
 
-    def add(self, place: tf.Graph, tensor: tf.Tensor) -> Slot:
-        """A new gradient in the graph ``place``."""
+    def of(self, place: tf.Graph) -> tuple[Graph, bool]:
+        """What is known of the graph ``place``, and whether that is nothing yet."""
         graph = self._graphs.get(place)
-        if graph is None:
-            root = _outermost(place)
-            index = self._inside[root] = self._inside.get(root, -1) + 1
-            graph = self._graphs[place] = Graph(index)
+        if graph is not None:
+            return graph, False
+        root = _outermost(place)
+        index = self._inside[root] = self._inside.get(root, -1) + 1
+        graph = self._graphs[place] = Graph(index)
+        return graph, True
+
+    def add(self, graph: Graph, tensor: tf.Tensor, shape: tf.TensorShape, sparse: bool = False) -> Slot:
+        """A new gradient in a graph: a tensor, or the values of IndexedSlices; with its shape."""
         name = re.sub(r"[^A-Za-z0-9_.]", "_", tensor.name.removesuffix(":0"))
-        shape = tuple(-1 if size is None else size for size in tensor.shape)
-        slot = Slot(graph, len(graph.slots), name, shape, tensor.dtype)
-        slot.numel = -1 if -1 in shape else int(np.prod(shape))
+        sizes = tuple(-1 if size is None else size for size in shape)
+        slot = Slot(graph, len(graph.slots), name, sizes, tensor.dtype, sparse=sparse)
+        slot.numel = -1 if -1 in sizes else int(np.prod(sizes))
         graph.slots.append(slot)
         return slot
 
@@ -213,11 +226,13 @@ class Graphs:
         return unit
 
 
-def current_place() -> tf.Graph:
-    """The graph in which hvd.allreduce, the tape or the optimizer was called."""
+def current_place() -> tuple[tf.Graph, str]:
+    """The graph in which hvd.allreduce, the tape or the optimizer was called, and the name scope of Horovod's
+    conditionals for this call of a tape or optimizer; "": there are none."""
     graph = tf.compat.v1.get_default_graph()
     outer = getattr(graph, "outer_graph", None)
-    return outer if outer is not None and CONDITIONAL.search(outer.get_name_scope()) else graph
+    name = "" if outer is None else outer.get_name_scope()
+    return (outer, name.rpartition("/")[0]) if CONDITIONAL.search(name) else (graph, "")
 
 
 def _outermost(place: tf.Graph) -> tf.Graph:

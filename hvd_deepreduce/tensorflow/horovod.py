@@ -12,7 +12,8 @@ carrier has the single element 1.0; Horovod turns it into the factor by which it
 the PyTorch adapter. In scope ``tensor`` each gradient of a bucket has a container of its own.
 
 The modules: ``graph`` knows the gradients of each graph, ``parameters`` the parameters that they belong to,
-``operations`` the operations, ``native`` and ``native_buckets`` those in C++, ``buckets`` the threads, ``steps`` when a
+``operations`` the operations, ``native`` and ``native_buckets`` those in C++, ``indexed_slices`` those of sparse
+gradients, ``buckets`` the threads, ``steps`` when a
 step begins and ends; ``handshake`` compares the ranks, ``checkpoint`` saves the state.
 """
 
@@ -35,7 +36,7 @@ from hvd_deepreduce.engine.state import Reshard, State, from_bytes, to_bytes
 from hvd_deepreduce.engine.stats import Report
 from hvd_deepreduce.tensorflow import indexed_slices
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
-from hvd_deepreduce.tensorflow.graph import Graphs, Slot, current_place
+from hvd_deepreduce.tensorflow.graph import Graph, Graphs, Slot, current_place
 from hvd_deepreduce.tensorflow.handshake import Handshake
 from hvd_deepreduce.tensorflow.native_buckets import NativeBuckets
 from hvd_deepreduce.tensorflow.operations import Operations
@@ -55,6 +56,11 @@ def _checked(config: Config, variables: Variables | None) -> Config:
         raise ConfigError(
             "overrides matches the names of variables, and Horovod does not tell them: give DeepReduce the variables "
             "whose gradients it gets, DeepReduce(..., variables=model.trainable_variables)"
+        )
+    if config.mode == "auto":
+        raise ConfigError(
+            "mode is 'auto', which DeepReduce has on PyTorch only: a graph of TensorFlow is made before its steps can "
+            "be timed. Set mode to 'always', or leave it out"
         )
     return config.for_gradients()
 
@@ -78,6 +84,10 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
     Works with ``hvd.DistributedGradientTape``, ``hvd.DistributedOptimizer`` and ``hvd.keras.DistributedOptimizer``, in
     eager mode, tf.function and ``model.fit``; op Average and Sum, groups, backward_passes_per_step, sparse_as_dense,
     loss scaling and process_set. One DeepReduce for each model; all ranks must create it with the same config.
+
+    IndexedSlices, as of an embedding, stay sparse. Their containers are sent in scope ``tensor``, with the sparsifiers
+    ``nonzero``, ``topk``, ``topk_capped`` and ``threshold``; under other settings, and in a function without any dense
+    gradient, Horovod sends them uncompressed.
 
     It can be added to a ``tf.train.Checkpoint``: its residuals and step counts are then saved and restored with the
     rest. Ranks differ, so each rank must write its own checkpoint; for Keras, see ``SaveState``.
@@ -268,12 +278,17 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
             )
         if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
             raise RuntimeError(XLA)
-        place = current_place()
+        place, scope = current_place()
         if self._process_set.included():
             self._handshake.enroll()
         # Ranks may trace a function again at different steps, before or after a change of the config.
         self._pipelines = self._pipelines or self._engine.pipelines
-        slot = self._graphs.add(place, tensor)
+        graph, new = self._graphs.of(place)
+        if new:
+            indexed_slices.at_end(place, lambda: self._reduce_slices(graph, place))
+        graph.scopes.add(scope)
+        self._find_slices(graph, place)
+        slot = self._graphs.add(graph, tensor, tensor.shape)
         try:
             name = "" if self._variables is None else self._variables.name_of(slot)
         except ValueError:
@@ -284,8 +299,6 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         sent = tf.float32 if tensor.dtype == tf.bfloat16 else tensor.dtype
         with tf.device("CPU:0"):
             number = self._operations.count_runs(slot.graph, place)
-            if self._process_set.included():
-                indexed_slices.count(slot.graph, place, number, self._engine, self._buckets.steps)
             context = _Context(slot, tensor, number)
             if slot.uncompressed:
                 return tf.cast(tensor, sent), context
@@ -315,6 +328,31 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         with tf.device("CPU:0"):
             self._prepare_exchange(slot.unit.queue + 1)
             return self._operations.take(slot, tensor, ctx.number, gradient)
+
+    def _find_slices(self, graph: Graph, place: tf.Graph) -> None:
+        """Makes slots for the IndexedSlices that have come into the graph since the last call."""
+        found = indexed_slices.find(place, graph.searched, graph.scopes)
+        graph.searched = len(place.get_operations())
+        graph.slices += [(one, self._graphs.add(graph, one.own.values, one.shape, sparse=True)) for one in found]
+
+    def _reduce_slices(self, graph: Graph, place: tf.Graph) -> None:
+        """Adds the operations of IndexedSlices, at the end of tracing."""
+        self._find_slices(graph, place)
+        slices, graph.slices = graph.slices, []
+        if graph.built + len(slices) < len(graph.slots):
+            return  # an error has ended it
+        graph.built += len(slices)
+        if not slices or not self._operations.exchanges:
+            return
+        with tf.device("CPU:0"):
+            number = self._operations.count_runs(graph, place)
+            engine, steps = self._engine, self._buckets.steps
+            if self.config.scope == "tensor":
+                graph.compressed += len(slices)
+                for one, slot in slices:
+                    indexed_slices.compress(one, slot, number, engine, steps)
+            else:
+                indexed_slices.count([one for one, _ in slices], graph, number, engine, steps)
 
     def _prepare_exchange(self, queues: int) -> None:
         """Creates so many queues for exchanges over MPI, on all ranks at the same time."""

@@ -1,86 +1,222 @@
-"""Counts the IndexedSlices that Horovod sends by itself: it allgathers their values and indices, uncompressed.
+"""IndexedSlices, as the gradients of embeddings. Horovod passes them to no compression: it allgathers their values and
+their indices in a conditional (is there more than one rank?), which has one gradient in it, or a group of them.
 
-Horovod passes them to no compression. But the conditional in which it puts each gradient, or group of gradients, is in
-the graph by the time that it passes the next dense one; so an operation is added then that reads the sizes. What comes
-after the last dense gradient cannot be counted, because nothing of DeepReduce is called any more: this is reported when
-the graph first runs.
+The conditionals with IndexedSlices are searched for while the graph is traced, each time that Horovod passes a dense
+gradient, and once more at the end. Then their inputs are replaced, and what reads their outputs reads others::
+
+    values, indices -> encode -> carrier, container -> Horovod's conditional -> decode -> reduced values, indices
+
+The container travels in place of the indices, which Horovod does not scale. The carrier is a row of ones in place of
+the values. It shows by which factor Horovod scales the gradient.
 """
 
 from __future__ import annotations
 
-from itertools import chain
-from typing import Any
+import math
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
-from hvd_deepreduce.engine import Engine
+from hvd_deepreduce.codec import Floats
+from hvd_deepreduce.container import ContainerError
+from hvd_deepreduce.engine import Engine, Parameter, rows
 from hvd_deepreduce.exchange import traffic
-from hvd_deepreduce.tensorflow.graph import CONDITIONAL, Graph, without_order
+from hvd_deepreduce.sparse import MAX_NUMEL
+from hvd_deepreduce.tensorflow.graph import CONDITIONAL, Graph, Slot
 from hvd_deepreduce.tensorflow.steps import Steps
 
-GATHERS = ("HorovodAllgather", "HorovodGroupedAllgather")
+Numbers = npt.NDArray[Any]
 
 
-def conditionals(place: tf.Graph, first: int = 0) -> list[tf.Operation]:
-    """Horovod's conditionals with IndexedSlices among the operations of a graph, from the number ``first`` on."""
+class Found(NamedTuple):
+    """IndexedSlices that Horovod reduces, in a conditional.
+
+    Attributes:
+        conditional: its operation.
+        own: this rank's IndexedSlices, in the graph of the conditional.
+        values, indices: those outputs of the conditional that are what they are reduced to.
+    """
+
+    conditional: tf.Operation
+    own: tf.IndexedSlices
+    values: tf.Tensor
+    indices: tf.Tensor
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """Of the gradient: what is known of it before it is there."""
+        known = tf.TensorShape(tf.get_static_value(self.own.dense_shape, partial=True))
+        return known.merge_with(tf.TensorShape([None]).concatenate(self.own.values.shape[1:]))
+
+
+def find(place: tf.Graph, first: int, scopes: Collection[str]) -> list[Found]:
+    """The IndexedSlices in Horovod's conditionals among the operations of a graph.
+
+    Args:
+        first: the number of the first operation to look at.
+        scopes: name scopes of the conditionals: those of other tapes and optimizers have other compressions.
+    """
     return [
-        operation
+        found
         for operation in place.get_operations()[first:]
-        if operation.type in ("If", "StatelessIf") and CONDITIONAL.search(operation.name) and _gathers(operation)
+        if operation.type in ("If", "StatelessIf")
+        and CONDITIONAL.search(operation.name)
+        and operation.name.rpartition("/")[0] in scopes
+        for found in _found(operation)
     ]
 
 
-def _gathers(conditional: tf.Operation) -> list[tf.Operation]:
-    """The allgathers in a conditional that are not those of containers."""
-    branch = getattr(conditional, "_true_graph", None)
-    found = [] if branch is None else [one for one in branch.get_operations() if one.type in GATHERS]
-    return [one for one in found if "_container_" not in one.name]
+def _found(conditional: tf.Operation) -> list[Found]:
+    # Where there is one rank, Horovod's conditional returns what it was given.
+    branch = conditional._false_graph
+    outer = {id(inner): given for given, inner in branch.captures}
+    found, at = [], 0
+    for own in tf.nest.flatten(branch.structured_outputs):
+        parts = tf.nest.flatten(own, expand_composites=True)
+        given = [outer.get(id(_origin(part))) for part in parts]
+        if isinstance(own, tf.IndexedSlices) and len(given) == 3 and all(one is not None for one in given):
+            values, indices = conditional.outputs[at : at + 2]
+            found.append(Found(conditional, tf.IndexedSlices(*given), values, indices))
+        at += len(parts)
+    return [one for one in found if one.shape.rank is not None]
 
 
-def count(graph: Graph, place: tf.Graph, number: tf.Tensor, engine: Engine, steps: Steps) -> None:
-    """Adds operations for the conditionals that have come into the graph since the last call; only on ranks that take
-    part.
+def _origin(tensor: tf.Tensor) -> tf.Tensor:
+    """What a tensor is the identity of."""
+    while tensor.op.type == "Identity":
+        (tensor,) = tensor.op.inputs
+    return tensor
+
+
+def count(found: Iterable[Found], graph: Graph, number: tf.Tensor, engine: Engine, steps: Steps) -> None:
+    """Adds operations that count the bytes of IndexedSlices that Horovod sends by itself.
 
     Args:
         number: of the graph's run.
     """
-    first, graph.searched = graph.searched, len(place.get_operations())
-    for conditional in conditionals(place, first):
-        graph.sparse += 1
-        outer = {id(inner): given for given, inner in conditional._true_graph.captures}
-        own = [outer[id(one)] for gather in _gathers(conditional) for one in gather.inputs if id(one) in outer]
-        # A result is values, indices and shape; a dense gradient of the same group is one tensor.
-        outputs = list(conditional.outputs)
-        starts = [at for at, one in enumerate(outputs[:-2]) if _is_slices(*outputs[at : at + 3])]
-        with place.as_default(), tf.device("CPU:0"):
-            total = _bytes(chain.from_iterable(outputs[at : at + 2] for at in starts))
-            dense = tf.add_n([tf.reduce_prod(_int64(outputs[at + 2])) * outputs[at].dtype.size for at in starts])
-            inputs = [_bytes(own), total, dense, number]
-            done = tf.numpy_function(_counter(graph, engine, steps), inputs, tf.int64, name="deepreduce_sparse")
-            without_order(done.op)
+
+    def add(own: np.int64, total: np.int64, dense: np.int64, number: np.int64) -> np.int64:
+        if engine.collectives.size() > 1:
+            steps.reach(graph, int(number))
+            _add(engine, int(own), int(total), int(dense))
+        return own
+
+    for one in found:
+        dense = tf.reduce_prod(tf.cast(one.own.dense_shape, tf.int64)) * one.values.dtype.size
+        inputs = [_bytes(one.own.values, one.own.indices), _bytes(one.values, one.indices), dense, number]
+        _always(one, tf.numpy_function(add, inputs, tf.int64, name="deepreduce_sparse"))
 
 
-def _is_slices(values: tf.Tensor, indices: tf.Tensor, shape: tf.Tensor) -> bool:
-    integers = indices.dtype.is_integer and shape.dtype.is_integer
-    return bool(values.dtype.is_floating and integers and indices.shape.rank == shape.shape.rank == 1)
+def compress(found: Found, slot: Slot, number: tf.Tensor, engine: Engine, steps: Steps) -> None:
+    """Adds the operations that compress IndexedSlices, and puts them around Horovod's conditional.
+
+    They go as they are, and are counted, under settings that cannot compress them.
+
+    Args:
+        number: of the graph's run.
+    """
+    own, conditional = found.own, found.conditional
+
+    def encode(values: Floats, indices: Numbers, shape: Numbers, number: np.int64) -> tuple[Numbers, Numbers]:
+        engine.check_open()
+        if engine.collectives.size() == 1:  # now, in an elastic job
+            return values, indices
+        step, parameter = steps.begin(slot, int(number))
+        with steps.working(step, "encode"):
+            slot.numel = math.prod(map(int, shape))
+            if not _compressed(engine, parameter, slot):
+                slot.own = values.nbytes + indices.nbytes
+                return values, indices
+            slot.own, slot.key = None, engine.key(parameter)
+            flat = values.reshape(indices.size, slot.numel // int(shape[0])).astype(slot.accumulated_in)
+            packed = engine.encode_sparse(parameter, rows.flattened(indices, flat, slot.numel))
+        return np.ones((1, *values.shape[1:]), values.dtype), rows.as_integers(packed, indices.dtype)
+
+    def decode(values: Floats, indices: Numbers, shape: Numbers, number: np.int64) -> tuple[Numbers, Numbers]:
+        if engine.collectives.size() == 1:
+            return values, indices
+        step, parameter = steps.find(slot, int(number))
+        with steps.working(step, "decode"):
+            if slot.own is not None:
+                dense = slot.numel * values.itemsize
+                _add(engine, slot.own, values.nbytes + indices.nbytes, dense)
+            else:
+                try:
+                    values, indices = _decoded(engine, parameter, slot, values, indices, shape)
+                except Exception as error:
+                    # All ranks get the same error, and raise it at the end of the step (Operations.decode).
+                    values, indices = values[:0], indices[:0]
+                    step.failure = step.failure or error
+        steps.end(step, parameter)
+        return values, indices
+
+    types = [own.values.dtype, own.indices.dtype]
+    inputs = [own.values, own.indices, own.dense_shape, number]
+    sent = tf.numpy_function(encode, inputs, types, name="deepreduce_encode_slices")
+    readers = [list(one.consumers()) for one in (found.values, found.indices)]
+    inputs = [found.values, found.indices, own.dense_shape, number]
+    reduced = tf.numpy_function(decode, inputs, types, name="deepreduce_decode_slices")
+    _always(found, reduced[0])
+    for before, after, row in ((own.values, sent[0], found.shape[1:]), (own.indices, sent[1], [])):
+        after.set_shape(tf.TensorShape([None]).concatenate(row))
+        _replace([conditional], before, after)
+    for before, after, reading in zip((found.values, found.indices), reduced, readers, strict=True):
+        after.set_shape(before.shape)
+        _replace(reading, before, after)
 
 
-def _int64(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.cast(tensor, tf.int64)
+def _compressed(engine: Engine, parameter: Parameter, slot: Slot) -> bool:
+    """Whether IndexedSlices with so many elements are compressed; the same on all ranks."""
+    if not slot.dtype.is_floating or not 0 < slot.numel <= MAX_NUMEL or not engine.takes_sparse(parameter):
+        return False
+    return not engine.uncompressed(parameter, slot.numel, slot.sent_itemsize)
 
 
-def _bytes(tensors: Any) -> tf.Tensor:
+def _decoded(
+    engine: Engine, parameter: Parameter, slot: Slot, carriers: Floats, gathered: Numbers, shape: Numbers
+) -> tuple[Floats, Numbers]:
+    """The values and indices of all ranks' containers."""
+    ranks = engine.collectives.size()
+    # There is one row for each rank. Horovod has divided it by the number of ranks, or has not (op=hvd.Sum).
+    factor = float(carriers.reshape(-1)[0]) if carriers.shape[0] == ranks else 0.0
+    if not (carriers == factor).all() or not 0.5 / ranks < factor < 2:
+        raise ContainerError("ranks have sent no carriers of a sparse gradient: use one release and one config on all")
+    packed = rows.from_integers(gathered, ranks)
+    dense = slot.numel * carriers.itemsize
+    # The engine counts the containers; here what is around them.
+    _add(engine, carriers.nbytes // ranks + gathered.itemsize, carriers.nbytes + gathered.nbytes - packed.nbytes, dense)
+    total = engine.decode_sparse(parameter, packed, slot.numel, slot.accumulated_in, 1 / round(1 / factor), slot.key)
+    indices, values = rows.in_rows(total, slot.numel // int(shape[0]))
+    return values.astype(carriers.dtype).reshape(-1, *shape[1:]), indices.astype(gathered.dtype)
+
+
+def _add(engine: Engine, own: int, total: int, dense: int) -> None:
+    """Counts an allgather of a gradient of ``dense`` bytes."""
+    ranks = engine.collectives.size()
+    share = traffic.allreduce(dense, ranks).sent
+    engine.stats.add(wire=traffic.allgather(own, total, ranks), dense=share)
+
+
+def _bytes(*tensors: tf.Tensor) -> tf.Tensor:
     return tf.add_n([tf.size(one, tf.int64) * one.dtype.size for one in tensors])
 
 
-def _counter(graph: Graph, engine: Engine, steps: Steps) -> Any:
-    def add(own: np.int64, total: np.int64, dense: np.int64, number: np.int64) -> np.int64:
-        ranks = engine.collectives.size()
-        if ranks > 1:
-            steps.reach(graph, int(number))
-            share = traffic.allreduce(int(dense), ranks).sent
-            engine.stats.add(wire=traffic.allgather(int(own), int(total), ranks), dense=share)
-        return own
+def _always(found: Found, result: tf.Tensor) -> None:
+    """Lets an operation run that was added at the end of tracing, whether or not something reads its result."""
+    found.conditional.graph.control_outputs.append(result.op)
 
-    return add
+
+def _replace(readers: Iterable[tf.Operation], before: tf.Tensor, after: tf.Tensor) -> None:
+    """Lets operations read another tensor."""
+    for reader in readers:
+        for at, one in enumerate(reader.inputs):
+            if one is before:
+                reader._update_input(at, after)
+
+
+def at_end(place: tf.Graph, callback: Callable[[], None]) -> None:
+    """Calls ``callback`` when the function ``place`` has been traced, and operations can still be added to it."""
+    place._add_scope_exit_callback(callback)

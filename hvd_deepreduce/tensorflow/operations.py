@@ -3,8 +3,6 @@ or a GPU."""
 
 from __future__ import annotations
 
-import logging
-import weakref
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -16,14 +14,11 @@ import tensorflow as tf
 from hvd_deepreduce.codec import Floats
 from hvd_deepreduce.engine import Engine, meeting
 from hvd_deepreduce.ops import device
-from hvd_deepreduce.tensorflow import indexed_slices
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
 from hvd_deepreduce.tensorflow.graph import Graph, Slot, without_order
 from hvd_deepreduce.tensorflow.handshake import Handshake
 from hvd_deepreduce.tensorflow.native import Library, library
 from hvd_deepreduce.tensorflow.native_buckets import NativeBuckets
-
-_log = logging.getLogger("hvd_deepreduce")
 
 
 class Operations:
@@ -55,24 +50,26 @@ class Operations:
         """CuPy's array of a tensor's memory."""
         return device.from_dlpack(tensor)
 
+    @property
+    def exchanges(self) -> bool:
+        """Whether this rank takes part, and may have others to exchange with."""
+        process_set = self._collectives.process_set
+        return bool(self._collectives.elastic() or (process_set.included() and process_set.size() > 1))
+
     def count_runs(self, graph: Graph, place: tf.Graph) -> tf.Tensor:
         """The number of the graph's run, int64, in the graph. It is there once this step's meeting is over.
 
         Where this rank does not take part, Horovod never runs the other operations.
         """
         if not graph.counter:
-            steps, process_set, searched = self._steps, self._collectives.process_set, weakref.ref(place)
-            buckets = self._buckets
-            meets = self._collectives.elastic() or (process_set.included() and process_set.size() > 1)
+            steps, process_set, buckets = self._steps, self._collectives.process_set, self._buckets
 
             def count() -> np.int64:
                 with steps.lock:
                     graph.runs += 1
                     if not graph.compressed and process_set.included():
                         steps.reach(graph, graph.runs)
-                    if graph.runs == 1:
-                        _report_uncounted(graph, searched())
-                    if not meets and process_set.included():
+                    if not self.exchanges and process_set.included():
                         buckets.begin(graph, graph.runs, place=False)  # Horovod may run none of its operations
                     return np.int64(graph.runs)
 
@@ -80,7 +77,7 @@ class Operations:
                 number = tf.numpy_function(count, [], tf.int64, name="deepreduce_run")
                 number.set_shape([])
                 without_order(number.op)
-                if meets:
+                if self.exchanges:
                     number = self._meet(graph, number)
             graph.counter = number.name
         return place.get_tensor_by_name(graph.counter)
@@ -193,15 +190,6 @@ class Operations:
         with tf.device(gpu):
             results = tf.py_function(tf.autograph.experimental.do_not_convert(eager), inputs, types, name=name)
         return results
-
-
-def _report_uncounted(graph: Graph, place: tf.Graph | None) -> None:
-    missing = 0 if place is None else len(indexed_slices.conditionals(place)) - graph.sparse
-    if missing:
-        _log.warning(
-            "stats() does not count %d of the sparse gradients (or of their groups), which Horovod sends after the "
-            "last dense one. Put the variables with sparse gradients first, or use sparse_as_dense=True", missing
-        )  # fmt: skip
 
 
 def _tensor(array: Any) -> tf.Tensor:

@@ -47,7 +47,7 @@ class Variables:
             raise ValueError(
                 f"gradient {slot.position} is {slot.dtype.name} {list(slot.shape)}, and variable {slot.position} of "
                 f"DeepReduce(variables=...) is {name}, {dtype} {list(shape)}: give the variables whose gradients "
-                "Horovod gets, in its order, without those that have no gradient or a sparse one"
+                "Horovod gets, in its order, without those that have no gradient"
             )
         return name
 
@@ -56,7 +56,7 @@ class Variables:
         if len(graph.slots) != len(self._given):
             raise ValueError(
                 f"Horovod got {len(graph.slots)} gradients, and DeepReduce(variables=...) has {len(self._given)} "
-                "variables: give those that have a dense gradient, in Horovod's order"
+                "variables: give those that have a gradient, in Horovod's order"
             )
 
 

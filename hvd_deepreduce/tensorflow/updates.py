@@ -141,12 +141,23 @@ class Updates(LocalExchanges[Array]):
             await_ranks(run)
         hear(totals[0])
 
-    def start_small(self, number: int, update: Array) -> Future[Floats]:
-        return self.collectives.start_sum(update, f"update.{number}")
+    def start_small(self, updates: Mapping[int, Array]) -> list[tuple[list[int], Future[list[Floats]]]]:
+        # A group of Horovod's has one dtype.
+        groups: dict[np.dtype[Any], list[int]] = {}
+        for number, update in updates.items():
+            groups.setdefault(update.dtype, []).append(number)
+        start, started = self.collectives.start_sums, []
+        for numbers in groups.values():
+            name = f"updates.{numbers[0]}.{len(numbers)}"
+            started.append((numbers, start([updates[number] for number in numbers], name)))
+        return started
 
-    def finish_small(self, number: int, started: Future[Floats]) -> Array:
-        total = started.result()
-        return total * total.dtype.type(1 / self.collectives.size())
+    def finish_small(self, started: Sequence[tuple[list[int], Future[list[Floats]]]]) -> dict[int, Array]:
+        return {
+            number: total * total.dtype.type(1 / self.collectives.size())
+            for numbers, pending in started
+            for number, total in zip(numbers, pending.result(), strict=True)
+        }
 
     def outer_step(self, fragment: Fragment[Array]) -> None:
         place = next(place for place, one in enumerate(self.fragments) if one is fragment)

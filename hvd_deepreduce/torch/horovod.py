@@ -111,6 +111,8 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         self._remove_hooks = weakref.finalize(self, _remove, handles)
         self._remove_hooks.atexit = False
         self._latest: torch.Tensor | None = None
+        self._parameter_of = {id(self._pairs[parameter.name]): parameter for parameter in parameters}
+        self._carriers: dict[str, torch.Tensor] = {}
         self._sparse: dict[torch.Tensor, int] = {}
         self._carried: dict[int, sparse.SparseTicket] = {}
         self._optimizers: weakref.WeakSet[Any] | None = None  # those known; None: not searched for yet
@@ -143,7 +145,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
     def stats(self) -> Report:
         """``{"total": ..., "last_step": ...}`` with this rank's ``hvd_deepreduce.engine.stats.Counters``;
         ``print`` shows a table."""
-        return self._engine.stats.to_dict()
+        return self._engine.report()
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, as tensors, and step counts. Ranks differ: each saves and loads its own."""
@@ -199,7 +201,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         self._remove_hooks()
         # Horovod's optimizer may keep this object alive: let go of the model and of the buckets.
         self._model = self._latest = None
-        self._pairs, self._by_shape, self._sparse, self._carried = {}, {}, {}, {}
+        self._pairs, self._by_shape, self._sparse, self._carried, self._carriers = {}, {}, {}, {}, {}
         self._reducer = Reducer(self._engine, self._tensors, self._trained)
 
     def __enter__(self) -> DeepReduce:
@@ -230,25 +232,27 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             raise no_instance()
         engine = self._engine
         engine.check_open()
-        engine.stats.begin_step()
+        engine.begin_step()
         if tensor.is_sparse:
             return tensor, None  # decompress counts it
         dense_bytes = tensor.numel() * tensor.element_size()
         if not tensor.is_floating_point():
             engine.count_allreduce(dense_bytes, dense_bytes)
             return tensor, None
-        parameter = self._find(tensor)
-        small = self._small(parameter, tensor)
-        if not engine.in_flight and (not self._agreed or not small):
+        parameter, own = self._find(tensor)
+        whole = engine.dense or self._small(parameter, tensor)
+        if not engine.in_flight and (not self._agreed or not whole):
             self._meet()
-        if small:
+        if whole:
+            if engine.dense:
+                self._flush(parameter, tensor)
             # Horovod reduces neither bfloat16 nor strided tensors: a copy is sent, and copied back into the gradient.
             sent = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous().to(wire_device(tensor))
             engine.count_allreduce(sent.numel() * sent.element_size(), dense_bytes)
             return sent, None if sent is tensor else tensor
-        ticket = self._reducer.start(parameter, tensor)
+        ticket = self._reducer.start(parameter, tensor, own)
         engine.count_allreduce(CARRIER_BYTES, dense_bytes)
-        return torch.ones(1, dtype=torch.float64, device=wire_device(tensor)), ticket
+        return self._carrier(parameter, tensor), ticket
 
     def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
         """Called by Horovod with the allreduced carrier; returns the reduced gradient, in the gradient's own memory.
@@ -324,7 +328,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         gradient = tensor.grad
         process_set = self._collectives.process_set
         if gradient is not None and gradient.is_sparse and process_set.included() and process_set.size() > 1:
-            self._engine.stats.begin_step()
+            self._engine.begin_step()
             self._start_sparse(tensor, gradient)
             assert tensor.grad is not None
             self._sparse[tensor] = _coo_bytes(tensor.grad)
@@ -334,7 +338,8 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         engine = self._engine
         parameter = next(one for one, known in self._by_shape[tuple(tensor.shape)] if known is tensor)
         if (
-            not engine.takes_sparse(parameter)
+            engine.dense
+            or not engine.takes_sparse(parameter)
             or not gradient.is_floating_point()
             or not 0 < gradient.numel() <= MAX_NUMEL
             or parameter.number >= sparse.MOST
@@ -433,26 +438,51 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             if name in self._reduced
         ]
 
-    def _find(self, gradient: torch.Tensor) -> Parameter:
-        """The parameter whose gradient this is."""
+    def _flush(self, parameter: Parameter, gradient: torch.Tensor) -> None:
+        """Adds the residual, if there is one, to a gradient that Horovod reduces."""
+        engine, tensors = self._engine, self._tensors
+        with tensors.stream(tensors.device(gradient)):
+            total = engine.flush(parameter, tensors.flat(gradient))
+            if total is not None:
+                before = gradient.clone()
+                tensors.write(gradient, total)
+                if bool(torch.isfinite(gradient).all()):
+                    engine.flushed(parameter, total, tensors.flat(gradient))
+                else:  # too large for a small dtype
+                    gradient.copy_(before)
+
+    def _carrier(self, parameter: Parameter, gradient: torch.Tensor) -> torch.Tensor:
+        """The parameter's carrier, 1.0, where Horovod takes it. One tensor for all steps: Horovod reduces it in place,
+        and has ended before the parameter's next gradient comes."""
+        device = wire_device(gradient)
+        carrier = self._carriers.get(parameter.name)
+        if carrier is None or carrier.device != device:
+            carrier = self._carriers[parameter.name] = torch.empty(1, dtype=torch.float64, device=device)
+        return carrier.fill_(1.0)
+
+    def _find(self, gradient: torch.Tensor) -> tuple[Parameter, bool]:
+        """The parameter whose gradient this is, and whether it is its ``grad``, and not a copy."""
+        latest = self._latest
+        if latest is not None and latest.grad is gradient:
+            return self._parameter_of[id(latest)], True
         candidates = self._by_shape.get(tuple(gradient.shape), [])
         for parameter, tensor in candidates:
             if tensor.grad is gradient:
-                return parameter
+                return parameter, True
         # sparse_as_dense passes a dense copy of a sparse gradient, in its parameter's own hook.
         sparse = [
             (parameter, tensor)
             for parameter, tensor in candidates
             if tensor.grad is not None and tensor.grad.is_sparse and parameter.name not in self._engine.in_flight
         ]
-        latest = [parameter for parameter, tensor in sparse if tensor is self._latest]
-        if latest or len(sparse) == 1:
+        came = [parameter for parameter, tensor in sparse if tensor is latest]
+        if came or len(sparse) == 1:
             self._latest = None
-            return latest[0] if latest else sparse[0][0]
+            return came[0] if came else sparse[0][0], False
         # Without a hook (a step before its last backward pass): compare the contents.
         equal = [p for p, t in sparse if t.grad is not None and torch.equal(t.grad.to_dense(), gradient)]
         if len(equal) == 1:
-            return equal[0]
+            return equal[0], False
         raise self._unknown(gradient, equal)
 
     def _unknown(self, gradient: torch.Tensor, equal: list[Parameter]) -> ValueError:

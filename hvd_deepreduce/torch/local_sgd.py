@@ -30,7 +30,7 @@ from hvd_deepreduce.engine.state import Reshard
 from hvd_deepreduce.engine.stats import Report
 from hvd_deepreduce.torch.updates import Outer, Updates
 
-LINE = 'optimizer = LocalSGD(torch.optim.AdamW(model.parameters(), 1e-3), model, "adamw_small")'
+LINE = 'optimizer = LocalSGD(torch.optim.AdamW(model.parameters(), lr), model, "adamw_safe")'
 
 
 class LocalSGD(torch.optim.Optimizer):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.engine import Parameter
+from hvd_deepreduce.engine import Parameter, rows
 from hvd_deepreduce.sparse import SparseTensor
 
 BASE, DIGITS = 16, 4
@@ -47,24 +47,18 @@ def flattened(gradient: torch.Tensor) -> SparseTensor:
     gradient = gradient.detach().coalesce()
     dtype = torch.float64 if gradient.dtype == torch.float64 else torch.float32
     dims = gradient.sparse_dim()
-    rows = np.ravel_multi_index(tuple(gradient.indices().cpu().numpy()), tuple(gradient.shape[:dims]))
-    block = math.prod(gradient.shape[dims:])
-    indices = (rows[:, None] * block + np.arange(block)).reshape(-1)
-    values = gradient.values().to("cpu", dtype).contiguous().view(-1).numpy()
-    return SparseTensor(gradient.numel(), indices.astype(np.uint32), values)
+    numbers = np.ravel_multi_index(tuple(gradient.indices().cpu().numpy()), tuple(gradient.shape[:dims]))
+    values = gradient.values().to("cpu", dtype).contiguous().view(numbers.size, math.prod(gradient.shape[dims:]))
+    return rows.flattened(numbers, values.numpy(), gradient.numel())
 
 
 def unflattened(total: SparseTensor, like: torch.Tensor) -> torch.Tensor:
     """The inverse: a sparse tensor of the shape, the sparse dimensions, the dtype and the device of ``like``."""
     dims = like.sparse_dim()
-    block = math.prod(like.shape[dims:])
-    elements, places = np.divmod(total.indices.astype(np.int64), block)
-    rows, at = np.unique(elements, return_inverse=True)
-    values = np.zeros((rows.size, block), total.values.dtype)
-    values[at.reshape(-1), places] = total.values
-    indices = np.stack(np.unravel_index(rows, tuple(like.shape[:dims]))).astype(np.int64)
+    numbers, values = rows.in_rows(total, math.prod(like.shape[dims:]))
+    indices = np.stack(np.unravel_index(numbers, tuple(like.shape[:dims]))).astype(np.int64)
     return torch.sparse_coo_tensor(
-        torch.from_numpy(indices), torch.from_numpy(values).reshape(rows.size, *like.shape[dims:]), like.shape,
+        torch.from_numpy(indices), torch.from_numpy(values).reshape(numbers.size, *like.shape[dims:]), like.shape,
         dtype=like.dtype, device=like.device, is_coalesced=True, check_invariants=False,
     )  # fmt: skip
 

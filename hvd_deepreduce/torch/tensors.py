@@ -37,6 +37,26 @@ class TorchTensors(Tensors[torch.Tensor]):
         if gradient.data_ptr() != result.data_ptr():
             gradient.copy_(result)
 
+    def view(self, part: Floats, gradient: torch.Tensor) -> torch.Tensor:
+        """A tensor of the gradient's shape, contiguous, in the memory of the part."""
+        return self.tensor(part).view(gradient.shape)
+
+    def put(self, gradient: torch.Tensor, view: torch.Tensor, own: bool) -> None:
+        """Copies the gradient. With ``own``, one of the bucket's dtype and device that is contiguous becomes a view of
+        the bucket, and its former memory is freed."""
+        if gradient.data_ptr() == view.data_ptr():
+            return
+        view.copy_(gradient.detach())
+        if own and gradient.dtype == view.dtype and gradient.device == view.device and gradient.is_contiguous():
+            gradient.set_(view)  # type: ignore[call-overload]
+
+    def take(self, gradient: torch.Tensor, view: torch.Tensor, scale: float) -> None:
+        """Copies the part, unless the gradient is a view of it."""
+        if gradient.data_ptr() != view.data_ptr():
+            gradient.copy_(view if scale == 1.0 else view * scale)
+        elif scale != 1.0:
+            gradient.mul_(scale)
+
     def stream(self, device: Device) -> AbstractContextManager[Any]:
         """Inside, CUDA operations run on this GPU, on PyTorch's current stream."""
         if not isinstance(device, torch.device):

@@ -118,16 +118,18 @@ class Updates(LocalExchanges[torch.Tensor]):
         else:
             self.collectives.await_all(None)
 
-    def start_small(self, number: int, update: torch.Tensor) -> int:
-        handle: int = hvd.allreduce_async_(
-            update.to(wire_device(update)), name=f"deepreduce.update.{self.parameters[number].name}", op=hvd.Average,
-            process_set=self.collectives.process_set,
-        )  # fmt: skip
-        return handle
+    def start_small(self, updates: Mapping[int, torch.Tensor]) -> dict[int, int]:
+        # Horovod fuses what is in flight together.
+        return {
+            number: hvd.allreduce_async_(
+                update.to(wire_device(update)), name=f"deepreduce.update.{self.parameters[number].name}",
+                op=hvd.Average, process_set=self.collectives.process_set,
+            )
+            for number, update in updates.items()
+        }  # fmt: skip
 
-    def finish_small(self, number: int, started: int) -> torch.Tensor:
-        mean: torch.Tensor = hvd.synchronize(started)
-        return mean.to(self.anchors[number].device)
+    def finish_small(self, started: Mapping[int, int]) -> dict[int, torch.Tensor]:
+        return {number: hvd.synchronize(one).to(self.anchors[number].device) for number, one in started.items()}
 
     def outer_step(self, fragment: Fragment[torch.Tensor]) -> None:
         assert self.outer is not None

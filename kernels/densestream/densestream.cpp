@@ -2,6 +2,8 @@
 #include "densestream/densestream.h"
 
 #include "common/stream_copy.h"
+#include "densestream/blocks_cpu.h"
+#include "densestream/merge_avx512.h"
 
 DR_CLONES static u64 count_blocks(const u32* indices, u64 count, u32 gap, u64* covered) {
     u64 blocks = count > 0, zeros = 0;
@@ -19,28 +21,11 @@ DR_API u64 dr_stream_count(const u32* indices, u64 count, u32 gap, u64* covered)
     return count_blocks(indices, count, gap, covered);
 }
 
-// Writes the blocks that dr_stream_count has counted; the elements between two indices of a block become zero. No
-// branch could predict whether an element begins a block, so there is none: `gap` zeros are written after every value,
-// and the next value overwrites one of them or follows them. `out` has room for `gap` values more than are covered.
+// Writes the blocks that dr_stream_count has counted.
 template <class T>
 static void encode(const u32* indices, const T* values, u64 count, u32 gap, u32* starts, u32* lengths, T* out) {
-    if (!count) return;
-    u64 block = 0;
-    u32 start = indices[0], next = start;
-    starts[0] = start;
-    for (u64 i = 0; i < count; ++i) {
-        const u32 between = indices[i] - next;
-        const bool cut = ends_block(between, gap);
-        lengths[block] = next - start;
-        block += cut;
-        start = cut ? indices[i] : start;
-        starts[block] = start;
-        out += cut ? 0 : between;
-        *out++ = values[i];
-        for (u32 j = 0; j < gap; ++j) out[j] = 0;
-        next = indices[i] + 1;
-    }
-    lengths[block] = next - start;
+    u64 covered;
+    encode_blocks(indices, values, count, gap, starts, lengths, out, &covered);
 }
 DR_API void dr_stream_encode_f32(const u32* indices, const float* values, u64 count, u32 gap, u32* starts, u32* lengths,
                                  float* out) {
@@ -153,7 +138,7 @@ struct Stream {
 };
 
 // The sum of two streams. `starts` and `lengths` have room for a.blocks + b.blocks, `out` for the values of both, `gap`
-// more for each block, and gap + 4 at the end. Returns the number of blocks; *count: the number of values.
+// more for each block, and gap + 4 at the end; for merge_avx512, each for 16 more. Returns the number of blocks; *count: the number of values.
 //
 //     a       [1 2]        [3]           The block with the smaller start is next. It joins the open block if at most
 //     b            . [4    5]            `gap` elements are between; where both overlap (5 and 3), values are added.
@@ -210,6 +195,13 @@ static u64 merge(Stream<T> a, Stream<T> b, u64 a_count, u64 b_count, u32 gap, u3
 DR_API u64 dr_stream_merge_f32(const u32* a_starts, const u32* a_lengths, const float* a_values, u64 a_blocks,
                                u64 a_count, const u32* b_starts, const u32* b_lengths, const float* b_values,
                                u64 b_blocks, u64 b_count, u32 gap, u32* starts, u32* lengths, float* out, u64* count) {
+#ifdef DR_X86
+    const FloatStream a{a_starts, a_lengths, a_values, a_blocks}, b{b_starts, b_lengths, b_values, b_blocks};
+    u64 blocks;
+    if (gap == 0 && dr_vector_level() == 2 && worth_merge_avx512(a, a_count, b, b_count) &&
+        merge_avx512(a, b, starts, lengths, out, &blocks, count))
+        return blocks;
+#endif
     return merge<float>({a_starts, a_lengths, a_values, a_blocks}, {b_starts, b_lengths, b_values, b_blocks}, a_count,
                         b_count, gap, starts, lengths, out, count);
 }

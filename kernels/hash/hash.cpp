@@ -1,7 +1,7 @@
 // A 64-bit hash that finds faults, as fast as memory is read. It is no protection from an attacker.
-#include "common/cpu.h"
+#include "hash/hash.h"
 
-constexpr int LANES = 8;
+constexpr int LANES = HASH_LANES;
 constexpr u64 STEP = 0x9E3779B97F4A7C15u;
 
 // XXH3's accumulation (Collet, xxHash 0.8, xxh3_accumulate_512): a word is added, and so is the product of the halves of
@@ -28,18 +28,30 @@ static u64 fmix64(u64 h) {
     return h ^ (h >> 33);
 }
 
-// The hash of `size` bytes at any address, of the size and of the seed.
-DR_API u64 dr_hash64(const u8* bytes, u64 size, u64 seed) {
-    u64 sums[LANES] = {}, keys[LANES];
+Hash64::Hash64() : sums{} {
     for (int l = 0; l < LANES; ++l) keys[l] = fmix64(STEP * (u64)(l + 1));
-    const u64 stripes = size / (8 * LANES), rest = size % (8 * LANES);
+}
+
+void Hash64::add(const u8* bytes, u64 count) {
+    const u64 stripes = count / HASH_STRIPE, rest = count % HASH_STRIPE;
+    size += count;
     accumulate(bytes, stripes, sums, keys);
     if (rest) {
-        u8 last[8 * LANES] = {};
-        std::memcpy(last, bytes + 8 * LANES * stripes, rest);
+        u8 last[HASH_STRIPE] = {};
+        std::memcpy(last, bytes + HASH_STRIPE * stripes, rest);
         accumulate(last, 1, sums, keys);
     }
+}
+
+u64 Hash64::finish(u64 seed) const {
     u64 hash = fmix64(seed + STEP) ^ size;
     for (int l = 0; l < LANES; ++l) hash = fmix64(hash * STEP + sums[l]);
     return hash;
+}
+
+// The hash of `size` bytes at any address, of the size and of the seed.
+DR_API u64 dr_hash64(const u8* bytes, u64 size, u64 seed) {
+    Hash64 hash;
+    hash.add(bytes, size);
+    return hash.finish(seed);
 }

@@ -117,7 +117,11 @@ class ByHand:
 def plain_averaging_is_the_average_of_local_runs():
     for every in (1, 3):
         model, optimizer, by_hand = network(), MOMENTUM(), ByHand(MOMENTUM, keras.optimizers.SGD, DENSE)
-        train(model, optimizer, LocalSGD(model, DENSE, every=every), 6)
+        local = LocalSGD(model, DENSE, every=every)
+        train(model, optimizer, local, 6)
+        assert [name.split(".")[-3:] for name in local._updates.collectives._functions if "meeting" not in name] == [
+            ["updates", "0", "4"]  # all variables together
+        ]
         for step in range(6):
             by_hand.step(step)
             if step % every == every - 1:
@@ -310,18 +314,22 @@ def other_scopes_exchanges_and_dtypes():
         (tf.float32, {**LOSSY, "scope": "bucket", "bucket_bytes": 1024}),
         (tf.bfloat16, LOSSY),
         (tf.float64, LOSSY),
+        ("mixed", DENSE),
         *([(tf.float32, densestream)] if hvd.mpi_enabled() else []),
     ):
         # In scope tensor two of them, as of a generator and its critic, with exchanges in flight at the same time.
         pairs = []
         for _ in range(2 if config.get("scope") == "tensor" else 1):
-            variables = [tf.Variable(tf.zeros(shape, dtype)) for shape in ((4, 10), (5,), ())]
-            pairs.append((variables, LocalSGD(variables, config, every=2, fragments=2, delay=1)))
+            kinds = (tf.float32, tf.float64, tf.float32) if dtype == "mixed" else [dtype] * 3
+            made = zip(((4, 10), (5,), ()), kinds, strict=True)
+            variables = [tf.Variable(tf.zeros(shape, kind)) for shape, kind in made]
+            fragments = 1 if dtype == "mixed" else 2
+            pairs.append((variables, LocalSGD(variables, config, every=2, fragments=fragments, delay=1)))
         for step in range(24):
             for variables, local in pairs:
                 noise = np.random.default_rng(100 * step + hvd.rank()).standard_normal(40) * 0.1
                 for one, aim in ((variables[0], (target + noise).reshape(4, 10)), (variables[2], 1 + hvd.rank())):
-                    one.assign_sub(tf.cast(0.2, dtype) * (one - tf.cast(aim, dtype)))
+                    one.assign_sub(tf.cast(0.2, one.dtype) * (one - tf.cast(aim, one.dtype)))
                 local.step()
         for variables, local in pairs:
             local.sync()

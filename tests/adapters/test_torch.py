@@ -21,6 +21,7 @@ THREE, TCP = JOBS[1:3]
 ONCE = {
     COMPARED: THREE,
     "gradients_on_a_device_equal_those_on_the_host": THREE,
+    "momentum_of_dgc_equals_the_oracle_and_resumes": THREE,
     "settings_of_single_tensors": THREE,
     "stats_are_the_bytes_on_the_wire": TCP,
 }

@@ -18,12 +18,12 @@ from torch import nn
 from hvd_deepreduce import Config, ConfigError, ContainerError
 from hvd_deepreduce import container as wire
 from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.engine import MismatchError
+from hvd_deepreduce.engine import MismatchError, choice
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.torch import DeepReduce
 from tests import cuda_emulator
-from tests.adapters import containers
+from tests.adapters import containers, dgc_job
 from tests.adapters.scopes import SCOPES
 from tests.adapters.tcp import Meter
 from tests.case_runner import case, run_cases
@@ -347,6 +347,89 @@ def a_bucket_that_two_optimizers_tear_apart():
 
 
 @case
+def gradients_become_views_of_their_bucket():
+    found = []
+    for set_to_none in (True, False):
+        model = network()
+        compression = DeepReduce(model, {"sparsifier": LOSSY["sparsifier"], "scope": "model"})
+        optimizer = wrapped(model, list(model.named_parameters()), compression)
+        for step in range(4):
+            model.zero_grad(set_to_none)
+            loss_of(model, step).backward()
+            optimizer.step()
+            ends = np.cumsum([4 * one.numel() for one in model.parameters()])
+            begins = [one.grad.data_ptr() for one in model.parameters()]
+            assert begins[1:] == [begins[0] + end for end in ends[:-1].tolist()]
+        found.append(flat(model))
+        compression.close()
+    assert torch.equal(*found)
+    same_everywhere(model)
+
+
+@case
+def a_step_of_one_optimizer_leaves_the_gradients_of_another():
+    model = network()
+    pairs = list(model.named_parameters())
+    compression = DeepReduce(model, {"sparsifier": LOSSY["sparsifier"], "scope": "model"})
+    first, second = wrapped(model, pairs[:4], compression), wrapped(model, pairs[4:], compression)
+
+    def run(optimizer, step):
+        optimizer.zero_grad()
+        inputs = [tensor for _, tensor in (pairs[:4] if optimizer is first else pairs[4:])]
+        loss_of(model, step).backward(inputs=inputs)
+        optimizer.step()
+
+    run(first, 0)
+    run(second, 1)  # whose bucket holds zeros for the parameters of the first
+    kept = [tensor.grad.clone() for _, tensor in pairs[4:]]
+    run(first, 2)
+    assert all(torch.equal(tensor.grad, one) for (_, tensor), one in zip(pairs[4:], kept, strict=True))
+    same_everywhere(model)
+
+
+@case
+def a_job_that_chooses_sends_all_of_its_gradients():
+    for scope, dtype in (("tensor", torch.float32), ("bucket", torch.float32), ("model", torch.float16)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(choice, "BLOCK", 3)
+            patch.setattr(choice, "BLOCKS", 4)
+            model = network().to(dtype)
+            compression = DeepReduce(model, {"sparsifier": LOSSY["sparsifier"], "scope": scope, "mode": "auto"})
+            optimizer = wrapped(model, list(model.named_parameters()), compression)
+            given = [torch.zeros(one.shape) for one in model.parameters()]
+            taken = [torch.zeros(one.shape) for one in model.parameters()]
+            sent, whole = [], []
+            for step in range(choice.WARM_UP + 18):
+                optimizer.zero_grad()
+                generator = torch.Generator().manual_seed(100 * step + hvd.rank())
+                for parameter, total in zip(model.parameters(), given, strict=True):
+                    parameter.grad = None
+                    gradient = torch.randn(parameter.shape, generator=generator).to(dtype)
+                    total += gradient.float()
+                    (parameter * gradient).sum().backward()
+                optimizer.synchronize()
+                for parameter, total in zip(model.parameters(), taken, strict=True):
+                    total += parameter.grad.float()
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+                sent.append(compression.stats()["last_step"]["bytes_sent"])
+                whole.append(sent[-1] >= compression.stats()["last_step"]["dense_bytes"])
+            residuals = compression.state_dict()["residuals"]
+            for (name, _), own, total in zip(model.named_parameters(), given, taken, strict=True):
+                kept = residuals[name].reshape(own.shape).float() if name in residuals else torch.zeros(own.shape)
+                expected = hvd.allreduce(own - kept, name=f"chosen.{name}", op=hvd.Average)
+                tolerance = 1e-5 if dtype == torch.float32 else 0.05
+                torch.testing.assert_close(total, expected, rtol=0, atol=tolerance)
+            trial = [number // 3 % 2 == 0 for number in range(12)]
+            begun, ended = whole[: choice.WARM_UP], whole[choice.WARM_UP + 13 :]
+            assert not any(begun) and whole[choice.WARM_UP :][:13] == [*trial, False]
+            assert len(set(ended)) == 1
+            same = hvd.allgather_object(compression.stats().said)
+            assert len(set(same)) == 1 and ("gradients are dense" in same[0]) == ended[0]
+            compression.close()
+
+
+@case
 def exchanges_over_mpi_say_so_under_gloo():
     if hvd.mpi_enabled():
         return
@@ -495,6 +578,41 @@ def sparse_gradients_are_compressed():
         train_tables(compression, model)
         assert set(compression.state_dict()["residuals"]) == {"out.weight", "out.bias"}
         assert sent < compression.stats()["total"]["bytes_sent"] / 2
+
+
+@case
+def momentum_of_dgc_equals_the_oracle_and_resumes():
+    for scope in dgc_job.SCOPES:
+
+        def job(values, scope=scope):
+            pairs = [(f"{scope}.{at}", nn.Parameter(torch.tensor(value))) for at, value in enumerate(values)]
+            compression = DeepReduce(pairs, dgc_job.config(scope))
+            return pairs, compression, hvd.DistributedOptimizer(
+                torch.optim.SGD([p for _, p in pairs], lr=1.0), named_parameters=pairs, compression=compression
+            )  # fmt: skip
+
+        def step(number, pairs, optimizer):
+            optimizer.zero_grad()
+            given = dgc_job.gradients(number, hvd.rank())
+            sum((p * torch.tensor(g)).sum() for (_, p), g in zip(pairs, given, strict=True)).backward()
+            optimizer.step()
+            return torch.cat([p.detach() for _, p in pairs]).numpy()
+
+        pairs, compression, optimizer = job([np.zeros(size) for size in dgc_job.SIZES])
+        expected = np.zeros(sum(dgc_job.SIZES))
+        for number, mean in enumerate(dgc_job.means(scope, hvd.size())):
+            if number == 3:
+                saved = compression.state_dict(), [p.detach().numpy().copy() for _, p in pairs]
+            last, expected = step(number, pairs, optimizer), expected - mean
+            np.testing.assert_allclose(last, expected, rtol=1e-9, atol=1e-12)
+            same_everywhere(nn.ParameterList(p for _, p in pairs))
+        compression.close()
+        pairs, compression, optimizer = job(saved[1])
+        compression.load_state_dict(saved[0])
+        for number in range(3, dgc_job.STEPS):
+            again = step(number, pairs, optimizer)
+        assert np.array_equal(again, last), scope
+        compression.close()
 
 
 @case

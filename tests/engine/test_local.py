@@ -49,11 +49,11 @@ class NumpyUpdates(LocalExchanges):
         assert word.size == meeting.WORDS
         hear(self._sum(word, name))
 
-    def start_small(self, number, update):
-        return self._sum(update, f"small.{number}")
+    def start_small(self, updates):
+        return {number: self._sum(update, f"small.{number}") for number, update in updates.items()}
 
-    def finish_small(self, number, started):
-        return started / np.float32(self.engine.collectives.size())
+    def finish_small(self, started):
+        return {number: total / np.float32(self.engine.collectives.size()) for number, total in started.items()}
 
     def outer_step(self, fragment):
         self.exchanged.append((self.clock, list(fragment.numbers)))

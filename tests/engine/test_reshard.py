@@ -93,7 +93,7 @@ def test_meetings(size):
     digests = [0, 1, 0xFFFF, 0x10000, 0xDEADBEEF, 0xFFFFFFFF]
 
     def meet(said):
-        return meeting.outcome(sum((meeting.word(*one) for one in said), np.zeros(meeting.WORDS)), size)
+        return meeting.outcome(sum((meeting.word(*one) for one in said), np.zeros(meeting.WORDS)), size)[:4]
 
     for digest in digests:
         assert meet([(digest, True)] * size) == (0, 0, True, 0)

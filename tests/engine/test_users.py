@@ -173,9 +173,9 @@ def test_each_device_has_its_stream(scope):
             tensors.log.append(f"encoded on {tensors.current}")
             return encode(gradient, *others)
 
-        def receiving(bucket):
+        def receiving(bucket, scale):
             assert bucket.device == tensors.current
-            receive(bucket)
+            receive(bucket, scale)
 
         engine.pipeline.encode, engine.receive = encoding, receiving
         given = gradients_of(0, collectives.rank(), MODEL)

@@ -5,18 +5,23 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
+from unittest.mock import patch
 
 import numpy as np
 from mpi4py import MPI
 
-from hvd_deepreduce.exchange import densestream, messages, mpi_transport, session, topk_allgather
+from hvd_deepreduce.exchange import densestream, messages, mpi_transport, opening, topk_allgather
 from hvd_deepreduce.exchange.errors import LostRankError
 from hvd_deepreduce.exchange.messages import HEADER, Label
 from hvd_deepreduce.exchange.mpi_transport import PrivateComm
+from hvd_deepreduce.exchange.sum_buffer import SumBuffer
 from hvd_deepreduce.exchange.transport import MAX_SLICES
+from hvd_deepreduce.joint.stream import Stream
+from hvd_deepreduce.ops.hash import hash64
 from tests.case_runner import case
-from tests.exchange.faults import BAD, COMM, MODULES, RANK, SIZE, mine, refused
+from tests.exchange.faults import BAD, COMM, MODULES, RANK, SIZE, mine, refused, with_cards
 
 Change = Callable[[np.ndarray, int], list[np.ndarray]]
 """What is sent in place of a message with this tag."""
@@ -167,24 +172,61 @@ def a_failure_without_a_reason() -> None:
 @case
 def sums_that_differ() -> None:
     """One rank's memory changes after the last message: no message is damaged, and no rank sees an error."""
-    for module in MODULES.values():
-        for dense in (True, False):
-            before = session._digest
+    write = SumBuffer.write_region
 
-            def changed(total: object, before=before) -> int:
-                values = total if isinstance(total, np.ndarray) else total.values
-                if RANK == BAD:
-                    values.view(np.uint32)[3] ^= 1
-                return before(total)
+    def changed(self: SumBuffer, streams: list[Stream], *arguments: int) -> None:
+        if RANK == BAD and streams[0].values.size:
+            values = streams[0].values.copy()
+            values[-1:].view(np.uint32)[0] ^= 1
+            streams = [Stream(self.numel, streams[0].starts, streams[0].lengths, values), *streams[1:]]
+        write(self, streams, *arguments)
 
-            def call(residual, module=module, dense=dense, changed=changed, before=before):
-                session._digest = changed
-                try:
-                    module.allreduce(COMM, mine(), dense=dense, residual=residual, timeout=20)
-                finally:
-                    session._digest = before
+    for cards, module, dense in product((True, False), MODULES.values(), (True, False)):
 
+        def call(residual, module=module, dense=dense):
+            with patch.object(SumBuffer, "write_region", changed):
+                module.allreduce(COMM, mine(), dense=dense, residual=residual, timeout=20)
+
+        with with_cards() if cards else contextlib.nullcontext():
             refused("the ranks' sums differ", f"; ranks {BAD}: hash", call=call)
+
+
+@case
+def damaged_cards() -> None:
+    """A tensor on a rank's card changes after it was packed, or is none."""
+    pack = opening.pack
+
+    def broken(change: Callable[[np.ndarray], None]) -> Callable[..., np.ndarray]:
+        def packed(*arguments: object) -> np.ndarray:
+            card = pack(*arguments)
+            if RANK == BAD:
+                change(card)
+            return card
+
+        return packed
+
+    def flip(card: np.ndarray, at: int) -> None:
+        card[at] ^= 4
+
+    def cut(card: np.ndarray) -> None:
+        """Of another length than its hash says, and longer than a card."""
+        card[16:24].view(np.uint64)[0] = 1 << 40
+
+    def noise(card: np.ndarray) -> None:
+        size = int(card[16:24].view(np.uint64)[0])
+        section = card[opening.HEADER.size : opening.HEADER.size + size]
+        section[:] = np.random.default_rng(3).integers(0, 256, size)
+        card[24:32].view(np.uint64)[0] = hash64(section)
+
+    changes = [(partial(flip, at=at), "its bytes changed on the way") for at in (24, opening.HEADER.size, 900)]
+    for change, words in [*changes, (cut, "its bytes changed on the way"), (noise, "cannot read the stream")]:
+
+        def call(residual, change=change):
+            with patch.object(opening, "pack", broken(change)):
+                densestream.allreduce(COMM, mine(), residual=residual, timeout=20)
+
+        with with_cards():
+            refused(f"of rank {BAD}", words, call=call)
 
 
 @case

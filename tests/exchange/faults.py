@@ -3,16 +3,18 @@
 mpirun -np 3 python tests/exchange/faults.py silent|silent_midway|dies
 """
 
+import contextlib
 import os
 import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 
 import numpy as np
 from mpi4py import MPI
 
-from hvd_deepreduce.exchange import densestream, sparcml, topk_allgather
+from hvd_deepreduce.exchange import densestream, opening, sparcml, topk_allgather
 from hvd_deepreduce.exchange.errors import ExchangeError, LostRankError
 from hvd_deepreduce.exchange.mpi_transport import MPITransport
 from hvd_deepreduce.joint.densestream import DenseStream
@@ -25,11 +27,25 @@ from tests.case_runner import case
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.rank, COMM.size
 BAD = SIZE - 1
+CARD_BYTES = opening.MOST_BYTES, opening.LEAST_BYTES
+opening.MOST_BYTES = opening.LEAST_BYTES = opening.HEADER.size
+"""No tensor travels on a card, so that small ones take messages; except ``with_cards``."""
 MODULES = {
     "densestream": densestream,
     "topk": topk_allgather,
     "sparcml": sparcml,
 }
+
+
+@contextlib.contextmanager
+def with_cards() -> Iterator[None]:
+    """Within the context, small tensors travel on the ranks' cards."""
+    before = opening.MOST_BYTES, opening.LEAST_BYTES
+    opening.MOST_BYTES, opening.LEAST_BYTES = CARD_BYTES
+    try:
+        yield
+    finally:
+        opening.MOST_BYTES, opening.LEAST_BYTES = before
 
 
 def mine(numel: int = 1000, dtype: type = np.float32) -> SparseTensor:
@@ -173,7 +189,7 @@ def broken_messages() -> None:
     }
     for module in MODULES.values():
         for word, broken in cases.items():
-            for slices in (1 << 14, 40):
+            for slices in (1 << 13, 40):
 
                 def call(residual, module=module, broken=broken, slices=slices):
                     densestream.SLICE_ELEMENTS = slices
@@ -181,7 +197,7 @@ def broken_messages() -> None:
                     try:
                         module.allreduce(COMM, mine(), residual=residual, timeout=20)
                     finally:
-                        densestream.SLICE_ELEMENTS = 1 << 14
+                        densestream.SLICE_ELEMENTS = 1 << 13
                         module.pack = pack
 
                 refused(f"rank {BAD}", word, call=call)

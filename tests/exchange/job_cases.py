@@ -288,7 +288,7 @@ def a_job_goes_on_after_an_error() -> None:
     def no_room(*_: object) -> None:
         raise MemoryError("no room to merge")
 
-    with patch.object(Stream, "split", no_room if RANK == BAD else Stream.split):
+    with patch.object(Stream, "from_pieces", no_room if RANK == BAD else Stream.from_pieces):
         with pytest.raises(ExchangeError, match=f"rank {BAD}: MemoryError: no room to merge"):
             adapter.step({name: gradient.copy() for name, gradient in given.items()})
     # The step's gradient is in the residual, of which nothing was sent.

@@ -22,7 +22,7 @@ from hvd_deepreduce.joint.stream_format import HEADER, unpack
 from hvd_deepreduce.sparse import SparseTensor
 
 F32 = np.dtype(np.float32)
-NAMES = ["plain", "coded", "topk", "split", "doubling"]
+NAMES = ["plain", "coded", "direct", "topk", "split", "doubling"]
 
 
 def simulate(name: str, tensors: list[SparseTensor], slices: int = 1, count_only: bool = False) -> tuple[Network, list]:
@@ -34,6 +34,8 @@ def simulate(name: str, tensors: list[SparseTensor], slices: int = 1, count_only
     codec = DenseStream(coded=name == "coded")
     parts = size * slices
     bounds = densestream.average_boundaries(sum(densestream.share_boundaries(t, parts) for t in tensors), numel)
+    if name == "direct":
+        bounds = bounds[::size]
 
     def programs(transport: SimulatedTransport) -> list[Program]:
         own, total = tensors[transport.rank], totals[transport.rank]
@@ -48,8 +50,9 @@ def simulate(name: str, tensors: list[SparseTensor], slices: int = 1, count_only
             return sparcml.split_allgather(transport, own, slices, total)
         if name == "doubling":
             return [sparcml.recursive_doubling(transport, own, total)]
+        make = densestream.direct_programs if name == "direct" else densestream.programs
         plan = densestream.Plan(codec, numel, F32, bounds, slices, RngKey(0, 0, 0), None)
-        return densestream.programs(transport, Stream.from_sparse(own, plan.gap), plan, total)
+        return make(transport, own, plan, total)
 
     network.run(programs)
     if name == "topk" and not count_only:
@@ -99,8 +102,8 @@ def test_a_failure_travels() -> None:
         plan = densestream.Plan(DenseStream(), 50, F32, [50 * i // 6 for i in range(7)], 1, RngKey(0, 0, 0), None)
         if transport.rank == 4:
             plan.bounds = [0, 0, 0, 0, 0, 0, 50]  # its own idea of the regions
-        stream = Stream.from_sparse(SparseTensor(50, np.arange(50, dtype=np.uint32), np.ones(50, np.float32)), plan.gap)
-        return densestream.programs(transport, stream, plan, SumBuffer(50, F32, True, None))
+        tensor = SparseTensor(50, np.arange(50, dtype=np.uint32), np.ones(50, np.float32))
+        return densestream.programs(transport, tensor, plan, SumBuffer(50, F32, True, None))
 
     with pytest.raises(ValueError, match="cannot read the stream of rank"):
         Network(6).run(programs)
@@ -141,11 +144,11 @@ def test_volumes_are_the_models(size: int) -> None:
             assert abs(received - bound * word_bytes) <= headers + 3 * size * word_bytes, (name, received, bound)
 
 
-def test_the_small_allreduces_of_a_call() -> None:
-    """Two, and three where boundaries are summed; each goes up and down a binomial tree."""
-    assert costs.small_allreduces(8, 0) == (2 * 2 * 3, 20 + 3, 3 * (20 + 3))
-    assert costs.small_allreduces(5, 10) == (3 * 2 * 3, 20 + 3 + 10, 3 * (20 + 3 + 10))
-    assert costs.small_allreduces(1, 7) == (0, 0, 0)
+def test_the_small_collectives_of_a_call() -> None:
+    """The cards of all other ranks, and one or two sums, which go up and down a binomial tree."""
+    assert costs.small_collectives(8, 0) == (3 + 2 * 3, 7 * 576 + 3, 7 * 576 + 3 * 3)
+    assert costs.small_collectives(5, 10) == (3 + 2 * 2 * 3, 4 * 576 + 3 + 10, 4 * 576 + 3 * (3 + 10))
+    assert costs.small_collectives(1, 7) == (0, 0, 0)
 
 
 def test_equations_4_to_6() -> None:

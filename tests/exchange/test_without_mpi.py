@@ -25,7 +25,6 @@ from hvd_deepreduce.exchange import costs, densestream, errors, settings, sparcm
 from hvd_deepreduce.exchange.simulation import Network
 from hvd_deepreduce.exchange.sum_buffer import SumBuffer
 from hvd_deepreduce.joint.densestream import DenseStream
-from hvd_deepreduce.joint.stream import Stream
 from hvd_deepreduce.sparse import SparseTensor
 
 ranks, numel = 5, 200
@@ -39,8 +38,7 @@ codec = DenseStream()
 
 def dsa(transport):
     plan = densestream.Plan(codec, numel, dtype, bounds, 1, RngKey(0, 0, 0), None)
-    stream = Stream.from_sparse(tensors[transport.rank], plan.gap)
-    return densestream.programs(transport, stream, plan, buffers[transport.rank])
+    return densestream.programs(transport, tensors[transport.rank], plan, buffers[transport.rank])
 
 def split(transport):
     return sparcml.split_allgather(transport, tensors[transport.rank], 1, buffers[transport.rank])

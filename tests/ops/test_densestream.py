@@ -1,9 +1,11 @@
 """DenseStream's blocks and sums, on the host and on a GPU."""
 
+from struct import Struct
+
 import numpy as np
 import pytest
 
-from hvd_deepreduce.ops import densestream
+from hvd_deepreduce.ops import densestream, stream_exchange
 from tests import cases
 from tests.ops.compare import INDICES, both, same, some_indices
 
@@ -42,6 +44,28 @@ def test_streams(gpu, name, gap, dtype):
         for left, right in ((a, b), (b, a), (a, a)):
             got = densestream.merge(tuple(map(gpu.put, left)), tuple(map(gpu.put, right)), gap)
             same(gpu.host(got), densestream.merge(left, right, gap))
+
+
+@pytest.mark.parametrize("gap", [0, 40])
+@pytest.mark.parametrize("name", sorted(set(INDICES) - {"far"}))
+def test_coded_streams(gpu, name, gap):
+    indices, numel = INDICES[name]
+    starts, lengths, values = densestream.encode(indices, cases.random(indices.size, np.float32), gap)
+    sizes = Struct("<QQ24x")
+    own = values.view(np.uint8), values.size, 0, numel
+    section = stream_exchange.pack_coded(sizes.pack, starts, lengths, *own)
+    got = stream_exchange.pack_coded(sizes.pack, gpu.put(starts), gpu.put(lengths), gpu.bytes(own[0]), *own[1:])
+    same(gpu.host(got), section)
+    a_size, b_size = sizes.unpack(section[:40])
+    b_at = 40 + -(-a_size // 8) * 8
+    a, b = section[40 : 40 + a_size], section[b_at : b_at + b_size]
+    found = both(gpu, stream_exchange.unpack_coded, a, b, starts.size, 0, numel, values.size)
+    same(found, (starts, lengths))
+    end = int(starts[-1]) + int(lengths[-1])
+    for broken in ((starts.size, 0, end - 1, values.size), (starts.size, 0, numel, values.size + 1),
+                   (starts.size + 1, 0, numel, values.size)):  # fmt: skip
+        assert both(gpu, stream_exchange.unpack_coded, a, b, *broken) is None
+    assert both(gpu, stream_exchange.unpack_coded, a[:1], b, starts.size, 0, numel, values.size) is None
 
 
 def test_streams_of_nothing(gpu):

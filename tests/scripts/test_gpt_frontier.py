@@ -13,13 +13,10 @@ from tests.ranks import ROOT
 
 sys.path.append(str(ROOT / "scripts"))
 import gpt_frontier  # noqa: E402
-from gpt_frontier import METHODS, Method, Updates, rows, signs, train  # noqa: E402
+from gpt_frontier import METHODS, Method, signs, train  # noqa: E402
 from gpt_job import NUMEL, SIZES, initial, loss, views  # noqa: E402
-
-
-def locals_after(anchor: torch.Tensor, seed: int) -> torch.Tensor:
-    """Parameters of two workers some steps after the anchor."""
-    return anchor + 0.01 * torch.randn(2, NUMEL, generator=torch.Generator().manual_seed(seed))
+from local_updates import LocalUpdates  # noqa: E402
+from simulated_ranks import DenseRanks  # noqa: E402
 
 
 def test_a_model_that_knows_nothing_has_the_loss_of_a_uniform_guess():
@@ -29,31 +26,19 @@ def test_a_model_that_knows_nothing_has_the_loss_of_a_uniform_guess():
     assert loss(views(flat), tokens, tokens.flip(1)).item() == pytest.approx(np.log(97), abs=0.3)
 
 
-def test_updates_without_compression_average_the_workers():
-    updates, start = Updates(Method("", every=4), 2, initial(0)), initial(0)
-    local = locals_after(start, 1)
-    expected = local.mean(0)
-    updates.synchronise(local)
-    torch.testing.assert_close(local[0], expected, rtol=0, atol=1e-7)
-    assert torch.equal(local[0], local[1]) and updates.sent == 4 * NUMEL  # 2 (n - 1) / n of the bytes
+def test_updates_without_compression_are_averaged():
+    rng = np.random.default_rng(0)
+    updates = LocalUpdates(DenseRanks(2), np.zeros(100, np.float32))
+    updates.local += rng.standard_normal((2, 100)).astype(np.float32)
+    expected = updates.local.mean(0)
+    updates.synchronise()
+    np.testing.assert_allclose(updates.local, [expected, expected], rtol=0, atol=1e-7)
+    assert updates.job.sent == [400, 400]  # 2 (n - 1) / n of the bytes
 
 
-def test_what_is_sent_and_what_remains_is_the_progress_and_momentum_is_that_of_nesterov():
-    method = Method("", config=signs(0.1), every=4, momentum=0.4, decay=0.5)
-    updates, anchor = Updates(method, 2, initial(0)), initial(0)
-    residuals, buffer = torch.zeros(2, NUMEL), torch.zeros(NUMEL)
-    for seed in (1, 2):
-        local = locals_after(anchor, seed)
-        due = 0.5 * residuals + anchor - local
-        updates.synchronise(local)
-        assert updates.ranks is not None
-        residuals = torch.from_numpy(np.stack(updates.ranks.residuals))
-        sent = (due - residuals).mean(0)
-        buffer = 0.4 * buffer + sent
-        anchor = anchor - (sent + 0.4 * buffer)
-        torch.testing.assert_close(local[0], anchor, rtol=0, atol=1e-6)
-        anchor = local[0].clone()
-    assert 0 < updates.sent < 2 * NUMEL / 8
+def test_the_learning_rate_grows_with_the_root_of_the_workers_where_updates_want_it():
+    assert Method("", longer=True).rate(4) == 2 * Method("", "dense").rate(4) == 2 * gpt_frontier.learning_rate(4)
+    assert METHODS["adamw_safe"].rate(2) == pytest.approx(2**0.5 * METHODS["dense"].rate(2))
 
 
 def test_a_run_is_repeatable_and_counts_its_bytes(tmp_path, monkeypatch):
@@ -66,12 +51,3 @@ def test_a_run_is_repeatable_and_counts_its_bytes(tmp_path, monkeypatch):
     assert gpt_frontier.load(path) == [first]
     monkeypatch.setitem(METHODS, "short", Method("short", config=signs(0.1), every=3, momentum=0.4))
     assert gpt_frontier.load(path) == [], "a run with other settings counts no more"
-
-
-def test_gaps_are_between_runs_of_the_same_seed():
-    facts = {"workers": 2, "steps": 10, "share": 1.0}
-    runs = [{**facts, "name": "dense", "seed": seed, "loss": value} for seed, value in enumerate((1.0, 2.0))]
-    runs += [{**facts, "name": "plain", "seed": seed, "loss": value} for seed, value in enumerate((1.5, 2.1, 9.0))]
-    dense, plain = rows(runs, 10)
-    assert (dense["gap"], plain["seeds"]) == (0, 3)
-    assert plain["gap"] == pytest.approx(0.3) and plain["most"] == 0.5

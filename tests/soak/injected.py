@@ -130,24 +130,36 @@ class Messages:
     def watched(
         self, point: float | None = None, rng: np.random.Generator | None = None, hook: Callable[[], None] | None = None
     ) -> Iterator[None]:
-        """Counts the messages inside.
+        """Counts the messages inside, and the cards that a tensor travels on.
 
         Args:
             point: 0 to 1: the message that has the fault, as a part of those that were counted before. None: none has.
             rng: with it, a bit of the message flips, as on a bad link: after it was packed.
             hook: is called before the message.
         """
+        from hvd_deepreduce.exchange import opening
         from hvd_deepreduce.exchange.mpi_transport import MPITransport
 
         self._which = -1 if point is None else int(point * self.counted)
         self.counted = 0
-        send = MPITransport.send
+        send, pack = MPITransport.send, opening.pack
 
-        def watching(transport: Any, *arguments: Any) -> None:
+        def next_has_the_fault() -> bool:
             this = self.counted == self._which
             self.counted += 1
             if this and hook is not None:
                 hook()
+            return this
+
+        def packing(*arguments: Any) -> np.ndarray:
+            card = pack(*arguments)
+            section = opening.read(card).section
+            if section is not None and next_has_the_fault() and rng is not None:
+                section[:] = flipped(section, rng)
+            return card
+
+        def watching(transport: Any, *arguments: Any) -> None:
+            this = next_has_the_fault()
             private = transport.comm
             real = private.comm
             if this and rng is not None:
@@ -157,7 +169,7 @@ class Messages:
             finally:
                 private.comm = real
 
-        with mock.patch.object(MPITransport, "send", watching):
+        with mock.patch.object(MPITransport, "send", watching), mock.patch.object(opening, "pack", packing):
             yield
 
 

@@ -1,0 +1,121 @@
+"""DenseStream's blocks in an exchange: each operation does in one call what ``ops.densestream`` does in several.
+
+kernels/densestream/exchange.cpp has the host's. ``ops.densestream`` says what a stream is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from ctypes import byref, c_uint64
+
+import numpy as np
+
+from hvd_deepreduce.ops import densestream, rice, sections
+from hvd_deepreduce.ops.dispatch import operation
+from hvd_deepreduce.ops.library import address, check, kernel, kernels_by_dtype
+from hvd_deepreduce.ops.types import U8, U32, U64, Device, Floats
+
+_pieces = kernels_by_dtype("stream_pieces", "U", "pppUuppp*")
+_pack_bound = kernel("stream_pack_bound", "U", "UUUU")
+_pack = kernel("stream_pack", "U", "ppUuUUpUppp")
+_unpack = kernel("stream_unpack", "I", "pUpUUUUUpp")
+_sum = kernels_by_dtype("stream_sum", "U", "pUUUdp")
+
+
+def encode_pieces(indices: U32, values: Floats, pieces: U64, gap: int) -> tuple[U32, U32, Floats]:
+    """The stream of some pieces of sparse elements: starts, lengths and values. On the host only.
+
+    Args:
+        indices, values: as for ``densestream.encode``.
+        pieces: uint64 ``[p, 2]``: where each piece begins and ends in them. A piece ends its last block.
+        gap: a block ends where more than so many zeros follow.
+    """
+    count = int((pieces[:, 1] - pieces[:, 0]).sum())
+    starts, lengths = np.empty(count + 16, np.uint32), np.empty(count + 16, np.uint32)
+    copied = gap > 0 or len(pieces) != 1
+    out = np.empty(count * (1 + gap) + gap, values.dtype) if copied else values[int(pieces[0, 0]) : int(pieces[0, 1])]
+    covered = c_uint64()
+    blocks = _pieces[values.dtype](
+        address(indices), address(values), address(pieces), len(pieces), gap, address(starts), address(lengths),
+        address(out) if copied else None, byref(covered),
+    )  # fmt: skip
+    return starts[:blocks], lengths[:blocks], out[: covered.value]
+
+
+@operation(1)
+def pack_coded(
+    header: Callable[[int, int], bytes], starts: U32, lengths: U32, values: U8, covered: int, begin: int, end: int
+) -> U8:
+    """The bytes of a header, of the rice sections of ``densestream.gaps`` and of the values, each padded with zeros to
+    a multiple of 8 bytes.
+
+    On a GPU, the host waits for the device to learn the sizes of the sections.
+
+    Args:
+        header: called with the sizes of the two sections: 40 bytes.
+        starts, lengths: of at least one block, inside [begin, end).
+        values: the bytes of the values.
+        covered: the number of elements of all blocks.
+    """
+    blocks, size = starts.size, values.size
+    out = np.empty(40 + _pack_bound(blocks, end - begin, covered, size), np.uint8)
+    scratch, sizes = np.empty(2 * blocks, np.uint32), np.empty(2, np.uint64)
+    used = _pack(
+        address(starts), address(lengths), blocks, begin, end - begin, covered, address(values), size,
+        address(scratch), address(out) + 40, address(sizes),
+    )  # fmt: skip
+    out.data[:40] = header(*sizes.tolist())
+    return out[: 40 + used]
+
+
+@pack_coded.cuda
+def _(
+    header: Callable[[int, int], bytes], starts: Device, lengths: Device, values: Device, covered: int, begin: int,
+    end: int,
+) -> Device:  # fmt: skip
+    skips, ends = densestream.gaps(starts, lengths, begin)
+    a, b = rice.encode(skips, end - begin), rice.encode(ends, covered)
+    return sections.join(header(a.size, b.size), a, b, values, pad=8)
+
+
+@operation()
+def unpack_coded(a: U8, b: U8, blocks: int, begin: int, end: int, count: int) -> tuple[U32, U32]:
+    """The starts and lengths of at least one block from their rice sections. Trusts nothing in these.
+
+    On a GPU, the host waits for the device.
+
+    Raises:
+        ValueError: an encoder cannot have written the sections for so many blocks inside [begin, end) that cover
+            ``count`` elements.
+    """
+    starts, lengths = np.empty(blocks, np.uint32), np.empty(blocks, np.uint32)
+    error = _unpack(
+        address(a), a.size, address(b), b.size, blocks, begin, end, count, address(starts), address(lengths)
+    )
+    if error > 0:
+        raise densestream.broken_blocks(begin, end, count)
+    check(error)
+    return starts, lengths
+
+
+@unpack_coded.cuda
+def _(a: Device, b: Device, blocks: int, begin: int, end: int, count: int) -> tuple[Device, Device]:
+    starts, lengths = rice.decode(a, end - begin, blocks), rice.decode(b, count, blocks)
+    densestream.blocks_of_gaps(starts, lengths, begin)
+    densestream.check_blocks(starts, lengths, begin, end, count)
+    return starts, lengths
+
+
+def sum_to_dense(streams: Sequence[tuple[U32, U32, Floats]], begin: int, scale: float, out: Floats) -> int:
+    """``out`` = ``scale`` * the sum of streams, added in their order: the elements ``begin`` to
+    ``begin + out.size - 1``. On the host only.
+
+    Args:
+        streams: (starts, lengths, values) of the dtype of ``out``; all blocks must be within the elements of ``out``.
+
+    Returns:
+        The hash of ``out`` (``ops.hash``), taken as it is written.
+    """
+    rows = [(address(starts), address(lengths), address(values), starts.size) for starts, lengths, values in streams]
+    table = np.array(rows, np.uint64)
+    return int(_sum[out.dtype](address(table), len(rows), begin, begin + out.size, scale, address(out)))

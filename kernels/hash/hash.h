@@ -1,0 +1,20 @@
+// The 64-bit hash of hash.cpp, of bytes that come in pieces.
+#ifndef HVD_DEEPREDUCE_HASH_H
+#define HVD_DEEPREDUCE_HASH_H
+
+#include "common/cpu.h"
+
+constexpr int HASH_LANES = 8;
+constexpr u64 HASH_STRIPE = 8 * HASH_LANES;
+
+struct Hash64 {
+    u64 sums[HASH_LANES], keys[HASH_LANES];
+    u64 size = 0;
+
+    Hash64();
+    // Every piece but the last has a multiple of HASH_STRIPE bytes.
+    void add(const u8* bytes, u64 count);
+    u64 finish(u64 seed) const;
+};
+
+#endif
