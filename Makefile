@@ -18,11 +18,11 @@ help: ## lists these targets
 setup: ## makes .venv with the frameworks, Open MPI and Horovod (ten minutes the first time, then nothing)
 	@scripts/setup.sh
 
-build: setup ## compiles the CPU kernels where they changed
+build: setup ## compiles the CPU kernels, and TensorFlow's operations, where they changed
 	@$(MAKE) -s $(STAMP)
 
 # The stamp has the time at which the compiler began, so that a file saved while it ran is compiled next time.
-$(STAMP): $(KERNELS) setup.py
+$(STAMP): $(KERNELS) setup.py constraints.txt requirements.lock
 	@echo "kernels: compiling" >&2
 	@begun=$$(mktemp $@.XXXXXX); $(ENV) flock .venv/.kernels_lock python setup.py -q build_ext --inplace; mv $$begun $@
 

@@ -3,10 +3,17 @@
 The library has a plain C ABI and is loaded with ctypes; it is not a Python module. So one wheel, tagged
 py3-none-<platform>, serves every Python version. Everything else is in setup.cfg.
 
-HVD_DEEPREDUCE_SANITIZE=address,undefined builds the library with those sanitizers.
+kernels/tensorflow has operations of TensorFlow, in C++. Where TensorFlow is installed, they are built with it into a
+library of their own, which has its version in its name and serves no other. Without them, Python takes their place.
+
+HVD_DEEPREDUCE_SANITIZE=address,undefined builds the kernels with those sanitizers, without TensorFlow's operations.
+HVD_DEEPREDUCE_WITHOUT_TENSORFLOW=1 leaves these operations out, HVD_DEEPREDUCE_WITH_TENSORFLOW=1 makes it an error if
+they cannot be built.
 """
 
+import json
 import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
@@ -14,9 +21,11 @@ from glob import glob
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CCompilerError
 
 KERNELS = "kernels"
-SOURCES = sorted(glob(f"{KERNELS}/*/*.cpp"))
+OPERATIONS = f"{KERNELS}/tensorflow/operations.cpp"
+SOURCES = sorted(set(glob(f"{KERNELS}/*/*.cpp")) - {OPERATIONS})
 if not SOURCES:
     sys.exit(f"setup.py: no C++ sources in {KERNELS}; run it from the root of a complete checkout or sdist")
 
@@ -33,7 +42,59 @@ if sanitizers:
     LINK += [f"-fsanitize={sanitizers}"]
 
 
+# pip builds in an environment of its own, to which PYTHONPATH points: TensorFlow is in the one that it installs to.
+TENSORFLOW = """
+import importlib.util, json
+found = None
+if importlib.util.find_spec("tensorflow"):
+    import tensorflow as tf
+    found = [tf.__version__, tf.sysconfig.get_compile_flags(), tf.sysconfig.get_link_flags()]
+print("\\n" + json.dumps(found))
+"""
+
+
+def tensorflow():
+    """Version, compiler flags and linker flags of the installed TensorFlow; None: there is none."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", TENSORFLOW]
+    ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return json.loads(ended.stdout.splitlines()[-1]) if ended.returncode == 0 else None
+
+
 class BuildKernels(build_ext):
+    def run(self):
+        super().run()
+        required = bool(os.environ.get("HVD_DEEPREDUCE_WITH_TENSORFLOW"))
+        if sanitizers or os.environ.get("HVD_DEEPREDUCE_WITHOUT_TENSORFLOW"):
+            return
+        found = tensorflow()
+        if found is None:
+            if required:
+                sys.exit("setup.py: HVD_DEEPREDUCE_WITH_TENSORFLOW is set, and TensorFlow cannot be imported")
+            return
+        try:
+            self.build_operations(*found)
+        except CCompilerError as error:
+            if required:
+                raise
+            self.warn(f"the operations of TensorFlow {found[0]} were not built, and Python takes their place: {error}")
+
+    def build_operations(self, version, compile_flags, link_flags):
+        """Builds TensorFlow's operations, unless they are newer than their source."""
+        folder = "hvd_deepreduce" if self.inplace else os.path.join(self.build_lib, "hvd_deepreduce")
+        library = os.path.join(folder, f"_tensorflow-{version}.so")
+        made_of = max(os.path.getmtime(path) for path in (OPERATIONS, "setup.py"))
+        if os.path.exists(library) and os.path.getmtime(library) > made_of:
+            return
+        # Its headers are not ours to warn about.
+        flags = [flag.replace("-I", "-isystem", 1) if flag.startswith("-I") else flag for flag in compile_flags]
+        flags += ["-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off"]
+        folder = os.path.join(self.build_temp, f"tensorflow-{version}")
+        objects = self.compiler.object_filenames([OPERATIONS], output_dir=folder)
+        if not os.path.exists(objects[0]) or os.path.getmtime(objects[0]) <= made_of:
+            self.compiler.compile([OPERATIONS], folder, extra_postargs=flags)
+        self.compiler.link_shared_object(objects, library, extra_postargs=link_flags, target_lang="c++")
+
     def finalize_options(self):
         # Objects are kept here by editable installs too, which would use a temporary folder. They do not depend on the
         # Python version.
@@ -66,6 +127,7 @@ class BuildKernels(build_ext):
         self.force = True  # else setuptools skips the extension if the library is newer than the sources of today
         with pool:
             super().build_extension(ext)
+        del self.compiler._compile, self.compiler.link_shared_object
 
 
 class PlatformWheel(bdist_wheel):

@@ -30,6 +30,7 @@ def interleaved(
     slowest: Callable[[np.ndarray], np.ndarray],
     warm: int = 5,
     prepare: Callable[[str], None] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """The seconds of each step, in rounds that run every step once. The order is reversed from round to round.
 
@@ -38,6 +39,7 @@ def interleaved(
             with it.
         warm: rounds before the first that counts.
         prepare: called with the name of a step before it, outside its time.
+        clock: in seconds.
     """
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(warm + rounds):
@@ -45,9 +47,9 @@ def interleaved(
             if prepare:
                 prepare(name)
             slowest(np.zeros(1))
-            begin = time.perf_counter()
+            begin = clock()
             steps[name]()
-            seconds[name].append(time.perf_counter() - begin)
+            seconds[name].append(clock() - begin)
     return {name: slowest(np.array(times[warm:])).tolist() for name, times in seconds.items()}
 
 

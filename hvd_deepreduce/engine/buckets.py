@@ -107,6 +107,10 @@ class Bucket:
         begin, end = self._part_of[name]
         return self.gradient[begin:end]
 
+    def part_of(self, name: str) -> tuple[int, int]:
+        """Where the member with this name begins and ends in ``gradient``."""
+        return self._part_of[name]
+
     @property
     def full(self) -> bool:
         """Whether every member's gradient is there."""
@@ -120,6 +124,10 @@ class Bucket:
     def mark_ready(self, parameter: Parameter) -> None:
         """A member's gradient is in the vector."""
         self._ready.add(parameter.name)
+
+    def mark_full(self) -> None:
+        """All members' gradients are in the vector."""
+        self._ready.update(self._part_of)
 
     def count_step(self) -> None:
         """The members' next step begins. A member without a gradient is sent as zeros and counts the step too: which
@@ -147,9 +155,13 @@ class Bucket:
         """A member's result has been read; after the last one the bucket can be filled again."""
         self._released.add(parameter.name)
         if self._released >= self._ready:
-            self._ready.clear()
-            self._released.clear()
-            self.pending, self.summed = None, False
+            self.release_all()
+
+    def release_all(self) -> None:
+        """All results have been read; the bucket can be filled again."""
+        self._ready.clear()
+        self._released.clear()
+        self.pending, self.summed = None, False
 
 
 class BucketLayout:
@@ -206,6 +218,15 @@ class BucketLayout:
         """
         self.in_flight += 1
         bucket.mark_ready(parameter)
+        return self._to_start()
+
+    def mark_full(self, bucket: Bucket) -> list[Bucket]:
+        """As ``mark_ready``, for all members of a bucket that none was marked of."""
+        self.in_flight += len(bucket.members)
+        bucket.mark_full()
+        return self._to_start()
+
+    def _to_start(self) -> list[Bucket]:
         begin = self._started
         while self._started < len(self.buckets) and self.buckets[self._started].full:
             self._started += 1
@@ -224,5 +245,12 @@ class BucketLayout:
         """A parameter's result has been read; after the last one of all buckets the next step can begin."""
         self.in_flight -= 1
         bucket.release(parameter)
+        if not self.in_flight:
+            self._started = 0
+
+    def release_all(self, bucket: Bucket) -> None:
+        """As ``release``, for all members of a full bucket."""
+        self.in_flight -= len(bucket.members)
+        bucket.release_all()
         if not self.in_flight:
             self._started = 0

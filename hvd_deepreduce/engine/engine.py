@@ -171,8 +171,9 @@ class Engine:
 
     @property
     def max_bucket_bytes(self) -> int | None:
-        """Limit of a bucket's vector under this config; None: no limit."""
-        return self._config.bucket_bytes if self._config.scope == "bucket" else None
+        """Limit of a bucket's vector under this config; None: no limit. In scope ``tensor``: of what is sent together,
+        by adapters that do so."""
+        return None if self._config.scope == "model" else self._config.bucket_bytes
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, as NumPy arrays, and step counts. Ranks differ: each saves and loads its own."""
@@ -510,6 +511,11 @@ class Engine:
         self.in_flight.add(parameter.name)
         return bucket.layout.mark_ready(bucket, parameter)
 
+    def mark_full(self, bucket: Bucket) -> list[Bucket]:
+        """As ``mark_ready``, for all parameters of a bucket at once."""
+        self.in_flight.update(parameter.name for parameter in bucket.members)
+        return bucket.layout.mark_full(bucket)
+
     def start(self, bucket: Bucket) -> None:
         """Encodes a bucket and starts its exchange; ``bucket.pending`` is set then.
 
@@ -578,7 +584,7 @@ class Engine:
 
     def _tensors_of(self, bucket: Bucket) -> list[tuple[Pipeline, tuple[int, int], RngKey]]:
         """What has a container of its own in the bucket's message: all of the bucket, or each member."""
-        if self._config.selection == "scope":
+        if self._config.selection == "scope" and self._config.scope != "tensor":
             return [(self.pipeline, (0, bucket.gradient.size), bucket.key)]
         key = bucket.key
         return [
@@ -613,6 +619,11 @@ class Engine:
         if bucket.empty:  # all have been read
             self.stats.add(decode=bucket.emptying)
             bucket.emptying = 0.0
+
+    def release_all(self, bucket: Bucket) -> None:
+        """As ``release``, for all parameters of a bucket that was full."""
+        self.in_flight.difference_update(parameter.name for parameter in bucket.members)
+        bucket.layout.release_all(bucket)
 
     def exchange_queue(self, number: int) -> ExchangeQueue:
         """The queue with this number for exchanges over MPI. The first call with a number must come from all ranks.

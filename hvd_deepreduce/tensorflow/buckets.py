@@ -20,6 +20,12 @@ from hvd_deepreduce.tensorflow.graph import Graph, Slot, Step, Unit
 from hvd_deepreduce.tensorflow.parameters import GraphParameters
 from hvd_deepreduce.tensorflow.steps import Steps
 
+IN_FLIGHT = (
+    "buckets of another step are still in flight: either an error ended that step, or two functions that "
+    "share a DeepReduce run at the same time. After an error, restart the job from a checkpoint, because "
+    "other ranks may wait for these buckets. Use one DeepReduce for each model"
+)
+
 
 class GraphBuckets:
     """The buckets of one DeepReduce.
@@ -42,17 +48,21 @@ class GraphBuckets:
         """Forgets all layouts, after the config or the state has changed."""
         self._layouts.clear()
 
-    def forget(self, graphs: Iterable[Graph]) -> None:
+    def forget_all(self, graphs: Iterable[Graph]) -> None:
         """Forgets steps that a failure has ended, with the lock of ``steps`` held. Nothing of them may be in flight."""
         self.clear()
         self._under_way.clear()
         self._engine.in_flight.clear()
         for graph in graphs:
-            graph.step = None
-            for slot in graph.slots:
-                # TensorFlow has cancelled its dequeue, but the bucket's sum may have come afterwards.
-                while slot.queue is not None and slot.queue.size() > 0:
-                    slot.queue.dequeue()
+            self.forget(graph)
+
+    def forget(self, graph: Graph) -> None:
+        """Forgets the graph's step."""
+        graph.step = None
+        for slot in graph.slots:
+            # TensorFlow has cancelled its dequeue, but the bucket's sum may have come afterwards.
+            while slot.queue is not None and slot.queue.size() > 0:
+                slot.queue.dequeue()
 
     def close(self) -> None:
         """Ends the thread that sends, after what it has to send, and forgets all layouts."""
@@ -97,23 +107,23 @@ class GraphBuckets:
     def _lay_out(self, step: Step, unit: Unit) -> BucketLayout:
         """The unit's buckets, empty."""
         if self._under_way.setdefault(unit.queue, step) is not step:
-            raise RuntimeError(
-                "buckets of another step are still in flight: either an error ended that step, or two functions that "
-                "share a DeepReduce run at the same time. After an error, restart the job from a checkpoint, because "
-                "other ranks may wait for these buckets. Use one DeepReduce for each model"
-            )
+            raise RuntimeError(IN_FLIGHT)
         step.slots.update((self._parameters.of(slot).name, slot) for slot in unit.slots)
-        members = [Member(self._parameters.of(slot), slot.numel) for slot in unit.slots]
+        members = self._members(unit)
         key = (unit.queue, tuple((member.parameter.name, member.numel) for member in members))
-        layout = self._layouts.pop(key, None)
-        if layout is None:
-            first = members[0].parameter.number
-            layout = BucketLayout(members, self._engine.max_bucket_bytes, first, unit.queue)
-            for bucket in layout.buckets:
-                # Horovod matches allgathers by name: it must be the same on all ranks, where parameters' names may
-                # differ, and unique among all DeepReduces.
-                bucket.name = f"bucket.{self._number()}.{unit.queue}.{bucket.number}"
+        layout = self._layouts.pop(key, None) or self._new_layout(members, unit)
         step.layouts[unit] = key, layout
+        return layout
+
+    def _members(self, unit: Unit) -> list[Member]:
+        return [Member(self._parameters.of(slot), slot.numel) for slot in unit.slots]
+
+    def _new_layout(self, members: list[Member], unit: Unit) -> BucketLayout:
+        layout = BucketLayout(members, self._engine.max_bucket_bytes, members[0].parameter.number, unit.queue)
+        for bucket in layout.buckets:
+            # Horovod matches allgathers by name: it must be the same on all ranks, where parameters' names may
+            # differ, and unique among all DeepReduces.
+            bucket.name = f"bucket.{self._number()}.{unit.queue}.{bucket.number}"
         return layout
 
     def _send(self, step: Step, bucket: Bucket) -> None:

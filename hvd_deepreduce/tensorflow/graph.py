@@ -20,6 +20,7 @@ from hvd_deepreduce.engine import BucketLayout, Parameter
 
 # The conditional (is there more than one rank?) in which Horovod puts a tensor or group of a tape or optimizer.
 CONDITIONAL = re.compile(r"_Allreduce(_\d+)?/cond(_\d+)?$")
+AGAIN = "a function was run again before its previous run had ended: run it again after its results are there"
 
 Signature = tuple[tuple[tuple[int, ...], str], ...]
 """(shape, dtype) of each gradient of a graph."""
@@ -80,11 +81,20 @@ class Unit:
     Attributes:
         last_operation: the number of the graph's last operation at that time.
         queue: number of the unit among those whose buckets can be in flight at the same time.
+        native: the unit of the operations in C++; None: its operations are Python functions.
+        run: of these operations, that is under way.
     """
 
     last_operation: int
     queue: int
     slots: list[Slot] = field(default_factory=list)
+    native: Any = None
+    run: Any = None
+
+    @property
+    def known(self) -> bool:
+        """Whether the sizes of all gradients are known before they are there."""
+        return all(-1 not in slot.shape for slot in self.slots)
 
 
 @dataclass(eq=False)
@@ -120,7 +130,7 @@ class Graph:
         compressed: number of slots that are compressed.
         built: number of slots that have all of their operations.
         parameters: of the slots; None before they are known.
-        unit: the last one.
+        units: in the order in which they began.
         runs: how many there were.
         reached: the number of the last run whose step has begun.
         step: the one under way.
@@ -135,7 +145,7 @@ class Graph:
     compressed: int = 0
     built: int = 0
     parameters: list[Parameter] | None = None
-    unit: Unit | None = None
+    units: list[Unit] = field(default_factory=list)
     runs: int = 0
     reached: int = 0
     step: Step | None = None
@@ -204,12 +214,13 @@ class Graphs:
 
     def join_unit(self, slot: Slot, gradient: tf.Tensor, place: tf.Graph) -> Unit:
         """Finds the unit of a gradient that is sent in a bucket."""
-        unit = slot.graph.unit
-        if unit is None or gradient.graph is place and gradient.op._id > unit.last_operation:
+        units = slot.graph.units
+        if not units or gradient.graph is place and gradient.op._id > units[-1].last_operation:
             root = _outermost(place)
             self._units[root] = self._units.get(root, 0) + 1
             self.queues = max(self.queues, self._units[root])
-            unit = slot.graph.unit = Unit(place.get_operations()[-1]._id, self._units[root] - 1)
+            units.append(Unit(place.get_operations()[-1]._id, self._units[root] - 1))
+        unit = units[-1]
         unit.slots.append(slot)
         slot.unit = unit
         return unit

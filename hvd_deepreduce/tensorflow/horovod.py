@@ -3,19 +3,17 @@ r"""The adapter for stock Horovod on TensorFlow and Keras.
 Horovod calls ``compress(gradient)`` and ``decompress(output, context)`` while TensorFlow traces a function, also for
 the eager tape. So both only add operations to the graph:
 
-    gradient -> encode -> container -> hvd.allgather -> decode -> reduced gradient
-                     \-> carrier   -> hvd.allreduce -/
-
-encode and decode are Python functions. The carrier has the single element 1.0; Horovod turns it into the factor by
-which it would have scaled the gradient, as in the PyTorch adapter. In scopes larger than a tensor, each gradient has
-these operations instead:
-
-    gradient -> put ----> carrier -> hvd.allreduce -> dequeue -> take -> reduced gradient
-                 | into the bucket                      ^          ^ from the bucket
+    gradient -> put ----> carrier -> hvd.allreduce -> take -> reduced gradient
+                 | into the bucket                     ^ from the bucket
                  \-> a full bucket -> other threads -> its sum is there
 
+put and take are operations in C++, or Python functions where those were not built or the gradients are on a GPU. The
+carrier has the single element 1.0; Horovod turns it into the factor by which it would have scaled the gradient, as in
+the PyTorch adapter. In scope ``tensor`` each gradient of a bucket has a container of its own.
+
 The modules: ``graph`` knows the gradients of each graph, ``parameters`` the parameters that they belong to,
-``operations`` the operations, ``indexed_slices`` those of sparse gradients, ``buckets`` the threads, ``steps`` when a
+``operations`` the operations, ``native`` and ``native_buckets`` those in C++, ``indexed_slices`` those of sparse
+gradients, ``buckets`` the threads, ``steps`` when a
 step begins and ends; ``handshake`` compares the ranks, ``checkpoint`` saves the state.
 """
 
@@ -37,10 +35,10 @@ from hvd_deepreduce.engine.pipelines import Pipelines
 from hvd_deepreduce.engine.state import Reshard, State, from_bytes, to_bytes
 from hvd_deepreduce.engine.stats import Report
 from hvd_deepreduce.tensorflow import indexed_slices
-from hvd_deepreduce.tensorflow.buckets import GraphBuckets
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
 from hvd_deepreduce.tensorflow.graph import Graph, Graphs, Slot, current_place
 from hvd_deepreduce.tensorflow.handshake import Handshake
+from hvd_deepreduce.tensorflow.native_buckets import NativeBuckets
 from hvd_deepreduce.tensorflow.operations import Operations
 from hvd_deepreduce.tensorflow.parameters import GraphParameters, Variables
 
@@ -73,13 +71,11 @@ class _Context:
 
     Attributes:
         number: of the graph's run, a tensor.
-        container: of this gradient; None where it has none of its own.
     """
 
     slot: Slot
     gradient: tf.Tensor
     number: tf.Tensor
-    container: tf.Tensor | None = None
 
 
 class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore[misc]
@@ -135,7 +131,7 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         self._pipelines: Pipelines | None = None
         self._variables = known
         self._parameters = GraphParameters(self._engine, known)
-        self._buckets = GraphBuckets(self._engine, self._parameters, lambda: self._handshake.number)
+        self._buckets = NativeBuckets(self._engine, self._parameters, lambda: self._handshake.number)
         self._handshake = Handshake(self._engine, collectives, self._graphs, self._parameters, self._buckets.steps)
         self._operations = Operations(self._engine, collectives, self._buckets, self._handshake)
 
@@ -240,7 +236,7 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
     def rewind(self, snapshot: Snapshot) -> None:
         """Returns to a snapshot of this process, whatever its rank is now. Steps under way are forgotten."""
         with self._buckets.steps.lock:
-            self._buckets.forget(self._graphs.all())
+            self._buckets.forget_all(self._graphs.all())
             self._engine.set_config(snapshot.config)
             self._parameters.load(snapshot.state, self._graphs.all(), own=True)
             self._handshake.repeat()
@@ -285,7 +281,6 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         place, scope = current_place()
         if self._process_set.included():
             self._handshake.enroll()
-        alone = self.config.scope == "tensor"
         # Ranks may trace a function again at different steps, before or after a change of the config.
         self._pipelines = self._pipelines or self._engine.pipelines
         graph, new = self._graphs.of(place)
@@ -307,18 +302,8 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
             context = _Context(slot, tensor, number)
             if slot.uncompressed:
                 return tf.cast(tensor, sent), context
-            with tf.init_scope(), tf.device("CPU:0"):
-                slot.queue = tf.queue.FIFOQueue(1, [tf.uint8], [()])
-            # TensorFlow orders Horovod's conditionals with our operations in them, too, unless each has a resource.
-            slot.queue.size()
-            flat = tf.reshape(tf.cast(tensor, slot.accumulated_in), [-1])
-            if alone:
-                context.container, carrier = self._operations.encode(slot, flat, number)
-            else:
-                self._graphs.join_unit(slot, tensor, place)
-                carrier = self._operations.put(slot, flat, number)
-            carrier.set_shape([1])
-            return tf.identity(tf.cast(carrier, sent), f"deepreduce_{slot.name}"), context
+            self._graphs.join_unit(slot, tensor, place)
+            return self._operations.put(slot, tensor, number, sent), context
 
     @plain  # type: ignore[untyped-decorator]
     def decompress(self, tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
@@ -341,23 +326,8 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         if slot.uncompressed:
             return tf.cast(tensor, gradient.dtype)
         with tf.device("CPU:0"):
-            if ctx.container is None:
-                self._prepare_exchange(slot.unit.queue + 1)
-                flat = self._operations.take(slot, tensor, ctx.number)
-            else:
-                name = f"{tensor.op.name.rsplit('/', 1)[-1]}_container_{tensor.value_index}"
-                gpu = self._operations.gpu
-                with tf.device(gpu if gpu and hvd.nccl_built() else "CPU:0"):
-                    gathered = hvd.allgather(
-                        ctx.container,
-                        name=name,
-                        ignore_name_scope=tensor.op.get_attr("ignore_name_scope"),
-                        process_set=self._process_set,
-                    )
-                flat = self._operations.decode(slot, gathered, tensor, ctx.number)
-        reduced = tf.cast(tf.reshape(flat, tf.shape(gradient)), gradient.dtype)
-        reduced.set_shape(gradient.shape)
-        return reduced
+            self._prepare_exchange(slot.unit.queue + 1)
+            return self._operations.take(slot, tensor, ctx.number, gradient)
 
     def _find_slices(self, graph: Graph, place: tf.Graph) -> None:
         """Makes slots for the IndexedSlices that have come into the graph since the last call."""

@@ -1,4 +1,5 @@
-"""The operations that are added to a graph for each gradient: Python functions on arrays, on the CPU or a GPU."""
+"""The operations that are added to a graph for each gradient: those in C++, or Python functions on arrays, on the CPU
+or a GPU."""
 
 from __future__ import annotations
 
@@ -10,13 +11,14 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from hvd_deepreduce.codec import U8, Floats
+from hvd_deepreduce.codec import Floats
 from hvd_deepreduce.engine import Engine, meeting
-from hvd_deepreduce.ops import arrays, device
-from hvd_deepreduce.tensorflow.buckets import GraphBuckets
+from hvd_deepreduce.ops import device
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
 from hvd_deepreduce.tensorflow.graph import Graph, Slot, without_order
 from hvd_deepreduce.tensorflow.handshake import Handshake
+from hvd_deepreduce.tensorflow.native import Library, library
+from hvd_deepreduce.tensorflow.native_buckets import NativeBuckets
 
 
 class Operations:
@@ -26,7 +28,7 @@ class Operations:
     """
 
     def __init__(
-        self, engine: Engine, collectives: TensorFlowCollectives, buckets: GraphBuckets, handshake: Handshake
+        self, engine: Engine, collectives: TensorFlowCollectives, buckets: NativeBuckets, handshake: Handshake
     ) -> None:
         self._engine = engine
         self._collectives = collectives
@@ -38,6 +40,11 @@ class Operations:
     def gpu(self) -> str:
         """The device on which gradients are encoded and decoded; "": the host."""
         return "GPU:0" if tf.config.list_logical_devices("GPU") else ""
+
+    @cached_property
+    def native(self) -> Library | None:
+        """The operations in C++; None: they are Python functions."""
+        return None if self.gpu else library()
 
     def array(self, tensor: tf.Tensor) -> Any:
         """CuPy's array of a tensor's memory."""
@@ -55,13 +62,15 @@ class Operations:
         Where this rank does not take part, Horovod never runs the other operations.
         """
         if not graph.counter:
-            steps, process_set = self._steps, self._collectives.process_set
+            steps, process_set, buckets = self._steps, self._collectives.process_set, self._buckets
 
             def count() -> np.int64:
                 with steps.lock:
                     graph.runs += 1
                     if not graph.compressed and process_set.included():
                         steps.reach(graph, graph.runs)
+                    if not self.exchanges and process_set.included():
+                        buckets.begin(graph, graph.runs, place=False)  # Horovod may run none of its operations
                     return np.int64(graph.runs)
 
             with place.as_default():
@@ -75,13 +84,14 @@ class Operations:
 
     def _meet(self, graph: Graph, number: tf.Tensor) -> tf.Tensor:
         """``number``, once all ranks have met."""
-        engine, handshake = self._engine, self._handshake
+        engine, handshake, buckets = self._engine, self._handshake, self._buckets
 
         def speak(number: np.int64) -> Floats:
             return engine.word(handshake.models_agree)
 
         def hear(total: Floats, number: np.int64) -> np.int64:
             engine.hear(total, handshake.compare_models)
+            buckets.begin(graph, int(number), place=True)
             return number
 
         word = tf.numpy_function(speak, [number], tf.float64, name="deepreduce_word")
@@ -97,63 +107,48 @@ class Operations:
             without_order(operation)
         return heard
 
-    def encode(self, slot: Slot, flat: tf.Tensor, number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The gradient's container, uint8 ``[n]``, and its carrier."""
+    def put(self, slot: Slot, gradient: tf.Tensor, number: tf.Tensor, sent: tf.DType) -> tf.Tensor:
+        """Puts a gradient, of any shape, into its bucket; returns its carrier, of the dtype ``sent``."""
+        gradient, name = tf.cast(gradient, slot.accumulated_in), f"deepreduce_{slot.name}"
+        with tf.init_scope(), tf.device("CPU:0"):
+            slot.queue = tf.queue.FIFOQueue(1, [tf.uint8], [()])
+        # TensorFlow orders Horovod's conditionals with our operations in them, too, unless each has a resource.
+        slot.queue.size()
+        if self.native is not None:
+            assert slot.unit is not None
+            unit = self._buckets.native(self.native, slot.unit, slot.graph)
+            at = len(slot.unit.slots) - 1
+            carrier = self.native.put(gradient, number, carried=sent, unit=unit.id, slot=at, name=name)
+            without_order(carrier.op)
+            return carrier
 
-        def encode(gradient: Floats, number: np.int64) -> tuple[U8, Floats]:
-            self._engine.check_open()
-            step, parameter = self._steps.begin(slot, int(number))
-            with self._steps.working(step, "encode"):
-                slot.numel, slot.key = gradient.size, self._engine.key(parameter)
-                packed = self._engine.encode(parameter, gradient)
-            self._engine.count_allreduce(slot.carrier_bytes, gradient.size * slot.dtype.size)
-            return packed, np.ones(1, slot.accumulated_in)
-
-        types = [tf.uint8, slot.accumulated_in]
-        container, carrier = self._call(encode, [flat, number], types, "deepreduce_encode")
-        container.set_shape([None])
-        without_order(carrier.op)
-        return container, carrier
-
-    def decode(self, slot: Slot, gathered: tf.Tensor, carrier: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-        """The reduced gradient, flat, from all ranks' containers."""
-
-        def decode(gathered: U8, carrier: Floats, number: np.int64) -> tuple[Floats]:
-            step, parameter = self._steps.find(slot, int(number))
-            with self._steps.working(step, "decode"):
-                out: Floats = arrays.empty(slot.numel, slot.accumulated_in, gathered)
-                try:
-                    self._engine.decode(parameter, gathered, out, self._scale(carrier), slot.key)
-                except Exception as error:
-                    # TensorFlow ends a step at its first error, while other ranks wait for gradients that this rank
-                    # has not sent. All ranks get the same error, so all can raise it at the end of the step.
-                    out.fill(0)
-                    step.failure = step.failure or error
-            self._steps.end(step, parameter)
-            return (out,)
-
-        (flat,) = self._call(decode, [gathered, carrier, number], [slot.accumulated_in], "deepreduce_decode")
-        without_order(flat.op)
-        return flat
-
-    def put(self, slot: Slot, flat: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-        """Puts the gradient into its bucket; returns its carrier."""
-
-        def put(gradient: Floats, number: np.int64) -> tuple[Floats]:
+        def put(flat: Floats, number: np.int64) -> tuple[Floats]:
             self._engine.check_open()
             step, _ = self._steps.begin(slot, int(number))
             with self._steps.working(step, "encode"):
-                self._engine.count_allreduce(slot.carrier_bytes, gradient.size * slot.dtype.size)
-                self._buckets.put(step, slot, gradient)
+                self._engine.count_allreduce(slot.carrier_bytes, flat.size * slot.dtype.size)
+                self._buckets.put(step, slot, flat)
             return (np.ones(1, slot.accumulated_in),)
 
-        (carrier,) = self._call(put, [flat, number], [slot.accumulated_in], "deepreduce_put")
+        inputs = [tf.reshape(gradient, [-1]), number]
+        (carrier,) = self._call(put, inputs, [slot.accumulated_in], "deepreduce_put")
         without_order(carrier.op)
-        return carrier
+        carrier.set_shape([1])
+        return tf.identity(tf.cast(carrier, sent), name)
 
-    def take(self, slot: Slot, carrier: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-        """The reduced gradient, flat, from its bucket."""
+    def take(self, slot: Slot, carrier: tf.Tensor, number: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
+        """The reduced gradient from its bucket, of the shape and dtype of the gradient."""
+        if self.native is not None:
+            assert slot.unit is not None
+            at, dtype = slot.unit.slots.index(slot), tf.as_dtype(slot.accumulated_in)
+            reduced = self.native.take(carrier, number, T=dtype, unit=slot.unit.native.id, slot=at)
+            without_order(reduced.op)
+        else:
+            reduced = tf.reshape(self._take_flat(slot, carrier, number), tf.shape(gradient))
+        reduced.set_shape(gradient.shape)
+        return tf.cast(reduced, gradient.dtype)
 
+    def _take_flat(self, slot: Slot, carrier: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
         def take(word: Any, carrier: Floats, number: np.int64) -> tuple[Floats]:
             step, parameter = self._steps.find(slot, int(number))
             with self._steps.working(step, "decode"):

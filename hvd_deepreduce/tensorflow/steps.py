@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Literal
 
 from hvd_deepreduce.engine import Engine, Parameter
-from hvd_deepreduce.tensorflow.graph import Graph, Slot, Step
+from hvd_deepreduce.tensorflow.graph import AGAIN, Graph, Slot, Step
 from hvd_deepreduce.tensorflow.parameters import GraphParameters
 
 
@@ -56,11 +56,14 @@ class Steps:
         with self.lock:
             step = slot.graph.step
             if step is None or step.number != number:
-                raise RuntimeError(
-                    "a function was run again before its previous run had ended: run it again after its results are "
-                    "there"
-                )
+                raise RuntimeError(AGAIN)
             return step, self._parameters.of(slot)
+
+    def come(self, step: Step, gradients: int) -> None:
+        """So many gradients of the step have come; waiting for the other ranks begins with the last one."""
+        with self.lock:
+            step.begun += gradients
+            self._idle_since = perf_counter()
 
     def end(self, step: Step, parameter: Parameter) -> None:
         """A gradient has been reduced; with the last one the step ends.
@@ -70,14 +73,24 @@ class Steps:
         """
         with self.lock:
             self._engine.in_flight.discard(parameter.name)
-            step.ended += 1
+            failure = self.leave(step, 1)
+        if failure is not None:
+            raise failure
+
+    def leave(self, step: Step, gradients: int) -> Exception | None:
+        """So many gradients have been reduced; with the last one the step ends.
+
+        Returns:
+            The step's failure, at its end.
+        """
+        with self.lock:
+            step.ended += gradients
             if step.ended < step.graph.compressed:
-                return
+                return None
             step.graph.step = None
             self._on_end(step)
             self._engine.stats.end_step()
-        if step.failure is not None:
-            raise step.failure
+        return step.failure
 
     @contextmanager
     def working(self, step: Step, counted: Literal["encode", "decode", ""]) -> Iterator[None]:

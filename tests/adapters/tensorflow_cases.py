@@ -26,7 +26,7 @@ from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.engine.state import to_bytes
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.tensorflow import DeepReduce, SaveState, callbacks, handshake
+from hvd_deepreduce.tensorflow import DeepReduce, SaveState, callbacks, handshake, native
 from hvd_deepreduce.tensorflow.elastic import TensorFlowState
 from tests import cuda_emulator
 from tests.adapters import containers, dgc_job
@@ -486,8 +486,10 @@ def buckets_of_several_compressors_in_whatever_order():
 @case
 def many_tensors_in_buckets():
     variables = [tf.Variable(np.random.default_rng(i).standard_normal(300).astype("f")) for i in range(40)]
-    for scope in filter(possible, (SCOPES[1], SCOPES[3])):
-        compression = DeepReduce(LOSSY, **scope)
+    for kind, scope in ((DeepReduce, SCOPES[1]), (InPython, SCOPES[1]), (DeepReduce, SCOPES[3])):
+        if not possible(scope):
+            continue
+        compression = kind(LOSSY, **scope)
 
         @tf.function
         def step(number, compression=compression):
@@ -507,8 +509,9 @@ def many_tensors_in_buckets():
 
 @case
 def what_fails_in_buckets_is_raised_at_the_end_of_the_step():
-    for scope in filter(possible, (SCOPES[1], SCOPES[3])):
-        model, compression = network(), DeepReduce(LOSSY, **scope)
+    kinds = [(SCOPES[1], DeepReduce), (SCOPES[1], InPython), (SCOPES[3], DeepReduce)]
+    for scope, kind in [one for one in kinds if possible(one[0])]:
+        model, compression = network(), kind(LOSSY, **scope)
         run = train(model, compression, steps=1, graph=True)
         weights = flat(model)
         if compression.config.exchange.name == "allgather":
@@ -544,19 +547,24 @@ def what_fails_in_buckets_is_raised_at_the_end_of_the_step():
 
 @case
 def a_step_with_buckets_that_another_error_ends():
-    variables = [tf.Variable(tf.ones([50]), name=f"v{i}") for i in range(3)]
-    compression = DeepReduce(LOSSLESS, scope="model")
+    for kind in (DeepReduce, InPython):
+        another_error_ends_a_step(kind(LOSSLESS, scope="model"))
 
-    def late(gradient, fails):
-        time.sleep(0.1)
+
+def another_error_ends_a_step(compression):
+    variables = [tf.Variable(tf.ones([50]), name=f"v{i}") for i in range(3)]
+
+    def late(gradient, fails, seen):
         if fails:
+            time.sleep(0.5)  # the other gradients are in their bucket by then
             raise ZeroDivisionError
         return gradient
 
     @tf.function
     def step(fails):
         gradients = [tf.sin(v) for v in variables]
-        gradients[1] = tf.numpy_function(late, [gradients[1], fails], tf.float32)
+        seen = hvd.allreduce(tf.zeros(1), name="seen")
+        gradients[1] = tf.numpy_function(late, [gradients[1], fails, seen], tf.float32)
         gradients[1].set_shape([50])
         return hvd.grouped_allreduce(gradients, compression=compression)
 
@@ -820,6 +828,85 @@ def every_dtype_and_a_shape_that_is_not_known():
 
     for shape in ((3, 4), (3, 4)):
         assert np.allclose(reduce(tf.ones(shape) * (1.0 + hvd.rank())), 1 + (hvd.size() - 1) / 2)
+
+
+class InPython(DeepReduce):
+    """Its operations are Python functions, as where those in C++ were not built."""
+
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
+        self._operations.native = None
+
+
+def needs_operations_in_cpp():
+    if native.library() is None:
+        pytest.skip("the operations in C++ were not built for this TensorFlow: python setup.py build_ext --inplace")
+
+
+@case
+def operations_in_cpp_equal_those_in_python():
+    """Containers, results and residuals, bit for bit: dtypes, factors, shapes that are not known, several units."""
+    needs_operations_in_cpp()
+    scopes = [{"min_elements": 0}, {"min_elements": 100}, *filter(possible, SCOPES[:4])]
+    for scope in scopes:
+        found = []
+        for kind in (DeepReduce, InPython):
+            compression = kind(LOSSY, **scope)
+            sent = containers.watched(compression)
+            unknown = tf.TensorSpec([None, None])
+            signature = [tf.TensorSpec([200, 130]), tf.TensorSpec([7], tf.float64), unknown, tf.TensorSpec([90, 5])]
+
+            @tf.function(input_signature=[*signature, tf.TensorSpec([40], tf.float16)])
+            def reduce(a, b, c, d, e, compression=compression):
+                ops = (hvd.Average, hvd.Sum, hvd.Average, hvd.Sum, hvd.Average)
+                given = zip((a, b, c, d, e), ops, strict=True)
+                first = [hvd.allreduce(g, op=op, compression=compression, name=f"g{i}")
+                         for i, (g, op) in enumerate(given)]  # fmt: skip
+                return [*first, hvd.allreduce(first[0] * 2.0, compression=compression, name="of_a_result")]
+
+            results = []
+            for step in range(3):
+                rng = np.random.default_rng([step, hvd.rank()])
+                shapes = [(200, 130), (7,), (30, 40), (90, 5), (40,)]
+                dtypes = [tf.float32, tf.float64, tf.float32, tf.float32, tf.float16]
+                given = [tf.cast(rng.standard_normal(s), d) for s, d in zip(shapes, dtypes, strict=True)]
+                results.append(reduce(*given))
+            # Results stay what they are while later steps run.
+            values = [one.numpy().tobytes() for of_step in results for one in of_step]
+            state = compression.state_dict()
+            kept = [one.tobytes() for one in state["residuals"].values()]
+            assert set(state["steps"].values()) in ({3}, {0, 3}) and compression.stats()["total"]["steps"] == 3
+            counted = {name: compression.stats()["total"][name] for name in ("bytes_sent", "dense_bytes")}
+            found.append([sorted(sent), values, kept, counted])
+            compression.close()
+        for ours, theirs in zip(*found, strict=True):
+            assert ours == theirs, scope
+
+
+@case
+def operations_in_cpp_reuse_the_memory_of_results_that_are_gone():
+    needs_operations_in_cpp()
+    compression = DeepReduce(LOSSLESS, scope="model")
+    variable = tf.Variable(tf.ones([200, 200]))
+
+    @tf.function
+    def step(factor):
+        return hvd.allreduce(tf.square(variable) * factor, compression=compression)
+
+    def memory():
+        ((run,),) = [compression._buckets._runs.values()]
+        return run.layout.buckets[0].gradient
+
+    first = step(tf.constant(2.0))
+    kept = memory()
+    assert np.shares_memory(np.asarray(memoryview(first)), kept)
+    second = step(tf.constant(3.0))
+    assert not np.shares_memory(np.asarray(memoryview(second)), kept)
+    assert (first.numpy() == 2).all() and (second.numpy() == 3).all()
+    used = memory().ctypes.data
+    del second
+    step(tf.constant(4.0))
+    assert memory().ctypes.data == used and (first.numpy() == 2).all()
 
 
 class OnDevice(DeepReduce):
@@ -1092,7 +1179,8 @@ def a_deepreduce_that_is_closed():
             left = [t for t in threading.enumerate() if t not in before and t.name.startswith("deepreduce")]
             time.sleep(0.005)
         assert not left, scope
-        assert not compression._engine._memory.state_dict() and not compression._buckets._layouts
+        assert not compression._engine._memory.state_dict()
+        assert not compression._buckets._layouts and not compression._buckets._runs
         assert compression.stats()["total"]["steps"] == 1 and compression.config.scope == scope["scope"]
         for use in (
             compression.serialize,

@@ -113,7 +113,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
     # For builds in other folders, such as that of an unpacked sdist.
     extra = tmp_path_factory.mktemp("settings") / "extra.cfg"
     extra.write_text(f"[build_ext]\nbuild_temp = {objects}\n")
-    return Source(folder, files, {"DIST_EXTRA_CONFIG": str(extra)})
+    return Source(folder, files, {"DIST_EXTRA_CONFIG": str(extra), "HVD_DEEPREDUCE_WITHOUT_TENSORFLOW": "1"})
 
 
 @pytest.fixture(scope="session")

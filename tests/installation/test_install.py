@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import shutil
 import sys
 import tarfile
@@ -58,6 +59,22 @@ def test_in_place(source, environment, tmp_path):
     folder = shutil.copytree(source.folder, tmp_path / "checkout")
     run(sys.executable, "setup.py", "-q", "build_ext", "--inplace", cwd=folder, **source.settings)
     assert_it_works(environment.check(PYTHONPATH=str(folder)), source, folder / "hvd_deepreduce")
+
+
+def test_operations_of_tensorflow_are_built_where_it_is_installed(source, tmp_path):
+    version = importlib.metadata.version("tensorflow")
+    folder = shutil.copytree(source.folder, tmp_path / "checkout")
+    settings = {name: value for name, value in source.settings.items() if "WITHOUT" not in name}
+    build = (sys.executable, "setup.py", "build_ext", "--inplace")
+    run(*build, cwd=folder, **settings, HVD_DEEPREDUCE_WITH_TENSORFLOW="1")
+    library = folder / "hvd_deepreduce" / f"_tensorflow-{version}.so"
+    assert library.exists()
+    # What cannot be compiled is no error unless it is asked for: Python takes the operations' place.
+    library.unlink()
+    (folder / "kernels" / "tensorflow" / "operations.cpp").write_text("#error no\n")
+    said = run(*build, cwd=folder, **settings)
+    assert f"the operations of TensorFlow {version} were not built, and Python takes their place" in said
+    assert not library.exists() and (folder / "hvd_deepreduce" / "_cpu.so").exists()
 
 
 def test_wheel(source, wheel, environment):

@@ -1,0 +1,165 @@
+"""Put and take as operations of TensorFlow in C++ (kernels/tensorflow/), where they were built.
+
+setup.py builds them where TensorFlow is there at installation. They run with the TensorFlow that they were built with,
+on the host. Everywhere else ``operations.py`` makes the same operations of Python functions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from ctypes import CFUNCTYPE, POINTER, c_char_p, c_double, c_int, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvd_deepreduce.codec import Floats
+
+PATH = Path(__file__).parent.parent / f"_tensorflow-{tf.__version__}.so"
+FULL, WANTED, HELD = 1, 2, 3
+"""What a unit tells: a bucket is full, its sums are asked for, all gradients of unknown sizes are there."""
+Listener = Callable[[int, int, int, float, bool], None]
+"""Called with (event, bucket, run, carrier, whether all carriers are equal), on a thread of TensorFlow."""
+
+_Called = CFUNCTYPE(None, c_int, c_int64, c_int64, c_int64, c_double, c_int)
+_log = logging.getLogger("hvd_deepreduce")
+_listeners: weakref.WeakValueDictionary[int, NativeUnit] = weakref.WeakValueDictionary()
+
+
+@_Called  # type: ignore[untyped-decorator]
+def _told(event: int, unit: int, bucket: int, run: int, carrier: float, equal: int) -> None:
+    one = _listeners.get(unit)
+    if one is not None:
+        one.listener(event, bucket, run, carrier, bool(equal))
+
+
+class Library:
+    """The operations ``put`` and ``take``, and what the runtime of their units offers."""
+
+    def __init__(self, path: Path) -> None:
+        module = tf.load_op_library(str(path))
+        self.put, self.take = module.deep_reduce_put, module.deep_reduce_take
+        library = self._library = ctypes.CDLL(str(path))
+        for name, result, arguments in (
+            ("listen", None, [_Called]),
+            ("unit_new", c_int64, []),
+            ("unit_free", None, [c_int64]),
+            ("memory_new", c_void_p, [c_int64, c_int]),
+            ("memory_free", None, [c_void_p]),
+            ("memory_address", c_void_p, [c_void_p]),
+            ("memory_alone", c_int, [c_void_p]),
+            ("begin", c_int, [c_int64, c_int64, c_int64, c_int]),
+            ("sizes", None, [c_int64, c_void_p]),
+            ("lay_out", None, [c_int64, c_void_p, c_void_p, c_void_p, POINTER(c_void_p), c_int64]),
+            ("deliver", None, [c_int64, c_int64, c_int64, c_double, c_char_p]),
+            ("fail", None, [c_int64, c_char_p]),
+        ):
+            function = getattr(library, f"dr_tf_{name}")
+            function.restype, function.argtypes = result, arguments
+            setattr(self, f"_{name}", function)
+        self._listen(_told)
+
+    def __getattr__(self, name: str) -> Any:  # the functions that were set above
+        raise AttributeError(name)
+
+
+@cache
+def library() -> Library | None:
+    """The library, loaded once; None: it was not built with this TensorFlow."""
+    if not PATH.exists():
+        return None
+    try:
+        return Library(PATH)
+    except (OSError, tf.errors.OpError) as error:
+        _log.warning("the operations in C++ are not used, and Python is in their place, which is slower: %s", error)
+        return None
+
+
+class Memory:
+    """A bucket's vector, in the memory of a tensor: results of TensorFlow's operations can be views of it.
+
+    Args:
+        numel, dtype: of the vector, float32 or float64.
+    """
+
+    def __init__(self, owner: Library, numel: int, dtype: np.dtype[Any]) -> None:
+        self._library = owner
+        self.handle = owner._memory_new(numel, dtype.itemsize)
+        self._numel, self._dtype = numel, dtype
+
+    def array(self) -> Floats:
+        """The vector, ``[numel]``. It keeps the memory."""
+        return np.asarray(self) if self._numel else np.empty(0, self._dtype)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        address = self._library._memory_address(self.handle)
+        return {"version": 3, "shape": (self._numel,), "typestr": self._dtype.str, "data": (address, False)}
+
+    def alone(self) -> bool:
+        """Whether no result of an earlier step is a view of it."""
+        return bool(self._library._memory_alone(self.handle))
+
+    def __del__(self) -> None:
+        self._library._memory_free(self.handle)
+
+
+class NativeUnit:
+    """The gradients of a tape or optimizer in one graph, as the operations in C++ know them.
+
+    Args:
+        listener: told what happens.
+
+    Attributes:
+        library: as given.
+        id: the operations' attribute ``unit``.
+    """
+
+    def __init__(self, owner: Library, listener: Listener) -> None:
+        self.library = owner
+        self.listener = listener
+        self.id: int = owner._unit_new()
+        _listeners[self.id] = self
+
+    def __del__(self) -> None:
+        self.library._unit_free(self.id)
+
+    def begin(self, run: int, slots: int, force: bool = False) -> bool:
+        """A run begins. False: gradients of the last one are still in flight; ``force`` forgets them."""
+        return bool(self.library._begin(self.id, run, slots, force))
+
+    def sizes(self, slots: int) -> list[int]:
+        """The numbers of elements of all gradients, which are held."""
+        numels = np.zeros(slots, np.int64)
+        self.library._sizes(self.id, numels.ctypes.data)
+        return [int(numel) for numel in numels]
+
+    def lay_out(self, places: np.ndarray[Any, np.dtype[np.int64]], memories: Sequence[Memory]) -> None:
+        """Says where this run's gradients go.
+
+        Args:
+            places: int64 ``[3, slots]``: the bucket of each slot, where it begins there, and its number of elements.
+            memories: of the buckets.
+        """
+        handles = (c_void_p * len(memories))(*(memory.handle for memory in memories))
+        self.library._lay_out(
+            self.id, places[0].ctypes.data, places[1].ctypes.data, places[2].ctypes.data, handles, len(memories)
+        )
+
+    def deliver(self, run: int, bucket: int, divisor: float = 0.0, error: str | None = None) -> None:
+        """Gives the sums of a bucket to the operations that wait for them.
+
+        Args:
+            divisor: each sum is multiplied by its carrier / ``divisor`` before; 0: they are as they are.
+            error: with which the operations fail instead.
+        """
+        self.library._deliver(self.id, run, bucket, divisor, None if error is None else error.encode())
+
+    def fail(self, error: str) -> None:
+        """All operations of the run fail with this error."""
+        self.library._fail(self.id, error.encode())

@@ -1,0 +1,452 @@
+// Operations of TensorFlow: one copies a gradient into its bucket, one hands out its sum. They are built into a library
+// of their own, hvd_deepreduce/_tensorflow-<version>.so, where TensorFlow is there at installation (setup.py).
+//
+// A unit has the gradients of one tape or optimizer in one graph; a slot is one of them. Before each run, Python says in
+// which bucket each slot is (dr_tf_lay_out). Then TensorFlow's threads come with gradients (put) and with the carriers
+// that Horovod has reduced (take). Two things are told to Python, by a callback: that all gradients of a bucket are
+// there, and that all of them are asked for. No operation waits on a thread: take ends when Python delivers the bucket.
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "tensorflow/core/framework/cancellation.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/tensor.h"
+
+#define DR_API extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+using tensorflow::AsyncOpKernel;
+using tensorflow::CancellationManager;
+using tensorflow::CancellationToken;
+using tensorflow::DataType;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+// A smaller result is copied: it does not keep the memory of its whole bucket, and need not be aligned in it.
+constexpr size_t LEAST_VIEW_BYTES = 65536;
+constexpr size_t ALIGNMENT = 64;
+
+enum Event { FULL = 1, WANTED = 2, HELD = 3 };
+// (event, unit, bucket, run, carrier, whether all carriers are this one)
+typedef void (*Listener)(int, int64_t, int64_t, int64_t, double, int);
+Listener listener = nullptr;
+
+const char GONE[] = "the DeepReduce of this function does not exist any more: create a new one on every rank, with a new "
+                    "optimizer or tape";
+const char AGAIN[] = "a function was run again before its previous run had ended: run it again after its results are there";
+
+struct Waiting {
+    OpKernelContext* context = nullptr;  // null: nobody waits
+    AsyncOpKernel::DoneCallback done;
+    CancellationToken token = 0;
+    double carrier = 0;
+};
+
+struct Slot {
+    int64_t bucket = -1, begin = 0, numel = 0;
+    bool came = false;
+    Tensor held;  // a gradient that came before its bucket was known
+    TensorShape shape;
+    Waiting waiting;
+};
+
+struct Bucket {
+    Tensor memory;
+    int64_t members = 0, ready = 0, wanted = 0;
+};
+
+struct Unit {
+    std::mutex mutex;
+    int64_t id = 0, run = 0, came = 0, held = 0;
+    std::vector<Slot> slots;
+    std::vector<Bucket> buckets;
+    std::string failure;  // of all further operations
+};
+
+// They are never destroyed: threads may still run at the process's end.
+std::mutex& units_mutex = *new std::mutex;
+std::unordered_map<int64_t, std::shared_ptr<Unit>>& units = *new std::unordered_map<int64_t, std::shared_ptr<Unit>>;
+int64_t last_unit = 0;
+
+std::shared_ptr<Unit> find(int64_t id) {
+    std::lock_guard<std::mutex> lock(units_mutex);
+    auto found = units.find(id);
+    return found == units.end() ? nullptr : found->second;
+}
+
+absl::Status failed(const std::string& text) { return absl::InternalError(text); }
+
+char* address(Bucket& bucket) { return const_cast<char*>(bucket.memory.tensor_data().data()); }
+
+size_t size_of(const Bucket& bucket) { return bucket.memory.dtype() == tensorflow::DT_DOUBLE ? 8 : 4; }
+
+// Counts a slot's gradient in its bucket; whether the bucket is full now. With the unit's mutex held.
+bool count_ready(Unit& unit, const Slot& slot) {
+    Bucket& bucket = unit.buckets[slot.bucket];
+    return ++bucket.ready == bucket.members;
+}
+
+// Counts a slot that waits for its bucket; whether all do now. With the unit's mutex held.
+bool count_wanted(Unit& unit, const Slot& slot) {
+    Bucket& bucket = unit.buckets[slot.bucket];
+    return ++bucket.wanted == bucket.members;
+}
+
+// Tells Python that a bucket is asked for. Nobody else changes its slots then.
+void tell_wanted(Unit& unit, int64_t bucket) {
+    double carrier = 0;
+    bool first = true, equal = true;
+    int64_t run = 0;
+    {
+        std::lock_guard<std::mutex> lock(unit.mutex);
+        run = unit.run;
+        for (const Slot& slot : unit.slots) {
+            if (slot.bucket != bucket) continue;
+            equal = equal && (first || slot.waiting.carrier == carrier);
+            carrier = slot.waiting.carrier;
+            first = false;
+        }
+    }
+    listener(WANTED, unit.id, bucket, run, carrier, equal);
+}
+
+absl::Status put(Unit& unit, int64_t at, int64_t run, const Tensor& gradient) {
+    bool held_all = false;
+    char* to = nullptr;
+    Tensor memory;  // stays while it is written
+    {
+        std::lock_guard<std::mutex> lock(unit.mutex);
+        if (!unit.failure.empty()) return failed(unit.failure);
+        if (at >= (int64_t)unit.slots.size()) return failed(AGAIN);
+        Slot& slot = unit.slots[at];
+        if (run != unit.run || slot.came) return failed(AGAIN);
+        if (slot.bucket >= 0 && gradient.NumElements() != slot.numel)
+            return failed("a gradient has " + std::to_string(gradient.NumElements()) + " elements, and its graph said " +
+                          std::to_string(slot.numel));
+        slot.came = true;
+        ++unit.came;
+        slot.shape = gradient.shape();
+        if (slot.bucket < 0) {
+            slot.held = gradient;
+            held_all = ++unit.held == (int64_t)unit.slots.size();
+        } else {
+            Bucket& bucket = unit.buckets[slot.bucket];
+            memory = bucket.memory;
+            to = address(bucket) + slot.begin * size_of(bucket);
+        }
+    }
+    if (to) {
+        auto bytes = gradient.tensor_data();
+        std::memcpy(to, bytes.data(), bytes.size());
+        memory = Tensor();
+        bool full;
+        int64_t bucket;
+        {
+            std::lock_guard<std::mutex> lock(unit.mutex);
+            if (run != unit.run) return failed(AGAIN);
+            bucket = unit.slots[at].bucket;
+            full = count_ready(unit, unit.slots[at]);
+        }
+        if (full) listener(FULL, unit.id, bucket, run, 0, 0);
+    } else if (held_all) {
+        listener(HELD, unit.id, -1, run, 0, 0);
+    }
+    return absl::OkStatus();
+}
+
+void cancel(const std::shared_ptr<Unit>& unit, int64_t at, OpKernelContext* context) {
+    Waiting waiting;
+    {
+        std::lock_guard<std::mutex> lock(unit->mutex);
+        if (at >= (int64_t)unit->slots.size()) return;
+        Slot& slot = unit->slots[at];
+        if (slot.waiting.context != context) return;  // it was delivered
+        std::swap(waiting, slot.waiting);
+    }
+    context->SetStatus(absl::CancelledError("the step was cancelled"));
+    waiting.done();
+}
+
+void take(const std::shared_ptr<Unit>& unit, int64_t at, int64_t run, double carrier, OpKernelContext* context,
+          AsyncOpKernel::DoneCallback done) {
+    CancellationManager* manager = context->cancellation_manager();
+    absl::Status status;
+    bool wanted = false;
+    int64_t bucket = -1;
+    {
+        std::lock_guard<std::mutex> lock(unit->mutex);
+        if (!unit->failure.empty()) {
+            status = failed(unit->failure);
+        } else if (run != unit->run || at >= (int64_t)unit->slots.size() || !unit->slots[at].came ||
+                   unit->slots[at].waiting.context) {
+            status = failed(AGAIN);
+        } else {
+            Slot& slot = unit->slots[at];
+            CancellationToken token = manager ? manager->get_cancellation_token() : 0;
+            if (manager && !manager->RegisterCallback(token, [unit, at, context] { cancel(unit, at, context); })) {
+                status = absl::CancelledError("the step was cancelled");
+            } else {
+                slot.waiting = {context, std::move(done), token, carrier};
+                bucket = slot.bucket;
+                wanted = bucket >= 0 && count_wanted(*unit, slot);
+            }
+        }
+    }
+    if (!status.ok()) {
+        context->SetStatus(status);
+        done();
+    } else if (wanted) {
+        tell_wanted(*unit, bucket);
+    }
+}
+
+template <class T>
+void scale(T* values, int64_t count, T factor) {
+    for (int64_t i = 0; i < count; ++i) values[i] *= factor;
+}
+
+// Gives a slot's sum to the operation that waits for it.
+absl::Status give(Bucket& bucket, const Slot& slot, double factor) {
+    const size_t size = size_of(bucket);
+    char* from = address(bucket) + slot.begin * size;
+    const size_t bytes = slot.numel * size;
+    if (factor != 1) {
+        if (size == 8) scale(reinterpret_cast<double*>(from), slot.numel, factor);
+        else scale(reinterpret_cast<float*>(from), slot.numel, (float)factor);
+    }
+    if (bytes >= LEAST_VIEW_BYTES && reinterpret_cast<uintptr_t>(from) % ALIGNMENT == 0) {
+        Tensor view;
+        if (!view.CopyFrom(bucket.memory.Slice(slot.begin, slot.begin + slot.numel), slot.shape))
+            return failed("the shape of a gradient is not that of its sum");
+        slot.waiting.context->set_output(0, view);
+        return absl::OkStatus();
+    }
+    Tensor* out = nullptr;
+    absl::Status status = slot.waiting.context->allocate_output(0, slot.shape, &out);
+    if (status.ok()) std::memcpy(const_cast<char*>(out->tensor_data().data()), from, bytes);
+    return status;
+}
+
+void end(const Waiting& waiting, const absl::Status& status) {
+    if (CancellationManager* manager = waiting.context->cancellation_manager())
+        manager->DeregisterCallback(waiting.token);
+    if (!status.ok()) waiting.context->SetStatus(status);
+    waiting.done();
+}
+
+class Put : public OpKernel {
+  public:
+    explicit Put(OpKernelConstruction* construction) : OpKernel(construction) {
+        OP_REQUIRES_OK(construction, construction->GetAttr("unit", &unit_));
+        OP_REQUIRES_OK(construction, construction->GetAttr("slot", &slot_));
+    }
+    void Compute(OpKernelContext* context) override {
+        auto unit = find(unit_);
+        OP_REQUIRES(context, unit, failed(GONE));
+        OP_REQUIRES_OK(context, put(*unit, slot_, context->input(1).scalar<int64_t>()(), context->input(0)));
+        Tensor* carrier = nullptr;
+        OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({1}), &carrier));
+        switch (carrier->dtype()) {
+            case tensorflow::DT_HALF: carrier->flat<Eigen::half>()(0) = Eigen::half(1.0f); break;
+            case tensorflow::DT_FLOAT: carrier->flat<float>()(0) = 1; break;
+            default: carrier->flat<double>()(0) = 1;
+        }
+    }
+
+  private:
+    int64_t unit_, slot_;
+};
+
+class Take : public AsyncOpKernel {
+  public:
+    explicit Take(OpKernelConstruction* construction) : AsyncOpKernel(construction) {
+        OP_REQUIRES_OK(construction, construction->GetAttr("unit", &unit_));
+        OP_REQUIRES_OK(construction, construction->GetAttr("slot", &slot_));
+    }
+    void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+        auto unit = find(unit_);
+        OP_REQUIRES_ASYNC(context, unit, failed(GONE), done);
+        const Tensor& given = context->input(0);
+        OP_REQUIRES_ASYNC(context, given.NumElements() == 1, failed("a carrier has one element"), done);
+        double carrier = 0;
+        switch (given.dtype()) {
+            case tensorflow::DT_HALF: carrier = (float)given.flat<Eigen::half>()(0); break;
+            case tensorflow::DT_FLOAT: carrier = given.flat<float>()(0); break;
+            default: carrier = given.flat<double>()(0);
+        }
+        take(unit, slot_, context->input(1).scalar<int64_t>()(), carrier, context, std::move(done));
+    }
+
+  private:
+    int64_t unit_, slot_;
+};
+
+}  // namespace
+
+REGISTER_OP("DeepReducePut")
+    .Input("gradient: T")
+    .Input("run: int64")
+    .Output("carrier: carried")
+    .Attr("T: {float, double}")
+    .Attr("carried: {half, float, double}")
+    .Attr("unit: int")
+    .Attr("slot: int")
+    .SetIsStateful()
+    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* context) {
+        context->set_output(0, context->Vector(1));
+        return absl::OkStatus();
+    })
+    .Doc("Copies a gradient into its bucket. The carrier is 1.");
+REGISTER_OP("DeepReduceTake")
+    .Input("carrier: carried")
+    .Input("run: int64")
+    .Output("sum: T")
+    .Attr("T: {float, double}")
+    .Attr("carried: {half, float, double}")
+    .Attr("unit: int")
+    .Attr("slot: int")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::UnknownShape)
+    .Doc("The sum of a gradient over all ranks, scaled as its carrier says, when its bucket is there.");
+REGISTER_KERNEL_BUILDER(Name("DeepReducePut").Device(tensorflow::DEVICE_CPU), Put);
+REGISTER_KERNEL_BUILDER(Name("DeepReduceTake").Device(tensorflow::DEVICE_CPU), Take);
+
+// ---- What Python calls. Nothing is called while the listener runs on the same thread with a lock held.
+
+DR_API void dr_tf_listen(Listener given) { listener = given; }
+
+DR_API int64_t dr_tf_unit_new() {
+    auto unit = std::make_shared<Unit>();
+    std::lock_guard<std::mutex> lock(units_mutex);
+    unit->id = ++last_unit;
+    units[unit->id] = unit;
+    return unit->id;
+}
+
+DR_API void dr_tf_unit_free(int64_t id) {
+    std::lock_guard<std::mutex> lock(units_mutex);
+    units.erase(id);
+}
+
+// Memory of a bucket: that of a tensor, so that results can be views of it.
+DR_API void* dr_tf_memory_new(int64_t numel, int itemsize) {
+    return new Tensor(itemsize == 8 ? tensorflow::DT_DOUBLE : tensorflow::DT_FLOAT, TensorShape({numel}));
+}
+DR_API void dr_tf_memory_free(void* memory) { delete (Tensor*)memory; }
+DR_API const void* dr_tf_memory_address(const void* memory) { return ((const Tensor*)memory)->tensor_data().data(); }
+// Whether no result is a view of it any more.
+DR_API int dr_tf_memory_alone(const void* memory) {
+    const Tensor& tensor = *(const Tensor*)memory;
+    return tensor.NumElements() == 0 || tensor.RefCountIsOne();
+}
+
+// A run begins. Returns 1 unless gradients of the last run have come whose sums were not delivered.
+DR_API int dr_tf_begin(int64_t id, int64_t run, int64_t slots, int force) {
+    auto unit = find(id);
+    if (!unit) return 0;
+    std::lock_guard<std::mutex> lock(unit->mutex);
+    if (unit->came && !force) return 0;
+    unit->buckets.clear();
+    unit->slots.clear();
+    unit->slots.resize(slots);
+    unit->run = run;
+    unit->came = unit->held = 0;
+    unit->failure.clear();
+    return 1;
+}
+
+// The numbers of elements of all slots, once their gradients are held.
+DR_API void dr_tf_sizes(int64_t id, int64_t* numels) {
+    auto unit = find(id);
+    if (!unit) return;
+    std::lock_guard<std::mutex> lock(unit->mutex);
+    for (size_t at = 0; at < unit->slots.size(); ++at) numels[at] = unit->slots[at].held.NumElements();
+}
+
+// The bucket of each slot, and the slot's place in it. The buckets keep their memory as long as the run lasts.
+DR_API void dr_tf_lay_out(int64_t id, const int64_t* bucket_of, const int64_t* begins, const int64_t* numels,
+                          const void* const* memories, int64_t count) {
+    auto unit = find(id);
+    if (!unit) return;
+    std::vector<int64_t> full, wanted;
+    int64_t run;
+    {
+        std::lock_guard<std::mutex> lock(unit->mutex);
+        run = unit->run;
+        unit->buckets.resize(count);
+        for (int64_t at = 0; at < count; ++at) unit->buckets[at].memory = *(const Tensor*)memories[at];
+        for (size_t at = 0; at < unit->slots.size(); ++at) {
+            Slot& slot = unit->slots[at];
+            slot.bucket = bucket_of[at];
+            slot.begin = begins[at];
+            slot.numel = numels[at];
+            ++unit->buckets[slot.bucket].members;
+        }
+        for (Slot& slot : unit->slots) {
+            if (!slot.came) continue;
+            Bucket& bucket = unit->buckets[slot.bucket];
+            auto bytes = slot.held.tensor_data();
+            std::memcpy(address(bucket) + slot.begin * size_of(bucket), bytes.data(), bytes.size());
+            slot.held = Tensor();
+            if (count_ready(*unit, slot)) full.push_back(slot.bucket);
+            if (slot.waiting.context && count_wanted(*unit, slot)) wanted.push_back(slot.bucket);
+        }
+    }
+    for (int64_t bucket : full) listener(FULL, id, bucket, run, 0, 0);
+    for (int64_t bucket : wanted) tell_wanted(*unit, bucket);
+}
+
+// The sums of a bucket are in its memory: gives them to the operations that wait for them. Each is multiplied by its
+// carrier / divisor before, unless the divisor is 0. With an error, they fail with it.
+DR_API void dr_tf_deliver(int64_t id, int64_t run, int64_t at, double divisor, const char* error) {
+    auto unit = find(id);
+    if (!unit) return;
+    std::vector<Slot> slots;
+    Bucket bucket;
+    {
+        std::lock_guard<std::mutex> lock(unit->mutex);
+        if (unit->run != run || at >= (int64_t)unit->buckets.size()) return;
+        for (Slot& slot : unit->slots) {
+            if (slot.bucket != at) continue;
+            --unit->came;
+            if (!slot.waiting.context) continue;
+            slots.push_back(slot);
+            slot.waiting = Waiting();
+        }
+        std::swap(bucket, unit->buckets[at]);
+    }
+    for (Slot& slot : slots) {
+        absl::Status status =
+            error ? failed(error) : give(bucket, slot, divisor ? slot.waiting.carrier / divisor : 1.0);
+        end(slot.waiting, status);
+    }
+}
+
+// All operations of the run fail: those that wait, and those that come.
+DR_API void dr_tf_fail(int64_t id, const char* error) {
+    auto unit = find(id);
+    if (!unit) return;
+    std::vector<Waiting> waiting;
+    {
+        std::lock_guard<std::mutex> lock(unit->mutex);
+        unit->failure = error;
+        for (Slot& slot : unit->slots) {
+            if (slot.waiting.context) waiting.push_back(std::move(slot.waiting));
+            slot.waiting = Waiting();
+        }
+    }
+    for (const Waiting& one : waiting) end(one, failed(error));
+}
