@@ -162,13 +162,25 @@ def _complete(resolved: Mapping[str, Any]) -> dict[str, Any]:
     """All keys of a config. Where ``index``, ``value`` and ``scope`` are not given, they are as others need them."""
     complete = {**_defaults(), **resolved}
     instead = effects.instead_of_index_and_value(complete)
-    if "scope" not in resolved and complete["exchange"] in instead:
-        complete["scope"] = "model"
+    if "scope" not in resolved:
+        complete["scope"] = _default_scope(complete)
     if "index" not in resolved and not effects.needs_index(complete):
         complete["index"] = None
     if "value" not in resolved and instead:
         complete["value"] = None
     return complete
+
+
+def _default_scope(config: Mapping[str, Any]) -> str:
+    """The scope where none is given: the fastest one in which all settings have an effect.
+
+    Args:
+        config: all other keys.
+    """
+    if config["exchange"] in effects.instead_of_index_and_value(config):
+        return "model"
+    of_tensors = config["min_elements"] is not None or bool(config["overrides"])
+    return "tensor" if of_tensors and config["selection"] != "tensor" else "bucket"
 
 
 def _without_idle(merged: dict[str, Any], base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,6 +199,8 @@ def _without_idle(merged: dict[str, Any], base: Mapping[str, Any], changes: Mapp
     if changed & {"sparsifier", "joint", "exchange"}:
         needed = {"index": needs_index, "value": not instead}
         dropped |= {kind for kind in needed if needed[kind] and complete[kind] is None}
+    if "exchange" in changes and "scope" not in changes and complete["exchange"] in instead:
+        dropped |= {"scope"} if base.get("scope") == "tensor" else set()
     kept = {key: value for key, value in resolved.items() if key in changes or key not in dropped}
     for idle in effects.idle_settings(_complete(kept), _defaults()):
         if idle.setting not in changed and changed & set(idle.because):
@@ -218,7 +232,9 @@ class Config(BaseModel):
         joint: a codec of both, in place of ``index`` and ``value``.
         exchange: how the ranks' tensors become one sum.
         scope: what one container holds: a ``tensor``, the whole ``model``, or a ``bucket`` of neighbouring tensors.
-            Larger scopes select across tensors and save headers; buckets still travel during the backward pass.
+            Larger scopes select across tensors, save headers and take less time for each tensor; buckets still travel
+            during the backward pass. The default is ``tensor`` under settings of single tensors (``min_elements``,
+            ``overrides``), and ``model`` under exchanges of whole vectors.
         bucket_bytes: of a bucket's dense gradient.
         selection: within a larger scope, encode the ``scope`` as one vector, or each ``tensor`` by itself, with scales
             and settings of its own. An exchange other than ``allgather`` only selects from each tensor by itself.
@@ -245,7 +261,7 @@ class Config(BaseModel):
     value: SerializeAsAny[ValueCodec] | None = QSGD()
     joint: SerializeAsAny[JointCodec] | None = None
     exchange: SerializeAsAny[Exchange] = AllGather()
-    scope: Literal["tensor", "model", "bucket"] = "tensor"
+    scope: Literal["tensor", "model", "bucket"] = "bucket"
     bucket_bytes: int = Field(25_000_000, ge=1024)
     selection: Literal["scope", "tensor"] = "scope"
     error_feedback: bool = Field(True, strict=True)
@@ -286,7 +302,7 @@ class Config(BaseModel):
                 f"joint is {instead[0].name!r} and exchange is {exchange.name!r}: only the exchange 'allgather' "
                 "carries a joint codec's containers"
             )
-        if exchange in instead and given.setdefault("scope", "model") == "tensor":
+        if given.setdefault("scope", complete["scope"]) == "tensor" and exchange in instead:
             raise ConfigError(
                 f"scope is 'tensor' and exchange is {exchange.name!r}, which sums whole vectors: set scope to 'model' "
                 "or 'bucket'"

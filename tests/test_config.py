@@ -171,8 +171,9 @@ def test_overrides_are_part_of_the_config(tmp_path):
     config = load_text(tmp_path, text)
     assert list(config.variants) == ["*.bias", "embedding.*"] and not Config.load().variants
     bias, embedding = config.variants.values()
-    assert bias == Config.load(density=0.5, value="raw")
-    assert embedding == Config.load(density=0.02, joint="densestream")
+    assert config.scope == "tensor"
+    assert bias == Config.load(density=0.5, value="raw", scope="tensor")
+    assert embedding == Config.load(density=0.02, joint="densestream", scope="tensor")
     assert config.override_of("embedding.bias") == "*.bias" and config.override_of("head.weight") is None
     assert Config.load(config) == config and Config.load(config).variants == config.variants
     assert Config.load(config, overrides={}).variants == {}
@@ -254,3 +255,18 @@ def test_external_codecs_have_their_own_numbers():
             registry.register(other)
     with pytest.raises(ValueError, match="value codec 7 is unknown; this release knows 200 mine"):
         registry.find(7)
+
+
+def test_the_default_scope_is_the_fastest_in_which_all_settings_have_an_effect():
+    override = {"*.bias": {"value": "raw"}}
+    for settings, scope in (
+        ({}, "bucket"),
+        ({"bucket_bytes": 8000}, "bucket"),
+        ({"selection": "tensor"}, "bucket"),
+        ({"selection": "tensor", "overrides": override}, "bucket"),
+        ({"overrides": override}, "tensor"),
+        ({"min_elements": 0}, "tensor"),
+        ({"exchange": "densestream"}, "model"),
+    ):
+        assert Config.load(settings).scope == scope
+        assert Config.load(Config.load(settings)) == Config.load(settings)

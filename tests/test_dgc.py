@@ -207,8 +207,8 @@ def test_small_tensors_are_judged_by_the_density_after_the_schedule():
 
 
 def test_small_tensors_have_momentum_too():
-    assert small.uncompressed(Pipeline(Config.load()), 3, 4)
-    assert not small.uncompressed(Pipeline(Config.load(DGC)), 3, 4)
+    assert small.uncompressed(Pipeline(Config.load(scope="tensor")), 3, 4)
+    assert not small.uncompressed(Pipeline(Config.load(DGC, scope="tensor")), 3, 4)
 
 
 WRONG = [

@@ -26,7 +26,7 @@ def test_the_example_of_overrides_is_a_config():
     example = yaml.safe_load("\n".join(line for line in OVERRIDES.splitlines() if line.startswith("    ")))
     config = Config.load(example)
     config.check_overrides(["a.bias", "embedding.weight", "head.weight", "b.weight"])
-    assert config.variants["embedding.*"] == Config.load(density=0.001, value={"bits": 4})
+    assert config.variants["embedding.*"] == Config.load(density=0.001, value={"bits": 4}, scope=config.scope)
 
 
 def test_every_setting_is_described():

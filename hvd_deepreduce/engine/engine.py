@@ -445,10 +445,10 @@ class Engine:
         return pipeline.decode_sparse(containers, numel, dtype, scale)
 
     def takes_sparse(self, parameter: Parameter) -> bool:
-        """Whether ``encode_sparse`` can be used: in scope ``tensor``, with an allgather of containers and a sparsifier
-        that goes by the magnitudes of single elements."""
+        """Whether ``encode_sparse`` can be used: with an allgather of containers and a sparsifier that goes by the
+        magnitudes of single elements. A sparse gradient has a container of its own in every scope."""
         config = self.pipeline_of(parameter).config
-        if config.scope != "tensor" or self.over_mpi or isinstance(config.memory, DGC):
+        if self.over_mpi or isinstance(config.memory, DGC):
             return False
         return config.sparsifier.selects_sparse
 

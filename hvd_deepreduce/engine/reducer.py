@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from time import perf_counter
@@ -53,6 +53,8 @@ class Reducer(Generic[G]):
         expected: the parameters that may have gradients in a step, in the model's order, with their gradients'
             devices. They are divided into buckets in scopes larger than a tensor. None: all of the engine's
             parameters, on the device of the first gradient.
+        alone: names of the parameters whose gradients are in no bucket where containers are exchanged; it may change
+            between steps, on all ranks alike.
         first_number: of the first bucket. Reducers of one engine need different numbers.
         queue: of the exchanges over MPI. Reducers whose gradients can be in flight together need different ones.
     """
@@ -64,10 +66,12 @@ class Reducer(Generic[G]):
         expected: Callable[[], Iterable[tuple[Parameter, Device]]] | None = None,
         first_number: int = 0,
         queue: int = 0,
+        alone: Collection[str] = (),
     ) -> None:
         self._engine = engine
         self._tensors = tensors
         self._expected = expected
+        self._alone = alone
         self._first_number, self._queue = first_number, queue
         self._layout: BucketLayout | None = None
         self._generation = 0
@@ -91,7 +95,7 @@ class Reducer(Generic[G]):
         if parameter.name in engine.in_flight:
             raise in_flight(parameter)
         device = tensors.device(gradient)
-        if engine.config.scope != "tensor":
+        if engine.config.scope != "tensor" and (parameter.name not in self._alone or engine.over_mpi):
             return self._start_in_bucket(parameter, gradient, device, own)
         with tensors.stream(device):
             begin = perf_counter()
@@ -228,9 +232,12 @@ class Reducer(Generic[G]):
             expected: list[tuple[Parameter, Device]] = [(one, device) for one in engine.parameters.values()]
         else:
             expected = list(self._expected())
+        if self._alone and not engine.over_mpi:
+            expected = [(parameter, where) for parameter, where in expected if parameter.name not in self._alone]
         if (
             layout is None
             or self._generation != engine.generation
+            or len(layout.bucket_of) != len(expected)
             or any(parameter.name not in layout.bucket_of for parameter, _ in expected)
         ):
             members = [

@@ -85,9 +85,9 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
     eager mode, tf.function and ``model.fit``; op Average and Sum, groups, backward_passes_per_step, sparse_as_dense,
     loss scaling and process_set. One DeepReduce for each model; all ranks must create it with the same config.
 
-    IndexedSlices, as of an embedding, stay sparse. Their containers are sent in scope ``tensor``, with the sparsifiers
-    ``nonzero``, ``topk``, ``topk_capped`` and ``threshold``; under other settings, and in a function without any dense
-    gradient, Horovod sends them uncompressed.
+    IndexedSlices, as of an embedding, stay sparse. With the exchange ``allgather`` and the sparsifiers ``nonzero``,
+    ``topk``, ``topk_capped`` and ``threshold`` each has a container of its own, in every scope; under other settings,
+    and in a function without any dense gradient, Horovod sends them uncompressed.
 
     It can be added to a ``tf.train.Checkpoint``: its residuals and step counts are then saved and restored with the
     rest. Ranks differ, so each rank must write its own checkpoint; for Keras, see ``SaveState``.
@@ -347,7 +347,7 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         with tf.device("CPU:0"):
             number = self._operations.count_runs(graph, place)
             engine, steps = self._engine, self._buckets.steps
-            if self.config.scope == "tensor":
+            if not engine.over_mpi:
                 graph.compressed += len(slices)
                 for one, slot in slices:
                     indexed_slices.compress(one, slot, number, engine, steps)

@@ -114,6 +114,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         self._parameter_of = {id(self._pairs[parameter.name]): parameter for parameter in parameters}
         self._carriers: dict[str, torch.Tensor] = {}
         self._sparse: dict[torch.Tensor, int] = {}
+        self._sent_alone: set[str] = set()
         self._carried: dict[int, sparse.SparseTicket] = {}
         self._optimizers: weakref.WeakSet[Any] | None = None  # those known; None: not searched for yet
         self._agreed = False
@@ -122,8 +123,11 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         self._tensors = TorchTensors()
         self._collectives = TorchCollectives(self._tensors, process_set)
         self._engine = Engine(Config.load(config, **settings).for_gradients(), self._collectives, parameters)
-        self._reducer = Reducer(self._engine, self._tensors, self._trained)
+        self._reducer = Reducer(self._engine, self._tensors, self._trained, alone=self._sent_alone)
         self._trained()  # notes which parameters Horovod will reduce
+        modules = self._model.modules() if self._model is not None else ()
+        for tensor in sparse.tables(modules):
+            self._send_alone(tensor)
 
     @property
     def config(self) -> Config:
@@ -332,6 +336,13 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             self._start_sparse(tensor, gradient)
             assert tensor.grad is not None
             self._sparse[tensor] = _coo_bytes(tensor.grad)
+            self._send_alone(tensor)
+
+    def _send_alone(self, tensor: torch.Tensor) -> None:
+        """Leaves a parameter with sparse gradients out of the buckets of later steps."""
+        parameter = self._parameter_of.get(id(tensor))
+        if parameter is not None:
+            self._sent_alone.add(parameter.name)
 
     def _start_sparse(self, tensor: torch.Tensor, gradient: torch.Tensor) -> None:
         """Sends a sparse gradient and puts a carrier in its place, if Horovod sends it after this backward pass."""
@@ -340,6 +351,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         if (
             engine.dense
             or not engine.takes_sparse(parameter)
+            or not (engine.config.scope == "tensor" or parameter.name in self._sent_alone)  # in a bucket of this step
             or not gradient.is_floating_point()
             or not 0 < gradient.numel() <= MAX_NUMEL
             or parameter.number >= sparse.MOST

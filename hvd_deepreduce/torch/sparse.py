@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,12 @@ class SparseTicket:
     pending: Any
     flat: tuple[int, np.dtype[Any]]
     like: torch.Tensor
+
+
+def tables(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
+    """The weights of PyTorch's modules that have sparse gradients."""
+    kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    return [module.weight for module in modules if isinstance(module, kinds) and module.sparse]
 
 
 def flattened(gradient: torch.Tensor) -> SparseTensor:

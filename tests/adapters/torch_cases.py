@@ -543,11 +543,17 @@ def sparse_gradients_as_dense_and_as_they_are():
     # Each container is sent to every other rank.
     assert stats["bytes_sent"] < (hvd.size() - 1) * 4 * 4 * flat(model).numel()
     assert set(compression.state_dict()["residuals"]) == {name for name, _ in model.named_parameters()}
-    # Without sparse_as_dense they stay sparse, and Horovod gathers carriers.
-    for options in ({}, {"op": hvd.Sum}, {"backward_passes_per_step": 2}):
+    # Without sparse_as_dense they stay sparse, and Horovod gathers carriers. In buckets there are the others.
+    tensor, bucket = {"min_elements": 0}, {"scope": "bucket", "bucket_bytes": 1024}
+    for options, settings in (
+        ({}, tensor),
+        ({"op": hvd.Sum}, bucket),
+        ({"backward_passes_per_step": 2}, tensor),
+        ({"sparse_as_dense": True}, bucket),
+    ):
         dense = train_tables(hvd.Compression.none, Tables(), **options)
         model = Tables()
-        compression = DeepReduce(model, sparsifier="nonzero", value="raw", min_elements=0)
+        compression = DeepReduce(model, sparsifier="nonzero", value="raw", **settings)
         assert torch.allclose(dense, train_tables(compression, model, **options), rtol=1e-4, atol=1e-6)
         assert set(compression.state_dict()["residuals"]) == {name for name, _ in model.named_parameters()}
         assert compression.state_dict()["steps"] == {name: 4 for name, _ in model.named_parameters()}
@@ -556,7 +562,20 @@ def sparse_gradients_as_dense_and_as_they_are():
 @case
 def sparse_gradients_are_compressed():
     """Fewer bytes than Horovod's own, with feedback, and a job that is resumed goes on as it would have."""
-    some = {"sparsifier": {"name": "topk", "density": 0.3, "density_of": "nonzeros"}, "min_elements": 0}
+    some = {"sparsifier": {"name": "topk", "density": 0.3, "density_of": "nonzeros"}}
+    tensors_are_compressed({**some, "min_elements": 0})
+    tensors_are_compressed({**some, "scope": "bucket"})
+    # Where no module tells which gradients are sparse, the first ones go as they are.
+    model = Tables()
+    with DeepReduce(model.named_parameters(), some) as compression:
+        optimizer = wrapped(model, list(model.named_parameters()), compression)
+        train_tables(compression, model, range(1), optimizer)
+        first = compression.stats()["last_step"]["bytes_sent"]
+        train_tables(compression, model, range(1, 2), optimizer)
+        assert compression.stats()["last_step"]["bytes_sent"] < first / 2
+
+
+def tensors_are_compressed(some):
     model = Tables()
     with DeepReduce(model, some) as compression:
         optimizer = wrapped(model, list(model.named_parameters()), compression)

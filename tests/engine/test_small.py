@@ -41,7 +41,7 @@ def test_resnet50_under_sign_topk():
 @pytest.mark.parametrize("config", ["topk_rice_qsgd", "signtopk", "topk_raw", "qsgd", "dr_bf_p2", "skcompress"])
 def test_the_smaller_way_is_chosen(config):
     """Within a few bytes, as the estimate is of another gradient of the same size."""
-    pipeline = Pipeline(Config.load(config))
+    pipeline = Pipeline(Config.load(config, scope="tensor"))
     for numel in (0, 1, 5, 17, 33, 50, 64, 100, 200, 500, 1023):
         for itemsize in (2, 4, 8):
             dtype = np.float64 if itemsize == 8 else np.float32
