@@ -120,7 +120,7 @@ def test_which_settings_of_a_source_are_dropped():
     assert load(fill, error_feedback=False).exchange == load(exchange="densestream").exchange
     # Of two that exclude each other, the one that is asked for here is an error; and so is a source's own mistake.
     for source, change in (("densestream", {"value": "raw"}), (None, {"scope": "tensor", "bucket_bytes": 9000}),
-                           ({"bucket_bytes": 9000, "scope": "model"}, {}), ({"index": None}, {"threads": 2})):  # fmt: skip
+                           ({"bucket_bytes": 9000, "scope": "model"}, {}), ({"index": None}, {})):  # fmt: skip
         with pytest.raises(ConfigError):
             load(source, **change)
 
