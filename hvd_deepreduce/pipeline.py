@@ -103,6 +103,7 @@ class Pipeline:
         version: Literal[1, 2] = 1,
         velocity: Floats | None = None,
         ranks: int = 1,
+        finite: bool = False,
     ) -> U8:
         """The container of a gradient. The gradient is added to the residual, and what is sent is subtracted from it.
 
@@ -114,6 +115,7 @@ class Pipeline:
                 is read by ``short_container.unpack`` of a process that knows the config, the tensor and the step.
             velocity: as ``residual``, changed in place, for the memory ``dgc``; ``None``: the gradient has no momentum.
             ranks: of the job, for that memory's clipping.
+            finite: whether the gradient is known to be finite; otherwise this is found out.
 
         Returns:
             The container, uint8. A gradient with NaN or infinity is sent uncompressed, so that every rank sees it,
@@ -128,6 +130,7 @@ class Pipeline:
             scale = 1.0
             if memory.clip is not None:
                 scale = momentum.clip_scale(gradient, memory.clip / ranks**0.5, self.threads)
+            finite = False  # finite numbers can have an infinite sum
             corrected, gradient = momentum.correct(
                 velocity, gradient, memory.momentum, scale, memory.nesterov, self.threads
             )
@@ -139,7 +142,7 @@ class Pipeline:
             return self._pack(container, version)
 
         try:
-            return self._selecting(gradient, residual, key, None, use)
+            return self._selecting(gradient, residual, key, None, use, finite)
         except NonFiniteError:
             section, _ = Raw().encode(gradient, None, key)
             source = _Source.dense(gradient, None)
@@ -208,12 +211,17 @@ class Pipeline:
         return wire.pack(container) if version == 1 else short_container.pack(container, self.shared)
 
     def select(
-        self, gradient: Floats, residual: Floats | None, key: RngKey, parts: Parts | None = None
+        self,
+        gradient: Floats,
+        residual: Floats | None,
+        key: RngKey,
+        parts: Parts | None = None,
+        finite: bool = False,
     ) -> tuple[U32 | None, Floats] | None:
         """What to send of a gradient, for an exchange that encodes by itself. The gradient is added to the residual.
 
         Args:
-            gradient, residual, key: as for ``encode``.
+            gradient, residual, key, finite: as for ``encode``.
             parts: slices to select from separately; ``None``: select from the whole gradient.
 
         Returns:
@@ -221,7 +229,7 @@ class Pipeline:
             infinity; the residual is then unchanged.
         """
         try:
-            return self._selecting(gradient, residual, key, parts, lambda indices, values: (indices, values))
+            return self._selecting(gradient, residual, key, parts, lambda indices, values: (indices, values), finite)
         except NonFiniteError:
             return None
 
@@ -232,6 +240,7 @@ class Pipeline:
         key: RngKey,
         parts: Parts | None,
         use: Callable[[U32 | None, Floats], R],
+        finite: bool,
     ) -> R:
         """``use(indices, values)`` of what is selected.
 
@@ -248,7 +257,8 @@ class Pipeline:
             try:
                 # A parameter that once had too few nonzero elements often does, as an embedding: its gradients' nonzero
                 # elements are then counted first.
-                with deferred.encoding(gradient, residual, self.threads, key.parameter in self._few_nonzeros):
+                exact = key.parameter in self._few_nonzeros
+                with deferred.encoding(gradient, residual, self.threads, exact, finite):
                     indices, values = self._select(dense, added, key, parts)
                     deferred.end_selection()
                     return use(indices, values)

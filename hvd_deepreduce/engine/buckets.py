@@ -50,6 +50,7 @@ class Bucket:
         views: of the members' parts of ``gradient``, by name, as a framework has made them.
         scale: what the sum was multiplied by.
         filling, emptying: seconds that copies into the bucket, and out of it, have taken in this step.
+        finite: whether all gradients in it are known to be finite.
         pending: what the exchange returned when it was started; None before.
         summed: whether ``gradient`` is the sum.
     """
@@ -71,7 +72,7 @@ class Bucket:
         self.step = 0
         self.key = RngKey(0, number, 0)
         self.pending: Any = None
-        self.summed = False
+        self.summed = self.finite = False
         self._numel: int = ends[-1]
         self._part_of = {p.name: part for p, part in zip(self.members, self.parts, strict=True)}
         self._ready: set[str] = set()
@@ -121,9 +122,10 @@ class Bucket:
         """Whether no member's gradient is there."""
         return not self._ready
 
-    def mark_ready(self, parameter: Parameter) -> None:
-        """A member's gradient is in the vector."""
+    def mark_ready(self, parameter: Parameter) -> bool:
+        """A member's gradient is in the vector. Returns whether the bucket is full now."""
         self._ready.add(parameter.name)
+        return len(self._ready) == len(self.members)
 
     def mark_full(self) -> None:
         """All members' gradients are in the vector."""
@@ -161,7 +163,7 @@ class Bucket:
         """All results have been read; the bucket can be filled again."""
         self._ready.clear()
         self._released.clear()
-        self.pending, self.summed = None, False
+        self.pending, self.summed, self.finite = None, False, False
 
 
 class BucketLayout:
@@ -217,8 +219,7 @@ class BucketLayout:
             The buckets whose exchanges must be started now, in this order: full, and no earlier bucket is missing.
         """
         self.in_flight += 1
-        bucket.mark_ready(parameter)
-        return self._to_start()
+        return self._to_start() if bucket.mark_ready(parameter) else []
 
     def mark_full(self, bucket: Bucket) -> list[Bucket]:
         """As ``mark_ready``, for all members of a bucket that none was marked of."""
@@ -238,7 +239,10 @@ class BucketLayout:
         Returns:
             The other buckets that hold a gradient; their exchanges must be started now, in this order.
         """
-        begin, self._started = self._started, len(self.buckets)
+        begin = self._started
+        if begin == len(self.buckets):
+            return []
+        self._started = len(self.buckets)
         return [bucket for bucket in self.buckets[begin:] if not bucket.empty]
 
     def release(self, bucket: Bucket, parameter: Parameter) -> None:

@@ -557,6 +557,7 @@ class Engine:
                     2,
                     velocity[i:j] if velocity is not None and isinstance(pipeline.config.memory, DGC) else None,
                     self.collectives.size(),
+                    bucket.finite,
                 )
                 for pipeline, (i, j), key in self._tensors_of(bucket)
             ]
@@ -571,7 +572,7 @@ class Engine:
             if failure is not None:
                 raise failure
             begin = perf_counter()
-            selected = pipeline.select(bucket.gradient, residual, key, parts)
+            selected = pipeline.select(bucket.gradient, residual, key, parts, bucket.finite)
             self.stats.add(encode=perf_counter() - begin)
             if selected is None:
                 return bucket.gradient.copy(), None  # not finite: sent whole, and the residual is unchanged

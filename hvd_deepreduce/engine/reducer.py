@@ -21,14 +21,14 @@ class Ticket(Generic[G]):
 
     Attributes:
         parameters: whose gradients it holds.
-        gradient: the tensor that was given.
+        gradient: the tensor that was given; None before ``start`` and after ``finish``.
         device: of ``gradient``.
         bucket: in which it is sent; None: it is sent alone.
         flat, key, pending: of a gradient that is sent alone: its flat array, its container's key, and its allgather.
     """
 
     parameters: Sequence[Parameter]
-    gradient: G
+    gradient: G | None
     device: Device
     bucket: Bucket | None = None
     flat: Floats | None = None
@@ -75,6 +75,7 @@ class Reducer(Generic[G]):
         self._first_number, self._queue = first_number, queue
         self._layout: BucketLayout | None = None
         self._generation = 0
+        self._tickets: dict[str, Ticket[G]] = {}  # of the layout's parameters; what does not change is looked up once
         self._recorded: dict[str, list[Callable[[], None]]] = {}
         # The hooks of a model on several devices run on several threads. Exchanges over MPI have no names: a bucket is
         # started under this lock, so that no thread overtakes another between the order and the start.
@@ -141,8 +142,8 @@ class Reducer(Generic[G]):
             engine.start(bucket)
         return Ticket(parameters, gradient, device, bucket)
 
-    def finish(self, ticket: Ticket[G], scale: float) -> None:
-        """Waits until a gradient is reduced: ``ticket.gradient = scale * (sum over all ranks)``.
+    def finish(self, ticket: Ticket[G], scale: float) -> G:
+        """Waits until a gradient is reduced: ``ticket.gradient = scale * (sum over all ranks)``, which is returned.
 
         In scopes larger than a tensor, the step's first call starts the buckets that are not full. So it comes after
         the backward pass.
@@ -151,28 +152,36 @@ class Reducer(Generic[G]):
             ContainerError: a container cannot be decoded; names its rank. Raised on all ranks.
         """
         engine, tensors = self._engine, self._tensors
-        bucket = ticket.bucket
+        bucket, gradient = ticket.bucket, ticket.gradient
+        assert gradient is not None
         if bucket is None:
-            self._finish_alone(ticket, scale)
-        else:
-            for late in bucket.layout.flush():
-                self._start(late)
-            if not bucket.summed:
-                with tensors.stream(bucket.device):
-                    engine.receive(bucket, scale)
-            # Optimizers with different scales may share a bucket.
-            rest = 1.0 if scale == bucket.scale else scale / bucket.scale
-            begin = perf_counter()
+            self._finish_alone(ticket, gradient, scale)
+            return gradient
+        for late in bucket.layout.flush():
+            self._start(late)
+        if not bucket.summed:
+            with tensors.stream(bucket.device):
+                engine.receive(bucket, scale)
+        # Optimizers with different scales may share a bucket.
+        rest = 1.0 if scale == bucket.scale else scale / bucket.scale
+        begin = perf_counter()
+        if len(ticket.parameters) > 1:  # it is all of the bucket
             with tensors.stream(ticket.device):
-                if len(ticket.parameters) > 1:  # it is all of the bucket
-                    tensors.write(ticket.gradient, bucket.gradient, rest)
-                else:
-                    tensors.take(ticket.gradient, self._view(bucket, ticket.parameters[0], ticket.gradient), rest)
-            bucket.emptying += perf_counter() - begin
-            for parameter in ticket.parameters:
-                engine.release(bucket, parameter)
+                tensors.write(gradient, bucket.gradient, rest)
+        else:
+            view = self._view(bucket, ticket.parameters[0], gradient)
+            if ticket.device is None:
+                tensors.take(gradient, view, rest)
+            else:
+                with tensors.stream(ticket.device):
+                    tensors.take(gradient, view, rest)
+        bucket.emptying += perf_counter() - begin
+        for parameter in ticket.parameters:
+            engine.release(bucket, parameter)
+        ticket.gradient = None
+        return gradient
 
-    def _finish_alone(self, ticket: Ticket[G], scale: float) -> None:
+    def _finish_alone(self, ticket: Ticket[G], gradient: G, scale: float) -> None:
         engine = self._engine
         assert ticket.flat is not None and ticket.key is not None
         with self._tensors.stream(ticket.device):
@@ -182,34 +191,46 @@ class Reducer(Generic[G]):
             (parameter,) = ticket.parameters
             engine.in_flight.discard(parameter.name)
             engine.decode(parameter, gathered, ticket.flat, scale, ticket.key)
-            self._tensors.write(ticket.gradient, ticket.flat)
+            self._tensors.write(gradient, ticket.flat)
             engine.stats.add(wait=there - begin, decode=perf_counter() - there)
 
     def _start_in_bucket(self, parameter: Parameter, gradient: G, device: Device, own: bool) -> Ticket[G]:
-        engine, tensors = self._engine, self._tensors
-        with self._lock, tensors.stream(device):
+        engine = self._engine
+        with self._lock:
             layout = self._layout
             if layout is None or not layout.in_flight or self._generation != engine.generation:
                 layout = self._lay_out(device)
-            bucket = layout.bucket_of[parameter.name]
+            ticket = self._tickets[parameter.name]
+            bucket = ticket.bucket
+            assert bucket is not None
             if not layout.accepts(bucket):
                 raise RuntimeError(
                     f"backward() ran again before the previous step's bucket results were consumed (gradient of "
                     f"{parameter.name}): let every optimizer step before the next backward(), or give each optimizer "
                     "its own DeepReduce"
                 )
-            begin = perf_counter()
-            if bucket.empty:
-                bucket.allocate(None if engine.over_mpi else tensors.flat(gradient))
-            tensors.put(gradient, self._view(bucket, parameter, gradient), own)
-            if bucket.device is not None:
-                recorded = tensors.record(device)
-                if recorded is not None:
-                    self._recorded.setdefault(bucket.name, []).append(recorded)
-            bucket.filling += perf_counter() - begin
+            ticket.gradient, ticket.device = gradient, device
+            if device is None:
+                self._put(ticket, parameter, gradient, bucket, own)
+            else:
+                with self._tensors.stream(device):
+                    self._put(ticket, parameter, gradient, bucket, own)
             for ready in engine.mark_ready(bucket, parameter):
                 self._start(ready)
-        return Ticket((parameter,), gradient, device, bucket)
+        return ticket
+
+    def _put(self, ticket: Ticket[G], parameter: Parameter, gradient: G, bucket: Bucket, own: bool) -> None:
+        tensors, begin = self._tensors, perf_counter()
+        if bucket.empty:
+            bucket.allocate(None if self._engine.over_mpi else tensors.flat(gradient))
+            bucket.finite = True
+        if not tensors.put(gradient, self._view(bucket, parameter, gradient), own):
+            bucket.finite = False
+        if bucket.device is not None:
+            recorded = tensors.record(ticket.device)
+            if recorded is not None:
+                self._recorded.setdefault(bucket.name, []).append(recorded)
+        bucket.filling += perf_counter() - begin
 
     def _view(self, bucket: Bucket, parameter: Parameter, gradient: G) -> Any:
         """The parameter's part of the bucket, in the form of ``Tensors.view``."""
@@ -246,6 +267,11 @@ class Reducer(Generic[G]):
             layout = self._layout = BucketLayout(members, engine.max_bucket_bytes, self._first_number, self._queue)
             self._generation = engine.generation
             self._recorded.clear()
+            self._tickets = {
+                parameter.name: Ticket((parameter,), None, None, bucket)
+                for bucket in layout.buckets
+                for parameter in bucket.members
+            }
         return layout
 
 

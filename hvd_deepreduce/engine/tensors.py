@@ -50,15 +50,19 @@ class Tensors(ABC, Generic[G]):
         steps."""
         return part
 
-    def put(self, gradient: G, view: Any, own: bool) -> None:
+    def put(self, gradient: G, view: Any, own: bool) -> bool:
         """Copies a gradient into its part of a bucket.
 
         Args:
             view: what ``view`` returned.
             own: the gradient may use the part's memory as its own from now on, which is overwritten in the next step,
                 where the framework can do so.
+
+        Returns:
+            Whether it is known to be finite; False if nobody has looked.
         """
         view[:] = self.flat(gradient, on_host(view))
+        return False
 
     def take(self, gradient: G, view: Any, scale: float) -> None:
         """``gradient = scale * (its part of a bucket)``."""

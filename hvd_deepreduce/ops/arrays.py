@@ -35,6 +35,7 @@ _gather = kernels_by_dtype("gather", "v", "ppUp")
 _gather[np.dtype(np.uint32)] = _gather[np.dtype(np.float32)]  # both are words of 32 bits
 _subtract = kernels_by_dtype("subtract", "v", "ppUp")
 _sum = kernels_by_dtype("sum", "v", "pUpppidi")
+_copy_finite = kernels_by_dtype("copy_finite", "i", "ppUi")
 
 _PARTS = 8
 """Parts that one launch sums, as in kernels/arrays/arrays.cu."""
@@ -57,6 +58,17 @@ def _(dense: Device, gradient: Device, threads: int = 1) -> None:
         xp = array_module(dense)
         blocks, guard = grid(xp, dense.size, 4 * THREADS), residual_guard()
         launch(xp, "arrays/arrays", f"add_{suffix(dense.dtype)}", blocks, dense, gradient, u64(dense.size), guard)
+
+
+def copy_finite(to: int, source: int, numel: int, dtype: np.dtype[Any], threads: int = 1) -> bool:
+    """Copies an array on the host. Returns whether all of its elements are finite, in the same pass over memory.
+
+    It takes addresses, since a framework knows those of its tensors without making arrays of them.
+
+    Args:
+        to, source: addresses of contiguous arrays, float32 or float64 ``[numel]``.
+    """
+    return bool(_copy_finite[dtype](to, source, numel, threads))
 
 
 @operation()

@@ -110,7 +110,7 @@ _NOTHING_DEFERRED = nullcontext()
 
 @operation()
 def encoding(
-    gradient: Floats, residual: Floats | None, threads: int = 1, exact: bool = False
+    gradient: Floats, residual: Floats | None, threads: int = 1, exact: bool = False, finite: bool = False
 ) -> AbstractContextManager[None]:
     """The context for encoding a gradient.
 
@@ -120,20 +120,23 @@ def encoding(
         gradient, residual: of one tensor.
         threads: of the host.
         exact: on a GPU, each top-k waits to learn how many elements are not zero.
+        finite: whether the gradient is known to be finite, so that the host need not look at it.
 
     Raises:
         NonFiniteError: the gradient contains NaN or infinity. The residual is then unchanged.
         FewerNonzerosError: on a GPU and without ``exact``, top-k has selected zeros. The gradient has been added to the
             residual, and nothing was subtracted from it.
     """
-    if not _finite[gradient.dtype](address(gradient), gradient.size, threads):
+    if not finite and not _finite[gradient.dtype](address(gradient), gradient.size, threads):
         raise NonFiniteError
     return _NOTHING_DEFERRED
 
 
 @encoding.cuda
 @contextmanager
-def _(gradient: Device, residual: Device | None, threads: int = 1, exact: bool = False) -> Iterator[None]:
+def _(
+    gradient: Device, residual: Device | None, threads: int = 1, exact: bool = False, finite: bool = False
+) -> Iterator[None]:
     before = state.encoding, state.starts
     with on_device_of(gradient):
         state.encoding, state.starts = _Encoding(array_module(gradient), gradient, exact), {}

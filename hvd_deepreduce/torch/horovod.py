@@ -115,6 +115,8 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         self._carriers: dict[str, torch.Tensor] = {}
         self._sparse: dict[torch.Tensor, int] = {}
         self._sent_alone: set[str] = set()
+        # Of the step that is under way: the number of ranks, and what is counted at its end.
+        self._ranks, self._carriers_sent, self._dense_bytes = 1, 0, 0
         self._carried: dict[int, sparse.SparseTicket] = {}
         self._optimizers: weakref.WeakSet[Any] | None = None  # those known; None: not searched for yet
         self._agreed = False
@@ -244,7 +246,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             engine.count_allreduce(dense_bytes, dense_bytes)
             return tensor, None
         parameter, own = self._find(tensor)
-        whole = engine.dense or self._small(parameter, tensor)
+        whole = engine.dense or (engine.config.scope == "tensor" and self._small(parameter, tensor))
         if not engine.in_flight and (not self._agreed or not whole):
             self._meet()
         if whole:
@@ -255,7 +257,8 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             engine.count_allreduce(sent.numel() * sent.element_size(), dense_bytes)
             return sent, None if sent is tensor else tensor
         ticket = self._reducer.start(parameter, tensor, own)
-        engine.count_allreduce(CARRIER_BYTES, dense_bytes)
+        self._carriers_sent += 1
+        self._dense_bytes += traffic.allreduce(dense_bytes, self._ranks).sent
         return self._carrier(parameter, tensor), ticket
 
     def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
@@ -269,16 +272,23 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         engine = self._engine
         engine.check_open()
         if isinstance(ctx, Ticket):
-            self._reducer.finish(ctx, float(tensor) / engine.collectives.size())
-            tensor = ctx.gradient
+            tensor = self._reducer.finish(ctx, float(tensor) / self._ranks)
         elif ctx is not None:
             tensor = ctx.copy_(tensor)
         elif tensor.is_sparse:
             self._count_sparse(tensor)
             tensor = self._finish_sparse(tensor)
         if not engine.in_flight:
+            self._count_carriers()
             engine.stats.end_step()
         return tensor
+
+    def _count_carriers(self) -> None:
+        """Counts a step's carriers, and the gradients that they stand for, at once."""
+        one = traffic.allreduce(CARRIER_BYTES, self._ranks)
+        sent = self._carriers_sent
+        self._engine.stats.add(wire=traffic.Traffic(sent * one.sent, sent * one.received), dense=self._dense_bytes)
+        self._carriers_sent = self._dense_bytes = 0
 
     def check_optimizer(self, optimizer: Any) -> None:
         """Called before each step of ``hvd.DistributedOptimizer``, which shows DeepReduce only what it reduces: with
@@ -416,6 +426,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
     def _meet(self) -> None:
         """Begins a step: starts its meeting; waits for it, and compares the ranks, where that was not done yet."""
         engine, collectives = self._engine, self._collectives
+        self._ranks = collectives.size()
         name = next(iter(engine.parameters))
         collectives.start_meeting(
             engine.word(self._agreed), name, lambda total: engine.hear(total, self._compare_ranks)
@@ -466,10 +477,10 @@ class DeepReduce(Compressor):  # type: ignore[misc]
     def _carrier(self, parameter: Parameter, gradient: torch.Tensor) -> torch.Tensor:
         """The parameter's carrier, 1.0, where Horovod takes it. One tensor for all steps: Horovod reduces it in place,
         and has ended before the parameter's next gradient comes."""
-        device = wire_device(gradient)
         carrier = self._carriers.get(parameter.name)
-        if carrier is None or carrier.device != device:
-            carrier = self._carriers[parameter.name] = torch.empty(1, dtype=torch.float64, device=device)
+        if carrier is None or ((gradient.is_cuda or carrier.is_cuda) and carrier.device != wire_device(gradient)):
+            carrier = torch.empty(1, dtype=torch.float64, device=wire_device(gradient))
+            self._carriers[parameter.name] = carrier
         return carrier.fill_(1.0)
 
     def _find(self, gradient: torch.Tensor) -> tuple[Parameter, bool]:

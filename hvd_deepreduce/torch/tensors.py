@@ -12,7 +12,10 @@ from torch.utils.dlpack import from_dlpack
 
 from hvd_deepreduce.codec import Floats
 from hvd_deepreduce.engine import Device, Tensors
+from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.ops import device as cuda
+
+_NUMPY: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 
 
 class TorchTensors(Tensors[torch.Tensor]):
@@ -41,14 +44,22 @@ class TorchTensors(Tensors[torch.Tensor]):
         """A tensor of the gradient's shape, contiguous, in the memory of the part."""
         return self.tensor(part).view(gradient.shape)
 
-    def put(self, gradient: torch.Tensor, view: torch.Tensor, own: bool) -> None:
+    def put(self, gradient: torch.Tensor, view: torch.Tensor, own: bool) -> bool:
         """Copies the gradient. With ``own``, one of the bucket's dtype and device that is contiguous becomes a view of
         the bucket, and its former memory is freed."""
-        if gradient.data_ptr() == view.data_ptr():
-            return
-        view.copy_(gradient.detach())
-        if own and gradient.dtype == view.dtype and gradient.device == view.device and gradient.is_contiguous():
+        source, to = gradient.data_ptr(), view.data_ptr()
+        if source == to:
+            return False
+        dtype: torch.dtype = gradient.dtype
+        finite = False
+        if dtype != view.dtype or gradient.is_cuda or view.is_cuda or not gradient.is_contiguous():
+            view.copy_(gradient.detach())
+            own = own and dtype == view.dtype and gradient.device == view.device and gradient.is_contiguous()
+        else:
+            finite = arrays.copy_finite(to, source, gradient.numel(), _NUMPY[dtype], torch.get_num_threads())
+        if own:
             gradient.set_(view)  # type: ignore[call-overload]
+        return finite
 
     def take(self, gradient: torch.Tensor, view: torch.Tensor, scale: float) -> None:
         """Copies the part, unless the gradient is a view of it."""

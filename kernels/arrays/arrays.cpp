@@ -145,3 +145,38 @@ DR_API int dr_finite_f32(const u32* words, u64 n, int threads) { return finite<u
 DR_API int dr_finite_f64(const u64* words, u64 n, int threads) {
     return finite<u64>(words, n, 0x7FF0000000000000ull, threads);
 }
+
+// ---- Copy, and finite.
+
+static const u64 BLOCK = 1 << 14;       // bytes; a block is looked at and copied while it is in the cache
+static const u64 STREAMED = 256 << 10;  // bytes from which on a copy does not go through the cache
+
+template <class Bits>
+static int copy_finite(Bits* out, const Bits* words, u64 n, Bits infinity, int threads) {
+    std::vector<Bits> largest((size_t)(threads < 1 ? 1 : threads));
+    const bool streamed = n * sizeof(Bits) >= STREAMED;
+    parallel_runs(n, threads, RUN, [&](int t, u64 begin, u64 end) {
+        const u64 step = BLOCK / sizeof(Bits);
+        Bits found = 0;
+        for (u64 i = begin; i < end; i += step) {
+            const u64 until = std::min(end, i + step);
+            found = std::max(found, largest_bits(words, i, until));
+            if (streamed)
+                stream_copy(out + i, words + i, (until - i) * sizeof(Bits));
+            else
+                std::memcpy(out + i, words + i, (until - i) * sizeof(Bits));
+        }
+        if (streamed) stream_fence();
+        largest[(size_t)t] = found;
+    });
+    for (Bits bits : largest)
+        if (bits >= infinity) return 0;
+    return 1;
+}
+// Copies n floats. Returns 1 if all are finite, else 0.
+DR_API int dr_copy_finite_f32(u32* out, const u32* words, u64 n, int threads) {
+    return copy_finite<u32>(out, words, n, 0x7F800000u, threads);
+}
+DR_API int dr_copy_finite_f64(u64* out, const u64* words, u64 n, int threads) {
+    return copy_finite<u64>(out, words, n, 0x7FF0000000000000ull, threads);
+}
