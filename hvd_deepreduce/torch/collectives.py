@@ -126,7 +126,7 @@ class TorchCollectives(HorovodCollectives):
         handle, self._meeting = self._meeting, None
         try:
             total, self._total = self._total, None
-            self._hear(hvd.synchronize(handle).numpy() if total is None else total)
+            self._hear(_synchronize(handle).numpy() if total is None else total)
         except Exception as error:
             self._failure = error
             raise
@@ -156,7 +156,7 @@ class TorchCollectives(HorovodCollectives):
     def wait_allgather(self, pending: _Allgather) -> U8:
         """Waits for it."""
         self.wait_meeting()
-        gathered = hvd.synchronize(pending.handle)
+        gathered = _synchronize(pending.handle)
         if gathered.is_cuda:  # Horovod allocates it on a stream of its own
             gathered.record_stream(torch.cuda.current_stream(gathered.device))
         array: U8 = self._tensors.array(gathered)
@@ -164,6 +164,17 @@ class TorchCollectives(HorovodCollectives):
 
     def _start(self, one: _Allgather) -> None:
         one.handle = hvd.allgather_async(one.tensor, one.name, self.process_set)
+
+
+def _synchronize(handle: int | None) -> Any:
+    """``hvd.synchronize``, which looks once a millisecond: that is longer than many a step waits."""
+    began = time.perf_counter()
+    while not hvd.poll(handle):
+        waited = time.perf_counter() - began
+        if waited > 0.01:
+            break
+        time.sleep(2e-5 + waited / 8)
+    return hvd.synchronize(handle)
 
 
 def _check_probe(probe: int) -> None:
