@@ -235,7 +235,7 @@ class Config(BaseModel):
             Larger scopes select across tensors, save headers and take less time for each tensor; buckets still travel
             during the backward pass. The default is ``tensor`` under settings of single tensors (``min_elements``,
             ``overrides``), and ``model`` under exchanges of whole vectors.
-        bucket_bytes: of a bucket's dense gradient.
+        bucket_bytes: of a bucket's dense gradient. In scope ``tensor`` the containers of a bucket are sent together.
         selection: within a larger scope, encode the ``scope`` as one vector, or each ``tensor`` by itself, with scales
             and settings of its own. An exchange other than ``allgather`` only selects from each tensor by itself.
         error_feedback: keep what was not sent and add it to the next gradient. Off, it is lost.

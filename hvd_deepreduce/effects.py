@@ -95,7 +95,7 @@ def idle_settings(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Ite
             "out",
         )  # fmt: skip
     for key, needed, has_effect in (
-        ("bucket_bytes", "'bucket'", scope == "bucket"),
+        ("bucket_bytes", "'bucket' or 'tensor'", scope != "model"),
         ("selection", "'model' or 'bucket'", scope != "tensor"),
         ("min_elements", "'tensor'", scope == "tensor"),
     ):

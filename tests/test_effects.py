@@ -21,8 +21,6 @@ KEY = RngKey(1, 2, 3)
 IDLE = [
     ({"sparsifier": "none", "index": "rice"}, "index is 'rice', and sparsifier 'none' sends all elements.* leave"),
     ({"sparsifier": "none", "index": {"name": "bloom"}}, "index is 'bloom', and sparsifier 'none' sends all elements"),
-    ({"bucket_bytes": 8000, "scope": "tensor"},
-     "bucket_bytes is 8000 and has no effect, since scope is 'tensor': .* scope to 'bucket'$"),
     ({"bucket_bytes": 8000, "scope": "model"}, "bucket_bytes is 8000 and has no effect, since scope is 'model'"),
     ({"bucket_bytes": 8000, "exchange": "sparcml"}, "bucket_bytes is 8000 and has no effect, since scope is 'model'"),
     ({"selection": "tensor", "scope": "tensor"},
@@ -103,7 +101,7 @@ def test_every_preset_takes_other_settings(name):
 def test_which_settings_of_a_source_are_dropped():
     load = Config.load
     bucket = load("topk_rice_qsgd", scope="bucket", bucket_bytes=8000, selection="tensor")
-    assert load(bucket, scope="tensor") == load("topk_rice_qsgd", scope="tensor")
+    assert load(bucket, scope="tensor") == load("topk_rice_qsgd", scope="tensor", bucket_bytes=8000)
     assert load("topk_raw", exchange="densestream").scope == "model"  # the preset has scope tensor
     assert load(load(min_elements=0), scope="model") == load(scope="model")
     assert load("topk_rice_qsgd", sparsifier="randomk").index is None
@@ -119,7 +117,7 @@ def test_which_settings_of_a_source_are_dropped():
     fill = load(exchange={"name": "densestream", "fill": False})
     assert load(fill, error_feedback=False).exchange == load(exchange="densestream").exchange
     # Of two that exclude each other, the one that is asked for here is an error; and so is a source's own mistake.
-    for source, change in (("densestream", {"value": "raw"}), (None, {"scope": "tensor", "bucket_bytes": 9000}),
+    for source, change in (("densestream", {"value": "raw"}), (None, {"scope": "model", "bucket_bytes": 9000}),
                            ({"bucket_bytes": 9000, "scope": "model"}, {}), ({"index": None}, {})):  # fmt: skip
         with pytest.raises(ConfigError):
             load(source, **change)

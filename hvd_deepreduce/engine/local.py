@@ -116,7 +116,7 @@ class LocalExchanges(ABC, Generic[G]):
                 where = devices()
                 return [(self.parameters[number], where[number]) for number in numbers]
 
-            return Fragment(numbers, Reducer(self.engine, tensors, expected, numbers[0], place))
+            return Fragment(numbers, Reducer(self.engine, tensors, expected, numbers[0], place, self._small))
 
         self.fragments = [fragment(place, numbers) for place, numbers in enumerate(self._divided())]
         first, count = self._period(0), len(self.fragments)
@@ -327,16 +327,18 @@ class LocalExchanges(ABC, Generic[G]):
         engine, small = self.engine, {}
         for number, update in updates.items():
             parameter = self.parameters[number]
-            itemsize = parameter.accumulated_in.itemsize
-            alone = engine.uncompressed(parameter, parameter.numel, itemsize)
-            if alone or engine.config.sends_all_as_it_is:
+            if self._small(parameter) or engine.config.sends_all_as_it_is:
                 small[number] = update
-                engine.count_allreduce(parameter.numel * itemsize, 0)
+                engine.count_allreduce(parameter.numel * parameter.accumulated_in.itemsize, 0)
             else:
                 fragment.tickets.append(fragment.reducer.start(parameter, update))
             fragment.updates[number] = update
         if small:
             fragment.small = self.start_small(small)
+
+    def _small(self, parameter: Parameter) -> bool:
+        """Whether the parameter's updates are too small to be compressed."""
+        return self.engine.uncompressed(parameter, parameter.numel, parameter.accumulated_in.itemsize)
 
     def _dense_bytes(self, fragment: Fragment[G]) -> int:
         """What a rank would send in a step that reduces the fragment's gradients dense."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from time import perf_counter
@@ -39,22 +39,22 @@ class Ticket(Generic[G]):
 class Reducer(Generic[G]):
     """Takes a step's gradients one by one and replaces them by their sums over all ranks, under any config.
 
-    Threads: ``start`` may run on several threads at the same time. ``finish`` may run on another thread than
-    ``start_bucket``, and in scope ``tensor`` than ``start``. In larger scopes one thread calls ``finish``, after all
-    calls of ``start`` have returned.
+    Gradients travel in buckets in every scope; in scope ``tensor`` each one of a bucket has a container of its own.
 
-    Missing gradients: in scopes larger than a tensor, a parameter without a gradient is sent as zeros if another
-    parameter of its bucket has one. A bucket without any gradient is not sent, so all ranks must agree on which buckets
-    these are.
+    Threads: ``start`` may run on several threads at the same time. ``finish`` may run on another thread than
+    ``start_bucket``. One thread calls ``finish``, after all calls of ``start`` have returned.
+
+    Missing gradients: a parameter without a gradient is sent as zeros if another parameter of its bucket has one. A
+    bucket without any gradient is not sent, so all ranks must agree on which buckets these are.
 
     Args:
         engine: of these ranks.
         tensors: the framework's.
         expected: the parameters that may have gradients in a step, in the model's order, with their gradients'
-            devices. They are divided into buckets in scopes larger than a tensor. None: all of the engine's
-            parameters, on the device of the first gradient.
-        alone: names of the parameters whose gradients are in no bucket where containers are exchanged; it may change
-            between steps, on all ranks alike.
+            devices. They are divided into buckets. None: all of the engine's parameters, on the device of the first
+            gradient.
+        apart: whether a parameter's gradients are in no bucket where containers are exchanged, but sent alone, or not
+            by the engine. It may change between steps, on all ranks alike.
         first_number: of the first bucket. Reducers of one engine need different numbers.
         queue: of the exchanges over MPI. Reducers whose gradients can be in flight together need different ones.
     """
@@ -66,12 +66,12 @@ class Reducer(Generic[G]):
         expected: Callable[[], Iterable[tuple[Parameter, Device]]] | None = None,
         first_number: int = 0,
         queue: int = 0,
-        alone: Collection[str] = (),
+        apart: Callable[[Parameter], bool] | None = None,
     ) -> None:
         self._engine = engine
         self._tensors = tensors
         self._expected = expected
-        self._alone = alone
+        self._apart = apart
         self._first_number, self._queue = first_number, queue
         self._layout: BucketLayout | None = None
         self._generation = 0
@@ -96,8 +96,9 @@ class Reducer(Generic[G]):
         if parameter.name in engine.in_flight:
             raise in_flight(parameter)
         device = tensors.device(gradient)
-        if engine.config.scope != "tensor" and (parameter.name not in self._alone or engine.over_mpi):
-            return self._start_in_bucket(parameter, gradient, device, own)
+        ticket = self._start_in_bucket(parameter, gradient, device, own)
+        if ticket is not None:
+            return ticket
         with tensors.stream(device):
             begin = perf_counter()
             flat = tensors.flat(gradient)
@@ -145,8 +146,7 @@ class Reducer(Generic[G]):
     def finish(self, ticket: Ticket[G], scale: float) -> G:
         """Waits until a gradient is reduced: ``ticket.gradient = scale * (sum over all ranks)``, which is returned.
 
-        In scopes larger than a tensor, the step's first call starts the buckets that are not full. So it comes after
-        the backward pass.
+        The step's first call starts the buckets that are not full. So it comes after the backward pass.
 
         Raises:
             ContainerError: a container cannot be decoded; names its rank. Raised on all ranks.
@@ -194,15 +194,18 @@ class Reducer(Generic[G]):
             self._tensors.write(gradient, ticket.flat)
             engine.stats.add(wait=there - begin, decode=perf_counter() - there)
 
-    def _start_in_bucket(self, parameter: Parameter, gradient: G, device: Device, own: bool) -> Ticket[G]:
+    def _start_in_bucket(self, parameter: Parameter, gradient: G, device: Device, own: bool) -> Ticket[G] | None:
+        """None: the gradient is to be sent alone."""
         engine = self._engine
         with self._lock:
             layout = self._layout
             if layout is None or not layout.in_flight or self._generation != engine.generation:
                 layout = self._lay_out(device)
-            ticket = self._tickets[parameter.name]
+            ticket = self._tickets.get(parameter.name)
+            if ticket is None and not engine.over_mpi:
+                return None
+            assert ticket is not None and ticket.bucket is not None
             bucket = ticket.bucket
-            assert bucket is not None
             if not layout.accepts(bucket):
                 raise RuntimeError(
                     f"backward() ran again before the previous step's bucket results were consumed (gradient of "
@@ -253,8 +256,8 @@ class Reducer(Generic[G]):
             expected: list[tuple[Parameter, Device]] = [(one, device) for one in engine.parameters.values()]
         else:
             expected = list(self._expected())
-        if self._alone and not engine.over_mpi:
-            expected = [(parameter, where) for parameter, where in expected if parameter.name not in self._alone]
+        if self._apart is not None and not engine.over_mpi:
+            expected = [(parameter, where) for parameter, where in expected if not self._apart(parameter)]
         if (
             layout is None
             or self._generation != engine.generation

@@ -125,7 +125,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         self._tensors = TorchTensors()
         self._collectives = TorchCollectives(self._tensors, process_set)
         self._engine = Engine(Config.load(config, **settings).for_gradients(), self._collectives, parameters)
-        self._reducer = Reducer(self._engine, self._tensors, self._trained, alone=self._sent_alone)
+        self._reducer = Reducer(self._engine, self._tensors, self._trained, apart=self._is_apart)
         self._trained()  # notes which parameters Horovod will reduce
         modules = self._model.modules() if self._model is not None else ()
         for tensor in sparse.tables(modules):
@@ -348,6 +348,10 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             self._sparse[tensor] = _coo_bytes(tensor.grad)
             self._send_alone(tensor)
 
+    def _is_apart(self, parameter: Parameter) -> bool:
+        """Whether the parameter's gradients are in no bucket: they are sparse, or too small to be compressed."""
+        return parameter.name in self._sent_alone or self._small(parameter, self._pairs[parameter.name])
+
     def _send_alone(self, tensor: torch.Tensor) -> None:
         """Leaves a parameter with sparse gradients out of the buckets of later steps."""
         parameter = self._parameter_of.get(id(tensor))
@@ -361,7 +365,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         if (
             engine.dense
             or not engine.takes_sparse(parameter)
-            or not (engine.config.scope == "tensor" or parameter.name in self._sent_alone)  # in a bucket of this step
+            or parameter.name not in self._sent_alone  # in a bucket of this step
             or not gradient.is_floating_point()
             or not 0 < gradient.numel() <= MAX_NUMEL
             or parameter.number >= sparse.MOST
