@@ -83,12 +83,12 @@ class BuildKernels(build_ext):
         """Builds TensorFlow's operations, unless they are newer than their source."""
         folder = "hvd_deepreduce" if self.inplace else os.path.join(self.build_lib, "hvd_deepreduce")
         library = os.path.join(folder, f"_tensorflow-{version}.so")
-        made_of = max(os.path.getmtime(path) for path in (OPERATIONS, "setup.py"))
+        made_of = max(os.path.getmtime(path) for path in (OPERATIONS, *glob(f"{KERNELS}/*/*.h"), "setup.py"))
         if os.path.exists(library) and os.path.getmtime(library) > made_of:
             return
         # Its headers are not ours to warn about.
         flags = [flag.replace("-I", "-isystem", 1) if flag.startswith("-I") else flag for flag in compile_flags]
-        flags += ["-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off"]
+        flags += [f"-I{KERNELS}", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off"]
         folder = os.path.join(self.build_temp, f"tensorflow-{version}")
         objects = self.compiler.object_filenames([OPERATIONS], output_dir=folder)
         if not os.path.exists(objects[0]) or os.path.getmtime(objects[0]) <= made_of:

@@ -24,7 +24,8 @@ PATH = Path(__file__).parent.parent / f"_tensorflow-{tf.__version__}.so"
 FULL, WANTED, HELD = 1, 2, 3
 """What a unit tells: a bucket is full, its sums are asked for, all gradients of unknown sizes are there."""
 Listener = Callable[[int, int, int, float, bool], None]
-"""Called with (event, bucket, run, carrier, whether all carriers are equal), on a thread of TensorFlow."""
+"""Called with (event, bucket, run, carrier, flag), on a thread of TensorFlow. The flag: of ``WANTED``, whether all
+carriers are equal; of ``FULL``, whether all gradients are finite."""
 
 _Called = CFUNCTYPE(None, c_int, c_int64, c_int64, c_int64, c_double, c_int)
 _log = logging.getLogger("hvd_deepreduce")
@@ -32,10 +33,10 @@ _listeners: weakref.WeakValueDictionary[int, NativeUnit] = weakref.WeakValueDict
 
 
 @_Called  # type: ignore[untyped-decorator]
-def _told(event: int, unit: int, bucket: int, run: int, carrier: float, equal: int) -> None:
+def _told(event: int, unit: int, bucket: int, run: int, carrier: float, flag: int) -> None:
     one = _listeners.get(unit)
     if one is not None:
-        one.listener(event, bucket, run, carrier, bool(equal))
+        one.listener(event, bucket, run, carrier, bool(flag))
 
 
 class Library:

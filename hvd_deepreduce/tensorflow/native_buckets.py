@@ -143,11 +143,11 @@ class NativeBuckets(GraphBuckets):
         run.number, unit.run = number, run
         unit.native.lay_out(run.places, run.memories)
 
-    def _told(self, graph: Graph, unit: Unit, event: int, at: int, number: int, carrier: float, equal: bool) -> None:
+    def _told(self, graph: Graph, unit: Unit, event: int, at: int, number: int, carrier: float, flag: bool) -> None:
         """By a thread of TensorFlow, which does not wait."""
-        self._sending.submit(self._hear, graph, unit, event, at, number, carrier, equal)
+        self._sending.submit(self._hear, graph, unit, event, at, number, carrier, flag)
 
-    def _hear(self, graph: Graph, unit: Unit, event: int, at: int, number: int, carrier: float, equal: bool) -> None:
+    def _hear(self, graph: Graph, unit: Unit, event: int, at: int, number: int, carrier: float, flag: bool) -> None:
         try:
             if event == HELD:
                 with self.steps.lock:
@@ -159,15 +159,16 @@ class NativeBuckets(GraphBuckets):
             if run is None or run.number != number:
                 return  # the step was forgotten
             if event == WANTED:
-                run.carriers[at] = carrier, equal
+                run.carriers[at] = carrier, flag
                 self._finish_when_there(graph, unit, run, at)
             else:
-                self._full(graph, unit, run, at)
+                self._full(graph, unit, run, at, flag)
         except Exception as error:
             unit.native.fail(f"{type(error).__name__}: {error}")
 
-    def _full(self, graph: Graph, unit: Unit, run: Run, at: int) -> None:
+    def _full(self, graph: Graph, unit: Unit, run: Run, at: int, finite: bool) -> None:
         bucket = run.layout.buckets[at]
+        bucket.finite = finite
         with self.steps.lock:
             if run.step is None:
                 self._begin_step(graph, unit, run)

@@ -1,10 +1,9 @@
 // Arrays of float32 and float64: add, gather, subtract, sum, and the search for NaN and infinity.
 #include <algorithm>
 
+#include "arrays/finite.h"
 #include "common/cpu.h"
 #include "common/stream_copy.h"
-
-static const u64 RUN = 1 << 20;  // no thread is started for fewer elements
 
 // ---- Add: dense += grad, as `accumulated`.
 
@@ -120,17 +119,6 @@ DR_API void dr_sum_f64(double* out, u64 n, const u64* indices, const u64* values
 
 // ---- Finite.
 
-// The largest bits below the sign. They are those of infinity or above if a number is infinite or NaN.
-DR_CLONES static u32 largest_bits(const u32* words, u64 begin, u64 end) {
-    u32 largest = 0;
-    for (u64 i = begin; i < end; ++i) largest = std::max(largest, words[i] & 0x7FFFFFFFu);
-    return largest;
-}
-DR_CLONES static u64 largest_bits(const u64* words, u64 begin, u64 end) {
-    u64 largest = 0;
-    for (u64 i = begin; i < end; ++i) largest = std::max<u64>(largest, words[i] & 0x7FFFFFFFFFFFFFFFull);
-    return largest;
-}
 template <class Bits>
 static int finite(const Bits* words, u64 n, Bits infinity, int threads) {
     std::vector<Bits> largest((size_t)(threads < 1 ? 1 : threads));
@@ -148,31 +136,6 @@ DR_API int dr_finite_f64(const u64* words, u64 n, int threads) {
 
 // ---- Copy, and finite.
 
-static const u64 BLOCK = 1 << 14;       // bytes; a block is looked at and copied while it is in the cache
-static const u64 STREAMED = 256 << 10;  // bytes from which on a copy does not go through the cache
-
-template <class Bits>
-static int copy_finite(Bits* out, const Bits* words, u64 n, Bits infinity, int threads) {
-    std::vector<Bits> largest((size_t)(threads < 1 ? 1 : threads));
-    const bool streamed = n * sizeof(Bits) >= STREAMED;
-    parallel_runs(n, threads, RUN, [&](int t, u64 begin, u64 end) {
-        const u64 step = BLOCK / sizeof(Bits);
-        Bits found = 0;
-        for (u64 i = begin; i < end; i += step) {
-            const u64 until = std::min(end, i + step);
-            found = std::max(found, largest_bits(words, i, until));
-            if (streamed)
-                stream_copy(out + i, words + i, (until - i) * sizeof(Bits));
-            else
-                std::memcpy(out + i, words + i, (until - i) * sizeof(Bits));
-        }
-        if (streamed) stream_fence();
-        largest[(size_t)t] = found;
-    });
-    for (Bits bits : largest)
-        if (bits >= infinity) return 0;
-    return 1;
-}
 // Copies n floats. Returns 1 if all are finite, else 0.
 DR_API int dr_copy_finite_f32(u32* out, const u32* words, u64 n, int threads) {
     return copy_finite<u32>(out, words, n, 0x7F800000u, threads);

@@ -14,14 +14,13 @@
 #include <utility>
 #include <vector>
 
+#include "arrays/finite.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/tensor.h"
-
-#define DR_API extern "C" __attribute__((visibility("default")))
 
 namespace {
 
@@ -40,7 +39,8 @@ constexpr size_t LEAST_VIEW_BYTES = 65536;
 constexpr size_t ALIGNMENT = 64;
 
 enum Event { FULL = 1, WANTED = 2, HELD = 3 };
-// (event, unit, bucket, run, carrier, whether all carriers are this one)
+// (event, unit, bucket, run, carrier, flag). WANTED: whether all carriers are this one. FULL: whether all gradients are
+// finite.
 typedef void (*Listener)(int, int64_t, int64_t, int64_t, double, int);
 Listener listener = nullptr;
 
@@ -66,6 +66,7 @@ struct Slot {
 struct Bucket {
     Tensor memory;
     int64_t members = 0, ready = 0, wanted = 0;
+    bool finite = true;
 };
 
 struct Unit {
@@ -123,6 +124,15 @@ void tell_wanted(Unit& unit, int64_t bucket) {
     listener(WANTED, unit.id, bucket, run, carrier, equal);
 }
 
+// Copies a gradient into its bucket. Returns whether it is finite.
+bool copied(char* to, const Tensor& gradient) {
+    const char* from = gradient.tensor_data().data();
+    const u64 numel = (u64)gradient.NumElements();
+    return gradient.dtype() == tensorflow::DT_DOUBLE
+               ? copy_finite<u64>((u64*)to, (const u64*)from, numel, 0x7FF0000000000000ull, 1)
+               : copy_finite<u32>((u32*)to, (const u32*)from, numel, 0x7F800000u, 1);
+}
+
 absl::Status put(Unit& unit, int64_t at, int64_t run, const Tensor& gradient) {
     bool held_all = false;
     char* to = nullptr;
@@ -149,18 +159,18 @@ absl::Status put(Unit& unit, int64_t at, int64_t run, const Tensor& gradient) {
         }
     }
     if (to) {
-        auto bytes = gradient.tensor_data();
-        std::memcpy(to, bytes.data(), bytes.size());
+        const bool finite = copied(to, gradient);
         memory = Tensor();
-        bool full;
+        bool full, all_finite;
         int64_t bucket;
         {
             std::lock_guard<std::mutex> lock(unit.mutex);
             if (run != unit.run) return failed(AGAIN);
             bucket = unit.slots[at].bucket;
             full = count_ready(unit, unit.slots[at]);
+            all_finite = unit.buckets[bucket].finite &= finite;
         }
-        if (full) listener(FULL, unit.id, bucket, run, 0, 0);
+        if (full) listener(FULL, unit.id, bucket, run, 0, all_finite);
     } else if (held_all) {
         listener(HELD, unit.id, -1, run, 0, 0);
     }
@@ -398,14 +408,13 @@ DR_API void dr_tf_lay_out(int64_t id, const int64_t* bucket_of, const int64_t* b
         for (Slot& slot : unit->slots) {
             if (!slot.came) continue;
             Bucket& bucket = unit->buckets[slot.bucket];
-            auto bytes = slot.held.tensor_data();
-            std::memcpy(address(bucket) + slot.begin * size_of(bucket), bytes.data(), bytes.size());
+            bucket.finite &= copied(address(bucket) + slot.begin * size_of(bucket), slot.held);
             slot.held = Tensor();
             if (count_ready(*unit, slot)) full.push_back(slot.bucket);
             if (slot.waiting.context && count_wanted(*unit, slot)) wanted.push_back(slot.bucket);
         }
     }
-    for (int64_t bucket : full) listener(FULL, id, bucket, run, 0, 0);
+    for (int64_t bucket : full) listener(FULL, id, bucket, run, 0, unit->buckets[bucket].finite);
     for (int64_t bucket : wanted) tell_wanted(*unit, bucket);
 }
 

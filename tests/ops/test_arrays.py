@@ -97,3 +97,20 @@ def test_arrays_are_made_where_another_one_is(gpu):
 def test_to_float32(gpu, name):
     both(gpu, arrays.to_float32, INPUTS[name])
     both(gpu, arrays.to_float32, INPUTS[name].astype(np.float64) * 1e300)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("numel", [0, 1, 7, 4096, 4097, 70_001, 2_200_000])
+def test_a_copy_finds_what_is_not_finite(numel, dtype):
+    """Aligned or not, in one run or several, through the cache or around it."""
+    for first, threads in ((0, 1), (1, 3)):
+        x, out = cases.random(numel + first, dtype)[first:], np.full(numel + 2, 7, dtype)
+        addresses = out[1:].ctypes.data, x.ctypes.data
+        assert arrays.copy_finite(*addresses, numel, np.dtype(dtype), threads)
+        np.testing.assert_array_equal(out[1:-1], x)
+        assert out[0] == out[-1] == 7
+        for place, poison in ((0, np.nan), (numel - 1, -np.inf), (numel // 2, np.inf)) if numel else ():
+            before, x[place] = x[place], poison
+            assert not arrays.copy_finite(*addresses, numel, np.dtype(dtype), threads)
+            np.testing.assert_array_equal(out[1:-1], x)
+            x[place] = before
