@@ -1,7 +1,7 @@
 """Times whole steps of a job whose gradients take almost no time to compute: what compression adds to a step.
 
     mpirun -np 2 python scripts/bench_step.py --shapes resnet50 --shapes small
-    mpirun -np 2 python scripts/bench_step.py --jobs dense --jobs bucket --rounds 50
+    mpirun -np 2 python scripts/bench_step.py --framework tensorflow --jobs dense --jobs bucket --rounds 50
 
 The steps of all jobs are interleaved in one run, with one thread a rank. ``local`` is the step without communication:
 backward pass and update. ``alone`` is no step: the pipeline encodes one vector of as many elements as the model has
@@ -15,14 +15,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from importlib import import_module
+from itertools import cycle
 from typing import Annotated, Any
 
-import horovod.torch as hvd
 import numpy as np
 import numpy.typing as npt
-import torch
 import typer
-from networks import NETWORKS
 from step_times import interleaved
 
 from hvd_deepreduce import Config, short_container
@@ -30,7 +29,6 @@ from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.decoding import decode_part
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.torch import DeepReduce
 
 PRESET = "topk_rice_qsgd"
 JOBS: dict[str, dict[str, Any] | None] = {
@@ -41,7 +39,10 @@ JOBS: dict[str, dict[str, Any] | None] = {
     "bucket": {"scope": "bucket"},
     "model": {"scope": "model"},
     "densestream": {"scope": "model", "exchange": "densestream", "value": None, "index": None},
+    "auto": {"mode": "auto"},
 }
+FRAMEWORKS = "torch", "tensorflow"
+Step = Callable[[], object]
 
 
 def bert_base() -> list[int]:
@@ -51,9 +52,17 @@ def bert_base() -> list[int]:
 
 
 def resnet50() -> list[int]:
-    """Elements of the tensors of ResNet-50."""
-    with torch.device("meta"):
-        return [parameter.numel() for parameter in NETWORKS["resnet50"](1000).parameters()]
+    """Elements of the 161 tensors of ResNet-50 (He et al., 2016, Table 1)."""
+    sizes, channels = [7 * 7 * 3 * 64, 64, 64], 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            convolutions = [channels * width, 9 * width * width, 4 * width * width]
+            for size, filters in zip(convolutions, (width, width, 4 * width), strict=True):
+                sizes += [size, filters, filters]
+            if block == 0:
+                sizes += [channels * 4 * width, 4 * width, 4 * width]
+            channels = 4 * width
+    return [*sizes, channels * 1000, 1000]
 
 
 SHAPES: dict[str, Callable[[], list[int]]] = {
@@ -66,25 +75,24 @@ SHAPES: dict[str, Callable[[], list[int]]] = {
 
 
 class Gradients:
-    """Heavy-tailed gradients: normal numbers, times a log-normal scale for each element; ``[largest tensor]``.
+    """Heavy-tailed gradients: normal numbers, times a log-normal scale for each element; float32 ``[largest tensor]``.
 
-    Four vectors take turns, so that residuals do not settle.
+    Four vectors take turns, so that residuals do not settle. A tensor's gradient is the beginning of the vector.
     """
 
     def __init__(self, sizes: list[int], rank: int) -> None:
         rng = np.random.default_rng(rank)
         scale = np.exp(rng.standard_normal(max(sizes), np.float32))
-        self._vectors = [torch.from_numpy(1e-3 * scale * rng.standard_normal(max(sizes), np.float32)) for _ in range(4)]
-        self._at = 0
-
-    def next(self) -> torch.Tensor:
-        """The vector of the next step; a tensor's gradient is its beginning."""
-        self._at += 1
-        return self._vectors[self._at % 4]
+        self.vectors = [1e-3 * scale * rng.standard_normal(max(sizes), np.float32) for _ in range(4)]
 
 
-def torch_job(name: str, sizes: list[int], gradients: Gradients) -> tuple[Callable[[], None], DeepReduce | None]:
+def torch_job(name: str, sizes: list[int], gradients: Gradients) -> tuple[Step, Any]:
     """One job's step, and its compression."""
+    import horovod.torch as hvd
+    import torch
+
+    from hvd_deepreduce.torch import DeepReduce
+
     parameters = [torch.nn.Parameter(torch.zeros(size)) for size in sizes]
     # Horovod knows tensors by their names: those of the jobs differ.
     named = [(f"{name}.{number:03}", parameter) for number, parameter in enumerate(parameters)]
@@ -95,20 +103,49 @@ def torch_job(name: str, sizes: list[int], gradients: Gradients) -> tuple[Callab
         compression = DeepReduce(named, PRESET, **settings)
     if name != "local":
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compression)
+    turns = cycle(torch.from_numpy(vector) for vector in gradients.vectors)
 
     def step() -> None:
         optimizer.zero_grad()
-        weights = gradients.next()
+        weights = next(turns)
         torch.stack([parameter.dot(weights[: parameter.numel()]) for parameter in parameters]).sum().backward()
         optimizer.step()
 
-    return step, compression if settings is not None else None
+    return step, compression
 
 
-def pipeline_alone(numel: int, gradients: Gradients, ranks: int) -> Callable[[], None]:
+def tensorflow_job(name: str, sizes: list[int], gradients: Gradients) -> tuple[Step, Any]:
+    """One job's step, a ``tf.function``, and its compression. TensorFlow cannot compute the gradients beforehand, since
+    they depend on which of the vectors is given."""
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    from hvd_deepreduce.tensorflow import DeepReduce
+
+    compression: Any = hvd.Compression.fp16 if name == "fp16" else hvd.Compression.none
+    settings = JOBS.get(name)
+    if settings is not None:
+        compression = DeepReduce(PRESET, **settings)
+    variables = [tf.Variable(tf.zeros(size)) for size in sizes]
+    turns = cycle([tf.constant(vector) for vector in gradients.vectors])
+
+    @tf.function
+    def graph(weights: Any) -> None:
+        with tf.name_scope(name):  # Horovod knows tensors by their names: those of the jobs differ
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([tf.reduce_sum(one * weights[: one.shape[0]]) for one in variables])
+            if name != "local":
+                tape = hvd.DistributedGradientTape(tape, compression=compression)
+            for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+                variable.assign_sub(1e-3 * gradient)
+
+    return lambda: graph(next(turns)), compression
+
+
+def pipeline_alone(numel: int, gradients: Gradients, ranks: int) -> Step:
     """Encodes one vector of ``numel`` elements, and decodes and adds up the containers of all ranks."""
     pipeline = Pipeline(Config.load(PRESET), 1)
-    whole = np.resize(gradients.next().numpy(), numel)
+    whole = np.resize(gradients.vectors[0], numel)
     residual, out = np.zeros_like(whole), np.empty_like(whole)
     step = 0
 
@@ -124,36 +161,49 @@ def pipeline_alone(numel: int, gradients: Gradients, ranks: int) -> Callable[[],
     return run
 
 
-def slowest(times: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The element-wise maximum over all ranks."""
-    found: npt.NDArray[np.float64] = hvd.allgather(torch.from_numpy(times)[None], name="times").numpy().max(0)
-    return found
-
-
 def main(
+    framework: Annotated[str, typer.Option(help="torch or tensorflow")] = "torch",
     shapes: Annotated[list[str], typer.Option(help="models, by their shapes: " + ", ".join(SHAPES))] = [*SHAPES][:4],
-    jobs: Annotated[list[str], typer.Option(help="besides local and alone: " + ", ".join(JOBS))] = [*JOBS],  # noqa: B006
+    jobs: Annotated[list[str], typer.Option(help="besides local and alone: " + ", ".join(JOBS))] = [*JOBS][:-1],  # noqa: B006
     rounds: Annotated[int, typer.Option(min=2, help="steps of each job that count")] = 20,
+    warm: Annotated[int, typer.Option(min=1, help="steps of each job before")] = 3,
 ) -> None:
     """Times the steps of all jobs."""
-    for given, known in ((shapes, SHAPES), (jobs, JOBS)):
+    for given, known in (([framework], FRAMEWORKS), (shapes, SHAPES), (jobs, JOBS)):
         if unknown := set(given) - set(known):
             raise typer.BadParameter(f"{', '.join(sorted(unknown))}: choose from {', '.join(known)}")
+    hvd: Any = import_module(f"horovod.{framework}")
     hvd.init()
-    torch.set_num_threads(1)
+    if framework == "torch":
+        torch = import_module("torch")
+        torch.set_num_threads(1)
+        job, tensor = torch_job, torch.from_numpy
+    else:
+        threading = import_module("tensorflow").config.threading
+        threading.set_inter_op_parallelism_threads(1)
+        threading.set_intra_op_parallelism_threads(1)
+        job, tensor = tensorflow_job, import_module("tensorflow").constant
+
+    def slowest(times: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The element-wise maximum over all ranks."""
+        found: npt.NDArray[np.float64] = hvd.allgather(tensor(times[None]), name="times").numpy().max(0)
+        return found
+
     for shape in shapes:
         sizes = SHAPES[shape]()
         gradients = Gradients(sizes, hvd.rank())
-        made = {name: torch_job(name, sizes, gradients) for name in ["local", *jobs]}
+        made = {name: job(name, sizes, gradients) for name in ["local", *jobs]}
         steps = {name: step for name, (step, _) in made.items()}
         steps["alone"] = pipeline_alone(sum(sizes), gradients, hvd.size())
-        found = interleaved(steps, rounds, slowest, warm=3)
+        found = interleaved(steps, rounds, slowest, warm)
         if hvd.rank() == 0:
             quartiles = {name: (1e3 * np.quantile(times, [0.25, 0.5, 0.75])).tolist() for name, times in found.items()}
-            facts = {"shape": shape, "tensors": len(sizes), "numel": sum(sizes), "ranks": hvd.size()}
-            print(json.dumps({**facts, "load": os.getloadavg()[0], "ms": quartiles}), flush=True)
+            facts = {"framework": framework, "shape": shape, "tensors": len(sizes), "numel": sum(sizes)}
+            said = [one.stats().said for _, one in made.values() if getattr(one, "config", None) is not None]
+            facts |= {"ranks": hvd.size(), "load": os.getloadavg()[0], "said": [one for one in said if one]}
+            print(json.dumps({**facts, "ms": quartiles}), flush=True)
         for _, compression in made.values():
-            if compression is not None:
+            if hasattr(compression, "close"):
                 compression.close()
     hvd.shutdown()
 
