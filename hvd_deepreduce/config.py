@@ -247,7 +247,7 @@ class Config(BaseModel):
             in the order of the values, which lose nothing, take no more bytes.
         mode: ``always`` compresses every step. ``auto`` tries steps with compression and without, in turns, and goes on
             with what takes less time in this job; again every 2,000 steps. A residual is added to the first gradient
-            that is sent dense. On PyTorch.
+            that is sent dense.
         local: for ``LocalSGD``, which exchanges updates of the parameters in place of gradients: how often, and what
             the mean of them does. None: gradients are exchanged.
         seed: of all random choices, 0 to 2^32 - 1.

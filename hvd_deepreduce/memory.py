@@ -86,6 +86,10 @@ class Memory:
         """Whether the parameter has a residual."""
         return name in self._residuals
 
+    def held(self, name: str) -> Floats | None:
+        """The parameter's residual; None: it has none."""
+        return self._residuals.get(name)
+
     def scale(self, names: Sequence[str], factor: float) -> None:
         """Multiplies the residuals of these parameters by ``factor``, where they have one."""
         for name in names:

@@ -348,6 +348,16 @@ class Engine:
         self._memory.residual(parameter.name, total.size, total.dtype, total)[:] = total - sent
         self.choice.flushed.add(parameter.name)
 
+    def unsent(self, parameter: Parameter) -> Floats | None:
+        """If ``to_flush``: the parameter's residual, for an adapter that adds it to the gradient by itself and says so by
+        ``note_flushed``."""
+        return self._memory.held(parameter.name) if self.to_flush(parameter) else None
+
+    def note_flushed(self, parameters: Iterable[Parameter]) -> None:
+        """Residuals of these parameters were sent in a dense step."""
+        if self.choice is not None and self.choice.dense:
+            self.choice.flushed.update(parameter.name for parameter in parameters)
+
     def close(self) -> None:
         """Ends the exchanges, their threads and those of ``collectives``, and frees the residuals.
 

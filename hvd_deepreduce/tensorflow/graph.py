@@ -83,6 +83,7 @@ class Unit:
         queue: number of the unit among those whose buckets can be in flight at the same time.
         native: the unit of the operations in C++; None: its operations are Python functions.
         run: of these operations, that is under way.
+        dense: whether Horovod reduces the gradients of the run that has begun last.
     """
 
     last_operation: int
@@ -90,6 +91,7 @@ class Unit:
     slots: list[Slot] = field(default_factory=list)
     native: Any = None
     run: Any = None
+    dense: bool = False
 
     @property
     def known(self) -> bool:

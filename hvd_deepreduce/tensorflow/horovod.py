@@ -38,6 +38,7 @@ from hvd_deepreduce.tensorflow import indexed_slices
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
 from hvd_deepreduce.tensorflow.graph import Graph, Graphs, Slot, current_place
 from hvd_deepreduce.tensorflow.handshake import Handshake
+from hvd_deepreduce.tensorflow.native import library
 from hvd_deepreduce.tensorflow.native_buckets import NativeBuckets
 from hvd_deepreduce.tensorflow.operations import Operations
 from hvd_deepreduce.tensorflow.parameters import GraphParameters, Variables
@@ -57,10 +58,11 @@ def _checked(config: Config, variables: Variables | None) -> Config:
             "overrides matches the names of variables, and Horovod does not tell them: give DeepReduce the variables "
             "whose gradients it gets, DeepReduce(..., variables=model.trainable_variables)"
         )
-    if config.mode == "auto":
+    if config.mode == "auto" and (library() is None or tf.config.list_logical_devices("GPU")):
         raise ConfigError(
-            "mode is 'auto', which DeepReduce has on PyTorch only: a graph of TensorFlow is made before its steps can "
-            "be timed. Set mode to 'always', or leave it out"
+            "mode is 'auto', which needs the operations in C++: install hvd_deepreduce again, where this TensorFlow "
+            f"({tf.__version__}) and a C++ compiler are there; they run on the host only, not in a process with a GPU. "
+            "Or set mode to 'always'"
         )
     return config.for_gradients()
 
@@ -149,16 +151,16 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         Raises:
             RuntimeError: gradients are in flight; or an exchange over MPI in a job without MPI.
             ConfigError: the config cannot be used; the old one stays in force.
-            ValueError: scope ``tensor`` in place of a larger one or the other way around, or another ``min_elements``
-                in scope ``tensor``: these are fixed once a graph is built.
+            ValueError: another ``mode``; scope ``tensor`` in place of a larger one or the other way around, or another
+                ``min_elements`` in scope ``tensor``: these are fixed once a graph is built.
         """
         self._engine.check_open()
         old = self.config
         new = _checked(Config.load(old if config is None else config, **settings), self._variables)
-        if self._graphs.all() and "tensor" in (old.scope, new.scope):
-            fixed = "scope" if old.scope != new.scope else "min_elements"
+        for fixed in ("mode", "scope", "min_elements"):
             before, after = getattr(old, fixed), getattr(new, fixed)
-            if before != after:
+            larger = fixed != "mode" and "tensor" not in (old.scope, new.scope)
+            if self._graphs.all() and before != after and not larger:
                 raise ValueError(
                     f"{fixed} is {before!r} and cannot be changed to {after!r} now, because it determines which "
                     "operations the graph has: create a new DeepReduce and a new optimizer"
@@ -176,7 +178,7 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
     def stats(self) -> Report:
         """``{"total": ..., "last_step": ...}`` with this rank's ``hvd_deepreduce.engine.stats.Counters``;
         ``print`` shows a table."""
-        return self._engine.stats.to_dict()
+        return self._engine.report()
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, as NumPy arrays, and step counts. Ranks differ: each saves and loads its own."""

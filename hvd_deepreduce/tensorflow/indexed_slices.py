@@ -170,7 +170,9 @@ def compress(found: Found, slot: Slot, number: tf.Tensor, engine: Engine, steps:
 
 def _compressed(engine: Engine, parameter: Parameter, slot: Slot) -> bool:
     """Whether IndexedSlices with so many elements are compressed; the same on all ranks."""
-    if not slot.dtype.is_floating or not 0 < slot.numel <= MAX_NUMEL or not engine.takes_sparse(parameter):
+    if engine.dense or not engine.takes_sparse(parameter):
+        return False
+    if not slot.dtype.is_floating or not 0 < slot.numel <= MAX_NUMEL:
         return False
     return not engine.uncompressed(parameter, slot.numel, slot.sent_itemsize)
 

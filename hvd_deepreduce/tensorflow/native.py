@@ -55,6 +55,8 @@ class Library:
             ("memory_address", c_void_p, [c_void_p]),
             ("memory_alone", c_int, [c_void_p]),
             ("begin", c_int, [c_int64, c_int64, c_int64, c_int]),
+            ("dense", None, [c_int64, c_void_p, c_void_p]),
+            ("flushed", None, [c_int64, c_void_p]),
             ("sizes", None, [c_int64, c_void_p]),
             ("lay_out", None, [c_int64, c_void_p, c_void_p, c_void_p, POINTER(c_void_p), c_int64]),
             ("deliver", None, [c_int64, c_int64, c_int64, c_double, c_char_p]),
@@ -125,6 +127,7 @@ class NativeUnit:
         self.library = owner
         self.listener = listener
         self.id: int = owner._unit_new()
+        self._residuals: Sequence[Floats | None] = ()
         _listeners[self.id] = self
 
     def __del__(self) -> None:
@@ -133,6 +136,24 @@ class NativeUnit:
     def begin(self, run: int, slots: int, force: bool = False) -> bool:
         """A run begins. False: gradients of the last one are still in flight; ``force`` forgets them."""
         return bool(self.library._begin(self.id, run, slots, force))
+
+    def dense(self, residuals: Sequence[Floats | None]) -> None:
+        """The run that has begun is dense: Horovod reduces the gradients.
+
+        Args:
+            residuals: what is added to the gradients of the slots; kept until the next run begins.
+        """
+        self._residuals = residuals
+        given = [(0, 0) if one is None else (one.ctypes.data, one.size) for one in residuals]
+        words = np.array(given, np.int64).reshape(-1, 2).T.copy()
+        self.library._dense(self.id, words[0].ctypes.data, words[1].ctypes.data)
+
+    def flushed(self, slots: int) -> list[bool]:
+        """Which residuals were added to gradients in the last run."""
+        flags = np.zeros(slots, np.uint8)
+        self.library._flushed(self.id, flags.ctypes.data)
+        self._residuals = ()
+        return [bool(flag) for flag in flags]
 
     def sizes(self, slots: int) -> list[int]:
         """The numbers of elements of all gradients, which are held."""

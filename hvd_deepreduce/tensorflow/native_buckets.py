@@ -101,14 +101,35 @@ class NativeBuckets(GraphBuckets):
                 if unit.native is None:
                     continue
                 self._engine.check_open()
+                if unit.dense:
+                    self._note_flushed(unit)
                 other = self._begun.get(unit.queue, unit)
                 idle = unit.queue not in self._under_way and (other is unit or other.native.begin(0, 0))
                 if not idle or not unit.native.begin(number, len(unit.slots)):
                     raise RuntimeError(IN_FLIGHT)
                 self._begun[unit.queue] = unit
                 self._put_back(unit)  # of a run whose operations Horovod has not run
-                if place and unit.known:
+                unit.dense = place and self._engine.dense
+                if unit.dense:
+                    self._begin_dense(graph, unit, number)
+                elif place and unit.known:
                     self._place(graph, unit, number)
+
+    def _begin_dense(self, graph: Graph, unit: Unit, number: int) -> None:
+        """A run in which Horovod reduces the gradients. Of compression, it has ended when it begins."""
+        self.steps.reach(graph, number)
+        step, slots = graph.step, unit.slots
+        assert step is not None
+        unit.native.dense([self._engine.unsent(self._parameters.of(slot)) for slot in slots])
+        for slot in slots:
+            size = max(0, slot.numel)
+            self._engine.count_allreduce(size * slot.sent_itemsize, size * slot.dtype.size)
+        self.steps.come(step, len(slots))
+        self.steps.leave(step, len(slots))
+
+    def _note_flushed(self, unit: Unit) -> None:
+        flushed = zip(unit.slots, unit.native.flushed(len(unit.slots)), strict=True)
+        self._engine.note_flushed(self._parameters.of(slot) for slot, done in flushed if done)
 
     def _put_back(self, unit: Unit) -> None:
         run, unit.run = unit.run, None

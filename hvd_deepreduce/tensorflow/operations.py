@@ -87,6 +87,8 @@ class Operations:
         engine, handshake, buckets = self._engine, self._handshake, self._buckets
 
         def speak(number: np.int64) -> Floats:
+            if engine.choice is not None:
+                engine.choice.begin_step()
             return engine.word(handshake.models_agree)
 
         def hear(total: Floats, number: np.int64) -> np.int64:
@@ -120,6 +122,8 @@ class Operations:
             at = len(slot.unit.slots) - 1
             carrier = self.native.put(gradient, number, carried=sent, unit=unit.id, slot=at, name=name)
             without_order(carrier.op)
+            if self._engine.choice is None:
+                carrier.set_shape([1])
             return carrier
 
         def put(flat: Floats, number: np.int64) -> tuple[Floats]:

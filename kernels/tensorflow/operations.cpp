@@ -5,6 +5,10 @@
 // which bucket each slot is (dr_tf_lay_out). Then TensorFlow's threads come with gradients (put) and with the carriers
 // that Horovod has reduced (take). Two things are told to Python, by a callback: that all gradients of a bucket are
 // there, and that all of them are asked for. No operation waits on a thread: take ends when Python delivers the bucket.
+//
+// In a dense run (dr_tf_dense), put hands out the gradient in place of a carrier, with what was left of earlier ones
+// added, and take what Horovod has made of it.
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -58,6 +62,8 @@ struct Waiting {
 struct Slot {
     int64_t bucket = -1, begin = 0, numel = 0;
     bool came = false;
+    void* residual = nullptr;  // of a dense run: what is to be added to the gradient, of its dtype and size
+    bool flushed = false;      // it was
     Tensor held;  // a gradient that came before its bucket was known
     TensorShape shape;
     Waiting waiting;
@@ -72,6 +78,7 @@ struct Bucket {
 struct Unit {
     std::mutex mutex;
     int64_t id = 0, run = 0, came = 0, held = 0;
+    bool dense = false;
     std::vector<Slot> slots;
     std::vector<Bucket> buckets;
     std::string failure;  // of all further operations
@@ -131,6 +138,96 @@ bool copied(char* to, const Tensor& gradient) {
     return gradient.dtype() == tensorflow::DT_DOUBLE
                ? copy_finite<u64>((u64*)to, (const u64*)from, numel, 0x7FF0000000000000ull, 1)
                : copy_finite<u32>((u32*)to, (const u32*)from, numel, 0x7F800000u, 1);
+}
+
+// The gradient of a dense run, as Horovod reduces it: out = gradient + residual, if all of it is finite in the dtype of
+// out. The residual keeps what that rounds off. Otherwise out = gradient. Returns whether the residual was added.
+template <class Out, class T>
+bool add_residual(Out* out, const T* gradient, T* residual, int64_t count) {
+    bool finite = residual != nullptr;
+    for (int64_t i = 0; finite && i < count; ++i) finite = std::isfinite((T)(Out)(gradient[i] + residual[i]));
+    for (int64_t i = 0; i < count; ++i) {
+        const T whole = finite ? gradient[i] + residual[i] : gradient[i];
+        out[i] = (Out)whole;
+        if (finite) residual[i] = whole - (T)out[i];
+    }
+    return finite;
+}
+template <class T>
+bool add_residual(Tensor* out, const Tensor& gradient, void* residual) {
+    const T* from = gradient.flat<T>().data();
+    const int64_t count = gradient.NumElements();
+    switch (out->dtype()) {
+        case tensorflow::DT_HALF: return add_residual(out->flat<Eigen::half>().data(), from, (T*)residual, count);
+        case tensorflow::DT_FLOAT: return add_residual(out->flat<float>().data(), from, (T*)residual, count);
+        default: return add_residual(out->flat<double>().data(), from, (T*)residual, count);
+    }
+}
+
+// A gradient of a dense run has come: makes the operation's result.
+absl::Status put_dense(Unit& unit, int64_t at, int64_t run, OpKernelContext* context) {
+    const Tensor& gradient = context->input(0);
+    void* residual = nullptr;
+    {
+        std::lock_guard<std::mutex> lock(unit.mutex);
+        if (!unit.failure.empty()) return failed(unit.failure);
+        if (at >= (int64_t)unit.slots.size() || run != unit.run || unit.slots[at].came) return failed(AGAIN);
+        Slot& slot = unit.slots[at];
+        if (slot.residual && slot.numel != gradient.NumElements())
+            return failed("a gradient has " + std::to_string(gradient.NumElements()) + " elements, and its residual " +
+                          std::to_string(slot.numel));
+        slot.came = true;
+        ++unit.came;
+        residual = slot.residual;
+    }
+    if (!residual && gradient.dtype() == context->expected_output_dtype(0)) {
+        context->set_output(0, gradient);
+        return absl::OkStatus();
+    }
+    Tensor* out = nullptr;
+    absl::Status status = context->allocate_output(0, gradient.shape(), &out);
+    if (!status.ok()) return status;
+    const bool added = gradient.dtype() == tensorflow::DT_DOUBLE ? add_residual<double>(out, gradient, residual)
+                                                                 : add_residual<float>(out, gradient, residual);
+    std::lock_guard<std::mutex> lock(unit.mutex);
+    unit.slots[at].flushed = added;
+    return absl::OkStatus();
+}
+
+template <class T>
+void convert(Tensor* out, const Tensor& given) {
+    auto to = out->flat<T>();
+    switch (given.dtype()) {
+        case tensorflow::DT_HALF: to = given.flat<Eigen::half>().template cast<T>(); break;
+        case tensorflow::DT_FLOAT: to = given.flat<float>().template cast<T>(); break;
+        default: to = given.flat<double>().template cast<T>();
+    }
+}
+
+// What Horovod has made of a gradient of a dense run.
+absl::Status take_dense(Unit& unit, int64_t at, int64_t run, OpKernelContext* context) {
+    const Tensor& given = context->input(0);
+    {
+        std::lock_guard<std::mutex> lock(unit.mutex);
+        if (!unit.failure.empty()) return failed(unit.failure);
+        if (at >= (int64_t)unit.slots.size() || run != unit.run || !unit.slots[at].came) return failed(AGAIN);
+        --unit.came;
+    }
+    if (given.dtype() == context->expected_output_dtype(0)) {
+        context->set_output(0, given);
+        return absl::OkStatus();
+    }
+    Tensor* out = nullptr;
+    absl::Status status = context->allocate_output(0, given.shape(), &out);
+    if (!status.ok()) return status;
+    if (out->dtype() == tensorflow::DT_DOUBLE) convert<double>(out, given);
+    else convert<float>(out, given);
+    return absl::OkStatus();
+}
+
+bool is_dense(Unit& unit) {
+    std::lock_guard<std::mutex> lock(unit.mutex);
+    return unit.dense;
 }
 
 absl::Status put(Unit& unit, int64_t at, int64_t run, const Tensor& gradient) {
@@ -266,7 +363,12 @@ class Put : public OpKernel {
     void Compute(OpKernelContext* context) override {
         auto unit = find(unit_);
         OP_REQUIRES(context, unit, failed(GONE));
-        OP_REQUIRES_OK(context, put(*unit, slot_, context->input(1).scalar<int64_t>()(), context->input(0)));
+        const int64_t run = context->input(1).scalar<int64_t>()();
+        if (is_dense(*unit)) {
+            OP_REQUIRES_OK(context, put_dense(*unit, slot_, run, context));
+            return;
+        }
+        OP_REQUIRES_OK(context, put(*unit, slot_, run, context->input(0)));
         Tensor* carrier = nullptr;
         OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({1}), &carrier));
         switch (carrier->dtype()) {
@@ -290,6 +392,12 @@ class Take : public AsyncOpKernel {
         auto unit = find(unit_);
         OP_REQUIRES_ASYNC(context, unit, failed(GONE), done);
         const Tensor& given = context->input(0);
+        const int64_t run = context->input(1).scalar<int64_t>()();
+        if (is_dense(*unit)) {
+            OP_REQUIRES_OK_ASYNC(context, take_dense(*unit, slot_, run, context), done);
+            done();
+            return;
+        }
         OP_REQUIRES_ASYNC(context, given.NumElements() == 1, failed("a carrier has one element"), done);
         double carrier = 0;
         switch (given.dtype()) {
@@ -297,7 +405,7 @@ class Take : public AsyncOpKernel {
             case tensorflow::DT_FLOAT: carrier = given.flat<float>()(0); break;
             default: carrier = given.flat<double>()(0);
         }
-        take(unit, slot_, context->input(1).scalar<int64_t>()(), carrier, context, std::move(done));
+        take(unit, slot_, run, carrier, context, std::move(done));
     }
 
   private:
@@ -315,11 +423,8 @@ REGISTER_OP("DeepReducePut")
     .Attr("unit: int")
     .Attr("slot: int")
     .SetIsStateful()
-    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* context) {
-        context->set_output(0, context->Vector(1));
-        return absl::OkStatus();
-    })
-    .Doc("Copies a gradient into its bucket. The carrier is 1.");
+    .SetShapeFn(tensorflow::shape_inference::UnknownShape)
+    .Doc("Copies a gradient into its bucket. The carrier is 1; in a dense run it is the gradient.");
 REGISTER_OP("DeepReduceTake")
     .Input("carrier: carried")
     .Input("run: int64")
@@ -374,8 +479,30 @@ DR_API int dr_tf_begin(int64_t id, int64_t run, int64_t slots, int force) {
     unit->slots.resize(slots);
     unit->run = run;
     unit->came = unit->held = 0;
+    unit->dense = false;
     unit->failure.clear();
     return 1;
+}
+
+// The run that has begun is dense. residuals: the addresses of what is to be added to the gradients, 0 for nothing;
+// numels: their sizes. They stay until the next run begins.
+DR_API void dr_tf_dense(int64_t id, const int64_t* residuals, const int64_t* numels) {
+    auto unit = find(id);
+    if (!unit) return;
+    std::lock_guard<std::mutex> lock(unit->mutex);
+    unit->dense = true;
+    for (size_t at = 0; at < unit->slots.size(); ++at) {
+        unit->slots[at].residual = (void*)residuals[at];
+        unit->slots[at].numel = numels[at];
+    }
+}
+
+// Which of a dense run's residuals were added.
+DR_API void dr_tf_flushed(int64_t id, uint8_t* flushed) {
+    auto unit = find(id);
+    if (!unit) return;
+    std::lock_guard<std::mutex> lock(unit->mutex);
+    for (size_t at = 0; at < unit->slots.size(); ++at) flushed[at] = unit->slots[at].flushed;
 }
 
 // The numbers of elements of all slots, once their gradients are held.

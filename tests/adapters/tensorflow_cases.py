@@ -22,7 +22,7 @@ import tensorflow as tf
 from hvd_deepreduce import Config, ConfigError, SparseTensor
 from hvd_deepreduce import container as wire
 from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.engine import MismatchError
+from hvd_deepreduce.engine import MismatchError, choice
 from hvd_deepreduce.engine.state import to_bytes
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.pipeline import Pipeline
@@ -845,6 +845,57 @@ class InPython(DeepReduce):
 def needs_operations_in_cpp():
     if native.library() is None:
         pytest.skip("the operations in C++ were not built for this TensorFlow: python setup.py build_ext --inplace")
+
+
+@case
+def steps_are_dense_or_compressed_by_choice():
+    """Nothing is lost where the kind of a step changes, and all ranks change at the same steps."""
+    needs_operations_in_cpp()
+    signature = [tf.TensorSpec([200, 130]), tf.TensorSpec([7], tf.float64), tf.TensorSpec([None, None])]
+    shapes, dtypes = [(200, 130), (7,), (30, 40), (400,)], [tf.float32, tf.float64, tf.float32, tf.float16]
+    for scope in ({"scope": "bucket"}, {"min_elements": 10}):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(choice, "BLOCK", 3)
+            patch.setattr(choice, "BLOCKS", 4)
+            compression = DeepReduce({"sparsifier": LOSSY["sparsifier"], **scope, "mode": "auto"})
+
+            @tf.function(input_signature=[*signature, tf.TensorSpec([400], tf.float16)])
+            def reduce(a, b, c, d, compression=compression):
+                ops = (hvd.Average, hvd.Sum, hvd.Average, hvd.Average)
+                given = enumerate(zip((a, b, c, d), ops, strict=True))
+                return [hvd.allreduce(g, op=op, compression=compression, name=f"chosen{i}") for i, (g, op) in given]
+
+            given, taken = ([np.zeros(shape) for shape in shapes] for _ in range(2))
+            whole = []
+            for step in range(choice.WARM_UP + 18):
+                rng = np.random.default_rng([step, hvd.rank()])
+                gradients = [tf.cast(rng.standard_normal(s), d) for s, d in zip(shapes, dtypes, strict=True)]
+                # In the first step of a dense block: what is not finite takes no residual with it.
+                poisoned = step == choice.WARM_UP + 6
+                gradients[0] = np.where(poisoned, np.nan, gradients[0]).astype(np.float32)
+                for own, total, gradient, reduced in zip(given, taken, gradients, reduce(*gradients), strict=True):
+                    assert reduced.shape == gradient.shape and reduced.dtype == gradient.dtype
+                    assert np.isnan(reduced).any() == (poisoned and total is taken[0])
+                    if np.isfinite(reduced).all():
+                        own += np.asarray(gradient)
+                        total += reduced.numpy()
+                last = compression.stats()["last_step"]
+                whole.append(last["bytes_sent"] >= last["dense_bytes"])
+            kept = list(compression.state_dict()["residuals"].values())
+            kept = dict(zip([one.size for one in kept], kept, strict=True))
+            for own, total, op in zip(given, taken, (hvd.Average, hvd.Sum, hvd.Average, hvd.Average), strict=True):
+                left = kept.get(own.size, np.zeros(own.size)).reshape(own.shape)
+                expected = hvd.allreduce(tf.constant(own - left), op=op, name=f"expected{own.size}").numpy()
+                np.testing.assert_allclose(total, expected, rtol=0, atol=0.05 if own.size == 400 else 1e-4)
+            trial = [number // 3 % 2 == 0 for number in range(12)]
+            begun, ended = whole[: choice.WARM_UP], whole[choice.WARM_UP + 13 :]
+            assert not any(begun) and whole[choice.WARM_UP :][:13] == [*trial, False], whole
+            assert len(set(ended)) == 1
+            same = hvd.allgather_object(compression.stats().said)
+            assert len(set(same)) == 1 and ("gradients are dense" in same[0]) == ended[0]
+            with pytest.raises(ValueError, match="mode is 'auto' and cannot be changed to 'always' now"):
+                compression.set_config(mode="always")
+            compression.close()
 
 
 @case
