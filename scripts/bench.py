@@ -473,53 +473,33 @@ def training_section() -> Iterator[str]:
     yield "![accuracy against bytes sent, PyTorch](figures/accuracy.png)"
 
 
-def adapter_section() -> Iterator[str]:
-    """The time of a step that is not encoding, waiting or decoding."""
-    rows = []
-    for framework, name in (("torch", "PyTorch"), ("tensorflow", "TensorFlow")):
-        command = ["mpirun", "-np", "2", sys.executable, str(ROOT / "scripts" / "bench_adapter.py"), framework]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
-        found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
-        rest = found["step"] - found["encode"] - found["wait"] - found["decode"]
-        rows.append(
-            [name, *(f"{found[key]:.1f}" for key in ("dense", "step", "encode", "wait", "decode")),
-             f"{1e3 * rest / found['tensors']:.0f}", f"{1e3 * (rest - found['dense']) / found['tensors']:.0f}"]
-        )  # fmt: skip
-    yield (
-        f"A step with {found['tensors']} tensors of {found['numel']:,} normal elements, the preset topk_rice_qsgd, on "
-        "two ranks that share one machine's memory, in milliseconds. Baseline: the same step without compression. The "
-        "last two columns are in microseconds per tensor: the rest of the step (all but encoding, waiting and "
-        "decoding; it includes Horovod's own work), and this rest less the dense step. Aim: 300."
-    )
-    yield table(
-        ["", "dense", "compressed", "encode", "wait", "decode", "rest, us / tensor", "rest - dense, us / tensor"], rows
-    )
-
-
 def step_section() -> Iterator[str]:
     """Whole steps of every scope beside dense ones."""
-    command = ["mpirun", "-np", "2", sys.executable, str(ROOT / "scripts" / "bench_step.py")]
     environment = {**os.environ, "HOROVOD_CACHE_CAPACITY": "8192"}  # the tensors of all jobs
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env=environment)
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    jobs = list(found[0]["ms"])
-    rows = []
-    for one in found:
-        times = {job: middle for job, (_, middle, _) in one["ms"].items()}
-        cells = [
-            f"{times[job]:.1f}" + (f" ({times[job] / times['dense']:.2f}x)" if job not in ("local", "alone") else "")
-            for job in jobs
-        ]
-        rows.append([f"{one['tensors']} tensors, {one['numel'] / 1e6:.3g} M", *cells])
     yield (
-        "Milliseconds of a whole step of `hvd.DistributedOptimizer` on PyTorch, medians of 20 (scripts/bench_step.py). "
-        "Two ranks share the memory and the cores of one machine, with one thread each; gradients take almost no time "
-        "to compute; the steps of all jobs are interleaved. `local` is the step without communication. `alone` is no "
-        "step: one vector of the model's size is encoded, and two containers of it are decoded. In brackets: relative "
-        "to `dense`, Horovod's allreduce of float32. All others but `fp16` have the preset topk_rice_qsgd, in their "
-        "scope; `default` has the default scope. On a network, dense steps take longer: see the laboratory's tables."
+        "Milliseconds of a whole step of `hvd.DistributedOptimizer` on PyTorch and of `hvd.DistributedGradientTape` "
+        "in a `tf.function`, medians of 20 (scripts/bench_step.py). Two ranks share the memory and the cores of one "
+        "machine, with one thread each; gradients take almost no time to compute; the steps of all jobs are "
+        "interleaved. `local` is the step without communication. `alone` is no step: one vector of the model's size "
+        "is encoded, and two containers of it are decoded. In brackets: relative to `dense`, Horovod's allreduce of "
+        "float32. All others but `fp16` have the preset topk_rice_qsgd, in their scope; `default` has the default "
+        "scope. On a network, dense steps take longer: see the laboratory's tables."
     )
-    yield table(["", *jobs], rows)
+    for framework, jobs in (("torch", []), ("tensorflow", ["dense", "fp16", "tensor", "bucket", "model"])):
+        command = ["mpirun", "-np", "2", sys.executable, str(ROOT / "scripts" / "bench_step.py")]
+        command += ["--framework", framework, *(part for job in jobs for part in ("--jobs", job))]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env=environment)
+        found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        rows = []
+        for one in found:
+            times = {job: middle for job, (_, middle, _) in one["ms"].items()}
+            cells = [
+                f"{time:.1f}" + (f" ({time / times['dense']:.2f}x)" if job not in ("local", "alone") else "")
+                for job, time in times.items()
+            ]
+            rows.append([f"{one['tensors']} tensors, {one['numel'] / 1e6:.3g} M", *cells])
+        yield {"torch": "PyTorch", "tensorflow": "TensorFlow"}[framework] + ":"
+        yield table(["", *found[0]["ms"]], rows)
 
 
 SECTIONS: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
@@ -533,7 +513,6 @@ SECTIONS: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
     "rivals": ("Beside the research code", rivals_section),
     "overhead": ("Overhead of a call", overhead_section),
     "step": ("A whole step", step_section),
-    "adapter": ("Overhead of the adapters", adapter_section),
 }
 
 

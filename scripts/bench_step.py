@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from collections.abc import Callable
 from importlib import import_module
 from itertools import cycle
@@ -167,8 +168,11 @@ def main(
     jobs: Annotated[list[str], typer.Option(help="besides local and alone: " + ", ".join(JOBS))] = [*JOBS][:-1],  # noqa: B006
     rounds: Annotated[int, typer.Option(min=2, help="steps of each job that count")] = 20,
     warm: Annotated[int, typer.Option(min=1, help="steps of each job before")] = 3,
+    peak: Annotated[bool, typer.Option(help="the peak memory of one job's process, in place of times")] = False,
 ) -> None:
-    """Times the steps of all jobs."""
+    """Times the steps of all jobs, or finds the peak memory of one."""
+    if peak and (len(shapes), len(jobs)) != (1, 1):
+        raise typer.BadParameter("--peak is for one process with one --shapes and one --jobs")
     for given, known in (([framework], FRAMEWORKS), (shapes, SHAPES), (jobs, JOBS)):
         if unknown := set(given) - set(known):
             raise typer.BadParameter(f"{', '.join(sorted(unknown))}: choose from {', '.join(known)}")
@@ -192,6 +196,14 @@ def main(
     for shape in shapes:
         sizes = SHAPES[shape]()
         gradients = Gradients(sizes, hvd.rank())
+        if peak:
+            step, _ = job(jobs[0], sizes, gradients)
+            for _ in range(warm + rounds):
+                step()
+            if hvd.rank() == 0:
+                facts = {"framework": framework, "job": jobs[0], "gradient_mib": 4 * sum(sizes) / 2**20}
+                print(json.dumps({**facts, "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10}))
+            break
         made = {name: job(name, sizes, gradients) for name in ["local", *jobs]}
         steps = {name: step for name, (step, _) in made.items()}
         steps["alone"] = pipeline_alone(sum(sizes), gradients, hvd.size())
