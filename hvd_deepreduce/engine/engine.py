@@ -349,8 +349,8 @@ class Engine:
         self.choice.flushed.add(parameter.name)
 
     def unsent(self, parameter: Parameter) -> Floats | None:
-        """If ``to_flush``: the parameter's residual, for an adapter that adds it to the gradient by itself and says so by
-        ``note_flushed``."""
+        """If ``to_flush``: the parameter's residual, for an adapter that adds it to the gradient by itself, and says so
+        by ``note_flushed``."""
         return self._memory.held(parameter.name) if self.to_flush(parameter) else None
 
     def note_flushed(self, parameters: Iterable[Parameter]) -> None:
