@@ -32,7 +32,7 @@ def by_torch(config):
 
     named = [(str(i), torch.nn.Parameter(torch.from_numpy(g.copy()))) for i, g in enumerate(gradients(0))]
     compression = DeepReduce(named, config)
-    sent = watched(compression)
+    sent = watched(compression._engine)
     for step in range(3):
         contexts = []
         for (_, parameter), gradient in zip(named, gradients(step, hvd.rank()), strict=True):
@@ -54,7 +54,7 @@ def by_tensorflow(config):
     from hvd_deepreduce.tensorflow import DeepReduce
 
     compression = DeepReduce(config)
-    sent = watched(compression)
+    sent = watched(compression._engine)
 
     @tf.function
     def reduce(given):
@@ -66,9 +66,9 @@ def by_tensorflow(config):
         sent.clear()
 
 
-def watched(compression):
+def watched(engine):
     """All containers that its pipeline makes."""
-    pipeline, sent = compression._engine.pipeline, []
+    pipeline, sent = engine.pipeline, []
     encode = pipeline.encode
 
     def watching(*arguments):
@@ -87,3 +87,82 @@ def of_each_config(steps):
         steps: ``by_torch`` or ``by_tensorflow``.
     """
     return [[part.hex() for step in steps(config) for part in step] for config in CONFIGS]
+
+
+SINGLE = "containers_in_buckets_of_one_parameter"
+"""The cases, under Horovod and under DDP, that return ``of_single_parameters``."""
+IN_BUCKETS = [
+    {},
+    {"value": {"name": "qsgd", "bits": 4}, "seed": 3},
+    {"selection": "tensor", "value": "natural"},
+    {"sparsifier": "randomk", "value": "raw", "seed": 5},
+]
+
+
+def layers():
+    """Each is larger than a bucket, and their gradients come in the reverse order."""
+    return {f"{number}": (20 + number, 30) for number in range(4)}
+
+
+def given(step, rank):
+    rng = np.random.default_rng([step, rank, 7])
+    return {name: (rng.standard_normal(shape) ** 3).astype(np.float32) for name, shape in layers().items()}
+
+
+def by_horovod(config):
+    import horovod.torch as hvd
+    import torch
+
+    from hvd_deepreduce.torch import DeepReduce
+
+    named = {name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in layers().items()}
+    compression = DeepReduce(named.items(), config, bucket_bytes=1024)
+    sent = watched(compression._engine)
+    for step in range(3):
+        contexts = {}
+        for name, gradient in reversed(given(step, hvd.rank()).items()):
+            named[name].grad = torch.from_numpy(gradient)
+            contexts[name] = compression.compress(named[name].grad)
+        means = {
+            name: compression.decompress(hvd.allreduce(carrier, name=name), context)
+            for name, (carrier, context) in contexts.items()
+        }
+        yield [*sent, *(means[name].numpy().tobytes() for name in named)]
+        sent.clear()
+
+
+def by_ddp(config):
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from hvd_deepreduce.torch import ddp
+
+    class Layers(torch.nn.Module):
+        def forward(self, gradients):
+            parts = zip(self.parameters(), gradients.values(), strict=True)
+            return sum((parameter * torch.from_numpy(gradient)).sum() for parameter, gradient in parts)
+
+    inner = Layers()
+    for name, shape in layers().items():
+        inner.register_parameter(name, torch.nn.Parameter(torch.zeros(shape)))
+    model = DistributedDataParallel(inner, bucket_cap_mb=1024 / 2**20)
+    state, sent = ddp.DeepReduceState(config), []
+
+    def watching(state, bucket):
+        if state._buckets is None:
+            sent.append(watched(state.buckets(bucket.parameters()[0]).engine))
+        return ddp.deepreduce_hook(state, bucket)
+
+    model.register_comm_hook(state, watching)
+    for step in range(3):
+        model.zero_grad()
+        model(given(step, dist.get_rank())).backward()
+        yield [*sent[0], *(parameter.grad.numpy().tobytes() for parameter in inner.parameters())]
+        sent[0].clear()
+    state.close()
+
+
+def of_single_parameters(steps):
+    """As ``of_each_config``, for scope ``bucket``; the containers in the order in which they were encoded."""
+    return [[part.hex() for step in steps({**config, "scope": "bucket"}) for part in step] for config in IN_BUCKETS]
