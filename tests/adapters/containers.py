@@ -146,7 +146,8 @@ def by_ddp(config):
     inner = Layers()
     for name, shape in layers().items():
         inner.register_parameter(name, torch.nn.Parameter(torch.zeros(shape)))
-    model = DistributedDataParallel(inner, bucket_cap_mb=1024 / 2**20)
+    # Else DDP begins with one bucket for all.
+    model = DistributedDataParallel(inner, bucket_cap_mb=1024 / 2**20, find_unused_parameters=True)
     state, sent = ddp.DeepReduceState(config), []
 
     def watching(state, bucket):

@@ -100,6 +100,7 @@ def average(tensor):
 @case
 def lossless_equals_ddp_and_the_first_iterations_are_ddp():
     plain = DDP(network(), bucket_cap_mb=CAP)
+    plain.register_comm_hook(None, default_hooks.allreduce_hook)
     train(plain)
     model, state = hooked(LOSSLESS)
     train(model)
