@@ -19,7 +19,7 @@ model, optimizer, batches = accelerator.prepare(
 state = ddp.DeepReduceState("topk_rice_qsgd")
 model.register_comm_hook(state, ddp.deepreduce_hook)
 losses = []
-for epoch in range(12):
+for _epoch in range(12):
     for x, y in batches:
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(model(x), y)

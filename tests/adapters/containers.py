@@ -89,8 +89,8 @@ def of_each_config(steps):
     return [[part.hex() for step in steps(config) for part in step] for config in CONFIGS]
 
 
-SINGLE = "containers_in_buckets_of_one_parameter"
-"""The cases, under Horovod and under DDP, that return ``of_single_parameters``."""
+EQUAL = "containers_in_equal_buckets"
+"""The cases, under Horovod and under DDP, that return ``of_equal_buckets``."""
 IN_BUCKETS = [
     {},
     {"value": {"name": "qsgd", "bits": 4}, "seed": 3},
@@ -100,13 +100,13 @@ IN_BUCKETS = [
 
 
 def layers():
-    """Each is larger than a bucket, and their gradients come in the reverse order."""
-    return {f"{number}": (20 + number, 30) for number in range(4)}
+    """Horovod's adapter and DDP make the same two buckets of these: one for each dtype."""
+    return {f"{number}": ((20 + number, 30), np.float32 if number > 1 else np.float64) for number in range(4)}
 
 
 def given(step, rank):
     rng = np.random.default_rng([step, rank, 7])
-    return {name: (rng.standard_normal(shape) ** 3).astype(np.float32) for name, shape in layers().items()}
+    return {name: (rng.standard_normal(shape) ** 3).astype(dtype) for name, (shape, dtype) in layers().items()}
 
 
 def by_horovod(config):
@@ -115,8 +115,8 @@ def by_horovod(config):
 
     from hvd_deepreduce.torch import DeepReduce
 
-    named = {name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in layers().items()}
-    compression = DeepReduce(named.items(), config, bucket_bytes=1024)
+    named = {name: torch.nn.Parameter(torch.from_numpy(one)) for name, one in given(0, 0).items()}
+    compression = DeepReduce(named.items(), config)
     sent = watched(compression._engine)
     for step in range(3):
         contexts = {}
@@ -144,10 +144,10 @@ def by_ddp(config):
             return sum((parameter * torch.from_numpy(gradient)).sum() for parameter, gradient in parts)
 
     inner = Layers()
-    for name, shape in layers().items():
-        inner.register_parameter(name, torch.nn.Parameter(torch.zeros(shape)))
-    # Else DDP begins with one bucket for all.
-    model = DistributedDataParallel(inner, bucket_cap_mb=1024 / 2**20, find_unused_parameters=True)
+    for name, one in given(0, 0).items():
+        inner.register_parameter(name, torch.nn.Parameter(torch.from_numpy(one)))
+    # Else DDP makes other buckets after the first step, in the order in which the gradients came.
+    model = DistributedDataParallel(inner, find_unused_parameters=True)
     state, sent = ddp.DeepReduceState(config), []
 
     def watching(state, bucket):
@@ -164,6 +164,6 @@ def by_ddp(config):
     state.close()
 
 
-def of_single_parameters(steps):
+def of_equal_buckets(steps):
     """As ``of_each_config``, for scope ``bucket``; the containers in the order in which they were encoded."""
     return [[part.hex() for step in steps({**config, "scope": "bucket"}) for part in step] for config in IN_BUCKETS]

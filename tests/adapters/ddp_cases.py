@@ -183,9 +183,9 @@ def means_and_residuals_are_those_of_the_pipeline_by_hand():
 
 
 @case
-def containers_in_buckets_of_one_parameter():
+def containers_in_equal_buckets():
     """Compared with those under Horovod, by test_ddp.py."""
-    return containers.of_single_parameters(containers.by_ddp)
+    return containers.of_equal_buckets(containers.by_ddp)
 
 
 @case

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.adapters import test_torch
-from tests.adapters.containers import IN_BUCKETS, SINGLE
+from tests.adapters.containers import EQUAL, IN_BUCKETS
 from tests.jobs import Job, each_case
 from tests.ranks import ROOT, launch
 
@@ -18,7 +18,7 @@ PROGRAM = HERE / "ddp_cases.py"
 JOBS = [Job(PROGRAM, "torchrun", ranks) for ranks in (2, 3, 4)]
 TWO, THREE, FOUR = JOBS
 ONCE = {
-    SINGLE: THREE,
+    EQUAL: THREE,
     "smaller_and_larger_dtypes": TWO,
     "mixed_precision_with_a_scaler": TWO,
     "settings_that_cannot_work_with_ddp": TWO,
@@ -45,12 +45,12 @@ def test_on_ranks(jobs, job, case):
 
 @pytest.mark.launch
 def test_containers_and_means_are_those_under_horovod(jobs):
-    ours, theirs = (jobs.check(test.ONCE[SINGLE], SINGLE) for test in (sys.modules[__name__], test_torch))
+    ours, theirs = (jobs.check(test.ONCE[EQUAL], EQUAL) for test in (sys.modules[__name__], test_torch))
     assert len(ours) == len(theirs) == 3
     assert ours == theirs
-    for of_rank in ours:  # in each of three steps, four containers and four means
-        assert [len(parts) for parts in of_rank] == [24] * len(IN_BUCKETS)
-        assert all(len(part) < 3000 for parts in of_rank for part in parts[:4])
+    for of_rank in ours:  # in each of three steps, a container for each bucket or tensor, and four means
+        each = [4 if config.get("selection") == "tensor" else 2 for config in IN_BUCKETS]
+        assert [len(parts) for parts in of_rank] == [3 * (count + 4) for count in each]
 
 
 @pytest.mark.launch

@@ -430,9 +430,9 @@ def a_job_that_chooses_sends_all_of_its_gradients():
 
 
 @case
-def containers_in_buckets_of_one_parameter():
+def containers_in_equal_buckets():
     """Compared with those under DDP, by test_ddp.py."""
-    return containers.of_single_parameters(containers.by_horovod)
+    return containers.of_equal_buckets(containers.by_horovod)
 
 
 @case
