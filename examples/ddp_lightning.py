@@ -31,9 +31,8 @@ inputs = torch.randn(1024, 64)
 data = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True).sin())
 model = Regression()
 model.layers = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
-strategy = DDPStrategy(ddp_comm_state=state, ddp_comm_hook=ddp.deepreduce_hook)
-options = {"accelerator": "cpu", "devices": 2, "logger": False, "enable_checkpointing": False}
-trainer = lightning.Trainer(strategy=strategy, max_epochs=14, **options)
+options = {"accelerator": "cpu", "devices": 2, "logger": False, "enable_checkpointing": False, "max_epochs": 14}
+trainer = lightning.Trainer(strategy=DDPStrategy(ddp_comm_state=state, ddp_comm_hook=ddp.deepreduce_hook), **options)
 trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=64, shuffle=True))
 if trainer.is_global_zero:
     share = state.stats()["total"]["bytes_sent"] / state.stats()["total"]["dense_bytes"]
