@@ -1,6 +1,7 @@
 """PyTorch: ``compression=DeepReduce(model, ...)`` for ``horovod.torch.DistributedOptimizer``; ``LocalSGD``; and
-``ddp``, the communication hook for ``DistributedDataParallel``, which needs no Horovod."""
+``ddp``, the communication hook for ``DistributedDataParallel``. The last two work without Horovod."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,15 +13,19 @@ __all__ = ["DeepReduce", "LocalSGD", "ddp"]
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when they are first used: a job without Horovod has only some of them.
+    # Imported when they are first used: a job may have no Horovod.
     if name == "ddp":
-        import hvd_deepreduce.torch.ddp as module
-
-        return module
+        return import_module("hvd_deepreduce.torch.ddp")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # ``checks`` checks each step of Horovod's optimizers; ``elastic`` makes both known to hvd.elastic.TorchState.
-    from hvd_deepreduce.torch import checks, elastic, horovod, local_sgd  # noqa: F401
-
-    globals().update(DeepReduce=horovod.DeepReduce, LocalSGD=local_sgd.LocalSGD)
-    return globals()[name]
+    try:
+        from hvd_deepreduce.torch import (
+            checks,  # noqa: F401  (checks each step of Horovod's optimizers)
+            elastic,  # noqa: F401  (makes both known to hvd.elastic.TorchState)
+        )
+    except ModuleNotFoundError:  # no Horovod
+        if name == "DeepReduce":
+            raise
+    module = import_module("hvd_deepreduce.torch." + {"DeepReduce": "horovod", "LocalSGD": "local_sgd"}[name])
+    found = globals()[name] = getattr(module, name)
+    return found

@@ -130,7 +130,7 @@ class Buckets:
 
     def _meet(self) -> None:
         engine = self.engine
-        self._collectives.meet(engine.word(self._agreed), lambda total: engine.hear(total, self._agree))
+        self._collectives.start_meeting(engine.word(self._agreed), "", lambda total: engine.hear(total, self._agree))
 
     def _agree(self) -> None:
         about = f" at iteration {self.iteration}, compressed from iteration {self._start_iter} on,"

@@ -221,11 +221,30 @@ class DistributedCollectives(Collectives):
             self.stats.add(wire=traffic.allreduce(numbers.numel(), self._size))
         return [bool(one) for one in numbers]
 
-    def meet(self, word: Floats, hear: Callable[[Floats], object]) -> None:
-        """The meeting at the beginning of a step: calls ``hear`` with the sum of all ranks' words."""
+    def start_average(self, tensor: torch.Tensor, name: str) -> tuple[Any, torch.Tensor]:
+        """Starts to average a tensor, which may be overwritten. Returns what ``finish_average`` takes."""
+        return self.start_sum(tensor.div_(self._size)), tensor
+
+    def finish_average(self, started: tuple[Any, torch.Tensor]) -> torch.Tensor:
+        """The mean over all ranks."""
+        work, tensor = started
+        work.wait()
+        return tensor
+
+    # Meetings
+
+    def start_meeting(self, word: Floats, name: str, hear: Callable[[Floats], object]) -> None:
+        """The meeting at the beginning of a step: waits for it, and calls ``hear`` with the sum of all ranks' words."""
         total = torch.from_numpy(word)
         dist.all_reduce(total, group=self._host)
         hear(total.numpy())
+
+    def await_all(self, dense_name: str | None) -> None:
+        """``start_meeting`` has waited already."""
+
+    def included(self) -> bool:
+        """Whether this rank takes part; others cannot make these collectives."""
+        return True
 
     def close(self) -> None:
         """Ends the groups. Every rank calls it; it can be called more than once."""

@@ -25,6 +25,7 @@ from hvd_deepreduce.engine import MismatchError, choice
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.torch import ddp
 from hvd_deepreduce.torch.distributed import DistributedCollectives
+from hvd_deepreduce.torch.local_sgd import LocalSGD
 from hvd_deepreduce.torch.tensors import TorchTensors
 from tests.adapters import containers
 from tests.adapters.tcp import Meter
@@ -603,6 +604,70 @@ def uneven_inputs_by_join():
             optimizer.step()
     same_everywhere(model)
     assert set(gathered(state.state_dict()["iteration"])) == {1 + 2 * dist.get_world_size()}
+
+
+@case
+def local_updates_without_horovod():
+    """LocalSGD on a process group: plain averaging, compressed updates in fragments with a delay, and a resumed run."""
+    world = dist.group.WORLD
+    rank, ranks = dist.get_rank(), range(dist.get_world_size())
+
+    def step(model, optimizer, number, rank=rank):
+        optimizer.zero_grad()
+        loss_of(model, number, rank).backward()
+        optimizer.step()
+
+    averaged = {"sparsifier": "none", "value": "raw", "local": {"every": 2}, "scope": "model"}
+    model, twins = network(), [network() for _ in ranks]
+    optimizer = LocalSGD(torch.optim.SGD(model.parameters(), lr=0.1), model, averaged, process_group=world)
+    by_hand = [torch.optim.SGD(twin.parameters(), lr=0.1) for twin in twins]
+    for number in range(4):
+        step(model, optimizer, number)
+        for other, (twin, one) in enumerate(zip(twins, by_hand, strict=True)):
+            step(twin, one, number, other)
+        if number % 2:
+            with torch.no_grad():
+                for same in zip(*(twin.parameters() for twin in twins), strict=True):
+                    mean = torch.stack(list(same)).mean(0)
+                    for p in same:
+                        p.copy_(mean)
+    torch.testing.assert_close(flat(model), flat(twins[0]), rtol=1e-5, atol=1e-6)
+    same_everywhere(model)
+    optimizer.close()
+
+    def made(model, **settings):
+        inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+        return LocalSGD(inner, model, "adamw_safe", process_group=world, **settings)
+
+    for settings in ({}, {"fragments": 2, "delay": 1, "every": 3, "scope": "bucket"}):
+        model = network()
+        optimizer = made(model, **settings)
+        for number in range(6):
+            step(model, optimizer, number)
+        optimizer.sync()
+        same_everywhere(model)
+        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        finals = []
+        for again in (False, True):
+            if again:
+                optimizer.close()
+                model = network(3)
+                model.load_state_dict(saved[0])
+                optimizer = made(model, **settings)
+                optimizer.load_state_dict(saved[1])
+            for number in range(6, 12):
+                step(model, optimizer, number)
+            optimizer.sync()
+            finals.append(flat(model))
+        assert torch.equal(*finals)
+        assert 0 < optimizer.stats()["total"]["bytes_sent"] < optimizer.stats()["total"]["dense_bytes"]
+        optimizer.close()
+    model = network(seed=rank)
+    optimizer = made(model, every=1)
+    with pytest.raises(MismatchError, match="broadcast rank 0's parameters"):
+        step(model, optimizer, 0)
+    with pytest.raises(ValueError, match="give one of them"):
+        LocalSGD(torch.optim.SGD(model.parameters(), lr=0.1), model, process_group=world, process_set=3)
 
 
 @case

@@ -22,6 +22,7 @@ ONCE = {
     "smaller_and_larger_dtypes": TWO,
     "mixed_precision_with_a_scaler": TWO,
     "settings_that_cannot_work_with_ddp": TWO,
+    "local_updates_without_horovod": THREE,
     "stats_are_the_bytes_on_the_wire": THREE,
 }
 # What four ranks can show that two and three do not: sums, subgroups, errors.
@@ -68,12 +69,13 @@ import sys
 class Blocked:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in ("horovod", "mpi4py", "tensorflow"):
-            raise ImportError(f"{name} is not here")
+            raise ModuleNotFoundError(f"{name} is not here")
 sys.meta_path.insert(0, Blocked())
 from hvd_deepreduce.torch import ddp
 import hvd_deepreduce.torch as package
 assert package.ddp is ddp and {"ddp", "DeepReduce"} <= set(package.__all__)
 ddp.DeepReduceState("topk_rice_qsgd")
+from hvd_deepreduce.torch import LocalSGD
 try:
     package.DeepReduce
 except ImportError as error:
