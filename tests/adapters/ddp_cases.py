@@ -6,7 +6,11 @@ torchrun --standalone --nproc-per-node 2 tests/adapters/ddp_cases.py [CASE ...]
 from __future__ import annotations
 
 import copy
+import gc
 import sys
+import threading
+import time
+import weakref
 from contextlib import nullcontext
 
 import numpy as np
@@ -358,36 +362,28 @@ def mixed_precision_with_a_scaler():
 
 @case
 def a_resumed_run_equals_an_unbroken_one():
-    for start_iter, broken in ((0, 3), (4, 3), (2, 4)):
-        whole, state = hooked(LOSSY, start_iter=start_iter)
+    """With ``selection: tensor``, whatever DDP's division into buckets is; in larger scopes from the same division on,
+    which DDP changes after the first iteration of a model."""
+    for selection, start_iter, broken in (("tensor", 0, 3), ("tensor", 4, 3), ("scope", 0, 3), ("scope", 2, 4)):
+        model, state = hooked({**LOSSY, "selection": selection}, start_iter=start_iter)
         assert state.state_dict() == {}
-        train(whole, 2)  # DDP divides its buckets again after the first step of each run
-        train(whole, broken - 2, 2)
-        saved = copy.deepcopy((whole.module.state_dict(), state.state_dict()))
-        state.close()
-        finals = []
-        for _ in range(2):
-            model, state = hooked(LOSSY, model=network(5), start_iter=start_iter)
-            model.module.load_state_dict(saved[0])
-            state.load_state_dict(saved[1])
-            assert state.state_dict()["iteration"] == broken
-            train(model, 3, broken)
-            finals.append(flat(model))
-        assert torch.equal(*finals)
-        same_everywhere(model)
-        assert state.state_dict()["iteration"] == broken + 3
-        # In the same process, where the buckets are not divided again, to the bit.
-        model, state = hooked(LOSSY, start_iter=start_iter)
         train(model, broken)
         saved = copy.deepcopy((model.module.state_dict(), state.state_dict()))
         finals = []
-        for _ in range(2):
-            model.module.load_state_dict(saved[0])
-            state.load_state_dict(saved[1])
+        for again in (False, True):
+            if again and selection == "tensor":
+                state.close()
+                model, state = hooked({**LOSSY, "selection": selection}, model=network(5), start_iter=start_iter)
+            if again:
+                model.module.load_state_dict(saved[0])
+                state.load_state_dict(saved[1])
+                assert state.state_dict()["iteration"] == broken
             train(model, 3, broken)
             finals.append((flat(model), state.state_dict()["residuals"]))
+            same_everywhere(model)
         assert torch.equal(finals[0][0], finals[1][0])
         assert all(torch.equal(one, finals[1][1][name]) for name, one in finals[0][1].items())
+        assert state.state_dict()["iteration"] == broken + 3
 
 
 @case
@@ -395,18 +391,17 @@ def states_of_another_number_of_ranks():
     model, state = hooked(LOSSY)
     train(model)
     states = gathered(state.state_dict())
+    many = [{**one, "rank": rank, "size": 2 * len(states)} for rank, one in enumerate([*states, *states])]
+    state.load_state_dict(iter(many), reshard=True)
+    for name, own in state.state_dict()["residuals"].items():
+        expected = 2 * sum(one["residuals"][name] for one in states)
+        torch.testing.assert_close(sum(gathered(own)), expected, rtol=1e-5, atol=1e-6)
     again, later = hooked(LOSSY)
-    later.load_state_dict(
-        [*states, *({**one, "rank": one["rank"] + len(states)} for one in states)][: len(states)], reshard=True
-    )
+    later.load_state_dict(iter(many), reshard="mean")
+    assert later.state_dict() == {}
     train(again, 1)
     same_everywhere(again)
     assert later.state_dict()["iteration"] == 5
-
-
-def errors(*kinds, match):
-    """The error on every rank, in the backward pass."""
-    return pytest.raises(kinds, match=match)
 
 
 @case
@@ -419,12 +414,12 @@ def states_that_are_wrong_on_one_rank():
     bad = {**good, "residuals": {**good["residuals"], "4.bias": torch.zeros(7)}}
     model, state = hooked(LOSSY)
     state.load_state_dict(bad if dist.get_rank() == 1 else good)
-    with errors(RuntimeError, match=r"rank 1 has failed: 'ValueError: .*4\.bias"):
+    with pytest.raises(RuntimeError, match=r"rank 1 has failed: 'ValueError: .*4\.bias"):
         train(model, 1)
     model, state = hooked(LOSSY)
     if dist.get_rank():
         state.load_state_dict(good)
-    with errors(MismatchError, match="at iteration 0, compressed from iteration 0 on.* at iteration 1"):
+    with pytest.raises(MismatchError, match="at iteration 0, compressed from iteration 0 on.* at iteration 1"):
         train(model, 1)
 
 
@@ -437,7 +432,7 @@ def ranks_that_differ():
     ):
         model, _ = hooked(config, start_iter=start_iter)
         before = flat(model)
-        with errors(MismatchError, match=match):
+        with pytest.raises(MismatchError, match=match):
             train(model, 1)
         assert torch.equal(before, flat(model))
     for change in ({"value": "half"}, {"mode": "auto"}):
@@ -445,7 +440,7 @@ def ranks_that_differ():
         train(model, 2)
         if rank == 1:
             state.set_config(**change)
-        with errors(MismatchError, match=f"config.{next(iter(change))} is"):
+        with pytest.raises(MismatchError, match=f"config.{next(iter(change))} is"):
             train(model, 1, 2)
     # On all ranks, it is a new config.
     model, state = hooked(LOSSY)
@@ -483,7 +478,7 @@ def what_fails_on_one_rank_is_an_error_on_all():
         train(model, 2)
         before = flat(model)
         patched(state, replacement)
-        with errors(error, match=match):
+        with pytest.raises(error, match=match):
             train(model, 1, 2)
         assert torch.equal(before, flat(model))
         # A new DDP model goes on from a checkpoint.
@@ -508,7 +503,7 @@ def settings_that_cannot_work_with_ddp():
     with pytest.raises(ConfigError, match="start_iter is 3 and memory is 'dgc'"):
         ddp.DeepReduceState("dgc", start_iter=3)
     model, state = hooked({**LOSSY, "selection": "tensor", "overrides": {"nowhere": {"value": "raw"}}})
-    with errors(RuntimeError, match="rank 0 has failed: .*nowhere"):
+    with pytest.raises(RuntimeError, match="rank 0 has failed: .*nowhere"):
         train(model, 1)
     model, state = hooked({**LOSSY, "selection": "tensor", "overrides": {"*.bias": {"sparsifier": "none"}}})
     train(model, 2)
@@ -604,6 +599,23 @@ def uneven_inputs_by_join():
             optimizer.step()
     same_everywhere(model)
     assert set(gathered(state.state_dict()["iteration"])) == {1 + 2 * dist.get_world_size()}
+
+
+@case
+def nothing_is_left_of_a_model_that_is_gone():
+    before = threading.active_count()
+    model, state = hooked(LOSSY)
+    train(model, 2)
+    assert threading.active_count() == before + 2
+    gone = [weakref.ref(one) for one in (state, model, model.module)]
+    del model, state
+    gc.collect()
+    assert [one() for one in gone] == [None] * 3
+    for _ in range(200):
+        if threading.active_count() == before:
+            break
+        time.sleep(0.01)
+    assert threading.active_count() == before
 
 
 @case
