@@ -33,7 +33,7 @@ class Buckets:
         collectives: of the model's ranks.
         tensors: PyTorch's.
         start_iter: iterations that are not compressed.
-        first: a parameter of the model.
+        models: from ``models_of``.
         loaded: a state to begin with; None: begin anew.
 
     Raises:
@@ -50,7 +50,7 @@ class Buckets:
         collectives: DistributedCollectives,
         tensors: TorchTensors,
         start_iter: int,
-        first: torch.Tensor,
+        models: Sequence[DistributedDataParallel],
         loaded: Loaded | None,
     ) -> None:
         self._collectives, self._tensors, self._start_iter = collectives, tensors, start_iter
@@ -58,7 +58,11 @@ class Buckets:
         self._agreed = self._dense = False
         failure: Exception | None = None
         try:
-            models = _models_of(first)
+            if not models:
+                raise RuntimeError(
+                    "the DistributedDataParallel model of a gradient was not found: if gc.freeze() was called after "
+                    "the model was made, call gc.unfreeze() before the first backward()"
+                )
             # DDP drops the results of parameters that no rank has used then.
             self._find_unused = any(model.find_unused_parameters for model in models)
             self._pairs = dict(models[0].module.named_parameters())
@@ -74,7 +78,8 @@ class Buckets:
             failure = error
         collectives.check(failure)
         self._reducer = Reducer(self.engine, tensors)
-        self._stream = torch.cuda.Stream(first.device) if first.is_cuda else None  # type: ignore[no-untyped-call]
+        device = next(iter(self._pairs.values())).device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._starter, self._finisher = (ThreadPoolExecutor(1, f"deepreduce {what}") for what in ("start", "finish"))
         self._finished: list[Future[None]] = []
 
@@ -222,20 +227,10 @@ class Buckets:
             future.set_result(buffer)
 
 
-def _models_of(parameter: torch.Tensor) -> list[DistributedDataParallel]:
-    """The models that DDP trains with this parameter. DDP shows a hook none of them: they are searched for, once.
-
-    Raises:
-        RuntimeError: there is none.
-    """
+def models_of(parameter: torch.Tensor) -> list[DistributedDataParallel]:
+    """The models that DDP trains with this parameter. DDP shows a hook none of them: they are searched for, once."""
     models = [one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel)]
-    models = [model for model in models if any(one is parameter for one in model.parameters())]
-    if not models:
-        raise RuntimeError(
-            "the DistributedDataParallel model of a gradient was not found: if gc.freeze() was called after the model "
-            "was made, call gc.unfreeze() before the first backward()"
-        )
-    return models
+    return [model for model in models if any(one is parameter for one in model.parameters())]
 
 
 def for_buckets(config: Config, start_iter: int) -> Config:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.engine.stats import Report, Stats
-from hvd_deepreduce.torch.buckets import Buckets, Loaded, for_buckets
+from hvd_deepreduce.torch.buckets import Buckets, Loaded, for_buckets, models_of
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.states import as_tensors
 from hvd_deepreduce.torch.tensors import TorchTensors
@@ -31,7 +31,7 @@ class DeepReduceState:
         config: a preset's name, the path of a YAML file, a dict, a ``Config``, or None for the recommended settings;
             the same on all ranks. With scope ``bucket``, a container holds what is selected from one of DDP's buckets;
             with ``selection: tensor``, or scope ``tensor``, each gradient in it has a container of its own.
-        process_group: the model's; None: all ranks.
+        process_group: of the ranks that take part; None: the model's.
         start_iter: so many iterations at the beginning average the gradients as DDP does without a hook.
         timeout: of each exchange, and of waiting for the other ranks at the first; None: PyTorch's default.
         **settings: keys of the config, in place of its own.
@@ -136,9 +136,10 @@ class DeepReduceState:
             RuntimeError: as ``deepreduce_hook``.
         """
         if self._buckets is None:
-            tensors = TorchTensors()
-            collectives = DistributedCollectives(tensors, self.process_group, self.timeout)
-            self._buckets = Buckets(self._config, collectives, tensors, self.start_iter, first, self._loaded)
+            tensors, models = TorchTensors(), models_of(first)
+            group = self.process_group or (models[0].process_group if models else None)
+            collectives = DistributedCollectives(tensors, group, self.timeout)
+            self._buckets = Buckets(self._config, collectives, tensors, self.start_iter, models, self._loaded)
             self._loaded = None
         return self._buckets
 
