@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from hvd_deepreduce.codec import U8, Floats
 from hvd_deepreduce.engine import Collectives
-from hvd_deepreduce.engine.quoting import quoted
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.torch.tensors import TorchTensors
 
@@ -26,6 +25,8 @@ NOBODY_CAME = (
     "this rank has waited %d s at its first exchange, and not all other ranks of its process group have come. Does "
     "every rank register the hook, with the same process_group?"
 )
+MAX_CHARACTERS = 1000
+"""Of an error that all ranks get."""
 _HEADER = 16
 """Bytes that a rank tells another one before an exchange."""
 
@@ -174,7 +175,7 @@ class DistributedCollectives(Collectives):
     def _ahead(self, splits: Sequence[int], error: Exception | None = None) -> list[int]:
         """Tells each rank how many bytes follow for it. Returns how many come from each."""
         self.exchanges += 1
-        text = f"{type(error).__name__}: {error}".encode() if error else b""
+        text = f"{type(error).__name__}: {error}"[:MAX_CHARACTERS].encode() if error else b""
         said = torch.tensor([[len(text), split] for split in splits])
         heard = torch.empty_like(said)
         dist.all_to_all_single(heard, said, group=self._host)
@@ -184,15 +185,7 @@ class DistributedCollectives(Collectives):
         if any(failures):
             own = torch.frombuffer(bytearray(text * self._size), dtype=torch.uint8) if text else torch.empty(0).byte()
             texts, _ = self.wait_alltoall(self._exchange(own, [len(text)] * self._size, failures))
-            begins = [sum(failures[:rank]) for rank in range(self._size)]
-            raise RuntimeError(
-                "; ".join(
-                    f"rank {rank} has failed: {quoted(texts[begin : begin + size].tobytes().decode(errors='replace'))}"
-                    for rank, (begin, size) in enumerate(zip(begins, failures, strict=True))
-                    if size
-                )
-                + ". No gradient of this step was applied on any rank"
-            ) from error
+            raise _failure(texts.tobytes(), failures) from error
         return [int(size) for size in sizes]
 
     def _exchange(self, sent: torch.Tensor, splits: list[int], received: list[int]) -> _Exchange:
@@ -253,3 +246,16 @@ class DistributedCollectives(Collectives):
         if dist.is_initialized() and not self._kept:  # else they have ended with all others
             for group in groups:
                 dist.destroy_process_group(group)
+
+
+def _failure(texts: bytes, sizes: Sequence[int]) -> RuntimeError:
+    """The error for all ranks, from what those that have failed say."""
+    ranks_of: dict[str, list[str]] = {}
+    for rank, size in enumerate(sizes):
+        text, texts = texts[:size].decode(errors="replace"), texts[size:]
+        if text:
+            ranks_of.setdefault(text, []).append(str(rank))
+    said = "; ".join(
+        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}: {text!r}" for text, ranks in ranks_of.items()
+    )
+    return RuntimeError(f"this step failed on {said}. No gradient of it was applied on any rank")

@@ -17,36 +17,30 @@ HERE = Path(__file__).parent
 PROGRAM = HERE / "ddp_cases.py"
 JOBS = [Job(PROGRAM, "torchrun", ranks) for ranks in (2, 3, 4)]
 TWO, THREE, FOUR = JOBS
-ONCE = {
-    EQUAL: THREE,
-    "smaller_and_larger_dtypes": TWO,
-    "mixed_precision_with_a_scaler": TWO,
-    "settings_that_cannot_work_with_ddp": TWO,
-    "local_updates_without_horovod": THREE,
-    "stats_are_the_bytes_on_the_wire": THREE,
-}
-# What four ranks can show that two and three do not: sums, subgroups, errors.
-FEW = {
-    FOUR: [
-        "lossless_equals_ddp_and_the_first_iterations_are_ddp",
-        "means_and_residuals_are_those_of_the_pipeline_by_hand",
-        "unused_parameters_keep_their_residuals",
-        "groups_of_some_ranks",
-        "what_fails_on_one_rank_is_an_error_on_all",
-        "bytes_to_each_rank",
-    ]
-}
+# Most cases need ranks that differ, and one that is neither the first nor the last. What depends on their number are
+# sums, groups, errors, and who waits for whom.
+FEW_CASES = [
+    "lossless_equals_ddp_and_the_first_iterations_are_ddp",
+    "means_and_residuals_are_those_of_the_pipeline_by_hand",
+    "unused_parameters_keep_their_residuals",
+    "nan_on_one_rank_and_empty_selections",
+    "ranks_that_differ",
+    "what_fails_on_one_rank_is_an_error_on_all",
+    "groups_of_some_ranks",
+    "bytes_to_each_rank",
+]
+FEW = {TWO: FEW_CASES, FOUR: FEW_CASES}
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize(("job", "case"), each_case(JOBS, PROGRAM, once=ONCE, few=FEW))
+@pytest.mark.parametrize(("job", "case"), each_case(JOBS, PROGRAM, few=FEW))
 def test_on_ranks(jobs, job, case):
     jobs.check(job, case)
 
 
 @pytest.mark.launch
 def test_containers_and_means_are_those_under_horovod(jobs):
-    ours, theirs = (jobs.check(test.ONCE[EQUAL], EQUAL) for test in (sys.modules[__name__], test_torch))
+    ours, theirs = (jobs.check(job, EQUAL) for job in (THREE, test_torch.ONCE[EQUAL]))
     assert len(ours) == len(theirs) == 3
     assert ours == theirs
     for of_rank in ours:  # in each of three steps, a container for each bucket or tensor, and four means
