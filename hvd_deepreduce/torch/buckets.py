@@ -14,9 +14,10 @@ from hvd_deepreduce.config import Config, ConfigError
 from hvd_deepreduce.engine import Engine, Parameter, Reducer
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.torch.dense import flush
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.states import on_host
-from hvd_deepreduce.torch.tensors import TorchTensors, flush
+from hvd_deepreduce.torch.tensors import TorchTensors
 
 Loaded = tuple[State, Reshard]
 """What ``load_state_dict`` was given."""

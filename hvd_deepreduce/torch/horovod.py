@@ -28,8 +28,9 @@ from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.sparse import MAX_NUMEL
 from hvd_deepreduce.torch import sparse
 from hvd_deepreduce.torch.collectives import TorchCollectives, wire_device
+from hvd_deepreduce.torch.dense import flush
 from hvd_deepreduce.torch.states import as_tensors, on_host
-from hvd_deepreduce.torch.tensors import TorchTensors, flush
+from hvd_deepreduce.torch.tensors import TorchTensors
 
 LINE = (
     "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), "

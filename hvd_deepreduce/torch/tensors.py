@@ -11,7 +11,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from hvd_deepreduce.codec import Floats
-from hvd_deepreduce.engine import Device, Engine, Parameter, Tensors
+from hvd_deepreduce.engine import Device, Tensors
 from hvd_deepreduce.ops import device as cuda
 
 
@@ -77,16 +77,3 @@ class TorchTensors(Tensors[torch.Tensor]):
     def tensor(self, array: Any) -> torch.Tensor:
         """The tensor of an array's memory."""
         return torch.from_numpy(array) if isinstance(array, np.ndarray) else from_dlpack(array)
-
-
-def flush(engine: Engine, tensors: TorchTensors, parameter: Parameter, gradient: torch.Tensor) -> None:
-    """Adds the parameter's residual to a gradient that is sent dense (``Engine.to_flush``)."""
-    with tensors.stream(tensors.device(gradient)):
-        total = engine.flush(parameter, tensors.flat(gradient))
-        if total is not None:
-            before = gradient.clone()
-            tensors.write(gradient, total)
-            if bool(torch.isfinite(gradient).all()):
-                engine.flushed(parameter, total, tensors.flat(gradient))
-            else:  # too large for a small dtype
-                gradient.copy_(before)
