@@ -205,12 +205,13 @@ class Buckets:
         # Under fp16_compress_wrapper the buffer has another dtype than the parameters.
         dtype = torch.float64 if parameters[0].accumulated_in.itemsize == 8 else buffer.dtype
         whole = dtype == buffer.dtype and sum(part.numel() for part in parts) == buffer.numel()
-        ticket = self._reducer.start_bucket(parameters, number, buffer if whole else torch.cat(parts).to(dtype))
+        gradient = buffer if whole else torch.cat(parts).to(dtype)
+        ticket = self._reducer.start_bucket(parameters, number, gradient)
 
         def finish() -> None:
             self._reducer.finish(ticket, 1 / ranks)
             if not whole:
-                means = torch.split(ticket.gradient, [part.numel() for part in parts])
+                means = torch.split(gradient, [part.numel() for part in parts])
                 for part, mean in zip(parts, means, strict=True):
                     part.copy_(mean)
 
