@@ -14,6 +14,7 @@ from hvd_deepreduce.config import Config, ConfigError
 from hvd_deepreduce.engine import Engine, Parameter, Reducer
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.exchange.settings import AllGather
 from hvd_deepreduce.torch.dense import flush
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.states import on_host
@@ -242,8 +243,8 @@ def for_buckets(config: Config, start_iter: int) -> Config:
         ConfigError: a setting has no effect with DDP, or cannot work.
     """
     config = config.for_gradients()
-    if config.exchange.implementation is not None:
-        raise ConfigError(f"exchange is {config.exchange.name!r}, which needs MPI: with DDP, set it to 'allgather'")
+    if not isinstance(config.exchange, AllGather):
+        raise ConfigError(f"exchange is {config.exchange.name!r}, and DDP's hook has no other than 'allgather': set it")
     if config.scope == "model":
         raise ConfigError(
             "scope is 'model', and DDP gives its gradients in buckets: set scope to 'bucket', and the size of the "
