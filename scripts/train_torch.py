@@ -1,7 +1,8 @@
-"""Trains a small ResNet on scikit-learn's 1,797 handwritten digits, on every rank of a Horovod job.
+"""Trains a small ResNet on scikit-learn's 1,797 handwritten digits, on every rank of a job.
 
     mpirun -np 2 python scripts/train_torch.py --config topk_rice_qsgd
     mpirun -np 2 python scripts/train_torch.py --config none          # dense, for comparison
+    torchrun --standalone --nproc-per-node 2 scripts/train_torch.py --launcher ddp --config topk_rice_qsgd
 
 Each rank trains on its own part of the data. After each epoch, rank 0 computes the test accuracy and writes
 OUT/metrics.json, every rank saves a checkpoint, and all ranks check that their parameters are equal to the bit.
@@ -17,10 +18,10 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import horovod.torch as hvd
 import torch
 import typer
 import yaml
+from launchers import LAUNCHERS, DdpJob, HorovodJob
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from sklearn.datasets import load_digits
@@ -29,7 +30,6 @@ from torch import nn
 from torch.nn import functional
 
 from hvd_deepreduce.exchange import traffic
-from hvd_deepreduce.torch import DeepReduce
 
 
 class Block(nn.Module):
@@ -75,18 +75,18 @@ def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return train, train_labels, test, test_labels
 
 
-def same_on_all_ranks(model: nn.Module) -> None:
+def same_on_all_ranks(job: HorovodJob | DdpJob, model: nn.Module) -> None:
     """Raises RuntimeError unless all ranks have the same parameters, to the bit."""
     digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).digest()
-    digests = hvd.allgather(torch.tensor([list(digest)], dtype=torch.uint8), name="parameters")
+    digests = job.gather(torch.tensor(list(digest), dtype=torch.uint8), "parameters")
     if not bool((digests == digests[0]).all()):
         raise RuntimeError("the ranks have different parameters: their gradients were not reduced to the same values")
 
 
-def save(path: Path, content: Any) -> None:
+def save(job: HorovodJob | DdpJob, path: Path, content: Any) -> None:
     """Writes a file atomically, and on all ranks at about the same time."""
     torch.save(content, path.with_suffix(".part"))
-    hvd.barrier()
+    job.barrier()
     os.replace(path.with_suffix(".part"), path)
 
 
@@ -101,21 +101,23 @@ def main(
     out: Annotated[Path, typer.Option(help="folder for metrics and checkpoints")] = Path("runs/train_torch"),
     resume: Annotated[bool, typer.Option("--resume", help="continue from the checkpoints in OUT")] = False,
     stop_after: Annotated[int | None, typer.Option(help="stop after this epoch, as if interrupted")] = None,
+    launcher: Annotated[str, typer.Option(help="horovod (mpirun, horovodrun), or ddp (torchrun)")] = "horovod",
 ) -> None:
     """Trains, and writes OUT/metrics.json, OUT/config.yaml and the checkpoints."""
-    hvd.init()
-    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
+    if launcher not in LAUNCHERS:
+        raise SystemExit(f"--launcher is {launcher}; it must be one of {', '.join(LAUNCHERS)}")
+    job = LAUNCHERS[launcher]()
+    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // job.local_size))
     torch.manual_seed(seed)
     images, labels, test_images, test_labels = digits()
     model = ResNet(width)
-    compression = hvd.Compression.none if config == "none" else DeepReduce(model, config, seed=seed)
     plain = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4)
-    steps = len(images) // hvd.size() // batch_size
-    optimizer = hvd.DistributedOptimizer(plain, named_parameters=model.named_parameters(), compression=compression)
+    steps = len(images) // job.size // batch_size
+    forward, optimizer, compression = job.distribute(model, plain, config, seed)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=epochs * steps, pct_start=0.2)
     out.mkdir(parents=True, exist_ok=True)
     # Each rank saves its own file, because normalization statistics and residuals differ between ranks.
-    mine = out / f"checkpoint.rank{hvd.rank()}.pt"
+    mine = out / f"checkpoint.rank{job.rank}.pt"
     history: list[dict[str, Any]] = []
     if resume:
         if not mine.exists():
@@ -124,48 +126,45 @@ def main(
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         schedule.load_state_dict(saved["schedule"])
-        if isinstance(compression, DeepReduce):
+        if compression is not None:
             compression.load_state_dict(saved["compression"])
         history = saved["history"]
-        done = hvd.allgather(torch.tensor([len(history)]), name="epochs").tolist()
+        done = job.gather(torch.tensor(len(history)), "epochs").tolist()
         if len(set(done)) > 1:
             raise SystemExit(
                 f"the checkpoints in {out} are of epochs {done}, by rank, and must be of one epoch: the job was killed "
                 "while it wrote them. Start again without --resume"
             )
-    hvd.broadcast_parameters(dict(model.named_parameters()), root_rank=0)
-    dense_bytes = traffic.allreduce(sum(4 * p.numel() for p in model.parameters()), hvd.size()).sent
+    job.broadcast(model)
+    dense_bytes = traffic.allreduce(sum(4 * p.numel() for p in model.parameters()), job.size).sent
 
     terminal = os.environ.get("HVD_DEEPREDUCE_TERMINAL") == "1"
-    console = Console(force_terminal=terminal, quiet=hvd.rank() != 0, width=100 if not terminal else None)
+    console = Console(force_terminal=terminal, quiet=job.rank != 0, width=100 if not terminal else None)
     label = "dense" if config == "none" else Path(config).stem
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not terminal or hvd.rank() != 0) as bar:
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not terminal or job.rank != 0) as bar:
         task = bar.add_task(label, total=epochs * steps, completed=len(history) * steps)
         for epoch in range(len(history), epochs):
             begin, waited, loss_sum = time.perf_counter(), 0.0, 0.0
-            before = compression.stats()["total"] if isinstance(compression, DeepReduce) else {}
+            before = compression.stats()["total"] if compression is not None else {}
             order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1000 * seed + epoch))
-            own = order[hvd.rank() :: hvd.size()]
+            own = order[job.rank :: job.size]
             model.train()
             for step in range(steps):
                 chosen = own[step * batch_size : (step + 1) * batch_size]
                 optimizer.zero_grad()
-                loss = functional.cross_entropy(model(images[chosen]), labels[chosen])
+                loss = functional.cross_entropy(forward(images[chosen]), labels[chosen])
                 loss.backward()
                 ready = time.perf_counter()
-                optimizer.synchronize()
-                waited += time.perf_counter() - ready
-                with optimizer.skip_synchronize():
-                    optimizer.step()
+                waited += job.step(optimizer) - ready
                 schedule.step()
                 loss_sum += loss.item()
                 bar.advance(task)
             seconds = time.perf_counter() - begin
-            same_on_all_ranks(model)
+            same_on_all_ranks(job, model)
             row = {
                 "epoch": epoch + 1,
-                "loss": float(hvd.allreduce(torch.tensor(loss_sum / steps), name="loss")),
+                "loss": float(job.gather(torch.tensor(loss_sum / steps), "loss").mean()),
                 "dense_bytes": steps * dense_bytes,
                 "bytes_sent": steps * dense_bytes,
                 "encode_seconds": 0.0,
@@ -173,11 +172,13 @@ def main(
                 "decode_seconds": 0.0,
                 "seconds": seconds,
             }
-            if isinstance(compression, DeepReduce):
+            if compression is not None:
                 after = compression.stats()["total"]
                 for key in ("bytes_sent", "encode_seconds", "decode_seconds"):
                     row[key] = after[key] - before[key]
-                row["wait_seconds"] = waited - row["decode_seconds"]
+                # DDP waits in the backward pass, and decodes beside it.
+                while_waiting = after["wait_seconds"] - before["wait_seconds"]
+                row["wait_seconds"] = while_waiting if launcher == "ddp" else waited - row["decode_seconds"]
             model.eval()
             with torch.no_grad():
                 row["accuracy"] = float((model(test_images).argmax(1) == test_labels).float().mean())
@@ -188,13 +189,13 @@ def main(
                 "schedule": schedule.state_dict(),
                 "history": history,
             }
-            if isinstance(compression, DeepReduce):
+            if compression is not None:
                 state["compression"] = compression.state_dict()
-            save(mine, state)
-            if hvd.rank() == 0:
+            save(job, mine, state)
+            if job.rank == 0:
                 settings = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed, "width": width,
-                            "ranks": hvd.size(), "steps_per_epoch": steps}  # fmt: skip
-                used = compression.config.to_dict() if isinstance(compression, DeepReduce) else "none"
+                            "ranks": job.size, "steps_per_epoch": steps}  # fmt: skip
+                used = compression.config.to_dict() if compression is not None else "none"
                 (out / "metrics.json").write_text(json.dumps({**settings, "config": used, "epochs_done": history}))
                 (out / "config.yaml").write_text(yaml.safe_dump(used, sort_keys=False))
             if not terminal:
@@ -204,7 +205,7 @@ def main(
                 )
             if stop_after == epoch + 1:
                 break
-    hvd.shutdown()
+    job.end()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ LAUNCHERS = {
     "mpirun tcp": ["mpirun", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo", "-np", "{ranks}"],
     "horovodrun --mpi": ["horovodrun", "--mpi", "-np", "{ranks}"],
     "horovodrun --gloo": ["horovodrun", "--gloo", "-np", "{ranks}", "-H", "localhost:{ranks}"],
+    "torchrun": ["torchrun", "--standalone", "--no-python", "--nproc-per-node", "{ranks}"],
     "elastic": ["horovodrun", "--gloo", "--network-interfaces", "lo", "-np", "{ranks}", "--min-np", "1",
                 "--max-np", "3", "--host-discovery-script", "{hosts}"],
 }  # fmt: skip

@@ -20,7 +20,12 @@ LAUNCHED = {
     "torch_gloo.py": ("horovodrun --gloo", 2),
     "torch_local_sgd.py": ("mpirun", 2),
     "mpi_allreduce.py": ("mpirun", 4),
+    "ddp_torchrun.py": ("torchrun", 2),
+    "ddp_accelerate.py": ("torchrun", 2),
 }
+OTHERS = {"ddp_accelerate.py": "accelerate", "ddp_lightning.py": "lightning"}
+"""Examples for packages that the project does not need."""
+LIGHTNING = "ddp_lightning.py"
 TENSORFLOW = ["tensorflow_tape.py", "keras_fit.py"]
 ALONE = ["numpy_codec.py"]
 
@@ -34,7 +39,15 @@ def shown(name: str) -> str:
 
 def command(launcher: str, ranks: int, name: str) -> str:
     parts = [part.replace("{ranks}", str(ranks)) for part in LAUNCHERS[launcher]]
+    if "--no-python" in parts:  # the launcher starts Python itself
+        return " ".join([*(part for part in parts if part != "--no-python"), f"examples/{name}"])
     return " ".join([*parts, "python", f"examples/{name}"])
+
+
+def need(name: str) -> None:
+    """Skips an example whose package is missing."""
+    if name in OTHERS:
+        pytest.importorskip(OTHERS[name], reason=f"{OTHERS[name]} is not installed, which examples/{name} is for")
 
 
 def assert_trained(output: str, times: int = 1) -> None:
@@ -45,7 +58,9 @@ def assert_trained(output: str, times: int = 1) -> None:
 
 
 def test_every_example_is_run_and_short():
-    assert {path.name for path in FOLDER.iterdir() if path.suffix == ".py"} == {ELASTIC, *LAUNCHED, *TENSORFLOW, *ALONE}
+    assert {path.name for path in FOLDER.iterdir() if path.suffix == ".py"} == {
+        ELASTIC, LIGHTNING, *LAUNCHED, *TENSORFLOW, *ALONE
+    }  # fmt: skip
     for path in FOLDER.glob("*.py"):
         assert len(path.read_text("utf-8").splitlines()) < 40, f"{path.name} has 40 lines or more"
 
@@ -65,11 +80,25 @@ def test_numpy():
 def test_launched(name):
     launcher, ranks = LAUNCHED[name]
     assert shown(name) == command(launcher, ranks, name)
+    need(name)
     output = launch(launcher, ranks, FOLDER / name).stdout
-    if name.startswith("torch"):
+    if name.startswith(("torch", "ddp")):
         assert_trained(output)
     else:
         assert re.search(r"4 ranks sent 10000 elements each; their sum has 39\d\d\d", output), output
+
+
+@pytest.mark.launch
+def test_lightning():
+    """It starts its ranks itself."""
+    assert shown(LIGHTNING) == f"python examples/{LIGHTNING}"
+    need(LIGHTNING)
+    done = subprocess.run(
+        [sys.executable, FOLDER / LIGHTNING], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
+        text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert_trained(done.stdout)
 
 
 @pytest.mark.launch

@@ -1,10 +1,31 @@
-"""PyTorch: ``compression=DeepReduce(model, ...)`` for ``horovod.torch.DistributedOptimizer``."""
+"""PyTorch: ``compression=DeepReduce(model, ...)`` for ``horovod.torch.DistributedOptimizer``; ``LocalSGD``; and
+``ddp``, the communication hook for ``DistributedDataParallel``. The last two work without Horovod."""
 
-from hvd_deepreduce.torch import (
-    checks,  # noqa: F401  (checks each step of Horovod's optimizers)
-    elastic,  # noqa: F401  (makes DeepReduce known to hvd.elastic.TorchState)
-)
-from hvd_deepreduce.torch.horovod import DeepReduce
-from hvd_deepreduce.torch.local_sgd import LocalSGD
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["DeepReduce", "LocalSGD"]
+if TYPE_CHECKING:
+    from hvd_deepreduce.torch import ddp
+    from hvd_deepreduce.torch.horovod import DeepReduce
+    from hvd_deepreduce.torch.local_sgd import LocalSGD
+
+__all__ = ["DeepReduce", "LocalSGD", "ddp"]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when they are first used: a job may have no Horovod.
+    if name == "ddp":
+        return import_module("hvd_deepreduce.torch.ddp")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from hvd_deepreduce.torch import (
+            checks,  # noqa: F401  (checks each step of Horovod's optimizers)
+            elastic,  # noqa: F401  (makes both known to hvd.elastic.TorchState)
+        )
+    except ModuleNotFoundError:  # no Horovod
+        if name == "DeepReduce":
+            raise
+    module = import_module("hvd_deepreduce.torch." + {"DeepReduce": "horovod", "LocalSGD": "local_sgd"}[name])
+    found = globals()[name] = getattr(module, name)
+    return found

@@ -162,6 +162,26 @@ class TorchCollectives(HorovodCollectives):
         array: U8 = self._tensors.array(gathered)
         return array
 
+    def start_average(self, tensor: torch.Tensor, name: str) -> int:
+        """Starts to average a tensor, which may be overwritten. Horovod fuses what is in flight together.
+
+        Args:
+            name: no two in flight share one.
+        """
+        handle: int = hvd.allreduce_async_(
+            tensor.to(wire_device(tensor)), name=f"deepreduce.{name}", op=hvd.Average, process_set=self.process_set
+        )
+        return handle
+
+    def finish_average(self, started: int) -> torch.Tensor:
+        """The mean over all ranks, where Horovod takes tensors."""
+        mean: torch.Tensor = hvd.synchronize(started)
+        return mean
+
+    def included(self) -> bool:
+        """Whether this rank takes part."""
+        return bool(self.process_set.included())
+
     def _start(self, one: _Allgather) -> None:
         one.handle = hvd.allgather_async(one.tensor, one.name, self.process_set)
 

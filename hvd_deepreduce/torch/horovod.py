@@ -28,6 +28,7 @@ from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.sparse import MAX_NUMEL
 from hvd_deepreduce.torch import sparse
 from hvd_deepreduce.torch.collectives import TorchCollectives, wire_device
+from hvd_deepreduce.torch.dense import flush
 from hvd_deepreduce.torch.states import as_tensors, on_host
 from hvd_deepreduce.torch.tensors import TorchTensors
 
@@ -251,7 +252,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             self._meet()
         if whole:
             if engine.to_flush(parameter):
-                self._flush(parameter, tensor)
+                flush(engine, self._tensors, parameter, tensor)
             # Horovod reduces neither bfloat16 nor strided tensors: a copy is sent, and copied back into the gradient.
             sent = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous().to(wire_device(tensor))
             engine.count_allreduce(sent.numel() * sent.element_size(), dense_bytes)
@@ -464,19 +465,6 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             for name, parameter in self._engine.parameters.items()
             if name in self._reduced
         ]
-
-    def _flush(self, parameter: Parameter, gradient: torch.Tensor) -> None:
-        """Adds the residual to a gradient that Horovod reduces."""
-        engine, tensors = self._engine, self._tensors
-        with tensors.stream(tensors.device(gradient)):
-            total = engine.flush(parameter, tensors.flat(gradient))
-            if total is not None:
-                before = gradient.clone()
-                tensors.write(gradient, total)
-                if bool(torch.isfinite(gradient).all()):
-                    engine.flushed(parameter, total, tensors.flat(gradient))
-                else:  # too large for a small dtype
-                    gradient.copy_(before)
 
     def _carrier(self, parameter: Parameter, gradient: torch.Tensor) -> torch.Tensor:
         """The parameter's carrier, 1.0, where Horovod takes it. One tensor for all steps: Horovod reduces it in place,

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Snapshot, Told
@@ -68,12 +69,14 @@ class LocalSGD(torch.optim.Optimizer):
             and takes the anchor, after its step number ``clock``, counted from 1. It must return the same on all ranks.
             The others send nothing then, and only follow the anchor. In place of ``every``; one fragment, no delay.
         process_set: of the ranks that take part; None: all.
+        process_group: of ``torch.distributed``, such as ``torch.distributed.group.WORLD``: the job then runs under
+            torchrun, without Horovod. All of its ranks make LocalSGD at the same time.
         **settings: keys of the config, in place of its own.
 
     Raises:
         TypeError: an argument is not what it should be.
         ValueError: a parameter of the optimizer does not belong to the model, or two have the same name; or ``times``
-            is given with another setting of when ranks exchange.
+            is given with another setting of when ranks exchange; or both a process set and a process group.
         ConfigError: the config cannot be used.
     """
 
@@ -93,6 +96,7 @@ class LocalSGD(torch.optim.Optimizer):
         mix: float | None = None,
         times: Times | None = None,
         process_set: Any = None,
+        process_group: dist.ProcessGroup | None = None,
         **settings: Any,
     ) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, LocalSGD):
@@ -109,7 +113,11 @@ class LocalSGD(torch.optim.Optimizer):
         self.inner = optimizer
         given = {"every": every, "decay": decay, "fragments": fragments, "delay": delay, "mix": mix}
         loaded = with_local(config, given, settings, times)
-        self._updates = Updates(pairs, optimizer, loaded, outer, every, times, process_set, self._check_parameters)
+        if process_set is not None and process_group is not None:
+            raise ValueError("process_set is Horovod's and process_group is torch.distributed's: give one of them")
+        self._updates = Updates(
+            pairs, optimizer, loaded, outer, every, times, process_set, process_group, self._check_parameters
+        )
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -162,7 +170,7 @@ class LocalSGD(torch.optim.Optimizer):
         updates.engine.check_open()
         updates.begin()
         result = self._inner_step(closure)
-        if updates.collectives.process_set.included():
+        if updates.collectives.included():
             updates.step()
         return result
 
@@ -199,7 +207,7 @@ class LocalSGD(torch.optim.Optimizer):
         """
         updates = self._updates
         updates.engine.check_open()
-        if not updates.collectives.process_set.included():
+        if not updates.collectives.included():
             return
         updates.begin()
         updates.sync()

@@ -7,15 +7,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import horovod.torch as hvd
 import torch
+import torch.distributed as dist
 
 from hvd_deepreduce.codec import Floats
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Parameter, Snapshot
 from hvd_deepreduce.engine.local import Every, Fragment, LocalExchanges, Times
 from hvd_deepreduce.engine.state import Reshard
-from hvd_deepreduce.torch.collectives import TorchCollectives, wire_device
+from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.states import as_tensors, on_host
 from hvd_deepreduce.torch.tensors import TorchTensors
 
@@ -31,6 +31,7 @@ class Updates(LocalExchanges[torch.Tensor]):
         outer: makes the optimizer of the anchor; None: that of ``config.local``.
         every, times: as in ``LocalExchanges``.
         process_set: of the ranks that take part; None: all.
+        process_group: of ``torch.distributed``; None: the job runs on Horovod.
         check: called before an exchange.
 
     Attributes:
@@ -51,6 +52,7 @@ class Updates(LocalExchanges[torch.Tensor]):
         every: Every | None = None,
         times: Times | None = None,
         process_set: Any = None,
+        process_group: dist.ProcessGroup | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         parameters = [
@@ -62,7 +64,14 @@ class Updates(LocalExchanges[torch.Tensor]):
         self._check_parameters = check
         self._outer_factory = outer or self._default_outer
         framework = TorchTensors()
-        self.collectives = TorchCollectives(framework, process_set)
+        self.collectives: Any
+        if process_group is None:
+            from hvd_deepreduce.torch.collectives import TorchCollectives  # needs Horovod
+
+            self.collectives = TorchCollectives(framework, process_set)
+        else:
+            self.collectives = DistributedCollectives(framework, process_group)
+            self.advice = "broadcast rank 0's parameters (torch.distributed.broadcast) before the first step"
         super().__init__(
             config, self.collectives, parameters, [one.numel() * one.element_size() for one in tensors], framework,
             lambda: [framework.device(one) for one in tensors], every, times,
@@ -118,18 +127,13 @@ class Updates(LocalExchanges[torch.Tensor]):
         else:
             self.collectives.await_all(None)
 
-    def start_small(self, updates: Mapping[int, torch.Tensor]) -> dict[int, int]:
-        # Horovod fuses what is in flight together.
-        return {
-            number: hvd.allreduce_async_(
-                update.to(wire_device(update)), name=f"deepreduce.update.{self.parameters[number].name}",
-                op=hvd.Average, process_set=self.collectives.process_set,
-            )
-            for number, update in updates.items()
-        }  # fmt: skip
+    def start_small(self, updates: Mapping[int, torch.Tensor]) -> dict[int, Any]:
+        average = self.collectives.start_average
+        return {number: average(one, f"update.{self.parameters[number].name}") for number, one in updates.items()}
 
-    def finish_small(self, started: Mapping[int, int]) -> dict[int, torch.Tensor]:
-        return {number: hvd.synchronize(one).to(self.anchors[number].device) for number, one in started.items()}
+    def finish_small(self, started: Mapping[int, Any]) -> dict[int, torch.Tensor]:
+        finish = self.collectives.finish_average
+        return {number: finish(one).to(self.anchors[number].device) for number, one in started.items()}
 
     def outer_step(self, fragment: Fragment[torch.Tensor]) -> None:
         assert self.outer is not None

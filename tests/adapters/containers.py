@@ -32,7 +32,7 @@ def by_torch(config):
 
     named = [(str(i), torch.nn.Parameter(torch.from_numpy(g.copy()))) for i, g in enumerate(gradients(0))]
     compression = DeepReduce(named, config)
-    sent = watched(compression)
+    sent = watched(compression._engine)
     for step in range(3):
         contexts = []
         for (_, parameter), gradient in zip(named, gradients(step, hvd.rank()), strict=True):
@@ -54,7 +54,7 @@ def by_tensorflow(config):
     from hvd_deepreduce.tensorflow import DeepReduce
 
     compression = DeepReduce(config)
-    sent = watched(compression)
+    sent = watched(compression._engine)
 
     @tf.function
     def reduce(given):
@@ -66,9 +66,9 @@ def by_tensorflow(config):
         sent.clear()
 
 
-def watched(compression):
+def watched(engine):
     """All containers that its pipeline makes."""
-    pipeline, sent = compression._engine.pipeline, []
+    pipeline, sent = engine.pipeline, []
     encode = pipeline.encode
 
     def watching(*arguments):
@@ -87,3 +87,83 @@ def of_each_config(steps):
         steps: ``by_torch`` or ``by_tensorflow``.
     """
     return [[part.hex() for step in steps(config) for part in step] for config in CONFIGS]
+
+
+EQUAL = "containers_in_equal_buckets"
+"""The cases, under Horovod and under DDP, that return ``of_equal_buckets``."""
+IN_BUCKETS = [
+    {},
+    {"value": {"name": "qsgd", "bits": 4}, "seed": 3},
+    {"selection": "tensor", "value": "natural"},
+    {"sparsifier": "randomk", "value": "raw", "seed": 5},
+]
+
+
+def layers():
+    """Horovod's adapter and DDP make the same two buckets of these: one for each dtype."""
+    return {f"{number}": ((20 + number, 30), np.float32 if number > 1 else np.float64) for number in range(4)}
+
+
+def given(step, rank):
+    rng = np.random.default_rng([step, rank, 7])
+    return {name: (rng.standard_normal(shape) ** 3).astype(dtype) for name, (shape, dtype) in layers().items()}
+
+
+def by_horovod(config):
+    import horovod.torch as hvd
+    import torch
+
+    from hvd_deepreduce.torch import DeepReduce
+
+    named = {name: torch.nn.Parameter(torch.from_numpy(one)) for name, one in given(0, 0).items()}
+    compression = DeepReduce(named.items(), config)
+    sent = watched(compression._engine)
+    for step in range(3):
+        contexts = {}
+        for name, gradient in reversed(given(step, hvd.rank()).items()):
+            named[name].grad = torch.from_numpy(gradient)
+            contexts[name] = compression.compress(named[name].grad)
+        means = {
+            name: compression.decompress(hvd.allreduce(carrier, name=name), context)
+            for name, (carrier, context) in contexts.items()
+        }
+        yield [*sent, *(means[name].numpy().tobytes() for name in named)]
+        sent.clear()
+
+
+def by_ddp(config):
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from hvd_deepreduce.torch import ddp
+
+    class Layers(torch.nn.Module):
+        def forward(self, gradients):
+            parts = zip(self.parameters(), gradients.values(), strict=True)
+            return sum((parameter * torch.from_numpy(gradient)).sum() for parameter, gradient in parts)
+
+    inner = Layers()
+    for name, one in given(0, 0).items():
+        inner.register_parameter(name, torch.nn.Parameter(torch.from_numpy(one)))
+    # Else DDP makes other buckets after the first step, in the order in which the gradients came.
+    model = DistributedDataParallel(inner, find_unused_parameters=True)
+    state, sent = ddp.DeepReduceState(config), []
+
+    def watching(state, bucket):
+        if state._buckets is None:
+            sent.append(watched(state.buckets(bucket.parameters()[0]).engine))
+        return ddp.deepreduce_hook(state, bucket)
+
+    model.register_comm_hook(state, watching)
+    for step in range(3):
+        model.zero_grad()
+        model(given(step, dist.get_rank())).backward()
+        yield [*sent[0], *(parameter.grad.numpy().tobytes() for parameter in inner.parameters())]
+        sent[0].clear()
+    state.close()
+
+
+def of_equal_buckets(steps):
+    """As ``of_each_config``, for scope ``bucket``; the containers in the order in which they were encoded."""
+    return [[part.hex() for step in steps({**config, "scope": "bucket"}) for part in step] for config in IN_BUCKETS]

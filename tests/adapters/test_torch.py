@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.adapters import test_tensorflow
-from tests.adapters.containers import COMPARED
+from tests.adapters.containers import COMPARED, EQUAL
 from tests.jobs import Job, each_case
 from tests.ranks import launch
 
@@ -20,6 +20,7 @@ THREE, TCP = JOBS[1:3]
 # The kernels on a device, and which tensor has which settings, do not depend on what carries the containers.
 ONCE = {
     COMPARED: THREE,
+    EQUAL: THREE,
     "gradients_on_a_device_equal_those_on_the_host": THREE,
     "momentum_of_dgc_equals_the_oracle_and_resumes": THREE,
     "settings_of_single_tensors": THREE,

@@ -430,6 +430,12 @@ def a_job_that_chooses_sends_all_of_its_gradients():
 
 
 @case
+def containers_in_equal_buckets():
+    """Compared with those under DDP, by test_ddp.py."""
+    return containers.of_equal_buckets(containers.by_horovod)
+
+
+@case
 def exchanges_over_mpi_say_so_under_gloo():
     if hvd.mpi_enabled():
         return

@@ -69,6 +69,18 @@ def test_a_resumed_run_equals_an_unbroken_one(tmp_path, stopped, config):
     assert used == ("none" if config == "none" else Config.load(ROOT / config, seed=0).to_dict())
 
 
+def test_ddp_under_torchrun(tmp_path):
+    arguments = (*SMALL, "--launcher", "ddp", "--config", "topk_rice_qsgd", "--out", str(tmp_path))
+    said = launch("torchrun", 2, PROGRAM, *arguments, "--stop-after", "2").stdout
+    assert "epoch  2/3" in said, said
+    said = launch("torchrun", 2, PROGRAM, *arguments, "--resume").stdout
+    assert "epoch  3/3" in said and "epoch  2/3" not in said, said
+    rows = json.loads((tmp_path / "metrics.json").read_text())["epochs_done"]
+    assert [row["epoch"] for row in rows] == [1, 2, 3] and rows[-1]["loss"] < rows[0]["loss"]
+    assert all(0 < row["bytes_sent"] < 0.1 * row["dense_bytes"] for row in rows)
+    assert checkpoint(tmp_path, 0)["compression"]["residuals"]
+
+
 def test_resume_without_a_checkpoint_says_so(tmp_path):
     ended = launch("mpirun", 2, PROGRAM, *SMALL, "--out", str(tmp_path), "--resume", check=False)
     assert ended.returncode and "there is no checkpoint checkpoint.rank" in ended.stdout

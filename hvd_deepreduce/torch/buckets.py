@@ -1,0 +1,268 @@
+"""What the communication hook does with DDP's buckets; ``ddp.py`` is what the user sees of it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from hvd_deepreduce.config import Config, ConfigError
+from hvd_deepreduce.engine import Engine, Parameter, Reducer
+from hvd_deepreduce.engine.state import Reshard, State
+from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.exchange.settings import AllGather
+from hvd_deepreduce.torch.dense import flush
+from hvd_deepreduce.torch.distributed import DistributedCollectives
+from hvd_deepreduce.torch.states import on_host
+from hvd_deepreduce.torch.tensors import TorchTensors
+
+Loaded = tuple[State, Reshard]
+"""What ``load_state_dict`` was given."""
+
+
+class Buckets:
+    """One rank's buckets, from the first one on. Every rank makes it when its first bucket comes.
+
+    Two threads work beside the backward pass: one encodes buckets and starts their exchanges, in DDP's order; the other
+    one waits for them and decodes.
+
+    Args:
+        config: from ``for_buckets``.
+        collectives: of the model's ranks.
+        tensors: PyTorch's.
+        start_iter: iterations that are not compressed.
+        models: from ``models_of``.
+        loaded: a state to begin with; None: begin anew.
+
+    Raises:
+        RuntimeError: a rank has failed, or the model was not found; on all ranks.
+
+    Attributes:
+        engine: of this rank.
+        iteration: the number of iterations so far.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        collectives: DistributedCollectives,
+        tensors: TorchTensors,
+        start_iter: int,
+        models: Sequence[DistributedDataParallel],
+        loaded: Loaded | None,
+    ) -> None:
+        self._collectives, self._tensors, self._start_iter = collectives, tensors, start_iter
+        self.iteration = 0
+        self._agreed = self._dense = False
+        failure: Exception | None = None
+        try:
+            if not models:
+                raise RuntimeError(
+                    "the DistributedDataParallel model of a gradient was not found: if gc.freeze() was called after "
+                    "the model was made, call gc.unfreeze() before the first backward()"
+                )
+            # DDP drops the results of parameters that no rank has used then.
+            self._find_unused = any(model.find_unused_parameters for model in models)
+            self._pairs = dict(models[0].module.named_parameters())
+            parameters = [
+                Parameter(name, number, tuple(tensor.shape), str(tensor.dtype))
+                for number, (name, tensor) in enumerate(self._pairs.items())
+            ]
+            self._parameter_of = {id(self._pairs[one.name]): one for one in parameters}
+            self.engine = Engine(config, collectives, parameters)
+            if loaded is not None:
+                self.load(*loaded)
+        except Exception as error:
+            failure = error
+        collectives.check(failure)
+        self._reducer = Reducer(self.engine, tensors)
+        device = next(iter(self._pairs.values())).device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._starter, self._finisher = (ThreadPoolExecutor(1, f"deepreduce {what}") for what in ("start", "finish"))
+        self._finished: list[Future[None]] = []
+
+    def synchronize(self) -> None:
+        """Waits for what is enqueued on a GPU."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def load(self, state: State, reshard: Reshard) -> None:
+        """As ``DeepReduceState.load_state_dict``."""
+        many = reshard is not False and not isinstance(state, Mapping)
+        read: Any = [on_host(one) for one in state] if many else on_host(state)
+        first = read[0] if many and read else read
+        if isinstance(first, Mapping) and not first:
+            return  # saved before the first iteration
+        iteration = first.get("iteration") if isinstance(first, Mapping) else None
+        if type(iteration) is not int or iteration < 0:
+            raise ValueError("this is not a state of DeepReduceState: load what its state_dict returned")
+        self.engine.load_state_dict(read, reshard=reshard)
+        self.iteration = iteration
+
+    def close(self) -> None:
+        """Ends the threads and the collectives, and frees the residuals."""
+        self._starter.shutdown()
+        self._finisher.shutdown()
+        self.engine.close()
+        self._pairs, self._parameter_of = {}, {}
+
+    # A step
+
+    def take(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        """Takes a bucket; the last one of a step waits for all."""
+        engine, buffer = self.engine, bucket.buffer()
+        engine.check_open()
+        if bucket.index() == 0:
+            self._finished = []
+            engine.begin_step()
+            self._dense = self.iteration < self._start_iter or engine.dense
+            self._meeting = self._starter.submit(self._meet)
+        future: torch.futures.Future[torch.Tensor]
+        future = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else [])
+        ready = self._tensors.record(self._tensors.device(buffer))
+        started = self._starter.submit(self._start, bucket.index(), bucket.parameters(), buffer, ready)
+        self._finished.append(self._finisher.submit(self._finish, started, buffer, future))
+        if bucket.is_last():
+            errors = [one.exception() for one in self._finished]
+            self.iteration += 1
+            engine.stats.end_step()
+            for error in errors:
+                if error is not None:
+                    raise error
+        return future
+
+    def _meet(self) -> None:
+        engine = self.engine
+        self._collectives.start_meeting(engine.word(self._agreed), "", lambda total: engine.hear(total, self._agree))
+
+    def _agree(self) -> None:
+        about = f" at iteration {self.iteration}, compressed from iteration {self._start_iter} on,"
+        self.engine.agree(
+            [(one.name, one.shape, one.dtype + about * (one.number == 0)) for one in self.engine.parameters.values()]
+        )
+        self._agreed = True
+
+    def _start(
+        self, number: int, tensors: Sequence[torch.Tensor], buffer: torch.Tensor, ready: Callable[[], None] | None
+    ) -> Callable[[], None]:
+        """Starts a bucket's exchange. Returns what ends it: the buffer holds the mean then."""
+        self._meeting.result()
+        with torch.cuda.stream(self._stream):
+            if ready is not None:
+                ready()
+                buffer.record_stream(torch.cuda.current_stream(buffer.device))
+            begun = self._collectives.exchanges
+            try:
+                parameters = [self._parameter(tensor) for tensor in tensors]
+                parts = list(torch.split(buffer, [parameter.numel for parameter in parameters]))
+                start = self._start_dense if self._dense else self._start_compressed
+                return start(number, parameters, parts, buffer)
+            except Exception as error:
+                if not self._dense and self._collectives.exchanges == begun:  # the others wait for this rank
+                    self._collectives.tell(error)
+                raise
+
+    def _parameter(self, tensor: torch.Tensor) -> Parameter:
+        known = self._parameter_of.get(id(tensor))
+        if known is None:
+            raise ValueError(
+                f"a gradient of shape {list(tensor.shape)} does not belong to the model that this DeepReduceState was "
+                "first used with: make a DeepReduceState for each model"
+            )
+        return known
+
+    def _start_dense(
+        self, number: int, parameters: Iterable[Parameter], parts: Iterable[torch.Tensor], buffer: torch.Tensor
+    ) -> Callable[[], None]:
+        for parameter, part in zip(parameters, parts, strict=True):
+            if self.engine.to_flush(parameter):
+                flush(self.engine, self._tensors, parameter, part)
+        self.engine.count_allreduce(buffer.nbytes, buffer.nbytes)
+        work = self._collectives.start_sum(buffer.div_(self._collectives.size()))
+
+        def finish() -> None:
+            work.wait()
+
+        return finish
+
+    def _start_compressed(
+        self, number: int, parameters: list[Parameter], parts: list[torch.Tensor], buffer: torch.Tensor
+    ) -> Callable[[], None]:
+        ranks = self._collectives.size()
+        self.engine.stats.add(dense=traffic.allreduce(buffer.nbytes, ranks).sent)
+        if self._find_unused:  # the residuals of parameters that no rank has used stay as they are
+            used = self._collectives.set_by_any(torch.stack([part.any() for part in parts]))
+            step = max(parameter.step for parameter in parameters)
+            for parameter, by_any in zip(parameters, used, strict=True):
+                parameter.step = step if by_any else step + 1  # the bucket's step is that of its members
+            parameters = [parameter for parameter, by_any in zip(parameters, used, strict=True) if by_any]
+            parts = [part for part, by_any in zip(parts, used, strict=True) if by_any]
+            if not parts:
+                return lambda: None
+        # Under fp16_compress_wrapper the buffer has another dtype than the parameters.
+        dtype = torch.float64 if parameters[0].accumulated_in.itemsize == 8 else buffer.dtype
+        whole = dtype == buffer.dtype and sum(part.numel() for part in parts) == buffer.numel()
+        gradient = buffer if whole else torch.cat(parts).to(dtype)
+        ticket = self._reducer.start_bucket(parameters, number, gradient)
+
+        def finish() -> None:
+            self._reducer.finish(ticket, 1 / ranks)
+            if not whole:
+                means = torch.split(gradient, [part.numel() for part in parts])
+                for part, mean in zip(parts, means, strict=True):
+                    part.copy_(mean)
+
+        return finish
+
+    def _finish(
+        self,
+        started: Future[Callable[[], None]],
+        buffer: torch.Tensor,
+        future: torch.futures.Future[torch.Tensor],
+    ) -> None:
+        finish = started.result()
+        with torch.cuda.stream(self._stream):
+            finish()
+            future.set_result(buffer)
+
+
+def models_of(parameter: torch.Tensor) -> list[DistributedDataParallel]:
+    """The models that DDP trains with this parameter. DDP shows a hook none of them: they are searched for, once."""
+    models = [one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel)]
+    return [model for model in models if any(one is parameter for one in model.parameters())]
+
+
+def for_buckets(config: Config, start_iter: int) -> Config:
+    """The config for buckets that DDP makes.
+
+    Raises:
+        ConfigError: a setting has no effect with DDP, or cannot work.
+    """
+    config = config.for_gradients()
+    if not isinstance(config.exchange, AllGather):
+        raise ConfigError(f"exchange is {config.exchange.name!r}, and DDP's hook has no other than 'allgather': set it")
+    if config.scope == "model":
+        raise ConfigError(
+            "scope is 'model', and DDP gives its gradients in buckets: set scope to 'bucket', and the size of the "
+            "buckets by DistributedDataParallel's bucket_cap_mb"
+        )
+    if config.bucket_bytes != Config.model_fields["bucket_bytes"].default:
+        raise ConfigError(
+            f"bucket_bytes is {config.bucket_bytes} and has no effect, since DDP makes the buckets: leave it out, and "
+            "set DistributedDataParallel's bucket_cap_mb"
+        )
+    if config.min_elements is not None:
+        raise ConfigError(
+            f"min_elements is {config.min_elements} and has no effect, since DDP gives small gradients together with "
+            "others: leave it out"
+        )
+    if start_iter and config.has_velocity:
+        raise ConfigError(
+            f"start_iter is {start_iter} and memory is 'dgc', which gives a momentum to compressed gradients only: "
+            "leave start_iter out, or use density_schedule"
+        )
+    return Config.load(config, scope="bucket", selection="tensor") if config.scope == "tensor" else config

@@ -1,0 +1,261 @@
+"""The engine's collectives over ``torch.distributed``; needs no Horovod."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from threading import Timer
+from typing import Any
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+
+from hvd_deepreduce.codec import U8, Floats
+from hvd_deepreduce.engine import Collectives
+from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.torch.tensors import TorchTensors
+
+WARN_SECONDS = 20.0
+NOBODY_CAME = (
+    "this rank has waited %d s at its first exchange, and not all other ranks of its process group have come. Does "
+    "every rank register the hook, with the same process_group?"
+)
+MAX_CHARACTERS = 1000
+"""Of an error that all ranks get."""
+_HEADER = 16
+"""Bytes that a rank tells another one before an exchange."""
+
+_log = logging.getLogger("hvd_deepreduce")
+
+
+@dataclass
+class _Exchange:
+    """One that was started.
+
+    Attributes:
+        work: of ``torch.distributed``.
+        sent, received: its buffers, which must live until it has ended.
+        splits: how many bytes of ``received`` come from each rank.
+    """
+
+    work: Any
+    sent: torch.Tensor
+    received: torch.Tensor
+    splits: list[int]
+
+
+class DistributedCollectives(Collectives):
+    """Collectives in process groups of their own, so that they may run beside those of DDP, of SyncBatchNorm and of the
+    user: ``torch.distributed`` matches the collectives of a group by their order.
+
+    All bytes go through ``all_to_all_single``, which takes tensors of unequal size: nothing is padded, and every rank
+    sends its bytes once to each other rank. Their sizes go ahead, on the host. A rank that has failed says so there, so
+    that all ranks get its error, and none waits for it.
+
+    Every rank calls everything here in the same order. One thread at a time may start exchanges, while another one
+    waits for those that were started.
+
+    Args:
+        tensors: converts arrays to tensors and back.
+        group: the ranks that take part; None: all.
+        timeout: of each collective; None: PyTorch's default.
+
+    Raises:
+        RuntimeError: ``torch.distributed`` was not initialized, or not all ranks have come.
+
+    Attributes:
+        exchanges: how many exchanges of bytes were started.
+    """
+
+    def __init__(
+        self, tensors: TorchTensors, group: dist.ProcessGroup | None = None, timeout: timedelta | None = None
+    ) -> None:
+        if not dist.is_available() or not dist.is_initialized():
+            raise RuntimeError(
+                "torch.distributed was not initialized: call torch.distributed.init_process_group() first, in a job "
+                "that was started by torchrun"
+            )
+        self._tensors = tensors
+        ranks = dist.get_process_group_ranks(group)
+        # Of a part of the ranks, the others know nothing. PyTorch uses the names of such groups again once they have
+        # ended, and the next one would hang: they are kept.
+        self._kept = len(ranks) < dist.get_world_size()
+        new_group = partial(dist.new_group, ranks, timeout=timeout, use_local_synchronization=self._kept)
+        warning = Timer(WARN_SECONDS, _log.warning, (NOBODY_CAME, WARN_SECONDS))
+        warning.daemon = True
+        warning.start()
+        try:
+            self._host = new_group(backend="gloo")
+            on_devices = "nccl" in dist.get_backend_config(group)
+            self._devices = new_group(backend="nccl") if on_devices else self._host
+            self.exchanges = 0
+            self._rank, self._size = dist.get_rank(self._host), dist.get_world_size(self._host)
+            name = torch.tensor([crc32(socket.gethostname().encode())])
+            names = [torch.empty_like(name) for _ in range(self._size)]
+            dist.all_gather(names, name, group=self._host)
+        finally:
+            warning.cancel()
+        self._local_size = sum(int(one) == int(name) for one in names)
+
+    def rank(self) -> int:
+        """This rank's number in the group."""
+        return self._rank
+
+    def size(self) -> int:
+        """The group's size."""
+        return self._size
+
+    def local_size(self) -> int:
+        """Number of the group's ranks on this machine."""
+        return self._local_size
+
+    def mpi_enabled(self) -> bool:
+        """No: mpi4py does not know these ranks."""
+        return False
+
+    # Exchanges of bytes
+
+    def start_allgather(self, data: U8, name: str) -> _Exchange:
+        """As ``Collectives.start_allgather``; waits until all ranks have told their sizes.
+
+        Raises:
+            RuntimeError: a rank has failed (``tell``), or died.
+        """
+        tensor = self._tensors.tensor(data)
+        splits = [tensor.numel()] * self._size
+        return self._exchange(tensor.repeat(self._size), splits, self._ahead(splits))
+
+    def wait_allgather(self, pending: _Exchange) -> U8:
+        """As ``Collectives.wait_allgather``."""
+        return self.wait_alltoall(pending)[0]
+
+    def start_alltoall(self, data: U8, splits: Sequence[int], name: str) -> _Exchange:
+        """Sends each rank its own part.
+
+        Args:
+            data: uint8 ``[sum of splits]``, on the host or a GPU.
+            splits: how many bytes go to each rank.
+            name: not used: the order counts.
+
+        Raises:
+            RuntimeError: as ``start_allgather``.
+        """
+        return self._exchange(self._tensors.tensor(data), list(splits), self._ahead(splits))
+
+    def wait_alltoall(self, pending: _Exchange) -> tuple[U8, list[int]]:
+        """
+        Returns:
+            The bytes received, uint8, in rank order, and how many come from each rank.
+        """
+        pending.work.wait()  # on a GPU, the current stream waits
+        array: U8 = self._tensors.array(pending.received)
+        return array, pending.splits
+
+    def tell(self, error: Exception) -> None:
+        """In place of this rank's next exchange: all ranks get this error.
+
+        Raises:
+            RuntimeError: on all ranks.
+        """
+        self._ahead([0] * self._size, error)
+
+    def check(self, error: Exception | None) -> None:
+        """All ranks go on, or get the error of those that have one.
+
+        Raises:
+            RuntimeError: on all ranks.
+        """
+        self._ahead([0] * self._size, error)
+
+    def _ahead(self, splits: Sequence[int], error: Exception | None = None) -> list[int]:
+        """Tells each rank how many bytes follow for it. Returns how many come from each."""
+        self.exchanges += 1
+        text = f"{type(error).__name__}: {error}"[:MAX_CHARACTERS].encode() if error else b""
+        said = torch.tensor([[len(text), split] for split in splits])
+        heard = torch.empty_like(said)
+        dist.all_to_all_single(heard, said, group=self._host)
+        if self.stats is not None:
+            self.stats.add(wire=traffic.allgather(_HEADER, _HEADER * self._size, self._size))
+        failures, sizes = heard.T.tolist()
+        if any(failures):
+            own = torch.frombuffer(bytearray(text * self._size), dtype=torch.uint8) if text else torch.empty(0).byte()
+            texts, _ = self.wait_alltoall(self._exchange(own, [len(text)] * self._size, failures))
+            raise _failure(texts.tobytes(), failures) from error
+        return [int(size) for size in sizes]
+
+    def _exchange(self, sent: torch.Tensor, splits: list[int], received: list[int]) -> _Exchange:
+        group = self._devices if sent.is_cuda else self._host
+        if sent.is_cuda and group is self._host:
+            sent = sent.cpu()
+        buffer = sent.new_empty(sum(received))
+        work = dist.all_to_all_single(buffer, sent, received, splits, group=group, async_op=True)
+        return _Exchange(work, sent, buffer, received)
+
+    # Sums
+
+    def start_sum(self, tensor: torch.Tensor) -> Any:
+        """Starts to replace a tensor, on any device, by its sum over all ranks; ``wait`` of the result ends it."""
+        return dist.all_reduce(tensor, group=self._devices if tensor.is_cuda else self._host, async_op=True)
+
+    def set_by_any(self, flags: torch.Tensor) -> list[bool]:
+        """Which of these flags any rank has set.
+
+        Args:
+            flags: bool ``[n]``, on any device.
+        """
+        numbers = flags.cpu().to(torch.uint8)
+        dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._host)
+        if self.stats is not None:
+            self.stats.add(wire=traffic.allreduce(numbers.numel(), self._size))
+        return [bool(one) for one in numbers]
+
+    def start_average(self, tensor: torch.Tensor, name: str) -> tuple[Any, torch.Tensor]:
+        """Starts to average a tensor, which may be overwritten. Returns what ``finish_average`` takes."""
+        return self.start_sum(tensor.div_(self._size)), tensor
+
+    def finish_average(self, started: tuple[Any, torch.Tensor]) -> torch.Tensor:
+        """The mean over all ranks."""
+        work, tensor = started
+        work.wait()
+        return tensor
+
+    # Meetings
+
+    def start_meeting(self, word: Floats, name: str, hear: Callable[[Floats], object]) -> None:
+        """The meeting at the beginning of a step: waits for it, and calls ``hear`` with the sum of all ranks' words."""
+        total = torch.from_numpy(word)
+        dist.all_reduce(total, group=self._host)
+        hear(total.numpy())
+
+    def await_all(self, dense_name: str | None) -> None:
+        """``start_meeting`` has waited already."""
+
+    def included(self) -> bool:
+        """Whether this rank takes part; others cannot make these collectives."""
+        return True
+
+    def close(self) -> None:
+        """Ends the groups. Every rank calls it; it can be called more than once."""
+        groups = {self._host, self._devices} - {None}
+        self._host = self._devices = None
+        if dist.is_initialized() and not self._kept:  # else they have ended with all others
+            for group in groups:
+                dist.destroy_process_group(group)
+
+
+def _failure(texts: bytes, sizes: Sequence[int]) -> RuntimeError:
+    """The error for all ranks, from what those that have failed say."""
+    ranks_of: dict[str, list[str]] = {}
+    for rank, size in enumerate(sizes):
+        text, texts = texts[:size].decode(errors="replace"), texts[size:]
+        if text:
+            ranks_of.setdefault(text, []).append(str(rank))
+    said = "; ".join(
+        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}: {text!r}" for text, ranks in ranks_of.items()
+    )
+    return RuntimeError(f"this step failed on {said}. No gradient of it was applied on any rank")

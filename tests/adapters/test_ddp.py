@@ -1,0 +1,85 @@
+"""The DDP communication hook under torchrun. The cases are the functions of ddp_cases.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.adapters import test_torch
+from tests.adapters.containers import EQUAL, IN_BUCKETS
+from tests.jobs import Job, each_case
+from tests.ranks import ROOT, launch
+
+HERE = Path(__file__).parent
+PROGRAM = HERE / "ddp_cases.py"
+JOBS = [Job(PROGRAM, "torchrun", ranks) for ranks in (2, 3, 4)]
+TWO, THREE, FOUR = JOBS
+# Most cases need ranks that differ, and one that is neither the first nor the last. What depends on their number are
+# sums, groups, errors, and who waits for whom.
+FEW_CASES = [
+    "lossless_equals_ddp_and_the_first_iterations_are_ddp",
+    "means_and_residuals_are_those_of_the_pipeline_by_hand",
+    "unused_parameters_keep_their_residuals",
+    "nan_on_one_rank_and_empty_selections",
+    "ranks_that_differ",
+    "what_fails_on_one_rank_is_an_error_on_all",
+    "groups_of_some_ranks",
+    "bytes_to_each_rank",
+]
+FEW = {TWO: FEW_CASES, FOUR: FEW_CASES}
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(("job", "case"), each_case(JOBS, PROGRAM, few=FEW))
+def test_on_ranks(jobs, job, case):
+    jobs.check(job, case)
+
+
+@pytest.mark.launch
+def test_containers_and_means_are_those_under_horovod(jobs):
+    ours, theirs = (jobs.check(job, EQUAL) for job in (THREE, test_torch.ONCE[EQUAL]))
+    assert len(ours) == len(theirs) == 3
+    assert ours == theirs
+    for of_rank in ours:  # in each of three steps, a container for each bucket or tensor, and four means
+        each = [4 if config.get("selection") == "tensor" else 2 for config in IN_BUCKETS]
+        assert [len(parts) for parts in of_rank] == [3 * (count + 4) for count in each]
+
+
+@pytest.mark.launch
+def test_a_rank_that_dies_ends_the_job():
+    ended = launch("torchrun", 3, HERE / "ddp_death.py", seconds=100, check=False)
+    assert ended.returncode != 0, ended.stdout
+    assert ended.stdout.count("step 1 done") == 3 and "step 2 done" not in ended.stdout, ended.stdout
+    # The error of torch.distributed, on the ranks that live.
+    assert ended.stdout.count("RuntimeError from backward") == 2, ended.stdout
+
+
+def test_horovod_is_not_needed():
+    code = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("horovod", "mpi4py", "tensorflow"):
+            raise ModuleNotFoundError(f"{name} is not here")
+sys.meta_path.insert(0, Blocked())
+from hvd_deepreduce.torch import ddp
+import hvd_deepreduce.torch as package
+assert package.ddp is ddp and {"ddp", "DeepReduce"} <= set(package.__all__)
+ddp.DeepReduceState("topk_rice_qsgd")
+from hvd_deepreduce.torch import LocalSGD
+try:
+    package.DeepReduce
+except ImportError as error:
+    print(error)
+try:
+    package.nothing
+except AttributeError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.splitlines() == [
+        "horovod is not here", "module 'hvd_deepreduce.torch' has no attribute 'nothing'"
+    ], done.stdout  # fmt: skip
