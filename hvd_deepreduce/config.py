@@ -38,7 +38,7 @@ from hvd_deepreduce.codec import (
     sparsifiers,
     value_codecs,
 )
-from hvd_deepreduce.exchange.settings import AllGather, Exchange, exchanges
+from hvd_deepreduce.exchange.settings import AllGather, Exchange, ReduceScatter, exchanges
 from hvd_deepreduce.feedback import DGC, Feedback, Residual, memories
 from hvd_deepreduce.index.rice import Rice
 from hvd_deepreduce.local_updates import LocalUpdates
@@ -162,13 +162,17 @@ def _complete(resolved: Mapping[str, Any]) -> dict[str, Any]:
     """All keys of a config. Where ``index``, ``value`` and ``scope`` are not given, they are as others need them."""
     complete = {**_defaults(), **resolved}
     instead = effects.instead_of_index_and_value(complete)
-    if "scope" not in resolved and complete["exchange"] in instead:
+    if "scope" not in resolved and (complete["exchange"] in instead or _sums_slices(complete)):
         complete["scope"] = "model"
     if "index" not in resolved and not effects.needs_index(complete):
         complete["index"] = None
     if "value" not in resolved and instead:
         complete["value"] = None
     return complete
+
+
+def _sums_slices(complete: Mapping[str, Any]) -> bool:
+    return isinstance(complete["exchange"], ReduceScatter)
 
 
 def _without_idle(merged: dict[str, Any], base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -286,11 +290,18 @@ class Config(BaseModel):
                 f"joint is {instead[0].name!r} and exchange is {exchange.name!r}: only the exchange 'allgather' "
                 "carries a joint codec's containers"
             )
-        if exchange in instead and given.setdefault("scope", "model") == "tensor":
+        if (exchange in instead or _sums_slices(complete)) and given.setdefault("scope", "model") == "tensor":
             raise ConfigError(
                 f"scope is 'tensor' and exchange is {exchange.name!r}, which sums whole vectors: set scope to 'model' "
                 "or 'bucket'"
             )
+        if _sums_slices(complete) and exchange.density is not None and not effects.needs_index(complete):
+            if complete["joint"] is None or complete["sparsifier"].sends_all:
+                raise ConfigError(
+                    f"exchange.density is {exchange.density} and sparsifier is {complete['sparsifier'].name!r} without "
+                    "an index, so that the ranks' sums have no indices to choose from: leave exchange.density out, or "
+                    "choose a sparsifier whose indices are sent"
+                )
         return given
 
     @field_validator("density_schedule", mode="before")
