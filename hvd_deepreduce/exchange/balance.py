@@ -61,6 +61,20 @@ def equal_bounds(numel: int, ranks: int) -> list[int]:
     return [numel * rank // ranks for rank in range(ranks + 1)]
 
 
+def quotas(bounds: list[int], total: int) -> list[int]:
+    """How many elements each slice may send of ``total``: as many as any other, or all that it has; at least one."""
+    lengths = np.diff(bounds)
+    low, high = 0, int(lengths.max(initial=0))
+    while low < high:  # the largest level at which the sum of min(level, length) is within the total
+        level = (low + high + 1) // 2
+        low, high = (level, high) if int(np.minimum(lengths, level).sum()) <= total else (low, level - 1)
+    shares = np.minimum(lengths, low)
+    more = np.flatnonzero(lengths > low)[: total - int(shares.sum())]
+    shares[more] += 1
+    least: list[int] = np.maximum(shares, np.minimum(lengths, 1)).tolist()
+    return least
+
+
 def balanced_bounds(
     indices: U32, numel: int, rank: int, ranks: int, failures: list[Exception]
 ) -> Generator[AllToAll | AllGather, Any, list[int]]:

@@ -36,7 +36,7 @@ from hvd_deepreduce import short_container
 from hvd_deepreduce.codec import U8, U32, Floats, RngKey, Sparsifier
 from hvd_deepreduce.container import Container, ContainerError, refusal
 from hvd_deepreduce.decoding import decode_part
-from hvd_deepreduce.exchange.balance import AllGather, AllToAll, balanced_bounds, equal_bounds
+from hvd_deepreduce.exchange.balance import AllGather, AllToAll, balanced_bounds, equal_bounds, quotas
 from hvd_deepreduce.exchange.settings import ReduceScatter
 from hvd_deepreduce.ops import arrays, deferred, momentum, sections
 from hvd_deepreduce.pipeline import Parts, Pipeline
@@ -241,9 +241,7 @@ class SlicedSum:
         assert isinstance(config.exchange, ReduceScatter)
         if config.exchange.density is not None:
             kept = kept_of(config.exchange.density, gradient.size)
-            rank = self.key.rank
-            share = kept * (rank + 1) // self.ranks - kept * rank // self.ranks
-            return TopK(density=min(1.0, max(1, share) / numel))
+            return TopK(density=quotas(self._bounds, kept)[self.key.rank] / numel)
         return None if config.sparsifier.sends_all or self._draws else NonZero()
 
     # The sum of all slices

@@ -137,9 +137,9 @@ class ReduceScatter(Exchange):
     What the second encoding loses stays in the residual of the rank that sums the slice.
 
     Attributes:
-        density: of the sum, in (0, 1]: the elements of largest magnitude of each slice are sent, as many of each. The
-            slices are chosen so that all ranks receive about as many elements, whatever the ranks keep. None: every
-            element of the sum that is not 0 is sent, and the slices are equally long.
+        density: of the sum, in (0, 1]: the elements of largest magnitude of each slice are sent, as many of each slice
+            as of any other. The slices are chosen so that all ranks receive about as many elements, whatever the ranks
+            keep. None: every element of the sum that is not 0 is sent, and the slices are equally long.
     """
 
     name = "reduce_scatter"

@@ -24,9 +24,15 @@ SCOPES = [
     {"scope": "bucket", "bucket_bytes": 2000, "selection": "tensor"},
     {"scope": "model"},
 ]
+IN_SLICES = [
+    {"scope": "model", "exchange": "reduce_scatter"},
+    {"scope": "bucket", "bucket_bytes": 2000, "exchange": {"name": "reduce_scatter", "density": 1.0}},
+    {"scope": "bucket", "bucket_bytes": 2000, "selection": "tensor", "exchange": "reduce_scatter"},
+]
 LOSSLESS = {"sparsifier": {"name": "topk", "density": 1.0}, "value": "raw", "index": "bitmap"}
 LOSSY = {"sparsifier": {"name": "topk", "density": 0.05}}
 every_scope = pytest.mark.parametrize("scope", SCOPES, ids=lambda s: "-".join(map(str, s.values())))
+every_way = pytest.mark.parametrize("scope", SCOPES + IN_SLICES, ids=lambda s: "-".join(map(str, s.values())))
 
 
 def gradients_of(step, rank, model=MODEL):
@@ -59,7 +65,7 @@ def on_all_ranks(error, work, job=None):
     return messages[0]
 
 
-@every_scope
+@every_way
 def test_lossless_is_the_mean_in_whatever_order(scope):
     def work(collectives):
         adapter = NumpyAdapter(collectives, MODEL, {**LOSSLESS, **scope})
@@ -104,7 +110,7 @@ def test_lossy_tensors_are_those_of_the_pipeline():
         assert all(state["residuals"][name].tobytes() == residual.tobytes() for name, residual in residuals.items())
 
 
-@every_scope
+@every_way
 def test_sent_and_kept_is_what_came(scope):
     model = {name: MODEL[name] for name in "abce"}
 
@@ -136,7 +142,7 @@ def test_without_error_feedback_nothing_is_kept(scope):
     same_bytes(run_ranks(RANKS, work))
 
 
-@pytest.mark.parametrize("scope", SCOPES[1:], ids=str)
+@pytest.mark.parametrize("scope", SCOPES[1:] + IN_SLICES, ids=str)
 def test_parameters_without_a_gradient_count_as_zeros(scope):
     """d is not used by one rank; in the second step, b, which is a bucket of its own, is used by none."""
     expected = mean(0)
@@ -204,7 +210,7 @@ def test_containers_have_the_keys_of_their_parameters(scope):
         assert stats["total"]["encode_seconds"] > 0 and stats["total"]["decode_seconds"] > 0
 
 
-@every_scope
+@every_way
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_what_is_not_finite_on_one_rank_reaches_all(scope, poison):
     def work(collectives):
@@ -321,7 +327,7 @@ def test_configs_that_were_made_equal_again():
     same_bytes(run_ranks(RANKS, work))
 
 
-@every_scope
+@every_way
 def test_a_resumed_run_equals_an_unbroken_one(scope):
     def work(collectives):
         rank = collectives.rank()
