@@ -308,6 +308,69 @@ def test_a_broken_container_is_the_same_error_everywhere(scope):
     same_bytes([results for _, results in ranks] + run_ranks(RANKS, unbroken))
 
 
+@pytest.mark.parametrize("scope", IN_SLICES, ids=str)
+def test_a_broken_slice_is_the_same_error_everywhere(scope):
+    """It is found by the slice's owner, which tells all others; and with the state from before, the job goes on."""
+
+    def work(collectives):
+        adapter = NumpyAdapter(collectives, MODEL, {**LOSSY, **scope})
+        adapter.step(gradients_of(0, collectives.rank()))
+        state = adapter.engine.state_dict()
+        pipeline = adapter.engine.pipeline
+        encode = pipeline.encode_selected
+
+        def damaged(*arguments):
+            packed, support = encode(*arguments)
+            packed[-1] ^= 4
+            return packed, support
+
+        if collectives.rank() == 1:
+            pipeline.encode_selected = damaged
+        with pytest.raises(ContainerError) as info:
+            adapter.step(gradients_of(1, collectives.rank()))
+        pipeline.encode_selected = encode
+        adapter.engine.load_state_dict(state)
+        return str(info.value), adapter.step(gradients_of(2, collectives.rank()))
+
+    ranks = run_ranks(RANKS, work)
+    assert {said for said, _ in ranks} == {ranks[0][0]} and "the container of rank 1 cannot be read" in ranks[0][0]
+    same_bytes([results for _, results in ranks])
+
+
+@pytest.mark.parametrize("scope", IN_SLICES, ids=str)
+def test_bytes_of_slices_are_counted(scope):
+    """All that goes to other ranks, and nothing of what stays."""
+    job = Job(RANKS)
+
+    def work(collectives):
+        adapter = NumpyAdapter(collectives, MODEL, {**LOSSY, **scope})
+        adapter.step(gradients_of(0, collectives.rank()))
+        return adapter.engine.stats.to_dict()["total"]
+
+    stats = run_ranks(RANKS, work, job)
+    for rank, (sent, counted) in enumerate(zip(job.sent, stats, strict=True)):
+        by_name, expected = dict(sent), 0
+        for name, data in sent:
+            if f"{name}.bounds" in by_name:  # an alltoall
+                begin, end = by_name[f"{name}.bounds"].view(np.int64).reshape(-1, 2)[rank]
+                expected += data.size - (end - begin)
+            elif not name.endswith(".bounds"):
+                expected += (RANKS - 1) * data.size
+        assert counted["bytes_sent"] == expected
+    assert sum(one["bytes_sent"] for one in stats) == sum(one["bytes_received"] for one in stats)
+
+
+def test_one_rank_alone_exchanges_no_slices():
+    job = Job(1)
+
+    def work(collectives):
+        adapter = NumpyAdapter(collectives, {"a": MODEL["a"]}, {**LOSSLESS, "exchange": "reduce_scatter"})
+        return adapter.step({"a": gradients_of(0, 0)["a"]})["a"]
+
+    (result,) = run_ranks(1, work, job)
+    assert np.array_equal(result, gradients_of(0, 0)["a"]) and [name for name, _ in job.sent[0]] == ["handshake"]
+
+
 def test_configs_that_were_made_equal_again():
     def work(collectives):
         adapter = NumpyAdapter(collectives, MODEL, {**LOSSY, **SCOPES[0]})
