@@ -1,7 +1,7 @@
 """The cost of an allreduce for one rank, in the latency-bandwidth model: alpha x messages + beta x words.
 
 Sources: DenseStream, equations 4 to 6, for its own algorithm; SparCML (SC 2019, section 5) for its two algorithms and
-TopkA; the ring for the dense allreduce. P ranks, N elements, of which each rank keeps k.
+TopkA; the ring for the dense allreduce; ``reduce_scatter`` is counted from its messages. P ranks, N elements, of which each rank keeps k.
 
 A word is one element: a float32 of a dense vector; for a sparse vector, as many bytes as its format takes per element,
 which ``Cost.seconds`` is told. Words have two bounds: ``low`` if all ranks keep the same elements, ``high`` if no two
@@ -82,6 +82,20 @@ def densestream(ranks: int, kept: int) -> Cost:
     """DenseStream's allreduce: equation 6, the sum of equations 4 and 5, for one slice. ``small_collectives`` has the
     rest of a call; with s slices there are s times as many messages."""
     return scatter_reduce(ranks, kept) + allgatherv(ranks, kept)
+
+
+def reduce_scatter(ranks: int, kept: int, of_sum: int | None = None) -> Cost:
+    """``exchange: reduce_scatter``: an alltoall and an allgather of P - 1 messages each.
+
+    Args:
+        of_sum: with ``density``, the elements of the sum that are sent. Two more collectives of P - 1 small messages
+            balance the slices then. None: all of the sum is sent, and the supports are spread evenly.
+    """
+    share = (ranks - 1) / ranks
+    if of_sum is None:
+        return Cost(2 * (ranks - 1), 2 * share * kept, share * kept + (ranks - 1) * kept)
+    words = share * (kept + of_sum)
+    return Cost(4 * (ranks - 1), words, words)
 
 
 def small_collectives(ranks: int, boundaries: int) -> Cost:
