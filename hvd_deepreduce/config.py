@@ -295,13 +295,6 @@ class Config(BaseModel):
                 f"scope is 'tensor' and exchange is {exchange.name!r}, which sums whole vectors: set scope to 'model' "
                 "or 'bucket'"
             )
-        if _sums_slices(complete) and exchange.density is not None and not effects.needs_index(complete):
-            if complete["joint"] is None or complete["sparsifier"].sends_all:
-                raise ConfigError(
-                    f"exchange.density is {exchange.density} and sparsifier is {complete['sparsifier'].name!r} without "
-                    "an index, so that the ranks' sums have no indices to choose from: leave exchange.density out, or "
-                    "choose a sparsifier whose indices are sent"
-                )
         return given
 
     @field_validator("density_schedule", mode="before")

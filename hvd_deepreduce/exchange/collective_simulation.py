@@ -11,6 +11,7 @@ import numpy as np
 from hvd_deepreduce.codec import U8
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.exchange.balance import AllGather, AllToAll, Steps
+from hvd_deepreduce.ops import arrays
 
 
 class CollectiveNetwork:
@@ -58,9 +59,10 @@ class CollectiveNetwork:
     def _alltoall(self, asked: Sequence[Any]) -> list[tuple[U8, list[int]]]:
         self.alltoalls += 1
         places = [list(pairwise(accumulate(one.splits, initial=0))) for one in asked]
+        sent = [arrays.to_host(one.data) for one in asked]
         answers = []
         for rank in range(self.size):
-            parts = [one.data[slice(*place[rank])] for one, place in zip(asked, places, strict=True)]
+            parts = [data[slice(*place[rank])] for data, place in zip(sent, places, strict=True)]
             sizes = [part.size for part in parts]
             answers.append((np.concatenate(parts), sizes))
             self._count(rank, traffic.alltoall(rank, asked[rank].splits, sizes))
@@ -68,7 +70,7 @@ class CollectiveNetwork:
 
     def _allgather(self, asked: Sequence[Any]) -> list[U8]:
         self.allgathers += 1
-        gathered = np.concatenate([one.data for one in asked])
+        gathered = np.concatenate([arrays.to_host(one.data) for one in asked])
         for rank, one in enumerate(asked):
             self._count(rank, traffic.allgather(one.data.size, gathered.size, self.size))
         return [gathered] * self.size

@@ -1,7 +1,8 @@
 """The cost of an allreduce for one rank, in the latency-bandwidth model: alpha x messages + beta x words.
 
 Sources: DenseStream, equations 4 to 6, for its own algorithm; SparCML (SC 2019, section 5) for its two algorithms and
-TopkA; the ring for the dense allreduce; ``reduce_scatter`` is counted from its messages. P ranks, N elements, of which each rank keeps k.
+TopkA; the ring for the dense allreduce; ``reduce_scatter`` is counted from its messages. P ranks, N
+elements, of which each rank keeps k.
 
 A word is one element: a float32 of a dense vector; for a sparse vector, as many bytes as its format takes per element,
 which ``Cost.seconds`` is told. Words have two bounds: ``low`` if all ranks keep the same elements, ``high`` if no two
