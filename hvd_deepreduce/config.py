@@ -287,8 +287,8 @@ class Config(BaseModel):
         exchange = complete["exchange"]
         if len(instead) > 1:
             raise ConfigError(
-                f"joint is {instead[0].name!r} and exchange is {exchange.name!r}: only the exchange 'allgather' "
-                "carries a joint codec's containers"
+                f"joint is {instead[0].name!r} and exchange is {exchange.name!r}: only the exchanges 'allgather' and "
+                "'reduce_scatter' carry a joint codec's containers"
             )
         if (exchange in instead or _sums_slices(complete)) and given.setdefault("scope", "model") == "tensor":
             raise ConfigError(
