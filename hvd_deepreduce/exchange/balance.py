@@ -22,9 +22,9 @@ from hvd_deepreduce.codec import U8, U32
 from hvd_deepreduce.container import ContainerError, refusal
 
 I64 = NDArray[np.int64]
-CELLS_PER_RANK, LEAST_CELLS = 4, 256
+CELLS_PER_PART, LEAST_CELLS = 4, 256
 HEAVY = 0.5
-"""A cell that holds more than this share of a rank's mean is divided."""
+"""A cell that holds more than this share of a slice's mean is divided."""
 _COUNTS: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
@@ -75,6 +75,53 @@ def quotas(bounds: list[int], total: int) -> list[int]:
     return least
 
 
+class Histogram:
+    """The numbers of all ranks' kept elements in cells of a vector; every rank makes one, and adds the same sums.
+
+    Args:
+        numel: of the vector.
+        parts: into how many slices it is to be divided.
+        least: the least number of cells that are counted at a time.
+
+    Attributes:
+        begins, ends: int64 ``[n]``: the cells that are to be counted next; none: the histogram is complete.
+    """
+
+    def __init__(self, numel: int, parts: int, least: int = LEAST_CELLS) -> None:
+        cells = min(numel, max(CELLS_PER_PART * parts, least))
+        self.numel, self.parts, self.least = numel, parts, least
+        self.begins: I64 = np.arange(cells, dtype=np.int64) * numel // max(1, cells)
+        self.ends: I64 = np.append(self.begins[1:], numel)[:cells]
+        self._cells: tuple[I64, I64, NDArray[np.float64]] = (*np.zeros((2, 0), np.int64), np.zeros(0))
+
+    def count(self, indices: U32) -> I64:
+        """How many of the sorted indices, on the host, each of the next cells holds."""
+        first, last = (np.searchsorted(indices, places.astype(np.uint32)) for places in (self.begins, self.ends))
+        return last - first
+
+    def add(self, sums: NDArray[Any]) -> None:
+        """The next cells hold so many elements of all ranks, exactly or rounded up; those after them follow."""
+        counted = self.begins, self.ends, sums.astype(np.float64)
+        begins, ends, held = (np.concatenate(both) for both in zip(self._cells, counted, strict=True))
+        mean = held.sum() / self.parts
+        heavy = (held > HEAVY * mean) & (ends - begins > 1)
+        order = np.argsort(begins[~heavy], kind="stable")
+        self._cells = begins[~heavy][order], ends[~heavy][order], held[~heavy][order]
+        few = self.least // max(1, int(heavy.sum()))
+        self.begins, self.ends = _divide(begins[heavy], ends[heavy], held[heavy] / mean if mean else mean, few)
+
+    def bounds(self) -> list[int]:
+        """The ``parts + 1`` boundaries of slices that hold about as many elements each."""
+        begins, _, sums = self._cells
+        if not sums.any():
+            return equal_bounds(self.numel, self.parts)
+        held = np.append(0, np.cumsum(sums))
+        wanted = held[-1] * np.arange(1, self.parts) / self.parts
+        after = np.searchsorted(held, wanted)
+        nearest = after - (wanted - held[after - 1] < held[after] - wanted)
+        return [0, *np.append(begins, self.numel)[nearest].tolist(), self.numel]
+
+
 def balanced_bounds(
     indices: U32, numel: int, rank: int, ranks: int, failures: list[Exception]
 ) -> Generator[AllToAll | AllGather, Any, list[int]]:
@@ -90,42 +137,16 @@ def balanced_bounds(
     Raises:
         ContainerError: the sums cannot be read; on all ranks.
     """
-    cells = min(numel, max(CELLS_PER_RANK * ranks, LEAST_CELLS))
-    begins: I64 = np.arange(cells, dtype=np.int64) * numel // max(1, cells)
-    ends: I64 = np.append(begins[1:], numel)
-    sums = yield from _sums(_count(indices, begins, ends), rank, ranks, failures)
-    while True:
-        mean = sums.sum() / ranks
-        heavy = (sums > HEAVY * mean) & (ends - begins > 1)
-        if not heavy.any():
-            break
-        narrow = _divide(begins[heavy], ends[heavy], sums[heavy] / mean, LEAST_CELLS // int(heavy.sum()))
-        counted = yield from _sums(_count(indices, *narrow), rank, ranks, failures)
-        begins, ends, sums = (
-            np.concatenate([old[~heavy], new])
-            for old, new in zip((begins, ends, sums), (*narrow, counted), strict=True)
-        )
-        order = np.argsort(begins, kind="stable")
-        begins, ends, sums = begins[order], ends[order], sums[order]
-    if not sums.any():
-        return equal_bounds(numel, ranks)
-    held = np.append(0, np.cumsum(sums))
-    wanted = held[-1] * np.arange(1, ranks) / ranks
-    after = np.searchsorted(held, wanted)
-    nearest = after - (wanted - held[after - 1] < held[after] - wanted)
-    return [0, *np.append(begins, numel)[nearest].tolist(), numel]
-
-
-def _count(indices: U32, begins: I64, ends: I64) -> I64:
-    """How many of the indices each cell holds."""
-    first, last = (np.searchsorted(indices, places.astype(np.uint32)) for places in (begins, ends))
-    return last - first
+    histogram = Histogram(numel, ranks)
+    while histogram.begins.size:
+        histogram.add((yield from _sums(histogram.count(indices), rank, ranks, failures)))
+    return histogram.bounds()
 
 
 def _divide(begins: I64, ends: I64, loads: NDArray[np.float64], least: int) -> tuple[I64, I64]:
-    """Narrower cells in place of these: about ``CELLS_PER_RANK`` for each rank's mean that one holds, at least two."""
+    """Narrower cells in place of these: about ``CELLS_PER_PART`` for each slice's mean that one holds, at least two."""
     widths = ends - begins
-    parts = np.minimum(widths, np.maximum(np.ceil(CELLS_PER_RANK * loads).astype(np.int64), max(2, least)))
+    parts = np.minimum(widths, np.maximum(np.ceil(CELLS_PER_PART * loads).astype(np.int64), max(2, least)))
     of = np.repeat(np.arange(parts.size), parts)
     number = np.arange(of.size) - np.repeat(np.cumsum(parts) - parts, parts)
     return begins[of] + widths[of] * number // parts[of], begins[of] + widths[of] * (number + 1) // parts[of]

@@ -99,14 +99,14 @@ def reduce_scatter(ranks: int, kept: int, of_sum: int | None = None) -> Cost:
     return Cost(4 * (ranks - 1), words, words)
 
 
-def small_collectives(ranks: int, boundaries: int) -> Cost:
-    """What a call sends beside its programs' messages: the allgather of the cards, the sum of the boundaries
-    (DenseStream on more than two ranks: ranks x slices numbers; 0 for the others, which do without), and the agreement.
+def small_collectives(ranks: int, *cells: int) -> Cost:
+    """What a call sends beside its programs' messages: the allgather of the cards, the sums of the histogram
+    (DenseStream on more than two ranks: so many cells in each round; the others do without), and the agreement.
 
     The allgather is counted as recursive doubling, each sum as a reduction to one rank and a broadcast, over binomial
     trees: 2 ceil(log2 P) messages one after the other, and up to ceil(log2 P) received by one rank. A word is 8 bytes
     here.
     """
-    numbers = [AGREEMENT] + [boundaries] * (boundaries > 0)
+    numbers = [AGREEMENT, *cells]
     depth, cards = ceil(log2(ranks)), (ranks - 1) * (card_bytes(ranks) // 8)
     return Cost(depth + 2 * depth * len(numbers), cards + min(depth, 1) * sum(numbers), cards + depth * sum(numbers))

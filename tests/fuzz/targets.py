@@ -286,9 +286,7 @@ class Exchange(Target):
                 return list(sparcml.split_allgather(transport, own, self.SLICES, total))
             codec = DenseStream(coded=head[0] % 4 == 3)
             parts = self.RANKS * self.SLICES
-            bounds = densestream.average_boundaries(
-                sum(densestream.share_boundaries(tensor, parts) for tensor in self.tensors), self.NUMEL
-            )
+            bounds, _ = densestream.balanced_split(self.tensors, parts)
             plan = densestream.Plan(codec, self.NUMEL, F32, bounds, self.SLICES, KEY, None)
             return list(densestream.programs(transport, Stream.from_sparse(own, plan.gap), plan, total))
 
