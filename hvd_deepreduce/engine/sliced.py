@@ -30,6 +30,7 @@ class SlicedExchange:
         self._asked: AllToAll | AllGather | None = None
         self._pending: Any = None
         self._result: Slices | None = None
+        self._failure: Exception | None = None
         self._go_on(None)
 
     def advance(self) -> None:
@@ -41,10 +42,12 @@ class SlicedExchange:
         """Waits for the sum.
 
         Raises:
-            ContainerError: as ``SlicedSum.steps``.
+            ContainerError: as ``SlicedSum.steps``; at every call.
         """
         while self._asked is not None:
             self._answer()
+        if self._failure is not None:
+            raise self._failure
         assert self._result is not None
         return self._result
 
@@ -80,6 +83,9 @@ class SlicedExchange:
         except StopIteration as end:
             self._result = end.value
             return
+        except Exception as error:
+            self._failure = error
+            raise
         name = f"{self._name}.{self._number}"
         self._number += 1
         if isinstance(asked, AllToAll):

@@ -328,6 +328,9 @@ def test_a_broken_slice_is_the_same_error_everywhere(scope):
             pipeline.encode_selected = damaged
         with pytest.raises(ContainerError) as info:
             adapter.step(gradients_of(1, collectives.rank()))
+        failed = next(bucket for bucket in adapter.reducer._layout.buckets if bucket.pending)
+        with pytest.raises(ContainerError, match="the container of rank 1 cannot be read"):
+            adapter.engine.receive(failed)  # again, for another tensor of it
         pipeline.encode_selected = encode
         adapter.engine.load_state_dict(state)
         return str(info.value), adapter.step(gradients_of(2, collectives.rank()))
