@@ -38,7 +38,7 @@ from hvd_deepreduce.codec import (
     sparsifiers,
     value_codecs,
 )
-from hvd_deepreduce.exchange.settings import AllGather, Exchange, exchanges
+from hvd_deepreduce.exchange.settings import AllGather, Exchange, ReduceScatter, exchanges
 from hvd_deepreduce.feedback import DGC, Feedback, Residual, memories
 from hvd_deepreduce.index.rice import Rice
 from hvd_deepreduce.local_updates import LocalUpdates
@@ -177,10 +177,14 @@ def _default_scope(config: Mapping[str, Any]) -> str:
     Args:
         config: all other keys.
     """
-    if config["exchange"] in effects.instead_of_index_and_value(config):
+    if config["exchange"] in effects.instead_of_index_and_value(config) or _sums_slices(config):
         return "model"
     of_tensors = config["min_elements"] is not None or bool(config["overrides"])
     return "tensor" if of_tensors and config["selection"] != "tensor" else "bucket"
+
+
+def _sums_slices(complete: Mapping[str, Any]) -> bool:
+    return isinstance(complete["exchange"], ReduceScatter)
 
 
 def _without_idle(merged: dict[str, Any], base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,8 +203,9 @@ def _without_idle(merged: dict[str, Any], base: Mapping[str, Any], changes: Mapp
     if changed & {"sparsifier", "joint", "exchange"}:
         needed = {"index": needs_index, "value": not instead}
         dropped |= {kind for kind in needed if needed[kind] and complete[kind] is None}
-    if "exchange" in changes and "scope" not in changes and complete["exchange"] in instead:
-        dropped |= {"scope"} if base.get("scope") == "tensor" else set()
+    whole = complete["exchange"] in instead or _sums_slices(complete)
+    if "exchange" in changes and "scope" not in changes and whole and base.get("scope") == "tensor":
+        dropped |= {"scope"}
     kept = {key: value for key, value in resolved.items() if key in changes or key not in dropped}
     for idle in effects.idle_settings(_complete(kept), _defaults()):
         if idle.setting not in changed and changed & set(idle.because):
@@ -299,10 +304,10 @@ class Config(BaseModel):
         exchange = complete["exchange"]
         if len(instead) > 1:
             raise ConfigError(
-                f"joint is {instead[0].name!r} and exchange is {exchange.name!r}: only the exchange 'allgather' "
-                "carries a joint codec's containers"
+                f"joint is {instead[0].name!r} and exchange is {exchange.name!r}: only the exchanges 'allgather' and "
+                "'reduce_scatter' carry a joint codec's containers"
             )
-        if given.setdefault("scope", complete["scope"]) == "tensor" and exchange in instead:
+        if given.setdefault("scope", complete["scope"]) == "tensor" and (exchange in instead or _sums_slices(complete)):
             raise ConfigError(
                 f"scope is 'tensor' and exchange is {exchange.name!r}, which sums whole vectors: set scope to 'model' "
                 "or 'bucket'"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from hvd_deepreduce.codec import Codec, Sparsifier, ValueCodec
-from hvd_deepreduce.exchange.settings import DenseStreamExchange
+from hvd_deepreduce.exchange.settings import DenseStreamExchange, ReduceScatter
 from hvd_deepreduce.feedback import DGC
 from hvd_deepreduce.local_updates import LocalUpdates
 
@@ -116,6 +116,11 @@ def idle_settings(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Ite
         for setting, because, reason in codec.idle_settings() if isinstance(codec, Codec) else ():
             yield from _of_codec(kind, codec, setting, (kind, f"{kind}.{because}"), reason)
     yield from _of_local(config)
+    if isinstance(exchange, ReduceScatter) and isinstance(sparsifier, Sparsifier):
+        drawn = sparsifier.shared_randomness and index is None and config["joint"] is None
+        if drawn or sparsifier.sends_all:
+            reason = f"sparsifier {sparsifier.name!r} sends no indices, so that none can be chosen from the sum's"
+            yield from _of_codec("exchange", exchange, "density", ("exchange", "sparsifier", "index", "joint"), reason)
     if isinstance(exchange, DenseStreamExchange) and config["error_feedback"] is False:
         reason = "error_feedback is False, so that there is no residual to fill blocks from"
         yield from _of_codec("exchange", exchange, "fill", ("exchange", "error_feedback"), reason)

@@ -19,6 +19,7 @@ from hvd_deepreduce.codec import (
     Floats,
     IndexCodec,
     RngKey,
+    Sparsifier,
     index_codecs,
     joint_codecs,
     sparsifiers,
@@ -104,6 +105,7 @@ class Pipeline:
         velocity: Floats | None = None,
         ranks: int = 1,
         finite: bool = False,
+        sparsifier: Sparsifier | None = None,
     ) -> U8:
         """The container of a gradient. The gradient is added to the residual, and what is sent is subtracted from it.
 
@@ -116,6 +118,7 @@ class Pipeline:
             velocity: as ``residual``, changed in place, for the memory ``dgc``; ``None``: the gradient has no momentum.
             ranks: of the job, for that memory's clipping.
             finite: whether the gradient is known to be finite; otherwise this is found out.
+            sparsifier: selects, in place of the config's; it sends indices where the config's does.
 
         Returns:
             The container, uint8. A gradient with NaN or infinity is sent uncompressed, so that every rank sees it,
@@ -124,16 +127,8 @@ class Pipeline:
         Raises:
             ContainerError: the gradient has more than 2^32 - 1 elements. Nothing has changed then.
         """
-        corrected = None
-        if velocity is not None and isinstance(self.config.memory, DGC):
-            memory = self.config.memory
-            scale = 1.0
-            if memory.clip is not None:
-                scale = momentum.clip_scale(gradient, memory.clip / ranks**0.5, self.threads)
-            finite = False  # finite numbers can have an infinite sum
-            corrected, gradient = momentum.correct(
-                velocity, gradient, memory.momentum, scale, memory.nesterov, self.threads
-            )
+        finite = finite and velocity is None  # finite numbers can have an infinite sum
+        corrected, gradient = self.corrected(gradient, velocity, ranks)
 
         def use(indices: U32 | None, values: Floats) -> U8:
             container, support = self._encoded(_Source.dense(gradient, residual), indices, values, key)
@@ -142,11 +137,39 @@ class Pipeline:
             return self._pack(container, version)
 
         try:
-            return self._selecting(gradient, residual, key, None, use, finite)
+            return self._selecting(gradient, residual, key, None, use, finite, sparsifier)
         except NonFiniteError:
-            section, _ = Raw().encode(gradient, None, key)
-            source = _Source.dense(gradient, None)
-            return self._pack(self._container(source, None, key, index=0, value=Raw.id, values=section), version)
+            return self.encode_uncompressed(gradient, key, version)
+
+    def encode_uncompressed(self, gradient: Floats, key: RngKey, version: Literal[1, 2] = 1) -> U8:
+        """The container of all elements as they are: what ``encode`` makes of a gradient that is not finite."""
+        section, _ = Raw().encode(gradient, None, key)
+        source = _Source.dense(gradient, None)
+        return self._pack(self._container(source, None, key, index=0, value=Raw.id, values=section), version)
+
+    def corrected(self, gradient: Floats, velocity: Floats | None, ranks: int) -> tuple[Floats | None, Floats]:
+        """Under the memory ``dgc``: the next velocity, and what the residual gets in place of the gradient. Without a
+        velocity: None, and the gradient."""
+        memory = self.config.memory
+        if velocity is None or not isinstance(memory, DGC):
+            return None, gradient
+        scale = 1.0
+        if memory.clip is not None:
+            scale = momentum.clip_scale(gradient, memory.clip / ranks**0.5, self.threads)
+        return momentum.correct(velocity, gradient, memory.momentum, scale, memory.nesterov, self.threads)
+
+    def encode_selected(
+        self, gradient: Floats, residual: Floats | None, indices: U32 | None, values: Floats, key: RngKey
+    ) -> tuple[U8, U32 | None]:
+        """The container of version 2 of what ``select`` has selected, and its support (``None``: all elements).
+
+        Args:
+            gradient, residual: as ``select`` has left them, or one slice of each, ``[numel]``. What is sent is
+                subtracted from the residual.
+            indices, values: of this slice; the indices count from its begin.
+        """
+        container, support = self._encoded(_Source.dense(gradient, residual), indices, values, key)
+        return self._pack(container, 2), support
 
     def encode_sparse(
         self,
@@ -217,19 +240,23 @@ class Pipeline:
         key: RngKey,
         parts: Parts | None = None,
         finite: bool = False,
+        keys: Sequence[RngKey] | None = None,
     ) -> tuple[U32 | None, Floats] | None:
         """What to send of a gradient, for an exchange that encodes by itself. The gradient is added to the residual.
 
         Args:
             gradient, residual, key, finite: as for ``encode``.
             parts: slices to select from separately; ``None``: select from the whole gradient.
+            keys: of the parts; ``None``: they all have ``key``.
 
         Returns:
             Sorted indices (``None``: all elements) and finite values. ``None`` if the gradient contains NaN or
             infinity; the residual is then unchanged.
         """
         try:
-            return self._selecting(gradient, residual, key, parts, lambda indices, values: (indices, values), finite)
+            return self._selecting(
+                gradient, residual, key, parts, lambda indices, values: (indices, values), finite, keys=keys
+            )
         except NonFiniteError:
             return None
 
@@ -241,6 +268,8 @@ class Pipeline:
         parts: Parts | None,
         use: Callable[[U32 | None, Floats], R],
         finite: bool,
+        sparsifier: Sparsifier | None = None,
+        keys: Sequence[RngKey] | None = None,
     ) -> R:
         """``use(indices, values)`` of what is selected.
 
@@ -259,7 +288,7 @@ class Pipeline:
                 # elements are then counted first.
                 exact = key.parameter in self._few_nonzeros
                 with deferred.encoding(gradient, residual, self.threads, exact, finite):
-                    indices, values = self._select(dense, added, key, parts)
+                    indices, values = self._select(dense, added, key, parts, sparsifier, keys)
                     deferred.end_selection()
                     return use(indices, values)
             except deferred.FewerNonzerosError:
@@ -267,12 +296,21 @@ class Pipeline:
                 added = None  # the residual has it
 
     def _select(
-        self, dense: Floats, added: Floats | None, key: RngKey, parts: Parts | None
+        self,
+        dense: Floats,
+        added: Floats | None,
+        key: RngKey,
+        parts: Parts | None,
+        sparsifier: Sparsifier | None,
+        keys: Sequence[RngKey] | None,
     ) -> tuple[U32 | None, Floats]:
-        select, threads = self.config.sparsifier_at(key.step).select, self.threads
+        select, threads = (sparsifier or self.config.sparsifier_at(key.step)).select, self.threads
         if parts is None:
             return select(dense, added, key, threads)
-        selected = [select(dense[i:j], None if added is None else added[i:j], key, threads) for i, j in parts]
+        selected = [
+            select(dense[i:j], None if added is None else added[i:j], of_part, threads)
+            for (i, j), of_part in zip(parts, keys or [key] * len(parts), strict=True)
+        ]
         values = arrays.concatenate([of_part for _, of_part in selected])
         indices = [
             arrays.offset(of_part, begin)

@@ -40,8 +40,9 @@ Keyword arguments change a preset, a file or a dict. A codec without a name keep
 
 `joint` names one codec that encodes both, and replaces `index` and `value`. Every sparsifier can be combined with
 every codec, but `none` has no indices and takes no `index`. Under `randomk` no indices are sent, unless an `index` is
-given. An `exchange` other than `allgather` sums whole vectors over MPI and encodes indices and values itself: leave out
-`index` and `value`, and set `scope` to `model` (the default with such an exchange) or `bucket`.
+given. Every `exchange` other than `allgather` sums whole vectors: set `scope` to `model` (the default with such an
+exchange) or `bucket`. `reduce_scatter` works with any codec; the others run over MPI and encode indices and values
+themselves, so leave out `index` and `value`. [exchanges.md](exchanges.md) says which one to use when.
 
 A setting that has no effect is an error, unless it has its default value: `bucket_bytes` without `scope: bucket`,
 `selection` with `scope: tensor`, `min_elements` with another scope, `force_index` with a value codec that does not

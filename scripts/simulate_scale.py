@@ -15,7 +15,7 @@ captured
     The accumulators of --file (scripts/capture_gradients.py), up to as many ranks as the file has, all elements.
 
 Counted are the messages of the programs with their headers (``exchange.simulation``), for every slice, and the small
-collectives of a call: the ranks' cards, the sum of the boundaries (DSA on more than two ranks), the agreement
+collectives of a call: the ranks' cards, the sums of the histogram (DSA on more than two ranks), the agreement
 (``exchange.costs``). The dense ring
 and the allgather of containers are computed: 2 (P - 1) / P N words in 2 (P - 1) messages, and P - 1 containers in P - 1
 messages. What Horovod's coordinator sends is not counted, for none of them.
@@ -128,8 +128,7 @@ def programs_of(name: str, tensors: list[SparseTensor], slices: int):
     if size <= densestream.DIRECT_RANKS:
         bounds, programs = [numel * part // slices for part in range(slices + 1)], densestream.direct_programs
     else:
-        totals = sum(densestream.share_boundaries(tensor, size * slices) for tensor in tensors)
-        bounds, programs = densestream.average_boundaries(totals, numel), densestream.programs
+        bounds, programs = densestream.balanced_split(tensors, size * slices)[0], densestream.programs
 
     def make(transport: SimulatedTransport) -> list[Program]:
         plan = densestream.Plan(codec, numel, dtype, bounds, slices, RngKey(0, 0, 0), None)
@@ -152,8 +151,10 @@ def simulate(name: str, tensors: list[SparseTensor]) -> dict[str, float]:
     slices = densestream.slice_count(max(tensor.indices.size for tensor in tensors), size)
     network = Network(size)
     network.run(programs_of(name, tensors, slices))
-    sums_boundaries = name.startswith("DSA") and size > densestream.DIRECT_RANKS
-    small = costs.small_collectives(size, size * slices * sums_boundaries)
+    cells: list[int] = []
+    if name.startswith("DSA") and size > densestream.DIRECT_RANKS:
+        _, cells = densestream.balanced_split(tensors, size * slices)
+    small = costs.small_collectives(size, *cells)
     return {
         "messages": int(network.messages.max()) + small.messages,
         "small": small.messages,
@@ -225,7 +226,7 @@ def text(results: dict[str, list[dict]], titles: dict[str, str], density: float)
     return f"""\
 `scripts/simulate_scale.py --write` runs the real programs of hundreds of ranks in one process, without MPI. It counts
 every message of a call: those of all slices, with their headers, and the small collectives: the allgather of the cards,
-by recursive doubling; the agreement, and for DSA on more than two ranks the sum of the boundaries, each as a reduction
+by recursive doubling; the agreement, and for DSA on more than two ranks the sums of the histogram, each as a reduction
 and a broadcast over binomial trees, 2 ceil(log2 P) messages one after the other. The density is {density:.0%}.
 `allgather` is what a job does by default: every rank's container goes to every rank, by P - 1 messages. Its values are
 rounded (rice, 7-bit QSGD); those of the others are not. The allgather and the dense ring, 2 (P - 1) messages, are

@@ -14,6 +14,9 @@ from hvd_deepreduce import Config, short_container
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.decoding import decode_part
 from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.exchange.collective_simulation import CollectiveNetwork
+from hvd_deepreduce.exchange.reduce_scatter import SlicedSum
+from hvd_deepreduce.exchange.settings import ReduceScatter
 from hvd_deepreduce.pipeline import Pipeline
 
 
@@ -39,10 +42,10 @@ class DenseRanks:
 
 
 class SimulatedRanks:
-    """Ranks that exchange vectors, gradients or updates, by an allgather of containers.
+    """Ranks that exchange vectors, gradients or updates, in containers.
 
     Args:
-        config: of the job; its exchange must be ``allgather``.
+        config: of the job; its exchange must be ``allgather`` or ``reduce_scatter``.
         ranks: how many.
         sizes: elements of the model's tensors. With the config's scope ``tensor``, or ``selection: tensor``, each has a
             container of its own; otherwise there is one of all of them.
@@ -55,14 +58,16 @@ class SimulatedRanks:
         residuals: of each rank, float32 ``[sum of sizes]``; zeros without error feedback.
         velocities: as ``residuals``, under the memory ``dgc``.
         exchanges: how many there were.
-        sent: bytes that each rank has sent, as ``stats()`` counts them.
-        container_bytes: of all ranks' containers.
+        sent, received: bytes of each rank, as ``stats()`` counts them.
+        container_bytes: of all ranks' containers; with ``reduce_scatter``, all that was sent.
     """
 
     def __init__(self, config: str | Config, ranks: int, sizes: Sequence[int], threads: int = 1) -> None:
         self.config = Config.load(config)
-        if self.config.exchange.name != "allgather":
-            raise ValueError(f"config has the exchange {self.config.exchange.name!r}; only allgather runs here")
+        if self.config.exchange.implementation is not None:
+            raise ValueError(
+                f"config has the exchange {self.config.exchange.name!r}; only allgather and reduce_scatter run here"
+            )
         if self.config.overrides:
             raise ValueError("config has overrides, which go by the names of parameters: there are none here")
         ends = np.cumsum(sizes).tolist()
@@ -74,6 +79,7 @@ class SimulatedRanks:
         self.velocities = [np.zeros(self.numel if self.config.has_velocity else 0, np.float32) for _ in range(ranks)]
         self.exchanges = 0
         self.sent = [0] * ranks
+        self.received = [0] * ranks
         self.container_bytes = 0
 
     def mean(self, vectors: Sequence[npt.NDArray[np.float32] | None], decay: float = 1.0) -> npt.NDArray[np.float32]:
@@ -94,6 +100,8 @@ class SimulatedRanks:
         for residual in residuals:
             if residual is not None:
                 residual *= np.float32(decay)
+        if isinstance(self.config.exchange, ReduceScatter):
+            return self._sum_slices(vectors, residuals, zeros) * np.float32(1 / ranks)
         for number, (begin, end) in enumerate(self._parts):
             keys = [RngKey(self.config.seed, number, self.exchanges, rank) for rank in range(ranks)]
             packed = [
@@ -109,7 +117,9 @@ class SimulatedRanks:
             ]
             gathered = np.concatenate(packed)
             for rank, own in enumerate(packed):
-                self.sent[rank] += traffic.allgather(own.size, gathered.size, ranks).sent
+                wire = traffic.allgather(own.size, gathered.size, ranks)
+                self.sent[rank] += wire.sent
+                self.received[rank] += wire.received
             self.container_bytes += gathered.size
             expected = pipeline.expected(end - begin, total.dtype, keys[0])
             for rank, container in enumerate(short_container.split(gathered, ranks, [expected])[0]):
@@ -117,6 +127,35 @@ class SimulatedRanks:
                 total[begin:end][slice(None) if support is None else support] += values
         self.exchanges += 1
         return total * np.float32(1 / ranks)
+
+    def _sum_slices(
+        self,
+        vectors: Sequence[npt.NDArray[np.float32] | None],
+        residuals: Sequence[npt.NDArray[np.float32] | None],
+        zeros: npt.NDArray[np.float32] | None,
+    ) -> npt.NDArray[np.float32]:
+        """The sum, of which each rank adds up one slice."""
+        ranks, network = len(vectors), CollectiveNetwork(len(vectors))
+        programs = [
+            SlicedSum(
+                self._pipeline,
+                ranks,
+                RngKey(self.config.seed, 0, self.exchanges, rank),
+                zeros if vector is None else vector,
+                residual,
+                self.residuals[rank] if self.config.error_feedback else None,
+                self.velocities[rank] if self.config.has_velocity else None,
+                self._parts if self.config.selection == "tensor" else None,
+            ).steps()
+            for rank, (vector, residual) in enumerate(zip(vectors, residuals, strict=True))
+        ]
+        total = np.zeros(self.numel, np.float32)
+        network.run(programs)[0].write(total, 1.0)
+        self.sent = [before + int(sent) for before, sent in zip(self.sent, network.sent, strict=True)]
+        self.received = [before + int(got) for before, got in zip(self.received, network.received, strict=True)]
+        self.container_bytes += int(network.sent.sum())
+        self.exchanges += 1
+        return total
 
     def dense_bytes(self, exchanges: int) -> int:
         """Bytes that a rank sends in this many dense allreduces of float32, by a ring."""

@@ -39,6 +39,11 @@ IDLE = [
     ({"exchange": {"name": "densestream", "bits": 4}}, "exchange.bits is 4 and has no effect, since value is 'raw'"),
     ({"exchange": {"name": "densestream", "fill": False}, "error_feedback": False},
      "exchange.fill is False and has no effect, since error_feedback is False, .* leave fill out"),
+    ({"exchange": {"name": "reduce_scatter", "density": 0.1}, "sparsifier": "none"},
+     "exchange.density is 0.1 and has no effect, since sparsifier 'none' sends no indices"),
+    ({"exchange": {"name": "reduce_scatter", "density": 0.1}, "sparsifier": "randomk"},
+     "exchange.density is 0.1 and has no effect, since sparsifier 'randomk' sends no indices"),
+    ({"bucket_bytes": 8000, "exchange": "reduce_scatter"}, "bucket_bytes is 8000 and has no effect, since scope is 'm"),
     ({"joint": "densestream", "index": "rice"}, "index is 'rice' beside 'densestream'"),
     ({"exchange": "sparcml", "value": "qsgd"}, "value is 'qsgd' beside 'sparcml'"),
 ]  # fmt: skip
@@ -62,6 +67,9 @@ EFFECTIVE = [
     {"exchange": {"name": "densestream", "value": "qsgd", "bits": 4, "fill": False}},
     {"exchange": "densestream", "error_feedback": False, "seed": 1},
     {"sparsifier": "none", "value": "sign"},
+    {"sparsifier": "none", "value": "sign", "exchange": "reduce_scatter"},
+    {"sparsifier": "randomk", "index": "rice", "exchange": {"name": "reduce_scatter", "density": 0.1}},
+    {"joint": "densestream", "exchange": {"name": "reduce_scatter", "density": 0.1}, "memory": "dgc"},
     {"sparsifier": "none", "joint": "three_lc"},
     {"value": {"name": "qsgd", "fit_scale": False}, "error_feedback": False},
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 from hvd_deepreduce.codec import U8
@@ -16,7 +17,8 @@ class Collectives(ABC):
     The engine calls ``start_allgather`` on the thread that starts a gradient and ``wait_allgather`` on the thread that
     finishes it. Ranks may start the same set of allgathers in different orders: they are matched by name. A library
     that matches them by order instead (``torch.distributed``) needs an adapter that starts them in the same order on
-    every rank, as DDP does with its buckets.
+    every rank, as DDP does with its buckets. ``exchange: reduce_scatter`` starts a bucket's first collective on the
+    thread that starts the bucket, and the others on the thread that receives it.
 
     Attributes:
         stats: counts what ``allgather`` sends; set by the engine, which counts the other allgathers itself.
@@ -55,6 +57,28 @@ class Collectives(ABC):
         Returns:
             uint8 ``[sum of n]``: all ranks' bytes in rank order, on the host or a GPU.
         """
+
+    def start_alltoall(self, data: U8, splits: Sequence[int], name: str) -> Any:
+        """Starts an alltoall and returns at once; for ``exchange: reduce_scatter``.
+
+        Args:
+            data: uint8 ``[sum of splits]``, on the host or a GPU: what goes to rank 0, to rank 1, and so on.
+            splits: the number of bytes for each rank.
+            name: as for ``start_allgather``.
+
+        Returns:
+            What ``wait_alltoall`` takes.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no alltoall, which exchange 'reduce_scatter' needs")
+
+    def wait_alltoall(self, pending: Any) -> tuple[U8, list[int]]:
+        """Waits for an alltoall.
+
+        Returns:
+            uint8 ``[n]``, what has come from rank 0, from rank 1, and so on, on the host or a GPU; and the number of
+            bytes from each.
+        """
+        raise NotImplementedError
 
     def allgather(self, data: U8, name: str) -> U8:
         """Starts an allgather of host bytes and waits for it; called between steps, to compare the ranks."""

@@ -25,8 +25,11 @@ from hvd_deepreduce.engine.collectives import Collectives
 from hvd_deepreduce.engine.exchanges import Exchanges
 from hvd_deepreduce.engine.parameter import VELOCITY, Parameter
 from hvd_deepreduce.engine.pipelines import Pipelines
+from hvd_deepreduce.engine.sliced import SlicedExchange
 from hvd_deepreduce.engine.stats import Report, Stats
 from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.exchange.reduce_scatter import SlicedSum
+from hvd_deepreduce.exchange.settings import ReduceScatter
 from hvd_deepreduce.feedback import DGC
 from hvd_deepreduce.memory import Memory
 from hvd_deepreduce.ops import arrays, deferred
@@ -88,6 +91,7 @@ class Engine:
         choice: with ``mode: auto``, whether steps are compressed.
         over_mpi: whether buckets are exchanged over MPI, which works on the host, and not as containers by
             ``collectives``.
+        in_slices: whether each rank sums a slice of a bucket, which takes several collectives.
         exchanges: the queues of the exchanges over MPI; ``close`` them at the end of the job.
         generation: increases when the config changes or a state is loaded. Layouts made before must not be used then.
     """
@@ -127,6 +131,7 @@ class Engine:
         self._pipelines: Pipelines | None = None
         self.choice = Choice() if config.mode == "auto" else None
         self.over_mpi = config.exchange.implementation is not None
+        self.in_slices = isinstance(config.exchange, ReduceScatter)
         self.generation += 1
 
     def set_config(self, config: str | Path | Mapping[str, Any] | Config | None = None, /, **settings: Any) -> None:
@@ -545,7 +550,9 @@ class Engine:
         failure: Exception | None = None
         try:
             bucket.clear_missing()
-            if any(self._feeds_back(self.pipeline_of(parameter)) for parameter in bucket.members):
+            if any(self._feeds_back(self.pipeline_of(parameter)) for parameter in bucket.members) or (
+                self.in_slices and config.error_feedback
+            ):
                 names = [parameter.name for parameter in bucket.members]
                 residual = self._memory.joined(names, bucket.sizes, bucket.dtype, bucket.gradient)
             if config.has_velocity and any(
@@ -557,6 +564,9 @@ class Engine:
             if not self.over_mpi:
                 raise
             failure = error  # the exchange tells it to all ranks, which would wait for this one
+        if self.in_slices:
+            self._start_in_slices(bucket, residual, velocity)
+            return
         if not self.over_mpi:
             begin = perf_counter()
             containers = [
@@ -593,6 +603,26 @@ class Engine:
         queue = self.exchange_queue(bucket.layout.queue)
         bucket.pending = queue.submit(config.exchange, select, bucket.gradient, key)
 
+    def _start_in_slices(self, bucket: Bucket, residual: Floats | None, velocity: Floats | None) -> None:
+        """``start``, where each rank sums a slice of the bucket. What it loses then stays here, also of a rank that
+        sends zeros (``feedback``)."""
+        begin = perf_counter()
+        work = SlicedSum(
+            self.pipeline, self.collectives.size(), bucket.key, bucket.gradient,
+            residual=residual if self.feedback else None,
+            keeps=residual,
+            velocity=velocity,
+            parts=bucket.parts if self._config.selection == "tensor" else None,
+        )  # fmt: skip
+        bucket.pending = SlicedExchange(work, self.collectives, bucket.name, self.stats)
+        self.stats.add(encode=perf_counter() - begin)
+
+    def advance(self, bucket: Bucket) -> None:
+        """Lets a bucket's exchange go on until its last collective is in flight, where ``in_slices``. Called for all
+        buckets before the first is received, in one order on all ranks, it lets these be in flight together."""
+        if isinstance(bucket.pending, SlicedExchange) and not bucket.summed:
+            bucket.pending.advance()
+
     def _tensors_of(self, bucket: Bucket) -> list[tuple[Pipeline, tuple[int, int], RngKey]]:
         """What has a container of its own in the bucket's message: all of the bucket, or each member."""
         if self._config.selection == "scope" and self._config.scope != "tensor":
@@ -616,6 +646,11 @@ class Engine:
             if scale != 1.0:
                 bucket.gradient *= bucket.dtype.type(scale)
             self.stats.add(wire=counted, wait=there - begin, decode=perf_counter() - there)
+        elif self.in_slices:
+            total = bucket.pending.result()
+            there = perf_counter()
+            total.write(bucket.gradient, scale)
+            self.stats.add(decode=perf_counter() - there)
         else:
             gathered = self.collectives.wait_allgather(bucket.pending)
             there = perf_counter()

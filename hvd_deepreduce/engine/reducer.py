@@ -160,6 +160,9 @@ class Reducer(Generic[G]):
         for late in bucket.layout.flush():
             self._start(late)
         if not bucket.summed:
+            for other in bucket.layout.buckets if engine.in_slices else ():
+                with tensors.stream(other.device):
+                    engine.advance(other)
             with tensors.stream(bucket.device):
                 engine.receive(bucket, scale)
         # Optimizers with different scales may share a bucket.

@@ -1,7 +1,8 @@
 """The cost of an allreduce for one rank, in the latency-bandwidth model: alpha x messages + beta x words.
 
 Sources: DenseStream, equations 4 to 6, for its own algorithm; SparCML (SC 2019, section 5) for its two algorithms and
-TopkA; the ring for the dense allreduce. P ranks, N elements, of which each rank keeps k.
+TopkA; the ring for the dense allreduce; ``reduce_scatter`` is counted from its messages. P ranks, N
+elements, of which each rank keeps k.
 
 A word is one element: a float32 of a dense vector; for a sparse vector, as many bytes as its format takes per element,
 which ``Cost.seconds`` is told. Words have two bounds: ``low`` if all ranks keep the same elements, ``high`` if no two
@@ -84,14 +85,28 @@ def densestream(ranks: int, kept: int) -> Cost:
     return scatter_reduce(ranks, kept) + allgatherv(ranks, kept)
 
 
-def small_collectives(ranks: int, boundaries: int) -> Cost:
-    """What a call sends beside its programs' messages: the allgather of the cards, the sum of the boundaries
-    (DenseStream on more than two ranks: ranks x slices numbers; 0 for the others, which do without), and the agreement.
+def reduce_scatter(ranks: int, kept: int, of_sum: int | None = None) -> Cost:
+    """``exchange: reduce_scatter``: an alltoall and an allgather of P - 1 messages each.
+
+    Args:
+        of_sum: with ``density``, the elements of the sum that are sent. Two more collectives of P - 1 small messages
+            balance the slices then. None: all of the sum is sent, and the supports are spread evenly.
+    """
+    share = (ranks - 1) / ranks
+    if of_sum is None:
+        return Cost(2 * (ranks - 1), 2 * share * kept, share * kept + (ranks - 1) * kept)
+    words = share * (kept + of_sum)
+    return Cost(4 * (ranks - 1), words, words)
+
+
+def small_collectives(ranks: int, *cells: int) -> Cost:
+    """What a call sends beside its programs' messages: the allgather of the cards, the sums of the histogram
+    (DenseStream on more than two ranks: so many cells in each round; the others do without), and the agreement.
 
     The allgather is counted as recursive doubling, each sum as a reduction to one rank and a broadcast, over binomial
     trees: 2 ceil(log2 P) messages one after the other, and up to ceil(log2 P) received by one rank. A word is 8 bytes
     here.
     """
-    numbers = [AGREEMENT] + [boundaries] * (boundaries > 0)
+    numbers = [AGREEMENT, *cells]
     depth, cards = ceil(log2(ranks)), (ranks - 1) * (card_bytes(ranks) // 8)
     return Cost(depth + 2 * depth * len(numbers), cards + min(depth, 1) * sum(numbers), cards + depth * sum(numbers))

@@ -3,7 +3,9 @@
 Li, Chao, Liao, Lv, "DenseStream: a novel data representation for gradient sparsification in distributed synchronous
 SGD algorithms", section III.B and algorithm 2. Three phases:
 
-1. *Balanced split*: the vector is divided into one region per rank, with about equal shares of the kept elements.
+1. *Balanced split*: the vector is divided into one region per rank, with about equal shares of the kept elements. The
+   paper averages the ranks' own boundaries; ours are those of the sum of their histograms (``balance.py``), since where
+   half of the ranks keep the front and half the back, the averages divide what nobody keeps.
 2. *Scatter-reduce* by recursive halving: every rank gets the sum of its own region.
 3. *Allgatherv* by recursive doubling: every rank gets all regions.
 
@@ -22,13 +24,14 @@ overlap (equation 6).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hvd_deepreduce.codec import U8, Floats, RngKey
+from hvd_deepreduce.exchange.balance import Histogram
 from hvd_deepreduce.exchange.opening import room
 from hvd_deepreduce.exchange.schedules import allgather, halving_rounds
 from hvd_deepreduce.exchange.settings import DenseStreamExchange
@@ -60,6 +63,8 @@ PLAIN_BLOCKS = DenseStream(coded=False)
 DIRECT_RANKS = 2
 """Up to so many ranks send each other all that they keep. For two this takes no more words than equation 6, half of the
 messages, and no merging before the sum is written."""
+LEAST_CELLS = 32
+"""The least number of cells of the histogram that divides the vector."""
 WHOLE = range(1)
 """The regions of a vector that is divided into slices only: a single one."""
 SCATTER_REDUCE, ALLGATHER = 0, 1
@@ -161,9 +166,11 @@ def allreduce(
             make = direct_programs
         else:
             parts = transport.size * slices
-            shares = transport.attempt(np.zeros(parts, np.uint64), share_boundaries, own, parts)
-            totals = session.sum(shares)
-            bounds = transport.attempt([0] * parts + [numel], average_boundaries, totals, numel)
+            histogram = Histogram(numel, parts, LEAST_CELLS)
+            while histogram.begins.size:
+                none = np.zeros(histogram.begins.size, np.uint64)
+                histogram.add(session.sum(transport.attempt(none, kept_in_cells, own, histogram)))
+            bounds = transport.attempt([0] * parts + [numel], histogram.bounds)
             plan, make = plan_of(own, bounds, slices), programs
         return session.run(make(transport, own, plan, session.sum_buffer), session.sum_buffer.result, errors)
 
@@ -196,41 +203,19 @@ def slice_count(max_kept: int, ranks: int) -> int:
     return max(1, min(MAX_SLICES, max_kept // (max(ranks, 1) * elements)))
 
 
-def share_boundaries(tensor: SparseTensor, parts: int) -> U64:
-    """One rank's contribution to the balanced split.
-
-    Returns:
-        uint64 ``[parts]``: the indices where the second to the last of ``parts`` equal shares of the kept elements
-        begin, and 1, the number of ranks that contribute. All zeros for a rank that keeps no element.
-    """
-    kept = tensor.indices.size
-    own = np.zeros(parts, np.uint64)
-    if kept:
-        own[:-1] = tensor.indices[np.arange(1, parts, dtype=np.uint64) * np.uint64(kept) // np.uint64(parts)]
-        own[-1] = 1
-    return own
+def kept_in_cells(tensor: SparseTensor, histogram: Histogram) -> U64:
+    """How many kept elements each of the histogram's next cells holds."""
+    return histogram.count(tensor.indices).astype(np.uint64)
 
 
-def average_boundaries(totals: U64, numel: int) -> list[int]:
-    """The ``parts + 1`` boundaries that all ranks use: the mean over the contributing ranks, or equal parts if no rank
-    contributes.
-
-    Args:
-        totals: uint64 ``[parts]``: the sum of all ranks' ``share_boundaries``.
-
-    Raises:
-        ValueError: the boundaries are not in order, or not within the vector.
-    """
-    parts = totals.size
-    ranks = int(totals[-1])
-    if ranks:
-        inner = (totals[:-1] // np.uint64(ranks)).tolist()
-    else:
-        inner = [numel * part // parts for part in range(1, parts)]
-    bounds = [0, *inner, numel]
-    if any(begin > end for begin, end in pairwise(bounds)):
-        raise ValueError(f"the regions' boundaries are not in order within a vector of {numel} elements")
-    return bounds
+def balanced_split(tensors: Sequence[SparseTensor], parts: int) -> tuple[list[int], list[int]]:
+    """Of all ranks' tensors, in one process: the boundaries that the ranks agree on, and how many numbers they sum in
+    each round."""
+    histogram, rounds = Histogram(tensors[0].numel, parts, LEAST_CELLS), []
+    while histogram.begins.size:
+        rounds.append(histogram.begins.size)
+        histogram.add(np.sum([kept_in_cells(tensor, histogram) for tensor in tensors], 0))
+    return histogram.bounds(), rounds
 
 
 class Plan:

@@ -77,7 +77,7 @@ class Exchange(Codec):
 
     A subclass is the settings; its class attribute ``implementation`` names its ``ExchangeFunction`` as
     "module:function". ``implementation`` None means that the exchange is not a function over MPI: containers are
-    exchanged by the framework's own allgather. ``in_session`` says that the function itself compares what the ranks
+    exchanged by the framework's own collectives. ``in_session`` says that the function itself compares what the ranks
     bring and their sums (``session.Session``), so that the queue need not.
 
     Raises:
@@ -91,7 +91,7 @@ class Exchange(Codec):
         super().__init_subclass__(**keywords)
         name = getattr(cls, "implementation", "")
         if name is None and cls.__module__ == __name__:
-            return  # the containers' allgather, which the engine runs
+            return  # exchanges of containers, which the engine runs
         if not isinstance(name, str) or name.count(":") != 1:
             raise TypeError(
                 f"{cls.__name__}.implementation is {name!r}; this class attribute must name the function that sums "
@@ -127,6 +127,25 @@ class AllGather(Exchange):
     name = "allgather"
     id = 1
     implementation = None
+
+
+@exchanges.register
+class ReduceScatter(Exchange):
+    """Each rank sums one slice of the vector and encodes the sum again, by Horovod's alltoall and allgather. Any codec,
+    with MPI or Gloo.
+
+    What the second encoding loses stays in the residual of the rank that sums the slice.
+
+    Attributes:
+        density: of the sum, in (0, 1]: the elements of largest magnitude of each slice are sent, as many of each slice
+            as of any other. The slices are chosen so that all ranks receive about as many elements, whatever the ranks
+            keep. None: every element of the sum that is not 0 is sent, and the slices are equally long.
+    """
+
+    name = "reduce_scatter"
+    id = 5
+    implementation = None
+    density: float | None = Field(None, gt=0, le=1)
 
 
 @exchanges.register

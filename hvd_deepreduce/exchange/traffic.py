@@ -8,6 +8,7 @@ bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -32,6 +33,11 @@ def allgather(own: int, total: int, ranks: int) -> Traffic:
     Who passes them on is not considered: in a ring, a rank sends on its neighbours' bytes in place of its own.
     """
     return Traffic((ranks - 1) * own, total - own)
+
+
+def alltoall(rank: int, splits: Sequence[int], received: Sequence[int]) -> Traffic:
+    """An alltoall: ``splits[r]`` bytes go to rank r, and ``received[r]`` come from it; its own stay with this rank."""
+    return Traffic(sum(splits) - splits[rank], sum(received) - received[rank])
 
 
 @lru_cache(4096)

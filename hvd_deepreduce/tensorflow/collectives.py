@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from threading import Thread
 from typing import Any
 
 import horovod.tensorflow as hvd
+import numpy as np
 import tensorflow as tf
 
 from hvd_deepreduce.codec import U8, Floats
@@ -52,6 +53,10 @@ def await_ranks(operation: Callable[[], None]) -> None:
         raise failures[0]
 
 
+def _alltoall(given: list[tf.Tensor], name: str, process_set: Any) -> list[tf.Tensor]:
+    return list(hvd.alltoall(given[0], given[1], name=name, process_set=process_set))
+
+
 class TensorFlowCollectives(HorovodCollectives):
     """Allgathers of ``horovod.tensorflow``, each on a thread of its own; tensors are on the host.
 
@@ -75,6 +80,15 @@ class TensorFlowCollectives(HorovodCollectives):
     def wait_allgather(self, pending: Future[U8]) -> U8:
         """Waits for that thread."""
         return pending.result()
+
+    def start_alltoall(self, data: U8, splits: Sequence[int], name: str) -> Future[list[Any]]:
+        """Starts an alltoall on another thread."""
+        return self._threads.submit(self._run, _alltoall, [data, np.array(splits, np.int32)], name)
+
+    def wait_alltoall(self, pending: Future[list[Any]]) -> tuple[U8, list[int]]:
+        """Waits for that thread."""
+        received, sizes = pending.result()
+        return received, sizes.tolist()
 
     def sum(self, values: Floats, name: str) -> Floats:
         """An allreduce, outside of a graph: adds up all ranks' values ``[n]``."""

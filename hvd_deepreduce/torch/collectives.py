@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +22,12 @@ _log = logging.getLogger("hvd_deepreduce")
 
 
 @dataclass
-class _Allgather:
-    """One that was started; ``handle`` is None until this step's meeting is over."""
+class _Started:
+    """An allgather, or with ``splits`` an alltoall; ``handle`` is None until this step's meeting is over."""
 
     tensor: torch.Tensor
     name: str
+    splits: torch.Tensor | None = None
     handle: int | None = None
 
 
@@ -46,7 +47,7 @@ class TorchCollectives(HorovodCollectives):
         self._tensors = tensors
         self._meeting: int | None = None
         self._hear: Callable[[Floats], object] = lambda total: None
-        self._held: list[_Allgather] = []
+        self._held: list[_Started] = []
         self._total: Floats | None = None
         self._failure: Exception | None = None
 
@@ -134,14 +135,22 @@ class TorchCollectives(HorovodCollectives):
         for one in held:
             self._start(one)
 
-    def start_allgather(self, data: U8, name: str) -> _Allgather:
-        """Starts Horovod's asynchronous allgather, as soon as the meeting is over.
+    def start_allgather(self, data: U8, name: str) -> _Started:
+        """Starts Horovod's asynchronous allgather, as soon as the meeting is over."""
+        return self._start_soon(data, name)
+
+    def start_alltoall(self, data: U8, splits: Sequence[int], name: str) -> _Started:
+        """As ``start_allgather``."""
+        return self._start_soon(data, name, torch.tensor(splits, dtype=torch.int32))
+
+    def _start_soon(self, data: U8, name: str, splits: torch.Tensor | None = None) -> _Started:
+        """Starts a collective, or holds it back until the meeting is over.
 
         A meeting that found anything is left to ``wait_meeting``, after the backward pass. Here, this rank would wait
         for the others or raise an error before it has started all gradients of the step, for which the others wait.
         """
         tensor = self._tensors.tensor(data)
-        started = _Allgather(tensor.to(wire_device(tensor)), f"deepreduce.{name}")
+        started = _Started(tensor.to(wire_device(tensor)), f"deepreduce.{name}", splits)
         if self._meeting is not None:
             if self._total is None and hvd.poll(self._meeting):
                 self._total = hvd.synchronize(self._meeting).numpy()
@@ -153,13 +162,21 @@ class TorchCollectives(HorovodCollectives):
             self._held.append(started)
         return started
 
-    def wait_allgather(self, pending: _Allgather) -> U8:
+    def wait_allgather(self, pending: _Started) -> U8:
         """Waits for it."""
         self.wait_meeting()
-        gathered = _synchronize(pending.handle)
-        if gathered.is_cuda:  # Horovod allocates it on a stream of its own
-            gathered.record_stream(torch.cuda.current_stream(gathered.device))
-        array: U8 = self._tensors.array(gathered)
+        return self._received(_synchronize(pending.handle))
+
+    def wait_alltoall(self, pending: _Started) -> tuple[U8, list[int]]:
+        """Waits for it."""
+        self.wait_meeting()
+        received, splits = _synchronize(pending.handle)
+        return self._received(received), splits.tolist()
+
+    def _received(self, tensor: torch.Tensor) -> U8:
+        if tensor.is_cuda:  # Horovod allocates it on a stream of its own
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
+        array: U8 = self._tensors.array(tensor)
         return array
 
     def start_average(self, tensor: torch.Tensor, name: str) -> int:
@@ -182,8 +199,11 @@ class TorchCollectives(HorovodCollectives):
         """Whether this rank takes part."""
         return bool(self.process_set.included())
 
-    def _start(self, one: _Allgather) -> None:
-        one.handle = hvd.allgather_async(one.tensor, one.name, self.process_set)
+    def _start(self, one: _Started) -> None:
+        if one.splits is None:
+            one.handle = hvd.allgather_async(one.tensor, one.name, self.process_set)
+        else:
+            one.handle = hvd.alltoall_async(one.tensor, one.splits, one.name, self.process_set)
 
 
 def _synchronize(handle: int | None) -> Any:

@@ -67,12 +67,12 @@ def by_tensorflow(config):
 
 
 def watched(engine):
-    """All containers that its pipeline makes."""
+    """All containers that its pipeline makes of whole vectors, and of the sums of slices."""
     pipeline, sent = engine.pipeline, []
     encode = pipeline.encode
 
-    def watching(*arguments):
-        packed = encode(*arguments)
+    def watching(*arguments, **settings):
+        packed = encode(*arguments, **settings)
         sent.append(packed.tobytes())
         return packed
 

@@ -30,7 +30,7 @@ from hvd_deepreduce.tensorflow import DeepReduce, SaveState, callbacks, handshak
 from hvd_deepreduce.tensorflow.elastic import TensorFlowState
 from tests import cuda_emulator
 from tests.adapters import containers, dgc_job
-from tests.adapters.scopes import SCOPES
+from tests.adapters.scopes import SCOPES, WITHOUT_MPI
 from tests.adapters.tcp import Meter
 from tests.case_runner import CASES, run_cases
 
@@ -113,7 +113,7 @@ def close(a, b, tolerance=1e-5):
 
 def possible(scope):
     """Whether this launcher can run the scope's exchange."""
-    return scope.get("exchange", "allgather") == "allgather" or hvd.mpi_enabled()
+    return Config.load(scope).exchange.name in WITHOUT_MPI or hvd.mpi_enabled()
 
 
 def reducing(variables, compression, loss, graph=True, **options):

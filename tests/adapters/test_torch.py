@@ -55,8 +55,9 @@ def test_containers_and_sums_are_those_of_tensorflow(jobs):
     for ours, theirs in zip(torch, tensorflow, strict=True):
         assert ours == theirs
         # One for each tensor that is not too small; then of the model, which changes its dtype twice, of buckets, and
-        # of the tensors in buckets. Each step has the five sums, too.
-        assert [len(parts) // 3 - 5 for parts in ours] == [5, 5, 3, 3, 3, 4, 5, 0, 0, 0, 0]
+        # of the tensors in buckets; and of this rank's slice of each bucket and of the model. Each step has the five
+        # sums, too.
+        assert [len(parts) // 3 - 5 for parts in ours] == [5, 5, 3, 3, 3, 4, 5, 0, 0, 0, 0, 4, 3]
 
 
 @pytest.mark.launch

@@ -24,7 +24,7 @@ from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.torch import DeepReduce
 from tests import cuda_emulator
 from tests.adapters import containers, dgc_job
-from tests.adapters.scopes import SCOPES
+from tests.adapters.scopes import SCOPES, WITHOUT_MPI
 from tests.adapters.tcp import Meter
 from tests.case_runner import case, run_cases
 
@@ -149,7 +149,7 @@ def lossy_equals_the_pipeline_run_by_hand():
 
 def possible(scope):
     """Whether this launcher can run the scope's exchange."""
-    return scope.get("exchange", "allgather") == "allgather" or hvd.mpi_enabled()
+    return Config.load(scope).exchange.name in WITHOUT_MPI or hvd.mpi_enabled()
 
 
 @case
@@ -709,6 +709,8 @@ def stats_are_the_bytes_on_the_wire():
     over_mpi = {"sparsifier": {"name": "topk", "density": 0.1}, "scope": "model", "index": None, "value": None}
     settings = [raw, {**raw, "min_elements": 10**7}]
     settings += [{**over_mpi, "exchange": name} for name in ("densestream", "sparcml", "topk_allgather")]
+    slices = {"sparsifier": raw["sparsifier"], "value": "raw", "index": "raw", "scope": "model"}
+    settings += [{**slices, "exchange": {"name": "reduce_scatter", "density": top}} for top in (None, 0.1)]
     for number, config in enumerate([*settings, LOSSY]):
         model = Lookups() if config is LOSSY else wide()
         pairs = named(model, f"wire{number}")

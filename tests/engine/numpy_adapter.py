@@ -35,11 +35,14 @@ class Job:
             self._posted.setdefault(key, {})[rank] = data
             self._changed.notify_all()
 
-    def wait(self, key: Any) -> np.ndarray:
+    def all_of(self, key: Any) -> list[np.ndarray]:
         with self._changed:
             if not self._changed.wait_for(lambda: len(self._posted[key]) == self.size, SECONDS):
                 raise TimeoutError(f"{key}: only ranks {sorted(self._posted[key])} have sent theirs")
-            return np.concatenate([self._posted[key][rank] for rank in range(self.size)])
+            return [self._posted[key][rank] for rank in range(self.size)]
+
+    def wait(self, key: Any) -> np.ndarray:
+        return np.concatenate(self.all_of(key))
 
 
 class ThreadCollectives(Collectives):
@@ -67,6 +70,20 @@ class ThreadCollectives(Collectives):
 
     def wait_allgather(self, pending: Any) -> np.ndarray:
         return self.job.wait(pending)
+
+    def start_alltoall(self, data: np.ndarray, splits: Sequence[int], name: str) -> Any:
+        assert data.size == sum(splits) and len(splits) == self.job.size
+        ends = np.cumsum(splits)
+        bounds = np.stack([ends - splits, ends], 1).astype(np.int64)
+        bounds = bounds.view(np.uint8).reshape(-1)
+        return self.start_allgather(data, name), self.start_allgather(bounds, f"{name}.bounds")
+
+    def wait_alltoall(self, pending: Any) -> tuple[np.ndarray, list[int]]:
+        parts = []
+        for data, told in zip(*map(self.job.all_of, pending), strict=True):
+            begin, end = told.view(np.int64).reshape(-1, 2)[self._rank]
+            parts.append(data[begin:end])
+        return np.concatenate(parts), [part.size for part in parts]
 
     def mpi_enabled(self) -> bool:
         return False

@@ -170,3 +170,32 @@ def test_states_that_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             updates.check_counts(state, {"anchors"})
+
+
+def test_updates_are_summed_in_slices():
+    """What a rank loses as the owner of a slice waits in its residual, also of a rank that stays away."""
+    config = {
+        "sparsifier": {"name": "topk", "density": 0.25}, "scope": "model",
+        "exchange": {"name": "reduce_scatter", "density": 0.125},
+    }  # fmt: skip
+
+    def present(rank, clock):
+        return rank != 1 or clock % 2 == 0
+
+    def work(collectives):
+        updates = NumpyUpdates(collectives, [40, 24], config, times=present)
+        came = np.zeros(64)
+        for step in range(4):
+            rng = np.random.default_rng([step, collectives.rank()])
+            for own in updates.own:
+                own += rng.standard_normal(own.size).astype(np.float32)
+            if present(collectives.rank(), step + 1):
+                came += np.concatenate([updates.update(number) for number in range(2)])
+            updates.step()
+        residuals = updates.engine.state_dict()["residuals"]
+        return came, np.concatenate([residuals["p0"], residuals["p1"]]), np.concatenate(updates.anchors)
+
+    ranks = run_ranks(3, work)
+    assert all(np.array_equal(anchor, ranks[0][2]) for _, _, anchor in ranks)
+    came, kept = (np.sum([rank[part] for rank in ranks], 0) for part in (0, 1))
+    np.testing.assert_allclose(kept - 3 * ranks[0][2], came, atol=1e-4)

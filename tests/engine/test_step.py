@@ -24,9 +24,15 @@ SCOPES = [
     {"scope": "bucket", "bucket_bytes": 2000, "selection": "tensor"},
     {"scope": "model"},
 ]
+IN_SLICES = [
+    {"scope": "model", "exchange": "reduce_scatter"},
+    {"scope": "bucket", "bucket_bytes": 2000, "exchange": {"name": "reduce_scatter", "density": 1.0}},
+    {"scope": "bucket", "bucket_bytes": 2000, "selection": "tensor", "exchange": "reduce_scatter"},
+]
 LOSSLESS = {"sparsifier": {"name": "topk", "density": 1.0}, "value": "raw", "index": "bitmap"}
 LOSSY = {"sparsifier": {"name": "topk", "density": 0.05}}
 every_scope = pytest.mark.parametrize("scope", SCOPES, ids=lambda s: "-".join(map(str, s.values())))
+every_way = pytest.mark.parametrize("scope", SCOPES + IN_SLICES, ids=lambda s: "-".join(map(str, s.values())))
 
 
 def gradients_of(step, rank, model=MODEL):
@@ -59,7 +65,7 @@ def on_all_ranks(error, work, job=None):
     return messages[0]
 
 
-@every_scope
+@every_way
 def test_lossless_is_the_mean_in_whatever_order(scope):
     def work(collectives):
         adapter = NumpyAdapter(collectives, MODEL, {**LOSSLESS, **scope})
@@ -104,7 +110,7 @@ def test_lossy_tensors_are_those_of_the_pipeline():
         assert all(state["residuals"][name].tobytes() == residual.tobytes() for name, residual in residuals.items())
 
 
-@every_scope
+@every_way
 def test_sent_and_kept_is_what_came(scope):
     model = {name: MODEL[name] for name in "abce"}
 
@@ -136,7 +142,7 @@ def test_without_error_feedback_nothing_is_kept(scope):
     same_bytes(run_ranks(RANKS, work))
 
 
-@pytest.mark.parametrize("scope", SCOPES[1:], ids=str)
+@pytest.mark.parametrize("scope", SCOPES[1:] + IN_SLICES, ids=str)
 def test_parameters_without_a_gradient_count_as_zeros(scope):
     """d is not used by one rank; in the second step, b, which is a bucket of its own, is used by none."""
     expected = mean(0)
@@ -202,7 +208,7 @@ def test_containers_have_the_keys_of_their_parameters(scope):
         assert stats["total"]["encode_seconds"] > 0 and stats["total"]["decode_seconds"] > 0
 
 
-@every_scope
+@every_way
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_what_is_not_finite_on_one_rank_reaches_all(scope, poison):
     def work(collectives):
@@ -300,6 +306,72 @@ def test_a_broken_container_is_the_same_error_everywhere(scope):
     same_bytes([results for _, results in ranks] + run_ranks(RANKS, unbroken))
 
 
+@pytest.mark.parametrize("scope", IN_SLICES, ids=str)
+def test_a_broken_slice_is_the_same_error_everywhere(scope):
+    """It is found by the slice's owner, which tells all others; and with the state from before, the job goes on."""
+
+    def work(collectives):
+        adapter = NumpyAdapter(collectives, MODEL, {**LOSSY, **scope})
+        adapter.step(gradients_of(0, collectives.rank()))
+        state = adapter.engine.state_dict()
+        pipeline = adapter.engine.pipeline
+        encode = pipeline.encode_selected
+
+        def damaged(*arguments):
+            packed, support = encode(*arguments)
+            packed[-1] ^= 4
+            return packed, support
+
+        if collectives.rank() == 1:
+            pipeline.encode_selected = damaged
+        with pytest.raises(ContainerError) as info:
+            adapter.step(gradients_of(1, collectives.rank()))
+        failed = next(bucket for bucket in adapter.reducer._layout.buckets if bucket.pending)
+        with pytest.raises(ContainerError, match="the container of rank 1 cannot be read"):
+            adapter.engine.receive(failed)  # again, for another tensor of it
+        pipeline.encode_selected = encode
+        adapter.engine.load_state_dict(state)
+        return str(info.value), adapter.step(gradients_of(2, collectives.rank()))
+
+    ranks = run_ranks(RANKS, work)
+    assert {said for said, _ in ranks} == {ranks[0][0]} and "the container of rank 1 cannot be read" in ranks[0][0]
+    same_bytes([results for _, results in ranks])
+
+
+@pytest.mark.parametrize("scope", IN_SLICES, ids=str)
+def test_bytes_of_slices_are_counted(scope):
+    """All that goes to other ranks, and nothing of what stays."""
+    job = Job(RANKS)
+
+    def work(collectives):
+        adapter = NumpyAdapter(collectives, MODEL, {**LOSSY, **scope})
+        adapter.step(gradients_of(0, collectives.rank()))
+        return adapter.engine.stats.to_dict()["total"]
+
+    stats = run_ranks(RANKS, work, job)
+    for rank, (sent, counted) in enumerate(zip(job.sent, stats, strict=True)):
+        by_name, expected = dict(sent), 0
+        for name, data in sent:
+            if f"{name}.bounds" in by_name:  # an alltoall
+                begin, end = by_name[f"{name}.bounds"].view(np.int64).reshape(-1, 2)[rank]
+                expected += data.size - (end - begin)
+            elif not name.endswith(".bounds"):
+                expected += (RANKS - 1) * data.size
+        assert counted["bytes_sent"] == expected
+    assert sum(one["bytes_sent"] for one in stats) == sum(one["bytes_received"] for one in stats)
+
+
+def test_one_rank_alone_exchanges_no_slices():
+    job = Job(1)
+
+    def work(collectives):
+        adapter = NumpyAdapter(collectives, {"a": MODEL["a"]}, {**LOSSLESS, "exchange": "reduce_scatter"})
+        return adapter.step({"a": gradients_of(0, 0)["a"]})["a"]
+
+    (result,) = run_ranks(1, work, job)
+    assert np.array_equal(result, gradients_of(0, 0)["a"]) and [name for name, _ in job.sent[0]] == ["handshake"]
+
+
 def test_configs_that_were_made_equal_again():
     def work(collectives):
         adapter = NumpyAdapter(collectives, MODEL, {**LOSSY, **SCOPES[0]})
@@ -319,7 +391,7 @@ def test_configs_that_were_made_equal_again():
     same_bytes(run_ranks(RANKS, work))
 
 
-@every_scope
+@every_way
 def test_a_resumed_run_equals_an_unbroken_one(scope):
     def work(collectives):
         rank = collectives.rank()

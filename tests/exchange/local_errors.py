@@ -14,6 +14,7 @@ import numpy as np
 
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.exchange import densestream, mpi_transport, opening, schedules, session, sparcml
+from hvd_deepreduce.exchange.balance import Histogram
 from hvd_deepreduce.exchange.errors import ExchangeError, LostRankError
 from hvd_deepreduce.exchange.mpi_transport import MPITransport
 from hvd_deepreduce.exchange.sum_buffer import SumBuffer
@@ -40,7 +41,7 @@ def refused_promptly(*words: str, call) -> None:
 @case
 def any_error_in_a_program_is_an_error_on_all_ranks() -> None:
     """Wherever it occurs between the meeting and the agreement, and whatever its type."""
-    regions = (densestream, "share_boundaries"), (densestream, "average_boundaries"), (Stream, "merge")
+    regions = (densestream, "kept_in_cells"), (Histogram, "bounds"), (Stream, "merge")
     places = [
         (Stream, "from_pieces"), (densestream, "pack"), (densestream, "unpack"),
         (SumBuffer, "write_region"), (SumBuffer, "result"), (session, "_digest"), (session, "_settlement"),

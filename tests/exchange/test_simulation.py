@@ -33,7 +33,7 @@ def simulate(name: str, tensors: list[SparseTensor], slices: int = 1, count_only
     totals = [None if count_only else SumBuffer(numel, F32, True, None) for _ in tensors]
     codec = DenseStream(coded=name == "coded")
     parts = size * slices
-    bounds = densestream.average_boundaries(sum(densestream.share_boundaries(t, parts) for t in tensors), numel)
+    bounds, _ = densestream.balanced_split(tensors, parts)
     if name == "direct":
         bounds = bounds[::size]
 
@@ -146,7 +146,7 @@ def test_volumes_are_the_models(size: int) -> None:
 
 def test_the_small_collectives_of_a_call() -> None:
     """The cards of all other ranks, and one or two sums, which go up and down a binomial tree."""
-    assert costs.small_collectives(8, 0) == (3 + 2 * 3, 7 * 128 + 3, 7 * 128 + 3 * 3)
+    assert costs.small_collectives(8) == (3 + 2 * 3, 7 * 128 + 3, 7 * 128 + 3 * 3)
     assert costs.small_collectives(5, 10) == (3 + 2 * 2 * 3, 4 * 128 + 3 + 10, 4 * 128 + 3 * (3 + 10))
     assert costs.small_collectives(1, 7) == (0, 0, 0)
 
@@ -176,3 +176,17 @@ def test_table_2_lies_within_the_model() -> None:
                 assert low <= time
                 if model is costs.densestream and density == 0.1:
                     assert time < 2 * high
+
+
+@pytest.mark.parametrize("size", [4, 7, 16])
+def test_regions_are_balanced_where_the_ranks_boundaries_have_no_mean(size: int) -> None:
+    """Half of the ranks keep the front and half the back, which averaged boundaries would give to one region."""
+    kept, numel = 500, 100_000
+    begins = [rank % 2 * (numel - kept) for rank in range(size)]
+    ones = np.ones(kept, np.float32)
+    tensors = [SparseTensor(numel, np.arange(begin, begin + kept, dtype=np.uint32), ones) for begin in begins]
+    for slices in (1, 3):
+        bounds, rounds = densestream.balanced_split(tensors, size * slices)
+        loads = sum(np.diff(np.searchsorted(tensor.indices, np.array(bounds))) for tensor in tensors)
+        assert len(bounds) == size * slices + 1 and max(loads) <= 1.6 * size * kept / (size * slices)
+        assert 2 <= len(rounds) <= 4

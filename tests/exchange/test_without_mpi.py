@@ -33,7 +33,7 @@ tensors = [
     SparseTensor(numel, np.arange(rank, numel, 3, dtype=np.uint32), np.ones(len(range(rank, numel, 3)), dtype))
     for rank in range(ranks)
 ]
-bounds = densestream.average_boundaries(sum(densestream.share_boundaries(t, ranks) for t in tensors), numel)
+bounds, _ = densestream.balanced_split(tensors, ranks)
 codec = DenseStream()
 
 def dsa(transport):

@@ -24,6 +24,9 @@ from hvd_deepreduce.engine import Collectives, Engine, MismatchError, Parameter
 from hvd_deepreduce.engine import state as saved
 from hvd_deepreduce.engine.agreement import Agreement
 from hvd_deepreduce.exchange import densestream, sparcml, topk_allgather
+from hvd_deepreduce.exchange.balance import AllToAll
+from hvd_deepreduce.exchange.collective_simulation import CollectiveNetwork
+from hvd_deepreduce.exchange.reduce_scatter import SlicedSum
 from hvd_deepreduce.exchange.simulation import Network
 from hvd_deepreduce.exchange.sum_buffer import SumBuffer
 from hvd_deepreduce.joint.densestream import DenseStream
@@ -283,9 +286,7 @@ class Exchange(Target):
                 return list(sparcml.split_allgather(transport, own, self.SLICES, total))
             codec = DenseStream(coded=head[0] % 4 == 3)
             parts = self.RANKS * self.SLICES
-            bounds = densestream.average_boundaries(
-                sum(densestream.share_boundaries(tensor, parts) for tensor in self.tensors), self.NUMEL
-            )
+            bounds, _ = densestream.balanced_split(self.tensors, parts)
             plan = densestream.Plan(codec, self.NUMEL, F32, bounds, self.SLICES, KEY, None)
             return list(densestream.programs(transport, Stream.from_sparse(own, plan.gap), plan, total))
 
@@ -293,6 +294,51 @@ class Exchange(Target):
             Network(self.RANKS).run(programs)
         except ValueError:
             return
+
+    def read(self, data: bytes) -> None:
+        raise NotImplementedError  # `run` reads bytes that are made while it runs
+
+
+class Slices(Target):
+    """A sum of three ranks slice by slice, in which one message of one rank is changed: ``| density, message | ...``.
+    All ranks get the same sum, or the same ContainerError."""
+
+    NUMEL, RANKS = 600, 3
+
+    def seeds(self) -> Sequence[bytes]:
+        return [bytes([density, message]) for density in (0, 1) for message in range(4)]
+
+    def run(self, data: bytes) -> None:
+        head = data[:2].ljust(2, b"\0")
+        exchange = {"name": "reduce_scatter", "density": 0.1 if head[0] & 1 else None}
+        pipeline = Pipeline(Config.load(exchange=exchange, density=0.2, error_feedback=False))
+
+        def broken(program: Any) -> Any:
+            answer = None
+            for number in itertools.count():
+                try:
+                    asked = program.send(answer)
+                except StopIteration as end:
+                    return end.value
+                if number == head[1] % 4:
+                    sent = exact(changed(b"\1\0\0" + data[2:], [asked.data.tobytes()]))
+                    asked = asked._replace(data=sent)
+                    if isinstance(asked, AllToAll):
+                        ends = np.minimum(np.cumsum(asked.splits), sent.size)
+                        ends[-1] = sent.size
+                        asked = asked._replace(splits=np.diff(ends, prepend=0).tolist())
+                answer = yield asked
+
+        programs = [
+            SlicedSum(pipeline, self.RANKS, KEY._replace(rank=rank), _tensor(self.NUMEL, 0.9, rank).dense()).steps()
+            for rank in range(self.RANKS)
+        ]
+        programs[1] = broken(programs[1])
+        with suppress(ContainerError):
+            out = np.empty(self.NUMEL, F32)
+            for total in CollectiveNetwork(self.RANKS).run(programs):
+                total.write(out, 1.0)
+                assert np.isfinite(out).all()
 
     def read(self, data: bytes) -> None:
         raise NotImplementedError  # `run` reads bytes that are made while it runs
@@ -437,7 +483,7 @@ def names() -> list[str]:
     for registry in (index_codecs, value_codecs, joint_codecs):
         found += [f"{registry.kind}-{name}" for name in sorted(registry.by_name)]
     found += [f"sparsifier-{name}" for name, codec in sorted(sparsifiers.by_name.items()) if codec.shared_randomness]
-    found += ["stream", "exchange", "handshake", "state"]
+    found += ["stream", "exchange", "slices", "handshake", "state"]
     return [*found, "serialized-state"] if hasattr(saved, "from_bytes") else found
 
 
@@ -445,8 +491,8 @@ def target(name: str) -> Target:
     """The target with this name."""
     alone: dict[str, type[Target]] = {
         "container": WholeContainer, "short-container": ShortContainer,
-        "stream": ExchangeStream, "exchange": Exchange, "handshake": Handshake,
-        "state": State, "serialized-state": SerializedState,
+        "stream": ExchangeStream, "exchange": Exchange, "slices": Slices,
+        "handshake": Handshake, "state": State, "serialized-state": SerializedState,
     }  # fmt: skip
     if name in alone:
         return alone[name]()

@@ -1,0 +1,348 @@
+"""Each rank sums one slice of the vector, and encodes the sum again: ``exchange: reduce_scatter``.
+
+1. The vector is divided into one slice for each rank, its owner: equally long ones, or with ``density`` such that all
+   owners receive about as many elements (``balance.py``).
+2. *Alltoall*: a rank selects from the whole vector, and sends each owner the container of its slice.
+3. An owner decodes its slice's containers, adds them up in rank order, and encodes the sum with the same codecs; with
+   ``density``, its elements of largest magnitude only, as many as any other owner.
+4. *Allgather*: all ranks get the slices' containers, and decode the same bytes.
+
+What the second encoding loses is added to the owner's residual, where it is one more part of what this rank has not
+sent. So the sum that is applied and all ranks' residuals are together what came in, as with the allgather of
+containers. It is added once the result is there, and not where a rank has failed.
+
+With P ranks that keep k elements each, a rank receives between k and P k elements by the alltoall, and the elements of
+the sum by the allgather; with ``density`` 1.6 k at most, and ``density`` times the vector's. Every slice's container
+has a header.
+
+A rank that fails takes part in all collectives, so that nobody waits for it. It sends the text of its error in place of
+containers; an owner that cannot read a container sends its own error in place of the sum. So all ranks raise the same.
+
+Nothing here waits for other ranks: ``steps`` is a generator that asks for collectives (``balance.Steps``).
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+
+from hvd_deepreduce import short_container
+from hvd_deepreduce.codec import U8, U32, Floats, RngKey, Sparsifier
+from hvd_deepreduce.container import Container, ContainerError, refusal
+from hvd_deepreduce.decoding import decode_part
+from hvd_deepreduce.exchange.balance import AllGather, AllToAll, balanced_bounds, equal_bounds, quotas
+from hvd_deepreduce.exchange.settings import ReduceScatter
+from hvd_deepreduce.ops import arrays, deferred, momentum, sections
+from hvd_deepreduce.pipeline import Parts, Pipeline
+from hvd_deepreduce.sparsify.nonzero import NonZero
+from hvd_deepreduce.sparsify.topk import TopK, kept_of
+from hvd_deepreduce.value.raw import Raw
+
+R = TypeVar("R")
+Part = tuple[U32 | None, Floats]
+"""Support (None: all elements) and values of a decoded container."""
+
+NOTHING: U8 = np.empty(0, np.uint8)
+MAX_BYTES = 2**31 - 1
+"""Of one alltoall, in which libraries count with 32 bits."""
+_ERROR = struct.Struct("<IBI")
+_ERROR_FORM = 255
+"""In place of a container's form, which it cannot be."""
+_MAX_TEXT = 4096
+
+
+@dataclass(frozen=True)
+class Slices:
+    """The sum of all ranks' vectors, as all ranks have decoded it."""
+
+    parts: list[tuple[int, int, Part]]
+    threads: int
+
+    def write(self, out: Floats, scale: float) -> None:
+        """``out = scale * sum``; ``out`` is float32 or float64 ``[numel]``."""
+        for begin, end, part in self.parts:
+            arrays.sum_into(out[begin:end], [part], scale, self.threads)
+
+
+@dataclass
+class SlicedSum:
+    """One rank's part in the sum of a vector.
+
+    Args:
+        pipeline: of the job's config, whose exchange is a ``ReduceScatter``.
+        ranks: of the job.
+        key: of this rank, vector and step.
+        gradient: float32 or float64 ``[numel]``, unchanged until the end of ``steps``.
+        residual: as in ``Pipeline.encode``; None: this rank sends without error feedback.
+        keeps: the residual that gets what this rank loses as an owner, which may be ``residual`` itself. None: that is
+            lost.
+        velocity: as in ``Pipeline.encode``.
+        parts: slices to select from separately; None: select from the whole vector.
+    """
+
+    pipeline: Pipeline
+    ranks: int
+    key: RngKey
+    gradient: Floats
+    residual: Floats | None = None
+    keeps: Floats | None = None
+    velocity: Floats | None = None
+    parts: Parts | None = None
+    _failures: list[Exception] = field(default_factory=list)
+    _bounds: list[int] = field(default_factory=list)
+
+    def steps(self) -> Generator[AllToAll | AllGather, Any, Slices]:
+        """The program of this rank; with one rank it asks for nothing.
+
+        Raises:
+            ContainerError: a container cannot be decoded, or a rank has failed; names the rank. Raised on all ranks.
+                The gradient has been added to the residual then, and what was sent subtracted, as with an allgather.
+        """
+        ranks, rank, gradient, pipeline = self.ranks, self.key.rank, self.gradient, self.pipeline
+        exchange = pipeline.config.exchange
+        assert isinstance(exchange, ReduceScatter)
+        self._bounds = equal_bounds(gradient.size, ranks)
+        corrected, selected = self._attempt((None, None), self._select)
+        if exchange.density is not None and ranks > 1 and gradient.size:
+            chosen = None if selected is None else selected[0]
+            indices = NOTHING.view(np.uint32) if chosen is None else arrays.to_host(chosen)
+            self._bounds = yield from balanced_bounds(indices, gradient.size, rank, ranks, self._failures)
+        messages = self._attempt(None, self._encode, corrected, selected)
+        if ranks == 1:
+            self._raise_failure()
+            assert messages is not None
+            return self._decoded(messages[0], self._keys())
+        if messages is None:
+            messages = [self._told()] * ranks
+        data = [message for message in messages if message.size]
+        received, sizes = yield AllToAll(
+            arrays.concatenate(data) if data else self._like(NOTHING), [message.size for message in messages]
+        )
+        del messages, data
+        packed, loss = self._attempt((None, None), self._sum, received, sizes)
+        gathered = yield AllGather(self._told() if packed is None or self._failures else packed, last=True)
+        total = self._decoded(gathered, self._keys(second=True))
+        if loss is not None and self.keeps is not None:
+            begin, end = self._slice(rank)
+            arrays.add(self.keeps[begin:end], loss, pipeline.threads)
+        return total
+
+    # Slices and keys
+
+    def _slice(self, owner: int) -> tuple[int, int]:
+        return self._bounds[owner], self._bounds[owner + 1]
+
+    def _keys(self, second: bool = False) -> list[RngKey]:
+        """Of each slice's containers: random numbers, and a checksum, of its own. What all ranks draw alike is the same
+        in the second encoding, and its rounding is another."""
+        seed, parameter, step, rank = self.key
+        numbers = [(parameter + owner * 0x9E3779B1) & 0xFFFFFFFF for owner in range(1, self.ranks + 1)]
+        return [RngKey(seed, number, step, rank + self.ranks * second) for number in numbers]
+
+    # A rank's own vector
+
+    def _select(self) -> tuple[Floats | None, tuple[U32 | None, Floats] | None]:
+        """The velocity's next state, and what to send (None: the gradient is not finite)."""
+        pipeline = self.pipeline
+        corrected, gradient = pipeline.corrected(self.gradient, self.velocity, self.ranks)
+        parts, keys = self.parts, None
+        if self._draws:
+            parts, keys = list(pairwise(self._bounds)), self._keys()
+            filled = [(part, key) for part, key in zip(parts, keys, strict=True) if part[0] < part[1]]
+            parts, keys = [part for part, _ in filled], [key for _, key in filled]
+        if not gradient.size:
+            return corrected, (None, gradient.copy())
+        return corrected, pipeline.select(gradient, self.residual, self.key, parts, keys=keys)
+
+    @property
+    def _draws(self) -> bool:
+        """Whether receivers repeat the choice of indices, which is then one in each slice."""
+        config = self.pipeline.config
+        return config.sparsifier.shared_randomness and config.index is None and config.joint is None
+
+    def _encode(self, corrected: Floats | None, selected: tuple[U32 | None, Floats] | None) -> list[U8]:
+        """The containers of all slices; empty for an empty slice."""
+        self._raise_failure()
+        pipeline, gradient, residual, velocity = self.pipeline, self.gradient, self.residual, self.velocity
+        if selected is None:
+            keys = self._keys()
+            messages = [
+                pipeline.encode_uncompressed(gradient[begin:end], key, 2) if begin < end else NOTHING
+                for (begin, end), key in zip(pairwise(self._bounds), keys, strict=True)
+            ]
+        else:
+            indices, values = selected
+            if indices is None:
+                places = self._bounds
+            else:
+                places = np.searchsorted(arrays.to_host(indices), np.array(self._bounds, np.uint32)).tolist()
+            messages = []
+            for (begin, end), (first, last), key in zip(
+                pairwise(self._bounds), pairwise(places), self._keys(), strict=True
+            ):
+                if begin == end:
+                    messages.append(NOTHING)
+                    continue
+                own = None if indices is None else arrays.offset(indices[first:last], -begin & 0xFFFFFFFF)
+                kept = None if residual is None else residual[begin:end]
+                packed, support = pipeline.encode_selected(gradient[begin:end], kept, own, values[first:last], key)
+                messages.append(packed)
+                if velocity is not None and corrected is not None:
+                    momentum.keep(velocity[begin:end], corrected[begin:end], support)
+        size = sum(message.size for message in messages)
+        if size > MAX_BYTES:
+            raise ContainerError(
+                f"rank {self.key.rank} has {size} bytes of containers, and at most {MAX_BYTES} fit into one alltoall: "
+                "set scope to 'bucket', or use a lower density"
+            )
+        return messages
+
+    # The sum of this rank's slice
+
+    def _sum(self, received: U8, sizes: list[int]) -> tuple[U8 | None, Floats | None]:
+        """The container of the sum of this rank's slice, and what it loses (None: nothing, or it is not kept)."""
+        rank, pipeline = self.key.rank, self.pipeline
+        begin, end = self._slice(rank)
+        numel, dtype = end - begin, self.gradient.dtype
+        expected = pipeline.expected(numel, dtype, self._keys()[rank])
+        with deferred.reading(self.gradient):
+            received = arrays.move_like(received, self.gradient)
+            if numel:
+                sections.prefetch_short_headers(received, self.ranks, [numel], dtype.itemsize)
+
+            def unpack() -> list[Container]:
+                ends = np.cumsum(sizes).tolist()
+                return [
+                    _unpacked(received[end - size : end], expected, sender)
+                    for sender, (size, end) in enumerate(zip(sizes, ends, strict=True))
+                    if numel or size
+                ]
+
+            containers = deferred.run_deferred(received, unpack)
+            if not numel:
+                return self._like(NOTHING), None
+            total = arrays.empty(numel, dtype, self.gradient)
+            arrays.sum_into(total, _decode(containers, numel, received), 1.0, pipeline.threads)
+        key = self._keys(second=True)[rank]
+        if any(_is_uncompressed(container) for container in containers):
+            return pipeline.encode_uncompressed(total, key, 2), None
+        loss = None if self.keeps is None else arrays.zeros(numel, dtype, total)
+        return pipeline.encode(total, loss, key, 2, sparsifier=self._second_sparsifier(numel)), loss
+
+    def _second_sparsifier(self, numel: int) -> Sparsifier | None:
+        """What selects from the sum of a slice; None: the config's, which sends all or repeats its choice."""
+        config, gradient = self.pipeline.config, self.gradient
+        assert isinstance(config.exchange, ReduceScatter)
+        if config.exchange.density is not None:
+            kept = kept_of(config.exchange.density, gradient.size)
+            return TopK(density=quotas(self._bounds, kept)[self.key.rank] / numel)
+        return None if config.sparsifier.sends_all or self._draws else NonZero()
+
+    # The sum of all slices
+
+    def _decoded(self, gathered: U8, keys: list[RngKey]) -> Slices:
+        """All slices' containers, in the order of their owners."""
+        pipeline, dtype = self.pipeline, self.gradient.dtype
+        slices = list(pairwise(self._bounds))
+        with deferred.reading(self.gradient):
+            gathered = arrays.move_like(gathered, self.gradient)
+            numels = [end - begin for begin, end in slices if begin < end]
+            if numels:
+                sections.prefetch_short_headers(gathered, 1, numels, dtype.itemsize)
+
+            def unpack() -> list[tuple[int, int, int, Container]]:
+                unpacked, at = [], 0
+                for owner, (begin, end) in enumerate(slices):
+                    if begin < end:
+                        expected = pipeline.expected(end - begin, dtype, keys[owner])
+                        container = _unpacked(gathered[at:], expected, owner, alone=False)
+                        unpacked.append((begin, end, owner, container))
+                        at += short_container.size(container, expected.shared)
+                if at != gathered.size:
+                    raise _error_in(gathered[at:]) or ContainerError(
+                        f"{gathered.size - at} bytes follow the containers of all {len(unpacked)} slices"
+                    )
+                return unpacked
+
+            containers = deferred.run_deferred(gathered, unpack)
+
+            def decode() -> list[tuple[int, int, Part]]:
+                return [
+                    (begin, end, decode_part(container, end - begin, owner))
+                    for begin, end, owner, container in containers
+                ]
+
+            return Slices(deferred.run_deferred(gathered, decode), pipeline.threads)
+
+    # Errors
+
+    def _attempt(self, otherwise: Any, work: Callable[..., Any], *arguments: Any) -> Any:
+        """``work(*arguments)``; if it fails, ``otherwise``, and the others are told."""
+        try:
+            return work(*arguments)
+        except Exception as error:
+            if not self._failures:
+                self._failures.append(error)
+            return otherwise
+
+    def _raise_failure(self) -> None:
+        if self._failures:
+            raise self._failures[0]
+
+    def _told(self) -> U8:
+        """This rank's first error, in place of a container."""
+        error = self._failures[0]
+        text = str(error)
+        if not isinstance(error, ContainerError):
+            text = f"rank {self.key.rank} could not take part in the sum: {type(error).__name__}: {text}"
+        data = text.encode()[:_MAX_TEXT]
+        head = _ERROR.pack(zlib.crc32(data), _ERROR_FORM, len(data))
+        return self._like(np.frombuffer(bytearray(head + data), np.uint8))
+
+    def _like(self, data: U8) -> U8:
+        moved: U8 = arrays.move_like(data, self.gradient)
+        return moved
+
+
+def _is_uncompressed(container: Container) -> bool:
+    """Whether all elements were sent as they are, as of a gradient that is not finite."""
+    return not (container.sparsifier or container.joint or container.index) and container.value == Raw.id
+
+
+def _decode(containers: list[Container], numel: int, data: U8) -> list[Part]:
+    return deferred.run_deferred(
+        data, lambda: [decode_part(container, numel, rank) for rank, container in enumerate(containers)]
+    )
+
+
+def _unpacked(message: U8, expected: short_container.Expected, rank: int, alone: bool = True) -> Container:
+    """The container at the begin of ``message``; ``alone``: nothing follows it.
+
+    Raises:
+        ContainerError: it cannot be read, or it is an error that the sender tells.
+    """
+    try:
+        container, size = short_container.unpack(message, expected, rank)
+    except ContainerError as error:
+        raise _error_in(message) or error from None
+    if alone and size != message.size:
+        raise refusal(rank, f"{message.size - size} bytes follow it")
+    return container
+
+
+def _error_in(message: U8) -> ContainerError | None:
+    """What ``_told`` has written at the begin of ``message``; None: something else is there."""
+    data = sections.peek(message, _ERROR.size + _MAX_TEXT)
+    if len(data) < _ERROR.size:
+        return None
+    checksum, form, size = _ERROR.unpack_from(data)
+    text = data[_ERROR.size : _ERROR.size + size]
+    if form != _ERROR_FORM or len(text) != size or zlib.crc32(text) != checksum:
+        return None
+    return ContainerError(text.decode(errors="replace"))
