@@ -91,7 +91,7 @@ def test_without_error_feedback_there_is_no_accumulator(tmp_path):
     with pytest.raises(ValueError, match="has no accumulator_0"):
         captured.read(path, "accumulator", 0)
     assert captured.read(path, "gradient", 0).any()
-    with pytest.raises(ValueError, match="only allgather runs here"):
+    with pytest.raises(ValueError, match="only allgather and reduce_scatter run here"):
         capture(tmp_path, config="densestream_model")
 
 
