@@ -1,6 +1,7 @@
 """A training job in which the last rank dies in the middle of its third step."""
 
 import os
+import signal
 
 import torch
 import torch.distributed as dist
@@ -8,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hvd_deepreduce.torch import ddp
 
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to the others; they are to end by themselves
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(0)
