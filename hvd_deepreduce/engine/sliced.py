@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from threading import Thread
 from time import perf_counter
 from typing import Any
 
@@ -31,6 +33,7 @@ class SlicedExchange:
         self._pending: Any = None
         self._result: Slices | None = None
         self._failure: Exception | None = None
+        self._alone = False
         self._go_on(None)
 
     def advance(self) -> None:
@@ -52,11 +55,19 @@ class SlicedExchange:
         return self._result
 
     def add_done_callback(self, call: Callable[[Any], object]) -> None:
-        """Calls ``call`` once ``result`` need not wait for the first collective, where that is a ``Future``."""
+        """Waits on a thread of its own, and calls ``call`` there once ``result`` need not wait. So no thread that other
+        buckets need waits for a bucket's later collectives, which other ranks may begin in another order."""
         if self._asked is None:
             call(self)
-        else:
-            self._pending.add_done_callback(call)
+            return
+        self._alone = True
+
+        def wait() -> None:
+            with suppress(Exception):  # ``result`` raises it again
+                self.result()
+            call(self)
+
+        Thread(target=wait, name="deepreduce slices", daemon=True).start()
 
     def _answer(self) -> None:
         """Waits for the collective in flight, and starts the next."""
@@ -74,7 +85,8 @@ class SlicedExchange:
         self._go_on(answer)
         ran = perf_counter() - there
         encode, decode = (0.0, ran) if self._asked is None else (ran, 0.0)
-        self._stats.add(wire=wire, wait=there - begin, encode=encode, decode=decode)
+        # What a thread of its own waits for keeps nobody waiting.
+        self._stats.add(wire=wire, wait=0.0 if self._alone else there - begin, encode=encode, decode=decode)
 
     def _go_on(self, answer: Any) -> None:
         self._asked = None  # whatever is raised, nothing is in flight

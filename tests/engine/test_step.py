@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from queue import Queue
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from hvd_deepreduce import container as wire
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.decoding import decode_part
 from hvd_deepreduce.engine import MismatchError, meeting
+from hvd_deepreduce.engine.sliced import SlicedExchange
 from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.exchange.reduce_scatter import SlicedSum
 from hvd_deepreduce.pipeline import Pipeline
 from tests.engine.numpy_adapter import Job, NumpyAdapter, run_ranks
 
@@ -359,6 +362,31 @@ def test_bytes_of_slices_are_counted(scope):
                 expected += (RANKS - 1) * data.size
         assert counted["bytes_sent"] == expected
     assert sum(one["bytes_sent"] for one in stats) == sum(one["bytes_received"] for one in stats)
+
+
+def test_slices_call_back_when_their_sum_is_there():
+    """Of buckets whose ranks wait for them in different orders, and with the error of a rank that failed."""
+
+    def work(collectives):
+        rank = collectives.rank()
+        engine = NumpyAdapter(collectives, {}, {"exchange": "reduce_scatter", "density": 0.5}).engine
+        works = [SlicedSum(engine.pipeline, RANKS, RngKey(0, n, 0, rank), gradients_of(n, rank)["b"]) for n in range(4)]
+        if rank == 1:
+            works[3]._encode = lambda *_: 1 / 0
+        exchanges = [SlicedExchange(one, collectives, f"b{n}", engine.stats) for n, one in enumerate(works)]
+        done = Queue()
+        for exchange in exchanges if rank else reversed(exchanges):
+            exchange.add_done_callback(done.put)
+        for _ in exchanges:
+            done.get(timeout=20)
+        with pytest.raises(ContainerError, match="^rank 1 could not take part in the sum: ZeroDivisionError"):
+            exchanges[3].result()
+        out = np.empty((3, 30), np.float32)
+        for row, exchange in zip(out, exchanges, strict=False):
+            exchange.result().write(row, 1.0)
+        return {"sums": out}
+
+    same_bytes(run_ranks(RANKS, work))
 
 
 def test_one_rank_alone_exchanges_no_slices():
