@@ -82,6 +82,15 @@ class Choice:
         """Whether this step ends a trial: the ranks say in its meeting what they have measured."""
         return self._step == BLOCK * BLOCKS
 
+    def certain(self) -> int:
+        """How many steps after this one will be dense, whatever happens."""
+        end = BLOCK * BLOCKS + AGAIN - 1
+        return end - self._step if self.decided and self.dense and self._step > BLOCK * BLOCKS else 0
+
+    def skip(self, steps: int) -> None:
+        """So many of these steps have been taken without ``begin_step``."""
+        self._step += steps
+
     def word(self) -> tuple[int, int]:
         """This rank's medians of a dense and of a compressed step, in microseconds; zeros unless a trial ends."""
         if not self.agreeing:

@@ -237,3 +237,13 @@ def _check_probe(probe: int) -> None:
 def wire_device(tensor: torch.Tensor) -> torch.device:
     """Where Horovod takes what is sent of a tensor: its GPU if Horovod was built with NCCL, else the host."""
     return tensor.device if not tensor.is_cuda or hvd.nccl_built() else torch.device("cpu")
+
+
+def as_it_is(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A gradient that is not compressed, where and as Horovod takes it; if that is a copy, the gradient too.
+
+    Horovod reduces neither bfloat16 nor strided tensors.
+    """
+    sent = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous()
+    sent = sent.to(wire_device(tensor)) if tensor.is_cuda else sent
+    return sent, None if sent is tensor else tensor

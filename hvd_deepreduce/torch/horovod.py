@@ -27,8 +27,8 @@ from hvd_deepreduce.engine.stats import Report
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.sparse import MAX_NUMEL
 from hvd_deepreduce.torch import sparse
-from hvd_deepreduce.torch.collectives import TorchCollectives, wire_device
-from hvd_deepreduce.torch.dense import flush
+from hvd_deepreduce.torch.collectives import TorchCollectives, as_it_is, wire_device
+from hvd_deepreduce.torch.dense import Rest, as_it_came, flush
 from hvd_deepreduce.torch.states import as_tensors, on_host
 from hvd_deepreduce.torch.tensors import TorchTensors
 
@@ -102,20 +102,20 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         self._first_trained: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
         self._checked: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
         self._by_shape: dict[tuple[int, ...], list[tuple[Parameter, torch.Tensor]]] = {}
-        handles = []
-        note = _noting_latest(weakref.ref(self))
+        self._handles: list[Any] = []
         for parameter in parameters:
             tensor = self._pairs[parameter.name]
             self._by_shape.setdefault(parameter.shape, []).append((parameter, tensor))
-            if tensor.requires_grad:
-                handles.append(tensor.register_post_accumulate_grad_hook(note))  # type: ignore[no-untyped-call]
-        self._remove_hooks = weakref.finalize(self, _remove, handles)
+        self._hooked = [tensor for tensor in self._pairs.values() if tensor.requires_grad]
+        self._hook()
+        self._remove_hooks = weakref.finalize(self, _remove, self._handles)
         self._remove_hooks.atexit = False
         self._latest: torch.Tensor | None = None
         self._parameter_of = {id(self._pairs[parameter.name]): parameter for parameter in parameters}
         self._carriers: dict[str, torch.Tensor] = {}
         self._sparse: dict[torch.Tensor, int] = {}
         self._sent_alone: set[str] = set()
+        self._rest = Rest(as_it_is)
         # Of the step that is under way: the number of ranks, and what is counted at its end.
         self._ranks, self._carriers_sent, self._dense_bytes = 1, 0, 0
         self._carried: dict[int, sparse.SparseTicket] = {}
@@ -147,6 +147,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             RuntimeError: gradients are in flight.
             ConfigError: the config cannot be used; the old one stays in force.
         """
+        self._come_back()
         self._engine.set_config(config, **settings)
 
     def stats(self) -> Report:
@@ -176,6 +177,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             state = on_host(state)
         elif isinstance(state, Iterable) and not isinstance(state, Mapping):
             state = map(on_host, state)
+        self._come_back()
         self._engine.load_state_dict(state, reshard=reshard)
         self._carried.clear()
 
@@ -185,6 +187,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
 
     def rewind(self, snapshot: Snapshot) -> None:
         """Returns to a snapshot of this process, whatever its rank is now. Gradients in flight are forgotten."""
+        self._come_back()
         self._engine.rewind(snapshot)
         self._carried.clear()
         self._agreed = False
@@ -204,6 +207,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         Every rank calls it after the same step, before ``hvd.shutdown()``. It can be called more than once. Afterwards
         ``config`` and ``stats()`` can be read; everything else raises ``RuntimeError``. Save the state before.
         """
+        self._come_back()
         self._engine.close()
         self._remove_hooks()
         # Horovod's optimizer may keep this object alive: let go of the model and of the buckets.
@@ -253,10 +257,9 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         if whole:
             if engine.to_flush(parameter):
                 flush(engine, self._tensors, parameter, tensor)
-            # Horovod reduces neither bfloat16 nor strided tensors: a copy is sent, and copied back into the gradient.
-            sent = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous().to(wire_device(tensor))
+            sent, copied = as_it_is(tensor)
             engine.count_allreduce(sent.numel() * sent.element_size(), dense_bytes)
-            return sent, None if sent is tensor else tensor
+            return sent, copied
         ticket = self._reducer.start(parameter, tensor, own)
         self._carriers_sent += 1
         self._dense_bytes += traffic.allreduce(dense_bytes, self._ranks).sent
@@ -280,7 +283,8 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             self._count_sparse(tensor)
             tensor = self._finish_sparse(tensor)
         if not engine.in_flight:
-            self._count_carriers()
+            if self._carriers_sent:
+                self._count_carriers()
             engine.stats.end_step()
         return tensor
 
@@ -301,6 +305,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
                 called.
         """
         self._engine.check_open()
+        self._step_aside()
         if self._optimizers is not None:
             self._optimizers.add(optimizer)
         if getattr(optimizer, "op", hvd.Adasum) == hvd.Adasum:  # its own class has none
@@ -322,6 +327,34 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             optimizer.synchronize()  # nothing stays in flight
             raise RuntimeError(LATE.format(names=", ".join(late[:5]) + ", ..." * (len(late) > 5)))
         self._checked[optimizer] = numbers
+
+    def _step_aside(self) -> None:
+        """Before each step of an optimizer: with ``mode: auto``, while steps are dense for certain and nothing waits in
+        a residual, Horovod's calls pass by, and this object takes no time."""
+        engine, rest = self._engine, self._rest
+        if rest.left:
+            rest.count(engine)
+            if not rest.left:
+                self._come_back()
+        elif engine.choice is not None and not self._sent_alone and len(self._checked) == 1:
+            certain = 0 if self._collectives.elastic() else engine.choice.certain()
+            if certain and not any(map(engine.to_flush, engine.parameters.values())):
+                rest.begin(engine, certain)
+                _remove(self._handles)
+                self.__dict__.update(compress=rest.compress, decompress=as_it_came)
+
+    def _come_back(self) -> None:
+        """Ends what ``_step_aside`` has begun."""
+        if self.__dict__.pop("compress", None) is not None:
+            del self.__dict__["decompress"]
+            self._rest.end(self._engine)
+            self._hook()
+
+    def _hook(self) -> None:
+        """Notes from now on which gradient came last."""
+        note = _noting_latest(weakref.ref(self))
+        for tensor in self._hooked:
+            self._handles.append(tensor.register_post_accumulate_grad_hook(note))  # type: ignore[no-untyped-call]
 
     def _check_momentum(self, optimizer: Any) -> None:
         """Under the memory ``dgc`` the momentum is applied before the residual, and must not be applied again."""
@@ -562,5 +595,5 @@ def _is_pair(given: object) -> bool:
 
 
 def _remove(handles: list[Any]) -> None:
-    for handle in handles:
-        handle.remove()
+    while handles:
+        handles.pop().remove()
