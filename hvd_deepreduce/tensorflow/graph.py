@@ -84,6 +84,8 @@ class Unit:
         native: the unit of the operations in C++; None: its operations are Python functions.
         run: of these operations, that is under way.
         dense: whether Horovod reduces the gradients of the run that has begun last.
+        waiting: whether residuals wait for a dense run.
+        dense_traffic: the number of ranks, and what a dense run is on the wire.
     """
 
     last_operation: int
@@ -92,6 +94,8 @@ class Unit:
     native: Any = None
     run: Any = None
     dense: bool = False
+    waiting: bool = True
+    dense_traffic: Any = None
 
     @property
     def known(self) -> bool:

@@ -141,9 +141,12 @@ class NativeUnit:
         """The run that has begun is dense: Horovod reduces the gradients.
 
         Args:
-            residuals: what is added to the gradients of the slots; kept until the next run begins.
+            residuals: what is added to the gradients of the slots, kept until the next run begins; empty: nothing.
         """
         self._residuals = residuals
+        if not residuals:
+            self.library._dense(self.id, None, None)
+            return
         given = [(0, 0) if one is None else (one.ctypes.data, one.size) for one in residuals]
         words = np.array(given, np.int64).reshape(-1, 2).T.copy()
         self.library._dense(self.id, words[0].ctypes.data, words[1].ctypes.data)

@@ -101,7 +101,7 @@ class NativeBuckets(GraphBuckets):
                 if unit.native is None:
                     continue
                 self._engine.check_open()
-                if unit.dense:
+                if unit.dense and unit.waiting:
                     self._note_flushed(unit)
                 other = self._begun.get(unit.queue, unit)
                 idle = unit.queue not in self._under_way and (other is unit or other.native.begin(0, 0))
@@ -110,6 +110,7 @@ class NativeBuckets(GraphBuckets):
                 self._begun[unit.queue] = unit
                 self._put_back(unit)  # of a run whose operations Horovod has not run
                 unit.dense = place and self._engine.dense
+                unit.waiting = unit.waiting or not unit.dense
                 if unit.dense:
                     self._begin_dense(graph, unit, number)
                 elif place and unit.known:
@@ -120,10 +121,16 @@ class NativeBuckets(GraphBuckets):
         self.steps.reach(graph, number)
         step, slots = graph.step, unit.slots
         assert step is not None
-        unit.native.dense([self._engine.unsent(self._parameters.of(slot)) for slot in slots])
-        for slot in slots:
-            size = max(0, slot.numel)
-            self._engine.count_allreduce(size * slot.sent_itemsize, size * slot.dtype.size)
+        residuals = [self._engine.unsent(self._parameters.of(slot)) for slot in slots] if unit.waiting else []
+        unit.waiting = any(one is not None for one in residuals)
+        unit.native.dense(residuals if unit.waiting else [])
+        ranks = self._engine.collectives.size()
+        if unit.dense_traffic is None or unit.dense_traffic[0] != ranks or unit.waiting:
+            sent = [allreduce(max(0, slot.numel) * slot.sent_itemsize, ranks) for slot in slots]
+            wire = Traffic(sum(one.sent for one in sent), sum(one.received for one in sent))
+            unit.dense_traffic = ranks, wire, _traffic(unit, ranks)[1]
+        _, wire, dense = unit.dense_traffic
+        self._engine.stats.add(wire=wire, dense=dense)
         self.steps.come(step, len(slots))
         self.steps.leave(step, len(slots))
 

@@ -87,8 +87,6 @@ class Operations:
         engine, handshake, buckets = self._engine, self._handshake, self._buckets
 
         def speak(number: np.int64) -> Floats:
-            if engine.choice is not None:
-                engine.choice.begin_step()
             return engine.word(handshake.models_agree)
 
         def hear(total: Floats, number: np.int64) -> np.int64:
@@ -96,6 +94,25 @@ class Operations:
             buckets.begin(graph, int(number), place=True)
             return number
 
+        def is_dense(number: np.int64) -> np.bool_:
+            assert engine.choice is not None
+            engine.choice.begin_step()
+            if not (engine.dense and handshake.models_agree):
+                return np.bool_(False)
+            buckets.begin(graph, int(number), place=True)
+            return np.bool_(True)
+
+        if engine.choice is not None:
+            alone = tf.numpy_function(is_dense, [number], tf.bool, name="deepreduce_dense")
+            alone.set_shape([])
+            without_order(alone.op)
+            met = tf.cond(alone, lambda: number, lambda: self._met(graph, number, speak, hear))
+            without_order(met.op)
+            return met
+        return self._met(graph, number, speak, hear)
+
+    def _met(self, graph: Graph, number: tf.Tensor, speak: Callable[..., Any], hear: Callable[..., Any]) -> tf.Tensor:
+        handshake = self._handshake
         word = tf.numpy_function(speak, [number], tf.float64, name="deepreduce_word")
         word.set_shape([meeting.WORDS])
         # Functions of another name on another rank (use_generic_names of the tape) have their meetings in common.

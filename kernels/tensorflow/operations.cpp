@@ -485,13 +485,13 @@ DR_API int dr_tf_begin(int64_t id, int64_t run, int64_t slots, int force) {
 }
 
 // The run that has begun is dense. residuals: the addresses of what is to be added to the gradients, 0 for nothing;
-// numels: their sizes. They stay until the next run begins.
+// numels: their sizes. They stay until the next run begins. Null: nothing is to be added to any.
 DR_API void dr_tf_dense(int64_t id, const int64_t* residuals, const int64_t* numels) {
     auto unit = find(id);
     if (!unit) return;
     std::lock_guard<std::mutex> lock(unit->mutex);
     unit->dense = true;
-    for (size_t at = 0; at < unit->slots.size(); ++at) {
+    for (size_t at = 0; residuals && at < unit->slots.size(); ++at) {
         unit->slots[at].residual = (void*)residuals[at];
         unit->slots[at].numel = numels[at];
     }

@@ -907,7 +907,7 @@ def operations_in_cpp_equal_those_in_python():
         found = []
         for kind in (DeepReduce, InPython):
             compression = kind(LOSSY, **scope)
-            sent = containers.watched(compression)
+            sent = containers.watched(compression._engine)
             unknown = tf.TensorSpec([None, None])
             signature = [tf.TensorSpec([200, 130]), tf.TensorSpec([7], tf.float64), unknown, tf.TensorSpec([90, 5])]
 
