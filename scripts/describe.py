@@ -44,7 +44,7 @@ given. Every `exchange` other than `allgather` sums whole vectors: set `scope` t
 exchange) or `bucket`. `reduce_scatter` works with any codec; the others run over MPI and encode indices and values
 themselves, so leave out `index` and `value`. [exchanges.md](exchanges.md) says which one to use when.
 
-A setting that has no effect is an error, unless it has its default value: `bucket_bytes` without `scope: bucket`,
+A setting that has no effect is an error, unless it has its default value: `bucket_bytes` with `scope: model`,
 `selection` with `scope: tensor`, `min_elements` with another scope, `force_index` with a value codec that does not
 sort, `bits` of DenseStream without `value: qsgd`, `fill` and `memory` without error feedback, `density_schedule` with a
 sparsifier that has no density, and `index` where there are no indices. `seed` and `threads` can always be set. A

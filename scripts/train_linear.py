@@ -146,9 +146,10 @@ def main(
     if servers > hvd.size():
         raise SystemExit(f"--servers is {servers}, and the job has {hvd.size()} ranks: use at most one for each")
     settings = Config.load(config, seed=seed)
-    if settings.exchange.name != "allgather" or settings.scope != "tensor" or settings.overrides:
+    if settings.exchange.name != "allgather" or settings.overrides:
         raise SystemExit(
-            f"{config} sets an exchange, a scope or overrides: a linear model has one tensor, and --servers"
+            f"{config} sets an exchange or overrides: a linear model has one tensor, and --servers is its exchange. "
+            "Leave them out"
         )
     train, test = read(data, features, scale, zero_based, seed).split(seed)
     loss, tested = LOSSES[model], linear_data.Batch.of(test)

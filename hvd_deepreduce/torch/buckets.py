@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from hvd_deepreduce.config import Config, ConfigError
 from hvd_deepreduce.engine import Engine, Parameter, Reducer
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.exchange import traffic
-from hvd_deepreduce.exchange.settings import AllGather
+from hvd_deepreduce.exchange.settings import AllGather, ReduceScatter
 from hvd_deepreduce.torch.dense import flush
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.states import on_host
@@ -28,7 +29,8 @@ class Buckets:
     """One rank's buckets, from the first one on. Every rank makes it when its first bucket comes.
 
     Two threads work beside the backward pass: one encodes buckets and starts their exchanges, in DDP's order; the other
-    one waits for them and decodes.
+    one waits for them and decodes. An exchange of several collectives (``reduce_scatter``) is ended by the first
+    thread, after all buckets have been started, so that all ranks issue the collectives in one order.
 
     Args:
         config: from ``for_buckets``.
@@ -84,6 +86,7 @@ class Buckets:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._starter, self._finisher = (ThreadPoolExecutor(1, f"deepreduce {what}") for what in ("start", "finish"))
         self._finished: list[Future[None]] = []
+        self._later: list[Callable[[], None]] = []
 
     def synchronize(self) -> None:
         """Waits for what is enqueued on a GPU."""
@@ -117,7 +120,7 @@ class Buckets:
         engine, buffer = self.engine, bucket.buffer()
         engine.check_open()
         if bucket.index() == 0:
-            self._finished = []
+            self._finished, self._later = [], []
             engine.begin_step()
             self._dense = self.iteration < self._start_iter or engine.dense
             self._meeting = self._starter.submit(self._meet)
@@ -125,8 +128,13 @@ class Buckets:
         future = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else [])
         ready = self._tensors.record(self._tensors.device(buffer))
         started = self._starter.submit(self._start, bucket.index(), bucket.parameters(), buffer, ready)
-        self._finished.append(self._finisher.submit(self._finish, started, buffer, future))
+        finish = partial(self._finish, started, buffer, future)
+        if engine.in_slices and not self._dense:
+            self._later.append(finish)
+        else:
+            self._finished.append(self._finisher.submit(finish))
         if bucket.is_last():
+            self._finished += map(self._starter.submit, self._later)
             errors = [one.exception() for one in self._finished]
             self.iteration += 1
             engine.stats.end_step()
@@ -243,8 +251,11 @@ def for_buckets(config: Config, start_iter: int) -> Config:
         ConfigError: a setting has no effect with DDP, or cannot work.
     """
     config = config.for_gradients()
-    if not isinstance(config.exchange, AllGather):
-        raise ConfigError(f"exchange is {config.exchange.name!r}, and DDP's hook has no other than 'allgather': set it")
+    if not isinstance(config.exchange, AllGather | ReduceScatter):
+        raise ConfigError(
+            f"exchange is {config.exchange.name!r}, and DDP's hook has 'allgather' and 'reduce_scatter' only: set one "
+            "of these"
+        )
     if config.scope == "model":
         raise ConfigError(
             "scope is 'model', and DDP gives its gradients in buckets: set scope to 'bucket', and the size of the "

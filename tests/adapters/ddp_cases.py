@@ -189,6 +189,40 @@ def means_and_residuals_are_those_of_the_pipeline_by_hand():
 
 
 @case
+def sums_of_slices_lose_nothing():
+    """With ``reduce_scatter``: all ranks apply the same, and what was applied and is kept is what came."""
+    slices = {"scope": "bucket", "exchange": "reduce_scatter"}
+    plain = DDP(network(), bucket_cap_mb=CAP)
+    train(plain)
+    model, _ = hooked({**LOSSLESS, **slices})
+    train(model)
+    assert torch.allclose(flat(plain), flat(model), rtol=1e-4, atol=1e-6)
+    for exchange in ("reduce_scatter", {"name": "reduce_scatter", "density": 0.02}):
+        seen = []
+        model, state = hooked({**LOSSY, **slices, "exchange": exchange}, seen=seen)
+        names = {id(parameter): name for name, parameter in model.module.named_parameters()}
+        taken, given = ({name: 0 for name in names.values()} for _ in range(2))
+        for step in range(4):
+            train(model, 1, step)
+            for _, parameters, before, future in seen:
+                at = 0
+                for parameter in parameters:
+                    part = slice(at, at + parameter.numel())
+                    given[names[id(parameter)]] += before[part].double()
+                    taken[names[id(parameter)]] += future.value()[part].double()
+                    at += parameter.numel()
+            seen.clear()
+        same_everywhere(model)
+        kept = state.state_dict()["residuals"]
+        for name, total in taken.items():
+            expected = average(given[name] - kept[name].double().reshape(-1))
+            assert torch.allclose(total, expected, rtol=1e-4, atol=1e-5), name
+        model, state = hooked({**LOSSY, **slices, "exchange": exchange}, model=network())
+        (loss_of(model, 0) * (float("nan") if dist.get_rank() == 1 else 1.0)).backward()
+        assert not any(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@case
 def containers_in_equal_buckets():
     """Compared with those under Horovod, by test_ddp.py."""
     return containers.of_equal_buckets(containers.by_ddp)
@@ -500,7 +534,7 @@ def settings_that_cannot_work_with_ddp():
         ({"scope": "model"}, "scope is 'model', and DDP gives its gradients in buckets"),
         ({"scope": "bucket", "bucket_bytes": 5000}, "bucket_bytes is 5000 and has no effect, since DDP"),
         ({"scope": "tensor", "min_elements": 5}, "min_elements is 5 and has no effect, since DDP"),
-        ({"exchange": "densestream", "index": None, "value": None, "scope": "bucket"}, "no other than 'allgather'"),
+        ({"exchange": "densestream", "scope": "bucket"}, "has 'allgather' and 'reduce_scatter' only"),
         ("adamw_small", "Use LocalSGD"),
     ):
         with pytest.raises(ConfigError, match=match):
