@@ -177,14 +177,16 @@ def _default_scope(config: Mapping[str, Any]) -> str:
     Args:
         config: all other keys.
     """
-    if config["exchange"] in effects.instead_of_index_and_value(config) or _sums_slices(config):
+    if _sums_vectors(config):
         return "model"
     of_tensors = config["min_elements"] is not None or bool(config["overrides"])
     return "tensor" if of_tensors and config["selection"] != "tensor" else "bucket"
 
 
-def _sums_slices(complete: Mapping[str, Any]) -> bool:
-    return isinstance(complete["exchange"], ReduceScatter)
+def _sums_vectors(config: Mapping[str, Any]) -> bool:
+    """Whether the exchange sums whole vectors, and so has no scope ``tensor``."""
+    exchange = config["exchange"]
+    return isinstance(exchange, ReduceScatter) or exchange in effects.instead_of_index_and_value(config)
 
 
 def _without_idle(merged: dict[str, Any], base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,9 +205,8 @@ def _without_idle(merged: dict[str, Any], base: Mapping[str, Any], changes: Mapp
     if changed & {"sparsifier", "joint", "exchange"}:
         needed = {"index": needs_index, "value": not instead}
         dropped |= {kind for kind in needed if needed[kind] and complete[kind] is None}
-    whole = complete["exchange"] in instead or _sums_slices(complete)
-    if "exchange" in changes and "scope" not in changes and whole and base.get("scope") == "tensor":
-        dropped |= {"scope"}
+    if changes.keys() & {"exchange", "scope"} == {"exchange"} and base.get("scope") == "tensor":
+        dropped |= {"scope"} if _sums_vectors(complete) else set()
     kept = {key: value for key, value in resolved.items() if key in changes or key not in dropped}
     for idle in effects.idle_settings(_complete(kept), _defaults()):
         if idle.setting not in changed and changed & set(idle.because):
@@ -307,7 +308,7 @@ class Config(BaseModel):
                 f"joint is {instead[0].name!r} and exchange is {exchange.name!r}: only the exchanges 'allgather' and "
                 "'reduce_scatter' carry a joint codec's containers"
             )
-        if given.setdefault("scope", complete["scope"]) == "tensor" and (exchange in instead or _sums_slices(complete)):
+        if given.setdefault("scope", complete["scope"]) == "tensor" and _sums_vectors(complete):
             raise ConfigError(
                 f"scope is 'tensor' and exchange is {exchange.name!r}, which sums whole vectors: set scope to 'model' "
                 "or 'bucket'"

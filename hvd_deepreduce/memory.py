@@ -82,10 +82,6 @@ class Memory:
             self._residuals.update(zip(names, views, strict=True))
         return vector
 
-    def holds(self, name: str) -> bool:
-        """Whether the parameter has a residual."""
-        return name in self._residuals
-
     def held(self, name: str) -> Floats | None:
         """The parameter's residual; None: it has none."""
         return self._residuals.get(name)

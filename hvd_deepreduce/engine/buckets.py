@@ -105,7 +105,7 @@ class Bucket:
 
     def part(self, name: str) -> Floats:
         """The view of ``gradient`` that belongs to the member with this name."""
-        begin, end = self._part_of[name]
+        begin, end = self.part_of(name)
         return self.gradient[begin:end]
 
     def part_of(self, name: str) -> tuple[int, int]:
@@ -125,7 +125,7 @@ class Bucket:
     def mark_ready(self, parameter: Parameter) -> bool:
         """A member's gradient is in the vector. Returns whether the bucket is full now."""
         self._ready.add(parameter.name)
-        return len(self._ready) == len(self.members)
+        return self.full
 
     def mark_full(self) -> None:
         """All members' gradients are in the vector."""
@@ -247,14 +247,15 @@ class BucketLayout:
 
     def release(self, bucket: Bucket, parameter: Parameter) -> None:
         """A parameter's result has been read; after the last one of all buckets the next step can begin."""
-        self.in_flight -= 1
         bucket.release(parameter)
-        if not self.in_flight:
-            self._started = 0
+        self._leave(1)
 
     def release_all(self, bucket: Bucket) -> None:
         """As ``release``, for all members of a full bucket."""
-        self.in_flight -= len(bucket.members)
         bucket.release_all()
+        self._leave(len(bucket.members))
+
+    def _leave(self, gradients: int) -> None:
+        self.in_flight -= gradients
         if not self.in_flight:
             self._started = 0

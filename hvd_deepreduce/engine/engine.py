@@ -330,9 +330,7 @@ class Engine:
 
     def to_flush(self, parameter: Parameter) -> bool:
         """Whether the parameter's gradient of this step is dense, and there is a residual to be added to it."""
-        if self.choice is None or not self.choice.dense or parameter.name in self.choice.flushed:
-            return False
-        return self._memory.holds(parameter.name) and self._feeds_back(self.pipeline_of(parameter))
+        return self.unsent(parameter) is not None
 
     def flush(self, parameter: Parameter, gradient: Floats) -> Floats | None:
         """If ``to_flush``: the sum of a gradient that the framework reduces and of its residual, for ``flushed``. None:
@@ -356,7 +354,9 @@ class Engine:
     def unsent(self, parameter: Parameter) -> Floats | None:
         """If ``to_flush``: the parameter's residual, for an adapter that adds it to the gradient by itself, and says so
         by ``note_flushed``."""
-        return self._memory.held(parameter.name) if self.to_flush(parameter) else None
+        if self.choice is None or not self.choice.dense or parameter.name in self.choice.flushed:
+            return None
+        return self._memory.held(parameter.name) if self._feeds_back(self.pipeline_of(parameter)) else None
 
     def note_flushed(self, parameters: Iterable[Parameter]) -> None:
         """Residuals of these parameters were sent in a dense step."""
@@ -613,6 +613,7 @@ class Engine:
             keeps=residual,
             velocity=velocity,
             parts=bucket.parts if self._config.selection == "tensor" else None,
+            finite=bucket.finite,
         )  # fmt: skip
         bucket.pending = SlicedExchange(work, self.collectives, bucket.name, self.stats)
         self.stats.add(encode=perf_counter() - begin)

@@ -84,6 +84,7 @@ class SlicedSum:
             lost.
         velocity: as in ``Pipeline.encode``.
         parts: slices to select from separately; None: select from the whole vector.
+        finite: as in ``Pipeline.encode``.
     """
 
     pipeline: Pipeline
@@ -94,6 +95,7 @@ class SlicedSum:
     keeps: Floats | None = None
     velocity: Floats | None = None
     parts: Parts | None = None
+    finite: bool = False
     _failures: list[Exception] = field(default_factory=list)
     _bounds: list[int] = field(default_factory=list)
 
@@ -158,7 +160,8 @@ class SlicedSum:
             parts, keys = [part for part, _ in filled], [key for _, key in filled]
         if not gradient.size:
             return corrected, (None, gradient.copy())
-        return corrected, pipeline.select(gradient, self.residual, self.key, parts, keys=keys)
+        finite = self.finite and self.velocity is None  # finite numbers can have an infinite sum
+        return corrected, pipeline.select(gradient, self.residual, self.key, parts, finite, keys)
 
     @property
     def _draws(self) -> bool:

@@ -171,7 +171,7 @@ class Buckets:
                 return start(number, parameters, parts, buffer)
             except Exception as error:
                 if not self._dense and self._collectives.exchanges == begun:  # the others wait for this rank
-                    self._collectives.tell(error)
+                    self._collectives.check(error)
                 raise
 
     def _parameter(self, tensor: torch.Tensor) -> Parameter:

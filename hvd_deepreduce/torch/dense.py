@@ -49,8 +49,6 @@ class Rest:
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What Horovod calls with a gradient."""
         self._came = True
-        if tensor.is_contiguous() and tensor.dtype != torch.bfloat16 and not tensor.is_cuda:
-            return tensor, None
         return self._as_it_is(tensor)
 
     def count(self, engine: Engine) -> None:

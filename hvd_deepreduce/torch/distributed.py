@@ -124,7 +124,7 @@ class DistributedCollectives(Collectives):
         """As ``Collectives.start_allgather``; waits until all ranks have told their sizes.
 
         Raises:
-            RuntimeError: a rank has failed (``tell``), or died.
+            RuntimeError: a rank has failed (``check``), or died.
         """
         tensor = self._tensors.tensor(data)
         splits = [tensor.numel()] * self._size
@@ -156,16 +156,9 @@ class DistributedCollectives(Collectives):
         array: U8 = self._tensors.array(pending.received)
         return array, pending.splits
 
-    def tell(self, error: Exception) -> None:
-        """In place of this rank's next exchange: all ranks get this error.
-
-        Raises:
-            RuntimeError: on all ranks.
-        """
-        self._ahead([0] * self._size, error)
-
     def check(self, error: Exception | None) -> None:
-        """All ranks go on, or get the error of those that have one.
+        """All ranks go on, or get the error of those that have one; so a rank with an error may call it in place of its
+        next exchange.
 
         Raises:
             RuntimeError: on all ranks.

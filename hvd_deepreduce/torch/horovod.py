@@ -277,11 +277,11 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         engine.check_open()
         if isinstance(ctx, Ticket):
             tensor = self._reducer.finish(ctx, float(tensor) / self._ranks)
-        elif ctx is not None:
-            tensor = ctx.copy_(tensor)
         elif tensor.is_sparse:
             self._count_sparse(tensor)
             tensor = self._finish_sparse(tensor)
+        else:
+            tensor = as_it_came(tensor, ctx)
         if not engine.in_flight:
             if self._carriers_sent:
                 self._count_carriers()
