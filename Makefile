@@ -10,7 +10,7 @@ PY := .venv/bin/python
 KERNELS := $(shell find kernels -name '*.cpp' -o -name '*.h')
 STAMP := .venv/.kernels_stamp
 
-.PHONY: help setup build train train-tf test test-fast test-launch test-emulator lint bench bench-net test-gpu bench-gpu figures-schemes fuzz sanitize soak clean
+.PHONY: help setup build train train-tf test test-fast test-launch test-emulator lint docs bench bench-net test-gpu bench-gpu figures fuzz sanitize soak clean
 
 help: ## lists these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 18
@@ -35,7 +35,7 @@ train-tf: build ## the same in Keras; ARGS="..." goes to the script
 # Every test has a time limit. Three processes run the tests on two processors, since launchers wait a good deal; two of
 # them begin with the tests that start launchers (tests/conftest.py).
 PYTEST := python -m pytest -q -n 3
-test: lint ## ruff, mypy, and all tests; ARGS="..." goes to pytest
+test: lint docs ## ruff, mypy, the site of the documents, and all tests; ARGS="..." goes to pytest
 	@$(ENV) $(PYTEST) $(ARGS)
 
 test-fast: build ## the tests that start no launcher, run no CUDA kernel and compile nothing; ARGS="..." goes to pytest
@@ -47,17 +47,16 @@ test-launch: build ## the tests that start ranks under mpirun and horovodrun; AR
 test-emulator: build ## the tests of the CUDA kernels, in an emulator on the CPU; ARGS="..." goes to pytest
 	@$(ENV) $(PYTEST) -m emulator $(ARGS)
 
+docs: build ## the documents as a site in build/site; a broken link is an error
+	@$(ENV) NO_MKDOCS_2_WARNING=1 mkdocs build --strict $(ARGS)
+
 lint: build ## ruff and mypy
 	@$(ENV) ruff check .
 	@$(ENV) mypy
+	@$(ENV) mypy --explicit-package-bases scripts/bench_gpu.py scripts/test_gpu.py
 
-# One figure a line; all but the last two take less than 20 minutes each on two quiet cores.
-figures-schemes: build ## makes the figures of docs/schemes.md, docs/linear.md and docs/accuracy.md (some hours)
-	@$(ENV) for one in softmax digits; do python scripts/qsparse_bits.py $$one --write; done
-	@$(ENV) for one in silo cloud device; do python scripts/train_fedavg.py compare $$one --write; done
-	@$(ENV) for one in methods ablation codecs; do python scripts/linear_figures.py $$one --write; done
-	@$(ENV) python scripts/sgd_frontier.py --processes 2 --write
-	@$(ENV) python scripts/gpt_frontier.py --processes 2 --write
+figures: build ## makes the documents' figures and the JSON behind them (hours); ARGS="NAME ..." some, ARGS=--list
+	@$(ENV) python scripts/figures.py $(ARGS)
 
 bench: build ## times the codecs and exchanges; ARGS="..." goes to the script
 	@$(ENV) python scripts/bench.py $(ARGS)
@@ -65,8 +64,9 @@ bench: build ## times the codecs and exchanges; ARGS="..." goes to the script
 bench-net: build ## the exchanges in a laboratory of slow networks (root, iproute2); ARGS="..." goes to the script
 	@$(ENV) python scripts/bench_net.py $(ARGS)
 
-test-gpu: build ## the CUDA tests on this machine's GPU
-	@$(ENV) HVD_DEEPREDUCE_GPU=1 python -m pytest -q tests/ops $(ARGS)
+# On a machine without a network, Horovod or MPI: scripts/test_gpu.sh.
+test-gpu: build ## the CUDA tests, sanitizers and benchmark on this machine's GPU; ARGS="..." goes to scripts/test_gpu.sh
+	@$(ENV) PYTHON=python scripts/test_gpu.sh $(ARGS)
 	@$(ENV) PYTHONPATH=$$PWD mpirun -np 2 python tests/adapters/torch_cases.py a_model_on_a_gpu
 
 bench-gpu: build ## times the CUDA operations on this machine's GPU
@@ -80,7 +80,7 @@ SANITIZED_ENV := export PYTHONPATH=$$PWD/$(SANITIZED)/lib ASAN_OPTIONS=detect_le
     export LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so) $$(gcc -print-file-name=libstdc++.so)"; \
     python -P -c 'import hvd_deepreduce as h; assert "$(SANITIZED)" in h.__file__, h.__file__';
 SANITIZED_TESTS := $(addprefix tests/,entropy index joint sparsify value \
-    test_all_pairs.py test_container.py test_golden.py test_padding.py test_pipeline.py)
+    test_all_pairs.py test_container.py test_fused.py test_golden.py test_padding.py test_pipeline.py)
 
 $(SANITIZED)/.stamp: $(KERNELS) $(PACKAGE) setup.py setup.cfg tests/fuzz/coverage.c
 	@echo "kernels: compiling with sanitizers" >&2

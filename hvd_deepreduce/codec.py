@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from hvd_deepreduce.ops.types import U8, U32, Floats
+from hvd_deepreduce.ops.types import U8, U32, Floats, Parts
 
 __all__ = [
     "ON_HOST",
@@ -30,6 +30,7 @@ __all__ = [
     "Floats",
     "IndexCodec",
     "JointCodec",
+    "Parts",
     "RngKey",
     "Registry",
     "Sparsifier",
@@ -170,6 +171,22 @@ class IndexCodec(Codec, ABC):
             ValueError: ``encode`` cannot have written the section.
         """
 
+    @classmethod
+    def decode_many(cls, sections: Sequence[U8], numel: int, counts: Sequence[int], key: RngKey) -> list[U32]:
+        """``decode`` of the sections of several ranks. A codec that can decode them faster together overrides it."""
+        return [cls.decode(section, numel, count, key) for section, count in zip(sections, counts, strict=True)]
+
+
+def no_indices(section: U8) -> U32:
+    """What a codec whose sections of no indices have no bytes decodes such a section to.
+
+    Raises:
+        ValueError: it has bytes.
+    """
+    if section.size:
+        raise ValueError(f"the section has {section.size} bytes: no indices take none")
+    return section.view(np.uint32)
+
 
 class ValueCodec(Codec, ABC):
     """Encodes the values at the support."""
@@ -181,6 +198,11 @@ class ValueCodec(Codec, ABC):
         """The codec to encode with if a residual keeps the errors: with settings under which the error is no larger
         than the values, where these were left open."""
         return self
+
+    def layout(self, count: int, itemsize: int) -> tuple[bytes, int] | None:
+        """What a receiver with these settings knows of each section of ``count`` values of ``itemsize`` bytes: its
+        first bytes, and its size. None: they depend on the values, or the codec does not say."""
+        return None
 
     @abstractmethod
     def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:

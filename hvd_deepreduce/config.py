@@ -38,7 +38,7 @@ from hvd_deepreduce.codec import (
     sparsifiers,
     value_codecs,
 )
-from hvd_deepreduce.exchange.settings import AllGather, Exchange, ReduceScatter, exchanges
+from hvd_deepreduce.exchange.settings import AllGather, AutoExchange, Exchange, ReduceScatter, exchanges
 from hvd_deepreduce.feedback import DGC, Feedback, Residual, memories
 from hvd_deepreduce.index.rice import Rice
 from hvd_deepreduce.local_updates import LocalUpdates
@@ -186,7 +186,7 @@ def _default_scope(config: Mapping[str, Any]) -> str:
 def _sums_vectors(config: Mapping[str, Any]) -> bool:
     """Whether the exchange sums whole vectors, and so has no scope ``tensor``."""
     exchange = config["exchange"]
-    return isinstance(exchange, ReduceScatter) or exchange in effects.instead_of_index_and_value(config)
+    return isinstance(exchange, AutoExchange | ReduceScatter) or exchange in effects.instead_of_index_and_value(config)
 
 
 def _without_idle(merged: dict[str, Any], base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,6 +207,8 @@ def _without_idle(merged: dict[str, Any], base: Mapping[str, Any], changes: Mapp
         dropped |= {kind for kind in needed if needed[kind] and complete[kind] is None}
     if changes.keys() & {"exchange", "scope"} == {"exchange"} and base.get("scope") == "tensor":
         dropped |= {"scope"} if _sums_vectors(complete) else set()
+    if complete["hierarchical"] is not False and "hierarchical" in changes:
+        dropped |= {"min_elements"} | ({"scope"} if base.get("scope") == "tensor" else set())
     kept = {key: value for key, value in resolved.items() if key in changes or key not in dropped}
     for idle in effects.idle_settings(_complete(kept), _defaults()):
         if idle.setting not in changed and changed & set(idle.because):
@@ -224,6 +226,10 @@ OVERRIDABLE = (
 """The settings that can differ from tensor to tensor."""
 
 
+Hierarchical = bool | int | Literal["auto"]
+"""Whether there are two levels; a number: of the ranks of each node."""
+
+
 class Config(BaseModel):
     """All settings of a job's compression, the same on every rank (``threads`` may differ).
 
@@ -237,6 +243,10 @@ class Config(BaseModel):
         value: how their values are written.
         joint: a codec of both, in place of ``index`` and ``value``.
         exchange: how the ranks' tensors become one sum.
+        hierarchical: two levels: gradients are summed inside a node, each of its ranks compresses a slice of the sum,
+            and exchanges it with one rank of each other node. ``auto`` does so where there are several nodes of equally
+            many ranks, two or more. A number is that of the ranks of each node, in rank order. False: all ranks
+            exchange containers.
         scope: what one container holds: a ``tensor``, the whole ``model``, or a ``bucket`` of neighbouring tensors.
             Larger scopes select across tensors, save headers and take less time for each tensor; buckets still travel
             during the backward pass. The default is ``tensor`` under settings of single tensors (``min_elements``,
@@ -267,6 +277,7 @@ class Config(BaseModel):
     value: SerializeAsAny[ValueCodec] | None = QSGD()
     joint: SerializeAsAny[JointCodec] | None = None
     exchange: SerializeAsAny[Exchange] = AllGather()
+    hierarchical: Hierarchical = False
     scope: Literal["tensor", "model", "bucket"] = "bucket"
     bucket_bytes: int = Field(25_000_000, ge=1024)
     selection: Literal["scope", "tensor"] = "scope"
@@ -314,6 +325,15 @@ class Config(BaseModel):
                 "or 'bucket'"
             )
         return given
+
+    @field_validator("hierarchical", mode="before")
+    @classmethod
+    def _is_hierarchical(cls, given: Any) -> Any:
+        if isinstance(given, bool) or given == "auto" or (type(given) is int and given > 0):
+            return given
+        raise ConfigError(
+            f"hierarchical is {given!r}; it must be True, False, 'auto', or the number of ranks of each node, 1 or more"
+        )
 
     @field_validator("density_schedule", mode="before")
     @classmethod

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from hvd_deepreduce import container as wire
@@ -9,7 +11,7 @@ from hvd_deepreduce import plugins
 from hvd_deepreduce.codec import U32, Floats, index_codecs, joint_codecs, sparsifiers, value_codecs
 from hvd_deepreduce.container import Container
 from hvd_deepreduce.index.packed import Packed
-from hvd_deepreduce.ops import arrays, bits, sort
+from hvd_deepreduce.ops import arrays, bits, sections, sort
 
 
 def unordered(values: Floats, order: U32 | None) -> Floats:
@@ -17,13 +19,33 @@ def unordered(values: Floats, order: U32 | None) -> Floats:
     return values if order is None else arrays.scatter(values, order)
 
 
-def decode_part(container: Container, numel: int, rank: int | None = None) -> tuple[U32 | None, Floats]:
+def decode_parts(containers: Sequence[Container], numel: int) -> list[tuple[U32 | None, Floats]]:
+    """``decode_part`` of the containers of all ranks, in rank order. On a GPU, where checks are deferred, the index
+    sections are decoded together."""
+    supports: Sequence[U32 | None] = [None] * len(containers)
+    alike = {(one.index, one.joint, one.ordered, one.numel) for one in containers}
+    if len(alike) == 1 and containers[0].index and alike <= {(containers[0].index, False, False, numel)}:
+        first = containers[0]
+        if sections.at_once(first.indices):
+            codec = index_codecs.find(first.index, plugins.load)
+            parts, counts = [one.indices for one in containers], [one.count for one in containers]
+            supports = codec.decode_many(parts, numel, counts, first.key)
+    return [
+        decode_part(container, numel, rank, support)
+        for rank, (container, support) in enumerate(zip(containers, supports, strict=True))
+    ]
+
+
+def decode_part(
+    container: Container, numel: int, rank: int | None = None, support: U32 | None = None
+) -> tuple[U32 | None, Floats]:
     """The support (``None``: all elements) and the values of one container.
 
     Args:
         container: of the tensor.
         numel: the elements that the tensor must have.
         rank: the sender, for errors.
+        support: decoded before, from the index section.
 
     Raises:
         ContainerError: a codec is unknown, or a section cannot be decoded.
@@ -31,7 +53,7 @@ def decode_part(container: Container, numel: int, rank: int | None = None) -> tu
     try:
         if container.numel != numel:
             raise ValueError(f"its tensor has {container.numel} elements, and this one has {numel}")
-        decoded = _decode(container)
+        decoded = _decode(container, support)
         for name, section, used in (
             ("index", container.indices, container.index and not container.joint),
             ("order", container.order, not container.joint and not container.ordered),
@@ -43,14 +65,13 @@ def decode_part(container: Container, numel: int, rank: int | None = None) -> tu
         raise wire.refusal(rank, error) from None
 
 
-def _decode(container: Container) -> tuple[U32 | None, Floats]:
+def _decode(container: Container, support: U32 | None) -> tuple[U32 | None, Floats]:
     numel, count, key, dtype = container.numel, container.count, container.key, container.dtype
     dense = container.sparsifier == 0
     if dense and count != numel:
         raise ValueError(f"a dense container must hold all {numel} elements, and it holds {count}")
     if not dense:
         sparsifiers.find(container.sparsifier, plugins.load)
-    support: U32 | None = None
     values: Floats
     if container.joint:
         joint = joint_codecs.find(container.value, plugins.load)
@@ -65,9 +86,9 @@ def _decode(container: Container) -> tuple[U32 | None, Floats]:
         bits.check_indices(support, numel)
         values = value.decode(container.values, count, support, dtype, key)
         return support, arrays.gather(values, places)
-    if container.index:
+    if container.index and support is None:
         support = index_codecs.find(container.index, plugins.load).decode(container.indices, numel, count, key)
-    elif not dense:
+    elif not container.index and not dense:
         sparsifier = sparsifiers.find(container.sparsifier)
         support = sparsifier.indices_of(numel, count, key, container.values)
     values = value.decode(container.values, count, support, dtype, key)

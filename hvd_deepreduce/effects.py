@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from hvd_deepreduce.codec import Codec, Sparsifier, ValueCodec
-from hvd_deepreduce.exchange.settings import DenseStreamExchange, ReduceScatter
+from hvd_deepreduce.exchange.settings import AutoExchange, DenseStreamExchange, ReduceScatter
 from hvd_deepreduce.feedback import DGC
 from hvd_deepreduce.local_updates import LocalUpdates
 
@@ -101,7 +101,7 @@ def idle_settings(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Ite
     ):
         if not has_effect and config[key] != defaults[key]:
             yield Idle(
-                key, ("scope", "exchange"),
+                key, ("scope", "exchange", "hierarchical"),
                 f"{key} is {config[key]!r} and has no effect, since scope is {scope!r}: leave {key} out, or set scope "
                 f"to {needed}",
             )  # fmt: skip
@@ -116,7 +116,9 @@ def idle_settings(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Ite
         for setting, because, reason in codec.idle_settings() if isinstance(codec, Codec) else ():
             yield from _of_codec(kind, codec, setting, (kind, f"{kind}.{because}"), reason)
     yield from _of_local(config)
-    if isinstance(exchange, ReduceScatter) and isinstance(sparsifier, Sparsifier):
+    if config["hierarchical"] is not False:
+        yield from _of_levels(config)
+    if isinstance(exchange, AutoExchange | ReduceScatter) and isinstance(sparsifier, Sparsifier):
         drawn = sparsifier.shared_randomness and index is None and config["joint"] is None
         if drawn or sparsifier.sends_all:
             reason = f"sparsifier {sparsifier.name!r} sends no indices, so that none can be chosen from the sum's"
@@ -139,6 +141,31 @@ def _of_local(config: Mapping[str, Any]) -> Iterator[Idle]:
         if not has_effect and given != LocalUpdates.model_fields[setting].default:
             sentence = f"local.{setting} is {given!r} and has no effect, since {reason}: leave {setting} out"
             yield Idle(f"local.{setting}", ("local", "error_feedback"), sentence)
+
+
+def _of_levels(config: Mapping[str, Any]) -> Iterator[Idle]:
+    """What ``hierarchical`` cannot be combined with."""
+    exchange, reason = config["exchange"], ""
+    if getattr(exchange, "implementation", None):
+        reason = (
+            f"exchange is {exchange.name!r}, which needs all ranks: set exchange to 'allgather' or 'reduce_scatter', "
+            "or leave hierarchical out"
+        )
+    elif isinstance(exchange, AutoExchange):
+        reason = (
+            "exchange is 'auto', which compares exchanges of all ranks at one level: set exchange to 'allgather' or "
+            "'reduce_scatter', or leave hierarchical out"
+        )
+    elif config["scope"] == "tensor":
+        reason = (
+            "scope is 'tensor', and the ranks of a node have slices of whole vectors: set scope to 'bucket' or "
+            "'model', with selection 'tensor' for settings of single tensors, or leave hierarchical out"
+        )
+    elif config["local"] is not None:
+        reason = "local is given, and LocalSGD exchanges updates at one level: leave hierarchical out"
+    if reason:
+        because = ("exchange", "scope", "local", "min_elements", "overrides", "selection")
+        yield Idle("hierarchical", because, f"hierarchical is {config['hierarchical']!r} and {reason}")
 
 
 def _of_codec(kind: str, codec: Codec, setting: str, because: tuple[str, ...], reason: str) -> Iterator[Idle]:

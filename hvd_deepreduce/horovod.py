@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 from hvd_deepreduce.codec import U8
 from hvd_deepreduce.engine import Collectives
+from hvd_deepreduce.engine.collectives import NoSubsetsError
 
 # Horovod shows the name of an operation that stalls.
 HINT = "if it stalls: was DeepReduce given the optimizer's process_set?"
@@ -52,10 +55,16 @@ class HorovodCollectives(Collectives):
         self.process_set = process_set
         # That of all ranks is the same number, and is asked for often: hvd.size() answers ten times faster.
         self._ranks = hvd.size if process_set is hvd.global_process_set else process_set.size
+        self._rank = process_set.rank
+
+    def stay(self) -> None:
+        """Rank and size never change from now on, and Horovod is not asked again."""
+        rank, size = self.rank(), self.size()
+        self._rank, self._ranks = lambda: rank, lambda: size
 
     def rank(self) -> int:
         """This rank's number in the process set."""
-        return int(self.process_set.rank())
+        return int(self._rank())
 
     def size(self) -> int:
         """The process set's size."""
@@ -72,6 +81,48 @@ class HorovodCollectives(Collectives):
     def mpi_enabled(self) -> bool:
         """Whether Horovod runs on MPI, not on Gloo."""
         return bool(self._hvd.mpi_enabled())
+
+    def node(self) -> str:
+        """The host's name: the one that horovodrun has given it, where it says so."""
+        return os.environ.get("HOROVOD_HOSTNAME") or super().node()
+
+    def divides(self) -> bool:
+        """Whether process sets can be added. All ranks of the job must do so at the same time; in an elastic job they
+        would end when ranks come or go."""
+        everybody = self.process_set.process_set_id == 0
+        return everybody and os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS") == "1" and not self.elastic()
+
+    def subsets(self, groups: Sequence[Sequence[int]], new: bool) -> list[Collectives]:
+        """As ``Collectives.subsets``: process sets that the job has, or new ones."""
+        if self.elastic():
+            raise NoSubsetsError("this is an elastic job, whose process sets end when ranks come or go: leave it out")
+        everybody = self.process_set.ranks
+        wanted = [sorted(everybody[member] for member in group) for group in groups]
+        table = self._hvd.mpi_ops._basics._get_process_set_ids_and_ranks()  # Horovod has no public call for it
+        known = {tuple(ranks): number for number, ranks in table.items()}
+        missing = [ranks for ranks in wanted if tuple(ranks) not in known]
+        if missing and not new:
+            shown = ", ".join(f"hvd.ProcessSet({ranks})" for ranks in missing)
+            raise NoSubsetsError(
+                "Horovod has no process sets for its groups of ranks. Let it make them: set the environment variable "
+                "HOROVOD_DYNAMIC_PROCESS_SETS=1 on every rank, or call hvd.init(process_sets='dynamic'). Or, for an "
+                f"optimizer with a process_set of its own, make them all: hvd.init(process_sets=[{shown}])"
+            )
+        own: list[HorovodCollectives] = []
+        for ranks in wanted:
+            if tuple(ranks) in known:
+                one = self._hvd.ProcessSet(ranks)
+                one.process_set_id = known[tuple(ranks)]
+            else:
+                one = self._hvd.add_process_set(ranks)
+            if self._hvd.rank() in ranks:
+                own.append(self._subset(one))
+                own[-1].stay()
+        return list(own)
+
+    @abstractmethod
+    def _subset(self, process_set: Any) -> HorovodCollectives:
+        """Collectives of a process set that this rank is in."""
 
     def allgather(self, data: U8, name: str) -> U8:
         """As ``Collectives.allgather``, under a name that explains a stall."""

@@ -7,13 +7,51 @@ decode is subtracted from it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from threading import RLock
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
 from hvd_deepreduce.codec import ON_HOST, Floats
 from hvd_deepreduce.ops import arrays
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _one_at_a_time(method: Callable[Concatenate[Memory, P], R]) -> Callable[Concatenate[Memory, P], R]:
+    """A bucket may be encoded on another thread than that of gradients that are sent alone."""
+
+    @wraps(method)
+    def call(self: Memory, /, *arguments: P.args, **settings: P.kwargs) -> R:
+        with self._lock:
+            return method(self, *arguments, **settings)
+
+    return call
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """A slice of the joint vector of several parameters' residuals, which begins at ``begin``."""
+
+    vector: Floats
+    names: list[str]
+    sizes: list[int]
+    begin: int
+
+    def whole(self) -> Iterator[tuple[str, Floats]]:
+        """The parameters that it has elements of, and their residuals, which are zero elsewhere."""
+        end, at = self.begin + self.vector.size, 0
+        for name, numel in zip(self.names, self.sizes, strict=True):
+            first, last = max(at, self.begin), min(at + numel, end)
+            if first < last:
+                residual = arrays.zeros(numel, self.vector.dtype, self.vector)
+                residual[first - at : last - at] = self.vector[first - self.begin : last - self.begin]
+                yield name, residual
+            at += numel
 
 
 class Memory:
@@ -22,7 +60,11 @@ class Memory:
     def __init__(self) -> None:
         self._residuals: dict[str, Floats] = {}
         self._joined: dict[tuple[str, ...], Floats] = {}
+        # Of slices: a parameter's residual is here or in ``_residuals``, and nowhere else.
+        self._slices: dict[tuple[tuple[str, ...], int], _Slice] = {}
+        self._lock = RLock()
 
+    @_one_at_a_time
     def residual(self, name: str, numel: int, dtype: np.dtype[Any], like: Any = ON_HOST) -> Floats:
         """The residual of a parameter, to be changed in place.
 
@@ -37,6 +79,7 @@ class Memory:
         Raises:
             ValueError: the residual has another size or dtype, so the parameter was replaced.
         """
+        self._make_whole([name])
         residual = self._residuals.get(name)
         if residual is None or getattr(residual, "device", None) != getattr(like, "device", None):
             if residual is None:
@@ -52,6 +95,7 @@ class Memory:
             )
         return residual
 
+    @_one_at_a_time
     def joined(self, names: Sequence[str], sizes: Sequence[int], dtype: np.dtype[Any], like: Any) -> Floats:
         """The residuals of several parameters as one vector. Each parameter's residual is a view into it afterwards.
 
@@ -82,12 +126,66 @@ class Memory:
             self._residuals.update(zip(names, views, strict=True))
         return vector
 
+    @_one_at_a_time
+    def slice(
+        self, names: Sequence[str], sizes: Sequence[int], part: tuple[int, int], dtype: np.dtype[Any], like: Any
+    ) -> tuple[Floats, Floats | None]:
+        """One slice of the vector that ``joined`` would make. Only the slice takes memory.
+
+        Args:
+            names, sizes, dtype, like: as in ``joined``.
+            part: (begin, end) of the slice in the vector.
+
+        Returns:
+            ``dtype`` ``[end - begin]``, to be changed in place. And what was held of these parameters elsewhere in the
+            vector, ``[sum(sizes)]``, with zeros in the slice; None: nothing was. It is not held any more.
+
+        Raises:
+            ValueError: as in ``residual``.
+        """
+        begin, end = part
+        key = tuple(names), begin
+        known = self._slices.get(key)
+        if known is not None and (known.vector.size, known.vector.dtype) == (end - begin, dtype):
+            if getattr(known.vector, "device", None) == getattr(like, "device", None):
+                return known.vector, None
+        self._make_whole(names)
+        rest = None
+        if any(name in self._residuals for name in names):
+            held = [self._residuals.get(name) is not None for name in names]
+            rest = arrays.concatenate(
+                [
+                    self.residual(name, numel, dtype, like) if there else arrays.zeros(numel, dtype, like)
+                    for name, numel, there in zip(names, sizes, held, strict=True)
+                ]
+            )
+            self._discard_joined(names)
+            for name in names:
+                self._residuals.pop(name, None)
+        vector = arrays.zeros(end - begin, dtype, like)
+        if rest is not None:
+            vector[:] = rest[begin:end]
+            rest[begin:end] = 0
+        self._slices[key] = _Slice(vector, list(names), list(sizes), begin)
+        return vector, rest if rest is not None and bool(rest.any()) else None
+
+    def _make_whole(self, names: Sequence[str]) -> None:
+        """Slices that hold anything of these parameters become residuals of whole parameters, zero elsewhere."""
+        if not self._slices:
+            return
+        for key in [key for key in self._slices if not set(names).isdisjoint(key[0])]:
+            self._residuals.update(self._slices.pop(key).whole())
+
+    @_one_at_a_time
     def held(self, name: str) -> Floats | None:
         """The parameter's residual; None: it has none."""
+        self._make_whole([name])
         return self._residuals.get(name)
 
+    @_one_at_a_time
     def scale(self, names: Sequence[str], factor: float) -> None:
         """Multiplies the residuals of these parameters by ``factor``, where they have one."""
+        self._make_whole(names)
         for name in names:
             residual = self._residuals.get(name)
             if residual is not None:
@@ -98,10 +196,14 @@ class Memory:
         self._joined = {key: vector for key, vector in self._joined.items() if not set(key) & set(names)}
 
     def state_dict(self) -> dict[str, Floats]:
-        """A copy of all residuals on the host, by parameter."""
-        return {name: np.array(arrays.to_host(residual)) for name, residual in self._residuals.items()}
+        """A copy of all residuals on the host, by parameter. Of a slice, there are those of the parameters that it has
+        elements of, with zeros elsewhere."""
+        copies = {name: np.array(arrays.to_host(residual)) for name, residual in self._residuals.items()}
+        for one in self._slices.values():
+            copies.update((name, arrays.to_host(residual)) for name, residual in one.whole())
+        return copies
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replaces all residuals by copies of these, which may have any shape."""
         self._residuals = {name: np.array(residual).reshape(-1) for name, residual in state.items()}
-        self._joined = {}
+        self._joined, self._slices = {}, {}

@@ -18,6 +18,7 @@ from hvd_deepreduce.codec import (
     U32,
     Floats,
     IndexCodec,
+    Parts,
     RngKey,
     Sparsifier,
     index_codecs,
@@ -27,8 +28,9 @@ from hvd_deepreduce.codec import (
 )
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import Container, ContainerError
-from hvd_deepreduce.decoding import decode_part, unordered
+from hvd_deepreduce.decoding import decode_part, decode_parts, unordered
 from hvd_deepreduce.feedback import DGC
+from hvd_deepreduce.fused import Fused
 from hvd_deepreduce.index.packed import Packed
 from hvd_deepreduce.ops import arrays, bits, deferred, momentum, sparse
 from hvd_deepreduce.ops.library import NonFiniteError
@@ -37,8 +39,6 @@ from hvd_deepreduce.value.raw import Raw
 
 R = TypeVar("R")
 EMPTY: U8 = np.empty(0, np.uint8)
-Parts = Sequence[tuple[int, int]]
-"""(begin, end) of slices of a vector."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,8 @@ class Pipeline:
             config.digest(), config.sparsifier.id, self._index_ids, codec.id if codec else 0, config.joint is not None,
             sorts, self._in_order,
         )  # fmt: skip
+        self.fused = Fused.of(config, self.shared, self.threads)
+        """The native calls in place of this pipeline's codecs, where there are some."""
 
     def encode(
         self,
@@ -137,6 +139,10 @@ class Pipeline:
             return self._pack(container, version)
 
         try:
+            if self.fused and version == 2 and self.fused.takes(gradient):
+                packed = self.fused.encode(gradient, residual, key, self.shared.digest, finite, sparsifier)
+                if packed is not None:
+                    return packed
             return self._selecting(gradient, residual, key, None, use, finite, sparsifier)
         except NonFiniteError:
             return self.encode_uncompressed(gradient, key, version)
@@ -479,9 +485,7 @@ class Pipeline:
             ContainerError: a container is refused or cannot be decoded; names its rank. ``out`` is then unchanged.
         """
         self._refuse_foreign(containers, out.dtype, key)
-        parts = deferred.run_deferred(
-            out, lambda: [decode_part(container, out.size, rank) for rank, container in enumerate(containers)]
-        )
+        parts = deferred.run_deferred(out, lambda: decode_parts(containers, out.size))
         arrays.sum_into(out, parts, scale, self.threads)
 
     def decode_sparse(

@@ -23,12 +23,11 @@ from hvd_deepreduce.codec import U8, RngKey
 from hvd_deepreduce.container import Container, ContainerError, refusal
 from hvd_deepreduce.index.packed import Packed
 from hvd_deepreduce.ops import arrays, sections
+from hvd_deepreduce.ops.sections import NUMBER_BYTES, read_varint, varint
 from hvd_deepreduce.sparse import DTYPE_IDS
 from hvd_deepreduce.value.raw import Raw
 
 FIXED = struct.Struct("<IB")
-NUMBER_BYTES = 9
-"""The most bytes of a varint: numbers below 2^63."""
 HEADER_BYTES = FIXED.size + 3 * NUMBER_BYTES
 """The most bytes of a header."""
 ORDERED = 15
@@ -81,32 +80,6 @@ def salt(digest: int, numel: int, dtype: np.dtype[Any], key: RngKey) -> int:
     """What is added to the checksum for what a container does not say."""
     implied = digest, key.seed, key.parameter, key.step & 0xFFFFFFFF, numel, DTYPE_IDS[dtype]
     return zlib.crc32(_IMPLIED.pack(*implied))
-
-
-def varint(number: int) -> bytes:
-    """The number's groups of 7 bits, the lowest first; all bytes but the last have their high bit set."""
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number that begins at byte ``at``, and where it ends.
-
-    Raises:
-        ValueError: it does not end within the data or ``NUMBER_BYTES``, or ``varint`` would have written fewer bytes.
-    """
-    number = 0
-    for place, byte in enumerate(data[at : at + NUMBER_BYTES]):
-        number |= (byte & 127) << 7 * place
-        if byte < 128:
-            if not byte and place:
-                break
-            return number, at + place + 1
-    raise ValueError("its header has a number that does not end, or that has more bytes than it needs")
 
 
 def _header(container: Container, shared: Shared) -> bytes:
@@ -165,12 +138,39 @@ def unpack(data: U8, expected: Expected, rank: int | None = None) -> tuple[Conta
         ContainerError: the bytes are cut or altered, or are a container of another tensor, step or config.
     """
     try:
-        return _unpack(data, *expected)
+        layout = _layout(data, expected)
+        return _checked(data, expected, layout), layout.ends[-1]
     except ValueError as error:
         raise refusal(rank, error) from None
 
 
-def _unpack(data: U8, shared: Shared, numel: int, dtype: np.dtype[Any], key: RngKey) -> tuple[Container, int]:
+@dataclass(frozen=True)
+class _Layout:
+    """What a container's header says.
+
+    Attributes:
+        sparse, uncompressed, ordered: of its form.
+        count: of its support.
+        index: number of its index codec.
+        ends: where its header and its sections end in the data.
+    """
+
+    sparse: bool
+    uncompressed: bool
+    ordered: bool
+    count: int
+    index: int
+    ends: tuple[int, int, int, int]
+
+
+def _layout(everything: U8, expected: Expected, start: int = 0) -> _Layout:
+    """That of the container that begins at byte ``start``.
+
+    Raises:
+        ValueError: its header is not one that this job's config gives.
+    """
+    shared, numel, dtype, _ = expected
+    data = everything[start:] if start else everything
     if data.size < FIXED.size:
         raise ValueError(f"it has {data.size} bytes, and its header alone has {FIXED.size} or more")
     header = sections.peek(data, HEADER_BYTES)
@@ -203,10 +203,18 @@ def _unpack(data: U8, shared: Shared, numel: int, dtype: np.dtype[Any], key: Rng
     order_bytes = (count * (count - 1).bit_length() + 7) // 8 if form & ORDER and count else 0
     if form & ORDER and not order_bytes:
         raise ValueError(f"it announces an order of {count} values, which takes no bytes")
-    ends = [begin, begin + index_bytes, begin + index_bytes + value_bytes]
+    ends = (begin, begin + index_bytes, begin + index_bytes + value_bytes)
     total = ends[-1] + order_bytes
     if total > data.size:
         raise ValueError(f"its header announces {total} bytes, and it has {data.size}")
+    begin, end, last = (start + end for end in ends)
+    return _Layout(sparse, uncompressed, ordered, count, index, (begin, end, last, start + total))
+
+
+def _checked(data: U8, expected: Expected, layout: _Layout) -> Container:
+    """The container, after its checksum is checked."""
+    shared, numel, dtype, key = expected
+    *ends, total = layout.ends
     try:
         sections.check_container(data[:total], 0, salt(shared.digest, numel, dtype, key))
     except ValueError:
@@ -215,12 +223,18 @@ def _unpack(data: U8, shared: Shared, numel: int, dtype: np.dtype[Any], key: Rng
             "config: it was altered on the way, or is of another parameter, step or config. Check that all ranks run "
             "the same steps of one model"
         ) from None
-    indices, values, order = (arrays.aligned(data[at:end]) for at, end in zip(ends, [*ends[1:], total], strict=True))
+    parts = [arrays.aligned(data[at:end]) for at, end in zip(ends, [*ends[1:], total], strict=True)]
+    return _container(expected, layout, parts)
+
+
+def _container(expected: Expected, layout: _Layout, parts: Sequence[U8]) -> Container:
+    shared, numel, dtype, key = expected
+    indices, values, order = parts
     return Container(
-        shared.sparsifier if sparse else 0, index, Raw.id if uncompressed else shared.value, dtype, numel, count,
-        RngKey(key.seed, key.parameter, key.step & 0xFFFFFFFF), shared.digest, indices, values, order,
-        joint=shared.joint and not uncompressed, ordered=ordered,
-    ), total  # fmt: skip
+        shared.sparsifier if layout.sparse else 0, layout.index, Raw.id if layout.uncompressed else shared.value, dtype,
+        numel, layout.count, RngKey(key.seed, key.parameter, key.step & 0xFFFFFFFF), shared.digest, indices, values,
+        order, joint=shared.joint and not layout.uncompressed, ordered=layout.ordered,
+    )  # fmt: skip
 
 
 def split(data: U8, ranks: int, tensors: Sequence[Expected]) -> list[list[Container]]:
@@ -235,6 +249,8 @@ def split(data: U8, ranks: int, tensors: Sequence[Expected]) -> list[list[Contai
         ContainerError: as in ``unpack``, or bytes are left over.
     """
     sections.prefetch_short_headers(data, ranks, [one.numel for one in tensors], tensors[0].dtype.itemsize)
+    if sections.at_once(data):
+        return _split_at_once(data, ranks, tensors)
     containers: list[list[Container]] = [[] for _ in tensors]
     begin = 0
     for rank in range(ranks):
@@ -242,6 +258,33 @@ def split(data: U8, ranks: int, tensors: Sequence[Expected]) -> list[list[Contai
             container, size = unpack(data[begin:], expected, rank)
             of_tensor.append(container)
             begin += size
-    if begin != data.size:
-        raise ContainerError(f"{data.size - begin} bytes follow the containers of all {ranks} ranks")
+    _check_end(data, begin, ranks)
     return containers
+
+
+def _split_at_once(data: U8, ranks: int, tensors: Sequence[Expected]) -> list[list[Container]]:
+    """As ``split``; all checksums are checked together, when that is no longer deferred."""
+    layouts: list[_Layout] = []
+    parts: list[sections.Parts] = []
+    begin = 0
+    for rank in range(ranks):
+        for expected in tensors:
+            try:
+                layout = _layout(data, expected, begin)
+            except ValueError as error:
+                raise refusal(rank, error) from None
+            shared, numel, dtype, key = expected
+            layouts.append(layout)
+            parts.append(sections.Parts(begin, layout.ends, salt(shared.digest, numel, dtype, key)))
+            begin = layout.ends[-1]
+    _check_end(data, begin, ranks)
+    containers: list[list[Container]] = [[] for _ in tensors]
+    for number, (layout, of_one) in enumerate(zip(layouts, sections.take_apart(data, parts), strict=True)):
+        place = number % len(tensors)
+        containers[place].append(_container(tensors[place], layout, of_one))
+    return containers
+
+
+def _check_end(data: U8, end: int, ranks: int) -> None:
+    if end != data.size:
+        raise ContainerError(f"{data.size - end} bytes follow the containers of all {ranks} ranks")

@@ -10,14 +10,12 @@ machine. Each section can be run alone:
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -27,41 +25,25 @@ from typing import Annotated, Any, NamedTuple
 import bench_inputs
 import captured
 import doc_sections
-import matplotlib
 import numpy as np
 import typer
-from bench_inputs import KEY, described, entropy_bits, random_subset, vector
+from bench_inputs import described, random_subset, vector
 from rich.console import Console
 from step_times import Difference
 
 from hvd_deepreduce import Config
 from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import U32, Floats, IndexCodec, RngKey, ValueCodec, index_codecs, joint_codecs, value_codecs
-from hvd_deepreduce.decoding import unordered
+from hvd_deepreduce.codec import RngKey, ValueCodec
+from hvd_deepreduce.command.measuring import KEY, all_codecs, entropy_bits, timed, trial
+from hvd_deepreduce.command.picture import Panel, Point, draw
 from hvd_deepreduce.ops import library, select
 from hvd_deepreduce.pipeline import Pipeline
-
-matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 DOC = ROOT / "docs" / "benchmarks.md"
 LARGE, SMALL = 25_600_000, 36_864
 DENSITIES = (0.001, 0.01, 0.1)
 console = Console(width=140)
-
-
-def timed(*functions: Callable[[], Any], runs: int = 9) -> list[float]:
-    """The median seconds of each function. The functions run in turn."""
-    for function in functions:
-        function()
-    seconds: list[list[float]] = [[] for _ in functions]
-    for _ in range(runs):
-        for number, function in enumerate(functions):
-            begin = time.perf_counter()
-            function()
-            seconds[number].append(time.perf_counter() - begin)
-    return [median(one) for one in seconds]
 
 
 def small_timed(function: Callable[[], Any]) -> float:
@@ -91,70 +73,6 @@ def layer(kind: str) -> captured.Vector:
     return of_all[end - SMALL : end].copy()
 
 
-@dataclass
-class Trial:
-    """One codec applied to one selection.
-
-    Attributes:
-        encode, decode: the calls to time.
-        size: bytes of the section, and of the order if there is one.
-        support: the indices that a receiver decodes.
-        error: L2 norm of the lost part, relative to the values.
-    """
-
-    encode: Callable[[], Any]
-    decode: Callable[[], Any]
-    size: int
-    support: U32
-    error: float
-
-
-def trial(codec: Any, indices: U32, values: Floats, d: int) -> Trial:
-    """Encodes with an index, value or joint codec, and returns both calls, ready to be timed."""
-    r, norm = indices.size, float(np.linalg.norm(values))
-    if isinstance(codec, IndexCodec):
-        section, support = codec.encode(indices, d, KEY)
-        count = support.size
-        return Trial(
-            lambda: codec.encode(indices, d, KEY),
-            lambda: codec.decode(section, d, count, KEY),
-            section.size,
-            support,
-            0.0,
-        )
-    if isinstance(codec, ValueCodec):
-        section, order = codec.encode(values, indices, KEY)
-        decoded = unordered(codec.decode(section, r, indices, values.dtype, KEY), order)
-        return Trial(
-            lambda: codec.encode(values, indices, KEY),
-            lambda: codec.decode(section, r, indices, values.dtype, KEY),
-            section.size + (0 if order is None else (r * (r - 1).bit_length() + 7) // 8),
-            indices,
-            float(np.linalg.norm(decoded - values)) / norm,
-        )
-    section, support = codec.encode(indices, values, d, KEY)
-    count = support.size
-    got, decoded = codec.decode(section, d, count, False, values.dtype, KEY)
-    error = np.zeros(d, values.dtype)
-    error[indices] = values
-    error[got] -= decoded
-    return Trial(
-        lambda: codec.encode(indices, values, d, KEY),
-        lambda: codec.decode(section, d, count, False, values.dtype, KEY),
-        section.size,
-        support,
-        float(np.linalg.norm(error)) / norm,
-    )
-
-
-def all_codecs() -> Iterator[tuple[str, str, Any]]:
-    """(kind, name, codec with default settings) of every codec that a container can name."""
-    for kind, registry in (("index", index_codecs), ("value", value_codecs), ("joint", joint_codecs)):
-        for name, codec in sorted(registry.by_name.items()):
-            if name != "auto":
-                yield kind, name, codec()
-
-
 def pipeline_section() -> Iterator[str]:
     """The recommended config on 25.6 M elements, compared with a copy and with torch.topk."""
     import torch
@@ -176,15 +94,15 @@ def pipeline_section() -> Iterator[str]:
     tensor = torch.from_numpy(gradient)
     copy2, topk = timed(lambda: np.copyto(out, gradient), lambda: tensor.abs().topk(LARGE // 100), runs=3)
     yield (
-        "Input: 25.6 M generated float32 (normal x lognormal) in each step, top 1%, rice, 7-bit QSGD, with error "
-        f"feedback. Baseline: copying the vector, {1000 * copy:.1f} ms. The encoder and the decoder alone: no "
+        "Input: 25.6 M generated float32 (normal x lognormal) in each step, top 1%, rice_blocks, 7-bit QSGD, with "
+        f"error feedback. Baseline: copying the vector, {1000 * copy:.1f} ms. The encoder and the decoder alone: no "
         f"framework and no exchange. A container has {containers[0].nbytes:,} bytes, "
         f"{containers[0].nbytes / gradient.nbytes:.2%} of dense."
     )
     yield table(
         ["one thread", "ms", "time / copy", "aim", "least traffic / copy"],
         [
-            ["encode: accumulate, exact top-k, rice, QSGD, subtract what is sent", f"{1000 * encode:.1f}",
+            ["encode: accumulate, exact top-k, rice_blocks, QSGD, subtract what is sent", f"{1000 * encode:.1f}",
              f"{encode / copy:.2f}", "5", "2.0"],
             ["decode and sum 4 containers", f"{1000 * decoded:.1f}", f"{decoded / copy:.2f}", "3", "0.5"],
             ["torch.topk of the magnitudes alone", f"{1000 * topk:.0f}", f"{topk / copy2:.1f}", "", ""],
@@ -250,7 +168,7 @@ def codecs_section() -> Iterator[str]:
         "have their default settings; under error feedback, value codecs have those that a job gives them. Bits and "
         "nanoseconds are per kept element; GB/s refer to the dense gradient."
     )
-    points = []
+    points: dict[str, list[Point]] = {"index": [], "value": [], "joint": []}
     for title, kind, selection, densities in (
         ("One layer, with error feedback", "accumulator", "tensor", (0.01,)),
         ("The whole model, with error feedback", "accumulator", "scope", DENSITIES),
@@ -270,7 +188,7 @@ def codecs_section() -> Iterator[str]:
                 seconds = [small_timed(call) for call in calls] if d < 10**6 else timed(*calls, runs=3)
                 bits = 8 * tried.size / r
                 if (kind, selection, density) == ("accumulator", "scope", 0.01):
-                    points.append(Point(family, name, bits, sum(seconds) / r * 1e9, tried.error))
+                    points[family].append(Point(name, bits, sum(seconds) / r * 1e9, tried.error))
                 rows.append(
                     [family, name, f"{density:.1%}", f"{bits:.2f}",
                      f"{entropy_bits(d, r) / r:.2f}" if family == "index" else "",
@@ -285,42 +203,10 @@ def codecs_section() -> Iterator[str]:
              "relative L2 error"],
             rows,
         )  # fmt: skip
-    draw(points)
+    title = "Accumulator of ResNet-50, 25.6 M elements, top 1%, one thread"
+    panels = [Panel(f"{kind} codecs", "kept element", of) for kind, of in points.items()]
+    draw(panels, title, DOC.parent / "figures" / "codecs.png")
     yield "![bits, time and error of every codec](figures/codecs.png)"
-
-
-class Point(NamedTuple):
-    kind: str
-    name: str
-    bits: float
-    nanoseconds: float
-    error: float
-
-
-def draw(points: list[Point]) -> None:
-    """Plots bits against time; the colour is the error."""
-    figure, panels = pyplot.subplots(1, 3, figsize=(14, 4.8), layout="constrained")
-    for kind, axes in zip(("index", "value", "joint"), panels, strict=True):
-        mine = [p for p in points if p.kind == kind]
-        shown = axes.scatter(
-            [p.nanoseconds for p in mine], [p.bits for p in mine], c=[math.log10(max(p.error, 1e-4)) for p in mine],
-            cmap="viridis_r", vmin=-4, vmax=0, s=60, edgecolors="black", linewidths=0.5,
-        )  # fmt: skip
-        for number, p in enumerate(sorted(mine, key=lambda p: p.bits)):
-            # Alternate the labels above and below the points, so that those of neighbouring points do not overlap.
-            place = (5, 5 if number % 2 else -11)
-            axes.annotate(p.name, (p.nanoseconds, p.bits), fontsize=8, xytext=place, textcoords="offset points")
-        axes.set_xscale("log")
-        axes.set_yscale("log", base=2)
-        axes.set_xlabel("encode + decode, ns per kept element")
-        axes.set_ylabel("bits per kept element")
-        axes.set_title(f"{kind} codecs")
-        axes.grid(alpha=0.3)
-    figure.colorbar(shown, ax=panels, label="log10 of the relative L2 error (index codecs: none)")
-    figure.suptitle("Accumulator of ResNet-50, 25.6 M elements, top 1%, one thread")
-    (DOC.parent / "figures").mkdir(parents=True, exist_ok=True)
-    figure.savefig(DOC.parent / "figures" / "codecs.png", dpi=110)
-    pyplot.close(figure)
 
 
 class Rival(NamedTuple):

@@ -21,10 +21,10 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from bench_net import generated
 from mpi4py import MPI
 
 from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.command.gradients import generated
 from hvd_deepreduce.exchange import densestream
 from hvd_deepreduce.joint.densestream import DenseStream
 from hvd_deepreduce.ops import select

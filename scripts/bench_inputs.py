@@ -5,22 +5,20 @@ The section `inputs` of scripts/bench.py (bytes only, no times), and the capture
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import captured
 import numpy as np
-from bench_net import generated
 from capture_gradients import capture
-from scipy.special import gammaln
 
-from hvd_deepreduce.codec import U32, Floats, RngKey, index_codecs
+from hvd_deepreduce.codec import U32, Floats, index_codecs
+from hvd_deepreduce.command.gradients import generated
+from hvd_deepreduce.command.measuring import KEY, entropy_bits
 from hvd_deepreduce.joint.densestream import DenseStream
 from hvd_deepreduce.ops import select
 
 NETWORK = "resnet50"
-KEY = RngKey(0, 0, 0)
 RANKS = 4
 """Of which the union of the supports is counted."""
 INDEX_CODECS = ("rice", "rans", "rle")
@@ -38,11 +36,6 @@ def described(kind: str, density: float, selection: str = "scope") -> str:
     """What ``vector`` returns, in words."""
     vector(kind, density, 0, selection)
     return captured.describe(captured.path(NETWORK, density, selection), kind)
-
-
-def entropy_bits(d: int, r: int) -> float:
-    """log2 C(d, r)."""
-    return float((gammaln(d + 1) - gammaln(r + 1) - gammaln(d - r + 1)) / math.log(2)) if r else 0.0
 
 
 def random_subset(d: int, r: int, seed: int | None = None) -> U32:

@@ -29,7 +29,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -38,8 +37,12 @@ from typing import Any
 
 import captured
 import doc_sections
+import laboratory
 import numpy as np
+from laboratory import MEMORY, PRIORITY_HELP, RATE_HELP, bits_per_second, received_bytes
 from step_times import interleaved
+
+from hvd_deepreduce.command.gradients import generated
 
 ROOT = Path(__file__).resolve().parent.parent
 DOC = ROOT / "docs" / "benchmarks.md"
@@ -53,17 +56,13 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "DSA coded float16": {"coded": True, "value": "float16"},
     "DSA coded qsgd": {"coded": True, "value": "qsgd"},
 }
-MEMORY = "memory"
 ADAPTERS = "topk_rice_qsgd,topk_model,densestream_model"
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=4, help="number of hosts, one rank each")
-    parser.add_argument(
-        "--rate", default="1gbit",
-        help=f"rate of each link, as in 1gbit or 100mbit; {MEMORY}: no laboratory, ranks share this machine's memory",
-    )  # fmt: skip
+    parser.add_argument("--rate", default="1gbit", help=RATE_HELP)
     parser.add_argument("--network", default="", help="the network of the captured input, as in resnet50")
     parser.add_argument("--folder", type=Path, default=captured.FOLDER, help="folder of the captured input")
     parser.add_argument("--input", choices=captured.KINDS, default="accumulator", help="what of it is selected from")
@@ -77,32 +76,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=Path("runs/bench_net.json"), help="JSON file for the results")
     parser.add_argument("--section", default="", help="write the tables to this section of docs/benchmarks.md")
     parser.add_argument("--profile", action="store_true", help="rank 0 prints the time of each part of a step")
-    parser.add_argument(
-        "--priority", type=int, default=0,
-        help="scheduling priority of the ranks over other work on this machine, 0 to 20 (needs root)",
-    )  # fmt: skip
+    parser.add_argument("--priority", type=int, default=0, help=PRIORITY_HELP)
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
-
-
-def generated(numel: int, rank: int) -> np.ndarray:
-    """A gradient with clusters. All ranks have the same scales and different values."""
-    shared, own = np.random.default_rng(1), np.random.default_rng(100 + rank)
-    out = own.standard_normal(numel, dtype=np.float32)
-    for run, sigma in ((4096, 0.8), (256, 0.6), (16, 0.6)):
-        scale = np.exp(sigma * shared.standard_normal(-(-numel // run), dtype=np.float32))
-        whole = numel // run * run
-        out[:whole].reshape(-1, run)[:] *= scale[: numel // run, None]
-        out[whole:] *= scale[-1]
-    return out
-
-
-def received_bytes() -> int:
-    """The number of bytes that this host has received over its link so far."""
-    for line in Path("/proc/net/dev").read_text().splitlines():
-        if line.strip().startswith("e0:"):
-            return int(line.split(":")[1].split()[0])
-    return 0
 
 
 class Input:
@@ -274,9 +250,7 @@ def inside(options: argparse.Namespace) -> None:
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
-    if options.priority:
-        # Linux divides the cores between sessions (autogroups); a nice value has an effect only within a session.
-        Path("/proc/self/autogroup").write_text(str(-options.priority))
+    laboratory.prioritize(options.priority)
     results = []
     densities = [float(density) for density in options.density.split(",")]
     wanted = options.only.split(",") if options.only else ["dense", *ALGORITHMS]
@@ -300,15 +274,6 @@ def inside(options: argparse.Namespace) -> None:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         about = {"hosts": comm.size, "rate": options.rate, "cores": os.cpu_count(), "load": os.getloadavg()[0]}
         options.output.write_text(json.dumps({**about, "results": results}, indent=1))
-
-
-def bits_per_second(rate: str) -> float:
-    """The rate of a link, in the format of tc: 1gbit, 100mbit; infinite for ``MEMORY``."""
-    if rate == MEMORY:
-        return float("inf")
-    units = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-    number = rate.removesuffix("bit")
-    return float(number[:-1]) * units[number[-1]] if number[-1] in units else float(number)
 
 
 def table(read: dict[str, Any]) -> str:
@@ -356,19 +321,7 @@ def main() -> None:
     if options.inside:
         inside(options)
         return
-    # One thread per rank, because the hosts share the cores of this machine.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = ["mpirun", "-np", str(options.hosts), "-x", "OMP_NUM_THREADS", sys.executable, __file__, "--inside"]
-    command += sys.argv[1:]
-    if options.rate == MEMORY:
-        subprocess.run(command, check=True, env=environment)
-    else:
-        netlab = str(ROOT / "scripts" / "netlab")
-        subprocess.run([netlab, "up", str(options.hosts), options.rate], check=True)
-        try:
-            subprocess.run([netlab, "run", *command], check=True, env=environment)
-        finally:
-            subprocess.run([netlab, "down"], check=True)
+    laboratory.run([__file__, "--inside", *sys.argv[1:]], options.hosts, options.rate)
     body = table(json.loads(options.output.read_text()))
     print(body)
     if options.section:

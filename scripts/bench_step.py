@@ -25,11 +25,9 @@ import numpy.typing as npt
 import typer
 from step_times import interleaved
 
-from hvd_deepreduce import Config, short_container
+from hvd_deepreduce import Config, messages
 from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.decoding import decode_part
 from hvd_deepreduce.engine import choice
-from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.pipeline import Pipeline
 
 PRESET = "topk_rice_qsgd"
@@ -163,8 +161,7 @@ def pipeline_alone(numel: int, gradients: Gradients, ranks: int) -> Step:
         key = RngKey(0, 0, step)
         own = pipeline.encode(whole, residual, key, 2)
         gathered = np.concatenate([own] * ranks)
-        (containers,) = short_container.split(gathered, ranks, [pipeline.expected(numel, out.dtype, key)])
-        arrays.sum_into(out, [decode_part(one, numel) for one in containers], 1 / ranks, 1)
+        messages.sum_into(out, gathered, ranks, [messages.Slice(pipeline, (0, numel), key)], 1 / ranks)
 
     return run
 

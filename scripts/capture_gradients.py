@@ -7,11 +7,9 @@ a batch and a residual of its own, its container is encoded by the package's own
 containers, decoded, is the gradient that the optimizer applies. The ranks are computed in turn in one process, since
 all have the same parameters.
 
-After the last step, each rank computes one more gradient. A file (scripts/captured.py) contains, for each rank r:
-``gradient_r``, float32 ``[numel]``, this gradient, which a job without error feedback would select from, and
-``accumulator_r``, the sum of it and the residual, which this job selects from. ``accumulator_r`` is missing if the
-config has no error feedback. All parameters are in the order of the model; ``names`` and ``sizes`` are their names and
-numbers of elements. ``about`` says how the file was made, as JSON.
+After the last step, each rank computes one more gradient. A file (hvd_deepreduce/captured.py) contains, of each rank,
+this gradient, which a job without error feedback would select from, and the sum of it and the residual, the
+accumulator, which this job selects from. It has no accumulators if the config has no error feedback.
 
 The supports of the two differ: large gradients are clustered in a few rows and channels, while what has waited in the
 residual for long is spread nearly at random. So bytes and overlaps measured on one do not hold for the other.
@@ -19,7 +17,6 @@ residual for long is spread nearly at random. So bytes and overlaps measured on 
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -94,27 +91,18 @@ def capture(
         for parameter, part in zip(model.parameters(), np.split(mean, parts), strict=True):
             parameter.grad = torch.from_numpy(part).view(parameter.shape)
         optimizer.step()
-    arrays: dict[str, np.ndarray] = {}
+    vectors: dict[tuple[captured.Kind, int], captured.Vector] = {}
     losses.append(0.0)
     for rank, residual in enumerate(job.residuals):
-        arrays[f"gradient_{rank}"] = gradient()
+        vectors["gradient", rank] = gradient()
         if settings.error_feedback:
-            arrays[f"accumulator_{rank}"] = np.add(residual, arrays[f"gradient_{rank}"], out=residual)
+            vectors["accumulator", rank] = np.add(residual, vectors["gradient", rank], out=residual)
     facts = {
         "network": network, "numel": job.numel, "config": config, "density": density, "selection": selection,
         "steps": steps, "ranks": ranks, "batch_size": batch_size, "classes": classes, "labels": labels, "lr": lr,
-        "seed": seed, "losses": losses,
+        "seed": seed, "losses": losses, "shapes": [list(parameter.shape) for parameter in model.parameters()],
     }  # fmt: skip
-    out.parent.mkdir(parents=True, exist_ok=True)
-    part = out.with_suffix(".part.npz")
-    np.savez(
-        part,
-        names=np.array([name for name, _ in model.named_parameters()]),
-        sizes=np.array(sizes),
-        about=np.array(json.dumps(facts)),
-        **arrays,
-    )
-    os.replace(part, out)
+    captured.write(out, vectors, [name for name, _ in model.named_parameters()], sizes, facts)
 
 
 def main(

@@ -41,8 +41,10 @@ Keyword arguments change a preset, a file or a dict. A codec without a name keep
 `joint` names one codec that encodes both, and replaces `index` and `value`. Every sparsifier can be combined with
 every codec, but `none` has no indices and takes no `index`. Under `randomk` no indices are sent, unless an `index` is
 given. Every `exchange` other than `allgather` sums whole vectors: set `scope` to `model` (the default with such an
-exchange) or `bucket`. `reduce_scatter` works with any codec; the others run over MPI and encode indices and values
+exchange) or `bucket`. `reduce_scatter` works with any codec, as `auto` does, which
+chooses an exchange; the others run over MPI and encode indices and values
 themselves, so leave out `index` and `value`. [exchanges.md](exchanges.md) says which one to use when.
+`hierarchical` needs the scope `bucket` or `model`, and one of the first two ([hierarchical.md](hierarchical.md)).
 
 A setting that has no effect is an error, unless it has its default value: `bucket_bytes` with `scope: model`,
 `selection` with `scope: tensor`, `min_elements` with another scope, `force_index` with a value codec that does not

@@ -37,6 +37,8 @@ METHODS: dict[str, dict[str, Any] | None] = {
     "allgather": {"exchange": "allgather"},
     "reduce_scatter": {"exchange": "reduce_scatter"},
     "reduce_scatter, density 0.01": {"exchange": {"name": "reduce_scatter", "density": 0.01}},
+    "densestream, density 0.01": {"exchange": {"name": "densestream", "density": 0.01}},
+    "densestream, density 0.01, qsgd": {"exchange": {"name": "densestream", "density": 0.01, "value": "qsgd"}},
 }
 
 
@@ -92,7 +94,7 @@ def text(rows: list[dict[str, Any]], ranks: int, epochs: int, batch: int) -> str
             accuracy, loss, received = (np.mean([row[key] for row in own]) for key in ("accuracy", "loss", "received"))
             lines.append(f"| {name} | {accuracy:.2%} ({each}) | {loss:.4f} | {received:.2%} |")
     return f"""\
-`scripts/digits_ranks.py --write`: the digits job ({rows[0]['steps']} steps in {epochs} epochs, {batch} images a rank
+`scripts/digits_ranks.py --write`: the digits job ({rows[0]["steps"]} steps in {epochs} epochs, {batch} images a rank
 and step) with the codecs of `topk_model` at 1%, on {ranks} simulated ranks. Containers, residuals and sums are the
 package's own. The baseline is the dense mean. The test set has 360 images, so one image is 0.28%.
 

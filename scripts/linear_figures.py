@@ -128,11 +128,13 @@ class Row(NamedTuple):
         return self.computing + self.network
 
 
-def train(data: Data, settings: str | Mapping[str, Any], model: str, epochs: int, gbit: float) -> list[Row]:
-    """One training with Adam; a row for each epoch."""
+def train(
+    data: Data, settings: str | Mapping[str, Any], model: str, epochs: int, gbit: float, optimizer: str = "adam"
+) -> list[Row]:
+    """One training; a row for each epoch."""
     ranks, loss, config = len(data.ranks), LOSSES[model], Config.load(settings)
     endpoints = [Endpoint(config, rank, ranks, data.numel, 1) for rank in range(ranks)]
-    weights = Model(data.numel, "adam", RATES[model], 0.01)
+    weights = Model(data.numel, optimizer, RATES[model], 0.01)
     rows, up, down, computing = [], 0, 0, 0.0
     for epoch in range(epochs):
         for number in linear_data.epoch_order(len(data.ranks[0]), 0, epoch):

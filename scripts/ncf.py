@@ -143,6 +143,31 @@ class Ratings:
         return users[rank::ranks], np.concatenate([self.test[:, None], others], 1)[rank::ranks]
 
 
+def neumf(ratings: Ratings, factors: int) -> Any:
+    """NeuMF as a PyTorch module, from users and items, int64 ``[pairs]``, to scores, float32 ``[pairs]``."""
+    import torch
+
+    class NeuMF(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            sizes = (ratings.user_count, ratings.item_count)
+            self.product = torch.nn.ModuleList(torch.nn.Embedding(size, factors) for size in sizes)
+            self.sides = torch.nn.ModuleList(torch.nn.Embedding(size, 2 * factors) for size in sizes)
+            for table in (*self.product, *self.sides):
+                torch.nn.init.normal_(table.weight, std=0.01)
+            widths = (4 * factors, 4 * factors, 2 * factors, factors)
+            dense = [torch.nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False)]
+            self.tower = torch.nn.Sequential(*(part for layer in dense for part in (layer, torch.nn.ReLU())))
+            self.score = torch.nn.Linear(2 * factors, 1)
+
+        def forward(self, users: Any, items: Any) -> Any:
+            product = self.product[0](users) * self.product[1](items)
+            tower = self.tower(torch.cat([self.sides[0](users), self.sides[1](items)], 1))
+            return self.score(torch.cat([product, tower], 1))[:, 0]
+
+    return NeuMF()
+
+
 class InTorch:
     """NeuMF and its optimizer in PyTorch."""
 
@@ -157,25 +182,7 @@ class InTorch:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
         torch.manual_seed(seed)
 
-        class NeuMF(torch.nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                sizes = (ratings.user_count, ratings.item_count)
-                self.product = torch.nn.ModuleList(torch.nn.Embedding(size, factors) for size in sizes)
-                self.sides = torch.nn.ModuleList(torch.nn.Embedding(size, 2 * factors) for size in sizes)
-                for table in (*self.product, *self.sides):
-                    torch.nn.init.normal_(table.weight, std=0.01)
-                widths = (4 * factors, 4 * factors, 2 * factors, factors)
-                dense = [torch.nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False)]
-                self.tower = torch.nn.Sequential(*(part for layer in dense for part in (layer, torch.nn.ReLU())))
-                self.score = torch.nn.Linear(2 * factors, 1)
-
-            def forward(self, users: Any, items: Any) -> Any:
-                product = self.product[0](users) * self.product[1](items)
-                tower = self.tower(torch.cat([self.sides[0](users), self.sides[1](items)], 1))
-                return self.score(torch.cat([product, tower], 1))[:, 0]
-
-        self.hvd, self.torch, self.model = hvd, torch, NeuMF()
+        self.hvd, self.torch, self.model = hvd, torch, neumf(ratings, factors)
         plain = torch.optim.Adam(self.model.parameters(), lr)
         self.optimizer, self.compression = wrapped(self.model, plain, method, seed)
         self.parameters = sum(p.numel() for p in self.model.parameters())

@@ -199,6 +199,7 @@ def main(
     only: Annotated[list[str], typer.Option(help="methods to run; repeat for more")] = [],  # noqa: B006
     processes: Annotated[int, typer.Option(min=1, help="runs at a time, each on one thread")] = 1,
     runs: Annotated[Path, typer.Option(help="file of the runs, which is continued")] = RUNS,
+    draw: Annotated[bool, typer.Option(help="train nothing: only the runs that the file has")] = False,
     write: Annotated[bool, typer.Option(help="write docs/accuracy.md and its picture")] = False,
 ) -> None:
     """Trains by each method, and prints loss against bytes."""
@@ -213,7 +214,7 @@ def main(
         for name in only or METHODS
         if not seed or name not in ONE_SEED
     ]
-    found_runs = frontier.run_missing(train, METHODS, wanted, runs, processes)
+    found_runs = frontier.run_missing(train, METHODS, [] if draw else wanted, runs, processes)
     words = {name: method.words for name, method in METHODS.items()}
     found = frontier.rows(found_runs, words, steps)
     text = frontier.table(found, words)

@@ -43,11 +43,16 @@ sys.path[:0] = [str(ROOT)]
 
 from hvd_deepreduce import Config  # noqa: E402
 from hvd_deepreduce.codec import RngKey  # noqa: E402
-from hvd_deepreduce.exchange import costs  # noqa: E402
+from hvd_deepreduce.exchange import costs, densestream  # noqa: E402
 from hvd_deepreduce.exchange.collective_simulation import CollectiveNetwork  # noqa: E402
 from hvd_deepreduce.exchange.reduce_scatter import SlicedSum, Slices  # noqa: E402
+from hvd_deepreduce.exchange.simulation import Network  # noqa: E402
+from hvd_deepreduce.joint.densestream import DenseStream  # noqa: E402
+from hvd_deepreduce.joint.stream import Stream  # noqa: E402
+from hvd_deepreduce.joint.stream_format import pack, value_codec  # noqa: E402
 from hvd_deepreduce.pipeline import Pipeline  # noqa: E402
 from hvd_deepreduce.sparse import SparseTensor  # noqa: E402
+from hvd_deepreduce.sparsify.topk import kept_of  # noqa: E402
 
 DOC = ROOT / "docs" / "exchanges.md"
 CODECS = {
@@ -55,7 +60,9 @@ CODECS = {
     "raw": {"index": "raw", "value": "raw"},
 }
 """Those of the preset topk_model, and indices and values of 4 bytes each."""
-WAYS = ("allgather", "reduce_scatter", "with density")
+WAYS = ("allgather", "reduce_scatter", "with density", "densestream")
+STREAMS = {"coded": DenseStream(value="qsgd", bits=7), "raw": DenseStream()}
+"""The codecs of densestream, whose sum has the density too."""
 
 
 class Hot(Uniform):
@@ -117,11 +124,37 @@ class Given(SlicedSum):
         return super()._decoded(gathered, keys) if self.reads else Slices([], 1)
 
 
-def simulate(tensors: list[SparseTensor], codecs: dict[str, Any], density: float | None, way: str) -> dict[str, float]:
+def simulate_stream(tensors: list[SparseTensor], codec: DenseStream, density: float) -> dict[str, float]:
+    """``simulate`` of densestream, with its small collectives."""
+    size, numel, dtype = len(tensors), tensors[0].numel, tensors[0].values.dtype
+    own = [pack(Stream.from_sparse(one, codec.gap(numel, dtype)), codec.form, value_codec(codec.value, codec.bits))
+           for one in tensors]  # fmt: skip
+    slices = densestream.slice_count(max(one.indices.size for one in tensors), size)
+    bounds, cells = densestream.balanced_split(tensors, size * slices, cuts=True)
+    most = kept_of(density, numel)
+
+    def programs(transport: Any) -> Any:
+        plan = densestream.Plan(codec, numel, dtype, bounds, slices, RngKey(0, 0, 0), None, most)
+        return densestream.programs(transport, tensors[transport.rank], plan, None)
+
+    network = Network(size)
+    network.run(programs)
+    small = costs.small_collectives(size, *cells)
+    return {
+        "messages": int(network.messages.max()) + small.messages,
+        "received": int(network.received.max()) + 8 * small.high,
+        "container": float(np.mean([one.size for one in own])),
+    }
+
+
+def simulate(tensors: list[SparseTensor], label: str, density: float | None, way: str) -> dict[str, float]:
     """Messages and bytes of the busiest rank, and the bytes of a container."""
     size, numel = len(tensors), tensors[0].numel
+    if way == "densestream":
+        assert density is not None
+        return simulate_stream(tensors, STREAMS[label], density)
     nothing = np.zeros(numel, np.float32)
-    pipeline = Pipeline(Config.load(codecs, sparsifier="nonzero", error_feedback=False, scope="model"))
+    pipeline = Pipeline(Config.load(CODECS[label], sparsifier="nonzero", error_feedback=False, scope="model"))
     own = [
         pipeline.encode_selected(nothing, None, one.indices, one.values, RngKey(0, 0, 0, rank))[0].size
         for rank, one in enumerate(tensors)
@@ -131,7 +164,7 @@ def simulate(tensors: list[SparseTensor], codecs: dict[str, Any], density: float
         return {"messages": size - 1, "received": sum(own) - min(own), "container": mean}
     top = density if way == "with density" else None
     settings = {"exchange": {"name": "reduce_scatter", "density": top}, "error_feedback": False}
-    pipeline = Pipeline(Config.load(codecs, sparsifier="nonzero", scope="model", **settings))
+    pipeline = Pipeline(Config.load(CODECS[label], sparsifier="nonzero", scope="model", **settings))
     network, programs = CollectiveNetwork(size), []
     for rank, tensor in enumerate(tensors):
         work = Given(pipeline, size, RngKey(0, 0, 0, rank), nothing)
@@ -181,13 +214,11 @@ is given, at a density of {density:.0%}; `with density` sends a sum of {density:
 rank's own container, that is, of k elements' worth of bytes ({bytes_of} bytes an element in the first table).
 
 The milliseconds are a model's, alpha x messages + bytes / rate of the busiest rank, at
-{' and '.join(label for label, _, _ in NETWORKS)}, with P - 1 messages for each collective. They are not a measurement:
+{" and ".join(label for label, _, _ in NETWORKS)}, with P - 1 messages for each collective. They are not a measurement:
 the work of the processors is not in them, nor are contention and Horovod's coordinator. An empty cell was not run.
 
-The aim is at most 4 with a density, on every input and for any number of ranks. It is missed where a rank keeps few
-elements for each slice and they are coded: a slice of 10 elements (1,024 ranks, k = 10,000) takes 41 bytes with Rice
-and QSGD, of which 20 are headers and the norm. And where supports are dense runs (hot), an index takes a bit, so that
-the unit itself is small.
+The aim is at most 4 with a density, on every input and for any number of ranks. `densestream` has a density too, and
+sends values as they are (raw), or rounded by 7-bit QSGD (coded); its unit is a rank's own stream in that format.
 
 {chr(10).join(table(titles[name], found) + chr(10) for name, found in results.items())}"""
 
@@ -228,7 +259,7 @@ def main(
             for label in codecs.split(","):
                 for way in ways.split(","):
                     row = {"ranks": count, "codecs": label, "way": way, "numel": given.numel}
-                    row |= {"kept": int(tensors[0].indices.size), **simulate(tensors, CODECS[label], density, way)}
+                    row |= {"kept": int(tensors[0].indices.size), **simulate(tensors, label, density, way)}
                     place = {key: row[key] for key in ("ranks", "codecs", "way")}
                     before = [one for one in results.get(name, []) if any(one[key] != place[key] for key in place)]
                     results[name] = [*before, row]

@@ -13,11 +13,20 @@ import numpy.typing as npt
 from hvd_deepreduce import Config, short_container
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.decoding import decode_part
-from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.exchange import costs, densestream, traffic
 from hvd_deepreduce.exchange.collective_simulation import CollectiveNetwork
 from hvd_deepreduce.exchange.reduce_scatter import SlicedSum
-from hvd_deepreduce.exchange.settings import ReduceScatter
+from hvd_deepreduce.exchange.settings import DenseStreamExchange, ReduceScatter
+from hvd_deepreduce.exchange.simulation import Network
+from hvd_deepreduce.exchange.sum_buffer import SumBuffer
+from hvd_deepreduce.exchange.transport import Program, Transport
+from hvd_deepreduce.joint.densestream import DenseStream
+from hvd_deepreduce.joint.stream import Stream, covered_indices
+from hvd_deepreduce.ops import arrays
+from hvd_deepreduce.ops.densestream import add_to
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.sparse import SparseTensor
+from hvd_deepreduce.sparsify.topk import kept_of
 
 
 class DenseRanks:
@@ -45,7 +54,7 @@ class SimulatedRanks:
     """Ranks that exchange vectors, gradients or updates, in containers.
 
     Args:
-        config: of the job; its exchange must be ``allgather`` or ``reduce_scatter``.
+        config: of the job; its exchange must be ``allgather``, ``reduce_scatter``, or ``densestream`` with a density.
         ranks: how many.
         sizes: elements of the model's tensors. With the config's scope ``tensor``, or ``selection: tensor``, each has a
             container of its own; otherwise there is one of all of them.
@@ -64,9 +73,11 @@ class SimulatedRanks:
 
     def __init__(self, config: str | Config, ranks: int, sizes: Sequence[int], threads: int = 1) -> None:
         self.config = Config.load(config)
-        if self.config.exchange.implementation is not None:
+        exchange = self.config.exchange
+        if exchange.implementation is not None and getattr(exchange, "density", None) is None:
             raise ValueError(
-                f"config has the exchange {self.config.exchange.name!r}; only allgather and reduce_scatter run here"
+                f"config has the exchange {exchange.name!r}; only allgather, reduce_scatter, and densestream with a "
+                "density run here"
             )
         if self.config.overrides:
             raise ValueError("config has overrides, which go by the names of parameters: there are none here")
@@ -102,6 +113,8 @@ class SimulatedRanks:
                 residual *= np.float32(decay)
         if isinstance(self.config.exchange, ReduceScatter):
             return self._sum_slices(vectors, residuals, zeros) * np.float32(1 / ranks)
+        if isinstance(self.config.exchange, DenseStreamExchange):
+            return self._sum_streams(vectors, residuals, zeros) * np.float32(1 / ranks)
         for number, (begin, end) in enumerate(self._parts):
             keys = [RngKey(self.config.seed, number, self.exchanges, rank) for rank in range(ranks)]
             packed = [
@@ -156,6 +169,60 @@ class SimulatedRanks:
         self.container_bytes += int(network.sent.sum())
         self.exchanges += 1
         return total
+
+    def _sum_streams(
+        self,
+        vectors: Sequence[npt.NDArray[np.float32] | None],
+        residuals: Sequence[npt.NDArray[np.float32] | None],
+        zeros: npt.NDArray[np.float32] | None,
+    ) -> npt.NDArray[np.float32]:
+        """The sum by recursive halving, with partial sums that are cut; of finite vectors."""
+        settings, ranks, numel = self.config.exchange, len(vectors), self.numel
+        assert isinstance(settings, DenseStreamExchange) and settings.density is not None
+        codec = DenseStream(coded=settings.coded, value=settings.value, bits=settings.bits)
+        parts = self._parts if self.config.selection == "tensor" else None
+        keys = [RngKey(self.config.seed, 0, self.exchanges, rank) for rank in range(ranks)]
+        tensors = []
+        for vector, residual, key in zip(vectors, residuals, keys, strict=True):
+            given = zeros if vector is None else vector
+            assert given is not None
+            selected = self._pipeline.select(given, residual, key, parts)
+            assert selected is not None
+            indices, values = selected
+            if indices is None:
+                indices = np.arange(numel, dtype=np.uint32)
+            if settings.fill and residual is not None:
+                indices = covered_indices(indices, codec.gap(numel, values.dtype))
+                values = arrays.gather(residual, indices)
+            tensors.append(SparseTensor(numel, indices, values))
+        slices = densestream.slice_count(max(one.indices.size for one in tensors), ranks)
+        bounds, cells = densestream.balanced_split(tensors, ranks * slices, cuts=True)
+        total = SumBuffer(numel, np.dtype(np.float32), True, None)
+        errors: list[list[Stream]] = [[] for _ in tensors]
+        most = kept_of(settings.density, numel)
+
+        def programs(transport: Transport) -> list[Program]:
+            rank = transport.rank
+            plan = densestream.Plan(
+                codec, numel, total.dtype, bounds, slices, keys[rank], errors[rank] if residuals[rank] is not None
+                else None, most,
+            )  # fmt: skip
+            return densestream.programs(transport, tensors[rank], plan, None if rank else total)
+
+        network = Network(ranks)
+        network.run(programs)
+        for residual, tensor, lost in zip(residuals, tensors, errors, strict=True):
+            if residual is not None:
+                arrays.subtract_sent(residual, tensor.indices, tensor.values)
+                for stream in lost:
+                    add_to(stream.starts, stream.lengths, stream.values, residual)
+        small = 8 * int(costs.small_collectives(ranks, *cells).high)
+        self.sent = [before + int(sent) + small for before, sent in zip(self.sent, network.sent, strict=True)]
+        self.received = [before + int(got) + small for before, got in zip(self.received, network.received, strict=True)]
+        self.container_bytes += int(network.sent.sum())
+        self.exchanges += 1
+        assert total.out is not None
+        return total.out
 
     def dense_bytes(self, exchanges: int) -> int:
         """Bytes that a rank sends in this many dense allreduces of float32, by a ring."""

@@ -19,11 +19,12 @@ LAUNCHED = {
     "torch_mpirun.py": ("mpirun", 2),
     "torch_gloo.py": ("horovodrun --gloo", 2),
     "torch_local_sgd.py": ("mpirun", 2),
+    "torch_tensorboard.py": ("mpirun", 2),
     "mpi_allreduce.py": ("mpirun", 4),
     "ddp_torchrun.py": ("torchrun", 2),
     "ddp_accelerate.py": ("torchrun", 2),
 }
-OTHERS = {"ddp_accelerate.py": "accelerate", "ddp_lightning.py": "lightning"}
+OTHERS = {"ddp_accelerate.py": "accelerate", "ddp_lightning.py": "lightning", "torch_tensorboard.py": "tensorboard"}
 """Examples for packages that the project does not need."""
 LIGHTNING = "ddp_lightning.py"
 TENSORFLOW = ["tensorflow_tape.py", "keras_fit.py"]

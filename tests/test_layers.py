@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = "hvd_deepreduce"
 LAYERS: list[set[str]] = [
-    {"resources", "sparse"},
+    {"captured", "resources", "sparse"},
+    {"capture"},
     {"ops.types", "ops.cubins"},
     {"ops.dispatch", "ops.library", "ops.device"},
     {"ops.deferred"},
@@ -24,15 +25,19 @@ LAYERS: list[set[str]] = [
     {"exchange.settings", "exchange.traffic", "feedback", "local_updates", "plugins", "presets", "schedule"},
     {"effects"},
     {"config", "container", "short_container"},
-    {"decoding", "memory", "pipeline"},
+    {"decoding", "fused", "memory", "messages", "pipeline"},
     {"exchange"},
     {"exchange.mpi_transport"},
     {"exchange.session"},
     {"exchange.densestream", "exchange.sparcml", "exchange.topk_allgather"},
     {"exchange.queue"},
     {"engine"},
+    {"prediction"},
+    {"speeds"},
+    {"advice"},
     {"horovod"},
     {"torch", "tensorflow"},
+    {"command", "command.probes", "command.ranks", "__main__"},
 ]
 """All modules of the package, lowest layer first. A package's name stands for its modules that have no entry of their
 own. A module imports modules of its own layer and of lower ones."""
@@ -46,6 +51,9 @@ ALLOWED = {
     "exchange.session": {"mpi4py"},
     "exchange.queue": {"mpi4py"},
     "ops.device": {"cupy"},
+    "command": {"torch"},
+    "command.ranks": {"torch", "mpi4py"},
+    "command.probes": {"torch", "tensorflow", "horovod", "cupy", "mpi4py"},
 }
 """Which of them an entry of the table may import; the others import none."""
 

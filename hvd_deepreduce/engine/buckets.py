@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,6 +52,7 @@ class Bucket:
         scale: what the sum was multiplied by.
         filling, emptying: seconds that copies into the bucket, and out of it, have taken in this step.
         finite: whether all gradients in it are known to be finite.
+        started: the start of its exchange on another thread; None: it is started on the caller's.
         pending: what the exchange returned when it was started; None before.
         summed: whether ``gradient`` is the sum.
     """
@@ -71,6 +73,7 @@ class Bucket:
         self.filling = self.emptying = 0.0
         self.step = 0
         self.key = RngKey(0, number, 0)
+        self.started: Future[None] | None = None
         self.pending: Any = None
         self.summed = self.finite = False
         self._numel: int = ends[-1]
@@ -163,7 +166,7 @@ class Bucket:
         """All results have been read; the bucket can be filled again."""
         self._ready.clear()
         self._released.clear()
-        self.pending, self.summed, self.finite = None, False, False
+        self.started, self.pending, self.summed, self.finite = None, None, False, False
 
 
 class BucketLayout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,10 @@ from typing import Any
 from hvd_deepreduce.codec import U8
 from hvd_deepreduce.engine.stats import Stats
 from hvd_deepreduce.exchange import traffic
+
+
+class NoSubsetsError(RuntimeError):
+    """A job's ranks cannot be divided for two levels."""
 
 
 class Collectives(ABC):
@@ -79,6 +84,27 @@ class Collectives(ABC):
             bytes from each.
         """
         raise NotImplementedError
+
+    def node(self) -> str:
+        """The name of the node that this rank is on; for ``hierarchical``."""
+        return socket.gethostname()
+
+    def divides(self) -> bool:
+        """Whether this rank can make groups of ranks that the job does not have yet."""
+        return True
+
+    def subsets(self, groups: Sequence[Sequence[int]], new: bool) -> list[Collectives]:
+        """Collectives of those groups of ranks that this rank is in, in the order of ``groups``. All ranks call it at
+        the same time, with the same groups.
+
+        Args:
+            groups: ranks in rising order, two or more in each.
+            new: whether all ranks can make groups (``divides``).
+
+        Raises:
+            NoSubsetsError: on all ranks: a group cannot be made.
+        """
+        raise NoSubsetsError(f"{type(self).__name__} has no groups of some of the ranks")
 
     def allgather(self, data: U8, name: str) -> U8:
         """Starts an allgather of host bytes and waits for it; called between steps, to compare the ranks."""

@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hvd_deepreduce import short_container
+from hvd_deepreduce import messages, short_container
 from hvd_deepreduce.codec import U8, Floats, RngKey
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.decoding import decode_part
-from hvd_deepreduce.engine import meeting, small
+from hvd_deepreduce.engine import cores, levels, meeting, small, timeline
 from hvd_deepreduce.engine import state as saved
 from hvd_deepreduce.engine.agreement import Agreement, Descriptions
 from hvd_deepreduce.engine.buckets import Bucket
 from hvd_deepreduce.engine.choice import Choice
 from hvd_deepreduce.engine.collectives import Collectives
+from hvd_deepreduce.engine.exchange_choice import candidates, choose
 from hvd_deepreduce.engine.exchanges import Exchanges
+from hvd_deepreduce.engine.levels import Levels
 from hvd_deepreduce.engine.parameter import VELOCITY, Parameter
 from hvd_deepreduce.engine.pipelines import Pipelines
 from hvd_deepreduce.engine.sliced import SlicedExchange
 from hvd_deepreduce.engine.stats import Report, Stats
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.exchange.reduce_scatter import SlicedSum
-from hvd_deepreduce.exchange.settings import ReduceScatter
+from hvd_deepreduce.exchange.settings import AutoExchange, ReduceScatter
+from hvd_deepreduce.exchange.two_levels import Kept, TwoLevelSum
 from hvd_deepreduce.feedback import DGC
 from hvd_deepreduce.memory import Memory
+from hvd_deepreduce.messages import Slice
 from hvd_deepreduce.ops import arrays, deferred
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.sparse import SparseTensor
@@ -92,7 +93,10 @@ class Engine:
         over_mpi: whether buckets are exchanged over MPI, which works on the host, and not as containers by
             ``collectives``.
         in_slices: whether each rank sums a slice of a bucket, which takes several collectives.
+        levels: with ``hierarchical``, the groups that exchange buckets; None: all ranks exchange them at one level.
         exchanges: the queues of the exchanges over MPI; ``close`` them at the end of the job.
+        auto_over_mpi: whether ``exchange: auto`` may choose an exchange over MPI. An adapter that must know of it
+            before the ranks are compared turns it off.
         generation: increases when the config changes or a state is loaded. Layouts made before must not be used then.
     """
 
@@ -107,7 +111,7 @@ class Engine:
         self.parameters = {parameter.name: parameter for parameter in parameters}
         self._names = list(self.parameters) if names is None else names
         config.check_overrides(self._names)
-        self.stats = collectives.stats = Stats()
+        self.stats = collectives.stats = Stats(watch=timeline.watch(collectives.rank))
         self.in_flight: set[str] = set()
         self.generation = 0
         self._agreement = Agreement(collectives)
@@ -116,6 +120,9 @@ class Engine:
         self._closed = False
         self.feedback = True
         self.exchanges = Exchanges(collectives)
+        self.levels: Levels | None = None
+        self._levels_known = False
+        self.auto_over_mpi = True
         self._use(config)
 
     # Settings and state
@@ -125,13 +132,27 @@ class Engine:
         """The settings in force."""
         return self._config
 
+    @property
+    def chooses(self) -> bool:
+        """Whether ``agree`` chooses the exchange, so that it must be called after ``set_config``."""
+        return isinstance(self._config.exchange, AutoExchange)
+
     def _use(self, config: Config) -> None:
         self._config = config
         self._digest = config.digest()
-        self._pipelines: Pipelines | None = None
         self.choice = Choice() if config.mode == "auto" else None
+        self._exchange_said = ""
+        # Until the ranks have chosen.
+        self._run(candidates(config, False)["allgather"] if isinstance(config.exchange, AutoExchange) else config)
+
+    def _run(self, config: Config) -> None:
+        """Exchanges gradients under this config from now on: that in force, with an exchange that was chosen."""
+        self._running = config
+        self._pipelines: Pipelines | None = None
         self.over_mpi = config.exchange.implementation is not None
-        self.in_slices = isinstance(config.exchange, ReduceScatter)
+        # Until the nodes are known, there may be two levels.
+        two_levels = self.levels is not None if self._levels_known else config.hierarchical is not False
+        self.in_slices = two_levels or isinstance(config.exchange, ReduceScatter)
         self.generation += 1
 
     def set_config(self, config: str | Path | Mapping[str, Any] | Config | None = None, /, **settings: Any) -> None:
@@ -154,6 +175,11 @@ class Engine:
         if self._config.local is None:
             new.for_gradients()
         new.check_overrides(self._names)
+        if self._levels_known and new.hierarchical != self._config.hierarchical:
+            raise ValueError(
+                f"hierarchical is {self._config.hierarchical!r} and cannot be changed to {new.hierarchical!r} after "
+                "the first step, which has divided the ranks: create a new DeepReduce"
+            )
         self._use(new)
 
     @property
@@ -161,9 +187,13 @@ class Engine:
         """Encoders and decoders of the config in force."""
         pipelines = self._pipelines
         if pipelines is None:
-            threads = max(1, len(os.sched_getaffinity(0)) // self.collectives.local_size())
-            pipelines = self._pipelines = Pipelines(self._config, threads)
+            pipelines = self._pipelines = Pipelines(self._running, self.cores)
         return pipelines
+
+    @property
+    def cores(self) -> int:
+        """The cores that this rank has."""
+        return cores.of_rank(self.collectives.local_size())
 
     @property
     def pipeline(self) -> Pipeline:
@@ -270,6 +300,38 @@ class Engine:
         agreed = self._agreement.check(self._config, parameters, [parameter.step for parameter in own])
         for parameter, step in zip(own, agreed, strict=True):
             parameter.step = step
+        if own:
+            self._find_levels()
+        if parameters and self.chooses:
+            numel = sum(max(0, parameter.numel) for parameter in own)
+            chosen = choose(self._config, self.collectives, numel, self.auto_over_mpi)
+            self._exchange_said = chosen.sentence
+            _log.info(chosen.sentence)
+            if chosen.config != self._running:
+                self._run(chosen.config)
+
+    def _find_levels(self) -> None:
+        """Divides the ranks for ``hierarchical``; again after ranks have come or gone."""
+        before, self.levels = self.levels, None
+        if before is not None:
+            before.close()
+        self.levels = levels.find(self.collectives, self._config.hierarchical)
+        if self.levels is not None and self.levels.across is None and self._config.has_velocity:
+            raise RuntimeError(
+                "all ranks are on one node, where hierarchical sends gradients uncompressed, and memory is 'dgc', "
+                "which gives a momentum to compressed gradients only: set hierarchical to 'auto', or leave it out"
+            )
+        if self.levels is not None and self.levels.across is None:
+            _log.warning(
+                "hierarchical is %r, and all ranks are on one node, where gradients are sent uncompressed: leave "
+                "hierarchical out, or set it to 'auto'",
+                self._config.hierarchical,
+            )
+        for one in (self.levels.inside, self.levels.across) if self.levels is not None else ():
+            if one is not None:
+                one.stats = self.stats
+        self._levels_known = True
+        self.in_slices = self.levels is not None or isinstance(self._running.exchange, ReduceScatter)
 
     def word(self, agreed: bool, discard: bool = False) -> Floats:
         """What this rank says at the beginning of a step, to be summed over the ranks; see ``meeting.py``.
@@ -325,7 +387,8 @@ class Engine:
     def report(self) -> Report:
         """What was counted, and what was decided."""
         report = self.stats.to_dict()
-        report.said = self.choice.sentence() if self.choice else ""
+        said = self._exchange_said, self.choice.sentence() if self.choice else ""
+        report.said = "\n".join(filter(None, said))
         return report
 
     def to_flush(self, parameter: Parameter) -> bool:
@@ -363,6 +426,11 @@ class Engine:
         if self.choice is not None and self.choice.dense:
             self.choice.flushed.update(parameter.name for parameter in parameters)
 
+    def residual_of(self, name: str) -> Floats | None:
+        """A copy, on the host, of what was not sent yet of a parameter; None: nothing is kept of it."""
+        held = self._memory.held(name)
+        return None if held is None else np.array(arrays.to_host(held))
+
     def close(self) -> None:
         """Ends the exchanges, their threads and those of ``collectives``, and frees the residuals.
 
@@ -371,8 +439,12 @@ class Engine:
         """
         self._closed = True
         self.exchanges.close()
+        if self.levels is not None:
+            self.levels.close()
         self.collectives.close()
         self._memory.load_state_dict({})
+        if self.stats.watch is not None:
+            self.stats.watch.flush()
         self._pipelines = None
         self.in_flight.clear()
 
@@ -489,31 +561,14 @@ class Engine:
             ContainerError: a container cannot be decoded, or is of another tensor, parameter, step or config; names its
                 rank. Raised on all ranks.
         """
-        self._decode(gathered, out, scale, [(self.pipeline_of(parameter), (0, out.size), key)])
+        self._decode(gathered, out, scale, [Slice(self.pipeline_of(parameter), (0, out.size), key)])
 
-    def _decode(
-        self, gathered: U8, out: Floats, scale: float, tensors: Sequence[tuple[Pipeline, tuple[int, int], RngKey]]
-    ) -> None:
-        """As ``decode``, for the containers of several slices (begin, end) of ``out``."""
+    def _decode(self, gathered: U8, out: Floats, scale: float, slices: Sequence[Slice]) -> None:
+        """As ``decode``, for the messages of several slices of ``out``."""
         self.check_open()
-        size = self.collectives.size()
-        with deferred.reading(out):
-            gathered = arrays.move_like(gathered, out)
-            expected = [pipeline.expected(end - begin, out.dtype, key) for pipeline, (begin, end), key in tensors]
-            containers = deferred.run_deferred(gathered, lambda: short_container.split(gathered, size, expected))
-            rank = tensors[0][2].rank
-            own = sum(short_container.size(of[rank], one.shared) for of, one in zip(containers, expected, strict=True))
-            self.stats.add(wire=traffic.allgather(own, gathered.size, size))
-            # All are decoded before anything is written.
-            sums = deferred.run_deferred(
-                out,
-                lambda: [
-                    [decode_part(container, one.numel, rank) for rank, container in enumerate(of_all_ranks)]
-                    for one, of_all_ranks in zip(expected, containers, strict=True)
-                ],
-            )
-            for (pipeline, (begin, end), _), parts in zip(tensors, sums, strict=True):
-                arrays.sum_into(out[begin:end], parts, scale, pipeline.threads)
+        ranks = self.collectives.size()
+        own = messages.sum_into(out, gathered, ranks, slices, scale)
+        self.stats.add(wire=traffic.allgather(own, gathered.size, ranks))
 
     # Buckets
 
@@ -546,6 +601,9 @@ class Engine:
         key = bucket.key = RngKey(config.seed, bucket.number, bucket.step, self.collectives.rank())
         self.stats.add(encode=bucket.filling)
         bucket.filling = 0.0
+        if self.levels is not None:
+            self._start_two_levels(bucket, self.levels)
+            return
         residual = velocity = None
         failure: Exception | None = None
         try:
@@ -568,21 +626,11 @@ class Engine:
             self._start_in_slices(bucket, residual, velocity)
             return
         if not self.over_mpi:
-            begin = perf_counter()
-            containers = [
-                pipeline.encode(
-                    bucket.gradient[i:j],
-                    residual[i:j] if residual is not None and self._feeds_back(pipeline) else None,
-                    key,
-                    2,
-                    velocity[i:j] if velocity is not None and isinstance(pipeline.config.memory, DGC) else None,
-                    self.collectives.size(),
-                    bucket.finite,
+            with self.stats.span("encode", bucket.name):
+                slices, ranks = self._slices_of(bucket), self.collectives.size()
+                packed = messages.encode(
+                    bucket.gradient, residual, velocity, slices, ranks, bucket.finite, self._feeds_back
                 )
-                for pipeline, (i, j), key in self._tensors_of(bucket)
-            ]
-            packed: U8 = containers[0] if len(containers) == 1 else arrays.concatenate(containers)
-            self.stats.add(encode=perf_counter() - begin)
             bucket.pending = self.collectives.start_allgather(packed, bucket.name)
             return
 
@@ -591,9 +639,8 @@ class Engine:
         def select() -> tuple[SparseTensor | Floats, Floats | None]:
             if failure is not None:
                 raise failure
-            begin = perf_counter()
-            selected = pipeline.select(bucket.gradient, residual, key, parts, bucket.finite)
-            self.stats.add(encode=perf_counter() - begin)
+            with self.stats.span("encode", bucket.name):
+                selected = pipeline.select(bucket.gradient, residual, key, parts, bucket.finite)
             if selected is None:
                 return bucket.gradient.copy(), None  # not finite: sent whole, and the residual is unchanged
             indices, values = selected
@@ -601,36 +648,72 @@ class Engine:
 
         self.collectives.wait_meeting()
         queue = self.exchange_queue(bucket.layout.queue)
-        bucket.pending = queue.submit(config.exchange, select, bucket.gradient, key)
+        bucket.pending = queue.submit(self._running.exchange, select, bucket.gradient, key)
 
     def _start_in_slices(self, bucket: Bucket, residual: Floats | None, velocity: Floats | None) -> None:
         """``start``, where each rank sums a slice of the bucket. What it loses then stays here, also of a rank that
         sends zeros (``feedback``)."""
-        begin = perf_counter()
-        work = SlicedSum(
-            self.pipeline, self.collectives.size(), bucket.key, bucket.gradient,
-            residual=residual if self.feedback else None,
-            keeps=residual,
-            velocity=velocity,
-            parts=bucket.parts if self._config.selection == "tensor" else None,
-            finite=bucket.finite,
-        )  # fmt: skip
-        bucket.pending = SlicedExchange(work, self.collectives, bucket.name, self.stats)
-        self.stats.add(encode=perf_counter() - begin)
+        with self.stats.span("encode", bucket.name):
+            work = SlicedSum(
+                self.pipeline, self.collectives.size(), bucket.key, bucket.gradient,
+                residual=residual if self.feedback else None,
+                keeps=residual,
+                velocity=velocity,
+                parts=bucket.parts if self._config.selection == "tensor" else None,
+                finite=bucket.finite,
+            )  # fmt: skip
+            bucket.pending = SlicedExchange(work, self.collectives, bucket.name, self.stats)
 
-    def advance(self, bucket: Bucket) -> None:
-        """Lets a bucket's exchange go on until its last collective is in flight, where ``in_slices``. Called for all
-        buckets before the first is received, in one order on all ranks, it lets these be in flight together."""
-        if isinstance(bucket.pending, SlicedExchange) and not bucket.summed:
-            bucket.pending.advance()
+    def _start_two_levels(self, bucket: Bucket, groups: Levels) -> None:
+        with self.stats.span("encode", bucket.name):
+            work = self._two_levels(groups, self._slices_of(bucket), bucket.gradient)
+            try:
+                bucket.clear_missing()
+                work.gradient = bucket.gradient
+                names, part = [parameter.name for parameter in bucket.members], work.part
+                pipelines = [self.pipeline_of(parameter) for parameter in bucket.members]
 
-    def _tensors_of(self, bucket: Bucket) -> list[tuple[Pipeline, tuple[int, int], RngKey]]:
+                def kept(prefix: str) -> Kept:
+                    named = [prefix + name for name in names]
+                    return Kept(*self._memory.slice(named, bucket.sizes, part, bucket.dtype, bucket.gradient))
+
+                if any(map(self._feeds_back, pipelines)):
+                    work.residual = kept("")
+                if any(isinstance(one.config.memory, DGC) for one in pipelines):
+                    work.velocity = kept(VELOCITY)
+            except Exception as error:
+                work.failures.append(error)  # all ranks are told, which would wait for this one
+            bucket.pending = SlicedExchange(work, groups, bucket.name, self.stats)
+
+    def _two_levels(self, groups: Levels, slices: Sequence[Slice], gradient: Floats) -> TwoLevelSum:
+        """This rank's part in the sum of a vector, so far without a residual."""
+        return TwoLevelSum(self.pipeline, groups.place, slices, gradient, feeds_back=self._feeds_back)
+
+    def start_failed(self, error: Exception, numel: int) -> SlicedExchange | None:
+        """Where there are two levels: takes part in the exchange of a bucket of so many elements, in which this rank
+        has failed before it could start it, so that nobody waits. Its ``result`` raises the error on all ranks. None:
+        there is one level."""
+        if self.levels is None:
+            return None
+        vector = np.zeros(numel, np.float32)
+        whole = Slice(self.pipeline, (0, numel), RngKey(self._config.seed, 0, 0))
+        work = self._two_levels(self.levels, [whole], vector)
+        work.failures.append(error)
+        return SlicedExchange(work, self.levels, "failed", self.stats)
+
+    def advance(self, bucket: Bucket) -> bool:
+        """Lets a bucket's exchange go on by one collective, where ``in_slices``, until the last one is in flight.
+        Called for all buckets in turn before the first is received, in one order on all ranks, it lets these be in
+        flight together. Returns whether it did anything."""
+        return isinstance(bucket.pending, SlicedExchange) and not bucket.summed and bucket.pending.advance()
+
+    def _slices_of(self, bucket: Bucket) -> list[Slice]:
         """What has a container of its own in the bucket's message: all of the bucket, or each member."""
         if self._config.selection == "scope" and self._config.scope != "tensor":
-            return [(self.pipeline, (0, bucket.gradient.size), bucket.key)]
+            return [Slice(self.pipeline, (0, bucket.gradient.size), bucket.key)]
         key = bucket.key
         return [
-            (self.pipeline_of(parameter), part, key._replace(parameter=parameter.number))
+            Slice(self.pipeline_of(parameter), part, key._replace(parameter=parameter.number))
             for parameter, part in zip(bucket.members, bucket.parts, strict=True)
         ]
 
@@ -640,23 +723,23 @@ class Engine:
         Raises:
             ContainerError: as ``decode``.
         """
-        begin = perf_counter()
+        span, name = self.stats.span, bucket.name
         if self.over_mpi:
-            counted = bucket.pending.result()
-            there = perf_counter()
-            if scale != 1.0:
-                bucket.gradient *= bucket.dtype.type(scale)
-            self.stats.add(wire=counted, wait=there - begin, decode=perf_counter() - there)
+            with span("wait", name):
+                counted = bucket.pending.result()
+            self.stats.add(wire=counted)
+            with span("decode", name):
+                if scale != 1.0:
+                    bucket.gradient *= bucket.dtype.type(scale)
         elif self.in_slices:
             total = bucket.pending.result()
-            there = perf_counter()
-            total.write(bucket.gradient, scale)
-            self.stats.add(decode=perf_counter() - there)
+            with span("decode", name):
+                total.write(bucket.gradient, scale)
         else:
-            gathered = self.collectives.wait_allgather(bucket.pending)
-            there = perf_counter()
-            self._decode(gathered, bucket.gradient, scale, self._tensors_of(bucket))
-            self.stats.add(wait=there - begin, decode=perf_counter() - there)
+            with span("wait", name):
+                gathered = self.collectives.wait_allgather(bucket.pending)
+            with span("decode", name):
+                self._decode(gathered, bucket.gradient, scale, self._slices_of(bucket))
         bucket.summed, bucket.scale = True, scale
 
     def release(self, bucket: Bucket, parameter: Parameter) -> None:
@@ -678,4 +761,4 @@ class Engine:
         Raises:
             RuntimeError: on all ranks: the job does not run on MPI, or a rank cannot use mpi4py or MPI's threads.
         """
-        return self.exchanges.queue(number, self._config.exchange.name)
+        return self.exchanges.queue(number, self._running.exchange.name)

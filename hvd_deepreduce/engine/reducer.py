@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from threading import Lock
 from time import perf_counter
@@ -25,6 +27,7 @@ class Ticket(Generic[G]):
         device: of ``gradient``.
         bucket: in which it is sent; None: it is sent alone.
         flat, key, pending: of a gradient that is sent alone: its flat array, its container's key, and its allgather.
+        back: from ``Tensors.return_to``, where ``flat`` was made.
     """
 
     parameters: Sequence[Parameter]
@@ -34,6 +37,7 @@ class Ticket(Generic[G]):
     flat: Floats | None = None
     key: RngKey | None = None
     pending: Any = None
+    back: Callable[[], None] | None = None
 
 
 class Reducer(Generic[G]):
@@ -42,7 +46,8 @@ class Reducer(Generic[G]):
     Gradients travel in buckets in every scope; in scope ``tensor`` each one of a bucket has a container of its own.
 
     Threads: ``start`` may run on several threads at the same time. ``finish`` may run on another thread than
-    ``start_bucket``. One thread calls ``finish``, after all calls of ``start`` have returned.
+    ``start_bucket``. One thread calls ``finish``, after all calls of ``start`` have returned. A bucket may be encoded
+    and sent by a thread of its own (``busy``) while another one is finished.
 
     Missing gradients: a parameter without a gradient is sent as zeros if another parameter of its bucket has one. A
     bucket without any gradient is not sent, so all ranks must agree on which buckets these are.
@@ -57,6 +62,9 @@ class Reducer(Generic[G]):
             by the engine. It may change between steps, on all ranks alike.
         first_number: of the first bucket. Reducers of one engine need different numbers.
         queue: of the exchanges over MPI. Reducers whose gradients can be in flight together need different ones.
+        busy: how many threads the framework computes with. Where the rank has more cores, buckets are encoded on a
+            thread of their own, while the backward pass goes on; those on a GPU where it has more than one core, since
+            the GPU computes. None: always on the caller's thread.
     """
 
     def __init__(
@@ -67,12 +75,15 @@ class Reducer(Generic[G]):
         first_number: int = 0,
         queue: int = 0,
         apart: Callable[[Parameter], bool] | None = None,
+        busy: Callable[[], int] | None = None,
     ) -> None:
         self._engine = engine
         self._tensors = tensors
         self._expected = expected
         self._apart = apart
         self._first_number, self._queue = first_number, queue
+        self._busy = busy
+        self._encoder: ThreadPoolExecutor | None = None
         self._layout: BucketLayout | None = None
         self._generation = 0
         self._tickets: dict[str, Ticket[G]] = {}  # of the layout's parameters; what does not change is looked up once
@@ -100,13 +111,13 @@ class Reducer(Generic[G]):
         if ticket is not None:
             return ticket
         with tensors.stream(device):
-            begin = perf_counter()
-            flat = tensors.flat(gradient)
-            key = engine.key(parameter)
-            packed: U8 = engine.encode(parameter, flat)
-            engine.stats.add(encode=perf_counter() - begin)
+            with engine.stats.span("encode", parameter.name):
+                back = tensors.return_to(device)
+                flat = tensors.flat(gradient)
+                key = engine.key(parameter)
+                packed: U8 = engine.encode(parameter, flat)
             pending = engine.collectives.start_allgather(packed, parameter.name)
-        return Ticket((parameter,), gradient, device, flat=flat, key=key, pending=pending)
+        return Ticket((parameter,), gradient, device, flat=flat, key=key, pending=pending, back=back)
 
     def start_bucket(self, parameters: Sequence[Parameter], number: int, gradient: G) -> Ticket[G]:
         """Takes a bucket that the framework filled, and starts its exchange.
@@ -159,11 +170,15 @@ class Reducer(Generic[G]):
             return gradient
         for late in bucket.layout.flush():
             self._start(late)
+        if bucket.started is not None:
+            bucket.started.result()
         if not bucket.summed:
-            for other in bucket.layout.buckets if engine.in_slices else ():
-                with tensors.stream(other.device):
-                    engine.advance(other)
+            waiting = bucket.layout.buckets if engine.in_slices else []
+            while waiting:
+                waiting = [other for other in waiting if self._advance(other)]
             with tensors.stream(bucket.device):
+                if bucket.started is not None:
+                    tensors.join(bucket.device)
                 engine.receive(bucket, scale)
         # Optimizers with different scales may share a bucket.
         rest = 1.0 if scale == bucket.scale else scale / bucket.scale
@@ -184,18 +199,27 @@ class Reducer(Generic[G]):
         ticket.gradient = None
         return gradient
 
+    def advance(self, ticket: Ticket[G]) -> bool:
+        """Lets the exchange of a bucket that the framework filled go on, as ``Engine.advance``."""
+        return ticket.bucket is not None and self._advance(ticket.bucket)
+
+    def _advance(self, bucket: Bucket) -> bool:
+        with self._tensors.stream(bucket.device):
+            return self._engine.advance(bucket)
+
     def _finish_alone(self, ticket: Ticket[G], gradient: G, scale: float) -> None:
         engine = self._engine
         assert ticket.flat is not None and ticket.key is not None
         with self._tensors.stream(ticket.device):
-            begin = perf_counter()
-            gathered = engine.collectives.wait_allgather(ticket.pending)
-            there = perf_counter()
             (parameter,) = ticket.parameters
-            engine.in_flight.discard(parameter.name)
-            engine.decode(parameter, gathered, ticket.flat, scale, ticket.key)
-            self._tensors.write(gradient, ticket.flat)
-            engine.stats.add(wait=there - begin, decode=perf_counter() - there)
+            with engine.stats.span("wait", parameter.name):
+                gathered = engine.collectives.wait_allgather(ticket.pending)
+            with engine.stats.span("decode", parameter.name):
+                engine.in_flight.discard(parameter.name)
+                engine.decode(parameter, gathered, ticket.flat, scale, ticket.key)
+                self._tensors.write(gradient, ticket.flat)
+                if ticket.back is not None:
+                    ticket.back()
 
     def _start_in_bucket(self, parameter: Parameter, gradient: G, device: Device, own: bool) -> Ticket[G] | None:
         """None: the gradient is to be sent alone."""
@@ -225,6 +249,29 @@ class Reducer(Generic[G]):
                 self._start(ready)
         return ticket
 
+    def settle(self) -> None:
+        """Gradients in flight are about to be forgotten: what was not begun to be encoded will not be, and what was
+        begun is waited for. Errors are not raised."""
+        for bucket in self._layout.buckets if self._layout is not None else ():
+            if bucket.started is not None and not bucket.started.cancel():
+                bucket.started.exception()
+                self._tensors.join(bucket.device)
+
+    def _encoding_thread(self, on_host: bool) -> ThreadPoolExecutor | None:
+        """Where a core is free for it. Exchanges over MPI have a thread that encodes, and those of several collectives
+        are counted as they are started.
+
+        Args:
+            on_host: whether any bucket is. On a GPU, the backward pass takes one core, and the thread waits for the
+                size of each container in its place.
+        """
+        engine = self._engine
+        if self._busy is None or engine.over_mpi or engine.in_slices:
+            return None
+        if engine.cores <= (self._busy() if on_host else 1):
+            return None
+        return self._encoder or ThreadPoolExecutor(1, "deepreduce encode")
+
     def _put(self, ticket: Ticket[G], parameter: Parameter, gradient: G, bucket: Bucket, own: bool) -> None:
         tensors, begin = self._tensors, perf_counter()
         if bucket.empty:
@@ -246,9 +293,21 @@ class Reducer(Generic[G]):
         return view
 
     def _start(self, bucket: Bucket) -> None:
+        if bucket.device is None and self._encoder is not None:
+            bucket.started = self._encoder.submit(self._engine.start, bucket)
+            return
         # The caller may be on another device's stream, and the gradients may have been copied on several streams.
-        with self._tensors.stream(bucket.device):
-            for wait in self._recorded.pop(bucket.name, ()):
+        tensors, waits = self._tensors, self._recorded.pop(bucket.name, ())
+        if self._encoder is not None:
+            bucket.started = self._encoder.submit(self._start_within, tensors.apart(bucket.device), bucket, waits)
+        else:
+            self._start_within(lambda: tensors.stream(bucket.device), bucket, waits)
+
+    def _start_within(
+        self, stream: Callable[[], AbstractContextManager[Any]], bucket: Bucket, waits: Sequence[Callable[[], None]]
+    ) -> None:
+        with stream():
+            for wait in waits:
                 wait()
             self._engine.start(bucket)
 
@@ -272,6 +331,7 @@ class Reducer(Generic[G]):
             ]
             layout = self._layout = BucketLayout(members, engine.max_bucket_bytes, self._first_number, self._queue)
             self._generation = engine.generation
+            self._encoder = self._encoding_thread(any(where is None for _, where in expected))
             self._recorded.clear()
             self._tickets = {
                 parameter.name: Ticket((parameter,), None, None, bucket)

@@ -1,18 +1,19 @@
-"""Runs the program of ``exchange: reduce_scatter`` over a job's collectives."""
+"""Runs the programs of ``exchange: reduce_scatter`` and of ``hierarchical`` over a job's collectives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Thread
-from time import perf_counter
 from typing import Any
 
 from hvd_deepreduce.engine.collectives import Collectives
+from hvd_deepreduce.engine.levels import Levels
 from hvd_deepreduce.engine.stats import Stats
 from hvd_deepreduce.exchange import traffic
-from hvd_deepreduce.exchange.balance import AllGather, AllToAll
+from hvd_deepreduce.exchange.balance import AllGather, AllToAll, Inside
 from hvd_deepreduce.exchange.reduce_scatter import SlicedSum, Slices
+from hvd_deepreduce.exchange.two_levels import Total, TwoLevelSum
 
 
 class SlicedExchange:
@@ -20,28 +21,42 @@ class SlicedExchange:
 
     Args:
         work: this rank's part. Its first collective is started at once.
-        collectives: of the ranks.
+        collectives: of the ranks that a ``SlicedSum`` has, or the groups of a ``TwoLevelSum``.
         name: begins the names of the collectives; unique among all that are in flight.
         stats: counts bytes, and the seconds that the program and its collectives take.
     """
 
-    def __init__(self, work: SlicedSum, collectives: Collectives, name: str, stats: Stats) -> None:
-        self._collectives, self._name, self._stats = collectives, name, stats
-        self._program = work.steps()
-        self._number = 0
+    def __init__(
+        self, work: SlicedSum | TwoLevelSum, collectives: Collectives | Levels, name: str, stats: Stats
+    ) -> None:
+        self._groups, self._name, self._stats = collectives, name, stats
+        self._program: Any = work.steps()
+        self._numbers = {False: 0, True: 0}  # ranks of a node may have different numbers of collectives between nodes
         self._asked: AllToAll | AllGather | None = None
+        self._inside = False
         self._pending: Any = None
-        self._result: Slices | None = None
+        self._result: Slices | Total | None = None
         self._failure: Exception | None = None
         self._alone = False
         self._go_on(None)
 
-    def advance(self) -> None:
-        """Waits for all collectives but the last, which is in flight then."""
-        while self._asked is not None and not (isinstance(self._asked, AllGather) and self._asked.last):
-            self._answer()
+    def advance(self) -> bool:
+        """Waits for a collective and starts the next, unless the last one is in flight. Returns whether it did so."""
+        if self._asked is None or (isinstance(self._asked, AllGather) and self._asked.last):
+            return False
+        self._answer()
+        return True
 
-    def result(self) -> Slices:
+    @property
+    def _collectives(self) -> Collectives:
+        """Of the collective in flight."""
+        if isinstance(self._groups, Collectives):
+            return self._groups
+        group = self._groups.inside if self._inside else self._groups.across
+        assert group is not None
+        return group
+
+    def result(self) -> Slices | Total:
         """Waits for the sum.
 
         Raises:
@@ -71,22 +86,23 @@ class SlicedExchange:
 
     def _answer(self) -> None:
         """Waits for the collective in flight, and starts the next."""
-        asked, ranks = self._asked, self._collectives.size()
-        begin = perf_counter()
-        if isinstance(asked, AllToAll):
-            received, sizes = self._collectives.wait_alltoall(self._pending)
-            answer: Any = received, sizes
-            wire = traffic.alltoall(self._collectives.rank(), asked.splits, sizes)
-        else:
-            assert asked is not None
-            answer = self._collectives.wait_allgather(self._pending)
-            wire = traffic.allgather(asked.data.size, answer.size, ranks)
-        there = perf_counter()
-        self._go_on(answer)
-        ran = perf_counter() - there
-        encode, decode = (0.0, ran) if self._asked is None else (ran, 0.0)
-        # What a thread of its own waits for keeps nobody waiting.
-        self._stats.add(wire=wire, wait=0.0 if self._alone else there - begin, encode=encode, decode=decode)
+        asked, collectives = self._asked, self._collectives
+        with self._stats.span("wait", self._name) as span:
+            span.counted = not self._alone  # what a thread of its own waits for keeps nobody waiting
+            if isinstance(asked, AllToAll):
+                received, sizes = collectives.wait_alltoall(self._pending)
+                answer: Any = received, sizes
+                wire = traffic.alltoall(collectives.rank(), asked.splits, sizes)
+            else:
+                assert asked is not None
+                answer = collectives.wait_allgather(self._pending)
+                wire = traffic.allgather(asked.data.size, answer.size, collectives.size())
+        inside = wire if self._inside else traffic.NOTHING
+        last = isinstance(asked, AllGather) and asked.last
+        with self._stats.span("decode" if last else "encode", self._name) as span:
+            self._go_on(answer)
+            span.kind = "decode" if self._asked is None else "encode"
+        self._stats.add(wire=wire, inside=inside)
 
     def _go_on(self, answer: Any) -> None:
         self._asked = None  # whatever is raised, nothing is in flight
@@ -98,8 +114,11 @@ class SlicedExchange:
         except Exception as error:
             self._failure = error
             raise
-        name = f"{self._name}.{self._number}"
-        self._number += 1
+        self._inside = isinstance(asked, Inside)
+        if isinstance(asked, Inside):
+            asked = asked.asked
+        name = f"{self._name}.{self._numbers[self._inside]}"
+        self._numbers[self._inside] += 1
         if isinstance(asked, AllToAll):
             self._pending = self._collectives.start_alltoall(asked.data, asked.splits, name)
         else:

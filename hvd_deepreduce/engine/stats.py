@@ -16,8 +16,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from threading import Lock
-from typing import Any
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Literal
 
+from hvd_deepreduce.engine.timeline import Watch
 from hvd_deepreduce.exchange.traffic import NOTHING, Traffic
 
 
@@ -32,6 +35,8 @@ class Counters:
         bytes_sent: bytes that this rank sends to others: containers, carriers, gradients that are not compressed, and
             the messages that compare the ranks.
         bytes_received: bytes that come from others.
+        inside_bytes_sent, inside_bytes_received: of these, what ``hierarchical`` sends to ranks of this node, and what
+            comes from them.
         dense_bytes: bytes that this rank would send without compression, if Horovod reduced all gradients dense by a
             ring: ``2 (n - 1) / n`` times their size on n ranks. It would receive as many.
         encode_seconds: accumulating, selecting and encoding.
@@ -42,17 +47,23 @@ class Counters:
     steps: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
+    inside_bytes_sent: int = 0
+    inside_bytes_received: int = 0
     dense_bytes: int = 0
     encode_seconds: float = 0.0
     wait_seconds: float = 0.0
     decode_seconds: float = 0.0
 
 
+Kind = Literal["encode", "wait", "decode"]
+
+
 class Report(dict[str, dict[str, Any]]):
     """``{"total": {...}, "last_step": {...}}`` of plain numbers, with the keys of ``Counters``. ``str`` is a table.
 
     Attributes:
-        said: what was decided about compression, and why, with ``mode: auto``; else empty.
+        said: what was decided about compression with ``mode: auto``, and about the exchange with ``exchange: auto``,
+            and why; else empty.
     """
 
     said = ""
@@ -62,10 +73,16 @@ class Report(dict[str, dict[str, Any]]):
         rows = [["", *(name.replace("_", " ") for name in columns)]]
         for key in self[columns[0]]:
             values = [self[column][key] for column in columns]
+            if key.startswith("inside_") and not any(values):
+                continue
             shown = [f"{value:.4f}" if isinstance(value, float) else f"{value:,}" for value in values]
             rows.append([key.replace("_", " "), *shown])
         shares = [self[column]["bytes_sent"] / max(1, self[column]["dense_bytes"]) for column in columns]
         rows.append(["sent / dense", *(f"{share:.2%}" for share in shares)])
+        if any(self[column]["inside_bytes_sent"] for column in columns):
+            left = [self[column]["bytes_sent"] - self[column]["inside_bytes_sent"] for column in columns]
+            shares = [sent / max(1, self[column]["dense_bytes"]) for sent, column in zip(left, columns, strict=True)]
+            rows.append(["sent to other nodes / dense", *(f"{share:.2%}" for share in shares)])
         first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
         lines = [
             "  ".join([row[0].ljust(first), *(cell.rjust(wide) for cell, wide in zip(row[1:], others, strict=True))])
@@ -76,10 +93,15 @@ class Report(dict[str, dict[str, Any]]):
 
 @dataclass
 class Stats:
-    """Counters since the start, and of the step that is under way or was the last. Threads may share it."""
+    """Counters since the start, and of the step that is under way or was the last. Threads may share it.
+
+    Attributes:
+        watch: is told of each span; None: nobody watches.
+    """
 
     total: Counters = field(default_factory=Counters)
     last: Counters = field(default_factory=Counters)
+    watch: Watch | None = None
     _ended: bool = True
     _lock: Lock = field(default_factory=Lock)
 
@@ -102,19 +124,64 @@ class Stats:
         self._ended = True
 
     def add(
-        self, *, wire: Traffic = NOTHING, dense: int = 0, encode: float = 0.0, wait: float = 0.0, decode: float = 0.0
-    ) -> None:
-        """Adds bytes (on the wire, and dense) and seconds (encode, wait, decode)."""
+        self, *, wire: Traffic = NOTHING, dense: int = 0, encode: float = 0.0, wait: float = 0.0, decode: float = 0.0,
+        inside: Traffic = NOTHING,
+    ) -> None:  # fmt: skip
+        """Adds bytes (on the wire, of these inside the node, and dense) and seconds (encode, wait, decode)."""
         with self._lock:
             for counters in (self.total, self.last):
                 counters.bytes_sent += wire.sent
                 counters.bytes_received += wire.received
+                counters.inside_bytes_sent += inside.sent
+                counters.inside_bytes_received += inside.received
                 counters.dense_bytes += dense
                 counters.encode_seconds += encode
                 counters.wait_seconds += wait
                 counters.decode_seconds += decode
 
+    def span(self, kind: Kind, bucket: str) -> Span:
+        """``with stats.span("encode", bucket.name):`` counts the seconds within, and tells who watches."""
+        return Span(self, kind, bucket)
+
     def to_dict(self) -> Report:
         """A copy of the counters."""
         with self._lock:
             return Report(total=asdict(self.total), last_step=asdict(self.last))
+
+
+class Span:
+    """Seconds of one kind of work on one bucket, between the beginning and the end of a ``with`` block.
+
+    Attributes:
+        kind: of the work; it may be known only at the end.
+        counted: whether the counters take them.
+    """
+
+    __slots__ = ("_begin", "_bucket", "_stats", "counted", "kind")
+
+    def __init__(self, stats: Stats, kind: Kind, bucket: str) -> None:
+        self._stats, self.kind, self._bucket = stats, kind, bucket
+        self.counted = True
+
+    def __enter__(self) -> Span:
+        watch = self._stats.watch
+        if watch is not None:
+            watch.push(self.kind, self._bucket)
+        self._begin = perf_counter()
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        end, stats = perf_counter(), self._stats
+        watch, seconds = stats.watch, end - self._begin
+        if self.counted and error is None:
+            if self.kind == "encode":
+                stats.add(encode=seconds)
+            elif self.kind == "wait":
+                stats.add(wait=seconds)
+            else:
+                stats.add(decode=seconds)
+        if watch is not None:
+            watch.pop()
+            watch.add(self.kind, self._bucket, self._begin, end)

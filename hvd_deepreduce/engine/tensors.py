@@ -80,3 +80,24 @@ class Tensors(ABC, Generic[G]):
             nothing is asynchronous.
         """
         return None
+
+    def apart(self, device: Device) -> Callable[[], AbstractContextManager[Any]]:
+        """Notes the work that is enqueued on the framework's current stream of this device.
+
+        Returns:
+            A function that makes a context for another thread. Inside, array operations run on this device, on a stream
+            that no other thread uses, after the noted work.
+        """
+        return lambda: self.stream(device)
+
+    def join(self, device: Device) -> None:
+        """Makes the framework's current stream of this device wait for what was enqueued inside ``apart``."""
+
+    def return_to(self, device: Device) -> Callable[[], None] | None:
+        """Notes the framework's current stream of this device, on which memory is about to be allocated.
+
+        Returns:
+            A function that makes this stream wait for the stream that is current when it is called: the memory may be
+            freed then, though the other stream has used it. None where nothing is asynchronous.
+        """
+        return None

@@ -25,7 +25,8 @@ I64 = NDArray[np.int64]
 CELLS_PER_PART, LEAST_CELLS = 4, 256
 HEAVY = 0.5
 """A cell that holds more than this share of a slice's mean is divided."""
-_COUNTS: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+MOST_PARTS = 3 << 15
+"""Of the histogram, times the ranks: on more than 313 ranks it gets coarser, as their slices get shorter."""
 
 
 class AllToAll(NamedTuple):
@@ -50,6 +51,12 @@ class AllGather(NamedTuple):
 
     data: U8
     last: bool = False
+
+
+class Inside(NamedTuple):
+    """A request for a collective of the ranks of this rank's node, where the others are of ranks of several nodes."""
+
+    asked: AllToAll | AllGather
 
 
 Steps = Generator[AllToAll | AllGather, Any, Any]
@@ -110,14 +117,24 @@ class Histogram:
         few = self.least // max(1, int(heavy.sum()))
         self.begins, self.ends = _divide(begins[heavy], ends[heavy], held[heavy] / mean if mean else mean, few)
 
-    def bounds(self) -> list[int]:
-        """The ``parts + 1`` boundaries of slices that hold about as many elements each."""
-        begins, _, sums = self._cells
+    def bounds(self, parts: int | None = None) -> list[int]:
+        """The ``parts + 1`` boundaries of slices that hold about as many elements each.
+
+        Args:
+            parts: how many slices; None: as many as the cells were made for, which end where cells end. More: elements
+                are taken to be spread evenly in a cell.
+        """
+        begins, ends, sums = self._cells
+        parts = self.parts if parts is None else parts
         if not sums.any():
-            return equal_bounds(self.numel, self.parts)
+            return equal_bounds(self.numel, parts)
         held = np.append(0, np.cumsum(sums))
-        wanted = held[-1] * np.arange(1, self.parts) / self.parts
+        wanted = held[-1] * np.arange(1, parts) / parts
         after = np.searchsorted(held, wanted)
+        if parts > self.parts:
+            share = (wanted - held[after - 1]) / sums[after - 1]
+            inside = begins[after - 1] + np.rint(share * (ends - begins)[after - 1]).astype(np.int64)
+            return [0, *inside.tolist(), self.numel]
         nearest = after - (wanted - held[after - 1] < held[after] - wanted)
         return [0, *np.append(begins, self.numel)[nearest].tolist(), self.numel]
 
@@ -128,7 +145,8 @@ def balanced_bounds(
     """The ``ranks + 1`` boundaries of slices; equal on all ranks.
 
     With T elements kept by all ranks together, a slice holds at most about 1.6 T / ranks of them, or those of a single
-    index if that is more.
+    index if that is more. Where ``MOST_PARTS`` makes cells larger, elements are taken to be spread evenly in a cell, of
+    which several slices are made.
 
     Args:
         indices: sorted, what this rank keeps; on the host.
@@ -137,10 +155,10 @@ def balanced_bounds(
     Raises:
         ContainerError: the sums cannot be read; on all ranks.
     """
-    histogram = Histogram(numel, ranks)
+    histogram = Histogram(numel, min(ranks, max(1, MOST_PARTS // ranks)))
     while histogram.begins.size:
         histogram.add((yield from _sums(histogram.count(indices), rank, ranks, failures)))
-    return histogram.bounds()
+    return histogram.bounds(ranks)
 
 
 def _divide(begins: I64, ends: I64, loads: NDArray[np.float64], least: int) -> tuple[I64, I64]:
@@ -155,28 +173,20 @@ def _divide(begins: I64, ends: I64, loads: NDArray[np.float64], least: int) -> t
 def _sums(
     counts: I64, rank: int, ranks: int, failures: list[Exception]
 ) -> Generator[AllToAll | AllGather, Any, NDArray[np.float64]]:
-    """All ranks' sums of each count, rounded up to numbers of one byte (``to_codes``)."""
+    """All ranks' sums of each count; counts and sums are rounded up to numbers of one byte (``to_codes``)."""
     bounds = equal_bounds(counts.size, ranks)
-    parts = [counts[i:j] for i, j in zip(bounds, bounds[1:], strict=False)]
-    narrow = [part.astype(_COUNTS[_itemsize(part)]).view(np.uint8) for part in parts]
-    received, sizes = yield AllToAll(np.concatenate(narrow), [part.size for part in narrow])
-    total = np.zeros(parts[rank].size, np.int64)
+    received, sizes = yield AllToAll(to_codes(counts), np.diff(bounds).tolist())
+    total = np.zeros(bounds[rank + 1] - bounds[rank], np.int64)
     ends = np.cumsum(sizes).tolist()
     for sender, (size, end) in enumerate(zip(sizes, ends, strict=True)):
-        itemsize = size // max(1, total.size)
-        if size != itemsize * total.size or (total.size and itemsize not in _COUNTS):
+        if size != total.size:
             failures.append(refusal(sender, f"it has {size} bytes of counts of {total.size} cells"))
-        elif size:
-            total += received[end - size : end].copy().view(_COUNTS[itemsize])
+        else:
+            total += from_codes(received[end - size : end]).astype(np.int64)
     gathered = yield AllGather(to_codes(total))
     if gathered.size != counts.size:
         raise ContainerError(f"the ranks have sent the sums of {gathered.size} cells, and there are {counts.size}")
     return from_codes(gathered)
-
-
-def _itemsize(part: I64) -> int:
-    most = int(part.max(initial=0))
-    return 1 if most < 1 << 8 else 2 if most < 1 << 16 else 4
 
 
 def to_codes(numbers: I64) -> U8:

@@ -11,10 +11,10 @@ ranks keep the same element.
 
 from __future__ import annotations
 
-from math import ceil, log2
+from math import ceil, expm1, log1p, log2
 from typing import NamedTuple
 
-from hvd_deepreduce.exchange.opening import card_bytes
+from hvd_deepreduce.exchange import opening
 
 AGREEMENT = 3
 """The numbers (uint64) in a session's last small allreduce (``session.py``)."""
@@ -99,14 +99,57 @@ def reduce_scatter(ranks: int, kept: int, of_sum: int | None = None) -> Cost:
     return Cost(4 * (ranks - 1), words, words)
 
 
+def covered(ranks: float, numel: int, kept: int) -> float:
+    """How many elements so many ranks keep together, whose supports are random and independent of each other."""
+    return numel * -expm1(ranks * log1p(-min(kept / numel, 1 - 1e-9)))
+
+
+def expected(name: str, ranks: int, numel: int, kept: int, of_sum: int | None) -> Cost:
+    """The cost of an exchange whose supports are random and independent of each other, for ``exchange: auto``.
+
+    Args:
+        name: ``allgather``, ``reduce_scatter`` or ``densestream``.
+        of_sum: as of ``reduce_scatter``.
+    """
+    if name == "allgather":
+        return Cost(ranks - 1, (ranks - 1) * kept, (ranks - 1) * kept)
+    share = (ranks - 1) / ranks
+    total = covered(ranks, numel, kept) if of_sum is None else of_sum
+    if name == "reduce_scatter":
+        return reduce_scatter(ranks, kept, of_sum)._replace(low=share * (kept + total), high=share * (kept + total))
+    words = share * total
+    rounds = ceil(log2(ranks))
+    for done in range(rounds):
+        partial = covered(2**done, numel, kept)
+        words += min(partial, partial if of_sum is None else 2 * of_sum) / 2 ** (done + 1)
+    return Cost(2 * rounds, words, words)
+
+
+def small_seconds(name: str, ranks: int, alpha: float, byte: float, cuts: bool) -> float:
+    """The seconds of ``small_collectives`` of an exchange of ``expected``, with one round of a histogram.
+
+    Args:
+        byte: the seconds of a byte.
+        cuts: whether the sum has a density.
+    """
+    if name != "densestream":
+        return 0.0
+    cells = [32] if cuts else [4 * ranks] if ranks > 2 else []
+    return small_collectives(ranks, *cells).seconds(alpha, 8, 8 / max(byte, 1e-15))[1]
+
+
 def small_collectives(ranks: int, *cells: int) -> Cost:
     """What a call sends beside its programs' messages: the allgather of the cards, the sums of the histogram
     (DenseStream on more than two ranks: so many cells in each round; the others do without), and the agreement.
 
-    The allgather is counted as recursive doubling, each sum as a reduction to one rank and a broadcast, over binomial
-    trees: 2 ceil(log2 P) messages one after the other, and up to ceil(log2 P) received by one rank. A word is 8 bytes
-    here.
+    More than ``opening.MOST_CARDS`` ranks take an allreduce in place of the cards. The allgather is counted as
+    recursive doubling, each sum as a reduction to one rank and a broadcast, over binomial trees: 2 ceil(log2 P)
+    messages one after the other, and up to ceil(log2 P) received by one rank. A word is 8 bytes here.
     """
     numbers = [AGREEMENT, *cells]
-    depth, cards = ceil(log2(ranks)), (ranks - 1) * (card_bytes(ranks) // 8)
+    depth, cards = ceil(log2(ranks)), (ranks - 1) * (opening.CARD_BYTES // 8)
+    if ranks > opening.MOST_CARDS:
+        numbers.append(opening.REDUCED)
+        words = sum(numbers)
+        return Cost(2 * depth * len(numbers), words, depth * words)
     return Cost(depth + 2 * depth * len(numbers), cards + min(depth, 1) * sum(numbers), cards + depth * sum(numbers))

@@ -20,6 +20,12 @@ two slices each, ``bounds`` has seven entries::
 For P ranks with k kept elements each, scatter-reduce and allgatherv take ceil(log2 P) messages per rank and slice each.
 A rank receives between 2 (P - 1) / P k and ((log2 P / 2 + 1) P - 1) k elements, depending on how far the supports
 overlap (equation 6).
+
+With a ``density`` (ours), partial sums are cut to their elements of largest magnitude (``Plan.cut``): the sum of a
+region to its share of ``density`` N, and what is sent on the way for several regions to ``SLACK`` times their shares.
+What is cut goes to the residual of the rank that cuts it. A rank receives at most ``SLACK`` (1/2 + 1/4 + ...) + 1 times
+``density`` N elements then, whatever P is and however the supports lie: 3, or where P is not a power of two up to
+twice the first part, since the last rank of an uneven group gets two messages.
 """
 
 from __future__ import annotations
@@ -31,8 +37,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hvd_deepreduce.codec import U8, Floats, RngKey
-from hvd_deepreduce.exchange.balance import Histogram
-from hvd_deepreduce.exchange.opening import room
+from hvd_deepreduce.exchange.balance import Histogram, quotas
+from hvd_deepreduce.exchange.opening import MOST_CARDS, room
 from hvd_deepreduce.exchange.schedules import allgather, halving_rounds
 from hvd_deepreduce.exchange.settings import DenseStreamExchange
 from hvd_deepreduce.exchange.sum_buffer import SumBuffer
@@ -46,11 +52,13 @@ from hvd_deepreduce.exchange.transport import (
     Transport,
     message_tag,
 )
+from hvd_deepreduce.joint import short_stream
 from hvd_deepreduce.joint.densestream import DenseStream
 from hvd_deepreduce.joint.stream import Stream, covered_indices
 from hvd_deepreduce.joint.stream_format import check_kind, pack, packed_values, unpack, value_codec
-from hvd_deepreduce.ops import arrays, deferred
+from hvd_deepreduce.ops import arrays, deferred, select
 from hvd_deepreduce.sparse import SparseTensor
+from hvd_deepreduce.sparsify.topk import kept_of
 from hvd_deepreduce.value.raw import Raw
 
 if TYPE_CHECKING:
@@ -65,6 +73,11 @@ DIRECT_RANKS = 2
 messages, and no merging before the sum is written."""
 LEAST_CELLS = 32
 """The least number of cells of the histogram that divides the vector."""
+SLACK = 2
+"""With ``density``: how many times its share of the sum's elements a partial sum may have that is sent."""
+CUT_PARTS = 16
+"""With ``density``: regions and slices for which the histogram is made at most. More are divided evenly, which costs no
+bytes, since what a rank receives is bounded."""
 WHOLE = range(1)
 """The regions of a vector that is divided into slices only: a single one."""
 SCATTER_REDUCE, ALLGATHER = 0, 1
@@ -80,6 +93,7 @@ def allreduce(
     scale: float = 1.0,
     residual: Floats | None = None,
     fill: bool = False,
+    density: float | None = None,
     codec: DenseStream = PLAIN_BLOCKS,
     key: RngKey = RngKey(0, 0, 0),  # noqa: B008  (an immutable tuple)
     timeout: float = DEFAULT_TIMEOUT,
@@ -102,6 +116,9 @@ def allreduce(
             error.
         fill: send the residual's values in place of zeros inside blocks, at no cost in bytes (proposed at the end of
             section IV.B). Each rank may choose.
+        density: of the sum, in (0, 1]: partial sums are cut to their elements of largest magnitude on the way. What a
+            rank cuts is added to its residual, so that nothing is lost; without one, it is lost. Partial sums with NaN
+            or infinity are not cut, nor are tensors that travel on cards. None: the sum has all that the ranks keep.
         codec: how streams are packed: plain blocks as in the paper, or coded, and with which value codec.
         key: which sum this is: seed, parameter (or bucket) and step, the same on all ranks, or it is an error. They and
             the rank are the randomness of value codecs that round at random.
@@ -124,6 +141,8 @@ def allreduce(
     def prepare(own: SparseTensor) -> SparseTensor:
         if not isinstance(codec, DenseStream):
             raise TypeError(f"codec is {codec!r}; a DenseStream is required")
+        if density is not None and not 0 < density <= 1:
+            raise ValueError(f"density is {density!r}; it must be above 0 and at most 1, or None")
         if not fill:
             return own
         if residual is None:
@@ -134,19 +153,21 @@ def allreduce(
     errors: list[Stream] = []
 
     def plan_of(own: SparseTensor, bounds: list[int], slices: int) -> Plan:
-        rounds = residual is not None and codec.value != "raw"
         own_key = key._replace(rank=comm.rank)
-        return Plan(codec, own.numel, own.values.dtype, bounds, slices, own_key, errors if rounds else None)
+        most = None if density is None or not own.numel else kept_of(density, own.numel)
+        kept = None if residual is None else errors
+        return Plan(codec, own.numel, own.values.dtype, bounds, slices, own_key, kept, most)
 
     def pack_card(own: SparseTensor) -> U8 | None:
-        if own.values.size * codec.value_bits(own.values.dtype) // 8 > room(comm.size):
+        if comm.size > MOST_CARDS or own.values.size * codec.value_bits(own.values.dtype) // 8 > room():
             return None
         plan = plan_of(own, [0, own.numel], 1)
         return plan.pack(Stream.from_sparse(own, plan.gap), WHOLE, 0)
 
     with Session(
-        comm, tensor, _description(codec if isinstance(codec, DenseStream) else repr(codec)), dense=dense, out=out,
-        scale=scale, residual=residual, key=key, timeout=timeout, patience=patience, prepare=prepare, pack=pack_card,
+        comm, tensor, _description(codec if isinstance(codec, DenseStream) else repr(codec), density),
+        dense=dense, out=out, scale=scale, residual=residual, key=key, timeout=timeout, patience=patience,
+        prepare=prepare, pack=pack_card,
     ) as session:  # fmt: skip
         own, transport, cards = session.tensor, session.transport, session.cards
         numel = own.numel
@@ -161,21 +182,25 @@ def allreduce(
             return session.run([], total, errors)
         errors.clear()
         slices = slice_count(session.max_kept, transport.size)
-        if transport.size <= DIRECT_RANKS:
+        if transport.size <= DIRECT_RANKS and density is None:
             plan = plan_of(own, [numel * part // slices for part in range(slices + 1)], slices)
             make = direct_programs
         else:
             parts = transport.size * slices
-            histogram = Histogram(numel, parts, LEAST_CELLS)
+            histogram = histogram_of(numel, parts, density is not None)
+            narrow = density is not None and session.max_kept * transport.size < 1 << 32
             while histogram.begins.size:
-                none = np.zeros(histogram.begins.size, np.uint64)
-                histogram.add(session.sum(transport.attempt(none, kept_in_cells, own, histogram)))
-            bounds = transport.attempt([0] * parts + [numel], histogram.bounds)
+                counts = transport.attempt(np.zeros(histogram.begins.size, np.uint64), kept_in_cells, own, histogram)
+                sums = _halves(session.sum(_pairs(counts)))[: counts.size] if narrow else session.sum(counts)
+                histogram.add(sums)
+            bounds = transport.attempt([0] * parts + [numel], histogram.bounds, parts)
             plan, make = plan_of(own, bounds, slices), programs
         return session.run(make(transport, own, plan, session.sum_buffer), session.sum_buffer.result, errors)
 
 
-_description = lru_cache(64)("densestream with {!r}".format)
+@lru_cache(64)
+def _description(codec: DenseStream | str, density: float | None) -> str:
+    return f"densestream with {codec!r}" + ("" if density is None else f" and density {density!r}")
 
 
 def run_exchange(
@@ -192,7 +217,7 @@ def run_exchange(
     before = traffic_since(comm)
     codec = DenseStream(coded=settings.coded, value=settings.value, bits=settings.bits)
     fill = settings.fill and residual is not None  # None: no error feedback, or this tensor is not finite
-    allreduce(comm, tensor, out=out, residual=residual, fill=fill, codec=codec, key=key)
+    allreduce(comm, tensor, out=out, residual=residual, fill=fill, density=settings.density, codec=codec, key=key)
     return traffic_since(comm, before)
 
 
@@ -208,14 +233,30 @@ def kept_in_cells(tensor: SparseTensor, histogram: Histogram) -> U64:
     return histogram.count(tensor.indices).astype(np.uint64)
 
 
-def balanced_split(tensors: Sequence[SparseTensor], parts: int) -> tuple[list[int], list[int]]:
+def histogram_of(numel: int, parts: int, cuts: bool) -> Histogram:
+    """That which the ranks sum to divide a vector into ``parts``; ``cuts``: with a density."""
+    return Histogram(numel, min(parts, CUT_PARTS) if cuts else parts, LEAST_CELLS)
+
+
+def _pairs(counts: U64) -> U64:
+    """Two numbers below 2^32 in one, whose sums are the numbers' sums while these are below 2^32."""
+    padded = np.append(counts, np.zeros(counts.size % 2, np.uint64))
+    return padded[::2] | padded[1::2] << np.uint64(32)
+
+
+def _halves(sums: U64) -> U64:
+    """The numbers of ``_pairs``, and a 0 if they were odd in number."""
+    return np.stack([sums & np.uint64(0xFFFFFFFF), sums >> np.uint64(32)], 1).ravel()
+
+
+def balanced_split(tensors: Sequence[SparseTensor], parts: int, cuts: bool = False) -> tuple[list[int], list[int]]:
     """Of all ranks' tensors, in one process: the boundaries that the ranks agree on, and how many numbers they sum in
-    each round."""
-    histogram, rounds = Histogram(tensors[0].numel, parts, LEAST_CELLS), []
+    each round, if they keep less than 2^32 elements in all."""
+    histogram, rounds = histogram_of(tensors[0].numel, parts, cuts), []
     while histogram.begins.size:
-        rounds.append(histogram.begins.size)
+        rounds.append((histogram.begins.size + 1) // 2 if cuts else histogram.begins.size)
         histogram.add(np.sum([kept_in_cells(tensor, histogram) for tensor in tensors], 0))
-    return histogram.bounds(), rounds
+    return histogram.bounds(parts), rounds
 
 
 class Plan:
@@ -227,7 +268,8 @@ class Plan:
         bounds: the boundaries of all slices, ``[ranks * slices + 1]``; see the drawing above.
         slices: the number of slices per region.
         key: the randomness of the value codec.
-        errors: a list that receives the rounding errors of all packed streams; None: they are not computed.
+        errors: a list that receives the rounding errors of all packed streams, and what is cut; None: they are lost.
+        most: the number of elements that the sum is cut to; None: it is not cut.
     """
 
     def __init__(
@@ -239,11 +281,13 @@ class Plan:
         slices: int,
         key: RngKey,
         errors: list[Stream] | None,
+        most: int | None = None,
     ) -> None:
         self.form, self.gap = codec.form, codec.gap(numel, dtype)
         self.values = value_codec(codec.value, codec.bits)
         self.numel, self.dtype, self.bounds, self.slices = numel, dtype, bounds, slices
         self.key, self.errors = key, errors
+        self.quotas = None if most is None else quotas(bounds, most)
 
     def element_range(self, ranks: range, slot: int) -> tuple[int, int]:
         """The elements (begin, end) from the slice ``slot`` of the first of ``ranks`` to that of the last."""
@@ -256,10 +300,28 @@ class Plan:
         number = (ranks.start * (len(self.bounds) // self.slices) + len(ranks)) * MAX_SLICES + slot
         key = self.key._replace(parameter=(self.key.parameter + number * 0x9E3779B1) & 0xFFFFFFFF)
         section = pack(stream, self.form, self.values, key, begin, end)
-        if self.errors is not None and deferred.finite(stream.values):
+        if self.errors is not None and self.values.id != Raw.id and deferred.finite(stream.values):
             rounded = stream.values - packed_values(section, self.dtype)
             self.errors.append(Stream(self.numel, stream.starts, stream.lengths, rounded))
         return section
+
+    def cut(self, stream: Stream, ranks: range, slot: int, slack: int = 1) -> Stream:
+        """What is sent of a sum of the slices ``slot`` of ``ranks``: of its elements of largest magnitude, ties to the
+        lower index, ``slack`` times the slices' share. Keeps the others for the residual."""
+        if self.quotas is None:
+            return stream
+        most = slack * sum(self.quotas[rank * self.slices + slot] for rank in ranks)
+        if stream.values.size <= most or not deferred.finite(stream.values):
+            return stream
+        whole = stream.to_sparse()
+        if whole.indices.size <= most:
+            return stream
+        indices, values = select.topk_of(whole.indices, whole.values, most)
+        if self.errors is not None:
+            places = np.searchsorted(whole.indices, indices)
+            dropped = SparseTensor(self.numel, np.delete(whole.indices, places), np.delete(whole.values, places))
+            self.errors.append(Stream.from_sparse(dropped, 0))
+        return Kept(SparseTensor(self.numel, indices, values), self).stream(ranks, slot)
 
     def unpack(self, section: U8, ranks: range, slot: int, sender: int) -> Stream:
         """What ``pack`` wrote on the rank ``sender``.
@@ -268,6 +330,7 @@ class Plan:
             ValueError: the section is damaged; the text names the sender.
         """
         try:
+            section = short_stream.lengthen(section, self.numel, self.dtype)
             # Values that are not all finite are sent raw.
             check_kind(section, (self.form,), tuple(sorted({Raw.id, self.values.id})))
             return unpack(section, self.numel, self.dtype, None, *self.element_range(ranks, slot))
@@ -356,6 +419,7 @@ def _program(transport: Transport, slot: int, kept: Kept | None, plan: Plan, sum
             stream, given = (left, right) if halving.own_half[0] < halving.middle else (right, left)
         else:
             given = _own(transport, kept, plan, halving.other_half, slot)
+        given = transport.attempt(given, plan.cut, given, halving.other_half, slot, SLACK)
         section = transport.attempt(EMPTY, plan.pack, given, halving.other_half, slot)
         for to in halving.send_to:
             transport.send(to, tag, [section])
@@ -374,5 +438,8 @@ def _program(transport: Transport, slot: int, kept: Kept | None, plan: Plan, sum
     own = range(transport.rank, transport.rank + 1)
     if not rounds:
         stream = _own(transport, kept, plan, own, slot)
+    stream = transport.attempt(stream, plan.cut, stream, own, slot)
     section = transport.attempt(EMPTY, plan.pack, stream, own, slot)
+    if plan.quotas is not None:  # every rank receives such a section of all others
+        section = transport.attempt(EMPTY, short_stream.shorten, section)
     yield from allgather(transport, message_tag(ALLGATHER, slot), section, elements, deliver)

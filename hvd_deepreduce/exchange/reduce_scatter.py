@@ -33,13 +33,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hvd_deepreduce import short_container
-from hvd_deepreduce.codec import U8, U32, Floats, RngKey, Sparsifier
+from hvd_deepreduce.codec import U8, U32, Floats, Parts, RngKey, Sparsifier
 from hvd_deepreduce.container import Container, ContainerError, refusal
-from hvd_deepreduce.decoding import decode_part
+from hvd_deepreduce.decoding import decode_part, decode_parts
 from hvd_deepreduce.exchange.balance import AllGather, AllToAll, balanced_bounds, equal_bounds, quotas
 from hvd_deepreduce.exchange.settings import ReduceScatter
+from hvd_deepreduce.exchange.short_slices import ShortSlices
 from hvd_deepreduce.ops import arrays, deferred, momentum, sections
-from hvd_deepreduce.pipeline import Parts, Pipeline
+from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.sparsify.nonzero import NonZero
 from hvd_deepreduce.sparsify.topk import TopK, kept_of
 from hvd_deepreduce.value.raw import Raw
@@ -70,8 +71,34 @@ class Slices:
             arrays.sum_into(out[begin:end], [part], scale, self.threads)
 
 
+class GoesOn:
+    """A rank's program that takes part in all collectives after an error of its own, so that nobody waits for it.
+
+    Attributes:
+        failures: the first error, which all ranks are told.
+    """
+
+    failures: list[Exception]
+
+    def _attempt(self, otherwise: Any, work: Callable[..., Any], *arguments: Any) -> Any:
+        """``work(*arguments)``; if it fails, ``otherwise``, and the others are told."""
+        try:
+            return work(*arguments)
+        except Exception as error:
+            self._fail(error)
+            return otherwise
+
+    def _fail(self, error: Exception) -> None:
+        if not self.failures:
+            self.failures.append(error)
+
+    def _raise_failure(self) -> None:
+        if self.failures:
+            raise self.failures[0]
+
+
 @dataclass
-class SlicedSum:
+class SlicedSum(GoesOn):
     """One rank's part in the sum of a vector.
 
     Args:
@@ -85,6 +112,8 @@ class SlicedSum:
         velocity: as in ``Pipeline.encode``.
         parts: slices to select from separately; None: select from the whole vector.
         finite: as in ``Pipeline.encode``.
+        failures: what this rank has failed of so far, which all ranks are told.
+        named: this rank's number in errors; None: that of the key.
     """
 
     pipeline: Pipeline
@@ -96,8 +125,10 @@ class SlicedSum:
     velocity: Floats | None = None
     parts: Parts | None = None
     finite: bool = False
-    _failures: list[Exception] = field(default_factory=list)
+    failures: list[Exception] = field(default_factory=list)
+    named: int | None = None
     _bounds: list[int] = field(default_factory=list)
+    _short: ShortSlices | None = None
 
     def steps(self) -> Generator[AllToAll | AllGather, Any, Slices]:
         """The program of this rank; with one rank it asks for nothing.
@@ -110,16 +141,19 @@ class SlicedSum:
         exchange = pipeline.config.exchange
         assert isinstance(exchange, ReduceScatter)
         self._bounds = equal_bounds(gradient.size, ranks)
+        self._short = ShortSlices.of(pipeline.config, gradient.size, ranks, self.key.step, gradient.dtype.itemsize)
         corrected, selected = self._attempt((None, None), self._select)
         if exchange.density is not None and ranks > 1 and gradient.size:
             chosen = None if selected is None else selected[0]
             indices = NOTHING.view(np.uint32) if chosen is None else arrays.to_host(chosen)
-            self._bounds = yield from balanced_bounds(indices, gradient.size, rank, ranks, self._failures)
+            self._bounds = yield from balanced_bounds(indices, gradient.size, rank, ranks, self.failures)
         messages = self._attempt(None, self._encode, corrected, selected)
         if ranks == 1:
             self._raise_failure()
             assert messages is not None
             return self._decoded(messages[0], self._keys())
+        if messages is not None:
+            messages = self._attempt(None, self._shortened, messages, np.diff(self._bounds).tolist())
         if messages is None:
             messages = [self._told()] * ranks
         data = [message for message in messages if message.size]
@@ -128,7 +162,10 @@ class SlicedSum:
         )
         del messages, data
         packed, loss = self._attempt((None, None), self._sum, received, sizes)
-        gathered = yield AllGather(self._told() if packed is None or self._failures else packed, last=True)
+        if packed is not None and not self.failures:
+            begin, end = self._slice(rank)
+            packed = self._attempt([None], self._shortened, [packed], [end - begin])[0]
+        gathered = yield AllGather(self._told() if packed is None or self.failures else packed, last=True)
         total = self._decoded(gathered, self._keys(second=True))
         if loss is not None and self.keeps is not None:
             begin, end = self._slice(rank)
@@ -146,6 +183,47 @@ class SlicedSum:
         seed, parameter, step, rank = self.key
         numbers = [(parameter + owner * 0x9E3779B1) & 0xFFFFFFFF for owner in range(1, self.ranks + 1)]
         return [RngKey(seed, number, step, rank + self.ranks * second) for number in numbers]
+
+    def _shortened(self, messages: list[U8], numels: list[int]) -> list[U8]:
+        """The containers of slices, as they travel."""
+        if self._short is None:
+            return messages
+        whole = arrays.to_host(arrays.concatenate(messages))
+        ends = np.cumsum([message.size for message in messages]).tolist()
+        short = [
+            self._short.shorten(whole[end - message.size : end], numel) if numel else b""
+            for message, end, numel in zip(messages, ends, numels, strict=True)
+        ]
+        return [self._like(np.frombuffer(bytearray(one), np.uint8)) for one in short]
+
+    def _lengthened(
+        self, data: U8, sizes: list[int] | None, expected: list[short_container.Expected], ranks: list[int]
+    ) -> tuple[U8, list[int]]:
+        """The containers that have travelled, one of each of ``ranks``; and their sizes.
+
+        Args:
+            sizes: as they came; None: they are not known, and what follows is left as it is.
+
+        Raises:
+            ContainerError: one has no such form; or a rank tells an error.
+        """
+        if self._short is None:
+            return data, sizes or []
+        memory, at, long = arrays.to_host(data).tobytes(), 0, []
+        ends = [len(memory)] * len(ranks) if sizes is None else np.cumsum(sizes).tolist()
+        for one, rank, end in zip(expected, ranks, ends, strict=True):
+            if not one.numel and at == end:  # nothing is sent of an empty slice
+                long.append(b"")
+                continue
+            found, at = self._short.lengthen(memory[:end], at, one, rank)
+            error = error_in(np.frombuffer(found, np.uint8))
+            if error is not None:
+                raise error
+            if sizes is not None and at != end:
+                raise refusal(rank, f"{end - at} bytes follow it")
+            long.append(found)
+        rest = self._short.taken_as_it_is(memory, at)
+        return self._like(np.frombuffer(bytearray(b"".join([*long, rest])), np.uint8)), [len(one) for one in long]
 
     # A rank's own vector
 
@@ -184,7 +262,7 @@ class SlicedSum:
             if indices is None:
                 places = self._bounds
             else:
-                places = np.searchsorted(arrays.to_host(indices), np.array(self._bounds, np.uint32)).tolist()
+                places = arrays.places(indices, self._bounds)
             messages = []
             for (begin, end), (first, last), key in zip(
                 pairwise(self._bounds), pairwise(places), self._keys(), strict=True
@@ -216,10 +294,15 @@ class SlicedSum:
         expected = pipeline.expected(numel, dtype, self._keys()[rank])
         with deferred.reading(self.gradient):
             received = arrays.move_like(received, self.gradient)
-            if numel:
-                sections.prefetch_short_headers(received, self.ranks, [numel], dtype.itemsize)
+            everyone = list(range(self.ranks))
+            received, sizes = self._lengthened(received, sizes, [expected] * self.ranks, everyone)
 
             def unpack() -> list[Container]:
+                if numel and sections.at_once(received):
+                    of_all = short_container.split(received, self.ranks, [expected])[0]
+                    if [short_container.size(one, expected.shared) for one in of_all] != sizes:
+                        raise ContainerError("a container has another size than was announced")
+                    return of_all
                 ends = np.cumsum(sizes).tolist()
                 return [
                     _unpacked(received[end - size : end], expected, sender)
@@ -255,12 +338,20 @@ class SlicedSum:
         slices = list(pairwise(self._bounds))
         with deferred.reading(self.gradient):
             gathered = arrays.move_like(gathered, self.gradient)
-            numels = [end - begin for begin, end in slices if begin < end]
-            if numels:
-                sections.prefetch_short_headers(gathered, 1, numels, dtype.itemsize)
+            filled = [owner for owner, (begin, end) in enumerate(slices) if begin < end]
+            numels = [slices[owner][1] - slices[owner][0] for owner in filled]
+            all_expected = [
+                pipeline.expected(numel, dtype, keys[owner]) for numel, owner in zip(numels, filled, strict=True)
+            ]
+            if self.ranks > 1:
+                gathered, _ = self._lengthened(gathered, None, all_expected, filled)
 
             def unpack() -> list[tuple[int, int, int, Container]]:
-                unpacked, at = [], 0
+                unpacked: list[tuple[int, int, int, Container]] = []
+                at = 0
+                if numels and sections.at_once(gathered):
+                    of_slices = short_container.split(gathered, 1, all_expected)
+                    return [(*slices[owner], owner, one) for owner, (one,) in zip(filled, of_slices, strict=True)]
                 for owner, (begin, end) in enumerate(slices):
                     if begin < end:
                         expected = pipeline.expected(end - begin, dtype, keys[owner])
@@ -268,7 +359,7 @@ class SlicedSum:
                         unpacked.append((begin, end, owner, container))
                         at += short_container.size(container, expected.shared)
                 if at != gathered.size:
-                    raise _error_in(gathered[at:]) or ContainerError(
+                    raise error_in(gathered[at:]) or ContainerError(
                         f"{gathered.size - at} bytes follow the containers of all {len(unpacked)} slices"
                     )
                 return unpacked
@@ -285,32 +376,25 @@ class SlicedSum:
 
     # Errors
 
-    def _attempt(self, otherwise: Any, work: Callable[..., Any], *arguments: Any) -> Any:
-        """``work(*arguments)``; if it fails, ``otherwise``, and the others are told."""
-        try:
-            return work(*arguments)
-        except Exception as error:
-            if not self._failures:
-                self._failures.append(error)
-            return otherwise
-
-    def _raise_failure(self) -> None:
-        if self._failures:
-            raise self._failures[0]
-
     def _told(self) -> U8:
         """This rank's first error, in place of a container."""
-        error = self._failures[0]
-        text = str(error)
-        if not isinstance(error, ContainerError):
-            text = f"rank {self.key.rank} could not take part in the sum: {type(error).__name__}: {text}"
-        data = text.encode()[:_MAX_TEXT]
-        head = _ERROR.pack(zlib.crc32(data), _ERROR_FORM, len(data))
-        return self._like(np.frombuffer(bytearray(head + data), np.uint8))
+        data = told(self.failures[0], self.key.rank if self.named is None else self.named)
+        if self._short is not None:
+            data = np.frombuffer(bytearray(self._short.as_it_is(data.tobytes())), np.uint8)
+        return self._like(data)
 
     def _like(self, data: U8) -> U8:
         moved: U8 = arrays.move_like(data, self.gradient)
         return moved
+
+
+def told(error: Exception, rank: int) -> U8:
+    """A rank's error, in place of what it would have sent, for ``error_in``."""
+    text = str(error)
+    if not isinstance(error, ContainerError):
+        text = f"rank {rank} could not take part in the sum: {type(error).__name__}: {text}"
+    data = text.encode()[:_MAX_TEXT]
+    return np.frombuffer(bytearray(_ERROR.pack(zlib.crc32(data), _ERROR_FORM, len(data)) + data), np.uint8)
 
 
 def _is_uncompressed(container: Container) -> bool:
@@ -319,9 +403,7 @@ def _is_uncompressed(container: Container) -> bool:
 
 
 def _decode(containers: list[Container], numel: int, data: U8) -> list[Part]:
-    return deferred.run_deferred(
-        data, lambda: [decode_part(container, numel, rank) for rank, container in enumerate(containers)]
-    )
+    return deferred.run_deferred(data, lambda: decode_parts(containers, numel))
 
 
 def _unpacked(message: U8, expected: short_container.Expected, rank: int, alone: bool = True) -> Container:
@@ -333,14 +415,14 @@ def _unpacked(message: U8, expected: short_container.Expected, rank: int, alone:
     try:
         container, size = short_container.unpack(message, expected, rank)
     except ContainerError as error:
-        raise _error_in(message) or error from None
+        raise error_in(message) or error from None
     if alone and size != message.size:
         raise refusal(rank, f"{message.size - size} bytes follow it")
     return container
 
 
-def _error_in(message: U8) -> ContainerError | None:
-    """What ``_told`` has written at the begin of ``message``; None: something else is there."""
+def error_in(message: U8) -> ContainerError | None:
+    """What ``told`` has written at the begin of ``message``; None: something else is there."""
     data = sections.peek(message, _ERROR.size + _MAX_TEXT)
     if len(data) < _ERROR.size:
         return None

@@ -213,7 +213,7 @@ def meet(
     say: Callable[[], str],
     section: U8 | None = None,
 ) -> list[Card]:
-    """The meeting of all ranks: one small allgather.
+    """The meeting of all ranks: one small allgather, or for many ranks one small allreduce.
 
     Args:
         error: of this rank's validation.
@@ -223,14 +223,18 @@ def meet(
         section: this rank's packed tensor, if it may travel on the card.
 
     Returns:
-        The cards of all ranks.
+        The cards of all ranks, or those of ``opening.read_numbers``.
 
     Raises:
         ExchangeError: on all ranks: a rank has an error, or the numbers differ.
         LostRankError: not all ranks came within the patience, or a rank has left.
     """
-    own = opening.pack(comm.size, error is not None, kept, same, None if error is not None else section)
-    cards = [opening.read(card) for card in comm.allgather(own, patience)]
+    failed = error is not None
+    if comm.size > opening.MOST_CARDS:
+        cards = opening.read_numbers(comm.allreduce(opening.numbers(failed, kept, same), MPI.MAX, patience))
+    else:
+        own = opening.pack(failed, kept, same, None if failed else section)
+        cards = [opening.read(card) for card in comm.allgather(own, patience)]
     if any(card.failed for card in cards):
         _raise_for_all(comm, describe(error) if error else "", error, DEFAULT_TIMEOUT)
     if any(card.same != cards[0].same for card in cards):

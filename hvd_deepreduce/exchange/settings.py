@@ -149,6 +149,25 @@ class ReduceScatter(Exchange):
 
 
 @exchanges.register
+class AutoExchange(Exchange):
+    """The exchange that a model of latency and bytes finds fastest: allgather, reduce_scatter or, where a job runs on
+    MPI, densestream. The job measures its network before the first step.
+
+    Attributes:
+        density: as of ``reduce_scatter`` and ``densestream``, if one of them is chosen.
+        bandwidth: what a rank receives, in Gbit/s; None: measured.
+        latency: of a message, in microseconds; None: measured.
+    """
+
+    name = "auto"
+    id = 6
+    implementation = None
+    density: float | None = Field(None, gt=0, le=1)
+    bandwidth: float | None = Field(None, gt=0)
+    latency: float | None = Field(None, ge=0)
+
+
+@exchanges.register
 class DenseStreamExchange(Exchange):
     """DenseStream's sparse allreduce over mpi4py: sums parts on the way, for many ranks and higher densities.
 
@@ -158,6 +177,9 @@ class DenseStreamExchange(Exchange):
             residual.
         bits: bits per value with ``qsgd``, 2 to 8.
         fill: send the residual's own values in place of zeros inside blocks, at no cost in bytes.
+        density: of the sum, in (0, 1]: partial sums are cut to their elements of largest magnitude on the way, so that
+            a rank receives at most about three times as many elements, whatever the ranks keep and however many they
+            are. What a rank cuts stays in its residual. None: the sum has all elements that a rank has kept.
     """
 
     name = "densestream"
@@ -168,6 +190,7 @@ class DenseStreamExchange(Exchange):
     value: Literal["raw", "float16", "bfloat16", "qsgd"] = "raw"
     bits: int = Field(8, ge=2, le=8)
     fill: bool = Field(True, strict=True)
+    density: float | None = Field(None, gt=0, le=1)
 
     def idle_settings(self) -> Iterator[tuple[str, str, str]]:
         if self.value != "qsgd":

@@ -5,13 +5,15 @@ lemmas 3 and 6 to 9).
 """
 
 import math
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import numpy as np
 from pydantic import Field
 
 from hvd_deepreduce.codec import U8, U32, IndexCodec, RngKey, index_codecs
-from hvd_deepreduce.ops import arrays, bloom, random, sections
+from hvd_deepreduce.ops import arrays, bloom, random
+from hvd_deepreduce.ops.sections import join, peek, place_of
 
 Policy = Literal["naive", "p0", "p1", "p2", "leftmost", "middle", "rightmost"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
@@ -102,35 +104,59 @@ class Bloom(IndexCodec):
             policy = "p1"
             support = _choice(policy, positives, indices.size, numel, bits.size, hashes, key)
         header = bytes([POLICIES.index(policy) << 5 | hashes - 1])
-        return sections.join(header, bits), support
+        return join(header, bits), support
 
     @staticmethod
     def decode(section: U8, numel: int, count: int, key: RngKey) -> U32:
         if section.size == 0 and count == 0:
             return section.view(np.uint32)
-        if section.size < 9 or section.size > LARGEST + 1:
-            raise ValueError(f"the section has {section.size} bytes: a Bloom filter's has 9 to {LARGEST + 1}")
-        (first,) = sections.peek(section, 1)
-        number, hashes = first >> 5, (first & 31) + 1
-        if number >= len(POLICIES):
-            raise ValueError(f"the policy has the number {number}: a Bloom filter's is 0 to {len(POLICIES) - 1}")
-        # k is -log2(fpr), rounded, so m is between remark 2's values for k - 1/2 and k + 1/2, less 1.1%. If count is r,
-        # these bounds and the number of ones keep P, and with it the memory that p2 takes, small.
-        policy, size = POLICIES[number], section.size - 1
-        most = max(8, math.ceil((hashes + 0.5) * count / math.log(2) / 8))
-        least = 0.988 * (hashes - 0.5) * count / math.log(2) / 8 if policy != "p0" and hashes > 1 else 0
-        if size > most or size < min(least, LARGEST):
-            raise ValueError(
-                f"the section is {section.size} bytes long: no Bloom filter of {count} elements and {hashes} hashes is"
-            )
-        if policy == "p2" and int.from_bytes(arrays.to_host(section[1:]).data, "little").bit_count() > hashes * count:
-            raise ValueError(f"the Bloom filter has more ones than {count} elements and {hashes} hashes can set")
+        policy, hashes = _opened(section, count)
         positives = bloom.query(section[1:], hashes, numel, *key[:3])
         if positives.size < count or (policy == "p0" and positives.size != count):
             raise ValueError(
                 f"the Bloom filter holds {positives.size} indices, and {count} are to be taken of them ({policy})"
             )
-        return _choice(policy, positives, count, numel, size, hashes, key)
+        return _choice(policy, positives, count, numel, section.size - 1, hashes, key)
+
+    @classmethod
+    def decode_many(cls, sections: Sequence[U8], numel: int, counts: Sequence[int], key: RngKey) -> list[U32]:
+        found = place_of(sections) if all(counts) else None
+        if found is not None:
+            opened = [_opened(section, count) for section, count in zip(sections, counts, strict=True)]
+            if all(policy == "p0" for policy, _ in opened):  # the positives are the support
+                data, places = found
+                filters = [
+                    bloom.Filter(at + 1, section.size - 1, hashes, count)
+                    for at, section, (_, hashes), count in zip(places, sections, opened, counts, strict=True)
+                ]
+                return bloom.query_many(data, filters, numel, *key[:3])
+        return super().decode_many(sections, numel, counts, key)
+
+
+def _opened(section: U8, count: int) -> tuple[Policy, int]:
+    """The policy and the number of hash functions of a section that has a filter.
+
+    Raises:
+        ValueError: no section of ``count`` elements is such.
+    """
+    if section.size < 9 or section.size > LARGEST + 1:
+        raise ValueError(f"the section has {section.size} bytes: a Bloom filter's has 9 to {LARGEST + 1}")
+    (first,) = peek(section, 1)
+    number, hashes = first >> 5, (first & 31) + 1
+    if number >= len(POLICIES):
+        raise ValueError(f"the policy has the number {number}: a Bloom filter's is 0 to {len(POLICIES) - 1}")
+    # k is -log2(fpr), rounded, so m is between remark 2's values for k - 1/2 and k + 1/2, less 1.1%. If count is r,
+    # these bounds and the number of ones keep P, and with it the memory that p2 takes, small.
+    policy, size = POLICIES[number], section.size - 1
+    most = max(8, math.ceil((hashes + 0.5) * count / math.log(2) / 8))
+    least = 0.988 * (hashes - 0.5) * count / math.log(2) / 8 if policy != "p0" and hashes > 1 else 0
+    if size > most or size < min(least, LARGEST):
+        raise ValueError(
+            f"the section is {section.size} bytes long: no Bloom filter of {count} elements and {hashes} hashes is"
+        )
+    if policy == "p2" and int.from_bytes(arrays.to_host(section[1:]).data, "little").bit_count() > hashes * count:
+        raise ValueError(f"the Bloom filter has more ones than {count} elements and {hashes} hashes can set")
+    return policy, hashes
 
 
 def _choice(policy: Policy, positives: U32, count: int, numel: int, size: int, hashes: int, key: RngKey) -> U32:

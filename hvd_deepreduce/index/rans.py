@@ -3,6 +3,8 @@
 The coder: Duda, arXiv:1311.2540, 2013; interleaved as in Giesen, arXiv:1402.3392, 2014.
 """
 
+from collections.abc import Sequence
+
 from hvd_deepreduce.codec import U8, U32, IndexCodec, RngKey, index_codecs
 from hvd_deepreduce.ops import rans
 
@@ -25,3 +27,7 @@ class Rans(IndexCodec):
     @staticmethod
     def decode(section: U8, numel: int, count: int, key: RngKey) -> U32:
         return rans.decode_indices(section, numel, count)
+
+    @classmethod
+    def decode_many(cls, sections: Sequence[U8], numel: int, counts: Sequence[int], key: RngKey) -> list[U32]:
+        return rans.decode_many(sections, numel, counts)

@@ -5,7 +5,7 @@ Golomb, "Run-length encodings", IEEE Trans. Inf. Theory 1966; Rice and Plaunt, I
 
 import numpy as np
 
-from hvd_deepreduce.codec import U8, U32, IndexCodec, RngKey, index_codecs
+from hvd_deepreduce.codec import U8, U32, IndexCodec, RngKey, index_codecs, no_indices
 from hvd_deepreduce.ops import rice
 
 
@@ -28,7 +28,5 @@ class Rice(IndexCodec):
     @staticmethod
     def decode(section: U8, numel: int, count: int, key: RngKey) -> U32:
         if count == 0:
-            if section.size:
-                raise ValueError(f"the section has {section.size} bytes: no indices take none")
-            return section.view(np.uint32)
+            return no_indices(section)
         return rice.decode(section, numel, count)

@@ -44,6 +44,8 @@ from hvd_deepreduce.value.raw import Raw
 
 PLAIN, CODED, PAIRS = 0, 1, 2
 HEADER = struct.Struct("<BBBxIIIQQQ")
+SHORT, SHORT_HEADER = 3, struct.Struct("<7B")
+"""The first byte, and the header, of a section that ``short_stream`` has shortened; in exchanges only."""
 
 ValueName = Literal["raw", "float16", "bfloat16", "qsgd"]
 VALUE_CODECS: dict[int, type[ValueCodec]] = {codec.id: codec for codec in (Raw, Half, QSGD)}
@@ -104,9 +106,15 @@ def packed_size(data: U8) -> int:
     Raises:
         ValueError: ``data`` is shorter than the stream.
     """
+    head = sections.peek(data, HEADER.size)
+    if len(head) >= SHORT_HEADER.size and head[0] == SHORT:
+        size = padded(SHORT_HEADER.size + sum(SHORT_HEADER.unpack_from(head)[-3:]))
+        if size > data.size:
+            raise ValueError(f"it is truncated: its short header announces {size} bytes, and it has {data.size}")
+        return size
     if data.size < HEADER.size:
         raise ValueError(f"it is truncated: it has {data.size} bytes, and a stream's header alone has {HEADER.size}")
-    size = HEADER.size + sum(map(padded, HEADER.unpack(sections.peek(data, HEADER.size))[-3:]))
+    size = HEADER.size + sum(map(padded, HEADER.unpack(head)[-3:]))
     if size > data.size:
         raise ValueError(f"it is truncated: its header announces {size} bytes, and it has {data.size}")
     return size

@@ -6,6 +6,7 @@ gradient to a residual, a sum beyond the largest finite number becomes that numb
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -164,14 +165,23 @@ def _(out: Device, parts: list[tuple[Device | None, Device]], scale: float, thre
         return
     # Parts without elements are left out: their arrays may have no address, and null indices mean a dense part.
     cast = [(indices, values.astype(out.dtype, copy=False)) for indices, values in parts if values.size]
+    tiles = -(-out.size // _SUM_TILE)
     for begin in range(0, max(1, len(cast)), _PARTS):
         now = cast[begin : begin + _PARTS]
         arguments = [argument for indices, values in now for argument in (or_null(indices), values, u64(values.size))]
         arguments += [NULL, NULL, u64(0)] * (_PARTS - len(now))
         last = begin + _PARTS >= len(cast)
+        kind, size, count = suffix(out.dtype), u64(out.size), u32(len(now))
+        starts = xp.empty(_PARTS * (tiles + 1), u32)
+        most = max([values.size for indices, values in now if indices is not None], default=0)
+        if most:
+            launch(
+                xp, "arrays/arrays", f"sum_starts_{kind}", _PARTS * grid(xp, most + 1), size, count, *arguments,
+                u64(tiles), starts,
+            )  # fmt: skip
         launch(
-            xp, "arrays/arrays", f"sum_{suffix(out.dtype)}", -(-out.size // _SUM_TILE), out, u64(out.size),
-            out.dtype.type(scale if last else 1.0), u32(begin > 0), u32(len(now)), *arguments,
+            xp, "arrays/arrays", f"sum_{kind}", tiles, out, size, out.dtype.type(scale if last else 1.0),
+            u32(begin > 0), count, *arguments, starts,
         )  # fmt: skip
 
 
@@ -252,6 +262,25 @@ def _(data: Device) -> Device:
     if not data.data.ptr % 8:
         return data
     return sections.remember_start(sections.join(b"", data), sections.known_start(data))
+
+
+@operation()
+def places(indices: U32, bounds: Sequence[int]) -> list[int]:
+    """How many of the sorted indices are below each bound, which is below 2^32. On a GPU, the host waits for them."""
+    found: list[int] = np.searchsorted(indices, np.array(bounds, np.uint32)).tolist()
+    return found
+
+
+@places.cuda
+def _(indices: Device, bounds: Sequence[int]) -> list[int]:
+    xp = array_module(indices)
+    there, found = xp.asarray(np.array(bounds, u64)), xp.empty(len(bounds), u64)
+    if bounds:
+        launch(
+            xp, "arrays/arrays", "places", grid(xp, len(bounds)), indices, u64(indices.size), there, u64(len(bounds)),
+            found,
+        )  # fmt: skip
+    return [int(place) for place in found.get()]
 
 
 @operation()

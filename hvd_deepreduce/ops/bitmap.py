@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hvd_deepreduce.ops.deferred import check_later, counter
-from hvd_deepreduce.ops.device import THREADS, array_module, grid, i32, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, i32, launch, scan_status, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, check_size, kernel
 from hvd_deepreduce.ops.types import U8, U32, Device
@@ -48,7 +48,7 @@ def encode(indices: U32, numel: int) -> U8:
 @encode.cuda
 def _(indices: Device, numel: int) -> Device:
     xp = array_module(indices)
-    words = xp.zeros(-(-numel // 32), u32)
+    words = cleared(xp, -(-numel // 32), u32)
     if indices.size:
         launch(xp, "bitmap/bitmap", "bitmap_encode", grid(xp, indices.size), indices, u64(indices.size), words)
     return words.view(np.uint8)[: (numel + 7) // 8]
@@ -73,7 +73,7 @@ def decode(section: U8, numel: int, count: int) -> U32:
 def _(section: Device, numel: int, count: int) -> Device:
     xp = array_module(section)
     check_size(section, (numel + 7) // 8)
-    indices, error = xp.empty(count, u32), xp.zeros(1, i32)
+    indices, error = xp.empty(count, u32), cleared(xp, 1, i32)
     ones = find_ones(xp, section, indices)
     padding = section.size - numel // 8
     launch(

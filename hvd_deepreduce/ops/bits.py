@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_deepreduce.ops.deferred import check_later
-from hvd_deepreduce.ops.device import array_module, grid, i32, launch, u32, u64
+from hvd_deepreduce.ops.device import array_module, cleared, grid, i32, launch, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, check_size, kernel
 from hvd_deepreduce.ops.types import U8, U32, Device
@@ -75,7 +75,7 @@ def unpack(section: U8, count: int, width: int, dtype: type[np.unsignedinteger[A
 def _(section: Device, count: int, width: int, dtype: type[np.unsignedinteger[Any]]) -> Device:
     xp = array_module(section)
     check_size(section, packed_bytes(count, width))  # before an array of that size is allocated
-    values, error = xp.empty(count, dtype), xp.zeros(1, i32)
+    values, error = xp.empty(count, dtype), cleared(xp, 1, i32)
     if width > 8 * values.itemsize:
         check(-1)
     if count:
@@ -102,7 +102,7 @@ def check_indices(indices: U32, numel: int) -> None:
 @check_indices.cuda
 def _(indices: Device, numel: int) -> None:
     xp = array_module(indices)
-    error = xp.zeros(1, i32)
+    error = cleared(xp, 1, i32)
     if indices.size:
         launch(xp, "bits/bits", "check_indices", grid(xp, indices.size), indices, u64(indices.size), u64(numel), error)
         check_later(error)
@@ -127,7 +127,7 @@ def check_order(order: U32) -> None:
 @check_order.cuda
 def _(order: Device) -> None:
     xp = array_module(order)
-    error, seen = xp.zeros(1, i32), xp.zeros(-(-order.size // 32), u32)
+    error, seen = cleared(xp, 1, i32), cleared(xp, -(-order.size // 32), u32)
     if order.size:
         launch(xp, "bits/bits", "check_order", grid(xp, order.size), order, u64(order.size), seen, error)
         check(int(error.get()[0]))

@@ -5,11 +5,14 @@ The hash functions depend on the key (seed, parameter, step) and on the size of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
 import numpy as np
 
 from hvd_deepreduce.ops import bitmap
-from hvd_deepreduce.ops.deferred import counter, read_counter
-from hvd_deepreduce.ops.device import array_module, grid, key_words, launch, u32, u64
+from hvd_deepreduce.ops.deferred import check_later, counter, read_counter
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, i32, key_words, launch, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, kernel
 from hvd_deepreduce.ops.types import U8, U32, Device
@@ -40,7 +43,7 @@ def insert(indices: U32, size: int, hashes: int, seed: int, parameter: int, step
 @insert.cuda
 def _(indices: Device, size: int, hashes: int, seed: int, parameter: int, step: int) -> Device:
     xp, count = array_module(indices), indices.size
-    words = xp.zeros(-(-size // 4), u32)
+    words = cleared(xp, -(-size // 4), u32)
     if count:
         launch(
             xp, "bloom/bloom", "bloom_insert", grid(xp, count * hashes), indices, u64(count), u32(hashes),
@@ -69,18 +72,100 @@ def query(bits: U8, hashes: int, numel: int, seed: int, parameter: int, step: in
 
 @query.cuda
 def _(bits: Device, hashes: int, numel: int, seed: int, parameter: int, step: int) -> Device:
-    xp, size = array_module(bits), bits.size
-    words, positives, count = xp.empty((size + 15) // 4, u32), xp.empty(-(-numel // 64), u64), counter(xp)
-    if numel:
-        launch(xp, "bloom/bloom", "bloom_wrap", grid(xp, words.size), bits, u32(size), words)
-        launch(
-            xp, "bloom/bloom", "bloom_query", grid(xp, positives.size), words, u32(size), u32(hashes),
-            *key_words(seed, parameter, step), u64(numel), positives, count,
-        )  # fmt: skip
+    xp = array_module(bits)
+    count = counter(xp)
+    positives = _query_all(xp, bits, [Filter(0, bits.size, hashes, 0)], numel, (seed, parameter, step), count, 0)[0]
     indices = xp.empty(read_counter(count), u32)
     if indices.size:
         bitmap.find_ones(xp, positives.view(np.uint8), indices)
     return indices
+
+
+class Filter(NamedTuple):
+    """A filter on a GPU.
+
+    Attributes:
+        at, size: its bytes of the data.
+        positives: how many it must hold.
+    """
+
+    at: int
+    size: int
+    hashes: int
+    positives: int
+
+
+_TILE = 8 * THREADS
+"""Bytes of a tile of a bit string, as in kernels/common/device.cuh."""
+
+
+def _query_all(
+    xp: Any,
+    data: Device,
+    filters: Sequence[Filter],
+    numel: int,
+    key: tuple[int, int, int],
+    counts: Device,
+    found_at: int,
+) -> tuple[Device, Device]:
+    """A bit for each element and filter, uint64 ``[filters, ceil(numel / 64)]``, and the table of the filters.
+
+    Args:
+        counts: uint64, zeros; word ``found_at`` + 2 i will have the number of positives of filter i.
+    """
+    rows: list[tuple[int, ...]] = []
+    blocks = -(-numel // 64)
+    words = first = 0
+    for number, (at, size, hashes, positives) in enumerate(filters):
+        status = 1 + 2 * len(filters) + number * (-(-8 * blocks // _TILE) + 1)
+        rows.append((at, size, hashes, positives, words, first, found_at + 2 * number, status))
+        words, first = words + (size + 15) // 4, first + positives
+    there, wrapped = xp.asarray(np.array(rows, u64).reshape(-1)), xp.empty(words, u32)
+    found = xp.empty(blocks * len(filters), u64)
+    if numel:
+        each = grid(xp, max((one.size + 15) // 4 for one in filters))
+        launch(xp, "bloom/bloom", "bloom_wrap", each * len(filters), data, there, u64(each), wrapped)
+        each = grid(xp, blocks)
+        launch(
+            xp, "bloom/bloom", "bloom_query", each * len(filters), wrapped, there, u64(each), *key_words(*key),
+            u64(numel), found, counts,
+        )  # fmt: skip
+    return found, there
+
+
+_AT_ONCE = 8
+"""Filters that are queried together, of which each takes a bit for each element."""
+
+
+def query_many(
+    data: Device, filters: Sequence[Filter], numel: int, seed: int, parameter: int, step: int
+) -> list[Device]:
+    """On a GPU: ``query`` of several filters, eight in one set of launches.
+
+    The host waits for the result of the check, unless checks are deferred.
+
+    Raises:
+        ValueError: a filter holds another number of positives than it must.
+    """
+    found: list[Device] = []
+    xp, blocks = array_module(data), -(-numel // 64)
+    for begin in range(0, len(filters), _AT_ONCE):
+        some = filters[begin : begin + _AT_ONCE]
+        # | error | positives and positives again, of each | status words |
+        scratch = cleared(xp, 1 + len(some) * (2 + -(-8 * blocks // _TILE) + 1), u64)
+        error = scratch[:1].view(i32)[:1]
+        positives, there = _query_all(xp, data, some, numel, (seed, parameter, step), scratch, 1)
+        indices, each = xp.empty(sum(one.positives for one in some), u32), grid(xp, 8 * blocks, _TILE)
+        launch(
+            xp, "bloom/bloom", "bloom_find", each * len(some), positives, there, u64(each), u64(numel), scratch,
+            indices, error,
+        )  # fmt: skip
+        check_later(error)
+        first = 0
+        for one in some:
+            found.append(indices[first : first + one.positives])
+            first += one.positives
+    return found
 
 
 class TooManyConflictsError(ValueError):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.ops.device import THREADS, array_module, f32, f64, grid, launch, u32, u64
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, f32, f64, grid, launch, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, kernel
 from hvd_deepreduce.ops.types import F32, F64, Device
@@ -56,7 +56,7 @@ def norms(values: F32, bucket_size: int, l2: bool) -> F32:
 def _(values: Device, bucket_size: int, l2: bool) -> Device:
     xp, n = array_module(values), values.size
     size = capped(bucket_size, n)
-    out = xp.zeros(bucket_count(n, size), f32)
+    out = cleared(xp, bucket_count(n, size), f32)
     if l2 and n:
         launch(xp, "buckets/buckets", "l2_norms", grid(xp, out.size, 8), values, u64(n), u64(size), out)
     elif n:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counter
-from hvd_deepreduce.ops.device import array_module, f32, f64, grid, i32, launch, u32, u64
+from hvd_deepreduce.ops.device import array_module, cleared, f32, f64, grid, i32, launch, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import F32, U8, Device
@@ -71,9 +71,9 @@ def _(section: Device, count: int) -> Device:
     xp = array_module(section)
     if section.size % 4 or section.size < 12:
         check(-1)
-    values, error = xp.empty(count, f32), xp.zeros(1, i32)
+    values, error = xp.empty(count, f32), cleared(xp, 1, i32)
     # Two structs Side, and the coefficients of up to 1024 segments of each: see fit_poly_read.
-    sides, coefficients = xp.zeros(2 * 4, u32), xp.empty(2 * 1024, u32)
+    sides, coefficients = cleared(xp, 2 * 4, u32), xp.empty(2 * 1024, u32)
     size = u64(section.size)
     launch(xp, "curve_fit/fit_poly", "fit_poly_read", 1, section, size, u64(count), sides, coefficients, error)
     launch(
@@ -126,7 +126,7 @@ def _(section: Device, count: int) -> Device:
     xp = array_module(section)
     if section.size < 8:
         check(-1)
-    values, error = xp.empty(count, f32), xp.zeros(1, i32)
+    values, error = xp.empty(count, f32), cleared(xp, 1, i32)
     launch(
         xp, "curve_fit/fit_dexp", "fit_dexp_decode", grid(xp, count), section, u64(section.size), u64(count), values,
         error,

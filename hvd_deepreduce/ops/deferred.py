@@ -13,14 +13,24 @@ Outside these contexts each result is read at once. On the host there is nothing
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
 
 from hvd_deepreduce.ops import device
-from hvd_deepreduce.ops.device import NULL, THREADS, array_module, grid, launch, on_device_of, suffix
+from hvd_deepreduce.ops.device import (
+    NULL,
+    THREADS,
+    array_module,
+    cleared,
+    clearing_at_once,
+    grid,
+    launch,
+    on_device_of,
+    suffix,
+)
 from hvd_deepreduce.ops.dispatch import on_host, operation
 from hvd_deepreduce.ops.library import NonFiniteError, address, check, kernels_by_dtype
 from hvd_deepreduce.ops.types import Device, Floats
@@ -49,7 +59,7 @@ class _Encoding:
     SIZES = 62
 
     def __init__(self, xp: Any, gradient: Device, exact: bool) -> None:
-        self.gradient, self.exact, self.mailbox = gradient, exact, xp.zeros(2 + self.SIZES, np.uint64)
+        self.gradient, self.exact, self.mailbox = gradient, exact, cleared(xp, 2 + self.SIZES, np.uint64)
         self.verdict, self.zeros = self.mailbox[:1].view(np.int32)[:1], self.mailbox[1:2]
         self.checked = self.read = self.assumed = self.selected = False
         self.slots: dict[int, int] = {}
@@ -70,8 +80,8 @@ class _Encoding:
         self.checked = True
         return self.verdict
 
-    def ask(self, slot: Device | None = None) -> int:
-        """The number in a slot. Waits for the device.
+    def ask(self, *slots: Device) -> list[int]:
+        """The numbers in slots. Waits for the device.
 
         Raises:
             NonFiniteError: the gradient is not finite.
@@ -86,7 +96,7 @@ class _Encoding:
         if self.selected and numbers[1]:
             raise FewerNonzerosError
         self.assumed = self.assumed and not self.selected
-        return 0 if slot is None else int(numbers[self.slots[slot.data.ptr]])
+        return [int(numbers[self.slots[slot.data.ptr]]) for slot in slots]
 
 
 class _State(threading.local):
@@ -97,11 +107,13 @@ class _State(threading.local):
         errors: error flags of decoders that have not been read; ``None``: flags are read at once.
         starts: first bytes of sections that the host knows, by address. The sections are kept, so that their
             addresses are not used again.
+        opened: the sections of all containers, within ``reading``, as ``sections.take_apart`` made them.
     """
 
     encoding: _Encoding | None = None
     errors: list[Device] | None = None
     starts: dict[int, tuple[Device, bytes]] | None = None
+    opened: Device | None = None
 
 
 state = _State()
@@ -138,7 +150,7 @@ def _(
     gradient: Device, residual: Device | None, threads: int = 1, exact: bool = False, finite: bool = False
 ) -> Iterator[None]:
     before = state.encoding, state.starts
-    with on_device_of(gradient):
+    with on_device_of(gradient), clearing_at_once():
         state.encoding, state.starts = _Encoding(array_module(gradient), gradient, exact), {}
         try:
             if residual is None:
@@ -180,12 +192,13 @@ def reading(data: Any) -> AbstractContextManager[None]:
 @reading.cuda
 @contextmanager
 def _(data: Device) -> Iterator[None]:
-    before, state.starts = state.starts, {}
+    before = state.starts, state.opened
+    state.starts, state.opened = {}, None
     try:
-        with on_device_of(data):
+        with on_device_of(data), clearing_at_once():
             yield
     finally:
-        state.starts = before
+        state.starts, state.opened = before
 
 
 def run_deferred(array: Any, work: Callable[[], R]) -> R:
@@ -217,11 +230,12 @@ def deferred_checks() -> Iterator[None]:
     pending: list[Device] = []
     before, state.errors = state.errors, pending
     try:
-        yield
+        with clearing_at_once():
+            yield
     finally:
         state.errors = before
     if pending:
-        for error in array_module(pending[0]).concatenate(pending).get().tolist():
+        for error in device.read_flags(pending):
             check(error)
 
 
@@ -242,14 +256,20 @@ def check_later(error: Device) -> None:
 def counter(xp: Any) -> Device:
     """A uint64 ``[1]`` of 0 on the device, for ``read_counter``."""
     slot = None if state.encoding is None else state.encoding.counter()
-    return xp.zeros(1, np.uint64) if slot is None else slot
+    return cleared(xp, 1, np.uint64) if slot is None else slot
 
 
 def read_counter(counter: Device) -> int:
     """The number that a kernel has written to a ``counter``. Waits for the device."""
-    if state.encoding is not None and counter.data.ptr in state.encoding.slots:
-        return state.encoding.ask(counter)
-    return int(counter.get()[0])
+    return read_counters([counter])[0]
+
+
+def read_counters(counters: Sequence[Device]) -> list[int]:
+    """The numbers that kernels have written to counters. Waits for the device, within ``encoding`` once."""
+    encoding = state.encoding
+    if encoding is not None and all(counter.data.ptr in encoding.slots for counter in counters):
+        return encoding.ask(*counters)
+    return [int(counter.get()[0]) for counter in counters]
 
 
 def residual_guard() -> Any:
@@ -267,7 +287,7 @@ def decode_values(file: str, kernel: str, like: Device, count: int, *arguments: 
     """``count`` float32, written by a decoding kernel whose last arguments are (values, error). Waits for the device,
     or defers the check."""
     xp = array_module(like)
-    values, error = xp.empty(count, np.float32), xp.zeros(1, np.int32)
+    values, error = xp.empty(count, np.float32), cleared(xp, 1, np.int32)
     device.launch(xp, file, kernel, grid(xp, count), *arguments, values, error)
     check_later(error)
     return values
@@ -281,7 +301,7 @@ def finite(x: Floats, threads: int = 1) -> bool:
 
 @finite.cuda
 def _(x: Device, threads: int = 1) -> bool:
-    found = array_module(x).zeros(1, np.int32)
+    found = cleared(array_module(x), 1, np.int32)
     if x.size:
         find_nonfinite(x, found)
     return not int(found.get()[0])
@@ -302,7 +322,7 @@ def check_finite(values: Floats) -> None:
 
 @check_finite.cuda
 def _(values: Device) -> None:
-    found = array_module(values).zeros(1, np.int32)
+    found = cleared(array_module(values), 1, np.int32)
     if values.size:
         find_nonfinite(values, found)
         check_later(found)

@@ -6,7 +6,7 @@ import numpy as np
 
 from hvd_deepreduce.ops import entropy
 from hvd_deepreduce.ops.deferred import check_later, counter
-from hvd_deepreduce.ops.device import array_module, grid, i32, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.device import array_module, cleared, grid, i32, launch, scan_status, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import U8, U32, Device
@@ -40,7 +40,7 @@ def _(keys: Device) -> Device:
     xp, n = array_module(keys), keys.size
     if n == 0:
         return xp.empty(0, np.uint8)
-    out, plan, lengths = xp.zeros(-(-_bound(n) // 4), u32), xp.zeros(_PLAN_WORDS, u64), xp.zeros(33, u64)
+    out, plan, lengths = cleared(xp, -(-_bound(n) // 4), u32), cleared(xp, _PLAN_WORDS, u64), cleared(xp, 33, u64)
     launch(xp, _FILE, "delta_count", grid(xp, n), keys, u64(n), lengths)
     launch(xp, _FILE, "delta_plan", 1, lengths, u64(n), plan, out)
     for part in ("delta_prefixes", "delta_deltas"):
@@ -68,13 +68,13 @@ def decode(section: U8, numel: int, count: int) -> U32:
 def _(section: Device, numel: int, count: int) -> Device:
     xp, size = array_module(section), section.size
     _check_length(section, count)
-    keys, error = xp.empty(count, u32), xp.zeros(1, i32)
+    keys, error = xp.empty(count, u32), cleared(xp, 1, i32)
     if count == 0:
         check(-3 if size else 0)
         return keys
-    table, head, at, end = entropy.code_table(xp), xp.zeros(_HEAD_WORDS, u64), counter(xp), counter(xp)
+    table, head, at, end = entropy.code_table(xp), cleared(xp, _HEAD_WORDS, u64), counter(xp), counter(xp)
     chunks, entries = entropy.count_chunks(section), entropy.LONGEST
-    exits, bits, deltas = xp.zeros(chunks * entries, u64), xp.empty(count, np.uint8), xp.zeros(count, u32)
+    exits, bits, deltas = cleared(xp, chunks * entries, u64), xp.empty(count, np.uint8), cleared(xp, count, u32)
     launch(xp, _FILE, "delta_read", 1, section, u64(size), table, head, error)
     launch(xp, _FILE, "delta_walk", grid(xp, exits.size), section, u64(size), head, table, u64(chunks), exits)
     starts, _ = entropy.join_chunks(xp, exits, entries, chunks)

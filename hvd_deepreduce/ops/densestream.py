@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counter, state
-from hvd_deepreduce.ops.device import array_module, grid, i32, launch, scan_status, suffix, u32, u64
+from hvd_deepreduce.ops.device import array_module, cleared, grid, i32, launch, scan_status, suffix, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel, kernels_by_dtype
 from hvd_deepreduce.ops.types import U32, U64, Device, Floats
@@ -101,12 +101,12 @@ def _(indices: Device, values: Device, gap: int) -> tuple[Device, Device, Device
     xp, count = array_module(indices), indices.size
     if count == 0:
         return xp.empty(0, u32), xp.empty(0, u32), xp.empty(0, values.dtype)
-    totals, end = xp.zeros(2, u64), counter(xp)
+    totals, end = cleared(xp, 2, u64), counter(xp)
     launch(xp, "densestream/densestream", "stream_count", grid(xp, count), indices, u64(count), u32(gap), totals)
     blocks, covered = (int(total) for total in totals.get())
     _check_count(covered)
     starts, lengths, firsts = (xp.empty(blocks, u32) for _ in range(3))
-    out = xp.zeros(covered, values.dtype)
+    out = cleared(xp, covered, values.dtype)
     launch(
         xp, "densestream/densestream", f"stream_write_{suffix(values.dtype)}", grid(xp, count), indices, values,
         u64(count), u32(gap), scan_status(xp, count), end, starts, firsts, out,
@@ -119,7 +119,7 @@ def _(indices: Device, values: Device, gap: int) -> tuple[Device, Device, Device
 def check_blocks(starts: U32, lengths: U32, begin: int, end: int, count: int) -> None:
     """Checks blocks that come from the wire.
 
-    On a GPU, the host waits for the device.
+    On a GPU, the host waits for the result of the check, unless checks are deferred.
 
     Raises:
         ValueError: there are more starts than lengths, or fewer; a block is empty, overlaps another, is out of order or
@@ -136,13 +136,18 @@ def _(starts: Device, lengths: Device, begin: int, end: int, count: int) -> None
         return  # this process has encoded the stream
     _check_pairs(starts, lengths)
     xp, blocks = array_module(starts), starts.size
-    error, total = xp.zeros(1, i32), counter(xp)
-    if blocks:
-        launch(
-            xp, "densestream/densestream", "stream_check", grid(xp, blocks), starts, lengths, u64(blocks), u64(begin),
-            u64(end), error, total,
-        )  # fmt: skip
-    if read_counter(total) != count or read_counter(error):
+    if not blocks:
+        if count:
+            raise broken_blocks(begin, end, count)
+        return
+    error, sums = cleared(xp, 1, i32), cleared(xp, 2, u64)
+    launch(
+        xp, "densestream/densestream", "stream_check", grid(xp, blocks), starts, lengths, u64(blocks), u64(begin),
+        u64(end), u64(count), sums, error,
+    )  # fmt: skip
+    if state.errors is not None:
+        check_later(error)
+    elif read_counter(error):
         raise broken_blocks(begin, end, count)
 
 
@@ -248,7 +253,7 @@ def _(a: tuple[Device, Device, Device], b: tuple[Device, Device, Device], gap: i
     blocks, most = na + nb, a[2].size + b[2].size + gap * (na + nb)
     _check_count(most)
     starts, lengths, firsts, order, block_of = (xp.empty(blocks, u32) for _ in range(5))
-    out, end = xp.zeros(most, a[2].dtype), counter(xp)
+    out, end = cleared(xp, most, a[2].dtype), counter(xp)
     if blocks:
         blocks_of, of_a, of_b = grid(xp, blocks), (a[0], a[1], u64(na)), (b[0], b[1], u64(nb))
         launch(xp, file, "stream_order", blocks_of, a[0], u64(na), b[0], u64(nb), order)
@@ -294,9 +299,9 @@ def split(starts: U32, lengths: U32, cuts: U64) -> tuple[U32, U32, U64, U64]:
 def _(starts: Device, lengths: Device, cuts: Any) -> tuple[Device, Device, Device, Device]:
     xp, blocks, count = array_module(starts), starts.size, cuts.size
     cuts_there = xp.asarray(cuts)
-    out_starts, out_lengths = xp.zeros(blocks + count, u32), xp.zeros(blocks + count, u32)
+    out_starts, out_lengths = cleared(xp, blocks + count, u32), cleared(xp, blocks + count, u32)
     places, pieces, firsts, total = xp.empty(blocks, u32), counter(xp), xp.empty(blocks, u32), counter(xp)
-    block_at, value_at = xp.zeros(count + 2, u64), xp.zeros(count + 2, u64)
+    block_at, value_at = cleared(xp, count + 2, u64), cleared(xp, count + 2, u64)
     if blocks:
         launch(
             xp, "densestream/densestream", "stream_firsts", grid(xp, blocks), lengths, u64(blocks), scan_status(xp,
@@ -351,7 +356,7 @@ def blocks_of_gaps(skips: U32, ends: U32, begin: int) -> None:
 @blocks_of_gaps.cuda
 def _(skips: Device, ends: Device, begin: int) -> None:
     xp, blocks = array_module(skips), skips.size
-    starts, lengths, error = xp.empty(blocks, u32), xp.empty(blocks, u32), xp.zeros(1, i32)
+    starts, lengths, error = xp.empty(blocks, u32), xp.empty(blocks, u32), cleared(xp, 1, i32)
     if blocks:
         launch(
             xp, "densestream/densestream", "stream_blocks", grid(xp, blocks), skips, ends, u64(blocks), u32(begin),

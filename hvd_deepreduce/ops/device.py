@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from pathlib import Path
@@ -74,17 +75,47 @@ class _Stream:
         return 0, self.pointer
 
 
+@lru_cache(maxsize=1)
+def _allocator(allocate: Callable[[int, int], int], free: Callable[[int, int], None]) -> Any:
+    return _cupy().cuda.PythonFunctionAllocator(allocate, free)
+
+
 @contextmanager
-def on_stream(device: int, pointer: int) -> Iterator[None]:
-    """Within the context, operations run on this device and on this stream of another library."""
+def on_stream(
+    device: int, pointer: int, allocate: Callable[[int, int], int], free: Callable[[int, int], None]
+) -> Iterator[None]:
+    """Within the context, operations run on this device, on this stream and in the memory of another library.
+
+    The library's pool keeps what it has once had, so that CuPy's own pool would find too little beside it.
+
+    Args:
+        allocate: the address of so many bytes on a device, for use on the library's current stream.
+        free: takes the address and the device.
+    """
     cupy = _cupy()
-    with cupy.cuda.Device(device), cupy.cuda.Stream.from_external(_Stream(pointer)):
+    memory = _allocator(allocate, free).malloc
+    with cupy.cuda.Device(device), cupy.cuda.Stream.from_external(_Stream(pointer)), cupy.cuda.using_allocator(memory):
         yield
 
 
 def from_dlpack(array: Any) -> Device:
     """CuPy's array of the same memory, ordered after the other library's stream."""
     return _cupy().from_dlpack(array)
+
+
+class WithoutStream:
+    """An array for ``from_dlpack``, of a library that refuses to be told a stream, as TensorFlow does. What it has
+    enqueued must be done."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._array.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        kind, number = self._array.__dlpack_device__()
+        return int(kind), int(number)
 
 
 def on_device_of(array: Device) -> AbstractContextManager[Any]:
@@ -164,7 +195,68 @@ def grid(xp: Any, items: int, each: int = THREADS) -> int:
 
 def scan_status(xp: Any, items: int, each: int = THREADS) -> Device:
     """The status words of a look-back scan over tiles of ``each`` items; see kernels/common/device.cuh."""
-    return xp.zeros(-(-items // each) + 1, np.uint64)
+    return cleared(xp, -(-items // each) + 1, np.uint64)
+
+
+class _Chunk(threading.local):
+    """Zeros of which ``cleared`` hands out parts on this thread.
+
+    Attributes:
+        open: within ``clearing_at_once``.
+        memory: uint64; None: nothing was asked for yet.
+        device: of the memory.
+        used: words that were handed out.
+    """
+
+    open = False
+    memory: Device | None = None
+    device = used = 0
+
+
+_chunk = _Chunk()
+_CHUNK_WORDS = 32768
+"""A quarter of a megabyte, which a GPU clears in the time of a launch."""
+_ALIGNED = 32
+"""Words: parts begin at multiples of 256 bytes, as allocations do."""
+
+
+@contextmanager
+def clearing_at_once() -> Iterator[None]:
+    """Within the context, ``cleared`` takes small arrays from one that was cleared, in place of a launch for each."""
+    if _chunk.open:
+        yield
+        return
+    _chunk.open = True
+    try:
+        yield
+    finally:
+        _chunk.open, _chunk.memory = False, None
+
+
+def cleared(xp: Any, count: int, dtype: Any) -> Device:
+    """``count`` zeros for kernels to work on. No part is handed out twice, so a result may be among them; it keeps all
+    of its chunk alive."""
+    words = -(-count * np.dtype(dtype).itemsize // 8)
+    if not _chunk.open or words > _CHUNK_WORDS // 4:
+        return xp.zeros(count, dtype)
+    device = _device(xp)
+    if _chunk.memory is None or _chunk.device != device or _chunk.used + words > _CHUNK_WORDS:
+        _chunk.memory, _chunk.device, _chunk.used = xp.zeros(_CHUNK_WORDS, np.uint64), device, 0
+    begin = _chunk.used
+    _chunk.used += -(-words // _ALIGNED) * _ALIGNED
+    return _chunk.memory[begin : begin + words].view(dtype)[:count]
+
+
+def read_flags(flags: list[Device]) -> list[int]:
+    """The numbers of arrays int32 ``[1]``, of which there is at least one. Waits for the device once."""
+    chunk, used = _chunk.memory, 8 * _chunk.used
+    if chunk is not None:
+        places = [flag.data.ptr - chunk.data.ptr for flag in flags]
+        if 0 <= min(places) and max(places) < used:  # one copy of what lies between them takes the place of many
+            first = min(places) // 4
+            numbers = chunk.view(np.int32)[first : max(places) // 4 + 1].get()
+            return [int(numbers[at // 4 - first]) for at in places]
+    return [int(number) for number in array_module(flags[0]).concatenate(flags).get()]
 
 
 def suffix(dtype: Any) -> str:

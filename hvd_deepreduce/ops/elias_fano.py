@@ -6,7 +6,7 @@ import numpy as np
 
 from hvd_deepreduce.ops import bits
 from hvd_deepreduce.ops.deferred import check_later, counter
-from hvd_deepreduce.ops.device import THREADS, array_module, grid, i32, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, i32, launch, scan_status, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import U8, U32, Device
@@ -40,7 +40,7 @@ def _(indices: Device, numel: int) -> Device:
     if count == 0:
         return xp.empty(0, np.uint8)
     size = _bytes(int(indices[count - 1 :].get()[0]), count, numel)
-    words = xp.zeros(-(-size // 4), u32)
+    words = cleared(xp, -(-size // 4), u32)
     low = u32(_low_bits(count, numel))
     launch(xp, "elias_fano/elias_fano", "elias_fano_write", grid(xp, count), indices, u64(count), low, words)
     return words.view(np.uint8)[:size]
@@ -73,7 +73,7 @@ def _(section: Device, numel: int, count: int) -> Device:
     at = bits.packed_bytes(count, low)
     if section.size < at:
         check(-1)
-    highs, ones, error = xp.empty(count, u32), counter(xp), xp.zeros(1, i32)
+    highs, ones, error = xp.empty(count, u32), counter(xp), cleared(xp, 1, i32)
     rest, tile = section[at:], 8 * THREADS
     if rest.size:
         launch(

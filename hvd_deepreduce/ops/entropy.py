@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hvd_deepreduce.ops.deferred import counter
-from hvd_deepreduce.ops.device import grid, launch, u32, u64
+from hvd_deepreduce.ops.device import cleared, grid, launch, u32, u64
 from hvd_deepreduce.ops.types import Device
 
 LONGEST = 12
@@ -18,7 +18,7 @@ CHUNK_BITS = 2048
 
 def code_table(xp: Any) -> Device:
     """A table for a decoder of code words, of zeros: uint16 ``[2^LONGEST]``."""
-    return xp.zeros(1 << LONGEST, np.uint16)
+    return cleared(xp, 1 << LONGEST, np.uint16)
 
 
 def count_chunks(section: Device) -> int:
@@ -39,13 +39,13 @@ def join_chunks(xp: Any, exits: Device, entries: int, chunks: int) -> tuple[Devi
         starts: for ``walk_again``, uint64 ``[chunks]``.
         words: the number of words of the string, uint64 ``[1]``.
     """
-    starts, words = xp.zeros(chunks, u64), counter(xp)
+    starts, words = cleared(xp, chunks, u64), counter(xp)
     launch(xp, "entropy/entropy", "join_chunks", 1, exits, u32(entries), u64(chunks), starts, words)
     return starts, words
 
 
 def histogram(xp: Any, symbols: Device) -> Device:
     """How often each symbol occurs: uint64 ``[256]``."""
-    counts = xp.zeros(256, u64)
+    counts = cleared(xp, 256, u64)
     launch(xp, "entropy/entropy", "histogram", grid(xp, symbols.size), symbols, u64(symbols.size), counts)
     return counts

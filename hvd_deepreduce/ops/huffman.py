@@ -6,7 +6,7 @@ import numpy as np
 
 from hvd_deepreduce.ops import bits, entropy
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counter
-from hvd_deepreduce.ops.device import array_module, grid, i32, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.device import array_module, cleared, grid, i32, launch, scan_status, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import U8, U32, Device
@@ -39,9 +39,9 @@ def _(symbols: Device) -> Device:
     xp, n = array_module(symbols), symbols.size
     if n == 0:
         return xp.empty(0, np.uint8)
-    words, out = xp.empty(256, u32), xp.zeros(-(-_bound(n) // 4), u32)
-    head_bits, single, sums = xp.zeros(1, u64), xp.zeros(1, u32), xp.zeros(4, u64)
-    unused, end = xp.zeros(1, u64), xp.zeros(1, u64)
+    words, out = xp.empty(256, u32), cleared(xp, -(-_bound(n) // 4), u32)
+    head_bits, single, sums = cleared(xp, 1, u64), cleared(xp, 1, u32), cleared(xp, 4, u64)
+    unused, end = cleared(xp, 1, u64), cleared(xp, 1, u64)
     launch(xp, _FILE, "huffman_plan", 1, entropy.histogram(xp, symbols), u64(n), words, out, head_bits, single)
     launch(xp, _FILE, "huffman_sizes", grid(xp, n), symbols, u64(n), words, sums)
     launch(
@@ -68,14 +68,14 @@ def decode(section: U8, count: int) -> U8:
 @decode.cuda
 def _(section: Device, count: int) -> Device:
     xp, size, entries = array_module(section), section.size, entropy.LONGEST
-    symbols, error = xp.empty(count, np.uint8), xp.zeros(1, i32)
+    symbols, error = xp.empty(count, np.uint8), cleared(xp, 1, i32)
     if count == 0:
         check(-3 if size else 0)
         return symbols
-    table, head, chunks = entropy.code_table(xp), xp.zeros(_HEAD_WORDS, u64), max(1, entropy.count_chunks(section))
+    table, head, chunks = entropy.code_table(xp), cleared(xp, _HEAD_WORDS, u64), max(1, entropy.count_chunks(section))
     launch(xp, _FILE, "huffman_read", 1, section, u64(size), u64(count), table, head, error)
     for stream in range(_streams(count)):
-        exits = xp.zeros(chunks * entries, u64)
+        exits = cleared(xp, chunks * entries, u64)
         launch(xp, _FILE, "huffman_walk", grid(xp, exits.size), section, head, u32(stream), table, u64(chunks), exits)
         starts, words = entropy.join_chunks(xp, exits, entries, chunks)
         launch(
@@ -100,7 +100,7 @@ def encode_indices(indices: U32, numel: int) -> U8:
 def _(indices: Device, numel: int) -> Device:
     xp, n = array_module(indices), indices.size
     words, table, end = xp.empty(256, u32), entropy.code_table(xp), counter(xp)
-    out = xp.zeros(-(-_indices_bound(n) // 4), u32)
+    out = cleared(xp, -(-_indices_bound(n) // 4), u32)
     if n:
         launch(xp, _FILE, "byte_code", 1, u64(numel), words, table)
         launch(xp, _FILE, "huffman_indices_write", grid(xp, n), indices, u64(n), words, scan_status(xp, n), end, out)
@@ -127,11 +127,11 @@ def _(section: Device, numel: int, count: int) -> Device:
     xp, size, entries = array_module(section), section.size, 4 * entropy.LONGEST  # a phase for each byte of an index
     if count == 0 or numel == 1:  # index 0 of one element takes no bits
         check(-3 if size else -2 if count > 1 else 0)
-        return xp.zeros(count, u32)
+        return cleared(xp, count, u32)
     if 8 * size < count:
         check(-1)
     words, table, chunks = xp.empty(256, u32), entropy.code_table(xp), entropy.count_chunks(section)
-    octets, error, exits = xp.empty(4 * count, np.uint8), xp.zeros(1, i32), xp.empty(chunks * entries, u64)
+    octets, error, exits = xp.empty(4 * count, np.uint8), cleared(xp, 1, i32), xp.empty(chunks * entries, u64)
     launch(xp, _FILE, "byte_code", 1, u64(numel), words, table)
     launch(xp, _FILE, "huffman_indices_walk", grid(xp, exits.size), section, u64(size), table, u64(chunks), exits)
     starts, total = entropy.join_chunks(xp, exits, entries, chunks)

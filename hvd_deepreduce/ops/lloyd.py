@@ -12,7 +12,7 @@ from math import fsum
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_deepreduce.ops.device import array_module, grid, launch, u32, u64
+from hvd_deepreduce.ops.device import array_module, cleared, grid, launch, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, kernel
 from hvd_deepreduce.ops.types import F32, U32, Device
@@ -45,7 +45,7 @@ def histogram(values: F32) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
 @histogram.cuda
 def _(values: Device) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     xp, n = array_module(values), values.size
-    bins = xp.zeros(4 * SIGN_BINS, u64)
+    bins = cleared(xp, 4 * SIGN_BINS, u64)
     if n:
         counts, sums = bins[: 2 * SIGN_BINS], bins[2 * SIGN_BINS :]
         launch(xp, "quantile/quantile", "quantile_bins", grid(xp, n), values, u64(n), counts, sums)

@@ -11,7 +11,7 @@ import numpy as np
 from hvd_deepreduce.ops import arrays, sort
 from hvd_deepreduce.ops import lloyd as histograms
 from hvd_deepreduce.ops.deferred import check_later
-from hvd_deepreduce.ops.device import array_module, f32, grid, i32, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.device import array_module, cleared, f32, grid, i32, launch, scan_status, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import F32, U32, Device
@@ -76,9 +76,9 @@ def _(values: Device, buckets: int, middle: bool, separate_signs: bool = True) -
         (magnitudes[zeros if zero else 0 : first_negative], most_positive, zero),
     )
     # Each sign's table of splits; that of the positive values begins with zeros' own split, 0.
-    counts, tables, means = xp.zeros(2, u64), [], xp.zeros(buckets, f32)
+    counts, tables, means = cleared(xp, 2, u64), [], cleared(xp, buckets, f32)
     for sign, (of_sign, most, skip) in enumerate(signs):
-        table = xp.zeros(2 * most + skip + 1, u32)
+        table = cleared(xp, 2 * most + skip + 1, u32)
         tables.append(table)
         if of_sign.size and most:
             launch(
@@ -100,9 +100,9 @@ def _encode_ordered(values: Device, buckets: int, middle: bool) -> tuple[Device,
     """Means and codes without separate signs."""
     xp, n = array_module(values), values.size
     buckets = min(buckets, n)
-    words, found = xp.empty(n, u64), xp.zeros(1, u64)
+    words, found = xp.empty(n, u64), cleared(xp, 1, u64)
     sorted_words, codes = xp.empty(n, u32), xp.empty(n, u32)
-    splits, means = xp.zeros(2 * buckets + 1, u32), xp.zeros(buckets, f32)
+    splits, means = cleared(xp, 2 * buckets + 1, u32), cleared(xp, buckets, f32)
     launch(xp, _FILE, "ordered_words", grid(xp, n), values, u64(n), words)
     words = sort.radix_sort(xp, words, 0, 32)
     launch(xp, _FILE, "low_halves", grid(xp, n), words, u64(n), sorted_words)
@@ -156,7 +156,7 @@ def decode(means: F32, codes: U32) -> F32:
 @decode.cuda
 def _(means: Device, codes: Device) -> Device:
     xp, n = array_module(codes), codes.size
-    values, error = xp.empty(n, f32), xp.zeros(1, i32)
+    values, error = xp.empty(n, f32), cleared(xp, 1, i32)
     if means.size == 0:
         check(-3)
     if n:

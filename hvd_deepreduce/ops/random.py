@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hvd_deepreduce.ops import bitmap
-from hvd_deepreduce.ops.device import array_module, grid, key_words, launch, u32, u64
+from hvd_deepreduce.ops.device import array_module, cleared, grid, key_words, launch, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, kernel
 from hvd_deepreduce.ops.types import U32, Device
@@ -39,7 +39,7 @@ def indices(numel: int, count: int, seed: int, parameter: int, step: int, like: 
 @indices.cuda
 def _(numel: int, count: int, seed: int, parameter: int, step: int, like: Any, first: int = 0) -> Device:
     xp = array_module(like)
-    bits, chosen = xp.zeros(-(-numel // 32), u32), xp.empty(count, u32)
+    bits, chosen = cleared(xp, -(-numel // 32), u32), xp.empty(count, u32)
     if count:
         key = key_words(seed, parameter, step)
         launch(xp, "random/random", "random_bits", grid(xp, count), u64(numel), u64(first), u64(count), *key, bits)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import byref, c_uint64
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from hvd_deepreduce.ops import entropy
+from hvd_deepreduce.ops import entropy, sections
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counter
-from hvd_deepreduce.ops.device import array_module, grid, i32, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, i32, launch, scan_status, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import U8, U32, Device
 
 _bound = kernel("rans_bound", "U", "U")
-_shares_bytes = kernel("rans_shares_bytes", "U", "")
 _lows_bound = kernel("rans_lows_bound", "U", "U")
 _decode = kernel("rans_decode", "I", "pUUp")
 _encode = kernel("rans_encode", "U", "pUp")
@@ -23,13 +23,64 @@ _indices_encode = kernel("rans_indices_encode", "U", "pUpp*")
 _indices_decode = kernel("rans_indices_decode", "I", "pUUUpp")
 
 _FILE = "rans/rans"
+_PART_SYMBOLS = 2**15
 
 
-def _decode_symbols(xp: Any, section: Device, count: int) -> tuple[Device, Device, Device]:
-    """The symbols, the number of bytes that they took, and the error flag; all on the device."""
-    symbols, used, error = xp.empty(count, np.uint8), counter(xp), xp.zeros(1, i32)
-    launch(xp, _FILE, "rans_decode", 1, section, u64(section.size), u64(count), symbols, used, error)
-    return symbols, used, error
+def _parts(count: int) -> int:
+    """Parts of a section, as ``rans_parts`` in kernels/rans/rans.h."""
+    return max(1, count // _PART_SYMBOLS)
+
+
+class Job(NamedTuple):
+    """A section on a GPU.
+
+    Attributes:
+        at, size: its bytes of the data.
+        numel: of the tensor, for a section of indices; else 0.
+        symbols: their number, at least 1.
+    """
+
+    at: int
+    size: int
+    numel: int
+    symbols: int
+
+
+class _Decoding:
+    """The symbols of sections of many containers, all decoded by one launch.
+
+    Attributes:
+        table: a row of each section, as kernels/rans/rans.cu draws it.
+        each: the most parts of a section.
+        firsts: where each section's symbols begin.
+        scratch: zeros before the launch; its first word has the error.
+    """
+
+    def __init__(self, data: Device, jobs: Sequence[Job]) -> None:
+        self.data, self.xp, self.jobs = data, array_module(data), jobs
+        rows, self.firsts, words, self.count = [], [], 1, 0
+        for job in jobs:
+            rows.append((job.at, job.size, job.symbols, job.numel, self.count, words, words + 2))
+            self.firsts.append(self.count)
+            words += 2 + 2 * (-(-job.symbols // THREADS) + 1)
+            self.count += job.symbols
+        self.table, self.scratch = self.xp.asarray(np.array(rows, u64).reshape(-1)), cleared(self.xp, words, u64)
+        self.error, self.symbols = self.scratch[:1].view(i32)[:1], self.xp.empty(self.count, np.uint8)
+        each = max(_parts(job.symbols) for job in jobs)
+        launch(
+            self.xp, _FILE, "rans_decode", each * len(jobs), data, self.table, u64(each), self.symbols, self.scratch,
+            self.error,
+        )  # fmt: skip
+
+    def indices(self) -> Device:
+        """Those of all sections in a row."""
+        indices = self.xp.empty(self.count, u32)
+        each = grid(self.xp, max(job.symbols for job in self.jobs))
+        launch(
+            self.xp, _FILE, "rans_indices", each * len(self.jobs), self.data, self.table, u64(each), self.symbols,
+            self.scratch, indices, self.error,
+        )  # fmt: skip
+        return indices
 
 
 @operation()
@@ -47,18 +98,20 @@ def _(symbols: Device) -> Device:
     xp, n = array_module(symbols), symbols.size
     if n == 0:
         return xp.empty(0, np.uint8)
-    out, begin, shares = xp.empty(_bound(n), np.uint8), counter(xp), xp.zeros(_shares_bytes() // 4, u32)
+    room, out, end = xp.empty(_bound(n), np.uint8), xp.empty(_bound(n), np.uint8), counter(xp)
+    parts = _parts(n)
     launch(
-        xp, _FILE, "rans_encode", 1, symbols, u64(n), entropy.histogram(xp, symbols), shares, out, u64(out.size), begin
-    )
-    return out[read_counter(begin) :]
+        xp, _FILE, "rans_encode", parts, symbols, u64(n), entropy.histogram(xp, symbols), room,
+        scan_status(xp, parts, 1), out, end,
+    )  # fmt: skip
+    return out[: read_counter(end)]
 
 
 @operation()
 def decode(section: U8, count: int) -> U8:
     """The ``count`` symbols of a section, uint8.
 
-    On a GPU, the host waits for the device.
+    On a GPU, the host waits for the result of the check, unless checks are deferred.
 
     Raises:
         ValueError: an encoder cannot have written the section for ``count`` symbols.
@@ -74,11 +127,10 @@ def _(section: Device, count: int) -> Device:
     if count == 0:
         check(-3 if section.size else 0)
         return xp.empty(0, np.uint8)
-    symbols, used, error = _decode_symbols(xp, section, count)
-    if read_counter(error) == 0 and read_counter(used) != section.size:
-        check(-3)
-    check_later(error)
-    return symbols
+    decoding = _Decoding(section, [Job(0, section.size, 0, count)])
+    launch(xp, _FILE, "rans_ends", 1, decoding.table, u64(1), decoding.scratch, decoding.error)
+    check_later(decoding.error)
+    return decoding.symbols
 
 
 @operation()
@@ -98,10 +150,10 @@ def _(indices: Device) -> Device:
     xp, n = array_module(indices), indices.size
     if n == 0:
         return xp.empty(0, np.uint8)
-    tokens, lows, end = xp.empty(n, np.uint8), xp.zeros(_lows_bound(n) // 4, u32), counter(xp)
+    tokens, lows, end = xp.empty(n, np.uint8), cleared(xp, _lows_bound(n) // 4, u32), counter(xp)
     launch(xp, _FILE, "rans_tokens", grid(xp, n), indices, u64(n), scan_status(xp, n), end, tokens, lows)
     section = encode(tokens)
-    return xp.concatenate([section, lows.view(np.uint8)[: (read_counter(end) + 7) // 8]])
+    return sections.join(b"", section, lows.view(np.uint8)[: (read_counter(end) + 7) // 8])
 
 
 @operation()
@@ -120,22 +172,24 @@ def decode_indices(section: U8, numel: int, count: int) -> U32:
 
 @decode_indices.cuda
 def _(section: Device, numel: int, count: int) -> Device:
-    xp = array_module(section)
-    gaps, indices, end = xp.empty(count, u32), xp.empty(count, u32), counter(xp)
     if count == 0:
         check(-3 if section.size else 0)
-        return indices
-    tokens, used, unread = _decode_symbols(xp, section, count)
-    error = xp.zeros(1, i32)
-    launch(
-        xp, _FILE, "rans_gaps", grid(xp, count), section, u64(section.size), u64(count), tokens, used, unread,
-        scan_status(xp, count), end, gaps, error,
-    )  # fmt: skip
-    check_later(unread)
-    check_later(error)
-    launch(
-        xp, _FILE, "keys_of_gaps", grid(xp, count), gaps, u64(count), u64(numel), scan_status(xp, count), end, indices,
-        error,
-    )  # fmt: skip
-    check_later(error)
-    return indices
+        return array_module(section).empty(0, u32)
+    return _decode_at_once(section, [Job(0, section.size, numel, count)])[0]
+
+
+def _decode_at_once(data: Device, jobs: Sequence[Job]) -> list[Device]:
+    decoding = _Decoding(data, jobs)
+    indices = decoding.indices()
+    check_later(decoding.error)
+    return [indices[first : first + job.symbols] for first, job in zip(decoding.firsts, jobs, strict=True)]
+
+
+def decode_many(parts: Sequence[U8], numel: int, counts: Sequence[int]) -> list[U32]:
+    """``decode_indices`` of several sections; on a GPU in one set of launches, if they were taken apart together."""
+    found = sections.place_of(parts) if all(counts) else None
+    if found is None:
+        return [decode_indices(section, numel, count) for section, count in zip(parts, counts, strict=True)]
+    data, places = found
+    jobs = [Job(at, one.size, numel, count) for at, one, count in zip(places, parts, counts, strict=True)]
+    return _decode_at_once(data, jobs)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import byref, c_uint64
 
 import numpy as np
 
-from hvd_deepreduce.ops.deferred import check_later, counter, read_counter
-from hvd_deepreduce.ops.device import THREADS, array_module, grid, i32, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.deferred import check_later, counter, read_counters
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, i32, launch, scan_status, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import U8, U32, Device
@@ -39,14 +40,26 @@ def encode(indices: U32, numel: int) -> U8:
 
 @encode.cuda
 def _(indices: Device, numel: int) -> Device:
-    xp, count = array_module(indices), indices.size
-    status = scan_status(xp, count)
-    # One array of zeros, for one launch: | sums [32] | status | words of the section, and one more for put_bits |
-    scratch, bits = xp.zeros(32 + status.size + -(-_bound(count, numel) // 8) + 1, u64), counter(xp)
-    sums, status, words = scratch[:32], scratch[32 : 32 + status.size], scratch[32 + status.size :].view(u32)
-    launch(xp, "rice/rice", "rice_sums", grid(xp, count, THREADS), indices, u64(count), sums)
-    launch(xp, "rice/rice", "rice_write", grid(xp, count), indices, u64(count), u64(numel), sums, status, words, bits)
-    return words.view(np.uint8)[: (read_counter(bits) + 7) // 8]
+    return encode_all([(indices, numel)])[0]
+
+
+def encode_all(lists: Sequence[tuple[Device, int]]) -> list[Device]:
+    """On a GPU: ``encode`` of each (indices, numel). The host waits once for all sizes."""
+    sections, sizes = [], []
+    for indices, numel in lists:
+        xp, count = array_module(indices), indices.size
+        status = scan_status(xp, count)
+        # One array of zeros, for one launch: | sums [32] | status | words of the section, and one more for put_bits |
+        scratch, bits = cleared(xp, 32 + status.size + -(-_bound(count, numel) // 8) + 1, u64), counter(xp)
+        sums, status, words = scratch[:32], scratch[32 : 32 + status.size], scratch[32 + status.size :].view(u32)
+        launch(xp, "rice/rice", "rice_sums", grid(xp, count, THREADS), indices, u64(count), sums)
+        launch(
+            xp, "rice/rice", "rice_write", grid(xp, count), indices, u64(count), u64(numel), sums, status, words, bits
+        )  # fmt: skip
+        sections.append(words.view(np.uint8))
+        sizes.append(bits)
+    bits_of = read_counters(sizes)
+    return [section[: (size + 7) // 8] for section, size in zip(sections, bits_of, strict=True)]
 
 
 @operation()
@@ -72,7 +85,7 @@ def _(section: Device, numel: int, count: int) -> Device:
     tile = 8 * THREADS
     tiles = -(-section.size // tile) + 1
     # One array of zeros, for one launch: | ones | end | error | status of the highs | status of the join |
-    scratch = xp.zeros(3 + tiles + -(-count // THREADS) + 1, u64)
+    scratch = cleared(xp, 3 + tiles + -(-count // THREADS) + 1, u64)
     ones, end, error = scratch[:1], scratch[1:2], scratch[2:3].view(i32)[:1]
     launch(
         xp, "rice/rice", "rice_highs", grid(xp, section.size, tile), section, u64(section.size), u64(count),

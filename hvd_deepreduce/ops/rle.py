@@ -6,7 +6,7 @@ import numpy as np
 
 from hvd_deepreduce.ops import entropy
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counter
-from hvd_deepreduce.ops.device import array_module, grid, i32, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.device import array_module, cleared, grid, i32, launch, scan_status, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import U8, U32, Device
@@ -35,8 +35,8 @@ def _(indices: Device, numel: int) -> Device:
     xp, n = array_module(indices), indices.size
     if n == 0:
         return xp.empty(0, np.uint8)
-    begins, runs, lengths, end = xp.empty(n, u32), counter(xp), xp.zeros(68, u64), counter(xp)
-    words = xp.zeros(-(-_bound(n) // 4), u32)
+    begins, runs, lengths, end = xp.empty(n, u32), counter(xp), cleared(xp, 68, u64), counter(xp)
+    words = cleared(xp, -(-_bound(n) // 4), u32)
     launch(xp, _FILE, "rle_runs", grid(xp, n), indices, u64(n), scan_status(xp, n), runs, begins)
     launch(xp, _FILE, "rle_count", grid(xp, n), indices, u64(n), begins, runs, lengths)
     launch(
@@ -63,18 +63,19 @@ def decode(section: U8, numel: int, count: int) -> U32:
 @decode.cuda
 def _(section: Device, numel: int, count: int) -> Device:
     xp, size = array_module(section), section.size
-    indices, error = xp.empty(count, u32), xp.zeros(1, i32)
+    indices, error = xp.empty(count, u32), cleared(xp, 1, i32)
     if count == 0:
         check(-3 if size else 0)
         return indices
     if size < 3:
         check(-1)
     chunks = entropy.count_chunks(section)
-    exits = xp.zeros(chunks * _ENTRIES, u64)
+    exits = cleared(xp, chunks * _ENTRIES, u64)
     launch(xp, _FILE, "rle_walk", grid(xp, exits.size), section, u64(size), u64(numel), u64(chunks), exits)
     starts, _ = entropy.join_chunks(xp, exits, _ENTRIES, chunks)
     room = min(count, 4 * size)  # pairs of runs: each has an index, and takes at least two bits
-    zeros, ones, ends, places = xp.zeros(room, u64), xp.zeros(room, u64), xp.zeros(room, u64), xp.empty(room, u64)
+    zeros, ones, ends = (cleared(xp, room, u64) for _ in range(3))
+    places = xp.empty(room, u64)
     firsts, pairs, end = xp.empty(room, u32), counter(xp), counter(xp)
     launch(
         xp, _FILE, "rle_read", grid(xp, chunks), section, u64(size), u64(numel), u64(chunks), starts, u64(room), zeros,

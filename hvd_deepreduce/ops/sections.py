@@ -7,14 +7,15 @@ prefetched within ``deferred.encoding`` and ``deferred.reading``, so that ``peek
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hvd_deepreduce.ops.deferred import check_later, state
-from hvd_deepreduce.ops.device import NULL, THREADS, array_module, grid, i32, launch, u32, u64
-from hvd_deepreduce.ops.dispatch import operation
+from hvd_deepreduce.ops.device import NULL, THREADS, array_module, cleared, grid, i32, launch, u32, u64
+from hvd_deepreduce.ops.dispatch import on_host, operation
 from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import U8, Device
 
@@ -24,6 +25,8 @@ CHECKSUM_AT = 12
 """The offset of the checksum in a container's header, in bytes."""
 SIZES_AT = 40
 """The offset of the three sections' sizes in a container's header, in bytes."""
+NUMBER_BYTES = 9
+"""The most bytes of a varint: numbers below 2^63."""
 _NO_CHECKSUM = 0xFFFFFFFF
 _checksum = kernel("checksum", "u", "pUU")
 
@@ -31,6 +34,32 @@ _checksum = kernel("checksum", "u", "pUU")
 def checksum(data: U8, at: int = CHECKSUM_AT) -> int:
     """The checksum of a container on the host, which is kept in the 4 bytes from ``at`` on."""
     return int(_checksum(address(data), data.size, at // 4))
+
+
+def varint(number: int) -> bytes:
+    """The number's groups of 7 bits, the lowest first; all bytes but the last have their high bit set."""
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number that begins at byte ``at``, and where it ends.
+
+    Raises:
+        ValueError: it does not end within the data or ``NUMBER_BYTES``, or ``varint`` would have written fewer bytes.
+    """
+    number = 0
+    for place, byte in enumerate(data[at : at + NUMBER_BYTES]):
+        number |= (byte & 127) << 7 * place
+        if byte < 128:
+            if not byte and place:
+                break
+            return number, at + place + 1
+    raise ValueError("its header has a number that does not end, or that has more bytes than it needs")
 
 
 def remember_start(section: Device, start: bytes) -> Device:
@@ -196,7 +225,7 @@ def _(data: Device, ends: Sequence[int]) -> None:
     padded = [u64(end) for end in ends if end & 7]
     if padded:
         xp = array_module(data)
-        error = xp.zeros(1, i32)
+        error = cleared(xp, 1, i32)
         launch(xp, "sections/sections", "check_padding", 1, data, *padded, *[u64(0)] * (4 - len(padded)), error)
         check_later(error)
 
@@ -221,7 +250,69 @@ def check_container(data: U8, at: int = CHECKSUM_AT, salt: int = 0) -> None:
 @check_container.cuda
 def _(data: Device, at: int = CHECKSUM_AT, salt: int = 0) -> None:
     xp = array_module(data)
-    scratch, error = xp.zeros(2, u32), xp.zeros(1, i32)
+    scratch, error = cleared(xp, 2, u32), cleared(xp, 1, i32)
     blocks, kept = grid(xp, -(-data.size // 4), 4 * THREADS), u32(at // 4)
     launch(xp, "sections/sections", "check_container", blocks, data, u64(data.size), kept, u32(salt), scratch, error)
     check_later(error)
+
+
+class Parts(NamedTuple):
+    """A container of version 2 among others.
+
+    Attributes:
+        begin: its first byte.
+        ends: where its header and then its sections end.
+        salt: as in ``join``.
+    """
+
+    begin: int
+    ends: tuple[int, ...]
+    salt: int
+
+
+def at_once(data: Any) -> bool:
+    """Whether containers are taken apart together: on a GPU, where checks are deferred."""
+    return not on_host(data) and state.errors is not None
+
+
+def take_apart(data: Device, containers: Sequence[Parts]) -> list[list[Device]]:
+    """On a GPU: the sections of each container, at multiples of 8 bytes in memory. All checksums are checked, later."""
+    xp, rows, words = array_module(data), [], 0
+    for _, ends, _ in containers:
+        for at, end in pairwise(ends):
+            if end > at:
+                rows.append((at, end - at, words))
+                words += -(-(end - at) // 8)
+    wholes = [(begin, ends[-1] - begin, salt) for begin, ends, salt in containers]
+    there = xp.asarray(np.array([*wholes, *rows], u64).reshape(-1))
+    scratch, out = cleared(xp, len(wholes) + 1, u64), xp.empty(words, u64)
+    error = scratch[len(wholes) :].view(i32)[:1]
+    each = grid(xp, max(size for _, size, _ in wholes), 8 * THREADS)
+    launch(
+        xp, "sections/sections", "check_containers", each * len(wholes), data, there, u64(each), scratch, error
+    )  # fmt: skip
+    check_later(error)
+    if rows:
+        each, out_of = grid(xp, max(size for _, size, _ in rows), 8 * THREADS), there[3 * len(wholes) :]
+        launch(xp, "sections/sections", "align_sections", each * len(rows), data, out_of, u64(each), out)
+    memory, parts, at_word = out.view(np.uint8), [], 0
+    for _, ends, _ in containers:
+        of_one = []
+        for at, end in pairwise(ends):
+            section = memory[8 * at_word : 8 * at_word + end - at]
+            of_one.append(remember_start(section, known_start(data[at:end])) if end > at else section)
+            at_word += -(-(end - at) // 8)
+        parts.append(of_one)
+    state.opened = memory
+    return parts
+
+
+def place_of(sections: Sequence[Device]) -> tuple[Device, list[int]] | None:
+    """The memory that ``take_apart`` made last, and where these sections begin in it; ``None``: not all are there."""
+    memory = state.opened
+    if memory is None:
+        return None
+    places = [section.data.ptr - memory.data.ptr for section in sections]
+    if all(0 <= at and at + one.size <= memory.size for at, one in zip(places, sections, strict=True)):
+        return memory, places
+    return None

@@ -12,6 +12,7 @@ from hvd_deepreduce.ops.device import (
     NULL,
     THREADS,
     array_module,
+    cleared,
     grid,
     launch,
     or_null,
@@ -32,6 +33,10 @@ _copy_selection = kernels_by_dtype("copy_selection", "v", "ppp")
 
 _BINS = 2048
 """Values of a digit of eleven bits, as in kernels/select/select.cu."""
+
+
+_LEAD = 3
+"""The most elements between the 16 bytes in which an array begins, and its first element."""
 
 
 def _tile(dense: Device) -> int:
@@ -87,8 +92,9 @@ def _(dense: Device, gradient: Device | None, k: int, threads: int = 1) -> tuple
     passes = 3 if dense.itemsize == 4 else 6
     tile = _tile(dense)
     # One array of zeros, for one launch: | state [2] | counts u32 [passes, 2048] | status of collect | status of take |
-    count_words, collect_tiles, take_tiles = passes * _BINS // 2, -(-n // tile) + 1, -(-n // (4 * THREADS)) + 1
-    scratch = xp.zeros(2 + count_words + collect_tiles + take_tiles, u64)
+    count_words = passes * _BINS // 2
+    collect_tiles, take_tiles = -(-(n + _LEAD) // tile) + 1, -(-n // (4 * THREADS)) + 1
+    scratch = cleared(xp, 2 + count_words + collect_tiles + take_tiles, u64)
     state, counts = scratch[:2], scratch[2 : 2 + count_words].view(u32)
     collect_status, take_status = scratch[2 + count_words : -take_tiles], scratch[-take_tiles:]
     source, encoding = or_null(gradient), deferred.state.encoding
@@ -214,7 +220,7 @@ def _(dense: Device, gradient: Device | None, least: float, threads: int = 1) ->
         if n:
             launch(
                 xp, "select/select", f"threshold_{suffix(dense.dtype)}", grid(xp, n, tile), dense, or_null(gradient),
-                u64(n), residual_guard(), bits, scan_status(xp, n, tile), indices, values, u64(room), count,
+                u64(n), residual_guard(), bits, scan_status(xp, n + _LEAD, tile), indices, values, u64(room), count,
             )  # fmt: skip
         selected = read_counter(count)
         if selected <= room:

@@ -16,7 +16,7 @@ import numpy as np
 
 from hvd_deepreduce.ops import arrays, bits, delta, huffman, sections, sort
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counter
-from hvd_deepreduce.ops.device import array_module, f32, grid, i32, key_words, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.device import array_module, cleared, f32, grid, i32, key_words, launch, scan_status, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import F32, U8, U32, Device
@@ -122,7 +122,7 @@ def split_groups(indices: U32, codes: U32, group_of: U32, first: U32) -> tuple[U
 @split_groups.cuda
 def _(indices: Device, codes: Device, group_of: Device, first: Device) -> tuple[Device, Device, Device]:
     xp, n = array_module(indices), indices.size
-    counts, keys, numbers = xp.zeros(first.size, u32), xp.empty(n, u32), xp.empty(n, np.uint8)
+    counts, keys, numbers = cleared(xp, first.size, u32), xp.empty(n, u32), xp.empty(n, np.uint8)
     words = xp.empty(n, u64)
     if n:
         launch(xp, "sketch/sketch", "group_words", grid(xp, n), codes, u64(n), group_of, words, counts)
@@ -154,7 +154,7 @@ def _(
     keys: Device, numbers: Device, rows: int, columns: int, width: int, seed: int, parameter: int, step: int
 ) -> Device:
     xp, n = array_module(keys), keys.size
-    depths, bins = xp.zeros(rows * columns, u32), xp.empty(rows * columns, np.uint8)
+    depths, bins = cleared(xp, rows * columns, u32), xp.empty(rows * columns, np.uint8)
     if n:
         launch(
             xp, "sketch/sketch", "sketch_insert", rows * grid(xp, n), keys, numbers, u64(n), u32(rows), u32(columns),
@@ -194,7 +194,7 @@ def _(
     xp, n = array_module(keys), keys.size
     if not 0 < rows <= MAX_ROWS or columns == 0:
         check(-3)
-    values, error = xp.empty(n, f32), xp.zeros(1, i32)
+    values, error = xp.empty(n, f32), cleared(xp, 1, i32)
     launch(
         xp, "sketch/sketch", "sketch_query", grid(xp, max(n, rows * columns)), keys, u64(n), u32(rows), u32(columns),
         u32(means.size), *key_words(seed, parameter, step), bins, means, values, error,
@@ -243,7 +243,7 @@ def _(section: Device, numel: int, count: int) -> Device:
     xp = array_module(section)
     if section.size < (count + 3) // 4 + count:
         check(-1)
-    gaps, keys, error = xp.empty(count, u32), xp.empty(count, u32), xp.zeros(1, i32)
+    gaps, keys, error = xp.empty(count, u32), xp.empty(count, u32), cleared(xp, 1, i32)
     if count == 0:
         check(-1 if section.size else 0)
         return keys
@@ -283,7 +283,7 @@ def merge(keys: U32, values: F32, numel: int) -> tuple[U32, F32]:
 def _(keys: Device, values: Device, numel: int) -> tuple[Device, Device]:
     xp, n = array_module(keys), keys.size
     sorted_keys, sorted_values = xp.empty(n, u32), xp.empty(n, f32)
-    pairs, error = xp.empty(n, u64), xp.zeros(1, i32)
+    pairs, error = xp.empty(n, u64), cleared(xp, 1, i32)
     if n:
         launch(xp, "sort/sort", "key_pairs", grid(xp, n), keys, values, u64(n), pairs)
         pairs = sort.radix_sort(xp, pairs, 32, 64)

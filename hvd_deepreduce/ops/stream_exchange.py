@@ -74,7 +74,7 @@ def _(
     end: int,
 ) -> Device:  # fmt: skip
     skips, ends = densestream.gaps(starts, lengths, begin)
-    a, b = rice.encode(skips, end - begin), rice.encode(ends, covered)
+    a, b = rice.encode_all([(skips, end - begin), (ends, covered)])
     return sections.join(header(a.size, b.size), a, b, values, pad=8)
 
 
@@ -82,7 +82,7 @@ def _(
 def unpack_coded(a: U8, b: U8, blocks: int, begin: int, end: int, count: int) -> tuple[U32, U32]:
     """The starts and lengths of at least one block from their rice sections. Trusts nothing in these.
 
-    On a GPU, the host waits for the device.
+    On a GPU, the host waits for the result of the checks, unless checks are deferred.
 
     Raises:
         ValueError: an encoder cannot have written the sections for so many blocks inside [begin, end) that cover

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hvd_deepreduce.ops.deferred import check_later
-from hvd_deepreduce.ops.device import array_module, grid, i32, launch, u64
+from hvd_deepreduce.ops.device import array_module, cleared, grid, i32, launch, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, check_size, kernel
 from hvd_deepreduce.ops.types import U8, Device
@@ -55,7 +55,7 @@ def unpack(packed: U8, count: int) -> U8:
 def _(packed: Device, count: int) -> Device:
     xp = array_module(packed)
     check_size(packed, packed_size(count))  # before an array of that size is allocated
-    digits, error = xp.empty(count, np.uint8), xp.zeros(1, i32)
+    digits, error = xp.empty(count, np.uint8), cleared(xp, 1, i32)
     if count:
         launch(xp, "ternary/ternary", "ternary_unpack", grid(xp, packed.size), packed, u64(count), digits, error)
         check_later(error)

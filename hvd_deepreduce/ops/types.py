@@ -5,6 +5,7 @@ CuPy's has the same attributes as far as this package uses them (``size``, ``dty
 ``view``, slices).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,5 +18,7 @@ F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 Floats = NDArray[np.floating[Any]]
 """float32 or float64."""
+Parts = Sequence[tuple[int, int]]
+"""(begin, end) of slices of a vector."""
 Device = Any
 """An array on a GPU, in the signatures of CUDA implementations: ``cupy.ndarray`` or the emulator's."""

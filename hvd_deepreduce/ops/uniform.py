@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hvd_deepreduce.ops.buckets import bucket_count, capped, chunk_grid
 from hvd_deepreduce.ops.deferred import decode_values
-from hvd_deepreduce.ops.device import THREADS, array_module, f32, f64, grid, key_words, launch, u32, u64
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, f32, f64, grid, key_words, launch, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import F32, Device
@@ -57,7 +57,7 @@ def _(
     xp, n = array_module(values), values.size
     size = capped(bucket_size, n)
     buckets = bucket_count(n, size)
-    extremes, ranges, scales = xp.zeros(2 * buckets, u32), xp.empty(2 * buckets, f32), xp.empty(buckets, f64)
+    extremes, ranges, scales = cleared(xp, 2 * buckets, u32), xp.empty(2 * buckets, f32), xp.empty(buckets, f64)
     codes = xp.empty(n, code_dtype(steps))
     if n:
         blocks = chunk_grid(xp, n, size)

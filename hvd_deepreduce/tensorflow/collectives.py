@@ -90,6 +90,11 @@ class TensorFlowCollectives(HorovodCollectives):
         received, sizes = pending.result()
         return received, sizes.tolist()
 
+    def _subset(self, process_set: Any) -> HorovodCollectives:
+        made = TensorFlowCollectives(process_set)
+        made.prefix = self.prefix
+        return made
+
     def sum(self, values: Floats, name: str) -> Floats:
         """An allreduce, outside of a graph: adds up all ranks' values ``[n]``."""
         total: Floats = self._run(partial(hvd.allreduce, op=hvd.Sum), values, name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import weakref
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,6 +142,7 @@ class Graph:
         reached: the number of the last run whose step has begun.
         step: the one under way.
         scopes: name scopes of the conditionals in which Horovod passed them.
+        taken: names of the operations in C++ that hand out sums, in this graph or in a conditional.
         searched: how many of its operations were searched for IndexedSlices.
         slices: those that were found, with their slots, while the graph is traced.
     """
@@ -156,6 +158,7 @@ class Graph:
     reached: int = 0
     step: Step | None = None
     scopes: set[str] = field(default_factory=set)
+    taken: set[str] = field(default_factory=set)
     searched: int = 0
     slices: list[tuple[Any, Slot]] = field(default_factory=list)
 
@@ -246,6 +249,22 @@ def _outermost(place: tf.Graph) -> tf.Graph:
     while getattr(place, "outer_graph", None) is not None and place.outer_graph.building_function:
         place = place.outer_graph
     return place
+
+
+def conditionals(place: tf.Graph, first: int, scopes: Collection[str]) -> list[tf.Operation]:
+    """Horovod's conditionals among the operations of a graph, from number ``first`` on, in these name scopes."""
+    return [
+        operation
+        for operation in place.get_operations()[first:]
+        if operation.type in ("If", "StatelessIf")
+        and CONDITIONAL.search(operation.name)
+        and operation.name.rpartition("/")[0] in scopes
+    ]
+
+
+def at_end(place: tf.Graph, callback: Callable[[], None]) -> None:
+    """Calls ``callback`` when the function ``place`` has been traced, and operations can still be added to it."""
+    place._add_scope_exit_callback(callback)
 
 
 def without_order(operation: tf.Operation) -> None:

@@ -36,7 +36,7 @@ from hvd_deepreduce.engine.state import Reshard, State, from_bytes, to_bytes
 from hvd_deepreduce.engine.stats import Report
 from hvd_deepreduce.tensorflow import indexed_slices
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
-from hvd_deepreduce.tensorflow.graph import Graph, Graphs, Slot, current_place
+from hvd_deepreduce.tensorflow.graph import Graph, Graphs, Slot, at_end, current_place
 from hvd_deepreduce.tensorflow.handshake import Handshake
 from hvd_deepreduce.tensorflow.native import library
 from hvd_deepreduce.tensorflow.native_buckets import NativeBuckets
@@ -129,6 +129,7 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         self._engine = Engine(
             _checked(Config.load(config, **settings), known), collectives, names=[] if known is None else known.names
         )
+        self._engine.auto_over_mpi = False  # its queues are made while functions are traced, before the model is known
         self._graphs = Graphs()
         self._pipelines: Pipelines | None = None
         self._variables = known
@@ -167,6 +168,8 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
                 )
         self._engine.set_config(new)
         self._handshake.forget_failure()
+        if self._engine.chooses:
+            self._handshake.repeat()
         self._buckets.clear()
         if self._graphs.all() and self._handshake.configs_agree:
             try:
@@ -287,7 +290,7 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         self._pipelines = self._pipelines or self._engine.pipelines
         graph, new = self._graphs.of(place)
         if new:
-            indexed_slices.at_end(place, lambda: self._reduce_slices(graph, place))
+            at_end(place, lambda: self._end(graph, place))
         graph.scopes.add(scope)
         self._find_slices(graph, place)
         slot = self._graphs.add(graph, tensor, tensor.shape)
@@ -337,8 +340,9 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         graph.searched = len(place.get_operations())
         graph.slices += [(one, self._graphs.add(graph, one.own.values, one.shape, sparse=True)) for one in found]
 
-    def _reduce_slices(self, graph: Graph, place: tf.Graph) -> None:
-        """Adds the operations of IndexedSlices, at the end of tracing."""
+    def _end(self, graph: Graph, place: tf.Graph) -> None:
+        """Adds operations at the end of tracing: one that reads all results, and those of IndexedSlices."""
+        self._operations.read_all(graph, place)
         self._find_slices(graph, place)
         slices, graph.slices = graph.slices, []
         if graph.built + len(slices) < len(graph.slots):

@@ -13,7 +13,7 @@ the values. It shows by which factor Horovod scales the gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from hvd_deepreduce.container import ContainerError
 from hvd_deepreduce.engine import Engine, Parameter, rows
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.sparse import MAX_NUMEL
-from hvd_deepreduce.tensorflow.graph import CONDITIONAL, Graph, Slot
+from hvd_deepreduce.tensorflow.graph import Graph, Slot, conditionals
 from hvd_deepreduce.tensorflow.steps import Steps
 
 Numbers = npt.NDArray[Any]
@@ -59,14 +59,7 @@ def find(place: tf.Graph, first: int, scopes: Collection[str]) -> list[Found]:
         first: the number of the first operation to look at.
         scopes: name scopes of the conditionals: those of other tapes and optimizers have other compressions.
     """
-    return [
-        found
-        for operation in place.get_operations()[first:]
-        if operation.type in ("If", "StatelessIf")
-        and CONDITIONAL.search(operation.name)
-        and operation.name.rpartition("/")[0] in scopes
-        for found in _found(operation)
-    ]
+    return [found for operation in conditionals(place, first, scopes) for found in _found(operation)]
 
 
 def _found(conditional: tf.Operation) -> list[Found]:
@@ -125,7 +118,7 @@ def compress(found: Found, slot: Slot, number: tf.Tensor, engine: Engine, steps:
         if engine.collectives.size() == 1:  # now, in an elastic job
             return values, indices
         step, parameter = steps.begin(slot, int(number))
-        with steps.working(step, "encode"):
+        with steps.working(step, "encode", parameter.name):
             slot.numel = math.prod(map(int, shape))
             if not _compressed(engine, parameter, slot):
                 slot.own = values.nbytes + indices.nbytes
@@ -139,7 +132,7 @@ def compress(found: Found, slot: Slot, number: tf.Tensor, engine: Engine, steps:
         if engine.collectives.size() == 1:
             return values, indices
         step, parameter = steps.find(slot, int(number))
-        with steps.working(step, "decode"):
+        with steps.working(step, "decode", parameter.name):
             if slot.own is not None:
                 dense = slot.numel * values.itemsize
                 _add(engine, slot.own, values.nbytes + indices.nbytes, dense)
@@ -217,8 +210,3 @@ def _replace(readers: Iterable[tf.Operation], before: tf.Tensor, after: tf.Tenso
         for at, one in enumerate(reader.inputs):
             if one is before:
                 reader._update_input(at, after)
-
-
-def at_end(place: tf.Graph, callback: Callable[[], None]) -> None:
-    """Calls ``callback`` when the function ``place`` has been traced, and operations can still be added to it."""
-    place._add_scope_exit_callback(callback)

@@ -40,11 +40,11 @@ def _told(event: int, unit: int, bucket: int, run: int, carrier: float, flag: in
 
 
 class Library:
-    """The operations ``put`` and ``take``, and what the runtime of their units offers."""
+    """The operations ``put``, ``take`` and ``all``, and what the runtime of their units offers."""
 
     def __init__(self, path: Path) -> None:
         module = tf.load_op_library(str(path))
-        self.put, self.take = module.deep_reduce_put, module.deep_reduce_take
+        self.put, self.take, self.all = module.deep_reduce_put, module.deep_reduce_take, module.deep_reduce_all
         library = self._library = ctypes.CDLL(str(path))
         for name, result, arguments in (
             ("listen", None, [_Called]),

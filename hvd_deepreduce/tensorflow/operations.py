@@ -3,6 +3,8 @@ or a GPU."""
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -15,7 +17,7 @@ from hvd_deepreduce.codec import Floats
 from hvd_deepreduce.engine import Engine, meeting
 from hvd_deepreduce.ops import device
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
-from hvd_deepreduce.tensorflow.graph import Graph, Slot, without_order
+from hvd_deepreduce.tensorflow.graph import Graph, Slot, conditionals, without_order
 from hvd_deepreduce.tensorflow.handshake import Handshake
 from hvd_deepreduce.tensorflow.native import Library, library
 from hvd_deepreduce.tensorflow.native_buckets import NativeBuckets
@@ -39,7 +41,10 @@ class Operations:
     @cached_property
     def gpu(self) -> str:
         """The device on which gradients are encoded and decoded; "": the host."""
-        return "GPU:0" if tf.config.list_logical_devices("GPU") else ""
+        if not tf.config.list_logical_devices("GPU"):
+            return ""
+        _check_memory_growth()
+        return "GPU:0"
 
     @cached_property
     def native(self) -> Library | None:
@@ -48,7 +53,7 @@ class Operations:
 
     def array(self, tensor: tf.Tensor) -> Any:
         """CuPy's array of a tensor's memory."""
-        return device.from_dlpack(tensor)
+        return device.from_dlpack(device.WithoutStream(tensor))
 
     @property
     def exchanges(self) -> bool:
@@ -74,13 +79,37 @@ class Operations:
                     return np.int64(graph.runs)
 
             with place.as_default():
-                number = tf.numpy_function(count, [], tf.int64, name="deepreduce_run")
-                number.set_shape([])
-                without_order(number.op)
-                if self.exchanges:
-                    number = self._meet(graph, number)
+                if self.exchanges and self._engine.choice is not None:
+                    number = self._choose(graph, count)
+                else:
+                    number = tf.numpy_function(count, [], tf.int64, name="deepreduce_run")
+                    number.set_shape([])
+                    without_order(number.op)
+                    if self.exchanges:
+                        number = self._meet(graph, number)
             graph.counter = number.name
         return place.get_tensor_by_name(graph.counter)
+
+    def _choose(self, graph: Graph, count: Callable[[], np.int64]) -> tf.Tensor:
+        """With ``mode: auto``: the number of the run, at once where it is dense, else once all ranks have met."""
+        engine, handshake, buckets = self._engine, self._handshake, self._buckets
+
+        def count_and_choose() -> tuple[np.int64, np.bool_]:
+            number = count()
+            assert engine.choice is not None
+            engine.choice.begin_step()
+            if not (engine.dense and handshake.models_agree):
+                return number, np.bool_(False)
+            buckets.begin(graph, int(number), place=True)
+            return number, np.bool_(True)
+
+        number, alone = tf.numpy_function(count_and_choose, [], [tf.int64, tf.bool], name="deepreduce_run")
+        number.set_shape([])
+        alone.set_shape([])
+        without_order(number.op)
+        met = tf.cond(alone, lambda: number, lambda: self._meet(graph, number))
+        without_order(met.op)
+        return met
 
     def _meet(self, graph: Graph, number: tf.Tensor) -> tf.Tensor:
         """``number``, once all ranks have met."""
@@ -94,25 +123,6 @@ class Operations:
             buckets.begin(graph, int(number), place=True)
             return number
 
-        def is_dense(number: np.int64) -> np.bool_:
-            assert engine.choice is not None
-            engine.choice.begin_step()
-            if not (engine.dense and handshake.models_agree):
-                return np.bool_(False)
-            buckets.begin(graph, int(number), place=True)
-            return np.bool_(True)
-
-        if engine.choice is not None:
-            alone = tf.numpy_function(is_dense, [number], tf.bool, name="deepreduce_dense")
-            alone.set_shape([])
-            without_order(alone.op)
-            met = tf.cond(alone, lambda: number, lambda: self._met(graph, number, speak, hear))
-            without_order(met.op)
-            return met
-        return self._met(graph, number, speak, hear)
-
-    def _met(self, graph: Graph, number: tf.Tensor, speak: Callable[..., Any], hear: Callable[..., Any]) -> tf.Tensor:
-        handshake = self._handshake
         word = tf.numpy_function(speak, [number], tf.float64, name="deepreduce_word")
         word.set_shape([meeting.WORDS])
         # Functions of another name on another rank (use_generic_names of the tape) have their meetings in common.
@@ -129,19 +139,19 @@ class Operations:
     def put(self, slot: Slot, gradient: tf.Tensor, number: tf.Tensor, sent: tf.DType) -> tf.Tensor:
         """Puts a gradient, of any shape, into its bucket; returns its carrier, of the dtype ``sent``."""
         gradient, name = tf.cast(gradient, slot.accumulated_in), f"deepreduce_{slot.name}"
-        with tf.init_scope(), tf.device("CPU:0"):
-            slot.queue = tf.queue.FIFOQueue(1, [tf.uint8], [()])
-        # TensorFlow orders Horovod's conditionals with our operations in them, too, unless each has a resource.
-        slot.queue.size()
         if self.native is not None:
             assert slot.unit is not None
             unit = self._buckets.native(self.native, slot.unit, slot.graph)
             at = len(slot.unit.slots) - 1
             carrier = self.native.put(gradient, number, carried=sent, unit=unit.id, slot=at, name=name)
-            without_order(carrier.op)
             if self._engine.choice is None:
                 carrier.set_shape([1])
             return carrier
+
+        with tf.init_scope(), tf.device("CPU:0"):
+            slot.queue = tf.queue.FIFOQueue(1, [tf.uint8], [()])
+        # TensorFlow orders Horovod's conditionals with our operations in them, too, unless each has a resource.
+        slot.queue.size()
 
         def put(flat: Floats, number: np.int64) -> tuple[Floats]:
             self._engine.check_open()
@@ -163,11 +173,21 @@ class Operations:
             assert slot.unit is not None
             at, dtype = slot.unit.slots.index(slot), tf.as_dtype(slot.accumulated_in)
             reduced = self.native.take(carrier, number, T=dtype, unit=slot.unit.native.id, slot=at)
-            without_order(reduced.op)
+            slot.graph.taken.add(reduced.op.name)
         else:
             reduced = tf.reshape(self._take_flat(slot, carrier, number), tf.shape(gradient))
         reduced.set_shape(gradient.shape)
         return tf.cast(reduced, gradient.dtype)
+
+    def read_all(self, graph: Graph, place: tf.Graph) -> None:
+        """Lets operations in C++ run whether or not something reads their results: a bucket waits for all gradients."""
+        if self.native is None or not graph.taken:
+            return
+        made = [one for one in place.get_operations() if one.name in graph.taken] + conditionals(place, 0, graph.scopes)
+        with tf.device("CPU:0"):
+            reader = self.native.all([result for one in made for result in one.outputs], name="deepreduce_all")
+        without_order(reader)
+        place.control_outputs.append(reader)
 
     def _take_flat(self, slot: Slot, carrier: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
         def take(word: Any, carrier: Floats, number: np.int64) -> tuple[Floats]:
@@ -211,6 +231,21 @@ class Operations:
         with tf.device(gpu):
             results = tf.py_function(tf.autograph.experimental.do_not_convert(eager), inputs, types, name=name)
         return results
+
+
+def _check_memory_growth() -> None:
+    """Warns if TensorFlow takes all of a GPU's memory for itself, so that CuPy finds none."""
+    if os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() in ("true", "1"):
+        return
+    for gpu in tf.config.get_visible_devices("GPU"):
+        if not tf.config.experimental.get_memory_growth(gpu):
+            warnings.warn(
+                f"TensorFlow takes all of the memory of {gpu.name} for itself, and DeepReduce encodes gradients there: "
+                "set the environment variable TF_FORCE_GPU_ALLOW_GROWTH=true, or call "
+                "tf.config.experimental.set_memory_growth(gpu, True) for each GPU before anything uses it",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def _tensor(array: Any) -> tf.Tensor:

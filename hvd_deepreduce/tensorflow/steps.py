@@ -93,24 +93,32 @@ class Steps:
         return step.failure
 
     @contextmanager
-    def working(self, step: Step, counted: Literal["encode", "decode", ""]) -> Iterator[None]:
-        """Around work on a gradient or bucket of a step; ``counted``: adds its seconds to this counter.
+    def working(self, step: Step, counted: Literal["encode", "decode", ""], traced: str = "") -> Iterator[None]:
+        """Around work on a gradient or bucket of a step.
 
         Time in which there is no work counts as waiting, once all gradients of the step have come.
+
+        Args:
+            counted: adds its seconds to this counter.
+            traced: the parameter's name, where the work is a span of the timeline.
         """
-        begin = perf_counter()
+        begin, stats = perf_counter(), self._engine.stats
         with self.lock:
             if counted != "encode" and not self._working and step.begun == step.graph.compressed:
-                self._engine.stats.add(wait=begin - self._idle_since)
+                stats.add(wait=begin - self._idle_since)
+                if stats.watch is not None:
+                    stats.watch.add("wait", "all", self._idle_since, begin)
             self._working += 1
         try:
             yield
         finally:
             end = perf_counter()
             if counted == "encode":
-                self._engine.stats.add(encode=end - begin)
+                stats.add(encode=end - begin)
             elif counted == "decode":
-                self._engine.stats.add(decode=end - begin)
+                stats.add(decode=end - begin)
+            if traced and stats.watch is not None:
+                stats.watch.add(counted, traced, begin, end)
             with self.lock:
                 self._working -= 1
                 self._idle_since = end

@@ -1,21 +1,25 @@
-"""PyTorch: ``compression=DeepReduce(model, ...)`` for ``horovod.torch.DistributedOptimizer``; ``LocalSGD``; and
-``ddp``, the communication hook for ``DistributedDataParallel``. The last two work without Horovod."""
+"""PyTorch: ``compression=DeepReduce(model, ...)`` for ``horovod.torch.DistributedOptimizer``; ``LocalSGD``;
+``ddp``, the communication hook for ``DistributedDataParallel``; and ``Capture``, which records gradients. The last
+three work without Horovod."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hvd_deepreduce.torch import ddp
+    from hvd_deepreduce.torch.capture import Capture
     from hvd_deepreduce.torch.horovod import DeepReduce
     from hvd_deepreduce.torch.local_sgd import LocalSGD
 
-__all__ = ["DeepReduce", "LocalSGD", "ddp"]
+__all__ = ["Capture", "DeepReduce", "LocalSGD", "ddp"]
 
 
 def __getattr__(name: str) -> Any:
     # Imported when they are first used: a job may have no Horovod.
     if name == "ddp":
         return import_module("hvd_deepreduce.torch.ddp")
+    if name == "Capture":
+        return import_module("hvd_deepreduce.torch.capture").Capture
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -12,10 +12,12 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_deepreduce.config import Config, ConfigError
+from hvd_deepreduce.container import ContainerError
 from hvd_deepreduce.engine import Engine, Parameter, Reducer
+from hvd_deepreduce.engine.sliced import SlicedExchange
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.exchange import traffic
-from hvd_deepreduce.exchange.settings import AllGather, ReduceScatter
+from hvd_deepreduce.exchange.settings import AllGather, AutoExchange, ReduceScatter
 from hvd_deepreduce.torch.dense import flush
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.states import on_host
@@ -59,7 +61,7 @@ class Buckets:
     ) -> None:
         self._collectives, self._tensors, self._start_iter = collectives, tensors, start_iter
         self.iteration = 0
-        self._agreed = self._dense = False
+        self._agreed = self._dense = self._passing = self._flags_due = False
         failure: Exception | None = None
         try:
             if not models:
@@ -87,6 +89,8 @@ class Buckets:
         self._starter, self._finisher = (ThreadPoolExecutor(1, f"deepreduce {what}") for what in ("start", "finish"))
         self._finished: list[Future[None]] = []
         self._later: list[Callable[[], None]] = []
+        # Of this step's buckets, where exchanges have several collectives: lets one go on.
+        self._turns: list[Callable[[], bool]] = []
 
     def synchronize(self) -> None:
         """Waits for what is enqueued on a GPU."""
@@ -106,6 +110,11 @@ class Buckets:
         self.engine.load_state_dict(read, reshard=reshard)
         self.iteration = iteration
 
+    def set_config(self, config: Config) -> None:
+        """Changes the settings from the next iteration on."""
+        self.engine.set_config(config)
+        self._agreed = self._agreed and not self.engine.chooses
+
     def close(self) -> None:
         """Ends the threads and the collectives, and frees the residuals."""
         self._starter.shutdown()
@@ -123,7 +132,15 @@ class Buckets:
             self._finished, self._later = [], []
             engine.begin_step()
             self._dense = self.iteration < self._start_iter or engine.dense
-            self._meeting = self._starter.submit(self._meet)
+            # A dense step needs no meeting; and no thread, unless residuals are to be added.
+            known = self._dense and self._agreed
+            self._passing = known and not any(map(engine.to_flush, engine.parameters.values()))
+            if not known:
+                self._meeting = self._starter.submit(self._meet)
+                if not self._agreed:  # the ranks may choose the exchange, which says how buckets are finished
+                    self._meeting.exception()  # ``_start`` raises it
+        if self._passing:
+            return self._pass(bucket, buffer)
         future: torch.futures.Future[torch.Tensor]
         future = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else [])
         ready = self._tensors.record(self._tensors.device(buffer))
@@ -134,6 +151,8 @@ class Buckets:
         else:
             self._finished.append(self._finisher.submit(finish))
         if bucket.is_last():
+            if self._later:
+                self._finished.append(self._starter.submit(self._advance))
             self._finished += map(self._starter.submit, self._later)
             errors = [one.exception() for one in self._finished]
             self.iteration += 1
@@ -143,8 +162,40 @@ class Buckets:
                     raise error
         return future
 
+    def _pass(self, bucket: Any, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """Averages a bucket as DDP does without a hook."""
+        self.engine.count_allreduce(buffer.nbytes, buffer.nbytes)
+        future = self._collectives.start_sum(buffer.div_(self._collectives.size())).get_future()
+        if bucket.is_last():
+            self.iteration += 1
+            self.engine.stats.end_step()
+        averaged: torch.futures.Future[torch.Tensor] = future.then(lambda _: buffer)
+        return averaged
+
+    def _advance(self) -> None:
+        """Lets the exchanges of all buckets go on in turns, so that their last collectives are in flight together.
+
+        Between nodes, groups of ranks may take different numbers of collectives to balance their slices. Then a bucket
+        goes on to its end before the next one does: the ranks of a node must come to its collectives in one order.
+        """
+        turns, engine = self._turns, self.engine
+        one_by_one = engine.levels is not None and getattr(engine.config.exchange, "density", None) is not None
+        with torch.cuda.stream(self._stream):
+            for go_on in turns if one_by_one else ():
+                while go_on():
+                    pass
+            while turns:
+                turns = [go_on for go_on in turns if go_on()]
+
+    def _take_turns(self, go_on: Callable[[], bool]) -> None:
+        """A bucket's exchange was started. With two levels, the one before it sends its containers meanwhile."""
+        self._turns.append(go_on)
+        if self.engine.levels is not None and len(self._turns) > 1:
+            self._turns[-2]()
+
     def _meet(self) -> None:
         engine = self.engine
+        self._turns = []
         self._collectives.start_meeting(engine.word(self._agreed), "", lambda total: engine.hear(total, self._agree))
 
     def _agree(self) -> None:
@@ -163,7 +214,7 @@ class Buckets:
             if ready is not None:
                 ready()
                 buffer.record_stream(torch.cuda.current_stream(buffer.device))
-            begun = self._collectives.exchanges
+            begun, self._flags_due = self._collectives.exchanges, self._find_unused
             try:
                 parameters = [self._parameter(tensor) for tensor in tensors]
                 parts = list(torch.split(buffer, [parameter.numel for parameter in parameters]))
@@ -171,8 +222,25 @@ class Buckets:
                 return start(number, parameters, parts, buffer)
             except Exception as error:
                 if not self._dense and self._collectives.exchanges == begun:  # the others wait for this rank
+                    if self.engine.levels is not None and self._flags_due:  # which the others are waiting for
+                        self._collectives.set_by_any(torch.ones(len(tensors), dtype=torch.bool))
+                    failed = self.engine.start_failed(error, buffer.numel())
+                    if failed is not None:
+                        self._take_turns(failed.advance)
+                        return self._failing(failed, error)
                     self._collectives.check(error)
                 raise
+
+    def _failing(self, exchange: SlicedExchange, error: Exception) -> Callable[[], None]:
+        """Ends a bucket's exchange, of which this rank has failed, in its turn."""
+
+        def finish() -> None:
+            try:
+                exchange.result()
+            except ContainerError as told:
+                raise told from error
+
+        return finish
 
     def _parameter(self, tensor: torch.Tensor) -> Parameter:
         known = self._parameter_of.get(id(tensor))
@@ -204,6 +272,7 @@ class Buckets:
         self.engine.stats.add(dense=traffic.allreduce(buffer.nbytes, ranks).sent)
         if self._find_unused:  # the residuals of parameters that no rank has used stay as they are
             used = self._collectives.set_by_any(torch.stack([part.any() for part in parts]))
+            self._flags_due = False
             step = max(parameter.step for parameter in parameters)
             for parameter, by_any in zip(parameters, used, strict=True):
                 parameter.step = step if by_any else step + 1  # the bucket's step is that of its members
@@ -216,6 +285,8 @@ class Buckets:
         whole = dtype == buffer.dtype and sum(part.numel() for part in parts) == buffer.numel()
         gradient = buffer if whole else torch.cat(parts).to(dtype)
         ticket = self._reducer.start_bucket(parameters, number, gradient)
+        if self.engine.in_slices:
+            self._take_turns(partial(self._reducer.advance, ticket))
 
         def finish() -> None:
             self._reducer.finish(ticket, 1 / ranks)
@@ -251,15 +322,16 @@ def for_buckets(config: Config, start_iter: int) -> Config:
         ConfigError: a setting has no effect with DDP, or cannot work.
     """
     config = config.for_gradients()
-    if not isinstance(config.exchange, AllGather | ReduceScatter):
+    if not isinstance(config.exchange, AllGather | AutoExchange | ReduceScatter):
         raise ConfigError(
-            f"exchange is {config.exchange.name!r}, and DDP's hook has 'allgather' and 'reduce_scatter' only: set one "
-            "of these"
+            f"exchange is {config.exchange.name!r}, and DDP's hook has 'allgather', 'reduce_scatter' and 'auto' only: "
+            "set one of these"
         )
     if config.scope == "model":
         raise ConfigError(
-            "scope is 'model', and DDP gives its gradients in buckets: set scope to 'bucket', and the size of the "
-            "buckets by DistributedDataParallel's bucket_cap_mb"
+            "scope is 'model', and DDP gives its gradients in buckets: set scope to 'bucket' (with exchange 'auto' or "
+            "'reduce_scatter' the default is 'model'), and the size of the buckets by DistributedDataParallel's "
+            "bucket_cap_mb"
         )
     if config.bucket_bytes != Config.model_fields["bucket_bytes"].default:
         raise ConfigError(

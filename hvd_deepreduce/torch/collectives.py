@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from threading import RLock
 from typing import Any
 
 import horovod.torch as hvd
@@ -27,6 +28,7 @@ class _Started:
 
     tensor: torch.Tensor
     name: str
+    process_set: Any
     splits: torch.Tensor | None = None
     handle: int | None = None
 
@@ -46,6 +48,8 @@ class TorchCollectives(HorovodCollectives):
         super().__init__(hvd, hvd.global_process_set if process_set is None else process_set)
         self._tensors = tensors
         self._meeting: int | None = None
+        # Of all that concerns the meeting: a bucket may be sent by the thread that encodes it.
+        self._lock = RLock()
         self._hear: Callable[[Floats], object] = lambda total: None
         self._held: list[_Started] = []
         self._total: Floats | None = None
@@ -120,46 +124,48 @@ class TorchCollectives(HorovodCollectives):
     def wait_meeting(self) -> None:
         """Waits for the meeting, and starts the allgathers that were held back. Its error is raised again until the
         next meeting is started."""
-        if self._failure is not None:
-            raise self._failure
-        if self._meeting is None:
-            return
-        handle, self._meeting = self._meeting, None
-        try:
-            total, self._total = self._total, None
-            self._hear(_synchronize(handle).numpy() if total is None else total)
-        except Exception as error:
-            self._failure = error
-            raise
-        held, self._held = self._held, []
-        for one in held:
-            self._start(one)
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            if self._meeting is None:
+                return
+            handle, self._meeting = self._meeting, None
+            try:
+                total, self._total = self._total, None
+                self._hear(_synchronize(handle).numpy() if total is None else total)
+            except Exception as error:
+                self._failure = error
+                raise
+            held, self._held = self._held, []
+            for one in held:
+                self._start(one)
 
     def start_allgather(self, data: U8, name: str) -> _Started:
         """Starts Horovod's asynchronous allgather, as soon as the meeting is over."""
-        return self._start_soon(data, name)
+        return self.start_soon(data, name, self.process_set)
 
     def start_alltoall(self, data: U8, splits: Sequence[int], name: str) -> _Started:
         """As ``start_allgather``."""
-        return self._start_soon(data, name, torch.tensor(splits, dtype=torch.int32))
+        return self.start_soon(data, name, self.process_set, torch.tensor(splits, dtype=torch.int32))
 
-    def _start_soon(self, data: U8, name: str, splits: torch.Tensor | None = None) -> _Started:
+    def start_soon(self, data: U8, name: str, process_set: Any, splits: torch.Tensor | None = None) -> _Started:
         """Starts a collective, or holds it back until the meeting is over.
 
         A meeting that found anything is left to ``wait_meeting``, after the backward pass. Here, this rank would wait
         for the others or raise an error before it has started all gradients of the step, for which the others wait.
         """
         tensor = self._tensors.tensor(data)
-        started = _Started(tensor.to(wire_device(tensor)), f"deepreduce.{name}", splits)
-        if self._meeting is not None:
-            if self._total is None and hvd.poll(self._meeting):
-                self._total = hvd.synchronize(self._meeting).numpy()
-            if self._total is not None and meeting.outcome(self._total, self.size()) == meeting.Outcome(0, 0, True):
-                self.wait_meeting()
-        if self._meeting is None and self._failure is None:
-            self._start(started)
-        else:
-            self._held.append(started)
+        started = _Started(tensor.to(wire_device(tensor)), f"deepreduce.{name}", process_set, splits)
+        with self._lock:
+            if self._meeting is not None:
+                if self._total is None and hvd.poll(self._meeting):
+                    self._total = hvd.synchronize(self._meeting).numpy()
+                if self._total is not None and meeting.outcome(self._total, self.size()) == meeting.Outcome(0, 0, True):
+                    self.wait_meeting()
+            if self._meeting is None and self._failure is None:
+                self._start(started)
+            else:
+                self._held.append(started)
         return started
 
     def wait_allgather(self, pending: _Started) -> U8:
@@ -201,9 +207,40 @@ class TorchCollectives(HorovodCollectives):
 
     def _start(self, one: _Started) -> None:
         if one.splits is None:
-            one.handle = hvd.allgather_async(one.tensor, one.name, self.process_set)
+            one.handle = hvd.allgather_async(one.tensor, one.name, one.process_set)
         else:
-            one.handle = hvd.alltoall_async(one.tensor, one.splits, one.name, self.process_set)
+            one.handle = hvd.alltoall_async(one.tensor, one.splits, one.name, one.process_set)
+
+    def _subset(self, process_set: Any) -> HorovodCollectives:
+        return _Subset(self, process_set)
+
+
+class _Subset(HorovodCollectives):
+    """Collectives of some of the ranks, which wait for the meeting of all.
+
+    Args:
+        all_ranks: the collectives of all.
+        process_set: of these ranks.
+    """
+
+    def __init__(self, all_ranks: TorchCollectives, process_set: Any) -> None:
+        super().__init__(hvd, process_set)
+        self._all = all_ranks
+
+    def start_allgather(self, data: U8, name: str) -> _Started:
+        return self._all.start_soon(data, name, self.process_set)
+
+    def start_alltoall(self, data: U8, splits: Sequence[int], name: str) -> _Started:
+        return self._all.start_soon(data, name, self.process_set, torch.tensor(splits, dtype=torch.int32))
+
+    def wait_allgather(self, pending: _Started) -> U8:
+        return self._all.wait_allgather(pending)
+
+    def wait_alltoall(self, pending: _Started) -> tuple[U8, list[int]]:
+        return self._all.wait_alltoall(pending)
+
+    def _subset(self, process_set: Any) -> HorovodCollectives:
+        return _Subset(self._all, process_set)
 
 
 def _synchronize(handle: int | None) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hvd_deepreduce.codec import Floats
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.engine.stats import Report, Stats
@@ -76,13 +77,20 @@ class DeepReduceState:
         """
         new = for_buckets(Config.load(self.config if config is None else config, **settings), self.start_iter)
         if self._buckets:
-            self._buckets.engine.set_config(new)
+            self._buckets.set_config(new)
         self._config = new
 
     def stats(self) -> Report:
         """``{"total": ..., "last_step": ...}`` with this rank's ``hvd_deepreduce.engine.stats.Counters``;
         ``print`` shows a table."""
         return self._buckets.engine.report() if self._buckets else Stats().to_dict()
+
+    def residual(self, name: str) -> Floats | None:
+        """A copy of this rank's residual of a parameter, ``[numel]``, as a NumPy array; None: nothing is kept of it.
+
+        A gradient in flight may be changing it: call it between two steps.
+        """
+        return self._buckets.engine.residual_of(name) if self._buckets else None
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, as tensors, and step counts. Ranks differ: each saves and loads its own.

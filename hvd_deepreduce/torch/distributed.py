@@ -64,6 +64,7 @@ class DistributedCollectives(Collectives):
         tensors: converts arrays to tensors and back.
         group: the ranks that take part; None: all.
         timeout: of each collective; None: PyTorch's default.
+        members: of the group's ranks, those that take part; None: all.
 
     Raises:
         RuntimeError: ``torch.distributed`` was not initialized, or not all ranks have come.
@@ -73,15 +74,21 @@ class DistributedCollectives(Collectives):
     """
 
     def __init__(
-        self, tensors: TorchTensors, group: dist.ProcessGroup | None = None, timeout: timedelta | None = None
+        self,
+        tensors: TorchTensors,
+        group: dist.ProcessGroup | None = None,
+        timeout: timedelta | None = None,
+        members: Sequence[int] | None = None,
     ) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise RuntimeError(
                 "torch.distributed was not initialized: call torch.distributed.init_process_group() first, in a job "
                 "that was started by torchrun"
             )
-        self._tensors = tensors
+        self._tensors, self._group, self._timeout = tensors, group, timeout
         ranks = dist.get_process_group_ranks(group)
+        if members is not None:
+            ranks = [ranks[member] for member in members]
         # Of a part of the ranks, the others know nothing. PyTorch uses the names of such groups again once they have
         # ended, and the next one would hang: they are kept.
         self._kept = len(ranks) < dist.get_world_size()
@@ -113,6 +120,14 @@ class DistributedCollectives(Collectives):
     def local_size(self) -> int:
         """Number of the group's ranks on this machine."""
         return self._local_size
+
+    def subsets(self, groups: Sequence[Sequence[int]], new: bool) -> list[Collectives]:
+        """As ``Collectives.subsets``: process groups of their own."""
+        return [
+            DistributedCollectives(self._tensors, self._group, self._timeout, group)
+            for group in groups
+            if self._rank in group
+        ]
 
     def mpi_enabled(self) -> bool:
         """No: mpi4py does not know these ranks."""

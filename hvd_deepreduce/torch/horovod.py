@@ -11,13 +11,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import horovod.torch as hvd
 import torch
 from horovod.torch.compression import Compressor
 
+from hvd_deepreduce.codec import Floats
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Device, Engine, Parameter, Reducer, Snapshot, Ticket, Told
 from hvd_deepreduce.engine.reducer import in_flight
@@ -126,7 +126,9 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         self._tensors = TorchTensors()
         self._collectives = TorchCollectives(self._tensors, process_set)
         self._engine = Engine(Config.load(config, **settings).for_gradients(), self._collectives, parameters)
-        self._reducer = Reducer(self._engine, self._tensors, self._trained, apart=self._is_apart)
+        self._reducer = Reducer(
+            self._engine, self._tensors, self._trained, apart=self._is_apart, busy=torch.get_num_threads
+        )
         self._trained()  # notes which parameters Horovod will reduce
         modules = self._model.modules() if self._model is not None else ()
         for tensor in sparse.tables(modules):
@@ -149,11 +151,19 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         """
         self._come_back()
         self._engine.set_config(config, **settings)
+        self._agreed = self._agreed and not self._engine.chooses
 
     def stats(self) -> Report:
         """``{"total": ..., "last_step": ...}`` with this rank's ``hvd_deepreduce.engine.stats.Counters``;
         ``print`` shows a table."""
         return self._engine.report()
+
+    def residual(self, name: str) -> Floats | None:
+        """A copy of this rank's residual of a parameter, ``[numel]``, as a NumPy array; None: nothing is kept of it.
+
+        A gradient in flight may be changing it: call it between two steps.
+        """
+        return self._engine.residual_of(name)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, as tensors, and step counts. Ranks differ: each saves and loads its own."""
@@ -178,6 +188,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         elif isinstance(state, Iterable) and not isinstance(state, Mapping):
             state = map(on_host, state)
         self._come_back()
+        self._reducer.settle()
         self._engine.load_state_dict(state, reshard=reshard)
         self._carried.clear()
 
@@ -188,6 +199,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
     def rewind(self, snapshot: Snapshot) -> None:
         """Returns to a snapshot of this process, whatever its rank is now. Gradients in flight are forgotten."""
         self._come_back()
+        self._reducer.settle()
         self._engine.rewind(snapshot)
         self._carried.clear()
         self._agreed = False
@@ -208,6 +220,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         ``config`` and ``stats()`` can be read; everything else raises ``RuntimeError``. Save the state before.
         """
         self._come_back()
+        self._reducer.settle()
         self._engine.close()
         self._remove_hooks()
         # Horovod's optimizer may keep this object alive: let go of the model and of the buckets.
@@ -411,10 +424,10 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             raise in_flight(parameter)
         if not engine.in_flight:
             self._meet()
-        begin, key = perf_counter(), engine.key(parameter)
-        flat = sparse.flattened(gradient)
-        packed = engine.encode_sparse(parameter, flat)
-        engine.stats.add(encode=perf_counter() - begin)
+        with engine.stats.span("encode", parameter.name):
+            key = engine.key(parameter)
+            flat = sparse.flattened(gradient)
+            packed = engine.encode_sparse(parameter, flat)
         pending = engine.collectives.start_allgather(packed, parameter.name)
         tensor.grad = sparse.carrier(gradient, parameter.number)
         like = torch.zeros_like(gradient)
@@ -438,12 +451,11 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         ticket = None if read is None else self._carried.pop(read[0], None)
         if read is None or ticket is None:
             return gathered
-        begin = perf_counter()
-        packed = engine.collectives.wait_allgather(ticket.pending)
-        there = perf_counter()
-        total = engine.decode_sparse(ticket.parameter, packed, *ticket.flat, read[1], ticket.key)
-        result = sparse.unflattened(total, ticket.like)
-        engine.stats.add(wait=there - begin, decode=perf_counter() - there)
+        with engine.stats.span("wait", ticket.parameter.name):
+            packed = engine.collectives.wait_allgather(ticket.pending)
+        with engine.stats.span("decode", ticket.parameter.name):
+            total = engine.decode_sparse(ticket.parameter, packed, *ticket.flat, read[1], ticket.key)
+            result = sparse.unflattened(total, ticket.like)
         return result
 
     def _count_sparse(self, total: torch.Tensor) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,20 @@ from hvd_deepreduce.ops import device as cuda
 _NUMPY: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 
 
+def _allocate(size: int, device: int) -> int:
+    """Memory of PyTorch's allocator, for use on its current stream."""
+    return int(torch.cuda.caching_allocator_alloc(size, device, torch.cuda.current_stream(device)))
+
+
+def _free(address: int, device: int) -> None:
+    torch.cuda.caching_allocator_delete(address)  # type: ignore[no-untyped-call]
+
+
 class TorchTensors(Tensors[torch.Tensor]):
     """Gradients in a host's or a CUDA device's memory."""
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}  # of ``apart``
 
     def device(self, gradient: torch.Tensor) -> Device:
         """The gradient's GPU; None: the host."""
@@ -72,7 +84,7 @@ class TorchTensors(Tensors[torch.Tensor]):
         """Inside, CUDA operations run on this GPU, on PyTorch's current stream."""
         if not isinstance(device, torch.device):
             return super().stream(device)
-        return cuda.on_stream(device.index, torch.cuda.current_stream(device).cuda_stream)
+        return cuda.on_stream(device.index, torch.cuda.current_stream(device).cuda_stream, _allocate, _free)
 
     def record(self, device: Device) -> Callable[[], None] | None:
         """An event on PyTorch's current stream."""
@@ -80,6 +92,42 @@ class TorchTensors(Tensors[torch.Tensor]):
             return None
         event = torch.cuda.current_stream(device).record_event()
         return lambda: torch.cuda.current_stream(device).wait_event(event)
+
+    def apart(self, device: Device) -> Callable[[], AbstractContextManager[Any]]:
+        """A stream of this object, one for each GPU; it is PyTorch's current stream inside."""
+        if not isinstance(device, torch.device):
+            return super().apart(device)
+        event = torch.cuda.current_stream(device).record_event()
+        stream = self._streams.get(device)
+        if stream is None:
+            stream = self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+        @contextmanager
+        def within() -> Iterator[None]:
+            with torch.cuda.stream(stream):
+                stream.wait_event(event)
+                with self.stream(device):
+                    yield
+
+        return within
+
+    def join(self, device: Device) -> None:
+        """As ``Tensors.join``."""
+        if isinstance(device, torch.device) and device in self._streams:
+            torch.cuda.current_stream(device).wait_stream(self._streams[device])
+
+    def return_to(self, device: Device) -> Callable[[], None] | None:
+        """PyTorch's allocator gives memory to the stream again that it was allocated on."""
+        if not isinstance(device, torch.device):
+            return None
+        began = torch.cuda.current_stream(device)
+
+        def back() -> None:
+            now = torch.cuda.current_stream(device)
+            if now != began:
+                began.wait_stream(now)
+
+        return back
 
     def array(self, flat: torch.Tensor) -> Any:
         """The array of a contiguous tensor's memory: NumPy's, or on a GPU CuPy's."""

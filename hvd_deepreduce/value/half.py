@@ -24,6 +24,9 @@ class Half(ValueCodec):
     id = 2
     dtype: Literal["float16", "bfloat16"] = "bfloat16"
 
+    def layout(self, count: int, itemsize: int) -> tuple[bytes, int] | None:
+        return bytes([self.dtype == "bfloat16", 0]), 2 * (count + 1)
+
     def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
         return half.encode(values, self.dtype == "bfloat16"), None
 

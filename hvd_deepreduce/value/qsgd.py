@@ -13,7 +13,8 @@ from pydantic import Field
 from hvd_deepreduce.codec import U8, U32, Floats, RngKey, value_codecs
 from hvd_deepreduce.entropy import CODERS, ENTROPY_IDS
 from hvd_deepreduce.ops import arrays, qsgd
-from hvd_deepreduce.ops.bits import pack
+from hvd_deepreduce.ops.bits import pack, packed_bytes
+from hvd_deepreduce.ops.buckets import bucket_count
 from hvd_deepreduce.value.buckets import HEADER, UnbiasedQuantizer, join, split
 
 
@@ -67,6 +68,12 @@ class QSGD(UnbiasedQuantizer):
         # |x| times the step; the largest magnitude is at most the l2 norm.
         m, s = float(self.bucket_size), float(qsgd.levels_of(self.bits))
         return min(m / (s * s) / (1 if self.norm == "l2" else 4), sqrt(m) / s)
+
+    def layout(self, count: int, itemsize: int) -> tuple[bytes, int] | None:
+        if self.entropy != "none":
+            return None
+        head = HEADER.pack(self.bits, 0, 0, self.bucket_size)
+        return head, len(head) + 4 * bucket_count(count, self.bucket_size) + packed_bytes(count, self.bits)
 
     def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
         x, l2 = arrays.to_float32(values), self.norm == "l2"

@@ -14,6 +14,9 @@ class Raw(ValueCodec):
     name = "raw"
     id = 1
 
+    def layout(self, count: int, itemsize: int) -> tuple[bytes, int] | None:
+        return b"", itemsize * count
+
     def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
         return values.view(np.uint8), None
 

@@ -65,18 +65,6 @@ KERNEL subtract_f64(double* dense, const u32* indices, u64 count, const double* 
 
 // ---- Sum: out = scale * (the sum of up to eight parts, in their order).
 
-// The first i of sorted a[count] with a[i] >= value; a warp searches it, 32 chunks at a time.
-__device__ u64 lower_bound(const u32* a, u64 count, u64 value) {
-    u64 low = 0, high = count;
-    while (low < high) {
-        const u64 step = (high - low + 31) / 32, probe = low + (lane_number() + 1) * step - 1;
-        const u32 below = (u32)__popc(__ballot_sync(WHOLE_WARP, probe < high && a[probe] < value));
-        low += below * step;
-        high = low + step - 1 < high ? low + step - 1 : high;
-    }
-    return low;
-}
-
 // One part of a sum: values at sorted indices, or a value for each element (indices null).
 template <class T>
 struct Part {
@@ -85,26 +73,36 @@ struct Part {
     u64 count;
 };
 
-// A block sums one tile of the output in shared memory and writes it once. `more`: the sum begins with what `out`
-// holds, else with zeros.
-const u32 SUM_TILE = 2048;  // as in ops/arrays.py
+const u32 SUM_TILE = 2048;  // elements of the output that a block sums, as in ops/arrays.py
 
+// starts[p][t], for each part with indices: its first index that is not below tile t, of the tiles 0 .. tiles. One pass
+// over the indices takes the place of a search by each block. Parts have grids of their own: block b is of part b % 8.
 template <class T>
-__device__ void sum(T* out, u64 n, T scale, u32 more, u32 parts, const Part<T>* part) {
-    __shared__ T sums[SUM_TILE];
-    __shared__ u64 range[8][2];
-    const u64 begin = (u64)blockIdx.x * SUM_TILE, size = n - begin < SUM_TILE ? n - begin : SUM_TILE;
-    for (u32 i = threadIdx.x; i < size; i += THREADS) sums[i] = more ? out[begin + i] : (T)0;
-    const u32 p = warp_number();
-    if (p < parts && part[p].indices) {
-        const u64 from = lower_bound(part[p].indices, part[p].count, begin);
-        const u64 to = from + lower_bound(part[p].indices + from, part[p].count - from, begin + size);
-        if (lane_number() == 0) range[p][0] = from, range[p][1] = to;
+__device__ void sum_starts(u64 n, u32 parts, const Part<T>* part, u64 tiles, u32* starts) {
+    const u32 p = blockIdx.x % 8;
+    if (p >= parts || !part[p].indices) return;
+    const u32* indices = part[p].indices;
+    const u64 count = part[p].count, stride = gridDim.x / 8 * THREADS;
+    u32* of_part = starts + p * (tiles + 1);
+    for (u64 i = (u64)(blockIdx.x / 8) * THREADS + threadIdx.x; i <= count; i += stride) {
+        const u64 first = i ? (u64)indices[i - 1] / SUM_TILE + 1 : 0, last = i < count ? indices[i] / SUM_TILE : tiles;
+        for (u64 t = first; t <= last; ++t) of_part[t] = (u32)i;
     }
+}
+
+// A block sums one tile of the output in shared memory and writes it once. `more`: the sum begins with what `out`
+// holds, else with zeros. starts: of sum_starts.
+template <class T>
+__device__ void sum(T* out, u64 n, T scale, u32 more, u32 parts, const Part<T>* part, const u32* starts) {
+    __shared__ T sums[SUM_TILE];
+    const u64 begin = (u64)blockIdx.x * SUM_TILE, size = n - begin < SUM_TILE ? n - begin : SUM_TILE;
+    const u64 row = (n + SUM_TILE - 1) / SUM_TILE + 1;
+    for (u32 i = threadIdx.x; i < size; i += THREADS) sums[i] = more ? out[begin + i] : (T)0;
     for (u32 q = 0; q < parts; ++q) {
         __syncthreads();
         if (part[q].indices) {
-            for (u64 i = range[q][0] + threadIdx.x; i < range[q][1]; i += THREADS)
+            const u32* of_part = starts + q * row + blockIdx.x;
+            for (u64 i = of_part[0] + threadIdx.x; i < of_part[1]; i += THREADS)
                 sums[part[q].indices[i] - begin] += part[q].values[i];
         } else {
             for (u32 i = threadIdx.x; i < size; i += THREADS) sums[i] += part[q].values[begin + i];
@@ -122,13 +120,21 @@ __device__ void sum(T* out, u64 n, T scale, u32 more, u32 parts, const Part<T>* 
 #define PART_LIST                                                                                                     \
     {{i0, v0, c0}, {i1, v1, c1}, {i2, v2, c2}, {i3, v3, c3}, {i4, v4, c4}, {i5, v5, c5}, {i6, v6, c6}, {i7, v7, c7}}
 
-KERNEL sum_f32(float* out, u64 n, float scale, u32 more, u32 parts, PARTS(float)) {
+KERNEL sum_starts_f32(u64 n, u32 parts, PARTS(float), u64 tiles, u32* starts) {
     const Part<float> part[8] = PART_LIST;
-    sum(out, n, scale, more, parts, part);
+    sum_starts(n, parts, part, tiles, starts);
 }
-KERNEL sum_f64(double* out, u64 n, double scale, u32 more, u32 parts, PARTS(double)) {
+KERNEL sum_starts_f64(u64 n, u32 parts, PARTS(double), u64 tiles, u32* starts) {
     const Part<double> part[8] = PART_LIST;
-    sum(out, n, scale, more, parts, part);
+    sum_starts(n, parts, part, tiles, starts);
+}
+KERNEL sum_f32(float* out, u64 n, float scale, u32 more, u32 parts, PARTS(float), const u32* starts) {
+    const Part<float> part[8] = PART_LIST;
+    sum(out, n, scale, more, parts, part, starts);
+}
+KERNEL sum_f64(double* out, u64 n, double scale, u32 more, u32 parts, PARTS(double), const u32* starts) {
+    const Part<double> part[8] = PART_LIST;
+    sum(out, n, scale, more, parts, part, starts);
 }
 
 // float64 rounded to float32; a value beyond float32's range becomes the largest float32 of its sign.
@@ -145,6 +151,12 @@ KERNEL narrow(const double* values, u64 count, float* out) {
 // out = indices + by.
 KERNEL offset(const u32* indices, u64 count, u32 by, u32* out) {
     for (u64 i = grid_thread(); i < count; i += grid_threads()) out[i] = indices[i] + by;
+}
+
+// found[i]: how many of the sorted indices are below bounds[i].
+KERNEL places(const u32* indices, u64 count, const u64* bounds, u64 n, u64* found) {
+    for (u64 i = grid_thread(); i < n; i += grid_threads())
+        found[i] = first_not(count, [=](u64 at) { return indices[at] < bounds[i]; });
 }
 
 // out: the elements of `from` whose bit in the bitmap `deleted` is 0, in their order; the first `room` of them.

@@ -56,9 +56,10 @@ KERNEL stream_lengths(const u32* firsts, const u64* end, u32* lengths) {
         lengths[b] = (b + 1 < blocks ? firsts[b + 1] : (u32)(*end & LOW)) - firsts[b];
 }
 
-// *error: ERR_INDEX if the blocks are empty, overlap, are out of order, or are not inside [begin, end). *sum: the
-// elements that they cover; 0 before the launch.
-KERNEL stream_check(const u32* starts, const u32* lengths, u64 blocks, u64 begin, u64 end, i32* error, u64* sum) {
+// *error: ERR_INDEX if the blocks are empty, overlap, are out of order, are not inside [begin, end), or do not cover
+// `count` elements. sums: | elements | blocks of the grid that have added theirs |, zeros before the launch.
+KERNEL stream_check(const u32* starts, const u32* lengths, u64 blocks, u64 begin, u64 end, u64 count, u64* sums,
+                    i32* error) {
     bool bad = false;
     u64 covered = 0;
     for (u64 b = grid_thread(); b < blocks; b += grid_threads()) {
@@ -67,7 +68,11 @@ KERNEL stream_check(const u32* starts, const u32* lengths, u64 blocks, u64 begin
         covered += lengths[b];
     }
     covered = block_sum(covered);
-    if (threadIdx.x == 0) atomicAdd(sum, covered);
+    if (threadIdx.x == 0) {
+        atomicAdd(sums, covered);
+        __threadfence();
+        if (atomicAdd(sums + 1, 1ull) + 1 == gridDim.x) bad |= atomicAdd(sums, 0ull) != count;
+    }
     if (bad) atomicMin(error, ERR_INDEX);
 }
 

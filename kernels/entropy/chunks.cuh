@@ -6,7 +6,7 @@
 //
 //     walk_all      a thread for each entry of each chunk walks to the chunk's end, counts the words and finds the
 //                   entry of the next chunk
-//     join_chunks   (entropy.cu) one thread follows the true entries from chunk to chunk
+//     join_chunks   (entropy.cu) one block follows the true entries from chunk to chunk
 //     walk_again    a thread for each chunk walks from its true entry and writes what it reads
 #ifndef HVD_DEEPREDUCE_CHUNKS_CUH
 #define HVD_DEEPREDUCE_CHUNKS_CUH

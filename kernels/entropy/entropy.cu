@@ -1,17 +1,42 @@
 // What the entropy coders share on the device: see chunks.cuh for join_chunks.
 #include "entropy/chunks.cuh"
 
+const u32 MAPS = 4096;  // of all runs
+
 // starts[chunk]: | number of the chunk's first word << ENTRY_BITS | entry |. *words: of the whole string.
+//
+// One block. The chunks are divided into runs. A thread for each entry of each run follows it to the run's end; then
+// one thread follows the true entry from run to run, and at last a thread for each run finds its chunks' true entries.
 KERNEL join_chunks(const u64* exits, u32 entries, u64 chunks, u64* starts, u64* words) {
-    if (grid_thread()) return;
-    u64 entry = 0, number = 0;
-    for (u64 chunk = 0; chunk < chunks; ++chunk) {
-        starts[chunk] = number << ENTRY_BITS | entry;
-        const u64 exit = exits[chunk * entries + entry];
-        number += exit >> 32;
-        entry = exit & 0xFFFFFFFF;
+    __shared__ u64 maps[MAPS], begins[THREADS];  // | words << ENTRY_BITS | entry |: of a run, and before a run
+    const u32 runs = MAPS / entries < THREADS ? MAPS / entries : THREADS;
+    const u64 size = (chunks + runs - 1) / runs;
+    const u32 mask = (1u << ENTRY_BITS) - 1;
+    // Follows an entry through a run, and calls f(chunk, | words << ENTRY_BITS | entry | before it).
+    const auto follow = [=](u32 run, u64 now, auto f) {
+        const u64 end = (run + 1) * size < chunks ? (run + 1) * size : chunks;
+        for (u64 chunk = run * size; chunk < end; ++chunk) {
+            f(chunk, now);
+            const u64 exit = exits[chunk * entries + (now & mask)];
+            now = ((now >> ENTRY_BITS) + (exit >> 32)) << ENTRY_BITS | (exit & mask);
+        }
+        return now;
+    };
+    for (u32 i = threadIdx.x; i < runs * entries; i += THREADS)
+        maps[i] = follow(i / entries, i % entries, [](u64, u64) {});
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        u64 now = 0;
+        for (u32 run = 0; run < runs; ++run) {
+            begins[run] = now;
+            const u64 map = maps[run * entries + (now & mask)];
+            now = ((now >> ENTRY_BITS) + (map >> ENTRY_BITS)) << ENTRY_BITS | (map & mask);
+        }
+        *words = now >> ENTRY_BITS;
     }
-    *words = number;
+    __syncthreads();
+    if (threadIdx.x < runs)
+        follow(threadIdx.x, begins[threadIdx.x], [=](u64 chunk, u64 now) { starts[chunk] = now; });
 }
 
 // counts[256]: how often each symbol occurs; zeros before the launch.

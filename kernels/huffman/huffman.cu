@@ -25,14 +25,14 @@ KERNEL huffman_plan(const u64* counts, u64 count, u32* words, u32* out, u64* bit
 
 // sums[k]: the number of bits of stream k; zeros before the launch.
 KERNEL huffman_sizes(const u8* symbols, u64 count, const u32* words, u64* sums) {
-    __shared__ u64 local[4];
     const u64 part = part_of(count);
-    if (threadIdx.x < 4) local[threadIdx.x] = 0;
-    __syncthreads();
-    for (u64 i = grid_thread(); i < count; i += grid_threads())
-        atomicAdd(local + i / part, (u64)(words[symbols[i]] >> 16));
-    __syncthreads();
-    if (threadIdx.x < 4 && local[threadIdx.x]) atomicAdd(sums + threadIdx.x, local[threadIdx.x]);
+    for (u32 k = 0; k < 4; ++k) {
+        const u64 begin = k * part, end = begin + part < count ? begin + part : count;
+        u64 sum = 0;
+        for (u64 i = begin + grid_thread(); i < end; i += grid_threads()) sum += words[symbols[i]] >> 16;
+        sum = block_sum(sum);
+        if (threadIdx.x == 0 && sum) atomicAdd(sums + k, sum);
+    }
 }
 
 // out: the section with its code lengths, zeros after them. *end: its number of bits.

@@ -1,8 +1,9 @@
 // Interleaved static rANS (Duda, "Asymmetric numeral systems", arXiv:1311.2540, 2013; interleaving: Giesen,
 // arXiv:1402.3392, 2014), and the index codec that codes gaps with it.
 //
-// The coder of symbols. Symbol i belongs to lane i % N; N is 1 below 2048 symbols, 4 below 32768, else 32 (a warp of a
-// GPU, or two AVX-512 vectors). A lane's state x has 32 bits and is at least 2^16. Symbol s has f_s of 4096 slots, its
+// The coder of symbols. From 65536 symbols on there are P = floor(count / 32768) parts of about as many symbols, which a
+// GPU codes at the same time; else P = 1. Part j begins with symbol floor(count j / P / 32) 32. Symbol i of a part belongs
+// to lane i % N; N is 1 below 2048 symbols, 4 below 32768, else 32 (a warp of a GPU, or two AVX-512 vectors). A lane's state x has 32 bits and is at least 2^16. Symbol s has f_s of 4096 slots, its
 // share, which begins at slot c_s, the sum of the shares before it.
 //
 //     encode, from the last symbol to the first:   if x >= f_s 2^20: the low 16 bits of x are a word, x >>= 16
@@ -10,14 +11,18 @@
 //     decode, from the first to the last:          s from x % 4096;  x = f_s (x / 4096) + x % 4096 - c_s
 //                                                  if x < 2^16: x = x 2^16 + the next word
 //
-//     section:  | shares, to a whole byte | states u32 [N] | words u16 ... |          empty for no symbols
+//     section:  | shares, to a whole byte | part 0 |                                           P = 1; empty for no symbols
+//               | 15 | shares, to a whole byte | words of part j u32 [P - 1] | part 0 | part 1 | ... |             P > 1
+//     part:     | states u32 [N] | words u16 ... |
 //     shares:   for each symbol from 0 up, until they sum to 2^p:   L (4 bits) | f's L - 1 bits below its highest one |
 //               or, for a run of n symbols that do not occur:       0 (4 bits) | n - 1 (4 bits) |
 //
 // Shares are sent in units of 4096 / 2^p, p = bit_length(count) within 5 .. 12, since few symbols need no fine shares.
-// The encoder's states begin at 2^16, where the decoder's must end.
+// The encoder's states begin at 2^16, where the decoder's must end. A decoder reads P = 1 for any count: earlier releases
+// wrote it.
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "bits/avx512.h"
 #include "entropy/histogram.h"
@@ -177,6 +182,27 @@ DR_AVX512 static u8* encode_avx512(const u8* symbols, u64 count, const u32* shar
 }
 #endif
 
+// Writes a part, of a section with `lanes` lanes, so that it ends before `at`. Returns its first byte.
+static u8* encode_part(const u8* symbols, u64 count, u32 lanes, const u32* share, const Symbol* table, u8* at) {
+    u32 state[32];
+    for (u32 lane = 0; lane < lanes; ++lane) state[lane] = LOWEST;
+    if (lanes == 1) at = encode_lanes<1>(symbols, count, table, state, at);
+    if (lanes == 4) at = encode_lanes<4>(symbols, count, table, state, at);
+    if (lanes == 32) {
+        const u64 whole = count - count % 32;
+        for (u64 i = count; i-- > whole;) state[i % 32] = encode_one(state[i % 32], table[symbols[i]], at);
+#ifdef DR_X86
+        if (dr_vector_level() == 2)
+            at = encode_avx512(symbols, whole, share, state, at);
+        else
+#endif
+            at = encode_lanes<32>(symbols, whole, table, state, at);
+    }
+    at -= 4 * lanes;
+    std::memcpy(at, state, 4 * lanes);
+    return at;
+}
+
 // Writes the section so that it ends with out[rans_bound(count) - 1], and returns the place of its first byte.
 static u64 rans_encode(const u8* symbols, u64 count, u8* out) {
     const u64 bound = rans_bound(count);
@@ -199,45 +225,29 @@ static u64 rans_encode(const u8* symbols, u64 count, u8* out) {
         start += f;
     }
     const u32 lanes = rans_lanes(count);
-    u32 state[32];
-    for (u32 lane = 0; lane < lanes; ++lane) state[lane] = LOWEST;
+    const u64 parts = rans_parts(count);
+    std::vector<u32> words(parts);
     u8* at = out + bound;
-    if (lanes == 1) at = encode_lanes<1>(symbols, count, table, state, at);
-    if (lanes == 4) at = encode_lanes<4>(symbols, count, table, state, at);
-    if (lanes == 32) {
-        const u64 whole = count - count % 32;
-        for (u64 i = count; i-- > whole;) state[i % 32] = encode_one(state[i % 32], table[symbols[i]], at);
-#ifdef DR_X86
-        if (dr_vector_level() == 2)
-            at = encode_avx512(symbols, whole, share, state, at);
-        else
-#endif
-            at = encode_lanes<32>(symbols, whole, table, state, at);
+    for (u64 part = parts; part--;) {
+        const u64 begin = part_begin(count, parts, part), end = part_begin(count, parts, part + 1);
+        const u8* const after = at;
+        at = encode_part(symbols + begin, end - begin, lanes, share, table, at);
+        words[part] = (u32)((u64)(after - at) / 2 - 2 * lanes);
     }
-    at -= 4 * lanes;
-    std::memcpy(at, state, 4 * lanes);
+    at -= 4 * (parts - 1);
+    std::memcpy(at, words.data(), 4 * (parts - 1));
     at -= share_bytes;
     std::memcpy(at, shares, share_bytes);
+    if (parts > 1) *--at = PARTS;
     return (u64)(at - out);
 }
 
-// Returns the number of bytes of the section, which may be fewer than `bytes`, or an error.
-static i64 rans_decode(const u8* in, u64 bytes, u64 count, u8* symbols) {
-    if (count == 0) return 0;
-    u32 share[256];
-    const u32 p = share_bits(count), lanes = rans_lanes(count);
-    const i64 share_bytes = read_shares(BitReader{in, bytes}, p, share);
-    if (share_bytes < 0) return share_bytes;
-    if (bytes - (u64)share_bytes < 4 * lanes) return ERR_TRUNCATED;
-    u32 slots[4096], slot = 0;
-    for (u32 s = 0; s < 256; ++s) {
-        const u32 f = share[s] << (12 - p);
-        for (u32 i = 0; i < f; ++i) slots[slot++] = rans_slot(s, i, f);
-    }
+// Reads a part and returns its number of bytes, which may be fewer than there are before `end`, or an error.
+static i64 decode_part(const u8* in, const u8* end, u32 lanes, u64 count, const u32* slots, u8* symbols) {
+    if ((u64)(end - in) < 4 * lanes) return ERR_TRUNCATED;
     u32 state[32];
-    std::memcpy(state, in + share_bytes, 4 * lanes);
-    const u8* at = in + share_bytes + 4 * lanes;
-    const u8* end = in + bytes;
+    std::memcpy(state, in, 4 * lanes);
+    const u8* at = in + 4 * lanes;
     i64 rest = 0;
     if (lanes == 1) rest = decode_lanes<1>(at, end, 0, count, slots, state, symbols);
     if (lanes == 4) {
@@ -256,8 +266,40 @@ static i64 rans_decode(const u8* in, u64 bytes, u64 count, u8* symbols) {
     return rest < 0 ? rest : at - in + rest;
 }
 
+// Returns the number of bytes of the section, which may be fewer than `bytes`, or an error.
+static i64 rans_decode(const u8* in, u64 bytes, u64 count, u8* symbols) {
+    if (count == 0) return 0;
+    u32 share[256];
+    const u32 p = share_bits(count), lanes = rans_lanes(count);
+    const u64 parts = bytes && in[0] == PARTS ? rans_parts(count) : 1, first = parts > 1;
+    const i64 share_bytes = read_shares(BitReader{in + first, bytes - first}, p, share);
+    if (share_bytes < 0) return share_bytes;
+    const u8 *sizes = in + first + share_bytes, *end = in + bytes;
+    if ((u64)(end - sizes) < 4 * (parts - 1)) return ERR_TRUNCATED;
+    u32 slots[4096], slot = 0;
+    for (u32 s = 0; s < 256; ++s) {
+        const u32 f = share[s] << (12 - p);
+        for (u32 i = 0; i < f; ++i) slots[slot++] = rans_slot(s, i, f);
+    }
+    const u8* at = sizes + 4 * (parts - 1);
+    for (u64 part = 0; part < parts; ++part) {
+        const u64 begin = part_begin(count, parts, part), symbols_of = part_begin(count, parts, part + 1) - begin;
+        const u8* end_of = end;
+        if (part + 1 < parts) {
+            u32 words;
+            std::memcpy(&words, sizes + 4 * part, 4);
+            if ((u64)(end - at) < 4 * lanes + 2ull * words) return ERR_TRUNCATED;
+            end_of = at + 4 * lanes + 2ull * words;
+        }
+        const i64 used = decode_part(at, end_of, lanes, symbols_of, slots, symbols + begin);
+        if (used < 0) return used;
+        at += used;
+        if (part + 1 < parts && at != end_of) return ERR_VALUE;
+    }
+    return at - in;
+}
+
 DR_API u64 dr_rans_bound(u64 count) { return rans_bound(count); }
-DR_API u64 dr_rans_shares_bytes() { return SHARES_BYTES; }
 DR_API u64 dr_rans_lows_bound(u64 count) { return rans_lows_bound(count); }
 
 DR_API u64 dr_rans_encode(const u8* symbols, u64 count, u8* out) { return rans_encode(symbols, count, out); }
@@ -301,7 +343,7 @@ u64 rans_indices_bytes(const u32* indices, u64 count, u64 whole) {
     double bits = 0.0;
     for (u32 s = 0; s < 256; ++s)
         if (counts[s]) bits += (double)counts[s] * (p - std::log2((double)share[s]) + token_lows(s, t));
-    return table.bytes() + 4 * rans_lanes(whole) + (u64)(bits / 8 * (double)whole / (double)count);
+    return table.bytes() + 4 * rans_lanes(whole) * rans_parts(whole) + (u64)(bits / 8 * (double)whole / (double)count);
 }
 
 // tokens: scratch, one byte per index. out: rans_bound(count) + rans_lows_bound(count) bytes. Returns the place of the

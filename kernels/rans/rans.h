@@ -14,8 +14,20 @@ DR_HD u32 share_bits(u64 count) {
 }
 DR_HD u32 rans_lanes(u64 count) { return count < 2048 ? 1 : count < 32768 ? 4 : 32; }
 
-// Room for a section of `count` symbols: shares, states, and a word of 16 bits at most for each symbol.
-DR_HD u64 rans_bound(u64 count) { return 2 * count + 4 * rans_lanes(count) + SHARES_BYTES; }
+// A section of many symbols has parts that are coded at the same time; its first byte is then PARTS, with which no
+// shares begin. Part j has the symbols from part_begin(j) up to part_begin(j + 1).
+const u8 PARTS = 15;
+const u64 PART_SYMBOLS = 1u << 15;  // at least
+DR_HD u64 rans_parts(u64 count) { return count < 2 * PART_SYMBOLS ? 1 : count / PART_SYMBOLS; }
+DR_HD u64 part_begin(u64 count, u64 parts, u64 part) {
+    return part == parts ? count : count * part / parts & ~31ull;
+}
+
+// Room for a section of `count` symbols: PARTS, shares, the parts' numbers of words, states, and a word of 16 bits at
+// most for each symbol.
+DR_HD u64 rans_bound(u64 count) {
+    return 2 * count + 4 * (rans_lanes(count) + 1) * rans_parts(count) + SHARES_BYTES;
+}
 
 // Room for the low bits of `count` gaps, fewer than 32 each, and for eight-byte stores.
 DR_HD u64 rans_lows_bound(u64 count) { return 4 * count + 8; }

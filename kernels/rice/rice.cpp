@@ -10,6 +10,7 @@
 // Two strings, since fields of equal width are read independently of each other, and the highs' ones are found a word
 // at a time: if the one of element i is bit P_i, then high_0 + ... + high_i = P_i - i.
 #include "bits/avx512.h"
+#include "rice/gap_writer.h"
 #include "rice/rice.h"
 
 // The sums of the highs for b - 1, b and b + 1. They are below numel, so 32 bits hold them.
@@ -88,49 +89,20 @@ DR_AVX512 static u64 decode_avx512(const u8* in, u64 bytes, u64 count, u32 b, u6
 
 // Writes the section without its first byte.
 DR_API void dr_rice_encode(const u32* indices, u64 count, u32 b, u8* out) {
-    u8* lows = out;
-    u8* highs = out + field_bytes(count, b);
-    const u32 mask = (1u << b) - 1;
-    u64 word = 0, position = 0, high_word = 0, i = 0;
-    u32 filled = 0, next = 0;
+    GapWriter gaps{out, out + field_bytes(count, b)};
+    u64 i = 0;
 #ifdef DR_X86
     if (dr_vector_level() == 2 && b <= 16 && count >= 256) {
-        BitWriter writer{highs};
-        i = encode_avx512(indices, count, b, lows, writer);
-        if (i) next = indices[i - 1] + 1;
-        lows += i / 8 * b;
-        highs = writer.out, high_word = writer.word, position = writer.filled;
+        BitWriter writer{gaps.highs};
+        i = encode_avx512(indices, count, b, gaps.lows, writer);
+        if (i) gaps.next = indices[i - 1] + 1;
+        gaps.lows += i / 8 * b;
+        gaps.highs = writer.out, gaps.high_word = writer.word, gaps.position = writer.filled;
     }
 #endif
-    for (; i < count; ++i) {
-        const u32 gap = indices[i] - next;
-        next = indices[i] + 1;
-        const u64 low = gap & mask;
-        word |= low << filled;
-        filled += b;
-        if (filled >= 64) {
-            std::memcpy(lows, &word, 8);
-            lows += 8;
-            filled -= 64;
-            word = filled ? low >> (b - filled) : 0;
-        }
-        position += gap >> b;
-        while (position >= 64) {
-            std::memcpy(highs, &high_word, 8);
-            highs += 8;
-            high_word = 0;
-            position -= 64;
-        }
-        high_word |= 1ull << position;
-        if (++position == 64) {
-            std::memcpy(highs, &high_word, 8);
-            highs += 8;
-            high_word = 0;
-            position = 0;
-        }
-    }
-    std::memcpy(highs, &high_word, (position + 7) / 8);
-    if (b) std::memcpy(lows, &word, (filled + 7) / 8);
+    for (; i < count; ++i) gaps.put(indices[i], b);
+    gaps.end_lows();
+    std::memcpy(gaps.highs, &gaps.high_word, (gaps.position + 7) / 8);
 }
 
 // Reads a section without its first byte. Returns 0; ERR_TRUNCATED if it has fewer than `count` gaps; ERR_INDEX if an

@@ -12,11 +12,10 @@ DR_HD u32 rice_first_parameter(u64 count, u64 numel) {
     return b;
 }
 
-// The parameter of the fewest bits, found downhill from rice_first_parameter. sums_of(b, sums) gives the sums of the
-// gaps' high bits, gap >> b, for b - 1, b and b + 1, as far as these are within 0 .. 31.
+// The parameter of the fewest bits, found downhill from b. sums_of(b, sums) gives the sums of the gaps' high bits,
+// gap >> b, for b - 1, b and b + 1, as far as these are within 0 .. 31.
 template <class F>
-DR_HD u32 rice_parameter(u64 count, u64 numel, F sums_of) {
-    u32 b = rice_first_parameter(count, numel);
+DR_HD u32 rice_downhill(u32 b, u64 count, F sums_of) {
     for (int way = 0;;) {
         u64 sums[3];
         sums_of(b, sums);
@@ -33,6 +32,11 @@ DR_HD u32 rice_parameter(u64 count, u64 numel, F sums_of) {
     }
 }
 
+template <class F>
+DR_HD u32 rice_parameter(u64 count, u64 numel, F sums_of) {
+    return rice_downhill(rice_first_parameter(count, numel), count, sums_of);
+}
+
 // Bytes of a section with the parameter b whose gaps' high bits sum to `highs`.
 DR_HD u64 rice_bytes(u64 count, u32 b, u64 highs) { return 1 + field_bytes(count, b) + (highs + count + 7) / 8; }
 
@@ -42,5 +46,27 @@ DR_HD u64 rice_bound(u64 count, u64 numel) {
     const u32 b = rice_first_parameter(count, numel);
     return rice_bytes(count, b, (numel > count ? numel - count : 0) >> b);
 }
+
+// ---- A parameter for each block of gaps: blocks.cpp draws the section.
+const u32 RICE_BLOCK = 64;  // gaps of a block: its lows are whole bytes, whatever its parameter is
+const u32 RICE_FIELD = 5;   // bits of a parameter
+
+DR_HD u64 rice_block_count(u64 count) { return (count + RICE_BLOCK - 1) / RICE_BLOCK; }
+DR_HD u64 rice_block_fields(u64 count) { return field_bytes(rice_block_count(count), RICE_FIELD); }
+// The gaps of block j.
+DR_HD u32 rice_block_size(u64 count, u64 j) {
+    const u64 left = count - j * RICE_BLOCK;
+    return left < RICE_BLOCK ? (u32)left : RICE_BLOCK;
+}
+
+// Where the search for a block's parameter begins: floor(log2(x)) for x = ln 2 * span / size, or 0. span: the sum of
+// the block's gaps and of its size.
+DR_HD u32 rice_block_first(u32 size, u64 span) {
+    const u64 x = (span * 45426 >> 16) / size;
+    return x ? bit_length(x) - 1 : 0;
+}
+
+// The most bytes of a section: each block takes no more bits than with the one parameter of rice_bound.
+DR_HD u64 rice_blocks_bound(u64 count, u64 numel) { return rice_block_fields(count) + rice_bound(count, numel); }
 
 #endif

@@ -1,5 +1,6 @@
 // Sections and containers: joined, peeked at and checked. docs/container.md draws the bytes.
 #include "common/device.cuh"
+#include "sections/checksum.cuh"
 
 // An array, and the bytes of the result where it goes.
 struct Piece {
@@ -58,6 +59,21 @@ KERNEL check_container(const u8* data, u64 size, u32 kept, u32 salt, u32* scratc
             atomicAdd(scratch, 0u) + salt != (u32)load64(data, size, 4 * (u64)kept))
             atomicMin(error, ERR_CHECKSUM);
     }
+}
+
+// rows: | first byte | bytes | salt | of each container of version 2. scratch: a word for each, zeros before the launch.
+// Each container has `each` blocks.
+KERNEL check_containers(const u8* data, const u64* rows, u64 each, u64* scratch, i32* error) {
+    const u64 number = blockIdx.x / each, *row = rows + 3 * number;
+    check_one_of_many(data + row[0], row[1], (u32)row[2], blockIdx.x % each, each, (u32*)(scratch + number), error);
+}
+
+// rows: | first byte | bytes | where it goes, in words of 8 bytes | of each section. Zeros fill it to whole words. Each
+// section has `each` blocks.
+KERNEL align_sections(const u8* data, const u64* rows, u64 each, u64* out) {
+    const u64* row = rows + blockIdx.x / each * 3;
+    for (u64 w = blockIdx.x % each * THREADS + threadIdx.x; 8 * w < row[1]; w += each * THREADS)
+        out[row[2] + w] = load64(data + row[0], row[1], 8 * w);
 }
 
 // Sets *error to ERR_PADDING if the bytes that fill one of four pieces to a multiple of 8 are not zeros. A piece ends

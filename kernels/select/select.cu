@@ -58,8 +58,11 @@ __device__ void sample(const T* dense, const T* gradient, u64 n, u64 k, u64* sta
         const u64 i = (u64)j * THREADS + threadIdx.x;
         keys[j] = 0;
         if (i >= samples) continue;
-        const u64 first = n * i / samples, next = n * (i + 1) / samples;
-        const u64 at = first + fmix32((u32)i) % (next - first);
+        // Divisions of 64 bits take long; nearly always the number of samples is a power of two.
+        const bool all = samples == SAMPLES;
+        const u64 first = all ? n * i / SAMPLES : n * i / samples;
+        const u64 next = all ? n * (i + 1) / SAMPLES : n * (i + 1) / samples;
+        const u64 at = first + fmix32((u32)i) % (u32)(next - first);
         keys[j] = (u32)((u64)magnitude_bits(gradient ? accumulated(dense[at], gradient[at]) : dense[at]) >> key_bits);
     }
     u32 prefix = 0;
@@ -84,41 +87,50 @@ __device__ void sample(const T* dense, const T* gradient, u64 n, u64 k, u64* sta
 // dense += gradient (unless null), then the elements with at least `least` magnitude bits go, in index order, to
 // `indices` and `values`, the first `room` of them. *count: how many there are.
 //
-//     a tile:  four rows of THREADS vectors of 16 bytes; vector v of row r begins with element (r * THREADS + v) * SIZE
+//     a tile:  four rows of THREADS vectors of 16 bytes; vector v of row r begins with element (r * THREADS + v) * SIZE,
+//              less `lead`, so that vectors begin at multiples of 16 bytes in memory
 template <class T>
-__device__ void collect(T* dense, const T* gradient, u64 n, typename BitsOf<T>::type least, u64* status, u32* indices,
-                        T* values, u64 room, u64* count) {
+__device__ void collect(T* __restrict__ dense, const T* __restrict__ gradient, u64 n, typename BitsOf<T>::type least,
+                        u64* status, u32* indices, T* values, u64 room, u64* count) {
     const u32 size = Vector<T>::SIZE, rows = 4;
     const u64 tile_size = (u64)rows * THREADS * size;
-    const u32 tiles = (u32)((n + tile_size - 1) / tile_size);
-    const bool vectors = aligned16(dense) && aligned16(gradient);
+    const u32 lead = (u32)((u64)dense & 15) / sizeof(T);
+    const u32 tiles = (u32)((n + lead + tile_size - 1) / tile_size);
+    const bool vectors = !gradient || ((u64)gradient & 15) == ((u64)dense & 15);
     for (u32 tile; (tile = next_tile(status, tiles)) < tiles;) {
-        Vector<T> x[rows];
+        Vector<T> x[rows], g[rows];
         u32 keep[rows];
         u64 kept = 0;  // 16 bits a row
+        // All loads come before the first store, so that they wait for the memory together.
 #pragma unroll
         for (u32 r = 0; r < rows; ++r) {
-            const u64 at = (u64)tile * tile_size + ((u64)r * THREADS + threadIdx.x) * size;
-            keep[r] = 0;
-            if (vectors && at + size <= n) {
+            const i64 at = (i64)((u64)tile * tile_size + ((u64)r * THREADS + threadIdx.x) * size) - lead;
+            if (vectors && at >= 0 && (u64)at + size <= n) {
                 x[r] = *(const Vector<T>*)(dense + at);
-                if (gradient) {
-                    const Vector<T> g = *(const Vector<T>*)(gradient + at);
-                    for (u32 j = 0; j < size; ++j) x[r].x[j] = accumulated(x[r].x[j], g.x[j]);
-                    *(Vector<T>*)(dense + at) = x[r];
-                }
-                for (u32 j = 0; j < size; ++j) keep[r] |= (u32)(magnitude_bits(x[r].x[j]) >= least) << j;
+                if (gradient) g[r] = *(const Vector<T>*)(gradient + at);
             } else {
                 for (u32 j = 0; j < size; ++j) {
-                    if (at + j >= n) continue;
-                    x[r].x[j] = dense[at + j];
-                    if (gradient) {
-                        x[r].x[j] = accumulated(x[r].x[j], gradient[at + j]);
-                        dense[at + j] = x[r].x[j];
-                    }
-                    keep[r] |= (u32)(magnitude_bits(x[r].x[j]) >= least) << j;
+                    const bool there = at + (i64)j >= 0 && (u64)(at + j) < n;
+                    x[r].x[j] = there ? dense[at + j] : (T)0;
+                    g[r].x[j] = there && gradient ? gradient[at + j] : (T)0;
                 }
             }
+        }
+#pragma unroll
+        for (u32 r = 0; r < rows; ++r) {
+            const i64 at = (i64)((u64)tile * tile_size + ((u64)r * THREADS + threadIdx.x) * size) - lead;
+            if (gradient) {
+                for (u32 j = 0; j < size; ++j) x[r].x[j] = accumulated(x[r].x[j], g[r].x[j]);
+                if (vectors && at >= 0 && (u64)at + size <= n) {
+                    *(Vector<T>*)(dense + at) = x[r];
+                } else {
+                    for (u32 j = 0; j < size; ++j)
+                        if (at + (i64)j >= 0 && (u64)(at + j) < n) dense[at + j] = x[r].x[j];
+                }
+            }
+            keep[r] = 0;
+            for (u32 j = 0; j < size; ++j)
+                if (at + (i64)j >= 0 && (u64)(at + j) < n) keep[r] |= (u32)(magnitude_bits(x[r].x[j]) >= least) << j;
             kept |= (u64)__popc(keep[r]) << (16 * r);
         }
         u64 total, before = block_scan(kept, &total);
@@ -128,7 +140,7 @@ __device__ void collect(T* dense, const T* gradient, u64 n, typename BitsOf<T>::
         if (threadIdx.x == 0 && tile == tiles - 1) *count = place + sum;
 #pragma unroll
         for (u32 r = 0; r < rows; ++r) {
-            const u64 at = (u64)tile * tile_size + ((u64)r * THREADS + threadIdx.x) * size;
+            const u64 at = (u64)tile * tile_size + ((u64)r * THREADS + threadIdx.x) * size - lead;
             u64 to = place + (before >> (16 * r) & 0xFFFF);
 #pragma unroll
             for (u32 j = 0; j < size; ++j)

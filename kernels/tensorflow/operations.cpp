@@ -412,8 +412,18 @@ class Take : public AsyncOpKernel {
     int64_t unit_, slot_;
 };
 
+class All : public OpKernel {
+  public:
+    explicit All(OpKernelConstruction* construction) : OpKernel(construction) {}
+    void Compute(OpKernelContext*) override {}
+    bool IsExpensive() override { return false; }
+};
+
 }  // namespace
 
+// Put and take do have a state. But they would make Horovod's conditional around them stateful: TensorFlow would then run
+// all conditionals in the program's order, and would not replace them by what is in them, although their conditions are
+// constants. Their results are read by DeepReduceAll, so that none of them is left out; and no two are the same.
 REGISTER_OP("DeepReducePut")
     .Input("gradient: T")
     .Input("run: int64")
@@ -422,7 +432,6 @@ REGISTER_OP("DeepReducePut")
     .Attr("carried: {half, float, double}")
     .Attr("unit: int")
     .Attr("slot: int")
-    .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::UnknownShape)
     .Doc("Copies a gradient into its bucket. The carrier is 1; in a dense run it is the gradient.");
 REGISTER_OP("DeepReduceTake")
@@ -433,9 +442,15 @@ REGISTER_OP("DeepReduceTake")
     .Attr("carried: {half, float, double}")
     .Attr("unit: int")
     .Attr("slot: int")
-    .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::UnknownShape)
     .Doc("The sum of a gradient over all ranks, scaled as its carrier says, when its bucket is there.");
+REGISTER_OP("DeepReduceAll")
+    .Input("results: T")
+    .Attr("T: list(type)")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc("Runs when all results are there, so that they are made whether or not something else reads them.");
+REGISTER_KERNEL_BUILDER(Name("DeepReduceAll").Device(tensorflow::DEVICE_CPU), All);
 REGISTER_KERNEL_BUILDER(Name("DeepReducePut").Device(tensorflow::DEVICE_CPU), Put);
 REGISTER_KERNEL_BUILDER(Name("DeepReduceTake").Device(tensorflow::DEVICE_CPU), Take);
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import copy
 import gc
 import sys
+import tempfile
 import threading
 import weakref
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,16 +23,17 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from hvd_deepreduce import ConfigError, ContainerError
+from hvd_deepreduce import ConfigError, ContainerError, captured
 from hvd_deepreduce import container as wire
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.engine import MismatchError, choice
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.torch import ddp
+from hvd_deepreduce.torch import Capture, ddp
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.local_sgd import LocalSGD
 from hvd_deepreduce.torch.tensors import TorchTensors
-from tests.adapters import containers
+from tests.adapters import containers, timelines
+from tests.adapters.scopes import TWO_LEVELS, ranks_of_node
 from tests.adapters.tcp import Meter
 from tests.case_runner import case, run_cases
 
@@ -188,6 +191,33 @@ def means_and_residuals_are_those_of_the_pipeline_by_hand():
         state.close()
 
 
+def trained_and_added_up(model, seen):
+    """Trains for four steps. Returns what was applied, and this rank's gradients, added up for each parameter."""
+    names = {id(parameter): name for name, parameter in model.module.named_parameters()}
+    taken, given = ({name: 0 for name in names.values()} for _ in range(2))
+    for step in range(4):
+        train(model, 1, step)
+        for _, parameters, before, future in seen:
+            at = 0
+            for parameter in parameters:
+                part = slice(at, at + parameter.numel())
+                given[names[id(parameter)]] += before[part].double()
+                taken[names[id(parameter)]] += future.value()[part].double()
+                at += parameter.numel()
+        seen.clear()
+    return taken, given
+
+
+@case
+def the_timeline_has_the_spans_of_each_bucket():
+    def trained():
+        model, state = hooked(LOSSY)
+        train(model, 3)
+        state.close()
+
+    timelines.check(dist.get_rank(), trained)
+
+
 @case
 def sums_of_slices_lose_nothing():
     """With ``reduce_scatter``: all ranks apply the same, and what was applied and is kept is what came."""
@@ -197,21 +227,10 @@ def sums_of_slices_lose_nothing():
     model, _ = hooked({**LOSSLESS, **slices})
     train(model)
     assert torch.allclose(flat(plain), flat(model), rtol=1e-4, atol=1e-6)
-    for exchange in ("reduce_scatter", {"name": "reduce_scatter", "density": 0.02}):
+    for exchange in ("reduce_scatter", {"name": "reduce_scatter", "density": 0.02}, {"name": "auto", "density": 0.02}):
         seen = []
         model, state = hooked({**LOSSY, **slices, "exchange": exchange}, seen=seen)
-        names = {id(parameter): name for name, parameter in model.module.named_parameters()}
-        taken, given = ({name: 0 for name in names.values()} for _ in range(2))
-        for step in range(4):
-            train(model, 1, step)
-            for _, parameters, before, future in seen:
-                at = 0
-                for parameter in parameters:
-                    part = slice(at, at + parameter.numel())
-                    given[names[id(parameter)]] += before[part].double()
-                    taken[names[id(parameter)]] += future.value()[part].double()
-                    at += parameter.numel()
-            seen.clear()
+        taken, given = trained_and_added_up(model, seen)
         same_everywhere(model)
         kept = state.state_dict()["residuals"]
         for name, total in taken.items():
@@ -220,6 +239,85 @@ def sums_of_slices_lose_nothing():
         model, state = hooked({**LOSSY, **slices, "exchange": exchange}, model=network())
         (loss_of(model, 0) * (float("nan") if dist.get_rank() == 1 else 1.0)).backward()
         assert not any(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@case
+def an_exchange_is_chosen_while_there_are_several_buckets():
+    """The choice says by which thread buckets are finished, so it is made before the first of them is taken."""
+    exchange = {"name": "auto", "density": 0.0005, "latency": 0, "bandwidth": 0.001}
+    for options in ({}, {"find_unused_parameters": True}):
+        model, state = hooked(LOSSY, **options)
+        train(model, 3)  # DDP has divided its buckets again
+        state.set_config(exchange=exchange)
+        train(model, 3, 3)
+        same_everywhere(model)
+        assert state._buckets.engine.in_slices, state.stats().said
+
+
+@case
+def two_levels():
+    """All ranks apply the same; what they sent and what they keep is what came, though DDP divides its buckets again; a
+    resumed run, and a NaN."""
+    local = ranks_of_node(dist.get_world_size())
+    plain = DDP(network(), bucket_cap_mb=CAP)
+    train(plain)
+    for scope in TWO_LEVELS:
+        scope = {**scope, "scope": "bucket", "hierarchical": local}
+        scope.pop("bucket_bytes", None)
+        model, _ = hooked({**LOSSLESS, **scope, "exchange": "allgather"})
+        train(model)
+        assert torch.allclose(flat(plain), flat(model), rtol=1e-4, atol=1e-6)
+        seen = []
+        model, state = hooked({**LOSSY, **scope}, seen=seen)
+        taken, given = trained_and_added_up(model, seen)
+        same_everywhere(model)
+        kept = state.state_dict()["residuals"]
+        for name, total in taken.items():
+            own = kept[name].double().reshape(-1) if name in kept else 0.0
+            assert torch.allclose(total, average(given[name] - own), rtol=1e-4, atol=1e-5), name
+        stats = state.stats()["last_step"]
+        between = stats["bytes_sent"] - stats["inside_bytes_sent"]
+        assert stats["inside_bytes_sent"] > 0 and between < 0.4 * stats["dense_bytes"], stats
+        again, resumed = hooked({**LOSSY, **scope}, model=copy.deepcopy(model.module))
+        resumed.load_state_dict(state.state_dict())
+        train(again, 2, 4)
+        same_everywhere(again)
+        (loss_of(model, 0) * (float("nan") if dist.get_rank() == 1 else 1.0)).backward()
+        assert not any(parameter.grad.isfinite().all() for parameter in model.parameters())
+        assert all(one.isfinite().all() for one in state.state_dict()["residuals"].values())
+    model, state = hooked({**LOSSY, "hierarchical": local + 1})
+    with pytest.raises(RuntimeError, match=f"ranks cannot be divided into nodes of {local + 1}"):
+        train(model, 1)
+
+
+@case
+def what_fails_on_one_rank_of_two_levels_is_an_error_on_all():
+    def failing(*arguments, **_):
+        raise ValueError("no ink")
+
+    last = dist.get_world_size() - 1
+    for where in ("encode", "memory", "hook"):
+        model, state = hooked({**LOSSY, "hierarchical": ranks_of_node(dist.get_world_size())})
+        train(model, 2)
+        before = flat(model)
+        if dist.get_rank() == last:
+            engine = state._buckets.engine
+            if where == "encode":
+                engine.pipeline.encode = failing
+            elif where == "memory":
+                engine._memory.slice = failing
+            else:
+                reducer = state._buckets._reducer
+                reducer.start_bucket = partial(
+                    lambda start, some, number, vector: (failing if number == 1 else start)(some, number, vector),
+                    reducer.start_bucket,
+                )
+        if where == "encode" and dist.get_world_size() != 4:  # on one node nothing is encoded
+            train(model, 1, 2)
+            continue
+        with pytest.raises(ContainerError, match=f"rank {last} could not take part in the sum: ValueError: no ink"):
+            train(model, 1, 2)
+        assert torch.equal(before, flat(model))
 
 
 @case
@@ -534,7 +632,7 @@ def settings_that_cannot_work_with_ddp():
         ({"scope": "model"}, "scope is 'model', and DDP gives its gradients in buckets"),
         ({"scope": "bucket", "bucket_bytes": 5000}, "bucket_bytes is 5000 and has no effect, since DDP"),
         ({"scope": "tensor", "min_elements": 5}, "min_elements is 5 and has no effect, since DDP"),
-        ({"exchange": "densestream", "scope": "bucket"}, "has 'allgather' and 'reduce_scatter' only"),
+        ({"exchange": "densestream", "scope": "bucket"}, "has 'allgather', 'reduce_scatter' and 'auto' only"),
         ("adamw_small", "Use LocalSGD"),
     ):
         with pytest.raises(ConfigError, match=match):
@@ -739,6 +837,24 @@ def bytes_to_each_rank():
     assert collectives.allgather(own, "").tolist() == [one for sender in range(size) for one in range(sender + 1)]
     collectives.close()
     collectives.close()
+
+
+@case
+def a_capture_is_what_a_rank_selects_from():
+    folder, rank = tempfile.mkdtemp(), dist.get_rank()
+    model, state = hooked(LOSSY)
+    capture = Capture(model, f"{folder}/of.npz", [3], compression=state, all_ranks=True)
+    train(model, 2)
+    before, module = state.state_dict()["residuals"], model.module
+    own = torch.autograd.grad(loss_of(module, 2), list(module.parameters()))
+    train(model, 2, 2)
+    path = f"{folder}/of_rank{rank}.npz"
+    assert [str(file) for file in capture.files] == [path]
+    gradient, total = (captured.read(path, kind, rank) for kind in ("gradient", "accumulator"))
+    assert np.allclose(gradient, torch.cat([one.reshape(-1) for one in own]).numpy(), rtol=1e-5, atol=1e-7)
+    residual = np.concatenate([before[name] for name, _ in module.named_parameters()])
+    assert residual.any() and np.array_equal(total, gradient + residual)
+    state.close()
 
 
 @case

@@ -34,17 +34,23 @@ def counted() -> Traffic:
 class Meter:
     """Counts from its creation on.
 
-    Horovod's ranks talk every millisecond, work or not: ``idle`` seconds are spent to measure how much.
+    Horovod's ranks talk every millisecond, work or not: twice ``idle`` seconds are spent to measure how much, before
+    and after, since other programs on the machine come and go.
     """
 
     def __init__(self, idle: float = 0.1) -> None:
-        began, before = time.monotonic(), counted()
-        time.sleep(idle)
+        self._idle = idle
+        self._rate = self._talk()
         self._began, self._before = time.monotonic(), counted()
-        talk = max(now - then for now, then in zip(self._before, before, strict=True))
-        self._rate = talk / (self._began - began)
+
+    def _talk(self) -> float:
+        """Bytes a second, in the direction that has more."""
+        began, before = time.monotonic(), counted()
+        time.sleep(self._idle)
+        return max(now - then for now, then in zip(counted(), before, strict=True)) / (time.monotonic() - began)
 
     def read(self) -> tuple[Traffic, float]:
         """Bytes since then, and how many of them in each direction belong to no work, about."""
         now, took = counted(), time.monotonic() - self._began
-        return Traffic(*(end - begin for end, begin in zip(now, self._before, strict=True))), self._rate * took
+        rate = max(self._rate, self._talk())
+        return Traffic(*(end - begin for end, begin in zip(now, self._before, strict=True))), rate * took

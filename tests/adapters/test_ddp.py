@@ -28,6 +28,8 @@ FEW_CASES = [
     "what_fails_on_one_rank_is_an_error_on_all",
     "groups_of_some_ranks",
     "bytes_to_each_rank",
+    "two_levels",
+    "what_fails_on_one_rank_of_two_levels_is_an_error_on_all",
 ]
 FEW = {TWO: FEW_CASES, FOUR: FEW_CASES}
 

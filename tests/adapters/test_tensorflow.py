@@ -19,11 +19,13 @@ PROGRAM = HERE / "tensorflow_cases.py"
 # two and three ranks, one thread and several. They have much time, on a machine that does other things as well.
 THREE = Job(PROGRAM, "mpirun", 3, seconds=1800)
 TWO = Job(PROGRAM, "horovodrun --gloo", 2, seconds=1800)
+FOUR = Job(PROGRAM, "mpirun", 4, seconds=1800)
 # What Keras and a graph make of the adapter depends neither on the launcher nor on the number of ranks. The order of
 # many tensors is hardest to keep with three ranks, and the exchanges over MPI need MPI.
 ONCE = dict.fromkeys(
     [
         COMPARED,
+        "a_capture_records_each_ranks_gradients",
         "buckets_of_several_compressors_in_whatever_order",
         "buckets_of_which_one_needs_the_sum_of_another",
         "indexed_slices_equal_the_pipeline_run_by_hand",
@@ -41,6 +43,7 @@ ONCE = dict.fromkeys(
         "a_step_with_buckets_that_another_error_ends",
         "every_dtype_and_a_shape_that_is_not_known",
         "gradients_on_a_device_equal_those_on_the_host",
+        "gradients_that_nothing_reads",
         "gradients_that_are_none_and_another_choice_of_variables",
         "horovods_callbacks_in_fit",
         "keras_optimizers_and_fit",
@@ -52,6 +55,7 @@ ONCE = dict.fromkeys(
         "sparse_gradients_in_keras",
         "sparse_gradients_of_several_compressors_in_one_function",
         "stats_are_the_bytes_on_the_wire",
+        "two_levels",
         "two_models_in_one_step",
         "what_cannot_be",
         "what_fails_in_buckets_is_raised_at_the_end_of_the_step",
@@ -63,6 +67,12 @@ ONCE = dict.fromkeys(
 @pytest.mark.launch
 @pytest.mark.parametrize(("job", "case"), each_case([THREE, TWO], PROGRAM, once=ONCE))
 def test_on_ranks(jobs, job, case):
+    jobs.check(job, case)
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(("job", "case"), each_case([FOUR], PROGRAM, few={FOUR: ["two_levels"]}))
+def test_two_nodes_of_two_ranks(jobs, job, case):
     jobs.check(job, case)
 
 

@@ -1,6 +1,6 @@
 """What the PyTorch adapter must do on several ranks: the cases of test_torch.py (see tests/case_runner.py).
 
-    mpirun -np 2 python tests/adapters/torch_cases.py [CASE ...]
+mpirun -np 2 python tests/adapters/torch_cases.py [CASE ...]
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import tempfile
 
 import horovod.torch as hvd
 import numpy as np
@@ -15,16 +16,16 @@ import pytest
 import torch
 from torch import nn
 
-from hvd_deepreduce import Config, ConfigError, ContainerError
+from hvd_deepreduce import Config, ConfigError, ContainerError, captured
 from hvd_deepreduce import container as wire
 from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.engine import MismatchError, choice
+from hvd_deepreduce.engine import MismatchError, choice, cores
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.torch import DeepReduce
+from hvd_deepreduce.torch import Capture, DeepReduce
 from tests import cuda_emulator
-from tests.adapters import containers, dgc_job
-from tests.adapters.scopes import SCOPES, WITHOUT_MPI
+from tests.adapters import containers, dgc_job, timelines
+from tests.adapters.scopes import SCOPES, TWO_LEVELS, WITHOUT_MPI, ranks_of_node
 from tests.adapters.tcp import Meter
 from tests.case_runner import case, run_cases
 
@@ -170,6 +171,28 @@ def larger_scopes_and_other_exchanges_equal_dense():
 
 
 @case
+def the_exchange_is_chosen_again_under_another_config():
+    slow, far = {"latency": 0, "bandwidth": 1e-4}, {"latency": 1e4, "bandwidth": 1}
+    sums = ("densestream", "reduce_scatter") if hvd.mpi_enabled() else ("reduce_scatter",)
+    model = network()
+    compression = DeepReduce(model, scope="model", density=0.3, value="raw")
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression
+    )
+    for link, chosen in ((None, ()), (slow, sums), (far, ("allgather",)), ({}, ("",))):
+        if link is not None:
+            compression.set_config(scope="model", exchange={"name": "auto", "density": 0.01, **link})
+        for step in range(2):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+        said = compression.stats().said
+        assert (said == "") == (link is None) and ("(given)" in said) == bool(link), said
+        assert link is None or said.startswith(tuple(f"exchange is auto: {one}" for one in chosen)), said
+        same_everywhere(model)
+
+
+@case
 def larger_scopes_keep_what_they_do_not_send():
     """What all ranks sent and what they keep is what came; and a resumed run equals an unbroken one."""
     for scope in filter(possible, SCOPES):
@@ -211,6 +234,81 @@ def larger_scopes_keep_what_they_do_not_send():
             finals.append(flat(model))
         assert torch.equal(*finals), scope
         same_everywhere(model)
+
+
+def in_two_levels(model, config, steps, first=0, state=None, rank_of_nan=None):
+    """What came on this rank, what all ranks got in sum, and the compression."""
+    compression = DeepReduce(model, config)
+    if state is not None:
+        compression.load_state_dict(state)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression, op=hvd.Sum
+    )
+    came, sent = torch.zeros(flat(model).numel()), torch.zeros(flat(model).numel())
+    for step in range(first, first + steps):
+        twin = network()
+        twin.load_state_dict(model.state_dict())
+        loss_of(twin, step).backward()
+        came += torch.cat([p.grad.reshape(-1) for p in twin.parameters()])
+        optimizer.zero_grad()
+        (loss_of(model, step) * (float("nan") if hvd.rank() == rank_of_nan else 1)).backward()
+        optimizer.synchronize()
+        sent += torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    return came, sent, compression
+
+
+@case
+def two_levels_need_process_sets():
+    """Before the case that makes them."""
+    before = os.environ.pop("HOROVOD_DYNAMIC_PROCESS_SETS")
+    uneven = hvd.size() - 1 or 2
+    wrong = [(uneven, "ranks cannot be divided into nodes of")] if uneven > 1 else []
+    if hvd.size() == 4:
+        wrong.append((2, r"Horovod has no process sets .*OROVOD_DYNAMIC_PROCESS_SETS=1 .*hvd.ProcessSet\(\[0, 1\]\)"))
+    for local, match in wrong:
+        model = network()
+        with DeepReduce(model, LOSSY, hierarchical=local) as compression:
+            with pytest.raises(RuntimeError, match=f"hierarchical is {local}, and .*{match}"):
+                train(model, compression)
+    os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = before
+
+
+@case
+def two_levels():
+    """All ranks apply the same; what they sent and what they keep is what came; a resumed run equals an unbroken one;
+    a NaN reaches all ranks; and between nodes goes what one rank would send."""
+    local = ranks_of_node(hvd.size())
+    for scope in TWO_LEVELS:
+        dense, ours = network(), network()
+        train(dense, hvd.Compression.none, passes=2)
+        lossless = Config.load(LOSSLESS, **{**scope, "exchange": "allgather"}, hierarchical=local)
+        train(ours, DeepReduce(ours, lossless), passes=2)
+        assert torch.allclose(flat(dense), flat(ours), rtol=1e-4, atol=1e-6), scope
+        config = Config.load(LOSSY, **scope, hierarchical=local)
+        model = network()
+        came, sent, compression = in_two_levels(model, config, 4)
+        same_everywhere(model)
+        state = compression.state_dict()
+        zeros = {name: torch.zeros(p.numel()) for name, p in model.named_parameters()}
+        kept = torch.cat([state["residuals"].get(name, zeros[name]) for name in zeros])
+        everything = hvd.allreduce(came - kept, op=hvd.Sum, name="everything")
+        assert torch.allclose(sent, everything, rtol=1e-3, atol=1e-5), scope
+        assert bool(kept.any()) == (hvd.size() == 4)
+        assert int((kept != 0).sum()) < 0.6 * kept.numel()
+        stats = compression.stats()["last_step"]
+        between = stats["bytes_sent"] - stats["inside_bytes_sent"]
+        assert stats["inside_bytes_sent"] == stats["inside_bytes_received"] > 0 and between < 0.3 * stats["dense_bytes"]
+        half, rest = network(), network(seed=5)
+        _, _, compression = in_two_levels(half, config, 2)
+        rest.load_state_dict(half.state_dict())
+        _, _, compression = in_two_levels(rest, config, 2, first=2, state=compression.state_dict())
+        assert torch.equal(flat(rest), flat(model)), scope
+        broken = network()
+        _, sent, compression = in_two_levels(broken, config, 1, rank_of_nan=hvd.size() - 1)
+        assert not torch.isfinite(sent).any()
+        assert all(one.isfinite().all() for one in compression.state_dict()["residuals"].values())
 
 
 @case
@@ -364,6 +462,22 @@ def gradients_become_views_of_their_bucket():
         compression.close()
     assert torch.equal(*found)
     same_everywhere(model)
+
+
+@case
+def buckets_are_encoded_on_a_thread_while_the_backward_pass_goes_on():
+    settings, found = {"sparsifier": LOSSY["sparsifier"], "scope": "bucket", "bucket_bytes": 4000}, []
+    monkeypatch = pytest.MonkeyPatch()
+    for count in (1, torch.get_num_threads() + 1):
+        monkeypatch.setattr(cores, "of_rank", lambda local_size, count=count: count)
+        model = network()
+        with DeepReduce(model, settings) as compression:
+            train(model, compression, 4)
+            assert (compression._reducer._encoder is None) == (count == 1)
+        same_everywhere(model)
+        found.append(flat(model))
+    monkeypatch.undo()
+    assert torch.equal(*found)
 
 
 @case
@@ -716,6 +830,7 @@ def stats_are_the_bytes_on_the_wire():
     settings += [{**over_mpi, "exchange": name} for name in ("densestream", "sparcml", "topk_allgather")]
     slices = {"sparsifier": raw["sparsifier"], "value": "raw", "index": "raw", "scope": "model"}
     settings += [{**slices, "exchange": {"name": "reduce_scatter", "density": top}} for top in (None, 0.1)]
+    settings.append({**slices, "hierarchical": 2})
     for number, config in enumerate([*settings, LOSSY]):
         model = Lookups() if config is LOSSY else wide()
         pairs = named(model, f"wire{number}")
@@ -733,6 +848,16 @@ def stats_are_the_bytes_on_the_wire():
             stats = compression.stats()["total"]
             assert stats["steps"] == 2 and stats["dense_bytes"] == 2 * ring(model.parameters())
             del optimizer
+
+
+@case
+def the_timeline_has_the_spans_of_each_bucket():
+    def trained():
+        model = network()
+        with DeepReduce(model, LOSSY, scope="bucket", bucket_bytes=4000) as compression:
+            train(model, compression)
+
+    timelines.check(hvd.rank(), trained, times=3)
 
 
 @case
@@ -790,9 +915,7 @@ class OnDevice(DeepReduce):
 
     def __init__(self, *arguments, **settings):
         super().__init__(*arguments, **settings)
-        self._tensors.array = lambda flat: (
-            cuda_emulator.from_dlpack(flat) if flat.is_floating_point() else flat.numpy()
-        )
+        self._tensors.array = lambda flat: cuda_emulator.from_dlpack(flat) if flat.is_floating_point() else flat.numpy()
 
 
 @case
@@ -834,6 +957,8 @@ def a_model_on_a_gpu():
     """All but the emulator: CuPy, the streams, and what Horovod takes. Ranks may share the GPU."""
     if not torch.cuda.is_available():
         pytest.skip("there is no GPU")
+    if hvd.nccl_built() and hvd.local_size() > torch.cuda.device_count():
+        pytest.skip(f"NCCL allows one rank a GPU: {hvd.local_size()} ranks share {torch.cuda.device_count()}")
     torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
     for dtype, settings in ((torch.float32, {"min_elements": 0}), (torch.float32, {"min_elements": 100}),
                             (torch.bfloat16, {"min_elements": 100}), (torch.float32, {"scope": "bucket"}),
@@ -1148,6 +1273,7 @@ def adasum():
     raises_everywhere(ValueError, "Adasum cannot be computed on compressed gradients", loss_of(model, 0).backward)
     del optimizer  # it kept Horovod's hooks alive
 
+
 @case
 def a_rank_that_joins_early():
     """Horovod would break down if an allgather were started now."""
@@ -1183,6 +1309,34 @@ def a_rank_without_deepreduce():
 
 
 @case
+def a_capture_is_what_a_rank_selects_from():
+    for settings in (LOSSY, {"sparsifier": LOSSY["sparsifier"], "scope": "bucket"}):
+        model, folder = network(), tempfile.mkdtemp()
+        compression = DeepReduce(model, settings)
+        capture = Capture(model, f"{folder}/of.npz", [3, 4], compression=compression, all_ranks=True)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression=compression
+        )
+        for step in range(5):
+            before = compression.state_dict()["residuals"]
+            own = torch.autograd.grad(loss_of(model, step), list(model.parameters()))
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+            if step == 3:
+                path = f"{folder}/of_rank{hvd.rank()}_step4.npz"
+                gradient, total = (captured.read(path, kind, hvd.rank()) for kind in ("gradient", "accumulator"))
+                assert np.array_equal(gradient, torch.cat([one.reshape(-1) for one in own]).numpy())
+                names = captured.parameters(path)[0]
+                assert names == [name for name, _ in model.named_parameters()]
+                zeros = [torch.zeros(parameter.numel()) for parameter in model.parameters()]
+                residual = np.concatenate([before.get(name, zero) for name, zero in zip(names, zeros, strict=True)])
+                assert residual.any() and np.array_equal(total, gradient + residual)
+        assert [file.name for file in capture.files] == [f"of_rank{hvd.rank()}_step{step}.npz" for step in (3, 4)]
+        compression.close()
+
+
+@case
 def containers_and_sums_of_given_gradients():
     """Returned, to be compared with those of the other framework."""
     return containers.of_each_config(containers.by_torch)
@@ -1192,5 +1346,6 @@ if __name__ == "__main__":
     # Horovod wants the set before it is started, and no set of all ranks.
     ranks = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ["HOROVOD_SIZE"])
     PROCESS_SET = hvd.ProcessSet([0, ranks - 1] if ranks > 2 else [0])
+    os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"  # for two levels
     hvd.init(process_sets=[PROCESS_SET])
     run_cases(hvd.rank(), hvd.size())

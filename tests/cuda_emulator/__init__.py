@@ -14,10 +14,12 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,6 +39,8 @@ launches = 0
 waits = 0
 """The number of copies to the host so far."""
 
+traffic: list[Traffic] | None = None
+"""Where launches are counted, within ``counting``."""
 
 one_at_a_time = Lock()
 """Only one kernel runs at a time, because there is one emulated machine, and frameworks use several threads."""
@@ -186,8 +190,38 @@ def runtime() -> ctypes.CDLL:
         library = _build("runtime", (HERE / "runtime.cpp").read_text(), ["-O3", "-fvisibility=default", "-lm"])
         _runtime = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
         _runtime.emulated_failure.restype = ctypes.c_char_p
+        _runtime.emulated_traffic.argtypes = [ctypes.c_void_p]
         _runtime.emulated_array.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int]
     return _runtime
+
+
+class Traffic(NamedTuple):
+    """What a launch did, counted while ``counting`` is set.
+
+    Attributes:
+        read, written: bytes of the different sectors of 32 bytes that it touched: what must at least move between the
+            memory and the GPU's cache.
+        steps: of its longest thread: loads, shuffles and barriers.
+    """
+
+    kernel: str
+    blocks: int
+    read: int
+    written: int
+    steps: int
+
+
+@contextmanager
+def counting() -> Iterator[list[Traffic]]:
+    """Within the context, the traffic of each launch is appended to the list."""
+    global traffic
+    before, traffic = traffic, []
+    runtime().emulated_counting(1)
+    try:
+        yield traffic
+    finally:
+        traffic = before
+        runtime().emulated_counting(traffic is not None)
 
 
 class RawModule:
@@ -254,3 +288,7 @@ class EmulatedFunction:
         failure = machine.emulated_failure().decode()
         if failure:
             raise EmulationError(f"{self.name}, {failure}")
+        if traffic is not None:
+            found = np.zeros(3, np.uint64)
+            machine.emulated_traffic(found.ctypes.data)
+            traffic.append(Traffic(self.name, grid[0], *found.tolist()))

@@ -10,6 +10,9 @@
 // constants of the module. Two accesses to a byte, of which at least one writes and which are not both atomic, need a
 // barrier between them: __syncthreads for threads of a block, __syncwarp for lanes of a warp. Nothing orders threads of
 // different blocks.
+//
+// Counting, for scripts/gpu_costs.py: the different sectors of 32 bytes that a launch reads and writes, which is what it
+// must move between the memory and the GPU's cache; and its longest thread, in loads, shuffles and barriers.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -71,6 +74,7 @@ struct Thread {
     State state;
     uint8_t round;      // which of the two rows of values of the warp is next
     u32 warp_phase;     // number of __syncwarp so far
+    u32 steps;          // loads, shuffles and barriers so far
 };
 
 // The last access to a byte, of one kind (read, write or atomic).
@@ -99,9 +103,16 @@ struct Array {
     const char* end = nullptr;
     bool writable = false;
     Word* words = nullptr;  // the first one holds `begin`, and perhaps bytes before it
+    uint8_t* sectors = nullptr;  // while counting: READ_SECTOR and WRITTEN_SECTOR of each
 };
 
 const char* word_of(const char* at) { return at - (uintptr_t)at % 4; }
+const uintptr_t SECTOR = 32;
+const uint8_t READ_SECTOR = 1, WRITTEN_SECTOR = 2;
+size_t sectors_of(const char* begin, const char* end) {
+    return ((uintptr_t)end + SECTOR - 1) / SECTOR - (uintptr_t)begin / SECTOR;
+}
+
 size_t words_of(const char* begin, const char* end) { return (size_t)(end + 3 - word_of(begin)) / 4; }
 
 // A block that is under way.
@@ -128,6 +139,9 @@ struct Machine {
     std::string failure;
     std::map<const char*, Array> arrays;
     std::vector<Word> words;  // of all arrays
+    bool counting = false;
+    u64 longest = 0;  // steps of a thread
+    std::vector<uint8_t> sectors;  // of all arrays
     std::vector<Rest> rests;  // of the words of which a part was touched in this launch; the first is not used
     Array* last = nullptr;
     std::mt19937 random;
@@ -171,7 +185,7 @@ void start_thread(Block& block, u32 t) {
     *top = nullptr;  // as after a call: the stack pointer is 8 above a multiple of 16
     *--top = (void*)run_thread;
     for (int i = 0; i < 6; ++i) *--top = nullptr;
-    block.thread[t] = {top, READY, 0, 0};
+    block.thread[t] = {top, READY, 0, 0, 0};
 }
 
 void start_block(Block& block, u32 index) {
@@ -292,6 +306,8 @@ inline void prepare(Word& word, u32 stamp, bool whole) {
     m.rests.push_back({{word.cell, word.cell, word.cell}});
 }
 
+void count_step() { m.longest = std::max<u64>(m.longest, ++m.b->thread[m.current].steps); }
+
 // Looks at each byte. Returns the first that races, or `end`.
 inline const char* first_race(const char* at, const char* end, Word* word, u32 stamp, Way way, bool shared) {
     for (; at < end; ++word) {
@@ -331,6 +347,15 @@ inline __attribute__((always_inline)) void touch(const void* address, size_t siz
     }
     if ((uintptr_t)at % (size < 16 ? size : 16))
         return fail("an access of " + std::to_string(size) + " bytes is not aligned");
+    if (m.counting) {
+        if (way != WRITE) count_step();
+        if (!shared) {
+            const uint8_t mark = way == WRITE ? WRITTEN_SECTOR : way == ATOMIC ? READ_SECTOR | WRITTEN_SECTOR : READ_SECTOR;
+            uint8_t* sectors = m.last->sectors - (uintptr_t)m.last->begin / SECTOR;
+            sectors[(uintptr_t)at / SECTOR] |= mark;
+            sectors[((uintptr_t)at + size - 1) / SECTOR] |= mark;
+        }
+    }
     const char* begin = shared ? m.shared : m.last->begin;
     Word* words = shared ? m.b->shared_words.data() : m.last->words;
     const char* race = first_race(at, at + size, words + (at - word_of(begin)) / 4, shared ? m.b->number : m.launch,
@@ -352,6 +377,7 @@ Index3 emulated_grid_size() { return m.grid; }
 
 unsigned emulated_barrier_or(unsigned value) {
     Block& block = *m.b;
+    if (m.counting) count_step();
     block.any |= value;
     if (++block.at_barrier == m.threads) {
         block.any_result = block.any;
@@ -370,6 +396,7 @@ const unsigned long long* emulated_exchange(unsigned mask, int operation, unsign
     const u32 warp = m.current / 32;
     Thread& self = m.b->thread[m.current];
     if (mask != ALL) fail("a warp operation has a mask of a part of the warp: the emulator supports whole warps only");
+    if (m.counting) count_step();
     Block& block = *m.b;
     if (block.at_warp[warp] && block.operation[warp] != operation)
         fail("the lanes of a warp are in different operations");
@@ -408,6 +435,16 @@ void emulated_array(const char* data, u64 bytes, int writable) {
     array.end = data + bytes;
     array.writable |= writable != 0;
 }
+void emulated_counting(int on) { m.counting = on != 0; }
+// traffic: | bytes of the sectors that the last launch read | that it wrote | steps of its longest thread |
+void emulated_traffic(u64* traffic) {
+    traffic[0] = traffic[1] = 0;
+    for (const uint8_t sector : m.sectors) {
+        traffic[0] += sector & READ_SECTOR ? SECTOR : 0;
+        traffic[1] += sector & WRITTEN_SECTOR ? SECTOR : 0;
+    }
+    traffic[2] = m.longest;
+}
 const char* emulated_failure() { return m.failure.c_str(); }
 
 void emulated_launch(void (*entry)(void*), void* context, const unsigned* sizes, char* shared, char* shared_end,
@@ -432,13 +469,21 @@ void emulated_launch(void (*entry)(void*), void* context, const unsigned* sizes,
     m.constants = read_only;
     m.constants_end = read_only_end;
     ++m.launch;
-    size_t words = 0;
-    for (const auto& [data, array] : m.arrays) words += words_of(array.begin, array.end);
+    size_t words = 0, sectors = 0;
+    for (const auto& [data, array] : m.arrays) {
+        words += words_of(array.begin, array.end);
+        sectors += sectors_of(array.begin, array.end);
+    }
+    m.longest = 0;
+    m.sectors.assign(m.counting ? sectors : 0, 0);
     if (m.words.size() < words) m.words = std::vector<Word>(words);
     m.rests.assign(1, Rest{});
     Word* next = m.words.data();
+    uint8_t* next_sector = m.sectors.data();
     for (auto& [data, array] : m.arrays) {
         array.words = next;
+        array.sectors = next_sector;
+        if (m.counting) next_sector += sectors_of(array.begin, array.end);
         next += words_of(array.begin, array.end);
     }
     static char here;

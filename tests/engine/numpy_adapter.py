@@ -20,13 +20,19 @@ SECONDS = 20
 
 class Job:
     """The messages of a job. ``sent`` holds those of each rank: (name, data), in the order in which they were sent, but
-    for the meetings."""
+    for the meetings. ``nodes`` are the names of the ranks' nodes."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, nodes: Sequence[str] = ()) -> None:
+        self.size, self.nodes = size, nodes
         self.sent: list[list[tuple[str, np.ndarray]]] = [[] for _ in range(size)]
         self._posted: dict[Any, dict[int, np.ndarray]] = {}
         self._changed = Condition()
+        self._of_groups: dict[tuple[int, ...], Job] = {}
+
+    def of_group(self, ranks: Sequence[int]) -> Job:
+        """The messages of some of the ranks, among themselves."""
+        with self._changed:
+            return self._of_groups.setdefault(tuple(ranks), Job(len(ranks)))
 
     def post(self, key: Any, rank: int, data: np.ndarray) -> None:
         with self._changed:
@@ -61,6 +67,12 @@ class ThreadCollectives(Collectives):
 
     def local_size(self) -> int:
         return self.job.size
+
+    def node(self) -> str:
+        return self.job.nodes[self._rank] if self.job.nodes else "here"
+
+    def subsets(self, groups: Sequence[Sequence[int]], new: bool) -> list[Collectives]:
+        return [ThreadCollectives(self.job.of_group(g), g.index(self._rank)) for g in groups if self._rank in g]
 
     def start_allgather(self, data: np.ndarray, name: str) -> Any:
         key = name, self._calls[name]

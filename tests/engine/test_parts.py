@@ -108,7 +108,8 @@ def test_stats_of_threads():
         stats.end_step()
     total, last = stats.to_dict()["total"], stats.to_dict()["last_step"]
     assert total == {"steps": 2, "bytes_sent": 1600, "bytes_received": 4800, "dense_bytes": 3200,
-                     "encode_seconds": 800.0, "wait_seconds": 400.0, "decode_seconds": 1600.0}  # fmt: skip
+                     "inside_bytes_sent": 0, "inside_bytes_received": 0, "encode_seconds": 800.0, "wait_seconds": 400.0,
+                     "decode_seconds": 1600.0}  # fmt: skip
     assert last == {key: value / 2 for key, value in total.items()}
     assert str(stats.to_dict()).splitlines() == [
         "                    total  last step",

@@ -33,7 +33,8 @@ def streams() -> dict[str, np.ndarray]:
                                                         1597, 2584])),  # fmt: skip
         "uniform": rng.integers(0, 256, 5000),
     }
-    for count in (2, 31, 368, 1023, 1024, 1025, 1027, 2047, 2048, 2051, 32767, 32768, 32799, 40001):
+    for count in (2, 31, 368, 1023, 1024, 1025, 1027, 2047, 2048, 2051, 32767, 32768, 32799, 40001, 65535, 65536,
+                  98_400):
         made[f"geometric_{count}"] = np.minimum(rng.geometric(0.15, count), 255)
     return {name: symbols.astype(np.uint8) for name, symbols in made.items()}
 
@@ -58,7 +59,9 @@ def test_random_symbols(coder, oracle, symbols):
 
 
 @both
-@pytest.mark.parametrize("name", ["geometric_368", "geometric_2051", "geometric_32799", "fibonacci", "equal"])
+@pytest.mark.parametrize(
+    "name", ["geometric_368", "geometric_2051", "geometric_32799", "geometric_98400", "fibonacci", "equal"]
+)
 def test_broken_sections(coder, oracle, name):
     symbols = STREAMS[name]
     section = coder.encode(symbols)
@@ -84,6 +87,26 @@ def test_any_bytes(coder, oracle, data, count):
         assert coder.decode(np.frombuffer(data, np.uint8), count).size == count
     except ValueError:
         pass
+
+
+def test_rans_reads_the_one_part_of_earlier_releases():
+    symbols = STREAMS["geometric_98400"]
+    sent = rans_oracle.shares(symbols.tolist())
+    section = rans_oracle.table(sent) + rans_oracle.part(symbols.tolist(), sent, 32)  # the shares sum to 4096 already
+    assert len(section) < rans.encode(symbols).size
+    np.testing.assert_array_equal(rans.decode(np.frombuffer(section, np.uint8), symbols.size), symbols)
+
+
+@pytest.mark.parametrize("part", [0, 1])
+@pytest.mark.parametrize("by", [1, -1, 2**31])
+def test_rans_parts_of_wrong_sizes(part, by):
+    symbols = STREAMS["geometric_98400"]
+    section = rans.encode(symbols)
+    assert section[0] == 15
+    at = 1 + len(rans_oracle.table(rans_oracle.shares(symbols.tolist()))) + 4 * part
+    section[at : at + 4] = (section[at : at + 4].view(np.uint32) + np.uint32(by % 2**32)).view(np.uint8)
+    with pytest.raises(ValueError):
+        rans.decode(section, symbols.size)
 
 
 def test_size_is_close_to_the_entropy():

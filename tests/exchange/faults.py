@@ -27,9 +27,9 @@ from tests.case_runner import case
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.rank, COMM.size
 BAD = SIZE - 1
-CARD_BYTES = 4608, opening.LEAST_BYTES
+CARD_BYTES = 4608
 """Of cards that hold the tensors of these cases."""
-opening.MOST_BYTES = opening.LEAST_BYTES = opening.HEADER.size
+opening.CARD_BYTES = opening.HEADER.size
 """No tensor travels on a card, so that small ones take messages; except ``with_cards``."""
 MODULES = {
     "densestream": densestream,
@@ -41,12 +41,12 @@ MODULES = {
 @contextlib.contextmanager
 def with_cards() -> Iterator[None]:
     """Within the context, small tensors travel on the ranks' cards."""
-    before = opening.MOST_BYTES, opening.LEAST_BYTES
-    opening.MOST_BYTES, opening.LEAST_BYTES = CARD_BYTES
+    before = opening.CARD_BYTES
+    opening.CARD_BYTES = CARD_BYTES
     try:
         yield
     finally:
-        opening.MOST_BYTES, opening.LEAST_BYTES = before
+        opening.CARD_BYTES = before
 
 
 def mine(numel: int = 1000, dtype: type = np.float32) -> SparseTensor:

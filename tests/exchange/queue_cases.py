@@ -55,7 +55,7 @@ def an_exchange_of_another_package() -> None:
         settings = Config.load({"exchange": {"name": "external_dense_sum", "rounds": rounds}}).exchange
         assert isinstance(settings, DenseSum)
         for way in check(queue, settings, range(SIZE), RANK):
-            around = (SIZE - 1) * opening.card_bytes(SIZE)
+            around = (SIZE - 1) * opening.CARD_BYTES
             assert 0 < way - rounds * 4 * NUMEL - around < 100, "its own bytes, and the queue's meeting and agreement"
 
 

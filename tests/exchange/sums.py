@@ -181,7 +181,7 @@ def the_simulation_counts_what_is_sent() -> None:
             cells: list[int] = []
             if simulated.startswith("DSA") and SIZE > densestream.DIRECT_RANKS:
                 _, cells = densestream.balanced_split(tensors, SIZE * slices)
-            assert numbers == [*cells, costs.AGREEMENT] and cards == [opening.card_bytes(SIZE)], name
+            assert numbers == [*cells, costs.AGREEMENT] and cards == [opening.CARD_BYTES], name
             low = sum(numbers) + (SIZE - 1) * cards[0] // 8
             assert costs.small_collectives(SIZE, *cells).low == (low if SIZE > 1 else 0)
             assert slices > 1
@@ -221,6 +221,35 @@ def _nothing_is_lost(numel: int) -> None:
         residual = before.copy()
         total = allreduce(COMM, SparseTensor(numel, indices, before[indices]), residual=residual, timeout=30)
         assert not residual[indices].any() and np.count_nonzero(residual) == numel - indices.size
+
+
+@case
+def partial_sums_are_cut() -> None:
+    """With a density, and with the numbers that many ranks exchange in place of cards."""
+    numel, most = 30011, 300
+    for many in (False, True):
+        for codec in (PLAIN, CODED, DenseStream(value="qsgd")):
+            residual = np.random.default_rng(RANK).standard_normal(numel).astype(np.float32)
+            before, indices = residual.copy(), np.flatnonzero(np.abs(residual) > 2).astype(np.uint32)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(opening, "MOST_CARDS", 0 if many else 32)
+                total = densestream.allreduce(
+                    COMM, SparseTensor(numel, indices, residual[indices]), dense=True, codec=codec, residual=residual,
+                    density=most / numel, key=RngKey(1, 2, 3), timeout=30,
+                )  # fmt: skip
+            assert len(set(COMM.allgather(zlib.crc32(total.tobytes())))) == 1
+            assert most - SIZE < np.count_nonzero(total) <= most
+            whole, left = COMM.allreduce(before.astype(np.float64)), COMM.allreduce(residual.astype(np.float64))
+            assert np.abs(total + left - whole).max() < 3e-5 * SIZE, codec
+    own = uniform(1000, 50, np.random.default_rng(RANK))
+    for many in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(opening, "MOST_CARDS", 0 if many else 32)
+            if SIZE > 1:
+                with pytest.raises(ValueError, match="settings differ.*and density 0.1.*and density 0.2"):
+                    densestream.allreduce(COMM, own, density=0.2 if RANK == SIZE - 1 else 0.1, timeout=30)
+            with pytest.raises(ValueError, match="density is 0; it must be above 0 and at most 1"):
+                densestream.allreduce(COMM, own, density=0, timeout=30)
 
 
 @case

@@ -29,11 +29,16 @@ from hvd_deepreduce.exchange.collective_simulation import CollectiveNetwork
 from hvd_deepreduce.exchange.reduce_scatter import SlicedSum
 from hvd_deepreduce.exchange.simulation import Network
 from hvd_deepreduce.exchange.sum_buffer import SumBuffer
+from hvd_deepreduce.exchange.two_levels import Kept, TwoLevelSum
+from hvd_deepreduce.joint import short_stream
 from hvd_deepreduce.joint.densestream import DenseStream
 from hvd_deepreduce.joint.stream import Stream
-from hvd_deepreduce.joint.stream_format import CODED, PAIRS, PLAIN, pack, unpack, value_codec
+from hvd_deepreduce.joint.stream_format import CODED, PAIRS, PLAIN, SHORT, pack, unpack, value_codec
+from hvd_deepreduce.messages import Slice
+from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.sparse import SparseTensor
+from tests import two_levels
 from tests.fuzz import settings
 from tests.fuzz.changes import changed
 from tests.oracle import short_container as short_oracle
@@ -41,7 +46,7 @@ from tests.oracle.container import repaired
 
 KEY = settings.KEY
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
-MOST = 40_000
+MOST = 70_000  # a rANS section of 65,536 symbols or more has parts
 """Elements."""
 
 
@@ -137,6 +142,17 @@ class ShortContainer(Target):
             checked(container)
         except ValueError as error:
             refused_by_name(error)
+            size = -1
+        if pipeline.fused is None or dtype == F64:
+            return
+        out, plain = np.full(numel, 3.0, np.float32), np.zeros(numel, np.float32)
+        fused = pipeline.fused.sum_into(out, exact(packed), 1, [(0, numel)], [KEY], pipeline.shared.digest, 1.0)
+        if fused is None:
+            assert (out == 3.0).all()
+        else:
+            assert fused == size == len(packed)
+            arrays.sum_into(plain, [decode_part(container, numel, 1)], 1.0)
+            assert out.tobytes() == plain.tobytes()
 
 
 class Section(Target):
@@ -152,6 +168,11 @@ class Section(Target):
             flags = (container.sparsifier == 0) + 2 * (container.dtype == F64)
             head = container.numel.to_bytes(4, "little") + container.count.to_bytes(3, "little") + bytes([flags])
             found.append(head + settings.section_of(container, self.kind))
+        if (self.kind, self.name) == ("index", "rans"):
+            indices = _tensor(MOST, 0.95, 1).indices
+            section, _ = index_codecs.by_name["rans"]().encode(indices, MOST, KEY)
+            head = MOST.to_bytes(4, "little") + indices.size.to_bytes(3, "little") + b"\0"
+            found.append(head + section.tobytes())
         return found
 
     def read(self, data: bytes) -> None:
@@ -214,12 +235,13 @@ class ExchangeStream(Target):
             stream = Stream.from_pairs(tensor) if form == PAIRS else Stream.from_sparse(tensor, 2)
             head = b"".join(one.to_bytes(4, "little") for one in (numel, 0, numel)) + bytes([dtype == F64, 0, 0, 0])
             found.append(head + pack(stream, form, value_codec(value, 8), KEY).tobytes())
+            found.append(head + short_stream.shorten(pack(stream, form, value_codec(value, 8), KEY)).tobytes())
         part = Stream(3000, np.uint32([1000, 1200]), np.uint32([9, 2]), np.ones(11, np.float32))
         head = b"".join(one.to_bytes(4, "little") for one in (3000, 1000, 2000)) + bytes(4)
         found += [head + pack(part, form, None, None, 1000, 2000).tobytes() for form in (PLAIN, CODED)]
         # And the parts of each form under the number of each other form, and without a number of blocks.
         small = [one for one in found if len(one) < 512]
-        found += [one[:16] + bytes([form]) + one[17:] for one in small for form in (PLAIN, CODED, PAIRS)]
+        found += [one[:16] + bytes([form]) + one[17:] for one in small for form in (PLAIN, CODED, PAIRS, SHORT)]
         return found + [one[:16] + bytes([CODED]) + one[17:24] + bytes(4) + one[28:] for one in small]
 
     def read(self, data: bytes) -> None:
@@ -230,6 +252,7 @@ class ExchangeStream(Target):
         end = begin + end % (numel - begin + 1)
         dtype = F64 if head[12] & 1 else F32
         try:
+            section = short_stream.lengthen(section, numel, dtype)
             stream = unpack(section, numel, dtype, KEY, begin, end)
         except ValueError:
             return
@@ -255,7 +278,7 @@ class Exchange(Target):
         return [_tensor(self.NUMEL, 0.2, seed) for seed in range(self.RANKS)]
 
     def seeds(self) -> Sequence[bytes]:
-        return [bytes([name, section]) for name in range(4) for section in range(6)]
+        return [bytes([name, section]) for name in range(5) for section in range(6)]
 
     def run(self, data: bytes) -> None:
         head = data[:2].ljust(2, b"\0")
@@ -276,19 +299,19 @@ class Exchange(Target):
 
             transport.send = send_broken
             total = SumBuffer(self.NUMEL, F32, True, None)
-            if head[0] % 4 == 0:
+            if head[0] % 5 == 0:
 
                 def add(rank: int, section: np.ndarray) -> None:
                     unpack(section, self.NUMEL, F32)
 
                 return [topk_allgather.program(transport, own, add)]
-            if head[0] % 4 == 1:
+            if head[0] % 5 == 1:
                 return list(sparcml.split_allgather(transport, own, self.SLICES, total))
-            codec = DenseStream(coded=head[0] % 4 == 3)
+            codec, most = DenseStream(coded=head[0] % 5 >= 3), 60 if head[0] % 5 == 4 else None
             parts = self.RANKS * self.SLICES
             bounds, _ = densestream.balanced_split(self.tensors, parts)
-            plan = densestream.Plan(codec, self.NUMEL, F32, bounds, self.SLICES, KEY, None)
-            return list(densestream.programs(transport, Stream.from_sparse(own, plan.gap), plan, total))
+            plan = densestream.Plan(codec, self.NUMEL, F32, bounds, self.SLICES, KEY, None, most)
+            return list(densestream.programs(transport, own, plan, total))
 
         try:
             Network(self.RANKS).run(programs)
@@ -300,18 +323,18 @@ class Exchange(Target):
 
 
 class Slices(Target):
-    """A sum of three ranks slice by slice, in which one message of one rank is changed: ``| density, message | ...``.
+    """A sum of three ranks slice by slice, in which one message of one rank is changed: ``| settings, message | ...``.
     All ranks get the same sum, or the same ContainerError."""
 
     NUMEL, RANKS = 600, 3
 
     def seeds(self) -> Sequence[bytes]:
-        return [bytes([density, message]) for density in (0, 1) for message in range(4)]
+        return [bytes([density, message]) for density in (0, 1, 2) for message in range(4)]
 
     def run(self, data: bytes) -> None:
         head = data[:2].ljust(2, b"\0")
         exchange = {"name": "reduce_scatter", "density": 0.1 if head[0] & 1 else None}
-        pipeline = Pipeline(Config.load(exchange=exchange, density=0.2, error_feedback=False))
+        pipeline = Pipeline(Config.load(exchange=exchange, density=0.9 if head[0] & 2 else 0.2, error_feedback=False))
 
         def broken(program: Any) -> Any:
             answer = None
@@ -321,12 +344,7 @@ class Slices(Target):
                 except StopIteration as end:
                     return end.value
                 if number == head[1] % 4:
-                    sent = exact(changed(b"\1\0\0" + data[2:], [asked.data.tobytes()]))
-                    asked = asked._replace(data=sent)
-                    if isinstance(asked, AllToAll):
-                        ends = np.minimum(np.cumsum(asked.splits), sent.size)
-                        ends[-1] = sent.size
-                        asked = asked._replace(splits=np.diff(ends, prepend=0).tolist())
+                    asked = with_other_bytes(asked, exact(changed(b"\1\0\0" + data[2:], [asked.data.tobytes()])))
                 answer = yield asked
 
         programs = [
@@ -342,6 +360,51 @@ class Slices(Target):
 
     def read(self, data: bytes) -> None:
         raise NotImplementedError  # `run` reads bytes that are made while it runs
+
+
+class Levels(Target):
+    """A sum of two nodes of two ranks, in which one message of one rank is changed: ``| exchange, message | ...``. All
+    ranks take part in all collectives, and end with a sum or a ContainerError. (Elements inside a node have no
+    checksum: the sums may differ.)"""
+
+    NUMEL = 600
+
+    def seeds(self) -> Sequence[bytes]:
+        return [bytes([exchange, message]) for exchange in range(3) for message in range(3 + 4 * (exchange > 0))]
+
+    def run(self, data: bytes) -> None:
+        head = data[:2].ljust(2, b"\0")
+        exchange = ["allgather", "reduce_scatter", {"name": "reduce_scatter", "density": 0.1}][head[0] % 3]
+        config = Config.load(exchange=exchange, density=0.2, hierarchical=2, scope="model")
+        pipeline = Pipeline(config)
+
+        def change(number: int, asked: Any) -> Any:
+            if number != head[1] % 7:
+                return asked
+            return with_other_bytes(asked, exact(changed(b"\1\0\0" + data[2:], [asked.data.tobytes()])))
+
+        works = [
+            TwoLevelSum(
+                pipeline, place, [Slice(pipeline, (0, self.NUMEL), KEY)],
+                _tensor(self.NUMEL, 0.9, place.rank).dense(), Kept(np.zeros(self.NUMEL // 2, F32)),
+            )
+            for place in two_levels.PLACES
+        ]  # fmt: skip
+        for end in two_levels.run([work.steps() for work in works], change):
+            assert isinstance(end, ContainerError) or end.vector.size == self.NUMEL
+
+    def read(self, data: bytes) -> None:
+        raise NotImplementedError  # `run` reads bytes that are made while it runs
+
+
+def with_other_bytes(asked: Any, sent: np.ndarray) -> Any:
+    """A request for a collective that sends these bytes in place of its own."""
+    asked = asked._replace(data=sent)
+    if isinstance(asked, AllToAll):
+        ends = np.minimum(np.cumsum(asked.splits), sent.size)
+        ends[-1] = sent.size
+        asked = asked._replace(splits=np.diff(ends, prepend=0).tolist())
+    return asked
 
 
 class _OneRank(Collectives):
@@ -483,7 +546,7 @@ def names() -> list[str]:
     for registry in (index_codecs, value_codecs, joint_codecs):
         found += [f"{registry.kind}-{name}" for name in sorted(registry.by_name)]
     found += [f"sparsifier-{name}" for name, codec in sorted(sparsifiers.by_name.items()) if codec.shared_randomness]
-    found += ["stream", "exchange", "slices", "handshake", "state"]
+    found += ["stream", "exchange", "slices", "levels", "handshake", "state"]
     return [*found, "serialized-state"] if hasattr(saved, "from_bytes") else found
 
 
@@ -491,7 +554,7 @@ def target(name: str) -> Target:
     """The target with this name."""
     alone: dict[str, type[Target]] = {
         "container": WholeContainer, "short-container": ShortContainer,
-        "stream": ExchangeStream, "exchange": Exchange, "slices": Slices,
+        "stream": ExchangeStream, "exchange": Exchange, "slices": Slices, "levels": Levels,
         "handshake": Handshake, "state": State, "serialized-state": SerializedState,
     }  # fmt: skip
     if name in alone:

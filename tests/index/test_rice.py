@@ -41,11 +41,13 @@ def test_few_indices_in_a_tensor_of_any_size(data):
     check(indices, numel)
 
 
-@pytest.mark.parametrize(
-    ("indices", "numel"),
-    [([], 0), ([], 9), ([0], 1), ([2**32 - 2], 2**32 - 1), ([0, 2**32 - 2], 2**32 - 1), (list(range(500)), 500),
-     (list(range(499, 1000)), 1000), (list(range(2, 3000, 3)), 3000), (list(range(7, 1 << 20, 8)), 1 << 20)],
-)  # fmt: skip
+EXTREMES = [
+    ([], 0), ([], 9), ([0], 1), ([2**32 - 2], 2**32 - 1), ([0, 2**32 - 2], 2**32 - 1), (list(range(500)), 500),
+    (list(range(499, 1000)), 1000), (list(range(2, 3000, 3)), 3000), (list(range(7, 1 << 20, 8)), 1 << 20),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("indices", "numel"), EXTREMES)
 def test_extremes(indices, numel):
     check(indices, numel)
 

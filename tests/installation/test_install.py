@@ -44,6 +44,7 @@ def test_pip_install(source, environment):
     assert_it_works(found, source, installed(environment))
     assert found["metadata"]["Version"] == hvd_deepreduce.__version__
     assert found["metadata"]["License-Expression"] == "Apache-2.0"
+    assert "preset" in run(environment.folder / "bin" / "hvd-deepreduce", "configs", cwd=environment.folder)
 
 
 def test_pip_install_editable(source, environment, tmp_path):

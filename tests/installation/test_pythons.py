@@ -63,6 +63,7 @@ def assert_every_container_decodes(environment: Environment, version: str) -> No
     assert found["metadata"]["Version"] == hvd_deepreduce.__version__
     assert found["golden"] == len(list(make.FOLDER.glob("*.hvdr")))
     assert all(Path(file).is_relative_to(environment.folder) for file in found["loaded"])
+    run(environment.folder / "bin" / "hvd-deepreduce", "configs", "topk_rice_qsgd", cwd=environment.folder)
 
 
 def test_the_claimed_versions_begin_where_the_package_does():

@@ -11,10 +11,12 @@ from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import ContainerError
 from hvd_deepreduce.exchange.collective_simulation import CollectiveNetwork
 from hvd_deepreduce.exchange.reduce_scatter import SlicedSum
+from hvd_deepreduce.exchange.two_levels import Kept, TwoLevelSum
 from hvd_deepreduce.memory import Memory
+from hvd_deepreduce.messages import Slice
 from hvd_deepreduce.ops import deferred, sections
 from hvd_deepreduce.pipeline import Pipeline
-from tests import cases
+from tests import cases, two_levels
 
 KEY = RngKey(21, 22, 23, 1)
 INPUTS = cases.inputs()
@@ -206,7 +208,7 @@ def test_an_encode_takes_few_launches_and_waits_once(gpu):
         pytest.skip("launches are counted in the emulator")
     pipeline = Pipeline(Config.load("topk_rice_qsgd"))
     residual, gradient = gpu.put(cases.random(40_000)), gpu.put(cases.random(40_000, seed=2))
-    runs = ((12, lambda: pipeline.encode(gradient, residual, KEY)),
+    runs = ((13, lambda: pipeline.encode(gradient, residual, KEY)),
             (21, lambda: pipeline.select(gradient, residual, KEY, [(0, 20_000), (20_000, 40_000)])))  # fmt: skip
     for most, run in runs:
         before = gpu.module.launches, gpu.module.waits
@@ -387,3 +389,38 @@ def test_slices_are_summed_as_on_the_host(gpu, settings):
     works = [SlicedSum(pipeline, 3, KEY._replace(rank=rank), gpu.put(given[rank])) for rank in range(2)]
     with pytest.raises(ContainerError, match="the container of rank 2 cannot be read"):
         CollectiveNetwork(3).run([one.steps() for one in [*works, broken]])
+
+
+@pytest.mark.parametrize("settings", [{}, {"memory": "dgc"}, {"exchange": "reduce_scatter"}], ids=str)
+def test_two_levels_are_summed_as_on_the_host(gpu, settings):
+    """Of two nodes of two ranks, in two steps; in the first, a rank holds a residual of another one's slice. Then a
+    rank fails, which all are told."""
+    config, numel = Config.load(settings, scope="model", density=0.2, hierarchical=2), 240
+    pipeline = Pipeline(config)
+    held = np.zeros(numel, np.float32)
+    held[numel // 2 :] = cases.random(numel // 2)
+    sums: list[list[np.ndarray]] = [[], []]
+    for made, put in zip(sums, (lambda one: one, gpu.put), strict=True):
+        state = [[put(np.zeros(numel // 2, np.float32)) for _ in range(2)] for _ in range(4)]
+        for step in range(3):
+            works = []
+            for place, (residual, velocity) in zip(two_levels.PLACES, state, strict=True):
+                given = put(cases.random(numel, seed=10 * step + place.rank))
+                works.append(
+                    TwoLevelSum(
+                        pipeline, place, [Slice(pipeline, (0, numel), KEY._replace(step=step))], given,
+                        Kept(residual, put(held) if (step, place.rank) == (0, 2) else None),
+                        Kept(velocity) if config.has_velocity else None,
+                    )
+                )  # fmt: skip
+            if step == 2:
+                works[3].failures.append(MemoryError("no ink"))
+            ends = two_levels.run([work.steps() for work in works])
+            if step == 2:
+                assert {str(end) for end in ends} == {"rank 3 could not take part in the sum: MemoryError: no ink"}
+                continue
+            made.append(put(np.ones(numel, np.float32)))
+            ends[3].write(made[-1], 0.5)
+            made += [one.copy() for one in sum(state, [])]
+    for ours, theirs in zip(*sums, strict=True):
+        same(gpu, ours, theirs)

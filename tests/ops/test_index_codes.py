@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from hvd_deepreduce.ops import bitmap, delta, elias_fano, huffman, index_sizes, rans, rice, rle, sketch
+from hvd_deepreduce.ops import bitmap, delta, elias_fano, huffman, index_sizes, rans, rice, rice_blocks, rle, sketch
 from tests.ops.compare import INDICES, both, broken, same
 
 CODES = {
     "bitmap": (bitmap.encode, bitmap.decode),
     "rice": (rice.encode, rice.decode),
+    "rice_blocks": (rice_blocks.encode, rice_blocks.decode),
     "elias_fano": (elias_fano.encode, elias_fano.decode),
     "flagged": (sketch.flagged_encode, sketch.flagged_decode),
     "rle": (rle.encode, rle.decode),
@@ -16,7 +17,7 @@ CODES = {
     "rans": (rans.encode_indices, rans.decode_indices),
     "delta": (delta.encode, delta.decode),
 }
-TAKES_NUMEL = {"bitmap", "rice", "elias_fano", "rle", "huffman"}
+TAKES_NUMEL = {"bitmap", "rice", "rice_blocks", "elias_fano", "rle", "huffman"}
 
 
 def encoded(gpu, code, indices, numel):
@@ -39,7 +40,7 @@ def test_index_codes(gpu, code, name):
 
 def test_codes_of_no_indices(gpu):
     nothing = np.empty(0, np.uint32)
-    for code in set(CODES) - {"rice"}:
+    for code in set(CODES) - {"rice", "rice_blocks"}:
         section = encoded(gpu, code, nothing, 100)
         both(gpu, CODES[code][1], section, 100, 0)
         both(gpu, CODES[code][1], np.zeros(2, np.uint8), 100, 0)

@@ -1,5 +1,7 @@
 """Interleaved static rANS with 12-bit shares, and the code of gaps that uses it."""
 
+from itertools import pairwise
+
 from tests.oracle.bitpack import field, to_bytes
 from tests.oracle.rice import gaps
 
@@ -42,8 +44,18 @@ def encode(symbols: list[int]) -> bytes:
         return b""
     sent = shares(symbols)
     share = {s: f * 2 ** (12 - precision(len(symbols))) for s, f in sent.items()}
-    start = {s: sum(f for other, f in share.items() if other < s) for s in share}
     lanes = 1 if len(symbols) < 2048 else 4 if len(symbols) < 32768 else 32
+    if len(symbols) < 65536:
+        return table(sent) + part(symbols, share, lanes)
+    parts = len(symbols) // 32768
+    begins = [len(symbols) * j // parts // 32 * 32 for j in range(parts)] + [len(symbols)]
+    coded = [part(symbols[i:j], share, lanes) for i, j in pairwise(begins)]
+    sizes = b"".join(((len(one) - 4 * lanes) // 2).to_bytes(4, "little") for one in coded[:-1])
+    return bytes([15]) + table(sent) + sizes + b"".join(coded)
+
+
+def part(symbols: list[int], share: dict[int, int], lanes: int) -> bytes:
+    start = {s: sum(f for other, f in share.items() if other < s) for s in share}
     states = [2**16] * lanes
     words: list[int] = []
     for i in range(len(symbols) - 1, -1, -1):
@@ -52,7 +64,7 @@ def encode(symbols: list[int]) -> bytes:
             words.append(x % 2**16)
             x //= 2**16
         states[i % lanes] = x // share[s] * 4096 + x % share[s] + start[s]
-    out = table(sent) + b"".join(x.to_bytes(4, "little") for x in states)
+    out = b"".join(x.to_bytes(4, "little") for x in states)
     return out + b"".join(word.to_bytes(2, "little") for word in reversed(words))
 
 

@@ -24,8 +24,10 @@ def test_with_a_density_a_rank_receives_few_elements_on_every_input(ranks):
     """And all that the others keep without it, where supports do not overlap or lie in one slice."""
     for given in (Uniform(NUMEL), Hot(NUMEL, ranks), Ends(NUMEL, ranks), Alike(NUMEL)):
         tensors = [given.kept(rank, DENSITY) for rank in range(ranks)]
-        found = {way: worth(simulate(tensors, CODECS["raw"], DENSITY, way)) for way in WAYS}
-        assert found["with density"] < 2.5 and round(found["allgather"], 3) == ranks - 1, (str(given), found)
+        found = {way: worth(simulate(tensors, "raw", DENSITY, way)) for way in WAYS}
+        # The cards of 16 ranks take up to two and a half times what a rank keeps of so few elements.
+        assert found["densestream"] < 5.5 and found["with density"] < 2.5
+        assert round(found["allgather"], 3) == ranks - 1, (str(given), found)
         if isinstance(given, Hot) and not isinstance(given, Ends) and ranks > 2:
             assert found["reduce_scatter"] > 0.9 * (ranks - 1), "one rank receives everything"
         if isinstance(given, Alike):
@@ -44,10 +46,11 @@ def test_a_table_has_a_line_for_each_number_of_ranks():
 
 
 @pytest.mark.parametrize("scope", ["model", "bucket"])
-@pytest.mark.parametrize("density", [None, 0.05])
-def test_simulated_ranks_lose_nothing(scope, density):
+@pytest.mark.parametrize(("exchange", "density"), [("reduce_scatter", None), ("reduce_scatter", 0.05),
+                                                   ("densestream", 0.05)])  # fmt: skip
+def test_simulated_ranks_lose_nothing(scope, exchange, density):
     """What all have sent and what they keep is what came; a rank that is absent keeps its residual and its slice's."""
-    config = Config.load("topk_model", scope=scope, exchange={"name": "reduce_scatter", "density": density})
+    config = Config.load("topk_model", scope=scope, exchange={"name": exchange, "density": density})
     ranks, rng = SimulatedRanks(config, 3, [300, 200]), np.random.default_rng(0)
     came, sent = np.zeros(500), np.zeros(500)
     for step in range(5):

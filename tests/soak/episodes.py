@@ -56,6 +56,7 @@ WAYS: dict[Way, tuple[int, tuple[str, ...]]] = {
 
 INDEX = ("rice", "delta", "elias_fano", "huffman", "rans", "rle", "bitmap", "auto", {"name": "bloom", "fpr": 0.01})
 VALUE = ("raw", "qsgd", "half", "fit_poly", "quantile", "deflate", "natural", "uniform", "sign", "ternary")
+OVER_MPI = ("densestream", "sparcml", "topk_allgather")
 JOINT = ("densestream", "sketchml", "skcompress", "three_lc")
 SPARSIFIERS = ("topk", "sampled_topk", "randomk", "block_topk", "chunk_topk")
 
@@ -97,8 +98,8 @@ class Episode:
 
     @property
     def over_mpi(self) -> bool:
-        """Whether an exchange of ours sums, and not Horovod's allgather of containers."""
-        return self.config.get("exchange", "allgather") != "allgather"
+        """Whether an exchange over mpi4py sums, and not Horovod's collectives of containers."""
+        return _over_mpi(self.config)
 
     def gradient(self, step: int, rank: int) -> np.ndarray:
         """Of a rank in a step, float32 ``[numel]``."""
@@ -131,10 +132,15 @@ def episode(seed: int) -> Episode:
     )  # fmt: skip
 
 
+def _over_mpi(config: Mapping[str, Any]) -> bool:
+    exchange = config.get("exchange", "allgather")
+    return (exchange["name"] if isinstance(exchange, dict) else exchange) in OVER_MPI
+
+
 def _config(draw: random.Random, way: Way) -> tuple[dict[str, Any], dict[str, Any]]:
     """A config, and a change of it."""
     launcher, framework = way
-    scopes = [scope for scope in SCOPES if "exchange" in scope]
+    scopes = [scope for scope in SCOPES if "exchange" in scope and (framework != "mpi4py" or _over_mpi(scope))]
     config: dict[str, Any] = {"seed": draw.randrange(1000)}
     density = draw.choice((0.01, 0.05, 0.3))
     if framework == "mpi4py" or (launcher == "mpirun" and draw.random() < 0.5):

@@ -1,0 +1,5 @@
+"""``python -m hvd_deepreduce``: the command ``hvd-deepreduce``."""
+
+from hvd_deepreduce.command.app import main
+
+main()

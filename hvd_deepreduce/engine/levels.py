@@ -1,0 +1,108 @@
+"""Finds the nodes of a job for ``hierarchical``: which ranks sum dense, and which exchange a slice."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hvd_deepreduce.config import Hierarchical
+from hvd_deepreduce.engine.agreement import read, refusal
+from hvd_deepreduce.engine.collectives import Collectives, NoSubsetsError
+from hvd_deepreduce.engine.quoting import quoted
+from hvd_deepreduce.exchange.two_levels import Place
+
+_log = logging.getLogger("hvd_deepreduce")
+
+
+@dataclass(frozen=True)
+class Levels:
+    """A rank's two groups.
+
+    Attributes:
+        inside: of the ranks of its node, which are two or more.
+        across: of one rank of each node, with the same slice; None: there is one node.
+    """
+
+    rank: int
+    inside: Collectives
+    across: Collectives | None
+
+    @property
+    def place(self) -> Place:
+        """Where this rank is."""
+        across = (0, 1) if self.across is None else (self.across.rank(), self.across.size())
+        return Place(self.rank, self.inside.rank(), self.inside.size(), *across)
+
+    def close(self) -> None:
+        """Ends the groups' threads, and what else the framework can end."""
+        self.inside.close()
+        if self.across is not None:
+            self.across.close()
+
+
+def find(collectives: Collectives, hierarchical: Hierarchical) -> Levels | None:
+    """This rank's groups; None: the exchange is flat. Every rank calls it at the same time.
+
+    Args:
+        collectives: of all ranks.
+        hierarchical: from the config.
+
+    Raises:
+        RuntimeError: nodes have different numbers of ranks, or the groups cannot be made. On all ranks, and not with
+            ``auto``.
+    """
+    rank, size = collectives.rank(), collectives.size()
+    if hierarchical is False or size == 1:
+        return None
+    line = json.dumps({"rank": rank, "node": collectives.node(), "divides": collectives.divides()}).encode()
+    gathered = collectives.allgather(np.frombuffer(bytearray(line + b"\n"), np.uint8), "nodes")
+    told = read(gathered.tobytes(), size)
+    for sender, one in enumerate(told):
+        if not isinstance(one.get("node"), str):
+            raise refusal(sender, f"sent no name of its node, but {quoted(one)}")
+    try:
+        nodes = nodes_of([one["node"] for one in told], hierarchical)
+        if len(nodes[0]) == 1 or (hierarchical == "auto" and len(nodes) == 1):
+            return None
+        slices = [list(ranks) for ranks in zip(*nodes, strict=True)] if len(nodes) > 1 else []
+        own = collectives.subsets([*nodes, *slices], all(one.get("divides") is True for one in told))
+    except NoSubsetsError as error:
+        if hierarchical != "auto":
+            raise RuntimeError(f"hierarchical is {hierarchical}, and {error}") from None
+        _log.warning("hierarchical is 'auto', and gradients are exchanged by all ranks at one level: %s", error)
+        return None
+    return Levels(rank, own[0], own[1] if slices else None)
+
+
+def nodes_of(names: Sequence[str], hierarchical: Hierarchical) -> list[list[int]]:
+    """The ranks of each node, of equal number.
+
+    Args:
+        names: of each rank's node, in rank order. Not used where ``hierarchical`` is the number of ranks of a node.
+
+    Raises:
+        NoSubsetsError: nodes have different numbers of ranks.
+    """
+    size = len(names)
+    if type(hierarchical) is int:
+        if size % hierarchical:
+            raise NoSubsetsError(
+                f"{size} ranks cannot be divided into nodes of {hierarchical}: give the number of ranks of every node, "
+                "or leave hierarchical out"
+            )
+        return [list(range(first, first + hierarchical)) for first in range(0, size, hierarchical)]
+    ranks_of: dict[str, list[int]] = {}
+    for rank, name in enumerate(names):
+        ranks_of.setdefault(name, []).append(rank)
+    nodes = list(ranks_of.values())
+    if len({len(ranks) for ranks in nodes}) > 1:
+        counts = ", ".join(f"{len(ranks)} on {quoted(name)}" for name, ranks in list(ranks_of.items())[:8])
+        raise NoSubsetsError(
+            f"nodes have different numbers of ranks ({counts}{', ...' if len(nodes) > 8 else ''}): start as many on "
+            "each, or leave hierarchical out"
+        )
+    return nodes

@@ -1,0 +1,108 @@
+"""Golomb-Rice code of gaps, with a parameter for each block of them; kernels/rice/blocks.cpp draws the section."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hvd_deepreduce.ops.deferred import check_later, counter, read_counter
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, i32, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.dispatch import operation
+from hvd_deepreduce.ops.library import address, check, kernel
+from hvd_deepreduce.ops.types import U8, U32, Device
+
+BLOCK = 64
+"""The gaps of a block, as in kernels/rice/rice.h."""
+_plan = kernel("rice_blocks_plan", "U", "pUp")
+_bound = kernel("rice_blocks_bound", "U", "UU")
+_encode = kernel("rice_blocks_encode", "v", "pUpp")
+_decode = kernel("rice_blocks_decode", "I", "pUUUpp")
+_FILE = "rice/blocks"
+
+
+def _check_length(section: U8 | Device, count: int) -> None:
+    if section.size * 8 < count:  # an index takes at least one bit
+        check(-1)
+
+
+def blocks_of(count: int) -> int:
+    """The number of blocks of ``count`` gaps."""
+    return -(-count // BLOCK)
+
+
+@operation()
+def encode(indices: U32, numel: int) -> U8:
+    """The section of at least one index; the indices are strictly increasing and below ``numel``.
+
+    On a GPU, the host waits for the device to learn the size of the section.
+    """
+    parameters = np.empty(blocks_of(indices.size), np.uint8)
+    out = np.empty(_plan(address(indices), indices.size, address(parameters)), np.uint8)
+    _encode(address(indices), indices.size, address(parameters), address(out))
+    return out
+
+
+@encode.cuda
+def _(indices: Device, numel: int) -> Device:
+    xp, count = array_module(indices), indices.size
+    blocks, status = blocks_of(count), scan_status(xp, count)
+    of_blocks = -(-blocks // THREADS) + 1
+    # One array of zeros, for one launch: | place of the highs | status of the blocks | of the gaps | words of the
+    # section, and one more for put_bits |
+    words = -(-_bound(count, numel) // 8) + 1
+    scratch, bits = cleared(xp, 1 + of_blocks + status.size + words, u64), counter(xp)
+    begin, of_gaps = scratch[:1], scratch[1 + of_blocks : 1 + of_blocks + status.size]
+    section = scratch[1 + of_blocks + status.size :].view(u32)
+    parameters, places = xp.empty(blocks, np.uint8), xp.empty(blocks, u64)
+    launch(xp, _FILE, "rice_blocks_parameters", grid(xp, 32 * blocks), indices, u64(count), parameters)
+    launch(
+        xp, _FILE, "rice_blocks_places", grid(xp, blocks), parameters, u64(count), scratch[1 : 1 + of_blocks], places,
+        begin,
+    )  # fmt: skip
+    launch(
+        xp, _FILE, "rice_blocks_write", grid(xp, count), indices, u64(count), parameters, places, begin, of_gaps,
+        section, bits,
+    )  # fmt: skip
+    return section.view(np.uint8)[: (read_counter(bits) + 7) // 8]
+
+
+@operation()
+def decode(section: U8, numel: int, count: int) -> U32:
+    """The ``count`` indices of a section, at least one, uint32.
+
+    On a GPU, the host waits for the result of the check, unless checks are deferred.
+
+    Raises:
+        ValueError: an encoder cannot have written the section for ``count`` indices below ``numel``.
+    """
+    _check_length(section, count)
+    indices, parameters = np.empty(count, np.uint32), np.empty(blocks_of(count), np.uint8)
+    check(_decode(address(section), section.size, count, numel, address(parameters), address(indices)))
+    return indices
+
+
+@decode.cuda
+def _(section: Device, numel: int, count: int) -> Device:
+    xp = array_module(section)
+    _check_length(section, count)
+    blocks, tile = blocks_of(count), 8 * THREADS
+    highs, places, indices = xp.empty(count, u32), xp.empty(blocks, u64), xp.empty(count, u32)
+    # One array of zeros, for one launch: | ones | end | error | place of the highs | status of the blocks | of the
+    # highs | of the gaps |
+    of_highs = 4 + -(-blocks // THREADS) + 1
+    of_gaps = of_highs + -(-section.size // tile) + 1
+    scratch = cleared(xp, of_gaps + -(-count // THREADS) + 1, u64)
+    ones, end, error, begin = scratch[:1], scratch[1:2], scratch[2:3].view(i32)[:1], scratch[3:4]
+    launch(
+        xp, _FILE, "rice_blocks_read_places", grid(xp, blocks), section, u64(section.size), u64(count),
+        scratch[4:of_highs], places, begin, error,
+    )  # fmt: skip
+    launch(
+        xp, _FILE, "rice_blocks_highs", grid(xp, section.size, tile), section, u64(section.size), u64(count), begin,
+        scratch[of_highs:of_gaps], highs, ones,
+    )  # fmt: skip
+    launch(
+        xp, _FILE, "rice_blocks_join", grid(xp, count), section, u64(section.size), u64(count), u64(numel), places,
+        begin, highs, ones, scratch[of_gaps:], end, indices, error,
+    )  # fmt: skip
+    check_later(error)
+    return indices

@@ -1,0 +1,106 @@
+"""Records gradients of a TensorFlow or Keras job under Horovod."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+from horovod.tensorflow.compression import Compressor
+
+from hvd_deepreduce import capture
+from hvd_deepreduce.capture import Recorder
+from hvd_deepreduce.tensorflow.graph import current_place, without_order
+
+
+class Capture(Compressor):  # type: ignore[misc]
+    """Records this rank's gradients of some steps into files that ``hvd-deepreduce inspect`` and ``bench`` read.
+
+    It takes the place of ``compression=`` of Horovod's tape or optimizer, since a reduced gradient is all that they
+    return: ``compression=Capture(model.trainable_variables, "gradients.npz", steps=[10, 100])``. Horovod shows a
+    compression nothing where there is one rank only. Gradients are recorded, and no accumulators; IndexedSlices are not
+    recorded.
+
+    Args:
+        variables: those whose gradients Horovod gets, in its order, such as ``model.trainable_variables``.
+        file, steps, only, all_ranks, passes, max_bytes: as for PyTorch's ``Capture``.
+        compression: the job's own, which does its work as before; None: that of Horovod which does nothing.
+
+    Raises:
+        ValueError: as PyTorch's ``Capture``.
+
+    Attributes:
+        files: that were written.
+    """
+
+    def __init__(
+        self,
+        variables: Iterable[tf.Variable],
+        file: str | Path | None = None,
+        steps: Sequence[int] = (10,),
+        *,
+        compression: Any = None,
+        only: str = "*",
+        all_ranks: bool = False,
+        passes: int = 1,
+        max_bytes: int = capture.MAX_BYTES,
+    ) -> None:
+        self._inner = hvd.Compression.none if compression is None else compression
+        self._known = [(variable.name.removesuffix(":0"), tuple(variable.shape)) for variable in variables]
+        self._seen: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._recorder: Recorder | None = None
+        path, numbers = capture.where(file, steps, hvd.rank(), all_ranks)
+        if path is None:
+            return
+        self._recorder = Recorder(
+            path, numbers, dict(self._known), only=only, rank=hvd.rank(), passes=passes, max_bytes=max_bytes,
+            about={"framework": f"tensorflow {tf.__version__}"},
+        )  # fmt: skip
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that were written."""
+        return self._recorder.files if self._recorder else []
+
+    def close(self) -> None:
+        """Writes what is there of a step that is under way, and records no more."""
+        if self._recorder is not None:
+            self._recorder.close()
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def compress(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        """Called by Horovod with a gradient, in the order of the variables.
+
+        Raises:
+            ValueError: the gradient has not the shape of the variable in its place.
+        """
+        recorder = self._recorder
+        if recorder is not None and not recorder.done:
+            graph, _ = current_place()
+            number = self._seen.get(graph, 0)
+            self._seen[graph] = number + 1
+            name, shape = self._known[number % len(self._known)]
+            if not tensor.shape.is_compatible_with(shape):
+                raise ValueError(
+                    f"the gradient number {number} has the shape {tensor.shape}, and the variable {name!r} in its "
+                    f"place has {shape}: give Capture the variables whose gradients Horovod gets, in its order"
+                )
+
+            def record(gradient: Any) -> None:
+                recorder.put(name, lambda: gradient.copy())
+
+            # NumPy has no bfloat16.
+            recording = tf.numpy_function(record, [tf.cast(tensor, tf.float32)], [])
+            without_order(recording)
+            with tf.control_dependencies([recording]):
+                tensor = tf.identity(tensor)
+        found: tuple[tf.Tensor, Any] = self._inner.compress(tensor)
+        return found
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def decompress(self, tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
+        """Called by Horovod with the reduced gradient."""
+        return self._inner.decompress(tensor, ctx)

@@ -1,0 +1,63 @@
+"""Runs a program on each host of the laboratory of scripts/netlab, and reads what its ranks need to know there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MEMORY = "memory"
+"""In place of a rate: no laboratory. The ranks share this machine's memory."""
+RATE_HELP = f"rate of each link, as in 1gbit or 100mbit; {MEMORY}: no laboratory, ranks share this machine's memory"
+PRIORITY_HELP = "scheduling priority of the ranks over other work on this machine, 0 to 20 (needs root)"
+
+
+def run(arguments: Sequence[str], hosts: int, rate: str) -> None:
+    """Creates a laboratory, runs a Python program on each of its hosts, and removes it.
+
+    Args:
+        arguments: the program and its arguments.
+        hosts: how many; one rank each, with one thread, since they share the cores of this machine.
+        rate: of each link, in the format of tc, or ``MEMORY``.
+
+    Raises:
+        subprocess.CalledProcessError: the program has failed, or there can be no laboratory.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = ["mpirun", "-np", str(hosts), "-x", "OMP_NUM_THREADS", sys.executable, *arguments]
+    if rate == MEMORY:
+        subprocess.run(command, check=True, env=environment)
+        return
+    netlab = str(ROOT / "scripts" / "netlab")
+    subprocess.run([netlab, "up", str(hosts), rate], check=True)
+    try:
+        subprocess.run([netlab, "run", *command], check=True, env=environment)
+    finally:
+        subprocess.run([netlab, "down"], check=True)
+
+
+def prioritize(priority: int) -> None:
+    """Gives this rank a priority over other work on this machine, 0 to 20. It needs root."""
+    if priority:
+        # Linux divides the cores between sessions (autogroups); a nice value has an effect only within a session.
+        Path("/proc/self/autogroup").write_text(str(-priority))
+
+
+def received_bytes() -> int:
+    """The number of bytes that this host has received over its link so far; 0 where there is no laboratory."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        if line.strip().startswith("e0:"):
+            return int(line.split(":")[1].split()[0])
+    return 0
+
+
+def bits_per_second(rate: str) -> float:
+    """The rate of a link, in the format of tc: 1gbit, 100mbit; infinite for ``MEMORY``."""
+    if rate == MEMORY:
+        return float("inf")
+    units = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+    number = rate.removesuffix("bit")
+    return float(number[:-1]) * units[number[-1]] if number[-1] in units else float(number)

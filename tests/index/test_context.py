@@ -1,0 +1,126 @@
+"""The index codec ``context`` and the joint codec ``context_qsgd``."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.index.context import Context
+from hvd_deepreduce.index.rice_blocks import RiceBlocks
+from hvd_deepreduce.joint.context_qsgd import ContextQSGD
+from hvd_deepreduce.ops import context
+from hvd_deepreduce.value.qsgd import QSGD
+from tests.oracle import context as oracle
+
+KEY = RngKey(1, 2, 3)
+
+
+@st.composite
+def supports(draw):
+    """Runs of windows of different densities, some without a single element."""
+    indices: list[int] = []
+    begin = draw(st.integers(0, 300))
+    for _ in range(draw(st.integers(1, 5))):
+        length = draw(st.sampled_from([1, 64, 128, 200, 640]))
+        share = draw(st.sampled_from([0.003, 0.02, 0.1, 0.4, 0.7, 1.0]))
+        rng = np.random.default_rng(draw(st.integers(0, 99)))
+        indices += (begin + np.flatnonzero(rng.random(length) < share)).tolist()
+        begin += length + draw(st.sampled_from([0, 100, 5000, 10**6]))
+    return indices
+
+
+@settings(deadline=None, max_examples=60)
+@given(supports(), st.integers(0, 8), st.integers(1, 300))
+def test_sections_are_the_oracle_s(indices, bits, more):
+    if not indices:
+        return
+    bits = 0 if bits == 1 else bits
+    numel, kept = indices[-1] + more, np.array(indices, np.uint32)
+    codes = np.random.default_rng(len(indices)).integers(0, 2**bits, len(indices)).astype(np.uint8)
+    section = context.encode(kept, numel, codes if bits else None, bits)
+    assert section.tobytes() == oracle.encode(indices, codes.tolist(), bits)
+    assert oracle.decode(section.tobytes(), len(indices), bits) == (indices, codes.tolist() if bits else [])
+    found, values = context.decode(section, numel, kept.size, bits)
+    np.testing.assert_array_equal(found, kept)
+    np.testing.assert_array_equal(values, codes if bits else [])
+
+
+@pytest.mark.parametrize(
+    ("indices", "numel"),
+    [([], 0), ([], 9), ([0], 1), ([127], 128), ([128], 129), ([2**32 - 2], 2**32 - 1), ([0, 2**32 - 2], 2**32 - 1),
+     (list(range(500)), 500), (list(range(499, 1000)), 1000), (list(range(2, 3000, 3)), 3000),
+     (list(range(7, 1 << 20, 8)), 1 << 20), (list(range(0, 1 << 32, 1 << 21)), 2**32 - 1)],
+)  # fmt: skip
+def test_extremes(indices, numel):
+    kept = np.array(indices, np.uint32)
+    section, support = Context().encode(kept, numel, KEY)
+    assert support is kept and (section.size == 0) == (not indices)
+    np.testing.assert_array_equal(Context.decode(section, numel, kept.size, KEY), kept)
+
+
+def test_rows_of_different_density_take_fewer_bytes_than_with_rice():
+    rng = np.random.default_rng(0)
+    density = np.repeat(0.01 * np.exp(rng.normal(0, 1.5, 2000)), 256)
+    indices = np.flatnonzero(rng.random(density.size) < density).astype(np.uint32)
+    p = np.minimum(density, 0.5)
+    entropy = -np.sum(p * np.log2(p) + (1 - p) * np.log2(1 - p)) / 8
+    size = Context().encode(indices, density.size, KEY)[0].size
+    assert entropy < size < 1.06 * entropy and size < 0.97 * RiceBlocks().encode(indices, density.size, KEY)[0].size
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=80), st.integers(1, 5000), st.integers(1, 700), st.sampled_from([0, 2, 4, 7]))
+def test_any_bytes(data, numel, count, bits):
+    count = min(count, numel)
+    try:
+        found, codes = context.decode(np.frombuffer(data, np.uint8), numel, count, bits)
+    except ValueError:
+        return
+    assert found.size == count and np.all(np.diff(found.astype(np.int64)) > 0) and np.all(found < numel)
+    assert (found.tolist(), codes.tolist()) == oracle.decode(data, count, bits)
+
+
+def test_changed_and_truncated_sections():
+    rng = np.random.default_rng(1)
+    indices = np.sort(rng.choice(9000, 700, replace=False)).astype(np.uint32)
+    codes = rng.integers(0, 7, 700).astype(np.uint8)
+    section = context.encode(indices, 9000, codes, 3)
+    for size in range(section.size):
+        with pytest.raises(ValueError):
+            context.decode(section[:size].copy(), 9000, 700, 3)
+    with pytest.raises(ValueError):
+        context.decode(np.append(section, np.uint8(0)), 9000, 700, 3)
+    for at in range(section.size):
+        changed = section.copy()
+        changed[at] ^= 1 << at % 8
+        try:
+            found, _ = context.decode(changed, 9000, 700, 3)
+        except ValueError:
+            continue
+        assert np.all(np.diff(found.astype(np.int64)) > 0) and np.all(found < 9000)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 7, 8])
+def test_joint_values_are_those_of_qsgd(bits):
+    rng = np.random.default_rng(bits)
+    indices = np.sort(rng.choice(20000, 1500, replace=False)).astype(np.uint32)
+    values = rng.standard_normal(1500).astype(np.float32)
+    codec = ContextQSGD(bits=bits, bucket_size=100)
+    section, support = codec.encode(indices, values, 20000, KEY)
+    found, decoded = ContextQSGD.decode(section, 20000, 1500, False, values.dtype, KEY)
+    assert support is indices
+    np.testing.assert_array_equal(found, indices)
+    value = QSGD(bits=bits, bucket_size=100, fit_scale=True)
+    wanted = QSGD.decode(value.encode(values, indices, KEY)[0], 1500, indices, values.dtype, KEY)
+    np.testing.assert_array_equal(decoded, wanted)
+
+
+@pytest.mark.parametrize("header", [[1, 0, 0, 0, 1, 0, 0, 0], [9, 0, 0, 0, 1, 0, 0, 0], [3, 1, 0, 0, 1, 0, 0, 0],
+                                    [3, 0, 0, 0, 0, 0, 0, 0], [3, 0, 0, 0, 1, 0]])  # fmt: skip
+def test_joint_headers_that_no_encoder_wrote(header):
+    section, _ = ContextQSGD(bits=3, bucket_size=1).encode(np.uint32([5]), np.float32([2]), 9, KEY)
+    with pytest.raises(ValueError):
+        ContextQSGD.decode(np.append(np.uint8(header), section[8:]), 9, 1, False, np.dtype(np.float32), KEY)
+    with pytest.raises(ValueError, match="no elements"):
+        ContextQSGD.decode(section, 9, 0, False, np.dtype(np.float32), KEY)

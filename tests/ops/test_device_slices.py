@@ -1,0 +1,75 @@
+"""reduce_scatter of gradients on a device gives the bytes, the sums and the residuals of the host: see conftest.py."""
+
+import numpy as np
+import pytest
+
+from hvd_deepreduce import Config, ContainerError
+from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.exchange.collective_simulation import CollectiveNetwork
+from hvd_deepreduce.exchange.reduce_scatter import SlicedSum
+from hvd_deepreduce.ops import arrays
+from hvd_deepreduce.pipeline import Pipeline
+from tests import cases
+from tests.ops.compare import both
+
+RANKS = 3
+KEY = RngKey(3, 1, 7)
+
+
+@pytest.mark.parametrize("bounds", [[], [0], [0, 5, 5, 4097, 2**32 - 1]])
+def test_places(gpu, bounds):
+    for indices in ([], [5], [0, 4, 5, 4096, 2**32 - 2]):
+        both(gpu, arrays.places, np.array(indices, np.uint32), bounds)
+
+
+def programs(config, gradients, residuals):
+    pipeline = Pipeline(config)
+    return [
+        SlicedSum(pipeline, RANKS, KEY._replace(rank=rank), gradient, residual, residual)
+        for rank, (gradient, residual) in enumerate(zip(gradients, residuals, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("settings", [{}, {"value": "raw", "index": "rans"}, {"exchange": {"density": 0.1}}], ids=str)
+@pytest.mark.parametrize("density", [0.01, 0.4], ids=["short", "long"])
+def test_sums_and_residuals(gpu, settings, density):
+    exchange = {"name": "reduce_scatter", **settings.get("exchange", {})}
+    config = Config.load({"scope": "model", "sparsifier": {"name": "topk", "density": density}, **settings},
+                         exchange=exchange)  # fmt: skip
+    gradients = [cases.random(4003, seed=rank) for rank in range(RANKS)]
+    found = []
+    for put in (np.copy, gpu.put):
+        residuals = [put(np.zeros(4003, np.float32)) for _ in range(RANKS)]
+        network = CollectiveNetwork(RANKS)
+        works = programs(config, [put(gradient) for gradient in gradients], residuals)
+        outs = [put(np.zeros(4003, np.float32)) for _ in range(RANKS)]
+        for out, result in zip(outs, network.run([one.steps() for one in works]), strict=True):
+            result.write(out, 0.5)
+        found.append([gpu.host(one).tobytes() for one in (*outs, *residuals)] + [network.sent.tolist()])
+    assert found[0] == found[1]
+
+
+def test_a_broken_container_is_refused_by_its_rank(gpu):
+    config = Config.load({"scope": "model", "exchange": "reduce_scatter", "value": "raw", "index": "rans",
+                          "sparsifier": {"name": "topk", "density": 0.4}})  # fmt: skip
+    errors = []
+    for put in (np.copy, gpu.put):
+        gradients = [put(cases.random(1200, seed=rank)) for rank in range(RANKS)]
+        works = programs(config, gradients, [None] * RANKS)
+
+        def steps(work):
+            program, answer = work.steps(), None
+            while True:
+                try:
+                    asked = program.send(answer)
+                except StopIteration as end:
+                    return end.value
+                answer = yield asked
+                if work.key.rank == 0 and isinstance(answer, tuple):
+                    received, sizes = answer
+                    received[sizes[0] + sizes[1] // 2] ^= 4  # of what rank 1 sent
+
+        with pytest.raises(ContainerError) as error:
+            CollectiveNetwork(RANKS).run([steps(one) for one in works])
+        errors.append(str(error.value))
+    assert errors[0] == errors[1]
