@@ -364,14 +364,20 @@ def step_section() -> Iterator[str]:
     environment = {**os.environ, "HOROVOD_CACHE_CAPACITY": "8192"}  # the tensors of all jobs
     yield (
         "Milliseconds of a whole step of `hvd.DistributedOptimizer` on PyTorch and of `hvd.DistributedGradientTape` "
-        "in a `tf.function`, medians of 20 (scripts/bench_step.py). Two ranks share the memory and the cores of one "
-        "machine, with one thread each; gradients take almost no time to compute; the steps of all jobs are "
-        "interleaved. `local` is the step without communication. `alone` is no step: one vector of the model's size "
-        "is encoded, and two containers of it are decoded. In brackets: relative to `dense`, Horovod's allreduce of "
-        "float32. All others but `fp16` have the preset topk_rice_qsgd, in their scope; `default` has the default "
-        "scope. On a network, dense steps take longer: see the laboratory's tables."
+        "in a `tf.function`, medians of 20, and of 160 for models of up to 2 M elements (scripts/bench_step.py). Two "
+        "ranks share the memory and the cores of one machine, with one thread each; gradients take almost no time to "
+        "compute; the steps of all jobs are interleaved, in orders that are drawn. `local` is the step without "
+        "communication. `alone` is no step: one vector of the model's size is encoded, and two containers of it are "
+        "decoded. In brackets: relative to `dense`, Horovod's allreduce of float32. All others but `fp16` have the "
+        "preset topk_rice_qsgd, in their scope; `default` has the default scope, `bucket`. *Added* is what a step of "
+        "`default` takes beyond `local`, and `dense` beyond `local`, in times `alone`. On a network, dense steps take "
+        "longer: see the laboratory's tables."
     )
-    for framework, jobs in (("torch", []), ("tensorflow", ["dense", "fp16", "tensor", "bucket", "model"])):
+    torch_jobs = ["dense", "fp16", "default", "tensor", "model", "densestream", "auto"]
+    for framework, jobs in (
+        ("torch", torch_jobs),
+        ("tensorflow", ["dense", "fp16", "default", "tensor", "model", "auto"]),
+    ):
         command = ["mpirun", "-np", "2", sys.executable, str(ROOT / "scripts" / "bench_step.py")]
         command += ["--framework", framework, *(part for job in jobs for part in ("--jobs", job))]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env=environment)
@@ -383,9 +389,10 @@ def step_section() -> Iterator[str]:
                 f"{time:.1f}" + (f" ({time / times['dense']:.2f}x)" if job not in ("local", "alone") else "")
                 for job, time in times.items()
             ]
-            rows.append([f"{one['tensors']} tensors, {one['numel'] / 1e6:.3g} M", *cells])
+            added = [f"{(times[job] - times['local']) / times['alone']:.1f}" for job in ("default", "dense")]
+            rows.append([f"{one['tensors']} tensors, {one['numel'] / 1e6:.3g} M", *cells, ", ".join(added)])
         yield {"torch": "PyTorch", "tensorflow": "TensorFlow"}[framework] + ":"
-        yield table(["", *found[0]["ms"]], rows)
+        yield table(["", *found[0]["ms"], "added: default, dense"], rows)
 
 
 SECTIONS: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {

@@ -31,6 +31,10 @@ from hvd_deepreduce.engine import choice
 from hvd_deepreduce.pipeline import Pipeline
 
 PRESET = "topk_rice_qsgd"
+MORE_ROUNDS = 8
+"""Small models take so many times as many rounds, since their short steps vary more."""
+SMALL = 2_000_000
+"""Elements up to which a model is small."""
 JOBS: dict[str, dict[str, Any] | None] = {
     "dense": None,
     "fp16": None,
@@ -170,7 +174,7 @@ def main(
     framework: Annotated[str, typer.Option(help="torch or tensorflow")] = "torch",
     shapes: Annotated[list[str], typer.Option(help="models, by their shapes: " + ", ".join(SHAPES))] = [*SHAPES][:4],
     jobs: Annotated[list[str], typer.Option(help="besides local and alone: " + ", ".join(JOBS))] = [*JOBS],  # noqa: B006
-    rounds: Annotated[int, typer.Option(min=2, help="steps of each job that count")] = 20,
+    rounds: Annotated[int, typer.Option(min=2, help="steps of each job that count; small models take more")] = 20,
     warm: Annotated[int, typer.Option(min=1, help="steps of each job before")] = 3,
     peak: Annotated[bool, typer.Option(help="the peak memory of one job's process, in place of times")] = False,
 ) -> None:
@@ -215,10 +219,12 @@ def main(
                 for _ in range(TRIAL):
                     steps[name]()
         steps["alone"] = pipeline_alone(sum(sizes), gradients, hvd.size())
-        found = interleaved(steps, rounds, slowest, warm)
+        counted = rounds * MORE_ROUNDS if sum(sizes) <= SMALL else rounds
+        found = interleaved(steps, counted, slowest, warm)
         if hvd.rank() == 0:
             quartiles = {name: (1e3 * np.quantile(times, [0.25, 0.5, 0.75])).tolist() for name, times in found.items()}
             facts = {"framework": framework, "shape": shape, "tensors": len(sizes), "numel": sum(sizes)}
+            facts["rounds"] = counted
             said = [one.stats().said for _, one in made.values() if getattr(one, "config", None) is not None]
             facts |= {"ranks": hvd.size(), "load": os.getloadavg()[0], "said": [one for one in said if one]}
             print(json.dumps({**facts, "ms": quartiles}), flush=True)

@@ -12,6 +12,7 @@ Rank 0 writes JSON to OUT: the seconds of each step, by job, and the bytes of a 
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,7 +33,10 @@ def interleaved(
     prepare: Callable[[str], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """The seconds of each step, in rounds that run every step once. The order is reversed from round to round.
+    """The seconds of each step, in rounds that run every step once.
+
+    A round has the reverse order of the one before. With more than two steps, every other order is drawn, the same on
+    all ranks, so that what a step leaves in the caches is not always found by the same one.
 
     Args:
         slowest: the element-wise maximum over all ranks of float64 ``[n]``. It waits for all ranks, so a step begins
@@ -42,8 +46,12 @@ def interleaved(
         clock: in seconds.
     """
     seconds: dict[str, list[float]] = {name: [] for name in steps}
+    rng, order = random.Random(0), list(steps)
     for number in range(warm + rounds):
-        for name in list(steps)[:: 1 if number % 2 else -1]:
+        order.reverse()
+        if number % 2 == 0 and len(order) > 2:
+            rng.shuffle(order)
+        for name in order:
             if prepare:
                 prepare(name)
             slowest(np.zeros(1))
