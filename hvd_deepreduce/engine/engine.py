@@ -675,7 +675,8 @@ class Engine:
 
                 def kept(prefix: str) -> Kept:
                     named = [prefix + name for name in names]
-                    return Kept(*self._memory.slice(named, bucket.sizes, part, bucket.dtype, bucket.gradient))
+                    own, rest = self._memory.slice(named, bucket.sizes, part, bucket.dtype, bucket.gradient)
+                    return Kept(own, rest, lambda rest: self._memory.put_back(named, bucket.sizes, rest))
 
                 if any(map(self._feeds_back, pipelines)):
                     work.residual = kept("")
