@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hvd_deepreduce import messages, short_container
+from hvd_deepreduce import bundle, short_container
+from hvd_deepreduce.bundle import Slice
 from hvd_deepreduce.codec import U8, Floats, RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import meeting, sliced, small
@@ -23,7 +24,6 @@ from hvd_deepreduce.engine.sliced import SlicedExchange
 from hvd_deepreduce.engine.stats import Report
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.feedback import DGC
-from hvd_deepreduce.messages import Slice
 from hvd_deepreduce.ops import arrays, deferred
 from hvd_deepreduce.sparse import SparseTensor
 
@@ -285,10 +285,10 @@ class Engine(RankState):
         self._decode(gathered, out, scale, [Slice(self.pipeline_of(parameter), (0, out.size), key)])
 
     def _decode(self, gathered: U8, out: Floats, scale: float, slices: Sequence[Slice]) -> None:
-        """As ``decode``, for the messages of several slices of ``out``."""
+        """As ``decode``, for the bundles of several slices of ``out``."""
         self.check_open()
         ranks = self.collectives.size()
-        own = messages.sum_into(out, gathered, ranks, slices, scale)
+        own = bundle.sum_into(out, gathered, ranks, slices, scale)
         self.stats.add(wire=traffic.allgather(own, gathered.size, ranks))
 
     # Buckets
@@ -345,7 +345,7 @@ class Engine(RankState):
         if not self.over_mpi:
             with self.stats.span("encode", bucket.name):
                 slices, ranks = self._slices_of(bucket), self.collectives.size()
-                packed = messages.encode(
+                packed = bundle.encode(
                     bucket.gradient, residual, velocity, slices, ranks, bucket.finite, self.feeds_back
                 )
             bucket.pending = self.collectives.start_allgather(packed, bucket.name)
@@ -380,7 +380,7 @@ class Engine(RankState):
         return isinstance(bucket.pending, SlicedExchange) and not bucket.summed and bucket.pending.advance()
 
     def _slices_of(self, bucket: Bucket) -> list[Slice]:
-        """What has a container of its own in the bucket's message: all of the bucket, or each member."""
+        """What has a container of its own in a bucket's bundle: all of the bucket, or each member."""
         if self._config.selection == "scope" and self._config.scope != "tensor":
             return [Slice(self.pipeline, (0, bucket.gradient.size), bucket.key)]
         key = bucket.key

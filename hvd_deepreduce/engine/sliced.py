@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hvd_deepreduce.bundle import Slice
 from hvd_deepreduce.codec import Floats, RngKey
 from hvd_deepreduce.engine.buckets import Bucket
 from hvd_deepreduce.engine.collectives import Collectives
@@ -21,7 +22,6 @@ from hvd_deepreduce.exchange.balance import AllGather, AllToAll, Inside
 from hvd_deepreduce.exchange.reduce_scatter import SlicedSum, Slices
 from hvd_deepreduce.exchange.two_levels import Total, TwoLevelSum
 from hvd_deepreduce.feedback import DGC
-from hvd_deepreduce.messages import Slice
 
 
 class SlicedExchange:

@@ -26,13 +26,13 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce import messages, short_container
+from hvd_deepreduce import bundle, short_container
+from hvd_deepreduce.bundle import Slice
 from hvd_deepreduce.codec import U8, Floats, RngKey
 from hvd_deepreduce.container import ContainerError, refusal
 from hvd_deepreduce.exchange.balance import AllGather, AllToAll, Inside, equal_bounds
 from hvd_deepreduce.exchange.reduce_scatter import MAX_BYTES, GoesOn, SlicedSum, error_in, told
 from hvd_deepreduce.exchange.settings import ReduceScatter
-from hvd_deepreduce.messages import Slice
 from hvd_deepreduce.ops import arrays, deferred
 from hvd_deepreduce.pipeline import Pipeline
 
@@ -246,14 +246,14 @@ class TwoLevelSum(GoesOn):
         packed = self._attempt(None, self._packed, total, tensors)
         gathered = yield AllGather(self._told(None) if packed is None else packed)
         try:
-            messages.sum_into(total, gathered, self.place.nodes, tensors, 1.0)
+            bundle.sum_into(total, gathered, self.place.nodes, tensors, 1.0)
         except ContainerError as error:
             raise self._told_in(gathered, total, tensors) or error from None
 
     def _packed(self, total: Floats, tensors: Sequence[Slice]) -> U8:
         self._raise_failure()
         residual, velocity = (None if kept is None else kept.slice for kept in (self.residual, self.velocity))
-        return messages.encode(total, residual, velocity, tensors, self.place.nodes, False, self.feeds_back)
+        return bundle.encode(total, residual, velocity, tensors, self.place.nodes, False, self.feeds_back)
 
     def _told_in(self, gathered: U8, like: Floats, tensors: Sequence[Slice]) -> ContainerError | None:
         """The error that a node has sent in place of its containers; None: there is none."""
