@@ -15,6 +15,7 @@ from hvd_deepreduce.engine.collectives import NoSubsetsError
 from hvd_deepreduce.exchange import two_levels as two_levels_exchange
 from hvd_deepreduce.exchange.settings import ReduceScatter
 from hvd_deepreduce.sparsify.topk import kept_of
+from tests.damaged import damage
 from tests.engine.numpy_adapter import Job, NumpyAdapter, run_ranks
 from tests.oracle import topk
 from tests.oracle.two_levels import two_levels
@@ -257,7 +258,7 @@ def test_what_fails_on_one_rank_is_an_error_on_all(way, where):
     def failing(*_, **__):
         raise MemoryError("no ink")
 
-    def damage(engine):
+    def break_down(engine):
         if where == "memory":
             engine._memory.slice = failing
         elif where == "encode":
@@ -277,7 +278,7 @@ def test_what_fails_on_one_rank_is_an_error_on_all(way, where):
         adapter = NumpyAdapter(collectives, MODEL, {**EXACT, **way})
         adapter.step(gradients_of(0, collectives.rank()))
         if collectives.rank() == 3:
-            damage(adapter.engine)
+            break_down(adapter.engine)
         try:
             adapter.step(gradients_of(1, collectives.rank()))
         except ContainerError as error:
@@ -328,14 +329,7 @@ def test_a_damaged_container_is_an_error_on_all():
         adapter = NumpyAdapter(collectives, MODEL, {**EXACT, "scope": "model"})
         adapter.step(gradients_of(0, collectives.rank()))
         if collectives.rank() == 2:
-            encode = adapter.engine.pipeline.encode
-
-            def damaged(*arguments):
-                packed = encode(*arguments)
-                packed[-1] ^= 4
-                return packed
-
-            adapter.engine.pipeline.encode = damaged
+            damage(adapter.engine.pipeline)
         try:
             adapter.step(gradients_of(1, collectives.rank()))
         except ContainerError as error:
