@@ -138,7 +138,8 @@ class Memory:
 
         Returns:
             ``dtype`` ``[end - begin]``, to be changed in place. And what was held of these parameters elsewhere in the
-            vector, ``[sum(sizes)]``, with zeros in the slice; None: nothing was. It is not held any more.
+            vector, ``[sum(sizes)]``, with zeros in the slice; None: nothing was. It is not held any more, unless
+            ``put_back`` is called with it.
 
         Raises:
             ValueError: as in ``residual``.
@@ -150,6 +151,7 @@ class Memory:
             if getattr(known.vector, "device", None) == getattr(like, "device", None):
                 return known.vector, None
         self._make_whole(names)
+        vector = arrays.zeros(end - begin, dtype, like)  # before anything is let go
         rest = None
         if any(name in self._residuals for name in names):
             held = [self._residuals.get(name) is not None for name in names]
@@ -162,19 +164,28 @@ class Memory:
             self._discard_joined(names)
             for name in names:
                 self._residuals.pop(name, None)
-        vector = arrays.zeros(end - begin, dtype, like)
         if rest is not None:
             vector[:] = rest[begin:end]
             rest[begin:end] = 0
         self._slices[key] = _Slice(vector, list(names), list(sizes), begin)
         return vector, rest if rest is not None and bool(rest.any()) else None
 
+    @_one_at_a_time
+    def put_back(self, names: Sequence[str], sizes: Sequence[int], rest: Floats) -> None:
+        """Holds again what ``slice`` returned of elsewhere in the vector, since no other rank has taken it. The vector
+        of the slice is not the memory's any more."""
+        for name, numel, end in zip(names, sizes, np.cumsum(sizes).tolist(), strict=True):
+            part = rest[end - numel : end]
+            if bool(part.any()):
+                arrays.add(self.residual(name, numel, rest.dtype, rest), part)
+
     def _make_whole(self, names: Sequence[str]) -> None:
         """Slices that hold anything of these parameters become residuals of whole parameters, zero elsewhere."""
         if not self._slices:
             return
         for key in [key for key in self._slices if not set(names).isdisjoint(key[0])]:
-            self._residuals.update(self._slices.pop(key).whole())
+            self._residuals.update(dict(self._slices[key].whole()))  # all of them, or none if memory runs out
+            del self._slices[key]
 
     @_one_at_a_time
     def held(self, name: str) -> Floats | None:

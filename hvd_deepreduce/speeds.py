@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hvd_deepreduce import messages
+from hvd_deepreduce import bundle
 from hvd_deepreduce.codec import U8, RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine.exchange_choice import kept as kept_of_vector
@@ -104,17 +104,17 @@ def codec(config: Config, sizes: Sequence[int], vectors: Sequence[F32], threads:
     for step in range(WARM + TIMED):
         if residual is not None and len(vectors) == 1:
             residual.fill(0)
-        slices = [messages.Slice(pipeline, piece, RngKey(0, number, step)) for number, piece in enumerate(pieces)]
+        slices = [bundle.Slice(pipeline, piece, RngKey(0, number, step)) for number, piece in enumerate(pieces)]
         vector = vectors[step % len(vectors)][:numel]
         begin = perf_counter()
-        own = messages.encode(vector, residual, velocity, slices, 1, False, lambda one: one.config.error_feedback)
+        own = bundle.encode(vector, residual, velocity, slices, 1, False, lambda one: one.config.error_feedback)
         seconds.append(perf_counter() - begin)
     kept = sum(kept_of_vector(config, end - begin) for begin, end in pieces)
     out = np.empty(numel, np.float32)
 
     def decode(count: int) -> float:
         gathered = np.concatenate([own] * count)
-        return _timed(lambda: messages.sum_into(out, gathered, count, slices, 1 / count))
+        return _timed(lambda: bundle.sum_into(out, gathered, count, slices, 1 / count))
 
     few, many = decode(FEW), decode(MANY)
     each = max(0.0, many - few) / (MANY - FEW)

@@ -24,10 +24,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from hvd_deepreduce import messages
+from hvd_deepreduce import bundle
+from hvd_deepreduce.bundle import Slice
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.messages import Slice
 from hvd_deepreduce.ops import select
 from hvd_deepreduce.pipeline import Pipeline
 
@@ -74,14 +74,14 @@ def main(
     def encode(pipeline: Pipeline, size: int) -> Callable[[int], object]:
         given, kept_back = vectors(size)
         slices = [Slice(pipeline, (0, size), KEY)]
-        return lambda i: messages.encode(given[i], kept_back[i], None, slices, 2, False, lambda _: True)
+        return lambda i: bundle.encode(given[i], kept_back[i], None, slices, 2, False, lambda _: True)
 
     def decode(pipeline: Pipeline, size: int, ranks: int) -> Callable[[int], object]:
         given, _ = vectors(size)
         slices, total = [Slice(pipeline, (0, size), KEY)], cupy.empty(size, np.float32)
-        sent = [messages.encode(given[i % inputs], None, None, slices, 2, False, lambda _: False) for i in range(ranks)]
+        sent = [bundle.encode(given[i % inputs], None, None, slices, 2, False, lambda _: False) for i in range(ranks)]
         gathered = cupy.concatenate(sent)
-        return lambda i: messages.sum_into(total, gathered, ranks, slices, 1.0)
+        return lambda i: bundle.sum_into(total, gathered, ranks, slices, 1.0)
 
     gradients, residuals = vectors(numel)
     out, kept = cupy.empty(numel, np.float32), max(1, int(numel * density))

@@ -18,21 +18,20 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import doc_sections
+import laboratory
 import numpy as np
 import typer
-from bench_net import generated, received_bytes
+from laboratory import received_bytes
 
-ROOT = Path(__file__).resolve().parent.parent
-DOC = ROOT / "docs" / "benchmarks.md"
-sys.path.insert(0, str(ROOT))
+from hvd_deepreduce.command.gradients import generated
+
+DOC = laboratory.ROOT / "docs" / "benchmarks.md"
 WARM = 2
 KINDS = {"dense": None, "one level": False, "two levels": True}
 
@@ -242,25 +241,16 @@ def main(
         inside(rank_of, numel, tensors, config, repeat, output)
         return
     output.parent.mkdir(parents=True, exist_ok=True)
-    netlab = str(ROOT / "scripts" / "netlab")
-    addresses = ",".join(f"10.77.0.{host + 1}:{ranks}" for host in range(hosts))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29511"}
+    variables = {"MASTER_ADDR": laboratory.address(0), "MASTER_PORT": "29511"}
     results = {}
-    subprocess.run([netlab, "up", str(hosts), rate], check=True)
-    try:
-        for framework in frameworks.split(","):
-            command = ["mpirun", "--oversubscribe", "-np", str(hosts * ranks), "-H", addresses]
-            for name in ("OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH"):
-                command += ["-x", name] if name in environment else []
-            options = {
-                "numel": numel, "tensors": tensors, "config": config, "repeat": repeat, "output": output,
-                "rank-of": framework,
-            }  # fmt: skip
-            command += [sys.executable, __file__, *(f"--{key}={value}" for key, value in options.items())]
-            subprocess.run([netlab, "run", *command], check=True, env=environment, timeout=600)
-            results[framework] = json.loads(output.read_text())
-    finally:
-        subprocess.run([netlab, "down"], check=True)
+    for framework in frameworks.split(","):
+        options = {
+            "numel": numel, "tensors": tensors, "config": config, "repeat": repeat, "output": output,
+            "rank-of": framework,
+        }  # fmt: skip
+        arguments = [__file__, *(f"--{key}={value}" for key, value in options.items())]
+        laboratory.run(arguments, hosts, rate, ranks, variables, seconds=600)
+        results[framework] = json.loads(output.read_text())
     output.write_text(json.dumps(results, indent=1))
     body = table(results, hosts, ranks)
     print(body)

@@ -46,7 +46,6 @@ from hvd_deepreduce.command.gradients import generated
 
 ROOT = Path(__file__).resolve().parent.parent
 DOC = ROOT / "docs" / "benchmarks.md"
-sys.path.insert(0, str(ROOT))
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "TopkA": {},

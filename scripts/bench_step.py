@@ -25,7 +25,7 @@ import numpy.typing as npt
 import typer
 from step_times import interleaved
 
-from hvd_deepreduce import Config, messages
+from hvd_deepreduce import Config, bundle
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.engine import choice
 from hvd_deepreduce.pipeline import Pipeline
@@ -165,7 +165,7 @@ def pipeline_alone(numel: int, gradients: Gradients, ranks: int) -> Step:
         key = RngKey(0, 0, step)
         own = pipeline.encode(whole, residual, key, 2)
         gathered = np.concatenate([own] * ranks)
-        messages.sum_into(out, gathered, ranks, [messages.Slice(pipeline, (0, numel), key)], 1 / ranks)
+        bundle.sum_into(out, gathered, ranks, [bundle.Slice(pipeline, (0, numel), key)], 1 / ranks)
 
     return run
 

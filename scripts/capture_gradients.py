@@ -23,6 +23,7 @@ from typing import Annotated
 
 import captured
 import numpy as np
+import simulated_training
 import torch
 import typer
 from networks import NETWORKS, Photographs
@@ -70,8 +71,8 @@ def capture(
     generator = torch.Generator().manual_seed(seed)
     model, images = NETWORKS[network](classes), Photographs(min(labels, classes))
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-    sizes = [p.numel() for p in model.parameters()]
-    parts = np.cumsum(sizes)[:-1]
+    parameters = list(model.parameters())
+    sizes = [p.numel() for p in parameters]
     job = SimulatedRanks(settings.model_copy(update={"scope": "model", "selection": selection}), ranks, sizes, threads)
     losses: list[float] = []
 
@@ -82,15 +83,12 @@ def capture(
         loss = functional.cross_entropy(model(x), tiles)
         loss.backward()
         losses[-1] += loss.item() / ranks
-        flat = [p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]
-        return torch.cat(flat).numpy()
+        return simulated_training.flat(p.grad for p in parameters if p.grad is not None)
 
     for _ in track(range(steps), f"training {network}, density {density:g}"):
         losses.append(0.0)
         mean = job.mean([gradient() for _ in range(ranks)])
-        for parameter, part in zip(model.parameters(), np.split(mean, parts), strict=True):
-            parameter.grad = torch.from_numpy(part).view(parameter.shape)
-        optimizer.step()
+        simulated_training.apply(optimizer, parameters, mean)
     vectors: dict[tuple[captured.Kind, int], captured.Vector] = {}
     losses.append(0.0)
     for rank, residual in enumerate(job.residuals):
@@ -100,7 +98,7 @@ def capture(
     facts = {
         "network": network, "numel": job.numel, "config": config, "density": density, "selection": selection,
         "steps": steps, "ranks": ranks, "batch_size": batch_size, "classes": classes, "labels": labels, "lr": lr,
-        "seed": seed, "losses": losses, "shapes": [list(parameter.shape) for parameter in model.parameters()],
+        "seed": seed, "losses": losses, "shapes": [list(parameter.shape) for parameter in parameters],
     }  # fmt: skip
     captured.write(out, vectors, [name for name, _ in model.named_parameters()], sizes, facts)
 

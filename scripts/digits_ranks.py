@@ -4,9 +4,8 @@
     scripts/digits_ranks.py --write                 # as in docs/exchanges.md
 
 The job is that of scripts/train_torch.py: a ResNet of 0.7 million parameters on scikit-learn's 1,797 handwritten
-digits, SGD with momentum. All ranks' gradients are computed one after the other with one model, whose normalization
-therefore sees all batches; containers, residuals and sums are the package's own (scripts/simulated_ranks.py). There are
-no times.
+digits, SGD with momentum. One model computes all ranks' gradients (scripts/simulated_training.py); containers,
+residuals and sums are the package's own (scripts/simulated_ranks.py). There are no times.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ import doc_sections
 import numpy as np
 import torch
 import typer
-from torch.nn import functional
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
+import simulated_training  # noqa: E402
 from simulated_ranks import DenseRanks, SimulatedRanks  # noqa: E402
 from train_torch import ResNet, digits  # noqa: E402
 
@@ -56,26 +55,11 @@ def train(settings: dict[str, Any] | None, ranks: int, epochs: int, batch: int, 
     steps = len(images) // ranks // batch
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=epochs * steps, pct_start=0.2)
     losses: list[float] = []
-    for epoch in range(epochs):
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1000 * seed + epoch))
-        model.train()
-        losses = []
-        for step in range(steps):
-            vectors = []
-            for rank in range(ranks):
-                chosen = order[rank::ranks][step * batch : (step + 1) * batch]
-                loss = functional.cross_entropy(model(images[chosen]), labels[chosen])
-                gradients = torch.autograd.grad(loss, parameters)
-                vectors.append(torch.cat([g.reshape(-1) for g in gradients]).numpy())
-                losses.append(loss.item())
-            mean = torch.from_numpy(job.mean(vectors))
-            for parameter, gradient in zip(parameters, mean.split(sizes), strict=True):
-                parameter.grad = gradient.reshape(parameter.shape)
-            optimizer.step()
-            schedule.step()
-    model.eval()
-    with torch.no_grad():
-        accuracy = float((model(test_images).argmax(1) == test_labels).float().mean())
+    for number in range(epochs):
+        losses = simulated_training.epoch(
+            model, job, optimizer, schedule, images, labels, batch, 1000 * seed + number
+        )
+    accuracy = simulated_training.accuracy(model, test_images, test_labels)
     dense = epochs * steps * traffic.allreduce(4 * sum(sizes), ranks).received
     received = dense if settings is None else max(job.received)
     return {"accuracy": accuracy, "loss": float(np.mean(losses)), "received": received / dense, "steps": epochs * steps}

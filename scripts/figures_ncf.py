@@ -15,6 +15,7 @@ from typing import Any
 import figure_kit
 import ncf
 import numpy as np
+import simulated_training
 import torch
 from figure_kit import COLORS, Data, Figure, Picture, picture, table
 from simulated_ranks import DenseRanks, SimulatedRanks
@@ -55,13 +56,7 @@ class Job:
             scores = self.model(torch.from_numpy(users), torch.from_numpy(items))
             loss = functional.binary_cross_entropy_with_logits(scores, torch.from_numpy(labels))
             (loss / len(batches)).backward()
-        return torch.cat([p.grad.reshape(-1) for p in self.parameters]).numpy()
-
-    def apply(self, optimizer: torch.optim.Optimizer, vector: np.ndarray) -> None:
-        """A step with a gradient, float32 ``[numel]``."""
-        for parameter, part in zip(self.parameters, torch.from_numpy(vector).split(self.sizes), strict=True):
-            parameter.grad = part.reshape(parameter.shape)
-        optimizer.step()
+        return simulated_training.flat(p.grad for p in self.parameters)
 
     def scores(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         with torch.no_grad():
@@ -93,7 +88,7 @@ def train(config: str | None, seed: int, tiny: bool = False) -> Data:
                 break
             vectors = [job.gradient(own) for own in batches]
             zeros.append(float(np.mean(vectors[0] == 0)))
-            job.apply(optimizer, ranks.mean(vectors))
+            simulated_training.apply(optimizer, job.parameters, ranks.mean(vectors))
             steps += 1
         rates.append(ncf.hit_rate(job, job.ratings, 0, 1))
     size = 4 * sum(job.sizes) * RANKS * steps
@@ -176,7 +171,7 @@ def figure_11(tiny: bool) -> Data:
     batch = list(islice(job.ratings.batches(len(job.ratings.test) // FOLD, 0, 1, (0, 0)), FOLD))
     optimizer = torch.optim.Adam(job.parameters, RATE)
     vector = job.gradient(batch)
-    computing = seconds_of(lambda: job.apply(optimizer, job.gradient(batch)), repeats)
+    computing = seconds_of(lambda: simulated_training.apply(optimizer, job.parameters, job.gradient(batch)), repeats)
     copying = seconds_of(vector.copy, 50)
     ends = np.cumsum(job.sizes).tolist()
     out: Data = {"numel": vector.size, "copy": copying, "bars": []}

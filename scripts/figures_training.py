@@ -14,6 +14,7 @@ from typing import Any
 
 import figure_kit
 import numpy as np
+import simulated_training
 import torch
 from figure_kit import COLORS, MARKERS, Data, Figure, Picture, legend_below, picture, table
 from mnist import mnist_5k
@@ -117,27 +118,10 @@ def train(settings: Settings, seed: int, model_name: str = "resnet", tiny: bool 
         optimizer = torch.optim.Adam(parameters, rate, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=epochs * steps, cycle_momentum=False)
     accuracies, losses = [], []
-    for epoch in range(epochs):
-        order = torch.randperm(len(own), generator=torch.Generator().manual_seed(1000 * seed + epoch))
-        model.train()
-        total = 0.0
-        for step in range(steps):
-            vectors = []
-            for rank in range(RANKS):
-                chosen = order[rank::RANKS][step * batch : (step + 1) * batch]
-                loss = functional.cross_entropy(model(own[chosen]), labels[chosen])
-                gradients = torch.autograd.grad(loss, parameters)
-                vectors.append(torch.cat([g.reshape(-1) for g in gradients]).numpy())
-                total += loss.item() / (steps * RANKS)
-            found = torch.from_numpy(ranks.mean(vectors))
-            for parameter, gradient in zip(parameters, found.split(sizes), strict=True):
-                parameter.grad = gradient.reshape(parameter.shape)
-            optimizer.step()
-            schedule.step()
-        model.eval()
-        with torch.no_grad():
-            accuracies.append(float((model(test).argmax(1) == test_labels).float().mean()))
-        losses.append(total)
+    for number in range(epochs):
+        came = simulated_training.epoch(model, ranks, optimizer, schedule, own, labels, batch, 1000 * seed + number)
+        accuracies.append(simulated_training.accuracy(model, test, test_labels))
+        losses.append(mean(came))
     dense = 4 * sum(sizes) * RANKS * epochs * steps
     volume = 1.0 if isinstance(ranks, DenseRanks) else ranks.container_bytes / dense
     return {"accuracy": accuracies, "loss": losses, "volume": volume, "parameters": sum(sizes)}

@@ -25,10 +25,10 @@ import typer
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
 
-from hvd_deepreduce import messages  # noqa: E402
+from hvd_deepreduce import bundle  # noqa: E402
+from hvd_deepreduce.bundle import Slice  # noqa: E402
 from hvd_deepreduce.codec import RngKey  # noqa: E402
 from hvd_deepreduce.config import Config  # noqa: E402
-from hvd_deepreduce.messages import Slice  # noqa: E402
 from hvd_deepreduce.ops import rans  # noqa: E402
 from hvd_deepreduce.pipeline import Pipeline  # noqa: E402
 from tests import cuda_emulator  # noqa: E402
@@ -215,7 +215,7 @@ def table(each: Callable[[str, Estimate], None] = lambda name, estimate: None) -
             "encode",
             name,
             [
-                lambda g=g, r=r, p=p: messages.encode(g, r, None, p, 2, False, lambda _: True)  # type: ignore[misc]
+                lambda g=g, r=r, p=p: bundle.encode(g, r, None, p, 2, False, lambda _: True)  # type: ignore[misc]
                 for g, r, p in zip(there, residuals, slices, strict=True)
             ],
             aims.get("encode"),
@@ -227,7 +227,7 @@ def table(each: Callable[[str, Estimate], None] = lambda name, estimate: None) -
                 f"decode and sum of {ranks} ranks",
                 name,
                 [
-                    lambda o=o, d=d, n=ranks, p=p: messages.sum_into(o, d, n, p, 1.0)  # type: ignore[misc]
+                    lambda o=o, d=d, n=ranks, p=p: bundle.sum_into(o, d, n, p, 1.0)  # type: ignore[misc]
                     for o, d, p in zip(outs, data, slices, strict=True)
                 ],
                 aims.get(f"decode and sum of {ranks} ranks"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -15,28 +15,50 @@ RATE_HELP = f"rate of each link, as in 1gbit or 100mbit; {MEMORY}: no laboratory
 PRIORITY_HELP = "scheduling priority of the ranks over other work on this machine, 0 to 20 (needs root)"
 
 
-def run(arguments: Sequence[str], hosts: int, rate: str) -> None:
+def run(
+    arguments: Sequence[str],
+    hosts: int,
+    rate: str,
+    ranks: int = 1,
+    variables: Mapping[str, str] | None = None,
+    seconds: float | None = None,
+) -> None:
     """Creates a laboratory, runs a Python program on each of its hosts, and removes it.
 
     Args:
         arguments: the program and its arguments.
-        hosts: how many; one rank each, with one thread, since they share the cores of this machine.
+        hosts: how many.
         rate: of each link, in the format of tc, or ``MEMORY``.
+        ranks: of each host, with one thread each, since they share the cores of this machine.
+        variables: of the ranks' environment, beside the caller's.
+        seconds: after which the program is ended; None: there is no limit.
 
     Raises:
         subprocess.CalledProcessError: the program has failed, or there can be no laboratory.
+        subprocess.TimeoutExpired: after ``seconds``.
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = ["mpirun", "-np", str(hosts), "-x", "OMP_NUM_THREADS", sys.executable, *arguments]
+    given = {"OMP_NUM_THREADS": "1", **(variables or {})}
+    environment = {**os.environ, **given}
+    command = ["mpirun", "-np", str(hosts * ranks)]
+    for name in [*given, *(["PYTHONPATH"] if "PYTHONPATH" in environment else [])]:
+        command += ["-x", name]
     if rate == MEMORY:
-        subprocess.run(command, check=True, env=environment)
+        subprocess.run([*command, sys.executable, *arguments], check=True, env=environment, timeout=seconds)
         return
+    command += ["--oversubscribe", "-H", ",".join(f"{address(host)}:{ranks}" for host in range(hosts))]
     netlab = str(ROOT / "scripts" / "netlab")
     subprocess.run([netlab, "up", str(hosts), rate], check=True)
     try:
-        subprocess.run([netlab, "run", *command], check=True, env=environment)
+        subprocess.run(
+            [netlab, "run", *command, sys.executable, *arguments], check=True, env=environment, timeout=seconds
+        )
     finally:
         subprocess.run([netlab, "down"], check=True)
+
+
+def address(host: int) -> str:
+    """Of a host of the laboratory; the first has the number 0."""
+    return f"10.77.0.{host + 1}"
 
 
 def prioritize(priority: int) -> None:

@@ -12,6 +12,7 @@ from hvd_deepreduce.codec import (
     IndexCodec,
     JointCodec,
     Registry,
+    RngKey,
     Sparsifier,
     ValueCodec,
     index_codecs,
@@ -77,3 +78,26 @@ def inputs() -> dict[str, np.ndarray]:
         "float64_beyond_float32": np.array([1e300, -1e-300, 1e39, 0.5, -1e308, 5e-324] * 20),
         "thousand": random(1024),
     }
+
+
+AWKWARD: dict[str, np.ndarray] = {
+    "none": np.empty(0, np.float32),
+    "one": np.array([3.0], np.float32),
+    "one zero": np.array([0.0], np.float32),
+    "equal": np.full(1009, -7.25, np.float32),
+    "zeros": np.zeros(1009, np.float32),
+    "largest": np.full(1009, np.finfo(np.float32).max, np.float32),
+    "smallest": np.full(1009, 1e-45, np.float32),
+}
+"""Values that codecs with buckets of similar values keep as they are."""
+
+
+def index_of_any_bytes(codec: type[IndexCodec] | IndexCodec, data: bytes, numel: int, count: int) -> list[int] | None:
+    """What an index codec reads in bytes that nobody may have written: at most ``count`` indices. None: it refuses."""
+    count = min(count, numel)
+    try:
+        found = codec.decode(np.frombuffer(data, np.uint8), numel, count, RngKey(1, 2, 3))
+    except ValueError:
+        return None
+    assert found.size == count and np.all(np.diff(found.astype(np.int64)) > 0) and np.all(found < numel)
+    return found.tolist()

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_deepreduce import messages
+from hvd_deepreduce import bundle
+from hvd_deepreduce.bundle import Slice
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import ContainerError
-from hvd_deepreduce.messages import Slice
 from hvd_deepreduce.pipeline import Pipeline
 from tests import cases
 
@@ -42,7 +42,7 @@ def slices(pipeline, sizes, key=KEY):
 
 def message(pipeline, gradient, residual, sizes, key=KEY, finite=False):
     feeds_back = residual is not None
-    return messages.encode(gradient, residual, None, slices(pipeline, sizes, key), 2, finite, lambda _: feeds_back)
+    return bundle.encode(gradient, residual, None, slices(pipeline, sizes, key), 2, finite, lambda _: feeds_back)
 
 
 @settings(deadline=None, max_examples=150)
@@ -75,7 +75,7 @@ def test_messages_are_those_of_the_composed_way(data):
         ]
         out = np.full(numel, 7, np.float32)
         last = KEY._replace(rank=ranks - 1)
-        own = messages.sum_into(out, np.concatenate(sent), ranks, slices(pipeline, sizes, last), scale)
+        own = bundle.sum_into(out, np.concatenate(sent), ranks, slices(pipeline, sizes, last), scale)
         assert own == sent[-1].size
         found.append([one.tobytes() for one in (*sent, out, *residuals) if one is not None])
     assert found[0] == found[1]
@@ -102,7 +102,7 @@ def test_a_slice_that_is_not_finite_is_sent_whole_and_the_others_are_not(bad):
         np.testing.assert_array_equal(residual[300:500], 1)
         assert (residual[:300] != 1).all()
         out = np.empty_like(gradient)
-        messages.sum_into(out, sent, 1, slices(pipeline, sizes, KEY._replace(rank=0)), 1.0)
+        bundle.sum_into(out, sent, 1, slices(pipeline, sizes, KEY._replace(rank=0)), 1.0)
         np.testing.assert_array_equal(out[300:500], gradient[300:500])
         found.append((sent.tobytes(), out.tobytes(), residual.tobytes()))
     assert found[0] == found[1]
@@ -113,26 +113,26 @@ def test_any_changed_byte_is_refused_with_the_composed_way_s_error():
     sizes = [150, 90]
     sent = [message(pipeline, cases.random(240, seed=seed), None, sizes, KEY._replace(rank=seed)) for seed in range(2)]
     whole = np.concatenate(sent)
-    assert messages.sum_into(np.empty(240, np.float32), whole, 2, slices(pipeline, sizes), 1.0) == sent[1].size
+    assert bundle.sum_into(np.empty(240, np.float32), whole, 2, slices(pipeline, sizes), 1.0) == sent[1].size
     for at in range(whole.size):
         broken = whole.copy()
         broken[at] ^= 1 << at % 8
         out = np.full(240, 7, np.float32)
         with pytest.raises(ContainerError, match=f"rank {int(at >= sent[0].size)} cannot be read"):
-            messages.sum_into(out, broken, 2, slices(pipeline, sizes), 1.0)
+            bundle.sum_into(out, broken, 2, slices(pipeline, sizes), 1.0)
         assert (out == 7).all()
     for cut in range(whole.size):
         with pytest.raises(ContainerError, match="cannot be read"):
-            messages.sum_into(np.empty(240, np.float32), whole[:cut], 2, slices(pipeline, sizes), 1.0)
+            bundle.sum_into(np.empty(240, np.float32), whole[:cut], 2, slices(pipeline, sizes), 1.0)
     with pytest.raises(ContainerError, match="1 bytes follow"):
-        messages.sum_into(np.empty(240, np.float32), np.append(whole, np.uint8(0)), 2, slices(pipeline, sizes), 1.0)
+        bundle.sum_into(np.empty(240, np.float32), np.append(whole, np.uint8(0)), 2, slices(pipeline, sizes), 1.0)
 
 
 def test_a_container_of_another_step_is_refused():
     pipeline, _ = both(config())
     sent = message(pipeline, cases.random(100), None, [100])
     with pytest.raises(ContainerError, match="of another parameter, step or config"):
-        messages.sum_into(
+        bundle.sum_into(
             np.empty(100, np.float32), sent, 1, slices(pipeline, [100], KEY._replace(step=6, rank=0)), 1.0
         )
 
@@ -158,7 +158,7 @@ def test_the_recommended_preset_has_them_and_other_dtypes_go_the_composed_way():
     assert not pipeline.fused.takes(gradient)
     key = KEY._replace(rank=0)
     out = np.empty_like(gradient)
-    messages.sum_into(out, message(pipeline, gradient, None, [1000], key), 1, slices(pipeline, [1000], key), 1.0)
+    bundle.sum_into(out, message(pipeline, gradient, None, [1000], key), 1, slices(pipeline, [1000], key), 1.0)
     assert np.count_nonzero(out) == 10
 
 

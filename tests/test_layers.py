@@ -25,7 +25,7 @@ LAYERS: list[set[str]] = [
     {"exchange.settings", "exchange.traffic", "feedback", "local_updates", "plugins", "presets", "schedule"},
     {"effects"},
     {"config", "container", "short_container"},
-    {"decoding", "fused", "memory", "messages", "pipeline"},
+    {"bundle", "decoding", "fused", "memory", "pipeline"},
     {"exchange"},
     {"exchange.mpi_transport"},
     {"exchange.session"},

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce import messages
+from hvd_deepreduce import bundle
+from hvd_deepreduce.bundle import Slice
 from hvd_deepreduce.codec import U32, Floats, IndexCodec, RngKey, ValueCodec, index_codecs, joint_codecs, value_codecs
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.decoding import unordered
 from hvd_deepreduce.engine import BucketLayout, Member, Parameter, small
 from hvd_deepreduce.engine.pipelines import Pipelines
-from hvd_deepreduce.messages import Slice
 from hvd_deepreduce.pipeline import Pipeline
 
 KEY = RngKey(0, 0, 0)
@@ -163,13 +163,13 @@ class WholeConfig:
 
     def encode(self) -> Any:
         """Accumulates, selects, encodes, and subtracts what is sent."""
-        return messages.encode(
+        return bundle.encode(
             self._vector, self._residual, self._velocity, self._slices, 1, False, lambda one: one.config.error_feedback
         )
 
     def decode(self) -> None:
         """Decodes one rank's message and adds it up."""
-        messages.sum_into(self._out, self._message, 1, self._slices, 1.0)
+        bundle.sum_into(self._out, self._message, 1, self._slices, 1.0)
 
 
 Part = tuple[int, int]

@@ -41,8 +41,9 @@ Nothing here imports a framework, Horovod or MPI. Only an exchange over MPI load
 from hvd_deepreduce.engine.agreement import MismatchError
 from hvd_deepreduce.engine.buckets import Bucket, BucketLayout, Member
 from hvd_deepreduce.engine.collectives import Collectives
-from hvd_deepreduce.engine.engine import Engine, Snapshot, Told
+from hvd_deepreduce.engine.engine import Engine
 from hvd_deepreduce.engine.parameter import Parameter
+from hvd_deepreduce.engine.rank_state import Snapshot, Told
 from hvd_deepreduce.engine.reducer import Reducer, Ticket
 from hvd_deepreduce.engine.tensors import Device, Tensors
 

@@ -44,16 +44,17 @@ class Levels:
             self.across.close()
 
 
-def find(collectives: Collectives, hierarchical: Hierarchical) -> Levels | None:
+def find(collectives: Collectives, hierarchical: Hierarchical, has_velocity: bool = False) -> Levels | None:
     """This rank's groups; None: the exchange is flat. Every rank calls it at the same time.
 
     Args:
         collectives: of all ranks.
         hierarchical: from the config.
+        has_velocity: whether gradients have a momentum, which only compressed ones are given.
 
     Raises:
-        RuntimeError: nodes have different numbers of ranks, or the groups cannot be made. On all ranks, and not with
-            ``auto``.
+        RuntimeError: on all ranks: nodes have different numbers of ranks, or the groups cannot be made, and
+            ``hierarchical`` is not ``auto``; or all ranks are on one node and there are velocities.
     """
     rank, size = collectives.rank(), collectives.size()
     if hierarchical is False or size == 1:
@@ -69,12 +70,23 @@ def find(collectives: Collectives, hierarchical: Hierarchical) -> Levels | None:
         if len(nodes[0]) == 1 or (hierarchical == "auto" and len(nodes) == 1):
             return None
         slices = [list(ranks) for ranks in zip(*nodes, strict=True)] if len(nodes) > 1 else []
+        if not slices and has_velocity:
+            raise RuntimeError(
+                "all ranks are on one node, where hierarchical sends gradients uncompressed, and memory is 'dgc', "
+                "which gives a momentum to compressed gradients only: set hierarchical to 'auto', or leave it out"
+            )
         own = collectives.subsets([*nodes, *slices], all(one.get("divides") is True for one in told))
     except NoSubsetsError as error:
         if hierarchical != "auto":
             raise RuntimeError(f"hierarchical is {hierarchical}, and {error}") from None
         _log.warning("hierarchical is 'auto', and gradients are exchanged by all ranks at one level: %s", error)
         return None
+    if not slices:
+        _log.warning(
+            "hierarchical is %r, and all ranks are on one node, where gradients are sent uncompressed: leave "
+            "hierarchical out, or set it to 'auto'",
+            hierarchical,
+        )
     return Levels(rank, own[0], own[1] if slices else None)
 
 

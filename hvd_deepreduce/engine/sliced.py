@@ -1,19 +1,27 @@
-"""Runs the programs of ``exchange: reduce_scatter`` and of ``hierarchical`` over a job's collectives."""
+"""Buckets of which each rank sums a slice: ``exchange: reduce_scatter``, and ``hierarchical``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Thread
 from typing import Any
 
+import numpy as np
+
+from hvd_deepreduce.bundle import Slice
+from hvd_deepreduce.codec import Floats, RngKey
+from hvd_deepreduce.engine.buckets import Bucket
 from hvd_deepreduce.engine.collectives import Collectives
 from hvd_deepreduce.engine.levels import Levels
+from hvd_deepreduce.engine.parameter import VELOCITY
+from hvd_deepreduce.engine.rank_state import RankState
 from hvd_deepreduce.engine.stats import Stats
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.exchange.balance import AllGather, AllToAll, Inside
 from hvd_deepreduce.exchange.reduce_scatter import SlicedSum, Slices
 from hvd_deepreduce.exchange.two_levels import Total, TwoLevelSum
+from hvd_deepreduce.feedback import DGC
 
 
 class SlicedExchange:
@@ -124,3 +132,58 @@ class SlicedExchange:
         else:
             self._pending = self._collectives.start_allgather(asked.data, name)
         self._asked = asked
+
+
+def start_slices(state: RankState, bucket: Bucket, residual: Floats | None, velocity: Floats | None) -> SlicedExchange:
+    """Starts the exchange of a bucket by ``reduce_scatter``.
+
+    Args:
+        residual, velocity: of the bucket. What this rank loses as a slice's owner stays in the residual, also of a rank
+            that sends zeros (``RankState.feedback``).
+    """
+    with state.stats.span("encode", bucket.name):
+        work = SlicedSum(
+            state.pipeline, state.collectives.size(), bucket.key, bucket.gradient,
+            residual=residual if state.feedback else None,
+            keeps=residual,
+            velocity=velocity,
+            parts=bucket.parts if state.config.selection == "tensor" else None,
+            finite=bucket.finite,
+        )  # fmt: skip
+        return SlicedExchange(work, state.collectives, bucket.name, state.stats)
+
+
+def start_two_levels(state: RankState, groups: Levels, bucket: Bucket, slices: Sequence[Slice]) -> SlicedExchange:
+    """Starts the exchange of a bucket over two levels. What fails before is told to all ranks, which would wait.
+
+    Args:
+        groups: ``state.levels``.
+        slices: what of the bucket has settings of its own.
+    """
+    with state.stats.span("encode", bucket.name):
+        work = _two_levels(state, groups, slices, bucket.gradient)
+        try:
+            bucket.clear_missing()
+            work.gradient = bucket.gradient
+            pipelines = [state.pipeline_of(parameter) for parameter in bucket.members]
+            if any(map(state.feeds_back, pipelines)):
+                work.residual = state.kept_of_slice(bucket, work.part)
+            if any(isinstance(one.config.memory, DGC) for one in pipelines):
+                work.velocity = state.kept_of_slice(bucket, work.part, VELOCITY)
+        except Exception as error:
+            work.failures.append(error)
+        return SlicedExchange(work, groups, bucket.name, state.stats)
+
+
+def start_failed(state: RankState, groups: Levels, error: Exception, numel: int) -> SlicedExchange:
+    """Takes part in the exchange of a bucket of so many elements, which this rank could not start, over two levels."""
+    vector = np.zeros(numel, np.float32)
+    whole = Slice(state.pipeline, (0, numel), RngKey(state.config.seed, 0, 0))
+    work = _two_levels(state, groups, [whole], vector)
+    work.failures.append(error)
+    return SlicedExchange(work, groups, "failed", state.stats)
+
+
+def _two_levels(state: RankState, groups: Levels, slices: Sequence[Slice], gradient: Floats) -> TwoLevelSum:
+    """This rank's part in the sum of a vector, so far without a residual."""
+    return TwoLevelSum(state.pipeline, groups.place, slices, gradient, feeds_back=state.feeds_back)

@@ -10,7 +10,8 @@ So a node sends and receives between nodes what one rank would, however many ran
 all ranks' residuals are together what came in.
 
 A residual of elements outside of this rank's slice, as a loaded state or another division of the model may leave, goes
-to the slice's rank in step 1 and into its residual.
+to the slice's rank in step 1 and into its residual. If a rank of the node refuses the vector, nobody takes it, and it
+goes back to where it was held.
 
 A rank that fails takes part in all collectives: it sends the text of its error in place of its elements, and who gets
 one passes it on. Nobody waits, and all ranks of all nodes raise it.
@@ -25,13 +26,13 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce import messages, short_container
+from hvd_deepreduce import bundle, short_container
+from hvd_deepreduce.bundle import Slice
 from hvd_deepreduce.codec import U8, Floats, RngKey
 from hvd_deepreduce.container import ContainerError, refusal
 from hvd_deepreduce.exchange.balance import AllGather, AllToAll, Inside, equal_bounds
 from hvd_deepreduce.exchange.reduce_scatter import MAX_BYTES, GoesOn, SlicedSum, error_in, told
 from hvd_deepreduce.exchange.settings import ReduceScatter
-from hvd_deepreduce.messages import Slice
 from hvd_deepreduce.ops import arrays, deferred
 from hvd_deepreduce.pipeline import Pipeline
 
@@ -62,11 +63,13 @@ class Kept:
 
     Attributes:
         slice: of this rank's slice, changed in place.
-        rest: what is held elsewhere in the vector, ``[numel]``, with zeros in the slice; None: nothing.
+        rest: what was held elsewhere in the vector, ``[numel]``, with zeros in the slice; None: nothing.
+        put_back: called with ``rest`` if no other rank takes it.
     """
 
     slice: Floats
     rest: Floats | None = None
+    put_back: Callable[[Floats], None] = lambda rest: None
 
 
 @dataclass(frozen=True)
@@ -177,11 +180,17 @@ class TwoLevelSum(GoesOn):
         begin, end = self.part
         numel, width = end - begin, self._width(self.place.inside)
         received = arrays.move_like(received, self.gradient)
+        messages = [received[last - size : last] for size, last in zip(sizes, accumulate(sizes), strict=True)]
+        odd = [sender for sender, size in enumerate(sizes) if size not in (width, 3 * width)]
+        for sender in odd:
+            error = error_in(messages[sender])
+            if error is not None:  # the sender has told it to all ranks of the node: none of them comes further
+                self._put_back()
+                raise error
+        if odd:
+            raise refusal(odd[0], f"it has {sizes[odd[0]]} bytes, and the slice has {width}")
         parts: list[Floats] = []
-        for sender, (size, last) in enumerate(zip(sizes, accumulate(sizes), strict=True)):
-            message = received[last - size : last]
-            if size not in (width, 3 * width):
-                raise error_in(message) or refusal(sender, f"it has {size} bytes, and the slice has {width}")
+        for size, message in zip(sizes, messages, strict=True):
             vectors = message.view(self.gradient.dtype)
             parts.append(vectors[:numel])
             for at, kept in ((1, self.residual), (2, self.velocity)):
@@ -190,6 +199,11 @@ class TwoLevelSum(GoesOn):
         total: Floats = arrays.empty(numel, self.gradient.dtype, self.gradient)
         arrays.sum_into(total, [(None, part) for part in parts], 1.0, self.pipeline.threads)
         return total
+
+    def _put_back(self) -> None:
+        for kept in (self.residual, self.velocity):
+            if kept is not None and kept.rest is not None:
+                kept.put_back(kept.rest)
 
     def _whole(self, gathered: U8) -> Floats:
         """The slices of all ranks of the node."""
@@ -232,14 +246,14 @@ class TwoLevelSum(GoesOn):
         packed = self._attempt(None, self._packed, total, tensors)
         gathered = yield AllGather(self._told(None) if packed is None else packed)
         try:
-            messages.sum_into(total, gathered, self.place.nodes, tensors, 1.0)
+            bundle.sum_into(total, gathered, self.place.nodes, tensors, 1.0)
         except ContainerError as error:
             raise self._told_in(gathered, total, tensors) or error from None
 
     def _packed(self, total: Floats, tensors: Sequence[Slice]) -> U8:
         self._raise_failure()
         residual, velocity = (None if kept is None else kept.slice for kept in (self.residual, self.velocity))
-        return messages.encode(total, residual, velocity, tensors, self.place.nodes, False, self.feeds_back)
+        return bundle.encode(total, residual, velocity, tensors, self.place.nodes, False, self.feeds_back)
 
     def _told_in(self, gathered: U8, like: Floats, tensors: Sequence[Slice]) -> ContainerError | None:
         """The error that a node has sent in place of its containers; None: there is none."""

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from hvd_deepreduce.torch.horovod import DeepReduce, no_instance
+from hvd_deepreduce.torch.horovod import DeepReduce
+from hvd_deepreduce.torch.owners import no_instance
 
 
 def check(optimizer: Any, args: Any, kwargs: Any) -> None:

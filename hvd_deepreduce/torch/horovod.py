@@ -29,14 +29,10 @@ from hvd_deepreduce.sparse import MAX_NUMEL
 from hvd_deepreduce.torch import sparse
 from hvd_deepreduce.torch.collectives import TorchCollectives, as_it_is, wire_device
 from hvd_deepreduce.torch.dense import Rest, as_it_came, flush
+from hvd_deepreduce.torch.owners import ADASUM, Owners, no_instance
 from hvd_deepreduce.torch.states import as_tensors, on_host
 from hvd_deepreduce.torch.tensors import TorchTensors
 
-LINE = (
-    "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), "
-    'compression=DeepReduce(model, "topk_rice_qsgd"))'
-)
-ADASUM = "op=hvd.Adasum: Adasum cannot be computed on compressed gradients. Use op=hvd.Average or op=hvd.Sum"
 LATE = (
     "parameters were unfrozen (requires_grad), or given to the optimizer, after hvd.DistributedOptimizer was made: "
     "{names}. Horovod does not reduce their gradients, so the ranks' parameters would differ from this step on; it was "
@@ -79,39 +75,15 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         process_set: Any = None,
         **settings: Any,
     ) -> None:
-        if not isinstance(model, Iterable | torch.nn.Module) or isinstance(model, str | Path | Mapping | Config):
-            raise TypeError(
-                f"the first argument of DeepReduce is {_a(model)}, but it must be the model: DeepReduce needs it to "
-                f"find the parameter of a gradient. Write: {LINE}"
-            )
-        self._model = model if isinstance(model, torch.nn.Module) else None
-        pairs = list(model.named_parameters() if isinstance(model, torch.nn.Module) else model)
-        if not all(map(_is_pair, pairs)):
-            raise TypeError(
-                "the first argument of DeepReduce must be a torch.nn.Module or its named_parameters(), but its items "
-                f"are not pairs of a name and a tensor. Write: {LINE}"
-            )
-        self._pairs = dict(pairs)
-        if len(self._pairs) != len(pairs):
-            raise ValueError("two parameters have the same name: give each parameter a name of its own")
-        parameters = [
-            Parameter(name, number, tuple(tensor.shape), str(tensor.dtype))
-            for number, (name, tensor) in enumerate(pairs)
-        ]
+        self._owners = owners = Owners(model)
         # By optimizer: ids of the parameters that were trainable at its first step, and when it was checked last.
         self._first_trained: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
         self._checked: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
-        self._by_shape: dict[tuple[int, ...], list[tuple[Parameter, torch.Tensor]]] = {}
         self._handles: list[Any] = []
-        for parameter in parameters:
-            tensor = self._pairs[parameter.name]
-            self._by_shape.setdefault(parameter.shape, []).append((parameter, tensor))
-        self._hooked = [tensor for tensor in self._pairs.values() if tensor.requires_grad]
+        self._hooked = [tensor for tensor in owners.tensors.values() if tensor.requires_grad]
         self._hook()
         self._remove_hooks = weakref.finalize(self, _remove, self._handles)
         self._remove_hooks.atexit = False
-        self._latest: torch.Tensor | None = None
-        self._parameter_of = {id(self._pairs[parameter.name]): parameter for parameter in parameters}
         self._carriers: dict[str, torch.Tensor] = {}
         self._sparse: dict[torch.Tensor, int] = {}
         self._sent_alone: set[str] = set()
@@ -125,12 +97,12 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         self._reduced: set[str] = set()
         self._tensors = TorchTensors()
         self._collectives = TorchCollectives(self._tensors, process_set)
-        self._engine = Engine(Config.load(config, **settings).for_gradients(), self._collectives, parameters)
+        self._engine = Engine(Config.load(config, **settings).for_gradients(), self._collectives, owners.parameters)
         self._reducer = Reducer(
             self._engine, self._tensors, self._trained, apart=self._is_apart, busy=torch.get_num_threads
         )
         self._trained()  # notes which parameters Horovod will reduce
-        modules = self._model.modules() if self._model is not None else ()
+        modules = owners.model.modules() if owners.model is not None else ()
         for tensor in sparse.tables(modules):
             self._send_alone(tensor)
 
@@ -224,8 +196,8 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         self._engine.close()
         self._remove_hooks()
         # Horovod's optimizer may keep this object alive: let go of the model and of the buckets.
-        self._model = self._latest = None
-        self._pairs, self._by_shape, self._sparse, self._carried, self._carriers = {}, {}, {}, {}, {}
+        self._owners.forget()
+        self._sparse, self._carried, self._carriers = {}, {}, {}
         self._reducer = Reducer(self._engine, self._tensors, self._trained)
 
     def __enter__(self) -> DeepReduce:
@@ -263,7 +235,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         if not tensor.is_floating_point():
             engine.count_allreduce(dense_bytes, dense_bytes)
             return tensor, None
-        parameter, own = self._find(tensor)
+        parameter, own = self._owners.find(tensor, engine.in_flight)
         whole = engine.dense or (engine.config.scope == "tensor" and self._small(parameter, tensor))
         if not engine.in_flight and (not self._agreed or not whole):
             self._meet()
@@ -328,14 +300,13 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         self._check_momentum(optimizer)
         if self._checked.get(optimizer) == numbers:
             return
-        known = self._parameter_of
         for parameter in trained:
-            if id(parameter) not in known:
-                raise self._unknown(parameter, [])
+            if self._owners.of(parameter) is None:
+                raise self._owners.unknown(parameter)
         # With one rank Horovod registers nothing: those of the first step, then.
         first = self._first_trained.setdefault(optimizer, set(numbers))
         reduced = {id(one) for one in optimizer._requires_update} or first
-        late = [known[number].name for number in numbers if number not in reduced]
+        late = [self._owners.named(one).name for one in trained if id(one) not in reduced]
         if late:
             optimizer.synchronize()  # nothing stays in flight
             raise RuntimeError(LATE.format(names=", ".join(late[:5]) + ", ..." * (len(late) > 5)))
@@ -385,7 +356,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
     def _came(self, tensor: torch.Tensor) -> None:
         """Notes the parameter whose gradient came last. Starts the exchange of a sparse one that Horovod is about to
         send, and notes its bytes, since Horovod shows only the ranks' sum."""
-        self._latest = tensor
+        self._owners.latest = tensor
         gradient = tensor.grad
         process_set = self._collectives.process_set
         if gradient is not None and gradient.is_sparse and process_set.included() and process_set.size() > 1:
@@ -397,18 +368,18 @@ class DeepReduce(Compressor):  # type: ignore[misc]
 
     def _is_apart(self, parameter: Parameter) -> bool:
         """Whether the parameter's gradients are in no bucket: they are sparse, or too small to be compressed."""
-        return parameter.name in self._sent_alone or self._small(parameter, self._pairs[parameter.name])
+        return parameter.name in self._sent_alone or self._small(parameter, self._owners.tensors[parameter.name])
 
     def _send_alone(self, tensor: torch.Tensor) -> None:
         """Leaves a parameter with sparse gradients out of the buckets of later steps."""
-        parameter = self._parameter_of.get(id(tensor))
+        parameter = self._owners.of(tensor)
         if parameter is not None:
             self._sent_alone.add(parameter.name)
 
     def _start_sparse(self, tensor: torch.Tensor, gradient: torch.Tensor) -> None:
         """Sends a sparse gradient and puts a carrier in its place, if Horovod sends it after this backward pass."""
         engine = self._engine
-        parameter = self._parameter_of[id(tensor)]
+        parameter = self._owners.named(tensor)
         if (
             engine.dense
             or not engine.takes_sparse(parameter)
@@ -497,16 +468,17 @@ class DeepReduce(Compressor):  # type: ignore[misc]
                     p.shape,
                     p.dtype + " frozen" * (p.name not in trained) + " uncompressed" * self._small(p, tensor),
                 )
-                for p, tensor in zip(self._engine.parameters.values(), self._pairs.values(), strict=True)
+                for p, tensor in zip(self._engine.parameters.values(), self._owners.tensors.values(), strict=True)
             ]
         )
         self._agreed = True
 
     def _trained(self) -> list[tuple[Parameter, Device]]:
         """The parameters that Horovod reduces. Those that were frozen later stay: Horovod sends zeros for them."""
-        self._reduced.update(name for name, tensor in self._pairs.items() if tensor.requires_grad)
+        tensors = self._owners.tensors
+        self._reduced.update(name for name, tensor in tensors.items() if tensor.requires_grad)
         return [
-            (parameter, self._tensors.device(self._pairs[name]))
+            (parameter, self._tensors.device(tensors[name]))
             for name, parameter in self._engine.parameters.items()
             if name in self._reduced
         ]
@@ -519,57 +491,6 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             carrier = torch.empty(1, dtype=torch.float64, device=wire_device(gradient))
             self._carriers[parameter.name] = carrier
         return carrier.fill_(1.0)
-
-    def _find(self, gradient: torch.Tensor) -> tuple[Parameter, bool]:
-        """The parameter whose gradient this is, and whether it is its ``grad``, and not a copy."""
-        latest = self._latest
-        if latest is not None and latest.grad is gradient:
-            return self._parameter_of[id(latest)], True
-        candidates = self._by_shape.get(tuple(gradient.shape), [])
-        for parameter, tensor in candidates:
-            if tensor.grad is gradient:
-                return parameter, True
-        # sparse_as_dense passes a dense copy of a sparse gradient, in its parameter's own hook.
-        sparse = [
-            (parameter, tensor)
-            for parameter, tensor in candidates
-            if tensor.grad is not None and tensor.grad.is_sparse and parameter.name not in self._engine.in_flight
-        ]
-        came = [parameter for parameter, tensor in sparse if tensor is latest]
-        if came or len(sparse) == 1:
-            self._latest = None
-            return came[0] if came else sparse[0][0], False
-        # Without a hook (a step before its last backward pass): compare the contents.
-        equal = [p for p, t in sparse if t.grad is not None and torch.equal(t.grad.to_dense(), gradient)]
-        if len(equal) == 1:
-            return equal[0], False
-        raise self._unknown(gradient, equal)
-
-    def _unknown(self, gradient: torch.Tensor, equal: list[Parameter]) -> ValueError:
-        given = f"{gradient.dtype} {list(gradient.shape)}"
-        if equal:
-            names = ", ".join(parameter.name for parameter in equal)
-            return ValueError(
-                f"a gradient {given} may belong to any of {names}, because their sparse gradients are equal: call "
-                "backward() backward_passes_per_step times before step()"
-            )
-        if any(tensor is gradient for tensor in self._pairs.values()):
-            return ValueError(f"Horovod passed a parameter in place of its gradient, as it does with {ADASUM}")
-        if self._model is not None:
-            now = dict(self._model.named_parameters())
-            shapes = {name: tuple(tensor.shape) for name, tensor in now.items()}
-            known = {parameter.name: parameter.shape for parameter in self._engine.parameters.values()}
-            changed = [name for name in {**now, **known} if shapes.get(name) != known.get(name)]
-            changed += [name for name in now if name not in changed and now[name] is not self._pairs[name]]
-            if changed:
-                return ValueError(
-                    f"the model was changed after DeepReduce was created: {', '.join(changed[:5])}. Create the "
-                    "optimizer and DeepReduce again after the change"
-                )
-        return ValueError(
-            f"a gradient {given} does not belong to any parameter of the model that DeepReduce was given: give "
-            "DeepReduce the model that the optimizer trains"
-        )
 
 
 def _noting_latest(compression: weakref.ref[DeepReduce]) -> Callable[[torch.Tensor], None]:
@@ -586,24 +507,6 @@ def _noting_latest(compression: weakref.ref[DeepReduce]) -> Callable[[torch.Tens
 def _coo_bytes(gradient: torch.Tensor) -> int:
     """Bytes of a sparse gradient's indices (int64) and values."""
     return 8 * gradient._indices().numel() + gradient._values().numel() * gradient.element_size()
-
-
-def no_instance() -> TypeError:
-    """For ``compression=DeepReduce``."""
-    return TypeError(f"compression= was given the class DeepReduce; it must be an instance. Write: {LINE}")
-
-
-def _a(given: object) -> str:
-    """What an argument is, for an error."""
-    kind = type(given).__name__
-    return f"an optimizer ({kind})" if isinstance(given, torch.optim.Optimizer) else kind
-
-
-def _is_pair(given: object) -> bool:
-    """Whether it is a name and a tensor."""
-    if not isinstance(given, tuple) or len(given) != 2:
-        return False
-    return isinstance(given[0], str) and isinstance(given[1], torch.Tensor)
 
 
 def _remove(handles: list[Any]) -> None:

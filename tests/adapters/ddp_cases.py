@@ -36,6 +36,7 @@ from tests.adapters import containers, timelines
 from tests.adapters.scopes import TWO_LEVELS, ranks_of_node
 from tests.adapters.tcp import Meter
 from tests.case_runner import case, run_cases
+from tests.damaged import last_bit_changed
 
 LOSSLESS = {"sparsifier": {"name": "topk", "density": 1.0}, "value": "raw", "index": "bitmap", "scope": "bucket"}
 LOSSY = {"sparsifier": {"name": "topk", "density": 0.05}, "scope": "bucket"}
@@ -598,17 +599,12 @@ def patched(state, replacement):
 
 @case
 def what_fails_on_one_rank_is_an_error_on_all():
-    def damaged(encode, *arguments):
-        packed = encode(*arguments)
-        packed[-1] ^= 4
-        return packed
-
     def failing(encode, *arguments):
         raise ValueError("no ink")
 
     last = dist.get_world_size() - 1
     for replacement, error, match in (
-        (damaged, ContainerError, f"the container of rank {last} cannot be read: its checksum"),
+        (last_bit_changed, ContainerError, f"the container of rank {last} cannot be read: its checksum"),
         (failing, RuntimeError, f"this step failed on rank {last}: 'ValueError: no ink'. No gradient of it"),
     ):
         model, state = hooked(LOSSY)

@@ -28,6 +28,7 @@ from tests.adapters import containers, dgc_job, timelines
 from tests.adapters.scopes import SCOPES, TWO_LEVELS, WITHOUT_MPI, ranks_of_node
 from tests.adapters.tcp import Meter
 from tests.case_runner import case, run_cases
+from tests.damaged import damage
 
 LOSSLESS = {"sparsifier": {"name": "topk", "density": 1.0}, "value": "raw", "index": "bitmap", "min_elements": 0}
 LOSSY = {"sparsifier": {"name": "topk", "density": 0.05}, "min_elements": 0}
@@ -1233,14 +1234,7 @@ def a_corrupt_container():
     compression = DeepReduce(model, LOSSY)
     optimizer = train(model, compression, steps=1)
     if hvd.rank() == 1:
-        encode = compression._engine.pipeline.encode
-
-        def damaged(*arguments):
-            packed = encode(*arguments)
-            packed[-1] ^= 4
-            return packed
-
-        compression._engine.pipeline.encode = damaged
+        damage(compression._engine.pipeline)
     optimizer.zero_grad()
     loss_of(model, 7).backward()
     raises_everywhere(ContainerError, "the container of rank 1 cannot be read: its checksum", optimizer.step)

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from hvd_deepreduce import Config, ConfigError, ContainerError
 from hvd_deepreduce.engine import levels
 from hvd_deepreduce.engine.collectives import NoSubsetsError
+from hvd_deepreduce.exchange import two_levels as two_levels_exchange
 from hvd_deepreduce.exchange.settings import ReduceScatter
 from hvd_deepreduce.sparsify.topk import kept_of
+from tests.damaged import damage
 from tests.engine.numpy_adapter import Job, NumpyAdapter, run_ranks
 from tests.oracle import topk
 from tests.oracle.two_levels import two_levels
@@ -256,7 +258,7 @@ def test_what_fails_on_one_rank_is_an_error_on_all(way, where):
     def failing(*_, **__):
         raise MemoryError("no ink")
 
-    def damage(engine):
+    def break_down(engine):
         if where == "memory":
             engine._memory.slice = failing
         elif where == "encode":
@@ -276,7 +278,7 @@ def test_what_fails_on_one_rank_is_an_error_on_all(way, where):
         adapter = NumpyAdapter(collectives, MODEL, {**EXACT, **way})
         adapter.step(gradients_of(0, collectives.rank()))
         if collectives.rank() == 3:
-            damage(adapter.engine)
+            break_down(adapter.engine)
         try:
             adapter.step(gradients_of(1, collectives.rank()))
         except ContainerError as error:
@@ -288,6 +290,38 @@ def test_what_fails_on_one_rank_is_an_error_on_all(way, where):
     assert re.search(expected, caught[0]), caught[0]
 
 
+@pytest.mark.parametrize("memory", ["residual", "dgc"])
+@pytest.mark.parametrize("refused_by", ["size", "another rank"])
+def test_a_residual_outside_of_the_slice_outlives_a_refused_bucket(refused_by, memory, monkeypatch):
+    """What a rank holds of another one's slice stays with it, unless it was taken."""
+    model = {"a": ((200,), "f4"), "b": ((150,), "f4"), "c": ((50,), "f4")}
+    config = {**EXACT, "scope": "model", "selection": "tensor", "memory": memory}
+    states = [state for _, state, _, _ in job(config, 4, model=model)]
+    for pair in (states[:2], states[2:]):  # each holds the other one's slice
+        held = [dict(state["residuals"]) for state in pair]
+        pair[0]["residuals"], pair[1]["residuals"] = held[1], held[0]
+    if refused_by == "size":
+        # A message with residuals is three times as long as one without.
+        monkeypatch.setattr(two_levels_exchange, "MAX_BYTES", 2 * 4 * 400)
+    refusing = range(4) if refused_by == "size" else (2, 3)
+
+    def work(collectives):
+        rank = collectives.rank()
+        adapter = NumpyAdapter(collectives, model, config)
+        adapter.engine.load_state_dict(states[rank])
+        if refused_by == "another rank" and rank == 3:
+            monkeypatch.setattr(adapter.engine._memory, "slice", lambda *_: 1 / 0)
+        with pytest.raises(ContainerError, match="at most 3200 fit" if refused_by == "size" else "ZeroDivisionError"):
+            adapter.step(gradients_of(3, rank, model))
+        return adapter.engine.state_dict()["residuals"]
+
+    for rank, held in enumerate(run_ranks(4, work)):
+        if rank in refusing:
+            before = {name: one for name, one in states[rank]["residuals"].items() if one.any()}
+            assert held.keys() >= before.keys() and len(before) >= 1 + (memory == "dgc")
+            assert all(np.array_equal(one, before.get(name, np.zeros_like(one))) for name, one in held.items())
+
+
 def test_a_damaged_container_is_an_error_on_all():
     caught = []
 
@@ -295,14 +329,7 @@ def test_a_damaged_container_is_an_error_on_all():
         adapter = NumpyAdapter(collectives, MODEL, {**EXACT, "scope": "model"})
         adapter.step(gradients_of(0, collectives.rank()))
         if collectives.rank() == 2:
-            encode = adapter.engine.pipeline.encode
-
-            def damaged(*arguments):
-                packed = encode(*arguments)
-                packed[-1] ^= 4
-                return packed
-
-            adapter.engine.pipeline.encode = damaged
+            damage(adapter.engine.pipeline)
         try:
             adapter.step(gradients_of(1, collectives.rank()))
         except ContainerError as error:

@@ -9,6 +9,7 @@ from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.pipeline import Pipeline
+from tests.damaged import damage
 from tests.engine.numpy_adapter import Job, NumpyAdapter, ThreadCollectives, run_ranks
 
 MODEL = {
@@ -117,16 +118,8 @@ def test_a_larger_scope_sends_the_containers_of_its_tensors():
 def test_a_damaged_container_names_its_rank_and_tensor():
     def work(collectives):
         adapter = NumpyAdapter(collectives, MODEL, {**CONFIG, **SCOPES[1]})
-        pipeline = adapter.engine.pipeline_of(adapter.engine.parameters["layer.bias"])
-        encode = pipeline.encode
-
-        def damaged(*arguments):
-            packed = encode(*arguments)
-            packed[-1] ^= 1
-            return packed
-
         if collectives.rank() == 1:
-            pipeline.encode = damaged
+            damage(adapter.engine.pipeline_of(adapter.engine.parameters["layer.bias"]))
         with pytest.raises(ContainerError, match="rank 1 cannot be read: .* of parameter 2 at step 0") as info:
             adapter.step(gradients_of(0, collectives.rank()))
         return str(info.value)

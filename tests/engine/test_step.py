@@ -17,6 +17,7 @@ from hvd_deepreduce.engine.sliced import SlicedExchange
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.exchange.reduce_scatter import SlicedSum
 from hvd_deepreduce.pipeline import Pipeline
+from tests.damaged import damage, repair
 from tests.engine.numpy_adapter import Job, NumpyAdapter, run_ranks
 
 RANKS = 3
@@ -282,20 +283,14 @@ def test_a_broken_container_is_the_same_error_everywhere(scope):
         adapter = NumpyAdapter(collectives, MODEL, {**LOSSY, **scope})
         adapter.step(gradients_of(0, collectives.rank()))
         state = adapter.engine.state_dict()
-        encode = adapter.engine.pipeline.encode
-
-        def damaged(*arguments):
-            packed = encode(*arguments)
-            packed[-1] ^= 4
-            return packed
-
         if collectives.rank() == 1:
-            adapter.engine.pipeline.encode = damaged
+            damage(adapter.engine.pipeline)
         with pytest.raises(ContainerError) as info:
             adapter.step(gradients_of(1, collectives.rank()))
         with pytest.raises(RuntimeError, match="while gradients are in flight: call it after step"):
             adapter.engine.set_config(seed=1)
-        adapter.engine.pipeline.encode = encode
+        if collectives.rank() == 1:
+            repair(adapter.engine.pipeline)
         adapter.engine.load_state_dict(state)
         return str(info.value), adapter.step(gradients_of(2, collectives.rank()))
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from hvd_deepreduce import messages
+from hvd_deepreduce import bundle
 from hvd_deepreduce.engine import cores
 from hvd_deepreduce.engine.buckets import Bucket, BucketLayout
 from tests.engine.numpy_adapter import NumpyAdapter, NumpyTensors, run_ranks
@@ -224,7 +224,7 @@ def test_an_error_while_encoding_on_a_thread_comes_from_finish(monkeypatch):
         def failing(*arguments):
             raise MemoryError("no memory for the container")
 
-        monkeypatch.setattr("hvd_deepreduce.messages.encode", failing)
+        monkeypatch.setattr("hvd_deepreduce.bundle.encode", failing)
         ticket = adapter.start("b", np.ones(300, np.float32))
         with pytest.raises(MemoryError, match="no memory for the container"):
             adapter.reducer.finish(ticket, 1.0)
@@ -256,7 +256,7 @@ def test_a_container_s_limit_counts(tmp_path, monkeypatch, files, quota):
 
 def test_a_state_that_is_loaded_while_a_bucket_is_encoded_stays_as_it_is(monkeypatch):
     monkeypatch.setattr(cores, "of_rank", lambda local_size: 2)
-    encode = messages.encode
+    encode = bundle.encode
 
     def slow(*arguments):
         time.sleep(0.1)
@@ -270,7 +270,7 @@ def test_a_state_that_is_loaded_while_a_bucket_is_encoded_stays_as_it_is(monkeyp
             for name in MODEL:
                 adapter.reducer.finish(tickets[name], 1.0)
         state = adapter.engine.state_dict()
-        monkeypatch.setattr(messages, "encode", slow)
+        monkeypatch.setattr(bundle, "encode", slow)
         for name in ("b", "a"):
             adapter.start(name, np.ones(300, np.float32))
         adapter.reducer.settle()

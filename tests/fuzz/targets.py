@@ -16,6 +16,7 @@ import numpy as np
 
 from hvd_deepreduce import container as wire
 from hvd_deepreduce import short_container
+from hvd_deepreduce.bundle import Slice
 from hvd_deepreduce.codec import RngKey, index_codecs, joint_codecs, sparsifiers, value_codecs
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import Container, ContainerError
@@ -34,7 +35,6 @@ from hvd_deepreduce.joint import short_stream
 from hvd_deepreduce.joint.densestream import DenseStream
 from hvd_deepreduce.joint.stream import Stream
 from hvd_deepreduce.joint.stream_format import CODED, PAIRS, PLAIN, SHORT, pack, unpack, value_codec
-from hvd_deepreduce.messages import Slice
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.sparse import SparseTensor

@@ -10,10 +10,12 @@ from hvd_deepreduce.joint.minmax_sketch import MinMaxSketch
 from hvd_deepreduce.joint.skcompress import SKCompress
 from hvd_deepreduce.joint.sketchml import SketchML
 from hvd_deepreduce.ops import bits, quantile, sketch
+from tests.cases import AWKWARD
 from tests.joint.sketches import F32, KEY, gradient, round_trip
 from tests.oracle import minmax_sketch as oracle
 from tests.oracle import quantile as quantile_oracle
 
+WITH_FLOAT64 = {**AWKWARD, "float64": np.array([1e300, -1e300, 0, 1e-300] * 9, np.float64)}
 both = pytest.mark.parametrize("codec", [SketchML, SKCompress])
 
 
@@ -184,20 +186,7 @@ def test_dense_tensor(codec):
 
 
 @both
-@pytest.mark.parametrize(
-    "values",
-    [
-        np.empty(0, np.float32),
-        np.array([3.0], np.float32),
-        np.array([0.0], np.float32),
-        np.full(1009, -7.25, np.float32),
-        np.zeros(1009, np.float32),
-        np.full(1009, np.finfo(np.float32).max, np.float32),
-        np.full(1009, 1e-45, np.float32),
-        np.array([1e300, -1e300, 0, 1e-300] * 9, np.float64),
-    ],
-    ids=["none", "one", "one zero", "equal", "zeros", "largest", "smallest", "float64"],
-)
+@pytest.mark.parametrize("values", WITH_FLOAT64.values(), ids=WITH_FLOAT64)
 @pytest.mark.parametrize("dense", [False, True])
 def test_awkward_values(codec, values, dense):
     numel = values.size if dense else 2**32 - 1

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvd_deepreduce import messages
+from hvd_deepreduce import bundle
+from hvd_deepreduce.bundle import Slice
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.messages import Slice
 from hvd_deepreduce.pipeline import Pipeline
 from tests.ops.conftest import ON_GPU
 
@@ -123,7 +123,7 @@ def test_the_sum_of_many_ranks_is_the_cpu_s(gpu):
     slices = [Slice(pipeline, (0, NUMEL), KEY)]
     sent = [pipeline.encode(random(NUMEL, rank), None, KEY._replace(rank=rank), 2) for rank in range(ranks)]
     out = np.empty(NUMEL, np.float32)
-    messages.sum_into(out, np.concatenate(sent), ranks, slices, 1 / ranks)
+    bundle.sum_into(out, np.concatenate(sent), ranks, slices, 1 / ranks)
     there = gpu.module.empty(NUMEL, np.float32)
-    messages.sum_into(there, gpu.put(np.concatenate(sent)), ranks, slices, 1 / ranks)
+    bundle.sum_into(there, gpu.put(np.concatenate(sent)), ranks, slices, 1 / ranks)
     same(gpu, out, there)

@@ -6,6 +6,7 @@ import pytest
 
 from hvd_deepreduce import container as wire
 from hvd_deepreduce import short_container
+from hvd_deepreduce.bundle import Slice
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import ContainerError
@@ -13,7 +14,6 @@ from hvd_deepreduce.exchange.collective_simulation import CollectiveNetwork
 from hvd_deepreduce.exchange.reduce_scatter import SlicedSum
 from hvd_deepreduce.exchange.two_levels import Kept, TwoLevelSum
 from hvd_deepreduce.memory import Memory
-from hvd_deepreduce.messages import Slice
 from hvd_deepreduce.ops import deferred, sections
 from hvd_deepreduce.pipeline import Pipeline
 from tests import cases, two_levels

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from hvd_deepreduce import messages, short_container
+from hvd_deepreduce import bundle, short_container
+from hvd_deepreduce.bundle import Slice
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import ContainerError
-from hvd_deepreduce.messages import Slice
 from hvd_deepreduce.ops import deferred, fused
 from hvd_deepreduce.pipeline import Pipeline
 from tests import cases, cuda_emulator
@@ -34,7 +34,7 @@ def gathered(pipeline, sizes, ranks):
     for rank in range(ranks):
         parts = [one._replace(key=one.key._replace(rank=rank)) for one in slices(pipeline, sizes)]
         gradient = cases.random(sum(sizes), seed=rank)
-        sent.append(messages.encode(gradient, None, None, parts, ranks, True, lambda _: False))
+        sent.append(bundle.encode(gradient, None, None, parts, ranks, True, lambda _: False))
     return np.concatenate(sent)
 
 
@@ -64,7 +64,7 @@ def test_sums_are_the_cpu_s(gpu, index, sizes, density, value):
     for ranks in (1, 3, 9):
         data = gathered(pipeline, sizes, ranks)
         want = np.full(sum(sizes), 7, np.float32)
-        own = messages.sum_into(want, data, ranks, slices(pipeline, sizes), 0.5)
+        own = bundle.sum_into(want, data, ranks, slices(pipeline, sizes), 0.5)
         assert by_hand(gpu, pipeline, data, np.full_like(want, 7), sizes, ranks)[0] == own
         assert by_hand(gpu, pipeline, data, np.full_like(want, 7), sizes, ranks)[1].tobytes() == want.tobytes()
 
@@ -81,7 +81,7 @@ def test_a_changed_byte_leaves_the_output_and_is_refused_by_its_rank(gpu, index)
         assert own is None and (found == 7).all()
     there = gpu.put(out)
     with pytest.raises(ContainerError, match="rank 1 cannot be read"):
-        messages.sum_into(there, gpu.bytes(broken), 2, slices(pipeline, sizes), 1.0)
+        bundle.sum_into(there, gpu.bytes(broken), 2, slices(pipeline, sizes), 1.0)
     for size in (0, 4, data.size // 2, data.size - 1):
         assert by_hand(gpu, pipeline, data[:size], out, sizes, 2)[0] is None
     assert by_hand(gpu, pipeline, np.append(data, np.uint8(0)), out, sizes, 2)[0] is None

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from hvd_deepreduce import messages
+from hvd_deepreduce import bundle
+from hvd_deepreduce.bundle import Slice
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import ContainerError
-from hvd_deepreduce.messages import Slice
 from hvd_deepreduce.pipeline import Pipeline
 from tests import cases, cuda_emulator
 from tests.ops.conftest import ON_GPU
@@ -28,7 +28,7 @@ def gathered(pipeline, sizes, ranks):
     for rank in range(ranks):
         parts = [one._replace(key=KEY._replace(rank=rank)) for one in slices]
         gradient = cases.random(sum(sizes), seed=rank)
-        sent.append(messages.encode(gradient, None, None, parts, ranks, True, lambda _: False))
+        sent.append(bundle.encode(gradient, None, None, parts, ranks, True, lambda _: False))
     return np.concatenate(sent), slices
 
 
@@ -37,17 +37,17 @@ def gathered(pipeline, sizes, ranks):
 def test_sums_are_the_cpu_s(gpu, index, sizes, density, ranks):
     data, slices = gathered(made(index, density), sizes, ranks)
     want = np.full(sum(sizes), 7, np.float32)
-    own = messages.sum_into(want, data, ranks, slices, 0.5)
+    own = bundle.sum_into(want, data, ranks, slices, 0.5)
     there = gpu.put(np.full_like(want, 7))
-    assert messages.sum_into(there, gpu.bytes(data), ranks, slices, 0.5) == own
+    assert bundle.sum_into(there, gpu.bytes(data), ranks, slices, 0.5) == own
     assert gpu.host(there).tobytes() == want.tobytes()
 
 
 def test_parts_of_rans(gpu):
     data, slices = gathered(made("rans", 0.9), [75_000], 2)
     want, there = np.empty(75_000, np.float32), gpu.put(np.empty(75_000, np.float32))
-    messages.sum_into(want, data, 2, slices, 1.0)
-    messages.sum_into(there, gpu.bytes(data), 2, slices, 1.0)
+    bundle.sum_into(want, data, 2, slices, 1.0)
+    bundle.sum_into(there, gpu.bytes(data), 2, slices, 1.0)
     assert gpu.host(there).tobytes() == want.tobytes()
 
 
@@ -62,7 +62,7 @@ def test_a_changed_byte_is_refused_by_its_rank(gpu, index):
         for out, sent in ((np.full(300, 7, np.float32), broken), (None, gpu.bytes(broken))):
             out = gpu.put(np.full(300, 7, np.float32)) if out is None else out
             with pytest.raises(ContainerError) as error:
-                messages.sum_into(out, sent, 3, slices, 1.0)
+                bundle.sum_into(out, sent, 3, slices, 1.0)
             assert (gpu.host(out) == 7).all()
             found.append(str(error.value))
         assert found[0] == found[1]
@@ -79,7 +79,7 @@ def test_a_filter_with_another_number_of_positives_is_refused(gpu):
         wrong = data.copy()
         wrong[5] -= 1
         with pytest.raises(ContainerError):
-            messages.sum_into(gpu.put(np.zeros(300, np.float32)), gpu.bytes(np.tile(wrong, ranks)), ranks, slices, 1.0)
+            bundle.sum_into(gpu.put(np.zeros(300, np.float32)), gpu.bytes(np.tile(wrong, ranks)), ranks, slices, 1.0)
 
 
 @pytest.mark.parametrize("index", ["rans", "bloom"])
@@ -91,6 +91,6 @@ def test_launches_do_not_grow_with_the_ranks(gpu, index):
         data, slices = gathered(made(index, 0.05), [3000], ranks)
         there, out = gpu.bytes(data), gpu.put(np.zeros(3000, np.float32))
         before = cuda_emulator.launches, cuda_emulator.waits
-        messages.sum_into(out, there, ranks, slices, 1.0)
+        bundle.sum_into(out, there, ranks, slices, 1.0)
         counts.append((cuda_emulator.launches - before[0], cuda_emulator.waits - before[1]))
     assert counts[0] == counts[1] and counts[0][1] == 3

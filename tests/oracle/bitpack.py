@@ -16,6 +16,23 @@ def field(value: int, width: int) -> list[int]:
     return [value >> j & 1 for j in range(width)]
 
 
+def table_of(entries: dict[int, list[int]]) -> bytes:
+    """The bits of each symbol's entry, up to the last; the nibbles 0 and n - 1 for n <= 16 symbols without one."""
+    bits: list[int] = []
+    symbol = 0
+    while symbol <= max(entries):
+        if symbol in entries:
+            bits += entries[symbol]
+            symbol += 1
+        else:
+            run = 1
+            while run < 16 and symbol + run not in entries:
+                run += 1
+            bits += field(0, 4) + field(run - 1, 4)
+            symbol += run
+    return to_bytes(bits)
+
+
 def pack(values: list[int], width: int) -> bytes:
     return to_bytes([bit for value in values for bit in field(value, width)])
 

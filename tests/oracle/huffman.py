@@ -2,7 +2,7 @@
 
 from fractions import Fraction
 
-from tests.oracle.bitpack import field, to_bytes
+from tests.oracle.bitpack import field, table_of, to_bytes
 
 LONGEST = 12
 
@@ -34,19 +34,7 @@ def words(of: dict[int, int]) -> dict[int, list[int]]:
 
 def table(of: dict[int, int]) -> bytes:
     """One nibble per length; 0 and n - 1 for a run of n <= 16 symbols that do not occur; 15 for the only symbol."""
-    bits: list[int] = []
-    symbol = 0
-    while symbol <= max(of):
-        if symbol in of:
-            bits += field(15 if len(of) == 1 else of[symbol], 4)
-            symbol += 1
-        else:
-            run = 1
-            while run < 16 and symbol + run not in of:
-                run += 1
-            bits += field(0, 4) + field(run - 1, 4)
-            symbol += run
-    return to_bytes(bits)
+    return table_of({symbol: field(15 if len(of) == 1 else length, 4) for symbol, length in of.items()})
 
 
 def encode(symbols: list[int]) -> bytes:

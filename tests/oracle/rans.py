@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from tests.oracle.bitpack import field, to_bytes
+from tests.oracle.bitpack import field, table_of, to_bytes
 from tests.oracle.rice import gaps
 
 
@@ -23,20 +23,8 @@ def shares(symbols: list[int]) -> dict[int, int]:
 
 
 def table(of: dict[int, int]) -> bytes:
-    bits: list[int] = []
-    symbol = 0
-    while symbol <= max(of):
-        if symbol in of:
-            length = of[symbol].bit_length()
-            bits += field(length, 4) + field(of[symbol] - 2 ** (length - 1), length - 1)
-            symbol += 1
-        else:
-            run = 1
-            while run < 16 and symbol + run not in of:
-                run += 1
-            bits += field(0, 4) + field(run - 1, 4)
-            symbol += run
-    return to_bytes(bits)
+    lengths = {symbol: share.bit_length() for symbol, share in of.items()}
+    return table_of({s: field(n, 4) + field(of[s] - 2 ** (n - 1), n - 1) for s, n in lengths.items()})
 
 
 def encode(symbols: list[int]) -> bytes:

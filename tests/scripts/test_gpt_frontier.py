@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import numpy as np
@@ -13,10 +12,12 @@ from tests.ranks import ROOT
 
 sys.path.append(str(ROOT / "scripts"))
 import gpt_frontier  # noqa: E402
-from gpt_frontier import METHODS, Method, signs, train  # noqa: E402
+from gpt_frontier import METHODS, Method  # noqa: E402
 from gpt_job import NUMEL, SIZES, initial, loss, views  # noqa: E402
 from local_updates import LocalUpdates  # noqa: E402
 from simulated_ranks import DenseRanks  # noqa: E402
+
+from tests.scripts.frontier_checks import check_a_run  # noqa: E402
 
 
 def test_a_model_that_knows_nothing_has_the_loss_of_a_uniform_guess():
@@ -42,12 +43,4 @@ def test_the_learning_rate_grows_with_the_root_of_the_workers_where_updates_want
 
 
 def test_a_run_is_repeatable_and_counts_its_bytes(tmp_path, monkeypatch):
-    monkeypatch.setitem(METHODS, "short", Method("short", config=signs(0.1), every=2, momentum=0.4))
-    first, again = (train("short", 2, 3, 0) for _ in range(2))
-    assert {**first, "seconds": 0} == {**again, "seconds": 0}
-    assert 0 < first["share"] < 0.03
-    path = tmp_path / "runs.jsonl"
-    path.write_text(json.dumps(first) + "\n")
-    assert gpt_frontier.load(path) == [first]
-    monkeypatch.setitem(METHODS, "short", Method("short", config=signs(0.1), every=3, momentum=0.4))
-    assert gpt_frontier.load(path) == [], "a run with other settings counts no more"
+    check_a_run(gpt_frontier, tmp_path, monkeypatch)

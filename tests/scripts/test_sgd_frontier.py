@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import numpy as np
@@ -15,9 +14,10 @@ sys.path.append(str(ROOT / "scripts"))
 import sgd_frontier  # noqa: E402
 from frontier import picture, rows, table  # noqa: E402
 from lstm_job import NUMEL, SIZES, Job, Lstm, initial  # noqa: E402
-from sgd_frontier import CLIP, METHODS, Method, clipped, signs, train  # noqa: E402
+from sgd_frontier import CLIP, METHODS, Method, clipped, train  # noqa: E402
 
 from hvd_deepreduce import Config, presets  # noqa: E402
+from tests.scripts.frontier_checks import check_a_run  # noqa: E402
 
 
 def generators() -> list[torch.Generator]:
@@ -54,15 +54,7 @@ def test_a_step_without_compression_is_that_of_dense(monkeypatch):
 
 
 def test_a_run_is_repeatable_and_counts_its_bytes(tmp_path, monkeypatch):
-    monkeypatch.setitem(METHODS, "short", Method("short", config=signs(0.1), every=2, momentum=0.4))
-    first, again = (train("short", 2, 3, 0) for _ in range(2))
-    assert {**first, "seconds": 0} == {**again, "seconds": 0}
-    assert 0 < first["share"] < 0.03
-    path = tmp_path / "runs.jsonl"
-    path.write_text(json.dumps(first) + "\n")
-    assert sgd_frontier.load(path) == [first]
-    monkeypatch.setitem(METHODS, "short", Method("short", config=signs(0.1), every=3, momentum=0.4))
-    assert sgd_frontier.load(path) == [], "a run with other settings counts no more"
+    check_a_run(sgd_frontier, tmp_path, monkeypatch)
 
 
 def test_gaps_are_between_runs_of_the_same_seed(tmp_path):

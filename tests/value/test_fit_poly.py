@@ -43,6 +43,14 @@ def rounded(values):
     return np.clip(values, -limit, limit).astype(np.float32)
 
 
+def check_sign_and_range(codec, given):
+    values, found = rounded(given), fitted(codec, given)
+    np.testing.assert_array_equal(np.sign(found), np.sign(values))
+    for sign in (1, -1):
+        side, got = np.abs(values[values * sign > 0]), np.abs(found[values * sign > 0])
+        assert not side.size or (got.min() >= side.min() and got.max() <= side.max())
+
+
 def error(found, values):
     values = values.astype(np.float64)
     return np.linalg.norm(found - values) / np.linalg.norm(values)
@@ -88,12 +96,7 @@ def test_sort(count):
                                    FitPoly(degree=1, segments=None)])  # fmt: skip
 @pytest.mark.parametrize("name", cases.inputs())
 def test_sign_and_range_are_kept(name, codec):
-    values = rounded(cases.inputs()[name])
-    found = fitted(codec, cases.inputs()[name])
-    np.testing.assert_array_equal(np.sign(found), np.sign(values))
-    for sign in (1, -1):
-        side, got = np.abs(values[values * sign > 0]), np.abs(found[values * sign > 0])
-        assert not side.size or (got.min() >= side.min() and got.max() <= side.max())
+    check_sign_and_range(codec, cases.inputs()[name])
 
 
 @pytest.mark.parametrize("name", ["one", "one_zero", "two", "all_zero", "all_equal", "mostly_zero"])

@@ -9,11 +9,13 @@ from hypothesis.extra.numpy import arrays
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.ops import quantile
 from hvd_deepreduce.value.quantile import Quantile
+from tests.cases import AWKWARD
 from tests.oracle import huffman as huffman_oracle
 from tests.oracle import quantile as oracle
 from tests.oracle import rans as rans_oracle
 
 KEY = RngKey(1, 2, 3)
+WITH_WIDE = {**AWKWARD, "wide": np.array([1e-38, -1e38] * 500, np.float32)}
 F32 = np.dtype(np.float32)
 few_floats = st.sampled_from([0.0, -0.0, 1.0, -1.0, 1.0000001, 2.5, -2.5, 3e38, -1e-45, 1e-38, 1e-45])
 any_floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -149,20 +151,7 @@ def test_a_value_that_fills_a_bucket_is_exact():
     assert (decoded[500:1500] == 0).all()
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        np.empty(0, np.float32),
-        np.array([3.0], np.float32),
-        np.array([0.0], np.float32),
-        np.full(1009, -7.25, np.float32),
-        np.zeros(1009, np.float32),
-        np.full(1009, np.finfo(np.float32).max, np.float32),
-        np.full(1009, 1e-45, np.float32),
-        np.array([1e-38, -1e38] * 500, np.float32),
-    ],
-    ids=["none", "one", "one zero", "equal", "zeros", "largest", "smallest", "wide"],
-)
+@pytest.mark.parametrize("values", WITH_WIDE.values(), ids=WITH_WIDE)
 def test_awkward_values_are_exact(values):
     _, decoded = round_trip(values)
     assert (decoded == values).all()

@@ -1,4 +1,4 @@
-"""A rank's message: the containers of several slices of a vector, one behind the other. And the sum of all ranks'."""
+"""A rank's bundle: the containers of several slices of a vector, one behind the other. And the sum of all ranks'."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def encode(
     finite: bool,
     feeds_back: Callable[[Pipeline], bool],
 ) -> U8:
-    """The message. The arguments are as for ``Pipeline.encode``, of the whole vector.
+    """The bundle. The arguments are as for ``Pipeline.encode``, of the whole vector.
 
     Args:
         feeds_back: whether a pipeline's slices have a residual.
@@ -62,10 +62,10 @@ def sum_into(out: Floats, gathered: U8, ranks: int, slices: Sequence[Slice], sca
 
     Args:
         out: float32 or float64, contiguous; elements outside the slices stay as they are.
-        gathered: the messages of all ranks, in rank order, on any device.
+        gathered: the bundles of all ranks, in rank order, on any device.
 
     Returns:
-        The bytes of this rank's message.
+        The bytes of this rank's bundle.
 
     Raises:
         ContainerError: a container cannot be decoded, or is of another tensor, parameter, step or config; names its

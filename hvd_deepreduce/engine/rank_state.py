@@ -1,0 +1,336 @@
+"""What one rank keeps between steps: its settings, its parameters and their residuals, and the state of these."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hvd_deepreduce.codec import Floats
+from hvd_deepreduce.config import Config
+from hvd_deepreduce.engine import cores, levels, timeline
+from hvd_deepreduce.engine import state as saved
+from hvd_deepreduce.engine.buckets import Bucket
+from hvd_deepreduce.engine.choice import Choice
+from hvd_deepreduce.engine.collectives import Collectives
+from hvd_deepreduce.engine.exchange_choice import candidates
+from hvd_deepreduce.engine.exchanges import Exchanges
+from hvd_deepreduce.engine.levels import Levels
+from hvd_deepreduce.engine.parameter import Parameter
+from hvd_deepreduce.engine.pipelines import Pipelines
+from hvd_deepreduce.engine.stats import Stats
+from hvd_deepreduce.exchange.settings import AutoExchange, ReduceScatter
+from hvd_deepreduce.exchange.two_levels import Kept
+from hvd_deepreduce.memory import Memory
+from hvd_deepreduce.ops import arrays
+from hvd_deepreduce.pipeline import Pipeline
+
+_log = logging.getLogger("hvd_deepreduce")
+
+
+class Snapshot(NamedTuple):
+    """Settings and state of a process at a moment of an elastic job."""
+
+    config: Config
+    state: dict[str, Any]
+
+
+class Told(NamedTuple):
+    """What the ranks of an elastic job take from rank 0.
+
+    Attributes:
+        config: ``Config.shared``.
+        steps: step counts by parameter.
+        lists: the parameters, where the framework does not know them before the first step.
+        small_under: ``Config.shared`` of the config that has determined which tensors are too small to be compressed,
+            where this is fixed.
+    """
+
+    config: dict[str, Any]
+    steps: dict[str, int]
+    lists: Any = None
+    small_under: dict[str, Any] | None = None
+
+
+class RankState:
+    """One rank's settings, parameters and residuals. ``Engine`` adds the operations of a step.
+
+    Args:
+        config: the same on all ranks, but for ``threads``.
+        collectives: those of the ranks that take part.
+        parameters: of the model, in its order; more can be added to ``parameters`` later.
+        names: those that the config's overrides match; None: those of the parameters.
+
+    Raises:
+        ConfigError: an override matches no parameter.
+
+    Attributes:
+        collectives: as given.
+        feedback: whether gradients are added to the residuals. Off, a rank can send zeros, and its residuals stay.
+        parameters: by name.
+        stats: what was sent, and how long it took.
+        in_flight: names of the parameters whose gradients were started and not finished.
+        choice: with ``mode: auto``, whether steps are compressed.
+        over_mpi: whether buckets are exchanged over MPI, which works on the host, and not as containers by
+            ``collectives``.
+        in_slices: whether each rank sums a slice of a bucket, which takes several collectives.
+        levels: with ``hierarchical``, the groups that exchange buckets; None: all ranks exchange them at one level.
+        exchanges: the queues of the exchanges over MPI; ``close`` them at the end of the job.
+        generation: increases when the config changes or a state is loaded. Layouts made before must not be used then.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        collectives: Collectives,
+        parameters: Iterable[Parameter] = (),
+        names: Sequence[str] | None = None,
+    ) -> None:
+        self.collectives = collectives
+        self.parameters = {parameter.name: parameter for parameter in parameters}
+        self._names = list(self.parameters) if names is None else names
+        config.check_overrides(self._names)
+        self.stats = collectives.stats = Stats(watch=timeline.watch(collectives.rank))
+        self.in_flight: set[str] = set()
+        self.generation = 0
+        self._memory = Memory()
+        self._closed = False
+        self.feedback = True
+        self.exchanges = Exchanges(collectives)
+        self.levels: Levels | None = None
+        self._levels_known = False
+        self._use(config)
+
+    @property
+    def config(self) -> Config:
+        """The settings in force."""
+        return self._config
+
+    @property
+    def chooses(self) -> bool:
+        """Whether ``agree`` chooses the exchange, so that it must be called after ``set_config``."""
+        return isinstance(self._config.exchange, AutoExchange)
+
+    def _use(self, config: Config) -> None:
+        self._config = config
+        self._digest = config.digest()
+        self.choice = Choice() if config.mode == "auto" else None
+        self._exchange_said = ""
+        # Until the ranks have chosen.
+        self._run(candidates(config, False)["allgather"] if isinstance(config.exchange, AutoExchange) else config)
+
+    def _run(self, config: Config) -> None:
+        """Exchanges gradients under this config from now on: that in force, with an exchange that was chosen."""
+        self._running = config
+        self._pipelines: Pipelines | None = None
+        self.over_mpi = config.exchange.implementation is not None
+        # Until the nodes are known, there may be two levels.
+        two_levels = self.levels is not None if self._levels_known else config.hierarchical is not False
+        self.in_slices = two_levels or isinstance(config.exchange, ReduceScatter)
+        self.generation += 1
+
+    def set_config(self, config: str | Path | Mapping[str, Any] | Config | None = None, /, **settings: Any) -> None:
+        """Changes the settings from the next step on; on all ranks, between the same two steps.
+
+        Args:
+            config: the new config; None: the one in force, with ``settings`` in place of its own.
+
+        Raises:
+            RuntimeError: gradients are in flight.
+            ConfigError: the config cannot be used; the old one stays in force.
+        """
+        self.check_open()
+        if self.in_flight:
+            raise RuntimeError(
+                "set_config was called between backward() and step(), while gradients are in flight: call it after "
+                "step()"
+            )
+        new = Config.load(self._config if config is None else config, **settings)
+        if self._config.local is None:
+            new.for_gradients()
+        new.check_overrides(self._names)
+        if self._levels_known and new.hierarchical != self._config.hierarchical:
+            raise ValueError(
+                f"hierarchical is {self._config.hierarchical!r} and cannot be changed to {new.hierarchical!r} after "
+                "the first step, which has divided the ranks: create a new DeepReduce"
+            )
+        self._use(new)
+
+    def divide(self) -> None:
+        """Divides the ranks for ``hierarchical``; again after ranks have come or gone. All ranks call it together.
+
+        Raises:
+            RuntimeError: as ``levels.find``.
+        """
+        before, self.levels = self.levels, None
+        if before is not None:
+            before.close()
+        config = self._config
+        self.levels = levels.find(self.collectives, config.hierarchical, config.has_velocity)
+        for one in (self.levels.inside, self.levels.across) if self.levels is not None else ():
+            if one is not None:
+                one.stats = self.stats
+        self._levels_known = True
+        self.in_slices = self.levels is not None or isinstance(self._running.exchange, ReduceScatter)
+
+    @property
+    def pipelines(self) -> Pipelines:
+        """Encoders and decoders of the config in force."""
+        pipelines = self._pipelines
+        if pipelines is None:
+            pipelines = self._pipelines = Pipelines(self._running, self.cores)
+        return pipelines
+
+    @property
+    def cores(self) -> int:
+        """The cores that this rank has."""
+        return cores.of_rank(self.collectives.local_size())
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Encoder and decoder of parameters for which the config has no settings of their own, and of whole buckets."""
+        return self.pipelines.default
+
+    def pipeline_of(self, parameter: Parameter) -> Pipeline:
+        """Encoder and decoder of a parameter."""
+        return (self._pipelines or self.pipelines).of(parameter.known_as or parameter.name)
+
+    @property
+    def max_bucket_bytes(self) -> int | None:
+        """Limit of a bucket's vector under this config; None: no limit. In scope ``tensor``: of what is sent together,
+        by adapters that do so."""
+        return None if self._config.scope == "model" else self._config.bucket_bytes
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's residuals, as NumPy arrays, and step counts. Ranks differ: each saves and loads its own."""
+        self.check_open()
+        rank, size = self.collectives.rank(), self.collectives.size()
+        return saved.save(self.parameters, self._memory.state_dict(), rank, size)
+
+    def load_state_dict(
+        self, state: saved.State, parameters: Iterable[Parameter] | None = None, *, reshard: saved.Reshard = False
+    ) -> None:
+        """Continues where ``state_dict`` was called. Gradients in flight are forgotten.
+
+        The queues of exchanges over MPI are closed: to go on after an error of an exchange, every rank makes this call.
+
+        Args:
+            state: this rank's; with ``reshard`` those of all ranks, which may have been more or fewer.
+            parameters: replace the engine's own; None: keep those.
+            reshard: as in ``engine.state.reshard``.
+
+        Raises:
+            ValueError: a state of another rank, another number of ranks or another model, with a residual that is not
+                finite, or not a state at all; nothing has changed then.
+        """
+        self.check_open()
+        rank, size = self.collectives.rank(), self.collectives.size()
+        self._load(parameters, lambda known: saved.load(state, known, rank, size, reshard))
+
+    def _load(
+        self,
+        parameters: Iterable[Parameter] | None,
+        read: Callable[[dict[str, Parameter]], tuple[dict[str, int], dict[str, Floats]]],
+    ) -> None:
+        known = self.parameters if parameters is None else {parameter.name: parameter for parameter in parameters}
+        steps, residuals = read(known)
+        self.exchanges.close()  # before the residuals change: an exchange may be about to settle them
+        self._memory.load_state_dict(residuals)  # the last that can fail: it copies
+        self.parameters = known
+        for name, step in steps.items():
+            known[name].step = step
+        self.in_flight.clear()
+        self.generation += 1
+
+    def snapshot(self) -> Snapshot:
+        """What ``rewind`` returns to."""
+        return Snapshot(self._config, self.state_dict())
+
+    def rewind(self, snapshot: Snapshot) -> None:
+        """Returns to a snapshot of this process, whatever its rank is now. Gradients in flight are forgotten.
+
+        It asks nothing of the collectives, which may not work any more.
+        """
+        self._use(snapshot.config)
+        self.resume(snapshot.state)
+
+    def resume(self, state: Mapping[str, Any], parameters: Iterable[Parameter] | None = None) -> None:
+        """As ``load_state_dict``, with a state of this process that may have had another rank."""
+        self._load(parameters, lambda known: saved.check(state, known, state["rank"], state["size"]))
+
+    def told(self) -> Told:
+        """What the other ranks of an elastic job take from rank 0."""
+        steps = {name: parameter.step for name, parameter in self.parameters.items()}
+        return Told(self._config.shared(), steps)
+
+    def following(self, told: Told) -> Snapshot:
+        """This rank's settings and state at the step of rank 0 of an elastic job, for ``rewind``.
+
+        The residuals are this rank's if they belong to that step; otherwise they start again from zero.
+        """
+        state = self.state_dict()
+        if state["steps"] != told.steps:
+            if any(state["steps"].values()):
+                _log.warning("rank 0 is at another step than rank %d, whose residuals are dropped", state["rank"])
+            state = {**state, "steps": told.steps, "residuals": {}}
+        return Snapshot(Config.load(told.config, threads=self._config.threads), state)
+
+    def residual_of(self, name: str) -> Floats | None:
+        """A copy, on the host, of what was not sent yet of a parameter; None: nothing is kept of it."""
+        held = self._memory.held(name)
+        return None if held is None else np.array(arrays.to_host(held))
+
+    def decay(self, parameters: Iterable[Parameter], factor: float) -> None:
+        """Multiplies the residuals of parameters that are not in flight by ``factor``."""
+        self._memory.scale([parameter.name for parameter in parameters], factor)
+
+    def close(self) -> None:
+        """Ends the exchanges, their threads and those of ``collectives``, and frees the residuals.
+
+        Every rank calls it after the same step. It can be called more than once. Afterwards only ``config`` and
+        ``stats`` can be read; everything else raises ``RuntimeError``.
+        """
+        self._closed = True
+        self.exchanges.close()
+        if self.levels is not None:
+            self.levels.close()
+        self.collectives.close()
+        self._memory.load_state_dict({})
+        if self.stats.watch is not None:
+            self.stats.watch.flush()
+        self._pipelines = None
+        self.in_flight.clear()
+
+    def check_open(self) -> None:
+        """``RuntimeError`` after ``close``."""
+        if self._closed:
+            raise RuntimeError(
+                "this DeepReduce was closed: create a new one on every rank, with a new optimizer or tape"
+            )
+
+    # For the operations of a step
+
+    def feeds_back(self, pipeline: Pipeline) -> bool:
+        """Whether a pipeline's gradients are added to residuals now."""
+        return self.feedback and pipeline.config.error_feedback
+
+    def residual_of_bucket(self, bucket: Bucket, prefix: str = "") -> Floats:
+        """The residuals of a bucket's members as one vector, to be changed in place.
+
+        Args:
+            prefix: ``VELOCITY`` for their velocities.
+
+        Raises:
+            ValueError: a parameter was replaced by one of another size or dtype.
+        """
+        names = [prefix + parameter.name for parameter in bucket.members]
+        return self._memory.joined(names, bucket.sizes, bucket.dtype, bucket.gradient)
+
+    def kept_of_slice(self, bucket: Bucket, part: tuple[int, int], prefix: str = "") -> Kept:
+        """As ``residual_of_bucket``, of the part (begin, end) of the vector alone."""
+        names = [prefix + parameter.name for parameter in bucket.members]
+        own, rest = self._memory.slice(names, bucket.sizes, part, bucket.dtype, bucket.gradient)
+        return Kept(own, rest, lambda rest: self._memory.put_back(names, bucket.sizes, rest))
