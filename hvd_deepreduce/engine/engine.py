@@ -90,7 +90,9 @@ class Engine:
         stats: what was sent, and how long it took.
         in_flight: names of the parameters whose gradients were started and not finished.
         choice: with ``mode: auto``, whether steps are compressed.
-        over_mpi: whether buckets are exchanged over MPI, which works on the host, and not as containers by
+        on_host: whether buckets must be on the host, since they are exchanged over MPI by a function that does not
+            take arrays on a GPU.
+        over_mpi: whether buckets are exchanged over MPI, and not as containers by
             ``collectives``.
         in_slices: whether each rank sums a slice of a bucket, which takes several collectives.
         levels: with ``hierarchical``, the groups that exchange buckets; None: all ranks exchange them at one level.
@@ -150,6 +152,7 @@ class Engine:
         self._running = config
         self._pipelines: Pipelines | None = None
         self.over_mpi = config.exchange.implementation is not None
+        self.on_host = self.over_mpi and not config.exchange.on_gpu
         # Until the nodes are known, there may be two levels.
         two_levels = self.levels is not None if self._levels_known else config.hierarchical is not False
         self.in_slices = two_levels or isinstance(config.exchange, ReduceScatter)
@@ -641,14 +644,15 @@ class Engine:
                 raise failure
             with self.stats.span("encode", bucket.name):
                 selected = pipeline.select(bucket.gradient, residual, key, parts, bucket.finite)
-            if selected is None:
-                return bucket.gradient.copy(), None  # not finite: sent whole, and the residual is unchanged
-            indices, values = selected
+            if selected is None:  # not finite: sent whole, and the residual is unchanged
+                return np.array(arrays.to_host(bucket.gradient)), None
+            indices, values = (None if part is None else arrays.to_host(part) for part in selected)
+            assert values is not None
             return values if indices is None else SparseTensor(bucket.gradient.size, indices, values), residual
 
         self.collectives.wait_meeting()
         queue = self.exchange_queue(bucket.layout.queue)
-        bucket.pending = queue.submit(self._running.exchange, select, bucket.gradient, key)
+        bucket.pending = queue.submit(self._running.exchange, select, bucket.gradient, key, bucket.apart())
 
     def _start_in_slices(self, bucket: Bucket, residual: Floats | None, velocity: Floats | None) -> None:
         """``start``, where each rank sums a slice of the bucket. What it loses then stays here, also of a rank that
@@ -730,7 +734,7 @@ class Engine:
             self.stats.add(wire=counted)
             with span("decode", name):
                 if scale != 1.0:
-                    bucket.gradient *= bucket.dtype.type(scale)
+                    arrays.scale(bucket.gradient, scale)
         elif self.in_slices:
             total = bucket.pending.result()
             with span("decode", name):
