@@ -92,8 +92,7 @@ class Engine:
         choice: with ``mode: auto``, whether steps are compressed.
         on_host: whether buckets must be on the host, since they are exchanged over MPI by a function that does not
             take arrays on a GPU.
-        over_mpi: whether buckets are exchanged over MPI, and not as containers by
-            ``collectives``.
+        over_mpi: whether buckets are exchanged over MPI, and not as containers by ``collectives``.
         in_slices: whether each rank sums a slice of a bucket, which takes several collectives.
         levels: with ``hierarchical``, the groups that exchange buckets; None: all ranks exchange them at one level.
         exchanges: the queues of the exchanges over MPI; ``close`` them at the end of the job.

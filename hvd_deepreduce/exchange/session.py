@@ -355,15 +355,14 @@ def _validated(tensor: object, out: Any, residual: Any) -> SparseTensor:
             raise TypeError(
                 f"{name} is a {type(array).__name__}; a NumPy array, an array on a GPU or None is required"
             )
-        flags = getattr(array, "flags", None)  # the emulator's arrays of the tests have none
-        if array.dtype != values.dtype or array.shape != (tensor.numel,) or not getattr(flags, "c_contiguous", True):
+        if array.dtype != values.dtype or array.shape != (tensor.numel,) or not array.flags.c_contiguous:
             raise ValueError(
                 f"{name} is {array.dtype}{list(array.shape)}; a contiguous {values.dtype}[{tensor.numel}] is required"
             )
-        if not getattr(flags, "writeable", True):
-            raise ValueError(f"{name} is read-only; a writeable array is required")
-        # What is sent must not change while the sum is written.
         if on_host(array):
+            if not array.flags.writeable:
+                raise ValueError(f"{name} is read-only; a writeable array is required")
+            # What is sent must not change while the sum is written.
             indices, values = (part.copy() if np.may_share_memory(part, array) else part for part in (indices, values))
         written.append(array)
     if len(written) == 2 and _may_share(*written):

@@ -57,8 +57,8 @@ class ExchangeFunction(Protocol[Settings]):
             comm: an intracommunicator that only these calls use.
             tensor: what this rank sends: a sparse tensor of ``out.size`` elements, or a dense vector ``[numel]``.
             out: float32 or float64 ``[numel]``, of the tensor's dtype. Its content is undefined before the call. The
-                sum must be bitwise the same on all ranks.
-                With ``on_gpu`` it may be on a GPU, and the residual with it; the tensor is on the host.
+                sum must be bitwise the same on all ranks. With ``on_gpu`` it may be on a GPU, and the residual with it;
+                the tensor is on the host.
             residual: the accumulated gradient from which ``tensor`` was selected, ``[numel]``, of the tensor's dtype.
                 What was sent must be subtracted from it, once it is certain that no rank has failed. None: there is no
                 error feedback, or this rank's tensor is not finite; other ranks may have one nevertheless.
