@@ -923,8 +923,7 @@ def gradients_on_a_device_equal_those_on_the_host():
     """Parameters and residuals, bit for bit, with NaN on the way and through a checkpoint."""
     if cuda_emulator.available():
         pytest.skip(cuda_emulator.available())
-    over_mpi = [Config.load(LOSSY, scope="model", exchange={"name": "densestream", "density": 0.1})]
-    over_mpi.append(Config.load(LOSSY, scope="bucket", bucket_bytes=5000, exchange="topk_allgather"))
+    over_mpi = [Config.load(LOSSY, scope="bucket", bucket_bytes=5000, exchange={"name": "densestream", "density": 0.1})]
     for settings in (
         LOSSY,
         {**LOSSY, "value": "fit_poly", "index": {"name": "bloom", "policy": "p1"}},
