@@ -231,11 +231,6 @@ class ValueCodec(Codec, ABC):
 class JointCodec(Codec, ABC):
     """Encodes indices and values together."""
 
-    def support(self, indices: U32, numel: int, dtype: np.dtype[Any]) -> U32:
-        """The elements that can be sent at no more cost than ``indices`` alone. Their values then come from the
-        residual."""
-        return indices
-
     @abstractmethod
     def encode(self, indices: U32 | None, values: Floats, numel: int, key: RngKey) -> tuple[U8, U32 | None]:
         """The section, and the support that ``decode`` will return; ``None`` if all elements are sent.
@@ -247,6 +242,17 @@ class JointCodec(Codec, ABC):
             key: of this rank, parameter and step.
         """
 
+    def encode_from(
+        self, at: Callable[[U32], Floats], indices: U32 | None, values: Floats, numel: int, key: RngKey
+    ) -> tuple[U8, U32 | None]:
+        """``encode``, for a codec that can send more elements at no more cost: it takes their values from ``at``.
+
+        Args:
+            at: gives the dense tensor's values at indices, uint32, strictly increasing.
+            indices, values, numel, key: as for ``encode``.
+        """
+        return self.encode(indices, values, numel, key)
+
     @staticmethod
     @abstractmethod
     def decode(
@@ -257,6 +263,25 @@ class JointCodec(Codec, ABC):
         Raises:
             ValueError: ``encode`` cannot have written the section.
         """
+
+    @classmethod
+    def decode_own(cls, section: U8, numel: int, support: U32 | None, dtype: np.dtype[Any], key: RngKey) -> Floats:
+        """The values that ``decode`` gives, of a section that this process has just encoded. A codec that can tell them
+        without decoding the support overrides it.
+
+        Args:
+            support: as ``encode`` returned it.
+        """
+        count = numel if support is None else support.size
+        return cls.decode(section, numel, count, support is None, dtype, key)[1]
+
+    @classmethod
+    def decode_many(
+        cls, sections: Sequence[U8], numel: int, counts: Sequence[int], dtype: np.dtype[Any], key: RngKey
+    ) -> list[tuple[U32 | None, Floats]]:
+        """``decode`` of the sections of several ranks, none of which is dense. A codec that can decode them faster
+        together overrides it."""
+        return [cls.decode(one, numel, count, False, dtype, key) for one, count in zip(sections, counts, strict=True)]
 
 
 C = TypeVar("C", bound=Codec)

@@ -13,6 +13,9 @@ from hvd_deepreduce.container import Container
 from hvd_deepreduce.index.packed import Packed
 from hvd_deepreduce.ops import arrays, bits, sections, sort
 
+Together = tuple[U32 | None, Floats | None]
+"""A container's support, and the values of a joint section, as far as they were decoded with those of other ranks."""
+
 
 def unordered(values: Floats, order: U32 | None) -> Floats:
     """Values that a codec has sorted, back in the order of the support."""
@@ -20,24 +23,42 @@ def unordered(values: Floats, order: U32 | None) -> Floats:
 
 
 def decode_parts(containers: Sequence[Container], numel: int) -> list[tuple[U32 | None, Floats]]:
-    """``decode_part`` of the containers of all ranks, in rank order. On a GPU, where checks are deferred, the index
-    sections are decoded together."""
-    supports: Sequence[U32 | None] = [None] * len(containers)
-    alike = {(one.index, one.joint, one.ordered, one.numel) for one in containers}
-    if len(alike) == 1 and containers[0].index and alike <= {(containers[0].index, False, False, numel)}:
-        first = containers[0]
-        if sections.at_once(first.indices):
-            codec = index_codecs.find(first.index, plugins.load)
-            parts, counts = [one.indices for one in containers], [one.count for one in containers]
-            supports = codec.decode_many(parts, numel, counts, first.key)
+    """``decode_part`` of the containers of all ranks, in rank order. On a GPU, where checks are deferred, the sections
+    that have the indices are decoded together."""
+    together: Sequence[Together] = _decoded_together(containers, numel) or [(None, None)] * len(containers)
     return [
-        decode_part(container, numel, rank, support)
-        for rank, (container, support) in enumerate(zip(containers, supports, strict=True))
+        decode_part(container, numel, rank, found)
+        for rank, (container, found) in enumerate(zip(containers, together, strict=True))
     ]
 
 
+def _decoded_together(containers: Sequence[Container], numel: int) -> list[Together] | None:
+    """What a codec gives of all containers at once; None: they are not alike, or must be decoded one by one."""
+    if not containers or not sections.at_once(containers[0].values):
+        return None
+    first = containers[0]
+    alike = {
+        (one.sparsifier, one.index, one.value, one.joint, one.ordered, one.numel, one.dtype, one.key)
+        for one in containers
+    }
+    if len(alike) > 1 or first.ordered or first.numel != numel:
+        return None
+    counts = [one.count for one in containers]
+    if first.joint and first.sparsifier:
+        joint = joint_codecs.find(first.value, plugins.load)
+        of_all: list[Together] = joint.decode_many(
+            [one.values for one in containers], numel, counts, first.dtype, first.key
+        )
+        return of_all
+    if first.index and not first.joint:
+        index = index_codecs.find(first.index, plugins.load)
+        supports = index.decode_many([one.indices for one in containers], numel, counts, first.key)
+        return [(support, None) for support in supports]
+    return None
+
+
 def decode_part(
-    container: Container, numel: int, rank: int | None = None, support: U32 | None = None
+    container: Container, numel: int, rank: int | None = None, found: Together = (None, None)
 ) -> tuple[U32 | None, Floats]:
     """The support (``None``: all elements) and the values of one container.
 
@@ -45,7 +66,7 @@ def decode_part(
         container: of the tensor.
         numel: the elements that the tensor must have.
         rank: the sender, for errors.
-        support: decoded before, from the index section.
+        found: what was decoded of it before.
 
     Raises:
         ContainerError: a codec is unknown, or a section cannot be decoded.
@@ -53,7 +74,7 @@ def decode_part(
     try:
         if container.numel != numel:
             raise ValueError(f"its tensor has {container.numel} elements, and this one has {numel}")
-        decoded = _decode(container, support)
+        decoded = _decode(container, found)
         for name, section, used in (
             ("index", container.indices, container.index and not container.joint),
             ("order", container.order, not container.joint and not container.ordered),
@@ -65,7 +86,8 @@ def decode_part(
         raise wire.refusal(rank, error) from None
 
 
-def _decode(container: Container, support: U32 | None) -> tuple[U32 | None, Floats]:
+def _decode(container: Container, found: Together) -> tuple[U32 | None, Floats]:
+    support, decoded = found
     numel, count, key, dtype = container.numel, container.count, container.key, container.dtype
     dense = container.sparsifier == 0
     if dense and count != numel:
@@ -73,6 +95,8 @@ def _decode(container: Container, support: U32 | None) -> tuple[U32 | None, Floa
     if not dense:
         sparsifiers.find(container.sparsifier, plugins.load)
     values: Floats
+    if decoded is not None:
+        return support, decoded
     if container.joint:
         joint = joint_codecs.find(container.value, plugins.load)
         support, values = joint.decode(container.values, numel, count, dense, dtype, key)

@@ -330,15 +330,10 @@ class Pipeline:
     ) -> tuple[Container, U32 | None]:
         joint, numel = self.config.joint, source.numel
         assert joint is not None
-        if indices is not None:
-            wider = joint.support(indices, numel, source.dtype)
-            if wider is not indices:
-                indices, values = wider, source.at(wider)
-        section, support = joint.encode(indices, values, numel, key)
+        section, support = joint.encode_from(source.at, indices, values, numel, key)
         if source.residual is not None:
-            count = numel if support is None else support.size
-            _, decoded = joint.decode(section, numel, count, support is None, source.dtype, key)
-            arrays.subtract_sent(source.residual, support, decoded)
+            sent = joint.decode_own(section, numel, support, source.dtype, key)
+            arrays.subtract_sent(source.residual, support, sent)
         container = self._container(source, support, key, index=0, value=joint.id, values=section, joint=True)
         return container, support
 

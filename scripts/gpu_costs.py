@@ -29,7 +29,9 @@ from hvd_deepreduce import bundle  # noqa: E402
 from hvd_deepreduce.bundle import Slice  # noqa: E402
 from hvd_deepreduce.codec import RngKey  # noqa: E402
 from hvd_deepreduce.config import Config  # noqa: E402
-from hvd_deepreduce.ops import rans  # noqa: E402
+from hvd_deepreduce.exchange.sum_buffer import SumBuffer  # noqa: E402
+from hvd_deepreduce.joint.stream import Stream  # noqa: E402
+from hvd_deepreduce.ops import arrays, rans  # noqa: E402
 from hvd_deepreduce.pipeline import Pipeline  # noqa: E402
 from tests import cuda_emulator  # noqa: E402
 from tests.cuda_emulator import Traffic  # noqa: E402
@@ -115,8 +117,16 @@ def counted(function: Callable[[], object]) -> Found:
 
         return call
 
+    fill = cuda_emulator.EmulatedArray.fill
+
+    def filling(array: Any, value: Any) -> None:
+        counts["cleared"] += 1
+        launches.append(Traffic("(clear)", 0, 0, array.nbytes, 0))
+        fill(array, value)
+
     with (
         cuda_emulator.counting() as launches,
+        mock.patch.object(cuda_emulator.EmulatedArray, "fill", filling),
         mock.patch.object(cuda_emulator, "processors", PROCESSORS),
         mock.patch.object(cuda_emulator.EmulatedArray, "get", counting("waits", cuda_emulator.EmulatedArray.get)),
         mock.patch.object(cuda_emulator, "zeros", counting("cleared", cuda_emulator.zeros)),
@@ -171,6 +181,19 @@ def of_rans() -> tuple[dict[str, int], list[tuple[str, float]]]:
         return sum(busy) + LAUNCH_US * len(launches)
 
     return steps, [("encode", us(encoding)), ("decode", us(decoding))]
+
+
+def written(out: Any) -> Callable[[], object]:
+    """Writes the sum of an exchange to a GPU. Of its elements, 8% are not zero, as of 8 ranks that send others each."""
+    kept = np.sort(np.random.default_rng(8).choice(out.size, out.size // 100 * 8, replace=False)).astype(np.uint32)
+    stream = Stream.from_indices(out.size, kept, np.ones(kept.size, np.float32), 0)
+
+    def write() -> object:
+        total = SumBuffer(out.size, out.dtype, True, out)
+        total.write_region([stream], 0, out.size)
+        return total.result()
+
+    return write
 
 
 def table(each: Callable[[str, Estimate], None] = lambda name, estimate: None) -> str:
@@ -232,6 +255,14 @@ def table(each: Callable[[str, Estimate], None] = lambda name, estimate: None) -
                 ],
                 aims.get(f"decode and sum of {ranks} ranks"),
             )
+    selecting = Pipeline(Config.load("topk_rice_qsgd"))
+
+    def selected(gradient: Any, residual: Any) -> Callable[[], object]:
+        return lambda: [arrays.to_host(part) for part in selecting.select(gradient, residual, KEY) or ()]
+
+    selections = [selected(*both) for both in zip(there, residuals, strict=True)]
+    row("select and copy to the host, for an exchange over MPI", "top-k", selections, None)
+    row("write the sum of 8 ranks, of an exchange over MPI", "DenseStream", [written(out) for out in outs], None)
     for name, us in rans_us:
         if us > RANS_AIM_US:
             missed.append(f"{name} of {INDICES:,} indices in rANS: {us:.0f} us, and the aim is {RANS_AIM_US:.0f} us")

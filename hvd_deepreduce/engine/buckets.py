@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +45,7 @@ class Bucket:
         parts: (begin, end) of each in ``gradient``.
         dtype: float32 or float64.
         device: of the stream on which it is encoded and decoded.
+        apart: as ``Tensors.apart``, for its device.
         step: for its containers' keys: the largest of the members' steps.
         key: of its containers; set by ``Engine.start``.
         gradient: ``[numel]``; after ``Engine.receive`` ``scale`` times the sum over all ranks. Allocated by
@@ -65,6 +67,7 @@ class Bucket:
         self.sizes = [member.numel for member in members]
         self.dtype = members[0].parameter.accumulated_in
         self.device = members[0].device
+        self.apart: Callable[[], Callable[[], AbstractContextManager[Any]]] = lambda: nullcontext
         ends = np.cumsum(self.sizes).tolist()
         self.parts: list[tuple[int, int]] = list(zip([0, *ends], ends, strict=False))
         self.gradient: Floats = np.empty(0, self.dtype)

@@ -358,14 +358,15 @@ class Engine(RankState):
                 raise failure
             with self.stats.span("encode", bucket.name):
                 selected = pipeline.select(bucket.gradient, residual, key, parts, bucket.finite)
-            if selected is None:
-                return bucket.gradient.copy(), None  # not finite: sent whole, and the residual is unchanged
-            indices, values = selected
+            if selected is None:  # not finite: sent whole, and the residual is unchanged
+                return np.array(arrays.to_host(bucket.gradient)), None
+            indices, values = (None if part is None else arrays.to_host(part) for part in selected)
+            assert values is not None
             return values if indices is None else SparseTensor(bucket.gradient.size, indices, values), residual
 
         self.collectives.wait_meeting()
         queue = self.exchange_queue(bucket.layout.queue)
-        bucket.pending = queue.submit(self._running.exchange, select, bucket.gradient, key)
+        bucket.pending = queue.submit(self._running.exchange, select, bucket.gradient, key, bucket.apart())
 
     def start_failed(self, error: Exception, numel: int) -> SlicedExchange | None:
         """Where there are two levels: takes part in the exchange of a bucket of so many elements, in which this rank
@@ -402,7 +403,7 @@ class Engine(RankState):
             self.stats.add(wire=counted)
             with span("decode", name):
                 if scale != 1.0:
-                    bucket.gradient *= bucket.dtype.type(scale)
+                    arrays.scale(bucket.gradient, scale)
         elif self.in_slices:
             total = bucket.pending.result()
             with span("decode", name):

@@ -74,8 +74,9 @@ class RankState:
         stats: what was sent, and how long it took.
         in_flight: names of the parameters whose gradients were started and not finished.
         choice: with ``mode: auto``, whether steps are compressed.
-        over_mpi: whether buckets are exchanged over MPI, which works on the host, and not as containers by
-            ``collectives``.
+        on_host: whether buckets must be on the host, since they are exchanged over MPI by a function that does not
+            take arrays on a GPU.
+        over_mpi: whether buckets are exchanged over MPI, and not as containers by ``collectives``.
         in_slices: whether each rank sums a slice of a bucket, which takes several collectives.
         levels: with ``hierarchical``, the groups that exchange buckets; None: all ranks exchange them at one level.
         exchanges: the queues of the exchanges over MPI; ``close`` them at the end of the job.
@@ -127,6 +128,7 @@ class RankState:
         self._running = config
         self._pipelines: Pipelines | None = None
         self.over_mpi = config.exchange.implementation is not None
+        self.on_host = self.over_mpi and not config.exchange.on_gpu
         # Until the nodes are known, there may be two levels.
         two_levels = self.levels is not None if self._levels_known else config.hierarchical is not False
         self.in_slices = two_levels or isinstance(config.exchange, ReduceScatter)

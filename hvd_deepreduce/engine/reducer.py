@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from time import perf_counter
 from typing import Any, Generic
@@ -138,7 +139,7 @@ class Reducer(Generic[G]):
             if parameter.name in engine.in_flight:
                 raise in_flight(parameter)
         device = tensors.device(gradient)
-        where = None if engine.over_mpi else device
+        where = None if engine.on_host else device
         layout = BucketLayout([Member(parameter, parameter.numel, where) for parameter in parameters], None, number)
         if len(layout.buckets) != 1:
             raise ValueError(
@@ -147,8 +148,9 @@ class Reducer(Generic[G]):
                 f"{', '.join(sorted({parameter.dtype for parameter in parameters}))}: divide it"
             )
         (bucket,) = layout.buckets
+        bucket.apart = partial(tensors.apart, bucket.device)
         with tensors.stream(device):
-            bucket.adopt(tensors.flat(gradient, engine.over_mpi))
+            bucket.adopt(tensors.flat(gradient, engine.on_host))
             for parameter in parameters:
                 engine.mark_ready(bucket, parameter)
             engine.start(bucket)
@@ -275,7 +277,7 @@ class Reducer(Generic[G]):
     def _put(self, ticket: Ticket[G], parameter: Parameter, gradient: G, bucket: Bucket, own: bool) -> None:
         tensors, begin = self._tensors, perf_counter()
         if bucket.empty:
-            bucket.allocate(None if self._engine.over_mpi else tensors.flat(gradient))
+            bucket.allocate(None if self._engine.on_host else tensors.flat(gradient))
             bucket.finite = True
         if not tensors.put(gradient, self._view(bucket, parameter, gradient), own):
             bucket.finite = False
@@ -327,9 +329,11 @@ class Reducer(Generic[G]):
             or any(parameter.name not in layout.bucket_of for parameter, _ in expected)
         ):
             members = [
-                Member(parameter, parameter.numel, None if engine.over_mpi else where) for parameter, where in expected
+                Member(parameter, parameter.numel, None if engine.on_host else where) for parameter, where in expected
             ]
             layout = self._layout = BucketLayout(members, engine.max_bucket_bytes, self._first_number, self._queue)
+            for bucket in layout.buckets:
+                bucket.apart = partial(self._tensors.apart, bucket.device)
             self._generation = engine.generation
             self._encoder = self._encoding_thread(any(where is None for _, where in expected))
             self._recorded.clear()

@@ -86,7 +86,7 @@ class Tensors(ABC, Generic[G]):
 
         Returns:
             A function that makes a context for another thread. Inside, array operations run on this device, on a stream
-            that no other thread uses, after the noted work.
+            apart from those of the framework's threads, after the noted work.
         """
         return lambda: self.stream(device)
 

@@ -106,14 +106,15 @@ def allreduce(
         tensor: what this rank sends: a sparse tensor, or a dense vector float32 or float64 ``[numel]``, of which the
             nonzero elements are sent.
         dense: return the sum as a dense array instead of a sparse tensor of its nonzero elements. Equal on all ranks.
-        out: where to write the dense sum: contiguous, ``[numel]``, of the tensor's dtype. It shares no memory with
-            ``residual``. Undefined after an error.
+        out: where to write the dense sum: contiguous, ``[numel]``, of the tensor's dtype, on the host or on a GPU (a
+            CuPy array; work goes to the current stream). It shares no memory with ``residual``. Undefined after an
+            error.
         scale: a factor for the sum; 1 / ranks gives the mean. The same on all ranks. It is not applied to the residual.
         residual: the accumulated gradient from which ``tensor`` was selected: contiguous, ``[numel]``, of the tensor's
-            dtype. What was sent is subtracted from it, and the rounding errors of lossy values on this rank, those of
-            partial sums included, are added to it: over all ranks, sum + residuals after = residuals before, to
-            floating-point rounding. An element that was sent as NaN or infinity stays what it is. Unchanged after an
-            error.
+            dtype, on the host or on a GPU. What was sent is subtracted from it, and the rounding errors of lossy values
+            on this rank, those of partial sums included, are added to it: over all ranks, sum + residuals after =
+            residuals before, to floating-point rounding. An element that was sent as NaN or infinity stays what it is.
+            Unchanged after an error.
         fill: send the residual's values in place of zeros inside blocks, at no cost in bytes (proposed at the end of
             section IV.B). Each rank may choose.
         density: of the sum, in (0, 1]: partial sums are cut to their elements of largest magnitude on the way. What a
@@ -148,7 +149,8 @@ def allreduce(
         if residual is None:
             raise ValueError("fill is True and residual is None: fill sends the residual's values, so pass it too")
         indices = covered_indices(own.indices, codec.gap(own.numel, own.values.dtype))
-        return SparseTensor(own.numel, indices, arrays.gather(residual, indices))
+        filled = arrays.gather(residual, arrays.move_like(indices, residual))
+        return SparseTensor(own.numel, indices, arrays.to_host(filled))
 
     errors: list[Stream] = []
 

@@ -8,8 +8,10 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from typing import Any
 
 from mpi4py import MPI
 
@@ -19,6 +21,8 @@ from hvd_deepreduce.exchange.mpi_transport import PrivateComm, check_intracomm
 from hvd_deepreduce.exchange.session import Session, meet_to_close, traffic_since
 from hvd_deepreduce.exchange.settings import Exchange
 from hvd_deepreduce.exchange.traffic import NOTHING, Traffic
+from hvd_deepreduce.ops import device
+from hvd_deepreduce.ops.dispatch import on_host
 from hvd_deepreduce.sparse import SparseTensor
 
 Tensor = SparseTensor | Floats
@@ -36,6 +40,7 @@ class _Task:
     make: Callable[[], tuple[Tensor, Floats | None]]
     out: Floats
     key: RngKey
+    within: Callable[[], AbstractContextManager[Any]]
     future: Future[Traffic]
 
 
@@ -108,7 +113,12 @@ class ExchangeQueue:
         return self._line.failure
 
     def submit(
-        self, settings: Exchange, make: Callable[[], tuple[Tensor, Floats | None]], out: Floats, key: RngKey
+        self,
+        settings: Exchange,
+        make: Callable[[], tuple[Tensor, Floats | None]],
+        out: Floats,
+        key: RngKey,
+        within: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> Future[Traffic]:
         """Queues one dense sum.
 
@@ -116,8 +126,10 @@ class ExchangeQueue:
             settings: which exchange, and its settings. Its function is called on the queue's thread.
             make: returns this rank's tensor, and the residual to subtract what was sent from, or None. Called on the
                 queue's thread.
-            out: float32 or float64 ``[numel]``, which gets the sum. Not to be used before the future is done.
+            out: float32 or float64 ``[numel]``, which gets the sum. Not to be used before the future is done. On a GPU
+                only if the settings have ``on_gpu``; all work on it and on the residual is over then.
             key: which sum this is (seed, bucket and step, the same on all ranks), and the randomness for rounding.
+            within: makes the context in which ``make`` and the exchange run, such as a stream of a GPU.
 
         Returns:
             What this rank sent and received, or an error: an ``ExchangeError`` or a ``LostRankError``, on all ranks.
@@ -130,7 +142,7 @@ class ExchangeQueue:
             settings.load()  # raises; anything else that is wrong with it becomes an error on all ranks
         if self._line.closed:
             raise RuntimeError("this queue of exchanges is closed: make a new one, on all ranks")
-        task = _Task(settings, make, out, key, Future())
+        task = _Task(settings, make, out, key, within, Future())
         self._line.tasks.put(task)
         return task.future
 
@@ -226,7 +238,10 @@ def _serve(line: _Line) -> None:
 def _run_tasks(line: _Line) -> None:
     while (task := line.tasks.get()) is not None:
         try:
-            sent = _sum(line, task)
+            with ExitStack() as stack:
+                sent = _sum(line, task, stack)
+                if not on_host(task.out):  # whoever waits for the sum has another stream
+                    device.synchronize(task.out)
         except BaseException as error:
             if line.failure is None:  # without the error's traceback, which refers to the exchange's arrays
                 kind = LostRankError if isinstance(error, LostRankError) else ExchangeError
@@ -244,7 +259,8 @@ def _run_tasks(line: _Line) -> None:
             line.comm.Free()
 
 
-def _sum(line: _Line, task: _Task) -> Traffic:
+def _sum(line: _Line, task: _Task, stack: ExitStack) -> Traffic:
+    """One exchange. It enters ``task.within()`` in the stack, which the caller leaves."""
     if line.closed:
         raise RuntimeError("this queue of exchanges was closed before this exchange began")
     if line.failure is not None:
@@ -255,6 +271,7 @@ def _sum(line: _Line, task: _Task) -> Traffic:
     what = f"exchange {task.settings!r}"
     try:
         function = task.settings.load()
+        stack.enter_context(task.within())
         tensor, residual = task.make()
     except Exception as error:
         with Session(line.comm, None, what, key=task.key, failure=error):

@@ -22,6 +22,7 @@ from hvd_deepreduce.exchange.traffic import NOTHING, Traffic
 from hvd_deepreduce.exchange.transport import DEFAULT_TIMEOUT, Program, describe
 from hvd_deepreduce.joint.stream import Stream
 from hvd_deepreduce.ops import arrays, deferred, densestream
+from hvd_deepreduce.ops.dispatch import on_host
 from hvd_deepreduce.ops.hash import hash64
 from hvd_deepreduce.sparse import DTYPE_IDS, SparseTensor
 
@@ -61,9 +62,9 @@ class Session:
         tensor: this rank's sparse tensor, or a dense vector, of which the nonzero elements are taken.
         description: the algorithm and all settings that must be equal on all ranks, as a text.
         dense: whether the sum is a dense array, even if there is no ``out``.
-        out: the array to write the dense sum to, ``[numel]``; or None.
+        out: the array to write the dense sum to, ``[numel]``, on the host or on a GPU; or None.
         scale: a factor for the sum.
-        residual: the array that what was sent is subtracted from, ``[numel]``, or None.
+        residual: the array that what was sent is subtracted from, ``[numel]``, on the host or on a GPU; or None.
         key: says which sum this is: its seed, parameter and step are the same on all ranks.
         timeout: seconds without any message after which a rank counts as lost, once all ranks have met.
         patience: seconds to wait for the other ranks in the meeting; None: as ``mpi_transport.stall_limit`` says.
@@ -310,21 +311,32 @@ def _digest(total: object, hashes: dict[int, int]) -> int:
 def _settlement(residual: Floats | None, tensor: SparseTensor, errors: Sequence[Stream]) -> Callable[[], None]:
     """A function that settles the residual, and allocates nothing. An element that was sent as NaN or infinity stays
     what it is in the residual: infinity minus infinity is NaN."""
+    if residual is None:
+        return lambda: None
     indices, values = tensor.indices, tensor.values
-    if residual is not None and not deferred.finite(values):
+    if not deferred.finite(values):
         finite = np.isfinite(values)
         indices, values = indices[finite], values[finite]
+    if not on_host(residual):
+        # All is brought there now, since memory may be short. x + e and x - -e are the same bits.
+        parts = [indices, values, *(part for error in errors for part in (error.indices(), -error.values))]
+        there = arrays.move_all(parts, residual)
+
+        def settle_there() -> None:
+            for taken, sent in zip(there[::2], there[1::2], strict=True):
+                arrays.subtract_sent(residual, taken, sent)
+
+        return settle_there
 
     def settle() -> None:
-        if residual is not None:
-            arrays.subtract_sent(residual, indices, values)
-            for error in errors:
-                densestream.add_to(error.starts, error.lengths, error.values, residual)
+        arrays.subtract_sent(residual, indices, values)
+        for error in errors:
+            densestream.add_to(error.starts, error.lengths, error.values, residual)
 
     return settle
 
 
-def _validated(tensor: object, out: object, residual: object) -> SparseTensor:
+def _validated(tensor: object, out: Any, residual: Any) -> SparseTensor:
     """The tensor as a ``SparseTensor`` of contiguous arrays, once all three arguments are found to fit together."""
     if isinstance(tensor, np.ndarray):
         if tensor.ndim != 1 or tensor.dtype not in DTYPE_IDS:
@@ -339,18 +351,36 @@ def _validated(tensor: object, out: object, residual: object) -> SparseTensor:
     for name, array in (("out", out), ("residual", residual)):
         if array is None:
             continue
-        if not isinstance(array, np.ndarray):
-            raise TypeError(f"{name} is a {type(array).__name__}; a NumPy array or None is required")
+        if not _is_array(array):
+            raise TypeError(
+                f"{name} is a {type(array).__name__}; a NumPy array, an array on a GPU or None is required"
+            )
         if array.dtype != values.dtype or array.shape != (tensor.numel,) or not array.flags.c_contiguous:
             raise ValueError(
                 f"{name} is {array.dtype}{list(array.shape)}; a contiguous {values.dtype}[{tensor.numel}] is required"
             )
-        if not array.flags.writeable:
-            raise ValueError(f"{name} is read-only; a writeable array is required")
-        # What is sent must not change while the sum is written.
-        indices, values = (part.copy() if np.may_share_memory(part, array) else part for part in (indices, values))
+        if on_host(array):
+            if not array.flags.writeable:
+                raise ValueError(f"{name} is read-only; a writeable array is required")
+            # What is sent must not change while the sum is written.
+            indices, values = (part.copy() if np.may_share_memory(part, array) else part for part in (indices, values))
         written.append(array)
-    if len(written) == 2 and np.may_share_memory(*written):
+    if len(written) == 2 and _may_share(*written):
         raise ValueError("out and residual share memory; the sum would overwrite the residual: pass two arrays")
     unchanged = indices is tensor.indices and values is tensor.values
     return tensor if unchanged else SparseTensor(tensor.numel, indices, values)
+
+
+def _is_array(value: Any) -> bool:
+    """Whether it is an array of NumPy, or of a library for GPUs."""
+    return isinstance(value, np.ndarray) or (hasattr(value, "dtype") and hasattr(getattr(value, "data", None), "ptr"))
+
+
+def _may_share(one: Any, other: Any) -> bool:
+    """Whether two contiguous arrays overlap in memory."""
+    if on_host(one) and on_host(other):
+        return np.may_share_memory(one, other)
+    if on_host(one) or on_host(other):
+        return False
+    first, second = one.data.ptr, other.data.ptr
+    return bool(first < second + other.nbytes and second < first + one.nbytes)

@@ -57,7 +57,8 @@ class ExchangeFunction(Protocol[Settings]):
             comm: an intracommunicator that only these calls use.
             tensor: what this rank sends: a sparse tensor of ``out.size`` elements, or a dense vector ``[numel]``.
             out: float32 or float64 ``[numel]``, of the tensor's dtype. Its content is undefined before the call. The
-                sum must be bitwise the same on all ranks.
+                sum must be bitwise the same on all ranks. With ``on_gpu`` it may be on a GPU, and the residual with it;
+                the tensor is on the host.
             residual: the accumulated gradient from which ``tensor`` was selected, ``[numel]``, of the tensor's dtype.
                 What was sent must be subtracted from it, once it is certain that no rank has failed. None: there is no
                 error feedback, or this rank's tensor is not finite; other ranks may have one nevertheless.
@@ -78,7 +79,8 @@ class Exchange(Codec):
     A subclass is the settings; its class attribute ``implementation`` names its ``ExchangeFunction`` as
     "module:function". ``implementation`` None means that the exchange is not a function over MPI: containers are
     exchanged by the framework's own collectives. ``in_session`` says that the function itself compares what the ranks
-    bring and their sums (``session.Session``), so that the queue need not.
+    bring and their sums (``session.Session``), so that the queue need not. ``on_gpu`` says that it takes ``out`` and
+    ``residual`` as arrays on a GPU, too; otherwise gradients on a GPU are copied to the host, and their sums back.
 
     Raises:
         TypeError: a subclass is defined without ``implementation``, or with one that is no such name.
@@ -86,6 +88,7 @@ class Exchange(Codec):
 
     implementation: ClassVar[str | None]
     in_session: ClassVar[bool] = False
+    on_gpu: ClassVar[bool] = False
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -185,7 +188,7 @@ class DenseStreamExchange(Exchange):
     name = "densestream"
     id = 2
     implementation = "hvd_deepreduce.exchange.densestream:run_exchange"
-    in_session = True
+    in_session = on_gpu = True
     coded: bool = Field(True, strict=True)
     value: Literal["raw", "float16", "bfloat16", "qsgd"] = "raw"
     bits: int = Field(8, ge=2, le=8)
@@ -204,7 +207,7 @@ class TopKAllGather(Exchange):
     name = "topk_allgather"
     id = 3
     implementation = "hvd_deepreduce.exchange.topk_allgather:run_exchange"
-    in_session = True
+    in_session = on_gpu = True
 
 
 @exchanges.register
@@ -218,5 +221,5 @@ class SparCML(Exchange):
     name = "sparcml"
     id = 4
     implementation = "hvd_deepreduce.exchange.sparcml:run_exchange"
-    in_session = True
+    in_session = on_gpu = True
     algorithm: Literal["auto", "split_allgather", "recursive_doubling"] = "auto"

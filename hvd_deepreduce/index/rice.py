@@ -3,6 +3,8 @@
 Golomb, "Run-length encodings", IEEE Trans. Inf. Theory 1966; Rice and Plaunt, IEEE Trans. Commun. 1971.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from hvd_deepreduce.codec import U8, U32, IndexCodec, RngKey, index_codecs, no_indices
@@ -30,3 +32,9 @@ class Rice(IndexCodec):
         if count == 0:
             return no_indices(section)
         return rice.decode(section, numel, count)
+
+    @classmethod
+    def decode_many(cls, sections: Sequence[U8], numel: int, counts: Sequence[int], key: RngKey) -> list[U32]:
+        if not all(counts):
+            return super().decode_many(sections, numel, counts, key)
+        return rice.decode_many(sections, numel, counts)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from pydantic import Field
 
 from hvd_deepreduce.codec import U8, U32, Floats, JointCodec, RngKey, joint_codecs
-from hvd_deepreduce.joint.stream import Stream, coded_gap, covered_indices, plain_gap
-from hvd_deepreduce.joint.stream_format import CODED, PLAIN, ValueName, pack, unpack, value_codec
-from hvd_deepreduce.ops import deferred
+from hvd_deepreduce.joint.stream import Stream, coded_gap, plain_gap
+from hvd_deepreduce.joint.stream_format import (
+    CODED,
+    PLAIN,
+    ValueName,
+    pack,
+    packed_values,
+    unpack,
+    unpack_supports,
+    value_codec,
+)
+from hvd_deepreduce.ops import deferred, densestream
 
 
 @joint_codecs.register
@@ -59,17 +68,24 @@ class DenseStream(JointCodec):
         """The form that ``stream_format.pack`` writes."""
         return CODED if self.coded else PLAIN
 
-    def support(self, indices: U32, numel: int, dtype: np.dtype[Any]) -> U32:
-        """All elements inside the blocks of these indices: they can be sent at the cost of the indices alone."""
-        return covered_indices(indices, self.gap(numel, dtype))
-
     def encode(self, indices: U32 | None, values: Floats, numel: int, key: RngKey) -> tuple[U8, U32 | None]:
         if indices is None:
-            stream = Stream.from_dense(values)
-        else:
-            stream = Stream.from_indices(numel, indices, values, self.gap(numel, values.dtype))
-        section = pack(stream, self.form, value_codec(self.value, self.bits), key)
-        return section, None if indices is None else stream.indices()
+            return self._pack(Stream.from_dense(values), key), None
+        stream = Stream.from_indices(numel, indices, values, self.gap(numel, values.dtype))
+        return self._pack(stream, key), stream.indices()
+
+    def encode_from(
+        self, at: Callable[[U32], Floats], indices: U32 | None, values: Floats, numel: int, key: RngKey
+    ) -> tuple[U8, U32 | None]:
+        """``encode``; the true values of all elements inside the blocks are sent, which costs what zeros do."""
+        if indices is None:
+            return self.encode(None, values, numel, key)
+        starts, lengths, support = densestream.cover(indices, self.gap(numel, values.dtype))
+        stream = Stream(numel, starts, lengths, values if support is indices else at(support))
+        return self._pack(stream, key), support
+
+    def _pack(self, stream: Stream, key: RngKey) -> U8:
+        return pack(stream, self.form, value_codec(self.value, self.bits), key, finite=True)
 
     @staticmethod
     def decode(
@@ -80,3 +96,14 @@ class DenseStream(JointCodec):
             raise ValueError(f"its blocks hold {stream.values.size} elements, and its container announces {count}")
         deferred.check_finite(stream.values)
         return None if dense else stream.indices(), stream.values
+
+    @classmethod
+    def decode_own(cls, section: U8, numel: int, support: U32 | None, dtype: np.dtype[Any], key: RngKey) -> Floats:
+        return packed_values(section, dtype)
+
+    @classmethod
+    def decode_many(
+        cls, sections: Sequence[U8], numel: int, counts: Sequence[int], dtype: np.dtype[Any], key: RngKey
+    ) -> list[tuple[U32 | None, Floats]]:
+        decoded = unpack_supports(sections, numel, counts, dtype, key)
+        return super().decode_many(sections, numel, counts, dtype, key) if decoded is None else decoded

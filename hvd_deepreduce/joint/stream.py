@@ -163,6 +163,5 @@ def covered_indices(indices: U32, gap: int) -> U32:
     Args:
         indices: uint32, sorted and unique.
     """
-    nothing = arrays.zeros(indices.size, np.float32, indices)
-    starts, lengths, values = densestream.encode(indices, nothing, gap)
-    return indices if values.size == indices.size else densestream.indices(starts, lengths, values.size)
+    covered: U32 = densestream.cover(indices, gap)[2]
+    return covered

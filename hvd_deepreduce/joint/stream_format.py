@@ -30,11 +30,12 @@ coded form is ours.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from hvd_deepreduce.codec import U8, Floats, RngKey, ValueCodec, padded
+from hvd_deepreduce.codec import U8, U32, Floats, RngKey, ValueCodec, padded
 from hvd_deepreduce.joint.stream import Stream
 from hvd_deepreduce.ops import arrays, deferred, densestream, sections, stream_exchange
 from hvd_deepreduce.sparse import DTYPE_IDS, DTYPES
@@ -64,7 +65,13 @@ def value_codec(value: ValueName, bits: int) -> ValueCodec:
 
 
 def pack(
-    stream: Stream, form: int, codec: ValueCodec | None = None, key: RngKey | None = None, begin: int = 0, end: int = 0
+    stream: Stream,
+    form: int,
+    codec: ValueCodec | None = None,
+    key: RngKey | None = None,
+    begin: int = 0,
+    end: int = 0,
+    finite: bool = False,
 ) -> U8:
     """A stream's bytes, uint8; their number is a multiple of 8.
 
@@ -73,8 +80,9 @@ def pack(
         codec: the codec of the values. None: raw. Values that are not all finite are always packed raw.
         key: the randomness of a codec that rounds at random.
         begin, end: the range that contains all blocks, for coded blocks only. ``end`` 0: the end of the vector.
+        finite: whether the values are known to be finite; otherwise this is found out.
     """
-    if codec is None or (codec.id != Raw.id and not deferred.finite(stream.values)):
+    if codec is None or (codec.id != Raw.id and not finite and not deferred.finite(stream.values)):
         codec = Raw()
     values, _ = codec.encode(stream.values, None, key or RngKey(0, 0, 0))
     starts = stream.indices() if form == PAIRS else stream.starts
@@ -148,11 +156,76 @@ def unpack(
     Raises:
         ValueError: the section is truncated or damaged, or belongs to another vector, dtype or range.
     """
+    form, value_id, blocks, count, (a, b, values) = _parts(section, numel, dtype, begin, numel if end is None else end)
+    parts = [section[at : at + size] for at, size in (a, b, values)]
+    sections.check_padding(section, [at + size for at, size in (a, b, values)])
+    # Values first: a section that is too short for its count is refused before arrays of that size are allocated.
+    decoded: Floats = VALUE_CODECS[value_id].decode(parts[2], count, None, dtype, key or RngKey(0, 0, 0))
+    end = numel if end is None else end
+    if form == CODED and blocks:
+        starts, lengths = stream_exchange.unpack_coded(parts[0], parts[1], blocks, begin, end, count)
+    else:
+        starts = parts[0].view(np.uint32)
+        pairs = form == PAIRS
+        lengths = arrays.move_like(np.ones(blocks, np.uint32), starts) if pairs else parts[1].view(np.uint32)
+        densestream.check_blocks(starts, lengths, begin, end, count)
+    return Stream(numel, starts, lengths, decoded.astype(dtype, copy=False))
+
+
+def unpack_supports(
+    streams: Sequence[U8], numel: int, counts: Sequence[int], dtype: np.dtype[Any], key: RngKey
+) -> list[tuple[U32 | None, Floats]] | None:
+    """On a GPU: the indices and values of streams of a whole vector, which were taken apart together, in one set of
+    launches. Trusts nothing in them; the check of their bytes may be deferred.
+
+    Args:
+        streams: uint8; exactly one packed stream each.
+        counts: the numbers of their values.
+        numel, dtype, key: as for ``unpack``.
+
+    Returns:
+        None: they are of several forms, of key-value pairs, or empty, so ``unpack`` must look at each.
+
+    Raises:
+        ValueError: as ``unpack``, or a value is not finite.
+    """
+    found = sections.place_of(streams)
+    heads = [_parts(section, numel, dtype, 0, numel) for section in streams]
+    (form, *_), *_ = heads
+    if found is None or form == PAIRS or any(head[0] != form or not head[2] for head in heads):
+        return None
+    known, decoded = [], []
+    for section, count, (_, value_id, blocks, holds, places) in zip(streams, counts, heads, strict=True):
+        if holds != count:
+            raise ValueError(f"its blocks hold {holds} elements, and its container announces {count}")
+        at, size = places[2]
+        values = VALUE_CODECS[value_id].decode(section[at : at + size], count, None, dtype, key)
+        raw = value_id == Raw.id
+        if not raw:
+            deferred.check_finite(values)
+        decoded.append(values.astype(dtype, copy=False))
+        known.append(densestream.Section(*places, form == CODED, raw, blocks, count))
+    supports = densestream.supports(*found, known, numel, dtype)
+    return list(zip(supports, decoded, strict=True))
+
+
+Place = tuple[int, int]
+"""Where a part of a section begins, and its bytes."""
+
+
+def _parts(
+    section: U8, numel: int, dtype: np.dtype[Any], begin: int, end: int
+) -> tuple[int, int, int, int, tuple[Place, Place, Place]]:
+    """What a header says: form, number of the value codec, numbers of blocks and of values, and the places of the
+    parts.
+
+    Raises:
+        ValueError: as ``unpack``, as far as the header shows it.
+    """
     if packed_size(section) != section.size:
         raise ValueError(f"it has {section.size - packed_size(section)} bytes after its stream, where none are allowed")
     head = sections.peek(section, HEADER.size)
     form, dtype_id, value_id, length, blocks, count, *sizes = HEADER.unpack(head)
-    end = numel if end is None else end
     if length != numel:
         raise ValueError(f"it belongs to a vector of {length} elements, and this vector has {numel}")
     if form > PAIRS or value_id not in VALUE_CODECS or head[3]:
@@ -167,25 +240,15 @@ def unpack(
             f"it has {count} values in {blocks} blocks for a range of {end - begin} elements; at least one value per "
             "block and at most one per element are allowed"
         )
-    parts, ends, at = [], [], HEADER.size
+    places, at = [], HEADER.size
     for size in sizes:
-        parts.append(section[at : at + size])
-        ends.append(at + size)
+        places.append((at, size))
         at += padded(size)
-    sections.check_padding(section, ends)
-    a, b, values = parts
+    a, b, values = places
     expected = (4 * blocks, 4 * blocks if form == PLAIN else 0)
     # Coded parts have the sizes of their codes, but for no blocks they are empty.
-    if (form != CODED or not blocks) and (a.size, b.size) != expected:
+    if (form != CODED or not blocks) and (a[1], b[1]) != expected:
         raise ValueError(
-            f"its parts a and b have {a.size} and {b.size} bytes; {blocks} blocks take {expected[0]} and {expected[1]}"
+            f"its parts a and b have {a[1]} and {b[1]} bytes; {blocks} blocks take {expected[0]} and {expected[1]}"
         )
-    # Values first: a section that is too short for its count is refused before arrays of that size are allocated.
-    decoded: Floats = VALUE_CODECS[value_id].decode(values, count, None, dtype, key or RngKey(0, 0, 0))
-    if form == CODED and blocks:
-        starts, lengths = stream_exchange.unpack_coded(a, b, blocks, begin, end, count)
-    else:
-        starts = a.view(np.uint32)
-        lengths = arrays.move_like(np.ones(blocks, np.uint32), a) if form == PAIRS else b.view(np.uint32)
-        densestream.check_blocks(starts, lengths, begin, end, count)
-    return Stream(numel, starts, lengths, decoded.astype(dtype, copy=False))
+    return form, value_id, blocks, count, (a, b, values)

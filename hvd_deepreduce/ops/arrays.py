@@ -61,6 +61,21 @@ def _(dense: Device, gradient: Device, threads: int = 1) -> None:
         launch(xp, "arrays/arrays", f"add_{suffix(dense.dtype)}", blocks, dense, gradient, u64(dense.size), guard)
 
 
+@operation()
+def scale(dense: Floats, factor: float) -> None:
+    """``dense *= factor``, in place; the factor is rounded to the dtype of ``dense``."""
+    dense *= dense.dtype.type(factor)
+
+
+@scale.cuda
+def _(dense: Device, factor: float) -> None:
+    if dense.size:
+        xp, kernel = array_module(dense), f"scale_{suffix(dense.dtype)}"
+        launch(
+            xp, "arrays/arrays", kernel, grid(xp, dense.size), dense, u64(dense.size), dense.dtype.type(factor)
+        )  # fmt: skip
+
+
 def copy_finite(to: int, source: int, numel: int, dtype: np.dtype[Any], threads: int = 1) -> bool:
     """Copies an array on the host. Returns whether all of its elements are finite, in the same pass over memory.
 
@@ -205,6 +220,25 @@ def move_like(array: NDArray[Any], like: Any) -> NDArray[Any]:
 @move_like.cuda
 def _(array: Any, like: Device) -> Device:
     return array_module(like).asarray(array) if isinstance(array, np.ndarray) else array
+
+
+@operation(1)
+def move_all(arrays: Sequence[NDArray[Any]], like: Any) -> list[NDArray[Any]]:
+    """NumPy arrays where ``like`` is: themselves, or copies on its GPU, which one copy brings there."""
+    return list(arrays)
+
+
+@move_all.cuda
+def _(arrays: Sequence[Any], like: Device) -> list[Device]:
+    ends = np.cumsum([-(-array.nbytes // 8) * 8 for array in arrays]).tolist()
+    together = np.zeros(ends[-1] if ends else 0, np.uint8)
+    begins = [0, *ends]
+    for begin, array in zip(begins, arrays, strict=False):
+        together[begin : begin + array.nbytes] = np.ascontiguousarray(array).view(np.uint8)
+    there = array_module(like).asarray(together)
+    return [
+        there[begin : begin + array.nbytes].view(array.dtype) for begin, array in zip(begins, arrays, strict=False)
+    ]
 
 
 @operation(2)

@@ -7,19 +7,35 @@ The blocks are in order and do not overlap; except where an operation says other
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import byref, c_uint64
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from hvd_deepreduce.ops import rice
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counter, state
-from hvd_deepreduce.ops.device import array_module, cleared, grid, i32, launch, scan_status, suffix, u32, u64
+from hvd_deepreduce.ops.device import (
+    NULL,
+    THREADS,
+    array_module,
+    cleared,
+    grid,
+    i32,
+    launch,
+    or_null,
+    scan_status,
+    suffix,
+    u32,
+    u64,
+)
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel, kernels_by_dtype
 from hvd_deepreduce.ops.types import U32, U64, Device, Floats
 
 MOST = 2**31 - 1
 """The most blocks, and covered elements, of a stream on a GPU."""
+_NOWHERE = 2**64 - 1
 _stream_count = kernel("stream_count", "U", "pUu*")
 _stream_encode = kernels_by_dtype("stream_encode", "v", "ppUuppp")
 _stream_check = kernel("stream_check", "I", "ppUUUU")
@@ -98,21 +114,49 @@ def encode(indices: U32, values: Floats, gap: int) -> tuple[U32, U32, Floats]:
 
 @encode.cuda
 def _(indices: Device, values: Device, gap: int) -> tuple[Device, Device, Device]:
-    xp, count = array_module(indices), indices.size
+    starts, lengths, _, out = _written(indices, values, gap)
+    return starts, lengths, out
+
+
+@operation()
+def cover(indices: U32, gap: int) -> tuple[U32, U32, U32]:
+    """The blocks of sorted indices, and the indices of all elements inside them, those of ``indices`` and the few
+    between: starts, lengths, and uint32 ``[covered]``, which is ``indices`` itself if there are no others.
+
+    Arguments, waits and errors are those of ``encode``.
+    """
+    starts, lengths, covered = encode.host(indices, indices.view(np.float32), gap)
+    if covered.size == indices.size:
+        return starts, lengths, indices
+    support = np.empty(covered.size, np.uint32)
+    _stream_indices(address(starts), address(lengths), starts.size, address(support))
+    return starts, lengths, support
+
+
+@cover.cuda
+def _(indices: Device, gap: int) -> tuple[Device, Device, Device]:
+    return _written(indices, None, gap)[:3]
+
+
+def _written(indices: Device, values: Device | None, gap: int) -> tuple[Device, Device, Device, Device]:
+    """Starts, lengths, and the indices and values of all elements inside the blocks; without values, no values."""
+    xp, count, dtype = array_module(indices), indices.size, np.float32 if values is None else values.dtype
     if count == 0:
-        return xp.empty(0, u32), xp.empty(0, u32), xp.empty(0, values.dtype)
+        return xp.empty(0, u32), xp.empty(0, u32), indices, xp.empty(0, dtype)
     totals, end = cleared(xp, 2, u64), counter(xp)
     launch(xp, "densestream/densestream", "stream_count", grid(xp, count), indices, u64(count), u32(gap), totals)
     blocks, covered = (int(total) for total in totals.get())
     _check_count(covered)
     starts, lengths, firsts = (xp.empty(blocks, u32) for _ in range(3))
-    out = cleared(xp, covered, values.dtype)
+    support = indices if covered == count else xp.empty(covered, u32)
+    out = None if values is None else cleared(xp, covered, dtype)
     launch(
-        xp, "densestream/densestream", f"stream_write_{suffix(values.dtype)}", grid(xp, count), indices, values,
-        u64(count), u32(gap), scan_status(xp, count), end, starts, firsts, out,
+        xp, "densestream/densestream", f"stream_write_{suffix(dtype)}", grid(xp, count), indices, or_null(values),
+        u64(count), u32(gap), scan_status(xp, count), end, starts, firsts, NULL if support is indices else support,
+        or_null(out),
     )  # fmt: skip
     launch(xp, "densestream/densestream", "stream_lengths", grid(xp, blocks), firsts, end, lengths)
-    return starts, lengths, out
+    return starts, lengths, support, out
 
 
 @operation()
@@ -335,8 +379,8 @@ def _(starts: Device, lengths: Device, begin: int) -> tuple[Device, Device]:
     skips, ends = xp.empty(blocks, u32), xp.empty(blocks, u32)
     if blocks:
         launch(
-            xp, "densestream/densestream", "stream_gaps", grid(xp, blocks), starts, lengths, _firsts(xp, lengths),
-            u64(blocks), u32(begin), skips, ends,
+            xp, "densestream/densestream", "stream_gaps", grid(xp, blocks), starts, lengths, u64(blocks), u32(begin),
+            scan_status(xp, blocks), counter(xp), skips, ends,
         )  # fmt: skip
     return skips, ends
 
@@ -364,3 +408,67 @@ def _(skips: Device, ends: Device, begin: int) -> None:
         )  # fmt: skip
         skips[:], ends[:] = starts, lengths
         check_later(error)
+
+
+class Section(NamedTuple):
+    """What the host knows of a packed stream (``joint.stream_format``) of at least one block, and of a whole vector.
+
+    Attributes:
+        a, b, values: its parts: where each begins in the section, and its bytes.
+        coded: whether a and b are coded.
+        raw: whether the values are, so that they may be read before they are decoded.
+        blocks, elements: their numbers.
+    """
+
+    a: tuple[int, int]
+    b: tuple[int, int]
+    values: tuple[int, int]
+    coded: bool
+    raw: bool
+    blocks: int
+    elements: int
+
+
+def supports(
+    data: Device, places: Sequence[int], streams: Sequence[Section], numel: int, dtype: np.dtype[Any]
+) -> list[Device]:
+    """On a GPU: the indices of the elements that the blocks of several streams cover, uint32 ``[count]`` each, in one
+    set of launches. Checks the blocks, the zeros between the parts, and that raw values are finite; the check may be
+    deferred.
+
+    Args:
+        data: uint8; all streams are in it, at multiples of 8 bytes.
+        places: where their sections begin.
+        streams: all coded, or none.
+        numel, dtype: of the vectors.
+
+    Raises:
+        ValueError: an encoder cannot have written a section.
+    """
+    xp, coded = array_module(data), streams[0].coded
+    table, words, row, first = [], 1, 0, 0  # the first word has the error
+    jobs = []
+    for at, one in zip(places, streams, strict=True):
+        (a, b, values), ends = ([at + begin for begin, _ in one[:3]], [at + begin + size for begin, size in one[:3]])
+        values = values if one.raw else _NOWHERE
+        table.append((a, b, one.blocks, numel, one.elements, values, row, first, words, *ends))
+        jobs += [rice.Job(a, one.a[1], numel, one.blocks), rice.Job(b, one.b[1], one.elements, one.blocks)]
+        row, first, words = row + 2 * one.blocks, first + one.elements, words + 2 + -(-one.blocks // THREADS)
+    there, scratch = xp.asarray(np.array(table, u64).reshape(-1)), cleared(xp, words, u64)
+    error, indices = scratch[:1].view(i32)[:1], xp.empty(first, u32)
+    if coded:
+        rows = rice.decode_all(data, jobs)
+    else:
+        rows = xp.empty(row, u32)
+        each = grid(xp, max(one.blocks for one in streams))
+        launch(
+            xp, "densestream/densestream", "stream_rows", each * len(streams), data, there, u64(each), scratch, rows,
+            error,
+        )  # fmt: skip
+    each = grid(xp, max(one.elements for one in streams))
+    launch(
+        xp, "densestream/densestream", f"stream_supports_{suffix(dtype)}", each * len(streams), data, there, u64(each),
+        rows, indices, error,
+    )  # fmt: skip
+    check_later(error)
+    return [indices[entry[7] : entry[7] + one.elements] for entry, one in zip(table, streams, strict=True)]

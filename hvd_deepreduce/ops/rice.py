@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import byref, c_uint64
+from typing import NamedTuple
 
 import numpy as np
 
+from hvd_deepreduce.ops import sections
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counters
 from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, i32, launch, scan_status, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
@@ -17,9 +19,11 @@ _parameter = kernel("rice_parameter", "u", "pUU*")
 _bound = kernel("rice_bound", "U", "UU")
 _encode = kernel("rice_encode", "v", "pUup")
 _decode = kernel("rice_decode", "I", "pUUuUp")
+_TILE = 8 * THREADS
+"""Bytes of a tile of the highs, as in kernels/common/device.cuh."""
 
 
-def _check_length(section: U8 | Device, count: int) -> None:
+def _check_length(section: U8 | Job, count: int) -> None:
     if section.size == 0 or section.size * 8 < count:  # an index takes at least one bit
         check(-1)
 
@@ -45,7 +49,7 @@ def _(indices: Device, numel: int) -> Device:
 
 def encode_all(lists: Sequence[tuple[Device, int]]) -> list[Device]:
     """On a GPU: ``encode`` of each (indices, numel). The host waits once for all sizes."""
-    sections, sizes = [], []
+    made, sizes = [], []
     for indices, numel in lists:
         xp, count = array_module(indices), indices.size
         status = scan_status(xp, count)
@@ -56,10 +60,10 @@ def encode_all(lists: Sequence[tuple[Device, int]]) -> list[Device]:
         launch(
             xp, "rice/rice", "rice_write", grid(xp, count), indices, u64(count), u64(numel), sums, status, words, bits
         )  # fmt: skip
-        sections.append(words.view(np.uint8))
+        made.append(words.view(np.uint8))
         sizes.append(bits)
     bits_of = read_counters(sizes)
-    return [section[: (size + 7) // 8] for section, size in zip(sections, bits_of, strict=True)]
+    return [section[: (size + 7) // 8] for section, size in zip(made, bits_of, strict=True)]
 
 
 @operation()
@@ -79,21 +83,51 @@ def decode(section: U8, numel: int, count: int) -> U32:
 
 @decode.cuda
 def _(section: Device, numel: int, count: int) -> Device:
-    xp = array_module(section)
-    _check_length(section, count)
-    highs, indices = xp.empty(count, u32), xp.empty(count, u32)
-    tile = 8 * THREADS
-    tiles = -(-section.size // tile) + 1
-    # One array of zeros, for one launch: | ones | end | error | status of the highs | status of the join |
-    scratch = cleared(xp, 3 + tiles + -(-count // THREADS) + 1, u64)
-    ones, end, error = scratch[:1], scratch[1:2], scratch[2:3].view(i32)[:1]
-    launch(
-        xp, "rice/rice", "rice_highs", grid(xp, section.size, tile), section, u64(section.size), u64(count),
-        scratch[3 : 3 + tiles], highs, ones,
-    )  # fmt: skip
-    launch(
-        xp, "rice/rice", "rice_join", grid(xp, count), section, u64(section.size), u64(count), u64(numel), highs,
-        ones, scratch[3 + tiles :], end, indices, error,
-    )  # fmt: skip
+    return decode_all(section, [Job(0, section.size, numel, count)])
+
+
+class Job(NamedTuple):
+    """A section on a GPU.
+
+    Attributes:
+        at, size: its bytes of the data.
+        numel: its indices are below this.
+        entries: their number, at least 1.
+    """
+
+    at: int
+    size: int
+    numel: int
+    entries: int
+
+
+def decode_all(data: Device, jobs: Sequence[Job]) -> Device:
+    """On a GPU: ``decode`` of sections of ``data``, in one set of launches; the results one behind the other."""
+    xp, rows = array_module(data), []
+    words, elements = 1, 0  # the first word has the error
+    for job in jobs:
+        _check_length(job, job.entries)
+        of_highs = words + 2
+        of_join = of_highs + -(-job.size // _TILE) + 1
+        rows.append((*job, elements, words, of_highs, of_join))
+        words, elements = of_join + -(-job.entries // THREADS) + 1, elements + job.entries
+    there, scratch = xp.asarray(np.array(rows, u64).reshape(-1)), cleared(xp, words, u64)
+    error, lists = scratch[:1].view(i32)[:1], xp.empty(2 * elements, u32)
+    highs, indices = lists[:elements], lists[elements:]
+    each = grid(xp, max(job.size for job in jobs), _TILE)
+    launch(xp, "rice/rice", "rice_highs", each * len(jobs), data, there, u64(each), scratch, highs)
+    each = grid(xp, max(job.entries for job in jobs))
+    launch(xp, "rice/rice", "rice_join", each * len(jobs), data, there, u64(each), scratch, highs, indices, error)
     check_later(error)
     return indices
+
+
+def decode_many(parts: Sequence[U8], numel: int, counts: Sequence[int]) -> list[U32]:
+    """``decode`` of several sections; on a GPU in one set of launches, if they were taken apart together."""
+    found = sections.place_of(parts)
+    if found is None:
+        return [decode(section, numel, count) for section, count in zip(parts, counts, strict=True)]
+    data, places = found
+    jobs = [Job(at, one.size, numel, count) for at, one, count in zip(places, parts, counts, strict=True)]
+    indices, ends = decode_all(data, jobs), np.cumsum(counts).tolist()
+    return [indices[end - count : end] for end, count in zip(ends, counts, strict=True)]

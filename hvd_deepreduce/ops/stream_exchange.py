@@ -10,10 +10,11 @@ from ctypes import byref, c_uint64
 
 import numpy as np
 
-from hvd_deepreduce.ops import densestream, rice, sections
+from hvd_deepreduce.ops import arrays, densestream, hash, rice, sections
+from hvd_deepreduce.ops.device import clearing_at_once
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel, kernels_by_dtype
-from hvd_deepreduce.ops.types import U8, U32, U64, Device, Floats
+from hvd_deepreduce.ops.types import U8, U32, U64, Device, Floats, Parts
 
 _pieces = kernels_by_dtype("stream_pieces", "U", "pppUuppp*")
 _pack_bound = kernel("stream_pack_bound", "U", "UUUU")
@@ -119,3 +120,29 @@ def sum_to_dense(streams: Sequence[tuple[U32, U32, Floats]], begin: int, scale: 
     rows = [(address(starts), address(lengths), address(values), starts.size) for starts, lengths, values in streams]
     table = np.array(rows, np.uint64)
     return int(_sum[out.dtype](address(table), len(rows), begin, begin + out.size, scale, address(out)))
+
+
+def sums_to_device(layers: Sequence[tuple[U32, U32, Floats]], parts: Parts, scale: float, out: Device) -> list[int]:
+    """``out`` = ``scale`` * the sum of streams on the host, added in their order, for ``out`` on a GPU. It is what
+    ``sum_to_dense`` writes part by part. The streams are copied there; the host waits for the hashes.
+
+    Args:
+        layers: (starts, lengths, values) of the dtype of ``out``, whose blocks are within ``out``.
+        parts: (begin, end) of the parts of ``out`` to hash.
+
+    Returns:
+        The hash of each part.
+    """
+    there = arrays.move_all([array for layer in layers for array in layer], out)
+    with clearing_at_once():
+        for number in range(len(layers)):
+            starts, lengths, values = there[3 * number : 3 * number + 3]
+            if number:
+                densestream.add_to(starts, lengths, values, out)
+            else:
+                densestream.to_dense(starts, lengths, values, 0, out)
+        if not layers:
+            out.fill(0)
+        if scale != 1:
+            arrays.scale(out, scale)
+        return hash.hash_parts(out, parts)

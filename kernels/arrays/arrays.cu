@@ -28,6 +28,15 @@ KERNEL add_f64(double* dense, const double* gradient, u64 n, const i32* bad) {
     if (!bad || !*bad) add(dense, gradient, n);
 }
 
+// ---- Scale: dense *= factor.
+
+template <class T>
+__device__ void scale(T* dense, u64 n, T factor) {
+    for (u64 i = grid_thread(); i < n; i += grid_threads()) dense[i] *= factor;
+}
+KERNEL scale_f32(float* dense, u64 n, float factor) { scale(dense, n, factor); }
+KERNEL scale_f64(double* dense, u64 n, double factor) { scale(dense, n, factor); }
+
 // ---- Gather: values = dense[indices]. Scatter: out[places] = values. Subtract: dense[indices] -= values, or all of
 // dense if indices is null.
 

@@ -4,7 +4,7 @@
 //     | 2 bits of the scan | blocks, 31 bits | covered elements, 31 bits |
 #include "densestream/densestream.h"
 
-#include "common/device.cuh"
+#include "arrays/finite.cuh"
 
 const u32 HALF = 31;
 const u64 LOW = (1ull << HALF) - 1;
@@ -31,21 +31,24 @@ KERNEL stream_count(const u32* indices, u64 count, u32 gap, u64* totals) {
     if (grid_thread() == 0) atomicAdd(totals + 1, count);
 }
 
-// firsts[b]: the place of block b's first value. out: zeros before the launch. *end: | blocks | values |, as the scan
+// firsts[b]: the place of block b's first value. covered, which may be null: the indices of all elements inside the
+// blocks. out, which may be null, else zeros before the launch: the values. *end: | blocks | values |, as the scan
 // leaves it.
 template <class T>
 __device__ void stream_write(const u32* indices, const T* values, u64 count, u32 gap, u64* status, u64* end,
-                             u32* starts, u32* firsts, T* out) {
+                             u32* starts, u32* firsts, u32* covered, T* out) {
     const auto steps = [=](u64 i) {
         return begins_block(indices, i, gap) ? 1ull << HALF | 1 : (u64)(indices[i] - indices[i - 1]);
     };
     each_place(count, 0, status, end, steps, [=](u64 i, u64 before) {
-        const u64 after = before + steps(i), place = (after & LOW) - 1;
+        const u64 step = steps(i), place = ((before + step) & LOW) - 1;
         if (begins_block(indices, i, gap)) {
             starts[before >> HALF] = indices[i];
             firsts[before >> HALF] = (u32)place;
         }
-        out[place] = values[i];
+        if (covered)
+            for (u32 back = 0; back < (step & LOW); ++back) covered[place - back] = indices[i] - back;
+        if (out) out[place] = values[i];
     });
 }
 
@@ -187,14 +190,15 @@ __device__ void stream_place(const u32* own_starts, const u32* own_firsts, u64 b
     }
 }
 
-// Starts and lengths as the two rows that densestream.h describes, and back. firsts[b]: the elements that the blocks
-// before block b cover.
-KERNEL stream_gaps(const u32* starts, const u32* lengths, const u32* firsts, u64 blocks, u32 begin, u32* skips,
+// Starts and lengths as the two rows that densestream.h describes, and back.
+KERNEL stream_gaps(const u32* starts, const u32* lengths, u64 blocks, u32 begin, u64* status, u64* end, u32* skips,
                    u32* ends) {
-    for (u64 b = grid_thread(); b < blocks; b += grid_threads()) {
-        skips[b] = skip_of_start(starts[b], begin, firsts[b], (u32)b);
-        ends[b] = firsts[b] + lengths[b] - 1;
-    }
+    each_place(
+        blocks, 0, status, end, [=](u64 b) { return (u64)lengths[b]; },
+        [=](u64 b, u64 covered) {
+            skips[b] = skip_of_start(starts[b], begin, (u32)covered, (u32)b);
+            ends[b] = (u32)(covered + lengths[b] - 1);
+        });
 }
 KERNEL stream_blocks(const u32* skips, const u32* ends, u64 blocks, u32 begin, u32* starts, u32* lengths, i32* error) {
     for (u64 b = grid_thread(); b < blocks; b += grid_threads()) {
@@ -204,6 +208,63 @@ KERNEL stream_blocks(const u32* skips, const u32* ends, u64 blocks, u32 begin, u
         starts[b] = (u32)start;
         lengths[b] = (u32)(next - covered);
     }
+}
+
+// ---- The streams of many containers at once, each of at least one block and of a whole vector. Both forms of blocks
+// become the two rows of densestream.h, which say all: the element at `place` of block b has the index
+// skips[b] - b + place.
+
+// One stream, as the host has read its header. Places are bytes of `data`, words of `scratch`, and elements of `rows`
+// and `indices`. The same in ops/densestream.py. Each stream has `each` blocks of every grid.
+struct StreamSection {
+    u64 a, b;                  // its parts
+    u64 blocks, numel, count;  // count: of its values
+    u64 values;                // where they are if they are raw, otherwise NOWHERE
+    u64 row;                   // of its `skips`; its `ends` follow them
+    u64 first;                 // of its elements
+    u64 found;                 // | covered | status of the blocks |, for plain blocks
+    u64 end_a, end_b, end;     // where its parts and its values end; zeros follow up to a multiple of 8
+};
+
+__device__ __forceinline__ const StreamSection& stream_of(const u64* table, u64 each) {
+    return ((const StreamSection*)table)[blockIdx.x / each];
+}
+
+// The rows of plain blocks. Sets *error to ERR_INDEX if blocks are empty, overlap, or are out of order.
+KERNEL stream_rows(const u8* data, const u64* table, u64 each, u64* scratch, u32* rows, i32* error) {
+    const StreamSection& of = stream_of(table, each);
+    const u32 *starts = (const u32*)(data + of.a), *lengths = (const u32*)(data + of.b);
+    u32 *skips = rows + of.row, *ends = skips + of.blocks;
+    each_place(
+        of.blocks, 0, scratch + of.found + 1, scratch + of.found, [=](u64 b) { return (u64)lengths[b]; },
+        [=](u64 b, u64 covered) {
+            const u64 stop = (u64)starts[b] + lengths[b];
+            if (!lengths[b] || stop > (b + 1 < of.blocks ? starts[b + 1] : of.numel))
+                atomicMin(error, ERR_INDEX);
+            skips[b] = skip_of_start(starts[b], 0, (u32)covered, (u32)b);
+            ends[b] = (u32)(covered + lengths[b] - 1);
+        });
+}
+
+// The indices of all covered elements, from rows that increase. Sets *error to ERR_INDEX if the blocks do not cover
+// `count` elements below numel, which the last one says for all; to ERR_NOT_FINITE if a raw value is not finite; and to
+// ERR_PADDING if the parts are not filled with zeros.
+template <class T>
+__device__ void stream_supports(const u8* data, const u64* table, u64 each, const u32* rows, u32* indices, i32* error) {
+    const StreamSection& of = stream_of(table, each);
+    const u32 *skips = rows + of.row, *ends = skips + of.blocks;
+    const u64 thread = blockIdx.x % each * THREADS + threadIdx.x, last = of.blocks - 1;
+    for (u64 place = thread; place < of.count; place += each * THREADS) {
+        const u64 b = first_not(last, [=](u64 i) { return ends[i] < place; });
+        indices[of.first + place] = skips[b] - (u32)b + (u32)place;
+    }
+    if (of.values != NOWHERE)
+        find_nonfinite((const T*)(data + of.values), of.count, (u32)(blockIdx.x % each), (u32)each, error);
+    if (thread >= 3) return;
+    if (thread == 0 && (ends[last] + 1ull != of.count || skips[last] - last + of.count > of.numel))
+        atomicMin(error, ERR_INDEX);
+    for (u64 at = thread == 0 ? of.end_a : thread == 1 ? of.end_b : of.end; at % 8; ++at)
+        if (data[at]) atomicMin(error, ERR_PADDING);
 }
 
 // ---- Cutting a stream before each of sorted cuts.
@@ -259,8 +320,8 @@ KERNEL stream_pieces(const u32* starts, const u32* lengths, const u32* firsts, u
 
 #define STREAM(suffix, T)                                                                                             \
     KERNEL stream_write_##suffix(const u32* indices, const T* values, u64 count, u32 gap, u64* status, u64* end,      \
-                                 u32* starts, u32* firsts, T* out) {                                                  \
-        stream_write(indices, values, count, gap, status, end, starts, firsts, out);                                  \
+                                 u32* starts, u32* firsts, u32* covered, T* out) {                                    \
+        stream_write(indices, values, count, gap, status, end, starts, firsts, covered, out);                         \
     }                                                                                                                 \
     KERNEL stream_nonzero_##suffix(const u32* starts, const u32* firsts, u64 blocks, const T* values, u64 count,      \
                                    u64* status, u64* kept, u32* indices, T* out) {                                    \
@@ -269,6 +330,10 @@ KERNEL stream_pieces(const u32* starts, const u32* lengths, const u32* firsts, u
     KERNEL stream_scatter_##suffix(const u32* starts, const u32* firsts, u64 blocks, const T* values, u64 count,      \
                                    u64 begin, u32 adds, T* dense) {                                                   \
         stream_scatter(starts, firsts, blocks, values, count, begin, adds, dense);                                    \
+    }                                                                                                                 \
+    KERNEL stream_supports_##suffix(const u8* data, const u64* table, u64 each, const u32* rows, u32* indices,         \
+                                    i32* error) {                                                                     \
+        stream_supports<T>(data, table, each, rows, indices, error);                                                  \
     }                                                                                                                 \
     KERNEL stream_place_##suffix(const u32* own_starts, const u32* own_firsts, u64 blocks, const T* values, u64 count, \
                                  const u32* block_of, const u32* starts, const u32* firsts, const u32* other_starts,  \

@@ -2,11 +2,8 @@
 #include "hash/hash.h"
 
 constexpr int LANES = HASH_LANES;
-constexpr u64 STEP = 0x9E3779B97F4A7C15u;
 
-// XXH3's accumulation (Collet, xxHash 0.8, xxh3_accumulate_512): a word is added, and so is the product of the halves of
-// the word and its key. Keys differ by position, so words that change places are found. Each lane is a sum, which the
-// compiler vectorizes.
+// The compiler vectorizes over the lanes.
 DR_CLONES static void accumulate(const u8* bytes, u64 stripes, u64* sums, u64* keys) {
     u64 sum[LANES], key[LANES];
     for (int l = 0; l < LANES; ++l) sum[l] = sums[l], key[l] = keys[l];
@@ -14,22 +11,14 @@ DR_CLONES static void accumulate(const u8* bytes, u64 stripes, u64* sums, u64* k
         for (int l = 0; l < LANES; ++l) {
             u64 word;
             std::memcpy(&word, bytes + 8 * (LANES * s + l), 8);
-            const u64 mixed = word ^ key[l];
-            sum[l] += word + (mixed & 0xFFFFFFFFu) * (mixed >> 32);
-            key[l] += STEP;
+            sum[l] += hash_term(word, key[l]);
+            key[l] += HASH_STEP;
         }
     for (int l = 0; l < LANES; ++l) sums[l] = sum[l], keys[l] = key[l];
 }
 
-// MurmurHash3's final mix (Appleby): a bijection in which every bit of the input changes about half of the result.
-static u64 fmix64(u64 h) {
-    h = (h ^ (h >> 33)) * 0xFF51AFD7ED558CCDu;
-    h = (h ^ (h >> 33)) * 0xC4CEB9FE1A85EC53u;
-    return h ^ (h >> 33);
-}
-
 Hash64::Hash64() : sums{} {
-    for (int l = 0; l < LANES; ++l) keys[l] = fmix64(STEP * (u64)(l + 1));
+    for (int l = 0; l < LANES; ++l) keys[l] = hash_key((u64)l);
 }
 
 void Hash64::add(const u8* bytes, u64 count) {
@@ -44,8 +33,8 @@ void Hash64::add(const u8* bytes, u64 count) {
 }
 
 u64 Hash64::finish(u64 seed) const {
-    u64 hash = fmix64(seed + STEP) ^ size;
-    for (int l = 0; l < LANES; ++l) hash = fmix64(hash * STEP + sums[l]);
+    u64 hash = fmix64(seed + HASH_STEP) ^ size;
+    for (int l = 0; l < LANES; ++l) hash = fmix64(hash * HASH_STEP + sums[l]);
     return hash;
 }
 
@@ -53,5 +42,13 @@ u64 Hash64::finish(u64 seed) const {
 DR_API u64 dr_hash64(const u8* bytes, u64 size, u64 seed) {
     Hash64 hash;
     hash.add(bytes, size);
+    return hash.finish(seed);
+}
+
+// The hash of `size` bytes, of the size and of the seed, from the sums of the lanes.
+DR_API u64 dr_hash64_of_sums(const u64* sums, u64 size, u64 seed) {
+    Hash64 hash;
+    for (int l = 0; l < LANES; ++l) hash.sums[l] = sums[l];
+    hash.size = size;
     return hash.finish(seed);
 }

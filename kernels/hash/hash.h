@@ -3,9 +3,7 @@
 #define HVD_DEEPREDUCE_HASH_H
 
 #include "common/cpu.h"
-
-constexpr int HASH_LANES = 8;
-constexpr u64 HASH_STRIPE = 8 * HASH_LANES;
+#include "hash/lanes.h"
 
 struct Hash64 {
     u64 sums[HASH_LANES], keys[HASH_LANES];

@@ -45,18 +45,35 @@ KERNEL rice_write(const u32* indices, u64 count, u64 numel, const u64* sums, u64
         });
 }
 
-KERNEL rice_highs(const u8* in, u64 bytes, u64 count, u64* status, u32* highs, u64* ones) {
-    find_rice_highs(in, bytes, count, status, highs, ones);
+// One section among many, which are decoded by one set of launches. Places are bytes of `data`, words of `scratch`, and
+// elements of `highs` and `indices`. The same in ops/rice.py. Each section has `each` blocks of every grid.
+struct RiceSection {
+    u64 at, bytes;           // the section
+    u64 numel, count;        // of its indices
+    u64 first;               // of its elements
+    u64 found;               // | ones | end |
+    u64 of_highs, of_join;   // status words
+};
+
+__device__ __forceinline__ const RiceSection& section_of(const u64* table, u64 each) {
+    return ((const RiceSection*)table)[blockIdx.x / each];
 }
 
-// As join_rice. Sets *error to ERR_TRUNCATED if the section has fewer than `count` gaps, to ERR_INDEX if it has no
+// scratch: zeros before the launch; as in rice_join.
+KERNEL rice_highs(const u8* data, const u64* table, u64 each, u64* scratch, u32* highs) {
+    const RiceSection& of = section_of(table, each);
+    find_rice_highs(data + of.at, of.bytes, of.count, scratch + of.of_highs, highs + of.first, scratch + of.found);
+}
+
+// As join_rice. Sets *error to ERR_TRUNCATED if a section has fewer than `count` gaps, to ERR_INDEX if it has no
 // parameter.
-KERNEL rice_join(const u8* in, u64 bytes, u64 count, u64 numel, const u32* highs, const u64* ones, u64* status,
-                 u64* end, u32* indices, i32* error) {
-    const u32 b = in[0];
-    if (b > 31 || *ones < count) {
-        if (grid_thread() == 0) *error = b > 31 ? ERR_INDEX : ERR_TRUNCATED;
+KERNEL rice_join(const u8* data, const u64* table, u64 each, u64* scratch, const u32* highs, u32* indices, i32* error) {
+    const RiceSection& of = section_of(table, each);
+    const u32 b = data[of.at];
+    if (b > 31 || scratch[of.found] < of.count) {
+        if (blockIdx.x % each == 0 && threadIdx.x == 0) atomicMin(error, b > 31 ? ERR_INDEX : ERR_TRUNCATED);
         return;
     }
-    join_rice(in, bytes, count, numel, highs, status, end, indices, error);
+    join_rice(data + of.at, of.bytes, of.count, of.numel, highs + of.first, scratch + of.of_join,
+              scratch + of.found + 1, indices + of.first, error);
 }

@@ -924,11 +924,13 @@ def gradients_on_a_device_equal_those_on_the_host():
     """Parameters and residuals, bit for bit, with NaN on the way and through a checkpoint."""
     if cuda_emulator.available():
         pytest.skip(cuda_emulator.available())
+    over_mpi = [Config.load(LOSSY, scope="bucket", bucket_bytes=5000, exchange={"name": "densestream", "density": 0.1})]
     for settings in (
         LOSSY,
         {**LOSSY, "value": "fit_poly", "index": {"name": "bloom", "policy": "p1"}},
         Config.load(LOSSY, scope="bucket", bucket_bytes=5000, selection="tensor"),
         Config.load(LOSSY, scope="model"),
+        *(over_mpi if hvd.mpi_enabled() else ()),
     ):
         for dtype in (torch.float32, torch.bfloat16):
             models, states = [], []

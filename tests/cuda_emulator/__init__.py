@@ -64,6 +64,7 @@ class EmulatedArray:
         self.memory = memory
         self.size, self.dtype, self.itemsize = memory.size, memory.dtype, memory.itemsize
         self.nbytes, self.shape = memory.nbytes, memory.shape
+        self.flags = SimpleNamespace(c_contiguous=memory.flags.c_contiguous)
         self.data = SimpleNamespace(ptr=memory.__array_interface__["data"][0])
 
     def get(self) -> np.ndarray:
@@ -141,7 +142,7 @@ def from_dlpack(array: Any) -> EmulatedArray:
 def zeros(size: int, dtype: Any) -> EmulatedArray:
     """An array of zeros."""
     array = empty(size, dtype)
-    array.fill(0)
+    array.memory.fill(0)
     return array
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from threading import Condition
+from contextlib import contextmanager
+from threading import Condition, current_thread
 from typing import Any
 
 import numpy as np
 
 from hvd_deepreduce import Config
 from hvd_deepreduce.engine import Collectives, Engine, Parameter, Reducer, Tensors, meeting
+from hvd_deepreduce.ops import arrays
+from tests import cuda_emulator
 
 MEETING = "meeting"
 SECONDS = 20
@@ -110,6 +113,35 @@ class NumpyTensors(Tensors[np.ndarray]):
 
     def write(self, gradient: np.ndarray, reduced: np.ndarray, scale: float = 1.0) -> None:
         gradient[...] = (reduced if scale == 1.0 else reduced * scale).reshape(gradient.shape)
+
+
+class EmulatedTensors(NumpyTensors):
+    """Gradients that the engine gets on the emulated GPU.
+
+    Attributes:
+        apart_in: the name of each thread that has worked apart from the caller's.
+    """
+
+    def __init__(self) -> None:
+        self.apart_in: list[str] = []
+
+    def device(self, gradient: np.ndarray) -> str:
+        return "emulated"
+
+    def flat(self, gradient: np.ndarray, on_host: bool = False) -> Any:
+        flat = super().flat(gradient)
+        return flat if on_host else cuda_emulator.asarray(flat)
+
+    def write(self, gradient: np.ndarray, reduced: Any, scale: float = 1.0) -> None:
+        super().write(gradient, arrays.to_host(reduced), scale)
+
+    def apart(self, device: Any) -> Any:
+        @contextmanager
+        def within() -> Iterator[None]:
+            self.apart_in.append(current_thread().name)
+            yield
+
+        return super().apart(device) if device is None else within
 
 
 class NumpyAdapter:

@@ -20,8 +20,9 @@ from hvd_deepreduce.exchange.errors import ExchangeError, LostRankError
 from hvd_deepreduce.exchange.queue import ExchangeQueue
 from hvd_deepreduce.exchange.settings import DenseStreamExchange, TopKAllGather
 from hvd_deepreduce.joint.stream import Stream
+from tests import cuda_emulator
 from tests.case_runner import case
-from tests.engine.numpy_adapter import NumpyAdapter
+from tests.engine.numpy_adapter import EmulatedTensors, NumpyAdapter, NumpyTensors
 from tests.exchange.external import DenseSum
 from tests.exchange.faults import BAD, COMM, RANK, SIZE
 from tests.exchange.mpi_collectives import MPICollectives
@@ -113,6 +114,11 @@ def an_error_before_the_exchange_is_an_error_on_all_ranks() -> None:
             make = broken if RANK == BAD else None
             said = error_of(submit(queue, 0, settings=settings, make=make)[0])
             assert said == f"rank {BAD}: MemoryError: no room to select", said
+    with new_queue() as queue:  # a stream cannot be used, for instance
+        row = np.ones(NUMEL, np.float32)
+        within = contextlib.nullcontext if RANK != BAD else broken
+        pending = queue.submit(TopKAllGather(), lambda: (row, None), np.zeros_like(row), key(0), within)
+        assert error_of(pending) == f"rank {BAD}: MemoryError: no room to select"
     with new_queue() as queue:
         said = error_of(submit(queue, 0, settings=Missing())[0])
         assert said.startswith(f"rank {BAD}: exchange 'external_missing' has implementation"), said
@@ -269,9 +275,75 @@ def a_queue_that_one_rank_does_not_make() -> None:
 
 
 @case
+def gradients_on_a_gpu_stay_there() -> None:
+    """In the emulator: the sums and residuals are those of the host, with NaN on the way and from a checkpoint on."""
+    if cuda_emulator.available():
+        pytest.skip(cuda_emulator.available())
+    exchanges = ("densestream", {"name": "densestream", "value": "qsgd", "density": 0.1}, "sparcml", "topk_allgather")
+    for number, exchange in enumerate(exchanges):
+        config = {**(BUCKETS if number == 2 else ONE_BUCKET), "exchange": exchange,
+                  "selection": "tensor" if number == 1 else "scope"}  # fmt: skip
+        tensors = EmulatedTensors()
+        adapters = [NumpyAdapter(MPICollectives(COMM), MODEL, config, one) for one in (None, tensors)]
+        rng = np.random.default_rng(RANK)
+        for step in range(4):
+            gradients = {name: rng.standard_normal(shape).astype(dtype) for name, (shape, dtype) in MODEL.items()}
+            if step == 1 and RANK == BAD:
+                gradients["v"][7] = np.nan
+            if step == 2:
+                del gradients["b"]  # zeros are sent in its place
+            copied: list[int] = []
+
+            def counted(array, copied=copied, get=cuda_emulator.EmulatedArray.get) -> np.ndarray:
+                if threading.current_thread().name == "deepreduce exchange":
+                    copied.append(array.nbytes)
+                return get(array)
+
+            with (
+                patch.object(cuda_emulator.EmulatedArray, "get", counted),
+                patch.object(queues.device, "synchronize", wraps=queues.device.synchronize) as waited,
+            ):
+                ours, theirs = [adapter.step(gradients) for adapter in adapters]
+            # The sum is read on another stream, so nothing is under way when it is given out.
+            assert waited.call_count == (1 if number != 2 else 2)
+            if step != 1 and number != 2:  # a gradient that is not finite, or of which all is selected, is copied
+                assert copied and max(copied) <= 512, "the mailbox of an encode is more than what is selected"
+            for name, want in ours.items():
+                assert theirs[name].tobytes() == want.tobytes(), (config, step, name)
+            states = [adapter.engine.state_dict() for adapter in adapters]
+            for name, want in states[0]["residuals"].items():
+                assert np.array_equal(states[1]["residuals"][name], want), (config, step, name)
+            if step == 2:
+                adapters[1].engine.load_state_dict(states[1])
+        assert not isinstance(next(iter(adapters[1].engine._memory._residuals.values())), np.ndarray)
+        assert tensors.apart_in and set(tensors.apart_in) == {"deepreduce exchange"}
+        for adapter in adapters:
+            adapter.engine.exchanges.close()
+
+
+@case
+def an_exchange_of_another_package_gets_gradients_on_the_host() -> None:
+    """Unless it says that it takes arrays on a GPU."""
+    if cuda_emulator.available():
+        pytest.skip(cuda_emulator.available())
+    tensors = EmulatedTensors()
+    adapter = NumpyAdapter(MPICollectives(COMM), MODEL, {**ONE_BUCKET, "exchange": "external_dense_sum"}, tensors)
+    gradients = {name: np.ones(shape, dtype) for name, (shape, dtype) in MODEL.items()}
+    total = sum(np.count_nonzero(reduced) for reduced in adapter.step(gradients).values())
+    assert total == 50 and not tensors.apart_in  # a tenth of 507
+    adapter.engine.exchanges.close()
+
+
+@case
 def a_job_goes_on_after_an_error() -> None:
     """Every rank loads a state; residuals and step counts stay as they were, and sums are right again."""
-    adapter = NumpyAdapter(MPICollectives(COMM), MODEL, ONE_BUCKET)
+    _goes_on_after_an_error(NumpyTensors())
+    if not cuda_emulator.available():
+        _goes_on_after_an_error(EmulatedTensors())
+
+
+def _goes_on_after_an_error(tensors: NumpyTensors) -> None:
+    adapter = NumpyAdapter(MPICollectives(COMM), MODEL, ONE_BUCKET, tensors)
     engine = adapter.engine
     rng = np.random.default_rng(RANK)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -11,6 +12,7 @@ import zlib
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.exchange import densestream, mpi_transport, opening, schedules, session, sparcml
@@ -20,7 +22,9 @@ from hvd_deepreduce.exchange.mpi_transport import MPITransport
 from hvd_deepreduce.exchange.sum_buffer import SumBuffer
 from hvd_deepreduce.joint.densestream import DenseStream
 from hvd_deepreduce.joint.stream import Stream
+from hvd_deepreduce.ops import arrays, hash, stream_exchange
 from hvd_deepreduce.sparse import SparseTensor
+from tests import cuda_emulator
 from tests.case_runner import case
 from tests.exchange.faults import BAD, COMM, MODULES, RANK, SIZE, mine, refused, with_cards
 
@@ -84,6 +88,45 @@ def any_error_in_a_program_is_an_error_on_all_ranks() -> None:
             merges = algorithm == "split_allgather" or BAD < 1 << SIZE.bit_length() - 1
             if name != "merge" or merges:  # in recursive doubling, a rank without a partner only hands in
                 refused_promptly(f"rank {BAD}: MemoryError", call=call)
+
+
+@case
+def an_error_leaves_a_residual_on_a_gpu_unchanged() -> None:
+    """Wherever it occurs, on the rank that has it and on the others; in the emulator."""
+    if cuda_emulator.available():
+        pytest.skip(cuda_emulator.available())
+    places = [(stream_exchange, "sums_to_device"), (session, "_settlement"), (arrays, "move_all"),
+              (hash, "hash_parts"), (densestream, "pack")]  # fmt: skip
+    for owner, name in places:
+        def call(residual, owner=owner, name=name):
+            there, out = cuda_emulator.asarray(residual), cuda_emulator.zeros(1000, np.float32)
+            error = raises(MemoryError())
+            try:
+                with patch.object(owner, name, error if RANK == BAD else getattr(owner, name)):
+                    densestream.allreduce(
+                        COMM, mine(), out=out, residual=there, fill=True, codec=DenseStream(value="qsgd"), timeout=20
+                    )
+            finally:
+                residual[:] = there.get()  # ``refused`` looks at it
+
+        for way in (contextlib.nullcontext(), with_cards()):
+            with way:
+                refused_promptly(f"rank {BAD}: MemoryError", call=call)
+
+    def damaged(dense, parts, hash_parts=hash.hash_parts):
+        if RANK == BAD:
+            dense.memory[600] += 1
+        return hash_parts(dense, parts)
+
+    def differ(residual):
+        there, out = cuda_emulator.asarray(residual), cuda_emulator.zeros(1000, np.float32)
+        with patch.object(hash, "hash_parts", damaged):
+            try:
+                densestream.allreduce(COMM, mine(), out=out, residual=there, timeout=20)
+            finally:
+                residual[:] = there.get()
+
+    refused_promptly("the ranks' sums differ", call=differ)
 
 
 @case

@@ -17,6 +17,7 @@ from hvd_deepreduce.exchange.mpi_transport import PrivateComm
 from hvd_deepreduce.exchange.simulation import Network
 from hvd_deepreduce.joint.densestream import DenseStream
 from hvd_deepreduce.sparse import SparseTensor
+from tests import cuda_emulator
 from tests.case_runner import case
 from tests.exchange.faults import with_cards
 
@@ -221,6 +222,39 @@ def _nothing_is_lost(numel: int) -> None:
         residual = before.copy()
         total = allreduce(COMM, SparseTensor(numel, indices, before[indices]), residual=residual, timeout=30)
         assert not residual[indices].any() and np.count_nonzero(residual) == numel - indices.size
+
+
+@case
+def on_a_gpu() -> None:
+    """Residual and sum on a GPU, in the emulator: those of the host, and the other ranks may be on the host."""
+    if cuda_emulator.available():
+        pytest.skip(cuda_emulator.available())
+    numel, density = 3001, 0.02
+    ways = [(densestream.allreduce, {"codec": codec, "fill": fill, "density": cut, "key": RngKey(1, 2, 3)})
+            for codec, fill, cut in ((PLAIN, True, None), (CODED, False, None), (CODED, True, density),
+                                     (DenseStream(value="qsgd"), True, None), (DenseStream(value="float16"), False,
+                                      density))]  # fmt: skip
+    ways += [(topk_allgather.allreduce, {}), *((sparcml.allreduce, {"algorithm": one})
+             for one in ("split_allgather", "recursive_doubling"))]  # fmt: skip
+    before = np.random.default_rng(RANK).standard_normal(numel).astype(np.float32)
+    indices = np.flatnonzero(np.abs(before) > 1.5).astype(np.uint32)
+    values = before[indices]
+    values[3], before[indices[3]] = [np.inf] * 2
+    for number, (allreduce, more) in enumerate(ways):
+        results = []
+        for there in (False, True, RANK % 2 == 0):
+            put = cuda_emulator.asarray if there else np.array
+            out, residual = put(np.full(numel, np.nan, np.float32)), put(before)
+            with with_cards() if number % 2 else contextlib.nullcontext():
+                total = allreduce(COMM, SparseTensor(numel, indices, values), out=out, residual=residual,
+                                  scale=0.25, timeout=30, **more)  # fmt: skip
+            assert total is out
+            results.append([(one.get() if there else one).tobytes() for one in (out, residual)])
+        assert results[0] == results[1] == results[2], (number, allreduce, more)
+        assert results[0][1] != before.tobytes()
+    with pytest.raises(ValueError, match="out and residual share memory"):
+        both = cuda_emulator.asarray(before)
+        densestream.allreduce(COMM, before[1:], out=both[1:], residual=both[:-1], timeout=30)
 
 
 @case

@@ -197,13 +197,13 @@ def test_fill_costs_nothing() -> None:
     residual = rng.standard_normal(20000).astype(np.float32)
     codec = DenseStream(coded=False)
     indices = np.flatnonzero(np.abs(residual) > 1).astype(np.uint32)
-    support = codec.support(indices, residual.size, F32)
-    assert support.size > 1.2 * indices.size
-    bare, _ = codec.encode(indices, residual[indices], residual.size, KEY)
-    filled, again = codec.encode(support, residual[support], residual.size, KEY)
-    assert filled.size == bare.size and again is not None and np.array_equal(again, support)
-    _, values = DenseStream.decode(filled, residual.size, support.size, False, F32, KEY)
-    assert np.array_equal(values, residual[support])
+    bare, covered = codec.encode(indices, residual[indices], residual.size, KEY)
+    filled, support = codec.encode_from(lambda at: residual[at], indices, residual[indices], residual.size, KEY)
+    assert support is not None and np.array_equal(support, covered) and support.size > 1.2 * indices.size
+    assert filled.size == bare.size
+    again, values = DenseStream.decode(filled, residual.size, support.size, False, F32, KEY)
+    assert np.array_equal(again, support) and np.array_equal(values, residual[support])
+    assert np.array_equal(DenseStream.decode_own(filled, residual.size, support, F32, KEY), values)
 
 
 @pytest.mark.parametrize("density", [0.01, 0.05, 0.1])

@@ -114,3 +114,15 @@ def test_a_copy_finds_what_is_not_finite(numel, dtype):
             assert not arrays.copy_finite(*addresses, numel, np.dtype(dtype), threads)
             np.testing.assert_array_equal(out[1:-1], x)
             x[place] = before
+
+
+def test_scale(gpu):
+    for dense in (cases.random(5003), cases.random(40, np.float64), np.float32([-0.0, 0.0, np.inf]), cases.random(0)):
+        both(gpu, arrays.scale, dense, 0.3)
+        both(gpu, arrays.scale, dense, -1.0)
+
+
+def test_arrays_are_moved_together(gpu):
+    given = [cases.random(5), np.arange(3, dtype=np.uint32), cases.random(4, np.float64), np.empty(0, np.uint32)]
+    for like, these in ((given[0], given), (gpu.put(given[0]), given), (gpu.put(given[0]), [])):
+        same(gpu.host(arrays.move_all(these, like)), these)

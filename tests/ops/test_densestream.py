@@ -16,7 +16,8 @@ def test_streams(gpu, name, gap, dtype):
     indices, numel = INDICES[name]
     values = np.where(indices % 5 == 1, 0, cases.random(indices.size, dtype))
     starts, lengths, covered = a = both(gpu, densestream.encode, indices, values, gap)
-    both(gpu, densestream.indices, starts, lengths, covered.size)
+    support = both(gpu, densestream.indices, starts, lengths, covered.size)
+    same(both(gpu, densestream.cover, indices, gap), (starts, lengths, support))
     want = densestream.nonzero(starts, lengths, covered)
     same(gpu.host(densestream.nonzero(*map(gpu.put, a))), want)
     size = covered.size
@@ -71,6 +72,7 @@ def test_coded_streams(gpu, name, gap):
 def test_streams_of_nothing(gpu):
     no, none = np.empty(0, np.uint32), np.empty(0, np.float32)
     both(gpu, densestream.encode, no, none, 3)
+    both(gpu, densestream.cover, no, 3)
     both(gpu, densestream.check_blocks, no, no, 0, 10, 0)
     one, two = np.uint32([1]), np.uint32([1, 2])
     for starts, lengths in ((one, no), (no, one), (two, one), (one, two)):  # not as many of both

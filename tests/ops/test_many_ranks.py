@@ -3,36 +3,45 @@
 import numpy as np
 import pytest
 
-from hvd_deepreduce import bundle
+from hvd_deepreduce import bundle, short_container
 from hvd_deepreduce.bundle import Slice
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.container import ContainerError
+from hvd_deepreduce.ops import sections
 from hvd_deepreduce.pipeline import Pipeline
 from tests import cases, cuda_emulator
 from tests.ops.conftest import ON_GPU
 
 KEY = RngKey(3, 4, 5)
-INDEX = {"rans": "rans", "bloom": {"name": "bloom", "policy": "p0"}, "bloom_p1": {"name": "bloom", "policy": "p1"}}
+INDEX = {"rans": "rans", "rice": "rice", "bloom": {"name": "bloom", "policy": "p0"},
+         "bloom_p1": {"name": "bloom", "policy": "p1"}}  # fmt: skip
+JOINT = {"blocks": {}, "blocks of qsgd": {"value": "qsgd", "bits": 2}, "plain blocks": {"coded": False},
+         "plain blocks of float16": {"coded": False, "value": "float16"}}  # fmt: skip
+TOGETHER = ["rans", "rice", "bloom", "blocks", "plain blocks"]
+"""Codecs that decode the containers of all ranks in one set of launches."""
 
 
 def made(index, density):
-    return Pipeline(Config.load(sparsifier={"name": "topk", "density": density}, index=INDEX[index], value="raw"))
+    sparsifier = {"name": "topk", "density": density}
+    if index in JOINT:
+        return Pipeline(Config.load(sparsifier=sparsifier, joint={"name": "densestream", **JOINT[index]}))
+    return Pipeline(Config.load(sparsifier=sparsifier, index=INDEX[index], value="raw"))
 
 
-def gathered(pipeline, sizes, ranks):
+def gathered(pipeline, sizes, ranks, dtype=np.float32):
     """The messages of all ranks, and the slices."""
     ends = np.cumsum(sizes).tolist()
     slices = [Slice(pipeline, (end - size, end), KEY) for size, end in zip(sizes, ends, strict=True)]
     sent = []
     for rank in range(ranks):
         parts = [one._replace(key=KEY._replace(rank=rank)) for one in slices]
-        gradient = cases.random(sum(sizes), seed=rank)
+        gradient = cases.random(sum(sizes), dtype, seed=rank)
         sent.append(bundle.encode(gradient, None, None, parts, ranks, True, lambda _: False))
     return np.concatenate(sent), slices
 
 
-@pytest.mark.parametrize("index", INDEX)
+@pytest.mark.parametrize("index", [*INDEX, *JOINT])
 @pytest.mark.parametrize(("sizes", "density", "ranks"), [([3000], 0.05, 9), ([40, 5003], 0.1, 3), ([1], 1.0, 2)])
 def test_sums_are_the_cpu_s(gpu, index, sizes, density, ranks):
     data, slices = gathered(made(index, density), sizes, ranks)
@@ -43,6 +52,30 @@ def test_sums_are_the_cpu_s(gpu, index, sizes, density, ranks):
     assert gpu.host(there).tobytes() == want.tobytes()
 
 
+@pytest.mark.parametrize("index", ["rice", "blocks", "plain blocks"])
+def test_sums_of_float64(gpu, index):
+    data, slices = gathered(made(index, 0.3), [1003, 7], 3, np.float64)
+    want, there = np.empty(1010), gpu.put(np.empty(1010))
+    bundle.sum_into(want, data, 3, slices, 0.5)
+    bundle.sum_into(there, gpu.bytes(data), 3, slices, 0.5)
+    assert gpu.host(there).tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("index", JOINT)
+def test_a_rank_with_nothing_to_send(gpu, index):
+    """Its stream has no block. And one that has too few nonzero elements, and one whose gradient is not finite."""
+    pipeline, nothing = made(index, 0.2), np.zeros(300, np.float32)
+    few, broken = nothing.copy(), nothing.copy()
+    few[7], broken[8] = 3, np.inf
+    slices = [Slice(pipeline, (0, 300), KEY)]
+    for other in (nothing, few, broken):
+        data = np.concatenate([pipeline.encode(one, None, KEY, 2) for one in (cases.random(300), other)])
+        want, there = np.full(300, 7, np.float32), gpu.put(np.full(300, 7, np.float32))
+        bundle.sum_into(want, data, 2, slices, 1.0)
+        bundle.sum_into(there, gpu.bytes(data), 2, slices, 1.0)
+        assert gpu.host(there).tobytes() == want.tobytes()
+
+
 def test_parts_of_rans(gpu):
     data, slices = gathered(made("rans", 0.9), [75_000], 2)
     want, there = np.empty(75_000, np.float32), gpu.put(np.empty(75_000, np.float32))
@@ -51,7 +84,7 @@ def test_parts_of_rans(gpu):
     assert gpu.host(there).tobytes() == want.tobytes()
 
 
-@pytest.mark.parametrize("index", ["rans", "bloom"])
+@pytest.mark.parametrize("index", [*TOGETHER, "blocks of qsgd"])
 def test_a_changed_byte_is_refused_by_its_rank(gpu, index):
     data, slices = gathered(made(index, 0.1), [300], 3)
     size = data.size // 3
@@ -82,7 +115,36 @@ def test_a_filter_with_another_number_of_positives_is_refused(gpu):
             bundle.sum_into(gpu.put(np.zeros(300, np.float32)), gpu.bytes(np.tile(wrong, ranks)), ranks, slices, 1.0)
 
 
-@pytest.mark.parametrize("index", ["rans", "bloom"])
+@pytest.mark.parametrize("joint", JOINT)
+def test_broken_blocks_are_refused(gpu, joint):
+    """With the right checksum: whatever the bytes are, the sum or the error is the CPU's, and nothing else is read."""
+    pipeline, random, refused = made(joint, 0.1), np.random.default_rng(5), 0
+    data, slices = gathered(pipeline, [500], 2)
+    (expected,) = [pipeline.expected(500, np.dtype(np.float32), KEY)]
+    salt = short_container.salt(expected.shared.digest, 500, expected.dtype, KEY)
+    size = pipeline.encode(cases.random(500), None, KEY, 2).size
+    for attempt in range(60):
+        second = data[size:].copy()
+        for _ in range(1 + attempt % 3):
+            place = 16 + random.integers(40) if attempt % 2 else random.integers(16, second.size)
+            second[place] ^= 1 << random.integers(8)
+        second[:4] = np.array([sections.checksum(second, 0) + salt & 0xFFFFFFFF], np.uint32).view(np.uint8)
+        broken, found = np.concatenate([data[:size], second]), []
+        for put in (np.array, gpu.put):
+            out = put(np.full(500, 7, np.float32))
+            try:
+                bundle.sum_into(out, put(broken), 2, slices, 1.0)
+            except ContainerError as error:
+                assert (gpu.host(out) == 7).all() and "rank 1" in str(error)
+                found.append(None)
+            else:
+                found.append(gpu.host(out).tobytes())
+        assert found[0] == found[1]
+        refused += found[0] is None
+    assert 20 < refused < 60
+
+
+@pytest.mark.parametrize("index", TOGETHER)
 def test_launches_do_not_grow_with_the_ranks(gpu, index):
     if ON_GPU:
         pytest.skip("the emulator counts launches and waits")
