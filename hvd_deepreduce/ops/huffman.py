@@ -6,7 +6,7 @@ import numpy as np
 
 from hvd_deepreduce.ops import bits, entropy
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counter
-from hvd_deepreduce.ops.device import array_module, cleared, grid, i32, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, i32, launch, scan_status, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import U8, U32, Device
@@ -20,8 +20,8 @@ _indices_encode = kernel("huffman_indices_encode", "U", "pUUp")
 _indices_decode = kernel("huffman_indices_decode", "I", "pUUUp")
 
 _FILE = "huffman/huffman"
-_HEAD_WORDS = 10
-"""The size of HuffmanStreams in kernels/huffman/huffman.cu, in words of 8 bytes."""
+_PLAN_WORDS, _HEAD_WORDS = 167, 10
+"""The sizes of HuffmanPlan and HuffmanStreams in kernels/huffman/, in words of 8 bytes."""
 
 
 @operation()
@@ -39,16 +39,12 @@ def _(symbols: Device) -> Device:
     xp, n = array_module(symbols), symbols.size
     if n == 0:
         return xp.empty(0, np.uint8)
-    words, out = xp.empty(256, u32), cleared(xp, -(-_bound(n) // 4), u32)
-    head_bits, single, sums = cleared(xp, 1, u64), cleared(xp, 1, u32), cleared(xp, 4, u64)
-    unused, end = cleared(xp, 1, u64), cleared(xp, 1, u64)
-    launch(xp, _FILE, "huffman_plan", 1, entropy.histogram(xp, symbols), u64(n), words, out, head_bits, single)
-    launch(xp, _FILE, "huffman_sizes", grid(xp, n), symbols, u64(n), words, sums)
-    launch(
-        xp, _FILE, "huffman_write", grid(xp, n), symbols, u64(n), words, sums, head_bits, single, scan_status(xp, n),
-        unused, out, end,
-    )  # fmt: skip
-    return out.view(np.uint8)[: (read_counter(end) + 7) // 8]
+    out, counts, plan = cleared(xp, -(-_bound(n) // 4), u32), cleared(xp, 4 * 256, u64), xp.empty(_PLAN_WORDS, u64)
+    unused, size = cleared(xp, 1, u64), counter(xp)
+    launch(xp, _FILE, "huffman_count", grid(xp, n, 8 * THREADS), symbols, u64(n), counts)
+    launch(xp, _FILE, "huffman_plan", 1, counts, u64(n), plan, size)
+    launch(xp, _FILE, "huffman_write", grid(xp, n), symbols, u64(n), plan, scan_status(xp, n), unused, out)
+    return out.view(np.uint8)[: read_counter(size)]
 
 
 @operation()

@@ -24,10 +24,14 @@ __device__ void pack(const T* values, u64 count, u32 width, u32* words) {
 KERNEL pack8(const u8* values, u64 count, u32 width, u32* words) { pack(values, count, width, words); }
 KERNEL pack32(const u32* values, u64 count, u32 width, u32* words) { pack(values, count, width, words); }
 
-// Sets *error to ERR_VALUE if the bits after the last field are not zeros.
+// Sets *error to ERR_VALUE if the bits after the last field are not zeros. A thread reads four fields at a time, and
+// stores them at once.
 template <class T>
 __device__ void unpack(const u8* in, u64 bytes, u64 count, u32 width, T* values, i32* error) {
-    for (u64 i = grid_thread(); i < count; i += grid_threads()) values[i] = (T)load_field(in, bytes, i * width, width);
+    for (u64 i = 4 * grid_thread(); i < count; i += 4 * grid_threads()) {
+        const Four<T> four = load_fields<T>(in, bytes, i, width);
+        store_four(values, i, count, four);
+    }
     if (grid_thread() == 0 && !zeros_follow(in, count * width)) *error = ERR_VALUE;
 }
 KERNEL unpack8(const u8* in, u64 bytes, u64 count, u32 width, u8* values, i32* error) {
