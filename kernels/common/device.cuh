@@ -261,29 +261,25 @@ __device__ void each_one(const u8* in, u64 bytes, u64 most, u64* status, u64* fo
 // where place is `first` plus the sum of length(j) over all j < i. *end: the place after the last element. `status` is
 // of ceil(count / THREADS) tiles or fewer.
 //
-// A thread has ROWS elements of a tile, so that their loads are under way together and fewer tiles wait for each other:
+// A thread has ROWS elements of a tile, so that their loads are under way together and fewer tiles wait for each other.
+// Where length or put has much to do, one row leaves it enough registers:
 //
 //     tile:   | warp 0: row 0, row 1, ... | warp 1: row 0, row 1, ... | ...      a row: one element for each lane
-template <class L, class P>
+template <u32 ROWS = 4, class L, class P>
 __device__ void each_place(u64 count, u64 first, u64* status, u64* end, L length, P put) {
-    const u32 ROWS = 4;
     const u32 tiles = (u32)((count + ROWS * THREADS - 1) / (ROWS * THREADS));
     for (u32 tile; (tile = next_tile(status, tiles)) < tiles;) {
         const u64 begin = ((u64)tile * WARPS + warp_number()) * ROWS * 32 + lane_number();
-        u64 own[ROWS], upto[ROWS], of_warp = 0, total;
-        for (u32 row = 0; row < ROWS; ++row) own[row] = begin + 32 * row < count ? (u64)length(begin + 32 * row) : 0;
-        for (u32 row = 0; row < ROWS; ++row) upto[row] = warp_scan(own[row]);
+        u64 place[ROWS], of_warp = 0, total;
         for (u32 row = 0; row < ROWS; ++row) {
-            const u64 of_row = __shfl_sync(WHOLE_WARP, upto[row], 31);
-            upto[row] += of_warp;
-            of_warp += of_row;
+            const u64 own = begin + 32 * row < count ? (u64)length(begin + 32 * row) : 0, upto = warp_scan(own);
+            place[row] = of_warp + upto - own;
+            of_warp += __shfl_sync(WHOLE_WARP, upto, 31);
         }
-        const u64 base = first + warps_before(of_warp, &total) + tiles_before(status, tile, total);
-        for (u32 row = 0; row < ROWS; ++row) {
-            const u64 i = begin + 32 * row;
-            if (i < count) put(i, base + upto[row] - own[row]);
-            if (i + 1 == count) *end = base + upto[row];
-        }
+        const u64 in_tile = warps_before(of_warp, &total), base = first + tiles_before(status, tile, total);
+        for (u32 row = 0; row < ROWS; ++row)
+            if (begin + 32 * row < count) put(begin + 32 * row, base + in_tile + place[row]);
+        if (tile + 1 == tiles && threadIdx.x == 0) *end = base + total;
     }
 }
 
