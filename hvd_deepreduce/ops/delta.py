@@ -11,12 +11,13 @@ from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import U8, U32, Device
 
-_bound = kernel("delta_bound", "U", "U")
+bound = kernel("delta_bound", "U", "U")
+"""The most bytes of a section, and of what is stored past its end, for so many keys."""
 _encode = kernel("delta_encode", "U", "pUp")
 _decode = kernel("delta_decode", "I", "pUUUpp")
 
 _FILE = "delta/delta"
-_PLAN_WORDS, _HEAD_WORDS = 53, 3
+PLAN_WORDS, _HEAD_WORDS = 53, 3
 """Sizes of DeltaPlan and DeltaHead in kernels/delta/, in words of 8 bytes."""
 
 
@@ -31,7 +32,7 @@ def encode(keys: U32) -> U8:
 
     On a GPU, the host waits for the device to learn the size of the section.
     """
-    out = np.empty(_bound(keys.size), np.uint8)
+    out = np.empty(bound(keys.size), np.uint8)
     return out[: _encode(address(keys), keys.size, address(out))].copy()
 
 
@@ -40,7 +41,7 @@ def _(keys: Device) -> Device:
     xp, n = array_module(keys), keys.size
     if n == 0:
         return xp.empty(0, np.uint8)
-    out, plan, lengths = cleared(xp, -(-_bound(n) // 4), u32), xp.empty(_PLAN_WORDS, u64), cleared(xp, 33, u64)
+    out, plan, lengths = cleared(xp, -(-bound(n) // 4), u32), xp.empty(PLAN_WORDS, u64), cleared(xp, 33, u64)
     tiles = -(-n // THREADS) + 1
     size, status, ends = counter(xp), cleared(xp, 2 * tiles, u64), cleared(xp, 2, u64)
     launch(xp, _FILE, "delta_count", grid(xp, n, 8 * THREADS), keys, u64(n), lengths)

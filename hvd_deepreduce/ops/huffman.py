@@ -11,7 +11,8 @@ from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import U8, U32, Device
 
-_bound = kernel("huffman_bound", "U", "U")
+bound = kernel("huffman_bound", "U", "U")
+"""The most bytes of a section, and of what is stored past its end, for so many symbols."""
 _streams = kernel("huffman_streams", "u", "U")
 _encode = kernel("huffman_encode", "U", "pUp")
 _decode = kernel("huffman_decode", "I", "pUUp")
@@ -20,7 +21,7 @@ _indices_encode = kernel("huffman_indices_encode", "U", "pUUp")
 _indices_decode = kernel("huffman_indices_decode", "I", "pUUUp")
 
 _FILE = "huffman/huffman"
-_PLAN_WORDS, _HEAD_WORDS = 167, 10
+PLAN_WORDS, _HEAD_WORDS = 167, 10
 """The sizes of HuffmanPlan and HuffmanStreams in kernels/huffman/, in words of 8 bytes."""
 
 
@@ -30,7 +31,7 @@ def encode(symbols: U8) -> U8:
 
     On a GPU, the host waits for the device to learn the size of the section.
     """
-    out = np.empty(_bound(symbols.size), np.uint8)
+    out = np.empty(bound(symbols.size), np.uint8)
     return out[: _encode(address(symbols), symbols.size, address(out))].copy()
 
 
@@ -39,7 +40,7 @@ def _(symbols: Device) -> Device:
     xp, n = array_module(symbols), symbols.size
     if n == 0:
         return xp.empty(0, np.uint8)
-    out, counts, plan = cleared(xp, -(-_bound(n) // 4), u32), cleared(xp, 4 * 256, u64), xp.empty(_PLAN_WORDS, u64)
+    out, counts, plan = cleared(xp, -(-bound(n) // 4), u32), cleared(xp, 4 * 256, u64), xp.empty(PLAN_WORDS, u64)
     unused, size = cleared(xp, 1, u64), counter(xp)
     launch(xp, _FILE, "huffman_count", grid(xp, n, 8 * THREADS), symbols, u64(n), counts)
     launch(xp, _FILE, "huffman_plan", 1, counts, u64(n), plan, size)

@@ -4,12 +4,7 @@
 
 // lengths[l]: the number of deltas of l bits, 0 .. 32; zeros before the launch.
 KERNEL delta_count(const u32* keys, u64 count, u64* lengths) {
-    __shared__ u32 local[33];
-    if (threadIdx.x < 33) local[threadIdx.x] = 0;
-    __syncthreads();
-    for (u64 i = grid_thread(); i < count; i += grid_threads()) atomicAdd(local + delta_length(delta_of(keys, i)), 1u);
-    __syncthreads();
-    if (threadIdx.x < 33 && local[threadIdx.x]) atomicAdd(lengths + threadIdx.x, (u64)local[threadIdx.x]);
+    count_deltas(keys, count, blockIdx.x, gridDim.x, lengths);
 }
 
 // One block. *bytes: of the section.

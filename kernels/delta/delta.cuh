@@ -7,6 +7,17 @@
 
 __device__ __forceinline__ u32 delta_of(const u32* keys, u64 i) { return i ? keys[i] - keys[i - 1] : keys[0]; }
 
+// lengths[l]: the number of deltas of l bits, 0 .. 32; zeros before the launch. By block number `block` of `blocks`.
+__device__ inline void count_deltas(const u32* keys, u64 count, u64 block, u64 blocks, u64* lengths) {
+    __shared__ u32 local[33];
+    if (threadIdx.x < 33) local[threadIdx.x] = 0;
+    __syncthreads();
+    for (u64 i = block * THREADS + threadIdx.x; i < count; i += blocks * THREADS)
+        atomicAdd(local + delta_length(delta_of(keys, i)), 1u);
+    __syncthreads();
+    if (threadIdx.x < 33 && local[threadIdx.x]) atomicAdd(lengths + threadIdx.x, (u64)local[threadIdx.x]);
+}
+
 // How the keys of a section are written.
 struct DeltaPlan {
     u64 prefixes, deltas;  // the bits where they begin
