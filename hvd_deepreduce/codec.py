@@ -162,6 +162,12 @@ class IndexCodec(Codec, ABC):
             The section, uint8, and the support. The support of a lossless codec is ``indices`` itself.
         """
 
+    def encode_many(
+        self, lists: Sequence[U32], numels: Sequence[int], keys: Sequence[RngKey]
+    ) -> list[tuple[U8, U32]]:
+        """``encode`` of several tensors' indices. A codec that on a GPU can wait once for all sizes overrides it."""
+        return [self.encode(*one) for one in zip(lists, numels, keys, strict=True)]
+
     @staticmethod
     @abstractmethod
     def decode(section: U8, numel: int, count: int, key: RngKey) -> U32:
@@ -175,6 +181,16 @@ class IndexCodec(Codec, ABC):
     def decode_many(cls, sections: Sequence[U8], numel: int, counts: Sequence[int], key: RngKey) -> list[U32]:
         """``decode`` of the sections of several ranks. A codec that can decode them faster together overrides it."""
         return [cls.decode(section, numel, count, key) for section, count in zip(sections, counts, strict=True)]
+
+
+def encoded_together(
+    encode: Callable[[Sequence[U32], Sequence[int]], list[U8]], lists: Sequence[U32], numels: Sequence[int]
+) -> list[tuple[U8, U32]]:
+    """What ``IndexCodec.encode_many`` returns of a lossless codec whose sections of no indices have no bytes.
+    ``encode`` gets the lists that are not empty."""
+    filled = [(indices, numel) for indices, numel in zip(lists, numels, strict=True) if indices.size]
+    sections = iter(encode([indices for indices, _ in filled], [numel for _, numel in filled]))
+    return [(next(sections) if indices.size else indices.view(np.uint8), indices) for indices in lists]
 
 
 def no_indices(section: U8) -> U32:

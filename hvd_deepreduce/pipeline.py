@@ -164,8 +164,28 @@ class Pipeline:
             scale = momentum.clip_scale(gradient, memory.clip / ranks**0.5, self.threads)
         return momentum.correct(velocity, gradient, memory.momentum, scale, memory.nesterov, self.threads)
 
+    def encode_indices(
+        self, lists: Sequence[U32], numels: Sequence[int], keys: Sequence[RngKey]
+    ) -> list[tuple[U8, U32] | None]:
+        """The index sections and the supports of several slices, for ``encode_selected``. On a GPU, with some codecs,
+        the host waits for all together. ``None``: ``encode_selected`` must encode them.
+
+        Args:
+            lists, numels, keys: of each slice, as for ``encode_selected``.
+        """
+        index = self.config.index
+        if index is None or self._in_order or tuple(index.choices) != (index,):
+            return [None] * len(lists)
+        return list(index.encode_many(lists, numels, keys))
+
     def encode_selected(
-        self, gradient: Floats, residual: Floats | None, indices: U32 | None, values: Floats, key: RngKey
+        self,
+        gradient: Floats,
+        residual: Floats | None,
+        indices: U32 | None,
+        values: Floats,
+        key: RngKey,
+        encoded: tuple[U8, U32] | None = None,
     ) -> tuple[U8, U32 | None]:
         """The container of version 2 of what ``select`` has selected, and its support (``None``: all elements).
 
@@ -173,8 +193,9 @@ class Pipeline:
             gradient, residual: as ``select`` has left them, or one slice of each, ``[numel]``. What is sent is
                 subtracted from the residual.
             indices, values: of this slice; the indices count from its begin.
+            encoded: of ``encode_indices``.
         """
-        container, support = self._encoded(_Source.dense(gradient, residual), indices, values, key)
+        container, support = self._encoded(_Source.dense(gradient, residual), indices, values, key, encoded)
         return self._pack(container, 2), support
 
     def encode_sparse(
@@ -231,10 +252,16 @@ class Pipeline:
             return self.encode(gradient.dense(), residual, key, version)
 
     def _encoded(
-        self, source: _Source, indices: U32 | None, values: Floats, key: RngKey
+        self,
+        source: _Source,
+        indices: U32 | None,
+        values: Floats,
+        key: RngKey,
+        encoded: tuple[U8, U32] | None = None,
     ) -> tuple[Container, U32 | None]:
-        encode = self._encode_separately if self.config.joint is None else self._encode_joint
-        return encode(source, indices, values, key)
+        if self.config.joint is not None:
+            return self._encode_joint(source, indices, values, key)
+        return self._encode_separately(source, indices, values, key, encoded)
 
     def _pack(self, container: Container, version: int) -> U8:
         return wire.pack(container) if version == 1 else short_container.pack(container, self.shared)
@@ -338,7 +365,12 @@ class Pipeline:
         return container, support
 
     def _encode_separately(
-        self, source: _Source, indices: U32 | None, values: Floats, key: RngKey
+        self,
+        source: _Source,
+        indices: U32 | None,
+        values: Floats,
+        key: RngKey,
+        encoded: tuple[U8, U32] | None = None,
     ) -> tuple[Container, U32 | None]:
         numel, residual = source.numel, source.residual
         value = self.config.value if residual is None else self._value_under_feedback
@@ -346,7 +378,7 @@ class Pipeline:
         index_id, index_section, support, ordered = 0, EMPTY, indices, False
         if indices is not None and self.config.index is not None:
             index = self._resolved(self.config.index, indices, numel)
-            encoded = self._encoded_index(index, indices, numel, key)
+            encoded = encoded or self._encoded_index(index, indices, numel, key)
             if encoded is None:
                 index_id, ordered = Packed.id, True
             else:

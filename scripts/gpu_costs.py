@@ -27,11 +27,12 @@ sys.path.append(str(ROOT))
 
 from hvd_deepreduce import bundle  # noqa: E402
 from hvd_deepreduce.bundle import Slice  # noqa: E402
-from hvd_deepreduce.codec import RngKey  # noqa: E402
+from hvd_deepreduce.codec import RngKey, joint_codecs  # noqa: E402
 from hvd_deepreduce.config import Config  # noqa: E402
 from hvd_deepreduce.exchange.sum_buffer import SumBuffer  # noqa: E402
 from hvd_deepreduce.joint.stream import Stream  # noqa: E402
-from hvd_deepreduce.ops import arrays, rans  # noqa: E402
+from hvd_deepreduce.ops import arrays, curve_fit, huffman, rans  # noqa: E402
+from hvd_deepreduce.ops.device import clearing_at_once  # noqa: E402
 from hvd_deepreduce.pipeline import Pipeline  # noqa: E402
 from tests import cuda_emulator  # noqa: E402
 from tests.cuda_emulator import Traffic  # noqa: E402
@@ -39,6 +40,8 @@ from tests.cuda_emulator import Traffic  # noqa: E402
 KEY = RngKey(0, 0, 0)
 SIZES = (100_000, 300_000)
 """Elements in the emulator, of which 1% are sent. The launches are the same for both."""
+CODEC_SIZES = (96_000, 192_000)
+"""Kept elements in the emulator, for single encoders."""
 AT = 25_600_000
 """Elements for which the table is."""
 HOST_US = {"launches": 4.0, "cleared": 5.0, "to the device": 8.0, "waits": 12.0}
@@ -137,17 +140,21 @@ def counted(function: Callable[[], object]) -> Found:
     return Found(counts, launches)
 
 
-def extrapolated(small: Found, large: Found, at_full: dict[str, int]) -> Estimate:
-    """The call at ``AT`` elements.
+def extrapolated(
+    small: Found, large: Found, at_full: dict[str, int], sizes: tuple[int, int] = SIZES, at: int = AT
+) -> Estimate:
+    """The call at so many elements.
 
     Args:
+        small, large: the call at the two sizes.
         at_full: steps of kernels, by name, that do not grow evenly.
+        sizes, at: elements.
     """
     if [one.kernel for one in small.launches] != [one.kernel for one in large.launches]:
         raise RuntimeError("the launches depend on the size, so they cannot be extrapolated")
 
     def grown(first: int, second: int) -> float:
-        return first + (second - first) * (AT - SIZES[0]) / (SIZES[1] - SIZES[0])
+        return first + (second - first) * (at - sizes[0]) / (sizes[1] - sizes[0])
 
     read = written = 0.0
     times = []
@@ -196,6 +203,53 @@ def written(out: Any) -> Callable[[], object]:
     return write
 
 
+def host_us(counts: Counter[str]) -> float:
+    """Microseconds of the host for what was counted."""
+    return sum(counts[what] * each_us for what, each_us in HOST_US.items())
+
+
+def of_codecs(each: Callable[[str, Estimate], None]) -> list[str]:
+    """A table of single encoders, for ``INDICES`` kept elements."""
+    rng = np.random.default_rng(0)
+    lines = [
+        f"| {INDICES:,} kept elements | " + " | ".join(HOST_US) + " | host | device |",
+        "| --- |" + " ---: |" * (len(HOST_US) + 2),
+    ]
+
+    def sketches(name: str, count: int) -> Callable[[], object]:
+        indices = cuda_emulator.asarray(np.sort(rng.choice(100 * count, count, replace=False)).astype(np.uint32))
+        values = cuda_emulator.asarray(rng.standard_normal(count, np.float32))
+        codec = joint_codecs.by_name[name]()
+        return lambda: codec.encode(indices, values, 100 * count, KEY)
+
+    def fitted(count: int) -> Callable[[], object]:
+        ordered = cuda_emulator.asarray(np.sort(rng.standard_normal(count, np.float32))[::-1].copy())
+        return lambda: curve_fit.fit_poly_encode(ordered, 5, 4)
+
+    def symbols(count: int) -> Callable[[], object]:
+        numbers = cuda_emulator.asarray(np.minimum(rng.geometric(0.05, count), 255).astype(np.uint8))
+        return lambda: huffman.encode(numbers)
+
+    for name, make in {
+        "encode: SketchML": lambda count: sketches("sketchml", count),
+        "encode: SKCompress": lambda count: sketches("skcompress", count),
+        "encode sorted values: fit_poly": fitted,
+        "encode symbols: Huffman": symbols,
+    }.items():
+        found = []
+        for count in CODEC_SIZES:
+            with clearing_at_once():
+                found.append(counted(make(count)))
+        estimate = extrapolated(found[0], found[1], {}, CODEC_SIZES, INDICES)
+        each(name, estimate)
+        counts = found[0].counts
+        lines.append(
+            f"| {name} | " + " | ".join(str(counts[what]) for what in HOST_US)
+            + f" | {host_us(counts):.0f} us | {estimate.us:.0f} us |"
+        )  # fmt: skip
+    return lines
+
+
 def table(each: Callable[[str, Estimate], None] = lambda name, estimate: None) -> str:
     """The table, in Markdown, and below it what misses its aim.
 
@@ -213,7 +267,7 @@ def table(each: Callable[[str, Estimate], None] = lambda name, estimate: None) -
     def row(operation: str, config: str, functions: Sequence[Callable[[], object]], aim: float | None) -> None:
         found = [counted(function) for function in functions]
         counts, estimate = found[0].counts, extrapolated(found[0], found[1], at_full)
-        host = sum(counts[what] * each_us for what, each_us in HOST_US.items())
+        host = host_us(counts)
         name, copies = f"{operation}: {config}", estimate.us / COPY_US
         lines.append(
             f"| {name} | " + " | ".join(str(counts[what]) for what in HOST_US) + f" | {host:.0f} us | "
@@ -267,6 +321,7 @@ def table(each: Callable[[str, Estimate], None] = lambda name, estimate: None) -
         if us > RANS_AIM_US:
             missed.append(f"{name} of {INDICES:,} indices in rANS: {us:.0f} us, and the aim is {RANS_AIM_US:.0f} us")
     lines += ["", f"{INDICES:,} indices in rANS: " + ", ".join(f"{name} {us:.0f} us" for name, us in rans_us) + "."]
+    lines += ["", *of_codecs(each)]
     aims_text = (
         f"The aims are {AIMS['encode']:g} copies for an encode and {AIMS['decode and sum of 4 ranks']:g} for a decode "
         f"and sum of 4 ranks, of the recommended pipeline; {BLOOM_AIM:g} for Bloom P0; {RANS_AIM_US:.0f} us for "

@@ -250,7 +250,7 @@ class SlicedSum(GoesOn):
     def _encode(self, corrected: Floats | None, selected: tuple[U32 | None, Floats] | None) -> list[U8]:
         """The containers of all slices; empty for an empty slice."""
         self._raise_failure()
-        pipeline, gradient, residual, velocity = self.pipeline, self.gradient, self.residual, self.velocity
+        pipeline, gradient = self.pipeline, self.gradient
         if selected is None:
             keys = self._keys()
             messages = [
@@ -259,29 +259,44 @@ class SlicedSum(GoesOn):
             ]
         else:
             indices, values = selected
-            if indices is None:
-                places = self._bounds
-            else:
-                places = arrays.places(indices, self._bounds)
-            messages = []
-            for (begin, end), (first, last), key in zip(
-                pairwise(self._bounds), pairwise(places), self._keys(), strict=True
-            ):
-                if begin == end:
-                    messages.append(NOTHING)
-                    continue
-                own = None if indices is None else arrays.offset(indices[first:last], -begin & 0xFFFFFFFF)
-                kept = None if residual is None else residual[begin:end]
-                packed, support = pipeline.encode_selected(gradient[begin:end], kept, own, values[first:last], key)
-                messages.append(packed)
-                if velocity is not None and corrected is not None:
-                    momentum.keep(velocity[begin:end], corrected[begin:end], support)
+            places = self._bounds if indices is None else arrays.places(indices, self._bounds)
+            with deferred.encoding_slices(gradient, self.ranks):
+                messages = self._encode_slices(corrected, indices, values, places)
         size = sum(message.size for message in messages)
         if size > MAX_BYTES:
             raise ContainerError(
                 f"rank {self.key.rank} has {size} bytes of containers, and at most {MAX_BYTES} fit into one alltoall: "
                 "set scope to 'bucket', or use a lower density"
             )
+        return messages
+
+    def _encode_slices(
+        self, corrected: Floats | None, indices: U32 | None, values: Floats, places: list[int]
+    ) -> list[U8]:
+        """The containers of what is selected; of a slice, from its place to the next one's."""
+        pipeline, keys, bounds = self.pipeline, self._keys(), list(pairwise(self._bounds))
+        numels = [end - begin for begin, end in bounds]
+        filled = [owner for owner, numel in enumerate(numels) if numel]
+        own: dict[int, U32 | None] = dict.fromkeys(filled)
+        encoded: dict[int, tuple[U8, U32] | None] = dict.fromkeys(filled)
+        if indices is not None:
+            lists = [
+                arrays.offset(indices[places[owner] : places[owner + 1]], -bounds[owner][0] & 0xFFFFFFFF)
+                for owner in filled
+            ]
+            of_lists = [numels[owner] for owner in filled], [keys[owner] for owner in filled]
+            own.update(zip(filled, lists, strict=True))
+            encoded.update(zip(filled, pipeline.encode_indices(lists, *of_lists), strict=True))
+        messages: list[U8] = [NOTHING] * len(bounds)
+        for owner in filled:
+            begin, end = bounds[owner]
+            residual = None if self.residual is None else self.residual[begin:end]
+            messages[owner], support = pipeline.encode_selected(
+                self.gradient[begin:end], residual, own[owner], values[places[owner] : places[owner + 1]], keys[owner],
+                encoded[owner],
+            )  # fmt: skip
+            if self.velocity is not None and corrected is not None:
+                momentum.keep(self.velocity[begin:end], corrected[begin:end], support)
         return messages
 
     # The sum of this rank's slice

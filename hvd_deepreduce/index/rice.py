@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hvd_deepreduce.codec import U8, U32, IndexCodec, RngKey, index_codecs, no_indices
+from hvd_deepreduce.codec import U8, U32, IndexCodec, RngKey, encoded_together, index_codecs, no_indices
 from hvd_deepreduce.ops import rice
 
 
@@ -26,6 +26,11 @@ class Rice(IndexCodec):
         if indices.size == 0:
             return indices.view(np.uint8), indices
         return rice.encode(indices, numel), indices
+
+    def encode_many(
+        self, lists: Sequence[U32], numels: Sequence[int], keys: Sequence[RngKey]
+    ) -> list[tuple[U8, U32]]:
+        return encoded_together(rice.encode_many, lists, numels)
 
     @staticmethod
     def decode(section: U8, numel: int, count: int, key: RngKey) -> U32:

@@ -3,9 +3,11 @@
 The code: Golomb, "Run-length encodings", IEEE Trans. Inf. Theory 1966; Rice and Plaunt, IEEE Trans. Commun. 1971.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from hvd_deepreduce.codec import U8, U32, IndexCodec, RngKey, index_codecs, no_indices
+from hvd_deepreduce.codec import U8, U32, IndexCodec, RngKey, encoded_together, index_codecs, no_indices
 from hvd_deepreduce.ops import rice_blocks
 
 
@@ -26,6 +28,11 @@ class RiceBlocks(IndexCodec):
         if indices.size == 0:
             return indices.view(np.uint8), indices
         return rice_blocks.encode(indices, numel), indices
+
+    def encode_many(
+        self, lists: Sequence[U32], numels: Sequence[int], keys: Sequence[RngKey]
+    ) -> list[tuple[U8, U32]]:
+        return encoded_together(rice_blocks.encode_many, lists, numels)
 
     @staticmethod
     def decode(section: U8, numel: int, count: int, key: RngKey) -> U32:

@@ -9,11 +9,16 @@ from __future__ import annotations
 import numpy as np
 
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counter
-from hvd_deepreduce.ops.device import array_module, cleared, f32, f64, grid, i32, launch, u32, u64
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, f32, f64, grid, i32, launch, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import F32, U8, Device
 
+_POLY = "curve_fit/fit_poly"
+_SIDE_PLAN_WORDS = 3 + 2 * 1025
+"""The size of SidePlan in kernels/curve_fit/fit_poly.cu, in words of 4 bytes."""
+_ROUNDS, _LONG = 7, 8192
+"""The most splits that the whole device looks for, and the least values that are worth it."""
 _fit_poly_bound = kernel("fit_poly_bound", "U", "Uuu")
 _fit_poly_scratch = kernel("fit_poly_scratch", "U", "U")
 _fit_poly_encode = kernel("fit_poly_encode", "U", "pUuup")
@@ -44,11 +49,21 @@ def fit_poly_encode(ordered: F32, degree: int, segments: int | None) -> U8:
 def _(ordered: Device, degree: int, segments: int | None) -> Device:
     xp, n = array_module(ordered), ordered.size
     section, words = xp.empty(_fit_poly_bound(n, degree, segments or 0), u32), counter(xp)
-    scratch = xp.empty(_fit_poly_scratch(n), f64)
+    partial, plans = xp.empty(_fit_poly_scratch(n), f64), xp.empty(2 * _SIDE_PLAN_WORDS, u32)
+    # The first splits, of the longest segments, are worth a launch of many blocks each. The heuristic seldom wants more
+    # than one.
+    rounds = min((segments or 2) - 1, _ROUNDS) if n >= _LONG else 0
+    blocks = min(grid(xp, n, 4 * THREADS), THREADS)
+    farthest = xp.empty(max(1, rounds) * 8 * blocks, u64)
+    common = ordered, u64(n), u32(degree)
+    for number in range(rounds):
+        launch(xp, _POLY, "fit_poly_split", blocks, *common, u32(segments or 0), u32(number), farthest)
     launch(
-        xp, "curve_fit/fit_poly", "fit_poly_encode", 1, ordered, u64(n), u32(degree), u32(segments or 0), scratch,
-        section, words,
+        xp, _POLY, "fit_poly_plan", 1, *common, u32(segments or 0), farthest, u32(blocks), u32(rounds), plans, section,
+        words,
     )  # fmt: skip
+    launch(xp, _POLY, "fit_poly_project", grid(xp, n, THREADS // 8 * 256), *common, plans, partial)
+    launch(xp, _POLY, "fit_poly_coefficients", grid(xp, section.size), *common, plans, partial, section)
     return section.view(np.uint8)[: 4 * read_counter(words)]
 
 
@@ -75,9 +90,9 @@ def _(section: Device, count: int) -> Device:
     # Two structs Side, and the coefficients of up to 1024 segments of each: see fit_poly_read.
     sides, coefficients = cleared(xp, 2 * 4, u32), xp.empty(2 * 1024, u32)
     size = u64(section.size)
-    launch(xp, "curve_fit/fit_poly", "fit_poly_read", 1, section, size, u64(count), sides, coefficients, error)
+    launch(xp, _POLY, "fit_poly_read", 1, section, size, u64(count), sides, coefficients, error)
     launch(
-        xp, "curve_fit/fit_poly", "fit_poly_decode", grid(xp, count), section, size, u64(count), sides, coefficients,
+        xp, _POLY, "fit_poly_decode", grid(xp, count), section, size, u64(count), sides, coefficients,
         error, values,
     )  # fmt: skip
     check_later(error)

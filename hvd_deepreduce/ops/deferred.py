@@ -48,7 +48,7 @@ class _Encoding:
 
     The mailbox is a row of uint64 on the device that the host reads at once::
 
-        | not finite? | zeros that top-k selected | size 1 | size 2 | ... | size 62 |
+        | not finite? | zeros that top-k selected | size 1 | size 2 | ... |      SIZES sizes, or `sizes`
 
     Attributes:
         exact: top-k waits for the number of zeros.
@@ -58,8 +58,8 @@ class _Encoding:
 
     SIZES = 62
 
-    def __init__(self, xp: Any, gradient: Device, exact: bool) -> None:
-        self.gradient, self.exact, self.mailbox = gradient, exact, cleared(xp, 2 + self.SIZES, np.uint64)
+    def __init__(self, xp: Any, gradient: Device, exact: bool, sizes: int = SIZES) -> None:
+        self.gradient, self.exact, self.mailbox = gradient, exact, cleared(xp, 2 + sizes, np.uint64)
         self.verdict, self.zeros = self.mailbox[:1].view(np.int32)[:1], self.mailbox[1:2]
         self.checked = self.read = self.assumed = self.selected = False
         self.slots: dict[int, int] = {}
@@ -159,6 +159,32 @@ def _(
             end_selection()
             if not state.encoding.read or state.encoding.assumed:
                 state.encoding.ask()
+        finally:
+            state.encoding, state.starts = before
+
+
+@operation()
+def encoding_slices(gradient: Floats, slices: int) -> AbstractContextManager[None]:
+    """The context for encoding several slices of what was selected within ``encoding``, which has ended.
+
+    On a GPU, sizes that are asked for together are waited for once.
+
+    Args:
+        gradient: finite.
+        slices: how many.
+    """
+    return _NOTHING_DEFERRED
+
+
+@encoding_slices.cuda
+@contextmanager
+def _(gradient: Device, slices: int) -> Iterator[None]:
+    before = state.encoding, state.starts
+    with on_device_of(gradient), clearing_at_once():
+        state.encoding, state.starts = _Encoding(array_module(gradient), gradient, False, _Encoding.SIZES + slices), {}
+        state.encoding.checked = True
+        try:
+            yield
         finally:
             state.encoding, state.starts = before
 

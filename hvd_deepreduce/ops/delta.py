@@ -5,19 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from hvd_deepreduce.ops import entropy
-from hvd_deepreduce.ops.deferred import check_later, counter
-from hvd_deepreduce.ops.device import array_module, cleared, grid, i32, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.deferred import check_later, counter, read_counter
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, i32, launch, scan_status, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import U8, U32, Device
 
-_bound = kernel("delta_bound", "U", "U")
+bound = kernel("delta_bound", "U", "U")
+"""The most bytes of a section, and of what is stored past its end, for so many keys."""
 _encode = kernel("delta_encode", "U", "pUp")
 _decode = kernel("delta_decode", "I", "pUUUpp")
 
 _FILE = "delta/delta"
-_PLAN_WORDS, _HEAD_WORDS = 20, 3
-"""Sizes of DeltaPlan and DeltaHead in kernels/delta/delta.cu, in words of 8 bytes."""
+PLAN_WORDS, _HEAD_WORDS = 53, 3
+"""Sizes of DeltaPlan and DeltaHead in kernels/delta/, in words of 8 bytes."""
 
 
 def _check_length(section: U8 | Device, count: int) -> None:
@@ -31,7 +32,7 @@ def encode(keys: U32) -> U8:
 
     On a GPU, the host waits for the device to learn the size of the section.
     """
-    out = np.empty(_bound(keys.size), np.uint8)
+    out = np.empty(bound(keys.size), np.uint8)
     return out[: _encode(address(keys), keys.size, address(out))].copy()
 
 
@@ -40,13 +41,13 @@ def _(keys: Device) -> Device:
     xp, n = array_module(keys), keys.size
     if n == 0:
         return xp.empty(0, np.uint8)
-    out, plan, lengths = cleared(xp, -(-_bound(n) // 4), u32), cleared(xp, _PLAN_WORDS, u64), cleared(xp, 33, u64)
-    launch(xp, _FILE, "delta_count", grid(xp, n), keys, u64(n), lengths)
-    launch(xp, _FILE, "delta_plan", 1, lengths, u64(n), plan, out)
-    for part in ("delta_prefixes", "delta_deltas"):
-        launch(xp, _FILE, part, grid(xp, n), keys, u64(n), plan, scan_status(xp, n), counter(xp), out)
-    bits = int(plan[2:3].get()[0])
-    return out.view(np.uint8)[: bits // 8]
+    out, plan, lengths = cleared(xp, -(-bound(n) // 4), u32), xp.empty(PLAN_WORDS, u64), cleared(xp, 33, u64)
+    tiles = -(-n // THREADS) + 1
+    size, status, ends = counter(xp), cleared(xp, 2 * tiles, u64), cleared(xp, 2, u64)
+    launch(xp, _FILE, "delta_count", grid(xp, n, 8 * THREADS), keys, u64(n), lengths)
+    launch(xp, _FILE, "delta_plan", 1, lengths, u64(n), plan, size)
+    launch(xp, _FILE, "delta_write", 2 * grid(xp, n), keys, u64(n), plan, u64(tiles), status, ends, out)
+    return out.view(np.uint8)[: read_counter(size)]
 
 
 @operation()

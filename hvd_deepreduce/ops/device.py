@@ -24,6 +24,8 @@ from hvd_deepreduce.resources import folder
 KERNELS = folder("kernels")
 THREADS = 256
 """Threads of a block, as in kernels/common/device.cuh."""
+SCAN_TILE = 4 * THREADS
+"""Elements of a tile of ``each_place`` there, which has no more than ``scan_status`` has words for."""
 # The same as the CPU kernels: no fused multiply-add, no flushed denormals, exact divisions and roots.
 OPTIONS = ("-std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 NULL = np.uint64(0)

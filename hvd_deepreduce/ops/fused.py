@@ -118,7 +118,8 @@ def _(
         of_places = of_join + -(-count // THREADS) + 1
         words = of_places + (-(-blocks_of(count) // THREADS) + 1 if of_blocks else 0)
         jobs.append((*job, elements, found, of_highs, of_join, blocks, of_places))
-        elements, blocks, at = elements + count, blocks + blocks_of(count), at + size
+        elements += -(-count // 4) * 4  # so that four values are stored at once
+        blocks, at = blocks + blocks_of(count), at + size
         own += size if number // len(rows) == rank else 0
     if at != data.size:
         return None

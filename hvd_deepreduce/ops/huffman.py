@@ -6,12 +6,13 @@ import numpy as np
 
 from hvd_deepreduce.ops import bits, entropy
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counter
-from hvd_deepreduce.ops.device import array_module, cleared, grid, i32, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, i32, launch, scan_status, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import U8, U32, Device
 
-_bound = kernel("huffman_bound", "U", "U")
+bound = kernel("huffman_bound", "U", "U")
+"""The most bytes of a section, and of what is stored past its end, for so many symbols."""
 _streams = kernel("huffman_streams", "u", "U")
 _encode = kernel("huffman_encode", "U", "pUp")
 _decode = kernel("huffman_decode", "I", "pUUp")
@@ -20,8 +21,8 @@ _indices_encode = kernel("huffman_indices_encode", "U", "pUUp")
 _indices_decode = kernel("huffman_indices_decode", "I", "pUUUp")
 
 _FILE = "huffman/huffman"
-_HEAD_WORDS = 10
-"""The size of HuffmanStreams in kernels/huffman/huffman.cu, in words of 8 bytes."""
+PLAN_WORDS, _HEAD_WORDS = 167, 10
+"""The sizes of HuffmanPlan and HuffmanStreams in kernels/huffman/, in words of 8 bytes."""
 
 
 @operation()
@@ -30,7 +31,7 @@ def encode(symbols: U8) -> U8:
 
     On a GPU, the host waits for the device to learn the size of the section.
     """
-    out = np.empty(_bound(symbols.size), np.uint8)
+    out = np.empty(bound(symbols.size), np.uint8)
     return out[: _encode(address(symbols), symbols.size, address(out))].copy()
 
 
@@ -39,16 +40,12 @@ def _(symbols: Device) -> Device:
     xp, n = array_module(symbols), symbols.size
     if n == 0:
         return xp.empty(0, np.uint8)
-    words, out = xp.empty(256, u32), cleared(xp, -(-_bound(n) // 4), u32)
-    head_bits, single, sums = cleared(xp, 1, u64), cleared(xp, 1, u32), cleared(xp, 4, u64)
-    unused, end = cleared(xp, 1, u64), cleared(xp, 1, u64)
-    launch(xp, _FILE, "huffman_plan", 1, entropy.histogram(xp, symbols), u64(n), words, out, head_bits, single)
-    launch(xp, _FILE, "huffman_sizes", grid(xp, n), symbols, u64(n), words, sums)
-    launch(
-        xp, _FILE, "huffman_write", grid(xp, n), symbols, u64(n), words, sums, head_bits, single, scan_status(xp, n),
-        unused, out, end,
-    )  # fmt: skip
-    return out.view(np.uint8)[: (read_counter(end) + 7) // 8]
+    out, counts, plan = cleared(xp, -(-bound(n) // 4), u32), cleared(xp, 4 * 256, u64), xp.empty(PLAN_WORDS, u64)
+    unused, size = cleared(xp, 1, u64), counter(xp)
+    launch(xp, _FILE, "huffman_count", grid(xp, n, 8 * THREADS), symbols, u64(n), counts)
+    launch(xp, _FILE, "huffman_plan", 1, counts, u64(n), plan, size)
+    launch(xp, _FILE, "huffman_write", grid(xp, n), symbols, u64(n), plan, scan_status(xp, n), unused, out)
+    return out.view(np.uint8)[: read_counter(size)]
 
 
 @operation()

@@ -67,6 +67,20 @@ def encode_all(lists: Sequence[tuple[Device, int]]) -> list[Device]:
 
 
 @operation()
+def encode_many(lists: Sequence[U32], numels: Sequence[int]) -> list[U8]:
+    """``encode`` of several lists of indices, each below its number of elements.
+
+    On a GPU, the host waits once for all sizes.
+    """
+    return [encode.host(indices, numel) for indices, numel in zip(lists, numels, strict=True)]
+
+
+@encode_many.cuda
+def _(lists: Sequence[Device], numels: Sequence[int]) -> list[Device]:
+    return encode_all(list(zip(lists, numels, strict=True)))
+
+
+@operation()
 def decode(section: U8, numel: int, count: int) -> U32:
     """The ``count`` indices of a section, at least one, uint32.
 

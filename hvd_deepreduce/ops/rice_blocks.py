@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from hvd_deepreduce.ops.deferred import check_later, counter, read_counter
+from hvd_deepreduce.ops.deferred import check_later, counter, read_counters
 from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, i32, launch, scan_status, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel
@@ -43,26 +45,49 @@ def encode(indices: U32, numel: int) -> U8:
 
 @encode.cuda
 def _(indices: Device, numel: int) -> Device:
-    xp, count = array_module(indices), indices.size
-    blocks, status = blocks_of(count), scan_status(xp, count)
-    of_blocks = -(-blocks // THREADS) + 1
-    # One array of zeros, for one launch: | place of the highs | status of the blocks | of the gaps | words of the
-    # section, and one more for put_bits |
-    words = -(-_bound(count, numel) // 8) + 1
-    scratch, bits = cleared(xp, 1 + of_blocks + status.size + words, u64), counter(xp)
-    begin, of_gaps = scratch[:1], scratch[1 + of_blocks : 1 + of_blocks + status.size]
-    section = scratch[1 + of_blocks + status.size :].view(u32)
-    parameters, places = xp.empty(blocks, np.uint8), xp.empty(blocks, u64)
-    launch(xp, _FILE, "rice_blocks_parameters", grid(xp, 32 * blocks), indices, u64(count), parameters)
-    launch(
-        xp, _FILE, "rice_blocks_places", grid(xp, blocks), parameters, u64(count), scratch[1 : 1 + of_blocks], places,
-        begin,
-    )  # fmt: skip
-    launch(
-        xp, _FILE, "rice_blocks_write", grid(xp, count), indices, u64(count), parameters, places, begin, of_gaps,
-        section, bits,
-    )  # fmt: skip
-    return section.view(np.uint8)[: (read_counter(bits) + 7) // 8]
+    return encode_all([(indices, numel)])[0]
+
+
+def encode_all(lists: Sequence[tuple[Device, int]]) -> list[Device]:
+    """On a GPU: ``encode`` of each (indices, numel). The host waits once for all sizes."""
+    rooms, sizes = [], []
+    for indices, numel in lists:
+        xp, count = array_module(indices), indices.size
+        blocks, status = blocks_of(count), scan_status(xp, count)
+        of_blocks = -(-blocks // THREADS) + 1
+        # One array of zeros, for one launch: | place of the highs | status of the blocks | of the gaps | words of the
+        # section, and one more for put_bits |
+        words = -(-_bound(count, numel) // 8) + 1
+        scratch, bits = cleared(xp, 1 + of_blocks + status.size + words, u64), counter(xp)
+        begin, of_gaps = scratch[:1], scratch[1 + of_blocks : 1 + of_blocks + status.size]
+        section = scratch[1 + of_blocks + status.size :].view(u32)
+        parameters, places = xp.empty(blocks, np.uint8), xp.empty(blocks, u64)
+        launch(xp, _FILE, "rice_blocks_parameters", grid(xp, 32 * blocks), indices, u64(count), parameters)
+        launch(
+            xp, _FILE, "rice_blocks_places", grid(xp, blocks), parameters, u64(count), scratch[1 : 1 + of_blocks],
+            places, begin,
+        )  # fmt: skip
+        launch(
+            xp, _FILE, "rice_blocks_write", grid(xp, count), indices, u64(count), parameters, places, begin, of_gaps,
+            section, bits,
+        )  # fmt: skip
+        rooms.append(section.view(np.uint8))
+        sizes.append(bits)
+    return [room[: (bits + 7) // 8] for room, bits in zip(rooms, read_counters(sizes), strict=True)]
+
+
+@operation()
+def encode_many(lists: Sequence[U32], numels: Sequence[int]) -> list[U8]:
+    """``encode`` of several lists of indices, each below its number of elements.
+
+    On a GPU, the host waits once for all sizes.
+    """
+    return [encode.host(indices, numel) for indices, numel in zip(lists, numels, strict=True)]
+
+
+@encode_many.cuda
+def _(lists: Sequence[Device], numels: Sequence[int]) -> list[Device]:
+    return encode_all(list(zip(lists, numels, strict=True)))
 
 
 @operation()

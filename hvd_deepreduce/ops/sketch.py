@@ -10,13 +10,28 @@ number of its bucket within the group. kernels/sketch/sketch.h draws a sketch. T
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hvd_deepreduce.ops import arrays, bits, delta, huffman, sections, sort
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counter
-from hvd_deepreduce.ops.device import array_module, cleared, f32, grid, i32, key_words, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.device import (
+    SCAN_TILE,
+    THREADS,
+    array_module,
+    cleared,
+    f32,
+    grid,
+    i32,
+    key_words,
+    launch,
+    or_null,
+    scan_status,
+    u32,
+    u64,
+)
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import F32, U8, U32, Device
@@ -26,6 +41,9 @@ MAX_ROWS = 8
 MAX_LENGTHS = 200
 """More bytes than a table of Huffman lengths takes."""
 HEADER = struct.Struct("<BBxxIIIHH")
+_FILE = "sketch/sketch"
+GROUP = np.dtype([(name, "u8") for name in "first count bins columns width of_keys of_bins group".split()])
+"""A group with elements, as in kernels/sketch/sketch.cu."""
 _sketch_group = kernel("sketch_group", "v", "ppUppuppp")
 _sketch_insert = kernel("sketch_insert", "v", "ppUuuuuuup")
 _sketch_query = kernel("sketch_query", "I", "pUuuuuuuppp")
@@ -125,9 +143,9 @@ def _(indices: Device, codes: Device, group_of: Device, first: Device) -> tuple[
     counts, keys, numbers = cleared(xp, first.size, u32), xp.empty(n, u32), xp.empty(n, np.uint8)
     words = xp.empty(n, u64)
     if n:
-        launch(xp, "sketch/sketch", "group_words", grid(xp, n), codes, u64(n), group_of, words, counts)
+        launch(xp, _FILE, "group_words", grid(xp, n), codes, u64(n), group_of, words, counts)
         words = sort.radix_sort(xp, words, 32, 41 if first.size > 256 else 40)
-        launch(xp, "sketch/sketch", "group_take", grid(xp, n), words, u64(n), indices, codes, first, keys, numbers)
+        launch(xp, _FILE, "group_take", grid(xp, n), words, u64(n), indices, codes, first, keys, numbers)
     return counts, keys, numbers
 
 
@@ -157,10 +175,10 @@ def _(
     depths, bins = cleared(xp, rows * columns, u32), xp.empty(rows * columns, np.uint8)
     if n:
         launch(
-            xp, "sketch/sketch", "sketch_insert", rows * grid(xp, n), keys, numbers, u64(n), u32(rows), u32(columns),
+            xp, _FILE, "sketch_insert", rows * grid(xp, n), keys, numbers, u64(n), u32(rows), u32(columns),
             u32(width), *key_words(seed, parameter, step), depths,
         )  # fmt: skip
-    launch(xp, "sketch/sketch", "sketch_bins", grid(xp, bins.size), depths, u64(bins.size), u32(width), bins)
+    launch(xp, _FILE, "sketch_bins", grid(xp, bins.size), depths, u64(bins.size), u32(width), bins)
     return bins
 
 
@@ -196,7 +214,7 @@ def _(
         check(-3)
     values, error = xp.empty(n, f32), cleared(xp, 1, i32)
     launch(
-        xp, "sketch/sketch", "sketch_query", grid(xp, max(n, rows * columns)), keys, u64(n), u32(rows), u32(columns),
+        xp, _FILE, "sketch_query", grid(xp, max(n, rows * columns)), keys, u64(n), u32(rows), u32(columns),
         u32(means.size), *key_words(seed, parameter, step), bins, means, values, error,
     )  # fmt: skip
     check_later(error)
@@ -298,7 +316,7 @@ def encode(
 ) -> U8:
     """The section of grouped sketches.
 
-    On a GPU, the host waits for the device several times for each group.
+    On a GPU, the host waits for the device twice: for the groups' numbers of elements, and for their bytes.
 
     Args:
         header: the sketches' sizes, and the numbers of buckets and groups.
@@ -335,22 +353,65 @@ def _(
     widths = np.diff(first)
     group_of = np.repeat(np.arange(widths.size, dtype=u32), widths)
     counts, keys, numbers = split_groups(indices, codes, xp.asarray(group_of), xp.asarray(first[:-1].copy()))
-    sizes, parts, begin = np.zeros((widths.size, 3), u32), [], 0
-    for group, count in enumerate(arrays.to_host(counts).tolist()):
+    table, out_words, bins_size = _table_of_groups(header, arrays.to_host(counts), widths, coded)
+    groups, rows = u32(table.shape[0]), u32(header.rows)
+    most = int(max(table["count"].max(), header.rows * table["columns"].max()))
+    there, tiles = xp.asarray(table.view(u64).reshape(-1)), -(-most // SCAN_TILE) + 1
+    each = max(1, grid(xp, indices.size) // table.shape[0])  # blocks of a group
+    of_groups = table.shape[0] * each
+    depths, bins, sizes = cleared(xp, bins_size, u32), xp.empty(bins_size, np.uint8), xp.empty(2 * table.shape[0], u64)
+    out = cleared(xp, out_words, u32)
+    occurs = cleared(xp, table.shape[0] * 4 * THREADS, u64) if coded else None
+    launch(
+        xp, _FILE, "groups_insert", of_groups, keys, numbers, there, groups, rows, *key_words(seed, parameter, step),
+        depths,
+    )  # fmt: skip
+    launch(xp, _FILE, "groups_bins", of_groups, depths, there, groups, rows, bins, or_null(occurs))
+    if coded:
+        lengths, plans = cleared(xp, 33 * table.shape[0], u64), (delta.PLAN_WORDS, huffman.PLAN_WORDS)
+        of_keys, of_bins = (xp.empty(words * table.shape[0], u64) for words in plans)
+        status, ends = cleared(xp, 3 * tiles * table.shape[0], u64), xp.empty(3 * table.shape[0], u64)
+        launch(xp, _FILE, "groups_count", of_groups, keys, there, groups, lengths)
+        launch(
+            xp, _FILE, "groups_plan", 2 * table.shape[0], there, groups, rows, lengths, occurs, of_keys, of_bins, sizes
+        )
+        launch(
+            xp, _FILE, "groups_write_coded", 3 * of_groups, keys, bins, there, groups, rows, of_keys, of_bins,
+            u64(tiles), status, ends, out,
+        )  # fmt: skip
+    else:
+        status = cleared(xp, tiles * table.shape[0], u64)
+        launch(
+            xp, _FILE, "groups_write_plain", 2 * of_groups, keys, bins, there, groups, rows, u64(tiles), status, sizes,
+            out,
+        )  # fmt: skip
+    found = sizes.get().reshape(-1, 2).astype(np.int64)
+    if (found >> 32).any():
+        raise ValueError(f"a group of up to {indices.size} elements takes 2^32 bytes or more: use more groups")
+    of_all = np.zeros((widths.size, 3), u32)
+    of_all[table["group"]] = np.column_stack([table["count"], found])
+    written = out.view(np.uint8)
+    places = 4 * np.column_stack([table["of_keys"], table["of_bins"]]).astype(np.int64)
+    parts = [written[at : at + size] for at, size in zip(places.flat, found.flat, strict=True)]
+    tables = sections.join(start, means, xp.asarray(of_all.reshape(-1)))
+    return sections.remember_start(xp.concatenate([tables, *parts]), start)
+
+
+def _table_of_groups(header: Header, counts: U32, widths: U32, coded: bool) -> tuple[NDArray[Any], int, int]:
+    """The table of kernels/sketch/sketch.cu, of the groups that have elements: ``GROUP``; the words of their sections,
+    each with room for the most that it can take; and the number of their bins."""
+    rows: list[tuple[int, ...]] = []
+    first = words = bins = 0
+    for group, (count, width) in enumerate(zip(counts.tolist(), widths.tolist(), strict=True)):
         if not count:
             continue
-        of_group, width, end = keys[begin : begin + count], int(widths[group]), begin + count
         columns = columns_of(header, count)
-        bins = insert(of_group, numbers[begin:end], header.rows, columns, width, seed, parameter, step)
-        key_bytes = delta.encode(of_group) if coded else flagged_encode(of_group)
-        bin_bytes = encode_bins(bins, width, coded)
-        if max(key_bytes.size, bin_bytes.size) >> 32:
-            raise ValueError(f"a group of {count} elements takes 2^32 bytes or more: use more groups")
-        sizes[group] = count, key_bytes.size, bin_bytes.size
-        parts += [key_bytes, bin_bytes]
-        begin = end
-    tables = sections.join(start, means, xp.asarray(sizes.reshape(-1)))
-    return sections.remember_start(xp.concatenate([tables, *parts]), start)
+        size = header.rows * columns
+        room = delta.bound(count) if coded else _flagged_bound(count)
+        of_bins = huffman.bound(size) if coded else bits.packed_bytes(size, (width - 1).bit_length())
+        rows.append((first, count, bins, columns, width, words, words + -(-room // 4), group))
+        first, bins, words = first + count, bins + size, words + -(-room // 4) + -(-of_bins // 4)
+    return np.array(rows, GROUP), words, bins
 
 
 def encode_bins(bins: U8, width: int, coded: bool) -> U8:

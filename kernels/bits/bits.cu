@@ -1,33 +1,21 @@
 // Fields of equal width, and checks of index lists: the CUDA side of bits.cpp, which draws the section.
-#include "bits/bits.h"
-#include "common/device.cuh"
+#include "bits/pack.cuh"
 
-// Each thread builds one word of the packed string from the fields that overlap it:
-//
-//     word w:      bits   32 w ... 32 w + 31
-//     field i:     bits   i width ... (i + 1) width - 1
-//
-// words: ceil(count * width / 32).
-template <class T>
-__device__ void pack(const T* values, u64 count, u32 width, u32* words) {
-    const u64 total = (count * width + 31) / 32;
-    for (u64 w = grid_thread(); w < total; w += grid_threads()) {
-        const u64 begin = w * 32;
-        u32 word = 0;
-        for (u64 i = begin / width; i < count && i * width < begin + 32; ++i) {
-            const u64 at = i * width, value = values[i];
-            word |= at >= begin ? (u32)(value << (at - begin)) : (u32)(value >> (begin - at));
-        }
-        words[w] = word;
-    }
+KERNEL pack8(const u8* values, u64 count, u32 width, u32* words) {
+    pack(values, count, width, words, grid_thread(), grid_threads());
 }
-KERNEL pack8(const u8* values, u64 count, u32 width, u32* words) { pack(values, count, width, words); }
-KERNEL pack32(const u32* values, u64 count, u32 width, u32* words) { pack(values, count, width, words); }
+KERNEL pack32(const u32* values, u64 count, u32 width, u32* words) {
+    pack(values, count, width, words, grid_thread(), grid_threads());
+}
 
-// Sets *error to ERR_VALUE if the bits after the last field are not zeros.
+// Sets *error to ERR_VALUE if the bits after the last field are not zeros. A thread reads four fields at a time, and
+// stores them at once.
 template <class T>
 __device__ void unpack(const u8* in, u64 bytes, u64 count, u32 width, T* values, i32* error) {
-    for (u64 i = grid_thread(); i < count; i += grid_threads()) values[i] = (T)load_field(in, bytes, i * width, width);
+    for (u64 i = 4 * grid_thread(); i < count; i += 4 * grid_threads()) {
+        const Four<T> four = load_fields<T>(in, bytes, i, width);
+        store_four(values, i, count, four);
+    }
     if (grid_thread() == 0 && !zeros_follow(in, count * width)) *error = ERR_VALUE;
 }
 KERNEL unpack8(const u8* in, u64 bytes, u64 count, u32 width, u8* values, i32* error) {

@@ -34,6 +34,20 @@ struct __align__(16) Vector {
 };
 __device__ __forceinline__ bool aligned16(const void* p) { return ((u64)p & 15) == 0; }
 
+// Four numbers, which one instruction stores.
+template <class T>
+struct __align__(4 * sizeof(T)) Four {
+    T x[4];
+};
+// out[i .. i + 3] = four, or as many of them as are below `count`; i: a multiple of 4.
+template <class T>
+__device__ __forceinline__ void store_four(T* out, u64 i, u64 count, const Four<T>& four) {
+    if (i + 4 <= count && (u64)out % sizeof(four) == 0) *(Four<T>*)(out + i) = four;
+    else
+        for (u32 j = 0; j < 4; ++j)
+            if (i + j < count) out[i + j] = four.x[j];
+}
+
 template <class T>
 __device__ __forceinline__ T warp_sum(T x) {
     for (u32 half = 16; half; half /= 2) x += __shfl_xor_sync(WHOLE_WARP, x, half);
@@ -89,25 +103,35 @@ __device__ T block_max(T x) {
     return x;
 }
 
-// The sum over the threads before this one; *total: the sum over the block.
+// From the sum of each warp, which its last lane has: the sum over the warps before this one. *total: over the block.
 template <class T>
-__device__ T block_scan(T x, T* total) {
+__device__ T warps_before(T of_this, T* total) {
     __shared__ T of_warp[WARPS];
-    T sum = x;
-    for (u32 step = 1; step < 32; step *= 2) {
-        const T before = __shfl_up_sync(WHOLE_WARP, sum, step);
-        if (lane_number() >= step) sum += before;
-    }
-    if (lane_number() == 31) of_warp[warp_number()] = sum;
+    if (lane_number() == 31) of_warp[warp_number()] = of_this;
     __syncthreads();
-    T others = 0, all = 0;
+    T before = 0, all = 0;
     for (u32 warp = 0; warp < WARPS; ++warp) {
-        if (warp == warp_number()) others = all;
+        if (warp == warp_number()) before = all;
         all += of_warp[warp];
     }
     __syncthreads();
     *total = all;
-    return others + sum - x;
+    return before;
+}
+// The sum over the lanes up to this one.
+template <class T>
+__device__ __forceinline__ T warp_scan(T x) {
+    for (u32 step = 1; step < 32; step *= 2) {
+        const T before = __shfl_up_sync(WHOLE_WARP, x, step);
+        if (lane_number() >= step) x += before;
+    }
+    return x;
+}
+// The sum over the threads before this one; *total: the sum over the block.
+template <class T>
+__device__ T block_scan(T x, T* total) {
+    const T sum = warp_scan(x);  // of lane 31: of the whole warp
+    return warps_before(sum, total) + sum - x;
 }
 
 // ---- Prefix sums over tiles, in a single launch (Merrill and Garland, "Single-pass parallel prefix scan with
@@ -161,9 +185,15 @@ __device__ inline u64 tiles_before(u64* status, u32 tile, u64 own) {
 
 // ---- Bit strings: bit b is bit b % 8 of byte b / 8.
 
-// 64 bits from byte `at` on; bits past `bytes` are zero.
+// 64 bits from byte `at` on; bits past `bytes` are zero. Two aligned words hold them, unless one of these begins before
+// the string or ends after it.
 __device__ __forceinline__ u64 load64(const u8* in, u64 bytes, u64 at) {
-    if (at + 8 <= bytes && ((u64)(in + at) & 7) == 0) return *(const u64*)(in + at);
+    const u32 off = (u32)((u64)(in + at) & 7);
+    if (off == 0 && at + 8 <= bytes) return *(const u64*)(in + at);
+    if (off <= at && at - off + 16 <= bytes) {
+        const u64* words = (const u64*)(in + at - off);
+        return words[0] >> 8 * off | words[1] << (64 - 8 * off);
+    }
     u64 word = 0;
     for (u32 j = 0; j < 8; ++j)
         if (at + j < bytes) word |= (u64)in[at + j] << (8 * j);
@@ -172,11 +202,29 @@ __device__ __forceinline__ u64 load64(const u8* in, u64 bytes, u64 at) {
 
 // The field of `width` <= 32 bits at bit `at`; bits past `bytes` are zero.
 __device__ __forceinline__ u32 load_field(const u8* in, u64 bytes, u64 at, u32 width) {
+    const u64 first = at >> 3, mask = (1ull << width) - 1;
+    const u32 off = (u32)((u64)(in + first) & 3);
+    if (off <= first && first - off + 8 <= bytes) {
+        const u32* words = (const u32*)(in + first - off);
+        return (u32)(((u64)words[1] << 32 | words[0]) >> (8 * off + (u32)(at & 7)) & mask);
+    }
     u64 word = 0;
-    const u64 first = at >> 3;
     for (u32 j = 0; j < 5; ++j)
         if (8 * j < width + (at & 7) && first + j < bytes) word |= (u64)in[first + j] << (8 * j);
-    return (u32)(word >> (at & 7)) & (u32)((1ull << width) - 1);
+    return (u32)(word >> (at & 7) & mask);
+}
+
+// The four fields of `width` <= 8 * sizeof(T) bits from field `i` on; those of bytes have 32 bits at most together.
+template <class T>
+__device__ __forceinline__ Four<T> load_fields(const u8* in, u64 bytes, u64 i, u32 width) {
+    Four<T> four;
+    if (sizeof(T) == 1) {
+        const u32 all = load_field(in, bytes, i * width, 4 * width);
+        for (u32 j = 0; j < 4; ++j) four.x[j] = (T)(all >> j * width & ((1u << width) - 1));
+    } else {
+        for (u32 j = 0; j < 4; ++j) four.x[j] = (T)load_field(in, bytes, (i + j) * width, width);
+    }
+    return four;
 }
 
 // Sets the bits of `value` from bit `at` on. The words were zero before the launch; other threads may set other bits of
@@ -211,16 +259,27 @@ __device__ void each_one(const u8* in, u64 bytes, u64 most, u64* status, u64* fo
 
 // A prefix sum over `count` elements, as it places variable-length fields: calls put(i, place) for each element i,
 // where place is `first` plus the sum of length(j) over all j < i. *end: the place after the last element. `status` is
-// of ceil(count / THREADS) tiles.
-template <class L, class P>
+// of ceil(count / THREADS) tiles or fewer.
+//
+// A thread has ROWS elements of a tile, so that their loads are under way together and fewer tiles wait for each other.
+// Where length or put has much to do, one row leaves it enough registers:
+//
+//     tile:   | warp 0: row 0, row 1, ... | warp 1: row 0, row 1, ... | ...      a row: one element for each lane
+template <u32 ROWS = 4, class L, class P>
 __device__ void each_place(u64 count, u64 first, u64* status, u64* end, L length, P put) {
-    const u32 tiles = (u32)((count + THREADS - 1) / THREADS);
+    const u32 tiles = (u32)((count + ROWS * THREADS - 1) / (ROWS * THREADS));
     for (u32 tile; (tile = next_tile(status, tiles)) < tiles;) {
-        const u64 i = (u64)tile * THREADS + threadIdx.x, own = i < count ? (u64)length(i) : 0;
-        u64 total, place = block_scan(own, &total);
-        place += first + tiles_before(status, tile, total);
-        if (i < count) put(i, place);
-        if (i + 1 == count) *end = place + own;
+        const u64 begin = ((u64)tile * WARPS + warp_number()) * ROWS * 32 + lane_number();
+        u64 place[ROWS], of_warp = 0, total;
+        for (u32 row = 0; row < ROWS; ++row) {
+            const u64 own = begin + 32 * row < count ? (u64)length(begin + 32 * row) : 0, upto = warp_scan(own);
+            place[row] = of_warp + upto - own;
+            of_warp += __shfl_sync(WHOLE_WARP, upto, 31);
+        }
+        const u64 in_tile = warps_before(of_warp, &total), base = first + tiles_before(status, tile, total);
+        for (u32 row = 0; row < ROWS; ++row)
+            if (begin + 32 * row < count) put(begin + 32 * row, base + in_tile + place[row]);
+        if (tile + 1 == tiles && threadIdx.x == 0) *end = base + total;
     }
 }
 

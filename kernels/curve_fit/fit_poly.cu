@@ -16,19 +16,25 @@ __device__ u64 block_argmax(double distance, u64 place, double* largest) {
     return most ? ~block_max(bits == most ? ~place : 0ull) : NOWHERE;
 }
 
-// Finds the point of segment s that is farthest from its chord. Both parts keep at least `points` points.
-__device__ void find_split(const float* sorted, Segments& segments, u32 s, u32 points) {
+// The largest distance from the chord of segment s among the points of this thread, number `thread` of `threads`; *at:
+// the first point that has it. Both parts of a split segment keep at least `points` points.
+__device__ double farthest_point(const float* sorted, const Segments& segments, u32 s, u32 points, u64 thread,
+                                 u64 threads, u64* at) {
     const u64 begin = segments.begin[s], end = segments.end[s];
     double farthest = 0.0;
-    u64 at = 0;
-    if (end - begin >= 2 * points) {
-        const double first = sorted[begin];
-        const double slope = ((double)sorted[end - 1] - first) / (double)(end - 1 - begin);
-        for (u64 i = begin + points + threadIdx.x; i < end - points + 1; i += THREADS) {
-            const double d = fabs((first + slope * (double)(i64)(i - begin)) - (double)sorted[i]);
-            if (d > farthest) farthest = d, at = i;
-        }
+    *at = 0;
+    if (end - begin < 2 * points) return farthest;
+    const double first = sorted[begin];
+    const double slope = ((double)sorted[end - 1] - first) / (double)(end - 1 - begin);
+    for (u64 i = begin + points + thread; i < end - points + 1; i += threads) {
+        const double d = fabs((first + slope * (double)(i64)(i - begin)) - (double)sorted[i]);
+        if (d > farthest) farthest = d, *at = i;
     }
+    return farthest;
+}
+
+// Where segment s would be split: from the threads' farthest points.
+__device__ void set_split(Segments& segments, u32 s, double farthest, u64 at) {
     double distance;
     const u64 split = block_argmax(farthest, at, &distance);
     if (threadIdx.x == 0) {
@@ -37,115 +43,219 @@ __device__ void find_split(const float* sorted, Segments& segments, u32 s, u32 p
     }
     __syncthreads();
 }
+__device__ void find_split(const float* sorted, Segments& segments, u32 s, u32 points) {
+    u64 at;
+    const double farthest = farthest_point(sorted, segments, s, points, threadIdx.x, THREADS, &at);
+    set_split(segments, s, farthest, at);
+}
 
-// The segments, in no order; a tie of distances goes to the one that begins first.
-__device__ u32 find_segments(const float* sorted, u64 m, u32 wanted, u32 points, Segments& segments) {
-    if (threadIdx.x == 0) segments.begin[0] = 0, segments.end[0] = (u32)m;
+// Splits the segment that has the farthest point, a tie going to the one that begins first; its second part becomes
+// segment `count`. Returns the segment, or NOWHERE if none can be split.
+__device__ u64 split_widest(Segments& segments, u32 count) {
+    double distance = 0.0, largest;
+    u64 place = NOWHERE;  // | begin | segment |
+    for (u32 s = threadIdx.x; s < count; s += THREADS) {
+        const u64 here = (u64)segments.begin[s] << 32 | s;
+        if (segments.distance[s] > distance || (segments.distance[s] == distance && distance > 0.0 && here < place))
+            distance = segments.distance[s], place = here;
+    }
+    const u64 widest = block_argmax(distance, place, &largest);
+    if (widest == NOWHERE) return NOWHERE;
+    const u32 s = (u32)widest;
+    if (threadIdx.x == 0) {
+        segments.begin[count] = segments.split[s];
+        segments.end[count] = segments.end[s];
+        segments.end[s] = segments.split[s];
+    }
     __syncthreads();
-    if (wanted > 1) find_split(sorted, segments, 0, points);
+    return s;
+}
+
+// What a sign's values need.
+struct Values {
+    const float* sorted;
+    u64 m;
+    u32 wanted;  // segments
+};
+__device__ Values values_of(const float* sorted, u64 count, u32 side, u32 degree, u32 wanted) {
+    const u64 from = side ? values_above(sorted, count, true) : 0;
+    const u64 m = side ? count - from : values_above(sorted, count, false);
+    return {sorted + from, m, wanted || m == 0 ? wanted : heuristic_segments(sorted + from, m, degree)};
+}
+
+// The first splits are looked for by the whole grid, one launch after the other. Each looks at the segments that the
+// split before it made (at first at the whole side), and leaves the farthest point of each block:
+//
+//     farthest:  [round][side][part][block][2]     distance, and the point's place; part 1 is the split-off one
+//
+// The segments after the splits of `rounds` such launches, which a block of any later launch computes for itself. They
+// are in no order. *first, *second: the segments that the last split made, whose splits are not known yet; second is
+// NOWHERE if there is one segment, and both are if no segment can be split. Returns the number of segments.
+__device__ u32 replay(const u64* farthest, u32 blocks, u32 rounds, u32 side, const Values& values, Segments& segments,
+                      u64* first, u64* second) {
+    if (threadIdx.x == 0) segments.begin[0] = 0, segments.end[0] = (u32)values.m;
+    __syncthreads();
+    *first = 0, *second = NOWHERE;
     u32 count = 1;
-    for (; count < wanted; ++count) {
-        double distance = 0.0, largest;
-        u64 place = NOWHERE;  // | begin | segment |
-        for (u32 s = threadIdx.x; s < count; s += THREADS) {
-            const u64 here = (u64)segments.begin[s] << 32 | s;
-            if (segments.distance[s] > distance ||
-                (segments.distance[s] == distance && distance > 0.0 && here < place))
-                distance = segments.distance[s], place = here;
+    for (u32 round = 0; round < rounds && count < values.wanted; ++round) {
+        for (u32 part = 0; part < 2; ++part) {
+            const u64 s = part ? *second : *first;
+            if (s == NOWHERE) continue;
+            const u64* own = farthest + (((round * 2 + side) * 2 + part) * blocks + threadIdx.x) * 2;
+            const bool there = threadIdx.x < blocks;
+            set_split(segments, (u32)s, there ? __longlong_as_double((i64)own[0]) : 0.0, there ? own[1] : 0);
         }
-        const u64 widest = block_argmax(distance, place, &largest);
-        if (widest == NOWHERE) break;
-        const u32 s = (u32)widest;
-        if (threadIdx.x == 0) {
-            segments.begin[count] = segments.split[s];
-            segments.end[count] = segments.end[s];
-            segments.end[s] = segments.split[s];
-        }
-        __syncthreads();
-        find_split(sorted, segments, s, points);
-        find_split(sorted, segments, count, points);
+        *second = NOWHERE;
+        *first = split_widest(segments, count);
+        if (*first == NOWHERE) break;
+        *second = count++;
     }
     return count;
 }
 
-// Writes a side from `word` on, and returns the word after it.
-__device__ u64 encode_side(const float* sorted, u64 m, bool negative, u32 degree, u32 wanted, double* partial,
-                           u32* section, u64 word) {
+// A launch of the splits above, of up to THREADS blocks.
+KERNEL fit_poly_split(const float* sorted, u64 count, u32 degree, u32 wanted, u32 round, u64* farthest) {
     __shared__ Segments segments;
-    __shared__ u32 order[MAX_SEGMENTS], before[MAX_SEGMENTS + 1];  // FIT blocks before the s-th segment
-    if (m == 0) return word;
-    if (wanted == 0) wanted = heuristic_segments(sorted, m, degree);
-    const u32 count = find_segments(sorted, m, wanted, degree + 1, segments);
-    const double sign = negative ? -1.0 : 1.0;
-    const double ends[2] = {sign * (double)sorted[0], sign * (double)sorted[m - 1]};
-    const double largest = ends[negative ? 1 : 0];
-    for (u32 s = threadIdx.x; s < count; s += THREADS) {
-        u32 rank = 0;
-        for (u32 other = 0; other < count; ++other) rank += segments.begin[other] < segments.begin[s];
-        order[rank] = s;
-        if (rank) section[word + 3 + rank - 1] = segments.begin[s];
-    }
-    if (threadIdx.x == 0) {
-        section[word] = count;
-        section[word + 1] = bits_of((float)ends[negative ? 0 : 1]);
-        section[word + 2] = bits_of((float)largest);
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        before[0] = 0;
-        for (u32 s = 0; s < count; ++s) {
-            const u32 points = segments.end[order[s]] - segments.begin[order[s]];
-            before[s + 1] = before[s] + (u32)((points + FIT_BLOCK - 1) / FIT_BLOCK);
+    for (u32 side = 0; side < 2; ++side) {
+        const Values values = values_of(sorted, count, side, degree, wanted);
+        u64 open[2];
+        const u32 segments_now = replay(farthest, gridDim.x, round, side, values, segments, open, open + 1);
+        for (u32 part = 0; part < 2; ++part) {
+            u64 at = 0;
+            double own = 0.0, distance;
+            if (open[part] != NOWHERE && segments_now < values.wanted)
+                own = farthest_point(values.sorted, segments, (u32)open[part], degree + 1, grid_thread(),
+                                     grid_threads(), &at);
+            const u64 place = block_argmax(own, at, &distance);
+            if (threadIdx.x == 0) {
+                u64* out = farthest + (((round * 2 + side) * 2 + part) * gridDim.x + blockIdx.x) * 2;
+                out[0] = bits_of(distance), out[1] = place;
+            }
         }
+        __syncthreads();
     }
-    __syncthreads();
-    const auto segment_of = [&](u64 block) { return (u32)last_at_most(before, count, block); };
-    const auto size = [&](u64 block) {
-        const u32 s = segment_of(block);
-        const u64 left = segments.end[order[s]] - segments.begin[order[s]] - (block - before[s]) * FIT_BLOCK;
-        return left < FIT_BLOCK ? left : FIT_BLOCK;
-    };
-    block_sums<MAX_TERMS>(before[count], partial, size, [&](u64 block, u64 i, double* sums) {
-        const u32 s = segment_of(block), begin = segments.begin[order[s]];
-        const u64 points = segments.end[order[s]] - begin, at = (block - before[s]) * FIT_BLOCK + i;
-        const u32 terms = fit_terms(degree, points);
-        const double last = (double)(i64)(points - 1), scale = points > 1 ? 1.0 / last : 0.0;
-        const double t = (2.0 * (double)(i64)at - last) * scale, y = sign * (double)sorted[begin + at];
-        double lower = 0.0, upper = 1.0;
-        for (u32 k = 0; k < terms; ++k) {
-            sums[k] += y * upper;
-            const double next = t * upper - (k ? gram_ratio(k, points) : 0.0) * lower;
-            lower = upper;
-            upper = next;
-        }
-    });
-    // Only a segment that is a whole side can have fewer terms than degree + 1.
-    const u32 terms = fit_terms(degree, m);
-    const u64 first = word + 3 + count - 1;
-    for (u32 c = threadIdx.x; c < count * terms; c += THREADS) {
-        const u32 s = c / terms, k = c % terms;
-        const u64 points = segments.end[order[s]] - segments.begin[order[s]];
-        double sum = 0.0, norm = (double)(i64)points;
-        for (u32 block = before[s]; block < before[s + 1]; ++block) sum += partial[(u64)block * MAX_TERMS + k];
-        for (u32 j = 1; j <= k; ++j) norm *= gram_ratio(j, points);
-        section[first + c] = bits_of((float)(sum / (norm * largest)));
-    }
-    __syncthreads();
-    return first + (u64)count * terms;
 }
 
-// One block. partial: fit_poly_scratch(count) numbers. *words: the section's size.
-KERNEL fit_poly_encode(const float* sorted, u64 count, u32 degree, u32 wanted, double* partial, u32* section,
-                       u64* words) {
-    const u64 positives = values_above(sorted, count, false), others = values_above(sorted, count, true);
-    if (threadIdx.x == 0) {
-        section[0] = degree;
-        section[1] = (u32)positives;
-        section[2] = (u32)(count - others);
+// The segments of a side, in their order.
+struct SidePlan {
+    u32 values, segments, word;      // word: of the section, where the side begins
+    u32 begin[MAX_SEGMENTS + 1];     // the last: the number of values
+    u32 before[MAX_SEGMENTS + 1];    // FIT blocks before the segment
+};
+static_assert(sizeof(SidePlan) == (3 + 2 * (MAX_SEGMENTS + 1)) * sizeof(u32), "the size that ops/curve_fit.py allocates");
+
+// One block. The rest of the splits, after `rounds` launches of `blocks` blocks; plans[2]; the section but for its
+// coefficients. *words: the section's size.
+KERNEL fit_poly_plan(const float* sorted, u64 count, u32 degree, u32 wanted, const u64* farthest, u32 blocks,
+                     u32 rounds, SidePlan* plans, u32* section, u64* words) {
+    __shared__ Segments segments;
+    u64 word = 3;
+    if (threadIdx.x == 0) section[0] = degree;
+    for (u32 side = 0; side < 2; ++side) {
+        const Values values = values_of(sorted, count, side, degree, wanted);
+        SidePlan& plan = plans[side];
+        if (threadIdx.x == 0) {
+            section[1 + side] = (u32)values.m;
+            plan.values = (u32)values.m, plan.word = (u32)word;
+            if (values.m == 0) plan.segments = 0, plan.before[0] = 0;
+        }
+        if (values.m == 0) continue;
+        u64 first, second;
+        u32 now = replay(farthest, blocks, rounds, side, values, segments, &first, &second);
+        while (first != NOWHERE && now < values.wanted) {
+            find_split(values.sorted, segments, (u32)first, degree + 1);
+            if (second != NOWHERE) find_split(values.sorted, segments, (u32)second, degree + 1);
+            first = split_widest(segments, now);
+            if (first != NOWHERE) second = now++;
+        }
+        const double sign = side ? -1.0 : 1.0;
+        const double ends[2] = {sign * (double)values.sorted[0], sign * (double)values.sorted[values.m - 1]};
+        for (u32 s = threadIdx.x; s < now; s += THREADS) {
+            u32 rank = 0;
+            for (u32 other = 0; other < now; ++other) rank += segments.begin[other] < segments.begin[s];
+            plan.begin[rank] = segments.begin[s];
+            if (rank) section[word + 3 + rank - 1] = segments.begin[s];
+        }
+        if (threadIdx.x == 0) {
+            plan.segments = now;
+            plan.begin[now] = (u32)values.m;
+            section[word] = now;
+            section[word + 1] = bits_of((float)ends[side ? 0 : 1]);
+            section[word + 2] = bits_of((float)ends[side ? 1 : 0]);
+        }
+        __syncthreads();
+        u32 sum = 0, total;
+        for (u32 base = 0; base < now; base += THREADS) {
+            const u32 s = base + threadIdx.x, points = s < now ? plan.begin[s + 1] - plan.begin[s] : 0;
+            const u32 of_segment = (u32)((points + FIT_BLOCK - 1) / FIT_BLOCK), before = block_scan(of_segment, &total);
+            if (s < now) plan.before[s + 1] = sum + before + of_segment;
+            sum += total;
+        }
+        if (threadIdx.x == 0) plan.before[0] = 0;
+        // Only a segment that is a whole side can have fewer terms than degree + 1.
+        word += 3 + now - 1 + (u64)now * fit_terms(degree, values.m);
     }
-    u64 word = encode_side(sorted, positives, false, degree, wanted, partial, section, 3);
-    word = encode_side(sorted + others, count - others, true, degree, wanted, partial, section, word);
     if (threadIdx.x == 0) *words = word;
+}
+
+// partial[MAX_TERMS * (FIT block)], of the positives' FIT blocks and then the negatives': the sums of a block's
+// magnitudes with each polynomial.
+KERNEL fit_poly_project(const float* sorted, u64 count, u32 degree, const SidePlan* plans, double* partial) {
+    __shared__ double ratios[THREADS / 8][MAX_TERMS];
+    const u32 of_positives = plans[0].before[plans[0].segments], blocks = of_positives + plans[1].before[plans[1].segments];
+    const u32 group = threadIdx.x / 8, lane = threadIdx.x % 8, groups = THREADS / 8;
+    for (u32 base = blockIdx.x * groups; base < blocks; base += gridDim.x * groups) {
+        const bool there = base + group < blocks, below = base + group >= of_positives;
+        const SidePlan& plan = plans[below && there];
+        const u32 block = there ? base + group - (below ? of_positives : 0) : 0;
+        const u32 s = there ? (u32)last_at_most(plan.before, plan.segments, block) : 0;
+        const u64 begin = plan.begin[s], points = there ? plan.begin[s + 1] - begin : 0;
+        const u32 terms = there ? fit_terms(degree, points) : 0;
+        for (u32 k = lane; k < terms; k += 8) ratios[group][k] = k ? gram_ratio(k, points) : 0.0;
+        __syncwarp();
+        const float* values = sorted + (below ? count - plan.values : 0) + begin;
+        const double last = (double)(i64)(points - 1), scale = points > 1 ? 1.0 / last : 0.0, sign = below ? -1.0 : 1.0;
+        const u64 from = there ? (block - plan.before[s]) * FIT_BLOCK : 0;
+        const u64 end = points < from + FIT_BLOCK ? points : from + FIT_BLOCK;
+        double sums[MAX_TERMS];
+        for (u32 k = 0; k < MAX_TERMS; ++k) sums[k] = 0.0;
+        for (u64 at = from + lane; at < end; at += 8) {
+            const double t = (2.0 * (double)(i64)at - last) * scale, y = sign * (double)values[at];
+            double lower = 0.0, upper = 1.0;
+            for (u32 k = 0; k < terms; ++k) {
+                sums[k] += y * upper;
+                const double next = t * upper - ratios[group][k] * lower;
+                lower = upper;
+                upper = next;
+            }
+        }
+        for (u32 k = 0; k <= degree; ++k) {
+            for (u32 half = 4; half; half /= 2) sums[k] += __shfl_down_sync(WHOLE_WARP, sums[k], half);
+            if (there && lane == 0) partial[(u64)(base + group) * MAX_TERMS + k] = sums[k];
+        }
+        __syncwarp();
+    }
+}
+
+// A coefficient a thread.
+KERNEL fit_poly_coefficients(const float* sorted, u64 count, u32 degree, const SidePlan* plans, const double* partial,
+                             u32* section) {
+    for (u32 side = 0; side < 2; ++side) {
+        const SidePlan& plan = plans[side];
+        if (plan.values == 0) continue;
+        const u32 terms = fit_terms(degree, plan.values);
+        const u64 blocks_before = side ? plans[0].before[plans[0].segments] : 0;
+        const double largest = side ? -(double)sorted[count - 1] : (double)sorted[0];
+        for (u64 c = grid_thread(); c < (u64)plan.segments * terms; c += grid_threads()) {
+            const u32 s = (u32)c / terms, k = (u32)c % terms;
+            const u64 points = plan.begin[s + 1] - plan.begin[s];
+            double sum = 0.0, norm = (double)(i64)points;
+            for (u32 block = plan.before[s]; block < plan.before[s + 1]; ++block)
+                sum += partial[(blocks_before + block) * MAX_TERMS + k];
+            for (u32 j = 1; j <= k; ++j) norm *= gram_ratio(j, points);
+            section[plan.word + 3 + plan.segments - 1 + c] = bits_of((float)(sum / (norm * largest)));
+        }
+    }
 }
 
 // A side, as fit_poly_read finds it; `first` and `knots` are places of words in the section.

@@ -33,8 +33,9 @@ DR_HD u64 fit_poly_bound(u64 count, u32 degree, u32 segments) {
     return 9 + 2 * (u64)(degree + 2) * (wanted < possible ? wanted : possible);
 }
 
-// The float64 numbers of scratch memory that an encoder on the device needs: MAX_TERMS for each block of a segment.
-DR_HD u64 fit_poly_scratch(u64 count) { return MAX_TERMS * (count / FIT_BLOCK + MAX_SEGMENTS + 2); }
+// The float64 numbers of scratch memory that an encoder on the device needs: MAX_TERMS for each block of a segment of
+// either side.
+DR_HD u64 fit_poly_scratch(u64 count) { return MAX_TERMS * (count / FIT_BLOCK + 2 * MAX_SEGMENTS); }
 
 // Lemma 1 gives p = ceil(2 sqrt(M)) knots for a piecewise linear fit, remark 4 ceil(M / sqrt(2) - 1) for a constant
 // one, M = |(C_1 - C_2) - (C_m-1 - C_m)|. p knots make p + 1 segments.

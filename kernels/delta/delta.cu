@@ -1,85 +1,23 @@
 // Delta-binary code with an adaptive prefix: the CUDA side of delta.cpp, which draws the section.
-#include "delta/delta.h"
+#include "delta/delta.cuh"
 #include "entropy/chunks.cuh"
-#include "huffman/huffman.cuh"
-
-__device__ __forceinline__ u32 delta_of(const u32* keys, u64 i) { return i ? keys[i] - keys[i - 1] : keys[0]; }
 
 // lengths[l]: the number of deltas of l bits, 0 .. 32; zeros before the launch.
 KERNEL delta_count(const u32* keys, u64 count, u64* lengths) {
-    __shared__ u32 local[33];
-    if (threadIdx.x < 33) local[threadIdx.x] = 0;
-    __syncthreads();
-    for (u64 i = grid_thread(); i < count; i += grid_threads()) atomicAdd(local + delta_length(delta_of(keys, i)), 1u);
-    __syncthreads();
-    if (threadIdx.x < 33 && local[threadIdx.x]) atomicAdd(lengths + threadIdx.x, (u64)local[threadIdx.x]);
+    count_deltas(keys, count, blockIdx.x, gridDim.x, lengths);
 }
 
-// Where the parts of a section are, and how a delta is written. ops/delta.py allocates it and reads `bits`.
-struct DeltaPlan {
-    u64 prefixes, deltas;  // the bits where they begin
-    u64 bits;              // of the whole section
-    u32 word[33];          // delta_word of a delta of so many bits
-};
-static_assert(sizeof(DeltaPlan) == 20 * sizeof(u64), "the size that ops/delta.py allocates");
-
-// One block. Plans the smallest section, as delta.cpp chooses it, and writes its head to `out`, words of zeros.
-KERNEL delta_plan(const u64* lengths, u64 count, DeltaPlan* plan, u32* out) {
-    __shared__ PackageMerge room;
-    __shared__ u64 counts[256];
-    __shared__ u32 words[256];
-    __shared__ u8 length[256];
-    __shared__ DeltaPlan best;
-    if (threadIdx.x == 0) best.bits = NOWHERE;
-    u32 best_way = 0;
-    // Way w has log2 m = w % 4 + 1, and Huffman coded prefixes from 4 on. The ninth turn writes the best way's plan.
-    for (u32 way = 0; way < 9; ++way) {
-        const bool writes = way == 8;
-        const u32 now = writes ? best_way : way, log2_m = now % 4 + 1;
-        const bool coded = now >= 4;
-        __syncthreads();
-        counts[threadIdx.x] = 0;
-        __syncthreads();
-        const u64 delta_bits = threadIdx.x ? 0 : count_prefixes(lengths, log2_m, counts);
-        __syncthreads();
-        huffman_lengths(counts, length, room);
-        huffman_words(length, words);
-        if (threadIdx.x == 0) {
-            i32 only = -1;
-            u64 prefix_bits = 0;
-            for (u32 s = 0; s < 16; ++s) {
-                prefix_bits += counts[s] * (coded ? length[s] : log2_m);
-                if (counts[s] == count) only = (i32)s;
-            }
-            BitCount table = {0};
-            if (coded) write_lengths(length, only, table);
-            const u64 head = 8 + 8 * table.bytes();
-            const u64 deltas = head + (prefix_bits + 7) / 8 * 8, bits = deltas + (delta_bits + 7) / 8 * 8;
-            if (bits < best.bits) best.bits = bits, best.word[0] = way;
-            if (writes) {
-                BitWriter writer = {out, 0};
-                writer.put(log2_m | (coded ? 16 : 0), 8);
-                if (coded) write_lengths(length, only, writer);
-                plan->prefixes = head, plan->deltas = deltas, plan->bits = bits;
-                for (u32 l = 1; l <= 32; ++l) plan->word[l] = delta_word(l, log2_m, coded ? words : nullptr);
-            }
-        }
-        __syncthreads();
-        best_way = best.word[0];
-    }
+// One block. *bytes: of the section.
+KERNEL delta_plan(const u64* lengths, u64 count, DeltaPlan* plan, u64* bytes) {
+    plan_deltas(lengths, count, plan);
+    if (threadIdx.x == 0) *bytes = plan->bits / 8;
 }
 
-KERNEL delta_prefixes(const u32* keys, u64 count, const DeltaPlan* plan, u64* status, u64* end, u32* out) {
-    const auto word = [=](u64 i) { return plan->word[delta_length(delta_of(keys, i))]; };
-    each_place(
-        count, plan->prefixes, status, end, [=](u64 i) { return (u64)(word(i) >> 16 & 255); },
-        [=](u64 i, u64 place) { put_bits(out, place, word(i) & 0xFFFF); });
-}
-KERNEL delta_deltas(const u32* keys, u64 count, const DeltaPlan* plan, u64* status, u64* end, u32* out) {
-    each_place(
-        count, plan->deltas, status, end,
-        [=](u64 i) { return (u64)(plan->word[delta_length(delta_of(keys, i))] >> 24); },
-        [=](u64 i, u64 place) { put_bits(out, place, delta_of(keys, i)); });
+// out: the section, zeros before the launch. Half of the blocks write the prefixes, the others the deltas. status: of
+// both, one behind the other.
+KERNEL delta_write(const u32* keys, u64 count, const DeltaPlan* plan, u64 tiles, u64* status, u64* end, u32* out) {
+    const bool prefixes = blockIdx.x % 2 == 0;
+    write_deltas(keys, count, plan, prefixes, blockIdx.x == 0, status + (prefixes ? 0 : tiles), end + prefixes, out, 0);
 }
 
 // What a section's head says. ops/delta.py allocates it.

@@ -101,7 +101,7 @@ template <class T>
 __device__ void stream_nonzero(const u32* starts, const u32* firsts, u64 blocks, const T* values, u64 count,
                                u64* status, u64* kept, u32* indices, T* out) {
     const auto keeps = [=](u64 i) { return (u64)(values[i] != (T)0); };
-    each_place(count, 0, status, kept, keeps, [=](u64 i, u64 place) {
+    each_place<1>(count, 0, status, kept, keeps, [=](u64 i, u64 place) {
         if (!keeps(i)) return;
         indices[place] = covered_index(starts, firsts, blocks, i);
         out[place] = values[i];
@@ -284,7 +284,7 @@ __device__ __forceinline__ u32 cuts_between(const u64* cuts, u64 count, u64 afte
 // places[b]: the new number of block b's first piece; *pieces: the number of pieces.
 KERNEL stream_split(const u32* starts, const u32* lengths, u64 blocks, const u64* cuts, u64 count, u64* status,
                     u64* pieces, u32* places, u32* out_starts, u32* out_lengths) {
-    each_place(
+    each_place<1>(
         blocks, 0, status, pieces,
         [=](u64 b) { return 1 + (u64)cuts_between(cuts, count, starts[b], (u64)starts[b] + lengths[b] - 1); },
         [=](u64 b, u64 place) {

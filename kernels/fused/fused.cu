@@ -1,7 +1,7 @@
 // Rice and QSGD of many containers at once: the CUDA side of the decoder in fused.cpp. The containers of all ranks take
 // one set of launches. Each container has `each` blocks of every grid.
 #include "buckets/buckets.h"
-#include "qsgd/qsgd.h"
+#include "qsgd/qsgd.cuh"
 #include "rice/blocks.cuh"
 #include "rice/rice.cuh"
 #include "sections/checksum.cuh"
@@ -71,17 +71,12 @@ KERNEL fused_blocks_join(const u8* data, const u64* jobs, u64 each, u64* scratch
 KERNEL fused_values(const u8* data, const u64* jobs, u64 each, u32 bits, u64 bucket_size, u64* scratch, float* values,
                     i32* error) {
     const Job& job = job_of(jobs, each);
-    const u32 size = (u32)bucket_size, s = qsgd_levels(bits);
     const u8 *norms = data + job.norms, *codes = data + job.codes;
-    const u64 norm_bytes = job.codes - job.norms;
-    float* out = values + job.first;
-    bool bad = false;
-    for (u64 i = job_thread(each); i < job.count; i += each * THREADS) {
-        const u32 code = load_field(codes, job.code_bytes, i * bits, bits);
-        const float norm = __uint_as_float(load_field(norms, norm_bytes, (u64)((u32)i / size) * 32, 32));
-        bad |= code > 2 * s || !valid_scale(norm);
-        out[i] = qsgd_value(code, 1.0f, s) * norm;
-    }
+    const u64 norm_bytes = job.codes - job.norms, code_bytes = job.code_bytes;
+    bool bad = qsgd_open(
+        job.count, (u32)bucket_size, qsgd_levels(bits), job_thread(each), each * THREADS, values + job.first,
+        [=](u64 i) { return load_fields<u8>(codes, code_bytes, i, bits); },
+        [=](u32 b) { return __uint_as_float(load_field(norms, norm_bytes, 32ull * b, 32)); });
     if (job_thread(each) == 0) bad |= !zeros_follow(codes, job.count * bits);
     if (bad) atomicMin(error, ERR_VALUE);
 

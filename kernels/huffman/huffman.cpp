@@ -17,6 +17,39 @@
 #include "entropy/histogram.h"
 #include "huffman/huffman_cpu.h"
 
+// Package-merge (Larmore and Hirschberg 1990). The list of level l, in `merged`, holds the leaves, sorted by (count,
+// symbol), merged with the pairs of level l - 1; leaves precede pairs of equal price. From the last level the 2n - 2
+// cheapest items are taken, and from each level before it the items in the taken pairs. A symbol's length is the number
+// of levels from which its leaf is taken.
+struct PackageMerge {
+    u64 merged[512], pairs[256];
+    u8 leaf[LONGEST][512];
+    u8 order[256];  // the symbols that occur, sorted by (count, symbol)
+};
+
+// Sets the lengths of the n symbols of room.order, which are zeros before, to those of the least total cost.
+static void package_merge(const u64* counts, u32 n, PackageMerge& room, u8* length) {
+    if (n < 2) return;
+    u32 pair_count = 0;
+    for (u32 level = 0; level < LONGEST; ++level) {
+        u32 a = 0, b = 0, size = 0;
+        for (; a < n || b < pair_count; ++size) {
+            const bool leaf = b == pair_count || (a < n && counts[room.order[a]] <= room.pairs[b]);
+            room.leaf[level][size] = leaf;
+            room.merged[size] = leaf ? counts[room.order[a++]] : room.pairs[b++];
+        }
+        pair_count = size / 2;
+        for (u32 i = 0; i < pair_count; ++i) room.pairs[i] = room.merged[2 * i] + room.merged[2 * i + 1];
+    }
+    u32 taken = 2 * n - 2;
+    for (u32 level = LONGEST; level-- > 0 && taken;) {
+        u32 leaves = 0;
+        for (u32 i = 0; i < taken; ++i) leaves += room.leaf[level][i];
+        for (u32 i = 0; i < leaves; ++i) ++length[room.order[i]];
+        taken = 2 * (taken - leaves);
+    }
+}
+
 void huffman_lengths(const u64* counts, u8* length) {
     PackageMerge room;
     u32 n = 0;

@@ -4,63 +4,22 @@
 
 // ---- The coder of symbols.
 
-// One block. Writes words[256], and the code lengths into the section `out`, which are *bits bits, whole bytes. If only
-// one symbol occurs, the section ends there and *single is 1.
-KERNEL huffman_plan(const u64* counts, u64 count, u32* words, u32* out, u64* bits, u32* single) {
-    __shared__ PackageMerge room;
-    __shared__ u8 length[256];
-    __shared__ i32 only;
-    if (threadIdx.x == 0) only = -1;
-    __syncthreads();
-    if (counts[threadIdx.x] == count) only = (i32)threadIdx.x;
-    huffman_lengths(counts, length, room);
-    huffman_words(length, words);
-    if (threadIdx.x == 0) {
-        BitWriter writer = {out, 0};
-        write_lengths(length, only, writer);
-        *bits = (writer.position + 7) / 8 * 8;
-        *single = only >= 0;
-    }
+static_assert(sizeof(HuffmanPlan) == 167 * sizeof(u64), "the size that ops/huffman.py allocates");
+
+// counts[4 * THREADS]: zeros before the launch.
+KERNEL huffman_count(const u8* symbols, u64 count, u64* counts) {
+    count_symbols(count, blockIdx.x, gridDim.x, counts, [=](u64 i) { return symbols[i]; });
 }
 
-// sums[k]: the number of bits of stream k; zeros before the launch.
-KERNEL huffman_sizes(const u8* symbols, u64 count, const u32* words, u64* sums) {
-    const u64 part = part_of(count);
-    for (u32 k = 0; k < 4; ++k) {
-        const u64 begin = k * part, end = begin + part < count ? begin + part : count;
-        u64 sum = 0;
-        for (u64 i = begin + grid_thread(); i < end; i += grid_threads()) sum += words[symbols[i]] >> 16;
-        sum = block_sum(sum);
-        if (threadIdx.x == 0 && sum) atomicAdd(sums + k, sum);
-    }
+// One block. *bytes: of the section.
+KERNEL huffman_plan(const u64* counts, u64 count, HuffmanPlan* plan, u64* bytes) {
+    plan_symbols(counts, count, plan);
+    if (threadIdx.x == 0) *bytes = plan->bytes;
 }
 
-// out: the section with its code lengths, zeros after them. *end: its number of bits.
-KERNEL huffman_write(const u8* symbols, u64 count, const u32* words, const u64* sums, const u64* bits,
-                     const u32* single, u64* status, u64* places_end, u32* out, u64* end) {
-    if (*single) {
-        if (grid_thread() == 0) *end = *bits;
-        return;
-    }
-    const u64 part = part_of(count), first = *bits + (part < count ? 96 : 0);
-    u64 at[4], before[4];  // of each stream: its first bit, and the number of bits of all streams before it
-    u64 sum = 0, next = first;
-    for (u32 k = 0; k < 4; ++k) {
-        at[k] = next, before[k] = sum;
-        sum += sums[k];
-        next += (sums[k] + 7) / 8 * 8;
-    }
-    if (grid_thread() == 0) {
-        *end = next;
-        if (part < count)
-            for (u32 k = 0; k < 3; ++k) put_bits(out, *bits + 32 * k, (sums[k] + 7) / 8);
-    }
-    each_place(
-        count, 0, status, places_end, [=](u64 i) { return (u64)(words[symbols[i]] >> 16); },
-        [=](u64 i, u64 place) {
-            const u64 k = i / part;
-            put_bits(out, at[k] + (place - before[k]), words[symbols[i]] & 0xFFFF);
-        });
+// out: the section, zeros before the launch.
+KERNEL huffman_write(const u8* symbols, u64 count, const HuffmanPlan* plan, u64* status, u64* places_end, u32* out) {
+    write_symbols(symbols, count, plan, blockIdx.x == 0, status, places_end, out, 0);
 }
 
 // What a section's head says. ops/huffman.py allocates it.
@@ -148,7 +107,7 @@ KERNEL byte_code(u64 numel, u32* words, u16* table) {
     __shared__ u8 length[256];
     counts[threadIdx.x] = count_byte(threadIdx.x, numel);
     __syncthreads();
-    huffman_lengths(counts, length, room);
+    huffman_lengths(counts, THREADS, length, room);
     huffman_words(length, words);
     huffman_table(words, table);
 }

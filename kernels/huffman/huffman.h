@@ -24,39 +24,6 @@ DR_HD u64 huffman_bound(u64 count) { return LENGTHS_BYTES + 12 + field_bytes(cou
 // Room for a section of indices: four words of at most LONGEST bits each, and 8 bytes for eight-byte stores.
 DR_HD u64 huffman_indices_bound(u64 count) { return field_bytes(4 * count, LONGEST) + 8; }
 
-// Package-merge (Larmore and Hirschberg 1990). The list of level l, in `merged`, holds the leaves, sorted by (count,
-// symbol), merged with the pairs of level l - 1; leaves precede pairs of equal price. From the last level the 2n - 2
-// cheapest items are taken, and from each level before it the items in the taken pairs. A symbol's length is the number
-// of levels from which its leaf is taken.
-struct PackageMerge {
-    u64 merged[512], pairs[256];
-    u8 leaf[LONGEST][512];
-    u8 order[256];  // the symbols that occur, sorted by (count, symbol)
-};
-
-// Sets the lengths of the n symbols of room.order, which are zeros before, to those of the least total cost.
-DR_HD void package_merge(const u64* counts, u32 n, PackageMerge& room, u8* length) {
-    if (n < 2) return;
-    u32 pair_count = 0;
-    for (u32 level = 0; level < LONGEST; ++level) {
-        u32 a = 0, b = 0, size = 0;
-        for (; a < n || b < pair_count; ++size) {
-            const bool leaf = b == pair_count || (a < n && counts[room.order[a]] <= room.pairs[b]);
-            room.leaf[level][size] = leaf;
-            room.merged[size] = leaf ? counts[room.order[a++]] : room.pairs[b++];
-        }
-        pair_count = size / 2;
-        for (u32 i = 0; i < pair_count; ++i) room.pairs[i] = room.merged[2 * i] + room.merged[2 * i + 1];
-    }
-    u32 taken = 2 * n - 2;
-    for (u32 level = LONGEST; level-- > 0 && taken;) {
-        u32 leaves = 0;
-        for (u32 i = 0; i < taken; ++i) leaves += room.leaf[level][i];
-        for (u32 i = 0; i < leaves; ++i) ++length[room.order[i]];
-        taken = 2 * (taken - leaves);
-    }
-}
-
 // The code is canonical: shorter words come first, and words of equal length are in the symbols' order. Returns the
 // first word of `length` bits. of_length[l]: the number of words of l bits.
 DR_HD u32 first_code(const u32* of_length, u32 length) {
@@ -93,24 +60,6 @@ DR_HD FourWords four_words(const u32* words, const u8* symbols) {
         four.bits += word >> 16;
     }
     return four;
-}
-
-// only: the symbol if only one occurs, else -1.
-template <class Writer>
-DR_HD void write_lengths(const u8* length, i32 only, Writer& writer) {
-    u32 sum = 0;
-    for (i32 s = 0; sum < 1u << LONGEST;) {
-        if (s == only || length[s]) {
-            writer.put(s == only ? ONLY : length[s], 4);
-            sum += s == only ? 1u << LONGEST : 1u << (LONGEST - length[s]);
-            ++s;
-            continue;
-        }
-        u32 run = 1;
-        while (run < 16 && length[s + run] == 0 && s + (i32)run != only) ++run;
-        writer.put((run - 1) << 4, 8);
-        s += (i32)run;
-    }
 }
 
 // Returns the number of bytes of the lengths, or ERR_VALUE if they make no complete code or bits after

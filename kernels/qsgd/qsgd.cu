@@ -1,7 +1,7 @@
 // QSGD: the CUDA side of kernels/qsgd/qsgd.cpp. An element's index is below 2^32, so 32-bit divisions find its bucket.
 #include "bits/bits.h"
 #include "buckets/buckets.cuh"
-#include "qsgd/qsgd.h"
+#include "qsgd/qsgd.cuh"
 #include "rounding/rounding.cuh"
 
 KERNEL qsgd_quantize(const float* values, u64 count, u64 bucket_size, u32 s, u32 seed, u32 parameter, u32 step,
@@ -76,27 +76,18 @@ KERNEL qsgd_encode_section(const float* values, u64 count, u64 bucket_size, u32 
 // The values of the codes of a section, `bits` bits each.
 KERNEL qsgd_decode_section(const u8* packed, u64 bytes, const float* norms, u64 count, u64 bucket_size, u32 bits,
                            float* values, i32* error) {
-    const u32 size = (u32)bucket_size, s = qsgd_levels(bits);
-    bool bad = false;
-    for (u64 i = grid_thread(); i < count; i += grid_threads()) {
-        const u32 code = load_field(packed, bytes, i * bits, bits);
-        const float norm = norms[(u32)i / size];
-        bad |= code > 2 * s || !valid_scale(norm);
-        values[i] = qsgd_value(code, 1.0f, s) * norm;
-    }
+    bool bad = qsgd_open(
+        count, (u32)bucket_size, qsgd_levels(bits), grid_thread(), grid_threads(), values,
+        [=](u64 i) { return load_fields<u8>(packed, bytes, i, bits); }, [=](u32 b) { return norms[b]; });
     if (grid_thread() == 0) bad |= !zeros_follow(packed, count * bits);
     if (bad) atomicMin(error, ERR_VALUE);
 }
 
 KERNEL qsgd_dequantize(const u8* codes, const float* norms, u64 count, u64 bucket_size, u32 s, float* values,
                        i32* error) {
-    const u32 size = (u32)bucket_size;
-    bool bad = false;
-    for (u64 i = grid_thread(); i < count; i += grid_threads()) {
-        const float norm = norms[(u32)i / size];
-        bad |= codes[i] > 2 * s || !valid_scale(norm);
-        values[i] = qsgd_value(codes[i], 1.0f, s) * norm;
-    }
+    const bool bad = qsgd_open(
+        count, (u32)bucket_size, s, grid_thread(), grid_threads(), values,
+        [=](u64 i) { return load_fields<u8>(codes, count, i, 8); }, [=](u32 b) { return norms[b]; });
     if (bad) atomicMin(error, ERR_VALUE);
 }
 

@@ -25,6 +25,15 @@ def test_fit_poly_with_many_segments(gpu):
     both(gpu, curve_fit.fit_poly_encode, wide, 2, None)
 
 
+@pytest.mark.parametrize("degree, segments", [(5, 4), (1, None), (2, 1), (0, 30)])
+def test_fit_poly_of_many_values(gpu, degree, segments):
+    """The first segments are found by the whole device."""
+    steps = np.repeat(np.float32([9, 4, 4, 0, -1, -2, -7]), [2500, 300, 900, 700, 3000, 5, 1795])  # equal distances
+    for x in (cases.random(9200), np.abs(cases.random(8200)) ** 3, steps):
+        ordered, _ = sort.by_value(x)
+        both(gpu, curve_fit.fit_poly_encode, ordered, degree, segments)
+
+
 @pytest.mark.parametrize("name", VALUES)
 def test_fit_dexp(gpu, name):
     for x in (VALUES[name], np.abs(VALUES[name]), -np.exp(np.linspace(-9, 3, 700)).astype(np.float32)):

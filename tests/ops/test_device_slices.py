@@ -49,6 +49,22 @@ def test_sums_and_residuals(gpu, settings, density):
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("index", ["rice", "rice_blocks"])
+def test_the_sizes_of_all_slices_are_waited_for_at_once(gpu, index):
+    if not hasattr(gpu.module, "waits"):
+        pytest.skip("only the emulator counts waits")
+    config = Config.load({"scope": "model", "exchange": "reduce_scatter", "index": index,
+                          "sparsifier": {"name": "topk", "density": 0.4}})  # fmt: skip
+    waits = []
+    for ranks in (3, 9):
+        gradient, residual = gpu.put(cases.random(9000)), gpu.put(np.zeros(9000, np.float32))
+        steps = SlicedSum(Pipeline(config), ranks, KEY, gradient, residual, residual).steps()
+        before = gpu.module.waits
+        next(steps)
+        waits.append(gpu.module.waits - before)
+    assert waits == [3, 3]  # the selection, the slices' places in it, the sizes
+
+
 def test_a_broken_container_is_refused_by_its_rank(gpu):
     config = Config.load({"scope": "model", "exchange": "reduce_scatter", "value": "raw", "index": "rans",
                           "sparsifier": {"name": "topk", "density": 0.4}})  # fmt: skip

@@ -3,7 +3,19 @@
 import numpy as np
 import pytest
 
-from hvd_deepreduce.ops import bitmap, delta, elias_fano, huffman, index_sizes, rans, rice, rice_blocks, rle, sketch
+from hvd_deepreduce.ops import (
+    bitmap,
+    deferred,
+    delta,
+    elias_fano,
+    huffman,
+    index_sizes,
+    rans,
+    rice,
+    rice_blocks,
+    rle,
+    sketch,
+)
 from tests.ops.compare import INDICES, both, broken, same
 
 CODES = {
@@ -51,3 +63,23 @@ def test_estimate(gpu):
         sizes = both(gpu, index_sizes.estimate, indices, numel)
         sections = [encoded(gpu, code, indices, numel) for code in ("rice", "rle", "delta", "elias_fano")]
         assert sizes[:4] == [section.size for section in sections]  # rans's is an estimate
+
+
+@pytest.mark.parametrize(
+    "encode, encode_many",
+    [(rice.encode, rice.encode_many), (rice_blocks.encode, rice_blocks.encode_many)],
+    ids=["rice", "rice_blocks"],
+)
+def test_many_at_once(gpu, encode, encode_many):
+    """The sections are those of one list at a time; a device's are waited for once."""
+    lists, numels = map(list, zip(*INDICES.values(), strict=True))
+    want = [encode(indices, numel) for indices, numel in zip(lists, numels, strict=True)]
+    same(encode_many(lists, numels), want)
+    there, gradient = [gpu.put(one) for one in lists], gpu.put(np.zeros(1, np.float32))
+    before = getattr(gpu.module, "waits", 0)
+    with deferred.encoding_slices(gradient, len(lists)):
+        sections = encode_many(there, numels)
+    assert getattr(gpu.module, "waits", 1) - before == 1
+    same(gpu.host(sections), want)
+    with deferred.encoding_slices(lists[0].astype(np.float32), len(lists)):
+        same(encode_many(lists, numels), want)

@@ -15,7 +15,7 @@ def test_a_missing_barrier_is_found(gpu, number, monkeypatch):
     if not hasattr(gpu.module, "EmulationError"):
         pytest.skip("only the emulator knows that threads race")
     text, barrier = device.source(FILE), "    __syncthreads();\n"
-    scans = text[text.index("T block_scan") : text.index("// ---- Bit strings")]
+    scans = text[text.index("T warps_before") : text.index("// ---- Bit strings")]
     assert scans.count(barrier) == 6
     parts = scans.split(barrier)
     fewer = barrier.join(parts[: number + 1]) + barrier.join(["", *parts[number + 1 :]])[len(barrier) :]

@@ -49,6 +49,23 @@ def test_sections(gpu, coded, buckets, groups, rows):
 
 
 @pytest.mark.parametrize("coded", [False, True])
+def test_all_groups_are_encoded_at_once(gpu, coded):
+    """The launches and waits are those of one group."""
+    if not hasattr(gpu.module, "waits"):
+        pytest.skip("only the emulator counts waits")
+    x, indices = cases.random(700), gpu.put(some_indices(30_000, 700))
+    means, codes, negative = quantile.encode(x, 64, False)
+    there, codes = gpu.put(means), gpu.put(codes)
+    found = []
+    for groups in (1, 20):
+        header = sketch.Header(2, 13_107, means.size, negative, groups, groups)
+        before = gpu.module.launches, gpu.module.waits
+        sketch.encode(header, there, indices, codes, coded, *KEY)
+        found.append((gpu.module.launches - before[0], gpu.module.waits - before[1]))
+    assert found[0] == found[1] and found[0][1] == 2
+
+
+@pytest.mark.parametrize("coded", [False, True])
 def test_sections_whose_bins_take_no_bytes(gpu, coded):
     """8 x 4 bins for each key, all equal: nothing of their number is allocated, and a sketch of one bin answers."""
     x, indices = np.ones(900, np.float32), some_indices(30_000, 900)
