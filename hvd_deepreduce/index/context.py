@@ -1,7 +1,7 @@
 """Context: the numbers of indices in windows of 128 elements, coded in the context of the windows before.
 
-Adaptive models of sixteen symbols as in AV1 (de Rivaz, Haughton, "AV1 bitstream & decoding process specification",
-2019, section 8.3); the coder: Duda, arXiv:1311.2540, 2013.
+Each context counts its symbols, from counts that a gamma distribution of densities gives; the coder: Duda,
+arXiv:1311.2540, 2013.
 """
 
 import numpy as np
@@ -15,10 +15,8 @@ class Context(IndexCodec):
     """An adaptive coder of how many indices a window of 128 elements has, and of where they are in it; lossless.
 
     The smallest of the index codecs where the density changes from tensor to tensor and from row to row, and the
-    slowest but for ``bloom``: a core codes 20 to 60 million indices a second, ``rice_blocks`` a billion. It takes 2%
-    fewer bytes than ``rice_blocks`` on the accumulators of ResNet-50, and 13% fewer on those of a small transformer
-    (docs/benchmarks.md). Symbols depend on those before, so it runs on one core of the host, also for gradients on a
-    GPU. kernels/context/context.cpp draws the section.
+    slowest but for ``bloom`` (docs/benchmarks.md has bytes and times, beside those of ``rice_blocks``). It runs on one
+    core of the host, also for gradients on a GPU. kernels/context/context.cpp draws the section.
     """
 
     name = "context"

@@ -8,7 +8,7 @@ from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import U8, U32
 
 _bound = kernel("context_bound", "U", "UUu")
-_encode = kernel("context_encode", "I", "pUpup")
+_encode = kernel("context_encode", "I", "pUUpup")
 _decode = kernel("context_decode", "I", "pUUUupp")
 
 
@@ -25,7 +25,7 @@ def encode(indices: U32, numel: int, codes: U8 | None = None, bits: int = 0) -> 
     """
     out = np.empty(_bound(indices.size, numel, bits), np.uint8)
     where = None if codes is None else address(codes)
-    size = _encode(address(indices), indices.size, where, bits, address(out))
+    size = _encode(address(indices), indices.size, numel, where, bits, address(out))
     if size < 0:
         raise MemoryError(f"not enough memory to encode {indices.size} indices")
     return out[:size].copy()

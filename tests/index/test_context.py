@@ -39,11 +39,37 @@ def test_sections_are_the_oracle_s(indices, bits, more):
     numel, kept = indices[-1] + more, np.array(indices, np.uint32)
     codes = np.random.default_rng(len(indices)).integers(0, 2**bits, len(indices)).astype(np.uint8)
     section = context.encode(kept, numel, codes if bits else None, bits)
-    assert section.tobytes() == oracle.encode(indices, codes.tolist(), bits)
-    assert oracle.decode(section.tobytes(), len(indices), bits) == (indices, codes.tolist() if bits else [])
+    assert section.tobytes() == oracle.encode(indices, numel, codes.tolist(), bits)
+    assert oracle.decode(section.tobytes(), numel, len(indices), bits) == (indices, codes.tolist() if bits else [])
     found, values = context.decode(section, numel, kept.size, bits)
     np.testing.assert_array_equal(found, kept)
     np.testing.assert_array_equal(values, codes if bits else [])
+
+
+@pytest.mark.parametrize("density", [0.003, 0.02, 0.9])
+def test_sections_with_parts_are_the_oracle_s(density):
+    rng = np.random.default_rng(3)
+    numel = int(5000 / density)
+    row = np.repeat(density * np.exp(rng.normal(0, 0.5, numel // 200 + 1)), 200)[:numel]
+    kept = np.flatnonzero(rng.random(numel) < row).astype(np.uint32)
+    codes = rng.integers(0, 7, kept.size).astype(np.uint8)
+    assert kept.size >= 4096
+    section = context.encode(kept, numel, codes, 3)
+    assert section.tobytes() == oracle.encode(kept.tolist(), numel, codes.tolist(), 3)
+    found, values = context.decode(section, numel, kept.size, 3)
+    np.testing.assert_array_equal(found, kept)
+    np.testing.assert_array_equal(values, codes)
+
+
+@pytest.mark.parametrize("place", range(24))
+def test_parts_that_no_encoder_wrote(place):
+    """Each byte of the numbers that say where parts begin, after the two bytes of the number of words."""
+    kept = np.arange(0, 90000, 18, dtype=np.uint32)
+    section = context.encode(kept, 90000)
+    assert section[0] >= 128 and section[1] < 128
+    section[2 + place] ^= 1
+    with pytest.raises(ValueError):
+        context.decode(section, 90000, kept.size)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +104,7 @@ def test_any_bytes(data, numel, count, bits):
     except ValueError:
         return
     assert found.size == count and np.all(np.diff(found.astype(np.int64)) > 0) and np.all(found < numel)
-    assert (found.tolist(), codes.tolist()) == oracle.decode(data, count, bits)
+    assert (found.tolist(), codes.tolist()) == oracle.decode(data, numel, count, bits)
 
 
 def test_changed_and_truncated_sections():

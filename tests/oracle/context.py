@@ -7,40 +7,113 @@ from tests.oracle.bitpack import field, to_bits, to_bytes
 WINDOW = 128
 RUNS = [(0, 0), (1, 0), (2, 0), (3, 0), (4, 1), (6, 1), (8, 2), (12, 2), (16, 3), (24, 3), (32, 5), (64, 6), (128, 7),
         (256, 8), (512, 10), (1536, 25)]  # fmt: skip
-COUNTS = [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 0), (7, 0), (8, 2), (12, 3), (20, 4), (36, 5), (68, 6)]
+COUNTS = [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 0), (7, 0), (8, 1), (10, 1), (12, 2), (16, 2), (20, 3),
+          (28, 4), (44, 5), (76, 6)]  # fmt: skip
 
 
 class Model:
-    def __init__(self):
-        self.start = [4096 * i for i in range(16)]
-        self.seen = 0
+    def __init__(self, counts):
+        self.counts = counts
+        self.remake()
 
-    def slots(self):
-        return [(start * 4080 >> 16) + i for i, start in enumerate(self.start)] + [4096]
+    def saw(self, symbol):
+        self.counts[symbol] += 16
+        self.changed = True
 
-    def adapt(self, symbol):
-        rate = 2 + sum(self.seen >= limit for limit in (4, 12, 28, 90, 400))
-        self.seen += 1
-        for i, x in enumerate(self.start):
-            self.start[i] = x - (x >> rate) if i <= symbol else x + ((65535 - x) >> rate)
+    def remake(self):
+        if sum(self.counts) > 2**15:
+            self.counts = [(count + 1) // 2 for count in self.counts]
+        factor = 4080 * 2**19 // sum(self.counts)
+        self.changed = False
+        self.slots = [(sum(self.counts[:s]) * factor >> 19) + s for s in range(16)] + [4096]
+
+
+def from_chances(chances):
+    """Counts of 16 symbols, of which symbol s or a higher one has the chance ``chances[s] / 384``."""
+    return [above - below + 1 for above, below in zip(chances, [*chances[1:], 0], strict=True)]
+
+
+def of_runs(octave):
+    return from_chances([384 * 2**40 // (2**20 + 3 * begin * 2**octave) ** 2 for begin, _ in RUNS])
+
+
+def of_counts(octave, least):
+    mean = 3 * 2 ** max(octave, 8)
+    q = 2**16 * mean // (mean + 2**20)
+    powers = [2**16]
+    for _ in range(128):
+        powers.append(powers[-1] * q >> 16)
+    chances = [power * (2**16 + n * (2**16 - q)) for n, power in enumerate(powers)]
+    return from_chances([384 * chances[begin + least] // chances[least] for begin, _ in COUNTS])
 
 
 class Models:
     """Those of runs, of counts and of values, each by its context, made when they are first used."""
 
-    def __init__(self):
+    def __init__(self, code_bits):
+        self.code_bits = code_bits
         self.found = {}
-        self.fast = self.slow = 0
 
-    def of(self, *context):
-        return self.found.setdefault(context, Model())
+    def remake(self):
+        for model in self.found.values():
+            if model.changed:
+                model.remake()
 
-    def of_density(self, kind):
-        return self.of(kind, (self.fast + self.slow).bit_length())
+    def of(self, kind, *context):
+        if (kind, context) not in self.found:
+            if kind == "run":
+                counts = of_runs(context[0])
+            elif kind == "value":
+                counts = [8 if s < 2**self.code_bits else 0 for s in range(16)]
+            else:
+                counts = of_counts(context[0], int(kind == "first"))
+            self.found[kind, context] = Model(counts)
+        return self.found[kind, context]
+
+
+class Part:
+    """A part of the section: where it begins and ends, and what it has seen."""
+
+    def __init__(self, window, index, end, density):
+        self.window, self.index, self.end = window, index, end
+        self.fast = self.slow = density
+        self.before = 7
+
+    def octave(self):
+        return (self.fast + self.slow).bit_length()
+
+    def context(self):
+        return self.octave(), (2 * self.fast >= self.slow) + (self.fast >= 2 * self.slow)
 
     def add(self, count):
-        self.fast += (count * 65536 - self.fast) >> 1
-        self.slow += (count * 65536 - self.slow) >> 4
+        self.fast = (self.fast + count * 65536) // 2
+        self.slow = (15 * self.slow + count * 65536) // 16
+
+    def add_empty(self, windows):
+        fade = 65536
+        for _ in range(min(windows, 64)):
+            fade = fade * 15 // 16
+        self.fast >>= min(windows, 31)
+        self.slow = self.slow * fade >> 16
+
+
+class Remakes:
+    """Remakes the models before some rounds."""
+
+    def __init__(self, models):
+        self.models, self.round, self.next = models, 0, 8
+
+    def begin_round(self):
+        if self.round == self.next:
+            self.models.remake()
+            self.next += self.next // 4 if self.next < 2048 else 512
+        self.round += 1
+
+
+def pair_code(low, high, level):
+    """Two different places of ``2**level``: the first, and the distance to the second less 1, going round."""
+    first, second = (low, high) if high - low <= 2**level // 2 else (high, low)
+    return first + (((second - first) % 2**level - 1) << level)
 
 
 def halves(length, n):
@@ -65,69 +138,89 @@ def value_context(n, before):
     return 4 * sum(n >= limit for limit in (2, 4, 8)) + magnitude
 
 
-def encode(indices, codes=None, code_bits=0):
-    symbols, bits, models = [], [], Models()  # symbols: (first slot, end)
+def encode(indices, numel, codes=None, code_bits=0):
+    symbols, bits, models = [], [], Models(code_bits)  # symbols: (part, first slot, end)
+    number_of_parts, low_bits = (4 if len(indices) >= 4096 else 1), max(0, code_bits - 4)
+    density = len(indices) * 65536 // -(-numel // WINDOW)
+    heads = [(0, 0)]
+    for p in range(1, number_of_parts):
+        window = indices[len(indices) * p // 4] // WINDOW
+        heads.append((window, next(i for i, index in enumerate(indices) if index // WINDOW == window)))
+    ends = [index for _, index in heads[1:]] + [len(indices)]
+    parts = [Part(window, index, end, density) for (window, index), end in zip(heads, ends, strict=True)]
 
     def put(slots, symbol):
-        symbols.append((slots[symbol], slots[symbol + 1]))
+        symbols.append((parts.index(part), slots[symbol], slots[symbol + 1]))
+
+    def put_adapted(model, symbol):
+        put(model.slots, symbol)
+        model.saw(symbol)
 
     def put_number(model, ranges, number):
         symbol = max(s for s, (begin, _) in enumerate(ranges) if begin <= number)
-        put(model.slots(), symbol)
-        model.adapt(symbol)
+        put_adapted(model, symbol)
         bits.extend(field(number - ranges[symbol][0], ranges[symbol][1]))
 
-    def put_part(places, length):
-        n = len(places)
+    def put_places(places, length):
+        n, level = len(places), length.bit_length() - 1
         if n in (0, length):
             return
         if n == 1:
-            bits.extend(field(places[0], length.bit_length() - 1))
+            bits.extend(field(places[0], level))
+            return
+        if n == 2 and level >= 5:
+            bits.extend(field(pair_code(*places, level), 2 * level - 1))
             return
         first = [place for place in places if place < length // 2]
         slots, found = halves(length, n)
         symbol, more = found[len(first)]
         bits.extend(more)
         put(slots, symbol)
-        put_part(first, length // 2)
-        put_part([place - length // 2 for place in places[len(first) :]], length // 2)
+        put_places(first, length // 2)
+        put_places([place - length // 2 for place in places[len(first) :]], length // 2)
 
-    at, before, low_bits = 0, 7, max(0, code_bits - 4)
-    windows = {}
-    for number, index in enumerate(indices):
-        windows.setdefault(index // WINDOW, []).append(number)
-    for window, numbers in windows.items():
-        put_number(models.of_density("run"), RUNS, window - at)
-        for _ in range(min(window - at, 64)):
-            models.add(0)
-        put_number(models.of_density("count"), COUNTS, len(numbers) - 1)
-        models.add(len(numbers))
-        put_part([indices[number] % WINDOW for number in numbers], WINDOW)
-        for number in numbers if code_bits else []:
-            model, top = models.of("value", value_context(len(numbers), before)), codes[number] >> low_bits
-            put(model.slots(), top)
-            model.adapt(top)
-            bits.extend(field(codes[number] % 2**low_bits, low_bits))
-            before = top
-        at = window + 1
-    lanes = 1 if len(indices) < 512 else 4
-    states, words = [2**16] * lanes, []
-    for i in reversed(range(len(symbols))):
-        (start, end), x = symbols[i], states[i % lanes]
+    remakes = Remakes(models)
+    while any(part.index < part.end for part in parts):
+        remakes.begin_round()
+        for part in parts:
+            if part.index == part.end:
+                continue
+            crowded = part.octave() >= 16
+            if not crowded:
+                run = indices[part.index] // WINDOW - part.window
+                put_number(models.of("run", *part.context()), RUNS, run)
+                part.add_empty(run)
+                part.window += run
+            near = range(part.index, min(part.index + WINDOW, part.end))
+            here = [i for i in near if indices[i] // WINDOW == part.window]
+            n = len(here)
+            put_number(models.of("count" if crowded else "first", *part.context()), COUNTS, n if crowded else n - 1)
+            part.add(n)
+            put_places([indices[i] % WINDOW for i in here], WINDOW)
+            for i in here if code_bits else []:
+                put_adapted(models.of("value", value_context(n, part.before)), codes[i] >> low_bits)
+                bits.extend(field(codes[i] % 2**low_bits, low_bits))
+                part.before = codes[i] >> low_bits
+            part.index += n
+            part.window += 1
+    states, words = [2**16] * number_of_parts, []
+    for p, start, end in reversed(symbols):
+        x = states[p]
         if x >= (end - start) << 20:
-            words.insert(0, x % 2**16)
+            words.append(x % 2**16)
             x >>= 16
-        states[i % lanes] = x // (end - start) * 4096 + x % (end - start) + start
-    number, head = len(words), []
+        states[p] = x // (end - start) * 4096 + x % (end - start) + start
+    number, section = len(words), []
     while number > 127:
-        head.append(number % 128 + 128)
+        section.append(number % 128 + 128)
         number //= 128
-    head.append(number)
-    parts = [x.to_bytes(4, "little") for x in states] + [word.to_bytes(2, "little") for word in words]
-    return bytes(head) + b"".join(parts) + to_bytes(bits)
+    section.append(number)
+    words.reverse()
+    numbers = [(x, 4) for x in [*sum(heads[1:], ()), *states]] + [(x, 2) for x in words]
+    return bytes(section) + b"".join(x.to_bytes(size, "little") for x, size in numbers) + to_bytes(bits)
 
 
-def decode(section, count, code_bits=0):
+def decode(section, numel, count, code_bits=0):
     """The indices and codes of a section that ``encode`` wrote."""
     at = number = place = 0
     while True:
@@ -135,59 +228,79 @@ def decode(section, count, code_bits=0):
         number, place = number + byte % 128 * 2**place, place + 7
         if byte < 128:
             break
-    lanes = 1 if count < 512 else 4
-    words = [int.from_bytes(section[at + 2 * i : at + 2 * i + 2], "little") for i in range(2 * lanes + number)]
-    states = [words[2 * i] + words[2 * i + 1] * 2**16 for i in range(lanes)]
-    words, bits = words[2 * lanes :], to_bits(section[at + 4 * lanes + 2 * number :])
-    models, indices, codes, used = Models(), [], [], 0
+
+    def take(amount, size):
+        nonlocal at
+        at += amount * size
+        return [int.from_bytes(section[i : i + size], "little") for i in range(at - amount * size, at, size)]
+
+    number_of_parts, low_bits = (4 if count >= 4096 else 1), max(0, code_bits - 4)
+    heads = [0, 0, *take(2 * (number_of_parts - 1), 4)]
+    states, words = take(number_of_parts, 4), take(number, 2)
+    words.reverse()
+    bits, used = to_bits(section[at:]), 0
+    density = count * 65536 // -(-numel // WINDOW)
+    parts = [Part(*head, density) for head in zip(heads[::2], heads[1::2], [*heads[3::2], count], strict=True)]
+    models, indices, codes = Models(code_bits), [0] * count, [0] * count
 
     def get(slots):
-        nonlocal used
-        lane, used = used % lanes, used + 1
-        slot = states[lane] % 4096
+        p = parts.index(part)
+        slot = states[p] % 4096
         symbol = max(s for s in range(16) if slots[s] <= slot)
-        states[lane] = (slots[symbol + 1] - slots[symbol]) * (states[lane] // 4096) + slot - slots[symbol]
-        if states[lane] < 2**16:
-            states[lane] = states[lane] * 2**16 + words.pop(0)
+        states[p] = (slots[symbol + 1] - slots[symbol]) * (states[p] // 4096) + slot - slots[symbol]
+        if states[p] < 2**16:
+            states[p] = states[p] * 2**16 + words.pop()
         return symbol
 
     def get_bits(width):
-        taken = [bits.pop(0) for _ in range(width)]
-        return sum(bit << j for j, bit in enumerate(taken))
+        nonlocal used
+        used += width
+        return sum(bit << j for j, bit in enumerate(bits[used - width : used]))
 
     def get_adapted(model):
-        symbol = get(model.slots())
-        model.adapt(symbol)
+        symbol = get(model.slots)
+        model.saw(symbol)
         return symbol
 
     def get_number(model, ranges):
         begin, width = ranges[get_adapted(model)]
         return begin + get_bits(width)
 
-    def get_part(n, length):
+    def get_places(n, length):
+        level = length.bit_length() - 1
         if n in (0, length):
             return list(range(n))
         if n == 1:
-            return [get_bits(length.bit_length() - 1)]
+            return [get_bits(level)]
+        if n == 2 and level >= 5:
+            pair = get_bits(2 * level - 1)
+            return sorted([pair % length, (pair + pair // length + 1) % length])
         slots, found = halves(length, n)
         symbol = get(slots)
         k = next(k for k, (one, _) in found.items() if one == symbol)
         if found[k][1]:
             k = get_bits(7)
-        first = get_part(k, length // 2)
-        return first + [length // 2 + place for place in get_part(n - k, length // 2)]
+        first = get_places(k, length // 2)
+        return first + [length // 2 + place for place in get_places(n - k, length // 2)]
 
-    window, before, low_bits = 0, 7, max(0, code_bits - 4)
-    while len(indices) < count:
-        run = get_number(models.of_density("run"), RUNS)
-        for _ in range(min(run, 64)):
-            models.add(0)
-        n = get_number(models.of_density("count"), COUNTS) + 1
-        models.add(n)
-        indices += [(window + run) * WINDOW + place for place in get_part(n, WINDOW)]
-        for _ in range(n if code_bits else 0):
-            before = get_adapted(models.of("value", value_context(n, before)))
-            codes.append(before * 2**low_bits + get_bits(low_bits))
-        window += run + 1
-    assert states == [2**16] * lanes and not words and len(bits) < 8 and not any(bits)
-    return indices, codes
+    remakes = Remakes(models)
+    while any(part.index < part.end for part in parts):
+        remakes.begin_round()
+        for part in parts:
+            if part.index == part.end:
+                continue
+            crowded = part.octave() >= 16
+            if not crowded:
+                run = get_number(models.of("run", *part.context()), RUNS)
+                part.add_empty(run)
+                part.window += run
+            n = get_number(models.of("count" if crowded else "first", *part.context()), COUNTS) + (not crowded)
+            part.add(n)
+            indices[part.index : part.index + n] = [part.window * WINDOW + place for place in get_places(n, WINDOW)]
+            for i in range(part.index, part.index + n if code_bits else 0):
+                part.before = get_adapted(models.of("value", value_context(n, part.before)))
+                codes[i] = part.before * 2**low_bits + get_bits(low_bits)
+            part.index += n
+            part.window += 1
+    assert states == [2**16] * number_of_parts and not words and len(bits) - used < 8 and not any(bits[used:])
+    return indices, codes if code_bits else []
