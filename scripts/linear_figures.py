@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import doc_sections
+import figure_kit
 import linear_data
-import matplotlib
 import numpy as np
 import typer
 from linear_data import Batch, Rows
@@ -29,9 +29,6 @@ from linear_models import LOSSES, Model
 from hvd_deepreduce import Config, SparseTensor, short_container
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.pipeline import Pipeline
-
-matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 PAGE, FIGURES = ROOT / "docs" / "linear.md", ROOT / "docs" / "figures"
@@ -182,7 +179,7 @@ def table(runs: Mapping[str, list[Row]], epochs: int) -> str:
 
 def picture(all_runs: Mapping[str, Mapping[str, list[Row]]], path: Path) -> None:
     """Loss against bytes, and against modelled time."""
-    figure, axes = pyplot.subplots(2, len(all_runs), figsize=(4.4 * len(all_runs), 7), squeeze=False)
+    figure, axes = figure_kit.picture(len(all_runs), 2, 4.4 * len(all_runs), 7, squeeze=False)
     for column, (model, runs) in enumerate(all_runs.items()):
         for name, rows in runs.items():
             style = "-" if name in OURS else "--"
@@ -194,11 +191,8 @@ def picture(all_runs: Mapping[str, Mapping[str, list[Row]]], path: Path) -> None
         top_loss = max(rows[0].loss for name, rows in runs.items() if name != "TernGrad")
         for axis in (axes[0][column], axes[1][column]):
             axis.set_ylim(top=top_loss)
-    axes[0][0].legend(fontsize=7)
-    figure.tight_layout()
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=90)
-    pyplot.close(figure)
+    figure_kit.legend_below(figure, axes[0][0], 6)
+    figure_kit.save(figure, path)
 
 
 HEAD = "# Sparse linear models\n\n`scripts/linear_figures.py --write` writes the sections below.\n"
