@@ -3,6 +3,7 @@
     mpirun -np 2 python scripts/bench_presets.py                                  # all presets
     mpirun -np 2 python scripts/bench_presets.py --presets smallest,topk_model    # these, and dense
     mpirun -np 2 python scripts/bench_presets.py --jobs cnn --write               # one job; writes docs/presets.md
+    mpirun -np 2 python scripts/bench_presets.py --presets fast --keep --write    # the page's other rows are kept
 
 One launch runs all jobs, one after another, each from the same initial parameters and with the same data. The figures
 of a job are its bytes and its result on data that it has not seen. They depend on no clock.
@@ -166,17 +167,31 @@ def shown(task: str, one: Outcome, dense: Outcome) -> list[str]:
     return [f"{100 * one.sent:.3g}%", text]
 
 
-def table(found: dict[str, dict[str, Outcome]]) -> str:
-    """In Markdown: a row for each preset, two columns for each job; the best bytes come first."""
+def kept_rows(section: str) -> dict[str, list[str]]:
+    """The cells of the presets that a section of the page shows."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:2] == "| "]
+    return {name: cells for name, *cells in lines if name not in ("preset", "---")}
+
+
+def table(found: dict[str, dict[str, Outcome]], kept: dict[str, list[str]]) -> str:
+    """In Markdown: a row for each preset, two columns for each job; the best bytes come first.
+
+    Args:
+        kept: cells of other presets, of earlier runs.
+    """
     dense = found["none"]
     tasks = list(dense)
     heads = {"cnn": "points of accuracy", "gpt": "nats", "embedding": "points of hit rate"}
     rows = ["| preset | " + " | ".join(f"{task}: sent | {heads[task]} lost" for task in tasks) + " |",
             "| --- |" + " ---: | ---: |" * len(tasks)]  # fmt: skip
-    names = sorted(set(found) - {"none"}, key=lambda name: sum(found[name][task].sent for task in tasks))
-    for name in names:
-        cells = [cell for task in tasks for cell in shown(task, found[name][task], dense[task])]
-        rows.append(f"| {name} | {' | '.join(cells)} |")
+    made = {
+        name: [cell for task in tasks for cell in shown(task, one[task], dense[task])]
+        for name, one in found.items()
+        if name != "none"
+    }
+    cells = {**kept, **made}
+    for name in sorted(cells, key=lambda name: sum(float(cell.rstrip("%")) for cell in cells[name][::2])):
+        rows.append(f"| {name} | {' | '.join(cells[name])} |")
     return "\n".join(rows)
 
 
@@ -193,7 +208,7 @@ WHY = """Why some lose much:
   elements. On other models they send almost everything."""
 
 
-def page(found: dict[str, dict[str, Outcome]]) -> str:
+def page(found: dict[str, dict[str, Outcome]], kept: dict[str, list[str]]) -> str:
     dense = found["none"]
     reached = {
         "cnn": "{:.2%} accuracy on the digits' test images (a ResNet of width 32, SGD with momentum 0.9)",
@@ -210,7 +225,7 @@ def page(found: dict[str, dict[str, Outcome]]) -> str:
         "presets go with which kinds of models, and not what your job will lose.\n\n"
         f"Dense reached:\n\n{dense_rows}\n\n"
         "*Sent* is what `stats()` counts as sent by a rank, as a share of what a dense ring sends. *Lost* is the "
-        f"result of dense less that of the preset; negative: the preset was better.\n\n{table(found)}\n\n{WHY}"
+        f"result of dense less that of the preset; negative: the preset was better.\n\n{table(found, kept)}\n\n{WHY}"
     )
 
 
@@ -219,7 +234,7 @@ def main(
     tasks: Annotated[str, typer.Option("--jobs", help="comma-separated, of cnn, gpt and embedding")] = ",".join(JOBS),
     effort: Annotated[float, typer.Option(help="factor of the number of epochs or steps")] = 1.0,
     write: Annotated[bool, typer.Option("--write", help="write docs/presets.md")] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="show figures that are in OUT for these jobs, too")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="keep the rows of other presets that the page has")] = False,
     out: Annotated[Path, typer.Option(help="file for all figures")] = Path("runs/presets.json"),
 ) -> None:
     """Trains every job with dense gradients and with every preset, under a launcher."""
@@ -227,13 +242,8 @@ def main(
     torch.set_num_threads(1)
     wanted = tasks.split(",")
     found: dict[str, dict[str, Outcome]] = {}
-    if keep and out.exists():
-        kept = json.loads(out.read_text())
-        found = {
-            name: {task: Outcome(**jobs[task]) for task in wanted}
-            for name, jobs in kept.items()
-            if jobs.keys() >= set(wanted)
-        }
+    asked = tasks.replace(",", ", ")
+    kept = kept_rows(doc_sections.read(DOC, asked)) if keep else {}
     for config in ["none", *(chosen.split(",") if chosen else presets.names())]:
         found[config] = {}
         for task in wanted:
@@ -246,11 +256,10 @@ def main(
                 every = {name: {job: vars(done) for job, done in jobs.items()} for name, jobs in found.items()}
                 out.write_text(json.dumps(every))
     if hvd.rank() == 0:
-        print(f"\n{table(found)}")
+        print(f"\n{table(found, kept)}")
         if write:
             head = "# What presets send and lose\n"
-            asked = tasks.replace(",", ", ")
-            doc_sections.write(DOC, asked, f"Small jobs: {asked}", page(found), head)
+            doc_sections.write(DOC, asked, f"Small jobs: {asked}", page(found, kept), head)
     hvd.shutdown()
 
 

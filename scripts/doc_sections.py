@@ -5,6 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 
+def read(page: Path, name: str) -> str:
+    """A section of a page; empty if the page does not have it."""
+    text = page.read_text() if page.exists() else ""
+    return text.partition(f"<!-- begin {name} -->")[2].partition(f"<!-- end {name} -->")[0]
+
+
 def write(page: Path, name: str, title: str, body: str, head: str = "") -> None:
     """Writes a section to a page, between its ``begin`` and ``end`` comments, or at the end.
 

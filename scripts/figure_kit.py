@@ -46,6 +46,13 @@ def legend_below(figure: Picture, axes: Any, columns: int) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9, frameon=False)
 
 
+def save(figure: Picture, path: Path) -> None:
+    """Writes a picture, and frees it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """A Markdown table; columns but the first are aligned to the right."""
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
@@ -103,8 +110,7 @@ class Figure:
         """Writes the picture of what was made."""
         with matplotlib.rc_context(STYLE):
             drawn = self.draw(made["data"])
-        drawn.savefig(self.png)
-        pyplot.close(drawn)
+        save(drawn, self.png)
 
     def section(self, made: Data) -> str:
         """The section of docs/figures.md."""

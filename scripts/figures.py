@@ -84,8 +84,7 @@ class Script(NamedTuple):
             seconds: that the script took just now, on this machine; None: it did not run.
         """
         ran, before = seconds is not None, json.loads(self.json.read_text()) if self.json.exists() else {}
-        text = (DOCS / self.page).read_text()
-        section = text.split(f"<!-- begin {self.section} -->")[1].split(f"<!-- end {self.section} -->")[0]
+        section = doc_sections.read(DOCS / self.page, self.section)
         dates = re.findall(r"\d{4}-\d\d-\d\d", section)
         dump(self.json, {
             "figure": self.name, "papers": list(self.papers), "date": dates[-1] if dates else None,

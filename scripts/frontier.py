@@ -14,10 +14,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import figure_kit
 import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402
 
 Run = dict[str, Any]
 MARKERS = {2: "o", 4: "s"}
@@ -120,8 +118,8 @@ def picture(found: Iterable[Run], words: Mapping[str, str], aim: float, title: s
     """
     shown = [row for row in found if row["gap"] is not None]
     names = [name for name in words if any(row["name"] == name for row in shown)]
-    colors = pyplot.colormaps["tab20"].colors
-    figure, axes = pyplot.subplots(figsize=(10, 4.8), layout="constrained")
+    colors = matplotlib.colormaps["tab20"].colors
+    figure, axes = figure_kit.picture(width=11.5, height=4.8)
     for row in shown:
         color = colors[names.index(row["name"]) % len(colors)]
         axes.plot(100 * row["share"], row["gap"], MARKERS.get(row["workers"], "^"), color=color, markersize=8)
@@ -139,8 +137,5 @@ def picture(found: Iterable[Run], words: Mapping[str, str], aim: float, title: s
     axes.set_ylim(-0.06, 1.2)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_title(title)
-    axes.grid(alpha=0.3)
-    figure.legend(fontsize=7, loc="outside right center")
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    figure.legend(fontsize=8, frameon=False, loc="outside right center")
+    figure_kit.save(figure, path)

@@ -20,7 +20,7 @@ import frontier
 import torch
 import typer
 from frontier import Run, signs
-from gpt_job import CONTEXT, NUMEL, SIZES, Job, initial, rate
+from gpt_job import CONTEXT, NUMEL, SIZES, Job, initial, rate, validate
 from local_updates import LocalUpdates, Outer
 from simulated_ranks import DenseRanks, SimulatedRanks
 
@@ -100,11 +100,11 @@ def learning_rate(workers: int) -> float:
     return LEARNING_RATES[max(known for known in LEARNING_RATES if known <= workers)]
 
 
-def train(name: str, workers: int, steps: int, seed: int) -> Run:
+def train(name: str, workers: int, steps: int, seed: int, dtype: torch.dtype = torch.bfloat16) -> Run:
     """One run: AdamW with betas of 0.9 and 0.99 and weight decay 0.1, gradients clipped to a norm of 1."""
     torch.set_num_threads(1)
     began = time.process_time()
-    job, method = Job(BATCH), METHODS[name]
+    job, method = Job(BATCH, dtype), METHODS[name]
     start = initial(seed)
     alone = method.sends == "updates"
     local = torch.nn.Parameter(start.repeat(workers if alone else 1, 1))
@@ -133,9 +133,10 @@ def train(name: str, workers: int, steps: int, seed: int) -> Run:
         if alone and ((step + 1) % method.every == 0 or step + 1 == steps):
             updates.synchronise()
     sent = dense if method.sends == "dense" else max(ranks.sent)
+    value, accuracy = validate(job, local.detach()[0])
     return {
         "name": name, "workers": workers, "steps": steps, "seed": seed, "rate": lr, "settings": asdict(method),
-        "loss": job.validate(local.detach()[0]), "share": sent / dense,
+        "loss": value, "accuracy": accuracy, "share": sent / dense,
         "seconds": round(time.process_time() - began, 1),
     }  # fmt: skip
 

@@ -58,8 +58,9 @@ def views(flat: Tensor) -> list[Tensor]:
     return [part.view(shape).requires_grad_() for part, shape in parts]
 
 
-def loss(parameters: Sequence[Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy, in nats a character, of a decoder with norms before each part, no biases and no gains."""
+def scores(parameters: Sequence[Tensor], inputs: Tensor) -> Tensor:
+    """Of each next character, float32 ``[batch * length, VOCABULARY]``; a decoder with norms before each part, no
+    biases and no gains."""
     batch, length = inputs.shape
     x = functional.embedding(inputs, parameters[0]) + parameters[1][:length]
     for layer in range(LAYERS):
@@ -70,8 +71,19 @@ def loss(parameters: Sequence[Tensor], inputs: Tensor, targets: Tensor) -> Tenso
         x = x + functional.linear(attended.transpose(1, 2).reshape(batch, length, WIDTH), out)
         hidden = functional.linear(functional.layer_norm(x, (WIDTH,)), up)
         x = x + functional.linear(functional.gelu(hidden, approximate="tanh"), down)
-    logits = functional.linear(functional.layer_norm(x, (WIDTH,)), parameters[0])
-    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    return functional.linear(functional.layer_norm(x, (WIDTH,)), parameters[0]).flatten(0, 1).float()
+
+
+def loss(parameters: Sequence[Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy, in nats a character."""
+    return functional.cross_entropy(scores(parameters, inputs), targets.flatten())
+
+
+@torch.no_grad()
+def measured(parameters: Sequence[Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean loss in nats, and the accuracy: the share of the next characters that have the largest score. ``[2]``"""
+    found, wanted = scores(parameters, inputs), targets.flatten()
+    return torch.stack([functional.cross_entropy(found, wanted), (found.argmax(1) == wanted).float().mean()])
 
 
 def rate(step: int, steps: int) -> float:
@@ -85,10 +97,12 @@ class Job:
 
     Args:
         batch: sequences of a worker's batch.
+        dtype: in which gradients are computed. bfloat16 is twice as fast as float32 on a processor that computes with
+            it, and ten times as slow on others.
     """
 
-    def __init__(self, batch: int = 4) -> None:
-        self.batch = batch
+    def __init__(self, batch: int = 4, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.batch, self.dtype = batch, dtype
         train, held_out = tokens()
         self.train = torch.from_numpy(train)
         self.held_out = torch.from_numpy(held_out)
@@ -107,7 +121,7 @@ class Job:
     def gradient(self, flat: Tensor, generators: Sequence[torch.Generator], out: Tensor) -> None:
         """Writes the mean gradient of one batch of each worker to ``out`` ``[NUMEL]``.
 
-        The model runs in bfloat16, which is twice as fast; parameters and sums of gradients are float32.
+        The model runs in ``dtype``; parameters and sums of gradients are float32.
 
         Args:
             flat: the parameters ``[NUMEL]``.
@@ -116,14 +130,15 @@ class Job:
         """
         batches = [self.batch_of(generator) for generator in generators]
         inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
-        parameters = views(flat.bfloat16())
+        parameters = views(flat.to(self.dtype))
         value = loss(parameters, inputs, targets)
         out.copy_(torch.cat([part.flatten() for part in torch.autograd.grad(value, parameters)]))
 
-    @torch.no_grad()
-    def validate(self, flat: Tensor, windows: int = 1024) -> float:
-        """The mean loss over the same windows, spread over the text for validation."""
-        starts = torch.linspace(0, len(self.held_out) - CONTEXT - 1, windows).long()
-        parameters = list(views(flat))
-        parts = [loss(parameters, *self.windows(self.held_out, part)) for part in torch.split(starts, 64)]
-        return float(torch.stack(parts).mean())
+
+def validate(job: Job, flat: Tensor, windows: int = 1024) -> tuple[float, float]:
+    """Mean loss and accuracy of the parameters over the same windows, spread over the text for validation."""
+    starts = torch.linspace(0, len(job.held_out) - CONTEXT - 1, windows).long()
+    parameters = list(views(flat))
+    parts = [measured(parameters, *job.windows(job.held_out, part)) for part in torch.split(starts, 64)]
+    value, accuracy = torch.stack(parts).mean(0).tolist()
+    return value, accuracy

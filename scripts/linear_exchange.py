@@ -105,7 +105,8 @@ class Exchanged(NamedTuple):
         mean: of the gradients, as every rank decodes it.
         up, down: bytes that all ranks send, and those of the servers' containers for all ranks; for an allgather, what
             a rank sends, times the ranks that it sends it to, counts as up.
-        seconds: of encoding, serving and decoding, on one rank of each kind, which do it at the same time.
+        seconds: of the processor, for encoding, serving and decoding, on one rank of each kind, which do it at the same
+            time.
     """
 
     mean: SparseTensor
@@ -117,22 +118,22 @@ class Exchanged(NamedTuple):
 def exchange_all(endpoints: Sequence[Endpoint], gradients: Sequence[SparseTensor]) -> Exchanged:
     """What the ranks of a job do, one after the other."""
     ranks, servers = len(endpoints), endpoints[0].servers
-    begin = time.perf_counter()
+    begin = time.process_time()
     sent = [one.containers(gradient) for one, gradient in zip(endpoints, gradients, strict=True)]
-    seconds = (time.perf_counter() - begin) / ranks
+    seconds = (time.process_time() - begin) / ranks
     up, down = sum(part.size for parts in sent for part in parts), 0
     joined = np.concatenate([parts[0] for parts in sent])
     if servers:
-        begin = time.perf_counter()
+        begin = time.process_time()
         served = [endpoints[n].serve(np.concatenate([parts[n] for parts in sent])) for n in range(servers)]
-        seconds += (time.perf_counter() - begin) / servers
+        seconds += (time.process_time() - begin) / servers
         joined = np.concatenate(served)
         down = ranks * joined.size
     else:
         up *= ranks - 1
-    begin = time.perf_counter()
+    begin = time.process_time()
     mean = endpoints[0].mean(joined)
-    seconds += time.perf_counter() - begin
+    seconds += time.process_time() - begin
     for one in endpoints[1:]:
         one.step += 1
     return Exchanged(mean, up, down, seconds)

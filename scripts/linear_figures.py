@@ -5,8 +5,8 @@
     python scripts/linear_figures.py codecs --write       # one gradient of 29 M features, 1% nonzero
 
 All ranks are in one process. Each makes real containers of its own gradient; the driver, which is a node of its own as
-in SKCompress (section 7.1), decodes, adds up and encodes again. Bytes are counted, times of computing are measured on
-one core, and times of the network are modelled: the driver's link passes all containers, one after the other.
+in SKCompress (section 7.1), decodes, adds up and encodes again. Bytes are counted, the processor's times are measured
+on one core, and times of the network are modelled: the driver's link passes all containers, one after the other.
 """
 
 from __future__ import annotations
@@ -18,20 +18,17 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import doc_sections
+import figure_kit
 import linear_data
-import matplotlib
 import numpy as np
 import typer
-from linear_data import Batch
+from linear_data import Batch, Rows
 from linear_exchange import DTYPE, Endpoint, exchange_all
 from linear_models import LOSSES, Model
 
 from hvd_deepreduce import Config, SparseTensor, short_container
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.pipeline import Pipeline
-
-matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 PAGE, FIGURES = ROOT / "docs" / "linear.md", ROOT / "docs" / "figures"
@@ -91,9 +88,10 @@ NAMES = {"lr": "logistic regression", "svm": "SVM", "linear": "linear regression
 
 
 class Data(NamedTuple):
-    """What all runs share: the features, the batches of each rank, and the rows to test on."""
+    """What all runs share: the features, all training rows, the batches of each rank, and the rows to test on."""
 
     numel: int
+    rows: Rows
     ranks: list[list[Batch]]
     test: Batch
 
@@ -103,7 +101,7 @@ class Data(NamedTuple):
         train, test = linear_data.generated(count, numel, 0).split(0)
         cuts = [train.labels.size * rank // ranks for rank in range(ranks + 1)]
         own = [train[np.arange(begin, end)] for begin, end in zip(cuts, cuts[1:], strict=False)]
-        return cls(numel, [linear_data.batches(rows, 0.1) for rows in own], Batch.of(test))
+        return cls(numel, train, [linear_data.batches(rows, 0.1) for rows in own], Batch.of(test))
 
     def density(self) -> float:
         """Mean share of the features that a rank's gradient has."""
@@ -131,20 +129,20 @@ class Row(NamedTuple):
 def train(
     data: Data, settings: str | Mapping[str, Any], model: str, epochs: int, gbit: float, optimizer: str = "adam"
 ) -> list[Row]:
-    """One training; a row for each epoch."""
+    """One training; a row for each epoch. Seconds of computing are the processor's, so that other jobs do not count."""
     ranks, loss, config = len(data.ranks), LOSSES[model], Config.load(settings)
     endpoints = [Endpoint(config, rank, ranks, data.numel, 1) for rank in range(ranks)]
     weights = Model(data.numel, optimizer, RATES[model], 0.01)
     rows, up, down, computing = [], 0, 0, 0.0
     for epoch in range(epochs):
         for number in linear_data.epoch_order(len(data.ranks[0]), 0, epoch):
-            begin = time.perf_counter()
+            begin = time.process_time()
             gradients = [weights.gradient(batches[number], loss) for batches in data.ranks]
-            computing += (time.perf_counter() - begin) / ranks  # the ranks do it at the same time
+            computing += (time.process_time() - begin) / ranks  # the ranks do it at the same time
             exchanged = exchange_all(endpoints, gradients)
-            begin = time.perf_counter()
+            begin = time.process_time()
             weights.step(exchanged.mean)
-            computing += time.perf_counter() - begin + exchanged.seconds
+            computing += time.process_time() - begin + exchanged.seconds
             up, down = up + exchanged.up, down + exchanged.down
         tested = weights.losses(data.test, loss) / data.test.labels.size
         rows.append(Row(tested, up, down, computing, 8e-9 * (up + down) / gbit))
@@ -181,7 +179,7 @@ def table(runs: Mapping[str, list[Row]], epochs: int) -> str:
 
 def picture(all_runs: Mapping[str, Mapping[str, list[Row]]], path: Path) -> None:
     """Loss against bytes, and against modelled time."""
-    figure, axes = pyplot.subplots(2, len(all_runs), figsize=(4.4 * len(all_runs), 7), squeeze=False)
+    figure, axes = figure_kit.picture(len(all_runs), 2, 4.4 * len(all_runs), 7, squeeze=False)
     for column, (model, runs) in enumerate(all_runs.items()):
         for name, rows in runs.items():
             style = "-" if name in OURS else "--"
@@ -193,11 +191,8 @@ def picture(all_runs: Mapping[str, Mapping[str, list[Row]]], path: Path) -> None
         top_loss = max(rows[0].loss for name, rows in runs.items() if name != "TernGrad")
         for axis in (axes[0][column], axes[1][column]):
             axis.set_ylim(top=top_loss)
-    axes[0][0].legend(fontsize=7)
-    figure.tight_layout()
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=90)
-    pyplot.close(figure)
+    figure_kit.legend_below(figure, axes[0][0], 6)
+    figure_kit.save(figure, path)
 
 
 HEAD = "# Sparse linear models\n\n`scripts/linear_figures.py --write` writes the sections below.\n"
@@ -217,8 +212,7 @@ def about(data: Data, scale: float, gbit: float) -> str:
         f"features, {rows:,} training rows of 29 features. {len(data.ranks)} executors and a driver on links of "
         f"{gbit:g} Gbit/s, batches of 10%; a rank's gradient has {data.density():.2%} of the features. Adam, l2 = "
         "0.01, one seed. A loss is the mean of the test rows, without the l2 term. MB are those of all ranks. Seconds "
-        "of computing were measured while other jobs ran, so they are more than the least; bytes and losses repeat "
-        "exactly."
+        "of computing are the processor's; bytes and losses repeat exactly."
     )
 
 

@@ -22,6 +22,7 @@ from textwrap import fill
 from typing import Annotated, Any, NamedTuple
 
 import doc_sections
+import figure_kit
 import matplotlib
 import numpy as np
 import typer
@@ -31,9 +32,6 @@ from rich.progress import track
 from simulated_ranks import SimulatedRanks
 
 from hvd_deepreduce import Config
-
-matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402
 
 DOC = Path(__file__).resolve().parent.parent / "docs" / "schemes.md"
 DENSE: dict[str, Any] = {"sparsifier": "none", "value": "raw", "error_feedback": False}
@@ -275,9 +273,9 @@ def table(results: Sequence[Result], setting: Setting) -> str:
 def draw(results: Sequence[Result], setting: Setting, path: Path) -> None:
     """Objective and test error against bits, mean of the seeds, logarithmic bits."""
     shown = [result for result in results if result.method.every in (1, 8) or result.method.ours]
-    figure, both = pyplot.subplots(1, 2, figsize=(14, 4.6), layout="constrained")
+    figure, both = figure_kit.picture(2, width=14, height=4.6)
     names = list(dict.fromkeys((one.method.name, one.method.ours and one.method.every) for one in shown))
-    colors = [color for half in (0, 1) for color in pyplot.colormaps["tab20"].colors[half::2]]
+    colors = [color for half in (0, 1) for color in matplotlib.colormaps["tab20"].colors[half::2]]
     for axes, key, target in zip(both, ("loss", "error"), (setting.loss, setting.error), strict=True):
         for result in shown:
             points = min(map(len, result.curves))
@@ -294,15 +292,12 @@ def draw(results: Sequence[Result], setting: Setting, path: Path) -> None:
         axes.axhline(target, color="grey", lw=0.8)
         axes.set_xscale("log")
         axes.set_xlabel("bits that all workers have sent, in containers")
-        axes.grid(alpha=0.3)
     both[0].set_ylabel("training objective")
     both[0].set_ylim(0.6 * setting.loss, 10 * setting.loss)
     both[1].set_ylabel("test error")
     both[1].set_ylim(0, 5 * setting.error)
-    figure.legend(*both[1].get_legend_handles_labels(), fontsize=8, loc="outside right center")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    figure.legend(*both[1].get_legend_handles_labels(), fontsize=8, frameon=False, loc="outside right center")
+    figure_kit.save(figure, path)
 
 
 class Experiment(str, Enum):

@@ -19,7 +19,7 @@ from textwrap import fill
 from typing import Annotated, Any
 
 import doc_sections
-import matplotlib
+import figure_kit
 import numpy as np
 import torch
 import typer
@@ -31,9 +31,7 @@ from torch.nn import functional
 
 from hvd_deepreduce import Config
 from hvd_deepreduce.codec import U8
-
-matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402
+from hvd_deepreduce.exchange.costs import Cost
 
 DOC = Path(__file__).resolve().parent.parent / "docs" / "schemes.md"
 DENSE: dict[str, Any] = {"sparsifier": "none", "value": "raw", "error_feedback": False}
@@ -370,6 +368,13 @@ PAPER = (
     "The paper's Tables 4 and 5 have 0.2033 and 0.2069 for Top-r, 0.1426 and 0.1475 for BF-P0, 0.1039 and 0.1087 for "
     "Fit-Poly, and 0.0621 and 0.0713 for BF-P0 with QSGD, on larger models."
 )
+LINK, LATENCY = 1e8, 50e-6
+"""Bits per second of the server, and seconds of a message."""
+ABOUT_SECONDS = (
+    f"Seconds of the network in a round, modelled (`hvd_deepreduce/exchange/costs.py`): the server's link of "
+    f"{LINK / 1e6:g} Mbit/s carries the messages of the drawn clients one after the other, each with a latency of "
+    f"{1e6 * LATENCY:g} us. The paper measured its own, on a larger model."
+)
 NOTES = {
     Setting.silo: "The clients' model is known to the server, and differences to it go down. " + PAPER,
     Setting.cloud: (
@@ -416,22 +421,49 @@ def table(results: dict[str, list[list[Round]]]) -> str:
     return "\n".join(lines)
 
 
+PAPER_SECONDS = {
+    "dense (FedAvg)": (1.3980, 1.3609), "Top-r, 10%": (0.3167, 0.3904), "BF-P0": (0.1936, 0.1957),
+    "Fit-Poly": (0.1742, 0.1429), "BF-P0 with QSGD": (0.0852, 0.0859),
+}  # fmt: skip
+"""Appendix, Table 4: seconds of communication down and up, at 100 Mbit/s."""
+
+
+def seconds_table(results: dict[str, list[list[Round]]], clients: int) -> str:
+    """Markdown: modelled seconds of the network in a round, and those of the paper, also relative to dense.
+
+    The server's link carries the messages of the drawn clients one after the other.
+    """
+    seconds = {}
+    for name, runs in results.items():
+        rounds = [(row.down_bytes, row.up_bytes) for rows in runs for row in rows]
+        seconds[name] = [
+            Cost(clients, size, size).seconds(LATENCY, 1, LINK)[0] for size in np.mean(rounds, 0).tolist()
+        ]
+    (dense, printed), lines = (next(iter(both.values())) for both in (seconds, PAPER_SECONDS)), []
+    for name, ours in seconds.items():
+        cells = [f"{one:.4f} ({one / whole:.3f})" for one, whole in zip(ours, dense, strict=True)]
+        theirs = PAPER_SECONDS.get(name, ())
+        cells += [f"{one:.4f} ({one / whole:.3f})" for one, whole in zip(theirs, printed, strict=False)] or ["", ""]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    head = "| s a round (dense = 1) | down, modelled | up, modelled | the paper's down | up |"
+    return "\n".join([head, "| --- | ---: | ---: | ---: | ---: |", *lines])
+
+
 def draw(results: dict[str, list[list[Round]]], dense: int, path: Path) -> None:
     """Accuracy against rounds (the paper's Figures 18 and 20) and against bytes, mean of the seeds."""
-    figure, both = pyplot.subplots(1, 2, figsize=(12, 4.6), layout="constrained")
+    figure, both = figure_kit.picture(2, width=12, height=4.6)
+    colors = dict(zip(results, figure_kit.COLORS, strict=False))
     for name, runs in results.items():
         rounds, volume, accuracy = np.mean([evaluations(rows, dense) for rows in runs], 0).T
         for axes, x in zip(both, (rounds, volume), strict=True):
-            axes.plot(x, 100 * accuracy, label=name.strip("*"), lw=2 if name.startswith("*") else 1.2)
-            axes.grid(alpha=0.3)
+            width = 2 if name.startswith("*") else 1.2
+            axes.plot(x, 100 * accuracy, label=name.strip("*"), color=colors[name], lw=width)
     both[0].set_xlabel("round")
     both[0].set_ylabel("test accuracy, %")
     both[1].set_xscale("log")
     both[1].set_xlabel("bytes down and up so far, in float32 models of a drawn client")
-    both[1].legend(fontsize=7, loc="lower right")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    figure_kit.legend_below(figure, both[0], 4)
+    figure_kit.save(figure, path)
 
 
 @app.command()
@@ -462,6 +494,8 @@ def report(setting: Setting, job: Job, results: dict[str, list[list[Round]]], ou
     pixels = 64 if job.data == "digits" else 784
     numel = (pixels + 1) * job.hidden + (job.hidden + 1) * 10
     draw(results, 4 * numel * job.drawn, (DOC.parent / "figures" if write else out) / f"fedavg_{name}.png")
+    if setting == Setting.cloud:
+        text += f"\n\n{fill(ABOUT_SECONDS, 120)}\n\n{seconds_table(results, job.drawn)}"
     print(text)
     if write:
         kind = f"{job.clients:,} clients, {job.drawn} drawn a round"

@@ -6,8 +6,9 @@
 
 A config with ``local`` goes to LocalSGD, any other to hvd.DistributedOptimizer. Model, data and batches are those of
 gpt_job.py, so the simulation in gpt_frontier.py is of this job. The text is that of the Python that runs it. After each
-tenth of the steps, OUT/metrics.json is written, with the loss on text that the model has not seen: each rank computes a
-part of it, with its own parameters. With LocalSGD, the learning rate is multiplied by the root of the number of ranks.
+tenth of the steps, OUT/metrics.json is written, with the loss on text that the model has not seen, and the share of its
+characters that were predicted: each rank computes a part of it, with its own parameters. With LocalSGD, the learning
+rate is multiplied by the root of the number of ranks.
 """
 
 from __future__ import annotations
@@ -105,12 +106,14 @@ def main(
                 losses += loss.item()
                 bar.advance(task)
             seconds, count, done = time.perf_counter() - begin, until - done, until
-            with torch.no_grad():
-                parts = [model(*job.windows(job.held_out, some), torch.float32) for some in starts.split(64)]
+            tensors = list(model.tensors)
+            parts = [gpt_job.measured(tensors, *job.windows(job.held_out, some)) for some in starts.split(64)]
+            validation, accuracy = hvd.allreduce(torch.stack(parts).mean(0), name="validation").tolist()
             row = {
                 "epoch": part + 1,
                 "loss": float(hvd.allreduce(torch.tensor(losses / count), name="loss")),
-                "validation": float(hvd.allreduce(torch.stack(parts).mean(), name="validation")),
+                "validation": validation,
+                "accuracy": accuracy,
                 "dense_bytes": count * dense_bytes,
                 "bytes_sent": count * dense_bytes,
                 "encode_seconds": 0.0,
@@ -131,6 +134,7 @@ def main(
             if not terminal:
                 console.print(
                     f"{label}: step {done:5}/{steps}  loss {row['loss']:.4f}  validation {row['validation']:.4f}  "
+                    f"accuracy {row['accuracy']:.2%}  "
                     f"sent {row['bytes_sent'] / max(1, row['dense_bytes']):.3%} of dense  {seconds:.1f} s"
                 )
     hvd.shutdown()

@@ -160,3 +160,14 @@ def test_a_job_on_ranks_equals_its_simulation(tmp_path):
         assert mine["server_encode"] > 0 and mine["client_train"] > 0
     assert one["rounds_done"][-1]["facts"]["accuracy"] > 0.3
     assert 0 < one["rounds_done"][0]["facts"]["up"] < 0.05
+
+
+def test_modelled_seconds_are_bytes_over_the_servers_link_and_latencies():
+    """8 messages of 50 us and 1,250,000 bytes at 100 Mbit/s: 0.1004 s; the paper's Top-r: 0.3167 of 1.398 s."""
+    results = {
+        "dense (FedAvg)": [[federated.Round(0, 1_250_000, 2_500_000)]],
+        "Top-r, 10%": [[federated.Round(0, 125_000, 250_000), federated.Round(1, 375_000, 250_000)]],
+    }
+    lines = train_fedavg.seconds_table(results, 8).splitlines()[2:]
+    assert lines[0] == "| dense (FedAvg) | 0.1004 (1.000) | 0.2004 (1.000) | 1.3980 (1.000) | 1.3609 (1.000) |"
+    assert lines[1] == "| Top-r, 10% | 0.0204 (0.203) | 0.0204 (0.102) | 0.3167 (0.227) | 0.3904 (0.287) |"
