@@ -4,7 +4,8 @@
 
 The inputs are the accumulators (residual + gradient) of ResNet-50, which scripts/capture_gradients.py has captured at
 1% and 0.1%, and of the GPT of scripts/gpt_job.py, which is trained here for some steps at each density. The indices are
-the top of the whole model as one vector. Writes a section of docs/benchmarks.md.
+the top of the whole model as one vector. Writes a section of docs/benchmarks.md, and one of docs/presets.md with the
+bits of whole containers.
 
 The static model gives each element the probability t * (row's share) * (column's share) * elements, with the numbers of
 kept elements that the tensor, the row and the column really have. These numbers are not paid for, so the model knows
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,12 +37,25 @@ from hvd_deepreduce.index.context import Context
 from hvd_deepreduce.index.rans import Rans
 from hvd_deepreduce.index.rice import Rice
 from hvd_deepreduce.index.rice_blocks import RiceBlocks
+from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.sparsify.topk import kept_of
 
-DOC = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 CODECS: tuple[IndexCodec, ...] = (Rice(), RiceBlocks(), Rans(), Context())
 KEY = RngKey(0, 0, 0)
 Shapes = Sequence[tuple[int, ...]]
+BITS = (3, 4, 7)
+CONTAINERS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "`rice`, `qsgd`": lambda bits: {"index": "rice", "value": {"name": "qsgd", "bits": bits}},
+    "`rice_blocks`, `qsgd` with rANS": lambda bits: {
+        "index": "rice_blocks", "value": {"name": "qsgd", "bits": bits, "entropy": "rans"}
+    },
+    "`context`, `qsgd` with rANS": lambda bits: {
+        "index": "context", "value": {"name": "qsgd", "bits": bits, "entropy": "rans"}
+    },
+    "`context_qsgd`": lambda bits: {"joint": {"name": "context_qsgd", "bits": bits}},
+}  # fmt: skip
+"""Settings of whole containers, by the bits of a value."""
 TEXT = """\
 Bits per index of the top {densities} of the accumulators of one rank, selected from the whole model as one vector.
 
@@ -61,6 +75,15 @@ ResNet-50: {resnet}.
 
 GPT: that of scripts/gpt_job.py, {numel:,} elements, {steps} steps of AdamW on 2 ranks, from
 gradients at the same density, with error feedback.
+
+*{today}, scripts/index_bits.py.*"""
+
+
+CONTAINERS_TEXT = """\
+Whole containers, in bits per kept element, of the accumulators of [benchmarks.md](benchmarks.md#bits-per-index), with
+{bits} bits for a value:
+
+{table}
 
 *{today}, scripts/index_bits.py.*"""
 
@@ -110,6 +133,13 @@ def bits_of(codec: IndexCodec, indices: np.ndarray, numel: int) -> float:
     return 8 * codec.encode(indices, numel, KEY)[0].size / indices.size
 
 
+def container_bits(settings: dict[str, Any], accumulator: np.ndarray, density: float) -> float:
+    """Bits of a container for each element that it keeps."""
+    config = Config.load({"sparsifier": {"name": "topk", "density": density}, **settings})
+    container = Pipeline(config, 1).encode(accumulator, None, KEY)
+    return 8 * container.size / kept_of(density, accumulator.size)
+
+
 def seconds(codec: IndexCodec, indices: np.ndarray, numel: int, repeats: int) -> tuple[float, float]:
     """CPU time of an encode and of a decode, the best of several."""
     best = [math.inf, math.inf]
@@ -141,7 +171,7 @@ def row(indices: np.ndarray, shapes: Shapes) -> dict[str, float]:
 
 def gpt_accumulator(density: float, steps: int) -> np.ndarray:
     """Residual and gradient of a rank of the GPT's training."""
-    job, flat = gpt_job.Job(), gpt_job.initial(0)
+    job, flat = gpt_job.Job(dtype=torch.float32), gpt_job.initial(0)
     parameter = torch.nn.Parameter(flat)
     optimizer = torch.optim.AdamW([parameter], 2.5e-3, betas=(0.9, 0.99), weight_decay=0.1)
     ranks = SimulatedRanks(Config.load("topk_model", density=density), 2, gpt_job.SIZES)
@@ -172,18 +202,24 @@ def main(
     folder: Annotated[Path, typer.Option(help="folder of the captured gradients")] = captured.FOLDER,
     steps: Annotated[int, typer.Option(min=1, help="steps of the GPT's training")] = 400,
     repeats: Annotated[int, typer.Option(min=1, help="timed runs, of which the best counts")] = 15,
-    write: Annotated[bool, typer.Option("--write", help="write docs/benchmarks.md")] = False,
+    write: Annotated[bool, typer.Option("--write", help="write docs/benchmarks.md and docs/presets.md")] = False,
 ) -> None:
     """Prints the tables, and writes them with --write."""
     torch.set_num_threads(1)
     densities = density or [0.01, 0.001]
     resnet: Shapes = [tuple(one.shape) for one in NETWORKS["resnet50"](1000).parameters()]
     inputs: list[tuple[str, np.ndarray, Shapes]] = []
+    containers = [[kind] for kind in CONTAINERS]
+
+    def add(name: str, one: float, accumulator: np.ndarray, shapes: Shapes) -> None:
+        inputs.append((f"{name}, {one:.1%}", top(accumulator, one), shapes))
+        for line, made in zip(containers, CONTAINERS.values(), strict=True):
+            line.append(" / ".join(f"{container_bits(made(bits), accumulator, one):.1f}" for bits in BITS))
+
     for one in densities:
-        vector = captured.read(captured.path("resnet50", one, folder=folder), "accumulator", 0)
-        inputs.append((f"ResNet-50, {one:.1%}", top(vector, one), resnet))
+        add("ResNet-50", one, captured.read(captured.path("resnet50", one, folder=folder), "accumulator", 0), resnet)
     for one in densities:
-        inputs.append((f"GPT, {one:.1%}", top(gpt_accumulator(one, steps), one), gpt_job.SHAPES))
+        add("GPT", one, gpt_accumulator(one, steps), gpt_job.SHAPES)
     figures = {name: row(indices, shapes) for name, indices, shapes in inputs}
     kinds = list(next(iter(figures.values())))
     bits = table(
@@ -199,9 +235,13 @@ def main(
         resnet=captured.describe(captured.path("resnet50", densities[0], folder=folder), "accumulator"),
         numel=gpt_job.NUMEL, steps=steps, repeats=repeats, today=date.today(),
     )  # fmt: skip
-    print(body)
+    whole = CONTAINERS_TEXT.format(
+        bits=" / ".join(map(str, BITS)), table=table(["index, value", *figures], containers), today=date.today()
+    )
+    print(f"{body}\n\n{whole}")
     if write:
-        doc_sections.write(DOC, "index bits", "Bits per index", body)
+        doc_sections.write(DOCS / "benchmarks.md", "index bits", "Bits per index", body)
+        doc_sections.write(DOCS / "presets.md", "container bits", "Bits per kept element", whole)
 
 
 if __name__ == "__main__":

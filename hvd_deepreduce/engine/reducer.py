@@ -87,6 +87,7 @@ class Reducer(Generic[G]):
         self._encoder: ThreadPoolExecutor | None = None
         self._layout: BucketLayout | None = None
         self._generation = 0
+        self._on_host = False
         self._tickets: dict[str, Ticket[G]] = {}  # of the layout's parameters; what does not change is looked up once
         self._recorded: dict[str, list[Callable[[], None]]] = {}
         # The hooks of a model on several devices run on several threads. Exchanges over MPI have no names: a bucket is
@@ -277,7 +278,7 @@ class Reducer(Generic[G]):
     def _put(self, ticket: Ticket[G], parameter: Parameter, gradient: G, bucket: Bucket, own: bool) -> None:
         tensors, begin = self._tensors, perf_counter()
         if bucket.empty:
-            bucket.allocate(None if self._engine.on_host else tensors.flat(gradient))
+            bucket.allocate(None if self._on_host else tensors.flat(gradient))
             bucket.finite = True
         if not tensors.put(gradient, self._view(bucket, parameter, gradient), own):
             bucket.finite = False
@@ -328,8 +329,10 @@ class Reducer(Generic[G]):
             or len(layout.bucket_of) != len(expected)
             or any(parameter.name not in layout.bucket_of for parameter, _ in expected)
         ):
+            # An exchange over MPI has always divided a model without regard to devices.
+            self._on_host = engine.on_host or (engine.over_mpi and len({where for _, where in expected}) > 1)
             members = [
-                Member(parameter, parameter.numel, None if engine.on_host else where) for parameter, where in expected
+                Member(parameter, parameter.numel, None if self._on_host else where) for parameter, where in expected
             ]
             layout = self._layout = BucketLayout(members, engine.max_bucket_bytes, self._first_number, self._queue)
             for bucket in layout.buckets:

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
@@ -240,8 +240,6 @@ def _run_tasks(line: _Line) -> None:
         try:
             with ExitStack() as stack:
                 sent = _sum(line, task, stack)
-                if not on_host(task.out):  # whoever waits for the sum has another stream
-                    device.synchronize(task.out)
         except BaseException as error:
             if line.failure is None:  # without the error's traceback, which refers to the exchange's arrays
                 kind = LostRankError if isinstance(error, LostRankError) else ExchangeError
@@ -260,7 +258,8 @@ def _run_tasks(line: _Line) -> None:
 
 
 def _sum(line: _Line, task: _Task, stack: ExitStack) -> Traffic:
-    """One exchange. It enters ``task.within()`` in the stack, which the caller leaves."""
+    """One exchange. It enters ``task.within()`` in the stack, which the caller leaves. What was launched on a GPU has
+    ended then: whoever waits for the sum has another stream, and after an error the arrays are given back."""
     if line.closed:
         raise RuntimeError("this queue of exchanges was closed before this exchange began")
     if line.failure is not None:
@@ -268,6 +267,26 @@ def _sum(line: _Line, task: _Task, stack: ExitStack) -> Traffic:
             f"an earlier exchange of this job failed, so this one was not begun. The first error: {line.failure}. To "
             "go on, call load_state_dict on every rank, or start the job again from a checkpoint"
         )
+    try:
+        sent = _exchange(line, task, stack)
+    except BaseException:
+        with suppress(Exception):
+            _wait_for(task.out)
+        raise
+    try:
+        _wait_for(task.out)
+    except Exception as error:
+        # The other ranks have agreed on this sum, and would wait for this rank in the next exchange.
+        raise line.private.abandon(error) from error
+    return sent
+
+
+def _wait_for(out: Any) -> None:
+    if not on_host(out):
+        device.synchronize(out)
+
+
+def _exchange(line: _Line, task: _Task, stack: ExitStack) -> Traffic:
     what = f"exchange {task.settings!r}"
     try:
         function = task.settings.load()

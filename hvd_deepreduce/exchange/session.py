@@ -23,7 +23,7 @@ from hvd_deepreduce.exchange.transport import DEFAULT_TIMEOUT, Program, describe
 from hvd_deepreduce.joint.stream import Stream
 from hvd_deepreduce.ops import arrays, deferred, densestream
 from hvd_deepreduce.ops.dispatch import on_host
-from hvd_deepreduce.ops.hash import hash64
+from hvd_deepreduce.ops.hash import hash64, hash_parts
 from hvd_deepreduce.sparse import DTYPE_IDS, SparseTensor
 
 MAX_TEXT = 400
@@ -295,17 +295,20 @@ def _hash_of(text: bytes) -> int:
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
 
 
-def _digest(total: object, hashes: dict[int, int]) -> int:
-    """The hash of a sum.
+def _digest(total: Any, hashes: dict[int, int]) -> int:
+    """The hash of a sum; 0 if there is none.
 
     Args:
+        total: a ``SparseTensor``, a dense array on any device, or None.
         hashes: of its regions, if they were taken as it was written.
     """
     if hashes:
         return hash64(np.array(sorted(hashes.items()), np.uint64))
     if isinstance(total, SparseTensor):
         return hash64(total.values, hash64(total.indices, total.numel))
-    return hash64(total) if isinstance(total, np.ndarray) else 0
+    if total is None or isinstance(total, np.ndarray):
+        return 0 if total is None else hash64(total)
+    return hash_parts(total, [(0, total.size)])[0]
 
 
 def _settlement(residual: Floats | None, tensor: SparseTensor, errors: Sequence[Stream]) -> Callable[[], None]:

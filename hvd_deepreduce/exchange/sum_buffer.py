@@ -26,7 +26,7 @@ class SumBuffer:
 
     Attributes:
         hashes: of the regions of a dense result (``ops.hash``), taken as they were written, by their first element.
-            They do not depend on where ``out`` is.
+            They do not depend on where ``out`` is, but for the bits of a NaN that is a sum.
     """
 
     def __init__(self, numel: int, dtype: np.dtype[Any], dense: bool, out: Floats | None, scale: float = 1.0) -> None:

@@ -19,6 +19,7 @@ from hvd_deepreduce.exchange import queue as queues
 from hvd_deepreduce.exchange.errors import ExchangeError, LostRankError
 from hvd_deepreduce.exchange.queue import ExchangeQueue
 from hvd_deepreduce.exchange.settings import DenseStreamExchange, TopKAllGather
+from hvd_deepreduce.exchange.traffic import Traffic
 from hvd_deepreduce.joint.stream import Stream
 from tests import cuda_emulator
 from tests.case_runner import case
@@ -332,6 +333,55 @@ def an_exchange_of_another_package_gets_gradients_on_the_host() -> None:
     total = sum(np.count_nonzero(reduced) for reduced in adapter.step(gradients).values())
     assert total == 50 and not tensors.apart_in  # a tenth of 507
     adapter.engine.exchanges.close()
+
+
+@case
+def a_gpu_that_fails_after_the_agreement_is_a_lost_rank() -> None:
+    """The others have counted the sum as good. Their next exchange ends soon."""
+    if cuda_emulator.available():
+        pytest.skip(cuda_emulator.available())
+
+    def broken(array) -> None:
+        raise RuntimeError("the GPU has failed")
+
+    row, out = np.full(NUMEL, RANK + 1.0, np.float32), cuda_emulator.zeros(NUMEL, np.float32)
+    with new_queue() as queue:
+        with patch.object(queues.device, "synchronize", broken if RANK == BAD else queues.device.synchronize):
+            first = queue.submit(TopKAllGather(), lambda: (row, None), out, key(0))
+            if RANK == BAD:
+                with pytest.raises(LostRankError, match="the GPU has failed"):
+                    first.result(20)
+            else:
+                first.result(20)
+                assert np.all(out.get() == SIZE * (SIZE + 1) / 2)
+        began = time.monotonic()
+        with pytest.raises(LostRankError):
+            submit(queue, 1)[0].result(20)
+        assert time.monotonic() - began < 5
+
+
+@case
+def sums_of_another_package_on_a_gpu_are_compared() -> None:
+    if cuda_emulator.available():
+        pytest.skip(cuda_emulator.available())
+
+    def summed(settings, comm, tensor, out, residual, key) -> Traffic:
+        total = np.empty(NUMEL, np.float32)
+        comm.Allreduce(tensor, total)
+        total[1] += wrong and RANK == BAD
+        out[:] = total if isinstance(out, np.ndarray) else cuda_emulator.asarray(total)
+        return Traffic(total.nbytes, total.nbytes)
+
+    row = np.ones(NUMEL, np.float32)
+    for wrong in (False, True):
+        for on_gpu in (range(SIZE), [BAD]):  # all ranks' sums, or those of one rank
+            out = cuda_emulator.zeros(NUMEL, np.float32) if RANK in on_gpu else np.zeros(NUMEL, np.float32)
+            with new_queue() as queue, patch.object(DenseSum, "load", lambda self: summed):
+                pending = queue.submit(DenseSum(), lambda: (row, None), out, key(0))
+                if wrong:
+                    assert "the ranks' sums differ" in error_of(pending)
+                else:
+                    pending.result(20)
 
 
 @case
