@@ -222,7 +222,9 @@ def page(found: dict[str, dict[str, Outcome]], kept: dict[str, list[str]]) -> st
     return (
         f"Written by scripts/bench_presets.py, on {hvd.size()} ranks, on {date.today()}. One seed: "
         "differences of 1 point or of 0.02 nats are noise. The jobs are small and short. They show which "
-        "presets go with which kinds of models, and not what your job will lose.\n\n"
+        "presets go with which kinds of models, and not what your job will lose."
+        + ("" if not kept else f" Only {', '.join(found)} ran on that day: the other rows are of earlier runs, each "
+           "relative to a dense run of its own, which may have reached something else.") + "\n\n"
         f"Dense reached:\n\n{dense_rows}\n\n"
         "*Sent* is what `stats()` counts as sent by a rank, as a share of what a dense ring sends. *Lost* is the "
         f"result of dense less that of the preset; negative: the preset was better.\n\n{table(found, kept)}\n\n{WHY}"
@@ -243,7 +245,13 @@ def main(
     wanted = tasks.split(",")
     found: dict[str, dict[str, Outcome]] = {}
     asked = tasks.replace(",", ", ")
-    kept = kept_rows(doc_sections.read(DOC, asked)) if keep else {}
+    before = doc_sections.read(DOC, asked) if keep else ""
+    if keep and (not before or effort != 1):
+        raise typer.BadParameter(
+            f"--keep takes rows from the section '{asked}' of {DOC.name}, whose runs have --effort 1: give --jobs as "
+            "the section has them, and no --effort"
+        )
+    kept = kept_rows(before)
     for config in ["none", *(chosen.split(",") if chosen else presets.names())]:
         found[config] = {}
         for task in wanted:

@@ -185,8 +185,10 @@ class TwoLevelSum(GoesOn):
         for sender in odd:
             error = error_in(messages[sender])
             if error is not None:  # the sender has told it to all ranks of the node: none of them comes further
-                self._put_back()
-                raise error
+                try:
+                    self._put_back()
+                finally:
+                    raise error
         if odd:
             raise refusal(odd[0], f"it has {sizes[odd[0]]} bytes, and the slice has {width}")
         parts: list[Floats] = []

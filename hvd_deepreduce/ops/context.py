@@ -35,7 +35,7 @@ def decode(section: U8, numel: int, count: int, bits: int = 0) -> tuple[U32, U8]
     """The ``count`` indices of a section, at least one, and the codes of their values (none, if ``bits`` is 0).
 
     Raises:
-        ValueError: ``encode`` cannot have written the section for ``count`` indices below ``numel``.
+        ValueError: the section is damaged, or holds another number of indices, or one that is not below ``numel``.
     """
     indices, codes = np.empty(count, np.uint32), np.empty(count if bits else 0, np.uint8)
     check(_decode(address(section), section.size, count, numel, bits, address(indices), address(codes)))

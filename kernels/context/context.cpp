@@ -341,8 +341,8 @@ DR_API DR_CLONES i64 dr_context_encode(const u32* indices, u64 count, u64 numel,
     }
 }
 
-// Returns 0; ERR_TRUNCATED, ERR_INDEX or ERR_VALUE if dr_context_encode cannot have written the section for `count`
-// elements of numel.
+// Returns 0; ERR_TRUNCATED, ERR_INDEX or ERR_VALUE if it has not `count` indices below numel. Several sections may
+// decode to the same indices, of which dr_context_encode writes one.
 DR_API DR_CLONES i64 dr_context_decode(const u8* in, u64 bytes, u64 count, u64 numel, u32 code_bits, u32* indices,
                                        u8* codes) {
     u64 words = 0, begin = 0;
