@@ -306,9 +306,7 @@ def _digest(total: Any, hashes: dict[int, int]) -> int:
         return hash64(np.array(sorted(hashes.items()), np.uint64))
     if isinstance(total, SparseTensor):
         return hash64(total.values, hash64(total.indices, total.numel))
-    if total is None or isinstance(total, np.ndarray):
-        return 0 if total is None else hash64(total)
-    return hash_parts(total, [(0, total.size)])[0]
+    return 0 if total is None else hash_parts(total, [(0, total.size)])[0]
 
 
 def _settlement(residual: Floats | None, tensor: SparseTensor, errors: Sequence[Stream]) -> Callable[[], None]:

@@ -44,26 +44,7 @@ def encode(indices: U32, numel: int) -> U8:
 
 @encode.cuda
 def _(indices: Device, numel: int) -> Device:
-    return encode_all([(indices, numel)])[0]
-
-
-def encode_all(lists: Sequence[tuple[Device, int]]) -> list[Device]:
-    """On a GPU: ``encode`` of each (indices, numel). The host waits once for all sizes."""
-    made, sizes = [], []
-    for indices, numel in lists:
-        xp, count = array_module(indices), indices.size
-        status = scan_status(xp, count)
-        # One array of zeros, for one launch: | sums [32] | status | words of the section, and one more for put_bits |
-        scratch, bits = cleared(xp, 32 + status.size + -(-_bound(count, numel) // 8) + 1, u64), counter(xp)
-        sums, status, words = scratch[:32], scratch[32 : 32 + status.size], scratch[32 + status.size :].view(u32)
-        launch(xp, "rice/rice", "rice_sums", grid(xp, count, THREADS), indices, u64(count), sums)
-        launch(
-            xp, "rice/rice", "rice_write", grid(xp, count), indices, u64(count), u64(numel), sums, status, words, bits
-        )  # fmt: skip
-        made.append(words.view(np.uint8))
-        sizes.append(bits)
-    bits_of = read_counters(sizes)
-    return [section[: (size + 7) // 8] for section, size in zip(made, bits_of, strict=True)]
+    return encode_many([indices], [numel])[0]
 
 
 @operation()
@@ -77,7 +58,21 @@ def encode_many(lists: Sequence[U32], numels: Sequence[int]) -> list[U8]:
 
 @encode_many.cuda
 def _(lists: Sequence[Device], numels: Sequence[int]) -> list[Device]:
-    return encode_all(list(zip(lists, numels, strict=True)))
+    made, sizes = [], []
+    for indices, numel in zip(lists, numels, strict=True):
+        xp, count = array_module(indices), indices.size
+        status = scan_status(xp, count)
+        # One array of zeros, for one launch: | sums [32] | status | words of the section, and one more for put_bits |
+        scratch, bits = cleared(xp, 32 + status.size + -(-_bound(count, numel) // 8) + 1, u64), counter(xp)
+        sums, status, words = scratch[:32], scratch[32 : 32 + status.size], scratch[32 + status.size :].view(u32)
+        launch(xp, "rice/rice", "rice_sums", grid(xp, count, THREADS), indices, u64(count), sums)
+        launch(
+            xp, "rice/rice", "rice_write", grid(xp, count), indices, u64(count), u64(numel), sums, status, words, bits
+        )  # fmt: skip
+        made.append(words.view(np.uint8))
+        sizes.append(bits)
+    bits_of = read_counters(sizes)
+    return [section[: (size + 7) // 8] for section, size in zip(made, bits_of, strict=True)]
 
 
 @operation()

@@ -45,13 +45,22 @@ def encode(indices: U32, numel: int) -> U8:
 
 @encode.cuda
 def _(indices: Device, numel: int) -> Device:
-    return encode_all([(indices, numel)])[0]
+    return encode_many([indices], [numel])[0]
 
 
-def encode_all(lists: Sequence[tuple[Device, int]]) -> list[Device]:
-    """On a GPU: ``encode`` of each (indices, numel). The host waits once for all sizes."""
+@operation()
+def encode_many(lists: Sequence[U32], numels: Sequence[int]) -> list[U8]:
+    """``encode`` of several lists of indices, each below its number of elements.
+
+    On a GPU, the host waits once for all sizes.
+    """
+    return [encode.host(indices, numel) for indices, numel in zip(lists, numels, strict=True)]
+
+
+@encode_many.cuda
+def _(lists: Sequence[Device], numels: Sequence[int]) -> list[Device]:
     rooms, sizes = [], []
-    for indices, numel in lists:
+    for indices, numel in zip(lists, numels, strict=True):
         xp, count = array_module(indices), indices.size
         blocks, status = blocks_of(count), scan_status(xp, count)
         of_blocks = -(-blocks // THREADS) + 1
@@ -74,20 +83,6 @@ def encode_all(lists: Sequence[tuple[Device, int]]) -> list[Device]:
         rooms.append(section.view(np.uint8))
         sizes.append(bits)
     return [room[: (bits + 7) // 8] for room, bits in zip(rooms, read_counters(sizes), strict=True)]
-
-
-@operation()
-def encode_many(lists: Sequence[U32], numels: Sequence[int]) -> list[U8]:
-    """``encode`` of several lists of indices, each below its number of elements.
-
-    On a GPU, the host waits once for all sizes.
-    """
-    return [encode.host(indices, numel) for indices, numel in zip(lists, numels, strict=True)]
-
-
-@encode_many.cuda
-def _(lists: Sequence[Device], numels: Sequence[int]) -> list[Device]:
-    return encode_all(list(zip(lists, numels, strict=True)))
 
 
 @operation()

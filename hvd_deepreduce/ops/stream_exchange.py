@@ -75,7 +75,7 @@ def _(
     end: int,
 ) -> Device:  # fmt: skip
     skips, ends = densestream.gaps(starts, lengths, begin)
-    a, b = rice.encode_all([(skips, end - begin), (ends, covered)])
+    a, b = rice.encode_many([skips, ends], [end - begin, covered])
     return sections.join(header(a.size, b.size), a, b, values, pad=8)
 
 
