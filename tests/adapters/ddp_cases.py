@@ -855,7 +855,10 @@ def a_capture_is_what_a_rank_selects_from():
 
 @case
 def stats_are_the_bytes_on_the_wire():
-    model, state = hooked(LOSSY, model=nn.Sequential(nn.Linear(20, 2000), nn.Tanh(), nn.Linear(2000, 4)))
+    # Gloo adds headers to each of the 42 exchanges, about 200 bytes for each other rank, more if ranks are late. The
+    # gradients are large enough for these to be a small part.
+    headers = 42 * 500 * (dist.get_world_size() - 1)
+    model, state = hooked(LOSSY, model=nn.Sequential(nn.Linear(20, 40_000), nn.Tanh(), nn.Linear(40_000, 4)))
     model.require_forward_param_sync = False
     train(model, 3)
     dist.barrier()
@@ -867,7 +870,8 @@ def stats_are_the_bytes_on_the_wire():
     after = state.stats()["total"]
     for real, key in zip(counted, ("bytes_sent", "bytes_received"), strict=True):
         said = after[key] - before[key]
-        assert said <= real < 1.25 * said + 4000, (said, real)
+        assert said > 20 * headers
+        assert said <= real < 1.01 * said + headers, (said, real)
     assert after["steps"] - before["steps"] == 6
 
 
