@@ -234,7 +234,8 @@ computed and not simulated.
 
 The model's time is alpha x messages + bytes / rate for the busiest rank. It is not a measurement: the work of the
 processors, the overlap of slices, contention, and the messages of Horovod's coordinator are not in it. A slice has
-about {densestream.SLICE_ELEMENTS:,} kept elements of a region: where each of 4 ranks keeps 255,570 elements, there are
+about {densestream.SLICE_ELEMENTS:,} kept elements of a region, or up to {densestream.LONG_SLICE} times as many where
+this makes more than {densestream.FEW_SLICES} slices: where each of 4 ranks keeps 255,570 elements, there are
 {densestream.slice_count(255_570, 4)} slices, and one where the whole vector has a million elements.
 
 {each}

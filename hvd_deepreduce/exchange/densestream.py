@@ -9,7 +9,7 @@ SGD algorithms", section III.B and algorithm 2. Three phases:
 2. *Scatter-reduce* by recursive halving: every rank gets the sum of its own region.
 3. *Allgatherv* by recursive doubling: every rank gets all regions.
 
-Each region is divided again into slices of about ``SLICE_ELEMENTS`` kept elements (ours). The slices with the same
+Each region is divided again into slices of ``SLICE_ELEMENTS`` kept elements or more (ours). The slices with the same
 number, one per region, belong to one program, so that one slice is merged while the next travels. For three ranks with
 two slices each, ``bounds`` has seven entries::
 
@@ -66,7 +66,10 @@ if TYPE_CHECKING:
 
 U64 = np.ndarray[Any, np.dtype[np.uint64]]
 SLICE_ELEMENTS = 1 << 13
-"""About the number of kept elements of a region that travel as one slice."""
+"""About the number of kept elements of a region that travel as one slice, if there are few slices."""
+FEW_SLICES, LONG_SLICE = 16, 4
+"""More slices hide no more of the network's time, and each takes the interpreter's: where there would be more than so
+many, they become up to so many times as long. Longer ones do not fit in a core's cache."""
 PLAIN_BLOCKS = DenseStream(coded=False)
 DIRECT_RANKS = 2
 """Up to so many ranks send each other all that they keep. For two this takes no more words than equation 6, half of the
@@ -225,9 +228,12 @@ def run_exchange(
 
 def slice_count(max_kept: int, ranks: int) -> int:
     """The number of slices per region, if no rank keeps more than ``max_kept`` elements. Those of a few ranks are
-    longer, because they take one round of messages in place of several."""
-    elements = SLICE_ELEMENTS * (4 if ranks <= DIRECT_RANKS else 1)
-    return max(1, min(MAX_SLICES, max_kept // (max(ranks, 1) * elements)))
+    long, because they take one round of messages in place of several."""
+    direct = ranks <= DIRECT_RANKS
+    wanted = max_kept // (max(ranks, 1) * SLICE_ELEMENTS * (LONG_SLICE if direct else 1))
+    if wanted > FEW_SLICES and not direct:
+        wanted = max(FEW_SLICES, wanted // LONG_SLICE)
+    return max(1, min(MAX_SLICES, wanted))
 
 
 def kept_in_cells(tensor: SparseTensor, histogram: Histogram) -> U64:

@@ -15,12 +15,16 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+import numpy as np
+
 from hvd_deepreduce.codec import U8
-from hvd_deepreduce.joint.stream_format import packed_size
+from hvd_deepreduce.joint.stream_format import ROOM, packed_size
 from hvd_deepreduce.ops import sections as rows
 from hvd_deepreduce.ops.hash import hash64
+from hvd_deepreduce.ops.library import address
 
 HEADER = struct.Struct("<QQQIIII")
+assert HEADER.size == ROOM
 HASH = struct.Struct("<Q")
 SECTION_BYTES, ELEMENT_BYTES = 1024, 17
 """The most bytes of a section, and of each element that it may cover: a plain block of one float64 takes 16."""
@@ -51,13 +55,27 @@ def pack(label: Label, sender: int, tag: int, sections: list[U8]) -> U8:
     """A message, uint8.
 
     Args:
-        sections: of which each has a multiple of 8 bytes; none: the sender has failed.
+        sections: of which each has a multiple of 8 bytes; none: the sender has failed. A single one that has ``ROOM``
+            in memory before it, as those of ``stream_format.pack`` have, is not copied: the header is written there. It
+            may be sent to several ranks, with one tag.
     """
     size = HEADER.size + sum(section.size for section in sections)
     header = HEADER.pack(0, size, label.sequence, label.step, label.bucket, sender, tag)
-    message: U8 = rows.join(header, *sections, pad=8)
+    message = _around(sections[0]) if len(sections) == 1 else None
+    if message is None:
+        message = rows.join(header, *sections, pad=8)
+    else:
+        message.data[: HEADER.size] = header
     HASH.pack_into(message.data, 0, hash64(message[HASH.size :]))
     return message
+
+
+def _around(section: U8) -> U8 | None:
+    """A section and the room before it, if it has any."""
+    base = section.base
+    if not isinstance(base, np.ndarray) or base.dtype != np.uint8 or base.ndim != 1 or not base.flags.writeable:
+        return None
+    return base[: ROOM + section.size] if address(section) - address(base) == ROOM else None
 
 
 def size_of(start: U8) -> int:

@@ -47,6 +47,8 @@ PLAIN, CODED, PAIRS = 0, 1, 2
 HEADER = struct.Struct("<BBBxIIIQQQ")
 SHORT, SHORT_HEADER = 3, struct.Struct("<7B")
 """The first byte, and the header, of a section that ``short_stream`` has shortened; in exchanges only."""
+ROOM = 40
+"""Bytes in memory before a section that ``pack`` makes: an exchange's header fits there, and nothing is copied."""
 
 ValueName = Literal["raw", "float16", "bfloat16", "qsgd"]
 VALUE_CODECS: dict[int, type[ValueCodec]] = {codec.id: codec for codec in (Raw, Half, QSGD)}
@@ -73,7 +75,7 @@ def pack(
     end: int = 0,
     finite: bool = False,
 ) -> U8:
-    """A stream's bytes, uint8; their number is a multiple of 8.
+    """A stream's bytes, uint8; their number is a multiple of 8. On the host, ``ROOM`` bytes before them are free.
 
     Args:
         form: ``PLAIN``, ``CODED``, or ``PAIRS`` for a stream of blocks of one element.
@@ -93,9 +95,9 @@ def pack(
             return HEADER.pack(*kind, a, b, values.size)
 
         end = end or stream.numel
-        return stream_exchange.pack_coded(header, starts, stream.lengths, values, stream.values.size, begin, end)
+        return stream_exchange.pack_coded(header, starts, stream.lengths, values, stream.values.size, begin, end, ROOM)
     a, b = starts.view(np.uint8), (starts[:0] if form == PAIRS else stream.lengths).view(np.uint8)
-    out: U8 = sections.join(HEADER.pack(*kind, a.size, b.size, values.size), a, b, values, pad=8)
+    out: U8 = sections.join(HEADER.pack(*kind, a.size, b.size, values.size), a, b, values, pad=8, room=ROOM)
     return out
 
 

@@ -76,8 +76,9 @@ def known_start(section: Device) -> bytes:
 
 @operation(slice(1, None))
 def join(
-    header: bytes, *arrays: NDArray[Any], pad: int = 1, checked: bool = False, at: int = CHECKSUM_AT, salt: int = 0
-) -> U8:
+    header: bytes, *arrays: NDArray[Any], pad: int = 1, checked: bool = False, at: int = CHECKSUM_AT, salt: int = 0,
+    room: int = 0,
+) -> U8:  # fmt: skip
     """The bytes of the header and of the arrays in a row, each padded with zeros.
 
     Args:
@@ -87,9 +88,10 @@ def join(
         checked: whether to write a container's checksum; the header is then a container's.
         at: where the checksum is kept, in bytes, a multiple of 4; the header is 0 there.
         salt: is added to the checksum.
+        room: on the host, bytes in memory before the result, of which nothing is known, for a header.
     """
     begin = -(-len(header) // pad) * pad
-    out = np.empty(begin + sum([-(-array.nbytes // pad) * pad for array in arrays]), np.uint8)
+    out = np.empty(room + begin + sum([-(-array.nbytes // pad) * pad for array in arrays]), np.uint8)[room:]
     memory = out.data
     memory[:begin] = header.ljust(begin, b"\0")
     for array in arrays:
@@ -107,8 +109,9 @@ def join(
 
 @join.cuda
 def _(
-    header: bytes, *arrays: Device, pad: int = 1, checked: bool = False, at: int = CHECKSUM_AT, salt: int = 0
-) -> Device:
+    header: bytes, *arrays: Device, pad: int = 1, checked: bool = False, at: int = CHECKSUM_AT, salt: int = 0,
+    room: int = 0,
+) -> Device:  # fmt: skip
     xp = array_module(next(array for array in arrays if not isinstance(array, np.ndarray)))
     total = -(-len(header) // pad) * pad
     pieces = []

@@ -45,8 +45,9 @@ def encode_pieces(indices: U32, values: Floats, pieces: U64, gap: int) -> tuple[
 
 @operation(1)
 def pack_coded(
-    header: Callable[[int, int], bytes], starts: U32, lengths: U32, values: U8, covered: int, begin: int, end: int
-) -> U8:
+    header: Callable[[int, int], bytes], starts: U32, lengths: U32, values: U8, covered: int, begin: int, end: int,
+    room: int = 0,
+) -> U8:  # fmt: skip
     """The bytes of a header, of the rice sections of ``densestream.gaps`` and of the values, each padded with zeros to
     a multiple of 8 bytes.
 
@@ -57,26 +58,27 @@ def pack_coded(
         starts, lengths: of at least one block, inside [begin, end).
         values: the bytes of the values.
         covered: the number of elements of all blocks.
+        room: as for ``sections.join``.
     """
     blocks, size = starts.size, values.size
-    out = np.empty(40 + _pack_bound(blocks, end - begin, covered, size), np.uint8)
+    out = np.empty(room + 40 + _pack_bound(blocks, end - begin, covered, size), np.uint8)
     scratch, sizes = np.empty(2 * blocks, np.uint32), np.empty(2, np.uint64)
     used = _pack(
         address(starts), address(lengths), blocks, begin, end - begin, covered, address(values), size,
-        address(scratch), address(out) + 40, address(sizes),
+        address(scratch), address(out) + room + 40, address(sizes),
     )  # fmt: skip
-    out.data[:40] = header(*sizes.tolist())
-    return out[: 40 + used]
+    out.data[room : room + 40] = header(*sizes.tolist())
+    return out[room : room + 40 + used]
 
 
 @pack_coded.cuda
 def _(
     header: Callable[[int, int], bytes], starts: Device, lengths: Device, values: Device, covered: int, begin: int,
-    end: int,
+    end: int, room: int = 0,
 ) -> Device:  # fmt: skip
     skips, ends = densestream.gaps(starts, lengths, begin)
     a, b = rice.encode_many([skips, ends], [end - begin, covered])
-    return sections.join(header(a.size, b.size), a, b, values, pad=8)
+    return sections.join(header(a.size, b.size), a, b, values, pad=8, room=room)
 
 
 @operation()
