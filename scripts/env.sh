@@ -12,6 +12,8 @@ hvd_root=$(cd "$(dirname "${BASH_SOURCE:-$0}")/.." && pwd)
 #   OMPI_MCA_rmaps_...          lets mpirun start more ranks than there are cores
 #   OMPI_MCA_hwloc_...          no binding: mpirun would bind each of two ranks, with all its threads, to one core; horovodrun
 #                               does not bind
+#   OMPI_MCA_mpi_yield_...      a thread that waits for MPI gives its core to others that can run. Open MPI polls otherwise,
+#                               and Horovod's thread waits most of the time: on few cores it takes a third of a step
 #   OMPI_MCA_plm_rsh_agent      empty, and set only if there is no ssh, which mpirun requires even on a single machine
 #   TF_USE_LEGACY_KERAS         Keras 3 variables break Horovod's DistributedGradientTape
 #   TF_CPP_MIN_LOG_LEVEL        hides most messages of TensorFlow at start-up
@@ -20,6 +22,7 @@ OMPI_ALLOW_RUN_AS_ROOT=1
 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 OMPI_MCA_rmaps_base_oversubscribe=1
 OMPI_MCA_hwloc_base_binding_policy=none
+OMPI_MCA_mpi_yield_when_idle=1
 OMPI_MCA_plm_rsh_agent=
 TF_USE_LEGACY_KERAS=1
 TF_CPP_MIN_LOG_LEVEL=2"
