@@ -365,7 +365,8 @@ def step_section() -> Iterator[str]:
     yield (
         "Milliseconds of a whole step of `hvd.DistributedOptimizer` on PyTorch and of `hvd.DistributedGradientTape` "
         "in a `tf.function`, medians of 20, and of 160 for models of up to 2 M elements (scripts/bench_step.py). Two "
-        "ranks share the memory and the cores of one machine, with one thread each; gradients take almost no time to "
+        "ranks share the memory and the cores of one machine, with one thread each, and Open MPI yields while it waits "
+        "(`OMPI_MCA_mpi_yield_when_idle=1`); gradients take almost no time to "
         "compute; the steps of all jobs are interleaved, in orders that are drawn. `local` is the step without "
         "communication. `alone` is no step: one vector of the model's size is encoded, and two containers of it are "
         "decoded. In brackets: relative to `dense`, Horovod's allreduce of float32. All others but `fp16` have the "

@@ -262,8 +262,6 @@ def main(
         shape = {"width": width, "batch": batch, "lr": lr}
         inside(names, rate, steps or STEPS[accuracy], accuracy, seeds, shape, output)
         return
-    # Open MPI polls while it waits: let the ranks run that it waits for, on shared cores.
-    os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     laboratory.run([__file__, "--rank", *sys.argv[1:]], hosts, rate)
     read = json.loads(output.read_text())
     body = accuracy_table(read) if accuracy else times_table(read)

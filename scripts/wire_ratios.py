@@ -121,7 +121,7 @@ def run(ranks: int, gradient: Path, presets: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
         command = ["mpirun", "-np", str(ranks), sys.executable, __file__, "--gradient", str(gradient)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMPI_MCA_mpi_yield_when_idle": "1"}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         subprocess.run([*command, "--presets", presets, "--measure", str(out)], check=True, env=environment)
         rows: dict[str, Any] = json.loads(out.read_text())
         return rows
