@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from functools import lru_cache
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
+YIELDS = "OMPI_MCA_mpi_yield_when_idle"
+POLLS = (
+    "this rank has one core, and Horovod's thread takes it while it waits for the other ranks, since Open MPI polls: "
+    f"set the environment variable {YIELDS} to 1 (mpirun -x {YIELDS}=1), so that the threads that compute go first"
+)
+_log = logging.getLogger("hvd_deepreduce")
 
 
 def of_rank(local_size: int, cgroup: Path = CGROUP) -> int:
@@ -18,6 +26,14 @@ def of_rank(local_size: int, cgroup: Path = CGROUP) -> int:
         cgroup: where the kernel describes the container's limits.
     """
     return max(1, int(min(len(os.sched_getaffinity(0)), _quota(cgroup)) // local_size))
+
+
+@lru_cache(1)  # once in a process
+def warn_of_polling() -> None:
+    """Warns if Open MPI has started this process and was not told whether to yield: on a rank's only core its polling
+    takes about a third of a step."""
+    if "OMPI_COMM_WORLD_RANK" in os.environ and YIELDS not in os.environ:
+        _log.warning(POLLS)
 
 
 def _quota(cgroup: Path) -> float:
