@@ -248,13 +248,16 @@ def main(
     """Compares the jobs, and prints a table."""
     from ddp_jobs import CONTENDERS
 
-    # Horovod's ranks ask MPI for work all the time. On cores that hosts share, beside the threads of all other jobs,
-    # five rounds did not end in eight minutes.
-    names = only.split(",") if only else [name for name, one in CONTENDERS.items() if accuracy or one.horovod is None]
+    if only:
+        names = only.split(",")
+    elif accuracy:
+        names = [name for name in CONTENDERS if name not in ("local", "dense_5mb", "auto")]
+    else:
+        # Horovod's ranks ask MPI for work all the time. On cores that hosts share, beside the threads of other jobs,
+        # five rounds did not end in eight minutes.
+        names = [name for name, one in CONTENDERS.items() if one.horovod is None]
     if unknown := set(names) - set(CONTENDERS):
         raise typer.BadParameter(f"--only has {', '.join(sorted(unknown))}: choose from {', '.join(CONTENDERS)}")
-    if accuracy and not only:
-        names = [name for name in names if name not in ("local", "dense_5mb", "auto")]
     what = "ddp_accuracy" if accuracy else f"ddp_{rate}"
     output = output or Path(f"runs/{what}.json")
     if rank:

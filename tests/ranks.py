@@ -53,7 +53,6 @@ def start(
         "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
-        "OMPI_MCA_mpi_yield_when_idle": "1",  # Open MPI polls while it waits: let those run that it waits for
     }
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True

@@ -183,9 +183,10 @@ class RankState:
         """Encoders and decoders of the config in force."""
         pipelines = self._pipelines
         if pipelines is None:
-            if self.cores == 1 and self.collectives.mpi_enabled() and self.collectives.rank() == 0:
+            own = self.cores  # it reads files of the kernel's
+            if own == 1 and self.collectives.mpi_enabled() and self.collectives.rank() == 0:
                 cores.warn_of_polling()
-            pipelines = self._pipelines = Pipelines(self._running, self.cores)
+            pipelines = self._pipelines = Pipelines(self._running, own)
         return pipelines
 
     @property

@@ -229,10 +229,9 @@ def run_exchange(
 def slice_count(max_kept: int, ranks: int) -> int:
     """The number of slices per region, if no rank keeps more than ``max_kept`` elements. Those of a few ranks are
     long, because they take one round of messages in place of several."""
-    direct = ranks <= DIRECT_RANKS
-    wanted = max_kept // (max(ranks, 1) * SLICE_ELEMENTS * (LONG_SLICE if direct else 1))
-    if wanted > FEW_SLICES and not direct:
-        wanted = max(FEW_SLICES, wanted // LONG_SLICE)
+    short = max_kept // (max(ranks, 1) * SLICE_ELEMENTS)
+    long = short // LONG_SLICE
+    wanted = long if ranks <= DIRECT_RANKS else min(short, max(FEW_SLICES, long))
     return max(1, min(MAX_SLICES, wanted))
 
 
