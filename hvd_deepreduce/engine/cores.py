@@ -30,9 +30,9 @@ def of_rank(local_size: int, cgroup: Path = CGROUP) -> int:
 
 @lru_cache(1)  # once in a process
 def warn_of_polling() -> None:
-    """Warns if Open MPI has started this process and was not told whether to yield: on a rank's only core its polling
-    takes about a third of a step."""
-    if "OMPI_COMM_WORLD_RANK" in os.environ and YIELDS not in os.environ:
+    """Warns in Open MPI's first process, if it was not told whether to yield: on a rank's only core its polling takes
+    about a third of a step."""
+    if os.environ.get("OMPI_COMM_WORLD_RANK") == "0" and YIELDS not in os.environ:
         _log.warning(POLLS)
 
 

@@ -184,7 +184,7 @@ class RankState:
         pipelines = self._pipelines
         if pipelines is None:
             own = self.cores  # it reads files of the kernel's
-            if own == 1 and self.collectives.mpi_enabled() and self.collectives.rank() == 0:
+            if own == 1 and self.collectives.mpi_enabled():
                 cores.warn_of_polling()
             pipelines = self._pipelines = Pipelines(self._running, own)
         return pipelines
