@@ -7,9 +7,11 @@ import re
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parent.parent.parent
 LOCK = (ROOT / "requirements.lock").read_text().splitlines()
@@ -110,6 +112,13 @@ def test_everything_that_set_up_downloads_is_locked():
     locked = [line for line in LOCK if not line.startswith("#")]
     assert all(re.fullmatch(r"\S+==\S+ --hash=sha256:[0-9a-f]{64}", line) for line in locked)
     assert {line.partition(" ")[0] for line in locked} == expected, "run python scripts/lock.py"
+
+
+def test_what_set_up_installs_takes_every_python_3_11():
+    """Debian 12 has 3.11.2, and pip leaves out releases that ask for more than its own Python."""
+    needs = {one.name: one.metadata["Requires-Python"] or "" for one in distributions()}
+    assert len(needs) > len(LOCK) / 2
+    assert {name: needed for name, needed in needs.items() if "3.11.0" not in SpecifierSet(needed)} == {}
 
 
 def test_pip_refuses_a_file_with_another_digest(tmp_path):
