@@ -29,6 +29,8 @@ class Ticket(Generic[G]):
         bucket: in which it is sent; None: it is sent alone.
         flat, key, pending: of a gradient that is sent alone: its flat array, its container's key, and its allgather.
         back: from ``Tensors.return_to``, where ``flat`` was made.
+        waits: whether ``gradient`` is copied into the bucket together with others, and its part of the bucket, a view
+            made by ``Tensors.view``, is the result.
     """
 
     parameters: Sequence[Parameter]
@@ -39,6 +41,7 @@ class Ticket(Generic[G]):
     key: RngKey | None = None
     pending: Any = None
     back: Callable[[], None] | None = None
+    waits: bool = False
 
 
 class Reducer(Generic[G]):
@@ -90,6 +93,8 @@ class Reducer(Generic[G]):
         self._on_host = False
         self._tickets: dict[str, Ticket[G]] = {}  # of the layout's parameters; what does not change is looked up once
         self._recorded: dict[str, list[Callable[[], None]]] = {}
+        # By bucket: gradients to be copied before it is started, and their views of it.
+        self._waiting: dict[str, list[tuple[G, Any]]] = {}
         # The hooks of a model on several devices run on several threads. Exchanges over MPI have no names: a bucket is
         # started under this lock, so that no thread overtakes another between the order and the start.
         self._lock = Lock()
@@ -99,7 +104,8 @@ class Reducer(Generic[G]):
 
         Args:
             gradient: ``finish`` overwrites it; it must not be changed before.
-            own: it may become a view of its bucket's memory, which the next step overwrites.
+            own: it, or what ``finish`` returns, may become a view of its bucket's memory, which the next step
+                overwrites.
 
         Raises:
             RuntimeError: the parameter's last gradient, or its last bucket, is still in flight; or an exchange over MPI
@@ -158,7 +164,10 @@ class Reducer(Generic[G]):
         return Ticket(parameters, gradient, device, bucket)
 
     def finish(self, ticket: Ticket[G], scale: float) -> G:
-        """Waits until a gradient is reduced: ``ticket.gradient = scale * (sum over all ranks)``, which is returned.
+        """Waits until a gradient is reduced: ``ticket.gradient = scale * (sum over all ranks)``.
+
+        Returns:
+            This gradient; or, of one given with ``own``, another one with the sum, which may be a view of the bucket.
 
         The step's first call starts the buckets that are not full. So it comes after the backward pass.
 
@@ -191,7 +200,11 @@ class Reducer(Generic[G]):
                 tensors.write(gradient, bucket.gradient, rest)
         else:
             view = self._view(bucket, ticket.parameters[0], gradient)
-            if ticket.device is None:
+            if ticket.waits:
+                gradient = view
+                if rest != 1.0:
+                    tensors.take(view, view, rest)
+            elif ticket.device is None:
                 tensors.take(gradient, view, rest)
             else:
                 with tensors.stream(ticket.device):
@@ -243,6 +256,7 @@ class Reducer(Generic[G]):
                     "its own DeepReduce"
                 )
             ticket.gradient, ticket.device = gradient, device
+            ticket.waits = own and device is None and self._tensors.waits(gradient)
             if device is None:
                 self._put(ticket, parameter, gradient, bucket, own)
             else:
@@ -280,7 +294,10 @@ class Reducer(Generic[G]):
         if bucket.empty:
             bucket.allocate(None if self._on_host else tensors.flat(gradient))
             bucket.finite = True
-        if not tensors.put(gradient, self._view(bucket, parameter, gradient), own):
+        view = self._view(bucket, parameter, gradient)
+        if ticket.waits:
+            self._waiting.setdefault(bucket.name, []).append((gradient, view))
+        elif not tensors.put(gradient, view, own):
             bucket.finite = False
         if bucket.device is not None:
             recorded = tensors.record(ticket.device)
@@ -295,7 +312,17 @@ class Reducer(Generic[G]):
             view = bucket.views[parameter.name] = self._tensors.view(bucket.part(parameter.name), gradient)
         return view
 
+    def _put_waiting(self, bucket: Bucket) -> None:
+        waiting = self._waiting.pop(bucket.name, None)
+        if waiting is None:
+            return
+        begin = perf_counter()
+        if not self._tensors.put_many(waiting):
+            bucket.finite = False
+        bucket.filling += perf_counter() - begin
+
     def _start(self, bucket: Bucket) -> None:
+        self._put_waiting(bucket)
         if bucket.device is None and self._encoder is not None:
             bucket.started = self._encoder.submit(self._engine.start, bucket)
             return
@@ -340,6 +367,7 @@ class Reducer(Generic[G]):
             self._generation = engine.generation
             self._encoder = self._encoding_thread(any(where is None for _, where in expected))
             self._recorded.clear()
+            self._waiting.clear()
             self._tickets = {
                 parameter.name: Ticket((parameter,), None, None, bucket)
                 for bucket in layout.buckets

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
@@ -63,6 +63,16 @@ class Tensors(ABC, Generic[G]):
         """
         view[:] = self.flat(gradient, on_host(view))
         return False
+
+    def waits(self, gradient: G) -> bool:
+        """Whether a gradient, on the host and given with ``own``, is better copied together with others of its bucket,
+        by ``put_many``: it is small. Its view takes its place as the result, so it must be in the form of ``gradient``.
+        """
+        return False
+
+    def put_many(self, waiting: Sequence[tuple[G, Any]]) -> bool:
+        """As ``put``, for the gradients of a bucket that have waited, each with its view."""
+        raise NotImplementedError
 
     def take(self, gradient: G, view: Any, scale: float) -> None:
         """``gradient = scale * (its part of a bucket)``."""

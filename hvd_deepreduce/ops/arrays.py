@@ -37,6 +37,7 @@ _gather[np.dtype(np.uint32)] = _gather[np.dtype(np.float32)]  # both are words o
 _subtract = kernels_by_dtype("subtract", "v", "ppUp")
 _sum = kernels_by_dtype("sum", "v", "pUpppidi")
 _copy_finite = kernels_by_dtype("copy_finite", "i", "ppUi")
+_copy_finite_many = kernels_by_dtype("copy_finite_many", "i", "pppU")
 
 _PARTS = 8
 """Parts that one launch sums, as in kernels/arrays/arrays.cu."""
@@ -85,6 +86,16 @@ def copy_finite(to: int, source: int, numel: int, dtype: np.dtype[Any], threads:
         to, source: addresses of contiguous arrays, float32 or float64 ``[numel]``.
     """
     return bool(_copy_finite[dtype](to, source, numel, threads))
+
+
+def copy_finite_many(copies: Sequence[tuple[int, int, int]], dtype: np.dtype[Any]) -> bool:
+    """As ``copy_finite``, for several small arrays in one call.
+
+    Args:
+        copies: to, source and numel of each.
+    """
+    columns = np.array(copies, np.uint64).reshape(-1, 3).T.copy()
+    return bool(_copy_finite_many[dtype](*map(address, columns), len(copies)))
 
 
 @operation()

@@ -85,6 +85,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         self._remove_hooks = weakref.finalize(self, _remove, self._handles)
         self._remove_hooks.atexit = False
         self._carriers: dict[str, torch.Tensor] = {}
+        self._ones = torch.ones(len(owners.parameters), dtype=torch.float64)  # the carriers on the host
         self._sparse: dict[torch.Tensor, int] = {}
         self._sent_alone: set[str] = set()
         self._rest = Rest(as_it_is)
@@ -448,6 +449,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         """Begins a step: starts its meeting; waits for it, and compares the ranks, where that was not done yet."""
         engine, collectives = self._engine, self._collectives
         self._ranks = collectives.size()
+        self._ones.fill_(1.0)
         name = next(iter(engine.parameters))
         collectives.start_meeting(
             engine.word(self._agreed), name, lambda total: engine.hear(total, self._compare_ranks)
@@ -485,12 +487,13 @@ class DeepReduce(Compressor):  # type: ignore[misc]
 
     def _carrier(self, parameter: Parameter, gradient: torch.Tensor) -> torch.Tensor:
         """The parameter's carrier, 1.0, where Horovod takes it. One tensor for all steps: Horovod reduces it in place,
-        and has ended before the parameter's next gradient comes."""
+        and has ended before the parameter's next gradient comes. Those on the host are elements of ``_ones``, which
+        was filled when the step began; on a GPU, streams may differ."""
         carrier = self._carriers.get(parameter.name)
         if carrier is None or ((gradient.is_cuda or carrier.is_cuda) and carrier.device != wire_device(gradient)):
-            carrier = torch.empty(1, dtype=torch.float64, device=wire_device(gradient))
-            self._carriers[parameter.name] = carrier
-        return carrier.fill_(1.0)
+            one, where = self._ones[parameter.number : parameter.number + 1], wire_device(gradient)
+            carrier = self._carriers[parameter.name] = one if where.type == "cpu" else one.to(where)
+        return carrier.fill_(1.0) if carrier.is_cuda else carrier
 
 
 def _noting_latest(compression: weakref.ref[DeepReduce]) -> Callable[[torch.Tensor], None]:

@@ -143,3 +143,18 @@ DR_API int dr_copy_finite_f32(u32* out, const u32* words, u64 n, int threads) {
 DR_API int dr_copy_finite_f64(u64* out, const u64* words, u64 n, int threads) {
     return copy_finite<u64>(out, words, n, 0x7FF0000000000000ull, threads);
 }
+
+template <class Bits>
+static int copy_finite_many(const u64* to, const u64* from, const u64* n, u64 arrays, Bits infinity) {
+    int all = 1;
+    for (u64 i = 0; i < arrays; ++i)
+        all &= copy_finite<Bits>((Bits*)(uintptr_t)to[i], (const Bits*)(uintptr_t)from[i], n[i], infinity, 1);
+    return all;
+}
+// Copies n[i] floats from the address from[i] to the address to[i], for all i < arrays. Returns 1 if all are finite.
+DR_API int dr_copy_finite_many_f32(const u64* to, const u64* from, const u64* n, u64 arrays) {
+    return copy_finite_many<u32>(to, from, n, arrays, 0x7F800000u);
+}
+DR_API int dr_copy_finite_many_f64(const u64* to, const u64* from, const u64* n, u64 arrays) {
+    return copy_finite_many<u64>(to, from, n, arrays, 0x7FF0000000000000ull);
+}

@@ -116,6 +116,22 @@ def test_a_copy_finds_what_is_not_finite(numel, dtype):
             x[place] = before
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_copies_of_many_arrays_find_what_is_not_finite(dtype):
+    numels = [3, 0, 70_001, 1, 4096]
+    sources = [cases.random(numel, dtype) for numel in numels]
+    for poisoned in (None, 0, 2, 3, 4):
+        if poisoned is not None:
+            sources[poisoned][-1] = np.nan
+        outs = [np.full(numel + 2, 7, dtype) for numel in numels]
+        to, source = ([one.ctypes.data for one in many] for many in ([out[1:] for out in outs], sources))
+        copies = list(zip(to, source, numels, strict=True))
+        assert arrays.copy_finite_many(copies, np.dtype(dtype)) == (poisoned is None)
+        for x, out in zip(sources, outs, strict=True):
+            np.testing.assert_array_equal(out, [7, *x, 7])
+            x[...] = np.nan_to_num(x)
+
+
 def test_scale(gpu):
     for dense in (cases.random(5003), cases.random(40, np.float64), np.float32([-0.0, 0.0, np.inf]), cases.random(0)):
         both(gpu, arrays.scale, dense, 0.3)
