@@ -51,6 +51,7 @@ class TorchCollectives(HorovodCollectives):
         # Of all that concerns the meeting: a bucket may be sent by the thread that encodes it.
         self._lock = RLock()
         self._hear: Callable[[Floats], object] = lambda total: None
+        self._name = ""
         self._held: list[_Started] = []
         self._total: Floats | None = None
         self._failure: Exception | None = None
@@ -65,7 +66,7 @@ class TorchCollectives(HorovodCollectives):
         """
         self._held.clear()
         self._total = self._failure = None
-        self._hear = hear
+        self._hear, self._name = hear, name
         tensor = torch.from_numpy(word)
         self._meeting = hvd.allreduce_async(
             tensor, name=f"deepreduce.meeting.{name}", op=hvd.Sum, process_set=self.process_set
@@ -130,15 +131,30 @@ class TorchCollectives(HorovodCollectives):
             if self._meeting is None:
                 return
             handle, self._meeting = self._meeting, None
+            total, self._total = self._total, None
             try:
-                total, self._total = self._total, None
-                self._hear(_synchronize(handle).numpy() if total is None else total)
+                total = _synchronize(handle).numpy() if total is None else total
+                self._hear(total)
             except Exception as error:
                 self._failure = error
+                if total is not None and meeting.outcome(total, self.size()).missing:
+                    self._await_late()
                 raise
             held, self._held = self._held, []
             for one in held:
                 self._start(one)
+
+    def _await_late(self) -> None:
+        """Waits until all ranks that have not joined are here, so that all of their operations are complete.
+
+        This rank may join now. Horovod would count it twice for what it still has in flight, and run that on ranks that
+        have not started it yet: these crash.
+        """
+        hvd.synchronize(
+            hvd.allreduce_async(
+                torch.ones(1), name=f"deepreduce.late.{self._name}", op=hvd.Sum, process_set=self.process_set
+            )
+        )
 
     def start_allgather(self, data: U8, name: str) -> _Started:
         """Starts Horovod's asynchronous allgather, as soon as the meeting is over."""

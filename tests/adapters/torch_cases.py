@@ -9,6 +9,7 @@ import copy
 import gc
 import os
 import tempfile
+import time
 
 import horovod.torch as hvd
 import numpy as np
@@ -1272,15 +1273,22 @@ def adasum():
 
 @case
 def a_rank_that_joins_early():
-    """Horovod would break down if an allgather were started now."""
+    """Horovod would break down if an allgather were started now; or if a rank joined while it has operations in flight
+    that a late rank, in the middle of its backward pass, has not started."""
     for number, scope in enumerate([{}, *filter(possible, SCOPES[:4])]):
         for steps in (0, 1):  # before the handshake, and after
             model = network()
             pairs = named(model, f"joined{number}.{steps}")
-            optimizer = wrapped(model, pairs, DeepReduce(pairs, LOSSY, **scope))
+            compression = DeepReduce(pairs, LOSSY, **scope)
+            optimizer = wrapped(model, pairs, compression)
             joins = hvd.rank() == hvd.size() - 1
             for step in range(steps if joins else steps + 1):
                 optimizer.zero_grad()
+                if step == steps and hvd.rank() == 1:
+                    model[2].weight.register_hook(lambda _: time.sleep(0.3))
+                    collectives = compression._engine.collectives
+                    start = collectives._start_probe
+                    collectives._start_probe = lambda name, start=start: time.sleep(0.3) or start(name)
                 if step < steps:
                     loss_of(model, step).backward()
                     optimizer.step()
