@@ -202,9 +202,7 @@ class Reducer(Generic[G]):
             view = self._view(bucket, ticket.parameters[0], gradient)
             if ticket.waits:
                 gradient = view
-                if rest != 1.0:
-                    tensors.take(view, view, rest)
-            elif ticket.device is None:
+            if ticket.device is None:
                 tensors.take(gradient, view, rest)
             else:
                 with tensors.stream(ticket.device):
