@@ -1,4 +1,4 @@
-"""PyTorch, started with mpirun: bytes and seconds of each step in TensorBoard, by one line.
+"""PyTorch, started with mpirun: bytes, seconds and residuals in TensorBoard, by a callback.
 
     mpirun -np 2 python examples/torch_tensorboard.py
 """
@@ -24,13 +24,21 @@ optimizer = hvd.DistributedOptimizer(
     torch.optim.SGD(model.parameters(), lr=0.05), named_parameters=model.named_parameters(), compression=compression
 )
 writer = SummaryWriter(f"runs/tensorboard/rank{hvd.rank()}")
+
+
+def write(report):
+    for name, value in report.as_dict().items():
+        writer.add_scalar(name, value, report["total"]["steps"])
+
+
+compression.add_callback(write)
+compression.measure_residuals(every=10)
 losses = []
-for step in range(100):
+for _ in range(100):
     optimizer.zero_grad()
     loss = torch.nn.functional.mse_loss(model(inputs), targets)
     loss.backward()
     optimizer.step()
-    writer.add_scalars("deepreduce", compression.stats()["last_step"], step)
     losses.append(hvd.allreduce(loss.detach(), name="loss").item())
 writer.close()
 if hvd.rank() == 0:

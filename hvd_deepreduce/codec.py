@@ -14,7 +14,8 @@ docs/extending.md shows how to write a codec, in this package or in another one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from difflib import get_close_matches
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -37,6 +38,7 @@ __all__ = [
     "ValueCodec",
     "index_codecs",
     "joint_codecs",
+    "meant",
     "padded",
     "sparsifiers",
     "value_codecs",
@@ -44,6 +46,12 @@ __all__ = [
 
 ON_HOST: U8 = np.empty(0, np.uint8)
 """A NumPy array, for the argument ``like`` of operations that make an array where another one is."""
+
+
+def meant(given: object, allowed: Iterable[object]) -> str:
+    """What an error about an unknown name adds: the name that may have been meant, or nothing."""
+    close = get_close_matches(str(given).lower(), map(str, allowed), 1)
+    return f". Did you mean {close[0]!r}?" if close else ""
 
 
 def padded(size: int) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
@@ -35,17 +36,24 @@ from hvd_deepreduce.codec import (
     ValueCodec,
     index_codecs,
     joint_codecs,
+    meant,
     sparsifiers,
     value_codecs,
 )
 from hvd_deepreduce.exchange.settings import AllGather, AutoExchange, Exchange, ReduceScatter, exchanges
 from hvd_deepreduce.feedback import DGC, Feedback, Residual, memories
 from hvd_deepreduce.index.rice import Rice
+from hvd_deepreduce.joint.three_lc import ThreeLC
 from hvd_deepreduce.local_updates import LocalUpdates
 from hvd_deepreduce.schedule import DensitySchedule
+from hvd_deepreduce.sparsify.nonzero import NonZero
 from hvd_deepreduce.sparsify.topk import TopK
 from hvd_deepreduce.value.qsgd import QSGD
 from hvd_deepreduce.value.raw import Raw
+from hvd_deepreduce.value.sign import Sign
+
+MOST_VALUES = 100_000
+"""Of a file; a config with an override for each tensor of a model has less."""
 
 
 class ConfigError(ValueError):
@@ -56,10 +64,34 @@ def _sentence(prefix: str, error: Any, fields: Any) -> str:
     key = ".".join([prefix, *map(str, error["loc"])] if prefix else map(str, error["loc"]))
     if error["type"] == "extra_forbidden":
         allowed = ", ".join(sorted(fields)) or "none"
-        return f"{key} is not a key of {prefix or 'a config'} (given: {error['input']!r}); its keys are: {allowed}"
+        name, where = str(error["loc"][-1]), prefix or "a config"
+        hint = _elsewhere(name, error["input"], fields if prefix else [*fields, "density"])
+        return f"{key} is not a key of {where} (given: {error['input']!r}); its keys are: {allowed}{hint}"
     if error["type"] == "missing":
         return f"{key} is missing and has no default"
-    return f"{key} is {error['input']!r}, which is not allowed: {error['msg'].replace('Input', 'it', 1)}"
+    hint = ""
+    if error["type"] == "literal_error":
+        hint = meant(error["input"], re.findall("'([^']*)'", error["ctx"]["expected"]))
+    elif key.endswith("density"):
+        hint = ". A density is the share of elements that are sent: 0.01 is 1%"
+    return f"{key} is {error['input']!r}, which is not allowed: {error['msg'].replace('Input', 'it', 1)}{hint}"
+
+
+_DENSITIES = {"compress_ratio", "compression_ratio", "k", "ratio", "sparsity", "topk"}
+"""What other libraries call a density."""
+
+
+def _elsewhere(name: str, value: object, fields: Collection[str]) -> str:
+    """The key that may have been meant by one that ``fields`` do not have, of a config or of one of its parts."""
+    if name.lower() in _DENSITIES and "density" in fields:
+        return ". Did you mean 'density', the share of elements that are sent (0.01 is 1%)?"
+    hint = meant(name, fields)
+    if hint or "sparsifier" not in fields:
+        return hint
+    parts = {kind: field.default for kind, field in Config.model_fields.items() if kind in _REGISTRIES}
+    kinds = [kind for kind, part in parts.items() if part is not None and name in type(part).model_fields]
+    kinds += ["local"] * (name in LocalUpdates.model_fields)
+    return f". Did you mean {kinds[0]}={{{name!r}: {value!r}}}?" if kinds else ""
 
 
 def _settings_of(given: Any) -> dict[str, Any]:
@@ -107,6 +139,24 @@ def _inline(value: Any) -> str:
     return text.removesuffix("...\n").strip()
 
 
+def _check_size(source: object, read: Any) -> None:
+    """
+    Raises:
+        ConfigError: a file holds more than any config has; its aliases may stand for millions of values, or for itself.
+    """
+    waiting, count = [read], 0
+    while waiting:
+        one = waiting.pop()
+        count += 1
+        if count > MOST_VALUES or (isinstance(one, int) and one.bit_length() > 64):
+            what = f"more than {MOST_VALUES:,} values" if count > MOST_VALUES else "an integer of more than 64 bits"
+            raise ConfigError(f"the config file {source} holds {what}, and no config does")
+        if isinstance(one, Mapping):
+            waiting += [*one.keys(), *one.values()]
+        elif isinstance(one, list | tuple | set):
+            waiting += one
+
+
 def _build(model: type[BaseModel], prefix: str, settings: Mapping[str, Any]) -> Any:
     try:
         return model(**settings)
@@ -128,7 +178,7 @@ def _codec(registry: Registry, given: Any) -> Any:
     if not isinstance(name, str) or name not in registry.by_name:
         raise ConfigError(
             f"{registry.kind} is {given!r}; it must be a name, or a mapping with the key 'name', out of: "
-            f"{', '.join(sorted(registry.by_name))}"
+            f"{', '.join(sorted(registry.by_name))}{meant(name, registry.by_name)}"
         )
     return _build(registry.by_name[name], registry.kind, settings)
 
@@ -299,7 +349,8 @@ class Config(BaseModel):
         given = _resolved(_merged({}, given))
         complete = _complete(given)
         for idle in effects.idle_settings(complete, _defaults()):
-            raise ConfigError(idle.sentence)
+            if not idle.anyway:
+                raise ConfigError(idle.sentence)
         instead = effects.instead_of_index_and_value(complete)
         for kind, needed in (("index", effects.needs_index(complete)), ("value", not instead)):
             if needed and complete[kind] is None:
@@ -355,7 +406,7 @@ class Config(BaseModel):
                 if key not in OVERRIDABLE:
                     raise ConfigError(
                         f"overrides has {key!r} for {pattern!r}, and only these settings can differ from tensor to "
-                        f"tensor: {', '.join(OVERRIDABLE)}"
+                        f"tensor: {', '.join(OVERRIDABLE)}{meant(key, OVERRIDABLE)}"
                     )
             plain[pattern] = {
                 key: _settings_of(value) if isinstance(value, Codec | Mapping) else value
@@ -423,10 +474,34 @@ class Config(BaseModel):
         density = self.density_schedule.density_at(step, getattr(self.sparsifier, "density"))  # noqa: B009
         return self.sparsifier.model_copy(update={"density": density})
 
+    def doubts(self) -> list[str]:
+        """Warnings, as sentences: what the config has and is probably not meant."""
+        own = {key: getattr(self, key) for key in type(self).model_fields}
+        found = [idle.sentence for idle in effects.idle_settings(own, _defaults())]
+        all_elements = getattr(self.sparsifier, "density_of", "elements") == "elements"
+        if self.local is None and getattr(self.sparsifier, "density", 0) == 1 and all_elements:
+            found.append(
+                "sparsifier.density is 1, so that all elements are sent, with their indices, which takes more bytes "
+                "than to send them without: set sparsifier to 'none', or the density to less, such as 0.01 for 1%"
+            )
+        return found
+
     @property
     def sends_all_as_it_is(self) -> bool:
         """Whether nothing is compressed, so that a ring's allreduce sends less than an allgather of containers."""
         return self.sparsifier.sends_all and isinstance(self.value, Raw) and not self.overrides
+
+    @property
+    def sends_parts(self) -> bool:
+        """Whether a step sends a part of each gradient, so that the rest comes later as rare, large elements: with a
+        sparsifier that leaves elements out, or with values that are zeros, or signs, and error feedback."""
+        coarse = self.error_feedback and (isinstance(self.value, Sign) or isinstance(self.joint, ThreeLC))
+        left_out = not self.sparsifier.sends_all and not isinstance(self.sparsifier, NonZero)
+        return (
+            coarse
+            or (left_out and getattr(self.sparsifier, "density", 0) < 1)
+            or any(one.sends_parts for one in self.variants.values())
+        )
 
     @property
     def has_velocity(self) -> bool:
@@ -496,7 +571,8 @@ class Config(BaseModel):
 
         Raises:
             ConfigError: an unknown preset, a file that is missing, empty or not a YAML mapping, an unknown key, a
-                value out of range, or a setting other than its default that has no effect beside the others.
+                value out of range, or a setting other than its default that has no effect beside the others, unless
+                its value is what happens anyway (``doubts``).
         """
         base = _merged({}, cls._read(source))
         merged = _merged(base, settings)
@@ -524,12 +600,14 @@ class Config(BaseModel):
             read = yaml.safe_load(path.read_text("utf-8"))
         except OSError as error:
             raise ConfigError(f"the config file {path} cannot be read: {error.strerror}{presets.hint(path)}") from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
             raise ConfigError(f"the config file {source} is not YAML: {' '.join(str(error).split())}") from None
+        _check_size(source, read)
         if read is None:
             raise ConfigError(f"the config file {source} is empty: write at least one key, such as 'sparsifier: topk'")
         if not isinstance(read, dict):
-            raise ConfigError(f"the config file {source} holds {read!r}: lines of the form 'key: value' are needed")
+            given = repr(read)[:160]
+            raise ConfigError(f"the config file {source} holds {given}: lines of the form 'key: value' are needed")
         return {str(key): value for key, value in read.items()}
 
     def to_dict(self) -> dict[str, Any]:

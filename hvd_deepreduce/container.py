@@ -16,6 +16,7 @@ bytes, then the index, value and order sections, each padded with zeros to a mul
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,13 @@ HEADER = struct.Struct("<4sBBBBBBHIIIIIIIQQQ")
 
 
 class ContainerError(ValueError):
-    """Bytes that are not a container, or a container of another tensor. Names the sender's rank if it is known."""
+    """Bytes that are not a container, or a container of another tensor. Names the sender's rank if it is known.
+
+    Attributes:
+        sender: that rank, and what is wrong with its container, for ``named``; None: the text says all.
+    """
+
+    sender: tuple[int, object] | None = None
 
 
 def refusal(rank: int | None, reason: object) -> ContainerError:
@@ -42,7 +49,24 @@ def refusal(rank: int | None, reason: object) -> ContainerError:
         reason: the end of the sentence.
     """
     sender = "the container" if rank is None else f"the container of rank {rank}"
-    return ContainerError(f"{sender} cannot be read: {reason}")
+    error = ContainerError(f"{sender} cannot be read: {reason}")
+    error.sender = None if rank is None else (rank, reason)
+    return error
+
+
+def named(error: ContainerError, ranks: Sequence[int]) -> ContainerError:
+    """The error of a group of ranks, with the sender's rank in the job.
+
+    Args:
+        error: names the sender by its number in the group, if it names one.
+        ranks: of the group, in its order.
+    """
+    if error.sender is None:
+        return error
+    number, reason = error.sender
+    text = refusal(ranks[number], reason)
+    text.sender = None
+    return text
 
 
 @dataclass(frozen=True)

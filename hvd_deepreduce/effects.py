@@ -1,4 +1,5 @@
-"""Which settings of a config have no effect beside the others. ``Config`` refuses them."""
+"""Which settings of a config have no effect beside the others. ``Config`` refuses them, but for those that say what
+happens anyway, such as ``min_elements: 0`` in a scope where every tensor is compressed: of these a job warns."""
 
 from __future__ import annotations
 
@@ -18,11 +19,13 @@ class Idle(NamedTuple):
         setting: such as ``"bucket_bytes"`` or ``"exchange.bits"``.
         because: the settings of which one is the reason.
         sentence: for the error.
+        anyway: whether the value is what happens without the setting, so that nothing contradicts it.
     """
 
     setting: str
     because: tuple[str, ...]
     sentence: str
+    anyway: bool = False
 
 
 def instead_of_index_and_value(config: Mapping[str, Any]) -> list[Codec]:
@@ -94,16 +97,17 @@ def idle_settings(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Ite
             f"force_index is True, and {reason}: another form of the indices would never be sent. Leave force_index "
             "out",
         )  # fmt: skip
-    for key, needed, has_effect in (
-        ("bucket_bytes", "'bucket' or 'tensor'", scope != "model"),
-        ("selection", "'model' or 'bucket'", scope != "tensor"),
-        ("min_elements", "'tensor'", scope == "tensor"),
+    for key, needed, has_effect, anyway in (
+        ("bucket_bytes", "'bucket' or 'tensor'", scope != "model", None),
+        ("selection", "'model' or 'bucket'", scope != "tensor", "tensor"),
+        ("min_elements", "'tensor'", scope == "tensor", 0),
     ):
         if not has_effect and config[key] != defaults[key]:
             yield Idle(
                 key, ("scope", "exchange", "hierarchical"),
                 f"{key} is {config[key]!r} and has no effect, since scope is {scope!r}: leave {key} out, or set scope "
                 f"to {needed}",
+                config[key] == anyway,
             )  # fmt: skip
     if isinstance(config["memory"], DGC) and scope == "tensor" and config["min_elements"]:
         yield Idle(
@@ -125,22 +129,22 @@ def idle_settings(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Ite
             yield from _of_codec("exchange", exchange, "density", ("exchange", "sparsifier", "index", "joint"), reason)
     if isinstance(exchange, DenseStreamExchange) and config["error_feedback"] is False:
         reason = "error_feedback is False, so that there is no residual to fill blocks from"
-        yield from _of_codec("exchange", exchange, "fill", ("exchange", "error_feedback"), reason)
+        yield from _of_codec("exchange", exchange, "fill", ("exchange", "error_feedback"), reason, False)
 
 
 def _of_local(config: Mapping[str, Any]) -> Iterator[Idle]:
     local = config["local"]
     if not isinstance(local, LocalUpdates):
         return
-    for setting, has_effect, reason in (
-        ("nesterov", local.momentum > 0, "local.momentum is 0"),
-        ("mix", local.delay > 0, "local.delay is 0"),
-        ("decay", config["error_feedback"] is not False, "error_feedback is False, so that there is no residual"),
+    for setting, has_effect, reason, anyway in (
+        ("nesterov", local.momentum > 0, "local.momentum is 0", False),
+        ("mix", local.delay > 0, "local.delay is 0", None),
+        ("decay", config["error_feedback"] is not False, "error_feedback is False, so that there is no residual", 0),
     ):
         given = getattr(local, setting)
         if not has_effect and given != LocalUpdates.model_fields[setting].default:
             sentence = f"local.{setting} is {given!r} and has no effect, since {reason}: leave {setting} out"
-            yield Idle(f"local.{setting}", ("local", "error_feedback"), sentence)
+            yield Idle(f"local.{setting}", ("local", "error_feedback"), sentence, given == anyway)
 
 
 def _of_levels(config: Mapping[str, Any]) -> Iterator[Idle]:
@@ -168,8 +172,10 @@ def _of_levels(config: Mapping[str, Any]) -> Iterator[Idle]:
         yield Idle("hierarchical", because, f"hierarchical is {config['hierarchical']!r} and {reason}")
 
 
-def _of_codec(kind: str, codec: Codec, setting: str, because: tuple[str, ...], reason: str) -> Iterator[Idle]:
+def _of_codec(
+    kind: str, codec: Codec, setting: str, because: tuple[str, ...], reason: str, anyway: object = None
+) -> Iterator[Idle]:
     given = getattr(codec, setting)
     if given != type(codec).model_fields[setting].default:
         sentence = f"{kind}.{setting} is {given!r} and has no effect, since {reason}: leave {setting} out"
-        yield Idle(f"{kind}.{setting}", because, sentence)
+        yield Idle(f"{kind}.{setting}", because, sentence, given == anyway)

@@ -21,9 +21,14 @@ WARN_SECONDS = 20.0
 NOBODY_CAME = (
     "this rank has waited {seconds} s at its first gradient, and not all other ranks of its process set have come. Do "
     "all ranks give compression=DeepReduce(...) to their optimizer or tape? Was DeepReduce given the optimizer's "
-    "process_set? In an elastic job, is DeepReduce in the state that hvd.elastic.run gets? If a rank only takes long "
+    "process_set? In an elastic job, is DeepReduce in the state that hvd.elastic.run gets? Have "
+    "all ranks made DeepReduce anew, where one has? If a rank only takes long "
     f"before its first step, set the environment variable {HANDSHAKE_VARIABLE} to a larger limit, or to 0 for none"
 )
+
+SAME_STEPS = "Let all ranks take the same steps, and load the state of DeepReduce on every rank or on none"
+# By process set, the instance that was enrolled last.
+_instances: dict[int, int] = {}
 
 
 def handshake_seconds() -> float:
@@ -48,6 +53,9 @@ class HorovodCollectives(Collectives):
     Args:
         hvd: ``horovod.torch`` or ``horovod.tensorflow``.
         process_set: of the ranks that take part.
+
+    Attributes:
+        prefix: of the names of all operations, under which Horovod matches those of different ranks.
     """
 
     def __init__(self, hvd: Any, process_set: Any) -> None:
@@ -56,6 +64,17 @@ class HorovodCollectives(Collectives):
         # That of all ranks is the same number, and is asked for often: hvd.size() answers ten times faster.
         self._ranks = hvd.size if process_set is hvd.global_process_set else process_set.size
         self._rank = process_set.rank
+        self.prefix = "deepreduce"
+
+    def enroll(self, instance: int = 0) -> None:
+        """As ``Collectives.enroll``. Numbers go by the order of the calls, when the objects are made: all ranks make
+        them in the same order. Not all ranks come to the first step of each, as one that joins before."""
+        if instance or not self.instance:
+            of = self.process_set.process_set_id
+            self.instance = instance or _instances.get(of, 0) + 1
+            _instances[of] = max(self.instance, _instances.get(of, 0))
+            # With the process set's number: this may go over a part of it, where others have numbers of their own.
+            self.prefix = f"deepreduce.{of}.{self.instance}"
 
     def stay(self) -> None:
         """Rank and size never change from now on, and Horovod is not asked again."""
@@ -65,6 +84,10 @@ class HorovodCollectives(Collectives):
     def rank(self) -> int:
         """This rank's number in the process set."""
         return int(self._rank())
+
+    def speaks(self) -> bool:
+        """As ``Collectives.speaks``."""
+        return bool(self.process_set.included()) and self.rank() == 0
 
     def size(self) -> int:
         """The process set's size."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from hvd_deepreduce.codec import meant
 from hvd_deepreduce.resources import folder
 
 
@@ -29,7 +30,7 @@ def find(source: str | Path) -> Path:
     if source not in names():
         raise LookupError(
             f"no preset is named {source!r}; the presets are: {', '.join(names())}. To read a file, give a path that "
-            "ends in .yaml or .yml, or one with a directory, such as './my_config'"
+            f"ends in .yaml or .yml, or one with a directory, such as './my_config'{meant(source, names())}"
         )
     return folder("configs") / f"{source}.yaml"
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hvd_deepreduce.codec import U8, RngKey
-from hvd_deepreduce.container import Container, ContainerError, refusal
+from hvd_deepreduce.container import Container, refusal
 from hvd_deepreduce.index.packed import Packed
 from hvd_deepreduce.ops import arrays, sections
 from hvd_deepreduce.ops.sections import NUMBER_BYTES, read_varint, varint
@@ -218,13 +218,19 @@ def _checked(data: U8, expected: Expected, layout: _Layout) -> Container:
     try:
         sections.check_container(data[:total], 0, salt(shared.digest, numel, dtype, key))
     except ValueError:
-        raise ValueError(
-            f"its checksum is not that of a container of parameter {key.parameter} at step {key.step} with this rank's "
-            "config: it was altered on the way, or is of another parameter, step or config. Check that all ranks run "
-            "the same steps of one model"
-        ) from None
+        raise ValueError(not_of(key)) from None
     parts = [arrays.aligned(data[at:end]) for at, end in zip(ends, [*ends[1:], total], strict=True)]
     return _container(expected, layout, parts)
+
+
+def not_of(key: RngKey) -> str:
+    """What is wrong with a container that has another checksum."""
+    # Without the key's number of the parameter: under reduce_scatter it is a hash, and of a bucket that of its first.
+    return (
+        f"its checksum is not that of a container of this tensor at step {key.step} with this rank's config: it was "
+        "altered on the way, or is of another tensor, step or config. Check that all ranks run the same steps of one "
+        "model"
+    )
 
 
 def _container(expected: Expected, layout: _Layout, parts: Sequence[U8]) -> Container:
@@ -287,4 +293,4 @@ def _split_at_once(data: U8, ranks: int, tensors: Sequence[Expected]) -> list[li
 
 def _check_end(data: U8, end: int, ranks: int) -> None:
     if end != data.size:
-        raise ContainerError(f"{data.size - end} bytes follow the containers of all {ranks} ranks")
+        raise refusal(ranks - 1, f"{data.size - end} bytes follow it, which is the last")

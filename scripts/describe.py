@@ -49,7 +49,10 @@ themselves, so leave out `index` and `value`. [exchanges.md](exchanges.md) says 
 A setting that has no effect is an error, unless it has its default value: `bucket_bytes` with `scope: model`,
 `selection` with `scope: tensor`, `min_elements` with another scope, `force_index` with a value codec that does not
 sort, `bits` of DenseStream without `value: qsgd`, `fill` and `memory` without error feedback, `density_schedule` with a
-sparsifier that has no density, and `index` where there are no indices. `seed` and `threads` can always be set. A
+sparsifier that has no density, and `index` where there are no indices. It is a warning of the job if the value is what
+happens anyway, so that one dict can be used with several scopes: `min_elements: 0` where all tensors are compressed,
+`selection: tensor` with `scope: tensor`, `fill: false` and `decay: 0` without error feedback, `nesterov: false` without
+momentum. `seed` and `threads` can always be set. A
 setting of a preset, a file or a dict that has no effect beside the keyword arguments is dropped: `DeepReduce(model,
 "topk_rice_qsgd", joint="densestream")` drops `index` and `value`, and `DeepReduce(model, "topk_rice_qsgd",
 sparsifier="randomk")` drops `index`, which was chosen for another sparsifier.

@@ -90,7 +90,7 @@ site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"
 echo 'import _hvd_deepreduce_env' >"$site/_hvd_deepreduce_env.pth"
 
 # --- packages ---
-extras=torch,tensorflow,mpi,dev,docs,fuzz
+extras=torch,tensorflow,mpi,dev,docs,fuzz,examples
 not_locked=(torch)  # their builds and what they require depend on the index and on the GPU; see scripts/lock.py
 if nvidia-smi -L 2>/dev/null | grep -q GPU; then
     case $(nvidia-smi 2>/dev/null | grep -o 'CUDA Version: [0-9]*') in

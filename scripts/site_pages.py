@@ -6,6 +6,7 @@ link that leaves docs/ leads to a page of the site with that file's text, or wit
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -62,8 +63,25 @@ def text_of(path: str) -> tuple[str, set[str]]:
         files = sorted(one.name for one in (ROOT / path).iterdir() if one.is_file())
         listed = "\n".join(f"- [{name}]({name})" for name in files)
         return with_links_of_the_site(f"# {path}/\n\n{listed}\n", f"{path}/", str(target(path)))
+    if path.endswith(".ipynb"):
+        cells = json.loads((ROOT / path).read_text("utf-8"))["cells"]
+        return with_links_of_the_site("\n\n".join(map(cell_text, cells)) + "\n", path, str(target(path)))
     suffix = Path(path).suffix.lstrip(".")
     return f"# {path}\n\n`````{suffix}\n{(ROOT / path).read_text('utf-8')}\n`````\n", set()
+
+
+def cell_text(cell: dict[str, Any]) -> str:
+    """A cell of a notebook, with its output, as Markdown."""
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        return source
+    parts = [f"```python\n{source}\n```"]
+    for output in cell["outputs"]:
+        if "text" in output:
+            parts.append(f"```text\n{''.join(output['text'])}```")
+        else:
+            parts.append(f"![figure](data:image/png;base64,{output['data']['image/png']})")
+    return "\n\n".join(parts)
 
 
 def on_files(files: Files, *, config: Any) -> Files:

@@ -120,6 +120,7 @@ def aligned(section):
 
 DIGESTS = """
 import hashlib
+import itertools
 import numpy as np
 from hvd_deepreduce import container as wire
 from hvd_deepreduce.ops import library
@@ -145,6 +146,23 @@ for name, codecs in configs.items():
             for array in (data, residual, values) if support is None else (data, residual, values, support):
                 digest.update(array.tobytes())
     print(name.replace(" ", "-"), digest.hexdigest())
+# What is wrong with sections that end early and have indices that are too large, and which of the two is said.
+none = np.empty(0, np.uint8)
+indices = np.flatnonzero(np.random.default_rng(0).random(9001) < 0.1).astype(np.uint32)
+for name, codec in cases.INDEX.items():
+    section, support = codec.encode(indices, 9001, RngKey(1, 2, 3))
+    said = []
+    for cut, numel in itertools.product(range(0, section.size + 1, 1 + section.size // 40), (9001, 5000, 1000)):
+        count = min(support.size, numel)
+        key, values = RngKey(1, 2, 3), np.zeros(4 * count, np.uint8)
+        one = wire.Container(1, codec.id, 1, np.dtype("f4"), numel, count, key, 0, section[:cut], values, none)
+        try:
+            decode_part(one, numel)
+        except ValueError as error:
+            said.append(str(error))
+    assert len(said) > 20
+    print(f"refusals-{name}", "-".join(sorted(set(said))).replace(" ", "_")[:300], end="")
+    print(hashlib.sha256(repr(said).encode()).hexdigest())
 """
 
 

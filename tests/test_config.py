@@ -77,10 +77,39 @@ def test_digest_is_of_what_all_ranks_share():
 
 
 @pytest.mark.parametrize(
+    ("settings", "meant"),
+    [
+        ({"sparsifer": "topk"}, "'sparsifier'"),
+        ({"densty": 0.01}, "'density'"),
+        ({"Scope": "model"}, "'scope'"),
+        ({"sparsifier": {"densty": 0.01}}, "'density'"),
+        ({"local": {"evry": 4}}, "'every'"),
+        ({"sparsifier": "topkk"}, "'topk'"),
+        ({"exchange": "all_gather"}, "'allgather'"),
+        ({"scope": "modle"}, "'model'"),
+        ({"value": {"name": "qsgd", "entropy": "huffmann"}}, "'huffman'"),
+        ({"overrides": {"*": {"valu": "raw"}}}, "'value'"),
+        ({"compress_ratio": 0.01}, r"'density', the share of elements that are sent \(0.01 is 1%\)"),
+        ({"bits": 4}, "value={'bits': 4}"),
+        ({"every": 4}, "local={'every': 4}"),
+    ],
+)
+def test_what_may_have_been_meant_is_said(settings, meant):
+    with pytest.raises(ConfigError, match=rf"Did you mean {meant}\?$"):
+        Config.load(settings)
+
+
+@pytest.mark.parametrize("density", [50, 0, "1%", -0.1])
+def test_a_density_that_is_none_says_what_one_is(density):
+    with pytest.raises(ConfigError, match=r"A density is the share of elements that are sent: 0.01 is 1%$"):
+        Config.load(density=density)
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"colour": 3}, r"^colour is not a key of a config \(given: 3\); its keys are: .*error_feedback.*value$"),
-        ({"sparsifier": {"name": "topk", "k": 3}}, r"sparsifier.k is not a key of sparsifier .*: density, density_of$"),
+        ({"sparsifier": {"name": "topk", "k": 3}}, "sparsifier.k is not a key of sparsifier .* density_of. Did you me"),
         ({"joint": {"columns": 1}}, "joint is {'columns': 1}, without a name, and there is no joint to change"),
         ({"density": 0.1, "sparsifier": {"density": 0.2}}, "density is 0.1 and sparsifier.density is 0.2: they are"),
         ({"density": 0.1, "sparsifier": "none"}, "sparsifier.density is not a key of sparsifier"),
@@ -98,7 +127,7 @@ def test_digest_is_of_what_all_ranks_share():
         ({"index": QSGD()}, "^index is QSGD.*, which is not allowed: .*IndexCodec"),
         ({"value": TopK()}, "^value is TopK.*, which is not allowed: .*ValueCodec"),
         ({"sparsifier": {"name": "threshold"}}, "^sparsifier.threshold is missing and has no default$"),
-        ({"sparsifier": {"name": "topk", "density": 0}}, "^sparsifier.density is 0, .*greater than 0$"),
+        ({"sparsifier": {"name": "topk", "density": 0}}, "^sparsifier.density is 0, .*greater than 0"),
         ({"sparsifier": {"name": "topk", "density": -0.5}}, "density is -0.5, .*greater than 0"),
         ({"sparsifier": {"name": "topk", "density": 1.5}}, "density is 1.5, .*less than or equal to 1"),
         ({"sparsifier": {"name": "topk", "density": float("nan")}}, "density is nan, which is not allowed"),

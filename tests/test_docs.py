@@ -1,6 +1,8 @@
 """The documents say what the code does."""
 
+import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -52,6 +54,33 @@ def test_every_codec_has_its_layout_in_the_container_page():
             heading = f"\n### {name} ({codec.id})\n"
             assert heading in part, f"docs/container.md has no {heading.strip()!r} under {title} codecs"
             assert len(part.split(heading)[1].split("\n### ")[0].strip()) > 40, f"{heading.strip()!r} says nothing"
+
+
+def test_scripts_and_manifests_can_be_read():
+    """A block of bash that bash cannot parse, or of YAML that is none, is of no use to copy."""
+    count, fenced = 0, re.compile(r"^```(bash|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        for language, block in fenced.findall(page.read_text("utf-8")):
+            count += 1
+            if language == "yaml":
+                assert all(isinstance(one, dict) for one in yaml.safe_load_all(block)), f"{page.name}:\n{block}"
+            else:
+                done = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True)
+                assert done.returncode == 0, f"{page.name}: {done.stderr}"
+    assert count > 5
+
+
+def test_the_notebook_runs():
+    """Its cells in order, but for the one that starts a job, which test_examples.py runs too."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    cells = json.loads((ROOT / "examples" / "first_look.ipynb").read_text("utf-8"))["cells"]
+    names: dict[str, object] = {}
+    for source in ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"):
+        if "torchrun" not in source:
+            exec(source, names)
+    assert names["data"].size < 0.005 * names["gradient"].nbytes
 
 
 def test_presets_are_given_by_name():

@@ -1,6 +1,7 @@
 """Every setting of a config has an effect or is refused: by the config, or by what a pipeline makes of it."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -23,8 +24,6 @@ IDLE = [
     ({"sparsifier": "none", "index": {"name": "bloom"}}, "index is 'bloom', and sparsifier 'none' sends all elements"),
     ({"bucket_bytes": 8000, "scope": "model"}, "bucket_bytes is 8000 and has no effect, since scope is 'model'"),
     ({"bucket_bytes": 8000, "exchange": "sparcml"}, "bucket_bytes is 8000 and has no effect, since scope is 'model'"),
-    ({"selection": "tensor", "scope": "tensor"},
-     "selection is 'tensor' and has no effect, since scope is 'tensor': .*or 'bucket'"),
     ({"min_elements": 7, "scope": "model"}, "min_elements is 7 and has no effect, since scope is 'model'.*'tensor'$"),
     ({"min_elements": 7, "scope": "bucket"}, "min_elements is 7 and has no effect, since scope is 'bucket'"),
     ({"min_elements": 7, "exchange": "densestream"}, "min_elements is 7 and has no effect, since scope is 'model'"),
@@ -37,8 +36,6 @@ IDLE = [
     ({"joint": {"name": "densestream", "bits": 4}}, "joint.bits is 4 and has no effect, since value is 'raw', and"),
     ({"joint": {"name": "densestream", "bits": 4, "value": "float16"}}, "joint.bits is 4 .* value is 'float16'"),
     ({"exchange": {"name": "densestream", "bits": 4}}, "exchange.bits is 4 and has no effect, since value is 'raw'"),
-    ({"exchange": {"name": "densestream", "fill": False}, "error_feedback": False},
-     "exchange.fill is False and has no effect, since error_feedback is False, .* leave fill out"),
     ({"exchange": {"name": "reduce_scatter", "density": 0.1}, "sparsifier": "none"},
      "exchange.density is 0.1 and has no effect, since sparsifier 'none' sends no indices"),
     ({"exchange": {"name": "reduce_scatter", "density": 0.1}, "sparsifier": "randomk"},
@@ -54,6 +51,30 @@ def test_a_setting_without_effect_is_refused(settings, message):
     for source, keywords in ((settings, {}), (None, settings)):
         with pytest.raises(ConfigError, match=f"^{message}"):
             Config.load(source, **keywords)
+
+
+ANYWAY = [
+    ({"min_elements": 0, "scope": "bucket"}, "min_elements is 0 and has no effect, since scope is 'bucket'"),
+    ({"min_elements": 0, "exchange": "sparcml"}, "min_elements is 0 and has no effect, since scope is 'model'"),
+    ({"selection": "tensor", "scope": "tensor"}, "selection is 'tensor' and has no effect, since scope is 'tensor'"),
+    ({"local": {"nesterov": False}}, "local.nesterov is False and has no effect, since local.momentum is 0"),
+    ({"local": {"decay": 0}, "error_feedback": False}, "local.decay is 0.0 and has no effect"),
+    ({"exchange": {"name": "densestream", "fill": False}, "error_feedback": False},
+     "exchange.fill is False and has no effect, since error_feedback is False, .* leave fill out"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "message"), ANYWAY)
+def test_a_setting_that_says_what_happens_anyway_is_a_doubt(settings, message):
+    config = Config.load(settings)
+    assert re.match(message, config.doubts()[0]) and not Config.load().doubts()
+    assert Config.load(config.to_dict()) == config == Config.load(None, **settings)
+
+
+def test_density_1_is_a_doubt():
+    assert Config.load(density=1).doubts()[0].startswith("sparsifier.density is 1, so that all elements are sent")
+    assert not Config.load(sparsifier={"density": 1, "density_of": "nonzeros"}).doubts()
+    assert not any(Config.load(name).doubts() for name in presets.names())
 
 
 EFFECTIVE = [

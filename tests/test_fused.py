@@ -131,7 +131,7 @@ def test_any_changed_byte_is_refused_with_the_composed_way_s_error():
 def test_a_container_of_another_step_is_refused():
     pipeline, _ = both(config())
     sent = message(pipeline, cases.random(100), None, [100])
-    with pytest.raises(ContainerError, match="of another parameter, step or config"):
+    with pytest.raises(ContainerError, match="of another tensor, step or config"):
         bundle.sum_into(
             np.empty(100, np.float32), sent, 1, slices(pipeline, [100], KEY._replace(step=6, rank=0)), 1.0
         )

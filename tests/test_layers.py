@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = "hvd_deepreduce"
 LAYERS: list[set[str]] = [
-    {"captured", "resources", "sparse"},
+    {"captured", "needs", "resources", "sparse"},
     {"capture"},
     {"ops.types", "ops.cubins"},
     {"ops.dispatch", "ops.library", "ops.device"},
@@ -22,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"entropy"},
     {"index", "sparsify", "value"},
     {"joint"},
-    {"exchange.settings", "exchange.traffic", "feedback", "local_updates", "plugins", "presets", "schedule"},
+    {"exchange.settings", "exchange.traffic", "feedback", "local_updates", "losses", "plugins", "presets", "schedule"},
     {"effects"},
     {"config", "container", "short_container"},
     {"bundle", "decoding", "fused", "memory", "pipeline"},

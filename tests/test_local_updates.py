@@ -26,7 +26,6 @@ def test_a_mapping_changes_what_the_config_has():
         ({"local": {"every": 2, "delay": 2}}, r"delay must be less than every"),
         ({"local": {"every": 2, "fragments": 3}}, r"at most as many fragments as local steps"),
         ({"local": {"momentum": 1.0}}, r"local.momentum is 1.0, which is not allowed"),
-        ({"local": {"nesterov": False}}, r"local.nesterov is False and has no effect, since local.momentum is 0"),
         ({"local": {"mix": 0.5}}, r"local.mix is 0.5 and has no effect, since local.delay is 0"),
         (
             {"local": {"decay": 0.5}, "error_feedback": False},

@@ -42,6 +42,7 @@ def test_an_unknown_name_lists_the_presets():
     with pytest.raises(ConfigError, match="^no preset is named 'topk_rice'; the presets are: ") as error:
         Config.load("topk_rice")
     assert all(name in str(error.value) for name in presets.names())
+    assert str(error.value).endswith(". Did you mean 'topk_rice_qsgd'?")
     assert "To read a file, give a path that ends in .yaml or .yml, or one with a directory" in str(error.value)
     for unknown in ("", ".", "TOPK_RICE_QSGD", "topk_rice_qsgd "):
         with pytest.raises(ConfigError, match="^no preset is named"):

@@ -70,6 +70,19 @@ def test_every_kernel_source_is_package_data():
     assert matched == {path for path in (ROOT / "kernels").rglob("*") if path.is_file()}
 
 
+def test_the_image_is_made_as_set_up_makes_the_environment():
+    """hadolint has nothing against it; here: it copies what is there, runs a script that is there, and has env.sh's
+    variables."""
+    text = (ROOT / "Dockerfile").read_text("utf-8")
+    assert "RUN scripts/setup.sh" in text and (ROOT / "scripts" / "setup.sh").is_file()
+    listed = re.search(r'^hvd_env="(.*?)"$', (ROOT / "scripts" / "env.sh").read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert listed
+    folder = re.search(r"^WORKDIR (\S+)$", text, re.MULTILINE)
+    assert folder
+    for variable in listed[1].replace("$hvd_root", folder[1]).splitlines():
+        assert re.search(rf"\b{re.escape(variable)}(?: \\)?$", text, re.MULTILINE), f"the image does not set {variable}"
+
+
 def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
 

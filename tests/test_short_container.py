@@ -135,20 +135,20 @@ def test_another_parameter_step_or_seed(which, name):
     pipeline = Pipeline(FORMS[name])
     for gradient in (GRADIENT, np.full(NUMEL, np.nan, np.float32)):
         foreign = encoded(pipeline, gradient, OTHERS[which])
-        must_refuse(pipeline, foreign, "parameter 12 at step 4294967309 with this rank's config: .* another parameter")
+        must_refuse(pipeline, foreign, "tensor at step 4294967309 with this rank's config: .* another tensor")
     read(pipeline, encoded(pipeline, key=KEY._replace(step=13)))  # 32 bits of the step count, as ever
 
 
 def test_another_config_dtype_or_size():
     pipeline = Pipeline(FORMS["index rice"])
     for other in (Config.load(seed=5), Config.load(density=0.02), Config.load(sparsifier="none", joint="three_lc")):
-        must_refuse(pipeline, encoded(Pipeline(other)), "is of another parameter, step or config|cannot give|announces")
-    must_refuse(pipeline, encoded(pipeline, GRADIENT.astype(F64)), "another parameter, step or config")
-    must_refuse(pipeline, encoded(pipeline, np.append(GRADIENT, 1)), "another parameter, step or config", numel=NUMEL)
+        must_refuse(pipeline, encoded(Pipeline(other)), "is of another tensor, step or config|cannot give|announces")
+    must_refuse(pipeline, encoded(pipeline, GRADIENT.astype(F64)), "another tensor, step or config")
+    must_refuse(pipeline, encoded(pipeline, np.append(GRADIENT, 1)), "another tensor, step or config", numel=NUMEL)
     must_refuse(pipeline, pipeline.encode(GRADIENT, None, KEY).tobytes())  # version 1
     nan = np.full(NUMEL, np.nan, F64)
-    must_refuse(pipeline, encoded(pipeline, nan), "another parameter, step or config")
-    must_refuse(pipeline, encoded(pipeline, nan[1:]), "another parameter, step or config|announces", dtype=F64)
+    must_refuse(pipeline, encoded(pipeline, nan), "another tensor, step or config")
+    must_refuse(pipeline, encoded(pipeline, nan[1:]), "another tensor, step or config|announces", dtype=F64)
 
 
 @pytest.mark.parametrize(

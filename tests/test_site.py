@@ -9,7 +9,8 @@ import pytest
 
 from tests.ranks import ROOT
 
-NEEDED = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "mkdocs.yml", "docs", "examples", "scripts")
+NEEDED = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Dockerfile", "LICENSE", "mkdocs.yml")
+FOLDERS = ("docs", "examples", "scripts")
 
 
 def build(folder):
@@ -21,7 +22,7 @@ def build(folder):
 
 def test_the_site(tmp_path):
     pytest.importorskip("mkdocs", reason="mkdocs is not installed: run make setup")
-    for name in NEEDED:
+    for name in NEEDED + FOLDERS:
         source = ROOT / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / name)
     done = build(tmp_path)
@@ -29,6 +30,7 @@ def test_the_site(tmp_path):
     first = (tmp_path / "site" / "index.html").read_text()
     for part in ("Will it help me?", 'src="figures/accuracy.png"', 'href="files/examples.html"'):
         assert part in first
+    assert "15,608 bytes" in (tmp_path / "site" / "files" / "examples" / "first_look.ipynb.html").read_text()
     example = (tmp_path / "site" / "files" / "examples" / "numpy_codec.py.html").read_text()
     assert "python examples/numpy_codec.py" in re.sub(r"<[^>]*>", "", example)
     page, text = tmp_path / "docs" / "limits.md", (ROOT / "docs" / "limits.md").read_text()

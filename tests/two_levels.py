@@ -12,17 +12,19 @@ from hvd_deepreduce.exchange.collective_simulation import CollectiveNetwork
 from hvd_deepreduce.exchange.two_levels import Place
 
 INSIDE, ACROSS = ((0, 1), (2, 3)), ((0, 2), (1, 3))
-PLACES = [Place(rank, rank % 2, 2, rank // 2, 2) for rank in range(4)]
+PLACES = [Place(rank, INSIDE[rank // 2], ACROSS[rank % 2]) for rank in range(4)]
 
 
-def run(programs: Sequence[Any], change: Callable[[int, Any], Any] = lambda number, asked: asked) -> list[Any]:
+def run(
+    programs: Sequence[Any], change: Callable[[int, Any], Any] = lambda number, asked: asked, bad: int = 1
+) -> list[Any]:
     """What the four ranks return, or the ContainerError that they raise. All take part in all collectives.
 
     As in a job, a collective takes place as soon as its group is there: two groups between nodes need not take the same
     number of steps.
 
     Args:
-        change: what rank 1 sends in its collective with this number, of what it would send.
+        change: what the rank ``bad`` sends in its collective with this number, of what it would send.
     """
     asked: dict[int, Any] = {}
     ends: dict[int, Any] = {}
@@ -41,8 +43,8 @@ def run(programs: Sequence[Any], change: Callable[[int, Any], Any] = lambda numb
     while asked:
         group, inside = _meeting(asked)
         plain = [asked[rank].asked if inside else asked[rank] for rank in group]
-        if 1 in group:
-            plain[group.index(1)] = change(next(numbers), plain[group.index(1)])
+        if bad in group:
+            plain[group.index(bad)] = change(next(numbers), plain[group.index(bad)])
         for rank, answer in zip(group, _carried(plain), strict=True):
             del asked[rank]
             go_on(rank, answer)

@@ -2,50 +2,36 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from hvd_deepreduce import Config, captured, prediction, speeds
-from hvd_deepreduce.advice import GRADIENTS, UPDATES, Advice
+from hvd_deepreduce import Config, captured, losses, prediction, speeds
+from hvd_deepreduce.advice import Advice
 from hvd_deepreduce.advice import advise as advise_job
-from hvd_deepreduce.command import gradients, output, ranks
+from hvd_deepreduce.command import gradients, output, quantities, ranks
 from hvd_deepreduce.command.output import ExitCode, Json
 from hvd_deepreduce.engine import cores
 
 EPILOG = (
     """Examples:
 
-  hvd-deepreduce advise 25.6M --ranks 4 --bandwidth 1G --compute 100
+  hvd-deepreduce advise 25.6M --ranks 4 --bandwidth 1G --compute 100 --optimizer sgd
 
-  hvd-deepreduce advise gradients.npz --ranks 16 --per-host 4 --bandwidth 10G --dense-step 400 --json
+  hvd-deepreduce advise gradients.npz --ranks 16 --per-host 4 --bandwidth 10G --dense-step 400 --optimizer adamw --json
 
-  mpirun -np 4 hvd-deepreduce advise 25.6M --measure --compute 100
+  mpirun -np 4 hvd-deepreduce advise 25.6M --measure --compute 100 --optimizer adamw
 
 """
     + output.EXIT_CODES
 )
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 TENSOR, MOST_TENSORS = 160_000, 1000
 LATENCY = 50.0
 """Microseconds of a message over TCP, unless given."""
-
-
-def number(text: str, what: str) -> float:
-    """A positive number with a unit: ``25.6M``, ``10G``."""
-    unit = text[-1:].lower() if text[-1:].lower() in "kmg" else ""
-    try:
-        found = float(text[: len(text) - len(unit)]) * UNITS[unit]
-    except ValueError:
-        found = 0.0
-    if not 0 < found < float("inf"):
-        output.fail(
-            f"{what} is {text!r}; it must be a positive number, which may end in K, M or G, such as 25.6M",
-            ExitCode.USAGE,
-        )
-    return found
 
 
 def sizes_of(model: str) -> list[int]:
@@ -53,7 +39,7 @@ def sizes_of(model: str) -> list[int]:
 
     The former is divided into equal tensors of about ``TENSOR``, as large as ResNet-50's are.
     """
-    sizes = [round(number(part, "MODEL")) for part in model.split(",")]
+    sizes = [round(quantities.count(part, "MODEL")) for part in model.split(",")]
     if len(sizes) == 1:
         whole, count = sizes[0], min(MOST_TENSORS, max(1, sizes[0] // TENSOR))
         sizes = [whole // count + (place < whole % count) for place in range(count)]
@@ -62,13 +48,13 @@ def sizes_of(model: str) -> list[int]:
     return sizes
 
 
-def vectors_of(file: Path) -> tuple[list[int], Callable[[Config], Sequence[captured.Vector]]]:
+def vectors_of(file: Path, most: int) -> tuple[list[int], Callable[[Config], Sequence[captured.Vector]]]:
     """Elements of the tensors in a file of gradients, and what a config selects from: the accumulator with error
     feedback, if the file has one, and otherwise the gradient."""
-    given = gradients.usable(gradients.load(file))
+    given = gradients.usable(gradients.load(file, most=most))
     raw = given
     try:
-        raw = gradients.load(file, "gradient")
+        raw = gradients.load(file, "gradient", most=most)
     except (gradients.GradientError, captured.CaptureError):
         pass  # it has one vector alone
     return given.sizes, lambda config: [(given if config.error_feedback else raw).vector]
@@ -78,32 +64,42 @@ def advise(
     model: Annotated[
         str,
         typer.Argument(
-            help="The number of parameters (25.6M), the sizes of all tensors (64,4096,1M), or a file of gradients "
+            help="The number of parameters (25.6M, 7B), the sizes of all tensors (64,4096,1M), or a file of gradients "
             "(.npz, .npy, .pt)."
         ),
     ],
-    rank_count: Annotated[int | None, typer.Option("--ranks", min=2, help="Ranks in all.")] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the job: sgd, adam, adamw, muon, lamb, ... What a preset loses depends on it. Asked for on a "
+            "terminal; elsewhere, without it, there is an answer for SGD and one for Adam and its relatives."
+        ),
+    ] = None,
+    rank_count: Annotated[int | None, typer.Option("--ranks", help="Ranks in all, 2 or more.")] = None,
     per_host: Annotated[
         int | None, typer.Option("--per-host", min=1, help="Ranks on each host, which share its link. Default: 1.")
     ] = None,
     bandwidth: Annotated[
-        str | None, typer.Option(help="Bits per second of a host's link, in each direction: 1G, 100M.")
+        str | None, typer.Option(help="Of a host's link, in each direction, in bits: 1G, 100Mbit/s; in bytes: 1GB/s.")
     ] = None,
-    latency: Annotated[float, typer.Option(min=0, help="Microseconds of a message.")] = LATENCY,
+    latency: Annotated[
+        float | None, typer.Option(min=0, help=f"Microseconds of a message. Default: {LATENCY:g}.")
+    ] = None,
     measure: Annotated[
         bool,
         typer.Option("--measure", help="Measure the link between the ranks of this mpirun or torchrun."),
     ] = False,
     compute: Annotated[
-        float, typer.Option(min=0, help="Milliseconds of a step on one rank, without any exchange.")
-    ] = 0.0,
+        float | None, typer.Option(min=0, help="Milliseconds of a step on one rank, without any exchange.")
+    ] = None,
     dense_step: Annotated[
         float | None, typer.Option(min=0, help="Measured milliseconds of a dense step, in place of --compute.")
     ] = None,
     config: Annotated[
         list[str] | None,
         typer.Option(
-            help="A preset's name or a YAML file; can be repeated. Default: " + ", ".join((*GRADIENTS, *UPDATES)) + "."
+            help="A preset's name or a YAML file; can be repeated. Default: some of each kind. The presets that lose "
+            "most (smallest, diloco, sparseloco) are recommended only if they are named here."
         ),
     ] = None,
     rank_cores: Annotated[
@@ -116,53 +112,97 @@ def advise(
     tensor_overhead: Annotated[
         float, typer.Option(min=0, help="Microseconds that the framework takes for each tensor.")
     ] = 1e6 * prediction.TENSOR_OVERHEAD,
+    most_elements: output.MostElements = output.MOST_ELEMENTS,
     as_json: Json = False,
 ) -> None:
     """Predicts the time of a training step, dense and under presets, and says which to take."""
     with output.errors_as_sentences():
         if model.lower().endswith(gradients.SUFFIXES):
-            sizes, vectors = vectors_of(Path(model))
+            sizes, vectors = vectors_of(Path(model), most_elements)
         else:
             sizes, vectors = sizes_of(model), None
-        configs = [(name, Config.load(name)) for name in config or (*GRADIENTS, *UPDATES)]
+        configs = [(name, Config.load(name)) for name in config] if config else None
+    times = {"--compute": compute, "--dense-step": dense_step, "--latency": latency, "--cores": rank_cores}
+    for name, value in {**times, "--tensor-overhead": tensor_overhead}.items():
+        if value is not None and not math.isfinite(value):
+            wrong(f"{name} is {value}; it must be finite")
+    if measure and (bandwidth is not None or latency is not None):
+        given = "--bandwidth" if bandwidth is not None else "--latency"
+        wrong(f"--measure measures the link, and {given} says what it is: give one of them")
+    if compute is not None and dense_step is not None:
+        wrong("--compute and --dense-step are both given; the time of computing is found from a dense step: give one")
+    try:
+        losses.families_of(optimizer)
+    except ValueError as error:
+        wrong(str(error))
+    rate = quantities.bits_per_second(bandwidth, "--bandwidth") if bandwidth is not None else None
     collectives = ranks.of_launcher() if measure else None
     if collectives is not None:
         rank_count = rank_count or collectives.ranks
         per_host = per_host or ranks.on_this_host(collectives)
     elif measure:
-        output.fail(
+        wrong(
             "--measure needs the ranks of a job: run mpirun -np 4 hvd-deepreduce advise MODEL --measure, or torchrun "
-            "--standalone --nproc-per-node 4 -m hvd_deepreduce advise MODEL --measure",
-            ExitCode.USAGE,
+            "--standalone --nproc-per-node 4 -m hvd_deepreduce advise MODEL --measure"
         )
     per_host = per_host or 1
     if rank_count is None or (bandwidth is None and collectives is None):
-        output.fail("give --ranks and --bandwidth, or --measure under mpirun or torchrun", ExitCode.USAGE)
+        wrong("give --ranks and --bandwidth, or --measure under mpirun or torchrun")
+    if rank_count < 2:
+        wrong(f"--ranks is {rank_count}; it must be 2 or more, since a single rank exchanges nothing")
+    if per_host > rank_count:
+        wrong(f"--per-host is {per_host} and --ranks is {rank_count}: a host cannot have more ranks than the job")
     if rank_count % per_host:
-        output.fail(
-            f"--ranks is {rank_count} and --per-host is {per_host}; each host must have equally many ranks",
-            ExitCode.USAGE,
-        )
+        wrong(f"--ranks is {rank_count} and --per-host is {per_host}; each host must have equally many ranks")
+    if optimizer is None and not (as_json or measure):
+        optimizer = asked_for()
+
     own = rank_cores or cores.of_rank(1) / per_host
     computing = threads or max(1, int(own))
     sharing = max(1.0, computing / own)
-    if collectives is not None:
+    if rate is not None:
+        link = prediction.Link(rate, 1e-6 * (LATENCY if latency is None else latency), speeds.stack())
+    else:
+        assert collectives is not None
         link = speeds.link(collectives, sharing)
-    if bandwidth is not None:
-        link = prediction.Link(number(bandwidth, "--bandwidth"), 1e-6 * latency, speeds.stack())
     job = prediction.Job(
-        sizes, rank_count, per_host, 1e-3 * compute, free_core=own >= computing + 1, sharing=sharing,
+        sizes, rank_count, per_host, 1e-3 * (compute or 0.0), free_core=own >= computing + 1, sharing=sharing,
         tensor_overhead=1e-6 * tensor_overhead,
     )  # fmt: skip
 
     found = advise_job(
-        job, link, configs, captured=vectors, collectives=collectives,
+        job, link, configs, optimizer=optimizer, captured=vectors, collectives=collectives,
         dense_step=None if dense_step is None else 1e-3 * dense_step,
     )  # fmt: skip
     if collectives is None or collectives.rank == 0:
         show(found, as_json)
     if collectives is not None:
         collectives.close()
+
+
+def wrong(sentence: str) -> NoReturn:
+    """Ends the command, which was called in a wrong way."""
+    output.fail(sentence, ExitCode.USAGE)
+
+
+def asked_for() -> str | None:
+    """The optimizer that a user at a terminal names; None: no terminal, or no answer."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return None
+    while True:
+        try:
+            answer = input("Which optimizer has the job (sgd, adam, adamw, muon, ...)? ").strip()
+        except EOFError:
+            output.say()
+            return None
+        if not answer:
+            return None
+        try:
+            losses.families_of(answer)
+        except ValueError as error:
+            output.paragraph(f"{error}.")
+        else:
+            return answer
 
 
 def show(found: Advice, as_json: bool) -> None:
@@ -173,19 +213,45 @@ def show(found: Advice, as_json: bool) -> None:
     dense = found.named(prediction.DENSE).seconds
     rows: list[tuple[Any, ...]] = []
     for one in found.predictions:
-        kind = f"updates / {one.every}" if one.updates else "gradients" * (one.name != prediction.LOCAL)
+        kind = f"updates/{one.every}" if one.updates else "gradients" * (one.name != prediction.LOCAL)
         speed = f"{dense / one.seconds:.2f}" if one.seconds else ""
-        rows.append(
-            (one.name, kind, f"{1e3 * one.seconds:.1f}", speed, f"{1e3 * one.codec:.1f}", f"{1e3 * one.link:.1f}",
-             f"{one.received / 1e6:.2f}")
-        )  # fmt: skip
-    head = ("way", "exchanges", "ms a step", "dense / this", "ms codec", "ms link", "MB in")
+        cells = (short(value) for value in (1e3 * one.seconds, 1e3 * one.codec, 1e3 * one.link, one.received / 1e6))
+        rows.append((one.name, kind, speed, *cells))
+    head = ("way", "exchanges", "faster", "ms a step", "codec", "link", "MB in")
     output.table(head, rows, f"{found.job.numel:,} parameters, {found.job.ranks} ranks: predicted steps", left=2)
+    about = "faster: dense's time over this one's. codec, link: the milliseconds that they would take alone."
+    if any(one.updates for one in found.predictions):
+        about += " updates/4: LocalSGD, which exchanges every 4 steps; times and bytes are the mean of its steps."
+    output.paragraph(about)
     for name, why in found.left_out.items():
-        output.say(f"{name} is left out: {why}.")
+        output.paragraph(f"{name} is left out: {why}.")
+    for family in found.families:
+        show_losses(found, family)
     output.say()
-    output.say(" ".join(found.sentences()))
+    for sentence in found.sentences():
+        output.paragraph(sentence)
     output.say()
     output.say("Assumed:")
     for sentence in found.assumptions():
-        output.say(f"- {sentence}")
+        output.paragraph(f"- {sentence}")
+
+
+def show_losses(found: Advice, family: str) -> None:
+    """Prints what the presets lost under a family of optimizers, on the small jobs of the documents."""
+    jobs = losses.jobs_of(family)
+    rows = []
+    for name in (one.name for one in found.predictions):
+        lost = [losses.LOST[key].get(name) for key in jobs]
+        if any(value is not None for value in lost):
+            rows.append((name, *("" if value is None else f"{value:+.2f}" for value in lost)))
+    if rows:
+        output.say()
+        kind = "SGD" if family == losses.SGD else "Adam or AdamW"
+        head = ("way", *(f"{job.name}, {job.unit}" for job in jobs.values()))
+        title = f"Lost under {kind}, on small jobs (docs/presets.md, docs/accuracy.md); negative: better than dense"
+        output.table(head, rows, title, left=1)
+
+
+def short(value: float) -> str:
+    """Three digits, and all before the point."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

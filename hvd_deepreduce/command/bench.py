@@ -61,6 +61,7 @@ def bench(
     picture: Annotated[
         Path | None, typer.Option(help="Draw bits against time into this file (.png). Needs matplotlib.")
     ] = None,
+    most_elements: output.MostElements = output.MOST_ELEMENTS,
     as_json: Json = False,
 ) -> None:
     """Measures configs and codecs on a gradient.
@@ -80,7 +81,8 @@ def bench(
         if picture is not None:
             _check_picture(picture)
         configs = _configs(config or (presets.names() if every else list(CONFIGS)), density, config is not None)
-        gradient = gradients.generate(numel) if file is None else gradients.usable(gradients.load(file, kind, rank))
+        given = None if file is None else gradients.load(file, kind, rank, most_elements)
+        gradient = gradients.generate(numel) if given is None else gradients.usable(given)
     found: dict[str, Any] = {"input": gradient.what, "numel": gradient.vector.size, "runs": runs, "machine": _machine()}
     found["configs"], found["left_out"] = _of_configs(configs, gradient, runs)
     found["codecs"] = _of_codecs(gradient, density or 0.01, runs) if codecs else []
@@ -140,6 +142,7 @@ def _of_configs(
             "name": name, "bytes": whole.size, "bytes_an_element": whole.size / vector.size,
             "share_of_dense": whole.size / dense, "encode_seconds": encode, "decode_seconds": decode,
             "copy_seconds": copy, "relative_error": whole.error, "error_feedback": config.error_feedback,
+            "every": None if config.local is None else config.local.every,
         })  # fmt: skip
     return rows, left_out
 
@@ -189,6 +192,9 @@ def _show(found: dict[str, Any]) -> None:
     output.table(
         ("config", "bytes", "bytes/element", "of dense", "encode ms", "/ copy", "decode ms", "/ copy", "left"), rows
     )
+    local = [f"{one['name']} (every {one['every']} steps)" for one in found["configs"] if one["every"]]
+    if local:
+        output.paragraph(f"Bytes and times are of one exchange. These are for LocalSGD: {', '.join(local)}.")
     if found["codecs"]:
         output.say()
         first = found["codecs"][0]

@@ -50,6 +50,7 @@ def capture(
     file: Annotated[
         Path | None, typer.Argument(help="A file of captured gradients, to be checked. Without one: how to make one.")
     ] = None,
+    most_elements: output.MostElements = output.MOST_ELEMENTS,
     as_json: Json = False,
 ) -> None:
     """Says how to record your job's gradients.
@@ -65,7 +66,7 @@ def capture(
         return
     with output.errors_as_sentences():
         vectors = captured.vectors_of(file)
-        loaded = [gradients.load(file, kind, rank) for kind, rank in vectors]
+        loaded = [gradients.load(file, kind, rank, most_elements) for kind, rank in vectors]
     if not loaded:
         output.fail(f"{file} has parameters, and no gradients of them")
     rows: list[dict[str, Any]] = []

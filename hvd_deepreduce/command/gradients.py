@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 
 from hvd_deepreduce import captured
-from hvd_deepreduce.captured import Vector
+from hvd_deepreduce.captured import MOST, Vector
 
 SUFFIXES = (".npy", ".npz", ".pt", ".pth")
 
@@ -73,7 +74,7 @@ def generate(numel: int) -> Gradient:
     return Gradient(generated(numel, 0), ["generated"], [(numel,)], what, "float32", {})
 
 
-def load(file: Path, kind: str | None = None, rank: int | None = None) -> Gradient:
+def load(file: Path, kind: str | None = None, rank: int | None = None, most: int = MOST) -> Gradient:
     """The gradient in a file: ``.npy``, ``.npz``, or ``.pt`` and ``.pth`` where PyTorch is installed.
 
     Of an ``.npz`` that ``Capture`` has not written, and of a dict or list of tensors, each array is a parameter.
@@ -81,9 +82,10 @@ def load(file: Path, kind: str | None = None, rank: int | None = None) -> Gradie
     Args:
         kind: of a captured file: ``"gradient"`` or ``"accumulator"``; None: accumulators where there are some.
         rank: of a captured file; None: its first.
+        most: elements that are read. What a file announces is compared before it is read.
 
     Raises:
-        GradientError, CaptureError: the file holds no gradient, or not the one that was asked for.
+        GradientError, CaptureError: the file holds no gradient, or not the one that was asked for, or a larger one.
         OSError: it cannot be read.
     """
     kind_of = file.suffix.lower()
@@ -94,13 +96,13 @@ def load(file: Path, kind: str | None = None, rank: int | None = None) -> Gradie
     if kind_of == ".npz":
         with _numpy(file, NpzFile) as arrays:
             of_capture = {"names", "sizes", "about"} <= set(arrays.files)
-            found = {} if of_capture else _arrays(file, arrays)
+            found = {} if of_capture else _arrays(file, arrays, most)
         if of_capture:
-            return _captured(file, kind, rank)
+            return _captured(file, kind, rank, most)
     elif kind_of == ".npy":
-        found = {file.stem: _numpy(file, np.ndarray)}
+        found = {file.stem: _numpy(file, np.ndarray, most)}
     else:
-        found = _of_torch(file)
+        found = _of_torch(file, most)
     if kind is not None or rank is not None:
         raise GradientError(f"{file} is not a file of captured gradients, and has no kinds and no ranks of gradients")
     return _joined(file, found)
@@ -121,8 +123,23 @@ def usable(gradient: Gradient) -> Gradient:
     return gradient
 
 
-def _numpy(file: Path, kind: type) -> Any:
+def check_numel(file: Path, numel: int, most: int) -> None:
+    """
+    Raises:
+        GradientError: these are more elements than may be read.
+    """
+    if numel > most:
+        raise GradientError(
+            f"{file} announces {numel:,} elements, and at most {most:,} are read: if you trust it and have the memory, "
+            "raise --most-elements"
+        )
+
+
+def _numpy(file: Path, kind: type, most: int = MOST) -> Any:
     try:
+        with file.open("rb") as stream:
+            if kind is np.ndarray and stream.peek(6).startswith(np.lib.format.MAGIC_PREFIX):
+                captured.check_header(stream, 8 * most)
         found = np.load(file)
     except Exception as error:  # NumPy's, zipfile's and tokenize's
         raise GradientError(f"{file} cannot be read as NumPy's: {error}") from None
@@ -131,14 +148,18 @@ def _numpy(file: Path, kind: type) -> Any:
     return found
 
 
-def _arrays(file: Path, arrays: Any) -> dict[str, Any]:
-    try:
-        return {name: arrays[name] for name in arrays.files}
-    except Exception as error:  # NumPy's, zipfile's, zlib's and tokenize's
-        raise GradientError(f"{file} cannot be read as NumPy's: {error}") from None
+def _arrays(file: Path, arrays: Any, most: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in arrays.files:
+        left = most - sum(one.size for one in found.values())
+        try:
+            found[name] = captured.array_of(file, arrays, name, 8 * left)
+        except captured.CaptureError as error:
+            raise GradientError(f"{file} cannot be read as NumPy's: {error}") from None
+    return found
 
 
-def _of_torch(file: Path) -> dict[str, Any]:
+def _of_torch(file: Path, most: int) -> dict[str, Any]:
     try:
         import torch
     except ImportError as error:
@@ -146,7 +167,13 @@ def _of_torch(file: Path) -> dict[str, Any]:
             f"{file} is PyTorch's, which cannot be imported ({error}): save it with numpy.save"
         ) from None
     try:
-        given = torch.load(file, map_location="cpu", weights_only=True)
+        if zipfile.is_zipfile(file):  # compressed, it may hold far more than it has bytes
+            with zipfile.ZipFile(file) as members:
+                check_numel(file, sum(one.file_size for one in members.infolist()) // 8, most)
+        with torch.sparse.check_sparse_tensor_invariants():  # type: ignore[no-untyped-call]
+            given = torch.load(file, map_location="cpu", weights_only=True)
+    except GradientError:
+        raise
     except Exception as error:  # pickle's, PyTorch's and zipfile's
         why = (str(error) or type(error).__name__).splitlines()[0]
         raise GradientError(f"{file} cannot be read as PyTorch's: {why}") from None
@@ -156,13 +183,20 @@ def _of_torch(file: Path) -> dict[str, Any]:
         given = {str(number): one for number, one in enumerate(given)}
     if not isinstance(given, Mapping) or not all(isinstance(one, torch.Tensor) for one in given.values()):
         raise GradientError(f"{file} must hold a tensor, or a list or dict of tensors, and it holds other things")
-    found = {str(name): one.detach().to_dense() for name, one in given.items()}
-    # NumPy has no bfloat16 and no floats of 8 bits.
-    known = (torch.float16, torch.float32, torch.float64)
-    return {
-        name: (one.float() if one.is_floating_point() and one.dtype not in known else one).numpy()
-        for name, one in found.items()
-    }
+    check_numel(file, sum(one.numel() for one in given.values()), most)
+    known = (torch.float16, torch.float32, torch.float64)  # NumPy has no bfloat16 and no floats of 8 bits
+    found: dict[str, Any] = {}
+    for name, one in given.items():
+        try:
+            dense = one.detach().to_dense()
+            dense = dense.float() if dense.is_floating_point() and dense.dtype not in known else dense
+            found[str(name)] = dense.numpy()
+        except Exception as error:  # of tensors without elements in memory, quantized or nested ones
+            why = (str(error) or type(error).__name__).splitlines()[0]
+            raise GradientError(
+                f"{file} holds a tensor {str(name)[:80]!r} that is no array ({one.dtype}, {one.device}): {why}"
+            ) from None
+    return found
 
 
 def _joined(file: Path, found: Mapping[str, Any]) -> Gradient:
@@ -177,13 +211,17 @@ def _joined(file: Path, found: Mapping[str, Any]) -> Gradient:
     return Gradient(vector, list(found), shapes, f"the gradient in {file.name}", dtypes, {})
 
 
-def _captured(file: Path, kind: str | None, rank: int | None) -> Gradient:
+def _captured(file: Path, kind: str | None, rank: int | None, most: int) -> Gradient:
     there = captured.vectors_of(file)
     if not there:
         raise GradientError(f"{file} has parameters, and no gradients of them")
     rank = there[0][1] if rank is None else rank
     kind = kind or ("accumulator" if ("accumulator", rank) in there else "gradient")
-    vector, (names, sizes), about = captured.read(file, kind, rank), captured.parameters(file), captured.about(file)
+    (names, sizes), about = captured.parameters(file), captured.about(file)
+    check_numel(file, sum(sizes), most)
+    vector = captured.read(file, kind, rank, most)
+    if not vector.size:
+        raise GradientError(f"{file} holds no elements")
     shapes = [tuple(shape) for shape in about.get("shapes", [[size] for size in sizes])]
     if [math.prod(shape) for shape in shapes] != sizes:
         raise GradientError(f"{file} says shapes of its parameters that are not of their sizes: it was altered")

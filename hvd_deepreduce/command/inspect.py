@@ -13,7 +13,7 @@ from hvd_deepreduce import plugins
 from hvd_deepreduce.codec import index_codecs, joint_codecs, sparsifiers, value_codecs
 from hvd_deepreduce.command import gradients, output, statistics
 from hvd_deepreduce.command.measuring import all_codecs, trial
-from hvd_deepreduce.command.output import Json
+from hvd_deepreduce.command.output import MOST_ELEMENTS, Json, MostElements
 from hvd_deepreduce.container import Container, ContainerError
 from hvd_deepreduce.decoding import decode_part
 
@@ -43,6 +43,7 @@ def inspect(
         str | None, typer.Option(help="Of captured gradients: accumulator or gradient. Default: accumulator if there.")
     ] = None,
     rank: Annotated[int | None, typer.Option(min=0, help="Of captured gradients. Default: the first there.")] = None,
+    most_elements: MostElements = MOST_ELEMENTS,
     as_json: Json = False,
 ) -> None:
     """Shows what is in a container or in a gradient.
@@ -57,9 +58,9 @@ def inspect(
         output.fail(f"--kind is {kind!r}; choose from accumulator, gradient", output.ExitCode.USAGE)
     with output.errors_as_sentences():
         if file.suffix.lower() in gradients.SUFFIXES:
-            found = _of_gradient(gradients.load(file, kind, rank), densities)
+            found = _of_gradient(gradients.load(file, kind, rank, most_elements), densities)
         else:
-            found = {"containers": [_of_container(one) for one in _containers(file)]}
+            found = {"containers": [_of_container(one) for one in _containers(file, most_elements)]}
     if as_json:
         output.print_json(found)
     elif "containers" in found:
@@ -69,14 +70,16 @@ def inspect(
         _show_gradient(found)
 
 
-def _containers(file: Path) -> list[Container]:
+def _containers(file: Path, most: int) -> list[Container]:
     """All containers of a file, one behind the other.
 
     Raises:
+        GradientError: they announce more than ``most`` elements together.
         ContainerError: the bytes are something else, or cut or altered.
     """
     data = np.fromfile(file, np.uint8)
     found: list[Container] = []
+    announced = 0
     while data.size or not found:
         if bytes(data[:4]) != wire.MAGIC and not found:
             raise ContainerError(
@@ -85,6 +88,8 @@ def _containers(file: Path) -> list[Container]:
                 f"in {', '.join(gradients.SUFFIXES)}"
             )
         found.append(wire.unpack(data, rank=len(found) if found else None))
+        announced += found[-1].numel
+        gradients.check_numel(file, announced, most)
         data = data[found[-1].nbytes :]
     return found
 

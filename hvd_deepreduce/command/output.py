@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 import numpy as np
 import typer
@@ -25,14 +25,21 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from hvd_deepreduce.captured import CaptureError
+from hvd_deepreduce.captured import MOST, CaptureError
 from hvd_deepreduce.command.gradients import GradientError
 from hvd_deepreduce.config import ConfigError
 from hvd_deepreduce.container import ContainerError
 
 T = TypeVar("T")
+LONG_WORD = 16
+"""Letters of a word that a table may divide."""
 Json = Annotated[bool, typer.Option("--json", help="Print JSON in place of text.")]
 """The option of every subcommand that has results."""
+MostElements = Annotated[
+    int, typer.Option("--most-elements", min=1, help="Of a file; one that announces more is not read.")
+]
+"""The option of every subcommand that reads gradients."""
+MOST_ELEMENTS = MOST
 
 
 class ExitCode(IntEnum):
@@ -52,8 +59,12 @@ EXIT_CODES = (
 
 
 def say(text: str = "") -> None:
-    """Prints text as it is."""
-    print(text, flush=True)
+    """Prints text as it is, but for characters that would control a terminal or cannot be written."""
+    print(_shown(text), flush=True)
+
+
+def _shown(text: str) -> str:
+    return "".join(one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text)
 
 
 def paragraph(text: str, indent: str = "") -> None:
@@ -65,7 +76,7 @@ def paragraph(text: str, indent: str = "") -> None:
 
 def fail(sentence: object, code: ExitCode = ExitCode.FOUND) -> NoReturn:
     """Prints an error and ends the command."""
-    print(f"hvd-deepreduce: {sentence}", file=sys.stderr, flush=True)
+    print(_shown(f"hvd-deepreduce: {sentence}"), file=sys.stderr, flush=True)
     raise typer.Exit(code)
 
 
@@ -76,6 +87,8 @@ def errors_as_sentences() -> Iterator[None]:
         yield
     except (ConfigError, ContainerError, CaptureError, GradientError) as error:
         fail(error)
+    except MemoryError as error:
+        fail(f"there is not enough memory for this input: {error}")
     except OSError as error:
         fail(f"{error.filename} cannot be read or written: {error.strerror}" if error.filename else error)
 
@@ -109,17 +122,23 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], title: str = ""
     """
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
-    # A terminal that is too narrow would cut the cells; as lines, it wraps them.
-    if sys.stdout.isatty() and sum(widths[left:]) + 4 * left + 3 * len(head) < shutil.get_terminal_size().columns:
-        drawn = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD)
-        for number, name in enumerate(head):
-            drawn.add_column(name, justify="left" if number < left else "right", no_wrap=number >= left)
+    if title:
+        paragraph(title)
+    # Names and numbers are never divided, and words only where they are long: a terminal that is too narrow for that
+    # wraps lines.
+    texts = [" ".join((name, *(row[number] for row in cells))) for number, name in enumerate(head)]
+    least = [
+        min(LONG_WORD, max(map(len, text.split()))) if 0 < at < left else widths[at] for at, text in enumerate(texts)
+    ]
+    if sys.stdout.isatty() and sum(least) + 3 * len(head) + 1 <= shutil.get_terminal_size().columns:
+        drawn = Table(box=box.SIMPLE_HEAD)
+        for at, name in enumerate(head):
+            side: Literal["left", "right"] = "left" if at < left else "right"
+            drawn.add_column(name, justify=side, min_width=least[at], no_wrap=not 0 < at < left, overflow="fold")
         for row in cells:
             drawn.add_row(*row)
         Console(markup=False, highlight=False).print(drawn)
         return
-    if title:
-        say(title)
     for row in [list(head), *cells]:
         line = (
             cell.ljust(width) if number < left else cell.rjust(width)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 import hvd_deepreduce
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine.collectives import Collectives
+from hvd_deepreduce.engine.meeting import Place
 from hvd_deepreduce.engine.quoting import quoted
 
 Descriptions = Sequence[tuple[str, tuple[int, ...], str]]
@@ -42,8 +44,18 @@ class Agreement:
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
 
-    def check(self, config: Config, parameters: Descriptions, steps: Sequence[int] = ()) -> list[int]:
-        """Compares release, config, these parameters and their step counts. All ranks must call it.
+    def check(
+        self,
+        config: Config,
+        parameters: Descriptions,
+        steps: Sequence[int] = (),
+        values: Mapping[str, int] = MappingProxyType({}),
+        advice: str = "",
+    ) -> list[int]:
+        """Compares release, config, these parameters, their values and their step counts. All ranks must call it.
+
+        Args:
+            values, advice: as for ``Engine.agree``.
 
         Returns:
             The step counts to continue with.
@@ -51,14 +63,36 @@ class Agreement:
         Raises:
             MismatchError: they differ; raised on all ranks, with the same message.
         """
-        said = statement(hvd_deepreduce.__version__, config, parameters, self._collectives.rank(), steps)
+        said = statement(hvd_deepreduce.__version__, config, parameters, self._collectives.rank(), steps, values)
         gathered = self._collectives.allgather(np.frombuffer(bytearray(said + b"\n"), np.uint8), "handshake")
         told = read(gathered.tobytes(), self._collectives.size())
         compare(told)
+        compare_values(told, advice)
         return agreed_steps(told, self._collectives.elastic())
 
+    def check_places(self, place: Place, advice: str | None = None) -> None:
+        """Compares where the ranks are. All ranks must call it.
 
-def statement(version: str, config: Config, parameters: Descriptions, rank: int, steps: Sequence[int] = ()) -> bytes:
+        Args:
+            place: this rank's.
+            advice: what to do if they differ.
+
+        Raises:
+            MismatchError: they differ; raised on all ranks, with the same message.
+        """
+        line = json.dumps({"rank": self._collectives.rank(), "place": dict(place)}).encode() + b"\n"
+        gathered = self._collectives.allgather(np.frombuffer(bytearray(line), np.uint8), "handshake")
+        compare_places(read(gathered.tobytes(), self._collectives.size()), advice)
+
+
+def statement(
+    version: str,
+    config: Config,
+    parameters: Descriptions,
+    rank: int,
+    steps: Sequence[int] = (),
+    values: Mapping[str, int] = MappingProxyType({}),
+) -> bytes:
     """One rank's description of itself, as one line of JSON."""
     described = {name: f"{dtype} {list(shape)}" for name, shape, dtype in parameters}
     told: Statement = {
@@ -71,6 +105,8 @@ def statement(version: str, config: Config, parameters: Descriptions, rank: int,
     }
     if steps:
         told["steps"] = list(steps)
+    if values:
+        told["values"] = dict(values)
     return json.dumps(told).encode()
 
 
@@ -161,6 +197,61 @@ def compare(told: Sequence[Statement]) -> None:
         raise MismatchError(
             f"the ranks of this job do not agree: {shown}. Use the same hvd_deepreduce release, the same codec "
             "packages, the same config (including its seed) and the same model on every rank. No gradient was applied"
+        )
+
+
+def compare_values(told: Sequence[Statement], advice: str) -> None:
+    """Compares the hashes of the parameters' values, of those ranks that give them.
+
+    Args:
+        told: what ``compare`` found to be equal.
+        advice: what makes them equal.
+
+    Raises:
+        MismatchError: they differ, or are no hashes. Every rank gets the same message.
+    """
+    first: dict[str, tuple[int, Any]] = {}
+    others: dict[str, list[int]] = {}
+    for rank, one in enumerate(told):
+        values = one.get("values", {})
+        if not isinstance(values, dict) or not all(type(value) is int for value in values.values()):
+            raise refusal(rank, f"sent {quoted(values)} in place of hashes of its parameters")
+        for name, value in values.items():
+            if value != first.setdefault(name, (rank, value))[1]:
+                others.setdefault(name, []).append(rank)
+    if others:
+        name, ranks = next(iter(others.items()))
+        more = f", and so have {len(others) - 1} more" if len(others) > 1 else ""
+        raise MismatchError(
+            f"the ranks of this job do not begin with the same parameters: {quoted(name)} has other values on "
+            f"{_names(ranks)} than on rank {first[name][0]}{more}. {advice}. No gradient was applied"
+        )
+
+
+def compare_places(told: Sequence[Statement], advice: str | None = None) -> None:
+    """Compares where the ranks are.
+
+    Args:
+        told: from ``read``, in rank order, with the key "place".
+        advice: what to do if they differ.
+
+    Raises:
+        MismatchError: they differ, or one is no place. Every rank gets the same message.
+    """
+    places: list[dict[str, Any]] = []
+    for rank, one in enumerate(told):
+        place = one.get("place")
+        if not isinstance(place, dict) or not all(isinstance(value, int | str) for value in place.values()):
+            raise refusal(rank, f"sent no place, but {quoted(place)}")
+        places.append(place)
+    names = dict.fromkeys(name for place in places for name in place)
+    values = [(name, [place.get(name, MISSING) for place in places]) for name in names]
+    found = [_difference(quoted(name), each) for name, each in values if _differ(each)]
+    if found:
+        raise MismatchError(
+            f"the ranks of this job are not at the same place: {'; '.join(found[:MAX_DIFFERENCES])}. "
+            f"{advice or 'Let all ranks take the same steps of the same models, in the same order'}. Nothing "
+            "was exchanged"
         )
 
 

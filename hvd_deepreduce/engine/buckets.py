@@ -124,6 +124,11 @@ class Bucket:
         return len(self._ready) == len(self.members)
 
     @property
+    def present(self) -> list[Parameter]:
+        """The members whose gradients are there."""
+        return [parameter for parameter in self.members if parameter.name in self._ready]
+
+    @property
     def empty(self) -> bool:
         """Whether no member's gradient is there."""
         return not self._ready

@@ -78,6 +78,11 @@ class Choice:
         return self.trials > 0
 
     @property
+    def compresses(self) -> bool:
+        """Whether the last trial has found that compressed steps take less time."""
+        return self.decided and not self._faster_dense
+
+    @property
     def agreeing(self) -> bool:
         """Whether this step ends a trial: the ranks say in its meeting what they have measured."""
         return self._step == BLOCK * BLOCKS

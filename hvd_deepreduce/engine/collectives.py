@@ -27,9 +27,24 @@ class Collectives(ABC):
 
     Attributes:
         stats: counts what ``allgather`` sends; set by the engine, which counts the other allgathers itself.
+        instance: the number of these collectives among those of the same ranks, where several may be in use at the same
+            time; equal on all ranks. 0: not known yet.
     """
 
     stats: Stats | None = None
+    instance: int = 0
+
+    def enroll(self, instance: int = 0) -> None:  # noqa: B027  (only where collectives are matched by name)
+        """Takes a number for ``instance`` where it has none: the next one.
+
+        Args:
+            instance: that of rank 0 of an elastic job, in place of any other; 0: not known.
+        """
+
+    def speaks(self) -> bool:
+        """Whether this rank says what all ranks would say alike: rank 0 does. A rank that does not take part, whose
+        ``rank`` is an error, does not."""
+        return self.rank() == 0
 
     @abstractmethod
     def rank(self) -> int:
@@ -121,6 +136,9 @@ class Collectives(ABC):
 
         ``wait_allgather`` does so for the allgathers; the engine calls this before an exchange over MPI.
         """
+
+    def complete(self) -> None:  # noqa: B027  (only where a rank may leave the others afterwards)
+        """Waits until all that this rank has started is complete. Errors are not raised."""
 
     def elastic(self) -> bool:
         """Whether ranks may come and go while the job runs."""

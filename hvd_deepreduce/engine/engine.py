@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from operator import attrgetter
 from threading import Lock
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,9 +16,10 @@ from hvd_deepreduce import bundle, short_container
 from hvd_deepreduce.bundle import Slice
 from hvd_deepreduce.codec import U8, Floats, RngKey
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.engine import meeting, sliced, small
-from hvd_deepreduce.engine.agreement import Agreement, Descriptions
+from hvd_deepreduce.engine import adaptive, meeting, sliced, small
+from hvd_deepreduce.engine.agreement import Agreement, Descriptions, MismatchError
 from hvd_deepreduce.engine.buckets import Bucket
+from hvd_deepreduce.engine.choice import Choice
 from hvd_deepreduce.engine.collectives import Collectives
 from hvd_deepreduce.engine.exchange_choice import choose
 from hvd_deepreduce.engine.parameter import VELOCITY, Parameter
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("hvd_deepreduce")
+_STEP = attrgetter("step")
 
 
 class Engine(RankState):
@@ -59,10 +64,13 @@ class Engine(RankState):
         self._agreement = Agreement(collectives)
         self._beginning = Lock()
         self.auto_over_mpi = True
+        self._place: meeting.Place = {}
 
     # All ranks together
 
-    def agree(self, parameters: Descriptions) -> None:
+    def agree(
+        self, parameters: Descriptions, values: Mapping[str, int] = MappingProxyType({}), advice: str = ""
+    ) -> None:
         """Compares release, config, parameters and step counts of all ranks. Every rank calls it at the same time:
         before its first gradient, and after other ranks have come or gone.
 
@@ -70,12 +78,16 @@ class Engine(RankState):
 
         Args:
             parameters: (name, shape, dtype) of each of the engine's parameters, or none of them.
+            values: a hash of each parameter's values, by name, where these must be equal; compared with the ranks that
+                give one too.
+            advice: what makes them equal, for the message.
 
         Raises:
             MismatchError: they differ; raised on all ranks, with the same message.
         """
         own = list(self.parameters.values()) if parameters else []
-        agreed = self._agreement.check(self._config, parameters, [parameter.step for parameter in own])
+        steps = [parameter.step for parameter in own]
+        agreed = self._agreement.check(self._config, parameters, steps, values, advice)
         for parameter, step in zip(own, agreed, strict=True):
             parameter.step = step
         if own:
@@ -88,42 +100,74 @@ class Engine(RankState):
             if chosen.config != self._running:
                 self._run(chosen.config)
 
-    def word(self, agreed: bool, discard: bool = False) -> Floats:
+    def place(self) -> meeting.Place:
+        """Where this rank is before a step, for ``word``."""
+        return {"step": max(map(_STEP, self.parameters.values()), default=0)}
+
+    def word(
+        self, agreed: bool, discard: bool = False, place: meeting.Place | None = None, sends: bool = False
+    ) -> Floats:
         """What this rank says at the beginning of a step, to be summed over the ranks; see ``meeting.py``.
 
         Args:
             agreed: whether ``agree`` was called since ranks have come or gone.
             discard: whether this rank asks for the step to be discarded on all ranks.
+            place: what must be equal on all ranks at this meeting, such as a step count.
+            sends: whether this rank takes part in the exchange that would follow.
         """
         self.check_open()
-        word = meeting.word(self._digest, agreed, discard, self.choice.word() if self.choice else (0, 0))
+        self._place = {} if place is None else place
+        times = self.choice.word() if self.choice else (0, 0)
+        word = meeting.word(self._digest, agreed, discard, times, place, self.failed, sends)
         self.stats.add(wire=traffic.allreduce(word.nbytes, self.collectives.size()))
         return word
 
-    def hear(self, total: Floats, agree: Callable[[], None]) -> bool:
+    def hear(self, total: Floats, agree: Callable[[], None], advice: str | None = None) -> bool:
         """Draws the conclusions from all ranks' words.
 
         Args:
             total: their sum.
-            agree: compares the ranks with ``Engine.agree``; called if a rank is new.
+            agree: compares the ranks with ``Engine.agree``; called if a rank is new, in place of a comparison of the
+                places: a new rank may be at another one. It can call ``compare_places``.
+            advice: as for ``compare_places``.
 
         Returns:
             Whether no rank asks for the step to be discarded.
 
         Raises:
             RuntimeError: a rank has called ``hvd.join()``; raised on all others.
-            MismatchError: the ranks differ; raised on all ranks.
+            MismatchError: the ranks differ, or are at different places, or an error has left one behind; raised on all
+                ranks.
         """
         heard = meeting.outcome(total, self.collectives.size())
         if heard.missing:
             raise meeting.join_error(heard.missing)
+        if heard.failed:
+            raise MismatchError(meeting.left_behind(heard.failed))
         if heard.newcomers:
+            if self.choice:  # a new rank has tried nothing yet
+                self.choice = Choice()
+                self.choice.begin_step()
             agree()
         elif not heard.same_config:
             self._agreement.check(self._config, [], [])
+        elif not heard.same_place:
+            self.compare_places(advice)
         if self.choice and self.choice.hear(heard.dense, heard.compressed, self.collectives.size()):
             _log.info(self.choice.sentence())
+        adaptive.warn(self)
         return not heard.discarding
+
+    def compare_places(self, advice: str | None = None) -> None:
+        """Compares the places of the last words. All ranks must call it.
+
+        Args:
+            advice: for the message: what to do so that all ranks are at the same place.
+
+        Raises:
+            MismatchError: they differ; raised on all ranks, with the same message.
+        """
+        self._agreement.check_places(self._place, advice)
 
     def begin_step(self) -> None:
         """A gradient of the next step is there; later gradients of that step do nothing. Threads may call it."""
@@ -137,7 +181,7 @@ class Engine(RankState):
     def report(self) -> Report:
         """What was counted, and what was decided."""
         report = self.stats.to_dict()
-        said = self._exchange_said, self.choice.sentence() if self.choice else ""
+        said = report.said, self._exchange_said, self.choice.sentence() if self.choice else ""
         report.said = "\n".join(filter(None, said))
         return report
 
@@ -145,8 +189,15 @@ class Engine(RankState):
 
     @property
     def dense(self) -> bool:
-        """Whether the framework reduces the gradients of the step that is under way."""
-        return self.choice is not None and self.choice.dense
+        """Whether the framework reduces the gradients of the step that is under way.
+
+        Raises:
+            MismatchError: it does, and this rank is behind the others, which no meeting of that step would find.
+        """
+        dense = self.choice is not None and self.choice.dense
+        if dense and self.failed:
+            raise MismatchError(meeting.left_behind(1))
+        return dense
 
     def to_flush(self, parameter: Parameter) -> bool:
         """Whether the parameter's gradient of this step is dense, and there is a residual to be added to it."""
@@ -214,10 +265,24 @@ class Engine(RankState):
             residual = self._memory.residual(parameter.name, flat.size, flat.dtype, flat)
         if isinstance(pipeline.config.memory, DGC):
             velocity = self._memory.residual(VELOCITY + parameter.name, flat.size, flat.dtype, flat)
+        if self.stats.measuring:
+            self._measure([(parameter, flat)])
         packed = pipeline.encode(flat, residual, self.key(parameter), 2, velocity, self.collectives.size())
         parameter.step += 1
         self.in_flight.add(parameter.name)
         return packed
+
+    def _measure(self, gradients: Iterable[tuple[Parameter, Floats]]) -> None:
+        """Notes the norms of residuals over those of gradients that are about to be encoded. An error here must not end
+        the step on this rank alone."""
+        try:
+            for parameter, gradient in gradients:
+                if self.feeds_back(self.pipeline_of(parameter)):
+                    held = self._memory.held(parameter.name)
+                    residual = None if held is None else arrays.to_host(held)
+                    self.stats.measure(parameter.known_as or parameter.name, residual, arrays.to_host(gradient))
+        except Exception:
+            _log.warning("the residuals of a step could not be measured", exc_info=True)
 
     def encode_sparse(self, parameter: Parameter, gradient: SparseTensor) -> U8:
         """As ``encode``, for a gradient that is sparse from the data on; on the host. Nothing dense is made but the
@@ -226,6 +291,8 @@ class Engine(RankState):
         pipeline, residual = self.pipeline_of(parameter), None
         if self.feeds_back(pipeline):
             residual = self._memory.residual(parameter.name, gradient.numel, gradient.values.dtype)
+        if self.stats.measuring:
+            self._measure([(parameter, gradient.values)])
         packed = pipeline.encode_sparse(gradient, residual, self.key(parameter), 2)
         parameter.step += 1
         self.in_flight.add(parameter.name)
@@ -245,12 +312,13 @@ class Engine(RankState):
         """
         self.check_open()
         self.in_flight.discard(parameter.name)
-        pipeline, ranks = self.pipeline_of(parameter), self.collectives.size()
-        expected = pipeline.expected(numel, dtype, key)
-        containers = short_container.split(gathered, ranks, [expected])[0]
-        own = short_container.size(containers[key.rank], expected.shared)
-        self.stats.add(wire=traffic.allgather(own, gathered.size, ranks))
-        return pipeline.decode_sparse(containers, numel, dtype, scale)
+        with self.receiving():
+            pipeline, ranks = self.pipeline_of(parameter), self.collectives.size()
+            expected = pipeline.expected(numel, dtype, key)
+            containers = short_container.split(gathered, ranks, [expected])[0]
+            own = short_container.size(containers[key.rank], expected.shared)
+            self.stats.add(wire=traffic.allgather(own, gathered.size, ranks))
+            return pipeline.decode_sparse(containers, numel, dtype, scale)
 
     def takes_sparse(self, parameter: Parameter) -> bool:
         """Whether ``encode_sparse`` can be used: with an allgather of containers and a sparsifier that goes by the
@@ -288,7 +356,8 @@ class Engine(RankState):
         """As ``decode``, for the bundles of several slices of ``out``."""
         self.check_open()
         ranks = self.collectives.size()
-        own = bundle.sum_into(out, gathered, ranks, slices, scale)
+        with self.receiving():
+            own = bundle.sum_into(out, gathered, ranks, slices, scale)
         self.stats.add(wire=traffic.allgather(own, gathered.size, ranks))
 
     # Buckets
@@ -322,6 +391,8 @@ class Engine(RankState):
         key = bucket.key = RngKey(config.seed, bucket.number, bucket.step, self.collectives.rank())
         self.stats.add(encode=bucket.filling)
         bucket.filling = 0.0
+        if self.stats.measuring:
+            self._measure((parameter, bucket.part(parameter.name)) for parameter in bucket.present)
         if self.levels is not None:
             bucket.pending = sliced.start_two_levels(self, self.levels, bucket, self._slices_of(bucket))
             return
@@ -364,7 +435,12 @@ class Engine(RankState):
             assert values is not None
             return values if indices is None else SparseTensor(bucket.gradient.size, indices, values), residual
 
-        self.collectives.wait_meeting()
+        try:
+            self.collectives.wait_meeting()
+        except Exception as error:  # ``receive`` raises it: here, other ranks would wait for the rest of this step
+            bucket.pending = Future()
+            bucket.pending.set_exception(error)
+            return
         queue = self.exchange_queue(bucket.layout.queue)
         bucket.pending = queue.submit(self._running.exchange, select, bucket.gradient, key, bucket.apart())
 
@@ -401,12 +477,12 @@ class Engine(RankState):
             with span("wait", name):
                 counted = bucket.pending.result()
             self.stats.add(wire=counted)
-            with span("decode", name):
+            with span("decode", name), self.receiving():
                 if scale != 1.0:
                     arrays.scale(bucket.gradient, scale)
         elif self.in_slices:
             total = bucket.pending.result()
-            with span("decode", name):
+            with span("decode", name), self.receiving():
                 total.write(bucket.gradient, scale)
         else:
             with span("wait", name):

@@ -40,6 +40,9 @@ SAMPLE = 1 << 16
 ASSUMED_DENSITY = 0.01
 """Of sparsifiers that have no setting for it."""
 NAMES = ("allgather", "reduce_scatter", "densestream")
+LEAST_BYTE = 8e-12
+"""Seconds, those of 1,000 Gbit/s: what is measured below is noise, such as where ranks share their memory or the large
+messages are too small."""
 
 
 @dataclass(frozen=True)
@@ -152,19 +155,22 @@ def choose(config: Config, collectives: Collectives, numel: int, over_mpi: bool)
         latency = 1e-6 * auto.latency
     if auto.bandwidth is not None:
         byte = 8e-9 / auto.bandwidth
+    too_fast = auto.bandwidth is None and byte < LEAST_BYTE
+    byte = LEAST_BYTE if too_fast else byte
+    rate = "a rate that is too high to be measured" if too_fast else f"{8e-9 / byte:.3g} Gbit/s"
     times = {}
     for name, of_ranks in zip(NAMES, said.T[2:], strict=True):
         if not of_ranks.all():
             continue  # a rank cannot run it
         most = None if auto.density is None else kept_of(auto.density, length)
         cost = costs.expected(name, ranks, length, kept(possible[name], length), most)
-        seconds, _ = cost.seconds(latency, float(np.median(of_ranks)), 8 / max(byte, 1e-15))
+        seconds, _ = cost.seconds(latency, float(np.median(of_ranks)), 8 / byte)
         times[name] = vectors * (seconds + costs.small_seconds(name, ranks, latency, byte, most is not None))
     best = min(times, key=lambda name: times[name])
     told = ", ".join(f"{name} {1e3 * seconds:.3g} ms" for name, seconds in times.items())
     how = "given" if fixed else "measured" if auto.latency is None and auto.bandwidth is None else "given and measured"
     sentence = (
         f"exchange is auto: {best}, since the model predicts {told} a step on {ranks} ranks for {numel} elements, "
-        f"at {1e6 * latency:.3g} us a message and {8e-9 / max(byte, 1e-15):.3g} Gbit/s ({how})."
+        f"at {1e6 * latency:.3g} us a message and {rate} ({how})."
     )
     return Chosen(possible[best], sentence)

@@ -12,6 +12,7 @@ import numpy as np
 from hvd_deepreduce.engine.agreement import read, refusal
 from hvd_deepreduce.engine.collectives import Collectives
 from hvd_deepreduce.engine.quoting import quoted
+from hvd_deepreduce.needs import needed
 
 if TYPE_CHECKING:
     from hvd_deepreduce.exchange.queue import ExchangeQueue
@@ -69,7 +70,8 @@ class Exchanges:
         said: dict[str, Any] = {"tag": next(_made) % TAGS}
         try:
             # Imported here: it needs mpi4py, which a job with the allgather exchange may not have.
-            from hvd_deepreduce.exchange import queue
+            with needed(f"exchange {exchange!r}", "Or set exchange to 'allgather'"):
+                from hvd_deepreduce.exchange import queue
 
             said["world"] = queue.world_rank()
         except Exception as error:

@@ -23,19 +23,14 @@ class Levels:
     """A rank's two groups.
 
     Attributes:
+        place: where this rank is.
         inside: of the ranks of its node, which are two or more.
         across: of one rank of each node, with the same slice; None: there is one node.
     """
 
-    rank: int
+    place: Place
     inside: Collectives
     across: Collectives | None
-
-    @property
-    def place(self) -> Place:
-        """Where this rank is."""
-        across = (0, 1) if self.across is None else (self.across.rank(), self.across.size())
-        return Place(self.rank, self.inside.rank(), self.inside.size(), *across)
 
     def close(self) -> None:
         """Ends the groups' threads, and what else the framework can end."""
@@ -87,7 +82,8 @@ def find(collectives: Collectives, hierarchical: Hierarchical, has_velocity: boo
             "hierarchical out, or set it to 'auto'",
             hierarchical,
         )
-    return Levels(rank, own[0], own[1] if slices else None)
+    groups = [tuple(next(group for group in of if rank in group)) for of in (nodes, slices or [[rank]])]
+    return Levels(Place(rank, *groups), own[0], own[1] if slices else None)
 
 
 def nodes_of(names: Sequence[str], hierarchical: Hierarchical) -> list[list[int]]:

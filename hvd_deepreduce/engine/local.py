@@ -7,10 +7,11 @@ both, with the outer optimizer, and implements the methods of ``LocalExchanges``
 from __future__ import annotations
 
 import logging
+import operator
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic
 
@@ -18,11 +19,13 @@ import numpy as np
 
 from hvd_deepreduce.codec import Floats
 from hvd_deepreduce.config import Config
+from hvd_deepreduce.engine import meeting
 from hvd_deepreduce.engine.agreement import MismatchError
 from hvd_deepreduce.engine.collectives import Collectives
 from hvd_deepreduce.engine.engine import Engine
+from hvd_deepreduce.engine.fragments import FRAGMENT_COUNTS, Fragment, divided
 from hvd_deepreduce.engine.parameter import Parameter
-from hvd_deepreduce.engine.reducer import Reducer, Ticket
+from hvd_deepreduce.engine.reducer import Reducer
 from hvd_deepreduce.engine.tensors import Device, G, Tensors
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.local_updates import LocalUpdates
@@ -31,37 +34,19 @@ _log = logging.getLogger("hvd_deepreduce")
 
 Every = int | Callable[[int], int]
 Times = Callable[[int, int], bool]
+NOT_IN_STATE = (
+    "in an elastic job LocalSGD must be a part of the state, because a new rank has to take the others' anchor and "
+    "step counts. On PyTorch write: state = hvd.elastic.TorchState(model=model, optimizer=local_sgd, ...); on "
+    "TensorFlow, with hvd_deepreduce.tensorflow.elastic: state = KerasState(model, compression=local_sgd, ...). "
+    "Nothing was exchanged"
+)
 
-
-@dataclass
-class Fragment(Generic[G]):
-    """Parameters that are exchanged together.
-
-    Attributes:
-        numbers: of the parameters.
-        reducer: of their updates.
-        due: the clock at which the next exchange begins.
-        ends: the clock at which the exchange in flight ends; None: none is.
-        began: the clock of the last exchange.
-        updates: what is in flight, by number; afterwards the means over the ranks.
-        tickets: of the updates that travel in containers.
-        small: of the other updates: what ``start_small`` returned; None: there are none.
-        present: whether this rank has sent an update in the exchange in flight.
-        starts: with a delay, this rank's parameters when the exchange in flight began, by number.
-        keeps: with a delay and ``mix``, the share of its parameters that this rank keeps.
-    """
-
-    numbers: list[int]
-    reducer: Reducer[G]
-    due: int = 0
-    ends: int | None = None
-    began: int = 0
-    updates: dict[int, G] = field(default_factory=dict)
-    tickets: list[Ticket[G]] = field(default_factory=list)
-    small: Any = None
-    present: bool = True
-    starts: dict[int, Any] = field(default_factory=dict)
-    keeps: float = 0.0
+MEETING = "local"
+"""Name of all meetings: a rank that comes to another exchange must meet the others, too."""
+STAY_TOGETHER = (
+    "LocalSGD's clock counts local steps. On all ranks, take the same number of steps, call sync() after the same one, "
+    "let a function for every return the same, and load the states of one checkpoint"
+)
 
 
 class LocalExchanges(ABC, Generic[G]):
@@ -76,7 +61,8 @@ class LocalExchanges(ABC, Generic[G]):
         devices: returns that of each parameter.
         every: in place of the config's number, a function of the clock that returns how many steps the period has that
             begins there. A number is in the config.
-        times: whether a rank takes part in an exchange after its step number ``clock``, in place of a period.
+        times: whether this rank takes part in an exchange after its step number ``clock``, in place of a period. Then
+            ``every`` is the largest gap between two exchanges of this rank; None: any.
 
     Attributes:
         local: settings.
@@ -85,6 +71,7 @@ class LocalExchanges(ABC, Generic[G]):
         fragments: of the model.
         clock: local steps so far.
         agreed: whether the ranks have been compared.
+        in_state: whether the state of an elastic job has synchronized this rank.
     """
 
     advice: str
@@ -107,8 +94,10 @@ class LocalExchanges(ABC, Generic[G]):
         self.engine = Engine(config, collectives, parameters, [p.known_as or p.name for p in parameters])
         self.clock = 0
         self.agreed = False
+        self.in_state = False
         self._every = every if callable(every) else None
         self._times = times
+        self._bounded = every is not None
         self._nbytes = nbytes
 
         def fragment(place: int, numbers: list[int]) -> Fragment[G]:
@@ -118,26 +107,11 @@ class LocalExchanges(ABC, Generic[G]):
 
             return Fragment(numbers, Reducer(self.engine, tensors, expected, numbers[0], place, self._small))
 
-        self.fragments = [fragment(place, numbers) for place, numbers in enumerate(self._divided())]
+        groups = divided(self.parameters, self.local.fragments)
+        self.fragments = [fragment(place, numbers) for place, numbers in enumerate(groups)]
         first, count = self._period(0), len(self.fragments)
         for place, one in enumerate(self.fragments):
             one.due = first - first * (count - 1 - place) // count
-
-    def _divided(self) -> list[list[int]]:
-        """Numbers of neighbouring parameters, about as many elements in each fragment."""
-        count = min(self.local.fragments, len(self.parameters))
-        total = sum(parameter.numel for parameter in self.parameters)
-        groups: list[list[int]] = [[]]
-        held = 0
-        for parameter in self.parameters:
-            left = len(self.parameters) - parameter.number
-            middle = held + parameter.numel / 2
-            enough = middle * count >= total * len(groups) or left == count - len(groups)
-            if groups[-1] and len(groups) < count and enough:
-                groups.append([])
-            groups[-1].append(parameter.number)
-            held += parameter.numel
-        return groups
 
     # What the framework does
 
@@ -208,12 +182,16 @@ class LocalExchanges(ABC, Generic[G]):
         if self._every is None:
             return local.every
         steps = self._every(clock)
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps <= local.delay:
+        try:
+            period = 0 if isinstance(steps, bool) else operator.index(steps)
+        except TypeError:
+            period = 0
+        if period <= local.delay:
             raise ValueError(
                 f"every({clock}) returned {steps!r}; it must be an integer, at least 1 and more than delay, which is "
                 f"{local.delay}"
             )
-        return steps
+        return period
 
     def step(self, steps: int = 1) -> None:
         """After so many local steps: the exchanges that end and begin then."""
@@ -223,45 +201,51 @@ class LocalExchanges(ABC, Generic[G]):
             if fragment.ends is not None and clock >= fragment.ends:
                 self.end(fragment)
         if self._times is not None:
-            collectives = self.engine.collectives
-            present = [bool(self._times(rank, clock)) for rank in range(collectives.size())]
-            if any(present):
-                self.exchange(self.fragments[0], present[collectives.rank()])
+            (fragment,) = self.fragments
+            wanted = bool(self._times(self.engine.collectives.rank(), clock))
+            self.exchange(fragment, "step", wanted or (self._bounded and clock >= fragment.due))
             return
         for fragment in self.fragments:
             if clock >= fragment.due:
-                fragment.due = clock + self._period(clock)
-                self.exchange(fragment)
+                self.exchange(fragment, "step")
 
     def sync(self) -> None:
         """Ends all exchanges in flight, and exchanges what has been done since then."""
-        for fragment in self.fragments:
-            if fragment.ends is not None:
-                self.end(fragment)
+        in_flight = [(one.ends, place) for place, one in enumerate(self.fragments) if one.ends is not None]
+        for _, place in sorted(in_flight):  # as ``step`` ends them
+            self.end(self.fragments[place])
         apart = self._times is not None or self.local.mix is not None
         for fragment in self.fragments:
             if apart or self.clock > fragment.began:
-                self.exchange(fragment, delay=0)
-                fragment.due = self.clock + self._period(self.clock)
+                self.exchange(fragment, "sync", delay=0)
 
     # Exchanges
 
-    def exchange(self, fragment: Fragment[G], present: bool = True, delay: int | None = None) -> None:
-        """Begins an exchange, and ends it if there is no delay.
+    def exchange(self, fragment: Fragment[G], call: str, present: bool = True, delay: int | None = None) -> None:
+        """Begins an exchange if a rank is present, and ends it if there is no delay.
 
         Args:
-            present: whether this rank sends its update. All others send nothing.
+            call: by which the user came here.
+            present: whether this rank sends its update, and takes the anchor. All others send nothing.
             delay: None: that of the settings.
         """
         self.check_parameters()
+        if self.engine.collectives.elastic() and not self.in_state:
+            raise RuntimeError(NOT_IN_STATE)
         delay = self.local.delay if delay is None else delay
         engine = self.engine
-        engine.stats.begin_step()
+        due = self.clock + self._period(self.clock) if present else fragment.due
+        if self._times is None:  # else there may be no exchange
+            engine.stats.begin_step()
         updates = {n: self.update(n) for n in fragment.numbers} if present else {}
-        together = self._meet(fragment, self.finite(updates.values()))
+        heard = self._meet(fragment, call, due, self.finite(updates.values()), present)
+        if not heard.sending:
+            return
+        engine.stats.begin_step()
+        fragment.due = due
         steps, fragment.began = self.clock - fragment.began, self.clock
         engine.stats.add(dense=steps * self._dense_bytes(fragment))
-        if not together:
+        if heard.discarding:
             self._discard(fragment, present)
             engine.stats.end_step()
             return
@@ -283,28 +267,52 @@ class LocalExchanges(ABC, Generic[G]):
         else:
             fragment.keeps = self.local.mix
 
-    def _meet(self, fragment: Fragment[G], finite: bool) -> bool:
-        """Compares the ranks; returns whether the updates of all of them are finite."""
+    def _meet(self, fragment: Fragment[G], call: str, due: int, finite: bool, present: bool) -> meeting.Outcome:
+        """Compares the ranks.
+
+        Args:
+            call, present: as for ``exchange``.
+            due: the fragment's, if there is an exchange.
+            finite: whether this rank's updates are.
+        """
         engine = self.engine
-        said: list[bool] = []
-        self.meet(
-            engine.word(self.agreed, not finite),
-            f"local.{self.parameters[fragment.numbers[0]].name}",
-            lambda total: said.append(engine.hear(total, self._compare_ranks)),
-        )
+        numbers = [place for place, one in enumerate(self.fragments) if one is fragment]
+        place: dict[str, int | str] = {
+            "clock": self.clock, "call": call, "fragment": numbers[0], "outer_steps": fragment.outer_steps
+        }  # fmt: skip
+        if self._times is None:
+            # Already at the exchange where the periods part: no other one is in flight that could wait for its end.
+            place["next_exchange"] = " ".join(str(due if one is fragment else one.due) for one in self.fragments)
+        said: list[meeting.Outcome] = []
+
+        def hear(total: Floats) -> None:
+            heard = meeting.outcome(total, engine.collectives.size())
+            engine.hear(total, partial(self._compare_ranks, heard.same_place), STAY_TOGETHER)
+            said.append(heard)
+
+        try:
+            self.meet(engine.word(self.agreed, not finite, place, present), MEETING, hear)
+        except Exception:
+            engine.collectives.complete()
+            raise
         return said[0]
 
-    def _compare_ranks(self) -> None:
+    def _compare_ranks(self, same_place: bool) -> None:
         """The handshake, and the comparison of the anchors.
+
+        Args:
+            same_place: whether the ranks are at the same place.
 
         Raises:
             MismatchError: they differ; on all ranks.
         """
         collectives = self.engine.collectives
         self.engine.agree([(p.name, p.shape, p.dtype) for p in self.parameters])
+        if not same_place:
+            self.engine.compare_places(STAY_TOGETHER)
         anchors = (np.ascontiguousarray(self.anchor_values(parameter.number)) for parameter in self.parameters)
         sums = [zlib.crc32(anchor.data) for anchor in anchors]
-        own = np.array([self.clock, zlib.crc32(self.about_outer().encode()), *sums], np.int64)
+        own = np.array([zlib.crc32(self.about_outer().encode()), *sums], np.int64)
         told = collectives.allgather(own.view(np.uint8), "anchors")
         if told.size != collectives.size() * own.nbytes:
             raise MismatchError("ranks of this job use LocalSGD with different models: give it the same on all ranks")
@@ -313,13 +321,13 @@ class LocalExchanges(ABC, Generic[G]):
         if apart:
             place = apart[0]
             rank = int(np.flatnonzero(rows[:, place] != rows[0, place])[0])
-            parameter = self.parameters[max(0, place - 2)]
+            parameter = self.parameters[max(0, place - 1)]
             what = f"the parameter {parameter.known_as or parameter.name} has other values"
-            if place < 2:
-                what = ["LocalSGD has taken another number of steps", "the outer optimizer has other settings"][place]
+            if place == 0:
+                what = "the outer optimizer has other settings"
             raise MismatchError(
                 f"on rank {rank}, {what} than on rank 0. Every rank must begin with the same parameters and settings: "
-                f"{self.advice}, make LocalSGD with the same arguments, and take the same number of steps on all ranks"
+                f"{self.advice}, make LocalSGD with the same arguments, and load the states of one checkpoint"
             )
         self.agreed = True
 
@@ -349,14 +357,21 @@ class LocalExchanges(ABC, Generic[G]):
         """Waits for an exchange, takes the outer step, and lets the local parameters follow."""
         tickets, small = fragment.tickets, fragment.small
         fragment.tickets, fragment.small, fragment.ends = [], None, None
-        for ticket in tickets:
-            fragment.reducer.finish(ticket, 1 / self.engine.collectives.size())
-        if small is not None:
-            fragment.updates.update(self.finish_small(small))
-        self.outer_step(fragment)
-        fragment.updates = {}
-        if fragment.present:
-            self._follow(fragment)
+        try:
+            for ticket in tickets:
+                fragment.reducer.finish(ticket, 1 / self.engine.collectives.size())
+            if small is not None:
+                fragment.updates.update(self.finish_small(small))
+        except Exception:
+            fragment.reducer.complete()
+            self.engine.collectives.complete()
+            raise
+        with self.engine.receiving():  # all ranks do the same
+            self.outer_step(fragment)
+            fragment.outer_steps += 1
+            fragment.updates = {}
+            if fragment.present:
+                self._follow(fragment)
         self.engine.stats.end_step()
 
     def _follow(self, fragment: Fragment[G]) -> None:
@@ -381,23 +396,21 @@ class LocalExchanges(ABC, Generic[G]):
 
     def counts(self) -> dict[str, Any]:
         """The step counts, for ``restore_counts``."""
-        return {
-            "clock": self.clock,
-            "due": [fragment.due for fragment in self.fragments],
-            "began": [fragment.began for fragment in self.fragments],
-        }
+        of_fragments = {key: [getattr(one, key) for one in self.fragments] for key in FRAGMENT_COUNTS}
+        return {"clock": self.clock, **of_fragments}
 
     def restore_counts(self, state: Mapping[str, Any]) -> None:
-        """Continues with step counts that ``check_counts`` has found to be such."""
+        """Continues with step counts that ``check_counts`` has found to be such. The ranks are compared again at the
+        next exchange: another one may have loaded another anchor, or none."""
+        self.agreed = False
         self.clock = state["clock"]
-        for fragment, due, began in zip(self.fragments, state["due"], state["began"], strict=True):
-            fragment.due, fragment.began = due, began
+        for place, fragment in enumerate(self.fragments):
+            fragment.due, fragment.began, fragment.outer_steps = (state[key][place] for key in FRAGMENT_COUNTS)
 
-    def check_counts(self, state: object, keys: set[str], lists: Sequence[str] = ("due", "began")) -> None:
+    def check_counts(self, state: object, keys: set[str]) -> None:
         """
         Args:
             keys: that the state must have besides the step counts.
-            lists: of step counts by fragment.
 
         Raises:
             ValueError: this is not a state of LocalSGD with these fragments.
@@ -405,7 +418,7 @@ class LocalExchanges(ABC, Generic[G]):
         keys = keys | self.counts().keys()
         if not isinstance(state, Mapping) or not keys <= state.keys():
             raise ValueError(f"this is not a state of LocalSGD: it must have {', '.join(sorted(keys))}")
-        counts = [state[key] for key in lists]
+        counts = [state[key] for key in FRAGMENT_COUNTS]
         if not all(isinstance(one, list) and all(map(_is_count, one)) for one in [*counts, [state["clock"]]]):
             raise ValueError("the step counts of the state must be integers, 0 or more")
         if any(len(one) != len(self.fragments) for one in counts):
@@ -453,7 +466,8 @@ def with_local(
         times: that of LocalSGD.
 
     Raises:
-        ValueError: ``times`` is given with another setting of when ranks exchange.
+        TypeError: ``times`` is no function.
+        ValueError: it is given with fragments or a delay.
     """
     given = settings.pop("local", None) or {}
     if isinstance(given, LocalUpdates):
@@ -465,6 +479,8 @@ def with_local(
     }
     loaded = Config.load(Config.load(config, **settings), local=changes)
     chosen = loaded.local or LocalUpdates()
-    if times is not None and (local.get("every") is not None or chosen.fragments > 1 or chosen.delay):
-        raise ValueError("times is given beside every, fragments or delay: leave these out, or leave times out")
+    if times is not None and not callable(times):
+        raise TypeError(f"times is {type(times).__name__}, but it must be a function of rank and clock")
+    if times is not None and (chosen.fragments > 1 or chosen.delay):
+        raise ValueError("times is given beside fragments or delay: leave these out, or leave times out")
     return loaded

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +13,7 @@ import numpy as np
 
 from hvd_deepreduce.codec import Floats
 from hvd_deepreduce.config import Config
+from hvd_deepreduce.container import ContainerError
 from hvd_deepreduce.engine import cores, levels, timeline
 from hvd_deepreduce.engine import state as saved
 from hvd_deepreduce.engine.buckets import Bucket
@@ -22,6 +25,7 @@ from hvd_deepreduce.engine.levels import Levels
 from hvd_deepreduce.engine.parameter import Parameter
 from hvd_deepreduce.engine.pipelines import Pipelines
 from hvd_deepreduce.engine.stats import Stats
+from hvd_deepreduce.exchange.failures import LeftBehindError
 from hvd_deepreduce.exchange.settings import AutoExchange, ReduceScatter
 from hvd_deepreduce.exchange.two_levels import Kept
 from hvd_deepreduce.memory import Memory
@@ -29,6 +33,7 @@ from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.pipeline import Pipeline
 
 _log = logging.getLogger("hvd_deepreduce")
+_warn_once = lru_cache(_log.warning)
 
 
 class Snapshot(NamedTuple):
@@ -47,12 +52,14 @@ class Told(NamedTuple):
         lists: the parameters, where the framework does not know them before the first step.
         small_under: ``Config.shared`` of the config that has determined which tensors are too small to be compressed,
             where this is fixed.
+        instance: ``Collectives.instance``.
     """
 
     config: dict[str, Any]
     steps: dict[str, int]
     lists: Any = None
     small_under: dict[str, Any] | None = None
+    instance: int = 0
 
 
 class RankState:
@@ -74,12 +81,16 @@ class RankState:
         stats: what was sent, and how long it took.
         in_flight: names of the parameters whose gradients were started and not finished.
         choice: with ``mode: auto``, whether steps are compressed.
+        adaptive: an optimizer of which ``adaptive.py`` has to warn, and what to do instead; empty: it has; None: there
+            is none.
         on_host: whether buckets must be on the host, since they are exchanged over MPI by a function that does not
             take arrays on a GPU.
         over_mpi: whether buckets are exchanged over MPI, and not as containers by ``collectives``.
         in_slices: whether each rank sums a slice of a bucket, which takes several collectives.
         levels: with ``hierarchical``, the groups that exchange buckets; None: all ranks exchange them at one level.
         exchanges: the queues of the exchanges over MPI; ``close`` them at the end of the job.
+        failed: whether this rank has failed where others have not, so that it has not got what they have applied: all
+            ranks raise an error at their next meeting. Loading a state ends it.
         generation: increases when the config changes or a state is loaded. Layouts made before must not be used then.
     """
 
@@ -97,9 +108,11 @@ class RankState:
         self.stats = collectives.stats = Stats(watch=timeline.watch(collectives.rank))
         self.in_flight: set[str] = set()
         self.generation = 0
+        self.failed = False
         self._memory = Memory()
         self._closed = False
         self.feedback = True
+        self.adaptive: tuple[()] | tuple[str, str] | None = None
         self.exchanges = Exchanges(collectives)
         self.levels: Levels | None = None
         self._levels_known = False
@@ -118,6 +131,9 @@ class RankState:
     def _use(self, config: Config) -> None:
         self._config = config
         self._digest = config.digest()
+        if self.collectives.speaks():
+            for sentence in config.doubts():
+                _warn_once(sentence)
         self.choice = Choice() if config.mode == "auto" else None
         self._exchange_said = ""
         # Until the ranks have chosen.
@@ -247,6 +263,11 @@ class RankState:
         self.parameters = known
         for name, step in steps.items():
             known[name].step = step
+        self.forget()
+        self.failed = False
+
+    def forget(self) -> None:
+        """Forgets gradients in flight."""
         self.in_flight.clear()
         self.generation += 1
 
@@ -269,13 +290,15 @@ class RankState:
     def told(self) -> Told:
         """What the other ranks of an elastic job take from rank 0."""
         steps = {name: parameter.step for name, parameter in self.parameters.items()}
-        return Told(self._config.shared(), steps)
+        return Told(self._config.shared(), steps, instance=self.collectives.instance)
 
     def following(self, told: Told) -> Snapshot:
         """This rank's settings and state at the step of rank 0 of an elastic job, for ``rewind``.
 
         The residuals are this rank's if they belong to that step; otherwise they start again from zero.
         """
+        if told.instance:  # this rank may have made more or fewer than rank 0
+            self.collectives.enroll(told.instance)
         state = self.state_dict()
         if state["steps"] != told.steps:
             if any(state["steps"].values()):
@@ -317,6 +340,20 @@ class RankState:
             )
 
     # For the operations of a step
+
+    @contextmanager
+    def receiving(self) -> Iterator[None]:
+        """Around what is done with what all ranks have sent: an error of this rank alone is noted in ``failed``."""
+        try:
+            yield
+        except Exception as error:
+            self.note_failure(error)
+            raise
+
+    def note_failure(self, error: Exception) -> None:
+        """An error while receiving. All ranks raise one of what was sent, since they get the same bytes."""
+        if not isinstance(error, ContainerError) or isinstance(error, LeftBehindError):
+            self.failed = True
 
     def feeds_back(self, pipeline: Pipeline) -> bool:
         """Whether a pipeline's gradients are added to residuals now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
@@ -195,18 +195,22 @@ class Reducer(Generic[G]):
         # Optimizers with different scales may share a bucket.
         rest = 1.0 if scale == bucket.scale else scale / bucket.scale
         begin = perf_counter()
-        if len(ticket.parameters) > 1:  # it is all of the bucket
-            with tensors.stream(ticket.device):
-                tensors.write(gradient, bucket.gradient, rest)
-        else:
-            view = self._view(bucket, ticket.parameters[0], gradient)
-            if ticket.waits:
-                gradient = view
-            if ticket.device is None:
-                tensors.take(gradient, view, rest)
-            else:
+        try:
+            if len(ticket.parameters) > 1:  # it is all of the bucket
                 with tensors.stream(ticket.device):
+                    tensors.write(gradient, bucket.gradient, rest)
+            else:
+                view = self._view(bucket, ticket.parameters[0], gradient)
+                if ticket.waits:
+                    gradient = view
+                if ticket.device is None:
                     tensors.take(gradient, view, rest)
+                else:
+                    with tensors.stream(ticket.device):
+                        tensors.take(gradient, view, rest)
+        except Exception as error:  # ``receiving`` takes longer, and there are many gradients
+            engine.note_failure(error)
+            raise
         bucket.emptying += perf_counter() - begin
         for parameter in ticket.parameters:
             engine.release(bucket, parameter)
@@ -228,7 +232,7 @@ class Reducer(Generic[G]):
             (parameter,) = ticket.parameters
             with engine.stats.span("wait", parameter.name):
                 gathered = engine.collectives.wait_allgather(ticket.pending)
-            with engine.stats.span("decode", parameter.name):
+            with engine.stats.span("decode", parameter.name), engine.receiving():
                 engine.in_flight.discard(parameter.name)
                 engine.decode(parameter, gathered, ticket.flat, scale, ticket.key)
                 self._tensors.write(gradient, ticket.flat)
@@ -265,12 +269,31 @@ class Reducer(Generic[G]):
         return ticket
 
     def settle(self) -> None:
-        """Gradients in flight are about to be forgotten: what was not begun to be encoded will not be, and what was
-        begun is waited for. Errors are not raised."""
+        """Gradients in flight are about to be forgotten: full buckets are still sent, since other ranks wait for them.
+        Errors are not raised."""
         for bucket in self._layout.buckets if self._layout is not None else ():
-            if bucket.started is not None and not bucket.started.cancel():
+            if bucket.started is not None:
                 bucket.started.exception()
                 self._tensors.join(bucket.device)
+
+    def complete(self) -> None:
+        """After an error in ``finish``: starts what is left of the step, and lets its exchanges go on until the last
+        collective of each is in flight. Other errors are not raised."""
+        layout = self._layout
+        if layout is None:
+            return
+        for late in layout.flush():
+            with suppress(Exception):
+                self._start(late)
+        self.settle()
+        waiting = layout.buckets if self._engine.in_slices else []
+        while waiting:
+            waiting = [bucket for bucket in waiting if self._advances(bucket)]
+
+    def _advances(self, bucket: Bucket) -> bool:
+        with suppress(Exception):
+            return self._advance(bucket)
+        return False
 
     def _encoding_thread(self, on_host: bool) -> ThreadPoolExecutor | None:
         """Where a core is free for it. Exchanges over MPI have a thread that encodes, and those of several collectives
@@ -378,5 +401,6 @@ def in_flight(parameter: Parameter) -> RuntimeError:
     """For a gradient that comes before the last one of its parameter was reduced."""
     return RuntimeError(
         f"the gradient of {parameter.name} is still in flight: call optimizer.step() or optimizer.synchronize() before "
-        "the next backward()"
+        "the next backward(). One hvd.DistributedOptimizer alone may have the parameter; for several backward() in a "
+        "step, give it backward_passes_per_step"
     )

@@ -16,7 +16,6 @@ from hvd_deepreduce.engine.collectives import Collectives
 from hvd_deepreduce.engine.levels import Levels
 from hvd_deepreduce.engine.parameter import VELOCITY
 from hvd_deepreduce.engine.rank_state import RankState
-from hvd_deepreduce.engine.stats import Stats
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.exchange.balance import AllGather, AllToAll, Inside
 from hvd_deepreduce.exchange.reduce_scatter import SlicedSum, Slices
@@ -31,13 +30,13 @@ class SlicedExchange:
         work: this rank's part. Its first collective is started at once.
         collectives: of the ranks that a ``SlicedSum`` has, or the groups of a ``TwoLevelSum``.
         name: begins the names of the collectives; unique among all that are in flight.
-        stats: counts bytes, and the seconds that the program and its collectives take.
+        state: of this rank. Its ``stats`` count bytes, and the seconds that the program and its collectives take.
     """
 
     def __init__(
-        self, work: SlicedSum | TwoLevelSum, collectives: Collectives | Levels, name: str, stats: Stats
+        self, work: SlicedSum | TwoLevelSum, collectives: Collectives | Levels, name: str, state: RankState
     ) -> None:
-        self._groups, self._name, self._stats = collectives, name, stats
+        self._groups, self._name, self._state, self._stats = collectives, name, state, state.stats
         self._program: Any = work.steps()
         self._numbers = {False: 0, True: 0}  # ranks of a node may have different numbers of collectives between nodes
         self._asked: AllToAll | AllGather | None = None
@@ -121,6 +120,7 @@ class SlicedExchange:
             return
         except Exception as error:
             self._failure = error
+            self._state.note_failure(error)
             raise
         self._inside = isinstance(asked, Inside)
         if isinstance(asked, Inside):
@@ -150,7 +150,7 @@ def start_slices(state: RankState, bucket: Bucket, residual: Floats | None, velo
             parts=bucket.parts if state.config.selection == "tensor" else None,
             finite=bucket.finite,
         )  # fmt: skip
-        return SlicedExchange(work, state.collectives, bucket.name, state.stats)
+        return SlicedExchange(work, state.collectives, bucket.name, state)
 
 
 def start_two_levels(state: RankState, groups: Levels, bucket: Bucket, slices: Sequence[Slice]) -> SlicedExchange:
@@ -172,7 +172,7 @@ def start_two_levels(state: RankState, groups: Levels, bucket: Bucket, slices: S
                 work.velocity = state.kept_of_slice(bucket, work.part, VELOCITY)
         except Exception as error:
             work.failures.append(error)
-        return SlicedExchange(work, groups, bucket.name, state.stats)
+        return SlicedExchange(work, groups, bucket.name, state)
 
 
 def start_failed(state: RankState, groups: Levels, error: Exception, numel: int) -> SlicedExchange:
@@ -181,7 +181,7 @@ def start_failed(state: RankState, groups: Levels, error: Exception, numel: int)
     whole = Slice(state.pipeline, (0, numel), RngKey(state.config.seed, 0, 0))
     work = _two_levels(state, groups, [whole], vector)
     work.failures.append(error)
-    return SlicedExchange(work, groups, "failed", state.stats)
+    return SlicedExchange(work, groups, "failed", state)
 
 
 def _two_levels(state: RankState, groups: Levels, slices: Sequence[Slice], gradient: Floats) -> TwoLevelSum:

@@ -14,14 +14,23 @@ elastic job broadcasts when ranks come or go.
 
 from __future__ import annotations
 
+import logging
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from statistics import median
 from threading import Lock
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Literal
 
+import numpy as np
+
+from hvd_deepreduce.codec import Floats
 from hvd_deepreduce.engine.timeline import Watch
 from hvd_deepreduce.exchange.traffic import NOTHING, Traffic
+
+_log = logging.getLogger("hvd_deepreduce")
 
 
 @dataclass
@@ -54,31 +63,50 @@ class Counters:
     wait_seconds: float = 0.0
     decode_seconds: float = 0.0
 
+    def to_dict(self) -> dict[str, Any]:
+        """The attributes, and ``compression_ratio``: ``dense_bytes / bytes_sent``; 0 if nothing was sent."""
+        return {**asdict(self), "compression_ratio": self.dense_bytes / self.bytes_sent if self.bytes_sent else 0.0}
+
 
 Kind = Literal["encode", "wait", "decode"]
+NOT_SENT = (
+    "Nothing was sent so far. A job of one rank has nothing to exchange: start it on several, as in mpirun -np 2 or "
+    "torchrun --nproc-per-node 2."
+)
 
 
 class Report(dict[str, dict[str, Any]]):
-    """``{"total": {...}, "last_step": {...}}`` of plain numbers, with the keys of ``Counters``. ``str`` is a table.
+    """``{"total": {...}, "last_step": {...}}`` of plain numbers, with the keys of ``Counters.to_dict``. ``str`` is a
+    table.
 
     Attributes:
         said: what was decided about compression with ``mode: auto``, and about the exchange with ``exchange: auto``,
-            and why; else empty.
+            and why; and whether nothing was sent; else empty.
+        residual_ratio: by parameter, the l2 norm of this rank's residual over that of its gradient, in the last step
+            that ``measure_residuals`` has measured. Empty if there was none.
     """
 
     said = ""
+    residual_ratio: Mapping[str, float] = {}
+
+    def as_dict(self, prefix: str = "deepreduce") -> dict[str, float]:
+        """All figures in one flat dict of finite numbers, for ``wandb.log`` or TensorBoard's ``add_scalar``:
+        ``{"deepreduce/total/bytes_sent": ..., "deepreduce/residual_ratio/0.weight": ...}``."""
+        flat = {f"{prefix}/{column}/{key}": value for column in self for key, value in self[column].items()}
+        return flat | {f"{prefix}/residual_ratio/{name}": value for name, value in self.residual_ratio.items()}
 
     def __str__(self) -> str:
         columns = list(self)
         rows = [["", *(name.replace("_", " ") for name in columns)]]
         for key in self[columns[0]]:
             values = [self[column][key] for column in columns]
-            if key.startswith("inside_") and not any(values):
+            if key == "compression_ratio" or (key.startswith("inside_") and not any(values)):
                 continue
             shown = [f"{value:.4f}" if isinstance(value, float) else f"{value:,}" for value in values]
             rows.append([key.replace("_", " "), *shown])
         shares = [self[column]["bytes_sent"] / max(1, self[column]["dense_bytes"]) for column in columns]
         rows.append(["sent / dense", *(f"{share:.2%}" for share in shares)])
+        rows.append(["compression ratio", *(f"{self[column]['compression_ratio']:,.1f}" for column in columns)])
         if any(self[column]["inside_bytes_sent"] for column in columns):
             left = [self[column]["bytes_sent"] - self[column]["inside_bytes_sent"] for column in columns]
             shares = [sent / max(1, self[column]["dense_bytes"]) for sent, column in zip(left, columns, strict=True)]
@@ -88,7 +116,51 @@ class Report(dict[str, dict[str, Any]]):
             "  ".join([row[0].ljust(first), *(cell.rjust(wide) for cell, wide in zip(row[1:], others, strict=True))])
             for row in rows
         ]
+        if ratios := self.residual_ratio:
+            name = max(ratios, key=lambda one: ratios[one])
+            lines.append(f"residual / gradient: median {median(ratios.values()):.1f}, most {ratios[name]:.1f} ({name})")
         return "\n".join([*lines, self.said] if self.said else lines)
+
+
+Callback = Callable[[Report], object]
+
+
+class Wishes:
+    """What the user asked to be told of the steps.
+
+    Attributes:
+        callbacks: functions, each with how many steps there are from one call to the next.
+    """
+
+    def __init__(self) -> None:
+        self.callbacks: list[tuple[Callback, int]] = []
+        self._measure_every = self._steps = 0
+
+    def measure(self, every: int) -> None:
+        """Residuals are measured in the next step, and then in each ``every``-th; 0: not any more."""
+        self._measure_every, self._steps = every, 0
+
+    def measures(self) -> bool:
+        """A step begins: whether residuals are measured in it."""
+        if not self._measure_every:
+            return False
+        self._steps += 1
+        return (self._steps - 1) % self._measure_every == 0
+
+    def tell(self, stats: Stats) -> None:
+        """A step has ended: calls the functions that are due. What a function raises must not end the step on this rank
+        alone: it is logged, and the function is not called again."""
+        for one in list(self.callbacks):
+            function, every = one
+            if stats.total.steps % every == 0:
+                try:
+                    function(stats.to_dict())
+                except Exception:
+                    _log.exception(
+                        "the callback %r raised an error after step %d: the job goes on, and the callback is not "
+                        "called again", function, stats.total.steps,
+                    )  # fmt: skip
+                    self.callbacks.remove(one)
 
 
 @dataclass
@@ -97,11 +169,17 @@ class Stats:
 
     Attributes:
         watch: is told of each span; None: nobody watches.
+        wishes: what the user asked for.
+        measuring: whether residuals are measured in this step.
+        residual_ratio: as in ``Report``.
     """
 
     total: Counters = field(default_factory=Counters)
     last: Counters = field(default_factory=Counters)
     watch: Watch | None = None
+    wishes: Wishes = field(default_factory=Wishes)
+    measuring: bool = False
+    residual_ratio: dict[str, float] = field(default_factory=dict)
     _ended: bool = True
     _lock: Lock = field(default_factory=Lock)
 
@@ -118,10 +196,25 @@ class Stats:
                     self._ended = False
                     self.last = Counters(steps=1)
                     self.total.steps += 1
+                    self.measuring = self.wishes.measures()
 
     def end_step(self) -> None:
         """All results of the step are there; the next ``begin_step`` counts."""
-        self._ended = True
+        with self._lock:
+            ended, self._ended = self._ended, True
+        if not ended and self.wishes.callbacks:
+            self.wishes.tell(self)
+
+    def measure(self, name: str, residual: Floats | None, gradient: Floats) -> None:
+        """Notes the norm of a parameter's residual over that of its gradient, both on the host, if it is finite.
+
+        Args:
+            residual: what earlier steps have left; None: nothing.
+        """
+        norm = float(np.linalg.norm(gradient))
+        ratio = float(np.linalg.norm(residual)) / norm if residual is not None and norm else 0.0
+        if norm and math.isfinite(norm) and math.isfinite(ratio):
+            self.residual_ratio[name] = ratio
 
     def add(
         self, *, wire: Traffic = NOTHING, dense: int = 0, encode: float = 0.0, wait: float = 0.0, decode: float = 0.0,
@@ -146,7 +239,10 @@ class Stats:
     def to_dict(self) -> Report:
         """A copy of the counters."""
         with self._lock:
-            return Report(total=asdict(self.total), last_step=asdict(self.last))
+            report = Report(total=self.total.to_dict(), last_step=self.last.to_dict())
+            report.residual_ratio = dict(self.residual_ratio)
+            report.said = "" if self.total.bytes_sent else NOT_SENT
+        return report
 
 
 class Span:

@@ -20,6 +20,7 @@ from pathlib import Path
 from time import perf_counter, time
 from typing import Any
 
+from hvd_deepreduce.engine.quoting import quoted
 from hvd_deepreduce.ops import device
 
 _log = logging.getLogger("hvd_deepreduce")
@@ -209,8 +210,10 @@ def read(path: Path) -> list[dict[str, Any]]:
             event, at = decoder.raw_decode(text, at)
         except ValueError:  # the closing bracket, or the end
             return events
+        except RecursionError:
+            raise ValueError(f"{path} is not a timeline of Horovod or hvd_deepreduce: it is nested too deep") from None
         if not isinstance(event, dict):
-            raise ValueError(f"{path} is not a timeline of Horovod or hvd_deepreduce: one event is {event!r}")
+            raise ValueError(f"{path} is not a timeline of Horovod or hvd_deepreduce: one event is {quoted(event)}")
         events.append(event)
 
 
@@ -218,14 +221,18 @@ def merge(traces: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """The events of several files, with times since the first of their beginnings.
 
     Raises:
-        ValueError: a file does not say when it was begun.
+        ValueError: a file does not say when it was begun, or a time is no number.
     """
     traces = list(traces)
     starts = []
     for events in traces:
-        known = [event["args"][START] for event in events if START in event.get("args", ())]
+        told = [event["args"] for event in events if isinstance(event.get("args"), dict)]
+        known = [args[START] for args in told if START in args]
         if not known:
             raise ValueError(f"a timeline has no {START}, by which timelines are put on one clock")
+        for moment in (known[0], *(event["ts"] for event in events if "ts" in event)):
+            if not isinstance(moment, int | float) or not abs(moment) < 1e18:
+                raise ValueError(f"a timeline has the time {quoted(moment)}; a number of microseconds is needed")
         starts.append(known[0])
     merged = []
     for events, start in zip(traces, starts, strict=True):

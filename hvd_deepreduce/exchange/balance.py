@@ -12,7 +12,7 @@ half the back, the mean lies in the middle.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,7 +140,7 @@ class Histogram:
 
 
 def balanced_bounds(
-    indices: U32, numel: int, rank: int, ranks: int, failures: list[Exception]
+    indices: U32, numel: int, rank: int, ranks: int, fail: Callable[[Exception], None]
 ) -> Generator[AllToAll | AllGather, Any, list[int]]:
     """The ``ranks + 1`` boundaries of slices; equal on all ranks.
 
@@ -150,14 +150,14 @@ def balanced_bounds(
 
     Args:
         indices: sorted, what this rank keeps; on the host.
-        failures: gets an error that this rank must tell the others: counts that cannot be read count as zeros.
+        fail: is given an error that this rank must tell the others: counts that cannot be read count as zeros.
 
     Raises:
         ContainerError: the sums cannot be read; on all ranks.
     """
     histogram = Histogram(numel, min(ranks, max(1, MOST_PARTS // ranks)))
     while histogram.begins.size:
-        histogram.add((yield from _sums(histogram.count(indices), rank, ranks, failures)))
+        histogram.add((yield from _sums(histogram.count(indices), rank, ranks, fail)))
     return histogram.bounds(ranks)
 
 
@@ -171,7 +171,7 @@ def _divide(begins: I64, ends: I64, loads: NDArray[np.float64], least: int) -> t
 
 
 def _sums(
-    counts: I64, rank: int, ranks: int, failures: list[Exception]
+    counts: I64, rank: int, ranks: int, fail: Callable[[Exception], None]
 ) -> Generator[AllToAll | AllGather, Any, NDArray[np.float64]]:
     """All ranks' sums of each count; counts and sums are rounded up to numbers of one byte (``to_codes``)."""
     bounds = equal_bounds(counts.size, ranks)
@@ -180,7 +180,7 @@ def _sums(
     ends = np.cumsum(sizes).tolist()
     for sender, (size, end) in enumerate(zip(sizes, ends, strict=True)):
         if size != total.size:
-            failures.append(refusal(sender, f"it has {size} bytes of counts of {total.size} cells"))
+            fail(refusal(sender, f"it has {size} bytes of counts of {total.size} cells"))
         else:
             total += from_codes(received[end - size : end]).astype(np.int64)
     gathered = yield AllGather(to_codes(total))

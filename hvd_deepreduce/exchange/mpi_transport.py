@@ -225,7 +225,7 @@ class PrivateComm:
     def _give_notice(self, text: str) -> None:
         if self.comm == MPI.COMM_NULL or MPI.Is_finalized():
             return
-        notice = np.frombuffer(text.encode()[:NOTICE_BYTES], np.uint8)
+        notice = np.frombuffer(text.encode(errors="backslashreplace")[:NOTICE_BYTES], np.uint8)
         for rank in range(self.size):
             if rank != self.rank:
                 try:

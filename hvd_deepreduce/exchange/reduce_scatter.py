@@ -23,9 +23,7 @@ Nothing here waits for other ranks: ``steps`` is a generator that asks for colle
 
 from __future__ import annotations
 
-import struct
-import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -34,9 +32,10 @@ import numpy as np
 
 from hvd_deepreduce import short_container
 from hvd_deepreduce.codec import U8, U32, Floats, Parts, RngKey, Sparsifier
-from hvd_deepreduce.container import Container, ContainerError, refusal
+from hvd_deepreduce.container import Container, ContainerError, named, refusal
 from hvd_deepreduce.decoding import decode_part, decode_parts
 from hvd_deepreduce.exchange.balance import AllGather, AllToAll, balanced_bounds, equal_bounds, quotas
+from hvd_deepreduce.exchange.failures import GoesOn, error_in, told
 from hvd_deepreduce.exchange.settings import ReduceScatter
 from hvd_deepreduce.exchange.short_slices import ShortSlices
 from hvd_deepreduce.ops import arrays, deferred, momentum, sections
@@ -52,10 +51,6 @@ Part = tuple[U32 | None, Floats]
 NOTHING: U8 = np.empty(0, np.uint8)
 MAX_BYTES = 2**31 - 1
 """Of one alltoall, in which libraries count with 32 bits."""
-_ERROR = struct.Struct("<IBI")
-_ERROR_FORM = 255
-"""In place of a container's form, which it cannot be."""
-_MAX_TEXT = 4096
 
 
 @dataclass(frozen=True)
@@ -69,32 +64,6 @@ class Slices:
         """``out = scale * sum``; ``out`` is float32 or float64 ``[numel]``."""
         for begin, end, part in self.parts:
             arrays.sum_into(out[begin:end], [part], scale, self.threads)
-
-
-class GoesOn:
-    """A rank's program that takes part in all collectives after an error of its own, so that nobody waits for it.
-
-    Attributes:
-        failures: the first error, which all ranks are told.
-    """
-
-    failures: list[Exception]
-
-    def _attempt(self, otherwise: Any, work: Callable[..., Any], *arguments: Any) -> Any:
-        """``work(*arguments)``; if it fails, ``otherwise``, and the others are told."""
-        try:
-            return work(*arguments)
-        except Exception as error:
-            self._fail(error)
-            return otherwise
-
-    def _fail(self, error: Exception) -> None:
-        if not self.failures:
-            self.failures.append(error)
-
-    def _raise_failure(self) -> None:
-        if self.failures:
-            raise self.failures[0]
 
 
 @dataclass
@@ -113,7 +82,7 @@ class SlicedSum(GoesOn):
         parts: slices to select from separately; None: select from the whole vector.
         finite: as in ``Pipeline.encode``.
         failures: what this rank has failed of so far, which all ranks are told.
-        named: this rank's number in errors; None: that of the key.
+        names: of all of these ranks, in errors; empty: 0, 1, ...
     """
 
     pipeline: Pipeline
@@ -126,7 +95,7 @@ class SlicedSum(GoesOn):
     parts: Parts | None = None
     finite: bool = False
     failures: list[Exception] = field(default_factory=list)
-    named: int | None = None
+    names: Sequence[int] = ()
     _bounds: list[int] = field(default_factory=list)
     _short: ShortSlices | None = None
 
@@ -146,14 +115,14 @@ class SlicedSum(GoesOn):
         if exchange.density is not None and ranks > 1 and gradient.size:
             chosen = None if selected is None else selected[0]
             indices = NOTHING.view(np.uint32) if chosen is None else arrays.to_host(chosen)
-            self._bounds = yield from balanced_bounds(indices, gradient.size, rank, ranks, self.failures)
+            self._bounds = yield from balanced_bounds(indices, gradient.size, rank, ranks, self._fail)
         messages = self._attempt(None, self._encode, corrected, selected)
         if ranks == 1:
             self._raise_failure()
             assert messages is not None
             return self._decoded(messages[0], self._keys())
         if messages is not None:
-            messages = self._attempt(None, self._shortened, messages, np.diff(self._bounds).tolist())
+            messages = self._attempt(None, self._shortened, messages, list(range(ranks)))
         if messages is None:
             messages = [self._told()] * ranks
         data = [message for message in messages if message.size]
@@ -163,10 +132,12 @@ class SlicedSum(GoesOn):
         del messages, data
         packed, loss = self._attempt((None, None), self._sum, received, sizes)
         if packed is not None and not self.failures:
-            begin, end = self._slice(rank)
-            packed = self._attempt([None], self._shortened, [packed], [end - begin])[0]
+            packed = self._attempt([None], self._shortened, [packed], [rank])[0]
         gathered = yield AllGather(self._told() if packed is None or self.failures else packed, last=True)
-        total = self._decoded(gathered, self._keys(second=True))
+        try:
+            total = self._decoded(gathered, self._keys(second=True))
+        except ContainerError as error:
+            raise self._named(error) from None
         if loss is not None and self.keeps is not None:
             begin, end = self._slice(rank)
             arrays.add(self.keeps[begin:end], loss, pipeline.threads)
@@ -184,17 +155,19 @@ class SlicedSum(GoesOn):
         numbers = [(parameter + owner * 0x9E3779B1) & 0xFFFFFFFF for owner in range(1, self.ranks + 1)]
         return [RngKey(seed, number, step, rank + self.ranks * second) for number in numbers]
 
-    def _shortened(self, messages: list[U8], numels: list[int]) -> list[U8]:
-        """The containers of slices, as they travel."""
+    def _shortened(self, messages: list[U8], owners: list[int]) -> list[U8]:
+        """The containers of these owners' slices, as they travel."""
         if self._short is None:
             return messages
         whole = arrays.to_host(arrays.concatenate(messages))
         ends = np.cumsum([message.size for message in messages]).tolist()
-        short = [
-            self._short.shorten(whole[end - message.size : end], numel) if numel else b""
-            for message, end, numel in zip(messages, ends, numels, strict=True)
-        ]
-        return [self._like(np.frombuffer(bytearray(one), np.uint8)) for one in short]
+        short, keys = [], self._keys()
+        for message, last, owner in zip(messages, ends, owners, strict=True):
+            begin, end = self._slice(owner)
+            expected = self.pipeline.expected(end - begin, self.gradient.dtype, keys[owner])
+            data = self._short.shorten(whole[last - message.size : last], expected) if begin < end else b""
+            short.append(self._like(np.frombuffer(bytearray(data), np.uint8)))
+        return short
 
     def _lengthened(
         self, data: U8, sizes: list[int] | None, expected: list[short_container.Expected], ranks: list[int]
@@ -215,7 +188,13 @@ class SlicedSum(GoesOn):
             if not one.numel and at == end:  # nothing is sent of an empty slice
                 long.append(b"")
                 continue
-            found, at = self._short.lengthen(memory[:end], at, one, rank)
+            try:
+                found, at = self._short.lengthen(memory[:end], at, one, rank)
+            except ContainerError:
+                if sizes is None:  # what an earlier rank has sent too much may have passed for this one's begin
+                    for before, expecting, sender in zip(long, expected, ranks, strict=False):
+                        _unpacked(np.frombuffer(before, np.uint8), expecting, sender)
+                raise
             error = error_in(np.frombuffer(found, np.uint8))
             if error is not None:
                 raise error
@@ -265,7 +244,7 @@ class SlicedSum(GoesOn):
         size = sum(message.size for message in messages)
         if size > MAX_BYTES:
             raise ContainerError(
-                f"rank {self.key.rank} has {size} bytes of containers, and at most {MAX_BYTES} fit into one alltoall: "
+                f"rank {self._name} has {size} bytes of containers, and at most {MAX_BYTES} fit into one alltoall: "
                 "set scope to 'bucket', or use a lower density"
             )
         return messages
@@ -374,8 +353,8 @@ class SlicedSum(GoesOn):
                         unpacked.append((begin, end, owner, container))
                         at += short_container.size(container, expected.shared)
                 if at != gathered.size:
-                    raise error_in(gathered[at:]) or ContainerError(
-                        f"{gathered.size - at} bytes follow the containers of all {len(unpacked)} slices"
+                    raise error_in(gathered[at:]) or refusal(
+                        filled[-1] if filled else 0, f"{gathered.size - at} bytes follow it, which is the last"
                     )
                 return unpacked
 
@@ -391,9 +370,20 @@ class SlicedSum(GoesOn):
 
     # Errors
 
+    @property
+    def _name(self) -> int:
+        """This rank in errors."""
+        return self.names[self.key.rank] if self.names else self.key.rank
+
+    def _named(self, error: Exception) -> Exception:
+        return named(error, self.names) if self.names and isinstance(error, ContainerError) else error
+
+    def _fail(self, error: Exception) -> None:
+        super()._fail(self._named(error))
+
     def _told(self) -> U8:
         """This rank's first error, in place of a container."""
-        data = told(self.failures[0], self.key.rank if self.named is None else self.named)
+        data = told(self.failures[0], self._name)
         if self._short is not None:
             data = np.frombuffer(bytearray(self._short.as_it_is(data.tobytes())), np.uint8)
         return self._like(data)
@@ -401,15 +391,6 @@ class SlicedSum(GoesOn):
     def _like(self, data: U8) -> U8:
         moved: U8 = arrays.move_like(data, self.gradient)
         return moved
-
-
-def told(error: Exception, rank: int) -> U8:
-    """A rank's error, in place of what it would have sent, for ``error_in``."""
-    text = str(error)
-    if not isinstance(error, ContainerError):
-        text = f"rank {rank} could not take part in the sum: {type(error).__name__}: {text}"
-    data = text.encode()[:_MAX_TEXT]
-    return np.frombuffer(bytearray(_ERROR.pack(zlib.crc32(data), _ERROR_FORM, len(data)) + data), np.uint8)
 
 
 def _is_uncompressed(container: Container) -> bool:
@@ -434,15 +415,3 @@ def _unpacked(message: U8, expected: short_container.Expected, rank: int, alone:
     if alone and size != message.size:
         raise refusal(rank, f"{message.size - size} bytes follow it")
     return container
-
-
-def error_in(message: U8) -> ContainerError | None:
-    """What ``told`` has written at the begin of ``message``; None: something else is there."""
-    data = sections.peek(message, _ERROR.size + _MAX_TEXT)
-    if len(data) < _ERROR.size:
-        return None
-    checksum, form, size = _ERROR.unpack_from(data)
-    text = data[_ERROR.size : _ERROR.size + size]
-    if form != _ERROR_FORM or len(text) != size or zlib.crc32(text) != checksum:
-        return None
-    return ContainerError(text.decode(errors="replace"))

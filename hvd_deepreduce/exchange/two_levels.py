@@ -29,9 +29,10 @@ import numpy as np
 from hvd_deepreduce import bundle, short_container
 from hvd_deepreduce.bundle import Slice
 from hvd_deepreduce.codec import U8, Floats, RngKey
-from hvd_deepreduce.container import ContainerError, refusal
+from hvd_deepreduce.container import ContainerError, named, refusal
 from hvd_deepreduce.exchange.balance import AllGather, AllToAll, Inside, equal_bounds
-from hvd_deepreduce.exchange.reduce_scatter import MAX_BYTES, GoesOn, SlicedSum, error_in, told
+from hvd_deepreduce.exchange.failures import LEFT_BEHIND, GoesOn, LeftBehindError, error_in, told
+from hvd_deepreduce.exchange.reduce_scatter import MAX_BYTES, SlicedSum
 from hvd_deepreduce.exchange.settings import ReduceScatter
 from hvd_deepreduce.ops import arrays, deferred
 from hvd_deepreduce.pipeline import Pipeline
@@ -45,16 +46,34 @@ class Place:
     """Where a rank is.
 
     Attributes:
-        rank: among all, for errors.
-        inside, ranks: its number on its node, and how many ranks that has.
-        across, nodes: its number among the ranks with the same slice, and how many nodes there are.
+        rank: among all.
+        node: the ranks of its node, in order.
+        peers: the ranks with the same slice, one of each node.
     """
 
     rank: int
-    inside: int
-    ranks: int
-    across: int
-    nodes: int
+    node: tuple[int, ...]
+    peers: tuple[int, ...]
+
+    @property
+    def inside(self) -> int:
+        """Its number on its node."""
+        return self.node.index(self.rank)
+
+    @property
+    def ranks(self) -> int:
+        """Of its node."""
+        return len(self.node)
+
+    @property
+    def across(self) -> int:
+        """Its number among its peers."""
+        return self.peers.index(self.rank)
+
+    @property
+    def nodes(self) -> int:
+        """How many there are."""
+        return len(self.peers)
 
 
 @dataclass
@@ -142,6 +161,8 @@ class TwoLevelSum(GoesOn):
                 yield from self._in_slices(total) if isinstance(exchange, ReduceScatter) else self._gathered(total)
             except ContainerError as error:
                 self._fail(error)
+            except Exception as error:  # whatever it is, the ranks of the node are told, which would wait
+                self._fail(LeftBehindError(f"rank {place.rank} {LEFT_BEHIND}: {type(error).__name__}: {error}"))
         gathered = yield Inside(
             AllGather(self._told(place.inside) if self.failures else total.view(np.uint8), last=True)
         )
@@ -190,7 +211,8 @@ class TwoLevelSum(GoesOn):
                 finally:
                     raise error
         if odd:
-            raise refusal(odd[0], f"it has {sizes[odd[0]]} bytes, and the slice has {width}")
+            error = refusal(odd[0], f"it has {sizes[odd[0]]} bytes, and the slice has {width}")
+            raise named(error, self.place.node)
         parts: list[Floats] = []
         for size, message in zip(sizes, messages, strict=True):
             vectors = message.view(self.gradient.dtype)
@@ -216,7 +238,8 @@ class TwoLevelSum(GoesOn):
                 raise error
             at += self._width(owner)
         if at != gathered.size:
-            raise ContainerError(f"the sums of a node have {gathered.size} bytes, and the vector has {at}")
+            ranks = ", ".join(map(str, self.place.node))
+            raise ContainerError(f"the sums of ranks {ranks} have {gathered.size} bytes, and the vector has {at}")
         whole: Floats = gathered.view(self.gradient.dtype)
         return whole
 
@@ -250,7 +273,7 @@ class TwoLevelSum(GoesOn):
         try:
             bundle.sum_into(total, gathered, self.place.nodes, tensors, 1.0)
         except ContainerError as error:
-            raise self._told_in(gathered, total, tensors) or error from None
+            raise self._told_in(gathered, total, tensors) or named(error, self.place.peers) from None
 
     def _packed(self, total: Floats, tensors: Sequence[Slice]) -> U8:
         self._raise_failure()
@@ -284,7 +307,7 @@ class TwoLevelSum(GoesOn):
             velocity=None if self.velocity is None else self.velocity.slice,
             parts=[part for _, part, _ in tensors] if config.selection == "tensor" else None,
             failures=self.failures,
-            named=self.place.rank,
+            names=self.place.peers,
         )  # fmt: skip
         program = work.steps()
         answer = None

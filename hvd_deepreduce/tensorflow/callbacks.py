@@ -1,4 +1,4 @@
-"""Horovod's callbacks for ``model.fit``, for Keras 2.
+"""``LogStats``, which logs what compression saves; and Horovod's callbacks for ``model.fit``, for Keras 2.
 
     callbacks = [MetricAverageCallback(), LearningRateWarmupCallback(initial_lr=0.1 * hvd.size(), warmup_epochs=3)]
 
@@ -16,7 +16,29 @@ from typing import Any
 import tensorflow as tf
 from horovod.tensorflow.keras import callbacks as stock
 
+from hvd_deepreduce.engine.reporting import Reporting
+
 _log = logging.getLogger("hvd_deepreduce")
+
+
+class LogStats(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Adds ``stats().as_dict()`` to the logs of each batch and epoch, for the callbacks after it (``TensorBoard``,
+    ``CSVLogger``) and for the history that ``fit`` returns.
+
+    Args:
+        compression: a ``DeepReduce`` or ``LocalSGD``.
+        prefix: of the names, as in ``Report.as_dict``.
+    """
+
+    def __init__(self, compression: Reporting, prefix: str = "deepreduce") -> None:
+        super().__init__()
+        self._compression, self._prefix = compression, prefix
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if logs is not None:
+            logs.update(self._compression.stats().as_dict(self._prefix))
+
+    on_epoch_end = on_train_batch_end
 
 
 class MetricAverageCallback(stock.MetricAverageCallback):  # type: ignore[misc]

@@ -6,7 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from threading import Thread
 from typing import Any
@@ -72,10 +72,11 @@ class TensorFlowCollectives(HorovodCollectives):
         self.prefix = "deepreduce"
         self._threads = ThreadPoolExecutor(THREADS, "deepreduce allgather")
         self._functions: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {}
+        self._flying: set[Future[Any]] = set()
 
     def start_allgather(self, data: U8, name: str) -> Future[U8]:
         """Starts an allgather on another thread."""
-        return self._threads.submit(self._run, hvd.allgather, data, name)
+        return self._submit(hvd.allgather, data, name)
 
     def wait_allgather(self, pending: Future[U8]) -> U8:
         """Waits for that thread."""
@@ -83,7 +84,7 @@ class TensorFlowCollectives(HorovodCollectives):
 
     def start_alltoall(self, data: U8, splits: Sequence[int], name: str) -> Future[list[Any]]:
         """Starts an alltoall on another thread."""
-        return self._threads.submit(self._run, _alltoall, [data, np.array(splits, np.int32)], name)
+        return self._submit(_alltoall, [data, np.array(splits, np.int32)], name)
 
     def wait_alltoall(self, pending: Future[list[Any]]) -> tuple[U8, list[int]]:
         """Waits for that thread."""
@@ -102,7 +103,17 @@ class TensorFlowCollectives(HorovodCollectives):
 
     def start_sums(self, values: list[Floats], name: str) -> Future[list[Floats]]:
         """Starts an allreduce of several arrays of one dtype together, on another thread."""
-        return self._threads.submit(self._run, partial(hvd.grouped_allreduce, op=hvd.Sum), values, name)
+        return self._submit(partial(hvd.grouped_allreduce, op=hvd.Sum), values, name)
+
+    def complete(self) -> None:
+        """As ``Collectives.complete``."""
+        wait(list(self._flying))
+
+    def _submit(self, operation: Callable[..., Any], data: Any, name: str) -> Future[Any]:
+        future = self._threads.submit(self._run, operation, data, name)
+        self._flying.add(future)
+        future.add_done_callback(self._flying.discard)
+        return future
 
     def _gather(self, data: U8, name: str) -> U8:
         """While a function is traced, or within one of its operations.
@@ -130,12 +141,16 @@ class TensorFlowCollectives(HorovodCollectives):
 
         # Only in a graph does Horovod's operation have its name. But a graph needs TensorFlow's threads, and while a
         # step runs, all of them may be waiting for this.
-        once = tf.function(tf.autograph.experimental.do_not_convert(plain)) if tf.inside_function() else plain
+        in_graph = tf.inside_function()
         results: list[Any] = []
 
         def run() -> None:
             with tf.init_scope(), tf.device("CPU:0"):
-                results.append(once(tf.constant(data)).numpy())
+                given, once = tf.constant(data), plain
+                if in_graph:  # a concrete function: TensorFlow would warn of a new function at each call
+                    traced = tf.function(tf.autograph.experimental.do_not_convert(plain))
+                    once = traced.get_concrete_function(tf.TensorSpec.from_tensor(given))
+                results.append(once(given).numpy())
 
         await_ranks(run)
         return results[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from threading import Lock
+from weakref import WeakSet
 
 import numpy as np
 
@@ -24,6 +25,8 @@ _numbers: dict[int, int] = {}
 # any of them first, and another one on another rank; so the first one that runs compares all of them, in this order.
 _waiting: list[Handshake] = []
 _comparing = Lock()
+# Those that have a number.
+_enrolled: WeakSet[Handshake] = WeakSet()
 
 
 class Handshake:
@@ -32,6 +35,7 @@ class Handshake:
     Attributes:
         number: of the DeepReduce among those of its process set; the same on all ranks.
         configs_agree, models_agree: whether the comparison was made, without a difference.
+        greets: whether a rank of an elastic job may be new without a word: it waits for all others to meet.
     """
 
     def __init__(
@@ -45,6 +49,8 @@ class Handshake:
         self.number = 0
         self.configs_agree = False
         self.models_agree = False
+        self.greets = collectives.elastic()
+        self._spoke = False  # since the models were compared
         self._engine = engine
         self._collectives = collectives
         self._graphs = graphs
@@ -59,6 +65,7 @@ class Handshake:
                 chosen = self._collectives.process_set.process_set_id
                 self.number = _numbers[chosen] = _numbers.get(chosen, 0) + 1
                 _waiting.append(self)
+                _enrolled.add(self)
 
     def compare_configs(self) -> None:
         """Compares release and config; called while a function is traced.
@@ -82,8 +89,7 @@ class Handshake:
                 return
             _numbers[self._collectives.process_set.process_set_id] -= 1
             self.number = 0
-            if self in _waiting:
-                _waiting.remove(self)
+            self._leave()
 
     def compare_models(self) -> None:
         """Compares the models of all DeepReduces that have not done so; called before the first gradient is used.
@@ -95,16 +101,28 @@ class Handshake:
         with _comparing:
             if self not in _waiting and not self.models_agree and self._failure is None:
                 _waiting.append(self)
-            while self in _waiting:
-                for one in self._common() if self._collectives.elastic() else list(_waiting):
+            if self._collectives.elastic():
+                chosen = self._common()
+            else:
+                chosen = list(_waiting) if self in _waiting else []
+            for one in chosen:
+                if one in _waiting:
                     _waiting.remove(one)
-                    one._compare_model()
+                one._compare_model()
         if self._failure is not None:
             raise self._failure
 
+    def speak(self) -> bool:
+        """Whether the models agree, as this rank says in a meeting."""
+        self._spoke = True
+        return self.models_agree
+
     def _common(self) -> list[Handshake]:
-        """Those that all ranks can compare now: another rank may not have traced all functions yet."""
-        waiting = {one.number: one for one in _waiting if one._collectives.process_set is self._collectives.process_set}
+        """Those that all ranks can compare now: another rank may not have traced all functions yet. Where a rank is
+        new, another one has compared nothing since it has spoken in the meeting that found the new one."""
+        process_set = self._collectives.process_set
+        able = [one for one in _enrolled if one in _waiting or one._spoke]
+        waiting = {one.number: one for one in able if one._collectives.process_set is process_set}
         line = json.dumps({"rank": self._collectives.rank(), "waiting": sorted(waiting)}).encode() + b"\n"
         gathered = self._collectives.allgather(np.frombuffer(bytearray(line), np.uint8), "handshake")
         common = set(waiting)
@@ -125,14 +143,19 @@ class Handshake:
     def close(self) -> None:
         """The comparison no longer waits for this one's model."""
         with _comparing:
-            if self in _waiting:
-                _waiting.remove(self)
+            self._leave()
+
+    def _leave(self) -> None:
+        _enrolled.discard(self)
+        if self in _waiting:
+            _waiting.remove(self)
 
     def forget_failure(self) -> None:
         """The next gradient compares the models again."""
         self._failure = None
 
     def _compare_model(self) -> None:
+        self._spoke = False
         try:
             with self._steps.lock:
                 for graph in self._graphs.all():

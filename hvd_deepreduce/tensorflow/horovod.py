@@ -32,9 +32,10 @@ from tensorflow.python.ops import control_flow_util
 from hvd_deepreduce.config import Config, ConfigError
 from hvd_deepreduce.engine import Engine, Snapshot, Told, small
 from hvd_deepreduce.engine.pipelines import Pipelines
+from hvd_deepreduce.engine.reporting import Reporting
 from hvd_deepreduce.engine.state import Reshard, State, from_bytes, to_bytes
-from hvd_deepreduce.engine.stats import Report
-from hvd_deepreduce.tensorflow import indexed_slices
+from hvd_deepreduce.engine.stats import Report, Stats
+from hvd_deepreduce.tensorflow import indexed_slices, optimizers
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
 from hvd_deepreduce.tensorflow.graph import Graph, Graphs, Slot, at_end, current_place
 from hvd_deepreduce.tensorflow.handshake import Handshake
@@ -80,7 +81,7 @@ class _Context:
     number: tf.Tensor
 
 
-class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore[misc]
+class DeepReduce(Reporting, Compressor, tf.train.experimental.PythonState):  # type: ignore[misc]
     """Compresses gradients to a few percent of their bytes. For ``compression=`` of Horovod's tape and optimizers.
 
     Works with ``hvd.DistributedGradientTape``, ``hvd.DistributedOptimizer`` and ``hvd.keras.DistributedOptimizer``, in
@@ -98,7 +99,7 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
     ``with DeepReduce(...) as compression:``, ends its threads and communicators and frees its residuals.
 
     Args:
-        config: a preset's name, the path of a YAML file, a dict, a ``Config``, or None for the recommended settings.
+        config: a preset's name, the path of a YAML file, a dict, a ``Config``, or None for the default for SGD.
         process_set: that of the tape or optimizer, if it has one.
         variables: those whose gradients Horovod gets, in its order, such as ``model.trainable_variables``. Their names
             are what the config's ``overrides`` match, and nothing else needs them.
@@ -183,6 +184,9 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         ``print`` shows a table."""
         return self._engine.report()
 
+    def _counted(self) -> Stats:
+        return self._engine.stats
+
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, as NumPy arrays, and step counts. Ranks differ: each saves and loads its own."""
         return {**self._engine.state_dict(), "lists": self._parameters.state()}
@@ -255,6 +259,7 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
         """Takes settings and step counts from rank 0 of an elastic job; keeps the residuals if the step is the same."""
         config, state = self._engine.following(told)
         self.rewind(Snapshot(config, {**state, "lists": told.lists}))
+        self._handshake.greets = False
         if self._pipelines is None and told.small_under is not None:
             self._pipelines = Pipelines(Config.load(told.small_under), threads=1)
 
@@ -306,7 +311,9 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
             number = self._operations.count_runs(slot.graph, place)
             context = _Context(slot, tensor, number)
             if slot.uncompressed:
-                return tf.cast(tensor, sent), context
+                # After an error of the meeting, no rank may wait for what others have not started.
+                with tf.control_dependencies([number]):
+                    return tf.identity(tf.cast(tensor, sent)), context
             self._graphs.join_unit(slot, tensor, place)
             return self._operations.put(slot, tensor, number, sent), context
 
@@ -343,6 +350,7 @@ class DeepReduce(Compressor, tf.train.experimental.PythonState):  # type: ignore
     def _end(self, graph: Graph, place: tf.Graph) -> None:
         """Adds operations at the end of tracing: one that reads all results, and those of IndexedSlices."""
         self._operations.read_all(graph, place)
+        optimizers.find(self._engine)
         self._find_slices(graph, place)
         slices, graph.slices = graph.slices, []
         if graph.built + len(slices) < len(graph.slots):

@@ -11,14 +11,15 @@ import tensorflow as tf
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Snapshot, Told
 from hvd_deepreduce.engine.local import Every, Times, with_local
+from hvd_deepreduce.engine.reporting import Reporting
 from hvd_deepreduce.engine.state import Reshard, State, from_bytes, to_bytes
-from hvd_deepreduce.engine.stats import Report
+from hvd_deepreduce.engine.stats import Report, Stats
 from hvd_deepreduce.tensorflow.updates import ARRAYS, Updates
 
 LINE = 'model.fit(..., callbacks=[LocalSGD(model, "topk_model", every=8)])'
 
 
-class LocalSGD(tf.keras.callbacks.Callback, tf.train.experimental.PythonState):  # type: ignore[misc]
+class LocalSGD(Reporting, tf.keras.callbacks.Callback, tf.train.experimental.PythonState):  # type: ignore[misc]
     """Each rank trains by itself, and every few steps the ranks exchange their updates, compressed.
 
     The optimizer is a plain one, not an ``hvd.DistributedOptimizer``: gradients are not exchanged. With ``model.fit``,
@@ -49,17 +50,18 @@ class LocalSGD(tf.keras.callbacks.Callback, tf.train.experimental.PythonState): 
 
     Args:
         model: a Keras model that has its variables, or the variables that are trained.
-        config: a preset's name, the path of a YAML file, a dict, a ``Config``, or None for the recommended settings of
-            gradients. Its key ``local`` has the defaults of the arguments below.
+        config: a preset's name, the path of a YAML file, a dict, a ``Config``, or None for the default, which is
+            for gradients under SGD. Its key ``local`` has the defaults of the arguments below.
         every: local steps between two exchanges of a variable; or a function of the local steps so far (of the clock,
             from 0) that returns how many steps the period has that begins there, on all ranks the same.
         outer: a Keras optimizer of its own, for the anchor, such as ``tf.keras.optimizers.SGD(0.7, momentum=0.9,
             nesterov=True)``. Its gradients are means of updates, and its ``iterations`` count exchanges.
         decay, fragments, delay, mix: as in ``LocalUpdates``, in place of the config's.
-        times: for asynchronous exchanges (Qsparse-local-SGD, Algorithm 2): ``times(rank, clock)`` says whether a rank
-            sends its update, and takes the anchor, after its step number ``clock``, counted from 1. It must return the
-            same on all ranks. The others send nothing then, and only follow the anchor. In place of ``every``; one
-            fragment, no delay.
+        times: for asynchronous exchanges (Qsparse-local-SGD, Algorithm 2): ``times(rank, clock)`` says whether this
+            rank, with the number ``rank``, sends its update and takes the anchor after its step number ``clock``,
+            counted from 1. Each rank decides for itself, in any way, and says so in a small allreduce after each local
+            step. The others send nothing then, and only follow the anchor. One fragment, no delay. With ``every``, a
+            rank that has not taken part for so many steps does so (the paper's bound H of the gap).
         optimizer: that of this rank's steps, in a loop of your own: its variables are examined when a period is
             discarded. None: the model's.
         process_set: of the ranks that take part; None: all.
@@ -67,8 +69,8 @@ class LocalSGD(tf.keras.callbacks.Callback, tf.train.experimental.PythonState): 
 
     Raises:
         TypeError: an argument is not what it should be.
-        ValueError: there are no variables, or one is not of a floating-point dtype; or ``times`` is given with another
-            setting of when ranks exchange.
+        ValueError: there are no variables, or one is not of a floating-point dtype; or ``times`` is given with
+            fragments or a delay.
         ConfigError: the config cannot be used.
     """
 
@@ -156,7 +158,8 @@ class LocalSGD(tf.keras.callbacks.Callback, tf.train.experimental.PythonState): 
         """After a local step, or several: exchanges that are due begin or end.
 
         Raises:
-            MismatchError: at the first exchange, if the ranks do not agree, or did not begin with the same variables.
+            MismatchError: the ranks do not agree, did not begin (or go on, after a load) with the same anchor, or do
+                not come to the same exchange; raised on all ranks. Nothing was exchanged then.
             RuntimeError: within a ``tf.function``; the model trains other variables than when LocalSGD was made; a rank
                 has joined; or ``close`` was called.
             ContainerError: a container cannot be decoded; names its rank. Raised on all ranks; the variables are then
@@ -220,6 +223,9 @@ class LocalSGD(tf.keras.callbacks.Callback, tf.train.experimental.PythonState): 
         """As ``DeepReduce.stats``. A step is an exchange; ``dense_bytes`` are those of a dense reduction in each local
         step."""
         return self._updates.engine.stats.to_dict()
+
+    def _counted(self) -> Stats:
+        return self._updates.engine.stats
 
     def close(self) -> None:
         """Ends its threads and exchanges, and frees anchor and residuals. The model and its optimizer remain as they
@@ -287,6 +293,7 @@ class LocalSGD(tf.keras.callbacks.Callback, tf.train.experimental.PythonState): 
         the step is the same."""
         config, state = self._updates.engine.following(told[0])
         self.rewind(Snapshot(config, {**state, **told[1]}))
+        self._updates.in_state = True
 
     def __reduce__(self) -> Any:
         raise TypeError("a LocalSGD cannot be pickled, because its residuals belong to their rank: use state_dict()")

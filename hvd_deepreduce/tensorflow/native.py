@@ -183,8 +183,9 @@ class NativeUnit:
             divisor: each sum is multiplied by its carrier / ``divisor`` before; 0: they are as they are.
             error: with which the operations fail instead.
         """
-        self.library._deliver(self.id, run, bucket, divisor, None if error is None else error.encode())
+        text = None if error is None else error.encode(errors="backslashreplace")
+        self.library._deliver(self.id, run, bucket, divisor, text)
 
     def fail(self, error: str) -> None:
         """All operations of the run fail with this error."""
-        self.library._fail(self.id, error.encode())
+        self.library._fail(self.id, error.encode(errors="backslashreplace"))

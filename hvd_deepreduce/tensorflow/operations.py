@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +16,7 @@ import tensorflow as tf
 
 from hvd_deepreduce.codec import Floats
 from hvd_deepreduce.engine import Engine, meeting
+from hvd_deepreduce.horovod import SAME_STEPS
 from hvd_deepreduce.ops import device
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
 from hvd_deepreduce.tensorflow.graph import Graph, Slot, conditionals, without_order
@@ -98,7 +100,7 @@ class Operations:
             number = count()
             assert engine.choice is not None
             engine.choice.begin_step()
-            if not (engine.dense and handshake.models_agree):
+            if handshake.greets or not (engine.dense and handshake.models_agree):
                 return number, np.bool_(False)
             buckets.begin(graph, int(number), place=True)
             return number, np.bool_(True)
@@ -116,10 +118,10 @@ class Operations:
         engine, handshake, buckets = self._engine, self._handshake, self._buckets
 
         def speak(number: np.int64) -> Floats:
-            return engine.word(handshake.models_agree)
+            return engine.word(handshake.speak(), place=self._place(graph))
 
         def hear(total: Floats, number: np.int64) -> np.int64:
-            engine.hear(total, handshake.compare_models)
+            engine.hear(total, handshake.compare_models, SAME_STEPS)
             buckets.begin(graph, int(number), place=True)
             return number
 
@@ -135,6 +137,13 @@ class Operations:
         for operation in (word.op, total.op, heard.op):
             without_order(operation)
         return heard
+
+    def _place(self, graph: Graph) -> meeting.Place | None:
+        """The graph's step, by its parameters: ranks may have traced a function again at other steps."""
+        if self._handshake.models_agree:
+            with suppress(ValueError):  # a state of another model, which the step itself refuses
+                return {"step": self._steps.count(graph)}
+        return None
 
     def put(self, slot: Slot, gradient: tf.Tensor, number: tf.Tensor, sent: tf.DType) -> tf.Tensor:
         """Puts a gradient, of any shape, into its bucket; returns its carrier, of the dtype ``sent``."""
@@ -192,7 +201,7 @@ class Operations:
     def _take_flat(self, slot: Slot, carrier: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
         def take(word: Any, carrier: Floats, number: np.int64) -> tuple[Floats]:
             step, parameter = self._steps.find(slot, int(number))
-            with self._steps.working(step, "decode"):
+            with self._steps.working(step, "decode"), self._engine.receiving():
                 out = self._buckets.take(step, slot, parameter, self._scale(carrier))
             self._steps.end(step, parameter)
             return (out,)

@@ -51,6 +51,15 @@ class Steps:
                 else:
                     self._engine.stats.end_step()
 
+    def count(self, graph: Graph) -> int:
+        """How often gradients of the graph's parameters were compressed.
+
+        Raises:
+            ValueError: a state was loaded, and it is of another model.
+        """
+        with self.lock:
+            return max((parameter.step for parameter in self._parameters.list_of(graph)), default=0)
+
     def find(self, slot: Slot, number: int) -> tuple[Step, Parameter]:
         """The run of the slot's graph with this number, and the slot's parameter."""
         with self.lock:

@@ -17,7 +17,8 @@ import tensorflow as tf
 from hvd_deepreduce.codec import Floats
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Parameter, Snapshot, Tensors
-from hvd_deepreduce.engine.local import Every, Fragment, LocalExchanges, Times
+from hvd_deepreduce.engine.fragments import Fragment
+from hvd_deepreduce.engine.local import Every, LocalExchanges, Times
 from hvd_deepreduce.engine.quoting import quoted
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives, await_ranks
@@ -25,9 +26,6 @@ from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives, await_r
 Array = npt.NDArray[Any]
 ARRAYS = ("anchors", "bases", "outer")
 """Keys of a state that have dicts of flat arrays, besides the residuals."""
-
-# Number of LocalSGDs by process set. The order in which they are made is the same on all ranks.
-_numbers: dict[int, int] = {}
 
 
 class _FlatArrays(Tensors[Array]):
@@ -56,7 +54,6 @@ class Updates(LocalExchanges[Array]):
         anchors: by variable; float64 where it is, otherwise float32.
         bases: with ``times``, the anchors that this rank took last; otherwise empty.
         outer: the optimizer of the anchor.
-        outer_steps: its steps, by fragment.
     """
 
     advice = (
@@ -84,9 +81,7 @@ class Updates(LocalExchanges[Array]):
         self._optimizer = optimizer
         self._check_parameters = check
         self.collectives = TensorFlowCollectives(process_set)
-        chosen = self.collectives.process_set.process_set_id
-        _numbers[chosen] = _numbers.get(chosen, 0) + 1
-        self.collectives.prefix = f"deepreduce.local.{_numbers[chosen]}"
+        self.collectives.enroll()
         nbytes = [parameter.numel * one.dtype.size for parameter, one in zip(parameters, variables, strict=True)]
         super().__init__(
             config, self.collectives, parameters, nbytes, _FlatArrays(), lambda: [None] * len(variables), every, times
@@ -98,7 +93,6 @@ class Updates(LocalExchanges[Array]):
         self.bases = [] if times is None else [tf.Variable(anchor) for anchor in self.anchors]
         self.outer = self._default_outer() if outer is None else outer
         build(self.outer, self.anchors)
-        self.outer_steps = [0] * len(self.fragments)
 
     def _default_outer(self) -> Any:
         local = self.local
@@ -160,14 +154,12 @@ class Updates(LocalExchanges[Array]):
         }
 
     def outer_step(self, fragment: Fragment[Array]) -> None:
-        place = next(place for place, one in enumerate(self.fragments) if one is fragment)
         # What the optimizer makes of its step count, such as Adam's correction, goes by the steps of these variables.
-        self.outer.iterations.assign(self.outer_steps[place])
+        self.outer.iterations.assign(fragment.outer_steps)
         self.outer.apply_gradients([
             (tf.reshape(tf.constant(mean), self.anchors[number].shape), self.anchors[number])
             for number, mean in fragment.updates.items()
         ])  # fmt: skip
-        self.outer_steps[place] += 1
 
     def copy(self, number: int) -> tf.Tensor:
         return tf.identity(self.variables[number])
@@ -220,7 +212,6 @@ class Updates(LocalExchanges[Array]):
             "anchors": {p.name: _flat(one) for p, one in zip(self.parameters, self.anchors, strict=True)},
             "bases": {p.name: _flat(one) for p, one in zip(self.parameters, self.bases, strict=False)},
             "outer": {str(place): _saved(one) for place, one in enumerate(variables_of(self.outer))},
-            "outer_steps": list(self.outer_steps),
             "outer_rate": None if isinstance(rate, Mapping) else float(rate),
         }
 
@@ -268,7 +259,6 @@ class Updates(LocalExchanges[Array]):
             one.assign(tf.cast(own["outer"][str(place)].reshape(one.shape), one.dtype))
         if own["outer_rate"] is not None:
             self.outer.learning_rate = own["outer_rate"]
-        self.outer_steps = list(own["outer_steps"])
         self.restore_counts(own)
 
     def _check(self, state: Any) -> None:
@@ -276,7 +266,7 @@ class Updates(LocalExchanges[Array]):
         Raises:
             ValueError: this is not what ``state_dict`` returns, for this model, these fragments and this optimizer.
         """
-        self.check_counts(state, {*ARRAYS, "outer_steps", "outer_rate"}, ("due", "began", "outer_steps"))
+        self.check_counts(state, {*ARRAYS, "outer_rate"})
         rate = state["outer_rate"]
         if rate is not None and not (isinstance(rate, float) and np.isfinite(rate)):
             raise ValueError(f"the learning rate of the outer optimizer is {quoted(rate)}; it must be a number")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from hvd_deepreduce.codec import Floats
 from hvd_deepreduce.config import Config, ConfigError
 from hvd_deepreduce.container import ContainerError
 from hvd_deepreduce.engine import Engine, Parameter, Reducer
@@ -18,6 +20,7 @@ from hvd_deepreduce.engine.sliced import SlicedExchange
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.exchange.settings import AllGather, AutoExchange, ReduceScatter
+from hvd_deepreduce.torch import optimizers
 from hvd_deepreduce.torch.dense import flush
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.states import on_host
@@ -39,7 +42,7 @@ class Buckets:
         collectives: of the model's ranks.
         tensors: PyTorch's.
         start_iter: iterations that are not compressed.
-        models: from ``models_of``.
+        models: from ``models_of``; first the one whose buckets these are.
         loaded: a state to begin with; None: begin anew.
 
     Raises:
@@ -69,12 +72,19 @@ class Buckets:
                     "the DistributedDataParallel model of a gradient was not found: if gc.freeze() was called after "
                     "the model was made, call gc.unfreeze() before the first backward()"
                 )
+            if any(isinstance(one, DistributedDataParallel) for model in models for one in model.module.modules()):
+                raise RuntimeError(
+                    "a DistributedDataParallel model is inside another one, and both reduce the same gradients: wrap "
+                    "the model once"
+                )
             # DDP drops the results of parameters that no rank has used then.
             self._find_unused = any(model.find_unused_parameters for model in models)
             self._pairs = dict(models[0].module.named_parameters())
+            # In DDP's buckets, a complex number is two real ones.
+            real = [torch.view_as_real(one) if one.is_complex() else one for one in self._pairs.values()]
             parameters = [
-                Parameter(name, number, tuple(tensor.shape), str(tensor.dtype))
-                for number, (name, tensor) in enumerate(self._pairs.items())
+                Parameter(name, number, tuple(one.shape), str(one.dtype))
+                for number, (name, one) in enumerate(zip(self._pairs, real, strict=True))
             ]
             self._parameter_of = {id(self._pairs[one.name]): one for one in parameters}
             self.engine = Engine(config, collectives, parameters)
@@ -89,8 +99,10 @@ class Buckets:
         self._starter, self._finisher = (ThreadPoolExecutor(1, f"deepreduce {what}") for what in ("start", "finish"))
         self._finished: list[Future[None]] = []
         self._later: list[Callable[[], None]] = []
+        self._spoken: tuple[Any, torch.Tensor] | None = None  # a meeting that this rank has begun before its step
         # Of this step's buckets, where exchanges have several collectives: lets one go on.
         self._turns: list[Callable[[], bool]] = []
+        optimizers.find(self.engine, self._parameter_of)
 
     def synchronize(self) -> None:
         """Waits for what is enqueued on a GPU."""
@@ -131,7 +143,9 @@ class Buckets:
         if bucket.index() == 0:
             self._finished, self._later = [], []
             engine.begin_step()
-            self._dense = self.iteration < self._start_iter or engine.dense
+            # One rank exchanges nothing: its gradients stay as they are, as under Horovod.
+            alone = self._collectives.size() == 1 and not engine.config.has_velocity
+            self._dense = alone or self.iteration < self._start_iter or engine.dense
             # A dense step needs no meeting; and no thread, unless residuals are to be added.
             known = self._dense and self._agreed
             self._passing = known and not any(map(engine.to_flush, engine.parameters.values()))
@@ -159,8 +173,19 @@ class Buckets:
             engine.stats.end_step()
             for error in errors:
                 if error is not None:
+                    self._take_leave()
                     raise error
         return future
+
+    def _take_leave(self) -> None:
+        """After an error, DDP lets this rank begin no other step. If the others have applied this one, it says so in
+        the meeting of their next. With ``mode: auto``, that may be a step without a meeting."""
+        if self.engine.failed and self.engine.choice is None and self._spoken is None:
+            with suppress(RuntimeError):  # another rank may have died
+                self._spoken = self._collectives.speak(self._word())
+
+    def _word(self) -> Floats:
+        return self.engine.word(self._agreed, place={"iteration": self.iteration})
 
     def _pass(self, bucket: Any, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Averages a bucket as DDP does without a hook."""
@@ -194,9 +219,9 @@ class Buckets:
             self._turns[-2]()
 
     def _meet(self) -> None:
-        engine = self.engine
         self._turns = []
-        self._collectives.start_meeting(engine.word(self._agreed), "", lambda total: engine.hear(total, self._agree))
+        spoken, self._spoken = self._spoken or self._collectives.speak(self._word()), None
+        self.engine.hear(self._collectives.heard(spoken), self._agree)
 
     def _agree(self) -> None:
         about = f" at iteration {self.iteration}, compressed from iteration {self._start_iter} on,"
@@ -292,8 +317,9 @@ class Buckets:
             self._reducer.finish(ticket, 1 / ranks)
             if not whole:
                 means = torch.split(gradient, [part.numel() for part in parts])
-                for part, mean in zip(parts, means, strict=True):
-                    part.copy_(mean)
+                with self.engine.receiving():
+                    for part, mean in zip(parts, means, strict=True):
+                        part.copy_(mean)
 
         return finish
 
@@ -321,7 +347,13 @@ def for_buckets(config: Config, start_iter: int) -> Config:
     Raises:
         ConfigError: a setting has no effect with DDP, or cannot work.
     """
-    config = config.for_gradients()
+    if config.local is not None:
+        raise ConfigError(
+            "this config exchanges updates of the parameters (its key local), and DDP's hook exchanges gradients. Use "
+            "LocalSGD, with the model itself in place of a DistributedDataParallel: optimizer = LocalSGD(torch.optim."
+            'AdamW(model.parameters(), lr), model, "adamw_safe", process_group=torch.distributed.group.WORLD). Or give '
+            "another config, or local=None"
+        )
     if not isinstance(config.exchange, AllGather | AutoExchange | ReduceScatter):
         raise ConfigError(
             f"exchange is {config.exchange.name!r}, and DDP's hook has 'allgather', 'reduce_scatter' and 'auto' only: "
@@ -338,7 +370,7 @@ def for_buckets(config: Config, start_iter: int) -> Config:
             f"bucket_bytes is {config.bucket_bytes} and has no effect, since DDP makes the buckets: leave it out, and "
             "set DistributedDataParallel's bucket_cap_mb"
         )
-    if config.min_elements is not None:
+    if config.min_elements:
         raise ConfigError(
             f"min_elements is {config.min_elements} and has no effect, since DDP gives small gradients together with "
             "others: leave it out"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import RLock
 from typing import Any
@@ -51,25 +52,29 @@ class TorchCollectives(HorovodCollectives):
         # Of all that concerns the meeting: a bucket may be sent by the thread that encodes it.
         self._lock = RLock()
         self._hear: Callable[[Floats], object] = lambda total: None
-        self._name = ""
         self._held: list[_Started] = []
+        self._flying: set[int] = set()  # handles of what was started, and not waited for
+        self._last: dict[tuple[str, int], int] = {}  # the last handle of each name, by name and process set
         self._total: Floats | None = None
         self._failure: Exception | None = None
+        self.enroll()
 
     def start_meeting(self, word: Floats, name: str, hear: Callable[[Floats], object]) -> None:
         """Starts the meeting of a step.
 
         Args:
             word: this rank's.
-            name: no two meetings in flight share one.
+            name: of this kind of meeting.
             hear: called with the sum of all ranks' words.
         """
+        with suppress(Exception):
+            self.wait_meeting()  # of a step that was forgotten: other ranks may wait for what it holds back
         self._held.clear()
         self._total = self._failure = None
-        self._hear, self._name = hear, name
+        self._hear = hear
         tensor = torch.from_numpy(word)
         self._meeting = hvd.allreduce_async(
-            tensor, name=f"deepreduce.meeting.{name}", op=hvd.Sum, process_set=self.process_set
+            tensor, name=f"{self.prefix}.meeting.{name}", op=hvd.Sum, process_set=self.process_set
         )
 
     def await_all(self, dense_name: str | None) -> None:
@@ -101,8 +106,12 @@ class TorchCollectives(HorovodCollectives):
             self.wait_meeting()
         except MismatchError:  # on all ranks, before any gradient of the step
             self._failure = None
-            if not self.elastic():
+            if dense_name is not None:
                 self._end_probes(probe, dense_name)
+            raise
+        except Exception:
+            if probe is not None:
+                hvd.synchronize(probe)
             raise
         if probe is not None:
             _check_probe(probe)
@@ -114,10 +123,10 @@ class TorchCollectives(HorovodCollectives):
             self.stats.add(wire=traffic.allreduce(one.element_size(), self.size()))
         return handle
 
-    def _end_probes(self, probe: int | None, name: str | None) -> None:
+    def _end_probes(self, probe: int | None, name: str) -> None:
         """Takes part in the probes of all ranks, whose names differ if the models do. A probe that stayed in flight
         would stall, and ``hvd.join()`` with it."""
-        own = np.frombuffer(bytearray((name or "").encode() + b"\n"), np.uint8)
+        own = np.frombuffer(bytearray(name.encode() + b"\n"), np.uint8)
         names = sorted(set(self.allgather(own, "probes").tobytes().decode(errors="replace").splitlines()) - {"", name})
         for one in [self._start_probe(other) for other in names] + ([] if probe is None else [probe]):
             hvd.synchronize(one)
@@ -137,24 +146,18 @@ class TorchCollectives(HorovodCollectives):
                 self._hear(total)
             except Exception as error:
                 self._failure = error
-                if total is not None and meeting.outcome(total, self.size()).missing:
-                    self._await_late()
                 raise
             held, self._held = self._held, []
             for one in held:
                 self._start(one)
 
-    def _await_late(self) -> None:
-        """Waits until all ranks that have not joined are here, so that all of their operations are complete.
-
-        This rank may join now. Horovod would count it twice for what it still has in flight, and run that on ranks that
-        have not started it yet: these crash.
-        """
-        hvd.synchronize(
-            hvd.allreduce_async(
-                torch.ones(1), name=f"deepreduce.late.{self._name}", op=hvd.Sum, process_set=self.process_set
-            )
-        )
+    def complete(self) -> None:
+        """As ``Collectives.complete``."""
+        with suppress(Exception):
+            self.wait_meeting()
+        while self._flying:
+            with suppress(Exception):
+                hvd.synchronize(self._flying.pop())
 
     def start_allgather(self, data: U8, name: str) -> _Started:
         """Starts Horovod's asynchronous allgather, as soon as the meeting is over."""
@@ -171,7 +174,7 @@ class TorchCollectives(HorovodCollectives):
         for the others or raise an error before it has started all gradients of the step, for which the others wait.
         """
         tensor = self._tensors.tensor(data)
-        started = _Started(tensor.to(wire_device(tensor)), f"deepreduce.{name}", process_set, splits)
+        started = _Started(tensor.to(wire_device(tensor)), f"{self.prefix}.{name}", process_set, splits)
         with self._lock:
             if self._meeting is not None:
                 if self._total is None and hvd.poll(self._meeting):
@@ -187,12 +190,12 @@ class TorchCollectives(HorovodCollectives):
     def wait_allgather(self, pending: _Started) -> U8:
         """Waits for it."""
         self.wait_meeting()
-        return self._received(_synchronize(pending.handle))
+        return self._received(self._result(pending.handle))
 
     def wait_alltoall(self, pending: _Started) -> tuple[U8, list[int]]:
         """Waits for it."""
         self.wait_meeting()
-        received, splits = _synchronize(pending.handle)
+        received, splits = self._result(pending.handle)
         return self._received(received), splits.tolist()
 
     def _received(self, tensor: torch.Tensor) -> U8:
@@ -207,25 +210,50 @@ class TorchCollectives(HorovodCollectives):
         Args:
             name: no two in flight share one.
         """
+        name = f"{self.prefix}.{name}"
+        key = name, self.process_set.process_set_id
+        self._wait_for_forgotten(key)
         handle: int = hvd.allreduce_async_(
-            tensor.to(wire_device(tensor)), name=f"deepreduce.{name}", op=hvd.Average, process_set=self.process_set
+            tensor.to(wire_device(tensor)), name=name, op=hvd.Average, process_set=self.process_set
         )
+        self._note(key, handle)
         return handle
 
     def finish_average(self, started: int) -> torch.Tensor:
         """The mean over all ranks, where Horovod takes tensors."""
-        mean: torch.Tensor = hvd.synchronize(started)
+        mean: torch.Tensor = self._result(started)
         return mean
 
     def included(self) -> bool:
         """Whether this rank takes part."""
         return bool(self.process_set.included())
 
+    def _wait_for_forgotten(self, key: tuple[str, int]) -> None:
+        """Horovod takes a name again when it is in flight nowhere. That of a step that was forgotten, because a state
+        was loaded, may still be: every rank has started it by the next meeting."""
+        handle = self._last.get(key)
+        if handle in self._flying:
+            self._flying.discard(handle)
+            with suppress(Exception):
+                hvd.synchronize(handle)
+
+    def _note(self, key: tuple[str, int], handle: int) -> None:
+        self._last[key] = handle
+        self._flying.add(handle)
+
     def _start(self, one: _Started) -> None:
+        key = one.name, one.process_set.process_set_id
+        self._wait_for_forgotten(key)
         if one.splits is None:
             one.handle = hvd.allgather_async(one.tensor, one.name, one.process_set)
         else:
             one.handle = hvd.alltoall_async(one.tensor, one.splits, one.name, one.process_set)
+        self._note(key, one.handle)
+
+    def _result(self, handle: int | None) -> Any:
+        assert handle is not None
+        self._flying.discard(handle)
+        return _synchronize(handle)
 
     def _subset(self, process_set: Any) -> HorovodCollectives:
         return _Subset(self, process_set)

@@ -17,19 +17,27 @@ import torch.distributed as dist
 
 from hvd_deepreduce.codec import Floats
 from hvd_deepreduce.config import Config
+from hvd_deepreduce.engine.reporting import Reporting
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.engine.stats import Report, Stats
 from hvd_deepreduce.torch.buckets import Buckets, Loaded, for_buckets, models_of
 from hvd_deepreduce.torch.distributed import DistributedCollectives
+from hvd_deepreduce.torch.rendezvous import Rendezvous
 from hvd_deepreduce.torch.states import as_tensors
 from hvd_deepreduce.torch.tensors import TorchTensors
 
+HOOK = "model.register_comm_hook(DeepReduceState(config), deepreduce_hook)"
+UNUSABLE = (
+    "This DDP model cannot go on in this process: after an error in backward() its next forward() fails. Make a new "
+    "one from a checkpoint, on all ranks, when this one is deleted"
+)
 
-class DeepReduceState:
+
+class DeepReduceState(Reporting):
     r"""Config and state of :func:`deepreduce_hook`, one for each DDP model.
 
     Args:
-        config: a preset's name, the path of a YAML file, a dict, a ``Config``, or None for the recommended settings;
+        config: a preset's name, the path of a YAML file, a dict, a ``Config``, or None for the default for SGD;
             the same on all ranks. With scope ``bucket``, a container holds what is selected from one of DDP's buckets;
             with ``selection: tensor``, or scope ``tensor``, each gradient in it has a container of its own.
         process_group: of the ranks that take part; None: the model's.
@@ -59,6 +67,7 @@ class DeepReduceState:
         self.timeout = timeout
         self._config = for_buckets(Config.load(config, **settings), start_iter)
         self._loaded: Loaded | None = None
+        self._before = Stats()
         self._buckets: Buckets | None = None  # the ranks and the model are known when the first bucket comes
 
     @property
@@ -83,7 +92,10 @@ class DeepReduceState:
     def stats(self) -> Report:
         """``{"total": ..., "last_step": ...}`` with this rank's ``hvd_deepreduce.engine.stats.Counters``;
         ``print`` shows a table."""
-        return self._buckets.engine.report() if self._buckets else Stats().to_dict()
+        return self._buckets.engine.report() if self._buckets else self._before.to_dict()
+
+    def _counted(self) -> Stats:
+        return self._buckets.engine.stats if self._buckets else self._before
 
     def residual(self, name: str) -> Floats | None:
         """A copy of this rank's residual of a parameter, ``[numel]``, as a NumPy array; None: nothing is kept of it.
@@ -134,27 +146,34 @@ class DeepReduceState:
         if self._buckets:
             self._buckets.close()
 
-    def buckets(self, first: torch.Tensor) -> Buckets:
+    def buckets(self, first: Any) -> Buckets:
         """What takes DDP's buckets; made, on all ranks at the same time, when the first one comes.
 
         Args:
-            first: one of its parameters.
+            first: that one.
 
         Raises:
-            RuntimeError: as ``deepreduce_hook``.
+            RuntimeError, TimeoutError: as ``deepreduce_hook``.
         """
         if self._buckets is None:
-            tensors, models = TorchTensors(), models_of(first)
-            group = self.process_group or (models[0].process_group if models else None)
+            tensors, models = TorchTensors(), models_of(first.parameters()[0])
+            # Another one may have wrapped the same layers, and still be in memory.
+            models.sort(key=lambda model: all(state is not self for _, state in model._comm_hooks))
+            whole = models[0].process_group if models else self.process_group
+            group = self.process_group or whole
+            limit = None if self.timeout is None else self.timeout.total_seconds()
+            Rendezvous("hook", whole, limit).meet(group, first.buffer())
             collectives = DistributedCollectives(tensors, group, self.timeout)
             self._buckets = Buckets(self._config, collectives, tensors, self.start_iter, models, self._loaded)
             self._loaded = None
+            self._buckets.engine.stats.wishes = self._before.wishes
         return self._buckets
 
 
 def deepreduce_hook(
     state: DeepReduceState,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
+    *more: object,
 ) -> torch.futures.Future[torch.Tensor]:
     """Averages gradients over all ranks, compressed to a few percent of their bytes.
 
@@ -163,7 +182,8 @@ def deepreduce_hook(
 
     Args:
         state: of the model; see :class:`DeepReduceState`.
-        bucket: of gradients, of any floating-point dtype.
+        bucket: of gradients, of any floating-point or complex dtype.
+        more: refused.
 
     Returns:
         Future of the bucket's buffer, which holds the mean then.
@@ -172,8 +192,29 @@ def deepreduce_hook(
         MismatchError: the ranks differ in release, config, model or iteration; on all ranks.
         ContainerError: a container cannot be decoded; on all ranks.
         RuntimeError: a rank has failed, on all others too; or a rank has died; or ``close`` was called.
+        TimeoutError: not all ranks have registered the hook in time, at the first bucket.
+        TypeError: it was not registered as in the example. After any error, make a new DDP model from a checkpoint.
 
     Example::
         >>> ddp_model.register_comm_hook(DeepReduceState("topk_rice_qsgd"), deepreduce_hook)
     """
-    return state.buckets(bucket.parameters()[0]).take(bucket)
+    if not isinstance(bucket, dist.GradBucket):  # type: ignore[attr-defined]
+        raise TypeError(
+            "deepreduce_hook was registered with a model that gives it no buckets of DistributedDataParallel, as "
+            "FullyShardedDataParallel does: DeepReduce compresses no sharded gradients. Wrap the model in "
+            "torch.nn.parallel.DistributedDataParallel"
+        )
+    if not isinstance(state, DeepReduceState):
+        given = state.__name__ if isinstance(state, type) else f"{state!r:.80}"
+        raise TypeError(
+            f"the state of deepreduce_hook is {given}, and must be an instance of DeepReduceState. Write: {HOOK}. "
+            f"{UNUSABLE}"
+        )
+    try:
+        return state.buckets(bucket).take(bucket)
+    except Exception as error:
+        if error.args and isinstance(error.args[0], str):
+            error.args = (f"{error.args[0].rstrip('.')}. {UNUSABLE}", *error.args[1:])
+        elif hasattr(error, "add_note"):  # since Python 3.11
+            error.add_note(UNUSABLE)
+        raise

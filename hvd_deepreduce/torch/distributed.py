@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from threading import Timer
 from typing import Any
 from zlib import crc32
 
@@ -20,17 +18,10 @@ from hvd_deepreduce.engine import Collectives
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.torch.tensors import TorchTensors
 
-WARN_SECONDS = 20.0
-NOBODY_CAME = (
-    "this rank has waited %d s at its first exchange, and not all other ranks of its process group have come. Does "
-    "every rank register the hook, with the same process_group?"
-)
 MAX_CHARACTERS = 1000
 """Of an error that all ranks get."""
 _HEADER = 16
 """Bytes that a rank tells another one before an exchange."""
-
-_log = logging.getLogger("hvd_deepreduce")
 
 
 @dataclass
@@ -57,8 +48,8 @@ class DistributedCollectives(Collectives):
     sends its bytes once to each other rank. Their sizes go ahead, on the host. A rank that has failed says so there, so
     that all ranks get its error, and none waits for it.
 
-    Every rank calls everything here in the same order. One thread at a time may start exchanges, while another one
-    waits for those that were started.
+    Every rank makes it at the same time (``Rendezvous`` waits for them), and calls everything here in the same order.
+    One thread at a time may start exchanges, while another one waits for those that were started.
 
     Args:
         tensors: converts arrays to tensors and back.
@@ -93,20 +84,14 @@ class DistributedCollectives(Collectives):
         # ended, and the next one would hang: they are kept.
         self._kept = len(ranks) < dist.get_world_size()
         new_group = partial(dist.new_group, ranks, timeout=timeout, use_local_synchronization=self._kept)
-        warning = Timer(WARN_SECONDS, _log.warning, (NOBODY_CAME, WARN_SECONDS))
-        warning.daemon = True
-        warning.start()
-        try:
-            self._host = new_group(backend="gloo")
-            on_devices = "nccl" in dist.get_backend_config(group)
-            self._devices = new_group(backend="nccl") if on_devices else self._host
-            self.exchanges = 0
-            self._rank, self._size = dist.get_rank(self._host), dist.get_world_size(self._host)
-            name = torch.tensor([crc32(socket.gethostname().encode())])
-            names = [torch.empty_like(name) for _ in range(self._size)]
-            dist.all_gather(names, name, group=self._host)
-        finally:
-            warning.cancel()
+        self._host = new_group(backend="gloo")
+        on_devices = "nccl" in dist.get_backend_config(group)
+        self._devices = new_group(backend="nccl") if on_devices else self._host
+        self.exchanges = 0
+        self._rank, self._size = dist.get_rank(self._host), dist.get_world_size(self._host)
+        name = torch.tensor([crc32(socket.gethostname().encode())])
+        names = [torch.empty_like(name) for _ in range(self._size)]
+        dist.all_gather(names, name, group=self._host)
         self._local_size = sum(int(one) == int(name) for one in names)
 
     def rank(self) -> int:
@@ -183,7 +168,7 @@ class DistributedCollectives(Collectives):
     def _ahead(self, splits: Sequence[int], error: Exception | None = None) -> list[int]:
         """Tells each rank how many bytes follow for it. Returns how many come from each."""
         self.exchanges += 1
-        text = f"{type(error).__name__}: {error}"[:MAX_CHARACTERS].encode() if error else b""
+        text = f"{type(error).__name__}: {error}"[:MAX_CHARACTERS].encode(errors="backslashreplace") if error else b""
         said = torch.tensor([[len(text), split] for split in splits])
         heard = torch.empty_like(said)
         dist.all_to_all_single(heard, said, group=self._host)
@@ -236,9 +221,19 @@ class DistributedCollectives(Collectives):
 
     def start_meeting(self, word: Floats, name: str, hear: Callable[[Floats], object]) -> None:
         """The meeting at the beginning of a step: waits for it, and calls ``hear`` with the sum of all ranks' words."""
+        hear(self.heard(self.speak(word)))
+
+    def speak(self, word: Floats) -> tuple[Any, torch.Tensor]:
+        """Starts a meeting with this rank's word. Returns what ``heard`` takes."""
         total = torch.from_numpy(word)
-        dist.all_reduce(total, group=self._host)
-        hear(total.numpy())
+        return dist.all_reduce(total, group=self._host, async_op=True), total
+
+    def heard(self, spoken: tuple[Any, torch.Tensor]) -> Floats:
+        """Waits for the other ranks' words. Returns the sum of all."""
+        work, total = spoken
+        work.wait()
+        array: Floats = total.numpy()
+        return array
 
     def await_all(self, dense_name: str | None) -> None:
         """``start_meeting`` has waited already."""

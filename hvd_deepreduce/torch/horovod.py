@@ -8,8 +8,10 @@ number of ranks for Sum, whatever the options), and ``decompress`` applies it to
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +21,43 @@ from horovod.torch.compression import Compressor
 
 from hvd_deepreduce.codec import Floats
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.engine import Device, Engine, Parameter, Reducer, Snapshot, Ticket, Told
+from hvd_deepreduce.engine import Device, Engine, Parameter, Reducer, Snapshot, Ticket, Told, adaptive
 from hvd_deepreduce.engine.reducer import in_flight
+from hvd_deepreduce.engine.reporting import Reporting
 from hvd_deepreduce.engine.small import CARRIER_BYTES
 from hvd_deepreduce.engine.state import Reshard, State
-from hvd_deepreduce.engine.stats import Report
+from hvd_deepreduce.engine.stats import Report, Stats
 from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.horovod import SAME_STEPS
 from hvd_deepreduce.sparse import MAX_NUMEL
 from hvd_deepreduce.torch import sparse
 from hvd_deepreduce.torch.collectives import TorchCollectives, as_it_is, wire_device
 from hvd_deepreduce.torch.dense import Rest, as_it_came, flush
 from hvd_deepreduce.torch.owners import ADASUM, Owners, no_instance
 from hvd_deepreduce.torch.states import as_tensors, on_host
-from hvd_deepreduce.torch.tensors import TorchTensors
+from hvd_deepreduce.torch.tensors import TorchTensors, hashes
 
 LATE = (
     "parameters were unfrozen (requires_grad), or given to the optimizer, after hvd.DistributedOptimizer was made: "
     "{names}. Horovod does not reduce their gradients, so the ranks' parameters would differ from this step on; it was "
     "not applied. Make DeepReduce and the optimizer while all parameters that will ever be trained are trainable, and "
-    "freeze them afterwards: Horovod reduces zeros for those. Or delete both, and make them again"
+    "freeze them afterwards: Horovod reduces zeros for those. Or delete both, and the last loss, whose graph refers to "
+    "the optimizer, and make them again"
+)
+
+BROADCAST = (
+    "Before the first step, call hvd.broadcast_parameters(model.state_dict(), root_rank=0), with process_set= if "
+    "DeepReduce has one; or load the same checkpoint on all ranks"
+)
+_models: weakref.WeakKeyDictionary[DeepReduce, set[int]] = weakref.WeakKeyDictionary()
+"""Ids of the parameters of each DeepReduce of this process, also of closed ones."""
+INSTEAD = (
+    'write optimizer = LocalSGD(optimizer, model, "adamw_safe") in place of hvd.DistributedOptimizer, and '
+    "optimizer.sync() at the end"
 )
 
 
-class DeepReduce(Compressor):  # type: ignore[misc]
+class DeepReduce(Reporting, Compressor):  # type: ignore[misc]
     """Compresses gradients to a few percent of their bytes. For ``compression=`` of ``hvd.DistributedOptimizer``.
 
     Works with op Average and Sum, gradient_predivide_factor, groups, backward_passes_per_step, sparse_as_dense and
@@ -57,7 +73,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
     Args:
         model: the module that is trained, or its ``named_parameters()``: Horovod does not say which parameter a
             gradient belongs to.
-        config: a preset's name, the path of a YAML file, a dict, a ``Config``, or None for the recommended settings.
+        config: a preset's name, the path of a YAML file, a dict, a ``Config``, or None for the default for SGD.
         process_set: the optimizer's, if it has one.
         **settings: keys of the config, in place of its own.
 
@@ -76,6 +92,14 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         **settings: Any,
     ) -> None:
         self._owners = owners = Owners(model)
+        own = {id(tensor) for tensor in owners.tensors.values()}
+        if any(not own.isdisjoint(ids) for ids in _models.values()):
+            # An optimizer that was deleted, to be made again, lives on in a cycle with its hooks, and would go on
+            # reducing gradients under the same names. An error's traceback may hold the graph, which holds the hooks:
+            # the second call frees these.
+            gc.collect()
+            gc.collect()
+        _models[self] = own
         # By optimizer: ids of the parameters that were trainable at its first step, and when it was checked last.
         self._first_trained: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
         self._checked: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
@@ -94,18 +118,18 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         self._carried: dict[int, sparse.SparseTicket] = {}
         self._optimizers: weakref.WeakSet[Any] | None = None  # those known; None: not searched for yet
         self._agreed = False
-        self._in_state = False
+        self._met = False  # in the step that is under way
         self._reduced: set[str] = set()
         self._tensors = TorchTensors()
         self._collectives = TorchCollectives(self._tensors, process_set)
+        # Whether a new rank may come without a word: it waits for the others at its first gradient, whatever that is.
+        self._greets = self._collectives.elastic()
         self._engine = Engine(Config.load(config, **settings).for_gradients(), self._collectives, owners.parameters)
         self._reducer = Reducer(
             self._engine, self._tensors, self._trained, apart=self._is_apart, busy=torch.get_num_threads
         )
         self._trained()  # notes which parameters Horovod will reduce
-        modules = owners.model.modules() if owners.model is not None else ()
-        for tensor in sparse.tables(modules):
-            self._send_alone(tensor)
+        self._send_tables_alone()
 
     @property
     def config(self) -> Config:
@@ -130,6 +154,9 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         """``{"total": ..., "last_step": ...}`` with this rank's ``hvd_deepreduce.engine.stats.Counters``;
         ``print`` shows a table."""
         return self._engine.report()
+
+    def _counted(self) -> Stats:
+        return self._engine.stats
 
     def residual(self, name: str) -> Floats | None:
         """A copy of this rank's residual of a parameter, ``[numel]``, as a NumPy array; None: nothing is kept of it.
@@ -164,6 +191,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         self._reducer.settle()
         self._engine.load_state_dict(state, reshard=reshard)
         self._carried.clear()
+        self._met = False
 
     def snapshot(self) -> Snapshot:
         """Settings, residuals and step counts of this process, for ``rewind``."""
@@ -175,7 +203,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         self._reducer.settle()
         self._engine.rewind(snapshot)
         self._carried.clear()
-        self._agreed = False
+        self._agreed = self._met = False
 
     def told(self) -> Told:
         """What the other ranks of an elastic job take from rank 0."""
@@ -183,7 +211,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
 
     def follow(self, told: Told) -> None:
         """Takes settings and step counts from rank 0 of an elastic job; keeps the residuals if the step is the same."""
-        self._in_state = True
+        self._greets = False
         self.rewind(self._engine.following(told))
 
     def close(self) -> None:
@@ -237,10 +265,9 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             engine.count_allreduce(dense_bytes, dense_bytes)
             return tensor, None
         parameter, own = self._owners.find(tensor, engine.in_flight)
-        whole = engine.dense or (engine.config.scope == "tensor" and self._small(parameter, tensor))
-        if not engine.in_flight and (not self._agreed or not whole):
+        if not self._met and (self._meets_first or not self._whole(parameter, tensor)):
             self._meet()
-        if whole:
+        if self._whole(parameter, tensor):
             if engine.to_flush(parameter):
                 flush(engine, self._tensors, parameter, tensor)
             sent, copied = as_it_is(tensor)
@@ -260,19 +287,48 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             RuntimeError: ``close`` was called.
         """
         engine = self._engine
-        engine.check_open()
-        if isinstance(ctx, Ticket):
-            tensor = self._reducer.finish(ctx, float(tensor) / self._ranks)
-        elif tensor.is_sparse:
-            self._count_sparse(tensor)
-            tensor = self._finish_sparse(tensor)
-        else:
-            tensor = as_it_came(tensor, ctx)
+        try:
+            engine.check_open()
+            if isinstance(ctx, Ticket):
+                tensor = self._reducer.finish(ctx, float(tensor) / self._ranks)
+            elif tensor.is_sparse:
+                self._count_sparse(tensor)
+                tensor = self._finish_sparse(tensor)
+            else:
+                tensor = as_it_came(tensor, ctx)
+        except Exception:
+            self._complete()
+            raise
         if not engine.in_flight:
             if self._carriers_sent:
                 self._count_carriers()
             engine.stats.end_step()
+            self._met = False
         return tensor
+
+    def _complete(self) -> None:
+        """After an error that comes when the backward pass is over: waits until all that this rank has started in this
+        step is complete on all ranks, whose backward passes may not be over. Other errors are not raised.
+
+        This rank may call ``hvd.join()`` now. Horovod would count it twice for what it still has in flight, and run
+        that on ranks that have not started it yet: these crash.
+        """
+        self._reducer.complete()
+        self._collectives.complete()
+        for optimizer in list(self._first_trained) or sparse.optimizers_of(self):
+            for handle, _ in list(optimizer._handles.values()):
+                with suppress(Exception):
+                    handle() if callable(handle) else hvd.synchronize(handle)
+            # As at the end of Horovod's synchronize(): the rank may go on, and come to the next meeting.
+            optimizer._handles.clear()
+            optimizer._allreduce_delay.update(
+                dict.fromkeys(optimizer._allreduce_delay, optimizer.backward_passes_per_step)
+            )
+            optimizer._group_counts.update(dict.fromkeys(optimizer._group_counts, 0))
+        self._carried.clear()
+        self._engine.forget()
+        self._engine.stats.end_step()
+        self._met = False
 
     def _count_carriers(self) -> None:
         """Counts a step's carriers, and the gradients that they stand for, at once."""
@@ -311,6 +367,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         if late:
             optimizer.synchronize()  # nothing stays in flight
             raise RuntimeError(LATE.format(names=", ".join(late[:5]) + ", ..." * (len(late) > 5)))
+        adaptive.look_at(self._engine, optimizer, INSTEAD)
         self._checked[optimizer] = numbers
 
     def _step_aside(self) -> None:
@@ -322,7 +379,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             if not rest.left:
                 self._come_back()
         elif engine.choice is not None and not self._sent_alone and len(self._checked) == 1:
-            certain = 0 if self._collectives.elastic() else engine.choice.certain()
+            certain = 0 if engine.failed or self._collectives.elastic() else engine.choice.certain()
             if certain and not any(map(engine.to_flush, engine.parameters.values())):
                 rest.begin(engine, certain)
                 _remove(self._handles)
@@ -371,6 +428,13 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         """Whether the parameter's gradients are in no bucket: they are sparse, or too small to be compressed."""
         return parameter.name in self._sent_alone or self._small(parameter, self._owners.tensors[parameter.name])
 
+    def _send_tables_alone(self) -> None:
+        """Forgets which parameters have had sparse gradients; those of PyTorch's embeddings are known."""
+        self._sent_alone.clear()
+        modules = self._owners.model.modules() if self._owners.model is not None else ()
+        for tensor in sparse.tables(modules):
+            self._send_alone(tensor)
+
     def _send_alone(self, tensor: torch.Tensor) -> None:
         """Leaves a parameter with sparse gradients out of the buckets of later steps."""
         parameter = self._owners.of(tensor)
@@ -381,6 +445,8 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         """Sends a sparse gradient and puts a carrier in its place, if Horovod sends it after this backward pass."""
         engine = self._engine
         parameter = self._owners.named(tensor)
+        if not self._met and self._meets_first and self._sends(tensor):
+            self._meet()
         if (
             engine.dense
             or not engine.takes_sparse(parameter)
@@ -394,7 +460,7 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             return
         if parameter.name in engine.in_flight:
             raise in_flight(parameter)
-        if not engine.in_flight:
+        if not self._met:
             self._meet()
         with engine.stats.span("encode", parameter.name):
             key = engine.key(parameter)
@@ -427,7 +493,8 @@ class DeepReduce(Compressor):  # type: ignore[misc]
             packed = engine.collectives.wait_allgather(ticket.pending)
         with engine.stats.span("decode", ticket.parameter.name):
             total = engine.decode_sparse(ticket.parameter, packed, *ticket.flat, read[1], ticket.key)
-            result = sparse.unflattened(total, ticket.like)
+            with engine.receiving():
+                result = sparse.unflattened(total, ticket.like)
         return result
 
     def _count_sparse(self, total: torch.Tensor) -> None:
@@ -445,35 +512,63 @@ class DeepReduce(Compressor):  # type: ignore[misc]
         itemsize = 4 if tensor.dtype == torch.bfloat16 else tensor.element_size()
         return self._engine.uncompressed(parameter, tensor.numel(), itemsize)
 
+    def _whole(self, parameter: Parameter, tensor: torch.Tensor) -> bool:
+        """As ``_small``; or the step is dense."""
+        engine = self._engine
+        return engine.dense or (engine.config.scope == "tensor" and self._small(parameter, tensor))
+
+    @property
+    def _meets_first(self) -> bool:
+        """Whether a step's first gradient waits for the meeting, even if it is sent whole."""
+        return self._greets or not self._agreed
+
     def _meet(self) -> None:
         """Begins a step: starts its meeting; waits for it, and compares the ranks, where that was not done yet."""
         engine, collectives = self._engine, self._collectives
         self._ranks = collectives.size()
         self._ones.fill_(1.0)
-        name = next(iter(engine.parameters))
         collectives.start_meeting(
-            engine.word(self._agreed), name, lambda total: engine.hear(total, self._compare_ranks)
+            engine.word(self._agreed, place=engine.place()),
+            "step",
+            lambda total: engine.hear(total, self._compare_ranks, SAME_STEPS),
         )
         if not self._agreed:
-            reduced = [parameter.name for parameter, _ in self._trained()]
-            # The backward pass comes to the last one first. In an elastic job the others may be in their steps.
-            collectives.await_all(None if collectives.elastic() else reduced[-1])
-        elif collectives.elastic() and not self._in_state:
+            # In an elastic job the others may be in their steps.
+            collectives.await_all(None if collectives.elastic() else self._dense_name())
+        elif self._greets:
             collectives.wait_meeting()  # a new rank waits for the comparison before it sends anything
+        self._met = True
+
+    def _dense_name(self) -> str:
+        """Under which Horovod reduces the gradient that comes first on a rank without DeepReduce: the last one."""
+        name = self._trained()[-1][0].name
+        tensor = self._owners.tensors[name]
+        for optimizer in sparse.optimizers_of(self):
+            name = optimizer._parameter_names.get(tensor, name)
+        return name
 
     def _compare_ranks(self) -> None:
-        trained = {parameter.name for parameter, _ in self._trained()}
+        tensors = self._owners.tensors
+        trained = {parameter.name: tensors[parameter.name] for parameter, _ in self._trained()}
+        compared: dict[str, torch.Tensor] = {}
+        if not (self._agreed or self._collectives.elastic()):  # in an elastic job a new rank takes those of the state
+            by_horovod = {id(tensor) for one in sparse.optimizers_of(self) for tensor in one._requires_update}
+            compared = {name: tensor for name, tensor in trained.items() if id(tensor) in by_horovod}
         self._engine.agree(
             [
                 (
                     p.name,
                     p.shape,
-                    p.dtype + " frozen" * (p.name not in trained) + " uncompressed" * self._small(p, tensor),
+                    p.dtype + " frozen" * (p.name not in trained) + " uncompressed" * self._small(p, tensors[p.name]),
                 )
-                for p, tensor in zip(self._engine.parameters.values(), self._owners.tensors.values(), strict=True)
-            ]
+                for p in self._engine.parameters.values()
+            ],
+            hashes(compared),
+            BROADCAST,
         )
         self._agreed = True
+        if self._collectives.elastic():
+            self._send_tables_alone()  # what these ranks have seen, a new one has not
 
     def _trained(self) -> list[tuple[Parameter, Device]]:
         """The parameters that Horovod reduces. Those that were frozen later stay: Horovod sends zeros for them."""

@@ -27,14 +27,16 @@ import torch.distributed as dist
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Snapshot, Told
 from hvd_deepreduce.engine.local import Every, Times, with_local
+from hvd_deepreduce.engine.reporting import Reporting
 from hvd_deepreduce.engine.state import Reshard
-from hvd_deepreduce.engine.stats import Report
+from hvd_deepreduce.engine.stats import Report, Stats
 from hvd_deepreduce.torch.updates import Outer, Updates
+from hvd_deepreduce.torch.wrappers import Reductions, refuse_wrapped
 
 LINE = 'optimizer = LocalSGD(torch.optim.AdamW(model.parameters(), lr), model, "adamw_safe")'
 
 
-class LocalSGD(torch.optim.Optimizer):
+class LocalSGD(Reporting, torch.optim.Optimizer):
     """Wraps an optimizer: it steps on this rank's own gradients, and every few steps the ranks exchange their updates.
 
     It takes the place of ``hvd.DistributedOptimizer``: gradients are not exchanged. Make the model equal on all ranks
@@ -58,25 +60,29 @@ class LocalSGD(torch.optim.Optimizer):
     Args:
         optimizer: for this rank's steps. All parameters that it trains belong to ``model``.
         model: the module, or its ``named_parameters()``.
-        config: a preset's name, the path of a YAML file, a dict, a ``Config``, or None for the recommended settings of
-            gradients. Its key ``local`` has the defaults of the arguments below.
+        config: a preset's name, the path of a YAML file, a dict, a ``Config``, or None for the default, which is
+            for gradients under SGD. Its key ``local`` has the defaults of the arguments below.
         every: local steps between two exchanges of a parameter; or a function of the local steps so far (of the clock,
             from 0) that returns how many steps the period has that begins there, on all ranks the same.
         outer: makes the optimizer of the anchor from a list of its tensors, such as ``partial(torch.optim.SGD, lr=0.7,
             momentum=0.9, nesterov=True)``. Its gradients are means of updates.
         decay, fragments, delay, mix: as in ``LocalUpdates``, in place of the config's.
-        times: for asynchronous exchanges (Algorithm 2): ``times(rank, clock)`` says whether a rank sends its update,
-            and takes the anchor, after its step number ``clock``, counted from 1. It must return the same on all ranks.
-            The others send nothing then, and only follow the anchor. In place of ``every``; one fragment, no delay.
+        times: for asynchronous exchanges (Algorithm 2): ``times(rank, clock)`` says whether this rank, with the number
+            ``rank``, sends its update and takes the anchor after its step number ``clock``, counted from 1. Each rank
+            decides for itself, in any way, and says so in a small allreduce after each local step. The others send
+            nothing then, and only follow the anchor. One fragment, no delay. With ``every``, a rank that has not taken
+            part for so many steps does so (the paper's bound H of the gap); without it, ``times`` alone decides.
         process_set: of the ranks that take part; None: all.
         process_group: of ``torch.distributed``, such as ``torch.distributed.group.WORLD``: the job then runs under
             torchrun, without Horovod. All of its ranks make LocalSGD at the same time.
         **settings: keys of the config, in place of its own.
 
     Raises:
-        TypeError: an argument is not what it should be.
+        TypeError: an argument is not what it should be, or is wrapped by DistributedDataParallel, FSDP or
+            ZeroRedundancyOptimizer.
+        ImportError, RuntimeError: there is no ``process_group``, and no Horovod, or it does not know the ranks.
         ValueError: a parameter of the optimizer does not belong to the model, or two have the same name; or ``times``
-            is given with another setting of when ranks exchange; or both a process set and a process group.
+            is given with fragments or a delay; or both a process set and a process group.
         ConfigError: the config cannot be used.
     """
 
@@ -110,6 +116,7 @@ class LocalSGD(torch.optim.Optimizer):
                 f"LocalSGD the optimizer that it wraps. Write: {LINE}"
             )
         self._names, pairs = _trained(optimizer, model)
+        self._reductions = Reductions(list(pairs.values()))
         self.inner = optimizer
         given = {"every": every, "decay": decay, "fragments": fragments, "delay": delay, "mix": mix}
         loaded = with_local(config, given, settings, times)
@@ -160,7 +167,9 @@ class LocalSGD(torch.optim.Optimizer):
         """A local step, and what is due after it: exchanges that begin or end.
 
         Raises:
-            MismatchError: at the first step, if the ranks do not agree, or do not begin with the same parameters.
+            MismatchError: the ranks do not agree, do not begin (or go on, after a load) with the same anchor, or do not
+                come to the same exchange; raised on all ranks. Nothing was exchanged then.
+            TypeError: at the second step, if a DistributedDataParallel model reduces the gradients.
             RuntimeError: the optimizer has other parameters than when LocalSGD was made; a rank has joined; or
                 ``close`` was called.
             ContainerError: a container cannot be decoded; names its rank. Raised on all ranks; the parameters are then
@@ -169,6 +178,7 @@ class LocalSGD(torch.optim.Optimizer):
         updates = self._updates
         updates.engine.check_open()
         updates.begin()
+        self._reductions.check()
         result = self._inner_step(closure)
         if updates.collectives.included():
             updates.step()
@@ -243,6 +253,9 @@ class LocalSGD(torch.optim.Optimizer):
         step."""
         return self._updates.engine.stats.to_dict()
 
+    def _counted(self) -> Stats:
+        return self._updates.engine.stats
+
     def close(self) -> None:
         """As ``DeepReduce.close``. The model and the wrapped optimizer remain as they are."""
         self._updates.close()
@@ -316,6 +329,7 @@ class LocalSGD(torch.optim.Optimizer):
         if self._updates.clock == state["local_sgd"]["clock"]:
             state = {**self.inner.state_dict(), "local_sgd": state["local_sgd"]}
         self.rewind((state, following))
+        self._updates.in_state = True
 
 
 def _trained(
@@ -329,6 +343,7 @@ def _trained(
     pairs = list(model.named_parameters() if isinstance(model, torch.nn.Module) else model)
     if len({name for name, _ in pairs}) != len(pairs):
         raise ValueError("two parameters have the same name: give each parameter a name of its own")
+    refuse_wrapped(optimizer, model, pairs)
     names = {id(tensor): name for name, tensor in pairs}
     trained = {id(one) for group in optimizer.param_groups for one in group["params"] if one.requires_grad}
     if not trained <= names.keys():

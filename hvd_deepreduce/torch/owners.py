@@ -80,8 +80,20 @@ class Owners:
             in_flight: names of the parameters whose gradients have come in this step.
 
         Raises:
-            ValueError: there is none, or several may be it.
+            ValueError: there is none, or several may be it; or it has another shape, or another width, than its
+                parameter had: the memory that was laid out for it has another size.
         """
+        parameter, own = self._find(gradient, in_flight)
+        wide = gradient.dtype == torch.float64
+        if gradient.shape != parameter.shape or wide != (parameter.accumulated_in.itemsize == 8):
+            raise ValueError(
+                f"the gradient of {parameter.name} is {gradient.dtype} {list(gradient.shape)}, but the parameter was "
+                f"{parameter.dtype} {list(parameter.shape)} when DeepReduce was made: convert or resize the model "
+                "first, then make the optimizer and DeepReduce"
+            )
+        return parameter, own
+
+    def _find(self, gradient: torch.Tensor, in_flight: Container[str]) -> tuple[Parameter, bool]:
         latest = self.latest
         if latest is not None and latest.grad is gradient:
             return self.named(latest), True

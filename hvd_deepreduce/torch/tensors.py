@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -19,6 +19,8 @@ SMALL = 1 << 14
 """Elements up to which gradients are copied together; 64 KiB of float32."""
 _NUMPY: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 
 def _allocate(size: int, device: int) -> int:
     """Memory of PyTorch's allocator, for use on its current stream."""
@@ -27,6 +29,17 @@ def _allocate(size: int, device: int) -> int:
 
 def _free(address: int, device: int) -> None:
     torch.cuda.caching_allocator_delete(address)  # type: ignore[no-untyped-call]
+
+
+def hashes(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """A number for the values of each tensor: the sum of their bits as integers, modulo 2^64. One pass over memory, on
+    the tensors' devices."""
+    sums = {}
+    for name, tensor in tensors.items():
+        flat = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        bits = flat.detach().contiguous().view(-1).view(_INTEGERS[flat.element_size()])
+        sums[name] = torch.sum(bits, dtype=torch.int64)
+    return {name: int(one) for name, one in sums.items()}
 
 
 class TorchTensors(Tensors[torch.Tensor]):

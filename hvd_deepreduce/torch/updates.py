@@ -13,9 +13,11 @@ import torch.distributed as dist
 from hvd_deepreduce.codec import Floats
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Parameter, Snapshot
-from hvd_deepreduce.engine.local import Every, Fragment, LocalExchanges, Times
+from hvd_deepreduce.engine.fragments import Fragment
+from hvd_deepreduce.engine.local import Every, LocalExchanges, Times
 from hvd_deepreduce.engine.state import Reshard
 from hvd_deepreduce.torch.distributed import DistributedCollectives
+from hvd_deepreduce.torch.rendezvous import Rendezvous
 from hvd_deepreduce.torch.states import as_tensors, on_host
 from hvd_deepreduce.torch.tensors import TorchTensors
 
@@ -66,10 +68,9 @@ class Updates(LocalExchanges[torch.Tensor]):
         framework = TorchTensors()
         self.collectives: Any
         if process_group is None:
-            from hvd_deepreduce.torch.collectives import TorchCollectives  # needs Horovod
-
-            self.collectives = TorchCollectives(framework, process_set)
+            self.collectives = _over_horovod(framework, process_set)
         else:
+            Rendezvous("LocalSGD", process_group).meet(process_group)
             self.collectives = DistributedCollectives(framework, process_group)
             self.advice = "broadcast rank 0's parameters (torch.distributed.broadcast) before the first step"
         super().__init__(
@@ -267,6 +268,27 @@ class Updates(LocalExchanges[torch.Tensor]):
                         f"the anchor of {parameter.name} is {given.dtype} {list(given.shape)}; it must be {dtype} "
                         f"{list(tensor.shape)}, and finite"
                     )
+
+
+def _over_horovod(framework: TorchTensors, process_set: Any) -> Any:
+    """
+    Raises:
+        ImportError: there is no Horovod.
+        RuntimeError: the job was started by torchrun, and Horovod does not know its ranks.
+    """
+    instead = "give LocalSGD process_group=torch.distributed.group.WORLD in a job that was started by torchrun"
+    try:
+        import horovod.torch as hvd
+
+        from hvd_deepreduce.torch.collectives import TorchCollectives
+    except ImportError as error:
+        raise ImportError(f"LocalSGD runs on Horovod here, which cannot be imported ({error}): {instead}") from error
+    ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if ranks > 1 and (not hvd.is_initialized() or hvd.size() == 1):
+        raise RuntimeError(
+            f"LocalSGD runs on Horovod here, which does not know the {ranks} ranks of torch.distributed: {instead}"
+        )
+    return TorchCollectives(framework, process_set)
 
 
 def accumulated_in(tensor: torch.Tensor) -> torch.dtype:

@@ -129,8 +129,8 @@ DR_CLONES static i64 decode(const u8* in, u64 bytes, u64 count, u64 numel, u32* 
             indices[i] = (u32)index;
         }
     }
+    if (bad) return ERR_INDEX;  // before the other one, as decode_avx512 and the device have it
     if (i < count) return ERR_TRUNCATED;
-    if (bad) return ERR_INDEX;
     return zeros_follow(in, count * l) && ends_at(highs, high_bytes, position) ? 0 : (i64)ERR_VALUE;
 }
 

@@ -136,8 +136,8 @@ DR_CLONES static i64 decode(const u8* in, u64 bytes, u64 count, u32 b, u64 numel
             indices[i] = (u32)index;
         }
     }
+    if (out_of_range) return ERR_INDEX;  // before the other one, as decode_avx512 and the device have it
     if (i < count) return ERR_TRUNCATED;
-    if (out_of_range) return ERR_INDEX;
     return zeros_follow(in, count * b) && ends_at(highs, high_bytes, position) ? 0 : (i64)ERR_VALUE;
 }
 

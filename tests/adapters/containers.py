@@ -152,7 +152,7 @@ def by_ddp(config):
 
     def watching(state, bucket):
         if state._buckets is None:
-            sent.append(watched(state.buckets(bucket.parameters()[0]).engine))
+            sent.append(watched(state.buckets(bucket).engine))
         return ddp.deepreduce_hook(state, bucket)
 
     model.register_comm_hook(state, watching)

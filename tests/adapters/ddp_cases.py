@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import copy
 import gc
+import re
 import sys
 import tempfile
 import threading
 import weakref
 from contextlib import nullcontext
+from datetime import timedelta
 from functools import partial
 
 import numpy as np
@@ -21,6 +23,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.join import Join
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from hvd_deepreduce import ConfigError, ContainerError, captured
@@ -28,15 +33,17 @@ from hvd_deepreduce import container as wire
 from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.engine import MismatchError, choice
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.torch import Capture, ddp
+from hvd_deepreduce.torch import Capture, ddp, rendezvous
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.local_sgd import LocalSGD
 from hvd_deepreduce.torch.tensors import TorchTensors
 from tests.adapters import containers, timelines
+from tests.adapters.optimizer_warnings import heard
+from tests.adapters.reports import Heard
 from tests.adapters.scopes import TWO_LEVELS, ranks_of_node
 from tests.adapters.tcp import Meter
 from tests.case_runner import case, run_cases
-from tests.damaged import last_bit_changed
+from tests.damaged import decoding_fails, last_bit_changed
 
 LOSSLESS = {"sparsifier": {"name": "topk", "density": 1.0}, "value": "raw", "index": "bitmap", "scope": "bucket"}
 LOSSY = {"sparsifier": {"name": "topk", "density": 0.05}, "scope": "bucket"}
@@ -220,6 +227,23 @@ def the_timeline_has_the_spans_of_each_bucket():
 
 
 @case
+def callbacks_and_measured_residuals():
+    """Asked for before the model is known. DDP makes its buckets anew after the first iteration."""
+    seen = []
+    model, state = hooked(LOSSY, seen=seen)
+    heard, names = Heard(state), {id(p): name for name, p in model.module.named_parameters()}
+    for step in range(5):
+        before, seen[:] = {name: state.residual(name) for name in names.values()}, []
+        train(model, 1, step)
+    same_everywhere(model)
+    own = {}
+    for _, tensors, gradients, _ in seen:
+        parts = torch.split(gradients, [tensor.numel() for tensor in tensors])
+        own.update((names[id(tensor)], part.numpy()) for tensor, part in zip(tensors, parts, strict=True))
+    heard.check(before, own)
+
+
+@case
 def sums_of_slices_lose_nothing():
     """With ``reduce_scatter``: all ranks apply the same, and what was applied and is kept is what came."""
     slices = {"scope": "bucket", "exchange": "reduce_scatter"}
@@ -294,7 +318,7 @@ def two_levels():
 @case
 def what_fails_on_one_rank_of_two_levels_is_an_error_on_all():
     def failing(*arguments, **_):
-        raise ValueError("no ink")
+        raise ValueError("no ink in \udcff")  # a file's name may hold a byte that is no text
 
     last = dist.get_world_size() - 1
     for where in ("encode", "memory", "hook"):
@@ -600,12 +624,12 @@ def patched(state, replacement):
 @case
 def what_fails_on_one_rank_is_an_error_on_all():
     def failing(encode, *arguments):
-        raise ValueError("no ink")
+        raise ValueError("no ink in \udcff")
 
     last = dist.get_world_size() - 1
     for replacement, error, match in (
         (last_bit_changed, ContainerError, f"the container of rank {last} cannot be read: its checksum"),
-        (failing, RuntimeError, f"this step failed on rank {last}: 'ValueError: no ink'. No gradient of it"),
+        (failing, RuntimeError, f"this step failed on rank {last}: 'ValueError: no ink in .*udcff'. No gradient of"),
     ):
         model, state = hooked(LOSSY)
         train(model, 2)
@@ -623,13 +647,39 @@ def what_fails_on_one_rank_is_an_error_on_all():
 
 
 @case
+def an_error_while_decoding_on_one_rank():
+    """The others apply the step. The next one is an error on all ranks, without a wait."""
+    size = dist.get_world_size()
+    ways = [({}, 1), ({"exchange": "reduce_scatter"}, 1)] + [({"hierarchical": 2}, 2)] * (size == 4)
+    for settings, ranks in ways:  # with two levels, a node applies the step or not
+        behind = dist.get_rank() >= size - ranks
+        model, state = hooked({**LOSSY, **settings})
+        train(model, 2)
+        before = flat(model)
+        text = "no room|could not take the sum that other nodes have taken"
+        with pytest.raises((MemoryError, ContainerError), match=text) if behind else nullcontext():
+            with decoding_fails(dist.get_rank() == size - 1):
+                train(model, 1, 2)
+        assert torch.equal(before, flat(model)) == behind
+        match = "INTERNAL ASSERT" if behind else f"an error has left {ranks} rank.* behind: its last step was applied"
+        with pytest.raises(RuntimeError, match=match):
+            train(model, 1, 3)
+        assert state._buckets.engine.failed == behind
+        inner = network()
+        inner.load_state_dict(gathered(model.module.state_dict())[0])
+        model, state = hooked(LOSSY, model=inner)
+        train(model, 2)
+        same_everywhere(model)
+
+
+@case
 def settings_that_cannot_work_with_ddp():
     for settings, match in (
         ({"scope": "model"}, "scope is 'model', and DDP gives its gradients in buckets"),
         ({"scope": "bucket", "bucket_bytes": 5000}, "bucket_bytes is 5000 and has no effect, since DDP"),
         ({"scope": "tensor", "min_elements": 5}, "min_elements is 5 and has no effect, since DDP"),
         ({"exchange": "densestream", "scope": "bucket"}, "has 'allgather', 'reduce_scatter' and 'auto' only"),
-        ("adamw_small", "Use LocalSGD"),
+        ("adamw_small", r"Use LocalSGD, .*process_group=torch.distributed.group.WORLD\)"),
     ):
         with pytest.raises(ConfigError, match=match):
             ddp.DeepReduceState(settings)
@@ -691,6 +741,119 @@ def groups_of_some_ranks():
     state.close()
     with pytest.raises(RuntimeError, match="was closed"):
         train(model, 1)
+
+
+@case
+def ranks_that_do_not_come_with_the_hook():
+    """One reduces its gradients without it, one does not come at all, one was given another process group."""
+    last = dist.get_world_size() - 1
+    here = dist.get_rank() != last
+    for comes, seconds, error, match in (
+        (True, 100, MismatchError, f"{last} of this model's process group reduced gradients without"),
+        (False, 1, TimeoutError, f"waited . s at its first exchange for ranks? .*{last} of its process group"),
+    ):
+        model = DDP(network(), bucket_cap_mb=CAP, process_group=dist.new_group())  # it is out of step afterwards
+        if here:
+            state = ddp.DeepReduceState(LOSSY, timeout=timedelta(seconds=seconds))
+            model.register_comm_hook(state, ddp.deepreduce_hook)
+            before = flat(model)
+            with pytest.MonkeyPatch.context() as patch, pytest.raises(error, match=match):
+                patch.setattr(rendezvous, "PROBE_SECONDS", 0.1)
+                train(model, 1)
+            assert torch.equal(before, flat(model))
+        elif comes:
+            loss_of(model, 0).backward()
+            assert any(parameter.grad.isnan().any() for parameter in model.parameters())
+        dist.barrier()
+        if not here:
+            rendezvous.Rendezvous("hook", None).meet(None)  # it has come as often as the others now
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HVD_DEEPREDUCE_HANDSHAKE_SECONDS", "0.5")
+        if here:
+            with pytest.raises(TimeoutError, match=f"{last} of its process group. Make LocalSGD on every rank"):
+                rendezvous.Rendezvous("LocalSGD", None).meet(None)
+    dist.barrier()
+    if not here:
+        rendezvous.Rendezvous("LocalSGD", None).meet(None)
+    alone = dist.new_group([0])
+    model, _ = hooked(LOSSY, given=alone if dist.get_rank() == 0 else None)
+    with pytest.raises(MismatchError, match="process_group has the ranks 0 on rank 0, '0 1.*' on rank"):
+        train(model, 1)
+
+
+@case
+def hooks_that_are_registered_wrongly():
+    for state in (None, "topk_rice_qsgd", ddp.DeepReduceState):
+        model = DDP(network(), bucket_cap_mb=CAP)
+        model.register_comm_hook(state, ddp.deepreduce_hook)
+        with pytest.raises(TypeError, match=r"must be an instance of DeepReduceState. Write: model.register_comm_hook"):
+            train(model, 1)
+    inner = DDP(network(), bucket_cap_mb=CAP)
+    for outer in (False, True):
+        model = DDP(inner, bucket_cap_mb=CAP)
+        (model if outer else inner).register_comm_hook(ddp.DeepReduceState(LOSSY), ddp.deepreduce_hook)
+        with pytest.raises(RuntimeError, match="a DistributedDataParallel model is inside another one"):
+            train(model, 1)
+        inner = DDP(network(), bucket_cap_mb=CAP)
+    model, state = hooked(LOSSY)
+    train(model, 1)
+    other = DDP(network(), bucket_cap_mb=CAP)
+    other.register_comm_hook(state, ddp.deepreduce_hook)
+    with pytest.raises(RuntimeError, match="make a DeepReduceState for each model"):
+        train(other, 1)
+
+
+@case
+def a_model_that_was_wrapped_and_trained_before():
+    """The hook comes after some steps; and the same layers get another DDP model while the first one is in memory."""
+    first = DDP(network(), bucket_cap_mb=CAP)
+    train(first, 2)
+    state = ddp.DeepReduceState(LOSSY)
+    first.register_comm_hook(state, ddp.deepreduce_hook)
+    train(first, 2, 2)
+    second, later = hooked(LOSSY, model=first.module)
+    train(second, 2, 4)
+    same_everywhere(second)
+    assert state.stats()["total"]["steps"] == later.stats()["total"]["steps"] == 2
+    assert set(later.state_dict()["residuals"]) == {name for name, _ in first.module.named_parameters()}
+
+
+class Complex(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(20, 30)
+        self.weight = nn.Parameter(torch.randn(30, 4, dtype=torch.complex64) / 5)
+
+    def forward(self, x):
+        return (self.layer(x.real).to(torch.complex64) @ self.weight).abs()
+
+
+@case
+def complex_parameters_are_pairs():
+    plain = DDP(Complex(), bucket_cap_mb=CAP)
+    train(plain)
+    model, _ = hooked(LOSSLESS, model=Complex())
+    train(model)
+    for own, expected in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-6)
+    model, state = hooked(LOSSY, model=Complex())
+    train(model)
+    assert all(len(set(map(str, gathered(parameter.tolist())))) == 1 for parameter in model.parameters())
+    assert state.residual("weight").shape == (240,)
+
+
+@case
+def one_rank_keeps_its_gradients():
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    group = groups[dist.get_rank()]
+    plain = DDP(network(), bucket_cap_mb=CAP, process_group=group)
+    train(plain)
+    model, state = hooked(LOSSY, group=group)
+    train(model)
+    assert torch.equal(flat(plain), flat(model))
+    total = state.stats()["total"]
+    assert total["steps"] == 4 and total["bytes_sent"] == 0 and not state.state_dict()["residuals"]
 
 
 class Talking(nn.Module):
@@ -785,11 +948,15 @@ def local_updates_without_horovod():
 
     for settings in ({}, {"fragments": 2, "delay": 1, "every": 3, "scope": "bucket"}):
         model = network()
-        optimizer = made(model, **settings)
+        optimizer, heard = made(model, **settings), []
+        optimizer.add_callback(heard.append)
+        optimizer.measure_residuals(every=1)
         for number in range(6):
             step(model, optimizer, number)
         optimizer.sync()
         same_everywhere(model)
+        assert [one["total"]["steps"] for one in heard] == list(range(1, len(heard) + 1)) and heard
+        assert heard[-1] == optimizer.stats() and "0.weight" in heard[-1].residual_ratio, heard[-1].residual_ratio
         saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
         finals = []
         for again in (False, True):
@@ -812,6 +979,74 @@ def local_updates_without_horovod():
         step(model, optimizer, 0)
     with pytest.raises(ValueError, match="give one of them"):
         LocalSGD(torch.optim.SGD(model.parameters(), lr=0.1), model, process_group=world, process_set=3)
+
+
+@case
+def local_updates_of_what_exchanges_by_itself():
+    """LocalSGD refuses models and optimizers of torch.distributed that exchange gradients or parameters themselves."""
+    world = dist.group.WORLD
+
+    def made(model, given=None, optimizer=torch.optim.SGD, **options):
+        inner = optimizer(model.parameters(), lr=0.1)
+        return LocalSGD(inner, model if given is None else given, LOSSY, process_group=world, **options)
+
+    wrapped = DDP(network())
+    bare = f"{re.escape('remove the DistributedDataParallel wrapper: model = model.module')}$"
+    sharded = fully_shard(network(), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    for arguments, message in (
+        ((wrapped,), f"the model is a DistributedDataParallel model, which reduces all gradients.* {bare}"),
+        ((torch.nn.Sequential(torch.nn.Linear(9, 9), wrapped),), f"the model contains 1, a Distributed.* {bare}"),
+        ((sharded,), "the model is sharded by FSDP, and LocalSGD needs whole parameters on every rank"),
+        ((sharded, sharded.named_parameters()), "the parameter .*weight is sharded .FSDP., and"),
+        ((network(), None, partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.SGD)), "ZeroRedundancyOpt"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            made(*arguments)
+    # Given by names, it is seen when it reduces; one that nobody calls is no mistake.
+    for called in (wrapped, wrapped.module):
+        optimizer = made(wrapped, wrapped.named_parameters(), every=1)
+
+        def steps(called=called, optimizer=optimizer):
+            for number in range(3):
+                optimizer.zero_grad()
+                loss_of(called, number, dist.get_rank()).backward()
+                optimizer.step()
+
+        if called is wrapped:
+            with pytest.raises(TypeError, match=f"a DistributedDataParallel model trains the parameters.* {bare}"):
+                steps()
+        else:
+            steps()
+            same_everywhere(called)
+        optimizer.close()
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ImportError, match="process_group=torch.distributed.gr"):
+        patch.setitem(sys.modules, "horovod", None)
+        LocalSGD(torch.optim.SGD(wrapped.module.parameters(), lr=0.1), wrapped.module, LOSSY)
+
+
+@case
+def local_updates_that_part():
+    """Without Horovod, too, all ranks get the error at once."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+
+    def train(model, optimizer, steps):
+        for number in range(steps):
+            optimizer.zero_grad()
+            loss_of(model, number, rank).backward()
+            optimizer.step()
+
+    for options, steps, message in (
+        ({"every": lambda clock: 3 + (clock == 3 and rank == last)}, (9, 9), f"is 6 on rank.*, 7 on rank {last}"),
+        ({"every": 3, "fragments": 2, "delay": 1}, (9, 5), f"clock is 6 on rank.*, 5 on rank {last}; call is step on"),
+        ({"times": lambda rank, clock: rank == 0 and clock % 3 == 0}, (9, 5), f"clock is 6 on .*, 5 on rank {last}"),
+    ):
+        model = network()
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = LocalSGD(inner, model, LOSSY, process_group=dist.group.WORLD, **options)
+        with pytest.raises(MismatchError, match=message):
+            train(model, optimizer, steps[rank == last])
+            optimizer.sync()
+        optimizer.close()
 
 
 @case
@@ -851,6 +1086,23 @@ def a_capture_is_what_a_rank_selects_from():
     residual = np.concatenate([before[name] for name, _ in module.named_parameters()])
     assert residual.any() and np.array_equal(total, gradient + residual)
     state.close()
+
+
+@case
+def an_optimizer_that_loses_under_the_config_is_told_once():
+    for make, config, told in (
+        (torch.optim.AdamW, LOSSY, True), (torch.optim.SGD, LOSSY, False), (torch.optim.AdamW, LOSSLESS, False)
+    ):  # fmt: skip
+        model, state = hooked(config)
+        optimizers = [make(part.parameters(), lr=0.01) for part in (model.module[0], model.module[2:])]
+        with heard() as texts:
+            for step in range(2):
+                loss_of(model, step).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+        assert len(texts) == (told and dist.get_rank() == 0), texts
+        assert all("is AdamW, and" in one and "process_group=torch.distributed.group.WORLD" in one for one in texts)
+        state.close()
 
 
 @case

@@ -1,5 +1,5 @@
-"""An elastic job of test_elastic.py: a third rank joins, and leaves later. Three models, one with each scope, and a
-fourth that is trained with LocalSGD."""
+"""An elastic job of test_elastic.py: a third rank joins, and leaves later. Three models, one with each scope, a
+fourth that is trained with LocalSGD, and two more whose DeepReduces are not in the state."""
 
 import faulthandler
 import hashlib
@@ -17,9 +17,9 @@ from tests.adapters.elastic import THREE, TWO, digest, note, set_hosts
 from tests.adapters.scopes import SCOPES
 
 FOLDER = Path(sys.argv[1])
-ALL = [{"min_elements": 0}, *SCOPES[:2]]
+ALL = [{"min_elements": 0}, *SCOPES[:2], {"min_elements": 100, "mode": "auto"}, SCOPES[1]]
 
-faulthandler.dump_traceback_later(150, exit=True)
+faulthandler.dump_traceback_later(240, exit=True)
 hvd.init()
 tf.random.set_seed(os.getpid())  # ranks begin with different weights, until the state is synchronized
 parts = [tf.keras.Sequential([tf.keras.layers.Dense(60, "tanh"), tf.keras.layers.Dense(5)]) for _ in ALL]
@@ -29,8 +29,9 @@ model = tf.keras.Model(data, [part(data) for part in [*parts, alone]])
 optimizer = tf.keras.optimizers.SGD(0.1, momentum=0.9)
 optimizer.build(model.trainable_variables)
 compressions = [DeepReduce(scope) for scope in ALL]
+kept = compressions[:3]
 local = LocalSGD(alone, SCOPES[0], every=2)
-state = KerasState(model, optimizer, compression=[*compressions, local], step=0, phase="two")
+state = KerasState(model, optimizer, compression=[*kept, local], step=0, phase="two")
 
 
 @tf.function
@@ -74,7 +75,7 @@ def train(state):
         local.step()
         state.step += 1
         if state.phase == "two" and state.step == 2:
-            for one in compressions:
+            for one in kept:
                 one.set_config(sparsifier={"name": "topk", "density": 0.05})
             if hvd.rank() == 0:
                 set_hosts(FOLDER, THREE)

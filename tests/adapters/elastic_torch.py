@@ -1,7 +1,8 @@
 """An elastic job of test_elastic.py: a third rank joins, and is killed later.
 
 There are three models, one with each scope. The DeepReduce of a fourth model is not in the state; it is used until the
-rank is killed. A fifth model is trained by LocalSGD.
+rank is killed. Its first gradients are sent as they are, and all of them in some steps. A fifth model is trained by
+LocalSGD, which must be in the state.
 """
 
 import faulthandler
@@ -21,9 +22,9 @@ from tests.adapters.elastic import THREE, digest, note, set_hosts
 from tests.adapters.scopes import SCOPES
 
 FOLDER = Path(sys.argv[1])
-ALL = [{"min_elements": 0}, *SCOPES[:2], {"min_elements": 0}]
+ALL = [{"min_elements": 0}, *SCOPES[:2], {"min_elements": 100, "mode": "auto"}]
 
-faulthandler.dump_traceback_later(150, exit=True)
+faulthandler.dump_traceback_later(240, exit=True)
 hvd.init()
 torch.manual_seed(os.getpid())  # ranks begin with different weights, until the state is synchronized
 models = nn.ModuleList(nn.Sequential(nn.Linear(40, 60), nn.Tanh(), nn.Linear(60, 5)) for _ in range(5))
@@ -70,6 +71,12 @@ def take_step():
 @hvd.elastic.run
 def train(state):
     note(FOLDER, event="enters", rank=hvd.rank(), size=hvd.size(), phase=state.phase, **facts())
+    if not state.step:
+        forgotten = nn.Linear(3, 2)
+        try:
+            LocalSGD(torch.optim.SGD(forgotten.parameters(), 0.1), forgotten, every=1).step()
+        except RuntimeError as error:
+            note(FOLDER, event="refused", said=str(error))
     for _ in range(10_000):
         take_step()
         if state.phase == "two" and state.step == 2:

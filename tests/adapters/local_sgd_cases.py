@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from hvd_deepreduce import Config, ConfigError
 from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.torch import DeepReduce, LocalSGD
 from tests.case_runner import case, run_cases
+from tests.damaged import decoding_fails
 
 DENSE = {"sparsifier": "none", "value": "raw", "scope": "model"}
 LOSSY = {"sparsifier": {"name": "topk", "density": 0.1}, "value": {"name": "qsgd", "bits": 4}, "scope": "model"}
@@ -97,6 +99,25 @@ class ByHand:
         self.outer_step(self.ranks.mean(self.updates(), self.decay))
         for model in self.models:
             put(model, self.anchor.detach())
+
+
+@case
+def an_error_while_decoding_on_one_rank():
+    """The others apply the exchange, and the next one is an error on all ranks, until a state is loaded."""
+    behind = hvd.rank() == 1
+    model = network()
+    optimizer = LocalSGD(MOMENTUM(model.parameters()), model, LOSSY, every=1)
+    train(model, optimizer, 1)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    with pytest.raises(MemoryError, match="no room") if behind else nullcontext(), decoding_fails(behind):
+        train(model, optimizer, 1, 1)
+    for step in (2, 3):
+        with pytest.raises(MismatchError, match="an error has left 1 rank behind: its last step was applied"):
+            train(model, optimizer, 1, step)
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    train(model, optimizer, 2, 1)
+    assert torch.equal(flat(model), hvd.broadcast(flat(model), 0))
 
 
 @case
@@ -247,16 +268,30 @@ def a_delay_keeps_the_progress_made_meanwhile():
 
 @case
 def asynchronous_exchanges_equal_the_same_by_hand():
+    """Each rank decides by itself when it takes part; the last one does so only because of the bound."""
+    decided = [np.random.default_rng(rank).random(12) < 0.3 for rank in range(hvd.size() - 1)] + [np.zeros(12, bool)]
+    own = iter(decided[hvd.rank()])
+    asked = []
+
     def times(rank, clock):
-        return (clock + rank) % (2 + rank) == 0
+        asked.append((rank, clock))
+        return next(own)
 
     model, by_hand = network(), ByHand(ADAMW, NESTEROV, LOSSY)
-    optimizer = LocalSGD(ADAMW(model.parameters()), model, LOSSY, times=times, outer=NESTEROV)
+    optimizer = LocalSGD(ADAMW(model.parameters()), model, LOSSY, times=times, every=4, outer=NESTEROV)
     taken = [by_hand.anchor.detach().clone() for _ in by_hand.models]
+    last, together = [0] * hvd.size(), 0
     for step in range(12):
+        if step == 6:
+            saved = copy.deepcopy(optimizer.state_dict())
+            optimizer.close()
+            optimizer = LocalSGD(ADAMW(model.parameters()), model, LOSSY, times=times, every=4, outer=NESTEROV)
+            optimizer.load_state_dict(saved)
         train(model, optimizer, 1, step)
         by_hand.step(step)
-        present = [times(rank, step + 1) for rank in range(hvd.size())]
+        present = [bool(decided[rank][step]) or step + 1 - last[rank] >= 4 for rank in range(hvd.size())]
+        last = [step + 1 if there else before for there, before in zip(present, last, strict=True)]
+        together += any(present)
         if any(present):
             updates = [
                 (base - flat(one)).numpy() if there else None
@@ -267,10 +302,14 @@ def asynchronous_exchanges_equal_the_same_by_hand():
                 put(by_hand.models[rank], by_hand.anchor.detach())
                 taken[rank] = by_hand.anchor.detach().clone()
         assert torch.equal(flat(model), flat(by_hand.models[hvd.rank()])), step
+    assert asked == [(hvd.rank(), clock) for clock in range(1, 13)]
+    assert together < 12 and optimizer.state_dict()["local_sgd"]["outer_steps"] == [together]
     optimizer.sync()
     assert same_everywhere(model)
-    with pytest.raises(ValueError, match="times is given beside every, fragments or delay"):
-        LocalSGD(ADAMW(model.parameters()), model, LOSSY, times=times, every=2)
+    with pytest.raises(ValueError, match="times is given beside fragments or delay"):
+        LocalSGD(ADAMW(model.parameters()), model, LOSSY, times=times, fragments=2)
+    with pytest.raises(TypeError, match="times is int, but it must be a function"):
+        LocalSGD(ADAMW(model.parameters()), model, LOSSY, times=3)
 
 
 @case
@@ -391,11 +430,64 @@ def ranks_that_differ_get_an_error():
 
 
 @case
+def ranks_that_part_get_an_error():
+    rank, last = hvd.rank(), hvd.size() - 1
+    others = "rank 0" if last == 1 else "ranks 0, 1"
+
+    def made(**options):
+        model = network()
+        return model, LocalSGD(ADAMW(model.parameters()), model, LOSSY, **options)
+
+    # Periods that part, found at the exchange where they begin.
+    model, optimizer = made(every=lambda clock: np.int64(1 if clock == 0 else 3 + (rank == last and clock > 1)))
+    train(model, optimizer, 3)
+    assert optimizer.state_dict()["local_sgd"]["due"] == [4]
+    with pytest.raises(MismatchError, match=f"next_exchange is 7 on {others}, 8 on rank {last}. LocalSGD's"):
+        train(model, optimizer, 1, 3)
+    # A rank that has ended its loop.
+    model, optimizer = made(every=3, fragments=2, delay=1)
+    with pytest.raises(MismatchError, match=f"clock is 6 on {others}, 5 on rank {last}; call is step on "):
+        train(model, optimizer, 9 if rank < last else 5)
+        optimizer.sync()
+    # States that one rank loads in a running job: of another anchor, and of another exchange.
+    model, optimizer = made(every=1)
+    train(model, optimizer, 2)
+    early = copy.deepcopy(optimizer.state_dict())
+    train(model, optimizer, 1, 2)
+    late = copy.deepcopy(optimizer.state_dict())
+    changed = copy.deepcopy(late)
+    changed["local_sgd"]["anchors"]["0.weight"] += 1
+    if rank == last:
+        optimizer.load_state_dict(changed)
+    with pytest.raises(MismatchError, match=f"on rank {last}, the parameter 0.weight has other values"):
+        train(model, optimizer, 1, 3)
+    if rank == last:
+        optimizer.load_state_dict(early)
+    with pytest.raises(MismatchError, match=f"the step count of|clock is 5 on {others}, 3 on rank {last}"):
+        train(model, optimizer, 1, 3)
+    optimizer.load_state_dict(late)
+    train(model, optimizer, 2, 3)
+    optimizer.sync()
+    assert same_everywhere(model)
+
+
+@case
+def a_model_whose_first_parameter_has_another_name_gets_an_error():
+    model = network()
+    pairs = [(f"module.{name}" if hvd.rank() else name, one) for name, one in model.named_parameters()]
+    optimizer = LocalSGD(ADAMW(model.parameters()), pairs, LOSSY, every=1)
+    others = "rank 1" if hvd.size() == 2 else "ranks 1, 2"
+    with pytest.raises(MismatchError, match=rf"parameter 0.weight is .* on rank 0, missing on {others}"):
+        train(model, optimizer, 1)
+
+
+@case
 def wrong_uses_get_an_error():
     model = network()
-    inner = ADAMW(model.parameters())
+    reduced = network()  # Horovod's hooks stay on it
+    inner = ADAMW(reduced.parameters())
     with pytest.raises(TypeError, match="exchanges gradients: give LocalSGD the optimizer that it wraps"):
-        LocalSGD(hvd.DistributedOptimizer(inner, model.named_parameters()), model)
+        LocalSGD(hvd.DistributedOptimizer(inner, reduced.named_parameters()), reduced)
     with pytest.raises(TypeError, match="the first argument of LocalSGD is Sequential"):
         LocalSGD(model, ADAMW(model.parameters()))
     with pytest.raises(TypeError, match="the second argument of LocalSGD is str"):

@@ -144,7 +144,8 @@ def lossy_updates_equal_the_same_by_hand():
     ):
         model, optimizer, by_hand = network(), ADAM(), ByHand(ADAM, outer, config, decay)
         options = {"local": given} if isinstance(given, dict) else {"outer": given and given()}
-        local = LocalSGD(model, config, every=3, decay=decay, **options)
+        local, heard = LocalSGD(model, config, every=3, decay=decay, **options), []
+        local.add_callback(heard.append)
         train(model, optimizer, local, 5)
         for step in range(5):
             by_hand.step(step)
@@ -158,6 +159,7 @@ def lossy_updates_equal_the_same_by_hand():
         assert np.array_equal(flat(model), flat(by_hand.anchor))
         total = local.stats()["total"]
         assert total["steps"] == 2 and 0 < total["bytes_sent"] and local.config.local.every == 3
+        assert [one["total"]["steps"] for one in heard] == [1, 2] and heard[-1]["total"] == total
         assert total["dense_bytes"] == pytest.approx(5 * 8 * (hvd.size() - 1) / hvd.size() * flat(model).size, abs=50)
 
 
@@ -273,21 +275,29 @@ def a_delay_keeps_the_progress_made_meanwhile():
 
 @case
 def asynchronous_exchanges_equal_the_same_by_hand():
+    """Each rank decides by itself when it takes part; the last one does so only because of the bound."""
+    decided = [np.random.default_rng(rank).random(7) < 0.3 for rank in range(hvd.size() - 1)] + [np.zeros(7, bool)]
+    own = iter(decided[hvd.rank()])
+    asked = []
+
     def times(rank, clock):
-        return (clock + rank) % (2 + rank) == 0
+        asked.append((rank, clock))
+        return next(own)
 
     model, optimizer, by_hand = network(), ADAM(), ByHand(ADAM, NESTEROV, LOSSY)
-    local = LocalSGD(model, LOSSY, times=times, outer=NESTEROV())
+    local = LocalSGD(model, LOSSY, times=times, every=4, outer=NESTEROV())
     taken = [flat(by_hand.anchor) for _ in by_hand.models]
+    last = [0] * hvd.size()
     for step in range(7):
         if step == 5:  # in the middle, from a saved state
             saved = local.serialize()
             local.close()
-            local = LocalSGD(model, LOSSY, times=times, outer=NESTEROV())
+            local = LocalSGD(model, LOSSY, times=times, every=4, outer=NESTEROV())
             local.deserialize(saved)
         train(model, optimizer, local, 1, step)
         by_hand.step(step)
-        present = [times(rank, step + 1) for rank in range(hvd.size())]
+        present = [bool(decided[rank][step]) or step + 1 - last[rank] >= 4 for rank in range(hvd.size())]
+        last = [step + 1 if there else before for there, before in zip(present, last, strict=True)]
         if any(present):
             updates = [
                 base - flat(one) if there else None
@@ -298,10 +308,11 @@ def asynchronous_exchanges_equal_the_same_by_hand():
                 put(by_hand.models[rank].trainable_variables, flat(by_hand.anchor))
                 taken[rank] = flat(by_hand.anchor)
         assert np.array_equal(flat(model), by_hand.own()), step
+    assert asked == [(hvd.rank(), clock) for clock in range(1, 8)]
     local.sync()
     assert same_everywhere(model)
-    with pytest.raises(ValueError, match="times is given beside every, fragments or delay"):
-        LocalSGD(model, LOSSY, times=times, every=2)
+    with pytest.raises(ValueError, match="times is given beside fragments or delay"):
+        LocalSGD(model, LOSSY, times=times, fragments=2)
 
 
 @case
@@ -448,6 +459,44 @@ def ranks_that_differ_get_an_error():
     ):
         with pytest.raises(MismatchError, match=message):
             train(model, optimizer, LocalSGD(model, LOSSY, every=1, **options), 1)
+
+
+@case
+def ranks_that_part_get_an_error():
+    rank, last = hvd.rank(), hvd.size() - 1
+
+    def made(**options):
+        model = network()
+        return model, keras.optimizers.SGD(0.1), LocalSGD(model, LOSSY, **options)
+
+    # Periods that part, found at the exchange where they begin.
+    trained = made(every=lambda clock: 3 + (rank == last and clock > 0))
+    with pytest.raises(MismatchError, match=f"next_exchange is 6 on rank 0, 7 on rank {last}. LocalSGD's"):
+        train(*trained, 3)
+    # A rank that has ended its loop.
+    trained = made(every=3, fragments=2, delay=1)
+    with pytest.raises(MismatchError, match=f"clock is 6 on rank 0, 5 on rank {last}; call is step on rank 0, sync"):
+        train(*trained, 9 if rank < last else 5)
+        trained[2].sync()
+    # States that one rank loads in a running job: of another anchor, and of another exchange.
+    trained = made(every=1)
+    local = trained[2]
+    train(*trained, 2)
+    early = local.state_dict()
+    train(*trained, 1, 2)
+    late = local.state_dict()
+    if rank == last:
+        local.load_state_dict(late | {"anchors": {name: one + 1 for name, one in late["anchors"].items()}})
+    with pytest.raises(MismatchError, match=f"on rank {last}, the parameter dense.*/kernel has other values"):
+        train(*trained, 1, 3)
+    if rank == last:
+        local.load_state_dict(early)
+    with pytest.raises(MismatchError, match=f"the step count of|clock is 5 on rank 0, 3 on rank {last}"):
+        train(*trained, 1, 3)
+    local.load_state_dict(late)
+    train(*trained, 2, 3)
+    local.sync()
+    assert same_everywhere(trained[0])
 
 
 @case

@@ -5,12 +5,14 @@ mpirun -np 2 python tests/adapters/tensorflow_cases.py [CASE ...]
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import tempfile
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import nullcontext
 from pathlib import Path
 
 import horovod.tensorflow as hvd
@@ -26,14 +28,16 @@ from hvd_deepreduce.engine import MismatchError, choice
 from hvd_deepreduce.engine.state import to_bytes
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.tensorflow import Capture, DeepReduce, SaveState, callbacks, handshake, native
+from hvd_deepreduce.tensorflow import Capture, DeepReduce, SaveState, callbacks, handshake, native, optimizers
 from hvd_deepreduce.tensorflow.elastic import TensorFlowState
 from tests import cuda_emulator
 from tests.adapters import containers, dgc_job
+from tests.adapters.optimizer_warnings import heard
+from tests.adapters.reports import Heard
 from tests.adapters.scopes import SCOPES, TWO_LEVELS, WITHOUT_MPI, ranks_of_node
 from tests.adapters.tcp import Meter
 from tests.case_runner import CASES, run_cases
-from tests.damaged import damage, repair
+from tests.damaged import damage, decoding_fails, repair
 
 LOSSLESS = {"sparsifier": {"name": "topk", "density": 1.0}, "value": "raw", "index": "bitmap", "min_elements": 0}
 LOSSY = {"sparsifier": {"name": "topk", "density": 0.05}, "min_elements": 0}
@@ -128,6 +132,24 @@ def reducing(variables, compression, loss, graph=True, **options):
         return own, tape.gradient(value, variables)
 
     return tf.function(both) if graph else both
+
+
+@case
+def an_optimizer_that_loses_under_the_config_is_told_once():
+    # The first case, since optimizers of others would make it uncertain which one gets the gradients.
+    gc.collect()
+    others = [one for one in gc.get_objects() if issubclass(type(one), optimizers.KINDS)]
+    model = network()
+    optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.Adam(0.01), compression=DeepReduce(LOSSY))
+    with heard() as texts:
+        fit(model, optimizer)
+    if not others:
+        assert len(texts) == (hvd.rank() == 0), texts
+        assert all("the optimizer is Adam, and" in one and 'LocalSGD(model, "adamw_safe")' in one for one in texts)
+    with heard() as texts:
+        fit(network(), hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1), compression=DeepReduce(LOSSY)))
+        fit(network(), hvd_keras.DistributedOptimizer(keras.optimizers.Adam(0.1), compression=DeepReduce("natural")))
+    assert not texts
 
 
 @case
@@ -1071,6 +1093,26 @@ def integer_and_tiny_and_zero_gradients():
 
 
 @case
+def callbacks_and_measured_residuals():
+    for scope in ({"min_elements": 0}, {"scope": "model"}):
+        model = network()
+        compression = DeepReduce({"sparsifier": LOSSY["sparsifier"], **scope})
+        heard = Heard(compression)
+        train(model, compression, 4, graph=True)
+        with tf.GradientTape() as tape:
+            loss = loss_of(model, *batch(4))
+        own = tape.gradient(loss, model.trainable_variables)
+        before = compression.state_dict()
+        train(model, compression, 1, 4, graph=True)
+        names = [name for name in compression.stats().residual_ratio]
+        heard.check(dict(zip(names, before["residuals"].values(), strict=True)), dict(zip(names, own, strict=True)))
+        same_everywhere(model)
+    logged = callbacks.LogStats(compression)
+    history = fit(model, hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1), compression=compression), [logged])
+    assert history["deepreduce/total/steps"] == [8] and history["deepreduce/last_step/compression_ratio"][0] > 1
+
+
+@case
 def stats_are_the_bytes_on_the_wire():
     """Of containers, of gradients that are not compressed, and of IndexedSlices, grouped or not."""
     raw = {"sparsifier": {"name": "topk", "density": 0.1}, "value": "raw", "index": "raw"}
@@ -1442,14 +1484,35 @@ def a_config_changed_on_one_rank_only_in_larger_scopes():
 
 @case
 def a_rank_that_joins_early():
-    """Horovod would break down if an allgather were started now."""
-    for scope, steps in (({}, 0), (SCOPES[1], 1)):  # before the handshake, and after
+    """Horovod would break down if an allgather were started now. A gradient that is not compressed is not started
+    either: a late rank, which has the error before its gradient is there, would never start it."""
+    for scope, steps in (({}, 0), (SCOPES[1], 1), ({"min_elements": 100}, 1)):  # before the handshake, and after
         model, compression = network(), DeepReduce(LOSSY, **scope)
-        run = train(model, compression, graph=True, steps=1) if steps else None
+        late = tf.Variable(0.0)
+
+        def loss(x, y, model=model, late=late):
+            return loss_of(model, x, y) + tf.reduce_sum(_late(model.trainable_variables[1], tf.convert_to_tensor(late)))
+
+        step = reducing(model.trainable_variables, compression, loss)
+        for number in range(steps):
+            step(*map(tf.constant, batch(number)))
+        late.assign(0.5 * (hvd.rank() == 0))
         if hvd.rank() < hvd.size() - 1:
             with pytest.raises((RuntimeError, tf.errors.OpError), match=r"1 rank has called hvd.join\(\)"):
-                run(*map(tf.constant, batch(7))) if run else train(model, compression, graph=True, steps=1)
+                step(*map(tf.constant, batch(7)))
+            hvd.allreduce(tf.ones(1), name="after_the_error")
         hvd.join()
+
+
+@tf.custom_gradient
+def _late(given, seconds):
+    """``given``, whose gradient takes so many seconds."""
+
+    def sleep(upstream, seconds):
+        time.sleep(float(seconds))
+        return upstream
+
+    return tf.identity(given), lambda upstream: (tf.numpy_function(sleep, [upstream, seconds], tf.float32), None)
 
 
 @case
@@ -1490,6 +1553,32 @@ def a_corrupt_container():
     run(*(tf.constant(part) for part in batch(8)))
     assert not np.array_equal(weights, flat(model))
     same_everywhere(model)
+
+
+@case
+def an_error_while_decoding_on_one_rank():
+    """The others apply the step, and the next one is an error on all ranks, until a state is loaded."""
+    behind = hvd.rank() == 1
+    for settings in ({"scope": "bucket"}, {"scope": "bucket", "exchange": "reduce_scatter"}):
+        model, compression = network(), DeepReduce(sparsifier=LOSSY["sparsifier"], **settings)
+        run = train(model, compression, steps=1, graph=True)
+        weights, state = model.get_weights(), compression.state_dict()
+        for step in range(1, 4):
+            given = [tf.constant(part) for part in batch(step)]
+            before = flat(model)
+            if step == 1:
+                with pytest.raises(tf.errors.OpError, match="no room") if behind else nullcontext():
+                    with decoding_fails(behind):
+                        run(*given)
+                assert np.array_equal(before, flat(model)) == behind
+            else:
+                with pytest.raises(tf.errors.OpError, match="an error has left 1 rank behind"):
+                    run(*given)
+                assert np.array_equal(before, flat(model))
+        compression.load_state_dict(state)
+        model.set_weights(weights)
+        train(model, compression, steps=2, first=4, graph=True)
+        same_everywhere(model)
 
 
 @case

@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from hvd_deepreduce.torch import ddp
 from tests.adapters import test_torch
 from tests.adapters.containers import EQUAL, IN_BUCKETS
 from tests.jobs import Job, each_case
@@ -30,6 +32,8 @@ FEW_CASES = [
     "bytes_to_each_rank",
     "two_levels",
     "what_fails_on_one_rank_of_two_levels_is_an_error_on_all",
+    "ranks_that_do_not_come_with_the_hook",
+    "an_error_while_decoding_on_one_rank",
 ]
 FEW = {TWO: FEW_CASES, FOUR: FEW_CASES}
 
@@ -59,13 +63,20 @@ def test_a_rank_that_dies_ends_the_job():
     assert ended.stdout.count("RuntimeError from backward") == 2, ended.stdout
 
 
+def test_sharded_gradients_are_refused():
+    """FullyShardedDataParallel calls a hook with tensors."""
+    for tensors in ([torch.ones(3)], [torch.ones(4), torch.ones(2)]):
+        with pytest.raises(TypeError, match="Wrap the model in torch.nn.parallel.DistributedDataParallel"):
+            ddp.deepreduce_hook(ddp.DeepReduceState(), *tensors)
+
+
 def test_horovod_is_not_needed():
     code = """
 import sys
 class Blocked:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in ("horovod", "mpi4py", "tensorflow"):
-            raise ModuleNotFoundError(f"{name} is not here")
+            raise ModuleNotFoundError(f"{name} is not here", name=name)
 sys.meta_path.insert(0, Blocked())
 from hvd_deepreduce.torch import ddp
 import hvd_deepreduce.torch as package
@@ -82,6 +93,7 @@ except AttributeError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.splitlines() == [
-        "horovod is not here", "module 'hvd_deepreduce.torch' has no attribute 'nothing'"
-    ], done.stdout  # fmt: skip
+    missing, unknown = done.stdout.splitlines()
+    assert missing.startswith("hvd_deepreduce.torch.DeepReduce needs horovod, which is not installed"), done.stdout
+    assert ": run pip install " in missing and "Without Horovod there are ddp.deepreduce_hook" in missing, done.stdout
+    assert unknown == "module 'hvd_deepreduce.torch' has no attribute 'nothing'", done.stdout

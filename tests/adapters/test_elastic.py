@@ -31,7 +31,7 @@ def check_equal_ranks(notes, output):
     by_step = {}
     for lines in notes.values():
         for line in lines:
-            if line["event"] != "enters":
+            if line["event"] not in ("enters", "refused"):
                 seen = by_step.setdefault(line["step"], {})
                 seen.setdefault(line["size"], []).append((line["weights"], line["steps"], line["densities"]))
     assert by_step, output
@@ -59,10 +59,11 @@ def check_continued(lines, entry, models):
 def test_torch_a_rank_joins_and_is_killed(run):
     notes, output = run("elastic_torch.py")
     old = [lines for lines in notes.values() if len(entries(lines)) == 3]
-    (new,) = [lines for lines in notes.values() if len(entries(lines)) == 1]
     assert len(old) == 2 and len(notes) == 3, output
+    (new,) = [lines for lines in notes.values() if len(entries(lines)) == 1]
     for lines in old:
         assert [entry["size"] for entry in entries(lines)] == [2, 3, 2], output
+        assert lines[1]["event"] == "refused" and "optimizer=local_sgd" in lines[1]["said"]
         check_continued(lines, entries(lines)[1], models=4)
         check_continued(lines, entries(lines)[2], models=3)
         assert lines[-1]["event"] == "ends" and lines[-1]["step"] > entries(lines)[2]["step"], output
@@ -80,17 +81,18 @@ def test_torch_a_rank_joins_and_is_killed(run):
 def test_tensorflow_a_rank_joins_and_leaves(run):
     notes, output = run("elastic_tensorflow.py")
     old = [lines for lines in notes.values() if len(entries(lines)) == 3]
-    (new,) = [lines for lines in notes.values() if len(entries(lines)) == 1]
     assert len(old) == 2 and len(notes) == 3, output
+    (new,) = [lines for lines in notes.values() if len(entries(lines)) == 1]
     for lines in old:
         assert [entry["size"] for entry in entries(lines)] == [2, 3, 2], output
         for entry in entries(lines)[1:]:
-            check_continued(lines, entry, models=3)
+            check_continued(lines, entry, models=5)
         assert lines[-1]["event"] == "ends" and lines[-1]["step"] > entries(lines)[2]["step"], output
     (came,) = entries(new)
     others = entries(old[0])[1]
-    assert came["residuals"] == [""] * 3 and came["densities"] == [0.05] * 3, came
+    assert came["residuals"] == [""] * 5 and came["densities"] == [0.05] * 3 + [0.01] * 2, came
     assert came["local"] == [others["local"][0], ""]
-    assert [came[fact] for fact in ("step", "steps", "weights")] == [others[f] for f in ("step", "steps", "weights")]
+    assert [came[fact] for fact in ("step", "weights")] == [others[fact] for fact in ("step", "weights")]
+    assert came["steps"][:3] == others["steps"][:3] and came["steps"][3:] == [[], []]  # these are compared at a step
     assert all(new[1]["residuals"]), "the new rank has not compressed"
     check_equal_ranks(notes, output)

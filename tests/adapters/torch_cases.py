@@ -10,6 +10,7 @@ import gc
 import os
 import tempfile
 import time
+from contextlib import nullcontext
 
 import horovod.torch as hvd
 import numpy as np
@@ -23,13 +24,15 @@ from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.engine import MismatchError, choice, cores
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.torch import Capture, DeepReduce, tensors
+from hvd_deepreduce.torch import Capture, DeepReduce, LocalSGD, tensors
 from tests import cuda_emulator
 from tests.adapters import containers, dgc_job, timelines
+from tests.adapters.optimizer_warnings import heard
+from tests.adapters.reports import Heard
 from tests.adapters.scopes import SCOPES, TWO_LEVELS, WITHOUT_MPI, ranks_of_node
 from tests.adapters.tcp import Meter
 from tests.case_runner import case, run_cases
-from tests.damaged import damage
+from tests.damaged import damage, decoding_fails, repair
 
 LOSSLESS = {"sparsifier": {"name": "topk", "density": 1.0}, "value": "raw", "index": "bitmap", "min_elements": 0}
 LOSSY = {"sparsifier": {"name": "topk", "density": 0.05}, "min_elements": 0}
@@ -64,6 +67,12 @@ def train(model, compression, steps=3, first=0, passes=1, **options):
             loss_of(model, passes * step + part).backward()
         optimizer.step()
     return optimizer
+
+
+def one_step(optimizer, model, step):
+    optimizer.zero_grad()
+    loss_of(model, step).backward()
+    optimizer.step()
 
 
 def flat(model):
@@ -397,9 +406,7 @@ def a_parameter_that_is_unfrozen_after_the_optimizer_was_made():
     raises_everywhere(RuntimeError, r"was made: 2.weight, 2.bias\. Horovod does not reduce", optimizer.step)
     assert torch.equal(before, flat(model))
     # What the error says to do: make them while all are trainable, and freeze them afterwards. Or make them again.
-    compression.close()
     del optimizer, compression
-    gc.collect()
     optimizer = train(model, DeepReduce(model, LOSSY), steps=1)
     for trainable in (False, True):
         model[2].requires_grad_(trainable)
@@ -417,7 +424,8 @@ def larger_scopes_of_two_models_in_flight_at_a_time():
             models = [network(), network(seed=3)]
             all_pairs = [named(model, prefix) for model, prefix in zip(models, "ab", strict=True)]
             optimizers = [
-                wrapped(model, pairs, hvd.Compression.none if dense else DeepReduce(pairs, LOSSLESS, **scope))
+                # Names in common: it is Horovod's that must differ.
+                wrapped(model, pairs, hvd.Compression.none if dense else DeepReduce(model, LOSSLESS, **scope))
                 for model, pairs in zip(models, all_pairs, strict=True)
             ]
             for step in range(5):
@@ -853,6 +861,34 @@ def stats_are_the_bytes_on_the_wire():
 
 
 @case
+def callbacks_and_measured_residuals():
+    """In scope tensor, in a bucket, and by slices. An error in a callback leaves the step whole."""
+    slices = {"scope": "model", "exchange": {"name": "reduce_scatter", "density": None}}
+    for number, scope in enumerate(({"min_elements": 0}, {"scope": "bucket"}, slices)):
+        model, twin = network(), network()
+        pairs = named(model, f"heard{number}")
+        with DeepReduce(pairs, {"sparsifier": LOSSY["sparsifier"], **scope}) as compression:
+            heard, optimizer = Heard(compression), wrapped(model, pairs, compression)
+            for step in range(5):
+                twin.load_state_dict(model.state_dict())
+                twin.zero_grad()
+                loss_of(twin, step).backward()
+                before = {name: compression.residual(name) for name, _ in pairs}
+                optimizer.zero_grad()
+                loss_of(model, step).backward()
+                optimizer.step()
+            same_everywhere(model)
+            heard.check(before, {name: p.grad.numpy() for (name, _), p in zip(pairs, twin.parameters(), strict=True)})
+            assert "residual / gradient: median" in str(compression.stats())
+            for wrong in (0, 1.5, True):
+                with pytest.raises(ValueError, match="it must be a number of steps"):
+                    compression.add_callback(print, every=wrong)
+            with pytest.raises(TypeError, match="must be a function"):
+                compression.add_callback(None)
+            del optimizer
+
+
+@case
 def the_timeline_has_the_spans_of_each_bucket():
     def trained():
         model = network()
@@ -1232,6 +1268,40 @@ def models_differ():
 
 
 @case
+def models_whose_parameters_have_other_names_or_another_order():
+    for kind in ("names", "order", "first"):
+        model = network()
+        pairs = named(model, "other")
+        if hvd.rank() == 1:
+            changed = {"names": named(model, "other.module"), "order": pairs[::-1], "first": pairs[1:]}
+            pairs = changed[kind]
+        compression = DeepReduce(pairs, LOSSY)
+        optimizer = wrapped(model, pairs, compression)
+        ordered = kind == "order"
+        match = r"order of the parameters.*0.weight.* on rank.* 0.*4.bias.* on rank 1" if ordered else "missing on"
+        raises_everywhere(MismatchError, match, lambda: loss_of(model, 0).backward())  # noqa: B023
+        compression.close()
+        del optimizer, compression
+        gc.collect()
+
+
+@case
+def local_updates_of_one_model_and_gradients_of_another_with_equal_names():
+    models = [network(), network(seed=3)]
+    local = LocalSGD(torch.optim.SGD(models[0].parameters(), lr=0.1), models[0], LOSSY, every=1, delay=0)
+    optimizer = wrapped(models[1], named(models[1], "beside"), DeepReduce(models[1], LOSSY))
+    for step in range(3):
+        loss_of(models[1], step).backward()  # in flight
+        loss_of(models[0], step).backward()
+        local.step()
+        optimizer.step()
+        local.zero_grad()
+        optimizer.zero_grad()
+    for model in models:
+        same_everywhere(model)
+
+
+@case
 def a_corrupt_container():
     model = network()
     compression = DeepReduce(model, LOSSY)
@@ -1241,6 +1311,77 @@ def a_corrupt_container():
     optimizer.zero_grad()
     loss_of(model, 7).backward()
     raises_everywhere(ContainerError, "the container of rank 1 cannot be read: its checksum", optimizer.step)
+
+
+@case
+def parameters_that_differ_at_the_first_step():
+    """Nobody has broadcast them."""
+    model = network(seed=hvd.rank())
+    begun = flat(model).clone()
+    with pytest.raises(MismatchError, match=r"0\.weight has other values on ranks? 1.* than on rank 0.*broadcast_p"):
+        train(model, DeepReduce(model, LOSSY), steps=1)
+    assert torch.equal(begun, flat(model))
+
+
+@case
+def a_state_that_one_rank_loads_in_a_running_job():
+    """Its step is another one: nobody may add up gradients of different steps."""
+    model = network()
+    compression = DeepReduce(model, LOSSY)
+    optimizer = train(model, compression, steps=1)
+    state = compression.state_dict()
+    one_step(optimizer, model, 1)
+    if hvd.rank() == 1:
+        compression.load_state_dict(state)
+    optimizer.zero_grad()
+    loss_of(model, 2).backward()
+    raises_everywhere(MismatchError, "not at the same place: step is 2 on ranks? 0.*, 1 on rank 1", optimizer.step)
+
+
+@case
+def deleted_and_made_again():
+    """As the error of an unfrozen parameter says: Horovod's hooks keep what was deleted alive in a cycle."""
+    model = network()
+    model[0].requires_grad_(False)
+    for _ in range(2):
+        compression = DeepReduce(model, LOSSY)
+        optimizer = train(model, compression, steps=1)
+        del optimizer, compression
+        model[0].requires_grad_(True)
+    same_everywhere(model)
+
+
+@case
+def an_error_while_decoding_on_one_rank():
+    """The others apply the step, and the next one is an error on all ranks."""
+    behind = hvd.rank() == 1
+    config = {"sparsifier": LOSSY["sparsifier"]}
+    for settings in (LOSSY, {**config, "scope": "bucket"}, {**config, "scope": "bucket", "exchange": "reduce_scatter"}):
+        model = network()
+        compression = DeepReduce(model, settings)
+        optimizer = train(model, compression, steps=1)
+        saved = copy.deepcopy((model.state_dict(), compression.state_dict(), optimizer.state_dict()))
+        before = flat(model)
+        optimizer.zero_grad()
+        loss_of(model, 1).backward()
+        with pytest.raises(MemoryError, match="no room") if behind else nullcontext(), decoding_fails(behind):
+            optimizer.step()
+        assert torch.equal(before, flat(model)) == behind
+        before = flat(model)
+        match = "an error has left 1 rank behind: its last step was applied"
+        for step in (2, 3):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            raises_everywhere(MismatchError, match, optimizer.step)
+        assert torch.equal(before, flat(model)) and compression._engine.failed == behind
+        compression.load_state_dict(saved[1])
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[2])
+        for step in (4, 5):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+        same_everywhere(model)
 
 
 @case
@@ -1255,10 +1396,45 @@ def a_stranger_and_a_changed_model():
     model[0].weight.grad = torch.zeros(50, 20)
     with pytest.raises(ValueError, match=r"changed after DeepReduce was created: 5.weight, 5.bias, 0.weight, 0.bias"):
         compression.compress(model[0].weight.grad)
+    model = network()
+    compression = DeepReduce(model, LOSSY)
+    model.double()  # the memory that was laid out for its gradients has another size
+    with pytest.raises(ValueError, match=r"is torch.float64 .* was torch.float32 .*: convert or resize the model f"):
+        first_backward(model, compression)()
+    model = network()
+    compression = DeepReduce(model, LOSSY)
+    train(model.half(), compression)
+    same_everywhere(model)
     raises_everywhere(TypeError, "is str, but it must be the model", lambda: DeepReduce("topk_rice_qsgd"))
     raises_everywhere(TypeError, "is NoneType, but it must be the model", DeepReduce)
     model = network()
     raises_everywhere(TypeError, "the class DeepReduce; it must be an instance", first_backward(model, DeepReduce))
+
+
+@case
+def an_optimizer_that_loses_under_the_config_is_told_once():
+    def texts_of(make, config):
+        model = network()
+        optimizer = hvd.DistributedOptimizer(make(model), model.named_parameters(), DeepReduce(model, config))
+        with heard() as texts:
+            for step in range(3):
+                optimizer.zero_grad()
+                loss_of(model, step).backward()
+                optimizer.step()
+        return texts
+
+    def unnamed(parameters):
+        """Of another library: known by its settings alone."""
+        return torch.optim.SGD([{"params": list(parameters), "betas": (0.9, 0.99)}], lr=0.1)
+
+    for make, name in ((torch.optim.AdamW, "AdamW"), (torch.optim.Adafactor, "Adafactor"), (unnamed, "SGD")):
+        texts = texts_of(lambda model, make=make: make(model.parameters()), LOSSY)
+        assert len(texts) == (hvd.rank() == 0), texts
+        assert all(f"the optimizer is {name}, and" in one for one in texts)
+        assert all('LocalSGD(optimizer, model, "adamw_safe") in place of' in one for one in texts)
+    assert not texts_of(lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), LOSSY)
+    for config in (LOSSLESS, "natural", {**LOSSY, "mode": "auto"}):
+        assert not texts_of(lambda model: torch.optim.AdamW(model.parameters()), config), config
 
 
 @case
@@ -1300,12 +1476,64 @@ def a_rank_that_joins_early():
 
 
 @case
+def ranks_that_join_after_a_corrupt_container():
+    """As soon as they have the error, while a late rank is in the middle of its backward pass: its gradients still
+    arrive, and it ends with the same error."""
+    scopes = [{"min_elements": 100, "bucket_bytes": 4000}, SCOPES[1]]
+    for number, scope in enumerate(scopes):
+        model = network()
+        pairs = named(model, f"corrupt{number}")
+        compression = DeepReduce(pairs, LOSSY, **scope)
+        optimizer = wrapped(model, pairs, compression)
+        loss_of(model, 0).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if hvd.rank() == 1:
+            damage(compression._engine.pipeline)
+        if hvd.rank() == hvd.size() - 1:
+            model[0].weight.register_hook(lambda _: time.sleep(0.3))
+        loss_of(model, 1).backward()
+        raises_everywhere(ContainerError, "the container of rank 1 cannot be read: its checksum", optimizer.step)
+        if hvd.rank() == 1:
+            repair(compression._engine.pipeline)
+            time.sleep(0.1 * (hvd.size() > 2))  # with two ranks here, Horovod counts the first one twice
+        hvd.join()
+        compression.close()
+
+
+@case
+def a_state_that_is_loaded_between_backward_and_step():
+    """Gradients in flight are forgotten, and no rank waits for them: not even for what the meeting holds back."""
+    for number, scope in enumerate([{}, SCOPES[1]]):
+        model = network()
+        pairs = named(model, f"forgotten{number}")
+        compression = DeepReduce(pairs, LOSSY, **scope)
+        optimizer = wrapped(model, pairs, compression)
+        loss_of(model, 0).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        saved = compression.state_dict()
+        late = model[2].weight.register_hook(lambda _: time.sleep(0.2 * (hvd.rank() == 1)))
+        loss_of(model, 1).backward()
+        late.remove()
+        compression.load_state_dict(saved)
+        hvd.allreduce(torch.ones(1), name="loaded")  # Horovod takes a name again when it is in flight on no rank
+        optimizer.load_state_dict(optimizer.state_dict())
+        for step in (2, 3):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+        same_everywhere(model)
+
+
+@case
 def a_rank_without_deepreduce():
     """Horovod finds the difference in the parameter of the probe. The case leaves nothing in flight: one parameter."""
     model = nn.Linear(20, 4, bias=False)
     pairs = named(model, "mixed")
     dense = hvd.rank() == 1
-    optimizer = wrapped(model, pairs, hvd.Compression.none if dense else DeepReduce(pairs))
+    compression = DeepReduce(pairs)  # that is made on all ranks, so that those of later cases have equal numbers
+    optimizer = wrapped(model, pairs, hvd.Compression.none if dense else compression)
     error, message = (hvd.HorovodInternalError, "ismatched") if dense else (MismatchError, "without DeepReduce, and")
     with pytest.raises(error, match=message):
         model(torch.ones(1, 20)).sum().backward()

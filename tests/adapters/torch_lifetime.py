@@ -22,6 +22,7 @@ WIDTH = 600
 
 def trained(close: bool) -> tuple[torch.optim.Optimizer, torch.nn.Module, DeepReduce]:
     """A model after one step; its DeepReduce is closed or not."""
+    torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, 10))
     compression = DeepReduce(model, scope="model", exchange="densestream")
     optimizer = hvd.DistributedOptimizer(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hvd_deepreduce import Config
-from hvd_deepreduce.engine import MismatchError
+from hvd_deepreduce.engine import Engine, MismatchError
 from hvd_deepreduce.engine import agreement as module
 from hvd_deepreduce.engine.agreement import Agreement, compare, read, statement
 from tests.engine.numpy_adapter import run_ranks
@@ -144,3 +144,41 @@ def test_every_rank_raises_the_same(rubbish):
         return str(error.value)
 
     assert len(set(run_ranks(3, work))) == 1
+
+
+def meet(collectives, place, failed=False):
+    """Three ranks that have been compared; returns the error of one."""
+    engine = Engine(CONFIG, collectives)
+    engine.failed = failed
+    word = engine.word(True, place=place)
+    told = collectives.allgather(word.view(np.uint8), "meeting").view(np.float64).reshape(-1, word.size)
+    with pytest.raises(MismatchError) as error:
+        engine.hear(told.sum(0), lambda: None, "Take as many steps")
+    return str(error.value)
+
+
+def test_ranks_at_different_places():
+    def work(collectives):
+        last = collectives.rank() == 2
+        step = {"step": 4 + last, "fragment": 1} if last else {"fragment": 1, "step": 4}
+        nowhere = None if last else {"step": 4}
+        failed = collectives.rank() == 1
+        return meet(collectives, step), meet(collectives, nowhere), meet(collectives, {"step": 4}, failed)
+
+    for said in run_ranks(3, work):
+        assert said == (
+            "the ranks of this job are not at the same place: step is 4 on ranks 0, 1, 5 on rank 2. Take as many "
+            "steps. Nothing was exchanged",
+            "the ranks of this job are not at the same place: step is 4 on ranks 0, 1, missing on rank 2. Take as many "
+            "steps. Nothing was exchanged",
+            said[2],
+        )
+        assert "an error has left 1 rank behind" in said[2]
+
+
+@pytest.mark.parametrize("place", [None, [], {"step": 1.5}, {"step": [4]}, {"\x1b": "\x1b"}, {"step": 10**4000}])
+def test_places_that_are_none(place):
+    told = [{"rank": 0, "place": {"step": 4}}, {"rank": 1, "place": place}]
+    with pytest.raises(MismatchError, match="rank 1") as error:
+        module.compare_places(told)
+    assert str(error.value).isprintable() and len(str(error.value)) < 600

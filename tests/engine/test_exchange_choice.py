@@ -56,6 +56,15 @@ def test_the_cheaper_exchange_is_chosen_and_gives_its_own_sums(network, name):
             np.testing.assert_array_equal(engine.state_dict()["residuals"][key], residual)
 
 
+@pytest.mark.parametrize("byte, rate", [(0.0, None), (1e-15, None), (1e-12, None), (1e-9, "8 Gbit/s")])
+def test_a_rate_that_cannot_be_measured_is_said_to_be(byte, rate, monkeypatch):
+    """Large messages that take no longer than small ones are no 8e+06 Gbit/s."""
+    monkeypatch.setattr(exchange_choice, "measured", lambda collectives, most: (1e-5, byte))
+    chosen, _ = job(2, config(density=0.01), steps=1)
+    said = str(chosen[0][0].engine.report())
+    assert f"10 us a message and {rate or 'a rate that is too high to be measured'} (measured)" in said
+
+
 def test_ranks_that_measure_differently_choose_the_same(monkeypatch):
     # Rank 0 would choose reduce_scatter, and the others the allgather.
     monkeypatch.setattr(

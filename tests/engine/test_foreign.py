@@ -51,7 +51,7 @@ def test_a_foreign_container_is_refused_on_all_ranks(foreign, scope: str) -> Non
         adapter.step(gradients(collectives.rank()))
         if collectives.rank() == 1:
             adapter.engine.pipeline.encode = lambda gradient, residual, key, *_: foreign(gradient, key)
-        message = "parameter [01] at step 1 with this rank's config: it was altered on the way, or is of another"
+        message = "of this tensor at step 1 with this rank's config: it was altered on the way, or is of another"
         with pytest.raises(ContainerError, match=f"rank 1 cannot be read: .*({message}|announces|cannot give)") as info:
             adapter.step(gradients(collectives.rank()))
         return str(info.value)

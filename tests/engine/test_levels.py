@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import numpy as np
@@ -10,11 +11,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hvd_deepreduce import Config, ConfigError, ContainerError
+from hvd_deepreduce.bundle import Slice
+from hvd_deepreduce.codec import RngKey
 from hvd_deepreduce.engine import levels
 from hvd_deepreduce.engine.collectives import NoSubsetsError
 from hvd_deepreduce.exchange import two_levels as two_levels_exchange
 from hvd_deepreduce.exchange.settings import ReduceScatter
+from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.sparsify.topk import kept_of
+from tests import two_levels as two_ranks_a_node
 from tests.damaged import damage
 from tests.engine.numpy_adapter import Job, NumpyAdapter, run_ranks
 from tests.oracle import topk
@@ -286,7 +291,7 @@ def test_what_fails_on_one_rank_is_an_error_on_all(way, where):
 
     run_ranks(4, work)
     assert len(caught) == 4 and len(set(caught)) == 1, caught
-    expected = r"container of rank 0 .*: it has 1 bytes" if where == "sum" else "rank 3 could not.*MemoryError: no ink"
+    expected = r"container of rank 2 .*: it has 1 bytes" if where == "sum" else "rank 3 could not.*MemoryError: no ink"
     assert re.search(expected, caught[0]), caught[0]
 
 
@@ -322,13 +327,16 @@ def test_a_residual_outside_of_the_slice_outlives_a_refused_bucket(refused_by, m
             assert all(np.array_equal(one, before.get(name, np.zeros_like(one))) for name, one in held.items())
 
 
-def test_a_damaged_container_is_an_error_on_all():
+@pytest.mark.parametrize("bad", range(4))
+@pytest.mark.parametrize("exchange", ["allgather", "reduce_scatter"])
+def test_a_damaged_container_is_an_error_on_all(bad, exchange):
+    """Whichever rank of a group it is of; the error names its rank in the job."""
     caught = []
 
     def work(collectives):
-        adapter = NumpyAdapter(collectives, MODEL, {**EXACT, "scope": "model"})
+        adapter = NumpyAdapter(collectives, MODEL, {**EXACT, "scope": "model", "exchange": exchange})
         adapter.step(gradients_of(0, collectives.rank()))
-        if collectives.rank() == 2:
+        if collectives.rank() == bad:
             damage(adapter.engine.pipeline)
         try:
             adapter.step(gradients_of(1, collectives.rank()))
@@ -336,7 +344,39 @@ def test_a_damaged_container_is_an_error_on_all():
             caught.append(str(error))
 
     run_ranks(4, work)
-    assert len(caught) == 4 and len(set(caught)) == 1 and "rank 1 cannot be read: its checksum" in caught[0], caught
+    assert len(caught) == 4 and len(set(caught)) == 1, caught
+    assert f"rank {bad} cannot be read: its checksum" in caught[0]
+
+
+TAILS = [b"\0", b"\0\0", b"\0\1", b"\0\x80", b"\7"]
+
+
+@pytest.mark.parametrize("exchange", ["allgather", "reduce_scatter"])
+@pytest.mark.parametrize("bad", range(4))
+def test_bytes_behind_a_message_between_nodes_are_the_same_error_on_all(bad, exchange):
+    """Nobody waits: neither a rank of the group nor one of their nodes. A group's last rank is named for certain."""
+    pipeline = Pipeline(Config.load(exchange=exchange, density=0.2, hierarchical=2, scope="model"))
+    for tail, at in itertools.product(TAILS, (1, 2)[: 1 + (exchange == "reduce_scatter")]):
+
+        def longer(number, asked, tail=tail, at=at):
+            if number != at:
+                return asked
+            asked = asked._replace(data=np.append(asked.data, np.frombuffer(tail, np.uint8)))
+            return asked._replace(splits=[*asked.splits[:-1], asked.splits[-1] + len(tail)]) if at == 1 and (
+                exchange == "reduce_scatter"
+            ) else asked  # fmt: skip
+
+        programs = [
+            two_levels_exchange.TwoLevelSum(
+                pipeline, place, [Slice(pipeline, (0, 600), RngKey(1, 2, 3))],
+                np.random.default_rng(place.rank).standard_normal(600).astype("f4"),
+                two_levels_exchange.Kept(np.zeros(300, "f4")),
+            ).steps()
+            for place in two_ranks_a_node.PLACES
+        ]  # fmt: skip
+        ends = two_ranks_a_node.run(programs, longer, bad)
+        assert all(isinstance(end, ContainerError) for end in ends) and len(set(map(str, ends))) == 1, (tail, ends)
+        assert re.search(f"rank ({bad}|{bad + 2}) cannot be read", str(ends[0])), ends[0]
 
 
 def test_residuals_that_a_dense_step_sends_are_whole_and_go_back():

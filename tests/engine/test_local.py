@@ -156,14 +156,92 @@ def test_ranks_that_begin_with_other_parameters_get_an_error():
     run_ranks(2, work)
 
 
+@pytest.mark.parametrize(
+    ("every", "steps", "said"),
+    [
+        (lambda rank, clock: 4 if rank == 2 else 3, [5, 5, 5], "clock is 3 on ranks 0, 1, 4 on rank 2; next_"),
+        # While all are at one exchange; the next one will differ.
+        (lambda rank, clock: 4 if rank and clock else 3, [5, 5, 5], "next_exchange is 6 on rank 0, 7 on ranks 1, 2. "),
+        (lambda rank, clock: 3, [5, 5, 4], "clock is 6 on ranks 0, 1, 4 on rank 2; call is step on"),
+    ],
+)
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_ranks_that_part_get_an_error(every, steps, said, fragments):
+    def work(collectives):
+        rank = collectives.rank()
+        updates = NumpyUpdates(collectives, [4, 4], schedule=lambda clock: every(rank, clock), fragments=fragments)
+        with pytest.raises(MismatchError, match="not at the same place") as error:
+            for _ in range(steps[rank]):
+                updates.step()
+            updates.sync() if rank == 2 else updates.step()
+        return str(error.value), [one.due for one in updates.fragments], len(updates.exchanged)
+
+    (first, due, count), *others = run_ranks(3, work)
+    assert all((text, number) == (first, count) for text, _, number in others)
+    assert fragments == 2 or said in first
+    assert fragments == 2 or due[0] == 3 * (count + 1)  # the exchange that failed is still due
+
+
+def test_a_load_in_a_running_job_compares_the_anchors():
+    def work(collectives):
+        updates = NumpyUpdates(collectives, [4], schedule=lambda clock: 1)
+        updates.step()
+        updates.restore_counts(updates.counts())  # on all ranks, the same
+        updates.step()
+        if collectives.rank() == 1:
+            updates.anchors[0] += 1
+            updates.restore_counts(updates.counts())
+        with pytest.raises(MismatchError, match="on rank 1, the parameter p0 has other values"):
+            updates.step()
+        if collectives.rank() == 1:
+            updates.anchors[0] -= 1
+        updates.step()
+        if collectives.rank() == 1:  # an exchange earlier
+            updates.fragments[0].outer_steps -= 1
+        with pytest.raises(MismatchError, match="outer_steps is 3 on rank 0, 2 on rank 1"):
+            updates.step()
+
+    run_ranks(2, work)
+
+
+def test_each_rank_decides_when_it_takes_part():
+    """Qsparse-local-SGD, Algorithm 2: no rank knows when another one takes part, and no gap is above the bound."""
+
+    def work(collectives):
+        rank = collectives.rank()
+        rng, came, asked = np.random.default_rng(rank), [], []
+
+        def times(whose, clock):
+            asked.append((whose, clock))
+            return rng.random() < 0.15
+
+        updates = NumpyUpdates(collectives, [4], times=times, schedule=lambda clock: 5)
+        follow = updates.follow
+        updates.follow = lambda *arguments: came.append(updates.clock) or follow(*arguments)
+        for _ in range(40):
+            updates.own[0] += rank + 1
+            updates.step()
+        assert asked == [(rank, clock) for clock in range(1, 41)]
+        return came, updates.exchanged, updates.anchors[0][0], updates.engine.stats.to_dict()
+
+    ranks = run_ranks(3, work)
+    together = sorted({clock for came, *_ in ranks for clock in came})
+    for came, exchanged, anchor, stats in ranks:
+        assert max(np.diff([0, *came])) == 5 and 5 <= len(came) < len(together) < 40
+        assert [clock for clock, _ in exchanged] == together
+        assert anchor == ranks[0][2] and stats["total"]["steps"] == len(together)
+        assert stats["total"]["bytes_sent"] > 40 * 8 * meeting.WORDS  # a meeting a step
+
+
 def test_states_that_are_refused():
     (updates,) = run_ranks(1, lambda collectives: NumpyUpdates(collectives, [5], schedule=lambda _: 1))
     good = updates.counts() | {"anchors": {}}
     updates.check_counts(good, {"anchors"})
     for state, message in (
-        (None, "must have anchors, began, clock, due"),
-        ({"clock": 0}, "must have anchors, began, clock, due"),
+        (None, "must have anchors, began, clock, due, outer_steps"),
+        ({"clock": 0}, "must have anchors, began, clock, due, outer_steps"),
         (good | {"clock": True}, "must be integers"),
+        (good | {"outer_steps": [1.0]}, "must be integers"),
         (good | {"began": [-1]}, "must be integers"),
         (good | {"due": 3}, "must be integers"),
         (good | {"due": [1, 2]}, "the state is of 2 fragments, and the settings are of 1"),

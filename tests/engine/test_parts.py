@@ -10,7 +10,7 @@ import pytest
 from hvd_deepreduce import Config
 from hvd_deepreduce.engine import BucketLayout, Member, MismatchError, Parameter
 from hvd_deepreduce.engine.agreement import compare, read, statement
-from hvd_deepreduce.engine.stats import Stats
+from hvd_deepreduce.engine.stats import Counters, Stats
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.exchange.traffic import Traffic
 
@@ -109,19 +109,33 @@ def test_stats_of_threads():
     total, last = stats.to_dict()["total"], stats.to_dict()["last_step"]
     assert total == {"steps": 2, "bytes_sent": 1600, "bytes_received": 4800, "dense_bytes": 3200,
                      "inside_bytes_sent": 0, "inside_bytes_received": 0, "encode_seconds": 800.0, "wait_seconds": 400.0,
-                     "decode_seconds": 1600.0}  # fmt: skip
-    assert last == {key: value / 2 for key, value in total.items()}
+                     "decode_seconds": 1600.0, "compression_ratio": 2.0}  # fmt: skip
+    assert last == {key: value if key == "compression_ratio" else value / 2 for key, value in total.items()}
+    stats.measure("a", np.full(4, 3.0, np.float32), np.ones(4, np.float32))
+    stats.measure("b", None, np.ones(4, np.float32))
+    for broken in (0.0, np.nan, np.inf):
+        stats.measure("c", np.ones(4, np.float32), np.full(4, broken, np.float32))
     assert str(stats.to_dict()).splitlines() == [
-        "                    total  last step",
-        "steps                   2          1",
-        "bytes sent          1,600        800",
-        "bytes received      4,800      2,400",
-        "dense bytes         3,200      1,600",
-        "encode seconds   800.0000   400.0000",
-        "wait seconds     400.0000   200.0000",
-        "decode seconds  1600.0000   800.0000",
-        "sent / dense       50.00%     50.00%",
+        "                       total  last step",
+        "steps                      2          1",
+        "bytes sent             1,600        800",
+        "bytes received         4,800      2,400",
+        "dense bytes            3,200      1,600",
+        "encode seconds      800.0000   400.0000",
+        "wait seconds        400.0000   200.0000",
+        "decode seconds     1600.0000   800.0000",
+        "sent / dense          50.00%     50.00%",
+        "compression ratio        2.0        2.0",
+        "residual / gradient: median 1.5, most 3.0 (a)",
     ]
+
+
+def test_statistics_as_one_flat_dict():
+    assert Stats().to_dict().as_dict()["deepreduce/total/compression_ratio"] == 0.0, "nothing was sent"
+    stats = Stats(total=Counters(bytes_sent=2, dense_bytes=5), residual_ratio={"0.weight": 1.5})
+    figures = stats.to_dict().as_dict("d")
+    assert figures["d/total/compression_ratio"] == 2.5 and figures["d/residual_ratio/0.weight"] == 1.5
+    assert figures["d/last_step/steps"] == 0 and len(figures) == 2 * 10 + 1
 
 
 def test_bytes_on_the_wire():

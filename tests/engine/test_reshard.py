@@ -92,8 +92,8 @@ def test_how():
 def test_meetings(size):
     digests = [0, 1, 0xFFFF, 0x10000, 0xDEADBEEF, 0xFFFFFFFF]
 
-    def meet(said):
-        return meeting.outcome(sum((meeting.word(*one) for one in said), np.zeros(meeting.WORDS)), size)[:4]
+    def meet(said, words=slice(4)):
+        return meeting.outcome(sum((meeting.word(*one) for one in said), np.zeros(meeting.WORDS)), size)[words]
 
     for digest in digests:
         assert meet([(digest, True)] * size) == (0, 0, True, 0)
@@ -103,3 +103,7 @@ def test_meetings(size):
         for other in digests:
             if other != digest and size > 1:
                 assert meet([(digest, True)] * (size - 1) + [(other, True)]) == (0, 0, False, 0)
+
+    said = [(7, True, False, (0, 0), {"step": 4, "fragment": 0}, False, True)] * (size - 1)
+    assert meet([*said, (7, True, False, (0, 0), {"fragment": 0, "step": 4})], slice(6, None)) == (True, 0, size - 1)
+    assert meet([*said, (7, True, False, (0, 0), {"step": 5}, True)], slice(6, None)) == (size == 1, 1, size - 1)

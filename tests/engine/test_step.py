@@ -368,7 +368,7 @@ def test_slices_call_back_when_their_sum_is_there():
         works = [SlicedSum(engine.pipeline, RANKS, RngKey(0, n, 0, rank), gradients_of(n, rank)["b"]) for n in range(4)]
         if rank == 1:
             works[3]._encode = lambda *_: 1 / 0
-        exchanges = [SlicedExchange(one, collectives, f"b{n}", engine.stats) for n, one in enumerate(works)]
+        exchanges = [SlicedExchange(one, collectives, f"b{n}", engine) for n, one in enumerate(works)]
         done = Queue()
         for exchange in exchanges if rank else reversed(exchanges):
             exchange.add_done_callback(done.put)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import numpy as np
@@ -50,7 +51,7 @@ def summed(config, gradients, residuals, **others):
 def bounds_of(supports, numel):
     failures = []
     network = CollectiveNetwork(len(supports))
-    found = network.run([balanced_bounds(s, numel, r, len(supports), failures) for r, s in enumerate(supports)])
+    found = network.run([balanced_bounds(s, numel, r, len(supports), failures.append) for r, s in enumerate(supports)])
     assert all(bounds == found[0] for bounds in found) and not failures
     return found[0], network
 
@@ -253,6 +254,68 @@ def test_damage_is_the_same_error_everywhere(exchange, change):
                 assert np.array_equal(residual[kept == 0], gradient[kept == 0])
 
 
+TAILS = [b"\0", b"\0\0", b"\0\1", b"\0\x80", b"\0" + 9 * b"\xff", b"\7"]
+
+
+@pytest.mark.parametrize("kept", [0.2, 0.9])  # the slices have short forms, and they have none
+@pytest.mark.parametrize("exchange", ["reduce_scatter", TOP], ids=str)
+@pytest.mark.parametrize("bad", range(3))
+def test_bytes_behind_a_message_are_an_error_that_names_a_rank(bad, exchange, kept):
+    config = Config.load(exchange=exchange, density=kept)
+    gradients = [cases.random(600, seed=rank) for rank in range(3)]
+    for number, tail in itertools.product(range(2 if exchange == "reduce_scatter" else 4), TAILS):
+
+        def longer_by(asked, tail=tail):
+            asked = asked._replace(data=np.append(asked.data, np.frombuffer(tail, np.uint8)))
+            if isinstance(asked, AllToAll):
+                asked = asked._replace(splits=[*asked.splits[:-1], asked.splits[-1] + len(tail)])
+            return asked
+
+        programs = [one.steps() for one in works(config, gradients, [None] * 3)]
+        programs[bad] = damaged(works(config, gradients, [None] * 3)[bad], number, longer_by)
+        with pytest.raises(ContainerError) as info:
+            CollectiveNetwork(3).run(programs)
+        # An allgather does not say where a rank's bytes end.
+        named = f"rank {bad}" if number % 2 == 0 else f"rank {bad}|rank {bad + 1}|have sent the sums of"
+        assert re.search(named, str(info.value)), info.value
+
+
+def test_sums_of_counts_that_differ_on_a_rank_are_an_error_on_all():
+    """Counts have no checksum. The ranks that they divide otherwise have slices of other sizes, which the containers'
+    checksums cover."""
+    config = Config.load(exchange=TOP, density=0.1)
+    gradients = [cases.random(300, seed=rank) for rank in range(3)]
+    flips = np.random.default_rng(1).choice(256 * 8, 60, replace=False).tolist()
+    ends = []
+    for bit, bad in zip(flips, itertools.cycle(range(3))):
+
+        def other(work, bit=bit):
+            program, answer = work.steps(), None
+            for at in range(100):
+                if at == 2:  # the sums of the first round, as one rank gets them
+                    answer = answer.copy()
+                    answer[bit // 8] ^= 1 << bit % 8
+                try:
+                    asked = program.send(answer)
+                except StopIteration as end:
+                    return end.value
+                answer = yield asked
+
+        all_works = works(config, gradients, [None] * 3)
+        programs = [other(one) if rank == bad else one.steps() for rank, one in enumerate(all_works)]
+        try:
+            results = CollectiveNetwork(3).run(programs)
+        except (ContainerError, RuntimeError) as error:  # the texts may differ, and nobody waits
+            assert isinstance(error, ContainerError) or "0 ranks wait, 0 have ended, 3 failed" in str(error), error
+            ends.append(str(error))
+            continue
+        outs = [np.empty(300, np.float32) for _ in results]
+        for result, out in zip(results, outs, strict=True):
+            result.write(out, 1.0)
+        assert all(out.tobytes() == outs[0].tobytes() for out in outs)
+    assert len(ends) > 5
+
+
 def selected_by(config, gradient):
     """1 where top-k selects, else 0."""
     kept = np.zeros_like(gradient)
@@ -378,7 +441,7 @@ def test_codes_round_up_a_little(numbers):
 @pytest.mark.parametrize("sizes", [[1, 0], [3, 5]])
 def test_counts_that_cannot_be_read_are_told(sizes):
     failures = []
-    program = balanced_bounds(np.arange(9, dtype=np.uint32), 100, 0, 2, failures)
+    program = balanced_bounds(np.arange(9, dtype=np.uint32), 100, 0, 2, failures.append)
     asked = next(program)
     assert isinstance(asked, AllToAll) and sum(asked.splits) == 100
     asked = program.send((np.ones(sum(sizes), np.uint8), sizes))

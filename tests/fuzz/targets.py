@@ -323,13 +323,13 @@ class Exchange(Target):
 
 
 class Slices(Target):
-    """A sum of three ranks slice by slice, in which one message of one rank is changed: ``| settings, message | ...``.
+    """A sum of three ranks slice by slice, in which one message of one rank is changed: ``| rank, message | ...``.
     All ranks get the same sum, or the same ContainerError."""
 
     NUMEL, RANKS = 600, 3
 
     def seeds(self) -> Sequence[bytes]:
-        return [bytes([density, message]) for density in (0, 1, 2) for message in range(4)]
+        return [bytes([way + 4 * rank, message]) for rank in range(3) for way in (0, 1, 2) for message in range(4)]
 
     def run(self, data: bytes) -> None:
         head = data[:2].ljust(2, b"\0")
@@ -351,7 +351,8 @@ class Slices(Target):
             SlicedSum(pipeline, self.RANKS, KEY._replace(rank=rank), _tensor(self.NUMEL, 0.9, rank).dense()).steps()
             for rank in range(self.RANKS)
         ]
-        programs[1] = broken(programs[1])
+        bad = head[0] // 4 % self.RANKS
+        programs[bad] = broken(programs[bad])
         with suppress(ContainerError):
             out = np.empty(self.NUMEL, F32)
             for total in CollectiveNetwork(self.RANKS).run(programs):
@@ -363,14 +364,18 @@ class Slices(Target):
 
 
 class Levels(Target):
-    """A sum of two nodes of two ranks, in which one message of one rank is changed: ``| exchange, message | ...``. All
+    """A sum of two nodes of two ranks, in which one message of one rank is changed: ``| rank, message | ...``. All
     ranks take part in all collectives, and end with a sum or a ContainerError. (Elements inside a node have no
     checksum: the sums may differ.)"""
 
     NUMEL = 600
 
     def seeds(self) -> Sequence[bytes]:
-        return [bytes([exchange, message]) for exchange in range(3) for message in range(3 + 4 * (exchange > 0))]
+        return [
+            bytes([exchange + 3 * rank, message])
+            for rank, exchange in itertools.product(range(4), range(3))
+            for message in range(3 + 4 * (exchange > 0))
+        ]
 
     def run(self, data: bytes) -> None:
         head = data[:2].ljust(2, b"\0")
@@ -390,7 +395,7 @@ class Levels(Target):
             )
             for place in two_levels.PLACES
         ]  # fmt: skip
-        for end in two_levels.run([work.steps() for work in works], change):
+        for end in two_levels.run([work.steps() for work in works], change, head[0] // 3 % 4):
             assert isinstance(end, ContainerError) or end.vector.size == self.NUMEL
 
     def read(self, data: bytes) -> None:

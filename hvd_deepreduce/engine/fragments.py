@@ -1,0 +1,68 @@
+"""Fragments of a model, for local updates: parameters that are exchanged together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic
+
+from hvd_deepreduce.engine.parameter import Parameter
+from hvd_deepreduce.engine.reducer import Reducer, Ticket
+from hvd_deepreduce.engine.tensors import G
+
+FRAGMENT_COUNTS = ("due", "began", "outer_steps")
+"""What a state has of each fragment."""
+
+
+@dataclass
+class Fragment(Generic[G]):
+    """Parameters that are exchanged together.
+
+    Attributes:
+        numbers: of the parameters.
+        reducer: of their updates.
+        due: the clock at which the next exchange begins; with ``times``, that at which this rank takes part anyway.
+        ends: the clock at which the exchange in flight ends; None: none is.
+        began: the clock of the last exchange.
+        outer_steps: of its part of the anchor, so far.
+        updates: what is in flight, by number; afterwards the means over the ranks.
+        tickets: of the updates that travel in containers.
+        small: of the other updates: what ``start_small`` returned; None: there are none.
+        present: whether this rank has sent an update in the exchange in flight.
+        starts: with a delay, this rank's parameters when the exchange in flight began, by number.
+        keeps: with a delay and ``mix``, the share of its parameters that this rank keeps.
+    """
+
+    numbers: list[int]
+    reducer: Reducer[G]
+    due: int = 0
+    ends: int | None = None
+    began: int = 0
+    outer_steps: int = 0
+    updates: dict[int, G] = field(default_factory=dict)
+    tickets: list[Ticket[G]] = field(default_factory=list)
+    small: Any = None
+    present: bool = True
+    starts: dict[int, Any] = field(default_factory=dict)
+    keeps: float = 0.0
+
+
+def divided(parameters: Sequence[Parameter], most: int) -> list[list[int]]:
+    """Numbers of neighbouring parameters, about as many elements in each fragment.
+
+    Args:
+        most: how many fragments there are, if there are as many parameters.
+    """
+    count = min(most, len(parameters))
+    total = sum(parameter.numel for parameter in parameters)
+    groups: list[list[int]] = [[]]
+    held = 0
+    for parameter in parameters:
+        left = len(parameters) - parameter.number
+        middle = held + parameter.numel / 2
+        enough = middle * count >= total * len(groups) or left == count - len(groups)
+        if groups[-1] and len(groups) < count and enough:
+            groups.append([])
+        groups[-1].append(parameter.number)
+        held += parameter.numel
+    return groups

@@ -1,0 +1,117 @@
+"""What presets lost under which optimizers: the numbers that a recommendation goes by, from the tables in docs/.
+
+``tests/test_losses.py`` compares each number with its page.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import NamedTuple
+
+SGD, ADAM = "sgd", "adam"
+FAMILIES = {
+    SGD: ("sgd", "momentum", "nesterov", "lars"),
+    ADAM: (
+        "adam", "adamw", "muon", "adafactor", "lamb", "adagrad", "adadelta", "adabelief", "rmsprop", "lion", "novograd",
+        "shampoo", "soap", "sophia", "yogi", "ftrl", "adopt", "prodigy",
+    ),
+}  # fmt: skip
+"""Optimizers, by how they take sparse gradients: those of ``ADAM`` divide a step by a running size of the gradients, or
+change its size in another way. What waits in a residual arrives as rare, large elements, which they do not expect."""
+NEVER_UNASKED = frozenset({"smallest", "diloco", "streaming_diloco", "sparseloco", "adamw_small"})
+"""Presets that are recommended only where the user has named them. The first four lost most on a job below.
+``adamw_small`` lost twice as much as ``adamw_safe`` on both GPTs, and is at most some 1.4 times as fast."""
+
+
+class Job(NamedTuple):
+    """On which presets were measured.
+
+    Attributes:
+        family: of its optimizer.
+        name: for the head of a column.
+        about: for a sentence.
+        unit: of what was lost.
+        page: that has the table.
+    """
+
+    family: str
+    name: str
+    about: str
+    unit: str
+    page: str
+
+
+JOBS = {
+    "cnn": Job(SGD, "ResNet", "a ResNet on digits", "points", "docs/presets.md"),
+    "lstm": Job(SGD, "LSTM", "an LSTM", "nats", "docs/accuracy.md"),
+    "gpt": Job(ADAM, "GPT", "a GPT in 400 steps of AdamW", "nats", "docs/presets.md"),
+    "embedding": Job(ADAM, "NeuMF", "NeuMF under Adam", "points", "docs/presets.md"),
+    "frontier": Job(ADAM, "longer GPT", "a GPT in 2,000 steps of AdamW on 4 ranks", "nats", "docs/accuracy.md"),
+}
+"""The first one of a family has all presets, and is the one by which they are compared."""
+LOST = {
+    "cnn": {
+        "topk_rice_qsgd": -0.56, "topk_model": -0.56, "fast": -0.42, "small": -0.14, "smallest": 0.0, "qsgd": -0.28,
+        "reduce_scatter": 0.56, "dgc": 0.14, "sgd_small": -0.42, "adamw_safe": -0.42, "adamw_small": -0.42,
+        "qsparse_local": -0.42, "sparseloco": 0.0, "diloco": 11.39, "streaming_diloco": 3.19,
+    },
+    "lstm": {
+        "topk_model": 0.078, "fast": 0.078, "smallest": 0.346, "dgc": 0.123, "sgd_small": 0.021, "adamw_safe": 0.021,
+        "qsparse_local": 0.096, "sparseloco": 0.178,
+    },
+    "gpt": {
+        "topk_rice_qsgd": 0.45, "topk_model": 0.45, "fast": 0.45, "small": 0.51, "smallest": 0.67, "qsgd": 0.21,
+        "adamw_safe": 0.10, "adamw_small": 0.26, "qsparse_local": 0.37, "diloco": 0.28, "streaming_diloco": 0.27,
+    },
+    "embedding": {
+        "topk_rice_qsgd": 28.5, "topk_model": 28.5, "fast": 26.67, "small": 30.67, "smallest": 33.5, "qsgd": 1.5,
+        "adamw_safe": 1.17, "adamw_small": 0.17, "qsparse_local": -0.5, "diloco": 2.33, "streaming_diloco": -0.17,
+    },
+    "frontier": {"adamw_safe": 0.020, "adamw_small": 0.039, "sparseloco": 0.319, "diloco": 0.556},
+}  # fmt: skip
+"""By job and preset: dense's result less the preset's, or the preset's loss less dense's; negative: it was better."""
+
+
+def family_of(optimizer: str) -> str | None:
+    """``SGD`` or ``ADAM``; None: not known. A class's name will do, such as ``FusedAdam`` or ``torch.optim.SGD``."""
+    letters = "".join(one for one in optimizer.lower() if one.isalnum())
+    # Where a name has both, as a hybrid's may, the one that compressed gradients harm counts.
+    return next((family for family in (ADAM, SGD) if any(name in letters for name in FAMILIES[family])), None)
+
+
+def families_of(optimizer: str | None) -> list[str]:
+    """The family of an optimizer; of None, which is not known yet, all.
+
+    Raises:
+        ValueError: no optimizer has this name; the message has the nearest one.
+    """
+    if optimizer is None:
+        return list(FAMILIES)
+    if family := family_of(optimizer):
+        return [family]
+    known = [name for names in FAMILIES.values() for name in names]
+    close = get_close_matches(optimizer.lower(), known, 1)
+    raise ValueError(
+        f"the optimizer is {optimizer!r}, which is not known{f'; did you mean {close[0]!r}' + '?' if close else '.'} "
+        f"Known are {', '.join(known)}. For another one that scales its steps by the size of past gradients, give "
+        "adam; for one whose step is proportional to the gradient, give sgd"
+    )
+
+
+def jobs_of(family: str) -> dict[str, Job]:
+    """The jobs with an optimizer of this family. The first one is that by which presets are compared."""
+    return {key: job for key, job in JOBS.items() if job.family == family}
+
+
+def compared(preset: str, family: str) -> float:
+    """What a preset lost, in the unit of the family's first job; infinity: it is not known."""
+    return LOST[next(iter(jobs_of(family)))].get(preset, float("inf"))
+
+
+def told(preset: str, family: str) -> str:
+    """A clause: what a preset lost under a family of optimizers, as far as the tables know."""
+    found = {key: LOST[key][preset] for key in jobs_of(family) if preset in LOST[key]}
+    if not found:
+        return f"what {preset} loses was not measured"
+    lost = (f"{f'{x:.2g} {JOBS[key].unit}' if x > 0 else 'nothing'} on {JOBS[key].about}" for key, x in found.items())
+    return f"{preset} lost {', '.join(lost)} ({', '.join(sorted({JOBS[key].page for key in found}))})"

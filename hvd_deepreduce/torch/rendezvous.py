@@ -1,0 +1,168 @@
+"""Waits, for a limited time, for the ranks of ``torch.distributed`` that do not come to their first exchange.
+
+``torch.distributed`` makes process groups when all of their ranks ask for them, and waits half an hour for one that
+does not. Here, a rank first writes into the job's store that it is there, and with whom it will exchange.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+
+import torch
+import torch.distributed as dist
+
+from hvd_deepreduce.engine import MismatchError
+from hvd_deepreduce.engine.quoting import quoted
+from hvd_deepreduce.horovod import HANDSHAKE_VARIABLE, WARN_SECONDS, handshake_seconds
+
+PROBE_SECONDS = 5.0
+"""After so long, a rank with the hook looks whether the ranks that are missing reduce a gradient without it."""
+NOBODY_CAME = "this rank has waited {seconds} s at its first exchange for {missing} of its process group. {advice}"
+ADVICE = {
+    "hook": (
+        "Register the hook on every rank, before the same iteration: model.register_comm_hook(state, deepreduce_hook). "
+        "If a rank only takes long before its first backward(), give DeepReduceState a larger timeout, or without one "
+        f"set the environment variable {HANDSHAKE_VARIABLE} to a larger limit, or to 0 for none"
+    ),
+    "LocalSGD": (
+        "Make LocalSGD on every rank of its process_group, at the same place of the program. If a rank only takes long "
+        f"to come there, set the environment variable {HANDSHAKE_VARIABLE} to a larger limit, or to 0 for none"
+    ),
+}
+
+_log = logging.getLogger("hvd_deepreduce")
+
+
+class Rendezvous:
+    """Ranks that begin to exchange together.
+
+    Args:
+        kind: of what all of them make: a key of ``ADVICE``.
+        around: a process group all of whose ranks must come; None: that of all.
+        limit: the longest time to wait, in seconds; 0: for ever; None: ``handshake_seconds``.
+    """
+
+    def __init__(self, kind: str, around: dist.ProcessGroup | None, limit: float | None = None) -> None:
+        self._kind, self._around = kind, around
+        self._limit = handshake_seconds() if limit is None else limit
+        self._ranks = sorted(dist.get_process_group_ranks(around))
+        self._began, self._warned = time.monotonic(), False
+        store = dist.distributed_c10d._get_default_store()  # PyTorch has no public call for it
+        which = blake2b(f"{kind} {self._ranks}".encode(), digest_size=8).hexdigest()
+        store = dist.PrefixStore(f"hvd_deepreduce/{which}", store)  # type: ignore[attr-defined]
+        # The store counts how often this rank has come: a process that is started again goes on counting.
+        number = store.add(f"rank {dist.get_rank()}", 1)
+        self._store = dist.PrefixStore(str(number), store)  # type: ignore[attr-defined]
+
+    def meet(self, partners: dist.ProcessGroup | None, gradient: torch.Tensor | None = None) -> None:
+        """Returns once all ranks have come.
+
+        Args:
+            partners: the group of those that this rank will exchange with; the same on all of them.
+            gradient: of the shape, dtype and device of what a rank without the hook would reduce in the group
+                ``around`` now; unchanged.
+
+        Raises:
+            TimeoutError: ranks did not come in time.
+            MismatchError: they reduce a gradient without the hook; or the ranks' partners differ. On all ranks that
+                have come.
+        """
+        store = self._store
+        store.set(self._card(dist.get_rank()), _text(dist.get_process_group_ranks(partners)))
+
+        def decided() -> bool:
+            return store.check(["decision"])
+
+        if store.add("ranks", 1) == len(self._ranks):
+            store.compare_set("decision", "", "all are here")
+        elif gradient is not None and not self._wait(decided, PROBE_SECONDS):
+            store.compare_set("decision", "", "probe")
+        self._wait(decided)
+        if gradient is not None and store.get("decision") == b"probe":
+            self._probe(gradient)
+        self._compare_partners()
+
+    def _probe(self, gradient: torch.Tensor) -> None:
+        """Reduces what a rank without the hook takes for gradients: it adds its own, and gets NaN."""
+        probe = torch.full_like(gradient, float("nan"))
+        probe[0] = 1
+        work = dist.all_reduce(probe, group=self._around, async_op=True)
+        self._wait(work.is_completed)
+        failure: Exception | None = None
+        try:
+            work.wait()
+        except RuntimeError as error:  # as of a hook that reduces another number of bytes
+            failure = error
+        missing = self._missing()
+        if failure is not None and not missing:
+            raise failure
+        if failure is not None or float(probe[0]) != len(self._ranks):
+            raise MismatchError(
+                f"{_named(missing)} of this model's process group reduced gradients without DeepReduce's hook, or with "
+                f"another hook{'' if failure is None else ', or ended'}, while other ranks have it. Register it on "
+                "every rank, before the same iteration: model.register_comm_hook(state, deepreduce_hook)"
+            ) from failure
+
+    def _compare_partners(self) -> None:
+        """
+        Raises:
+            MismatchError: a rank is to exchange with ranks that are to exchange with others; on all ranks.
+        """
+        said: dict[str, list[int]] = {}
+        for rank, text in zip(self._ranks, self._store.multi_get([*map(self._card, self._ranks)]), strict=True):
+            said.setdefault(text.decode(errors="replace"), []).append(rank)
+        if any(text != _text(ranks) for text, ranks in said.items()):
+            shown = ", ".join(f"{quoted(text)} on {_named(ranks)}" for text, ranks in list(said.items())[:4])
+            raise MismatchError(
+                f"the ranks were given different process groups: process_group has the ranks {shown}. Give every rank "
+                "of a process group that group. No gradient was applied"
+            )
+
+    def _wait(self, done: Callable[[], bool], seconds: float | None = None) -> bool:
+        """Waits until ``done()``, or so many seconds; None: until the limit. Returns ``done()``.
+
+        Raises:
+            TimeoutError: at the limit.
+        """
+        pause = 0.0005
+        while not done():
+            waited = time.monotonic() - self._began
+            if self._limit and waited > self._limit:
+                raise TimeoutError(self._nobody_came(waited))
+            if waited > WARN_SECONDS and not self._warned:
+                self._warned = True
+                _log.warning(self._nobody_came(waited))
+            if seconds is not None and waited > seconds:
+                return False
+            time.sleep(pause)
+            pause = min(0.05, 1.5 * pause)
+        return True
+
+    def _nobody_came(self, waited: float) -> str:
+        missing = _named(self._missing())
+        return NOBODY_CAME.format(seconds=round(waited), missing=missing, advice=ADVICE[self._kind])
+
+    def _missing(self) -> list[int]:
+        missing = []
+        for rank in self._ranks:
+            with suppress(RuntimeError):  # the store may have ended
+                if not self._store.check([self._card(rank)]):
+                    missing.append(rank)
+        return missing
+
+    @staticmethod
+    def _card(rank: int) -> str:
+        return f"rank {rank}"
+
+
+def _text(ranks: Sequence[int]) -> str:
+    return " ".join(map(str, sorted(ranks)))
+
+
+def _named(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}" if ranks else "other ranks"
