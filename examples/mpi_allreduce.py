@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hvd_deepreduce import SparseTensor
-from hvd_deepreduce.exchange import densestream
+from hvd_deepreduce.exchange.mpi import densestream
 
 comm = MPI.COMM_WORLD
 numel, kept = 1_000_000, 10_000

@@ -1,5 +1,5 @@
 """``python -m hvd_deepreduce``: the command ``hvd-deepreduce``."""
 
-from hvd_deepreduce.command.app import main
+from hvd_deepreduce.tools.app import main
 
 main()

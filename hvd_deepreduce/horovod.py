@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from hvd_deepreduce.codec import U8
+from hvd_deepreduce.codecs.interfaces import U8
 from hvd_deepreduce.engine import Collectives
 from hvd_deepreduce.engine.collectives import NoSubsetsError
 

@@ -32,12 +32,12 @@ from rich.console import Console
 from step_times import Difference
 
 from hvd_deepreduce import Config
-from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import RngKey, ValueCodec
-from hvd_deepreduce.command.measuring import KEY, all_codecs, entropy_bits, timed, trial
-from hvd_deepreduce.command.picture import Panel, Point, draw
+from hvd_deepreduce.codecs.interfaces import RngKey, ValueCodec
 from hvd_deepreduce.ops import library, select
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.tools.measuring import KEY, all_codecs, entropy_bits, timed, trial
+from hvd_deepreduce.tools.picture import Panel, Point, draw
+from hvd_deepreduce.wire import standalone as wire
 
 ROOT = Path(__file__).parent.parent
 DOC = ROOT / "docs" / "benchmarks.md"

@@ -23,12 +23,12 @@ import numpy as np
 import typer
 from mpi4py import MPI
 
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.command.gradients import generated
-from hvd_deepreduce.exchange import densestream
-from hvd_deepreduce.joint.densestream import DenseStream
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.joint.densestream import DenseStream
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
+from hvd_deepreduce.exchange.mpi import densestream
 from hvd_deepreduce.ops import select
-from hvd_deepreduce.sparse import SparseTensor
+from hvd_deepreduce.tools.gradients import generated
 
 WARM = 3
 

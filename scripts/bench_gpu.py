@@ -24,12 +24,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from hvd_deepreduce import bundle
-from hvd_deepreduce.bundle import Slice
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.ops import select
-from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.pipeline import Pipeline, bundle
+from hvd_deepreduce.pipeline.bundle import Slice
 
 RANKS = 4, 8
 """Whose containers are decoded and added up."""

@@ -12,11 +12,11 @@ import captured
 import numpy as np
 from capture_gradients import capture
 
-from hvd_deepreduce.codec import U32, Floats, index_codecs
-from hvd_deepreduce.command.gradients import generated
-from hvd_deepreduce.command.measuring import KEY, entropy_bits
-from hvd_deepreduce.joint.densestream import DenseStream
+from hvd_deepreduce.codecs.interfaces import U32, Floats, index_codecs
+from hvd_deepreduce.codecs.joint.densestream import DenseStream
 from hvd_deepreduce.ops import select
+from hvd_deepreduce.tools.gradients import generated
+from hvd_deepreduce.tools.measuring import KEY, entropy_bits
 
 NETWORK = "resnet50"
 RANKS = 4

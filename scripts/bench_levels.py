@@ -29,7 +29,7 @@ import numpy as np
 import typer
 from laboratory import received_bytes
 
-from hvd_deepreduce.command.gradients import generated
+from hvd_deepreduce.tools.gradients import generated
 
 DOC = laboratory.ROOT / "docs" / "benchmarks.md"
 WARM = 2

@@ -42,7 +42,7 @@ import numpy as np
 from laboratory import MEMORY, PRIORITY_HELP, RATE_HELP, bits_per_second, received_bytes
 from step_times import interleaved
 
-from hvd_deepreduce.command.gradients import generated
+from hvd_deepreduce.tools.gradients import generated
 
 ROOT = Path(__file__).resolve().parent.parent
 DOC = ROOT / "docs" / "benchmarks.md"
@@ -215,10 +215,10 @@ class Bench:
         return [self.row(name, times, bytes_in[name][warm:]) for name, times in seconds.items()]
 
     def sparse(self, name: str, density: float, vector: np.ndarray) -> dict[str, Any]:
-        from hvd_deepreduce.exchange import densestream, sparcml, topk_allgather
-        from hvd_deepreduce.joint.densestream import DenseStream
+        from hvd_deepreduce.codecs.joint.densestream import DenseStream
+        from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
+        from hvd_deepreduce.exchange.mpi import densestream, sparcml, topk_allgather
         from hvd_deepreduce.ops import select
-        from hvd_deepreduce.sparse import SparseTensor
 
         modules = {"TopkA": topk_allgather, "TopkDA": sparcml}
         allreduce = modules.get(name, densestream).allreduce

@@ -35,7 +35,8 @@ from torch.nn import functional
 from train_torch import ResNet, digits
 from wrapping import finish, wrapped
 
-from hvd_deepreduce import Config, presets
+from hvd_deepreduce import Config
+from hvd_deepreduce.config import presets
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.torch import DeepReduce, LocalSGD
 

@@ -25,10 +25,10 @@ import numpy.typing as npt
 import typer
 from step_times import interleaved
 
-from hvd_deepreduce import Config, bundle
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.engine import choice
-from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce import Config
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.engine import dense_or_compressed
+from hvd_deepreduce.pipeline import Pipeline, bundle
 
 PRESET = "topk_rice_qsgd"
 MORE_ROUNDS = 8
@@ -45,7 +45,7 @@ JOBS: dict[str, dict[str, Any] | None] = {
     "densestream": {"scope": "model", "exchange": "densestream", "value": None, "index": None},
     "auto": {"mode": "auto"},
 }
-TRIAL = choice.WARM_UP + choice.BLOCK * choice.BLOCKS + 5
+TRIAL = dense_or_compressed.WARM_UP + dense_or_compressed.BLOCK * dense_or_compressed.BLOCKS + 5
 """Steps after which a job with ``mode: auto`` has decided."""
 FRAMEWORKS = "torch", "tensorflow"
 Step = Callable[[], object]

@@ -7,7 +7,7 @@ a batch and a residual of its own, its container is encoded by the package's own
 containers, decoded, is the gradient that the optimizer applies. The ranks are computed in turn in one process, since
 all have the same parameters.
 
-After the last step, each rank computes one more gradient. A file (hvd_deepreduce/captured.py) contains, of each rank,
+After the last step, each rank computes one more gradient. A file (tools/gradient_file.py) contains, of each rank,
 this gradient, which a job without error feedback would select from, and the sum of it and the residual, the
 accumulator, which this job selects from. It has no accumulators if the config has no error feedback.
 

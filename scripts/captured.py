@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hvd_deepreduce.captured import KINDS, Kind, Vector, about, parameters, rank_count, read, write
+from hvd_deepreduce.tools.gradient_file import KINDS, Kind, Vector, about, parameters, rank_count, read, write
 
 __all__ = [
     "FOLDER", "KINDS", "Kind", "Vector", "about", "describe", "parameters", "path", "rank_count", "read", "write",

@@ -186,8 +186,9 @@ def inside(rate: str, tasks: list[str], output: Path) -> None:
     """One rank's part; rank 0 writes what was found."""
     import torch.distributed as dist
 
-    from hvd_deepreduce import Config, advice, prediction, speeds
-    from hvd_deepreduce.command.ranks import TorchRanks
+    from hvd_deepreduce import Config
+    from hvd_deepreduce.tools.advise import prediction, report, speeds
+    from hvd_deepreduce.tools.ranks import TorchRanks
 
     comm = joined(rate)
     ranks = TorchRanks()
@@ -203,7 +204,7 @@ def inside(rate: str, tasks: list[str], output: Path) -> None:
             sizes, comm.size, 1 if rate != MEMORY else comm.size, medians[prediction.LOCAL], sharing=sharing
         )
         configs = [(preset, Config.load(preset)) for preset in (GRADIENTS, UPDATES)]
-        said = advice.advise(job, link, configs, collectives=ranks)
+        said = report.advise(job, link, configs, collectives=ranks)
         jobs = {
             one.name: {**asdict(one), "measured": seconds[one.name], "measured_bytes": received[one.name]}
             for one in said.predictions

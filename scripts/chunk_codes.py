@@ -24,9 +24,9 @@ from sklearn.datasets import load_digits
 from torch.nn import functional
 
 from hvd_deepreduce import Config
-from hvd_deepreduce.codec import RngKey, index_codecs
+from hvd_deepreduce.codecs.interfaces import RngKey, index_codecs
+from hvd_deepreduce.codecs.sparsify.chunk_topk import ChunkTopK
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.sparsify.chunk_topk import ChunkTopK
 
 KEY = RngKey(1, 2, 3)
 LOCAL_STEPS, DECAY = 4, 0.95

@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector
 from train_torch import ResNet, digits
 
-from hvd_deepreduce.exchange import densestream, sparcml, topk_allgather
-from hvd_deepreduce.joint.densestream import DenseStream
+from hvd_deepreduce.codecs.joint.densestream import DenseStream
+from hvd_deepreduce.exchange.mpi import densestream, sparcml, topk_allgather
 from hvd_deepreduce.torch import ddp
 
 PRESET = "topk_rice_qsgd"

@@ -18,10 +18,10 @@ import torch.distributed as dist
 import zstandard
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
+from hvd_deepreduce.codecs.value.quantile import Quantile
 from hvd_deepreduce.ops import bits, select
-from hvd_deepreduce.sparse import SparseTensor
-from hvd_deepreduce.value.quantile import Quantile
 
 Vector = npt.NDArray[np.float32]
 LEAST_START = 2

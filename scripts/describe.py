@@ -13,11 +13,11 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from hvd_deepreduce import Config
-from hvd_deepreduce.codec import index_codecs, joint_codecs, sparsifiers, value_codecs
-from hvd_deepreduce.config import OVERRIDABLE
+from hvd_deepreduce.codecs.interfaces import index_codecs, joint_codecs, sparsifiers, value_codecs
+from hvd_deepreduce.config.error_feedback import memories
+from hvd_deepreduce.config.local_sgd import LocalUpdates
+from hvd_deepreduce.config.settings import OVERRIDABLE
 from hvd_deepreduce.exchange.settings import exchanges
-from hvd_deepreduce.feedback import memories
-from hvd_deepreduce.local_updates import LocalUpdates
 
 DOC = Path(__file__).parent.parent / "docs" / "configuration.md"
 HEAD = """# Configuration

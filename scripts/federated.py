@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 from local_updates import Outer
 
-from hvd_deepreduce import Config, short_container
-from hvd_deepreduce.codec import U8, RngKey
-from hvd_deepreduce.decoding import decode_part
+from hvd_deepreduce import Config
+from hvd_deepreduce.codecs.interfaces import U8, RngKey
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.wire import frame
+from hvd_deepreduce.wire.decoding import decode_part
 
 Vector = npt.NDArray[np.float32]
 Trainer = Callable[[int, int, Vector], Vector]
@@ -58,7 +59,7 @@ class Link:
             ContainerError: it is broken, or of another round or config.
         """
         expected = self._pipeline.expected(self.numel, np.dtype(np.float32), self._key(number, sender))
-        support, values = decode_part(short_container.split(data, 1, [expected])[0][0], self.numel, sender)
+        support, values = decode_part(frame.split(data, 1, [expected])[0][0], self.numel, sender)
         out = np.zeros(self.numel, np.float32)
         out[slice(None) if support is None else support] = values
         return out

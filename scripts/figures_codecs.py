@@ -12,11 +12,11 @@ from figure_kit import COLORS, Data, Figure, Picture, picture, table
 from matplotlib.colors import LogNorm
 
 from hvd_deepreduce import Config
-from hvd_deepreduce.codec import Floats, RngKey
-from hvd_deepreduce.container import HEADER, unpack
+from hvd_deepreduce.codecs.interfaces import Floats, RngKey
+from hvd_deepreduce.codecs.value.fit_poly import FitPoly
 from hvd_deepreduce.ops import select
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.value.fit_poly import FitPoly
+from hvd_deepreduce.wire.standalone import HEADER, unpack
 
 KEY = RngKey(0, 0, 0)
 SMALL = 36_864

@@ -22,10 +22,10 @@ from simulated_ranks import DenseRanks, SimulatedRanks
 from torch.nn import functional
 
 from hvd_deepreduce import Config
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.container import unpack
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.exchange.costs import Cost, dense
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.wire.standalone import unpack
 
 USERS, ITEMS, FACTORS, RANKS, FOLD, EPOCHS, RATE = 600, 360, 16, 2, 10, 3, 0.004
 METHODS = {

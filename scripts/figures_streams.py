@@ -25,12 +25,12 @@ from networks import NETWORKS, Photographs
 from torch.nn import functional
 
 from hvd_deepreduce import Config
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.container import unpack
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.joint.densestream import DenseStream
 from hvd_deepreduce.exchange import costs
-from hvd_deepreduce.joint.densestream import DenseStream
 from hvd_deepreduce.ops import select
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.wire.standalone import unpack
 
 KEY = RngKey(0, 0, 0)
 DENSITIES = (0.01, 0.05, 0.1)

@@ -25,15 +25,14 @@ import typer
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
 
-from hvd_deepreduce import bundle  # noqa: E402
-from hvd_deepreduce.bundle import Slice  # noqa: E402
-from hvd_deepreduce.codec import RngKey, joint_codecs  # noqa: E402
+from hvd_deepreduce.codecs.interfaces import RngKey, joint_codecs  # noqa: E402
+from hvd_deepreduce.codecs.joint.stream import Stream  # noqa: E402
 from hvd_deepreduce.config import Config  # noqa: E402
-from hvd_deepreduce.exchange.sum_buffer import SumBuffer  # noqa: E402
-from hvd_deepreduce.joint.stream import Stream  # noqa: E402
+from hvd_deepreduce.exchange.mpi.sum_buffer import SumBuffer  # noqa: E402
 from hvd_deepreduce.ops import arrays, curve_fit, huffman, rans  # noqa: E402
 from hvd_deepreduce.ops.device import clearing_at_once  # noqa: E402
-from hvd_deepreduce.pipeline import Pipeline  # noqa: E402
+from hvd_deepreduce.pipeline import Pipeline, bundle  # noqa: E402
+from hvd_deepreduce.pipeline.bundle import Slice  # noqa: E402
 from tests import cuda_emulator  # noqa: E402
 from tests.cuda_emulator import Traffic  # noqa: E402
 

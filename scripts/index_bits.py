@@ -32,13 +32,13 @@ from networks import NETWORKS
 from simulated_ranks import SimulatedRanks
 
 from hvd_deepreduce import Config
-from hvd_deepreduce.codec import IndexCodec, RngKey
-from hvd_deepreduce.index.context import Context
-from hvd_deepreduce.index.rans import Rans
-from hvd_deepreduce.index.rice import Rice
-from hvd_deepreduce.index.rice_blocks import RiceBlocks
+from hvd_deepreduce.codecs.index.context import Context
+from hvd_deepreduce.codecs.index.rans import Rans
+from hvd_deepreduce.codecs.index.rice import Rice
+from hvd_deepreduce.codecs.index.rice_blocks import RiceBlocks
+from hvd_deepreduce.codecs.interfaces import IndexCodec, RngKey
+from hvd_deepreduce.codecs.sparsify.topk import kept_of
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.sparsify.topk import kept_of
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 CODECS: tuple[IndexCodec, ...] = (Rice(), RiceBlocks(), Rans(), Context())

@@ -15,9 +15,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hvd_deepreduce import Config, SparseTensor, short_container
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce import Config, SparseTensor
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.wire import frame
 
 U8 = npt.NDArray[np.uint8]
 DTYPE = np.dtype(np.float32)
@@ -65,7 +66,7 @@ class Endpoint:
 
     def _mean(self, joined: U8, numel: int, number: int) -> SparseTensor:
         expected = self._pipeline.expected(numel, DTYPE, self._key(number))
-        containers = short_container.split(joined, self.ranks, [expected])[0]
+        containers = frame.split(joined, self.ranks, [expected])[0]
         return self._pipeline.decode_sparse(containers, numel, DTYPE, 1 / self.ranks, expected.key)
 
     def serve(self, joined: U8) -> U8:
@@ -89,7 +90,7 @@ class Endpoint:
                 for number, (begin, end) in enumerate(zip(self.begins, self.ends, strict=True))
             ]
             parts = []
-            containers = short_container.split(joined, 1, expected)
+            containers = frame.split(joined, 1, expected)
             for begin, one, of_server in zip(self.begins, expected, containers, strict=True):
                 part = self._pipeline.decode_sparse(of_server, one.numel, DTYPE, 1, one.key)
                 parts.append((part.indices + np.uint32(begin), part.values))

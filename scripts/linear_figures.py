@@ -26,9 +26,10 @@ from linear_data import Batch, Rows
 from linear_exchange import DTYPE, Endpoint, exchange_all
 from linear_models import LOSSES, Model
 
-from hvd_deepreduce import Config, SparseTensor, short_container
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce import Config, SparseTensor
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.wire import frame
 
 ROOT = Path(__file__).parent.parent
 PAGE, FIGURES = ROOT / "docs" / "linear.md", ROOT / "docs" / "figures"
@@ -302,7 +303,7 @@ def codecs(
             pipeline.encode_sparse(gradient, residual, key, 2)
 
         def decode(pipeline: Pipeline = pipeline, container: Any = container, expected: Any = expected) -> SparseTensor:
-            return pipeline.decode_sparse(short_container.split(container, 1, [expected])[0], numel, DTYPE, 1.0, key)
+            return pipeline.decode_sparse(frame.split(container, 1, [expected])[0], numel, DTYPE, 1.0, key)
 
         times = [fastest_ms(action, repeats) for action in (encode, decode)]
         lines.append(

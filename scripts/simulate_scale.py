@@ -42,14 +42,15 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
 from hvd_deepreduce import Config  # noqa: E402
-from hvd_deepreduce.codec import RngKey  # noqa: E402
-from hvd_deepreduce.exchange import costs, densestream, sparcml, topk_allgather  # noqa: E402
-from hvd_deepreduce.exchange.simulation import Network, SimulatedTransport  # noqa: E402
-from hvd_deepreduce.exchange.transport import Program  # noqa: E402
-from hvd_deepreduce.joint.densestream import DenseStream  # noqa: E402
+from hvd_deepreduce.codecs.interfaces import RngKey  # noqa: E402
+from hvd_deepreduce.codecs.joint.densestream import DenseStream  # noqa: E402
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor  # noqa: E402
+from hvd_deepreduce.exchange import costs  # noqa: E402
+from hvd_deepreduce.exchange.mpi import densestream, sparcml, topk_allgather  # noqa: E402
+from hvd_deepreduce.exchange.mpi.transport import Program  # noqa: E402
 from hvd_deepreduce.ops import select  # noqa: E402
 from hvd_deepreduce.pipeline import Pipeline  # noqa: E402
-from hvd_deepreduce.sparse import SparseTensor  # noqa: E402
+from tests.support.simulated_mpi import Network, SimulatedTransport  # noqa: E402
 
 DOC = ROOT / "docs" / "densestream.md"
 STYLES = {

@@ -42,17 +42,18 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
 from hvd_deepreduce import Config  # noqa: E402
-from hvd_deepreduce.codec import RngKey  # noqa: E402
-from hvd_deepreduce.exchange import costs, densestream  # noqa: E402
-from hvd_deepreduce.exchange.collective_simulation import CollectiveNetwork  # noqa: E402
+from hvd_deepreduce.codecs.interfaces import RngKey  # noqa: E402
+from hvd_deepreduce.codecs.joint.densestream import DenseStream  # noqa: E402
+from hvd_deepreduce.codecs.joint.stream import Stream  # noqa: E402
+from hvd_deepreduce.codecs.joint.stream_format import pack, value_codec  # noqa: E402
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor  # noqa: E402
+from hvd_deepreduce.codecs.sparsify.topk import kept_of  # noqa: E402
+from hvd_deepreduce.exchange import costs  # noqa: E402
+from hvd_deepreduce.exchange.mpi import densestream  # noqa: E402
 from hvd_deepreduce.exchange.reduce_scatter import SlicedSum, Slices  # noqa: E402
-from hvd_deepreduce.exchange.simulation import Network  # noqa: E402
-from hvd_deepreduce.joint.densestream import DenseStream  # noqa: E402
-from hvd_deepreduce.joint.stream import Stream  # noqa: E402
-from hvd_deepreduce.joint.stream_format import pack, value_codec  # noqa: E402
 from hvd_deepreduce.pipeline import Pipeline  # noqa: E402
-from hvd_deepreduce.sparse import SparseTensor  # noqa: E402
-from hvd_deepreduce.sparsify.topk import kept_of  # noqa: E402
+from tests.support.simulated_collectives import CollectiveNetwork  # noqa: E402
+from tests.support.simulated_mpi import Network  # noqa: E402
 
 DOC = ROOT / "docs" / "exchanges.md"
 CODECS = {

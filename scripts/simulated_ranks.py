@@ -10,23 +10,25 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from hvd_deepreduce import Config, short_container
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.decoding import decode_part
-from hvd_deepreduce.exchange import costs, densestream, traffic
-from hvd_deepreduce.exchange.collective_simulation import CollectiveNetwork
+from hvd_deepreduce import Config
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.joint.densestream import DenseStream
+from hvd_deepreduce.codecs.joint.stream import Stream, covered_indices
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
+from hvd_deepreduce.codecs.sparsify.topk import kept_of
+from hvd_deepreduce.exchange import costs, traffic
+from hvd_deepreduce.exchange.mpi import densestream
+from hvd_deepreduce.exchange.mpi.sum_buffer import SumBuffer
+from hvd_deepreduce.exchange.mpi.transport import Program, Transport
 from hvd_deepreduce.exchange.reduce_scatter import SlicedSum
 from hvd_deepreduce.exchange.settings import DenseStreamExchange, ReduceScatter
-from hvd_deepreduce.exchange.simulation import Network
-from hvd_deepreduce.exchange.sum_buffer import SumBuffer
-from hvd_deepreduce.exchange.transport import Program, Transport
-from hvd_deepreduce.joint.densestream import DenseStream
-from hvd_deepreduce.joint.stream import Stream, covered_indices
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.ops.densestream import add_to
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.sparse import SparseTensor
-from hvd_deepreduce.sparsify.topk import kept_of
+from hvd_deepreduce.wire import frame
+from hvd_deepreduce.wire.decoding import decode_part
+from tests.support.simulated_collectives import CollectiveNetwork
+from tests.support.simulated_mpi import Network
 
 
 class DenseRanks:
@@ -135,7 +137,7 @@ class SimulatedRanks:
                 self.received[rank] += wire.received
             self.container_bytes += gathered.size
             expected = pipeline.expected(end - begin, total.dtype, keys[0])
-            for rank, container in enumerate(short_container.split(gathered, ranks, [expected])[0]):
+            for rank, container in enumerate(frame.split(gathered, ranks, [expected])[0]):
                 support, values = decode_part(container, end - begin, rank)
                 total[begin:end][slice(None) if support is None else support] += values
         self.exchanges += 1

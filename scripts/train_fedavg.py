@@ -30,7 +30,7 @@ from torch import nn
 from torch.nn import functional
 
 from hvd_deepreduce import Config
-from hvd_deepreduce.codec import U8
+from hvd_deepreduce.codecs.interfaces import U8
 from hvd_deepreduce.exchange.costs import Cost
 
 DOC = Path(__file__).resolve().parent.parent / "docs" / "schemes.md"

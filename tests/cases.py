@@ -6,8 +6,8 @@ have no default, or whose default selects too few elements of a tensor of a few 
 
 import numpy as np
 
-import hvd_deepreduce.config  # noqa: F401  (registers the codecs)
-from hvd_deepreduce.codec import (
+import hvd_deepreduce.config.settings  # noqa: F401  (registers the codecs)
+from hvd_deepreduce.codecs.interfaces import (
     Codec,
     IndexCodec,
     JointCodec,

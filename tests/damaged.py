@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvd_deepreduce import bundle
 from hvd_deepreduce.exchange.reduce_scatter import SlicedSum
 from hvd_deepreduce.exchange.two_levels import TwoLevelSum
-from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.pipeline import Pipeline, bundle
 
 
 def last_bit_changed(encode: Callable[..., np.ndarray], *arguments: Any, **others: Any) -> np.ndarray:

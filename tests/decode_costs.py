@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 import zstandard
 
-from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import RngKey, index_codecs, joint_codecs, value_codecs
+from hvd_deepreduce.codecs.index.bloom import POLICIES
+from hvd_deepreduce.codecs.interfaces import RngKey, index_codecs, joint_codecs, value_codecs
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.container import Container
-from hvd_deepreduce.decoding import decode_part
-from hvd_deepreduce.index.bloom import POLICIES
 from hvd_deepreduce.ops import bits, sketch
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.wire import standalone as wire
+from hvd_deepreduce.wire.decoding import decode_part
+from hvd_deepreduce.wire.standalone import Container
 
 NUMEL = 500_000
 KEY = RngKey(1, 2, 3)

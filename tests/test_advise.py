@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from hvd_deepreduce import Config, captured, prediction, speeds
-from hvd_deepreduce.advice import Advice
-from hvd_deepreduce.command import advise as command
-from hvd_deepreduce.command import quantities
-from hvd_deepreduce.command.advise import sizes_of, vectors_of
-from hvd_deepreduce.command.app import app
+from hvd_deepreduce import Config
+from hvd_deepreduce.tools import gradient_file, quantities
+from hvd_deepreduce.tools.advise import command, prediction, speeds
+from hvd_deepreduce.tools.advise.command import sizes_of, vectors_of
+from hvd_deepreduce.tools.advise.report import Advice
+from hvd_deepreduce.tools.app import app
 from tests.ranks import launch
 
 SMALL = ["advise", "200K", "--ranks", "4", "--config", "topk_rice_qsgd", "--config", "adamw_small"]
@@ -53,7 +53,7 @@ def test_rates_as_people_write_them(texts, rate):
 
 def test_what_configs_select_from(tmp_path):
     file, one, two = tmp_path / "x.npz", np.ones(7, np.float32), np.full(7, 2, np.float32)
-    captured.write(file, {("gradient", 0): one, ("accumulator", 0): two}, ["a", "b"], [3, 4], {})
+    gradient_file.write(file, {("gradient", 0): one, ("accumulator", 0): two}, ["a", "b"], [3, 4], {})
     sizes, vectors = vectors_of(file, 1 << 27)
     assert sizes == [3, 4]
     assert np.array_equal(vectors(Config.load("topk_model"))[0], two)
@@ -156,7 +156,7 @@ def test_captured_gradients_are_encoded(tmp_path):
     file, vector = tmp_path / "x.npz", np.random.default_rng(0).standard_normal(50_000).astype(np.float32)
     vector[1000:] *= 1e-6
     some = {("gradient", 0): vector, ("accumulator", 0): vector}
-    captured.write(file, some, ["a", "b"], [20_000, 30_000], {})
+    gradient_file.write(file, some, ["a", "b"], [20_000, 30_000], {})
     arguments = ["--ranks", "4", "--bandwidth", "1G", "--config", "smallest", "--config", "qsgd"]
     real, generated = (
         {one["name"]: one["received"] for one in advice("advise", model, *arguments)["predictions"]}
@@ -211,7 +211,7 @@ def test_speeds_are_those_of_whole_models():
 
 PROGRAM = """
 import sys
-from hvd_deepreduce.command.app import main
+from hvd_deepreduce.tools.app import main
 main()
 """
 

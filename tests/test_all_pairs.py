@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.decoding import decode_part
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.wire import standalone as wire
+from hvd_deepreduce.wire.decoding import decode_part
 from tests import cases
 
 KEY = RngKey(21, 22, 23, 1)
@@ -122,11 +122,11 @@ DIGESTS = """
 import hashlib
 import itertools
 import numpy as np
-from hvd_deepreduce import container as wire
+from hvd_deepreduce.wire import standalone as wire
 from hvd_deepreduce.ops import library
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.decoding import decode_part
+from hvd_deepreduce.wire.decoding import decode_part
 from hvd_deepreduce.pipeline import Pipeline
 from tests import cases
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.index.bloom import POLICIES, Bloom
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.joint.skcompress import SKCompress
+from hvd_deepreduce.codecs.joint.sketchml import SketchML
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.index.bloom import POLICIES, Bloom
-from hvd_deepreduce.joint.skcompress import SKCompress
-from hvd_deepreduce.joint.sketchml import SketchML
 from hvd_deepreduce.ops import bloom
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.wire import standalone as wire
 from tests import cases, decode_costs
 
 KEY = RngKey(3, 1, 4)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from hvd_deepreduce import captured
-from hvd_deepreduce.capture import FILE_VARIABLE, STEPS_VARIABLE, Recorder
-from hvd_deepreduce.captured import CaptureError
+from hvd_deepreduce.tools import gradient_file
+from hvd_deepreduce.tools.gradient_file import CaptureError
+from hvd_deepreduce.tools.recorder import FILE_VARIABLE, STEPS_VARIABLE, Recorder
 from hvd_deepreduce.torch import Capture
 from tests.command.test_command import run
 
@@ -43,10 +43,10 @@ def test_wanted_steps_are_recorded_exactly(tmp_path, passes):
     gradients = train(network, 6, passes)
     assert capture.files == [tmp_path / "of_step2.npz", tmp_path / "of_step4.npz"]
     for file, step in zip(capture.files, (2, 4), strict=True):
-        assert np.array_equal(captured.read(file, "gradient", 0), gradients[step - 1])
-        assert captured.about(file)["step"] == step
-        assert captured.vectors_of(file) == [("gradient", 0)]
-    names, sizes = captured.parameters(capture.files[0])
+        assert np.array_equal(gradient_file.read(file, "gradient", 0), gradients[step - 1])
+        assert gradient_file.about(file)["step"] == step
+        assert gradient_file.vectors_of(file) == [("gradient", 0)]
+    names, sizes = gradient_file.parameters(capture.files[0])
     assert names == [name for name, _ in network.named_parameters()] and sum(sizes) == gradients[0].size
     assert not any(parameter._post_accumulate_grad_hooks for parameter in network.parameters()), "hooks were left"
 
@@ -57,8 +57,8 @@ def test_one_step_has_the_given_name_and_parameters_can_be_chosen(tmp_path):
     capture = Capture(network, tmp_path / "of.npz", [1], only="*.bias")
     train(network, 2)
     assert capture.files == [tmp_path / "of.npz"]
-    assert captured.parameters(tmp_path / "of.npz")[0] == ["0.bias", "2.bias"]
-    assert captured.about(tmp_path / "of.npz")["shapes"] == [[8], [3]]
+    assert gradient_file.parameters(tmp_path / "of.npz")[0] == ["0.bias", "2.bias"]
+    assert gradient_file.about(tmp_path / "of.npz")["shapes"] == [[8], [3]]
 
 
 def test_the_environment_switches_it_on(tmp_path, monkeypatch):
@@ -79,8 +79,8 @@ def test_parameters_without_a_gradient_are_zeros(tmp_path):
             recorder.put("b", lambda: np.full(4, 3.0))
         recorder.close()
         assert recorder.files == [tmp_path / "of.npz"] and recorder.done
-        assert captured.read(tmp_path / "of.npz", "gradient", 0).tolist() == [0] * 6 + [3] * 4
-        assert captured.about(tmp_path / "of.npz")["without_gradient"] == ["a"]
+        assert gradient_file.read(tmp_path / "of.npz", "gradient", 0).tolist() == [0] * 6 + [3] * 4
+        assert gradient_file.about(tmp_path / "of.npz")["without_gradient"] == ["a"]
     recorder.put("b", lambda: np.zeros(4))
     assert len(recorder.files) == 1
 
@@ -89,8 +89,8 @@ def test_accumulators_are_gradients_and_residuals(tmp_path):
     recorder = Recorder(tmp_path / "of.npz", [1], SHAPES, accumulators=True, rank=3)
     recorder.put("a", lambda: np.ones((2, 3)), lambda: np.full(6, 0.5))
     recorder.put("b", lambda: np.ones(4), lambda: None)
-    assert captured.read(tmp_path / "of.npz", "accumulator", 3).tolist() == [1.5] * 6 + [1] * 4
-    assert captured.rank_count(tmp_path / "of.npz") == 1
+    assert gradient_file.read(tmp_path / "of.npz", "accumulator", 3).tolist() == [1.5] * 6 + [1] * 4
+    assert gradient_file.rank_count(tmp_path / "of.npz") == 1
 
 
 def test_what_cannot_be_recorded_is_an_error(tmp_path, monkeypatch):
@@ -113,13 +113,13 @@ def test_files_of_something_else_are_an_error(tmp_path):
     file = tmp_path / "of.npz"
     np.savez(file, names=np.array(["a"]))
     with pytest.raises(CaptureError, match="it has no sizes and no about"):
-        captured.vectors_of(file)
+        gradient_file.vectors_of(file)
     file.write_text("text")
     with pytest.raises(CaptureError, match="is not an .npz file"):
-        captured.about(file)
-    captured.write(file, {("gradient", 0): np.ones(3, np.float32)}, ["a"], [4], {})
+        gradient_file.about(file)
+    gradient_file.write(file, {("gradient", 0): np.ones(3, np.float32)}, ["a"], [4], {})
     with pytest.raises(CaptureError, match=r"float32 \[3\], and its parameters have 4 elements"):
-        captured.read(file, "gradient", 0)
+        gradient_file.read(file, "gradient", 0)
 
 
 def test_the_command_says_how_and_checks(tmp_path):
@@ -127,12 +127,12 @@ def test_the_command_says_how_and_checks(tmp_path):
     assert 'Capture(model, "gradients.npz", steps=[10, 100])' in text and FILE_VARIABLE in text
     assert "there is nothing to print as JSON" in run("capture", "--json", code=2)
     file = tmp_path / "of.npz"
-    captured.write(file, {("gradient", 0): np.array([3, 4, 0], np.float32)}, ["a"], [3], {"step": 7})
+    gradient_file.write(file, {("gradient", 0): np.array([3, 4, 0], np.float32)}, ["a"], [3], {"step": 7})
     assert "3 elements of 1 parameters" in run("capture", file)
     found = json.loads(run("capture", file, "--json"))
     assert found["vectors"][0]["norm"] == 5 and found["about"] == {"step": 7}
-    captured.write(file, {("gradient", 0): np.array([3, np.nan], np.float32)}, ["a"], [2], {})
+    gradient_file.write(file, {("gradient", 0): np.array([3, np.nan], np.float32)}, ["a"], [2], {})
     assert "the gradient of rank 0" in run("capture", file, code=1)
-    captured.write(file, {}, ["a"], [2], {})
+    gradient_file.write(file, {}, ["a"], [2], {})
     assert "no gradients of them" in run("capture", file, code=1)
     assert "cannot be read" in run("capture", tmp_path / "missing.npz", code=1)

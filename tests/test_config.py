@@ -7,10 +7,10 @@ import yaml
 from pydantic import ValidationError
 
 from hvd_deepreduce import Config, ConfigError
-from hvd_deepreduce.codec import Registry
-from hvd_deepreduce.sparsify.topk import TopK
-from hvd_deepreduce.value.qsgd import QSGD
-from hvd_deepreduce.value.raw import Raw
+from hvd_deepreduce.codecs.interfaces import Registry
+from hvd_deepreduce.codecs.sparsify.topk import TopK
+from hvd_deepreduce.codecs.value.qsgd import QSGD
+from hvd_deepreduce.codecs.value.raw import Raw
 from tests import cases
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.container import Container, ContainerError
-from hvd_deepreduce.decoding import decode_part
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.ops import bits, sections
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.wire import standalone as wire
+from hvd_deepreduce.wire.decoding import decode_part
+from hvd_deepreduce.wire.standalone import Container, ContainerError
 from tests import cases
 from tests.oracle import checksum
 from tests.oracle import container as oracle

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from hvd_deepreduce import Config, ConfigError, presets
-from hvd_deepreduce.codec import RngKey, index_codecs, joint_codecs, sparsifiers, value_codecs
+from hvd_deepreduce import Config, ConfigError
+from hvd_deepreduce.codecs.interfaces import RngKey, index_codecs, joint_codecs, sparsifiers, value_codecs
+from hvd_deepreduce.config import presets
 from hvd_deepreduce.pipeline import Pipeline
 
 STEPS = 300

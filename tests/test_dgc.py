@@ -5,13 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_deepreduce import Config, ConfigError, short_container
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.decoding import decode_part
+from hvd_deepreduce import Config, ConfigError
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.config.schedule import DensitySchedule
 from hvd_deepreduce.engine import small
 from hvd_deepreduce.engine import state as saved
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.schedule import DensitySchedule
+from hvd_deepreduce.wire import frame
+from hvd_deepreduce.wire.decoding import decode_part
 from tests.engine.numpy_adapter import NumpyAdapter, run_ranks
 from tests.engine.test_step import gradients_of, same_bytes
 from tests.oracle import dgc as oracle
@@ -52,7 +53,7 @@ def test_equals_the_oracle(seed, numel, momentum, density, nesterov, clip, ranks
         most = None if clip is None else clip / ranks**0.5
         k = max(1, int(density * numel * (1 + 1e-12)))
         sent = oracle.step(u, v, gradient.tolist(), momentum, k, nesterov, most)
-        (containers,) = short_container.split(packed, 1, [pipeline.expected(numel, gradient.dtype, key(step))])
+        (containers,) = frame.split(packed, 1, [pipeline.expected(numel, gradient.dtype, key(step))])
         support, values = decode_part(containers[0], numel)
         assert support.tolist() == sorted(sent)
         np.testing.assert_allclose(values, [sent[i] for i in sorted(sent)], rtol=1e-9)
@@ -95,7 +96,7 @@ def test_what_was_rounded_stays_in_the_residual_and_the_velocity_does_not(value)
     total, before = residual + np.float32(0.9) * velocity + gradient, velocity.copy()
     pipeline = Pipeline(Config.load(DGC, value=value))
     packed = pipeline.encode(gradient, residual, key(0), 2, velocity)
-    (containers,) = short_container.split(packed, 1, [pipeline.expected(500, gradient.dtype, key(0))])
+    (containers,) = frame.split(packed, 1, [pipeline.expected(500, gradient.dtype, key(0))])
     support, values = decode_part(containers[0], 500)
     expected = total.copy()
     expected[support] -= values

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from hvd_deepreduce import Config
-from hvd_deepreduce.codec import index_codecs, joint_codecs, sparsifiers, value_codecs
+from hvd_deepreduce.codecs.interfaces import index_codecs, joint_codecs, sparsifiers, value_codecs
 from hvd_deepreduce.exchange.settings import exchanges
 
 ROOT = Path(__file__).parent.parent

@@ -23,12 +23,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from hvd_deepreduce import Config, captured
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.command import gradients
-from hvd_deepreduce.command.app import app
+from hvd_deepreduce import Config
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.engine.timeline import Trace
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.tools import gradient_file, gradients
+from hvd_deepreduce.tools.app import app
 from tests import test_examples
 from tests.ranks import ROOT
 
@@ -164,7 +164,7 @@ def files(tmp_path, monkeypatch):
     """The files that the documents' commands read, small."""
     monkeypatch.chdir(tmp_path)
     vector = gradients.generated(20_000, 0)
-    captured.write(
+    gradient_file.write(
         "gradients_step30.npz", {("gradient", 0): vector, ("accumulator", 0): vector}, ["weight"], [vector.size],
         {"shapes": [[100, 200]], "step": 30},
     )  # fmt: skip

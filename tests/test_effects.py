@@ -6,16 +6,18 @@ import re
 import numpy as np
 import pytest
 
-from hvd_deepreduce import Config, ConfigError, presets, short_container
-from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import RngKey, index_codecs
-from hvd_deepreduce.container import ContainerError
-from hvd_deepreduce.decoding import decode_part
-from hvd_deepreduce.index.bloom import Bloom
-from hvd_deepreduce.index.rice import Rice
+from hvd_deepreduce import Config, ConfigError
+from hvd_deepreduce.codecs.index.bloom import Bloom
+from hvd_deepreduce.codecs.index.rice import Rice
+from hvd_deepreduce.codecs.interfaces import RngKey, index_codecs
+from hvd_deepreduce.codecs.sparsify.topk import TopK
+from hvd_deepreduce.codecs.value.fit_poly import FitPoly
+from hvd_deepreduce.config import presets
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.sparsify.topk import TopK
-from hvd_deepreduce.value.fit_poly import FitPoly
+from hvd_deepreduce.wire import frame
+from hvd_deepreduce.wire import standalone as wire
+from hvd_deepreduce.wire.decoding import decode_part
+from hvd_deepreduce.wire.standalone import ContainerError
 from tests import cases
 
 KEY = RngKey(1, 2, 3)
@@ -252,7 +254,7 @@ def test_a_short_container_has_only_the_forms_that_the_config_gives():
         sender, receiver = Pipeline(Config.load(theirs)), Pipeline(Config.load(ours))
         forged = dataclasses.replace(receiver.shared, indices=(*receiver.shared.indices, *sender.shared.indices))
         container = sender.unpack(sender.encode(x, None, KEY, 2), 1, x.size, x.dtype, KEY)[0]
-        data = short_container.pack(dataclasses.replace(container, digest=receiver.shared.digest), forged)
+        data = frame.pack(dataclasses.replace(container, digest=receiver.shared.digest), forged)
         with pytest.raises(ContainerError, match="which this job's config cannot give"):
             receiver.unpack(data, 1, x.size, x.dtype, KEY)
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import IndexCodec, RngKey
-from hvd_deepreduce.container import ContainerError
-from hvd_deepreduce.index.packed import Packed
-from hvd_deepreduce.index.rice import Rice
+from hvd_deepreduce.codecs.index.packed import Packed
+from hvd_deepreduce.codecs.index.rice import Rice
+from hvd_deepreduce.codecs.interfaces import IndexCodec, RngKey
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.wire import standalone as wire
+from hvd_deepreduce.wire.standalone import ContainerError
 from tests import cases
 
 KEY = RngKey(1, 2, 3)

@@ -46,8 +46,8 @@ def test_the_example_is_short():
 PROGRAM = """
 import numpy as np
 from hvd_deepreduce import Config, ConfigError, ContainerError
-from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.wire import standalone as wire
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.pipeline import Pipeline
 
 config = Config.load(value={"name": "int8", "headroom": 1.5}, sparsifier={"name": "topk", "density": 0.1})
@@ -91,7 +91,7 @@ def test_a_receiver_knows_it_without_a_config(tmp_path):
     install(tmp_path)
     run(
         tmp_path,
-        "from hvd_deepreduce import plugins\nfrom hvd_deepreduce.codec import value_codecs\n"
+        "from hvd_deepreduce.config import plugins\nfrom hvd_deepreduce.codecs.interfaces import value_codecs\n"
         "assert 192 not in value_codecs.by_id\nassert value_codecs.find(192, plugins.load).name == 'int8'",
     )
 
@@ -133,4 +133,4 @@ def test_ranks_compare_the_package(tmp_path):
 def test_a_codec_that_cannot_be_registered_says_why(tmp_path, line, wrong, sentence):
     assert line in CODE
     install(tmp_path, CODE.replace(line, wrong))
-    assert sentence in run(tmp_path, "from hvd_deepreduce import plugins\nplugins.load()")
+    assert sentence in run(tmp_path, "from hvd_deepreduce.config import plugins\nplugins.load()")

@@ -5,12 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_deepreduce import bundle
-from hvd_deepreduce.bundle import Slice
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.container import ContainerError
-from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.pipeline import Pipeline, bundle
+from hvd_deepreduce.pipeline.bundle import Slice
+from hvd_deepreduce.wire.standalone import ContainerError
 from tests import cases
 
 KEY = RngKey(3, 4, 2**32 + 5, 1)

@@ -6,9 +6,9 @@ import sys
 import numpy as np
 import pytest
 
-from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import index_codecs, joint_codecs, sparsifiers, value_codecs
-from hvd_deepreduce.decoding import decode_part
+from hvd_deepreduce.codecs.interfaces import index_codecs, joint_codecs, sparsifiers, value_codecs
+from hvd_deepreduce.wire import standalone as wire
+from hvd_deepreduce.wire.decoding import decode_part
 from tests.golden import make
 
 FILES = sorted(make.FOLDER.glob("*.hvdr"))

@@ -6,14 +6,14 @@ Kostopoulou et al., "DeepReduce", 2021, appendix B.3, B.4, C, C.1 and D. docs/pa
 import numpy as np
 import pytest
 
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.index.bloom import Bloom
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.value.fit_poly import FitPoly
+from hvd_deepreduce.codecs.value.qsgd import QSGD
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.container import unpack
-from hvd_deepreduce.decoding import decode_part
-from hvd_deepreduce.index.bloom import Bloom
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.value.fit_poly import FitPoly
-from hvd_deepreduce.value.qsgd import QSGD
+from hvd_deepreduce.wire.decoding import decode_part
+from hvd_deepreduce.wire.standalone import unpack
 
 D, R = 4000, 200
 

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from hvd_deepreduce import losses, presets
+from hvd_deepreduce.config import presets
+from hvd_deepreduce.tools.advise import losses
 from tests.ranks import ROOT
 
 ROWS = {

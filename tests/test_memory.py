@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.memory import Memory
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.pipeline.residuals import Memory
 from tests import cases
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)

@@ -6,13 +6,13 @@ import struct
 import numpy as np
 import pytest
 
-from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import RngKey, joint_codecs
+from hvd_deepreduce.codecs.interfaces import RngKey, joint_codecs
+from hvd_deepreduce.codecs.joint.stream_format import CODED, HEADER, PAIRS, PLAIN, unpack
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.container import Container, ContainerError
-from hvd_deepreduce.decoding import decode_part
-from hvd_deepreduce.joint.stream_format import CODED, HEADER, PAIRS, PLAIN, unpack
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.wire import standalone as wire
+from hvd_deepreduce.wire.decoding import decode_part
+from hvd_deepreduce.wire.standalone import Container, ContainerError
 from tests import cases
 from tests.oracle import container as oracle
 

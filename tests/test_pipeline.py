@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.container import ContainerError
-from hvd_deepreduce.decoding import decode_part, unordered
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.ops import arrays, deferred
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.wire import standalone as wire
+from hvd_deepreduce.wire.decoding import decode_part, unordered
+from hvd_deepreduce.wire.standalone import ContainerError
 from tests import cases
 from tests.oracle import container as oracle_container
 from tests.oracle import pipeline as oracle

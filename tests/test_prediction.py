@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_deepreduce import Config, advice, prediction
-from hvd_deepreduce.prediction import CodecSpeed, Job, Link, Machine, NotPredictedError
+from hvd_deepreduce import Config
+from hvd_deepreduce.tools.advise import prediction, report
+from hvd_deepreduce.tools.advise.prediction import CodecSpeed, Job, Link, Machine, NotPredictedError
 
 MACHINE = Machine(copy=0.0, half=2e-9)
 COPYING = Machine(copy=1e-10, half=2e-9)
@@ -139,7 +140,7 @@ def test_what_is_not_modelled_is_said(name):
     job = replace(JOB, per_host=2)
     with pytest.raises(NotPredictedError, match="predicted"):
         prediction.compressed(name, Config.load(name), job, GIGABIT, MACHINE, SPEED)
-    found = advice.advise(replace(job, sizes=[1000]), GIGABIT, [(name, Config.load(name))])
+    found = report.advise(replace(job, sizes=[1000]), GIGABIT, [(name, Config.load(name))])
     assert list(found.left_out) == [name] and len(found.predictions) == 3
 
 
@@ -196,7 +197,7 @@ def test_the_slowest_link_is_for_the_fewest_bytes():
 def an_advice(seconds, optimizer="sgd", asked=False, **updates):
     rows = [prediction.Prediction(name, False, one) for name, one in {"no exchange": 0.1, **seconds}.items()]
     rows += [prediction.Prediction(name, True, one, every=4) for name, one in updates.items()]
-    return advice.Advice(JOB, GIGABIT, rows, optimizer=optimizer, asked=asked)
+    return report.Advice(JOB, GIGABIT, rows, optimizer=optimizer, asked=asked)
 
 
 def test_advice_for_dense_says_by_how_much():
@@ -263,9 +264,9 @@ def test_without_an_optimizer_there_are_two_answers():
 
 def test_an_unknown_optimizer_is_an_error():
     with pytest.raises(ValueError, match="did you mean 'adamw'"):
-        advice.advise(JOB, GIGABIT, optimizer="admw")
+        report.advise(JOB, GIGABIT, optimizer="admw")
 
 
 def test_advice_needs_two_ranks():
     with pytest.raises(ValueError, match="ranks is 1; it must be 2 or more"):
-        advice.advise(replace(JOB, ranks=1), GIGABIT, [])
+        report.advise(replace(JOB, ranks=1), GIGABIT, [])

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hvd_deepreduce import Config, ConfigError, presets, resources
+from hvd_deepreduce import Config, ConfigError, resources
+from hvd_deepreduce.config import presets
 
 FILES = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_deepreduce import container as wire
-from hvd_deepreduce import short_container as short
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.container import ContainerError
-from hvd_deepreduce.decoding import decode_part
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.wire import frame as short
+from hvd_deepreduce.wire import standalone as wire
+from hvd_deepreduce.wire.decoding import decode_part
+from hvd_deepreduce.wire.standalone import ContainerError
 from tests import cases
 from tests.oracle import short_container as oracle
 from tests.oracle.checksum import checksum

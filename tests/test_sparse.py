@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from hvd_deepreduce.sparse import SparseTensor
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
 
 
 def test_dense():

@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_deepreduce import Config, ContainerError, SparseTensor, short_container
-from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.decoding import decode_part
+from hvd_deepreduce import Config, ContainerError, SparseTensor
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.ops import sparse
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.wire import frame
+from hvd_deepreduce.wire import standalone as wire
+from hvd_deepreduce.wire.decoding import decode_part
 from tests import cases
 from tests.oracle import pipeline as oracle
 from tests.oracle import sparse_sum
@@ -90,7 +91,7 @@ def test_sent_and_residual_are_the_gradients(name):
         gradient = SparseTensor(numel, support, rng.standard_normal(support.size).astype(np.float32))
         container = pipeline.encode_sparse(gradient, residual, RngKey(1, 2, step), 2)
         expected = pipeline.expected(numel, residual.dtype, RngKey(1, 2, step))
-        sent += pipeline.decode_sparse(short_container.split(container, 1, [expected])[0], numel, sent.dtype).dense()
+        sent += pipeline.decode_sparse(frame.split(container, 1, [expected])[0], numel, sent.dtype).dense()
         given += gradient.dense()
     np.testing.assert_allclose(sent + residual, given, atol=2e-5)
 

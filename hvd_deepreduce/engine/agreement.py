@@ -13,8 +13,8 @@ import numpy as np
 import hvd_deepreduce
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine.collectives import Collectives
-from hvd_deepreduce.engine.meeting import Place
 from hvd_deepreduce.engine.quoting import quoted
+from hvd_deepreduce.engine.step_check import Place
 
 Descriptions = Sequence[tuple[str, tuple[int, ...], str]]
 """(name, shape, dtype) of each parameter, in the model's order."""

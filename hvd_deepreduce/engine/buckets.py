@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hvd_deepreduce.codec import Floats, RngKey
+from hvd_deepreduce.codecs.interfaces import Floats, RngKey
+from hvd_deepreduce.codecs.sparse_tensor import MAX_NUMEL
 from hvd_deepreduce.engine.parameter import Parameter
 from hvd_deepreduce.engine.tensors import Device
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.ops.dispatch import on_host
-from hvd_deepreduce.sparse import MAX_NUMEL
 
 _ON_HOST: Floats = np.empty(0, np.float32)
 

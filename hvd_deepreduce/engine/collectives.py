@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from hvd_deepreduce.codec import U8
+from hvd_deepreduce.codecs.interfaces import U8
 from hvd_deepreduce.engine.stats import Stats
 from hvd_deepreduce.exchange import traffic
 

@@ -12,27 +12,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hvd_deepreduce import bundle, short_container
-from hvd_deepreduce.bundle import Slice
-from hvd_deepreduce.codec import U8, Floats, RngKey
+from hvd_deepreduce.codecs.interfaces import U8, Floats, RngKey
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.engine import adaptive, meeting, sliced, small
+from hvd_deepreduce.config.error_feedback import DGC
+from hvd_deepreduce.engine import adaptive, sliced, small, step_check
 from hvd_deepreduce.engine.agreement import Agreement, Descriptions, MismatchError
 from hvd_deepreduce.engine.buckets import Bucket
-from hvd_deepreduce.engine.choice import Choice
 from hvd_deepreduce.engine.collectives import Collectives
-from hvd_deepreduce.engine.exchange_choice import choose
+from hvd_deepreduce.engine.dense_or_compressed import Choice
+from hvd_deepreduce.engine.exchange_autotune import choose
 from hvd_deepreduce.engine.parameter import VELOCITY, Parameter
 from hvd_deepreduce.engine.rank_state import RankState
 from hvd_deepreduce.engine.sliced import SlicedExchange
 from hvd_deepreduce.engine.stats import Report
 from hvd_deepreduce.exchange import traffic
-from hvd_deepreduce.feedback import DGC
 from hvd_deepreduce.ops import arrays, deferred
-from hvd_deepreduce.sparse import SparseTensor
+from hvd_deepreduce.pipeline import bundle
+from hvd_deepreduce.pipeline.bundle import Slice
+from hvd_deepreduce.wire import frame
 
 if TYPE_CHECKING:
-    from hvd_deepreduce.exchange.queue import ExchangeQueue
+    from hvd_deepreduce.exchange.mpi.queue import ExchangeQueue
 
 
 _log = logging.getLogger("hvd_deepreduce")
@@ -64,7 +65,7 @@ class Engine(RankState):
         self._agreement = Agreement(collectives)
         self._beginning = Lock()
         self.auto_over_mpi = True
-        self._place: meeting.Place = {}
+        self._place: step_check.Place = {}
 
     # All ranks together
 
@@ -100,14 +101,14 @@ class Engine(RankState):
             if chosen.config != self._running:
                 self._run(chosen.config)
 
-    def place(self) -> meeting.Place:
+    def place(self) -> step_check.Place:
         """Where this rank is before a step, for ``word``."""
         return {"step": max(map(_STEP, self.parameters.values()), default=0)}
 
     def word(
-        self, agreed: bool, discard: bool = False, place: meeting.Place | None = None, sends: bool = False
+        self, agreed: bool, discard: bool = False, place: step_check.Place | None = None, sends: bool = False
     ) -> Floats:
-        """What this rank says at the beginning of a step, to be summed over the ranks; see ``meeting.py``.
+        """What this rank says at the beginning of a step, to be summed over the ranks; see ``step_check.py``.
 
         Args:
             agreed: whether ``agree`` was called since ranks have come or gone.
@@ -118,7 +119,7 @@ class Engine(RankState):
         self.check_open()
         self._place = {} if place is None else place
         times = self.choice.word() if self.choice else (0, 0)
-        word = meeting.word(self._digest, agreed, discard, times, place, self.failed, sends)
+        word = step_check.word(self._digest, agreed, discard, times, place, self.failed, sends)
         self.stats.add(wire=traffic.allreduce(word.nbytes, self.collectives.size()))
         return word
 
@@ -139,11 +140,11 @@ class Engine(RankState):
             MismatchError: the ranks differ, or are at different places, or an error has left one behind; raised on all
                 ranks.
         """
-        heard = meeting.outcome(total, self.collectives.size())
+        heard = step_check.outcome(total, self.collectives.size())
         if heard.missing:
-            raise meeting.join_error(heard.missing)
+            raise step_check.join_error(heard.missing)
         if heard.failed:
-            raise MismatchError(meeting.left_behind(heard.failed))
+            raise MismatchError(step_check.left_behind(heard.failed))
         if heard.newcomers:
             if self.choice:  # a new rank has tried nothing yet
                 self.choice = Choice()
@@ -196,7 +197,7 @@ class Engine(RankState):
         """
         dense = self.choice is not None and self.choice.dense
         if dense and self.failed:
-            raise MismatchError(meeting.left_behind(1))
+            raise MismatchError(step_check.left_behind(1))
         return dense
 
     def to_flush(self, parameter: Parameter) -> bool:
@@ -315,8 +316,8 @@ class Engine(RankState):
         with self.receiving():
             pipeline, ranks = self.pipeline_of(parameter), self.collectives.size()
             expected = pipeline.expected(numel, dtype, key)
-            containers = short_container.split(gathered, ranks, [expected])[0]
-            own = short_container.size(containers[key.rank], expected.shared)
+            containers = frame.split(gathered, ranks, [expected])[0]
+            own = frame.size(containers[key.rank], expected.shared)
             self.stats.add(wire=traffic.allgather(own, gathered.size, ranks))
             return pipeline.decode_sparse(containers, numel, dtype, scale)
 

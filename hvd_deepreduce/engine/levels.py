@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hvd_deepreduce.config import Hierarchical
+from hvd_deepreduce.config.settings import Hierarchical
 from hvd_deepreduce.engine.agreement import read, refusal
 from hvd_deepreduce.engine.collectives import Collectives, NoSubsetsError
 from hvd_deepreduce.engine.quoting import quoted

@@ -11,26 +11,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hvd_deepreduce.codec import Floats
+from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.container import ContainerError
 from hvd_deepreduce.engine import cores, levels, timeline
 from hvd_deepreduce.engine import state as saved
 from hvd_deepreduce.engine.buckets import Bucket
-from hvd_deepreduce.engine.choice import Choice
 from hvd_deepreduce.engine.collectives import Collectives
-from hvd_deepreduce.engine.exchange_choice import candidates
-from hvd_deepreduce.engine.exchanges import Exchanges
+from hvd_deepreduce.engine.dense_or_compressed import Choice
+from hvd_deepreduce.engine.exchange_autotune import candidates
 from hvd_deepreduce.engine.levels import Levels
+from hvd_deepreduce.engine.mpi_queues import Exchanges
 from hvd_deepreduce.engine.parameter import Parameter
 from hvd_deepreduce.engine.pipelines import Pipelines
 from hvd_deepreduce.engine.stats import Stats
 from hvd_deepreduce.exchange.failures import LeftBehindError
 from hvd_deepreduce.exchange.settings import AutoExchange, ReduceScatter
 from hvd_deepreduce.exchange.two_levels import Kept
-from hvd_deepreduce.memory import Memory
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.pipeline.residuals import Memory
+from hvd_deepreduce.wire.standalone import ContainerError
 
 _log = logging.getLogger("hvd_deepreduce")
 _warn_once = lru_cache(_log.warning)

@@ -11,7 +11,7 @@ from threading import Lock
 from time import perf_counter
 from typing import Any, Generic
 
-from hvd_deepreduce.codec import U8, Floats, RngKey
+from hvd_deepreduce.codecs.interfaces import U8, Floats, RngKey
 from hvd_deepreduce.engine.buckets import Bucket, BucketLayout, Member
 from hvd_deepreduce.engine.engine import Engine
 from hvd_deepreduce.engine.parameter import Parameter

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hvd_deepreduce.codec import U8, Floats
-from hvd_deepreduce.container import refusal
-from hvd_deepreduce.sparse import SparseTensor
+from hvd_deepreduce.codecs.interfaces import U8, Floats
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
+from hvd_deepreduce.wire.standalone import refusal
 
 Integers = npt.NDArray[np.signedinteger[Any]]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.bundle import Slice
-from hvd_deepreduce.codec import Floats, RngKey
+from hvd_deepreduce.codecs.interfaces import Floats, RngKey
+from hvd_deepreduce.config.error_feedback import DGC
 from hvd_deepreduce.engine.buckets import Bucket
 from hvd_deepreduce.engine.collectives import Collectives
 from hvd_deepreduce.engine.levels import Levels
@@ -20,7 +20,7 @@ from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.exchange.balance import AllGather, AllToAll, Inside
 from hvd_deepreduce.exchange.reduce_scatter import SlicedSum, Slices
 from hvd_deepreduce.exchange.two_levels import Total, TwoLevelSum
-from hvd_deepreduce.feedback import DGC
+from hvd_deepreduce.pipeline.bundle import Slice
 
 
 class SlicedExchange:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hvd_deepreduce.feedback import DGC
+from hvd_deepreduce.config.error_feedback import DGC
 from hvd_deepreduce.pipeline import Pipeline
 
 LARGE = 1024

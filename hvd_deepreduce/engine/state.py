@@ -13,7 +13,7 @@ from zipfile import ZIP_STORED, ZipFile
 import numpy as np
 import numpy.typing as npt
 
-from hvd_deepreduce.codec import Floats
+from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.engine.parameter import VELOCITY, Parameter, owner
 from hvd_deepreduce.engine.quoting import quoted
 from hvd_deepreduce.ops import deferred

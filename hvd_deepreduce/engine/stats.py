@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hvd_deepreduce.codec import Floats
+from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.engine.timeline import Watch
 from hvd_deepreduce.exchange.traffic import NOTHING, Traffic
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
-from hvd_deepreduce.codec import Floats
+from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.ops.dispatch import on_host
 
 G = TypeVar("G")

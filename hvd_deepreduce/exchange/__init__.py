@@ -1,21 +1,6 @@
-"""Sparse allreduces over mpi4py, with or without Horovod: how the ranks' sparse tensors become one sum.
+"""How the ranks' containers become one sum.
 
-The allreduces, one file each; each has ``allreduce(comm, tensor, ...) -> sum``, which needs mpi4py, and its programs,
-which do not:
-
-- ``densestream``: sums parts on the way; the bytes per rank hardly grow with the ranks where supports overlap.
-- ``sparcml``: SparCML's split-allgather and recursive doubling, with their switch to dense ranges.
-- ``topk_allgather``: every rank gets every rank's elements; the least work for few ranks.
-
-The modules, in an order in which each imports only modules above it. One exception: the three allreduces import
-``session`` when they are called, so that their programs need no MPI.
-
-    errors settings traffic    what users see: errors, settings, the registry; bytes on the wire  no MPI
-    messages opening           the bytes of a message, and of what a rank hands in when it comes  no MPI
-    transport schedules        programs and their messages; who sends to whom in which round      no MPI
-    sum_buffer                 where the result is collected                                      no MPI
-    densestream sparcml topk_allgather
-    simulation costs           the programs without MPI; the cost model                           no MPI
-    mpi_transport session      messages over MPI; one allreduce from meeting to agreement         MPI
-    queue                      a training job's exchanges, in order, on a thread                  MPI
+``settings`` has the settings of each exchange and the registry, ``traffic`` what an operation puts on the wire, and
+``costs`` the cost model. ``reduce_scatter`` and ``two_levels`` are programs of one rank over the collectives of a job;
+``balance``, ``short_slices`` and ``failures`` are their parts. ``mpi`` has the sparse allreduces over mpi4py.
 """

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_deepreduce.codec import U8, U32
-from hvd_deepreduce.container import ContainerError, refusal
+from hvd_deepreduce.codecs.interfaces import U8, U32
+from hvd_deepreduce.wire.standalone import ContainerError, refusal
 
 I64 = NDArray[np.int64]
 CELLS_PER_PART, LEAST_CELLS = 4, 256

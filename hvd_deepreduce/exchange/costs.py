@@ -14,7 +14,7 @@ from __future__ import annotations
 from math import ceil, expm1, log1p, log2
 from typing import NamedTuple
 
-from hvd_deepreduce.exchange import opening
+from hvd_deepreduce.exchange.mpi import announcement
 
 AGREEMENT = 3
 """The numbers (uint64) in a session's last small allreduce (``session.py``)."""
@@ -142,14 +142,14 @@ def small_collectives(ranks: int, *cells: int) -> Cost:
     """What a call sends beside its programs' messages: the allgather of the cards, the sums of the histogram
     (DenseStream on more than two ranks: so many cells in each round; the others do without), and the agreement.
 
-    More than ``opening.MOST_CARDS`` ranks take an allreduce in place of the cards. The allgather is counted as
+    More than ``announcement.MOST_CARDS`` ranks take an allreduce in place of the cards. The allgather is counted as
     recursive doubling, each sum as a reduction to one rank and a broadcast, over binomial trees: 2 ceil(log2 P)
     messages one after the other, and up to ceil(log2 P) received by one rank. A word is 8 bytes here.
     """
     numbers = [AGREEMENT, *cells]
-    depth, cards = ceil(log2(ranks)), (ranks - 1) * (opening.CARD_BYTES // 8)
-    if ranks > opening.MOST_CARDS:
-        numbers.append(opening.REDUCED)
+    depth, cards = ceil(log2(ranks)), (ranks - 1) * (announcement.CARD_BYTES // 8)
+    if ranks > announcement.MOST_CARDS:
+        numbers.append(announcement.REDUCED)
         words = sum(numbers)
         return Cost(2 * depth * len(numbers), words, depth * words)
     return Cost(depth + 2 * depth * len(numbers), cards + min(depth, 1) * sum(numbers), cards + depth * sum(numbers))

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.codec import U8
-from hvd_deepreduce.container import ContainerError
+from hvd_deepreduce.codecs.interfaces import U8
 from hvd_deepreduce.ops import sections
+from hvd_deepreduce.wire.standalone import ContainerError
 
 _ERROR = struct.Struct("<IBI")
 _ERROR_FORM = 255

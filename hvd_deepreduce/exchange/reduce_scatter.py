@@ -30,19 +30,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from hvd_deepreduce import short_container
-from hvd_deepreduce.codec import U8, U32, Floats, Parts, RngKey, Sparsifier
-from hvd_deepreduce.container import Container, ContainerError, named, refusal
-from hvd_deepreduce.decoding import decode_part, decode_parts
+from hvd_deepreduce.codecs.interfaces import U8, U32, Floats, Parts, RngKey, Sparsifier
+from hvd_deepreduce.codecs.sparsify.nonzero import NonZero
+from hvd_deepreduce.codecs.sparsify.topk import TopK, kept_of
+from hvd_deepreduce.codecs.value.raw import Raw
 from hvd_deepreduce.exchange.balance import AllGather, AllToAll, balanced_bounds, equal_bounds, quotas
 from hvd_deepreduce.exchange.failures import GoesOn, error_in, told
 from hvd_deepreduce.exchange.settings import ReduceScatter
 from hvd_deepreduce.exchange.short_slices import ShortSlices
 from hvd_deepreduce.ops import arrays, deferred, momentum, sections
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.sparsify.nonzero import NonZero
-from hvd_deepreduce.sparsify.topk import TopK, kept_of
-from hvd_deepreduce.value.raw import Raw
+from hvd_deepreduce.wire import frame
+from hvd_deepreduce.wire.decoding import decode_part, decode_parts
+from hvd_deepreduce.wire.standalone import Container, ContainerError, named, refusal
 
 R = TypeVar("R")
 Part = tuple[U32 | None, Floats]
@@ -170,7 +170,7 @@ class SlicedSum(GoesOn):
         return short
 
     def _lengthened(
-        self, data: U8, sizes: list[int] | None, expected: list[short_container.Expected], ranks: list[int]
+        self, data: U8, sizes: list[int] | None, expected: list[frame.Expected], ranks: list[int]
     ) -> tuple[U8, list[int]]:
         """The containers that have travelled, one of each of ``ranks``; and their sizes.
 
@@ -293,8 +293,8 @@ class SlicedSum(GoesOn):
 
             def unpack() -> list[Container]:
                 if numel and sections.at_once(received):
-                    of_all = short_container.split(received, self.ranks, [expected])[0]
-                    if [short_container.size(one, expected.shared) for one in of_all] != sizes:
+                    of_all = frame.split(received, self.ranks, [expected])[0]
+                    if [frame.size(one, expected.shared) for one in of_all] != sizes:
                         raise ContainerError("a container has another size than was announced")
                     return of_all
                 ends = np.cumsum(sizes).tolist()
@@ -344,14 +344,14 @@ class SlicedSum(GoesOn):
                 unpacked: list[tuple[int, int, int, Container]] = []
                 at = 0
                 if numels and sections.at_once(gathered):
-                    of_slices = short_container.split(gathered, 1, all_expected)
+                    of_slices = frame.split(gathered, 1, all_expected)
                     return [(*slices[owner], owner, one) for owner, (one,) in zip(filled, of_slices, strict=True)]
                 for owner, (begin, end) in enumerate(slices):
                     if begin < end:
                         expected = pipeline.expected(end - begin, dtype, keys[owner])
                         container = _unpacked(gathered[at:], expected, owner, alone=False)
                         unpacked.append((begin, end, owner, container))
-                        at += short_container.size(container, expected.shared)
+                        at += frame.size(container, expected.shared)
                 if at != gathered.size:
                     raise error_in(gathered[at:]) or refusal(
                         filled[-1] if filled else 0, f"{gathered.size - at} bytes follow it, which is the last"
@@ -402,14 +402,14 @@ def _decode(containers: list[Container], numel: int, data: U8) -> list[Part]:
     return deferred.run_deferred(data, lambda: decode_parts(containers, numel))
 
 
-def _unpacked(message: U8, expected: short_container.Expected, rank: int, alone: bool = True) -> Container:
+def _unpacked(message: U8, expected: frame.Expected, rank: int, alone: bool = True) -> Container:
     """The container at the begin of ``message``; ``alone``: nothing follows it.
 
     Raises:
         ContainerError: it cannot be read, or it is an error that the sender tells.
     """
     try:
-        container, size = short_container.unpack(message, expected, rank)
+        container, size = frame.unpack(message, expected, rank)
     except ContainerError as error:
         raise error_in(message) or error from None
     if alone and size != message.size:

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from pydantic import Field
 
-from hvd_deepreduce.codec import Codec, Floats, Registry, RngKey
+from hvd_deepreduce.codecs.interfaces import Codec, Floats, Registry, RngKey
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
 from hvd_deepreduce.exchange.traffic import Traffic
-from hvd_deepreduce.sparse import SparseTensor
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -187,7 +187,7 @@ class DenseStreamExchange(Exchange):
 
     name = "densestream"
     id = 2
-    implementation = "hvd_deepreduce.exchange.densestream:run_exchange"
+    implementation = "hvd_deepreduce.exchange.mpi.densestream:run_exchange"
     in_session = on_gpu = True
     coded: bool = Field(True, strict=True)
     value: Literal["raw", "float16", "bfloat16", "qsgd"] = "raw"
@@ -206,7 +206,7 @@ class TopKAllGather(Exchange):
 
     name = "topk_allgather"
     id = 3
-    implementation = "hvd_deepreduce.exchange.topk_allgather:run_exchange"
+    implementation = "hvd_deepreduce.exchange.mpi.topk_allgather:run_exchange"
     in_session = on_gpu = True
 
 
@@ -220,6 +220,6 @@ class SparCML(Exchange):
 
     name = "sparcml"
     id = 4
-    implementation = "hvd_deepreduce.exchange.sparcml:run_exchange"
+    implementation = "hvd_deepreduce.exchange.mpi.sparcml:run_exchange"
     in_session = on_gpu = True
     algorithm: Literal["auto", "split_allgather", "recursive_doubling"] = "auto"

@@ -21,15 +21,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hvd_deepreduce import short_container
-from hvd_deepreduce.codec import U8, IndexCodec, RngKey, ValueCodec
+from hvd_deepreduce.codecs.interfaces import U8, IndexCodec, RngKey, ValueCodec
+from hvd_deepreduce.codecs.sparsify.topk import kept_of
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.container import refusal
 from hvd_deepreduce.exchange.settings import ReduceScatter
 from hvd_deepreduce.ops import sections
 from hvd_deepreduce.ops.sections import NUMBER_BYTES, read_varint, varint
-from hvd_deepreduce.short_container import FIXED, SPARSE, Expected
-from hvd_deepreduce.sparsify.topk import kept_of
+from hvd_deepreduce.wire import frame
+from hvd_deepreduce.wire.frame import FIXED, SPARSE, Expected
+from hvd_deepreduce.wire.standalone import refusal
 
 MEAN = 64
 """The most elements of a slice of mean length for which an exchange uses short forms. They save about a fifth then."""
@@ -140,7 +140,7 @@ class ShortSlices:
         assert layout is not None
         rest, at = _taken(data, at, layout[1] - len(layout[0]))
         if _check(form, data[begin:at], expected) != check:
-            raise ValueError(short_container.not_of(expected.key))
+            raise ValueError(frame.not_of(expected.key))
         header = FIXED.pack(0, _FORM) + b"".join(map(varint, (count, len(index), layout[1])))
         long = header + index + layout[0] + rest
         return _checksum(long, expected) + long[4:], at
@@ -154,7 +154,7 @@ class ShortSlices:
 
 
 def _salt(expected: Expected) -> int:
-    return short_container.salt(expected.shared.digest, expected.numel, expected.dtype, expected.key)
+    return frame.salt(expected.shared.digest, expected.numel, expected.dtype, expected.key)
 
 
 def _checksum(container: bytes, expected: Expected) -> bytes:

@@ -26,16 +26,16 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce import bundle, short_container
-from hvd_deepreduce.bundle import Slice
-from hvd_deepreduce.codec import U8, Floats, RngKey
-from hvd_deepreduce.container import ContainerError, named, refusal
+from hvd_deepreduce.codecs.interfaces import U8, Floats, RngKey
 from hvd_deepreduce.exchange.balance import AllGather, AllToAll, Inside, equal_bounds
 from hvd_deepreduce.exchange.failures import LEFT_BEHIND, GoesOn, LeftBehindError, error_in, told
 from hvd_deepreduce.exchange.reduce_scatter import MAX_BYTES, SlicedSum
 from hvd_deepreduce.exchange.settings import ReduceScatter
 from hvd_deepreduce.ops import arrays, deferred
-from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.pipeline import Pipeline, bundle
+from hvd_deepreduce.pipeline.bundle import Slice
+from hvd_deepreduce.wire import frame
+from hvd_deepreduce.wire.standalone import ContainerError, named, refusal
 
 STRIDE = 0x85EBCA77
 """Between the numbers of slices in keys. ``reduce_scatter`` divides a slice again, by another one."""
@@ -290,7 +290,7 @@ class TwoLevelSum(GoesOn):
                     return error
                 for pipeline, (first, last), key in tensors:
                     expected = pipeline.expected(last - first, like.dtype, key)
-                    at += short_container.unpack(gathered[at:], expected, node)[1]
+                    at += frame.unpack(gathered[at:], expected, node)[1]
         except ContainerError:
             pass
         return None

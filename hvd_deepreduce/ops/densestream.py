@@ -1,4 +1,4 @@
-"""DenseStream: a sparse vector as dense blocks (joint/densestream.py, exchange/densestream.py).
+"""DenseStream: a sparse vector as dense blocks (codecs/joint/densestream.py, exchange/mpi/densestream.py).
 
 A stream is three arrays: ``starts`` and ``lengths``, uint32 ``[blocks]``, and ``values``, float32 or float64, the
 blocks' values one after the other with the zeros inside blocks written out. kernels/densestream/densestream.h draws it.

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from hvd_deepreduce.ops import arrays, sections
 from hvd_deepreduce.ops.bits import packed_bytes
-from hvd_deepreduce.ops.buckets import bucket_count
 from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, i32, launch, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
+from hvd_deepreduce.ops.groups import bucket_count
 from hvd_deepreduce.ops.library import NonFiniteError, address, kernel
 from hvd_deepreduce.ops.rice_blocks import blocks_of
 from hvd_deepreduce.ops.types import F32, U8, Device

@@ -1,4 +1,4 @@
-"""Values in 16 bits: IEEE float16 or bfloat16 (value/half.py)."""
+"""Values in 16 bits: IEEE float16 or bfloat16 (codecs/value/half.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Splits of least squared error, by Lloyd's algorithm on a histogram of the values (value/quantile.py).
+"""Splits of least squared error, by Lloyd's algorithm on a histogram of the values (codecs/value/quantile.py).
 
 Lloyd, "Least squares quantization in PCM", 1957 (IEEE Transactions on Information Theory, 1982). The histogram is exact
 in integers and small, so host and GPU find the same splits from it.

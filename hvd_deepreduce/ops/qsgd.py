@@ -1,4 +1,4 @@
-"""QSGD: values as codes of a bucket's norm, stochastically rounded (value/qsgd.py).
+"""QSGD: values as codes of a bucket's norm, stochastically rounded (codecs/value/qsgd.py).
 
 A bucket is a run of ``bucket_size`` consecutive values with one norm. A value's code is s + sign * level, 0 .. 2 s,
 with s = ``levels`` levels of each sign. The random numbers depend on (seed, parameter, step, rank) and the value's
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from hvd_deepreduce.ops import buckets, sections
+from hvd_deepreduce.ops import groups, sections
 from hvd_deepreduce.ops.bits import pack, packed_bytes, unpack
-from hvd_deepreduce.ops.buckets import bucket_count, capped
 from hvd_deepreduce.ops.deferred import decode_values
 from hvd_deepreduce.ops.device import THREADS, array_module, f32, grid, key_words, launch, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
+from hvd_deepreduce.ops.groups import bucket_count, capped
 from hvd_deepreduce.ops.library import address, check, check_size, kernel
 from hvd_deepreduce.ops.types import F32, U8, Device
 
@@ -75,8 +75,8 @@ def _(
 def norms_and_codes(
     values: F32, bucket_size: int, levels: int, l2: bool, seed: int, parameter: int, step: int, rank: int
 ) -> tuple[F32, U8]:
-    """The norms of the buckets (``buckets.norms``) and the codes of the values (``quantize``)."""
-    norms = buckets.norms.host(values, bucket_size, l2)
+    """The norms of the buckets (``groups.norms``) and the codes of the values (``quantize``)."""
+    norms = groups.norms.host(values, bucket_size, l2)
     return norms, quantize.host(values, norms, bucket_size, levels, seed, parameter, step, rank)
 
 
@@ -86,7 +86,7 @@ def _(
 ) -> tuple[Device, Device]:
     xp, n, key = array_module(values), values.size, (seed, parameter, step, rank)
     if l2 or not n or not _one_launch(bucket_size):
-        norms = buckets.norms(values, bucket_size, l2)
+        norms = groups.norms(values, bucket_size, l2)
         return norms, quantize(values, norms, bucket_size, levels, *key)
     norms, codes = xp.empty(bucket_count(n, bucket_size), f32), xp.empty(n, np.uint8)
     launch(
@@ -164,7 +164,7 @@ def encode_section(
         header: up to 64 bytes.
         values: float32, finite.
         bits: of a code, 2 to 8.
-        l2: as in ``buckets.norms``.
+        l2: as in ``groups.norms``.
     """
     norms, codes = norms_and_codes.host(values, bucket_size, levels_of(bits), l2, seed, parameter, step, rank)
     return sections.join.host(header, norms, pack.host(codes, bits))

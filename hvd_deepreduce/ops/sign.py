@@ -1,13 +1,13 @@
-"""Signs, a bit each, and values of one magnitude per bucket (value/sign.py, value/natural.py)."""
+"""Signs, a bit each, and values of one magnitude per bucket (codecs/value/sign.py, codecs/value/natural.py)."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from hvd_deepreduce.ops.buckets import capped
 from hvd_deepreduce.ops.deferred import decode_values
 from hvd_deepreduce.ops.device import array_module, grid, launch, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
+from hvd_deepreduce.ops.groups import capped
 from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import F32, U8, Device
 

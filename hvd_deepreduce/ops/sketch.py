@@ -1,4 +1,4 @@
-"""MinMaxSketches of quantile buckets, and their sections (joint/minmax_sketch.py).
+"""MinMaxSketches of quantile buckets, and their sections (codecs/joint/minmax_sketch.py).
 
 The buckets of each sign are cut into groups, and the elements of a group go into one sketch: a key's bin holds the
 number of its bucket within the group. kernels/sketch/sketch.h draws a sketch. The section::
@@ -72,7 +72,7 @@ class Header(NamedTuple):
         negative: buckets of negative values, which come first.
         groups_below: groups of negative buckets.
         groups_above: groups of the other buckets.
-        form: 0: with keys; 1: all elements of a dense tensor, without keys (joint/minmax_sketch.py).
+        form: 0: with keys; 1: all elements of a dense tensor, without keys (codecs/joint/minmax_sketch.py).
     """
 
     rows: int
@@ -479,7 +479,7 @@ def decode(section: U8, numel: int, count: int, coded: bool, seed: int, paramete
     On a GPU, the host waits for the device at least once for each group.
 
     Args:
-        section: its header must be valid, and its means and sizes complete; joint/minmax_sketch.py checks that.
+        section: its header must be valid, and its means and sizes complete; codecs/joint/minmax_sketch.py checks that.
         numel: the keys must be below it.
         count: at least one.
         coded, seed, parameter, step: as in ``encode``.

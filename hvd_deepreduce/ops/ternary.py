@@ -1,4 +1,4 @@
-"""Ternary digits, five to a byte; kernels/ternary/trits.h draws the bytes (value/ternary.py)."""
+"""Ternary digits, five to a byte; kernels/ternary/trits.h draws the bytes (codecs/value/ternary.py)."""
 
 from __future__ import annotations
 

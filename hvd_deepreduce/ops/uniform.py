@@ -1,4 +1,4 @@
-"""Uniform levels between the least and the largest value of a bucket, stochastically rounded (value/uniform.py).
+"""Uniform levels between the least and the largest value of a bucket, stochastically rounded (codecs/value/uniform.py).
 
 A bucket is a run of ``bucket_size`` consecutive values. The random numbers depend on (seed, parameter, step, rank) and
 the value's place.
@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_deepreduce.ops.buckets import bucket_count, capped, chunk_grid
 from hvd_deepreduce.ops.deferred import decode_values
 from hvd_deepreduce.ops.device import THREADS, array_module, cleared, f32, f64, grid, key_words, launch, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
+from hvd_deepreduce.ops.groups import bucket_count, capped, chunk_grid
 from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import F32, Device
 

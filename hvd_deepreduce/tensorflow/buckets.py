@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_deepreduce.codec import Floats
+from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.engine import Bucket, BucketLayout, Engine, Member, Parameter
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.tensorflow.graph import Graph, Slot, Step, Unit

@@ -11,9 +11,9 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.tensorflow.compression import Compressor
 
-from hvd_deepreduce import capture
-from hvd_deepreduce.capture import Recorder
 from hvd_deepreduce.tensorflow.graph import current_place, without_order
+from hvd_deepreduce.tools import recorder
+from hvd_deepreduce.tools.recorder import Recorder
 
 
 class Capture(Compressor):  # type: ignore[misc]
@@ -46,13 +46,13 @@ class Capture(Compressor):  # type: ignore[misc]
         only: str = "*",
         all_ranks: bool = False,
         passes: int = 1,
-        max_bytes: int = capture.MAX_BYTES,
+        max_bytes: int = recorder.MAX_BYTES,
     ) -> None:
         self._inner = hvd.Compression.none if compression is None else compression
         self._known = [(variable.name.removesuffix(":0"), tuple(variable.shape)) for variable in variables]
         self._seen: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._recorder: Recorder | None = None
-        path, numbers = capture.where(file, steps, hvd.rank(), all_ranks)
+        path, numbers = recorder.where(file, steps, hvd.rank(), all_ranks)
         if path is None:
             return
         self._recorder = Recorder(

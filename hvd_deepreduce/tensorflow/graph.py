@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvd_deepreduce.codec import Floats, RngKey
+from hvd_deepreduce.codecs.interfaces import Floats, RngKey
 from hvd_deepreduce.engine import BucketLayout, Parameter
 
 # The conditional (is there more than one rank?) in which Horovod puts a tensor or group of a tape or optimizer.

@@ -20,13 +20,13 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from hvd_deepreduce.codec import Floats
-from hvd_deepreduce.container import ContainerError
+from hvd_deepreduce.codecs.interfaces import Floats
+from hvd_deepreduce.codecs.sparse_tensor import MAX_NUMEL
 from hvd_deepreduce.engine import Engine, Parameter, rows
 from hvd_deepreduce.exchange import traffic
-from hvd_deepreduce.sparse import MAX_NUMEL
 from hvd_deepreduce.tensorflow.graph import Graph, Slot, conditionals
 from hvd_deepreduce.tensorflow.steps import Steps
+from hvd_deepreduce.wire.standalone import ContainerError
 
 Numbers = npt.NDArray[Any]
 

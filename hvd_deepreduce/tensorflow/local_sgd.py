@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Snapshot, Told
-from hvd_deepreduce.engine.local import Every, Times, with_local
+from hvd_deepreduce.engine.local_sgd import Every, Times, with_local
 from hvd_deepreduce.engine.reporting import Reporting
 from hvd_deepreduce.engine.state import Reshard, State, from_bytes, to_bytes
 from hvd_deepreduce.engine.stats import Report, Stats

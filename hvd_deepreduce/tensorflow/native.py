@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvd_deepreduce.codec import Floats
+from hvd_deepreduce.codecs.interfaces import Floats
 
 PATH = Path(__file__).parent.parent / f"_tensorflow-{tf.__version__}.so"
 FULL, WANTED, HELD = 1, 2, 3

@@ -14,8 +14,8 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from hvd_deepreduce.codec import Floats
-from hvd_deepreduce.engine import Engine, meeting
+from hvd_deepreduce.codecs.interfaces import Floats
+from hvd_deepreduce.engine import Engine, step_check
 from hvd_deepreduce.horovod import SAME_STEPS
 from hvd_deepreduce.ops import device
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
@@ -126,7 +126,7 @@ class Operations:
             return number
 
         word = tf.numpy_function(speak, [number], tf.float64, name="deepreduce_word")
-        word.set_shape([meeting.WORDS])
+        word.set_shape([step_check.WORDS])
         # Functions of another name on another rank (use_generic_names of the tape) have their meetings in common.
         name = f"deepreduce_meeting_{handshake.number}_{graph.index}"
         total = hvd.allreduce(
@@ -138,7 +138,7 @@ class Operations:
             without_order(operation)
         return heard
 
-    def _place(self, graph: Graph) -> meeting.Place | None:
+    def _place(self, graph: Graph) -> step_check.Place | None:
         """The graph's step, by its parameters: ranks may have traced a function again at other steps."""
         if self._handshake.models_agree:
             with suppress(ValueError):  # a state of another model, which the step itself refuses

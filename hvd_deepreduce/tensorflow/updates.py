@@ -1,4 +1,4 @@
-"""The anchor of one rank, and what TensorFlow does in an exchange; ``engine/local.py`` says when there is one.
+"""The anchor of one rank, and what TensorFlow does in an exchange; ``engine/local_sgd.py`` says when there is one.
 
 Updates are flat NumPy arrays: they are encoded on the host.
 """
@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from hvd_deepreduce.codec import Floats
+from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Parameter, Snapshot, Tensors
 from hvd_deepreduce.engine.fragments import Fragment
-from hvd_deepreduce.engine.local import Every, LocalExchanges, Times
+from hvd_deepreduce.engine.local_sgd import Every, LocalExchanges, Times
 from hvd_deepreduce.engine.quoting import quoted
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives, await_ranks

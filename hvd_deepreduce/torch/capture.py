@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from hvd_deepreduce import capture
-from hvd_deepreduce.capture import Array, Recorder
+from hvd_deepreduce.tools import recorder
+from hvd_deepreduce.tools.recorder import Array, Recorder
 
 
 class Capture:
@@ -51,10 +51,10 @@ class Capture:
         only: str = "*",
         all_ranks: bool = False,
         passes: int = 1,
-        max_bytes: int = capture.MAX_BYTES,
+        max_bytes: int = recorder.MAX_BYTES,
     ) -> None:
         rank = _rank()
-        path, numbers = capture.where(file, steps, rank, all_ranks)
+        path, numbers = recorder.where(file, steps, rank, all_ranks)
         self._handles: list[Any] = []
         self._recorder: Recorder | None = None
         if path is None:

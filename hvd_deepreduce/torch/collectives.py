@@ -14,8 +14,8 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from hvd_deepreduce.codec import U8, Floats
-from hvd_deepreduce.engine import MismatchError, meeting
+from hvd_deepreduce.codecs.interfaces import U8, Floats
+from hvd_deepreduce.engine import MismatchError, step_check
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.horovod import NOBODY_CAME, WARN_SECONDS, HorovodCollectives, handshake_seconds
 from hvd_deepreduce.torch.tensors import TorchTensors
@@ -179,7 +179,8 @@ class TorchCollectives(HorovodCollectives):
             if self._meeting is not None:
                 if self._total is None and hvd.poll(self._meeting):
                     self._total = hvd.synchronize(self._meeting).numpy()
-                if self._total is not None and meeting.outcome(self._total, self.size()) == meeting.Outcome(0, 0, True):
+                nothing = step_check.Outcome(0, 0, True)
+                if self._total is not None and step_check.outcome(self._total, self.size()) == nothing:
                     self.wait_meeting()
             if self._meeting is None and self._failure is None:
                 self._start(started)

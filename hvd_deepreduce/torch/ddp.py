@@ -15,12 +15,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hvd_deepreduce.codec import Floats
+from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine.reporting import Reporting
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.engine.stats import Report, Stats
-from hvd_deepreduce.torch.buckets import Buckets, Loaded, for_buckets, models_of
+from hvd_deepreduce.torch.ddp_driver import Buckets, Loaded, for_buckets, models_of
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.rendezvous import Rendezvous
 from hvd_deepreduce.torch.states import as_tensors

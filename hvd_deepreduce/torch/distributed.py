@@ -13,7 +13,7 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 
-from hvd_deepreduce.codec import U8, Floats
+from hvd_deepreduce.codecs.interfaces import U8, Floats
 from hvd_deepreduce.engine import Collectives
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.torch.tensors import TorchTensors

@@ -19,7 +19,8 @@ import horovod.torch as hvd
 import torch
 from horovod.torch.compression import Compressor
 
-from hvd_deepreduce.codec import Floats
+from hvd_deepreduce.codecs.interfaces import Floats
+from hvd_deepreduce.codecs.sparse_tensor import MAX_NUMEL
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Device, Engine, Parameter, Reducer, Snapshot, Ticket, Told, adaptive
 from hvd_deepreduce.engine.reducer import in_flight
@@ -29,7 +30,6 @@ from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.engine.stats import Report, Stats
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.horovod import SAME_STEPS
-from hvd_deepreduce.sparse import MAX_NUMEL
 from hvd_deepreduce.torch import sparse
 from hvd_deepreduce.torch.collectives import TorchCollectives, as_it_is, wire_device
 from hvd_deepreduce.torch.dense import Rest, as_it_came, flush

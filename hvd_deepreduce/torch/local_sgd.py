@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Snapshot, Told
-from hvd_deepreduce.engine.local import Every, Times, with_local
+from hvd_deepreduce.engine.local_sgd import Every, Times, with_local
 from hvd_deepreduce.engine.reporting import Reporting
 from hvd_deepreduce.engine.state import Reshard
 from hvd_deepreduce.engine.stats import Report, Stats

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
 from hvd_deepreduce.engine import Parameter, rows
-from hvd_deepreduce.sparse import SparseTensor
 
 BASE, DIGITS = 16, 4
 """Of a parameter's number in a carrier: digits that are exact in every floating-point dtype, even divided by ranks."""

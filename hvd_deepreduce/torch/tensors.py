@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from hvd_deepreduce.codec import Floats
+from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.engine import Device, Tensors
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.ops import device as cuda

@@ -1,4 +1,4 @@
-"""The anchor of one rank, and what PyTorch does in an exchange; ``engine/local.py`` says when there is one."""
+"""The anchor of one rank, and what PyTorch does in an exchange; ``engine/local_sgd.py`` says when there is one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hvd_deepreduce.codec import Floats
+from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Parameter, Snapshot
 from hvd_deepreduce.engine.fragments import Fragment
-from hvd_deepreduce.engine.local import Every, LocalExchanges, Times
+from hvd_deepreduce.engine.local_sgd import Every, LocalExchanges, Times
 from hvd_deepreduce.engine.state import Reshard
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.rendezvous import Rendezvous

@@ -1,4 +1,4 @@
-// Values in 16 bits (value/half.py), rounded to nearest, ties to even, and never up to infinity.
+// Values in 16 bits (codecs/value/half.py), rounded to nearest, ties to even, and never up to infinity.
 //
 //     section, as 16-bit words:  | 0 float16 or 1 bfloat16 | values [count] |
 #ifndef HVD_DEEPREDUCE_HALF_H

@@ -1,4 +1,4 @@
-// QSGD's section (value/qsgd.py), where no entropy coder is used:
+// QSGD's section (codecs/value/qsgd.py), where no entropy coder is used:
 //
 //     | header, 8 bytes | norms float32 [buckets] | codes, `bits` bits each |
 //

@@ -134,7 +134,7 @@ DR_API i64 dr_sketch_merge(const u32* keys, const float* values, u64 count, u64 
     return bad ? (i64)ERR_INDEX : 0;
 }
 
-// ---- A section of grouped sketches. ops/sketch.py draws it and writes the header; joint/minmax_sketch.py checks it.
+// ---- A section of grouped sketches. ops/sketch.py draws it and writes the header; codecs/joint/minmax_sketch.py checks it.
 struct Header {
     u8 rows, form, zeros[2];
     u32 columns;            // for each 65536 elements of a group

@@ -28,15 +28,16 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from hvd_deepreduce import ConfigError, ContainerError, captured
-from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.engine import MismatchError, choice
+from hvd_deepreduce import ConfigError, ContainerError
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.engine import MismatchError, dense_or_compressed
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.tools import gradient_file
 from hvd_deepreduce.torch import Capture, ddp, rendezvous
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.local_sgd import LocalSGD
 from hvd_deepreduce.torch.tensors import TorchTensors
+from hvd_deepreduce.wire import standalone as wire
 from tests.adapters import containers, timelines
 from tests.adapters.optimizer_warnings import heard
 from tests.adapters.reports import Heard
@@ -698,15 +699,15 @@ def settings_that_cannot_work_with_ddp():
 @case
 def a_job_that_chooses_sends_all_of_its_gradients():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choice, "BLOCK", 3)
-        patch.setattr(choice, "BLOCKS", 4)
+        patch.setattr(dense_or_compressed, "BLOCK", 3)
+        patch.setattr(dense_or_compressed, "BLOCKS", 4)
         seen = []
         model, state = hooked({**LOSSY, "mode": "auto"}, seen=seen)
         names = {id(p): name for name, p in model.module.named_parameters()}
         came = {name: torch.zeros(p.numel()) for name, p in model.module.named_parameters()}
         sent = copy.deepcopy(came)
         whole = []
-        for step in range(choice.WARM_UP + 18):
+        for step in range(dense_or_compressed.WARM_UP + 18):
             train(model, 1, step)
             for _, parameters, before, future in seen:
                 sizes = [p.numel() for p in parameters]
@@ -720,7 +721,8 @@ def a_job_that_chooses_sends_all_of_its_gradients():
         for name in came:
             torch.testing.assert_close(sent[name], average(came[name] - kept[name]), rtol=0, atol=1e-5)
         trial = [number // 3 % 2 == 0 for number in range(12)]
-        assert not any(whole[: choice.WARM_UP]) and whole[choice.WARM_UP :][:13] == [*trial, False]
+        warm_up = dense_or_compressed.WARM_UP
+        assert not any(whole[:warm_up]) and whole[warm_up:][:13] == [*trial, False]
         said = gathered(state.stats().said)
         assert len(set(said)) == 1 and ("gradients are dense" in said[0]) == whole[-1]
         same_everywhere(model)
@@ -1081,7 +1083,7 @@ def a_capture_is_what_a_rank_selects_from():
     train(model, 2, 2)
     path = f"{folder}/of_rank{rank}.npz"
     assert [str(file) for file in capture.files] == [path]
-    gradient, total = (captured.read(path, kind, rank) for kind in ("gradient", "accumulator"))
+    gradient, total = (gradient_file.read(path, kind, rank) for kind in ("gradient", "accumulator"))
     assert np.allclose(gradient, torch.cat([one.reshape(-1) for one in own]).numpy(), rtol=1e-5, atol=1e-7)
     residual = np.concatenate([before[name] for name, _ in module.named_parameters()])
     assert residual.any() and np.array_equal(total, gradient + residual)

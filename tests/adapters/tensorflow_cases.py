@@ -21,15 +21,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_deepreduce import Config, ConfigError, SparseTensor, captured
-from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.engine import MismatchError, choice
+from hvd_deepreduce import Config, ConfigError, SparseTensor
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.engine import MismatchError, dense_or_compressed
 from hvd_deepreduce.engine.state import to_bytes
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.tensorflow import Capture, DeepReduce, SaveState, callbacks, handshake, native, optimizers
 from hvd_deepreduce.tensorflow.elastic import TensorFlowState
+from hvd_deepreduce.tools import gradient_file
+from hvd_deepreduce.wire import standalone as wire
 from tests import cuda_emulator
 from tests.adapters import containers, dgc_job
 from tests.adapters.optimizer_warnings import heard
@@ -899,8 +900,8 @@ def steps_are_dense_or_compressed_by_choice():
     shapes, dtypes = [(200, 130), (7,), (30, 40), (400,)], [tf.float32, tf.float64, tf.float32, tf.float16]
     for scope in ({"scope": "bucket"}, {"min_elements": 10}):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(choice, "BLOCK", 3)
-            patch.setattr(choice, "BLOCKS", 4)
+            patch.setattr(dense_or_compressed, "BLOCK", 3)
+            patch.setattr(dense_or_compressed, "BLOCKS", 4)
             compression = DeepReduce({"sparsifier": LOSSY["sparsifier"], **scope, "mode": "auto"})
 
             @tf.function(input_signature=[*signature, tf.TensorSpec([400], tf.float16)])
@@ -911,11 +912,11 @@ def steps_are_dense_or_compressed_by_choice():
 
             given, taken = ([np.zeros(shape) for shape in shapes] for _ in range(2))
             whole = []
-            for step in range(choice.WARM_UP + 18):
+            for step in range(dense_or_compressed.WARM_UP + 18):
                 rng = np.random.default_rng([step, hvd.rank()])
                 gradients = [tf.cast(rng.standard_normal(s), d) for s, d in zip(shapes, dtypes, strict=True)]
                 # In the first step of a dense block: what is not finite takes no residual with it.
-                poisoned = step == choice.WARM_UP + 6
+                poisoned = step == dense_or_compressed.WARM_UP + 6
                 gradients[0] = np.where(poisoned, np.nan, gradients[0]).astype(np.float32)
                 for own, total, gradient, reduced in zip(given, taken, gradients, reduce(*gradients), strict=True):
                     assert reduced.shape == gradient.shape and reduced.dtype == gradient.dtype
@@ -932,8 +933,8 @@ def steps_are_dense_or_compressed_by_choice():
                 expected = hvd.allreduce(tf.constant(own - left), op=op, name=f"expected{own.size}").numpy()
                 np.testing.assert_allclose(total, expected, rtol=0, atol=0.05 if own.size == 400 else 1e-4)
             trial = [number // 3 % 2 == 0 for number in range(12)]
-            begun, ended = whole[: choice.WARM_UP], whole[choice.WARM_UP + 13 :]
-            assert not any(begun) and whole[choice.WARM_UP :][:13] == [*trial, False], whole
+            begun, ended = whole[: dense_or_compressed.WARM_UP], whole[dense_or_compressed.WARM_UP + 13 :]
+            assert not any(begun) and whole[dense_or_compressed.WARM_UP :][:13] == [*trial, False], whole
             assert len(set(ended)) == 1
             same = hvd.allgather_object(compression.stats().said)
             assert len(set(same)) == 1 and ("gradients are dense" in same[0]) == ended[0]
@@ -1630,9 +1631,9 @@ def a_capture_records_each_ranks_gradients():
         same_everywhere(model)
         files = [f"{folder}/of_rank{hvd.rank()}_step{step}.npz" for step in (1, 3)]
         assert [str(file) for file in capture.files] == files
-        first, third = (captured.read(file, "gradient", hvd.rank()) for file in files)
+        first, third = (gradient_file.read(file, "gradient", hvd.rank()) for file in files)
         assert close(first, own)
-        assert captured.parameters(files[0])[0] == [v.name.removesuffix(":0") for v in model.trainable_variables]
+        assert gradient_file.parameters(files[0])[0] == [v.name.removesuffix(":0") for v in model.trainable_variables]
         assert third.any() and not np.array_equal(first, third)
         if inner is not None:
             assert inner.stats()["total"]["steps"] == 4

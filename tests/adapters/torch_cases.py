@@ -18,13 +18,14 @@ import pytest
 import torch
 from torch import nn
 
-from hvd_deepreduce import Config, ConfigError, ContainerError, captured
-from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.engine import MismatchError, choice, cores
+from hvd_deepreduce import Config, ConfigError, ContainerError
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.engine import MismatchError, cores, dense_or_compressed
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.tools import gradient_file
 from hvd_deepreduce.torch import Capture, DeepReduce, LocalSGD, tensors
+from hvd_deepreduce.wire import standalone as wire
 from tests import cuda_emulator
 from tests.adapters import containers, dgc_job, timelines
 from tests.adapters.optimizer_warnings import heard
@@ -515,18 +516,18 @@ def a_step_of_one_optimizer_leaves_the_gradients_of_another():
 def a_job_that_chooses_sends_all_of_its_gradients():
     for scope, dtype in (("tensor", torch.float32), ("bucket", torch.float32), ("model", torch.float16)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(choice, "BLOCK", 3)
-            patch.setattr(choice, "BLOCKS", 4)
-            patch.setattr(choice, "AGAIN", 8)
+            patch.setattr(dense_or_compressed, "BLOCK", 3)
+            patch.setattr(dense_or_compressed, "BLOCKS", 4)
+            patch.setattr(dense_or_compressed, "AGAIN", 8)
             if scope == "bucket":  # a dense step seems to be faster
-                patch.setattr(choice.Choice, "word", lambda self: (7, 8) if self.agreeing else (0, 0))
+                patch.setattr(dense_or_compressed.Choice, "word", lambda self: (7, 8) if self.agreeing else (0, 0))
             model = network().to(dtype)
             compression = DeepReduce(model, {"sparsifier": LOSSY["sparsifier"], "scope": scope, "mode": "auto"})
             optimizer = wrapped(model, list(model.named_parameters()), compression)
             given = [torch.zeros(one.shape) for one in model.parameters()]
             taken = [torch.zeros(one.shape) for one in model.parameters()]
             sent, whole = [], []
-            for step in range(choice.WARM_UP + 27):
+            for step in range(dense_or_compressed.WARM_UP + 27):
                 optimizer.zero_grad()
                 generator = torch.Generator().manual_seed(100 * step + hvd.rank())
                 for parameter, total in zip(model.parameters(), given, strict=True):
@@ -548,11 +549,12 @@ def a_job_that_chooses_sends_all_of_its_gradients():
                 tolerance = 1e-5 if dtype == torch.float32 else 0.05
                 torch.testing.assert_close(total, expected, rtol=0, atol=tolerance)
             trial = [number // 3 % 2 == 0 for number in range(12)]
-            begun, ended, again = (whole[choice.WARM_UP :][part] for part in (slice(13), slice(13, 20), slice(20, 27)))
-            assert not any(whole[: choice.WARM_UP]) and begun == [*trial, False]
+            warm_up = dense_or_compressed.WARM_UP
+            begun, ended, again = (whole[warm_up:][part] for part in (slice(13), slice(13, 20), slice(20, 27)))
+            assert not any(whole[:warm_up]) and begun == [*trial, False]
             assert len(set(ended)) == 1 and again == trial[:7], (ended, again)
             assert ended[0] or scope != "bucket"
-            assert compression.stats()["total"]["steps"] == choice.WARM_UP + 27
+            assert compression.stats()["total"]["steps"] == dense_or_compressed.WARM_UP + 27
             same = hvd.allgather_object(compression.stats().said)
             assert len(set(same)) == 1 and ("gradients are dense" in same[0]) == ended[0]
             compression.close()
@@ -1557,9 +1559,9 @@ def a_capture_is_what_a_rank_selects_from():
             optimizer.step()
             if step == 3:
                 path = f"{folder}/of_rank{hvd.rank()}_step4.npz"
-                gradient, total = (captured.read(path, kind, hvd.rank()) for kind in ("gradient", "accumulator"))
+                gradient, total = (gradient_file.read(path, kind, hvd.rank()) for kind in ("gradient", "accumulator"))
                 assert np.array_equal(gradient, torch.cat([one.reshape(-1) for one in own]).numpy())
-                names = captured.parameters(path)[0]
+                names = gradient_file.parameters(path)[0]
                 assert names == [name for name, _ in model.named_parameters()]
                 zeros = [torch.zeros(parameter.numel()) for parameter in model.parameters()]
                 residual = np.concatenate([before.get(name, zero) for name, zero in zip(names, zeros, strict=True)])

@@ -12,11 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 import hvd_deepreduce
-from hvd_deepreduce import Config, presets
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.command import bench, doctor, gradients, measuring, output, probes
-from hvd_deepreduce.command.app import app
+from hvd_deepreduce import Config
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.config import presets
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.tools import bench, doctor, gradients, measuring, output, probes
+from hvd_deepreduce.tools.app import app
 from tests import cuda_emulator
 
 SUBCOMMANDS = ("advise", "bench", "capture", "configs", "doctor", "inspect", "timeline")
@@ -45,7 +46,7 @@ def test_python_m():
 
 def test_the_frame_loads_no_framework():
     code = (
-        "import sys, hvd_deepreduce.command.app;"
+        "import sys, hvd_deepreduce.tools.app;"
         "print(sorted({'torch', 'tensorflow', 'horovod', 'cupy', 'mpi4py', 'matplotlib'} & set(sys.modules)))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from hvd_deepreduce import Config, captured
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.command import gradients, statistics
-from hvd_deepreduce.command.measuring import entropy_bits
+from hvd_deepreduce import Config
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.tools import gradient_file, gradients, statistics
+from hvd_deepreduce.tools.measuring import entropy_bits
 from tests.command.test_command import run
 
 GOLDEN = sorted((Path(__file__).parent.parent / "golden").glob("*.hvdr"))
@@ -102,7 +102,7 @@ def test_files_of_every_kind_are_read(tmp_path):
 
 def test_captured_files_are_read(tmp_path):
     vectors = {("gradient", 2): np.ones(6, np.float32), ("accumulator", 2): np.full(6, 2, np.float32)}
-    captured.write(tmp_path / "one.npz", vectors, ["a", "b"], [4, 2], {"shapes": [[2, 2], [2]], "step": 5})
+    gradient_file.write(tmp_path / "one.npz", vectors, ["a", "b"], [4, 2], {"shapes": [[2, 2], [2]], "step": 5})
     assert not list(tmp_path.glob("*part*"))
     found = gradients.load(tmp_path / "one.npz")
     assert found.shapes == [(2, 2), (2,)] and found.vector.tolist() == [2] * 6 and found.about == {"step": 5}

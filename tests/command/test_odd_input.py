@@ -10,13 +10,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from hvd_deepreduce import captured
-from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import RngKey, value_codecs
-from hvd_deepreduce.command import output, ranks
-from hvd_deepreduce.command.app import app
-from hvd_deepreduce.container import Container
+from hvd_deepreduce.codecs.interfaces import RngKey, value_codecs
 from hvd_deepreduce.engine.timeline import START
+from hvd_deepreduce.tools import gradient_file, output, ranks
+from hvd_deepreduce.tools.app import app
+from hvd_deepreduce.wire import standalone as wire
+from hvd_deepreduce.wire.standalone import Container
 
 F32 = np.dtype(np.float32)
 VECTOR = np.arange(1, 7, dtype=np.float32)
@@ -29,7 +28,7 @@ def sentence(*arguments, code=1):
 
 
 def rewritten(file, **parts):
-    captured.write(file, {("gradient", 0): VECTOR}, ["a", "b"], [2, 4], {"shapes": [[2], [2, 2]]})
+    gradient_file.write(file, {("gradient", 0): VECTOR}, ["a", "b"], [2, 4], {"shapes": [[2], [2, 2]]})
     with np.load(file) as arrays:
         np.savez(file, **{**arrays, **parts})
 
@@ -100,7 +99,7 @@ def hostile_files(folder):
     yield "negative.npz", "names or sizes of parameters that are something else"
     rewritten(folder / "rank.npz", **{"gradient_" + "9" * 5000: VECTOR, "names": np.array(["a"] * 2)})
     yield "rank.npz", None
-    captured.write(folder / "nothing.npz", {("gradient", 0): VECTOR[:0]}, [], [], {})
+    gradient_file.write(folder / "nothing.npz", {("gradient", 0): VECTOR[:0]}, [], [], {})
     yield "nothing.npz", "holds no elements"
     (folder / "large.npy").write_bytes(header("17179869184,") + bytes(16))
     yield "large.npy", "it announces 68,719,476,736 bytes"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hvd_deepreduce import Config
-from hvd_deepreduce.engine import Collectives, Engine, Parameter, Reducer, Tensors, meeting
+from hvd_deepreduce.engine import Collectives, Engine, Parameter, Reducer, Tensors, step_check
 from hvd_deepreduce.ops import arrays
 from tests import cuda_emulator
 
@@ -179,7 +179,7 @@ class NumpyAdapter:
         """Finds out whether another rank has changed its config. The engine counts an allreduce."""
         collectives = self.engine.collectives
         said = collectives.wait_allgather(collectives.start_allgather(self.engine.word(True).view(np.uint8), MEETING))
-        self.engine.hear(said.view(np.float64).reshape(-1, meeting.WORDS).sum(axis=0), lambda: None)
+        self.engine.hear(said.view(np.float64).reshape(-1, step_check.WORDS).sum(axis=0), lambda: None)
 
     def step(self, gradients: Mapping[str, np.ndarray], order: Sequence[str] | None = None) -> dict[str, np.ndarray]:
         """The averages over all ranks; gradients come in this order, else in the reverse of the dict's."""

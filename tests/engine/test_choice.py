@@ -1,8 +1,8 @@
 import pytest
 
 from hvd_deepreduce import Config, ConfigError
-from hvd_deepreduce.engine import choice, meeting
-from hvd_deepreduce.engine.choice import AGAIN, BLOCK, BLOCKS, WARM_UP, Choice
+from hvd_deepreduce.engine import dense_or_compressed, step_check
+from hvd_deepreduce.engine.dense_or_compressed import AGAIN, BLOCK, BLOCKS, WARM_UP, Choice
 
 TRIAL = BLOCK * BLOCKS
 
@@ -19,8 +19,8 @@ def run(ranks, steps, seconds):
             one.begin_step(clocks[rank])
             kinds[rank].append(one.dense)
             clocks[rank] += seconds(rank, step, one.dense)
-            words.append(meeting.word(0, True, False, one.word()))
-        heard = meeting.outcome(sum(words), len(ranks))
+            words.append(step_check.word(0, True, False, one.word()))
+        heard = step_check.outcome(sum(words), len(ranks))
         for one in ranks:
             one.hear(heard.dense, heard.compressed, len(ranks))
     return kinds
@@ -89,4 +89,5 @@ def test_settings_that_do_not_go_together(settings, said):
 
 
 def test_the_constants_leave_steps_to_count():
-    assert choice.BLOCK >= 3 and choice.BLOCKS % 2 == 0 and choice.AGAIN > 10 * choice.BLOCK * choice.BLOCKS
+    block, blocks = dense_or_compressed.BLOCK, dense_or_compressed.BLOCKS
+    assert block >= 3 and blocks % 2 == 0 and dense_or_compressed.AGAIN > 10 * block * blocks

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hvd_deepreduce import Config, ConfigError
-from hvd_deepreduce.engine import exchange_choice
+from hvd_deepreduce.engine import exchange_autotune
 from hvd_deepreduce.exchange import costs
 from tests.engine.numpy_adapter import Job, NumpyAdapter, ThreadCollectives, run_ranks
 
@@ -59,7 +59,7 @@ def test_the_cheaper_exchange_is_chosen_and_gives_its_own_sums(network, name):
 @pytest.mark.parametrize("byte, rate", [(0.0, None), (1e-15, None), (1e-12, None), (1e-9, "8 Gbit/s")])
 def test_a_rate_that_cannot_be_measured_is_said_to_be(byte, rate, monkeypatch):
     """Large messages that take no longer than small ones are no 8e+06 Gbit/s."""
-    monkeypatch.setattr(exchange_choice, "measured", lambda collectives, most: (1e-5, byte))
+    monkeypatch.setattr(exchange_autotune, "measured", lambda collectives, most: (1e-5, byte))
     chosen, _ = job(2, config(density=0.01), steps=1)
     said = str(chosen[0][0].engine.report())
     assert f"10 us a message and {rate or 'a rate that is too high to be measured'} (measured)" in said
@@ -68,7 +68,7 @@ def test_a_rate_that_cannot_be_measured_is_said_to_be(byte, rate, monkeypatch):
 def test_ranks_that_measure_differently_choose_the_same(monkeypatch):
     # Rank 0 would choose reduce_scatter, and the others the allgather.
     monkeypatch.setattr(
-        exchange_choice, "measured", lambda collectives, most: (1e-3, 1e-12) if collectives.rank() else (1e-12, 1e-3)
+        exchange_autotune, "measured", lambda collectives, most: (1e-3, 1e-12) if collectives.rank() else (1e-12, 1e-3)
     )
     found, _ = job(5, config(density=0.01))
     assert {adapter.engine.report().said for adapter, _ in found} == {found[0][0].engine.report().said}
@@ -108,22 +108,22 @@ def test_one_rank_needs_no_choice():
 
 
 def test_a_rank_that_says_no_numbers_is_an_error_on_all(monkeypatch):
-    monkeypatch.setattr(exchange_choice, "element_bytes", lambda config, numel: float("nan"))
+    monkeypatch.setattr(exchange_autotune, "element_bytes", lambda config, numel: float("nan"))
     with pytest.raises(RuntimeError, match="did not say what it has measured"):
         job(2, config())
 
 
 def test_what_is_possible():
     auto = Config.load(config(density=0.02))
-    assert list(exchange_choice.candidates(auto, False)) == ["allgather", "reduce_scatter"]
-    found = exchange_choice.candidates(auto, True)
+    assert list(exchange_autotune.candidates(auto, False)) == ["allgather", "reduce_scatter"]
+    found = exchange_autotune.candidates(auto, True)
     stream = found["densestream"].exchange
     assert (stream.value, stream.bits, stream.density) == ("qsgd", 7, 0.02)
-    assert exchange_choice.candidates(Config.load(config(), value="half"), True)["densestream"].exchange.value == (
+    assert exchange_autotune.candidates(Config.load(config(), value="half"), True)["densestream"].exchange.value == (
         "bfloat16"
     )
-    assert "densestream" not in exchange_choice.candidates(Config.load(config(), memory="dgc"), True)
-    assert "densestream" not in exchange_choice.candidates(Config.load(config(), joint="skcompress"), True)
+    assert "densestream" not in exchange_autotune.candidates(Config.load(config(), memory="dgc"), True)
+    assert "densestream" not in exchange_autotune.candidates(Config.load(config(), joint="skcompress"), True)
     with pytest.raises(ConfigError, match="scope is 'tensor' and exchange is 'auto'"):
         Config.load(config(), scope="tensor")
     with pytest.raises(ConfigError, match="exchange.density is 0.1 and has no effect"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hvd_deepreduce.engine import MismatchError
-from hvd_deepreduce.engine.exchanges import Exchanges
+from hvd_deepreduce.engine.mpi_queues import Exchanges
 
 
 class Collectives:

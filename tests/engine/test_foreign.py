@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hvd_deepreduce import ContainerError
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.pipeline import Pipeline
 from tests.engine.numpy_adapter import NumpyAdapter, run_ranks

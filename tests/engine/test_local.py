@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_deepreduce.engine import MismatchError, Parameter, meeting
-from hvd_deepreduce.engine.local import LocalExchanges, with_local
+from hvd_deepreduce.engine import MismatchError, Parameter, step_check
+from hvd_deepreduce.engine.local_sgd import LocalExchanges, with_local
 from tests.engine.numpy_adapter import NumpyTensors, run_ranks
 
 ALL = {"sparsifier": {"name": "topk", "density": 1.0}, "index": "bitmap", "value": "raw", "scope": "model"}
@@ -46,7 +46,7 @@ class NumpyUpdates(LocalExchanges):
         return gathered.view(values.dtype).reshape(collectives.size(), -1).sum(0)
 
     def meet(self, word, name, hear):
-        assert word.size == meeting.WORDS
+        assert word.size == step_check.WORDS
         hear(self._sum(word, name))
 
     def start_small(self, updates):
@@ -230,7 +230,7 @@ def test_each_rank_decides_when_it_takes_part():
         assert max(np.diff([0, *came])) == 5 and 5 <= len(came) < len(together) < 40
         assert [clock for clock, _ in exchanged] == together
         assert anchor == ranks[0][2] and stats["total"]["steps"] == len(together)
-        assert stats["total"]["bytes_sent"] > 40 * 8 * meeting.WORDS  # a meeting a step
+        assert stats["total"]["bytes_sent"] > 40 * 8 * step_check.WORDS  # a meeting a step
 
 
 def test_states_that_are_refused():

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from hvd_deepreduce import ConfigError, ContainerError
-from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.wire import standalone as wire
 from tests.damaged import damage
 from tests.engine.numpy_adapter import Job, NumpyAdapter, ThreadCollectives, run_ranks
 

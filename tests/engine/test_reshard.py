@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from hvd_deepreduce.engine import Parameter, meeting
+from hvd_deepreduce.engine import Parameter, step_check
 from hvd_deepreduce.engine.state import reshard
 
 PARAMETERS = {
@@ -93,7 +93,7 @@ def test_meetings(size):
     digests = [0, 1, 0xFFFF, 0x10000, 0xDEADBEEF, 0xFFFFFFFF]
 
     def meet(said, words=slice(4)):
-        return meeting.outcome(sum((meeting.word(*one) for one in said), np.zeros(meeting.WORDS)), size)[words]
+        return step_check.outcome(sum((step_check.word(*one) for one in said), np.zeros(step_check.WORDS)), size)[words]
 
     for digest in digests:
         assert meet([(digest, True)] * size) == (0, 0, True, 0)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine.small import CARRIER_BYTES, LARGE, MESSAGE_BYTES, uncompressed
 from hvd_deepreduce.pipeline import Pipeline

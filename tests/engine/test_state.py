@@ -116,7 +116,7 @@ def test_a_state_that_fails_at_its_end_changes_nothing(monkeypatch):
         with pytest.raises(ValueError, match="residual of c contains NaN"):
             adapter.engine.load_state_dict({**older, "residuals": nan})
         with monkeypatch.context() as patched:
-            patched.setattr("hvd_deepreduce.memory.np.array", lambda _: (_ for _ in ()).throw(MemoryError))
+            patched.setattr("hvd_deepreduce.pipeline.residuals.np.array", lambda _: (_ for _ in ()).throw(MemoryError))
             with pytest.raises(MemoryError):
                 adapter.engine.load_state_dict(older)
         after = adapter.engine.state_dict()

@@ -8,15 +8,16 @@ from queue import Queue
 import numpy as np
 import pytest
 
-from hvd_deepreduce import Config, ContainerError, short_container
-from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.decoding import decode_part
-from hvd_deepreduce.engine import MismatchError, meeting
+from hvd_deepreduce import Config, ContainerError
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.engine import MismatchError, step_check
 from hvd_deepreduce.engine.sliced import SlicedExchange
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.exchange.reduce_scatter import SlicedSum
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.wire import frame
+from hvd_deepreduce.wire import standalone as wire
+from hvd_deepreduce.wire.decoding import decode_part
 from tests.damaged import damage, repair
 from tests.engine.numpy_adapter import Job, NumpyAdapter, run_ranks
 
@@ -201,12 +202,12 @@ def test_containers_have_the_keys_of_their_parameters(scope):
             sent[1:], [(step, tensors) for step in range(2) for tensors in messages_of(scope)], strict=True
         ):
             expected = [pipeline.expected(numel, dtype, RngKey(9, number, step)) for number, numel, dtype in tensors]
-            for (container,) in short_container.split(data, 1, expected):
+            for (container,) in frame.split(data, 1, expected):
                 assert decode_part(container, container.numel)[0].size == max(1, container.numel // 20)
         assert stats["total"]["steps"] == 2 and stats["last_step"]["steps"] == 1
         own = sum(data.size for _, data in sent)
         everything = sum(data.size for one in job.sent for _, data in one)
-        met = traffic.allreduce(8 * meeting.WORDS, RANKS).sent  # once: the handshake begins the first step
+        met = traffic.allreduce(8 * step_check.WORDS, RANKS).sent  # once: the handshake begins the first step
         assert stats["total"]["bytes_sent"] == (RANKS - 1) * own + met, "containers and handshake go to all others"
         assert stats["total"]["bytes_received"] == everything - own + met
         assert stats["total"]["encode_seconds"] > 0 and stats["total"]["decode_seconds"] > 0

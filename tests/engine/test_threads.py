@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from hvd_deepreduce import bundle
 from hvd_deepreduce.engine import cores
 from hvd_deepreduce.engine.buckets import Bucket, BucketLayout
+from hvd_deepreduce.pipeline import bundle
 from tests.engine.numpy_adapter import NumpyAdapter, NumpyTensors, run_ranks
 
 MODEL = {"a": ((300,), np.float32), "b": ((300,), np.float32)}
@@ -224,7 +224,7 @@ def test_an_error_while_encoding_on_a_thread_comes_from_finish(monkeypatch):
         def failing(*arguments):
             raise MemoryError("no memory for the container")
 
-        monkeypatch.setattr("hvd_deepreduce.bundle.encode", failing)
+        monkeypatch.setattr("hvd_deepreduce.pipeline.bundle.encode", failing)
         ticket = adapter.start("b", np.ones(300, np.float32))
         with pytest.raises(MemoryError, match="no memory for the container"):
             adapter.reducer.finish(ticket, 1.0)

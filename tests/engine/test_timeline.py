@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from hvd_deepreduce.command.app import app
 from hvd_deepreduce.engine import timeline
 from hvd_deepreduce.engine.stats import Stats
 from hvd_deepreduce.engine.timeline import START, Trace, merge, read
 from hvd_deepreduce.ops import device
+from hvd_deepreduce.tools.app import app
 from tests.ranks import ROOT
 
 

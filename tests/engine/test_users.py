@@ -8,9 +8,10 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from hvd_deepreduce import Config, short_container
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce import Config
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.wire import frame
 from tests.engine.numpy_adapter import Job, NumpyAdapter, NumpyTensors, run_ranks
 from tests.engine.test_step import LOSSLESS, LOSSY, RANKS, SCOPES, every_scope, gradients_of, same_bytes
 
@@ -64,7 +65,7 @@ def test_buckets_of_the_framework():
         places = [(number, step) for step in range(3) for number in range(2)]
         for (_, data), (number, step) in zip(sent, places, strict=True):
             numel = sum(np.prod(MODEL[name][0], dtype=int) for name in division[step][number])
-            short_container.unpack(data, pipeline.expected(int(numel), np.dtype(np.float32), RngKey(0, number, step)))
+            frame.unpack(data, pipeline.expected(int(numel), np.dtype(np.float32), RngKey(0, number, step)))
 
 
 def test_buckets_of_the_framework_that_cannot_be():

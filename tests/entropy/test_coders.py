@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_deepreduce.entropy import huffman, rans
+from hvd_deepreduce.codecs.entropy import huffman, rans
 from tests.oracle import huffman as huffman_oracle
 from tests.oracle import rans as rans_oracle
 
@@ -122,7 +122,7 @@ def test_vector_levels_write_the_same_bytes(level):
     code = (
         "from tests.entropy.test_coders import STREAMS\n"
         "from hvd_deepreduce.ops import library\n"
-        "from hvd_deepreduce.entropy import rans\n"
+        "from hvd_deepreduce.codecs.entropy import rans\n"
         f"assert library.vector_level() <= {1 if level == 'avx2' else 0}\n"
         "for s in STREAMS.values():\n"
         "    e = rans.encode(s); assert rans.decode(e, s.size).tobytes() == s.tobytes(); print(e.tobytes().hex())"

@@ -12,13 +12,13 @@ from unittest.mock import patch
 import numpy as np
 from mpi4py import MPI
 
-from hvd_deepreduce.exchange import densestream, messages, mpi_transport, opening, topk_allgather
-from hvd_deepreduce.exchange.errors import LostRankError
-from hvd_deepreduce.exchange.messages import HEADER, Label
-from hvd_deepreduce.exchange.mpi_transport import PrivateComm
-from hvd_deepreduce.exchange.sum_buffer import SumBuffer
-from hvd_deepreduce.exchange.transport import MAX_SLICES
-from hvd_deepreduce.joint.stream import Stream
+from hvd_deepreduce.codecs.joint.stream import Stream
+from hvd_deepreduce.exchange.mpi import announcement, densestream, messages, mpi_transport, topk_allgather
+from hvd_deepreduce.exchange.mpi.errors import LostRankError
+from hvd_deepreduce.exchange.mpi.messages import HEADER, Label
+from hvd_deepreduce.exchange.mpi.mpi_transport import PrivateComm
+from hvd_deepreduce.exchange.mpi.sum_buffer import SumBuffer
+from hvd_deepreduce.exchange.mpi.transport import MAX_SLICES
 from hvd_deepreduce.ops.hash import hash64
 from tests.case_runner import case
 from tests.exchange.faults import BAD, COMM, MODULES, RANK, SIZE, mine, refused, with_cards
@@ -194,7 +194,7 @@ def sums_that_differ() -> None:
 @case
 def damaged_cards() -> None:
     """A tensor on a rank's card changes after it was packed, or is none."""
-    pack = opening.pack
+    pack = announcement.pack
 
     def broken(change: Callable[[np.ndarray], None]) -> Callable[..., np.ndarray]:
         def packed(*arguments: object) -> np.ndarray:
@@ -214,15 +214,15 @@ def damaged_cards() -> None:
 
     def noise(card: np.ndarray) -> None:
         size = int(card[16:24].view(np.uint64)[0])
-        section = card[opening.HEADER.size : opening.HEADER.size + size]
+        section = card[announcement.HEADER.size : announcement.HEADER.size + size]
         section[:] = np.random.default_rng(3).integers(0, 256, size)
         card[24:32].view(np.uint64)[0] = hash64(section)
 
-    changes = [(partial(flip, at=at), "its bytes changed on the way") for at in (24, opening.HEADER.size, 900)]
+    changes = [(partial(flip, at=at), "its bytes changed on the way") for at in (24, announcement.HEADER.size, 900)]
     for change, words in [*changes, (cut, "its bytes changed on the way"), (noise, "cannot read the stream")]:
 
         def call(residual, change=change):
-            with patch.object(opening, "pack", broken(change)):
+            with patch.object(announcement, "pack", broken(change)):
                 densestream.allreduce(COMM, mine(), residual=residual, timeout=20)
 
         with with_cards():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from mpi4py import MPI
 
-from hvd_deepreduce.codec import Floats, RngKey
+from hvd_deepreduce.codecs.interfaces import Floats, RngKey
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
 from hvd_deepreduce.exchange.settings import Exchange, exchanges
 from hvd_deepreduce.exchange.traffic import Traffic
-from hvd_deepreduce.sparse import SparseTensor
 
 
 @exchanges.register

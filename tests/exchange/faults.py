@@ -14,14 +14,14 @@ from collections.abc import Iterator
 import numpy as np
 from mpi4py import MPI
 
-from hvd_deepreduce.exchange import densestream, opening, sparcml, topk_allgather
-from hvd_deepreduce.exchange.errors import ExchangeError, LostRankError
-from hvd_deepreduce.exchange.mpi_transport import MPITransport
-from hvd_deepreduce.joint.densestream import DenseStream
-from hvd_deepreduce.joint.stream import Stream
-from hvd_deepreduce.joint.stream_format import CODED, HEADER, pack
-from hvd_deepreduce.sparse import SparseTensor
-from hvd_deepreduce.value.half import Half
+from hvd_deepreduce.codecs.joint.densestream import DenseStream
+from hvd_deepreduce.codecs.joint.stream import Stream
+from hvd_deepreduce.codecs.joint.stream_format import CODED, HEADER, pack
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
+from hvd_deepreduce.codecs.value.half import Half
+from hvd_deepreduce.exchange.mpi import announcement, densestream, sparcml, topk_allgather
+from hvd_deepreduce.exchange.mpi.errors import ExchangeError, LostRankError
+from hvd_deepreduce.exchange.mpi.mpi_transport import MPITransport
 from tests.case_runner import case
 
 COMM = MPI.COMM_WORLD
@@ -29,7 +29,7 @@ RANK, SIZE = COMM.rank, COMM.size
 BAD = SIZE - 1
 CARD_BYTES = 4608
 """Of cards that hold the tensors of these cases."""
-opening.CARD_BYTES = opening.HEADER.size
+announcement.CARD_BYTES = announcement.HEADER.size
 """No tensor travels on a card, so that small ones take messages; except ``with_cards``."""
 MODULES = {
     "densestream": densestream,
@@ -41,12 +41,12 @@ MODULES = {
 @contextlib.contextmanager
 def with_cards() -> Iterator[None]:
     """Within the context, small tensors travel on the ranks' cards."""
-    before = opening.CARD_BYTES
-    opening.CARD_BYTES = CARD_BYTES
+    before = announcement.CARD_BYTES
+    announcement.CARD_BYTES = CARD_BYTES
     try:
         yield
     finally:
-        opening.CARD_BYTES = before
+        announcement.CARD_BYTES = before
 
 
 def mine(numel: int = 1000, dtype: type = np.float32) -> SparseTensor:

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.exchange import queue as queues
-from hvd_deepreduce.exchange.errors import ExchangeError, LostRankError
-from hvd_deepreduce.exchange.queue import ExchangeQueue
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.joint.stream import Stream
+from hvd_deepreduce.exchange.mpi import queue as queues
+from hvd_deepreduce.exchange.mpi.errors import ExchangeError, LostRankError
+from hvd_deepreduce.exchange.mpi.queue import ExchangeQueue
 from hvd_deepreduce.exchange.settings import DenseStreamExchange, TopKAllGather
 from hvd_deepreduce.exchange.traffic import Traffic
-from hvd_deepreduce.joint.stream import Stream
 from tests import cuda_emulator
 from tests.case_runner import case
 from tests.engine.numpy_adapter import EmulatedTensors, NumpyAdapter, NumpyTensors

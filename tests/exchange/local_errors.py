@@ -14,16 +14,16 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.exchange import densestream, mpi_transport, opening, schedules, session, sparcml
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.joint.densestream import DenseStream
+from hvd_deepreduce.codecs.joint.stream import Stream
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
 from hvd_deepreduce.exchange.balance import Histogram
-from hvd_deepreduce.exchange.errors import ExchangeError, LostRankError
-from hvd_deepreduce.exchange.mpi_transport import MPITransport
-from hvd_deepreduce.exchange.sum_buffer import SumBuffer
-from hvd_deepreduce.joint.densestream import DenseStream
-from hvd_deepreduce.joint.stream import Stream
+from hvd_deepreduce.exchange.mpi import announcement, densestream, mpi_transport, schedules, session, sparcml
+from hvd_deepreduce.exchange.mpi.errors import ExchangeError, LostRankError
+from hvd_deepreduce.exchange.mpi.mpi_transport import MPITransport
+from hvd_deepreduce.exchange.mpi.sum_buffer import SumBuffer
 from hvd_deepreduce.ops import arrays, hash, stream_exchange
-from hvd_deepreduce.sparse import SparseTensor
 from tests import cuda_emulator
 from tests.case_runner import case
 from tests.exchange.faults import BAD, COMM, MODULES, RANK, SIZE, mine, refused, with_cards
@@ -311,7 +311,7 @@ def an_interrupted_rank_tells_the_others() -> None:
 def an_unexpected_error_outside_the_programs_computations() -> None:
     """In the meeting, or in a schedule: that rank cannot go on as the others expect, so it leaves; they learn it."""
     user = schedules if SIZE <= densestream.DIRECT_RANKS else densestream  # the module whose own name is looked up
-    for owner, name in ((user, "halving_rounds"), (opening, "pack"), (opening, "read")):
+    for owner, name in ((user, "halving_rounds"), (announcement, "pack"), (announcement, "read")):
         comm = COMM.Dup()
         densestream.allreduce(comm, mine(), timeout=20)
         COMM.Barrier()  # all have ended it before a rank leaves

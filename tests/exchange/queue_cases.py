@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.exchange import opening
-from hvd_deepreduce.exchange.queue import ExchangeQueue
+from hvd_deepreduce.exchange.mpi import announcement
+from hvd_deepreduce.exchange.mpi.queue import ExchangeQueue
 from hvd_deepreduce.exchange.settings import AllGather, DenseStreamExchange, SparCML, TopKAllGather
 from hvd_deepreduce.exchange.traffic import Traffic
-from hvd_deepreduce.sparse import SparseTensor
 from tests.case_runner import case
 from tests.exchange.external import DenseSum
 
@@ -55,7 +55,7 @@ def an_exchange_of_another_package() -> None:
         settings = Config.load({"exchange": {"name": "external_dense_sum", "rounds": rounds}}).exchange
         assert isinstance(settings, DenseSum)
         for way in check(queue, settings, range(SIZE), RANK):
-            around = (SIZE - 1) * opening.CARD_BYTES
+            around = (SIZE - 1) * announcement.CARD_BYTES
             assert 0 < way - rounds * 4 * NUMEL - around < 100, "its own bytes, and the queue's meeting and agreement"
 
 

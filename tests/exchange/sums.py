@@ -11,15 +11,16 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from mpi4py import MPI
 
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.exchange import costs, densestream, messages, opening, sparcml, topk_allgather
-from hvd_deepreduce.exchange.mpi_transport import PrivateComm
-from hvd_deepreduce.exchange.simulation import Network
-from hvd_deepreduce.joint.densestream import DenseStream
-from hvd_deepreduce.sparse import SparseTensor
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.joint.densestream import DenseStream
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
+from hvd_deepreduce.exchange import costs
+from hvd_deepreduce.exchange.mpi import announcement, densestream, messages, sparcml, topk_allgather
+from hvd_deepreduce.exchange.mpi.mpi_transport import PrivateComm
 from tests import cuda_emulator
 from tests.case_runner import case
 from tests.exchange.faults import with_cards
+from tests.support.simulated_mpi import Network
 
 sys.path.append(str(Path(__file__).parent.parent.parent / "scripts"))
 from simulate_scale import programs_of  # noqa: E402
@@ -182,7 +183,7 @@ def the_simulation_counts_what_is_sent() -> None:
             cells: list[int] = []
             if simulated.startswith("DSA") and SIZE > densestream.DIRECT_RANKS:
                 _, cells = densestream.balanced_split(tensors, SIZE * slices)
-            assert numbers == [*cells, costs.AGREEMENT] and cards == [opening.CARD_BYTES], name
+            assert numbers == [*cells, costs.AGREEMENT] and cards == [announcement.CARD_BYTES], name
             low = sum(numbers) + (SIZE - 1) * cards[0] // 8
             assert costs.small_collectives(SIZE, *cells).low == (low if SIZE > 1 else 0)
             assert slices > 1
@@ -266,7 +267,7 @@ def partial_sums_are_cut() -> None:
             residual = np.random.default_rng(RANK).standard_normal(numel).astype(np.float32)
             before, indices = residual.copy(), np.flatnonzero(np.abs(residual) > 2).astype(np.uint32)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(opening, "MOST_CARDS", 0 if many else 32)
+                patch.setattr(announcement, "MOST_CARDS", 0 if many else 32)
                 total = densestream.allreduce(
                     COMM, SparseTensor(numel, indices, residual[indices]), dense=True, codec=codec, residual=residual,
                     density=most / numel, key=RngKey(1, 2, 3), timeout=30,
@@ -278,7 +279,7 @@ def partial_sums_are_cut() -> None:
     own = uniform(1000, 50, np.random.default_rng(RANK))
     for many in (False, True):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(opening, "MOST_CARDS", 0 if many else 32)
+            patch.setattr(announcement, "MOST_CARDS", 0 if many else 32)
             if SIZE > 1:
                 with pytest.raises(ValueError, match="settings differ.*and density 0.1.*and density 0.2"):
                     densestream.allreduce(COMM, own, density=0.2 if RANK == SIZE - 1 else 0.1, timeout=30)

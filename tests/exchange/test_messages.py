@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.exchange import messages
-from hvd_deepreduce.exchange.messages import Label
-from hvd_deepreduce.exchange.transport import describe
-from hvd_deepreduce.joint.densestream import DenseStream
-from hvd_deepreduce.joint.stream import Stream
-from hvd_deepreduce.joint.stream_format import CODED, PAIRS, PLAIN, pack, value_codec
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.joint.densestream import DenseStream
+from hvd_deepreduce.codecs.joint.stream import Stream
+from hvd_deepreduce.codecs.joint.stream_format import CODED, PAIRS, PLAIN, pack, value_codec
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
+from hvd_deepreduce.exchange.mpi import messages
+from hvd_deepreduce.exchange.mpi.messages import Label
+from hvd_deepreduce.exchange.mpi.transport import describe
 from hvd_deepreduce.ops.hash import hash64
-from hvd_deepreduce.sparse import SparseTensor
 
 LABEL = Label(7, 5, 3)
 

@@ -10,17 +10,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hvd_deepreduce import Config, ConfigError, ContainerError, short_container
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce import Config, ConfigError, ContainerError
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.sparsify.topk import kept_of
 from hvd_deepreduce.exchange import costs
 from hvd_deepreduce.exchange.balance import AllGather, AllToAll, balanced_bounds, from_codes, quotas, to_codes
-from hvd_deepreduce.exchange.collective_simulation import CollectiveNetwork
 from hvd_deepreduce.exchange.reduce_scatter import SlicedSum
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.sparsify.topk import kept_of
+from hvd_deepreduce.wire import frame
 from tests import cases
 from tests.oracle import topk
 from tests.oracle.reduce_scatter import quotas_of, reduce_scatter
+from tests.support.simulated_collectives import CollectiveNetwork
 
 TOP = {"name": "reduce_scatter", "density": 0.1}
 RAW = {"value": "raw", "scope": "model"}
@@ -154,7 +155,7 @@ def test_without_rounding_it_is_the_sum_of_the_allgather(sparsifier, memory):
             ]
             out = np.empty(numel, np.float32)
             expected = pipeline.expected(numel, out.dtype, keys[0])
-            pipeline.decode(short_container.split(np.concatenate(packed), ranks, [expected])[0], out)
+            pipeline.decode(frame.split(np.concatenate(packed), ranks, [expected])[0], out)
         sides.append((out, *residuals, *velocities))
     for one, other in zip(*sides, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.exchange import densestream
-from hvd_deepreduce.exchange.densestream import SLACK, Plan
-from hvd_deepreduce.exchange.simulation import Network
-from hvd_deepreduce.exchange.sum_buffer import SumBuffer
-from hvd_deepreduce.joint.densestream import DenseStream
-from hvd_deepreduce.joint.stream import Stream
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.joint.densestream import DenseStream
+from hvd_deepreduce.codecs.joint.stream import Stream
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
+from hvd_deepreduce.exchange.mpi import densestream
+from hvd_deepreduce.exchange.mpi.densestream import SLACK, Plan
+from hvd_deepreduce.exchange.mpi.sum_buffer import SumBuffer
 from hvd_deepreduce.ops.densestream import add_to
-from hvd_deepreduce.sparse import SparseTensor
 from tests.oracle import densestream as oracle
 from tests.oracle.reduce_scatter import quotas_of
+from tests.support.simulated_mpi import Network
 
 
 def summed(rows, kept, bounds, slices, most, codec):

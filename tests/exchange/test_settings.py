@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_deepreduce.exchange import densestream, sparcml, topk_allgather
+from hvd_deepreduce.exchange.mpi import densestream, sparcml, topk_allgather
 from hvd_deepreduce.exchange.settings import Exchange, exchanges
 
 
@@ -41,9 +41,9 @@ def test_an_exchange_must_name_an_implementation() -> None:
 @pytest.mark.parametrize(
     ("implementation", "error", "words"),
     [
-        ("hvd_deepreduce.exchange.sparcml:missing", ValueError, "exchange 'absent' .*missing"),
+        ("hvd_deepreduce.exchange.mpi.sparcml:missing", ValueError, "exchange 'absent' .*missing"),
         ("hvd_deepreduce.exchange.missing:run", ImportError, "missing"),
-        ("hvd_deepreduce.exchange.sparcml:SMALL", ValueError, "is of type int; a function is required"),
+        ("hvd_deepreduce.exchange.mpi.sparcml:SMALL", ValueError, "is of type int; a function is required"),
     ],
 )
 def test_a_function_that_is_not_there(implementation: str, error: type[Exception], words: str) -> None:

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_deepreduce import Config, ContainerError
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.joint import short_stream
+from hvd_deepreduce.codecs.joint.stream import Stream
+from hvd_deepreduce.codecs.joint.stream_format import CODED, pack, packed_size, unpack, value_codec
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
 from hvd_deepreduce.exchange.short_slices import MEAN, ShortSlices
-from hvd_deepreduce.joint import short_stream
-from hvd_deepreduce.joint.stream import Stream
-from hvd_deepreduce.joint.stream_format import CODED, pack, packed_size, unpack, value_codec
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.sparse import SparseTensor
 
 KEY = RngKey(1, 2, 3, 4)
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)

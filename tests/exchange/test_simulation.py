@@ -9,17 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.exchange import costs, densestream, sparcml, topk_allgather
-from hvd_deepreduce.exchange.messages import HEADER as MESSAGE_HEADER
-from hvd_deepreduce.exchange.schedules import halving_rounds
-from hvd_deepreduce.exchange.simulation import Network, SimulatedTransport
-from hvd_deepreduce.exchange.sum_buffer import SumBuffer
-from hvd_deepreduce.exchange.transport import Program
-from hvd_deepreduce.joint.densestream import DenseStream
-from hvd_deepreduce.joint.stream import Stream
-from hvd_deepreduce.joint.stream_format import HEADER, unpack
-from hvd_deepreduce.sparse import SparseTensor
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.joint.densestream import DenseStream
+from hvd_deepreduce.codecs.joint.stream import Stream
+from hvd_deepreduce.codecs.joint.stream_format import HEADER, unpack
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
+from hvd_deepreduce.exchange import costs
+from hvd_deepreduce.exchange.mpi import densestream, sparcml, topk_allgather
+from hvd_deepreduce.exchange.mpi.messages import HEADER as MESSAGE_HEADER
+from hvd_deepreduce.exchange.mpi.schedules import halving_rounds
+from hvd_deepreduce.exchange.mpi.sum_buffer import SumBuffer
+from hvd_deepreduce.exchange.mpi.transport import Program
+from tests.support.simulated_mpi import Network, SimulatedTransport
 
 F32 = np.dtype(np.float32)
 NAMES = ["plain", "coded", "direct", "topk", "split", "doubling"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hvd_deepreduce.exchange.sum_buffer import SumBuffer
-from hvd_deepreduce.joint.stream import Stream
-from hvd_deepreduce.sparse import SparseTensor
+from hvd_deepreduce.codecs.joint.stream import Stream
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
+from hvd_deepreduce.exchange.mpi.sum_buffer import SumBuffer
 from tests import cuda_emulator
 
 pytestmark = [

@@ -20,12 +20,13 @@ sys.meta_path.insert(0, Blocked())
 
 import numpy as np
 from hvd_deepreduce import Config
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.exchange import costs, densestream, errors, settings, sparcml, topk_allgather
-from hvd_deepreduce.exchange.simulation import Network
-from hvd_deepreduce.exchange.sum_buffer import SumBuffer
-from hvd_deepreduce.joint.densestream import DenseStream
-from hvd_deepreduce.sparse import SparseTensor
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.exchange import costs, settings
+from hvd_deepreduce.exchange.mpi import densestream, errors, sparcml, topk_allgather
+from tests.support.simulated_mpi import Network
+from hvd_deepreduce.exchange.mpi.sum_buffer import SumBuffer
+from hvd_deepreduce.codecs.joint.densestream import DenseStream
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
 
 ranks, numel = 5, 200
 dtype = np.dtype(np.float32)
@@ -59,7 +60,7 @@ assert all(sorted(row) == list(range(ranks)) for row in received)
 assert Config.load({"exchange": "sparcml"}).exchange.load() is sparcml.run_exchange
 for call in (
     lambda: densestream.allreduce(None, tensors[0]),
-    lambda: __import__("hvd_deepreduce.exchange.queue"),
+    lambda: __import__("hvd_deepreduce.exchange.mpi.queue"),
 ):
     try:
         call()

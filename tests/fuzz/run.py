@@ -27,7 +27,7 @@ if "--target" in sys.argv:  # atheris instruments the package while it is import
 
     with atheris.instrument_imports(include=["hvd_deepreduce"]):
         import hvd_deepreduce.engine
-        import hvd_deepreduce.pipeline  # noqa: F401
+        import hvd_deepreduce.pipeline.pipeline  # noqa: F401
 
 from tests.fuzz import changes, targets  # noqa: E402
 

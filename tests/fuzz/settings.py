@@ -8,10 +8,10 @@ from typing import Any, Literal, get_args, get_origin
 import numpy as np
 from pydantic import ValidationError
 
-from hvd_deepreduce.codec import Codec, Registry, RngKey, index_codecs, joint_codecs, value_codecs
+from hvd_deepreduce.codecs.interfaces import Codec, Registry, RngKey, index_codecs, joint_codecs, value_codecs
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.container import Container
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.wire.standalone import Container
 from tests import cases
 
 KEY = RngKey(1, 2, 3)

@@ -14,35 +14,35 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce import container as wire
-from hvd_deepreduce import short_container
-from hvd_deepreduce.bundle import Slice
-from hvd_deepreduce.codec import RngKey, index_codecs, joint_codecs, sparsifiers, value_codecs
+from hvd_deepreduce.codecs.interfaces import RngKey, index_codecs, joint_codecs, sparsifiers, value_codecs
+from hvd_deepreduce.codecs.joint import short_stream
+from hvd_deepreduce.codecs.joint.densestream import DenseStream
+from hvd_deepreduce.codecs.joint.stream import Stream
+from hvd_deepreduce.codecs.joint.stream_format import CODED, PAIRS, PLAIN, SHORT, pack, unpack, value_codec
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.container import Container, ContainerError
-from hvd_deepreduce.decoding import decode_part
 from hvd_deepreduce.engine import Collectives, Engine, MismatchError, Parameter
 from hvd_deepreduce.engine import state as saved
 from hvd_deepreduce.engine.agreement import Agreement
-from hvd_deepreduce.exchange import densestream, sparcml, topk_allgather
 from hvd_deepreduce.exchange.balance import AllToAll
-from hvd_deepreduce.exchange.collective_simulation import CollectiveNetwork
+from hvd_deepreduce.exchange.mpi import densestream, sparcml, topk_allgather
+from hvd_deepreduce.exchange.mpi.sum_buffer import SumBuffer
 from hvd_deepreduce.exchange.reduce_scatter import SlicedSum
-from hvd_deepreduce.exchange.simulation import Network
-from hvd_deepreduce.exchange.sum_buffer import SumBuffer
 from hvd_deepreduce.exchange.two_levels import Kept, TwoLevelSum
-from hvd_deepreduce.joint import short_stream
-from hvd_deepreduce.joint.densestream import DenseStream
-from hvd_deepreduce.joint.stream import Stream
-from hvd_deepreduce.joint.stream_format import CODED, PAIRS, PLAIN, SHORT, pack, unpack, value_codec
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.sparse import SparseTensor
+from hvd_deepreduce.pipeline.bundle import Slice
+from hvd_deepreduce.wire import frame
+from hvd_deepreduce.wire import standalone as wire
+from hvd_deepreduce.wire.decoding import decode_part
+from hvd_deepreduce.wire.standalone import Container, ContainerError
 from tests import two_levels
 from tests.fuzz import settings
 from tests.fuzz.changes import changed
 from tests.oracle import short_container as short_oracle
 from tests.oracle.container import repaired
+from tests.support.simulated_collectives import CollectiveNetwork
+from tests.support.simulated_mpi import Network
 
 KEY = settings.KEY
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -137,7 +137,7 @@ class ShortContainer(Target):
         known = short_oracle.Implied(pipeline.shared.digest, *KEY[:3], numel, 2 if dtype == F64 else 1)
         packed = short_oracle.repaired(packed, known)
         try:
-            container, size = short_container.unpack(exact(packed), pipeline.expected(numel, dtype, KEY), 1)
+            container, size = frame.unpack(exact(packed), pipeline.expected(numel, dtype, KEY), 1)
             assert size <= len(packed)
             checked(container)
         except ValueError as error:

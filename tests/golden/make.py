@@ -16,11 +16,11 @@ import numpy as np
 FOLDER = Path(__file__).parent
 sys.path.append(str(FOLDER.parent.parent))
 
-from hvd_deepreduce import container as wire  # noqa: E402
-from hvd_deepreduce import short_container  # noqa: E402
-from hvd_deepreduce.codec import RngKey  # noqa: E402
+from hvd_deepreduce.codecs.interfaces import RngKey  # noqa: E402
 from hvd_deepreduce.config import Config  # noqa: E402
 from hvd_deepreduce.pipeline import Pipeline  # noqa: E402
+from hvd_deepreduce.wire import frame  # noqa: E402
+from hvd_deepreduce.wire import standalone as wire  # noqa: E402
 from tests import cases  # noqa: E402
 
 KEY = RngKey(101, 102, 103, 1)
@@ -94,7 +94,7 @@ def golden_2() -> dict[str, tuple[Config, np.ndarray]]:
     } | {"auto": (Config.load(sparsifier=top, index="auto", value="half"), gradient(211))}  # fmt: skip
 
 
-def shared_2(config: Config) -> short_container.Shared:
+def shared_2(config: Config) -> frame.Shared:
     """What receivers know of the config. The digest is fixed, as a later release may have more settings."""
     return dataclasses.replace(Pipeline(config).shared, digest=DIGEST)
 
@@ -117,7 +117,7 @@ def decode(data: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def decode_2(data: np.ndarray, config: Config, x: np.ndarray) -> np.ndarray:
-    (containers,) = short_container.split(data, 1, [short_container.Expected(shared_2(config), x.size, x.dtype, KEY)])
+    (containers,) = frame.split(data, 1, [frame.Expected(shared_2(config), x.size, x.dtype, KEY)])
     out = np.empty_like(x)
     Pipeline(config).decode(containers, out)
     return out

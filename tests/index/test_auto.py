@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.index.auto import CHOICES, Auto
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.container import unpack
-from hvd_deepreduce.index.auto import CHOICES, Auto
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.wire.standalone import unpack
 from tests.index.test_lossless import clustered, random_subset
 
 KEY = RngKey(1, 2, 3)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.index.bitmap import Bitmap
+from hvd_deepreduce.codecs.index.bitmap import Bitmap
+from hvd_deepreduce.codecs.interfaces import RngKey
 from tests.oracle import bitmap as oracle
 
 KEY = RngKey(1, 2, 3)

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.index.bloom import Bloom, Policy
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.container import unpack
-from hvd_deepreduce.index.bloom import Bloom, Policy
 from hvd_deepreduce.ops import bits, bloom
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.wire.standalone import unpack
 from tests.oracle import bloom as oracle
 
 POLICIES = get_args(Policy)

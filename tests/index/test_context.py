@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.index.context import Context
-from hvd_deepreduce.index.rice_blocks import RiceBlocks
-from hvd_deepreduce.joint.context_qsgd import ContextQSGD
+from hvd_deepreduce.codecs.index.context import Context
+from hvd_deepreduce.codecs.index.rice_blocks import RiceBlocks
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.joint.context_qsgd import ContextQSGD
+from hvd_deepreduce.codecs.value.qsgd import QSGD
 from hvd_deepreduce.ops import context
-from hvd_deepreduce.value.qsgd import QSGD
 from tests.oracle import context as oracle
 
 KEY = RngKey(1, 2, 3)

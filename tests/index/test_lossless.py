@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.index.delta import Delta
-from hvd_deepreduce.index.elias_fano import EliasFano
-from hvd_deepreduce.index.huffman import Huffman
-from hvd_deepreduce.index.rans import Rans
-from hvd_deepreduce.index.rice import Rice
-from hvd_deepreduce.index.rle import RLE
+from hvd_deepreduce.codecs.index.delta import Delta
+from hvd_deepreduce.codecs.index.elias_fano import EliasFano
+from hvd_deepreduce.codecs.index.huffman import Huffman
+from hvd_deepreduce.codecs.index.rans import Rans
+from hvd_deepreduce.codecs.index.rice import Rice
+from hvd_deepreduce.codecs.index.rle import RLE
+from hvd_deepreduce.codecs.interfaces import RngKey
 from tests.cases import index_of_any_bytes
 from tests.oracle import delta, elias_fano, huffman, rans, rice, rle
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.index.packed import Packed
+from hvd_deepreduce.codecs.index.packed import Packed
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.ops import bits
 from tests.cases import index_of_any_bytes
 from tests.oracle import bitpack as oracle

@@ -5,8 +5,8 @@ import struct
 import numpy as np
 import pytest
 
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.index.raw import Raw
+from hvd_deepreduce.codecs.index.raw import Raw
+from hvd_deepreduce.codecs.interfaces import RngKey
 
 KEY = RngKey(1, 2, 3)
 

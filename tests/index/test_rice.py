@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.index.rice import Rice
+from hvd_deepreduce.codecs.index.rice import Rice
+from hvd_deepreduce.codecs.interfaces import RngKey
 from tests.cases import index_of_any_bytes
 from tests.oracle import rice as oracle
 

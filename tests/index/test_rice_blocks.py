@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.index.rice import Rice
-from hvd_deepreduce.index.rice_blocks import RiceBlocks
+from hvd_deepreduce.codecs.index.rice import Rice
+from hvd_deepreduce.codecs.index.rice_blocks import RiceBlocks
+from hvd_deepreduce.codecs.interfaces import RngKey
 from tests.cases import index_of_any_bytes
 from tests.index.test_rice import EXTREMES
 from tests.oracle import rice_blocks as oracle

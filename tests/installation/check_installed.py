@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 
 import hvd_deepreduce
-from hvd_deepreduce import Config, presets
-from hvd_deepreduce import container as wire
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce import Config
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.config import presets
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.resources import folder
+from hvd_deepreduce.wire import standalone as wire
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.joint.minmax_sketch import MinMaxSketch
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.joint.minmax_sketch import MinMaxSketch
 
 KEY = RngKey(11, 22, 33)
 F32 = np.dtype(np.float32)

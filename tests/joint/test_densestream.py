@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_deepreduce import pipeline
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.joint.densestream import DenseStream
+from hvd_deepreduce.codecs.joint.stream import Stream, coded_gap, covered_indices, plain_gap
+from hvd_deepreduce.codecs.joint.stream_format import CODED, HEADER, PAIRS, PLAIN, pack, unpack, value_codec
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.container import unpack as unpack_container
-from hvd_deepreduce.joint.densestream import DenseStream
-from hvd_deepreduce.joint.stream import Stream, coded_gap, covered_indices, plain_gap
-from hvd_deepreduce.joint.stream_format import CODED, HEADER, PAIRS, PLAIN, pack, unpack, value_codec
-from hvd_deepreduce.sparse import SparseTensor
+from hvd_deepreduce.pipeline import pipeline
+from hvd_deepreduce.wire.standalone import unpack as unpack_container
 from tests.oracle import densestream as oracle
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)

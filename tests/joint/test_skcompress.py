@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_deepreduce.entropy import huffman
-from hvd_deepreduce.joint.skcompress import SKCompress
-from hvd_deepreduce.joint.sketchml import SketchML
+from hvd_deepreduce.codecs.entropy import huffman
+from hvd_deepreduce.codecs.joint.skcompress import SKCompress
+from hvd_deepreduce.codecs.joint.sketchml import SketchML
 from tests.joint.sketches import F32, KEY, gradient, round_trip
 from tests.oracle import delta as delta_oracle
 from tests.oracle import huffman as huffman_oracle

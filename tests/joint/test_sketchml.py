@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.joint.minmax_sketch import MinMaxSketch
-from hvd_deepreduce.joint.skcompress import SKCompress
-from hvd_deepreduce.joint.sketchml import SketchML
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.joint.minmax_sketch import MinMaxSketch
+from hvd_deepreduce.codecs.joint.skcompress import SKCompress
+from hvd_deepreduce.codecs.joint.sketchml import SketchML
 from hvd_deepreduce.ops import bits, quantile, sketch
 from tests.cases import AWKWARD
 from tests.joint.sketches import F32, KEY, gradient, round_trip

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_deepreduce.joint.densestream import DenseStream
-from hvd_deepreduce.joint.stream import Stream
-from hvd_deepreduce.joint.stream_format import pack, packed_values, unpack, value_codec
+from hvd_deepreduce.codecs.joint.densestream import DenseStream
+from hvd_deepreduce.codecs.joint.stream import Stream
+from hvd_deepreduce.codecs.joint.stream_format import pack, packed_values, unpack, value_codec
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
 from hvd_deepreduce.ops import stream_exchange
 from hvd_deepreduce.ops.hash import hash64
-from hvd_deepreduce.sparse import SparseTensor
 
 
 def stream(rng: np.random.Generator, begin: int, end: int, density: float, gap: int, dtype: type) -> Stream:

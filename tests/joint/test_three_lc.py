@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from hvd_deepreduce.codecs.joint.three_lc import ThreeLC
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.container import unpack
-from hvd_deepreduce.joint.three_lc import ThreeLC
 from hvd_deepreduce.ops import ternary, three_lc
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.wire.standalone import unpack
 from tests.oracle import three_lc as oracle
 from tests.oracle import trits
 from tests.value.quantizers import AWKWARD, F32, KEY, normals, vectors

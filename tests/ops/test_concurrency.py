@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvd_deepreduce import bundle
-from hvd_deepreduce.bundle import Slice
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.pipeline import Pipeline, bundle
+from hvd_deepreduce.pipeline.bundle import Slice
 from tests.ops.conftest import ON_GPU
 
 if not ON_GPU:

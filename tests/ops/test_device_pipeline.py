@@ -4,19 +4,19 @@ see conftest.py."""
 import numpy as np
 import pytest
 
-from hvd_deepreduce import container as wire
-from hvd_deepreduce import short_container
-from hvd_deepreduce.bundle import Slice
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.container import ContainerError
-from hvd_deepreduce.exchange.collective_simulation import CollectiveNetwork
 from hvd_deepreduce.exchange.reduce_scatter import SlicedSum
 from hvd_deepreduce.exchange.two_levels import Kept, TwoLevelSum
-from hvd_deepreduce.memory import Memory
 from hvd_deepreduce.ops import deferred, sections
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.pipeline.bundle import Slice
+from hvd_deepreduce.pipeline.residuals import Memory
+from hvd_deepreduce.wire import frame
+from hvd_deepreduce.wire import standalone as wire
+from hvd_deepreduce.wire.standalone import ContainerError
 from tests import cases, two_levels
+from tests.support.simulated_collectives import CollectiveNetwork
 
 KEY = RngKey(21, 22, 23, 1)
 INPUTS = cases.inputs()
@@ -171,7 +171,7 @@ def test_parts(gpu):
             data, out = put(gathered), put(np.ones_like(gradient))
             expected = [pipeline.expected(j - i, out.dtype, key) for (i, j), key in zip(parts, keys, strict=True)]
             with deferred.reading(out):
-                found = deferred.run_deferred(data, lambda d=data, e=expected: short_container.split(d, 2, e))
+                found = deferred.run_deferred(data, lambda d=data, e=expected: frame.split(d, 2, e))
                 for of_part, (i, j) in zip(found, parts, strict=True):
                     pipeline.decode(of_part, out[i:j], 0.5)
             if put is np.array:

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from hvd_deepreduce import Config, ContainerError
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.exchange.collective_simulation import CollectiveNetwork
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.exchange.reduce_scatter import SlicedSum
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.pipeline import Pipeline
 from tests import cases
 from tests.ops.compare import both
+from tests.support.simulated_collectives import CollectiveNetwork
 
 RANKS = 3
 KEY = RngKey(3, 1, 7)

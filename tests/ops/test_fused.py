@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from hvd_deepreduce import bundle, short_container
-from hvd_deepreduce.bundle import Slice
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.container import ContainerError
 from hvd_deepreduce.ops import deferred, fused
-from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.pipeline import Pipeline, bundle
+from hvd_deepreduce.pipeline.bundle import Slice
+from hvd_deepreduce.wire import frame
+from hvd_deepreduce.wire.standalone import ContainerError
 from tests import cases, cuda_emulator
 from tests.ops.conftest import ON_GPU
 
@@ -43,9 +43,9 @@ def by_hand(gpu, pipeline, data, out, sizes, ranks):
     there, shared, rows = gpu.put(out), pipeline.shared, []
     for one in slices(pipeline, sizes):
         begin, end = one.part
-        rows.append((begin, end, short_container.salt(shared.digest, end - begin, out.dtype, one.key)))
+        rows.append((begin, end, frame.salt(shared.digest, end - begin, out.dtype, one.key)))
     value = pipeline.config.value
-    form = short_container.SPARSE | 1
+    form = frame.SPARSE | 1
     blocks = pipeline.config.index.name == "rice_blocks"
     settings = np.array([(form, value.bits, value.bucket_size, value.norm == "l2", blocks)], fused.SETTINGS)
     with deferred.reading(there):

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from hvd_deepreduce import bundle, short_container
-from hvd_deepreduce.bundle import Slice
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.container import ContainerError
 from hvd_deepreduce.ops import sections
-from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.pipeline import Pipeline, bundle
+from hvd_deepreduce.pipeline.bundle import Slice
+from hvd_deepreduce.wire import frame
+from hvd_deepreduce.wire.standalone import ContainerError
 from tests import cases, cuda_emulator
 from tests.ops.conftest import ON_GPU
 
@@ -121,7 +121,7 @@ def test_broken_blocks_are_refused(gpu, joint):
     pipeline, random, refused = made(joint, 0.1), np.random.default_rng(5), 0
     data, slices = gathered(pipeline, [500], 2)
     (expected,) = [pipeline.expected(500, np.dtype(np.float32), KEY)]
-    salt = short_container.salt(expected.shared.digest, 500, expected.dtype, KEY)
+    salt = frame.salt(expected.shared.digest, 500, expected.dtype, KEY)
     size = pipeline.encode(cases.random(500), None, KEY, 2).size
     for attempt in range(60):
         second = data[size:].copy()

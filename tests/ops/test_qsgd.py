@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hvd_deepreduce.ops import buckets, qsgd
+from hvd_deepreduce.ops import groups, qsgd
 from tests.ops.compare import KEY, VALUES, both
 
 
@@ -15,7 +15,7 @@ def test_codes(gpu, name, bucket_size):
             norms, codes = both(gpu, qsgd.norms_and_codes, x, bucket_size, levels, l2, *KEY, 2)
             both(gpu, qsgd.dequantize, norms, codes, bucket_size, levels)
             both(gpu, qsgd.fit_norms, x, codes, norms, bucket_size, levels)
-        both(gpu, buckets.norms, x, bucket_size, l2)
+        both(gpu, groups.norms, x, bucket_size, l2)
         both(gpu, qsgd.quantize, x, norms * np.float32(0.5), bucket_size, 1, *KEY, 0)
     if x.size:
         for wrong in (np.nan, np.inf, -1.0):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hvd_deepreduce.joint.minmax_sketch import groups_of
+from hvd_deepreduce.codecs.joint.minmax_sketch import groups_of
 from hvd_deepreduce.ops import quantile, sketch
 from tests import cases
 from tests.ops.compare import KEY, VALUES, both, same, some_indices

@@ -2,14 +2,14 @@
 
 import pytest
 
-from hvd_deepreduce.ops import buckets, qsgd, ternary
+from hvd_deepreduce.ops import groups, qsgd, ternary
 from tests.ops.compare import KEY, VALUES, both
 
 
 @pytest.mark.parametrize("name", VALUES)
 def test_digits(gpu, name):
     x = VALUES[name]
-    digits = qsgd.quantize(x, buckets.norms(x, 64, False), 64, 1, *KEY, 0)
+    digits = qsgd.quantize(x, groups.norms(x, 64, False), 64, 1, *KEY, 0)
     packed = both(gpu, ternary.pack, digits)
     both(gpu, ternary.unpack, packed, x.size)
     if x.size:

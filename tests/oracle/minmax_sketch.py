@@ -1,4 +1,4 @@
-"""The sections of SketchML and SKCompress, from SKCompress, sections 4.2 and 5.1, and joint/minmax_sketch.py."""
+"""The sections of SketchML and SKCompress, from SKCompress, sections 4.2 and 5.1, and codecs/joint/minmax_sketch.py."""
 
 import math
 import struct

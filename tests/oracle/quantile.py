@@ -1,4 +1,4 @@
-"""Quantile buckets, from SKCompress, section 4.1, with the rules for ties and signs of value/quantile.py."""
+"""Quantile buckets, from SKCompress, section 4.1, with the rules for ties and signs of codecs/value/quantile.py."""
 
 import math
 import struct

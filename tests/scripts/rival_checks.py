@@ -42,7 +42,7 @@ def check_rivals():
     from bench_ddp import joined
     from ddp_rivals import OverMpi, SparseLoCoWire, TorchTopK, Zstd
 
-    from hvd_deepreduce.exchange import sparcml, topk_allgather
+    from hvd_deepreduce.exchange.mpi import sparcml, topk_allgather
 
     comm = joined("memory")
     ranks, topk = comm.size, partial(largest, count=round(DENSITY * NUMEL))

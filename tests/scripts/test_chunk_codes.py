@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from hvd_deepreduce import Config
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.short_container import split
+from hvd_deepreduce.wire.frame import split
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "scripts"))
 import chunk_codes

@@ -22,7 +22,7 @@ from simulate_scale import Captured, Skewed, Uniform, simulate  # noqa: E402
 from step_times import Difference, interleaved  # noqa: E402
 
 from hvd_deepreduce import Config  # noqa: E402
-from hvd_deepreduce.codec import RngKey  # noqa: E402
+from hvd_deepreduce.codecs.interfaces import RngKey  # noqa: E402
 from hvd_deepreduce.pipeline import Pipeline  # noqa: E402
 
 

@@ -16,7 +16,8 @@ from frontier import picture, rows, table  # noqa: E402
 from lstm_job import NUMEL, SIZES, Job, Lstm, initial  # noqa: E402
 from sgd_frontier import CLIP, METHODS, Method, clipped, train  # noqa: E402
 
-from hvd_deepreduce import Config, presets  # noqa: E402
+from hvd_deepreduce import Config  # noqa: E402
+from hvd_deepreduce.config import presets  # noqa: E402
 from tests.scripts.frontier_checks import check_a_run  # noqa: E402
 
 

@@ -137,12 +137,12 @@ class Messages:
             rng: with it, a bit of the message flips, as on a bad link: after it was packed.
             hook: is called before the message.
         """
-        from hvd_deepreduce.exchange import opening
-        from hvd_deepreduce.exchange.mpi_transport import MPITransport
+        from hvd_deepreduce.exchange.mpi import announcement
+        from hvd_deepreduce.exchange.mpi.mpi_transport import MPITransport
 
         self._which = -1 if point is None else int(point * self.counted)
         self.counted = 0
-        send, pack = MPITransport.send, opening.pack
+        send, pack = MPITransport.send, announcement.pack
 
         def next_has_the_fault() -> bool:
             this = self.counted == self._which
@@ -153,7 +153,7 @@ class Messages:
 
         def packing(*arguments: Any) -> np.ndarray:
             card = pack(*arguments)
-            section = opening.read(card).section
+            section = announcement.read(card).section
             if section is not None and next_has_the_fault() and rng is not None:
                 section[:] = flipped(section, rng)
             return card
@@ -169,7 +169,7 @@ class Messages:
             finally:
                 private.comm = real
 
-        with mock.patch.object(MPITransport, "send", watching), mock.patch.object(opening, "pack", packing):
+        with mock.patch.object(MPITransport, "send", watching), mock.patch.object(announcement, "pack", packing):
             yield
 
 

@@ -200,10 +200,10 @@ class MpiRunner(Runner):
         self.count = 0
 
     def step(self, gradient: np.ndarray, hook: Hook | None) -> np.ndarray:
-        from hvd_deepreduce.codec import RngKey
-        from hvd_deepreduce.exchange import densestream, sparcml, topk_allgather
-        from hvd_deepreduce.joint.densestream import DenseStream
-        from hvd_deepreduce.sparse import SparseTensor
+        from hvd_deepreduce.codecs.interfaces import RngKey
+        from hvd_deepreduce.codecs.joint.densestream import DenseStream
+        from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
+        from hvd_deepreduce.exchange.mpi import densestream, sparcml, topk_allgather
 
         if hook is not None:
             hook()

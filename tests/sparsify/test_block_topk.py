@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from pydantic import ValidationError
 
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.sparsify.block_topk import BlockTopK
 from hvd_deepreduce.ops import blocks
-from hvd_deepreduce.sparsify.block_topk import BlockTopK
 from tests import cases
 from tests.oracle import block_topk as oracle
 from tests.oracle.pipeline import accumulated

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from pydantic import ValidationError
 
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.sparsify.chunk_topk import ChunkTopK
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.sparsify.chunk_topk import ChunkTopK
 from tests import cases
 from tests.oracle import chunk_topk as oracle
 from tests.oracle.pipeline import accumulated

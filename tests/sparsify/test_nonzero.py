@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.sparsify.none import All
-from hvd_deepreduce.sparsify.nonzero import NonZero
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.sparsify.none import All
+from hvd_deepreduce.codecs.sparsify.nonzero import NonZero
 from tests import cases
 
 KEY = RngKey(1, 2, 3)

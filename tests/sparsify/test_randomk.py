@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.sparsify.randomk import RandomK
 from hvd_deepreduce.ops import random
-from hvd_deepreduce.sparsify.randomk import RandomK
 from tests.oracle import philox
 from tests.oracle import randomk as oracle
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.sparsify.sampled_topk import SampledTopK
-from hvd_deepreduce.sparsify.topk import TopK
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.sparsify.sampled_topk import SampledTopK
+from hvd_deepreduce.codecs.sparsify.topk import TopK
 from tests import cases
 from tests.oracle import sampled_topk as oracle
 from tests.oracle.pipeline import accumulated

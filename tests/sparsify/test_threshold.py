@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from pydantic import ValidationError
 
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.sparsify.threshold import Threshold
 from hvd_deepreduce.ops import select
-from hvd_deepreduce.sparsify.threshold import Threshold
 from tests.oracle import threshold as oracle
 from tests.oracle.pipeline import accumulated
 

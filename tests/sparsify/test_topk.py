@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.sparsify.topk import TopK, kept_of
 from hvd_deepreduce.ops import select
-from hvd_deepreduce.sparsify.topk import TopK, kept_of
 from tests.oracle import topk as oracle
 from tests.oracle.pipeline import accumulated
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.sparsify.topk_capped import TopKCapped
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.sparsify.topk_capped import TopKCapped
 from tests import cases
 from tests.oracle import topk as oracle
 from tests.oracle.pipeline import accumulated

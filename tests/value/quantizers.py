@@ -5,7 +5,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
 
 F32 = np.dtype(np.float32)
 KEY = RngKey(1, 2, 3, 4)

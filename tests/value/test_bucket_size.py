@@ -4,11 +4,11 @@ import warnings
 
 import pytest
 
+from hvd_deepreduce.codecs.value.qsgd import QSGD
+from hvd_deepreduce.codecs.value.sign import Sign
+from hvd_deepreduce.codecs.value.ternary import Ternary
+from hvd_deepreduce.codecs.value.uniform import Uniform
 from hvd_deepreduce.config import Config, ConfigError
-from hvd_deepreduce.value.qsgd import QSGD
-from hvd_deepreduce.value.sign import Sign
-from hvd_deepreduce.value.ternary import Ternary
-from hvd_deepreduce.value.uniform import Uniform
 
 QUANTIZERS = [QSGD, Sign, Ternary, Uniform]
 every_quantizer = pytest.mark.parametrize("codec", QUANTIZERS, ids=lambda codec: codec.name)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hvd_deepreduce.value.deflate import Deflate
-from hvd_deepreduce.value.zstd import Zstd
+from hvd_deepreduce.codecs.value.deflate import Deflate
+from hvd_deepreduce.codecs.value.zstd import Zstd
 from tests.value.quantizers import AWKWARD, KEY, check_broken, normals, round_trip, vectors
 
 CODECS = [Deflate, Zstd]

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.value.fit_dexp import FitDExp
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.value.fit_dexp import FitDExp
 from tests import cases
 from tests.oracle import fit_dexp as oracle
 from tests.value.test_fit_poly import COARSE, F32, FLOATS, check_sign_and_range, error, fitted, gradient

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from pydantic import ValidationError
 
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.value.fit_poly import FitPoly
 from hvd_deepreduce.ops import sort
-from hvd_deepreduce.value.fit_poly import FitPoly
 from tests import cases
 from tests.oracle import fit_poly as oracle
 

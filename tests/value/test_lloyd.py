@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from pydantic import ValidationError
 
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.value.quantile import Quantile
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.value.quantile import Quantile
 from tests.oracle import lloyd as oracle
 
 KEY = RngKey(1, 2, 3)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from hvd_deepreduce.value.natural import Natural
+from hvd_deepreduce.codecs.value.natural import Natural
 from tests.oracle import natural as oracle
 from tests.value.quantizers import AWKWARD, KEY, check_broken, mean_of_draws, normals, round_trip, vectors
 

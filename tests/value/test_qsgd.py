@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from hvd_deepreduce.codecs.value.qsgd import QSGD
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.container import unpack
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.value.qsgd import QSGD
+from hvd_deepreduce.wire.standalone import unpack
 from tests.oracle import qsgd as oracle
 from tests.value.quantizers import AWKWARD, KEY, check_broken, mean_of_draws, normals, round_trip, vectors
 
@@ -111,7 +111,7 @@ def test_a_sparse_gradient_takes_at_most_0_15_of_its_dense_bytes(entropy):
 
 DIGEST = """
 import hashlib
-from hvd_deepreduce.value.qsgd import QSGD
+from hvd_deepreduce.codecs.value.qsgd import QSGD
 from tests.value.quantizers import KEY, normals
 print(hashlib.sha256(QSGD().encode(normals(10_001), None, KEY)[0]).hexdigest())
 """

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.value.quantile import Quantile
 from hvd_deepreduce.ops import quantile
-from hvd_deepreduce.value.quantile import Quantile
 from tests.cases import AWKWARD
 from tests.oracle import huffman as huffman_oracle
 from tests.oracle import quantile as oracle

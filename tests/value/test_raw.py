@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.value.raw import Raw
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.value.raw import Raw
 from tests import cases
 
 KEY = RngKey(1, 2, 3)

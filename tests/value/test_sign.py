@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from hvd_deepreduce.codecs.value.sign import Sign
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.container import unpack
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.value.sign import Sign
+from hvd_deepreduce.wire.standalone import unpack
 from tests.oracle import sign as oracle
 from tests.value.quantizers import AWKWARD, KEY, check_broken, normals, round_trip, vectors
 

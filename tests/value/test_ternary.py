@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hvd_deepreduce.codec import RngKey
-from hvd_deepreduce.value.ternary import Ternary
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.value.ternary import Ternary
 from tests.oracle import ternary as oracle
 from tests.value.quantizers import AWKWARD, KEY, check_broken, mean_of_draws, normals, round_trip, vectors
 

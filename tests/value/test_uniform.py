@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hvd_deepreduce.codec import RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.value.uniform import Uniform
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.container import unpack
 from hvd_deepreduce.ops import rotation, uniform
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.value.uniform import Uniform
+from hvd_deepreduce.wire.standalone import unpack
 from tests.oracle import uniform as oracle
 from tests.value.quantizers import AWKWARD, KEY, check_broken, mean_of_draws, normals, round_trip, vectors
 

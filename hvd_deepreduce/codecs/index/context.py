@@ -1,0 +1,34 @@
+"""Context: the numbers of indices in windows of 128 elements, coded in the context of the windows before.
+
+Each context counts its symbols, from counts that a gamma distribution of densities gives; the coder: Duda,
+arXiv:1311.2540, 2013.
+"""
+
+import numpy as np
+
+from hvd_deepreduce.codecs.interfaces import U8, U32, IndexCodec, RngKey, index_codecs, no_indices
+from hvd_deepreduce.ops import arrays, context
+
+
+@index_codecs.register
+class Context(IndexCodec):
+    """An adaptive coder of how many indices a window of 128 elements has, and of where they are in it; lossless.
+
+    The smallest of the index codecs where the density changes from tensor to tensor and from row to row, and the
+    slowest but for ``bloom`` (docs/benchmarks.md has bytes and times, beside those of ``rice_blocks``). It runs on one
+    core of the host, also for gradients on a GPU. kernels/context/context.cpp draws the section.
+    """
+
+    name = "context"
+    id = 13
+
+    def encode(self, indices: U32, numel: int, key: RngKey) -> tuple[U8, U32]:
+        if indices.size == 0:
+            return indices.view(np.uint8), indices
+        return arrays.move_like(context.encode(arrays.to_host(indices), numel), indices), indices
+
+    @staticmethod
+    def decode(section: U8, numel: int, count: int, key: RngKey) -> U32:
+        if count == 0:
+            return no_indices(section)
+        return arrays.move_like(context.decode(arrays.to_host(section), numel, count)[0], section)

@@ -1,0 +1,118 @@
+"""The meeting: one small allreduce at the beginning of each step, before any rank sends a container.
+
+It finds ranks that would leave the others waiting for ever: one that has called ``hvd.join()``, one whose config was
+changed alone, and one that is new in the job and waits for the handshake; and ranks whose updates must not be added up,
+because they are at different places of the training, or because an error has left one behind. A rank can also ask all
+others to send nothing in this step, and after a trial (``choice.py``) it says what it has measured.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from hvd_deepreduce.codecs.interfaces import Floats
+
+WORDS = 15
+"""Elements of what a rank says."""
+
+Place = Mapping[str, int | str]
+"""What must be equal on all ranks at a meeting, by a name that an error message shows."""
+
+
+class Outcome(NamedTuple):
+    """What the ranks have found out.
+
+    Attributes:
+        missing: how many ranks said nothing: they have joined.
+        newcomers: how many ranks ask for the handshake.
+        same_config: whether all ranks that said something have the same config.
+        discarding: how many ranks ask for this step to be discarded.
+        dense, compressed: the ranks' sums of ``Choice.word``.
+        same_place: whether all ranks that said something are at the same place.
+        failed: how many ranks an error has left behind.
+        sending: how many ranks take part in the exchange that would follow.
+    """
+
+    missing: int
+    newcomers: int
+    same_config: bool
+    discarding: int = 0
+    dense: int = 0
+    compressed: int = 0
+    same_place: bool = True
+    failed: int = 0
+    sending: int = 0
+
+
+def word(
+    digest: int,
+    agreed: bool,
+    discard: bool = False,
+    times: tuple[int, int] = (0, 0),
+    place: Place | None = None,
+    failed: bool = False,
+    sends: bool = False,
+) -> Floats:
+    """What a rank says: float64 ``[WORDS]``, to be added up over the ranks.
+
+    Args:
+        digest: of its config.
+        agreed: whether it has taken part in the handshake.
+        discard: whether it asks for this step to be discarded.
+        times: its ``Choice.word``.
+        place: where it is; None: nowhere in particular.
+        failed: whether an error has left it behind the other ranks.
+        sends: whether it takes part in the exchange that would follow.
+    """
+    where = zlib.crc32(json.dumps(place, sort_keys=True).encode()) if place else 0
+    return np.array(
+        [1, not agreed, *_halves(digest), discard, *times, *_halves(where), failed, sends], np.float64
+    )  # fmt: skip
+
+
+def _halves(digest: int) -> tuple[int, int, int, int]:
+    """Of 32 bits, with their squares."""
+    high, low = divmod(digest, 1 << 16)
+    return high, high * high, low, low * low
+
+
+def outcome(total: Floats, size: int) -> Outcome:
+    """What the sum of all ranks' words says; every rank concludes the same.
+
+    Integers below 2^53 are exact in float64, which suffices for 2^21 ranks. By Cauchy and Schwarz, n times the sum of
+    the squares of n numbers is the square of their sum only if the numbers are equal.
+    """
+    present, newcomers, *rest = (int(value) for value in total)
+
+    def equal(sums: list[int]) -> bool:
+        return all(present * squares == one * one for one, squares in zip(sums[::2], sums[1::2], strict=True))
+
+    discarding, dense, compressed = rest[4:7]
+    failed, sending = rest[11:]
+    return Outcome(
+        size - present, newcomers, equal(rest[:4]), discarding, dense, compressed, equal(rest[7:11]), failed, sending
+    )  # fmt: skip
+
+
+def join_error(missing: int) -> RuntimeError:
+    """For ranks that still have gradients when others have called ``hvd.join()``."""
+    return RuntimeError(
+        f"{missing} rank{'s have' if missing > 1 else ' has'} called hvd.join() while this rank still has gradients, "
+        "and Horovod cannot join an exchange of compressed gradients. Let all ranks take the same number of steps: "
+        "divide the data evenly (torch.utils.data.DistributedSampler, tf.data's shard), or stop at the smallest number "
+        "of batches, hvd.allreduce(batches, op=hvd.Min). No gradient of this step was applied"
+    )
+
+
+def left_behind(failed: int) -> str:
+    """The error for all ranks after one has failed where the others have not."""
+    return (
+        f"an error has left {failed} rank{'s' if failed > 1 else ''} behind: its last step was applied on other ranks "
+        "but not there, so the parameters of the ranks differ now. That rank has said what went wrong. Begin again "
+        "from a checkpoint on all ranks. No gradient of this step was applied"
+    )

@@ -1,0 +1,100 @@
+"""The recommended pipeline in one native call for encode and one for decode and sum; the bytes are the composed way's.
+
+It serves configs of ``topk``, ``rice`` and ``qsgd`` (without an entropy coder and without fitted scales), in float32,
+without DGC, and containers of version 2. On a GPU it decodes: the containers of all ranks in one set of launches.
+Everything else goes the composed way, from codec to codec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hvd_deepreduce.codecs.index.rice import Rice
+from hvd_deepreduce.codecs.index.rice_blocks import RiceBlocks
+from hvd_deepreduce.codecs.interfaces import U8, Floats, Parts, RngKey, Sparsifier
+from hvd_deepreduce.codecs.sparse_tensor import MAX_NUMEL
+from hvd_deepreduce.codecs.sparsify.topk import TopK, kept_of
+from hvd_deepreduce.codecs.value.qsgd import QSGD
+from hvd_deepreduce.config.settings import Config
+from hvd_deepreduce.ops import fused
+from hvd_deepreduce.wire import frame
+
+
+class Fused:
+    """One config's native calls. Make it with ``of``.
+
+    Args:
+        form: of the containers' headers.
+        value: the value codec.
+        blocks: whether the index codec is ``rice_blocks``, and not ``rice``.
+        threads: of the kernels.
+    """
+
+    def __init__(self, config: Config, form: int, value: QSGD, blocks: bool, threads: int) -> None:
+        self._config, self._threads = config, threads
+        self._settings = np.array([(form, value.bits, value.bucket_size, value.norm == "l2", blocks)], fused.SETTINGS)
+
+    @classmethod
+    def of(cls, config: Config, shared: frame.Shared, threads: int) -> Fused | None:
+        """None: the config has other codecs."""
+        index, value = config.index, config.value
+        if type(index) not in (Rice, RiceBlocks) or index is None or type(value) is not QSGD or value.entropy != "none":
+            return None
+        if config.has_velocity or any(getattr(one, "fit_scale", None) for one in (value, value.under_feedback())):
+            return None
+        form = frame.SPARSE | 1 + shared.indices.index(index.id)
+        return cls(config, form, value, type(index) is RiceBlocks, threads)
+
+    def takes(self, like: Floats) -> bool:
+        """Whether arrays such as this one can be decoded, and on the host encoded: float32."""
+        return like.dtype == np.float32 and like.size <= MAX_NUMEL
+
+    def encode(
+        self,
+        gradient: Floats,
+        residual: Floats | None,
+        key: RngKey,
+        digest: int,
+        finite: bool = False,
+        sparsifier: Sparsifier | None = None,
+    ) -> U8 | None:
+        """The container of a gradient, as ``Pipeline.encode`` makes it.
+
+        Args:
+            gradient, residual, key, finite: as for ``Pipeline.encode``.
+            digest: of the config.
+            sparsifier: in place of the config's.
+
+        Returns:
+            The container. ``None``: the sparsifier is another one now, or the arrays are on a GPU; nothing has changed.
+
+        Raises:
+            NonFiniteError: the gradient has NaN or infinity. Nothing has changed.
+            MemoryError: as ``ops.select.topk``.
+        """
+        sparsifier = sparsifier or self._config.sparsifier_at(key.step)
+        if type(sparsifier) is not TopK or sparsifier.density_of != "elements" or type(gradient) is not np.ndarray:
+            return None
+        salt = frame.salt(digest, gradient.size, gradient.dtype, key)
+        kept = kept_of(sparsifier.density, gradient.size)
+        return fused.encode(gradient, residual, kept, self._settings, salt, key, finite, self._threads)
+
+    def sum_into(
+        self, out: Floats, gathered: U8, ranks: int, parts: Parts, keys: Sequence[RngKey], digest: int, scale: float
+    ) -> int | None:
+        """``scale * (sum over all ranks)`` of each slice of ``out``, from the messages of all ranks, in rank order.
+
+        A message has the slices' containers one behind the other.
+
+        Returns:
+            The bytes of this rank's message. ``None``: the composed way must look at them, since a rank sent a
+            container of other codecs or a broken one; ``out`` is unchanged.
+        """
+        rows = [
+            (begin, end, frame.salt(digest, end - begin, out.dtype, key))
+            for (begin, end), key in zip(parts, keys, strict=True)
+        ]
+        tensors = np.array(rows, fused.TENSOR)
+        return fused.decode(gathered, ranks, tensors, self._settings, out, scale, keys[0].rank, self._threads)

@@ -1,0 +1,358 @@
+"""Predicts the time of a training step: with dense gradients, with gradients in 16 bits, and under a config.
+
+The model of a step, in seconds:
+
+- A rank computes for ``Job.compute``. Gradients become ready at a constant rate during the last ``Job.backward`` of it,
+  the last tensors first, and travel in buckets.
+- The link carries one bucket after the other: bytes over the rate, and the latency of each message
+  (``exchange/costs.py``; the dense allreduce is a ring).
+- A processor encodes a bucket before it is sent, and decodes the containers of all ranks afterwards. It also spends
+  time on each byte that it sends and receives (``Link.cpu``). Where a rank has a core that its computing leaves free,
+  this happens beside the backward pass. Elsewhere it makes the step longer, and only waiting for the link overlaps.
+- Local updates are exchanged between two steps, with nothing beside them but steps that a ``delay`` grants.
+
+How fast the machine and its codecs are is measured (``speeds.py``); nothing here is fitted to a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from hvd_deepreduce.codecs.sparsify.topk import kept_of
+from hvd_deepreduce.config import Config
+from hvd_deepreduce.exchange import costs
+from hvd_deepreduce.exchange.settings import AllGather, ReduceScatter
+
+BACKWARD = 2 / 3
+"""Share of computing during which gradients become ready: the backward pass takes twice as long as the forward pass."""
+TENSOR_OVERHEAD = 25e-6
+"""Seconds that Horovod or DDP takes for each tensor of a step, about: hooks, names, bookkeeping."""
+COLLECTIVES = 2
+"""Collectives of an allgather of containers: their sizes go ahead."""
+COMPRESSED_OVERHEAD = 3
+"""Times as much with compression: 45 us in all with DDP's hook, 100 us with Horovod (docs/benchmarks.md)."""
+GRADIENT_COPIES, UPDATE_COPIES = 1, 6
+"""Copies of the model beside codecs and transfers; a copy reads a word and writes one. Gradients are copied into their
+buckets. An exchange of updates makes the update (2 words read, 1 written, and its fresh memory cleared), checks it (1),
+copies it into the bucket (1, 1), takes the outer step (2, 1) and writes the parameters (1, 1)."""
+DENSE = "dense"
+FP16 = "fp16"
+LOCAL = "no exchange"
+
+
+class NotPredictedError(ValueError):
+    """The model does not cover a config."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """Of a host, to the other hosts; or what ranks on one host exchange their bytes by.
+
+    Attributes:
+        bits_per_second: in each direction.
+        latency: seconds of a message.
+        cpu: processor seconds of a rank for a byte that it sends and one that it receives, with the sum of an
+            allreduce.
+        cpu_half: the same of an allreduce of float16, whose sum is slow on some processors; None: ``cpu``.
+    """
+
+    bits_per_second: float
+    latency: float
+    cpu: float = 0.0
+    cpu_half: float | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained, and on what.
+
+    Attributes:
+        sizes: elements of the model's tensors, float32, in the model's order.
+        ranks: in all.
+        per_host: ranks on each host, which share its link.
+        compute: seconds of a step without any exchange.
+        backward: share of ``compute`` during which gradients become ready.
+        free_core: whether each rank has a core that its computing leaves free.
+        sharing: how many ranks share one core, at least 1: what takes one rank a second on a core of its own takes
+            this many seconds, if all ranks do it at the same time.
+        tensor_overhead: seconds of a core that the framework takes for each tensor of a dense step.
+        bucket_bytes: of the gradients that travel together.
+    """
+
+    sizes: Sequence[int]
+    ranks: int
+    per_host: int = 1
+    compute: float = 0.0
+    backward: float = BACKWARD
+    free_core: bool = False
+    sharing: float = 1.0
+    tensor_overhead: float = TENSOR_OVERHEAD
+    bucket_bytes: int = 25 << 20
+
+    @property
+    def numel(self) -> int:
+        """Elements of the model."""
+        return sum(self.sizes)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Measured by ``speeds.machine``, with all ranks of a host at work.
+
+    Attributes:
+        copy: seconds to copy a byte.
+        half: seconds to convert an element to 16 bits and back.
+    """
+
+    copy: float
+    half: float
+
+
+@dataclass(frozen=True)
+class CodecSpeed:
+    """Of a config, on a vector of a model's size. Measured by ``speeds.codec``, with all ranks of a host at work.
+
+    Attributes:
+        encode: seconds to accumulate, select, encode, and subtract what is sent.
+        decode: seconds to write the sum, without any container.
+        decode_each: seconds more for each container that is decoded and added.
+        size: bytes of the vector's containers.
+        kept: elements that are sent.
+    """
+
+    encode: float
+    decode: float
+    decode_each: float
+    size: float
+    kept: int
+
+
+class Transfer(NamedTuple):
+    """Of a bucket.
+
+    Attributes:
+        link: seconds from its beginning to its end.
+        stack: of these, processor seconds of a rank.
+        received: bytes that come over a host's link.
+    """
+
+    link: float
+    stack: float
+    received: float
+
+
+class Part(NamedTuple):
+    """A bucket on its way.
+
+    Attributes:
+        ready: share of the model that is in this bucket and in those before it.
+        before, after: processor seconds before and after its transfer.
+        transfer: of what is sent.
+    """
+
+    ready: float
+    before: float
+    transfer: Transfer
+    after: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Of one way to exchange.
+
+    Attributes:
+        name: ``DENSE``, ``FP16``, ``LOCAL`` or a config's.
+        updates: whether ranks exchange updates of the model in place of gradients.
+        seconds: of a step; with ``updates``, the mean over the steps of a period.
+        codec: of these, what encoding and decoding would take by themselves.
+        link: of these, what the transfers would take by themselves.
+        received: bytes that come over a host's link, in a step.
+        every: local steps between two exchanges.
+    """
+
+    name: str
+    updates: bool
+    seconds: float
+    codec: float = 0.0
+    link: float = 0.0
+    received: float = 0.0
+    every: int = 1
+
+
+def buckets(sizes: Sequence[int], most: int | None) -> list[int]:
+    """Elements of each bucket, in the order in which they become full: the last tensors come first.
+
+    Args:
+        most: bytes from which on a bucket is full; None: one bucket.
+    """
+    found, held = [], 0
+    for size in reversed(sizes):
+        held += size
+        if most is not None and 4 * held >= most:
+            found.append(held)
+            held = 0
+    return [*found, held] if held else found
+
+
+def seconds_of(job: Job, parts: Sequence[Part], overhead: float = 0.0) -> float:
+    """The time of a step whose buckets are exchanged during its backward pass.
+
+    Args:
+        overhead: seconds that are spent like computing.
+    """
+    compute = job.compute + overhead
+    encoded = sent = decoded = work = 0.0
+    for part in parts:
+        ready = compute * (1 - job.backward * (1 - part.ready))
+        # Without a free core, what was encoded before has made the backward pass longer by as much.
+        encoded = (max(ready, encoded) if job.free_core else ready + work) + part.before
+        work += part.before
+        sent = max(encoded, sent) + part.transfer.link
+        decoded = max(sent, decoded) + part.after
+    if job.free_core:
+        return max(compute, decoded)
+    return max(compute + sum(part.before + part.transfer.stack + part.after for part in parts), decoded)
+
+
+def _transfer(job: Job, link: Link, messages: float, through: float, own: float) -> Transfer:
+    """So many messages, one after the other.
+
+    Args:
+        through: bytes over a host's link, in each direction.
+        own: bytes that a rank sends and receives.
+    """
+    stack = own * link.cpu * job.sharing
+    return Transfer(messages * link.latency + max(8 * through / link.bits_per_second, stack), stack, through)
+
+
+def _ring(job: Job, link: Link, size: float) -> Transfer:
+    """The dense allreduce of so many bytes. A ring crosses each host's link once."""
+    cost = costs.dense(job.ranks, 1)
+    return _transfer(job, link, cost.messages, cost.high * size, cost.high * size)
+
+
+def _to_all(job: Job, own: float) -> tuple[float, float]:
+    """Bytes over a host's link, and bytes of a rank, if each rank sends ``own`` bytes to each other rank by itself."""
+    of_rank = (job.ranks - 1) * own
+    if job.per_host >= job.ranks:
+        return of_rank, of_rank
+    return job.per_host * (job.ranks - job.per_host) * own, of_rank
+
+
+def _dense_parts(job: Job, link: Link, machine: Machine, half: bool, sizes: Iterable[int]) -> list[Part]:
+    """Buckets of so many elements each, uncompressed."""
+    used = link if not half or link.cpu_half is None else replace(link, cpu=link.cpu_half)
+    parts, done = [], 0
+    for size in sizes:
+        done += size
+        cast = size * machine.half / 2 if half else 0.0
+        parts.append(Part(done / job.numel, cast, _ring(job, used, (2 if half else 4) * size), cast))
+    return parts
+
+
+def _compressed_parts(job: Job, config: Config, link: Link, speed: CodecSpeed, sizes: Iterable[int]) -> list[Part]:
+    """Buckets of so many elements each, in containers."""
+    ranks, exchange = job.ranks, config.exchange
+    parts, done = [], 0
+    for size in sizes:
+        done += size
+        share = size / job.numel
+        encode, write, each = (share * seconds for seconds in (speed.encode, speed.decode, speed.decode_each))
+        if isinstance(exchange, AllGather):
+            through, own = _to_all(job, share * speed.size)
+            messages: float = COLLECTIVES * (ranks - 1)
+            after = write + ranks * each
+        else:
+            assert isinstance(exchange, ReduceScatter)
+            kept = max(1, round(share * speed.kept))
+            of_sum = None if exchange.density is None else kept_of(exchange.density, size)
+            cost = costs.expected("reduce_scatter", ranks, size, kept, of_sum)
+            total = cost.high * ranks / (ranks - 1) - kept  # elements of the sum
+            through, own = (one / (ranks - 1) for one in _to_all(job, cost.high * speed.size / speed.kept))
+            messages = cost.messages + COLLECTIVES * (ranks - 1)  # the sizes of both collectives go ahead
+            # A rank adds up all ranks' parts of its slice, encodes this sum, and decodes all slices of the sum.
+            after = write / ranks + each + encode / ranks + write + each * total / kept
+        parts.append(Part(done / job.numel, encode, _transfer(job, link, messages, through, own), after))
+    return parts
+
+
+def _prediction(name: str, seconds: float, parts: Iterable[Part], every: int = 1, updates: bool = False) -> Prediction:
+    codec = sum(part.before + part.after for part in parts) / every
+    transfers = [part.transfer for part in parts]
+    waits, received = sum(one.link for one in transfers), sum(one.received for one in transfers)
+    return Prediction(name, updates, seconds, codec, waits / every, received / every, every)
+
+
+def overhead(job: Job, machine: Machine, compressed: bool, copies: int = GRADIENT_COPIES) -> float:
+    """Seconds that an exchange takes beside codecs and transfers: for the tensors, and for copies of the model."""
+    tensors = (COMPRESSED_OVERHEAD if compressed else 1) * job.tensor_overhead * len(job.sizes)
+    return job.sharing * tensors + 4 * copies * job.numel * machine.copy
+
+
+def local(job: Job) -> Prediction:
+    """A step without an exchange, which none can beat."""
+    return Prediction(LOCAL, False, job.compute)
+
+
+def dense(job: Job, link: Link, machine: Machine, half: bool = False) -> Prediction:
+    """Allreduces of whole gradients, in float32 or (``half``) in 16 bits, on two ranks or more."""
+    parts = _dense_parts(job, link, machine, half, buckets(job.sizes, job.bucket_bytes))
+    seconds = seconds_of(job, parts, overhead(job, machine, False))
+    return _prediction(FP16 if half else DENSE, seconds, parts)
+
+
+def computing(job: Job, link: Link, machine: Machine, seconds: float) -> float:
+    """The ``compute`` with which a dense step takes so many seconds; 0 if its exchange alone takes longer."""
+    least, most = 0.0, seconds
+    for _ in range(60):
+        middle = (least + most) / 2
+        if dense(replace(job, compute=middle), link, machine).seconds < seconds:
+            least = middle
+        else:
+            most = middle
+    return least
+
+
+def check(config: Config, job: Job) -> None:
+    """
+    Raises:
+        NotPredictedError: the config's exchange is not modelled, or it has two levels.
+    """
+    if config.hierarchical is not False and (config.hierarchical != "auto" or 1 < job.per_host < job.ranks):
+        raise NotPredictedError("exchanges at two levels (hierarchical) are not predicted")
+    if not isinstance(config.exchange, AllGather | ReduceScatter):
+        raise NotPredictedError(
+            f"the exchange is {config.exchange.name!r}; only allgather and reduce_scatter are predicted"
+        )
+
+
+def compressed(name: str, config: Config, job: Job, link: Link, machine: Machine, speed: CodecSpeed) -> Prediction:
+    """A step under a config, of gradients or of local updates, on two ranks or more.
+
+    Raises:
+        NotPredictedError: as ``check``.
+    """
+    check(config, job)
+    sizes = buckets(job.sizes, None if config.scope == "model" else job.bucket_bytes)
+    plan = config.local
+    if plan is not None and config.sends_all_as_it_is:  # they go through an allreduce
+        parts = _dense_parts(job, link, machine, False, sizes)
+    else:
+        parts = _compressed_parts(job, config, link, speed, sizes)
+    if plan is None:
+        return _prediction(name, seconds_of(job, parts, overhead(job, machine, True)), parts)
+    # An exchange follows a step, with nothing beside it; with a delay, its transfer has the steps of the delay.
+    alone = seconds_of(replace(job, compute=0.0), parts)
+    if plan.delay:
+        waits = sum(part.transfer.link - part.transfer.stack * (not job.free_core) for part in parts)
+        alone -= min(waits, plan.fragments * plan.delay * job.compute)
+    seconds = alone + overhead(job, machine, True, UPDATE_COPIES)
+    return _prediction(name, job.compute + seconds / plan.every, parts, plan.every, updates=True)
+
+
+def best(predictions: Iterable[Prediction]) -> Prediction:
+    """The fastest of those that exchange gradients."""
+    exchanged = [one for one in predictions if not one.updates and one.name != LOCAL]
+    return min(exchanged, key=lambda one: one.seconds)

@@ -1,0 +1,205 @@
+"""Measures this machine for ``prediction.py``: its codecs, its memory and its network stack, in about a second each.
+
+All ranks of a host may measure at the same time: then the figures contain what they cost each other.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from statistics import median
+from threading import Thread
+from time import perf_counter, process_time
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_deepreduce.codecs.interfaces import U8, RngKey
+from hvd_deepreduce.config import Config
+from hvd_deepreduce.config.error_feedback import DGC
+from hvd_deepreduce.engine.exchange_autotune import kept as kept_of_vector
+from hvd_deepreduce.exchange.costs import dense as dense_cost
+from hvd_deepreduce.ops import half
+from hvd_deepreduce.ops.types import F32
+from hvd_deepreduce.pipeline import Pipeline, bundle
+from hvd_deepreduce.tools.advise.prediction import CodecSpeed, Link, Machine
+
+MOST = 1 << 25
+"""Elements of a vector that is measured; times of longer ones are proportional."""
+BLOCK = 1 << 21
+"""Elements of a generated gradient that differ."""
+WARM, TIMED = 2, 5
+"""Repetitions: residuals fill during the first ones."""
+FEW, MANY = 1, 4
+"""Containers that are decoded together, to find the time of each."""
+STREAM, PIECE = 1 << 26, 1 << 20
+"""Bytes that go through the network stack, and that are given to it at once."""
+LEAST_SECONDS = 0.05
+"""A transfer that takes less is repeated with more bytes."""
+SMALL, SMALL_TIMES = 16, 15
+LARGE, LARGER, LARGE_TIMES = 1 << 22, 1 << 25, 3
+"""Bytes of the collectives that measure a link, and how often they are timed."""
+
+
+def generated(numel: int, seed: int) -> F32:
+    """A heavy-tailed gradient: normal numbers, times a log-normal scale for each element; float32 ``[numel]``. It
+    repeats after ``BLOCK`` elements."""
+    rng, size = np.random.default_rng(seed), min(numel, BLOCK)
+    vector: F32 = np.exp(rng.standard_normal(size, np.float32)) * rng.standard_normal(size, np.float32)
+    return np.resize(vector, numel)
+
+
+def shortened(sizes: Sequence[int], most: int = MOST) -> list[int]:
+    """Tensors of a model that has ``most`` elements at most, in the same proportions."""
+    total = sum(sizes)
+    return list(sizes) if total <= most else [max(1, size * most // total) for size in sizes]
+
+
+def _timed(call: Callable[[], object], times: int = TIMED) -> float:
+    """Median seconds of a call."""
+    seconds = []
+    for _ in range(times):
+        begin = perf_counter()
+        call()
+        seconds.append(perf_counter() - begin)
+    return median(seconds)
+
+
+def machine(numel: int) -> Machine:
+    """The speed of the memory and of conversions, on vectors of ``numel`` float32."""
+    vector = generated(min(numel, MOST), 0)
+    other = np.empty_like(vector)
+    section = half.encode(vector, False)
+    copy = _timed(lambda: np.copyto(other, vector))
+    there = _timed(lambda: half.encode(vector, False))
+    back = _timed(lambda: half.decode(section, vector.size))
+    return Machine(copy / vector.nbytes, (there + back) / vector.size)
+
+
+def gradients(sizes: Sequence[int]) -> list[F32]:
+    """Generated gradients of a model, for ``codec``; not longer than that needs."""
+    return [generated(sum(shortened(sizes)), seed) for seed in (0, 1)]
+
+
+def codec(config: Config, sizes: Sequence[int], vectors: Sequence[F32], threads: int = 1) -> CodecSpeed:
+    """The speed of a config's encoder and decoder.
+
+    Args:
+        sizes: elements of the model's tensors.
+        vectors: gradients of the model, float32, as long as it or as ``gradients``. They take turns. One alone is
+            encoded into an empty residual each time: it is an accumulator.
+        threads: of the kernels.
+    """
+    parts = shortened(sizes)
+    numel, scale = sum(parts), sum(sizes) / sum(parts)
+    ends = np.cumsum([0, *parts]).tolist()
+    whole = config.scope != "tensor" and config.selection == "scope"
+    pieces = [(0, numel)] if whole else list(zip(ends, ends[1:], strict=False))
+    pipeline = Pipeline(config, threads)
+    residual = np.zeros(numel, np.float32) if config.error_feedback else None
+    velocity = np.zeros(numel, np.float32) if isinstance(config.memory, DGC) else None
+    seconds = []
+    for step in range(WARM + TIMED):
+        if residual is not None and len(vectors) == 1:
+            residual.fill(0)
+        slices = [bundle.Slice(pipeline, piece, RngKey(0, number, step)) for number, piece in enumerate(pieces)]
+        vector = vectors[step % len(vectors)][:numel]
+        begin = perf_counter()
+        own = bundle.encode(vector, residual, velocity, slices, 1, False, lambda one: one.config.error_feedback)
+        seconds.append(perf_counter() - begin)
+    kept = sum(kept_of_vector(config, end - begin) for begin, end in pieces)
+    out = np.empty(numel, np.float32)
+
+    def decode(count: int) -> float:
+        gathered = np.concatenate([own] * count)
+        return _timed(lambda: bundle.sum_into(out, gathered, count, slices, 1 / count))
+
+    few, many = decode(FEW), decode(MANY)
+    each = max(0.0, many - few) / (MANY - FEW)
+    return CodecSpeed(
+        scale * median(seconds[WARM:]), scale * max(0.0, few - FEW * each), scale * each, scale * own.size,
+        round(scale * kept),
+    )  # fmt: skip
+
+
+def stack() -> float:
+    """Processor seconds for a byte that is sent and one that is received by TCP, over this host's loopback."""
+    data, into = bytes(PIECE), bytearray(PIECE)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sender = socket.create_connection(server.getsockname())
+        receiver, _ = server.accept()
+
+    def send(pieces: int) -> None:
+        for _ in range(pieces):
+            sender.sendall(data)
+
+    def seconds(pieces: int) -> float:
+        thread = Thread(target=send, args=(pieces,))
+        begin = process_time()
+        thread.start()
+        left = pieces * PIECE
+        while left:
+            left -= receiver.recv_into(into, min(left, PIECE))
+        thread.join()
+        return process_time() - begin
+
+    with sender, receiver:
+        seconds(STREAM // PIECE // 8)
+        return median(seconds(STREAM // PIECE) for _ in range(3)) / STREAM
+
+
+class Collectives(Protocol):
+    """What measures a link: the collectives of a job's ranks, on the host."""
+
+    ranks: int
+    on_torch: bool
+    """Whether they are those of ``torch.distributed``: a rank leaves its core to others while it waits for messages,
+    and float16 can be summed. MPI asks for messages all the time."""
+
+    def allgather(self, data: U8) -> object:
+        """Every rank gets all ranks' bytes."""
+
+    def allreduce(self, data: npt.NDArray[np.floating[Any]]) -> object:
+        """Replaces a vector, float32 or ``on_torch`` float16, by the sum of all ranks'."""
+
+    def slowest(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The element-wise maximum over all ranks of float64 ``[n]``."""
+
+
+def link(collectives: Collectives, sharing: float = 1.0) -> Link:
+    """Measures the link between the ranks: its latency with small allgathers, its rate with large allreduces. Every
+    rank calls it at the same time, and gets the same.
+
+    Args:
+        sharing: how many ranks share a core.
+    """
+    ranks = collectives.ranks
+
+    def slowest(seconds: float) -> float:
+        return float(collectives.slowest(np.array([seconds]))[0])
+
+    small = np.zeros(SMALL, np.uint8)
+    collectives.allgather(small)
+    latency = slowest(_timed(lambda: collectives.allgather(small), SMALL_TIMES)) / (ranks - 1)
+
+    def large(size: int, dtype: type[np.floating[Any]] = np.float32) -> tuple[float, float]:
+        """Seconds, and processor seconds, of an allreduce."""
+        data = np.zeros(size // np.dtype(dtype).itemsize, dtype)
+        collectives.allreduce(data)
+        begin = process_time()
+        seconds = slowest(_timed(lambda: collectives.allreduce(data), LARGE_TIMES))
+        return seconds, slowest(process_time() - begin) / LARGE_TIMES
+
+    size = LARGE
+    seconds, cpu = large(size)
+    if seconds < LEAST_SECONDS:
+        size = LARGER
+        seconds, cpu = large(size)
+    cost = dense_cost(ranks, size)
+    seconds = max(seconds - cost.messages * latency, seconds / 2)
+    rate = 8 * cost.high / seconds
+    if not collectives.on_torch:
+        return Link(rate, latency, stack())
+    _, half_cpu = large(size, np.float16)
+    return Link(rate, latency, min(cpu, seconds / sharing) / cost.high, half_cpu / cost.high)

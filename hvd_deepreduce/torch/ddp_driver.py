@@ -1,0 +1,383 @@
+"""What the communication hook does with DDP's buckets; ``ddp.py`` is what the user sees of it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from hvd_deepreduce.codecs.interfaces import Floats
+from hvd_deepreduce.config import Config, ConfigError
+from hvd_deepreduce.engine import Engine, Parameter, Reducer
+from hvd_deepreduce.engine.sliced import SlicedExchange
+from hvd_deepreduce.engine.state import Reshard, State
+from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.exchange.settings import AllGather, AutoExchange, ReduceScatter
+from hvd_deepreduce.torch import optimizers
+from hvd_deepreduce.torch.dense import flush
+from hvd_deepreduce.torch.distributed import DistributedCollectives
+from hvd_deepreduce.torch.states import on_host
+from hvd_deepreduce.torch.tensors import TorchTensors
+from hvd_deepreduce.wire.standalone import ContainerError
+
+Loaded = tuple[State, Reshard]
+"""What ``load_state_dict`` was given."""
+
+
+class Buckets:
+    """One rank's buckets, from the first one on. Every rank makes it when its first bucket comes.
+
+    Two threads work beside the backward pass: one encodes buckets and starts their exchanges, in DDP's order; the other
+    one waits for them and decodes. An exchange of several collectives (``reduce_scatter``) is ended by the first
+    thread, after all buckets have been started, so that all ranks issue the collectives in one order.
+
+    Args:
+        config: from ``for_buckets``.
+        collectives: of the model's ranks.
+        tensors: PyTorch's.
+        start_iter: iterations that are not compressed.
+        models: from ``models_of``; first the one whose buckets these are.
+        loaded: a state to begin with; None: begin anew.
+
+    Raises:
+        RuntimeError: a rank has failed, or the model was not found; on all ranks.
+
+    Attributes:
+        engine: of this rank.
+        iteration: the number of iterations so far.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        collectives: DistributedCollectives,
+        tensors: TorchTensors,
+        start_iter: int,
+        models: Sequence[DistributedDataParallel],
+        loaded: Loaded | None,
+    ) -> None:
+        self._collectives, self._tensors, self._start_iter = collectives, tensors, start_iter
+        self.iteration = 0
+        self._agreed = self._dense = self._passing = self._flags_due = False
+        failure: Exception | None = None
+        try:
+            if not models:
+                raise RuntimeError(
+                    "the DistributedDataParallel model of a gradient was not found: if gc.freeze() was called after "
+                    "the model was made, call gc.unfreeze() before the first backward()"
+                )
+            if any(isinstance(one, DistributedDataParallel) for model in models for one in model.module.modules()):
+                raise RuntimeError(
+                    "a DistributedDataParallel model is inside another one, and both reduce the same gradients: wrap "
+                    "the model once"
+                )
+            # DDP drops the results of parameters that no rank has used then.
+            self._find_unused = any(model.find_unused_parameters for model in models)
+            self._pairs = dict(models[0].module.named_parameters())
+            # In DDP's buckets, a complex number is two real ones.
+            real = [torch.view_as_real(one) if one.is_complex() else one for one in self._pairs.values()]
+            parameters = [
+                Parameter(name, number, tuple(one.shape), str(one.dtype))
+                for number, (name, one) in enumerate(zip(self._pairs, real, strict=True))
+            ]
+            self._parameter_of = {id(self._pairs[one.name]): one for one in parameters}
+            self.engine = Engine(config, collectives, parameters)
+            if loaded is not None:
+                self.load(*loaded)
+        except Exception as error:
+            failure = error
+        collectives.check(failure)
+        self._reducer = Reducer(self.engine, tensors)
+        device = next(iter(self._pairs.values())).device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._starter, self._finisher = (ThreadPoolExecutor(1, f"deepreduce {what}") for what in ("start", "finish"))
+        self._finished: list[Future[None]] = []
+        self._later: list[Callable[[], None]] = []
+        self._spoken: tuple[Any, torch.Tensor] | None = None  # a meeting that this rank has begun before its step
+        # Of this step's buckets, where exchanges have several collectives: lets one go on.
+        self._turns: list[Callable[[], bool]] = []
+        optimizers.find(self.engine, self._parameter_of)
+
+    def synchronize(self) -> None:
+        """Waits for what is enqueued on a GPU."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def load(self, state: State, reshard: Reshard) -> None:
+        """As ``DeepReduceState.load_state_dict``."""
+        many = reshard is not False and not isinstance(state, Mapping)
+        read: Any = [on_host(one) for one in state] if many else on_host(state)
+        first = read[0] if many and read else read
+        if isinstance(first, Mapping) and not first:
+            return  # saved before the first iteration
+        iteration = first.get("iteration") if isinstance(first, Mapping) else None
+        if type(iteration) is not int or iteration < 0:
+            raise ValueError("this is not a state of DeepReduceState: load what its state_dict returned")
+        self.engine.load_state_dict(read, reshard=reshard)
+        self.iteration = iteration
+
+    def set_config(self, config: Config) -> None:
+        """Changes the settings from the next iteration on."""
+        self.engine.set_config(config)
+        self._agreed = self._agreed and not self.engine.chooses
+
+    def close(self) -> None:
+        """Ends the threads and the collectives, and frees the residuals."""
+        self._starter.shutdown()
+        self._finisher.shutdown()
+        self.engine.close()
+        self._pairs, self._parameter_of = {}, {}
+
+    # A step
+
+    def take(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        """Takes a bucket; the last one of a step waits for all."""
+        engine, buffer = self.engine, bucket.buffer()
+        engine.check_open()
+        if bucket.index() == 0:
+            self._finished, self._later = [], []
+            engine.begin_step()
+            # One rank exchanges nothing: its gradients stay as they are, as under Horovod.
+            alone = self._collectives.size() == 1 and not engine.config.has_velocity
+            self._dense = alone or self.iteration < self._start_iter or engine.dense
+            # A dense step needs no meeting; and no thread, unless residuals are to be added.
+            known = self._dense and self._agreed
+            self._passing = known and not any(map(engine.to_flush, engine.parameters.values()))
+            if not known:
+                self._meeting = self._starter.submit(self._meet)
+                if not self._agreed:  # the ranks may choose the exchange, which says how buckets are finished
+                    self._meeting.exception()  # ``_start`` raises it
+        if self._passing:
+            return self._pass(bucket, buffer)
+        future: torch.futures.Future[torch.Tensor]
+        future = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else [])
+        ready = self._tensors.record(self._tensors.device(buffer))
+        started = self._starter.submit(self._start, bucket.index(), bucket.parameters(), buffer, ready)
+        finish = partial(self._finish, started, buffer, future)
+        if engine.in_slices and not self._dense:
+            self._later.append(finish)
+        else:
+            self._finished.append(self._finisher.submit(finish))
+        if bucket.is_last():
+            if self._later:
+                self._finished.append(self._starter.submit(self._advance))
+            self._finished += map(self._starter.submit, self._later)
+            errors = [one.exception() for one in self._finished]
+            self.iteration += 1
+            engine.stats.end_step()
+            for error in errors:
+                if error is not None:
+                    self._take_leave()
+                    raise error
+        return future
+
+    def _take_leave(self) -> None:
+        """After an error, DDP lets this rank begin no other step. If the others have applied this one, it says so in
+        the meeting of their next. With ``mode: auto``, that may be a step without a meeting."""
+        if self.engine.failed and self.engine.choice is None and self._spoken is None:
+            with suppress(RuntimeError):  # another rank may have died
+                self._spoken = self._collectives.speak(self._word())
+
+    def _word(self) -> Floats:
+        return self.engine.word(self._agreed, place={"iteration": self.iteration})
+
+    def _pass(self, bucket: Any, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """Averages a bucket as DDP does without a hook."""
+        self.engine.count_allreduce(buffer.nbytes, buffer.nbytes)
+        future = self._collectives.start_sum(buffer.div_(self._collectives.size())).get_future()
+        if bucket.is_last():
+            self.iteration += 1
+            self.engine.stats.end_step()
+        averaged: torch.futures.Future[torch.Tensor] = future.then(lambda _: buffer)
+        return averaged
+
+    def _advance(self) -> None:
+        """Lets the exchanges of all buckets go on in turns, so that their last collectives are in flight together.
+
+        Between nodes, groups of ranks may take different numbers of collectives to balance their slices. Then a bucket
+        goes on to its end before the next one does: the ranks of a node must come to its collectives in one order.
+        """
+        turns, engine = self._turns, self.engine
+        one_by_one = engine.levels is not None and getattr(engine.config.exchange, "density", None) is not None
+        with torch.cuda.stream(self._stream):
+            for go_on in turns if one_by_one else ():
+                while go_on():
+                    pass
+            while turns:
+                turns = [go_on for go_on in turns if go_on()]
+
+    def _take_turns(self, go_on: Callable[[], bool]) -> None:
+        """A bucket's exchange was started. With two levels, the one before it sends its containers meanwhile."""
+        self._turns.append(go_on)
+        if self.engine.levels is not None and len(self._turns) > 1:
+            self._turns[-2]()
+
+    def _meet(self) -> None:
+        self._turns = []
+        spoken, self._spoken = self._spoken or self._collectives.speak(self._word()), None
+        self.engine.hear(self._collectives.heard(spoken), self._agree)
+
+    def _agree(self) -> None:
+        about = f" at iteration {self.iteration}, compressed from iteration {self._start_iter} on,"
+        self.engine.agree(
+            [(one.name, one.shape, one.dtype + about * (one.number == 0)) for one in self.engine.parameters.values()]
+        )
+        self._agreed = True
+
+    def _start(
+        self, number: int, tensors: Sequence[torch.Tensor], buffer: torch.Tensor, ready: Callable[[], None] | None
+    ) -> Callable[[], None]:
+        """Starts a bucket's exchange. Returns what ends it: the buffer holds the mean then."""
+        self._meeting.result()
+        with torch.cuda.stream(self._stream):
+            if ready is not None:
+                ready()
+                buffer.record_stream(torch.cuda.current_stream(buffer.device))
+            begun, self._flags_due = self._collectives.exchanges, self._find_unused
+            try:
+                parameters = [self._parameter(tensor) for tensor in tensors]
+                parts = list(torch.split(buffer, [parameter.numel for parameter in parameters]))
+                start = self._start_dense if self._dense else self._start_compressed
+                return start(number, parameters, parts, buffer)
+            except Exception as error:
+                if not self._dense and self._collectives.exchanges == begun:  # the others wait for this rank
+                    if self.engine.levels is not None and self._flags_due:  # which the others are waiting for
+                        self._collectives.set_by_any(torch.ones(len(tensors), dtype=torch.bool))
+                    failed = self.engine.start_failed(error, buffer.numel())
+                    if failed is not None:
+                        self._take_turns(failed.advance)
+                        return self._failing(failed, error)
+                    self._collectives.check(error)
+                raise
+
+    def _failing(self, exchange: SlicedExchange, error: Exception) -> Callable[[], None]:
+        """Ends a bucket's exchange, of which this rank has failed, in its turn."""
+
+        def finish() -> None:
+            try:
+                exchange.result()
+            except ContainerError as told:
+                raise told from error
+
+        return finish
+
+    def _parameter(self, tensor: torch.Tensor) -> Parameter:
+        known = self._parameter_of.get(id(tensor))
+        if known is None:
+            raise ValueError(
+                f"a gradient of shape {list(tensor.shape)} does not belong to the model that this DeepReduceState was "
+                "first used with: make a DeepReduceState for each model"
+            )
+        return known
+
+    def _start_dense(
+        self, number: int, parameters: Iterable[Parameter], parts: Iterable[torch.Tensor], buffer: torch.Tensor
+    ) -> Callable[[], None]:
+        for parameter, part in zip(parameters, parts, strict=True):
+            if self.engine.to_flush(parameter):
+                flush(self.engine, self._tensors, parameter, part)
+        self.engine.count_allreduce(buffer.nbytes, buffer.nbytes)
+        work = self._collectives.start_sum(buffer.div_(self._collectives.size()))
+
+        def finish() -> None:
+            work.wait()
+
+        return finish
+
+    def _start_compressed(
+        self, number: int, parameters: list[Parameter], parts: list[torch.Tensor], buffer: torch.Tensor
+    ) -> Callable[[], None]:
+        ranks = self._collectives.size()
+        self.engine.stats.add(dense=traffic.allreduce(buffer.nbytes, ranks).sent)
+        if self._find_unused:  # the residuals of parameters that no rank has used stay as they are
+            used = self._collectives.set_by_any(torch.stack([part.any() for part in parts]))
+            self._flags_due = False
+            step = max(parameter.step for parameter in parameters)
+            for parameter, by_any in zip(parameters, used, strict=True):
+                parameter.step = step if by_any else step + 1  # the bucket's step is that of its members
+            parameters = [parameter for parameter, by_any in zip(parameters, used, strict=True) if by_any]
+            parts = [part for part, by_any in zip(parts, used, strict=True) if by_any]
+            if not parts:
+                return lambda: None
+        # Under fp16_compress_wrapper the buffer has another dtype than the parameters.
+        dtype = torch.float64 if parameters[0].accumulated_in.itemsize == 8 else buffer.dtype
+        whole = dtype == buffer.dtype and sum(part.numel() for part in parts) == buffer.numel()
+        gradient = buffer if whole else torch.cat(parts).to(dtype)
+        ticket = self._reducer.start_bucket(parameters, number, gradient)
+        if self.engine.in_slices:
+            self._take_turns(partial(self._reducer.advance, ticket))
+
+        def finish() -> None:
+            self._reducer.finish(ticket, 1 / ranks)
+            if not whole:
+                means = torch.split(gradient, [part.numel() for part in parts])
+                with self.engine.receiving():
+                    for part, mean in zip(parts, means, strict=True):
+                        part.copy_(mean)
+
+        return finish
+
+    def _finish(
+        self,
+        started: Future[Callable[[], None]],
+        buffer: torch.Tensor,
+        future: torch.futures.Future[torch.Tensor],
+    ) -> None:
+        finish = started.result()
+        with torch.cuda.stream(self._stream):
+            finish()
+            future.set_result(buffer)
+
+
+def models_of(parameter: torch.Tensor) -> list[DistributedDataParallel]:
+    """The models that DDP trains with this parameter. DDP shows a hook none of them: they are searched for, once."""
+    models = [one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel)]
+    return [model for model in models if any(one is parameter for one in model.parameters())]
+
+
+def for_buckets(config: Config, start_iter: int) -> Config:
+    """The config for buckets that DDP makes.
+
+    Raises:
+        ConfigError: a setting has no effect with DDP, or cannot work.
+    """
+    if config.local is not None:
+        raise ConfigError(
+            "this config exchanges updates of the parameters (its key local), and DDP's hook exchanges gradients. Use "
+            "LocalSGD, with the model itself in place of a DistributedDataParallel: optimizer = LocalSGD(torch.optim."
+            'AdamW(model.parameters(), lr), model, "adamw_safe", process_group=torch.distributed.group.WORLD). Or give '
+            "another config, or local=None"
+        )
+    if not isinstance(config.exchange, AllGather | AutoExchange | ReduceScatter):
+        raise ConfigError(
+            f"exchange is {config.exchange.name!r}, and DDP's hook has 'allgather', 'reduce_scatter' and 'auto' only: "
+            "set one of these"
+        )
+    if config.scope == "model":
+        raise ConfigError(
+            "scope is 'model', and DDP gives its gradients in buckets: set scope to 'bucket' (with exchange 'auto' or "
+            "'reduce_scatter' the default is 'model'), and the size of the buckets by DistributedDataParallel's "
+            "bucket_cap_mb"
+        )
+    if config.bucket_bytes != Config.model_fields["bucket_bytes"].default:
+        raise ConfigError(
+            f"bucket_bytes is {config.bucket_bytes} and has no effect, since DDP makes the buckets: leave it out, and "
+            "set DistributedDataParallel's bucket_cap_mb"
+        )
+    if config.min_elements:
+        raise ConfigError(
+            f"min_elements is {config.min_elements} and has no effect, since DDP gives small gradients together with "
+            "others: leave it out"
+        )
+    if start_iter and config.has_velocity:
+        raise ConfigError(
+            f"start_iter is {start_iter} and memory is 'dgc', which gives a momentum to compressed gradients only: "
+            "leave start_iter out, or use density_schedule"
+        )
+    return Config.load(config, scope="bucket", selection="tensor") if config.scope == "tensor" else config
