@@ -14,12 +14,14 @@ from pydantic.fields import FieldInfo
 
 from hvd_deepreduce import Config
 from hvd_deepreduce.codecs.interfaces import index_codecs, joint_codecs, sparsifiers, value_codecs
+from hvd_deepreduce.config import presets
 from hvd_deepreduce.config.error_feedback import memories
 from hvd_deepreduce.config.local_sgd import LocalUpdates
 from hvd_deepreduce.config.settings import OVERRIDABLE
 from hvd_deepreduce.exchange.settings import exchanges
 
 DOC = Path(__file__).parent.parent / "docs" / "configuration.md"
+CONFIGS = DOC.parent.parent / "configs"
 HEAD = """# Configuration
 
 scripts/describe.py writes this page from the code, and a test checks that it is up to date.
@@ -31,7 +33,7 @@ current directory contains. A codec is given by its name (`index: rice`), or by 
 for the number of threads.
 
     sparsifier: {name: topk, density: 0.01}   # selects the elements to send
-    index: rice                               # encodes their indices
+    index: rice_blocks                        # encodes their indices
     value: {name: qsgd, bits: 7}              # encodes their values
 
 Keyword arguments change a preset, a file or a dict. A codec without a name keeps its name and its other settings:
@@ -54,7 +56,7 @@ happens anyway, so that one dict can be used with several scopes: `min_elements:
 `selection: tensor` with `scope: tensor`, `fill: false` and `decay: 0` without error feedback, `nesterov: false` without
 momentum. `seed` and `threads` can always be set. A
 setting of a preset, a file or a dict that has no effect beside the keyword arguments is dropped: `DeepReduce(model,
-"topk_rice_qsgd", joint="densestream")` drops `index` and `value`, and `DeepReduce(model, "topk_rice_qsgd",
+"recommended", joint="densestream")` drops `index` and `value`, and `DeepReduce(model, "recommended",
 sparsifier="randomk")` drops `index`, which was chosen for another sparsifier.
 """
 
@@ -148,12 +150,17 @@ def sections() -> list[str]:
             parts.append(f"### {name}\n\n{' '.join(body[0].split())}")
             if codec.model_fields:
                 parts.append("\n".join(settings(codec)))
-    parts.append("## Presets (`configs/`)")
-    lines = []
-    for path in sorted((DOC.parent.parent / "configs").glob("*.yaml")):
-        lines.append(f"- `{path.stem}`: {path.read_text().splitlines()[0].lstrip('# ')}")
-    parts.append("\n".join(lines))
+    parts.append("## Presets (`configs/`)\n\nA preset is found by its name alone, in whichever folder its file is.")
+    for place, title in (("", "For users"), ("methods", "Methods"), ("papers", "Papers"), ("baselines", "Baselines")):
+        parts.append(f"### {title} (`configs/{place}`)")
+        parts.append("\n".join(map(preset_line, sorted((CONFIGS / place).glob("*.yaml")))))
     return parts
+
+
+def preset_line(path: Path) -> str:
+    """A preset's name, its other names, and what it is."""
+    others = f" (or {', '.join(f'`{one}`' for one in presets.aliases_of(path.stem))})"
+    return f"- `{path.stem}`{others if '`' in others else ''}: {path.read_text().splitlines()[0].lstrip('# ')}"
 
 
 def page() -> str:

@@ -88,7 +88,7 @@ def test_presets_are_given_by_name():
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
     code = [path for folder in ("hvd_deepreduce", "examples", "scripts") for path in (ROOT / folder).rglob("*.py")]
     for path in pages + code:
-        found = re.findall(r"configs/\w+\.ya?ml", path.read_text("utf-8"))
+        found = re.findall(r"configs/[\w/]+\.ya?ml", path.read_text("utf-8"))
         assert not found, f"{path.relative_to(ROOT)} has {found}: write the preset's name"
 
 

@@ -26,7 +26,7 @@ import hvd_deepreduce.codecs.index
 import hvd_deepreduce.codecs.joint
 import hvd_deepreduce.codecs.sparsify
 import hvd_deepreduce.codecs.value  # noqa: F401  (these register the codecs)
-from hvd_deepreduce.codecs.index.rice import Rice
+from hvd_deepreduce.codecs.index.rice_blocks import RiceBlocks
 from hvd_deepreduce.codecs.interfaces import (
     Codec,
     IndexCodec,
@@ -324,7 +324,7 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     sparsifier: SerializeAsAny[Sparsifier] = TopK()
     density_schedule: DensitySchedule | None = None
-    index: SerializeAsAny[IndexCodec] | None = Rice()
+    index: SerializeAsAny[IndexCodec] | None = RiceBlocks()
     value: SerializeAsAny[ValueCodec] | None = QSGD()
     joint: SerializeAsAny[JointCodec] | None = None
     exchange: SerializeAsAny[Exchange] = AllGather()

@@ -80,7 +80,7 @@ def bench(
     with output.errors_as_sentences():
         if picture is not None:
             _check_picture(picture)
-        configs = _configs(config or (presets.names() if every else list(CONFIGS)), density, config is not None)
+        configs = _configs(config or (list(presets.files()) if every else list(CONFIGS)), density, config is not None)
         given = None if file is None else gradients.load(file, kind, rank, most_elements)
         gradient = gradients.generate(numel) if given is None else gradients.usable(given)
     found: dict[str, Any] = {"input": gradient.what, "numel": gradient.vector.size, "runs": runs, "machine": _machine()}

@@ -66,7 +66,7 @@ def test_help_names_every_subcommand_and_the_exit_codes():
 
 def test_plain_output_has_one_line_for_each_row():
     lines = run("configs").splitlines()
-    assert [line.split()[0] for line in lines[1:]] == presets.names()
+    assert [line.split()[0] for line in lines[1:]] == list(presets.files(every=False))
     assert not any(character in "".join(lines) for character in "─│\x1b")
 
 
@@ -83,9 +83,10 @@ def test_json_has_no_numbers_that_json_lacks(capsys):
 
 
 def test_configs_lists_what_each_preset_sends():
-    found = {one["name"]: one for one in json.loads(run("configs", "--json"))}
-    assert sorted(found) == presets.names()
-    recommended = found["topk_rice_qsgd"]
+    found = {one["name"]: one for one in json.loads(run("configs", "--all", "--json"))}
+    assert list(found) == list(presets.files())
+    recommended = found["recommended"]
+    assert recommended["aliases"] == ["topk_rice_qsgd"] and not found["zipml"]["aliases"]
     assert (recommended["selects"], recommended["encodes"]) == ("topk 0.01", "rice_blocks + qsgd")
     assert found["densestream_model"]["encodes"] == "exchange densestream"
     assert found["zipml"]["encodes"] == "uniform"
@@ -136,7 +137,7 @@ def test_bench_measures_configs_as_a_job_sends_them(tmp_path):
 
 def test_bench_of_all_presets_and_codecs():
     found = json.loads(run("bench", "--numel", 3000, "--all", "--codecs", "--runs", 1, "--density", 0.1, "--json"))
-    assert {one["name"] for one in found["configs"]} | set(found["left_out"]) == set(presets.names())
+    assert {one["name"] for one in found["configs"]} | set(found["left_out"]) == set(presets.files())
     assert {(one["kind"], one["name"]) for one in found["codecs"]} == {
         (kind, name) for kind, name, _ in measuring.all_codecs()
     }

@@ -61,8 +61,9 @@ def test_codes_of_no_indices(gpu):
 def test_estimate(gpu):
     for indices, numel in (INDICES[name] for name in ("one_of_one", "some", "dense", "far")):
         sizes = both(gpu, index_sizes.estimate, indices, numel)
-        sections = [encoded(gpu, code, indices, numel) for code in ("rice", "rle", "delta", "elias_fano")]
-        assert sizes[:4] == [section.size for section in sections]  # rans's is an estimate
+        codes = ("rice", "rle", "delta", "rice_blocks", "elias_fano")
+        sections = [encoded(gpu, code, indices, numel) for code in codes]
+        assert sizes[:5] == [section.size for section in sections]  # rans's is an estimate
 
 
 @pytest.mark.parametrize(

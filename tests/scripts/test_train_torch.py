@@ -41,7 +41,7 @@ def stopped(tmp_path_factory):
     return lambda config, folder: shutil.copytree(run(config), folder)
 
 
-@pytest.mark.parametrize("config", ["configs/topk_rice_qsgd.yaml", "none"])
+@pytest.mark.parametrize("config", ["configs/recommended.yaml", "none"])
 def test_a_resumed_run_equals_an_unbroken_one(tmp_path, stopped, config):
     import torch
 
