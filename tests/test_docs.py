@@ -13,13 +13,13 @@ from hvd_deepreduce.codecs.interfaces import index_codecs, joint_codecs, sparsif
 from hvd_deepreduce.exchange.settings import exchanges
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts" / "dev"))
 
 
 def test_configuration_is_up_to_date():
     from describe import DOC, page
 
-    assert DOC.read_text() == page(), "docs/configuration.md is out of date: run python scripts/describe.py"
+    assert DOC.read_text() == page(), "docs/configuration.md is out of date: run python scripts/dev/describe.py"
 
 
 def test_the_example_of_overrides_is_a_config():

@@ -112,7 +112,7 @@ Take `make train ARGS="--job gpt"` or `hvd.allreduce`.
         ("mpirun", "-np", "2", "python", "examples/x.py", "--to", "a b"),
         ("make", "train", "ARGS=--job gpt"),
     ]
-    assert script_of(commands_of("page", text)[2]) == ("scripts/compare.py", ["--job", "gpt"])
+    assert script_of(commands_of("page", text)[2]) == ("scripts/train/compare.py", ["--job", "gpt"])
     assert len(COMMANDS) > 60 and len(OURS) > 5
 
 

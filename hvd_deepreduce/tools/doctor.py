@@ -34,7 +34,8 @@ SECONDS = 120.0
 RANK_VARIABLES = ("OMPI_COMM_", "OMPI_UNIVERSE", "PMIX_", "PMI_", "HOROVOD_", "SLURM_")
 """Begin variables by which a launcher tells a process its rank. A probe is the only rank of its job."""
 INSTALL_HOROVOD = (
-    "install Horovod 0.28.1 with the frameworks of this environment (in a checkout, scripts/build_horovod.sh builds it)"
+    "install Horovod 0.28.1 with the frameworks of this environment (in a checkout, scripts/dev/build_horovod.sh "
+    "builds it)"
 )
 
 

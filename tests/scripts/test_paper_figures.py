@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 
+import figure_kit
+import figures
+import figures_training
 import pytest
+from figures import DOCS, SCRIPTS, every, own, tables
+from networks import NETWORKS
 from torch import nn
 
 from tests.ranks import ROOT
 
-sys.path.append(str(ROOT / "scripts"))
-import figure_kit  # noqa: E402
-import figures  # noqa: E402
-import figures_training  # noqa: E402
-from figures import DOCS, SCRIPTS, every, own, tables  # noqa: E402
-from networks import NETWORKS  # noqa: E402
-
+PROGRAM = "scripts/papers/figures.py"
 OWN = {figure.name: figure for figure in own()}
 
 
@@ -57,7 +55,7 @@ def test_the_json_says_when_and_where_it_was_made(one):
         assert made["source"] == f"docs/{one.page}, section {one.section}"
         text = (DOCS / one.page).read_text()
         section = text.split(f"<!-- begin {one.section} -->")[1].split(f"<!-- end {one.section} -->")[0]
-        assert made["data"] == tables(section), f"{one.json.name} is old: python scripts/figures.py --draw {one.name}"
+        assert made["data"] == tables(section), f"{one.json.name} is old: python {PROGRAM} --draw {one.name}"
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -65,7 +63,7 @@ def test_the_page_shows_what_was_made(name):
     figure, text = OWN[name], figures.PAGE.read_text()
     section = text.split(f"<!-- begin {name} -->\n")[1].split(f"\n<!-- end {name} -->")[0].strip()
     expected = f"## {figure.title}\n\n{figure.section(json.loads(figure.json.read_text()))}"
-    assert section == expected, f"docs/figures.md is old: python scripts/figures.py --draw {name}"
+    assert section == expected, f"docs/figures.md is old: python {PROGRAM} --draw {name}"
     assert figure.png.stat().st_size > 5_000
 
 

@@ -13,7 +13,7 @@ import yaml
 from hvd_deepreduce import Config
 from tests.ranks import ROOT, launch
 
-PROGRAM = ROOT / "scripts" / "train_torch.py"
+PROGRAM = ROOT / "scripts" / "train" / "train_torch.py"
 pytestmark = pytest.mark.launch
 SMALL = ("--width", "8", "--epochs", "3", "--batch-size", "64")
 

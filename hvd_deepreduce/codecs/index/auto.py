@@ -14,8 +14,9 @@ from hvd_deepreduce.codecs.index.rle import RLE
 from hvd_deepreduce.codecs.interfaces import U8, U32, IndexCodec, RngKey, index_codecs
 from hvd_deepreduce.ops import bits, index_sizes
 
-CHOICES: tuple[IndexCodec, ...] = (Raw(), Packed(), Bitmap(), EliasFano(), Rice(), RiceBlocks(), Rans(), Delta(), RLE())
-"""The fastest first: of sections of equal size, the first is chosen."""
+CHOICES: tuple[IndexCodec, ...] = (Raw(), Packed(), Bitmap(), EliasFano(), Rice(), Rans(), Delta(), RLE(), RiceBlocks())
+"""Of sections of equal size, the first is chosen; fast ones are first. A container of a job names a choice by its
+place, so that new ones are added at the end."""
 
 
 @index_codecs.register
@@ -42,7 +43,7 @@ class Auto(IndexCodec):
             return CHOICES[0]
         rice, rle, delta, rice_blocks, elias_fano, rans = index_sizes.estimate(indices, numel)
         packed, bitmap = bits.packed_bytes(count, (numel - 1).bit_length()), bits.packed_bytes(numel, 1)
-        sizes = (4 * count, packed, bitmap, elias_fano, rice, rice_blocks, rans, delta, rle)
+        sizes = (4 * count, packed, bitmap, elias_fano, rice, rans, delta, rle, rice_blocks)
         return CHOICES[sizes.index(min(sizes))]
 
     @property
