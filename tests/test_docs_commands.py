@@ -34,7 +34,7 @@ from tests.ranks import ROOT
 
 PROGRAMS = ("make", "mpirun", "horovodrun", "torchrun", "python", "hvd-deepreduce", "scripts/", "tests/")
 BEGIN = re.compile(rf"(?:[A-Z_]+=\S+ )*(?:{'|'.join(PROGRAMS)})(?![\w:])\S*(?: |$)")
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 LONG = {"advise": "tests/test_advise.py", "doctor": "tests/command/test_command.py"}
 """Subcommands that are not run again, with the tests that run them: their options are looked up."""
 FOUND_WRONG = {"hvd-deepreduce configs mine.yaml"}

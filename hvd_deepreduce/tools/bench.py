@@ -23,13 +23,13 @@ EPILOG = """Examples:
 
   hvd-deepreduce bench
 
-  hvd-deepreduce bench gradients.npz --config topk_rice_qsgd --config ./mine.yaml
+  hvd-deepreduce bench gradients.npz --config recommended --config ./mine.yaml
 
   hvd-deepreduce bench --numel 25000000 --all --runs 3 --picture presets.png
 
   hvd-deepreduce bench gradients.npz --codecs --density 0.001 --json
 """
-CONFIGS = ("topk_rice_qsgd", "topk_model", "smallest", "adamw_safe", "adamw_small", "sgd_small", "sparseloco", "qsgd")
+CONFIGS = ("recommended", "fast", "smallest", "adamw_safe", "adamw_small", "sparseloco", "qsgd")
 """Of which the times and bytes are measured where none is named."""
 VECTOR_LEVELS = ("portable", "AVX2", "AVX-512")
 

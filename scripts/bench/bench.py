@@ -1,4 +1,4 @@
-"""`make bench`: measures the time and the size of every codec on one thread, and writes docs/benchmarks.md.
+"""`make bench`: measures the time and the size of every codec on one thread, and writes docs/results/benchmarks.md.
 
 Every time is the median of several runs; a first run is not counted. Where a table has ratios to a copy, the copy of
 the dense vector with NumPy is timed in turn with the function, so that the ratio does not depend on the speed of the
@@ -42,7 +42,7 @@ from hvd_deepreduce.tools.picture import Panel, Point, draw
 from hvd_deepreduce.wire import standalone as wire
 
 ROOT = Path(__file__).parents[2]
-DOC = ROOT / "docs" / "benchmarks.md"
+DOC = ROOT / "docs" / "results" / "benchmarks.md"
 LARGE, SMALL = 25_600_000, 36_864
 DENSITIES = (0.001, 0.01, 0.1)
 console = Console(width=140)
@@ -426,7 +426,7 @@ def main(
         list[str] | None, typer.Option(help="a section to run; can be repeated: " + ", ".join(SECTIONS))
     ] = None,
 ) -> None:
-    """Runs the benchmarks, prints the tables and writes them to docs/benchmarks.md."""
+    """Runs the benchmarks, prints the tables and writes them to docs/results/benchmarks.md."""
     os.environ["OMP_NUM_THREADS"] = "1"
     for name in only or SECTIONS:
         if name not in SECTIONS:

@@ -33,7 +33,7 @@ import typer
 from emulated_network import MEMORY, PRIORITY_HELP, RATE_HELP, bits_per_second, received_bytes
 from step_times import interleaved
 
-DOC = emulated_network.ROOT / "docs" / "benchmarks.md"
+DOC = emulated_network.ROOT / "docs" / "results" / "benchmarks.md"
 START = 3
 """Iterations of a training in which no hook compresses."""
 WARM = 3
@@ -243,7 +243,7 @@ def main(
     batch: Annotated[int, typer.Option(min=1, help="images a rank and step")] = 4,
     lr: Annotated[float, typer.Option(help="learning rate, the largest of the training's")] = 0.02,
     output: Annotated[Path | None, typer.Option(help="JSON file; default: in runs/")] = None,
-    write: Annotated[bool, typer.Option("--write", help="write the table to docs/benchmarks.md")] = False,
+    write: Annotated[bool, typer.Option("--write", help="write the table to docs/results/benchmarks.md")] = False,
     priority: Annotated[int, typer.Option(help=PRIORITY_HELP)] = 0,
     rank: Annotated[bool, typer.Option("--rank", hidden=True)] = False,
 ) -> None:

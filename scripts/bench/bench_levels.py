@@ -34,7 +34,7 @@ from emulated_network import received_bytes
 
 from hvd_deepreduce.tools.gradients import generated
 
-DOC = emulated_network.ROOT / "docs" / "benchmarks.md"
+DOC = emulated_network.ROOT / "docs" / "results" / "benchmarks.md"
 WARM = 2
 KINDS = {"dense": None, "one level": False, "two levels": True}
 
@@ -234,7 +234,7 @@ def main(
     config: Annotated[str, typer.Option(help="preset or file; two levels add hierarchical: true")] = "topk_rice_qsgd",
     frameworks: Annotated[str, typer.Option(help="comma-separated: horovod, ddp")] = "horovod,ddp",
     repeat: Annotated[int, typer.Option(help="steps that are counted")] = 5,
-    write: Annotated[bool, typer.Option(help="write a section of docs/benchmarks.md")] = False,
+    write: Annotated[bool, typer.Option(help="write a section of docs/results/benchmarks.md")] = False,
     output: Annotated[Path, typer.Option(help="JSON file for the results")] = Path("runs/bench_levels.json"),
     rank_of: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:

@@ -47,7 +47,7 @@ from step_times import interleaved
 from hvd_deepreduce.tools.gradients import generated
 
 ROOT = Path(__file__).resolve().parents[2]
-DOC = ROOT / "docs" / "benchmarks.md"
+DOC = ROOT / "docs" / "results" / "benchmarks.md"
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "TopkA": {},
@@ -75,7 +75,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--repeat", type=int, default=5, help="repetitions that are counted")
     parser.add_argument("--output", type=Path, default=Path("runs/bench_net.json"), help="JSON file for the results")
-    parser.add_argument("--section", default="", help="write the tables to this section of docs/benchmarks.md")
+    parser.add_argument("--section", default="", help="write the tables to this section of docs/results/benchmarks.md")
     parser.add_argument("--profile", action="store_true", help="rank 0 prints the time of each part of a step")
     parser.add_argument("--priority", type=int, default=0, help=PRIORITY_HELP)
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)

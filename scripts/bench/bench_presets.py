@@ -2,8 +2,8 @@
 
     mpirun -np 2 python scripts/bench/bench_presets.py                                  # all presets mpirun -np 2
     python scripts/bench/bench_presets.py --presets smallest,topk_model    # these, and dense mpirun -np 2 python
-    scripts/bench/bench_presets.py --jobs cnn --write               # one job; writes docs/presets.md mpirun -np 2
-    python scripts/bench/bench_presets.py --presets fast --keep --write    # the page's other rows are kept
+    scripts/bench/bench_presets.py --jobs cnn --write               # one job; writes docs/results/presets.md mpirun -np
+    2 python scripts/bench/bench_presets.py --presets fast --keep --write    # the page's other rows are kept
 
 One launch runs all jobs, one after another, each from the same initial parameters and with the same data. The figures
 of a job are its bytes and its result on data that it has not seen. They depend on no clock.
@@ -43,7 +43,7 @@ from hvd_deepreduce.config import presets
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.torch import DeepReduce, LocalSGD
 
-DOC = Path(__file__).parents[2] / "docs" / "presets.md"
+DOC = Path(__file__).parents[2] / "docs" / "results" / "presets.md"
 SPAN = 64
 """Characters that the transformer sees at once."""
 
@@ -202,7 +202,7 @@ def table(found: dict[str, dict[str, Outcome]], kept: dict[str, list[str]]) -> s
 WHY = """Why some lose much:
 
 - Presets that compress gradients, under Adam: what waits in the residual arrives as rare, large elements, which inflate
-  Adam's second moment. Those of LocalSGD compress updates ([local_updates.md](local_updates.md)).
+  Adam's second moment. Those of LocalSGD compress updates ([local_updates.md](../local_updates.md)).
 - `randomk_raw`, `qsparse_qrandk`: elements are chosen at random, so an element waits for a hundred steps, whatever its
   size. They are there for comparison.
 - `dr_bf_naive`: values arrive at wrong indices, and there is no error feedback. It is there for comparison.
@@ -239,7 +239,7 @@ def main(
     chosen: Annotated[str, typer.Option("--presets", help="comma-separated; default: all")] = "",
     tasks: Annotated[str, typer.Option("--jobs", help="comma-separated, of cnn, gpt and embedding")] = ",".join(JOBS),
     effort: Annotated[float, typer.Option(help="factor of the number of epochs or steps")] = 1.0,
-    write: Annotated[bool, typer.Option("--write", help="write docs/presets.md")] = False,
+    write: Annotated[bool, typer.Option("--write", help="write docs/results/presets.md")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="keep the rows of other presets that the page has")] = False,
     out: Annotated[Path, typer.Option(help="file for all figures")] = Path("runs/presets.json"),
 ) -> None:
@@ -256,7 +256,7 @@ def main(
             "the section has them, and no --effort"
         )
     kept = kept_rows(before)
-    for config in ["none", *(chosen.split(",") if chosen else presets.names())]:
+    for config in ["none", *(chosen.split(",") if chosen else presets.files())]:
         found[config] = {}
         for task in wanted:
             torch.manual_seed(0)

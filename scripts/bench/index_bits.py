@@ -4,8 +4,8 @@
 
 The inputs are the accumulators (residual + gradient) of ResNet-50, which scripts/bench/capture_gradients.py has
 captured at 1% and 0.1%, and of the GPT of scripts/train/gpt_job.py, which is trained here for some steps at each
-density. The indices are the top of the whole model as one vector. Writes a section of docs/benchmarks.md, and one of
-docs/presets.md with the bits of whole containers.
+density. The indices are the top of the whole model as one vector. Writes a section of docs/results/benchmarks.md, and
+one of docs/results/presets.md with the bits of whole containers.
 
 The static model gives each element the probability t * (row's share) * (column's share) * elements, with the numbers of
 kept elements that the tensor, the row and the column really have. These numbers are not paid for, so the model knows
@@ -43,7 +43,7 @@ from hvd_deepreduce.codecs.interfaces import IndexCodec, RngKey
 from hvd_deepreduce.codecs.sparsify.topk import kept_of
 from hvd_deepreduce.pipeline import Pipeline
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
 CODECS: tuple[IndexCodec, ...] = (Rice(), RiceBlocks(), Rans(), Context())
 KEY = RngKey(0, 0, 0)
 Shapes = Sequence[tuple[int, ...]]
@@ -205,7 +205,7 @@ def main(
     folder: Annotated[Path, typer.Option(help="folder of the captured gradients")] = captured.FOLDER,
     steps: Annotated[int, typer.Option(min=1, help="steps of the GPT's training")] = 400,
     repeats: Annotated[int, typer.Option(min=1, help="timed runs, of which the best counts")] = 15,
-    write: Annotated[bool, typer.Option("--write", help="write docs/benchmarks.md and docs/presets.md")] = False,
+    write: Annotated[bool, typer.Option("--write", help="write benchmarks.md and presets.md in docs/results/")] = False,
 ) -> None:
     """Prints the tables, and writes them with --write."""
     torch.set_num_threads(1)

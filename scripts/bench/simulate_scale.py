@@ -243,7 +243,7 @@ this makes more than {densestream.FEW_SLICES} slices: where each of 4 ranks keep
 
 {each}
 
-![bytes per rank against ranks](figures/densestream_scale.png)"""
+![bytes per rank against ranks](results/figures/densestream_scale.png)"""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Measures what each preset sends on 2 and 4 ranks, relative to the dense ring, and writes docs/benchmarks.md.
+"""Measures what each preset sends on 2 and 4 ranks, relative to the dense ring, and writes docs/results/benchmarks.md.
 
     python scripts/bench/wire_ratios.py --gradient data/captured/resnet50_0.01.npz
 
@@ -30,7 +30,7 @@ import numpy as np
 import typer
 
 ROOT = Path(__file__).resolve().parents[2]
-DOC = ROOT / "docs" / "benchmarks.md"
+DOC = ROOT / "docs" / "results" / "benchmarks.md"
 PRESETS = (
     "topk_rice_qsgd,topk_model,smallest,densestream,densestream_model,signtopk,topk_raw,dr_bf_p0,qsgd,natural,terngrad,"
     "adamw_small,diloco"
@@ -165,7 +165,7 @@ def main(
     page: Annotated[Path, typer.Option(help="the document whose section `wire` is written")] = DOC,
     measure_to: Annotated[Path | None, typer.Option("--measure", hidden=True)] = None,
 ) -> None:
-    """Writes the section `wire` of docs/benchmarks.md."""
+    """Writes the section `wire` of docs/results/benchmarks.md."""
     names = presets.split(",")
     if measure_to is not None:
         return measure(gradient, names, measure_to)

@@ -1,4 +1,4 @@
-"""What the figures of docs/figures.md share: what a figure is, the JSON behind it, and the style of the pictures."""
+"""What the figures share: what a figure is, the JSON behind it, and the style of the pictures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from matplotlib import pyplot  # noqa: E402
 from matplotlib.figure import Figure as Picture  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "docs" / "figures"
+FOLDER = ROOT / "docs" / "results" / "figures"
 Data = dict[str, Any]
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31", "#999999", "#F0E442")
 """Okabe and Ito's, which readers with any colour vision can tell apart; brown and grey are added."""
@@ -113,7 +113,7 @@ class Figure:
         save(drawn, self.png)
 
     def section(self, made: Data) -> str:
-        """The section of docs/figures.md."""
+        """The section of docs/results/figures.md."""
         busy = f", load {made['machine']['load_before']} before" if self.timed else ""
         return (
             f"Repeats: {', '.join(self.papers)}. {self.scale}\n\n![{self.title}](figures/{self.png.name})\n\n"

@@ -5,8 +5,9 @@
     python scripts/papers/figures.py --draw                          # pictures and pages again, from the JSON files
     python scripts/papers/figures.py                                 # all of them: some hours
 
-A figure of this list is computed here and goes to docs/figures.md, with its JSON in docs/figures/; or it is made by a
-script of its own, which writes its section to its own page. docs/papers.md says which figure repeats what.
+A figure of this list is computed here and goes to docs/results/figures.md, with its JSON in docs/results/figures/; or
+it is made by a script of its own, which writes its section to its own page. docs/papers.md says which figure repeats
+what.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from rich.console import Console
 from rich.table import Table
 
 DOCS = ROOT / "docs"
-PAGE = DOCS / "figures.md"
+PAGE = DOCS / "results" / "figures.md"
 HEAD = """\
 # Figures of the papers
 
-What the papers' figures show, measured with this package. [papers.md](papers.md) maps every table and figure of the
+What the papers' figures show, measured with this package. [papers.md](../papers.md) maps every table and figure of the
 papers to a section here or elsewhere, and says what was not repeated. `make figures ARGS=NAME` makes one of them again,
 in less than 20 minutes on two cores: its numbers, as JSON, its picture and its section.
 The papers' data sets and sizes are out of reach here: each section says what stands in for them.
@@ -114,34 +115,37 @@ def tables(section: str) -> list[dict[str, Any]]:
     return found
 
 
+SCHEMES, LINEAR, ACCURACY, BENCHMARKS = (
+    f"results/{name}.md" for name in ("schemes", "linear", "accuracy", "benchmarks")
+)
 FRONTIER = ("papers/frontier.py", "--draw", "--write", "--runs")
 SCRIPTS = [
-    Script("qsparse_softmax", ("papers/qsparse_bits.py", "softmax", "--write"), "schemes.md", "qsparse-softmax",
+    Script("qsparse_softmax", ("papers/qsparse_bits.py", "softmax", "--write"), SCHEMES, "qsparse-softmax",
            ("Qsparse Figure 2",)),
-    Script("qsparse_digits", ("papers/qsparse_bits.py", "digits", "--write"), "schemes.md", "qsparse-digits",
+    Script("qsparse_digits", ("papers/qsparse_bits.py", "digits", "--write"), SCHEMES, "qsparse-digits",
            ("Qsparse Figure 1",)),
-    Script("fedavg_silo", ("papers/train_fedavg.py", "compare", "silo", "--write"), "schemes.md", "fedavg-silo",
+    Script("fedavg_silo", ("papers/train_fedavg.py", "compare", "silo", "--write"), SCHEMES, "fedavg-silo",
            ("appendix Table 5", "appendix Figure 18")),
-    Script("fedavg_cloud", ("papers/train_fedavg.py", "compare", "cloud", "--write"), "schemes.md", "fedavg-cloud",
+    Script("fedavg_cloud", ("papers/train_fedavg.py", "compare", "cloud", "--write"), SCHEMES, "fedavg-cloud",
            ("appendix Table 4",)),
-    Script("fedavg_device", ("papers/train_fedavg.py", "compare", "device", "--write"), "schemes.md", "fedavg-device"),
-    Script("linear", ("papers/linear_figures.py", "methods", "--write"), "linear.md", "methods",
+    Script("fedavg_device", ("papers/train_fedavg.py", "compare", "device", "--write"), SCHEMES, "fedavg-device"),
+    Script("linear", ("papers/linear_figures.py", "methods", "--write"), LINEAR, "methods",
            ("SKCompress Figures 11 and 12", "SKCompress Table 4")),
-    Script("linear_ablation", ("papers/linear_figures.py", "ablation", "--write"), "linear.md", "ablation",
+    Script("linear_ablation", ("papers/linear_figures.py", "ablation", "--write"), LINEAR, "ablation",
            ("SKCompress Figure 10", "SKCompress Table 3"), False),
-    Script("linear_codecs", ("papers/linear_figures.py", "codecs", "--write"), "linear.md", "codecs", (), False, True),
+    Script("linear_codecs", ("papers/linear_figures.py", "codecs", "--write"), LINEAR, "codecs", (), False, True),
     Script("densestream_scale", ("bench/simulate_scale.py", "--write"), "densestream.md", "scale"),
-    Script("sgd_frontier", (*FRONTIER, "docs/figures/sgd_frontier.jsonl", "lstm"), "accuracy.md", "sgd"),
-    Script("gpt_frontier", (*FRONTIER, "docs/figures/gpt_frontier.jsonl", "gpt"), "accuracy.md", "gpt"),
-    Script("codecs", ("bench/bench.py", "--only", "codecs"), "benchmarks.md", "codecs", timed=True),
-    Script("accuracy", ("bench/bench.py", "--only", "training"), "benchmarks.md", "training"),
+    Script("sgd_frontier", (*FRONTIER, "docs/results/figures/sgd_frontier.jsonl", "lstm"), ACCURACY, "sgd"),
+    Script("gpt_frontier", (*FRONTIER, "docs/results/figures/gpt_frontier.jsonl", "gpt"), ACCURACY, "gpt"),
+    Script("codecs", ("bench/bench.py", "--only", "codecs"), BENCHMARKS, "codecs", timed=True),
+    Script("accuracy", ("bench/bench.py", "--only", "training"), BENCHMARKS, "training"),
 ]  # fmt: skip
-"""The two frontiers draw the runs of docs/figures/*.jsonl, which took hours; one run takes minutes. To train runs
-again, take their lines out of the file and call the script with --only and without --draw."""
+"""The two frontiers draw the runs of docs/results/figures/*.jsonl, which took hours; one run takes minutes. To train
+runs again, take their lines out of the file and call the script with --only and without --draw."""
 
 
 def own() -> list[Figure]:
-    """The figures of docs/figures.md, in its order."""
+    """The figures of docs/results/figures.md, in its order."""
     import figures_codecs
     import figures_federated
     import figures_linear

@@ -1,4 +1,4 @@
-"""Figures of sparse linear models that docs/linear.md lacks: SKCompress's Figures 13 to 15, 17, 18, Tables 6 and 7."""
+"""Figures of sparse linear models that linear.md lacks: SKCompress's Figures 13 to 15, 17, 18, Tables 6 and 7."""
 
 from __future__ import annotations
 

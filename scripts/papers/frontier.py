@@ -1,4 +1,4 @@
-"""Loss against bytes of small language models: dense, compressed gradients, compressed updates; docs/accuracy.md.
+"""Loss against bytes of small language models: dense, gradients, updates; docs/results/accuracy.md.
 
     python scripts/papers/frontier.py gpt --quick                  # a small GPT under AdamW; a few minutes
     python scripts/papers/frontier.py lstm --processes 2 --write   # an LSTM under SGD: all methods, 3 seeds
@@ -40,8 +40,8 @@ from hvd_deepreduce import Config
 from hvd_deepreduce.exchange import traffic
 
 ROOT = Path(__file__).resolve().parents[2]
-DOC = ROOT / "docs" / "accuracy.md"
-FIGURES = ROOT / "docs" / "figures"
+DOC = ROOT / "docs" / "results" / "accuracy.md"
+FIGURES = ROOT / "docs" / "results" / "figures"
 HEAD = "# Accuracy\n\nWhat training loses by compression, by job and optimizer.\n"
 BATCH = 4
 AIM = 0.03
@@ -421,7 +421,7 @@ def main(
     processes: Annotated[int, typer.Option(min=1, help="runs at a time, each on one thread")] = 1,
     runs: Annotated[Path | None, typer.Option(help="file of the runs, which is continued")] = None,
     draw: Annotated[bool, typer.Option(help="train nothing: only the runs that the file has")] = False,
-    write: Annotated[bool, typer.Option(help="write docs/accuracy.md and its picture")] = False,
+    write: Annotated[bool, typer.Option(help="write docs/results/accuracy.md and its picture")] = False,
 ) -> None:
     """Trains by each method, and prints loss against bytes."""
     job = JOBS[name]

@@ -1,11 +1,11 @@
-"""Which presets stay within half a point of dense's accuracy at 0.25% of its bytes: three jobs; docs/presets.md.
+"""Which presets stay within half a point of dense's accuracy at 0.25% of its bytes: three jobs.
 
     python scripts/papers/half_a_point.py --write           # trains what is missing, and writes the table
     python scripts/papers/half_a_point.py --job ncf --seeds 1
 
 A convolutional network, an embedding model and a transformer, on two ranks. The first is a job of Horovod; the ranks of
-the others are simulated (simulated_ranks.py). A run is a line of docs/figures/half_a_point.jsonl. Runs that are there
-already are not repeated: to train one again, take its line out.
+the others are simulated (simulated_ranks.py). A run is a line of docs/results/figures/half_a_point.jsonl. Runs that are
+there already are not repeated: to train one again, take its line out.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from hvd_deepreduce import Config
 from hvd_deepreduce.exchange import traffic
 
-DOC = ROOT / "docs" / "presets.md"
+DOC = ROOT / "docs" / "results" / "presets.md"
 RUNS = FOLDER / "half_a_point.jsonl"
 RANKS, GPT_STEPS = 2, 2000
 USERS, EPOCHS = 600, 6
@@ -187,7 +187,7 @@ def text(runs: Iterable[Run]) -> str:
         "The ranks of ncf and gpt are simulated in one process, and exchange real containers. Bytes are those that a "
         "rank sends, headers counted, relative to a dense float32 ring allreduce in every step. Results are means of "
         "the seeds. A difference is to dense of the same seed; the brackets have the least and the greatest. Bytes of "
-        "an allgather grow with the ranks ([which_preset.md](which_preset.md#bytes-grow-with-the-ranks))."
+        "an allgather grow with the ranks ([which_preset.md](../which_preset.md#bytes-grow-with-the-ranks))."
     )
     listed = "\n".join(fill(line, 120, subsequent_indent="  ") for line in words)
     return (
@@ -202,7 +202,7 @@ def main(
     runs: Annotated[Path, typer.Option(help="file of the runs, which is continued")] = RUNS,
     folder: Annotated[Path, typer.Option(help="folder for what digits writes")] = ROOT / "runs" / "half_a_point",
     draw: Annotated[bool, typer.Option(help="train nothing: only the runs that the files have")] = False,
-    write: Annotated[bool, typer.Option(help="write the section of docs/presets.md")] = False,
+    write: Annotated[bool, typer.Option(help="write the section of docs/results/presets.md")] = False,
 ) -> None:
     """Trains each job dense and with each of its presets, and prints the table."""
     jobs = jobs or list(JOBS)

@@ -35,7 +35,7 @@ from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.wire import frame
 
 ROOT = Path(__file__).parents[2]
-PAGE, FIGURES = ROOT / "docs" / "linear.md", ROOT / "docs" / "figures"
+PAGE, FIGURES = ROOT / "docs" / "results" / "linear.md", ROOT / "docs" / "results" / "figures"
 app = typer.Typer(add_completion=False)
 
 ALL: dict[str, Any] = {"sparsifier": "nonzero", "error_feedback": False}
@@ -200,7 +200,7 @@ def picture(all_runs: Mapping[str, Mapping[str, list[Row]]], path: Path) -> None
 
 
 HEAD = "# Sparse linear models\n\n`scripts/papers/linear_figures.py --write` writes the sections below.\n"
-Write = Annotated[bool, typer.Option("--write", help="write the section of docs/linear.md")]
+Write = Annotated[bool, typer.Option("--write", help="write the section of docs/results/linear.md")]
 Scale = Annotated[float, typer.Option(help="rows and features of KDD10, divided by this")]
 Epochs = Annotated[
     int, typer.Option(min=1, help="of the published methods; ours have twice as many to reach their loss")

@@ -36,7 +36,7 @@ from simulated_ranks import SimulatedRanks
 
 from hvd_deepreduce import Config
 
-DOC = Path(__file__).resolve().parents[2] / "docs" / "schemes.md"
+DOC = Path(__file__).resolve().parents[2] / "docs" / "results" / "schemes.md"
 DENSE: dict[str, Any] = {"sparsifier": "none", "value": "raw", "error_feedback": False}
 
 
@@ -388,7 +388,7 @@ def main(
     seeds: Annotated[int, typer.Option(min=1)] = 3,
     quick: Annotated[bool, typer.Option("--quick", help="few steps of few methods, to try the script")] = False,
     write: Annotated[
-        bool, typer.Option("--write", help="write the section of docs/schemes.md and its picture")
+        bool, typer.Option("--write", help="write the section of docs/results/schemes.md and its picture")
     ] = False,
     out: Annotated[Path, typer.Option(help="folder for results.json and the picture")] = Path("runs/qsparse"),
 ) -> None:
@@ -402,7 +402,7 @@ def main(
 
 
 def report(experiment: Experiment, results: Sequence[Result], setting: Setting, out: Path, write: bool) -> None:
-    """Prints the table and draws the picture; or writes the section of docs/schemes.md as well."""
+    """Prints the table and draws the picture; or writes the section of docs/results/schemes.md as well."""
     name, text, seeds = experiment.value, table(results, setting), len(results[0].curves)
     draw(results, setting, (DOC.parent / "figures" if write else out) / f"qsparse_{name}.png")
     print(text)

@@ -36,7 +36,7 @@ from hvd_deepreduce import Config
 from hvd_deepreduce.codecs.interfaces import U8
 from hvd_deepreduce.exchange.costs import Cost
 
-DOC = Path(__file__).resolve().parents[2] / "docs" / "schemes.md"
+DOC = Path(__file__).resolve().parents[2] / "docs" / "results" / "schemes.md"
 DENSE: dict[str, Any] = {"sparsifier": "none", "value": "raw", "error_feedback": False}
 app = typer.Typer(add_completion=False)
 
@@ -474,7 +474,7 @@ def compare(
     setting: Setting,
     seeds: Annotated[int, typer.Option(min=1)] = 3,
     quick: Annotated[bool, typer.Option("--quick", help="two rounds on little data, to try the script")] = False,
-    write: Annotated[bool, typer.Option("--write", help="write the section of docs/schemes.md")] = False,
+    write: Annotated[bool, typer.Option("--write", help="write the section of docs/results/schemes.md")] = False,
     out: Annotated[Path, typer.Option(help="folder for results and the picture")] = Path("runs/fedavg"),
 ) -> None:
     """Simulates one setting with all methods, and prints the table."""
@@ -492,7 +492,7 @@ def compare(
 
 
 def report(setting: Setting, job: Job, results: dict[str, list[list[Round]]], out: Path, write: bool) -> None:
-    """Prints the table and draws the picture; or writes the section of docs/schemes.md as well."""
+    """Prints the table and draws the picture; or writes the section of docs/results/schemes.md as well."""
     name, text, seeds = setting.value, table(results), len(next(iter(results.values())))
     pixels = 64 if job.data == "digits" else 784
     numel = (pixels + 1) * job.hidden + (job.hidden + 1) * 10

@@ -1,6 +1,6 @@
 """Times the steps of a compressed and of a dense job in one run, interleaved, so that both meet the same machine.
 
-    mpirun -np 2 python scripts/train/step_times.py --framework torch --config topk_rice_qsgd
+    mpirun -np 2 python scripts/train/step_times.py --framework torch --config recommended
 
 Both jobs train the model of train_torch.py or train_tensorflow.py on the same batches. Their steps alternate, and the
 order changes from pair to pair. A step's time is that of its slowest rank, from a barrier to the end of the optimizer's
@@ -205,7 +205,7 @@ def tensorflow_jobs(config: str, seed: int) -> tuple[dict[str, Callable[[], None
 
 def main(
     framework: Annotated[str, typer.Option(help="torch or tensorflow")] = "torch",
-    config: Annotated[str, typer.Option(help="a preset or a YAML file")] = "topk_rice_qsgd",
+    config: Annotated[str, typer.Option(help="a preset or a YAML file")] = "recommended",
     pairs: Annotated[int, typer.Option(min=2, help="pairs of steps that are counted")] = 100,
     seed: int = 0,
     out: Annotated[Path, typer.Option(help="JSON file")] = Path("runs/step_times.json"),

@@ -1,7 +1,7 @@
 """Trains a small GPT on the source of Python's standard library with AdamW, on every rank of a Horovod job.
 
     mpirun -np 2 python scripts/train/train_gpt.py --config adamw_small     # updates, compressed
-    mpirun -np 2 python scripts/train/train_gpt.py --config topk_rice_qsgd  # gradients, compressed
+    mpirun -np 2 python scripts/train/train_gpt.py --config recommended  # gradients, compressed
     mpirun -np 2 python scripts/train/train_gpt.py --config none            # dense gradients, for comparison
 
 A config with ``local`` goes to LocalSGD, any other to hvd.DistributedOptimizer. Model, data and batches are those of

@@ -1,6 +1,6 @@
 """Trains a small ResNet in Keras on scikit-learn's 1,797 handwritten digits, on every rank of a Horovod job.
 
-    mpirun -np 2 python scripts/train/train_tensorflow.py --config topk_rice_qsgd
+    mpirun -np 2 python scripts/train/train_tensorflow.py --config recommended
     mpirun -np 2 python scripts/train/train_tensorflow.py --config none          # dense, for comparison
 
 The job is that of train_torch.py, with ``model.fit``. Each rank trains on its own part of the data. After each epoch,

@@ -1,8 +1,8 @@
 """Trains a small ResNet on scikit-learn's 1,797 handwritten digits, on every rank of a job.
 
-    mpirun -np 2 python scripts/train/train_torch.py --config topk_rice_qsgd
+    mpirun -np 2 python scripts/train/train_torch.py --config recommended
     mpirun -np 2 python scripts/train/train_torch.py --config none          # dense, for comparison
-    torchrun --standalone --nproc-per-node 2 scripts/train/train_torch.py --launcher ddp --config topk_rice_qsgd
+    torchrun --standalone --nproc-per-node 2 scripts/train/train_torch.py --launcher ddp --config recommended
 
 Each rank trains on its own part of the data. After each epoch, rank 0 computes the test accuracy and writes
 OUT/metrics.json, every rank saves a checkpoint, and all ranks check that their parameters are equal to the bit.

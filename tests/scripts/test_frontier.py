@@ -96,7 +96,7 @@ def test_a_run_is_repeatable_and_counts_its_bytes(name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", Name)
 def test_the_runs_of_the_documents_have_the_settings_of_today(name):
-    path = ROOT / "docs" / "figures" / f"{JOBS[name].section}_frontier.jsonl"
+    path = ROOT / "docs" / "results" / "figures" / f"{JOBS[name].section}_frontier.jsonl"
     assert len(load(JOBS[name], path)) == len(path.read_text().splitlines())
 
 

@@ -37,7 +37,7 @@ def test_the_list_names_what_is_there():
 def test_the_pictures_of_the_documents_are_those_of_the_list():
     listed = {one.png.name for one in every() if getattr(one, "drawn", True)}
     assert {path.name for path in figure_kit.FOLDER.glob("*.png")} == listed
-    for page in [*ROOT.glob("*.md"), *DOCS.glob("*.md")]:
+    for page in [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]:
         shown = set(re.findall(r"figures/(\w+\.png)", page.read_text()))
         assert shown <= listed, f"{page.name} shows {shown - listed}, which no script of the list makes"
 
@@ -63,7 +63,7 @@ def test_the_page_shows_what_was_made(name):
     figure, text = OWN[name], figures.PAGE.read_text()
     section = text.split(f"<!-- begin {name} -->\n")[1].split(f"\n<!-- end {name} -->")[0].strip()
     expected = f"## {figure.title}\n\n{figure.section(json.loads(figure.json.read_text()))}"
-    assert section == expected, f"docs/figures.md is old: python {PROGRAM} --draw {name}"
+    assert section == expected, f"docs/results/figures.md is old: python {PROGRAM} --draw {name}"
     assert figure.png.stat().st_size > 5_000
 
 

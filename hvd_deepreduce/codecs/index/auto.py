@@ -30,7 +30,7 @@ class Auto(IndexCodec):
 
     Not compared: ``bloom``, which is lossy; ``huffman``, which codes single bytes and does not use that indices are
     sorted; and ``context``, whose size is known only after encoding, which takes about five times as long as with
-    ``rans`` (docs/benchmarks.md has bytes and times). Choose them by name.
+    ``rans`` (docs/results/benchmarks.md has bytes and times). Choose them by name.
     """
 
     name = "auto"

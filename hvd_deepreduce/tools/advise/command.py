@@ -249,7 +249,10 @@ def show_losses(found: Advice, family: str) -> None:
         output.say()
         kind = "SGD" if family == losses.SGD else "Adam or AdamW"
         head = ("way", *(f"{job.name}, {job.unit}" for job in jobs.values()))
-        title = f"Lost under {kind}, on small jobs (docs/presets.md, docs/accuracy.md); negative: better than dense"
+        title = (
+            f"Lost under {kind}, on small jobs (docs/results/presets.md, docs/results/accuracy.md); negative: better "
+            "than dense"
+        )
         output.table(head, rows, title, left=1)
 
 

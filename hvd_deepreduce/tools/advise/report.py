@@ -16,7 +16,7 @@ from hvd_deepreduce.tools.advise import losses, prediction, speeds
 from hvd_deepreduce.tools.advise.prediction import CodecSpeed, Job, Link, Machine, NotPredictedError, Prediction
 from hvd_deepreduce.tools.gradient_file import Vector
 
-GRADIENTS = ("topk_rice_qsgd", "fast", "small", "smallest", "reduce_scatter")
+GRADIENTS = ("recommended", "fast", "small", "smallest", "reduce_scatter")
 UPDATES = {
     losses.SGD: ("sgd_small", "sparseloco", "diloco"),
     losses.ADAM: ("adamw_safe", "adamw_small", "sparseloco", "diloco"),
