@@ -15,6 +15,7 @@ import hvd_deepreduce
 from hvd_deepreduce import Config
 from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.config import presets
+from hvd_deepreduce.needs import INSTALL
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.tools import bench, doctor, gradients, measuring, output, probes
 from hvd_deepreduce.tools.app import app
@@ -241,9 +242,9 @@ def test_doctor_where_little_is_installed(monkeypatch):
     lines = examined(
         monkeypatch, absent=("torch", "tensorflow", "horovod.torch", "horovod.tensorflow", "cupy", "mpi4py")
     )
-    assert lines["torch"]["state"] == "absent" and "[torch]" in lines["torch"]["advice"]
+    assert lines["torch"]["state"] == "absent" and INSTALL["torch"] in lines["torch"]["advice"]
     lines = examined(monkeypatch, absent=("cupy",), torch={**FOUND["torch"], "cuda": "12.8", "gpus": ["NVIDIA H100"]})
-    assert "hvd-deepreduce[cuda12]" in lines["torch"]["advice"]
+    assert INSTALL["cupy"] in lines["torch"]["advice"]
 
 
 def test_a_probe_that_ends_badly_is_told(monkeypatch, tmp_path):

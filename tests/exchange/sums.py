@@ -16,7 +16,7 @@ from hvd_deepreduce.codecs.joint.densestream import DenseStream
 from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
 from hvd_deepreduce.exchange import costs
 from hvd_deepreduce.exchange.mpi import announcement, densestream, messages, sparcml, topk_allgather
-from hvd_deepreduce.exchange.mpi.mpi_transport import PrivateComm
+from hvd_deepreduce.exchange.mpi.private_comm import PrivateComm
 from tests import cuda_emulator
 from tests.case_runner import case
 from tests.exchange.faults import with_cards

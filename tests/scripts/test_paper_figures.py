@@ -31,7 +31,7 @@ def test_the_list_names_what_is_there():
         text = (DOCS / script.page).read_text()
         assert text.count(f"<!-- begin {script.section} -->") == 1, f"{script.page} has no section {script.section}"
         if script.drawn:
-            assert script.png.exists() and f"(figures/{script.png.name})" in text, script.name
+            assert script.png.exists() and f"figures/{script.png.name})" in text, script.name
 
 
 def test_the_pictures_of_the_documents_are_those_of_the_list():
@@ -114,6 +114,7 @@ def test_links_to_sections_lead_to_headings():
         headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
         return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
-    for name in ("papers.md", "figures.md"):
+    for name in ("papers.md", "results/figures.md"):
         for target, anchor in re.findall(r"\]\(([\w/.]*)#([\w-]+)\)", (DOCS / name).read_text()):
-            assert anchor in anchors(DOCS / (target or name)), f"{name} links to {target}#{anchor}"
+            page = DOCS / name
+            assert anchor in anchors(page.parent / target if target else page), f"{name} links to {target}#{anchor}"

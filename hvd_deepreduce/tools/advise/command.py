@@ -242,7 +242,7 @@ def show_losses(found: Advice, family: str) -> None:
     jobs = losses.jobs_of(family)
     rows = []
     for name in (one.name for one in found.predictions):
-        lost = [losses.LOST[key].get(name) for key in jobs]
+        lost = [losses.lost(key, name) for key in jobs]
         if any(value is not None for value in lost):
             rows.append((name, *("" if value is None else f"{value:+.2f}" for value in lost)))
     if rows:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hvd_deepreduce.config import presets
 
@@ -105,20 +105,23 @@ def jobs_of(family: str) -> dict[str, Job]:
     return {key: job for key, job in JOBS.items() if job.family == family}
 
 
-def _lost(job: str, preset: str, default: float | None = None) -> Any:
-    """What a preset lost in a job, under this name or as the preset that it is an alias of."""
-    return LOST[job].get(preset, LOST[job].get(presets.ALIASES.get(preset, ""), default))
+def lost(job: str, preset: str) -> float | None:
+    """What a preset lost in a job, under this name or as the preset that it is an alias of; None: not known."""
+    return LOST[job].get(preset, LOST[job].get(presets.ALIASES.get(preset, "")))
 
 
 def compared(preset: str, family: str) -> float:
     """What a preset lost, in the unit of the family's first job; infinity: it is not known."""
-    return _lost(next(iter(jobs_of(family))), preset, float("inf"))
+    found = lost(next(iter(jobs_of(family))), preset)
+    return float("inf") if found is None else found
 
 
 def told(preset: str, family: str) -> str:
     """A clause: what a preset lost under a family of optimizers, as far as the tables know."""
-    found = {key: lost for key in jobs_of(family) if (lost := _lost(key, preset)) is not None}
+    found = {key: one for key in jobs_of(family) if (one := lost(key, preset)) is not None}
     if not found:
         return f"what {preset} loses was not measured"
-    lost = (f"{f'{x:.2g} {JOBS[key].unit}' if x > 0 else 'nothing'} on {JOBS[key].about}" for key, x in found.items())
-    return f"{preset} lost {', '.join(lost)} ({', '.join(sorted({JOBS[key].page for key in found}))})"
+    clauses = (
+        f"{f'{one:.2g} {JOBS[key].unit}' if one > 0 else 'nothing'} on {JOBS[key].about}" for key, one in found.items()
+    )
+    return f"{preset} lost {', '.join(clauses)} ({', '.join(sorted({JOBS[key].page for key in found}))})"

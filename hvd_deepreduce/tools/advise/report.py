@@ -194,7 +194,7 @@ class Advice:
             "predictions": [{one.name: getattr(row, one.name) for one in fields(row)} for row in self.predictions],
             "lost": {
                 key: {"unit": job.unit, "page": job.page}
-                | {one.name: losses.LOST[key][one.name] for one in self.predictions if one.name in losses.LOST[key]}
+                | {one.name: lost for one in self.predictions if (lost := losses.lost(key, one.name)) is not None}
                 for family in self.families
                 for key, job in losses.jobs_of(family).items()
             },
