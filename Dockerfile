@@ -1,5 +1,5 @@
 # PyTorch, TensorFlow, Open MPI, Horovod and this package, for the CPU:   docker build -t hvd_deepreduce .
-# The versions are those of the tests: scripts/setup.sh installs what requirements.lock has.
+# The versions are those of the tests: scripts/dev/setup.sh installs what requirements.lock has.
 FROM python:3.11-slim-bookworm AS build
 # The compiler's version does not matter: any that Debian 12 has builds it.
 # hadolint ignore=DL3008
@@ -8,13 +8,13 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/hvd_deepreduce
 COPY . .
-RUN scripts/setup.sh \
+RUN scripts/dev/setup.sh \
     && rm -rf ~/.cache build
 
 FROM python:3.11-slim-bookworm
 COPY --from=build /opt/hvd_deepreduce /opt/hvd_deepreduce
 WORKDIR /opt/hvd_deepreduce
-# As scripts/env.sh sets them for a shell.
+# As scripts/dev/env.sh sets them for a shell.
 ENV PATH=/opt/hvd_deepreduce/.venv/bin:$PATH \
     OPAL_PREFIX=/opt/hvd_deepreduce/.venv \
     OMPI_ALLOW_RUN_AS_ROOT=1 \

@@ -4,7 +4,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 # The one list of environment variables, and the venv's programs on the PATH.
-ENV := . scripts/env.sh;
+ENV := . scripts/dev/env.sh;
 PY := .venv/bin/python
 
 KERNELS := $(shell find kernels -name '*.cpp' -o -name '*.h')
@@ -16,7 +16,7 @@ help: ## lists these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 18
 
 setup: ## makes .venv with the frameworks, Open MPI and Horovod (eight minutes the first time, then nothing)
-	@scripts/setup.sh
+	@scripts/dev/setup.sh
 
 build: setup ## compiles the CPU kernels, and TensorFlow's operations, where they changed
 	@$(MAKE) -s $(STAMP)
@@ -28,12 +28,12 @@ $(STAMP): $(KERNELS) setup.py constraints.txt requirements.lock
 
 # What this needs is a part of set-up: no TensorFlow.
 train: ## trains the same model with and without compression, two ranks; ARGS="..." goes to the script
-	@scripts/setup.sh torch
+	@scripts/dev/setup.sh torch
 	@$(MAKE) -s $(STAMP)
-	@$(ENV) python scripts/compare.py $(ARGS)
+	@$(ENV) python scripts/train/compare.py $(ARGS)
 
 train-tf: build ## the same in Keras; ARGS="..." goes to the script
-	@$(ENV) python scripts/compare.py --framework tensorflow $(ARGS)
+	@$(ENV) python scripts/train/compare.py --framework tensorflow $(ARGS)
 
 # Every test has a time limit. Three processes run the tests on two processors, since launchers wait a good deal; two of
 # them begin with the tests that start launchers (tests/conftest.py).
@@ -56,24 +56,24 @@ docs: build ## the documents as a site in build/site; a broken link is an error
 lint: build ## ruff and mypy
 	@$(ENV) ruff check .
 	@$(ENV) mypy
-	@$(ENV) mypy --explicit-package-bases scripts/bench_gpu.py scripts/test_gpu.py
+	@$(ENV) mypy --explicit-package-bases scripts/bench/bench_gpu.py scripts/dev/test_gpu.py
 
 figures: build ## makes the documents' figures and the JSON behind them (hours); ARGS="NAME ..." some, ARGS=--list
-	@$(ENV) python scripts/figures.py $(ARGS)
+	@$(ENV) python scripts/papers/figures.py $(ARGS)
 
 bench: build ## times the codecs and exchanges; ARGS="..." goes to the script
-	@$(ENV) python scripts/bench.py $(ARGS)
+	@$(ENV) python scripts/bench/bench.py $(ARGS)
 
-bench-net: build ## the exchanges in a laboratory of slow networks (root, iproute2); ARGS="..." goes to the script
-	@$(ENV) python scripts/bench_net.py $(ARGS)
+bench-net: build ## the exchanges in a emulated network (root, iproute2); ARGS="..." goes to the script
+	@$(ENV) python scripts/bench/bench_net.py $(ARGS)
 
-# On a machine without a network, Horovod or MPI: scripts/test_gpu.sh.
-test-gpu: build ## the CUDA tests, sanitizers and benchmark on this machine's GPU; ARGS="..." goes to scripts/test_gpu.sh
-	@$(ENV) PYTHON=python scripts/test_gpu.sh $(ARGS)
+# On a machine without a network, Horovod or MPI: scripts/dev/test_gpu.sh.
+test-gpu: build ## the CUDA tests, sanitizers and benchmark on this machine's GPU; ARGS="..." goes to scripts/dev/test_gpu.sh
+	@$(ENV) PYTHON=python scripts/dev/test_gpu.sh $(ARGS)
 	@$(ENV) PYTHONPATH=$$PWD mpirun -np 2 python tests/adapters/torch_cases.py a_model_on_a_gpu
 
 bench-gpu: build ## times the CUDA operations on this machine's GPU
-	@$(ENV) python scripts/bench_gpu.py $(ARGS)
+	@$(ENV) python scripts/bench/bench_gpu.py $(ARGS)
 
 # A second copy of the package, with address and undefined-behaviour checks in its kernels. The fuzzer and the tests
 # import that copy. Python leaks by design: no leak check.

@@ -16,7 +16,7 @@ layers = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn
 model, optimizer, batches = accelerator.prepare(
     layers, torch.optim.SGD(layers.parameters(), lr=0.05), torch.utils.data.DataLoader(data, 64, shuffle=True)
 )
-state = ddp.DeepReduceState("topk_rice_qsgd")
+state = ddp.DeepReduceState("recommended")
 model.register_comm_hook(state, ddp.deepreduce_hook)
 losses = []
 for _epoch in range(12):

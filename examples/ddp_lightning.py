@@ -10,7 +10,7 @@ from pytorch_lightning.strategies import DDPStrategy
 
 from hvd_deepreduce.torch import ddp
 
-state, losses = ddp.DeepReduceState("topk_rice_qsgd"), []
+state, losses = ddp.DeepReduceState("recommended"), []
 
 
 class Regression(pl.LightningModule):

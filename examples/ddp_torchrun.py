@@ -17,7 +17,7 @@ inputs = torch.randn(512, 64)
 targets = inputs.sum(1, keepdim=True).sin()
 layers = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
 model = torch.nn.parallel.DistributedDataParallel(layers)
-state = ddp.DeepReduceState("topk_rice_qsgd", start_iter=5)  # the first 5 iterations are dense
+state = ddp.DeepReduceState("recommended", start_iter=5)  # the first 5 iterations are dense
 model.register_comm_hook(state, ddp.deepreduce_hook)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 losses = []

@@ -16,7 +16,7 @@ tf.random.set_seed(hvd.rank())  # every rank has its own samples
 inputs = tf.random.normal((512, 64))
 targets = tf.sin(tf.reduce_sum(inputs, 1, keepdims=True))
 model = tf.keras.Sequential([tf.keras.layers.Dense(256, "relu", input_shape=(64,)), tf.keras.layers.Dense(1)])
-compression = DeepReduce("topk_rice_qsgd")
+compression = DeepReduce("recommended")
 model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.05), compression=compression), "mse")
 callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), LogStats(compression)]
 history = model.fit(inputs, targets, batch_size=64, epochs=12, callbacks=callbacks, verbose=0).history

@@ -12,7 +12,7 @@ from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.wire import standalone
 
-pipeline = Pipeline(Config.load("topk_rice_qsgd"))
+pipeline = Pipeline(Config.load("recommended"))
 gradient = np.random.default_rng(0).standard_normal(1_000_000).astype(np.float32)
 residual = np.zeros_like(gradient)  # what was not sent yet; the next encode adds it to its gradient
 

@@ -18,7 +18,7 @@ model = tf.keras.Sequential([tf.keras.layers.Dense(256, "relu", input_shape=(64,
 variables = model.trainable_variables
 hvd.broadcast_variables(variables, root_rank=0)
 optimizer = tf.keras.optimizers.SGD(0.05)
-compression = DeepReduce("topk_rice_qsgd")
+compression = DeepReduce("recommended")
 
 
 @tf.function

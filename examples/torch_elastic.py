@@ -12,7 +12,7 @@ from hvd_deepreduce.torch import DeepReduce
 
 hvd.init()
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
-compression = DeepReduce(model, "topk_rice_qsgd")
+compression = DeepReduce(model, "recommended")
 optimizer = hvd.DistributedOptimizer(
     torch.optim.SGD(model.parameters(), lr=0.05), named_parameters=model.named_parameters(), compression=compression
 )

@@ -19,7 +19,7 @@ inputs = torch.randn(512, 64)
 targets = inputs.sum(1, keepdim=True).sin()
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-compression = DeepReduce(model, "topk_rice_qsgd")
+compression = DeepReduce(model, "recommended")
 optimizer = hvd.DistributedOptimizer(
     torch.optim.SGD(model.parameters(), lr=0.05), named_parameters=model.named_parameters(), compression=compression
 )

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import settings
 
 # Tests import `tests.oracle.<name>`. At the end of the path: `make sanitize` puts its own copy of the package before
-# this checkout's.
+# this checkout's. The scripts' modules follow.
 ROOT = Path(__file__).parent.parent
 if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
+sys.path.extend(str(folder) for folder in sorted((ROOT / "scripts").iterdir()))
 
 from tests import ranks  # noqa: E402
 from tests.jobs import Job, Jobs  # noqa: E402

@@ -13,7 +13,7 @@ from hvd_deepreduce.codecs.value.qsgd import QSGD
 from hvd_deepreduce.codecs.value.raw import Raw
 from tests import cases
 
-CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
+CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("**/*.yaml"))
 
 
 def load_text(tmp_path, text):

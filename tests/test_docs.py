@@ -13,13 +13,13 @@ from hvd_deepreduce.codecs.interfaces import index_codecs, joint_codecs, sparsif
 from hvd_deepreduce.exchange.settings import exchanges
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts" / "dev"))
 
 
 def test_configuration_is_up_to_date():
     from describe import DOC, page
 
-    assert DOC.read_text() == page(), "docs/configuration.md is out of date: run python scripts/describe.py"
+    assert DOC.read_text() == page(), "docs/configuration.md is out of date: run python scripts/dev/describe.py"
 
 
 def test_the_example_of_overrides_is_a_config():
@@ -41,7 +41,7 @@ def test_every_setting_is_described():
 
 
 def test_links_lead_somewhere():
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
 
@@ -59,7 +59,7 @@ def test_every_codec_has_its_layout_in_the_container_page():
 def test_scripts_and_manifests_can_be_read():
     """A block of bash that bash cannot parse, or of YAML that is none, is of no use to copy."""
     count, fenced = 0, re.compile(r"^```(bash|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         for language, block in fenced.findall(page.read_text("utf-8")):
             count += 1
             if language == "yaml":
@@ -85,10 +85,10 @@ def test_the_notebook_runs():
 
 def test_presets_are_given_by_name():
     """A path into configs/ works only in a checkout's root."""
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     code = [path for folder in ("hvd_deepreduce", "examples", "scripts") for path in (ROOT / folder).rglob("*.py")]
     for path in pages + code:
-        found = re.findall(r"configs/\w+\.ya?ml", path.read_text("utf-8"))
+        found = re.findall(r"configs/[\w/]+\.ya?ml", path.read_text("utf-8"))
         assert not found, f"{path.relative_to(ROOT)} has {found}: write the preset's name"
 
 

@@ -34,7 +34,7 @@ from tests.ranks import ROOT
 
 PROGRAMS = ("make", "mpirun", "horovodrun", "torchrun", "python", "hvd-deepreduce", "scripts/", "tests/")
 BEGIN = re.compile(rf"(?:[A-Z_]+=\S+ )*(?:{'|'.join(PROGRAMS)})(?![\w:])\S*(?: |$)")
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 LONG = {"advise": "tests/test_advise.py", "doctor": "tests/command/test_command.py"}
 """Subcommands that are not run again, with the tests that run them: their options are looked up."""
 FOUND_WRONG = {"hvd-deepreduce configs mine.yaml"}
@@ -112,7 +112,7 @@ Take `make train ARGS="--job gpt"` or `hvd.allreduce`.
         ("mpirun", "-np", "2", "python", "examples/x.py", "--to", "a b"),
         ("make", "train", "ARGS=--job gpt"),
     ]
-    assert script_of(commands_of("page", text)[2]) == ("scripts/compare.py", ["--job", "gpt"])
+    assert script_of(commands_of("page", text)[2]) == ("scripts/train/compare.py", ["--job", "gpt"])
     assert len(COMMANDS) > 60 and len(OURS) > 5
 
 

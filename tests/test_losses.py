@@ -19,7 +19,7 @@ WORKERS = {"lstm": "2", "frontier": "4"}
 LABELS = {"fast": "`topk_model`", "smallest": "gradients, top 0.1%, 4 bits", "sparseloco": "sparseloco", "dgc": "DGC:",
           "diloco": "DiLoCo:", "sgd_small": "**sgd_small**", "adamw_safe": "signs of the top 4.5%",
           "topk_model": "`topk_model`"}  # fmt: skip
-"""How docs/accuracy.md calls presets."""
+"""How docs/results/accuracy.md calls presets."""
 
 
 def number_in_page(job: str, preset: str) -> float:
@@ -54,6 +54,7 @@ def test_optimizers_have_families():
 
 def test_losses_are_told():
     assert losses.told("topk_model", "sgd") == (
-        "topk_model lost nothing on a ResNet on digits, 0.078 nats on an LSTM (docs/accuracy.md, docs/presets.md)"
+        "topk_model lost nothing on a ResNet on digits, 0.078 nats on an LSTM (docs/results/accuracy.md, "
+        "docs/results/presets.md)"
     )
     assert losses.told("mine.yaml", "sgd") == "what mine.yaml loses was not measured"

@@ -11,12 +11,29 @@ import yaml
 from hvd_deepreduce import Config, ConfigError, resources
 from hvd_deepreduce.config import presets
 
-FILES = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
+FILES = sorted((Path(__file__).parent.parent / "configs").glob("**/*.yaml"))
 
 
 def test_names_are_those_of_the_shipped_files():
-    assert presets.names() == sorted(file.stem for file in FILES)
-    assert "topk_rice_qsgd" in presets.names()
+    assert list(presets.files()) == sorted({file.stem for file in FILES}) and len(presets.files()) == len(FILES)
+    assert presets.names() == sorted([*presets.files(), *presets.ALIASES])
+    assert len(presets.files(every=False)) == 10
+
+
+def test_the_default_config_is_the_recommended_one():
+    assert Config.load(None) == Config() == Config.load("recommended")
+
+
+def test_no_two_presets_are_equal():
+    """An equal one is an alias."""
+    assert len({Config.load(name).digest() for name in presets.files()}) == len(presets.files())
+    for alias, name in presets.ALIASES.items():
+        assert alias not in presets.files() and presets.find(alias) == presets.find(name)
+        assert alias in presets.aliases_of(name)
+
+
+def test_reduce_scatter_is_fast_with_another_exchange():
+    assert Config.load("fast", exchange={"name": "reduce_scatter", "density": 0.01}) == Config.load("reduce_scatter")
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

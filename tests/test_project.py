@@ -32,7 +32,7 @@ def lines(value: str) -> list[str]:
 def stating_files() -> list[Path]:
     """The text files in which a version would be stated. The changelog is history, constraints.txt is about others."""
     found = [path for path in ROOT.iterdir() if path.suffix in (".py", ".cfg", ".toml", ".md", ".in", ".yaml")]
-    found += [ROOT / "Makefile", *(ROOT / "scripts").iterdir(), *WORKFLOWS]
+    found += [ROOT / "Makefile", *(ROOT / "scripts").rglob("*.*"), *WORKFLOWS]
     for folder in ("hvd_deepreduce", "kernels", "configs", "docs", "examples"):
         found += [path for path in (ROOT / folder).rglob("*") if path.suffix not in (".so", ".png", ".pyc")]
     return [path for path in found if path.is_file() and path.name != "CHANGELOG.md"]
@@ -74,8 +74,9 @@ def test_the_image_is_made_as_set_up_makes_the_environment():
     """hadolint has nothing against it; here: it copies what is there, runs a script that is there, and has env.sh's
     variables."""
     text = (ROOT / "Dockerfile").read_text("utf-8")
-    assert "RUN scripts/setup.sh" in text and (ROOT / "scripts" / "setup.sh").is_file()
-    listed = re.search(r'^hvd_env="(.*?)"$', (ROOT / "scripts" / "env.sh").read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert "RUN scripts/dev/setup.sh" in text and (ROOT / "scripts" / "dev" / "setup.sh").is_file()
+    variables = (ROOT / "scripts" / "dev" / "env.sh").read_text("utf-8")
+    listed = re.search(r'^hvd_env="(.*?)"$', variables, re.MULTILINE | re.DOTALL)
     assert listed
     folder = re.search(r"^WORKDIR (\S+)$", text, re.MULTILINE)
     assert folder

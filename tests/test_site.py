@@ -28,13 +28,13 @@ def test_the_site(tmp_path):
     done = build(tmp_path)
     assert done.returncode == 0, done.stderr
     first = (tmp_path / "site" / "index.html").read_text()
-    for part in ("Will it help me?", 'src="figures/accuracy.png"', 'href="files/examples.html"'):
+    for part in ("Will it help me?", 'src="results/figures/accuracy.png"', 'href="files/examples.html"'):
         assert part in first
     assert "15,608 bytes" in (tmp_path / "site" / "files" / "examples" / "first_look.ipynb.html").read_text()
     example = (tmp_path / "site" / "files" / "examples" / "numpy_codec.py.html").read_text()
     assert "python examples/numpy_codec.py" in re.sub(r"<[^>]*>", "", example)
     page, text = tmp_path / "docs" / "limits.md", (ROOT / "docs" / "limits.md").read_text()
-    for broken in ("missing.md", "../missing.py", "using.md#missing", "figures/missing.png"):
+    for broken in ("missing.md", "../missing.py", "using.md#missing", "results/figures/missing.png"):
         page.write_text(f"{text}\n[a link]({broken})\n")
         done = build(tmp_path)
         assert done.returncode == 1 and broken.split("#")[-1] in done.stderr, (broken, done.stderr)

@@ -6,7 +6,7 @@ A decoder raises ``ValueError`` with a sentence if ``encode`` cannot have writte
 the section, and docs/container.md bounds its memory.
 
 Arrays are NumPy's or, on a GPU, CuPy's. Codecs reach their elements only through the operations of
-``hvd_deepreduce.ops``. Of an array itself they use ``size``, ``dtype``, ``view`` and slices.
+``hvd_deepreduce.ops``. Codecs use only an array's ``size``, ``dtype``, ``view()`` and slicing.
 
 docs/extending.md shows how to write a codec, in this package or in another one.
 """
@@ -85,9 +85,9 @@ class Codec(BaseModel):
     name: ClassVar[str]
     id: ClassVar[int]
 
-    def idle_settings(self) -> Iterator[tuple[str, str, str]]:
-        """The settings that have no effect beside the other settings: for each its name, the name of the setting that
-        is the reason, and the reason as a clause. A config that sets one is refused."""
+    def unused_settings(self) -> Iterator[tuple[str, str, str]]:
+        """Yields (setting, cause, explanation) for each setting that another setting makes useless. A config that sets
+        one is refused."""
         return iter(())
 
 

@@ -1,5 +1,8 @@
 """Presets: the configurations in ``configs/``, which ship with the package. A preset's name is its file's stem.
 
+The files for users are at the top of the folder; those of methods and papers and the baselines are in folders below it,
+which a name does not mention. ``ALIASES`` has further names.
+
 A string is a preset's name unless it contains a directory separator or ends in ``.yaml`` or ``.yml``; then it is the
 path of a file, as every ``Path`` is. The current directory has no influence: a file in it never replaces a preset of
 the same name.
@@ -13,10 +16,24 @@ from pathlib import Path
 from hvd_deepreduce.codecs.interfaces import meant
 from hvd_deepreduce.resources import folder
 
+ALIASES = {"topk_rice_qsgd": "recommended", "topk_model": "fast", "sgd_small": "adamw_safe"}
+"""Other names of presets, under which they were measured in parts of docs/results/."""
+
+
+def files(every: bool = True) -> dict[str, Path]:
+    """The files of all presets, or of those at the top of the folder, by name, sorted."""
+    paths = folder("configs").glob("**/*.yaml" if every else "*.yaml")
+    return {path.stem: path for path in sorted(paths, key=lambda path: path.stem)}
+
 
 def names() -> list[str]:
-    """The names of all presets, sorted."""
-    return sorted(path.stem for path in folder("configs").glob("*.yaml"))
+    """All names of presets, aliases among them, sorted."""
+    return sorted([*files(), *ALIASES])
+
+
+def aliases_of(name: str) -> list[str]:
+    """The other names of a preset."""
+    return [alias for alias, preset in ALIASES.items() if preset == name]
 
 
 def find(source: str | Path) -> Path:
@@ -27,12 +44,13 @@ def find(source: str | Path) -> Path:
     """
     if isinstance(source, Path) or source.endswith((".yaml", ".yml")) or os.path.basename(source) != source:
         return Path(source)
-    if source not in names():
+    path = files().get(ALIASES.get(source, source))
+    if path is None:
         raise LookupError(
             f"no preset is named {source!r}; the presets are: {', '.join(names())}. To read a file, give a path that "
             f"ends in .yaml or .yml, or one with a directory, such as './my_config'{meant(source, names())}"
         )
-    return folder("configs") / f"{source}.yaml"
+    return path
 
 
 def hint(path: Path) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +16,6 @@ from pydantic import (
     Field,
     PrivateAttr,
     SerializeAsAny,
-    ValidationError,
     field_validator,
     model_validator,
 )
@@ -26,19 +24,14 @@ import hvd_deepreduce.codecs.index
 import hvd_deepreduce.codecs.joint
 import hvd_deepreduce.codecs.sparsify
 import hvd_deepreduce.codecs.value  # noqa: F401  (these register the codecs)
-from hvd_deepreduce.codecs.index.rice import Rice
+from hvd_deepreduce.codecs.index.rice_blocks import RiceBlocks
 from hvd_deepreduce.codecs.interfaces import (
     Codec,
     IndexCodec,
     JointCodec,
-    Registry,
     Sparsifier,
     ValueCodec,
-    index_codecs,
-    joint_codecs,
     meant,
-    sparsifiers,
-    value_codecs,
 )
 from hvd_deepreduce.codecs.joint.three_lc import ThreeLC
 from hvd_deepreduce.codecs.sparsify.nonzero import NonZero
@@ -46,229 +39,12 @@ from hvd_deepreduce.codecs.sparsify.topk import TopK
 from hvd_deepreduce.codecs.value.qsgd import QSGD
 from hvd_deepreduce.codecs.value.raw import Raw
 from hvd_deepreduce.codecs.value.sign import Sign
-from hvd_deepreduce.config import plugins, presets, unused_settings
-from hvd_deepreduce.config.error_feedback import DGC, Feedback, Residual, memories
+from hvd_deepreduce.config import plugins, presets, resolving, unused_settings
+from hvd_deepreduce.config.error_feedback import DGC, Feedback, Residual
 from hvd_deepreduce.config.local_sgd import LocalUpdates
+from hvd_deepreduce.config.resolving import ConfigError
 from hvd_deepreduce.config.schedule import DensitySchedule
-from hvd_deepreduce.exchange.settings import AllGather, AutoExchange, Exchange, ReduceScatter, exchanges
-
-MOST_VALUES = 100_000
-"""Of a file; a config with an override for each tensor of a model has less."""
-
-
-class ConfigError(ValueError):
-    """A config that cannot be used; says which key, what was given and what is allowed."""
-
-
-def _sentence(prefix: str, error: Any, fields: Any) -> str:
-    key = ".".join([prefix, *map(str, error["loc"])] if prefix else map(str, error["loc"]))
-    if error["type"] == "extra_forbidden":
-        allowed = ", ".join(sorted(fields)) or "none"
-        name, where = str(error["loc"][-1]), prefix or "a config"
-        hint = _elsewhere(name, error["input"], fields if prefix else [*fields, "density"])
-        return f"{key} is not a key of {where} (given: {error['input']!r}); its keys are: {allowed}{hint}"
-    if error["type"] == "missing":
-        return f"{key} is missing and has no default"
-    hint = ""
-    if error["type"] == "literal_error":
-        hint = meant(error["input"], re.findall("'([^']*)'", error["ctx"]["expected"]))
-    elif key.endswith("density"):
-        hint = ". A density is the share of elements that are sent: 0.01 is 1%"
-    return f"{key} is {error['input']!r}, which is not allowed: {error['msg'].replace('Input', 'it', 1)}{hint}"
-
-
-_DENSITIES = {"compress_ratio", "compression_ratio", "k", "ratio", "sparsity", "topk"}
-"""What other libraries call a density."""
-
-
-def _elsewhere(name: str, value: object, fields: Collection[str]) -> str:
-    """The key that may have been meant by one that ``fields`` do not have, of a config or of one of its parts."""
-    if name.lower() in _DENSITIES and "density" in fields:
-        return ". Did you mean 'density', the share of elements that are sent (0.01 is 1%)?"
-    hint = meant(name, fields)
-    if hint or "sparsifier" not in fields:
-        return hint
-    parts = {kind: field.default for kind, field in Config.model_fields.items() if kind in _REGISTRIES}
-    kinds = [kind for kind, part in parts.items() if part is not None and name in type(part).model_fields]
-    kinds += ["local"] * (name in LocalUpdates.model_fields)
-    return f". Did you mean {kinds[0]}={{{name!r}: {value!r}}}?" if kinds else ""
-
-
-def _settings_of(given: Any) -> dict[str, Any]:
-    """A codec, its name or its mapping as a mapping."""
-    if isinstance(given, Codec):
-        return {"name": given.name, **given.model_dump()}
-    return {str(key): value for key, value in given.items()} if isinstance(given, Mapping) else {"name": given}
-
-
-def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``changes`` over ``base``. A codec's mapping without a name changes settings of the codec that ``base`` has.
-
-    Raises:
-        ConfigError: there is no codec whose settings could be changed, or the density is given twice.
-    """
-    merged = dict(changes)
-    if "density" in merged:
-        density = merged.pop("density")
-        sparsifier = _settings_of(merged["sparsifier"]) if "sparsifier" in merged else {}
-        if "density" in sparsifier:
-            raise ConfigError(
-                f"density is {density!r} and sparsifier.density is {sparsifier['density']!r}: they are the same "
-                "setting, so give one of them"
-            )
-        merged["sparsifier"] = {**sparsifier, "density": density}
-    for kind in _REGISTRIES.keys() & merged.keys():
-        change = merged[kind]
-        if isinstance(change, Mapping) and "name" not in change:
-            own = base.get(kind, Config.model_fields[kind].default)
-            if own is None:
-                raise ConfigError(f"{kind} is {change!r}, without a name, and there is no {kind} to change: add 'name'")
-            merged[kind] = {**_settings_of(own), **change}
-    if isinstance(merged.get("local"), Mapping) and base.get("local"):
-        merged["local"] = {**_plain_local(base["local"]), **merged["local"]}
-    return {**base, **merged}
-
-
-def _plain_local(given: Any) -> Any:
-    return given.model_dump() if isinstance(given, LocalUpdates) else given
-
-
-def _inline(value: Any) -> str:
-    """A value as YAML in one line."""
-    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=float("inf"))
-    return text.removesuffix("...\n").strip()
-
-
-def _check_size(source: object, read: Any) -> None:
-    """
-    Raises:
-        ConfigError: a file holds more than any config has; its aliases may stand for millions of values, or for itself.
-    """
-    waiting, count = [read], 0
-    while waiting:
-        one = waiting.pop()
-        count += 1
-        if count > MOST_VALUES or (isinstance(one, int) and one.bit_length() > 64):
-            what = f"more than {MOST_VALUES:,} values" if count > MOST_VALUES else "an integer of more than 64 bits"
-            raise ConfigError(f"the config file {source} holds {what}, and no config does")
-        if isinstance(one, Mapping):
-            waiting += [*one.keys(), *one.values()]
-        elif isinstance(one, list | tuple | set):
-            waiting += one
-
-
-def _build(model: type[BaseModel], prefix: str, settings: Mapping[str, Any]) -> Any:
-    try:
-        return model(**settings)
-    except ValidationError as error:
-        sentences = [
-            str(one["ctx"]["error"]) if one["type"] == "value_error" else _sentence(prefix, one, model.model_fields)
-            for one in error.errors()
-        ]
-    raise ConfigError("; ".join(sentences))
-
-
-def _codec(registry: Registry, given: Any) -> Any:
-    if isinstance(given, Codec):
-        return given
-    settings = _settings_of(given)
-    name = settings.pop("name", None)
-    if isinstance(name, str) and name not in registry.by_name:
-        plugins.load()
-    if not isinstance(name, str) or name not in registry.by_name:
-        raise ConfigError(
-            f"{registry.kind} is {given!r}; it must be a name, or a mapping with the key 'name', out of: "
-            f"{', '.join(sorted(registry.by_name))}{meant(name, registry.by_name)}"
-        )
-    return _build(registry.by_name[name], registry.kind, settings)
-
-
-_REGISTRIES = {
-    "sparsifier": sparsifiers,
-    "index": index_codecs,
-    "value": value_codecs,
-    "joint": joint_codecs,
-    "exchange": exchanges,
-    "memory": memories,
-}
-
-
-def _resolved(given: Mapping[str, Any]) -> dict[str, Any]:
-    """``given`` with codecs in place of their names and mappings."""
-    resolved = dict(given)
-    for kind, registry in _REGISTRIES.items():
-        if resolved.get(kind) is not None or (kind in resolved and kind in ("sparsifier", "exchange", "memory")):
-            resolved[kind] = _codec(registry, resolved[kind])
-    if isinstance(resolved.get("local"), Mapping):
-        resolved["local"] = _build(LocalUpdates, "local", resolved["local"])
-    return resolved
-
-
-def _defaults() -> dict[str, Any]:
-    return {key: field.default for key, field in Config.model_fields.items()}
-
-
-def _complete(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """All keys of a config. Where ``index``, ``value`` and ``scope`` are not given, they are as others need them."""
-    complete = {**_defaults(), **resolved}
-    instead = unused_settings.instead_of_index_and_value(complete)
-    if "scope" not in resolved:
-        complete["scope"] = _default_scope(complete)
-    if "index" not in resolved and not unused_settings.needs_index(complete):
-        complete["index"] = None
-    if "value" not in resolved and instead:
-        complete["value"] = None
-    return complete
-
-
-def _default_scope(config: Mapping[str, Any]) -> str:
-    """The scope where none is given: the fastest one in which all settings have an effect.
-
-    Args:
-        config: all other keys.
-    """
-    if _sums_vectors(config):
-        return "model"
-    of_tensors = config["min_elements"] is not None or bool(config["overrides"])
-    return "tensor" if of_tensors and config["selection"] != "tensor" else "bucket"
-
-
-def _sums_vectors(config: Mapping[str, Any]) -> bool:
-    """Whether the exchange sums whole vectors, and so has no scope ``tensor``."""
-    exchange = config["exchange"]
-    whole = unused_settings.instead_of_index_and_value(config)
-    return isinstance(exchange, AutoExchange | ReduceScatter) or exchange in whole
-
-
-def _without_idle(merged: dict[str, Any], base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``merged`` with codecs as objects, and without what ``changes`` leave without effect of ``base``."""
-    changed = set(changes) | ({"sparsifier", "sparsifier.density"} if "density" in changes else set())
-    for kind in _REGISTRIES.keys() & changes.keys():
-        changed |= {f"{kind}.{setting}" for setting in _settings_of(changes[kind])}
-    if isinstance(changes.get("local"), Mapping):
-        changed |= {f"local.{setting}" for setting in changes["local"]}
-    resolved = _resolved(merged)
-    # An index codec that was chosen for the indices of another sparsifier, and codecs that were not needed.
-    complete = _complete(resolved)
-    needs_index, instead = unused_settings.needs_index(complete), unused_settings.instead_of_index_and_value(complete)
-    before = _settings_of(base.get("sparsifier", Config.model_fields["sparsifier"].default))["name"]
-    dropped = set() if needs_index or complete["sparsifier"].name == before else {"index"}
-    if changed & {"sparsifier", "joint", "exchange"}:
-        needed = {"index": needs_index, "value": not instead}
-        dropped |= {kind for kind in needed if needed[kind] and complete[kind] is None}
-    if changes.keys() & {"exchange", "scope"} == {"exchange"} and base.get("scope") == "tensor":
-        dropped |= {"scope"} if _sums_vectors(complete) else set()
-    if complete["hierarchical"] is not False and "hierarchical" in changes:
-        dropped |= {"min_elements"} | ({"scope"} if base.get("scope") == "tensor" else set())
-    kept = {key: value for key, value in resolved.items() if key in changes or key not in dropped}
-    for idle in unused_settings.idle_settings(_complete(kept), _defaults()):
-        if idle.setting not in changed and changed & set(idle.because):
-            kind, _, setting = idle.setting.partition(".")
-            codec = kept.pop(kind)
-            if setting:
-                kept[kind] = codec.model_copy(update={setting: type(codec).model_fields[setting].default})
-    return kept
-
+from hvd_deepreduce.exchange.settings import AllGather, Exchange
 
 OVERRIDABLE = (
     "sparsifier", "density", "density_schedule", "index", "value", "joint", "error_feedback", "memory", "min_elements",
@@ -279,6 +55,10 @@ OVERRIDABLE = (
 
 Hierarchical = bool | int | Literal["auto"]
 """Whether there are two levels; a number: of the ranks of each node."""
+
+
+def _defaults() -> dict[str, Any]:
+    return {key: field.default for key, field in Config.model_fields.items()}
 
 
 class Config(BaseModel):
@@ -304,7 +84,8 @@ class Config(BaseModel):
             ``overrides``), and ``model`` under exchanges of whole vectors.
         bucket_bytes: of a bucket's dense gradient. In scope ``tensor`` the containers of a bucket are sent together.
         selection: within a larger scope, encode the ``scope`` as one vector, or each ``tensor`` by itself, with scales
-            and settings of its own. An exchange other than ``allgather`` only selects from each tensor by itself.
+            and settings of its own. With other exchanges than
+            ``allgather``, ``tensor`` affects selection only, not encoding.
         error_feedback: keep what was not sent and add it to the next gradient. Off, it is lost.
         memory: how error feedback keeps it.
         min_elements: with scope ``tensor``, one of fewer elements goes through Horovod uncompressed. None: one of up to
@@ -324,7 +105,7 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     sparsifier: SerializeAsAny[Sparsifier] = TopK()
     density_schedule: DensitySchedule | None = None
-    index: SerializeAsAny[IndexCodec] | None = Rice()
+    index: SerializeAsAny[IndexCodec] | None = RiceBlocks()
     value: SerializeAsAny[ValueCodec] | None = QSGD()
     joint: SerializeAsAny[JointCodec] | None = None
     exchange: SerializeAsAny[Exchange] = AllGather()
@@ -347,11 +128,11 @@ class Config(BaseModel):
     @classmethod
     def _resolve(cls, given: Mapping[str, Any]) -> dict[str, Any]:
         """Names become codecs, and the keys that exclude each other are checked."""
-        given = _resolved(_merged({}, given))
-        complete = _complete(given)
-        for idle in unused_settings.idle_settings(complete, _defaults()):
-            if not idle.anyway:
-                raise ConfigError(idle.sentence)
+        given = resolving.resolved(resolving.merged({}, given, _defaults()))
+        complete = resolving.complete(given, _defaults())
+        for unused in unused_settings.find(complete, _defaults()):
+            if not unused.anyway:
+                raise ConfigError(unused.sentence)
         instead = unused_settings.instead_of_index_and_value(complete)
         for kind, needed in (("index", unused_settings.needs_index(complete)), ("value", not instead)):
             if needed and complete[kind] is None:
@@ -371,7 +152,7 @@ class Config(BaseModel):
                 f"joint is {instead[0].name!r} and exchange is {exchange.name!r}: only the exchanges 'allgather' and "
                 "'reduce_scatter' carry a joint codec's containers"
             )
-        if given.setdefault("scope", complete["scope"]) == "tensor" and _sums_vectors(complete):
+        if given.setdefault("scope", complete["scope"]) == "tensor" and resolving.sums_vectors(complete):
             raise ConfigError(
                 f"scope is 'tensor' and exchange is {exchange.name!r}, which sums whole vectors: set scope to 'model' "
                 "or 'bucket'"
@@ -410,7 +191,7 @@ class Config(BaseModel):
                         f"tensor: {', '.join(OVERRIDABLE)}{meant(key, OVERRIDABLE)}"
                     )
             plain[pattern] = {
-                key: _settings_of(value) if isinstance(value, Codec | Mapping) else value
+                key: resolving.settings_of(value) if isinstance(value, Codec | Mapping) else value
                 for key, value in settings.items()
             }
         return plain
@@ -478,7 +259,7 @@ class Config(BaseModel):
     def doubts(self) -> list[str]:
         """Warnings, as sentences: what the config has and is probably not meant."""
         own = {key: getattr(self, key) for key in type(self).model_fields}
-        found = [idle.sentence for idle in unused_settings.idle_settings(own, _defaults())]
+        found = [unused.sentence for unused in unused_settings.find(own, _defaults())]
         all_elements = getattr(self.sparsifier, "density_of", "elements") == "elements"
         if self.local is None and getattr(self.sparsifier, "density", 0) == 1 and all_elements:
             found.append(
@@ -522,8 +303,8 @@ class Config(BaseModel):
         """
         if self.local is not None:
             raise ConfigError(
-                f"local is {{{_inline(self.local.model_dump()).strip('{}')}}}: this config exchanges updates of the "
-                "parameters, and DeepReduce exchanges gradients. Use LocalSGD in place of "
+                f"local is {{{resolving.inline(self.local.model_dump()).strip('{}')}}}: this config exchanges updates "
+                "of the parameters, and DeepReduce exchanges gradients. Use LocalSGD in place of "
                 "hvd.DistributedOptimizer, or another config, or local=None"
             )
         return self
@@ -575,9 +356,11 @@ class Config(BaseModel):
                 value out of range, or a setting other than its default that has no effect beside the others, unless
                 its value is what happens anyway (``doubts``).
         """
-        base = _merged({}, cls._read(source))
-        merged = _merged(base, settings)
-        config: Config = _build(cls, "", _without_idle(merged, base, settings) if settings else merged)
+        base = resolving.merged({}, cls._read(source), _defaults())
+        merged = resolving.merged(base, settings, _defaults())
+        if settings:
+            merged = resolving.without_unused(merged, base, settings, _defaults())
+        config: Config = resolving.build(cls, "", merged)
         return config
 
     @staticmethod
@@ -603,7 +386,7 @@ class Config(BaseModel):
             raise ConfigError(f"the config file {path} cannot be read: {error.strerror}{presets.hint(path)}") from None
         except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
             raise ConfigError(f"the config file {source} is not YAML: {' '.join(str(error).split())}") from None
-        _check_size(source, read)
+        resolving.check_size(source, read)
         if read is None:
             raise ConfigError(f"the config file {source} is empty: write at least one key, such as 'sparsifier: topk'")
         if not isinstance(read, dict):
@@ -617,7 +400,7 @@ class Config(BaseModel):
         for key in type(self).model_fields:
             value = getattr(self, key)
             if isinstance(value, BaseModel):
-                value = _settings_of(value) if isinstance(value, Codec) else value.model_dump(mode="json")
+                value = resolving.settings_of(value) if isinstance(value, Codec) else value.model_dump(mode="json")
             plain[key] = value
         return plain
 
@@ -625,7 +408,7 @@ class Config(BaseModel):
         """A table of the settings, which is also YAML: ``load`` turns it into an equal config."""
         rows = {key: value for key, value in self.to_dict().items() if value is not None}
         width = 1 + max(map(len, rows))
-        return "\n".join(f"{key + ':':<{width}} {_inline(value)}" for key, value in rows.items())
+        return "\n".join(f"{key + ':':<{width}} {resolving.inline(value)}" for key, value in rows.items())
 
     def shared(self) -> dict[str, Any]:
         """``to_dict`` of what must be equal on all ranks."""

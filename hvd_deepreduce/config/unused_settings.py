@@ -12,7 +12,7 @@ from hvd_deepreduce.config.local_sgd import LocalUpdates
 from hvd_deepreduce.exchange.settings import AutoExchange, DenseStreamExchange, ReduceScatter
 
 
-class Idle(NamedTuple):
+class UnusedSetting(NamedTuple):
     """A setting without effect.
 
     Attributes:
@@ -35,14 +35,14 @@ def instead_of_index_and_value(config: Mapping[str, Any]) -> list[Codec]:
 
 
 def needs_index(config: Mapping[str, Any]) -> bool:
-    """Whether a receiver needs an index section. ``config`` is as in ``idle_settings``."""
+    """Whether a receiver needs an index section. ``config`` is as in ``find``."""
     sparsifier = config["sparsifier"]
     if instead_of_index_and_value(config) or not isinstance(sparsifier, Sparsifier) or sparsifier.sends_all:
         return False
     return not sparsifier.shared_randomness
 
 
-def idle_settings(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[Idle]:
+def find(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[UnusedSetting]:
     """The settings that are not at their defaults and have no effect.
 
     Not among them are ``seed`` and ``threads``, which a job sets whatever its codecs are.
@@ -55,13 +55,13 @@ def idle_settings(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Ite
     scope, instead = config["scope"], instead_of_index_and_value(config)
     for kind in ("index", "value"):
         if instead and config[kind] is not None:
-            yield Idle(
+            yield UnusedSetting(
                 kind, ("joint", "exchange"),
                 f"{kind} is {config[kind].name!r} beside {instead[0].name!r}, which writes indices and values itself: "
                 "leave index and value out, or set them to None",
             )  # fmt: skip
     if not instead and index is not None and getattr(sparsifier, "sends_all", False):
-        yield Idle(
+        yield UnusedSetting(
             "index", ("sparsifier",),
             f"index is {index.name!r}, and sparsifier {sparsifier.name!r} sends all elements, so that there are no "
             "indices: leave index out, or choose another sparsifier",
@@ -69,7 +69,7 @@ def idle_settings(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Ite
     if config["density_schedule"] is not None and isinstance(sparsifier, Sparsifier) and not hasattr(
         sparsifier, "density"
     ):
-        yield Idle(
+        yield UnusedSetting(
             "density_schedule", ("sparsifier",),
             f"density_schedule is {config['density_schedule']!r} and has no effect, since sparsifier "
             f"{sparsifier.name!r} has no density: leave density_schedule out, or choose another sparsifier",
@@ -83,7 +83,7 @@ def idle_settings(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Ite
         elif exchange in instead:
             reason = f"exchange {exchange.name!r} does not tell which elements it has sent"
         if reason:
-            yield Idle(
+            yield UnusedSetting(
                 "memory", ("error_feedback", "sparsifier", "exchange"),
                 f"memory is {getattr(config['memory'], 'name', None)!r} and has no effect, since {reason}: leave "
                 "memory out",
@@ -92,7 +92,7 @@ def idle_settings(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Ite
         reason = "there is no index codec"
         if index and value and not instead:
             reason = f"the value codec {value.name!r} does not sort the values"
-        yield Idle(
+        yield UnusedSetting(
             "force_index", ("sparsifier", "index", "value", "joint", "exchange"),
             f"force_index is True, and {reason}: another form of the indices would never be sent. Leave force_index "
             "out",
@@ -103,21 +103,21 @@ def idle_settings(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Ite
         ("min_elements", "'tensor'", scope == "tensor", 0),
     ):
         if not has_effect and config[key] != defaults[key]:
-            yield Idle(
+            yield UnusedSetting(
                 key, ("scope", "exchange", "hierarchical"),
                 f"{key} is {config[key]!r} and has no effect, since scope is {scope!r}: leave {key} out, or set scope "
                 f"to {needed}",
                 config[key] == anyway,
             )  # fmt: skip
     if isinstance(config["memory"], DGC) and scope == "tensor" and config["min_elements"]:
-        yield Idle(
+        yield UnusedSetting(
             "min_elements", ("memory",),
             f"min_elements is {config['min_elements']!r} and has no effect, since memory is 'dgc', which gives "
             "momentum to tensors of every size: leave min_elements out",
         )  # fmt: skip
     for kind in ("sparsifier", "index", "value", "joint", "exchange"):
         codec = config[kind]
-        for setting, because, reason in codec.idle_settings() if isinstance(codec, Codec) else ():
+        for setting, because, reason in codec.unused_settings() if isinstance(codec, Codec) else ():
             yield from _of_codec(kind, codec, setting, (kind, f"{kind}.{because}"), reason)
     yield from _of_local(config)
     if config["hierarchical"] is not False:
@@ -132,7 +132,7 @@ def idle_settings(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Ite
         yield from _of_codec("exchange", exchange, "fill", ("exchange", "error_feedback"), reason, False)
 
 
-def _of_local(config: Mapping[str, Any]) -> Iterator[Idle]:
+def _of_local(config: Mapping[str, Any]) -> Iterator[UnusedSetting]:
     local = config["local"]
     if not isinstance(local, LocalUpdates):
         return
@@ -144,10 +144,10 @@ def _of_local(config: Mapping[str, Any]) -> Iterator[Idle]:
         given = getattr(local, setting)
         if not has_effect and given != LocalUpdates.model_fields[setting].default:
             sentence = f"local.{setting} is {given!r} and has no effect, since {reason}: leave {setting} out"
-            yield Idle(f"local.{setting}", ("local", "error_feedback"), sentence, given == anyway)
+            yield UnusedSetting(f"local.{setting}", ("local", "error_feedback"), sentence, given == anyway)
 
 
-def _of_levels(config: Mapping[str, Any]) -> Iterator[Idle]:
+def _of_levels(config: Mapping[str, Any]) -> Iterator[UnusedSetting]:
     """What ``hierarchical`` cannot be combined with."""
     exchange, reason = config["exchange"], ""
     if getattr(exchange, "implementation", None):
@@ -169,13 +169,13 @@ def _of_levels(config: Mapping[str, Any]) -> Iterator[Idle]:
         reason = "local is given, and LocalSGD exchanges updates at one level: leave hierarchical out"
     if reason:
         because = ("exchange", "scope", "local", "min_elements", "overrides", "selection")
-        yield Idle("hierarchical", because, f"hierarchical is {config['hierarchical']!r} and {reason}")
+        yield UnusedSetting("hierarchical", because, f"hierarchical is {config['hierarchical']!r} and {reason}")
 
 
 def _of_codec(
     kind: str, codec: Codec, setting: str, because: tuple[str, ...], reason: str, anyway: object = None
-) -> Iterator[Idle]:
+) -> Iterator[UnusedSetting]:
     given = getattr(codec, setting)
     if given != type(codec).model_fields[setting].default:
         sentence = f"{kind}.{setting} is {given!r} and has no effect, since {reason}: leave {setting} out"
-        yield Idle(f"{kind}.{setting}", because, sentence, given == anyway)
+        yield UnusedSetting(f"{kind}.{setting}", because, sentence, given == anyway)

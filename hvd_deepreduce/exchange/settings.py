@@ -195,7 +195,7 @@ class DenseStreamExchange(Exchange):
     fill: bool = Field(True, strict=True)
     density: float | None = Field(None, gt=0, le=1)
 
-    def idle_settings(self) -> Iterator[tuple[str, str, str]]:
+    def unused_settings(self) -> Iterator[tuple[str, str, str]]:
         if self.value != "qsgd":
             yield "bits", "value", f"value is {self.value!r}, and only 'qsgd' has a number of bits"
 

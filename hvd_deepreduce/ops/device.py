@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from hvd_deepreduce.needs import INSTALL
 from hvd_deepreduce.ops import cubins
 from hvd_deepreduce.ops.types import Device
 from hvd_deepreduce.resources import folder
@@ -44,7 +45,7 @@ def _cupy() -> Any:
         import cupy
     except ImportError as error:
         raise ImportError(
-            "gradients on a GPU need CuPy: install hvd-deepreduce[cuda12] or hvd-deepreduce[cuda13]"
+            f"gradients on a GPU need CuPy: run {INSTALL['cupy']}"
         ) from error
     return cupy
 

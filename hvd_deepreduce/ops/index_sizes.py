@@ -13,7 +13,7 @@ _index_sizes = kernel("index_sizes", "v", "pUU*")
 
 @operation()
 def estimate(indices: U32, numel: int) -> list[int]:
-    """Bytes of the rice, rle, delta, elias_fano and rans sections of at least one index.
+    """Bytes of the rice, rle, delta, rice_blocks, elias_fano and rans sections of at least one index.
 
     Up to 8192 indices all but rans's are exact; beyond, all but elias_fano's are estimated from 8192 indices.
 
@@ -23,7 +23,7 @@ def estimate(indices: U32, numel: int) -> list[int]:
         indices: strictly increasing, below ``numel``.
         numel: elements of the tensor.
     """
-    sizes = (c_uint64 * 5)()
+    sizes = (c_uint64 * 6)()
     _index_sizes(address(indices), indices.size, numel, sizes)
     return list(sizes)
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_deepreduce.ops import arrays, bits, delta, huffman, sections, sort
-from hvd_deepreduce.ops.deferred import check_later, counter, read_counter
+from hvd_deepreduce.ops import arrays, bits, delta, flagged_keys, huffman, sections, sort
+from hvd_deepreduce.ops.deferred import check_later
 from hvd_deepreduce.ops.device import (
     SCAN_TILE,
     THREADS,
@@ -28,7 +28,6 @@ from hvd_deepreduce.ops.device import (
     key_words,
     launch,
     or_null,
-    scan_status,
     u32,
     u64,
 )
@@ -47,10 +46,6 @@ GROUP = np.dtype([(name, "u8") for name in "first count bins columns width of_ke
 _sketch_group = kernel("sketch_group", "v", "ppUppuppp")
 _sketch_insert = kernel("sketch_insert", "v", "ppUuuuuuup")
 _sketch_query = kernel("sketch_query", "I", "pUuuuuuuppp")
-_flagged_bound = kernel("flagged_bound", "U", "U")
-_flagged_encode = kernel("flagged_encode", "U", "pUp")
-_flagged_decode = kernel("flagged_decode", "I", "pUUUp")
-_sketch_merge = kernel("sketch_merge", "I", "ppUUpp")
 _sketch_first_buckets = kernel("sketch_first_buckets", "v", "sp")
 _sketch_columns = kernel("sketch_columns", "u", "sU")
 _sketch_only_bin = kernel("sketch_only_bin", "I", "pUui")
@@ -221,95 +216,6 @@ def _(
     return values
 
 
-@operation()
-def flagged_encode(keys: U32) -> U8:
-    """Increasing keys as gaps of one to four bytes each; kernels/sketch/flagged_keys.h draws the bytes.
-
-    On a GPU, the host waits for the device to learn the size of the section.
-    """
-    out = np.empty(_flagged_bound(keys.size), np.uint8)
-    return out[: _flagged_encode(address(keys), keys.size, address(out))].copy()
-
-
-@flagged_encode.cuda
-def _(keys: Device) -> Device:
-    xp, n = array_module(keys), keys.size
-    out, end = xp.empty(_flagged_bound(n), np.uint8), counter(xp)
-    if n:
-        launch(xp, "sketch/flagged_keys", "flagged_encode", grid(xp, n), keys, u64(n), scan_status(xp, n), end, out)
-    return out[: read_counter(end)]
-
-
-@operation()
-def flagged_decode(section: U8, numel: int, count: int) -> U32:
-    """The ``count`` keys of ``flagged_encode``: uint32, increasing.
-
-    On a GPU, the host waits for the check of the section, unless checks are deferred.
-
-    Raises:
-        ValueError: the encoder cannot have written the section for ``count`` keys below ``numel``.
-    """
-    if section.size < count:
-        check(-1)
-    keys = np.empty(count, np.uint32)
-    check(_flagged_decode(address(section), section.size, count, numel, address(keys)))
-    return keys
-
-
-@flagged_decode.cuda
-def _(section: Device, numel: int, count: int) -> Device:
-    xp = array_module(section)
-    if section.size < (count + 3) // 4 + count:
-        check(-1)
-    gaps, keys, error = xp.empty(count, u32), xp.empty(count, u32), cleared(xp, 1, i32)
-    if count == 0:
-        check(-1 if section.size else 0)
-        return keys
-    launch(
-        xp, "sketch/flagged_keys", "flagged_gaps", grid(xp, count), section, u64(section.size), u64(count),
-        scan_status(xp, count), counter(xp), gaps, error,
-    )  # fmt: skip
-    launch(
-        xp, "sketch/flagged_keys", "keys_of_gaps", grid(xp, count), gaps, u64(count), u64(numel),
-        scan_status(xp, count), counter(xp), keys, error,
-    )  # fmt: skip
-    check_later(error)
-    return keys
-
-
-@operation()
-def merge(keys: U32, values: F32, numel: int) -> tuple[U32, F32]:
-    """The pairs of keys, uint32 ``[n]``, and values, float32 ``[n]``, sorted by key.
-
-    On a GPU, the host waits for the check of the keys, unless checks are deferred.
-
-    Raises:
-        MemoryError: the host has too little memory to sort the keys.
-        ValueError: two keys are equal, or a key is not below ``numel``.
-    """
-    sorted_keys, sorted_values = np.empty_like(keys), np.empty_like(values)
-    result = _sketch_merge(
-        address(keys), address(values), keys.size, numel, address(sorted_keys), address(sorted_values),
-    )  # fmt: skip
-    if result == 1:
-        raise MemoryError(f"not enough memory to sort {keys.size} keys")
-    check(result)
-    return sorted_keys, sorted_values
-
-
-@merge.cuda
-def _(keys: Device, values: Device, numel: int) -> tuple[Device, Device]:
-    xp, n = array_module(keys), keys.size
-    sorted_keys, sorted_values = xp.empty(n, u32), xp.empty(n, f32)
-    pairs, error = xp.empty(n, u64), cleared(xp, 1, i32)
-    if n:
-        launch(xp, "sort/sort", "key_pairs", grid(xp, n), keys, values, u64(n), pairs)
-        pairs = sort.radix_sort(xp, pairs, 32, 64)
-        launch(xp, "sort/sort", "key_unpair", grid(xp, n), pairs, u64(n), u64(numel), sorted_keys, sorted_values, error)
-        check_later(error)
-    return sorted_keys, sorted_values
-
-
 @operation(1)
 def encode(
     header: Header, means: F32, indices: U32, codes: U32, coded: bool, seed: int, parameter: int, step: int
@@ -323,7 +229,8 @@ def encode(
         means: float32 ``[header.buckets]``.
         indices: uint32 ``[n]``, increasing, at least one.
         codes: uint32 ``[n]``, each element's bucket.
-        coded: write keys as ``delta`` and bins as ``huffman`` sections (SKCompress); else as ``flagged_encode`` and
+        coded: write keys as ``delta`` and bins as ``huffman`` sections (SKCompress); else as ``flagged_keys.encode``
+            and
             ``bits.pack`` do (SketchML).
         seed, parameter, step: the key of the sketches' hashes.
 
@@ -407,7 +314,7 @@ def _table_of_groups(header: Header, counts: U32, widths: U32, coded: bool) -> t
             continue
         columns = columns_of(header, count)
         size = header.rows * columns
-        room = delta.bound(count) if coded else _flagged_bound(count)
+        room = delta.bound(count) if coded else flagged_keys.bound(count)
         of_bins = huffman.bound(size) if coded else bits.packed_bytes(size, (width - 1).bit_length())
         rows.append((first, count, bins, columns, width, words, words + -(-room // 4), group))
         first, bins, words = first + count, bins + size, words + -(-room // 4) + -(-of_bins // 4)
@@ -425,7 +332,7 @@ def query_group(keys: U32, section: U8, means: F32, header: Header, coded: bool,
     Raises:
         ValueError: the encoder cannot have written the bins.
     """
-    width, rows, columns = means.size, header.rows, _sketch_columns(header.pack(), keys.size)
+    width, rows, columns = means.size, header.rows, columns_of(header, keys.size)
     if rows * columns > 8 * section.size:  # fewer than a bit for each: all bins are equal, so they are one bin
         only = np.full(1, _only_bin(section, width, coded), np.uint8)
         bins, rows, columns = arrays.move_like(only, keys), 1, 1
@@ -515,9 +422,9 @@ def _(
         if not elements:
             continue
         key_bytes, bin_bytes = section[at : at + key_size], section[at + key_size : at + key_size + bin_size]
-        of_group = (delta.decode if coded else flagged_decode)(key_bytes, numel, elements)
+        of_group = (delta.decode if coded else flagged_keys.decode)(key_bytes, numel, elements)
         of_buckets = means[first[group] : first[group + 1]]
         keys.append(of_group)
         values.append(query_group(of_group, bin_bytes, of_buckets, header, coded, (seed, parameter, step)))
         at += key_size + bin_size
-    return merge(xp.concatenate(keys), xp.concatenate(values), numel)
+    return sort.by_key(xp.concatenate(keys), xp.concatenate(values), numel)

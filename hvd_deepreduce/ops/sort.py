@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.ops.deferred import counter
-from hvd_deepreduce.ops.device import THREADS, array_module, grid, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.deferred import check_later, counter
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, f32, grid, i32, launch, scan_status, u32, u64
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, kernel
+from hvd_deepreduce.ops.library import address, check, kernel
 from hvd_deepreduce.ops.types import F32, U32, Device
 
+_sort_by_key = kernel("sketch_merge", "I", "ppUUpp")
 _sort_values = kernel("sort_values", "v", "pUppp")
 
 _TILE = 8 * THREADS
@@ -91,3 +92,36 @@ def by_index(indices: U32) -> tuple[U32, U32]:
 @by_index.cuda
 def _(indices: Device) -> tuple[Device, Device]:
     return _sort_pairs(indices, "index_pairs", "index_unpair")
+
+
+@operation()
+def by_key(keys: U32, values: F32, numel: int) -> tuple[U32, F32]:
+    """The pairs of keys, uint32 ``[n]``, and values, float32 ``[n]``, sorted by key.
+
+    On a GPU, the host waits for the check of the keys, unless checks are deferred.
+
+    Raises:
+        MemoryError: the host has too little memory to sort the keys.
+        ValueError: two keys are equal, or a key is not below ``numel``.
+    """
+    sorted_keys, sorted_values = np.empty_like(keys), np.empty_like(values)
+    result = _sort_by_key(
+        address(keys), address(values), keys.size, numel, address(sorted_keys), address(sorted_values),
+    )  # fmt: skip
+    if result == 1:
+        raise MemoryError(f"not enough memory to sort {keys.size} keys")
+    check(result)
+    return sorted_keys, sorted_values
+
+
+@by_key.cuda
+def _(keys: Device, values: Device, numel: int) -> tuple[Device, Device]:
+    xp, n = array_module(keys), keys.size
+    sorted_keys, sorted_values = xp.empty(n, u32), xp.empty(n, f32)
+    pairs, error = xp.empty(n, u64), cleared(xp, 1, i32)
+    if n:
+        launch(xp, "sort/sort", "key_pairs", grid(xp, n), keys, values, u64(n), pairs)
+        pairs = radix_sort(xp, pairs, 32, 64)
+        launch(xp, "sort/sort", "key_unpair", grid(xp, n), pairs, u64(n), u64(numel), sorted_keys, sorted_values, error)
+        check_later(error)
+    return sorted_keys, sorted_values

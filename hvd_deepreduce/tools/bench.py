@@ -23,13 +23,13 @@ EPILOG = """Examples:
 
   hvd-deepreduce bench
 
-  hvd-deepreduce bench gradients.npz --config topk_rice_qsgd --config ./mine.yaml
+  hvd-deepreduce bench gradients.npz --config recommended --config ./mine.yaml
 
   hvd-deepreduce bench --numel 25000000 --all --runs 3 --picture presets.png
 
   hvd-deepreduce bench gradients.npz --codecs --density 0.001 --json
 """
-CONFIGS = ("topk_rice_qsgd", "topk_model", "smallest", "adamw_safe", "adamw_small", "sgd_small", "sparseloco", "qsgd")
+CONFIGS = ("recommended", "fast", "smallest", "adamw_safe", "adamw_small", "sparseloco", "qsgd")
 """Of which the times and bytes are measured where none is named."""
 VECTOR_LEVELS = ("portable", "AVX2", "AVX-512")
 
@@ -80,7 +80,7 @@ def bench(
     with output.errors_as_sentences():
         if picture is not None:
             _check_picture(picture)
-        configs = _configs(config or (presets.names() if every else list(CONFIGS)), density, config is not None)
+        configs = _configs(config or (list(presets.files()) if every else list(CONFIGS)), density, config is not None)
         given = None if file is None else gradients.load(file, kind, rank, most_elements)
         gradient = gradients.generate(numel) if given is None else gradients.usable(given)
     found: dict[str, Any] = {"input": gradient.what, "numel": gradient.vector.size, "runs": runs, "machine": _machine()}

@@ -20,7 +20,9 @@ EPILOG = """Examples:
 
   hvd-deepreduce configs
 
-  hvd-deepreduce configs topk_rice_qsgd
+  hvd-deepreduce configs --all
+
+  hvd-deepreduce configs recommended
 
   hvd-deepreduce configs ./mine.yaml
 """
@@ -36,21 +38,27 @@ def purpose(name: str) -> str:
 
 def configs(
     source: Annotated[str | None, typer.Argument(help="A preset's name, or the path of a YAML file.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="List the presets of methods and papers and the baselines too.")]
+    = False,
     as_json: Json = False,
 ) -> None:
     """Lists the presets, explains one, or checks a YAML file.
+
+    Listed are the presets for users; with --all, those of methods and papers and the baselines too.
 
     Explained are the parts of the config, with the papers that they are from, and the bytes that it sends. A file with
     a key or a value that is not allowed, or with a setting that has no effect, is an error.
     """
     if source is None:
-        listed = [{"name": name, "purpose": purpose(name), **_short(Config.load(name))} for name in presets.names()]
+        listed = [
+            {"name": name, **_short(Config.load(name)), "purpose": purpose(name), "aliases": presets.aliases_of(name)}
+            for name in presets.files(every)
+        ]
         if as_json:
             output.print_json(listed)
         else:
-            keys = ("name", "selects", "encodes", "purpose")
-            rows = [[one[key] for key in keys] for one in listed]
-            output.table(("preset", "selects", "encodes", "what it is"), rows, left=4)
+            rows = [[", ".join(one) if isinstance(one, list) else one for one in row.values()] for row in listed]
+            output.table(("preset", "selects", "encodes", "what it is", "other names"), rows, left=5)
         return
     with output.errors_as_sentences():
         config = Config.load(source)
@@ -61,7 +69,7 @@ def configs(
         _show(found, config)
 
 
-def _short(config: Config) -> dict[str, str]:
+def _short(config: Config) -> dict[str, Any]:
     """What a config selects and how it encodes, in a few words."""
     density = getattr(config.sparsifier, "density", None)
     selects = config.sparsifier.name + (f" {density:.4g}" if density is not None else "")

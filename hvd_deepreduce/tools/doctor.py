@@ -19,6 +19,7 @@ import typer
 
 import hvd_deepreduce
 from hvd_deepreduce.engine import cores
+from hvd_deepreduce.needs import INSTALL
 from hvd_deepreduce.tools import output
 from hvd_deepreduce.tools.bench import VECTOR_LEVELS
 from hvd_deepreduce.tools.output import ExitCode, Json
@@ -34,7 +35,8 @@ SECONDS = 120.0
 RANK_VARIABLES = ("OMPI_COMM_", "OMPI_UNIVERSE", "PMIX_", "PMI_", "HOROVOD_", "SLURM_")
 """Begin variables by which a launcher tells a process its rank. A probe is the only rank of its job."""
 INSTALL_HOROVOD = (
-    "install Horovod 0.28.1 with the frameworks of this environment (in a checkout, scripts/build_horovod.sh builds it)"
+    "install Horovod 0.28.1 with the frameworks of this environment (in a checkout, scripts/dev/build_horovod.sh "
+    "builds it)"
 )
 
 
@@ -122,7 +124,7 @@ def diagnosed(progress: Callable[[list[Any], str], Any]) -> Iterator[Line]:
             yield judge(name, ended[name].found or {}, ended)
     yield _launchers("mpi4py" in ended)
     version = _version("matplotlib")
-    without = "'hvd-deepreduce bench --picture' needs it: run 'pip install matplotlib'"
+    without = f"'hvd-deepreduce bench --picture' needs it: run {INSTALL['matplotlib']}"
     yield Line("matplotlib", "ok", version) if version else Line("matplotlib", "absent", "", without)
 
 
@@ -173,8 +175,7 @@ def _torch(name: str, found: dict[str, Any], ended: dict[str, Probe]) -> Line:
     said += f", CUDA {found['cuda']}, {', '.join(gpus)}" if gpus else ", no GPU"
     cupy = ended.get("cupy")
     if gpus and (cupy is None or cupy.found is None or not cupy.found["gpus"]):
-        extra = "cuda12" if str(found["cuda"]).startswith("12") else "cuda13"
-        advice = f"gradients on a GPU need CuPy: run 'pip install hvd-deepreduce[{extra}]'"
+        advice = f"gradients on a GPU need CuPy: run {INSTALL['cupy']} (this PyTorch has CUDA {found['cuda']})"
         return Line(name, "note", said, advice)
     return Line(name, "ok", said)
 
@@ -255,17 +256,17 @@ def _launchers(with_mpi: bool) -> Line:
 
 COMPONENTS: dict[str, tuple[str, Callable[[str, dict[str, Any], dict[str, Probe]], Line], str]] = {
     "kernels": ("hvd-deepreduce", _kernels, ""),
-    "torch": ("torch", _torch, "hvd_deepreduce.torch needs it: run 'pip install hvd-deepreduce[torch]'"),
+    "torch": ("torch", _torch, f"hvd_deepreduce.torch needs it: run {INSTALL['torch']}"),
     "tensorflow": (
-        "tensorflow", _tensorflow, "hvd_deepreduce.tensorflow needs it: run 'pip install hvd-deepreduce[tensorflow]'",
+        "tensorflow", _tensorflow, f"hvd_deepreduce.tensorflow needs it: run {INSTALL['tensorflow']}",
     ),
     "horovod.torch": (
         "horovod", _horovod, f"hvd.DistributedOptimizer on PyTorch needs it (DDP does not): {INSTALL_HOROVOD}",
     ),
     "horovod.tensorflow": ("horovod", _horovod, f"hvd_deepreduce.tensorflow needs it: {INSTALL_HOROVOD}"),
-    "mpi4py": ("mpi4py", _mpi4py, "the exchanges over MPI need it: run 'pip install hvd-deepreduce[mpi]'"),
+    "mpi4py": ("mpi4py", _mpi4py, f"the exchanges over MPI need it: run {INSTALL['mpi4py']}"),
     "cupy": (
-        "cupy", _cupy, "gradients on an NVIDIA GPU need it: run 'pip install hvd-deepreduce[cuda12]', or [cuda13]",
+        "cupy", _cupy, f"gradients on an NVIDIA GPU need it: run {INSTALL['cupy']}",
     ),
 }  # fmt: skip
 """By the name of the probe: the package, what makes a line of what was found, and what will not work without it."""

@@ -24,7 +24,7 @@ from hvd_deepreduce.tools.gradients import generated
 from hvd_deepreduce.wire.standalone import unpack
 
 NUMEL = 100_000
-PRESET = "topk_rice_qsgd"
+PRESET = "recommended"
 
 
 def round_trip(on_device: Callable[[Any], Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "train"))
 from simulated_ranks import SimulatedRanks  # noqa: E402
 
 from hvd_deepreduce import Config, ConfigError

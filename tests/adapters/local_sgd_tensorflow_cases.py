@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "train"))
 from simulated_ranks import SimulatedRanks  # noqa: E402
 
 from hvd_deepreduce import Config, ConfigError

@@ -15,6 +15,7 @@ import hvd_deepreduce
 from hvd_deepreduce import Config
 from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.config import presets
+from hvd_deepreduce.needs import INSTALL
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.tools import bench, doctor, gradients, measuring, output, probes
 from hvd_deepreduce.tools.app import app
@@ -66,7 +67,7 @@ def test_help_names_every_subcommand_and_the_exit_codes():
 
 def test_plain_output_has_one_line_for_each_row():
     lines = run("configs").splitlines()
-    assert [line.split()[0] for line in lines[1:]] == presets.names()
+    assert [line.split()[0] for line in lines[1:]] == list(presets.files(every=False))
     assert not any(character in "".join(lines) for character in "─│\x1b")
 
 
@@ -83,9 +84,10 @@ def test_json_has_no_numbers_that_json_lacks(capsys):
 
 
 def test_configs_lists_what_each_preset_sends():
-    found = {one["name"]: one for one in json.loads(run("configs", "--json"))}
-    assert sorted(found) == presets.names()
-    recommended = found["topk_rice_qsgd"]
+    found = {one["name"]: one for one in json.loads(run("configs", "--all", "--json"))}
+    assert list(found) == list(presets.files())
+    recommended = found["recommended"]
+    assert recommended["aliases"] == ["topk_rice_qsgd"] and not found["zipml"]["aliases"]
     assert (recommended["selects"], recommended["encodes"]) == ("topk 0.01", "rice_blocks + qsgd")
     assert found["densestream_model"]["encodes"] == "exchange densestream"
     assert found["zipml"]["encodes"] == "uniform"
@@ -136,7 +138,7 @@ def test_bench_measures_configs_as_a_job_sends_them(tmp_path):
 
 def test_bench_of_all_presets_and_codecs():
     found = json.loads(run("bench", "--numel", 3000, "--all", "--codecs", "--runs", 1, "--density", 0.1, "--json"))
-    assert {one["name"] for one in found["configs"]} | set(found["left_out"]) == set(presets.names())
+    assert {one["name"] for one in found["configs"]} | set(found["left_out"]) == set(presets.files())
     assert {(one["kind"], one["name"]) for one in found["codecs"]} == {
         (kind, name) for kind, name, _ in measuring.all_codecs()
     }
@@ -240,9 +242,9 @@ def test_doctor_where_little_is_installed(monkeypatch):
     lines = examined(
         monkeypatch, absent=("torch", "tensorflow", "horovod.torch", "horovod.tensorflow", "cupy", "mpi4py")
     )
-    assert lines["torch"]["state"] == "absent" and "[torch]" in lines["torch"]["advice"]
+    assert lines["torch"]["state"] == "absent" and INSTALL["torch"] in lines["torch"]["advice"]
     lines = examined(monkeypatch, absent=("cupy",), torch={**FOUND["torch"], "cuda": "12.8", "gpus": ["NVIDIA H100"]})
-    assert "hvd-deepreduce[cuda12]" in lines["torch"]["advice"]
+    assert INSTALL["cupy"] in lines["torch"]["advice"]
 
 
 def test_a_probe_that_ends_badly_is_told(monkeypatch, tmp_path):

@@ -11,7 +11,7 @@
 // barrier between them: __syncthreads for threads of a block, __syncwarp for lanes of a warp. Nothing orders threads of
 // different blocks.
 //
-// Counting, for scripts/gpu_costs.py: the different sectors of 32 bytes that a launch reads and writes, which is what it
+// Counting, for scripts/bench/gpu_costs.py: the different sectors of 32 bytes that a launch reads and writes, which is what it
 // must move between the memory and the GPU's cache; and its longest thread, in loads, shuffles and barriers.
 #include <sys/mman.h>
 

@@ -13,10 +13,10 @@ import numpy as np
 from mpi4py import MPI
 
 from hvd_deepreduce.codecs.joint.stream import Stream
-from hvd_deepreduce.exchange.mpi import announcement, densestream, messages, mpi_transport, topk_allgather
+from hvd_deepreduce.exchange.mpi import announcement, densestream, messages, mpi_transport, private_comm, topk_allgather
 from hvd_deepreduce.exchange.mpi.errors import LostRankError
 from hvd_deepreduce.exchange.mpi.messages import HEADER, Label
-from hvd_deepreduce.exchange.mpi.mpi_transport import PrivateComm
+from hvd_deepreduce.exchange.mpi.private_comm import PrivateComm
 from hvd_deepreduce.exchange.mpi.sum_buffer import SumBuffer
 from hvd_deepreduce.exchange.mpi.transport import MAX_SLICES
 from hvd_deepreduce.ops.hash import hash64
@@ -37,11 +37,11 @@ class FaultySends:
         return getattr(self.comm, name)
 
     def Isend(self, spec: list, to: int, tag: int) -> MPI.Request:  # noqa: N802  (mpi4py's name)
-        if tag == mpi_transport.NOTICE_TAG:
+        if tag == private_comm.NOTICE_TAG:
             return self.comm.Isend(spec, to, tag)
         changed = self.change(spec[0], (tag - 1) % mpi_transport.TAGS)
         sent = [(message, self.comm.Isend([message, MPI.BYTE], to, tag)) for message in changed]
-        mpi_transport.KEPT.append(sent)
+        private_comm.KEPT.append(sent)
         return sent[0][1]
 
 

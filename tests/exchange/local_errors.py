@@ -19,7 +19,14 @@ from hvd_deepreduce.codecs.joint.densestream import DenseStream
 from hvd_deepreduce.codecs.joint.stream import Stream
 from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
 from hvd_deepreduce.exchange.balance import Histogram
-from hvd_deepreduce.exchange.mpi import announcement, densestream, mpi_transport, schedules, session, sparcml
+from hvd_deepreduce.exchange.mpi import (
+    announcement,
+    densestream,
+    private_comm,
+    schedules,
+    session,
+    sparcml,
+)
 from hvd_deepreduce.exchange.mpi.errors import ExchangeError, LostRankError
 from hvd_deepreduce.exchange.mpi.mpi_transport import MPITransport
 from hvd_deepreduce.exchange.mpi.sum_buffer import SumBuffer
@@ -254,7 +261,7 @@ def a_straggler_is_waited_for() -> None:
     said = []
     os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "0.2"
     try:
-        with patch.object(mpi_transport.log, "warning", lambda text, *words: said.append(text % words)):
+        with patch.object(private_comm.log, "warning", lambda text, *words: said.append(text % words)):
             if RANK == BAD:
                 time.sleep(1)
             total = densestream.allreduce(COMM, np.ones(100, np.float32), dense=True, timeout=0.3)
@@ -271,7 +278,7 @@ def an_interrupted_rank_tells_the_others() -> None:
     for midway in (False, True):
         comm = COMM.Dup()
         densestream.allreduce(comm, mine(), timeout=20)
-        kept = len(mpi_transport.KEPT)
+        kept = len(private_comm.KEPT)
         came = threading.Event()
         run = MPITransport.run
 
@@ -294,7 +301,7 @@ def an_interrupted_rank_tells_the_others() -> None:
             error = caught
         if RANK == BAD:
             assert isinstance(error, KeyboardInterrupt), error
-            assert len(mpi_transport.KEPT) > kept
+            assert len(private_comm.KEPT) > kept
             COMM.Barrier()
         else:
             assert isinstance(error, LostRankError) and f"rank {BAD} left the exchange: KeyboardInterrupt" in str(error)

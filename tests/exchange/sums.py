@@ -16,13 +16,13 @@ from hvd_deepreduce.codecs.joint.densestream import DenseStream
 from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
 from hvd_deepreduce.exchange import costs
 from hvd_deepreduce.exchange.mpi import announcement, densestream, messages, sparcml, topk_allgather
-from hvd_deepreduce.exchange.mpi.mpi_transport import PrivateComm
+from hvd_deepreduce.exchange.mpi.private_comm import PrivateComm
 from tests import cuda_emulator
 from tests.case_runner import case
 from tests.exchange.faults import with_cards
 from tests.support.simulated_mpi import Network
 
-sys.path.append(str(Path(__file__).parent.parent.parent / "scripts"))
+sys.path.append(str(Path(__file__).parents[2] / "scripts" / "bench"))
 from simulate_scale import programs_of  # noqa: E402
 
 COMM = MPI.COMM_WORLD
@@ -143,7 +143,7 @@ def many_slices() -> None:
 
 @case
 def the_simulation_counts_what_is_sent() -> None:
-    """The programs' bytes, with slices, and the small allreduces: the figures of scripts/simulate_scale.py."""
+    """The programs' bytes, with slices, and the small allreduces: the figures of scripts/bench/simulate_scale.py."""
     rng = np.random.default_rng(6)
     tensors = [uniform(4000, 900, rng) for _ in range(SIZE)]
     names = {"plain": "DSA", "coded": "DSA coded", "topk": "TopkA", "split": "TopkDA split",

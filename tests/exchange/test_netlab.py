@@ -1,4 +1,4 @@
-"""The laboratory of slow networks: it needs root and iproute2, and nobody else's laboratory to be there."""
+"""The emulated network: it needs root and iproute2, and nobody else's emulated network to be there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-NETLAB = str(ROOT / "scripts" / "netlab")
+NETLAB = str(ROOT / "scripts" / "bench" / "netlab")
 PROGRAM = """
 import socket, time
 import numpy as np
@@ -41,11 +41,11 @@ def processes() -> int:
 
 
 @pytest.fixture
-def laboratory():
+def emulated_network():
     if os.geteuid() or not shutil.which("ip") or not shutil.which("tc"):
         pytest.skip("needs root and iproute2")
     if "hvdlab-" in subprocess.run(["ip", "netns", "list"], text=True, capture_output=True).stdout:
-        pytest.skip("somebody's laboratory is there")
+        pytest.skip("somebody's emulated network is there")
     if subprocess.run(["ip", "netns", "add", "hvdlab-try"], capture_output=True).returncode:
         pytest.skip("this machine lets nobody make a network namespace")
     subprocess.run(["ip", "netns", "del", "hvdlab-try"], check=True)
@@ -56,7 +56,7 @@ def laboratory():
 
 
 @pytest.mark.launch
-def test_laboratory(laboratory: None) -> None:
+def test_emulated_network(emulated_network: None) -> None:
     assert netlab("status").stdout.startswith("2 hosts at 100mbit")
     done = netlab("run", "mpirun", "-np", "2", sys.executable, "-c", PROGRAM)
     assert "host1" in done.stdout and "host2" in done.stdout
@@ -66,9 +66,9 @@ def test_laboratory(laboratory: None) -> None:
     assert netlab("run", "sh", "-c", "exit 7", check=False).returncode == 7
 
 
-@pytest.mark.launch  # like test_laboratory: there is room for one laboratory at a time
+@pytest.mark.launch  # like test_emulated_network: there is room for one emulated network at a time
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_nothing_outlives_a_killed_run(laboratory: None, number: signal.Signals) -> None:
+def test_nothing_outlives_a_killed_run(emulated_network: None, number: signal.Signals) -> None:
     with subprocess.Popen([NETLAB, "run", "sh", "-c", "sleep 100 & sleep 100"]) as job:
         deadline = time.monotonic() + 20
         while processes() < 2 and time.monotonic() < deadline:

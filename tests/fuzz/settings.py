@@ -52,14 +52,14 @@ def variants(codec: type[Codec], **settings: Any) -> Iterator[Codec]:
                 made = codec(**{**settings, name: value})
             except ValidationError:
                 continue  # not without another setting
-            reasons = [because for setting, because, _ in made.idle_settings() if setting == name]
+            reasons = [because for setting, because, _ in made.unused_settings() if setting == name]
             if not reasons:
                 yield made
             for because in reasons:
                 other = codec.model_fields[because]
                 for choice in _values(other.annotation, other.metadata):
                     made = codec(**{**settings, name: value, because: choice})
-                    if name not in (setting for setting, _, _ in made.idle_settings()):
+                    if name not in (setting for setting, _, _ in made.unused_settings()):
                         yield made
 
 

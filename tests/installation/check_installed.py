@@ -53,7 +53,7 @@ def main() -> None:
         "python": list(sys.version_info[:2]),
         "version": hvd_deepreduce.__version__,
         "package": str(Path(hvd_deepreduce.__file__).parent),
-        "presets": presets.names(),
+        "presets": list(presets.files()),
         "container_bytes": round_trip("topk_rice_qsgd"),
         "kernels": sorted(str(path.relative_to(folder("kernels"))) for path in folder("kernels").glob("*/*.*")),
         "golden": golden() if "--golden" in sys.argv[1:] else 0,

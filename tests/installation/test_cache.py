@@ -1,4 +1,4 @@
-"""The cache of built wheels (scripts/cache.sh), and requirements.lock, which has what set-up downloads."""
+"""The cache of built wheels (scripts/dev/cache.sh), and requirements.lock, which has what set-up downloads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def call(*command: str | Path) -> tuple[bool, str]:
     """Calls a function of cache.sh; returns whether it succeeded, and what it printed."""
     script = '. "$0"; "$@"'
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script, ROOT / "scripts" / "cache.sh", *command],
+        ["bash", "-euo", "pipefail", "-c", script, ROOT / "scripts" / "dev" / "cache.sh", *command],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     return done.returncode == 0, done.stdout.strip()
@@ -111,7 +111,7 @@ def test_everything_that_set_up_downloads_is_locked():
     expected = {line for line in pinned if line.partition("==")[0] not in NOT_LOCKED}
     locked = [line for line in LOCK if not line.startswith("#")]
     assert all(re.fullmatch(r"\S+==\S+ --hash=sha256:[0-9a-f]{64}", line) for line in locked)
-    assert {line.partition(" ")[0] for line in locked} == expected, "run python scripts/lock.py"
+    assert {line.partition(" ")[0] for line in locked} == expected, "run python scripts/dev/lock.py"
 
 
 def test_what_set_up_installs_takes_every_python_3_11():
@@ -122,13 +122,13 @@ def test_what_set_up_installs_takes_every_python_3_11():
 
 
 def test_pip_refuses_a_file_with_another_digest(tmp_path):
-    """As scripts/setup.sh and scripts/build_horovod.sh call it."""
+    """As scripts/dev/setup.sh and scripts/dev/build_horovod.sh call it."""
     with zipfile.ZipFile(tmp_path / "planted-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr("planted-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: planted\nVersion: 1.0\n")
         wheel.writestr("planted-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr("planted-1.0.dist-info/RECORD", "")
     for script in ("setup.sh", "build_horovod.sh"):
-        (options,) = re.findall(r"--require-hashes.*?(?=-r )", (ROOT / "scripts" / script).read_text())
+        (options,) = re.findall(r"--require-hashes.*?(?=-r )", (ROOT / "scripts" / "dev" / script).read_text())
         locked = f"planted==1.0 --hash=sha256:{'0' * 64}\n"
         done = subprocess.run(
             [sys.executable, "-m", "pip", "download", "--no-index", "--find-links", tmp_path, "-d", tmp_path / "out",

@@ -1,4 +1,4 @@
-"""scripts/test_gpu.sh: all of it that needs no GPU."""
+"""scripts/dev/test_gpu.sh: all of it that needs no GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-SCRIPT = ROOT / "scripts" / "test_gpu.sh"
+SCRIPT = ROOT / "scripts" / "dev" / "test_gpu.sh"
 LIBRARY = ROOT / "hvd_deepreduce" / "_cpu.so"
 pytestmark = pytest.mark.packaging
 

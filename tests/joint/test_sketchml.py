@@ -9,7 +9,7 @@ from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.codecs.joint.minmax_sketch import MinMaxSketch
 from hvd_deepreduce.codecs.joint.skcompress import SKCompress
 from hvd_deepreduce.codecs.joint.sketchml import SketchML
-from hvd_deepreduce.ops import bits, quantile, sketch
+from hvd_deepreduce.ops import bits, flagged_keys, quantile, sketch
 from tests.cases import AWKWARD
 from tests.joint.sketches import F32, KEY, gradient, round_trip
 from tests.oracle import minmax_sketch as oracle
@@ -229,17 +229,17 @@ def test_largest_number_of_buckets(codec):
 @given(st.sets(st.one_of(st.integers(0, 300), st.integers(0, 2**32 - 2)), max_size=50))
 def test_flagged_keys(drawn):
     keys = np.array(sorted(drawn), np.uint32)
-    section = sketch.flagged_encode(keys)
+    section = flagged_keys.encode(keys)
     assert section.tobytes() == oracle.flagged(keys.tolist())
-    assert (sketch.flagged_decode(section, 2**32 - 1, keys.size) == keys).all()
+    assert (flagged_keys.decode(section, 2**32 - 1, keys.size) == keys).all()
     if keys.size:
         with pytest.raises(ValueError, match="index"):
-            sketch.flagged_decode(section, int(keys[-1]), keys.size)
+            flagged_keys.decode(section, int(keys[-1]), keys.size)
 
 
 def test_flagged_keys_with_superfluous_bytes_are_refused():
     with pytest.raises(ValueError, match="index"):
-        sketch.flagged_decode(np.array([1, 5, 0], np.uint8), 100, 1)
+        flagged_keys.decode(np.array([1, 5, 0], np.uint8), 100, 1)
 
 
 @both

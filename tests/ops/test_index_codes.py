@@ -8,13 +8,13 @@ from hvd_deepreduce.ops import (
     deferred,
     delta,
     elias_fano,
+    flagged_keys,
     huffman,
     index_sizes,
     rans,
     rice,
     rice_blocks,
     rle,
-    sketch,
 )
 from tests.ops.compare import INDICES, both, broken, same
 
@@ -23,7 +23,7 @@ CODES = {
     "rice": (rice.encode, rice.decode),
     "rice_blocks": (rice_blocks.encode, rice_blocks.decode),
     "elias_fano": (elias_fano.encode, elias_fano.decode),
-    "flagged": (sketch.flagged_encode, sketch.flagged_decode),
+    "flagged": (flagged_keys.encode, flagged_keys.decode),
     "rle": (rle.encode, rle.decode),
     "huffman": (huffman.encode_indices, huffman.decode_indices),
     "rans": (rans.encode_indices, rans.decode_indices),
@@ -61,8 +61,9 @@ def test_codes_of_no_indices(gpu):
 def test_estimate(gpu):
     for indices, numel in (INDICES[name] for name in ("one_of_one", "some", "dense", "far")):
         sizes = both(gpu, index_sizes.estimate, indices, numel)
-        sections = [encoded(gpu, code, indices, numel) for code in ("rice", "rle", "delta", "elias_fano")]
-        assert sizes[:4] == [section.size for section in sections]  # rans's is an estimate
+        codes = ("rice", "rle", "delta", "rice_blocks", "elias_fano")
+        sections = [encoded(gpu, code, indices, numel) for code in codes]
+        assert sizes[:5] == [section.size for section in sections]  # rans's is an estimate
 
 
 @pytest.mark.parametrize(

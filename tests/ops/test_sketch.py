@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hvd_deepreduce.codecs.joint.minmax_sketch import groups_of
-from hvd_deepreduce.ops import quantile, sketch
+from hvd_deepreduce.ops import quantile, sketch, sort
 from tests import cases
 from tests.ops.compare import KEY, VALUES, both, same, some_indices
 
@@ -23,9 +23,9 @@ def test_sketch(gpu, rows, columns):
             first = np.arange(groups, dtype=np.uint32) * group
             both(gpu, sketch.split_groups, keys, codes, np.arange(300, dtype=np.uint32) // group, first)
         shuffled = rng.permutation(keys)
-        both(gpu, sketch.merge, shuffled, cases.random(count), 10**6)
-        both(gpu, sketch.merge, shuffled, cases.random(count), int(keys.max(initial=1)))
-        both(gpu, sketch.merge, np.append(shuffled, shuffled[:1]), cases.random(count + min(count, 1)), 10**6)
+        both(gpu, sort.by_key, shuffled, cases.random(count), 10**6)
+        both(gpu, sort.by_key, shuffled, cases.random(count), int(keys.max(initial=1)))
+        both(gpu, sort.by_key, np.append(shuffled, shuffled[:1]), cases.random(count + min(count, 1)), 10**6)
 
 
 @pytest.mark.parametrize("coded", [False, True])

@@ -1,4 +1,4 @@
-"""What the rivals of scripts/ddp_rivals.py must give, beside obvious NumPy; run on two ranks by test_bench_ddp.py."""
+"""What the rivals of ddp_rivals.py must give, beside obvious NumPy; run on two ranks by test_bench_ddp.py."""
 
 from __future__ import annotations
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 
+import bench_ddp
 import pytest
 
 from tests.ranks import ROOT, launch
-
-sys.path.append(str(ROOT / "scripts"))
-import bench_ddp  # noqa: E402
 
 FACTS = {"hosts": 4, "rate": "1gbit", "steps": 3, "cores": 2, "load": 1.0, "width": 272, "batch": 4, "lr": 0.02}
 
@@ -20,7 +17,7 @@ TRAINED = ["dense", "powersgd_1", "allgather", "reduce_scatter_density", "denses
 RUN = f"""
 import sys
 from pathlib import Path
-sys.path.append({str(ROOT / "scripts")!r})
+sys.path.append({str(ROOT / "scripts" / "bench")!r})
 import bench_ddp
 from tests.scripts.rival_checks import check_rivals
 check_rivals()

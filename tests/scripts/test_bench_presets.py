@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
-from tests.ranks import ROOT
-
-sys.path.append(str(ROOT / "scripts"))
-import doc_sections  # noqa: E402
-from bench_presets import DOC, Outcome, kept_rows, table  # noqa: E402
+import doc_sections
+from bench_presets import DOC, Outcome, kept_rows, table
 
 
 def test_rows_of_the_page_are_kept_and_new_ones_replace_them():

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
+import check_advise
 import pytest
-
-from tests.ranks import ROOT
-
-sys.path.append(str(ROOT / "scripts"))
-import check_advise  # noqa: E402
 
 
 def job(measured, predicted, updates=False):

@@ -1,8 +1,7 @@
 """Bytes of the preset ``sparseloco`` beside those of SparseLoCo's published wire format, for the same updates."""
 
-import sys
-from pathlib import Path
 
+import chunk_codes
 import numpy as np
 import pytest
 
@@ -10,9 +9,6 @@ from hvd_deepreduce import Config
 from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.wire.frame import split
-
-sys.path.insert(0, str(Path(__file__).parent.parent.parent / "scripts"))
-import chunk_codes
 
 KEY = RngKey(1, 2, 3)
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 
+import federated
 import numpy as np
 import pytest
+import train_fedavg
 import typer
+from federated import DOWN, UP, Link, Server, drawn, federate
 
+from hvd_deepreduce import Config, ContainerError
 from tests.oracle.fedavg import fedavg
 from tests.ranks import ROOT, launch
-
-sys.path.append(str(ROOT / "scripts"))
-import federated  # noqa: E402
-import train_fedavg  # noqa: E402
-from federated import DOWN, UP, Link, Server, drawn, federate  # noqa: E402
-
-from hvd_deepreduce import Config, ContainerError  # noqa: E402
 
 DENSE = {"sparsifier": "none", "value": "raw", "error_feedback": False}
 NUMEL = 300
@@ -148,7 +144,7 @@ TINY = ("run", "--data", "digits", "--clients", "7", "--drawn", "4", "--rounds",
 def test_a_job_on_ranks_equals_its_simulation(tmp_path):
     from typer.testing import CliRunner
 
-    launch("mpirun", 2, ROOT / "scripts" / "train_fedavg.py", *TINY, "--out", str(tmp_path / "ranks"))
+    launch("mpirun", 2, ROOT / "scripts" / "papers" / "train_fedavg.py", *TINY, "--out", str(tmp_path / "ranks"))
     simulated = CliRunner().invoke(train_fedavg.app, [*TINY, "--simulate", "--out", str(tmp_path / "one")])
     assert simulated.exit_code == 0, simulated.output
     ranks, one = (json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("ranks", "one"))

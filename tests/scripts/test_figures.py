@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import json
-import sys
 from functools import partial
 
+import bench_inputs
+import capture_gradients
+import captured
 import numpy as np
 import pytest
 import torch
+from bench_net import bits_per_second, table
+from simulate_scale import Captured, Skewed, Uniform, simulate
+from step_times import Difference, interleaved
 from torch import nn
 
+from hvd_deepreduce import Config
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.pipeline import Pipeline
 from tests.ranks import ROOT, launch
-
-sys.path.append(str(ROOT / "scripts"))
-import bench_inputs  # noqa: E402
-import capture_gradients  # noqa: E402
-import captured  # noqa: E402
-from bench_net import bits_per_second, table  # noqa: E402
-from simulate_scale import Captured, Skewed, Uniform, simulate  # noqa: E402
-from step_times import Difference, interleaved  # noqa: E402
-
-from hvd_deepreduce import Config  # noqa: E402
-from hvd_deepreduce.codecs.interfaces import RngKey  # noqa: E402
-from hvd_deepreduce.pipeline import Pipeline  # noqa: E402
 
 
 def tiny(classes: int) -> nn.Module:
@@ -165,7 +161,7 @@ def test_a_difference_within_its_spread_is_called_so():
 @pytest.mark.launch
 def test_steps_are_timed_under_a_launcher(tmp_path):
     out = tmp_path / "times.json"
-    launch("mpirun", 2, ROOT / "scripts" / "step_times.py", "--pairs", "2", "--out", str(out))
+    launch("mpirun", 2, ROOT / "scripts" / "train" / "step_times.py", "--pairs", "2", "--out", str(out))
     read = json.loads(out.read_text())
     assert len(read["dense"]) == len(read["compressed"]) == 2 and min(read["dense"] + read["compressed"]) > 0
     assert 0 < read["bytes_sent"] < 0.02 * read["dense_bytes"]
@@ -203,7 +199,7 @@ def test_everything_that_a_call_sends_is_counted():
     assert rows["allgather"]["received"] == 3 * container
 
 
-def test_the_laboratory_states_its_baseline():
+def test_the_emulated_network_states_its_baseline():
     rows = [
         {"name": "dense (Horovod)", "seconds": 2.4, "all": [2.3, 2.4, 2.5], "bytes_in": 150_000_000},
         {"name": "DSA 1%", "seconds": 0.3, "all": [0.3], "bytes_in": 6_000_000},

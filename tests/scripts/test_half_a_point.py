@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
+import doc_sections
+import half_a_point
 import pytest
-
-from tests.ranks import ROOT
-
-sys.path.append(str(ROOT / "scripts"))
-import doc_sections  # noqa: E402
-import half_a_point  # noqa: E402
-from half_a_point import HEADS, Run, gpt, neumf, rows, table  # noqa: E402
+from half_a_point import HEADS, Run, gpt, neumf, rows, table
 
 
 def test_differences_are_to_dense_of_the_same_seed():

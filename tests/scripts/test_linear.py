@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
-import sys
 
+import linear_data
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from linear_exchange import Endpoint, exchange_all
+from linear_models import LOSSES, MOMENTS, Model
 from scipy.sparse import csr_matrix
 from sklearn.datasets import dump_svmlight_file
 
 from hvd_deepreduce import Config, SparseTensor
 from tests.oracle import linear as oracle
 from tests.ranks import ROOT, launch
-
-sys.path.append(str(ROOT / "scripts"))
-import linear_data
-from linear_exchange import Endpoint, exchange_all
-from linear_models import LOSSES, MOMENTS, Model
 
 RAW = Config.load("sparse_best", value="raw")
 FEEDBACK = {
@@ -174,7 +171,7 @@ def test_a_job_is_its_simulation_and_resumes_exactly(tmp_path):
     dump_svmlight_file(rows.features, rows.labels, str(path), zero_based=False)
     config = tmp_path / "config.yaml"
     config.write_text(json.dumps(FEEDBACK))
-    program = ROOT / "scripts" / "train_linear.py"
+    program = ROOT / "scripts" / "train" / "train_linear.py"
     arguments = ["--config", str(config), "--data", str(path), "--features", "50", "--servers", "1", "--epochs", "2",
                  "--model", "svm", "--lr", "0.05", "--out", str(out)]  # fmt: skip
     launch("mpirun", 2, program, *arguments, "--stop-after", "1")

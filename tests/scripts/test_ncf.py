@@ -11,7 +11,7 @@ import pytest
 
 from tests.ranks import ROOT, launch
 
-PROGRAM = ROOT / "scripts" / "ncf.py"
+PROGRAM = ROOT / "scripts" / "train" / "ncf.py"
 spec = importlib.util.spec_from_file_location("ncf", PROGRAM)
 ncf = sys.modules["ncf"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(ncf)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 
+import figure_kit
+import figures
+import figures_training
 import pytest
+from figures import DOCS, SCRIPTS, every, own, tables
+from networks import NETWORKS
 from torch import nn
 
 from tests.ranks import ROOT
 
-sys.path.append(str(ROOT / "scripts"))
-import figure_kit  # noqa: E402
-import figures  # noqa: E402
-import figures_training  # noqa: E402
-from figures import DOCS, SCRIPTS, every, own, tables  # noqa: E402
-from networks import NETWORKS  # noqa: E402
-
+PROGRAM = "scripts/papers/figures.py"
 OWN = {figure.name: figure for figure in own()}
 
 
@@ -33,13 +31,13 @@ def test_the_list_names_what_is_there():
         text = (DOCS / script.page).read_text()
         assert text.count(f"<!-- begin {script.section} -->") == 1, f"{script.page} has no section {script.section}"
         if script.drawn:
-            assert script.png.exists() and f"(figures/{script.png.name})" in text, script.name
+            assert script.png.exists() and f"figures/{script.png.name})" in text, script.name
 
 
 def test_the_pictures_of_the_documents_are_those_of_the_list():
     listed = {one.png.name for one in every() if getattr(one, "drawn", True)}
     assert {path.name for path in figure_kit.FOLDER.glob("*.png")} == listed
-    for page in [*ROOT.glob("*.md"), *DOCS.glob("*.md")]:
+    for page in [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]:
         shown = set(re.findall(r"figures/(\w+\.png)", page.read_text()))
         assert shown <= listed, f"{page.name} shows {shown - listed}, which no script of the list makes"
 
@@ -57,7 +55,7 @@ def test_the_json_says_when_and_where_it_was_made(one):
         assert made["source"] == f"docs/{one.page}, section {one.section}"
         text = (DOCS / one.page).read_text()
         section = text.split(f"<!-- begin {one.section} -->")[1].split(f"<!-- end {one.section} -->")[0]
-        assert made["data"] == tables(section), f"{one.json.name} is old: python scripts/figures.py --draw {one.name}"
+        assert made["data"] == tables(section), f"{one.json.name} is old: python {PROGRAM} --draw {one.name}"
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -65,7 +63,7 @@ def test_the_page_shows_what_was_made(name):
     figure, text = OWN[name], figures.PAGE.read_text()
     section = text.split(f"<!-- begin {name} -->\n")[1].split(f"\n<!-- end {name} -->")[0].strip()
     expected = f"## {figure.title}\n\n{figure.section(json.loads(figure.json.read_text()))}"
-    assert section == expected, f"docs/figures.md is old: python scripts/figures.py --draw {name}"
+    assert section == expected, f"docs/results/figures.md is old: python {PROGRAM} --draw {name}"
     assert figure.png.stat().st_size > 5_000
 
 
@@ -116,6 +114,7 @@ def test_links_to_sections_lead_to_headings():
         headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
         return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
-    for name in ("papers.md", "figures.md"):
+    for name in ("papers.md", "results/figures.md"):
         for target, anchor in re.findall(r"\]\(([\w/.]*)#([\w-]+)\)", (DOCS / name).read_text()):
-            assert anchor in anchors(DOCS / (target or name)), f"{name} links to {target}#{anchor}"
+            page = DOCS / name
+            assert anchor in anchors(page.parent / target if target else page), f"{name} links to {target}#{anchor}"

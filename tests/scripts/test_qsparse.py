@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
+import qsparse_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from local_problems import Softmax
+from local_updates import LocalUpdates, Outer, own_times
+from mnist import mnist_5k
+from simulated_ranks import SimulatedRanks
 from sklearn.datasets import load_digits
 
+from hvd_deepreduce import Config
 from tests.oracle.qsparse import qsparse_local_sgd
-from tests.ranks import ROOT
-
-sys.path.append(str(ROOT / "scripts"))
-import qsparse_bits  # noqa: E402
-from local_problems import Softmax  # noqa: E402
-from local_updates import LocalUpdates, Outer, own_times  # noqa: E402
-from mnist import mnist_5k  # noqa: E402
-from simulated_ranks import SimulatedRanks  # noqa: E402
-
-from hvd_deepreduce import Config  # noqa: E402
 
 DENSE = {"sparsifier": "none", "value": "raw", "error_feedback": False}
 

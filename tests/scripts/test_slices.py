@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
+from simulate_scale import Uniform
+from simulate_slices import CODECS, WAYS, Alike, Ends, Hot, simulate, table, worth
+from simulated_ranks import SimulatedRanks
 
-from tests.ranks import ROOT
-
-sys.path.append(str(ROOT / "scripts"))
-from simulate_scale import Uniform  # noqa: E402
-from simulate_slices import CODECS, WAYS, Alike, Ends, Hot, simulate, table, worth  # noqa: E402
-from simulated_ranks import SimulatedRanks  # noqa: E402
-
-from hvd_deepreduce import Config  # noqa: E402
+from hvd_deepreduce import Config
 
 NUMEL, DENSITY = 100_000, 0.02
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 
+import compare
+import gpt_job
 import pytest
 
 from tests.ranks import ROOT, launch
-
-sys.path.insert(0, str(ROOT / "scripts"))
-import compare  # noqa: E402
-import gpt_job  # noqa: E402
 
 pytestmark = pytest.mark.launch
 
@@ -21,7 +18,7 @@ def test_a_job_is_trained_with_every_kind_of_config(tmp_path):
     runs = {}
     for config in ("none", "adamw_small", "topk_model"):
         out = tmp_path / config
-        said = launch("mpirun", 2, ROOT / "scripts" / "train_gpt.py", "--config", config, "--steps", "20",
+        said = launch("mpirun", 2, ROOT / "scripts" / "train" / "train_gpt.py", "--config", config, "--steps", "20",
                       "--batch-size", "1", "--windows", "64", "--out", str(out)).stdout  # fmt: skip
         assert "step    20/20" in said
         runs[config] = json.loads((out / "metrics.json").read_text())

@@ -13,7 +13,7 @@ import yaml
 from hvd_deepreduce import Config
 from tests.ranks import ROOT, launch
 
-PROGRAM = ROOT / "scripts" / "train_torch.py"
+PROGRAM = ROOT / "scripts" / "train" / "train_torch.py"
 pytestmark = pytest.mark.launch
 SMALL = ("--width", "8", "--epochs", "3", "--batch-size", "64")
 
@@ -41,7 +41,7 @@ def stopped(tmp_path_factory):
     return lambda config, folder: shutil.copytree(run(config), folder)
 
 
-@pytest.mark.parametrize("config", ["configs/topk_rice_qsgd.yaml", "none"])
+@pytest.mark.parametrize("config", ["configs/recommended.yaml", "none"])
 def test_a_resumed_run_equals_an_unbroken_one(tmp_path, stopped, config):
     import torch
 

@@ -27,7 +27,7 @@ from itertools import count, islice
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-for folder in (ROOT, ROOT / "scripts"):
+for folder in (ROOT, *sorted((ROOT / "scripts").iterdir())):
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 

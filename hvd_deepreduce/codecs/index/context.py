@@ -15,8 +15,8 @@ class Context(IndexCodec):
     """An adaptive coder of how many indices a window of 128 elements has, and of where they are in it; lossless.
 
     The smallest of the index codecs where the density changes from tensor to tensor and from row to row, and the
-    slowest but for ``bloom`` (docs/benchmarks.md has bytes and times, beside those of ``rice_blocks``). It runs on one
-    core of the host, also for gradients on a GPU. kernels/context/context.cpp draws the section.
+    slowest but for ``bloom`` (docs/results/benchmarks.md has bytes and times, beside those of ``rice_blocks``). It runs
+    on one core of the host, also for gradients on a GPU. kernels/context/context.cpp draws the section.
     """
 
     name = "context"

@@ -50,7 +50,7 @@ class DenseStream(JointCodec):
     value: ValueName = "raw"
     bits: int = Field(8, ge=2, le=8)
 
-    def idle_settings(self) -> Iterator[tuple[str, str, str]]:
+    def unused_settings(self) -> Iterator[tuple[str, str, str]]:
         if self.value != "qsgd":
             yield "bits", "value", f"value is {self.value!r}, and only 'qsgd' has a number of bits"
 

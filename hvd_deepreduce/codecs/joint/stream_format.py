@@ -41,7 +41,7 @@ from hvd_deepreduce.codecs.sparse_tensor import DTYPE_IDS, DTYPES
 from hvd_deepreduce.codecs.value.half import Half
 from hvd_deepreduce.codecs.value.qsgd import QSGD
 from hvd_deepreduce.codecs.value.raw import Raw
-from hvd_deepreduce.ops import arrays, deferred, densestream, sections, stream_exchange
+from hvd_deepreduce.ops import arrays, deferred, densestream, sections, stream_exchange, stream_supports
 
 PLAIN, CODED, PAIRS = 0, 1, 2
 HEADER = struct.Struct("<BBBxIIIQQQ")
@@ -206,8 +206,8 @@ def unpack_supports(
         if not raw:
             deferred.check_finite(values)
         decoded.append(values.astype(dtype, copy=False))
-        known.append(densestream.Section(*places, form == CODED, raw, blocks, count))
-    supports = densestream.supports(*found, known, numel, dtype)
+        known.append(stream_supports.Section(*places, form == CODED, raw, blocks, count))
+    supports = stream_supports.supports(*found, known, numel, dtype)
     return list(zip(supports, decoded, strict=True))
 
 

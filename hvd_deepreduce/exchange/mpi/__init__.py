@@ -15,6 +15,7 @@ The modules, in an order in which each imports only modules above it. One except
     transport schedules        programs and their messages; who sends to whom in which round      no MPI
     sum_buffer                 where the result is collected                                      no MPI
     densestream sparcml topk_allgather
+    private_comm               waiting with a time limit, and notices that a rank has left        MPI
     mpi_transport session      messages over MPI; one allreduce from meeting to agreement         MPI
     queue                      a training job's exchanges, in order, on a thread                  MPI
 """

@@ -60,11 +60,11 @@ from hvd_deepreduce.exchange.mpi.transport import (
 from hvd_deepreduce.exchange.settings import DenseStreamExchange
 from hvd_deepreduce.exchange.traffic import Traffic
 from hvd_deepreduce.ops import arrays, deferred, select
+from hvd_deepreduce.ops.types import U64
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-U64 = np.ndarray[Any, np.dtype[np.uint64]]
 SLICE_ELEMENTS = 1 << 13
 """About the number of kept elements of a region that travel as one slice, if there are few slices."""
 FEW_SLICES, LONG_SLICE = 16, 4
@@ -72,8 +72,7 @@ FEW_SLICES, LONG_SLICE = 16, 4
 many, they become up to so many times as long. Longer ones do not fit in a core's cache."""
 PLAIN_BLOCKS = DenseStream(coded=False)
 DIRECT_RANKS = 2
-"""Up to so many ranks send each other all that they keep. For two this takes no more words than equation 6, half of the
-messages, and no merging before the sum is written."""
+"""Up to so many ranks send each other all they keep: for two, no more words than equation 6 half of the messages."""
 LEAST_CELLS = 32
 """The least number of cells of the histogram that divides the vector."""
 SLACK = 2
@@ -227,8 +226,7 @@ def run_exchange(
 
 
 def slice_count(max_kept: int, ranks: int) -> int:
-    """The number of slices per region, if no rank keeps more than ``max_kept`` elements. Those of a few ranks are
-    long, because they take one round of messages in place of several."""
+    """The number of slices per region, if no rank keeps more than ``max_kept`` elements. Few ranks have long ones."""
     short = max_kept // (max(ranks, 1) * SLICE_ELEMENTS)
     long = short // LONG_SLICE
     wanted = long if ranks <= DIRECT_RANKS else min(short, max(FEW_SLICES, long))

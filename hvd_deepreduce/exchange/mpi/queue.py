@@ -18,7 +18,7 @@ from mpi4py import MPI
 from hvd_deepreduce.codecs.interfaces import Floats, RngKey
 from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
 from hvd_deepreduce.exchange.mpi.errors import ExchangeError, LostRankError
-from hvd_deepreduce.exchange.mpi.mpi_transport import PrivateComm, check_intracomm
+from hvd_deepreduce.exchange.mpi.private_comm import PrivateComm, check_intracomm
 from hvd_deepreduce.exchange.mpi.session import Session, meet_to_close, traffic_since
 from hvd_deepreduce.exchange.settings import Exchange
 from hvd_deepreduce.exchange.traffic import NOTHING, Traffic

@@ -18,13 +18,15 @@ from hvd_deepreduce.exchange.mpi import announcement
 from hvd_deepreduce.exchange.mpi.announcement import Card
 from hvd_deepreduce.exchange.mpi.errors import ExchangeError, LostRankError
 from hvd_deepreduce.exchange.mpi.messages import Label
-from hvd_deepreduce.exchange.mpi.mpi_transport import U64, MPITransport, PrivateComm, stall_limit
+from hvd_deepreduce.exchange.mpi.mpi_transport import MPITransport
+from hvd_deepreduce.exchange.mpi.private_comm import PrivateComm, stall_limit
 from hvd_deepreduce.exchange.mpi.sum_buffer import SumBuffer
 from hvd_deepreduce.exchange.mpi.transport import DEFAULT_TIMEOUT, Program, describe
 from hvd_deepreduce.exchange.traffic import NOTHING, Traffic
 from hvd_deepreduce.ops import arrays, deferred, densestream
 from hvd_deepreduce.ops.dispatch import on_host
 from hvd_deepreduce.ops.hash import hash64, hash_parts
+from hvd_deepreduce.ops.types import U64
 
 MAX_TEXT = 400
 """Bytes of a rank's error that the other ranks see."""
@@ -67,7 +69,7 @@ class Session:
         residual: the array that what was sent is subtracted from, ``[numel]``, on the host or on a GPU; or None.
         key: says which sum this is: its seed, parameter and step are the same on all ranks.
         timeout: seconds without any message after which a rank counts as lost, once all ranks have met.
-        patience: seconds to wait for the other ranks in the meeting; None: as ``mpi_transport.stall_limit`` says.
+        patience: seconds to wait for the other ranks in the meeting; None: as ``private_comm.stall_limit`` says.
         prepare: returns the tensor that is sent instead of the validated one; it may raise.
         pack: returns the section of the tensor that is sent, for this rank's card, or None if that is too large for
             one; it may raise. Without it there are no sections on the cards.

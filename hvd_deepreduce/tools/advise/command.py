@@ -242,14 +242,17 @@ def show_losses(found: Advice, family: str) -> None:
     jobs = losses.jobs_of(family)
     rows = []
     for name in (one.name for one in found.predictions):
-        lost = [losses.LOST[key].get(name) for key in jobs]
+        lost = [losses.lost(key, name) for key in jobs]
         if any(value is not None for value in lost):
             rows.append((name, *("" if value is None else f"{value:+.2f}" for value in lost)))
     if rows:
         output.say()
         kind = "SGD" if family == losses.SGD else "Adam or AdamW"
         head = ("way", *(f"{job.name}, {job.unit}" for job in jobs.values()))
-        title = f"Lost under {kind}, on small jobs (docs/presets.md, docs/accuracy.md); negative: better than dense"
+        title = (
+            f"Lost under {kind}, on small jobs (docs/results/presets.md, docs/results/accuracy.md); negative: better "
+            "than dense"
+        )
         output.table(head, rows, title, left=1)
 
 

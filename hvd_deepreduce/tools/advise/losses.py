@@ -8,6 +8,8 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import NamedTuple
 
+from hvd_deepreduce.config import presets
+
 SGD, ADAM = "sgd", "adam"
 FAMILIES = {
     SGD: ("sgd", "momentum", "nesterov", "lars"),
@@ -42,16 +44,16 @@ class Job(NamedTuple):
 
 
 JOBS = {
-    "cnn": Job(SGD, "ResNet", "a ResNet on digits", "points", "docs/presets.md"),
-    "lstm": Job(SGD, "LSTM", "an LSTM", "nats", "docs/accuracy.md"),
-    "gpt": Job(ADAM, "GPT", "a GPT in 400 steps of AdamW", "nats", "docs/presets.md"),
-    "embedding": Job(ADAM, "NeuMF", "NeuMF under Adam", "points", "docs/presets.md"),
-    "frontier": Job(ADAM, "longer GPT", "a GPT in 2,000 steps of AdamW on 4 ranks", "nats", "docs/accuracy.md"),
+    "cnn": Job(SGD, "ResNet", "a ResNet on digits", "points", "docs/results/presets.md"),
+    "lstm": Job(SGD, "LSTM", "an LSTM", "nats", "docs/results/accuracy.md"),
+    "gpt": Job(ADAM, "GPT", "a GPT in 400 steps of AdamW", "nats", "docs/results/presets.md"),
+    "embedding": Job(ADAM, "NeuMF", "NeuMF under Adam", "points", "docs/results/presets.md"),
+    "frontier": Job(ADAM, "longer GPT", "a GPT in 2,000 steps of AdamW on 4 ranks", "nats", "docs/results/accuracy.md"),
 }
 """The first one of a family has all presets, and is the one by which they are compared."""
 LOST = {
     "cnn": {
-        "topk_rice_qsgd": -0.56, "topk_model": -0.56, "fast": -0.42, "small": -0.14, "smallest": 0.0, "qsgd": -0.28,
+        "recommended": -0.56, "topk_model": -0.56, "fast": -0.42, "small": -0.14, "smallest": 0.0, "qsgd": -0.28,
         "reduce_scatter": 0.56, "dgc": 0.14, "sgd_small": -0.42, "adamw_safe": -0.42, "adamw_small": -0.42,
         "qsparse_local": -0.42, "sparseloco": 0.0, "diloco": 11.39, "streaming_diloco": 3.19,
     },
@@ -60,11 +62,11 @@ LOST = {
         "qsparse_local": 0.096, "sparseloco": 0.178,
     },
     "gpt": {
-        "topk_rice_qsgd": 0.45, "topk_model": 0.45, "fast": 0.45, "small": 0.51, "smallest": 0.67, "qsgd": 0.21,
+        "recommended": 0.45, "topk_model": 0.45, "fast": 0.45, "small": 0.51, "smallest": 0.67, "qsgd": 0.21,
         "adamw_safe": 0.10, "adamw_small": 0.26, "qsparse_local": 0.37, "diloco": 0.28, "streaming_diloco": 0.27,
     },
     "embedding": {
-        "topk_rice_qsgd": 28.5, "topk_model": 28.5, "fast": 26.67, "small": 30.67, "smallest": 33.5, "qsgd": 1.5,
+        "recommended": 28.5, "topk_model": 28.5, "fast": 26.67, "small": 30.67, "smallest": 33.5, "qsgd": 1.5,
         "adamw_safe": 1.17, "adamw_small": 0.17, "qsparse_local": -0.5, "diloco": 2.33, "streaming_diloco": -0.17,
     },
     "frontier": {"adamw_safe": 0.020, "adamw_small": 0.039, "sparseloco": 0.319, "diloco": 0.556},
@@ -103,15 +105,23 @@ def jobs_of(family: str) -> dict[str, Job]:
     return {key: job for key, job in JOBS.items() if job.family == family}
 
 
+def lost(job: str, preset: str) -> float | None:
+    """What a preset lost in a job, under this name or as the preset that it is an alias of; None: not known."""
+    return LOST[job].get(preset, LOST[job].get(presets.ALIASES.get(preset, "")))
+
+
 def compared(preset: str, family: str) -> float:
     """What a preset lost, in the unit of the family's first job; infinity: it is not known."""
-    return LOST[next(iter(jobs_of(family)))].get(preset, float("inf"))
+    found = lost(next(iter(jobs_of(family))), preset)
+    return float("inf") if found is None else found
 
 
 def told(preset: str, family: str) -> str:
     """A clause: what a preset lost under a family of optimizers, as far as the tables know."""
-    found = {key: LOST[key][preset] for key in jobs_of(family) if preset in LOST[key]}
+    found = {key: one for key in jobs_of(family) if (one := lost(key, preset)) is not None}
     if not found:
         return f"what {preset} loses was not measured"
-    lost = (f"{f'{x:.2g} {JOBS[key].unit}' if x > 0 else 'nothing'} on {JOBS[key].about}" for key, x in found.items())
-    return f"{preset} lost {', '.join(lost)} ({', '.join(sorted({JOBS[key].page for key in found}))})"
+    clauses = (
+        f"{f'{one:.2g} {JOBS[key].unit}' if one > 0 else 'nothing'} on {JOBS[key].about}" for key, one in found.items()
+    )
+    return f"{preset} lost {', '.join(clauses)} ({', '.join(sorted({JOBS[key].page for key in found}))})"

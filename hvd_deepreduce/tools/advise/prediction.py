@@ -32,7 +32,7 @@ TENSOR_OVERHEAD = 25e-6
 COLLECTIVES = 2
 """Collectives of an allgather of containers: their sizes go ahead."""
 COMPRESSED_OVERHEAD = 3
-"""Times as much with compression: 45 us in all with DDP's hook, 100 us with Horovod (docs/benchmarks.md)."""
+"""Times as much with compression: 45 us in all with DDP's hook, 100 us with Horovod (docs/results/benchmarks.md)."""
 GRADIENT_COPIES, UPDATE_COPIES = 1, 6
 """Copies of the model beside codecs and transfers; a copy reads a word and writes one. Gradients are copied into their
 buckets. An exchange of updates makes the update (2 words read, 1 written, and its fresh memory cleared), checks it (1),

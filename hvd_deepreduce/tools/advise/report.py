@@ -16,7 +16,7 @@ from hvd_deepreduce.tools.advise import losses, prediction, speeds
 from hvd_deepreduce.tools.advise.prediction import CodecSpeed, Job, Link, Machine, NotPredictedError, Prediction
 from hvd_deepreduce.tools.gradient_file import Vector
 
-GRADIENTS = ("topk_rice_qsgd", "fast", "small", "smallest", "reduce_scatter")
+GRADIENTS = ("recommended", "fast", "small", "smallest", "reduce_scatter")
 UPDATES = {
     losses.SGD: ("sgd_small", "sparseloco", "diloco"),
     losses.ADAM: ("adamw_safe", "adamw_small", "sparseloco", "diloco"),
@@ -194,7 +194,7 @@ class Advice:
             "predictions": [{one.name: getattr(row, one.name) for one in fields(row)} for row in self.predictions],
             "lost": {
                 key: {"unit": job.unit, "page": job.page}
-                | {one.name: losses.LOST[key][one.name] for one in self.predictions if one.name in losses.LOST[key]}
+                | {one.name: lost for one in self.predictions if (lost := losses.lost(key, one.name)) is not None}
                 for family in self.families
                 for key, job in losses.jobs_of(family).items()
             },

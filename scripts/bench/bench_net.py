@@ -1,0 +1,335 @@
+#!/usr/bin/env python3
+"""Table II of the DenseStream paper, in the emulated network: the time to synchronize a gradient over slow links.
+
+    scripts/bench/bench_net.py --rate 1gbit --network resnet50 --density 0.01,0.05,0.1 --section net_resnet50
+
+The script creates the emulated network, runs itself on each host and removes the emulated network. A reported time is
+that of the slowest rank, and the median over the repetitions. It measures three kinds of exchange:
+
+dense
+    Horovod's allreduce of the whole gradient: the baseline. The wire's own time is that of its bytes at the rate.
+sparse
+    What the paper times: from the end of the backward pass (each rank has a dense gradient) to the dense sum on each
+    rank, including accumulation, top-k, exchange and decompression. The exchanges are called over mpi4py, and Horovod
+    is shut down: its background thread asks all ranks for work every millisecond, which slows them on shared cores.
+adapter
+    What a job does: a step of ``hvd.DistributedOptimizer`` with ``compression=DeepReduce(...)``, and Horovod's thread.
+    A step has a backward pass of one multiplication per parameter, and an update; ``adapter: local`` is the same
+    without Horovod, ``adapter: dense`` without compression. These steps are interleaved.
+
+The input is captured (scripts/bench/capture_gradients.py), one file for each density: jobs with error feedback select
+from accumulators, so every repetition selects from the captured accumulator again. Without --network, gradients are
+generated (--numel): normal values, scaled by lognormal factors for runs of 4096, 256 and 16 elements. All ranks have
+the same factors, so that large values are clustered and overlap between ranks about as much as the paper reports;
+accumulators are less clustered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", "train"))
+
+import captured
+import doc_sections
+import emulated_network
+import numpy as np
+from emulated_network import MEMORY, PRIORITY_HELP, RATE_HELP, bits_per_second, received_bytes
+from step_times import interleaved
+
+from hvd_deepreduce.tools.gradients import generated
+
+ROOT = Path(__file__).resolve().parents[2]
+DOC = ROOT / "docs" / "results" / "benchmarks.md"
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "TopkA": {},
+    "TopkDA": {},
+    "DSA": {"coded": False},
+    "DSA coded": {"coded": True},
+    "DSA coded float16": {"coded": True, "value": "float16"},
+    "DSA coded qsgd": {"coded": True, "value": "qsgd"},
+}
+ADAPTERS = "topk_rice_qsgd,topk_model,densestream_model"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, default=4, help="number of hosts, one rank each")
+    parser.add_argument("--rate", default="1gbit", help=RATE_HELP)
+    parser.add_argument("--network", default="", help="the network of the captured input, as in resnet50")
+    parser.add_argument("--folder", type=Path, default=captured.FOLDER, help="folder of the captured input")
+    parser.add_argument("--input", choices=captured.KINDS, default="accumulator", help="what of it is selected from")
+    parser.add_argument("--numel", default="24000000", help="comma-separated lengths of generated gradients")
+    parser.add_argument("--density", default="0.01,0.05,0.1", help="comma-separated densities")
+    parser.add_argument("--only", default="", help="comma-separated: dense, or exchanges to run; default: all")
+    parser.add_argument(
+        "--adapters", default=ADAPTERS, help="comma-separated configs of the shipped adapter; empty: none"
+    )
+    parser.add_argument("--repeat", type=int, default=5, help="repetitions that are counted")
+    parser.add_argument("--output", type=Path, default=Path("runs/bench_net.json"), help="JSON file for the results")
+    parser.add_argument("--section", default="", help="write the tables to this section of docs/results/benchmarks.md")
+    parser.add_argument("--profile", action="store_true", help="rank 0 prints the time of each part of a step")
+    parser.add_argument("--priority", type=int, default=0, help=PRIORITY_HELP)
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+class Input:
+    """What the ranks select from: captured at each density, or generated."""
+
+    def __init__(self, options: argparse.Namespace, rank: int, numel: int) -> None:
+        self.options, self.rank, self.numel = options, rank, numel
+        self.sizes = [numel // 100] * 99 + [numel - 99 * (numel // 100)]
+        self.label = f"generated clustered gradients ({numel:,} elements, 100 tensors)"
+        if options.network:
+            file = self.file(float(options.density.split(",")[0]))
+            self.label = captured.describe(file, options.input)
+            self.sizes = captured.parameters(file)[1]
+            self.numel = sum(self.sizes)
+
+    def file(self, density: float) -> Path:
+        return captured.path(self.options.network, density, folder=self.options.folder)
+
+    def vector(self, density: float) -> np.ndarray:
+        """float32 ``[numel]``, of this rank."""
+        if self.options.network:
+            return captured.read(self.file(density), self.options.input, self.rank)
+        return generated(self.numel, self.rank)
+
+
+class Bench:
+    """Times all exchanges on one input."""
+
+    def __init__(self, given: Input, options: argparse.Namespace) -> None:
+        from mpi4py import MPI
+
+        self.comm, self.options, self.given = MPI.COMM_WORLD, options, given
+        self.residual = np.zeros(given.numel, np.float32)
+        self.out = np.zeros_like(self.residual)
+
+    def row(self, name: str, times: list[float], bytes_in: list[int]) -> dict[str, Any]:
+        """The figures of one exchange; the times are of the slowest rank."""
+        most = [self.comm.allreduce(count, self.max) for count in bytes_in]
+        row = {"name": name, "seconds": float(np.median(times)), "all": times, "bytes_in": int(np.median(most))}
+        if self.comm.rank == 0:
+            print(f"  {name:34s} {row['seconds']:8.3f} s  {row['bytes_in'] / 1e6:9.1f} MB in", flush=True)
+        return row
+
+    @property
+    def max(self) -> Any:
+        from mpi4py import MPI
+
+        return MPI.MAX
+
+    def time(self, name: str, step: Callable[[], None], repeat: int) -> dict[str, Any]:
+        times, bytes_in = [], []
+        for _ in range(repeat + 1):
+            self.residual.fill(0)
+            self.comm.Barrier()
+            at, before = time.perf_counter(), received_bytes()
+            step()
+            times.append(self.comm.allreduce(time.perf_counter() - at, self.max))
+            bytes_in.append(received_bytes() - before)
+        return self.row(name, times[1:], bytes_in[1:])
+
+    def dense(self, density: float) -> dict[str, Any]:
+        import horovod.torch as hvd
+        import torch
+
+        tensor, gradient = torch.from_numpy(self.out), self.given.vector(density)
+
+        def step() -> None:
+            self.out[:] = gradient
+            hvd.allreduce_(tensor, op=hvd.Average, name="dense")
+
+        return self.time("dense (Horovod)", step, min(self.options.repeat, 3))
+
+    def adapters(self, density: float, first: bool) -> list[dict[str, Any]]:
+        """Steps of ``hvd.DistributedOptimizer``: those without compression only with ``first``."""
+        import horovod.torch as hvd
+        import torch
+
+        from hvd_deepreduce.torch import DeepReduce
+
+        torch.set_num_threads(1)
+        vector = self.given.vector(density)
+        fed = torch.zeros(self.given.numel)
+        names = [f"{number:03}" for number in range(len(self.given.sizes))]
+        weights = list(torch.zeros(self.given.numel).split(self.given.sizes))
+        compressions: dict[str, DeepReduce] = {}
+        steps: dict[str, Callable[[], None]] = {}
+        bytes_in: dict[str, list[int]] = {}
+
+        def job(name: str, config: str) -> None:
+            # The learning rate is 0, so that all jobs can share the parameters' memory.
+            parameters = [torch.nn.Parameter(weight) for weight in weights]
+            named = [(f"{name} {part}", tensor) for part, tensor in zip(names, parameters, strict=True)]
+            optimizer: Any = torch.optim.SGD(parameters, lr=0.0)
+            if config != "local":
+                compression: Any = hvd.Compression.none
+                if config != "dense":
+                    compression = compressions[name] = DeepReduce(named, config, density=density)
+                optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compression)
+            gradients = fed.split(self.given.sizes)
+            counted = bytes_in[name] = []
+
+            def step() -> None:
+                before = received_bytes()
+                optimizer.zero_grad()
+                torch.stack([p @ g for p, g in zip(parameters, gradients, strict=True)]).sum().backward()
+                optimizer.step()
+                counted.append(received_bytes() - before)
+
+            steps[name] = step
+
+        def prepare(name: str) -> None:
+            """Feeds a gradient with which the residual adds up to the captured vector."""
+            fed.copy_(torch.from_numpy(vector))
+            if name in compressions:
+                residuals = compressions[name].state_dict()["residuals"]
+                for part, gradient in zip(names, fed.split(self.given.sizes), strict=True):
+                    if f"{name} {part}" in residuals:
+                        gradient -= residuals[f"{name} {part}"].view(-1)
+
+        if first:
+            job("adapter: local", "local")
+            job("adapter: dense", "dense")
+        for config in self.options.adapters.split(","):
+            job(f"adapter: {config} {100 * density:g}%", config)
+
+        def slowest(times: np.ndarray) -> np.ndarray:
+            most = np.empty_like(times)
+            self.comm.Allreduce(times, most, self.max)
+            return most
+
+        warm = 2
+        seconds = interleaved(steps, self.options.repeat, slowest, warm, prepare)
+        for compression in compressions.values():
+            compression.close()
+        return [self.row(name, times, bytes_in[name][warm:]) for name, times in seconds.items()]
+
+    def sparse(self, name: str, density: float, vector: np.ndarray) -> dict[str, Any]:
+        from hvd_deepreduce.codecs.joint.densestream import DenseStream
+        from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
+        from hvd_deepreduce.exchange.mpi import densestream, sparcml, topk_allgather
+        from hvd_deepreduce.ops import select
+
+        modules = {"TopkA": topk_allgather, "TopkDA": sparcml}
+        allreduce = modules.get(name, densestream).allreduce
+        settings = {} if name in modules else {"codec": DenseStream(**ALGORITHMS[name])}
+        kept = max(1, int(density * vector.size))
+        spent = {"top-k": 0.0, "exchange": 0.0, "exchange, own CPU": 0.0}
+
+        def step() -> None:
+            at = time.perf_counter()
+            indices, values = select.topk(self.residual, vector, kept)
+            tensor = SparseTensor(vector.size, indices, values)
+            spent["top-k"] += time.perf_counter() - at
+            at, cpu_at = time.perf_counter(), time.process_time()
+            mean = 1 / self.comm.size
+            allreduce(self.comm, tensor, out=self.out, scale=mean, residual=self.residual, timeout=120, **settings)
+            spent["exchange"] += time.perf_counter() - at
+            spent["exchange, own CPU"] += time.process_time() - cpu_at
+
+        row = self.time(f"{name} {100 * density:g}%", step, self.options.repeat)
+        row["spent"] = {part: seconds / (self.options.repeat + 1) for part, seconds in spent.items()}
+        if self.options.profile and self.comm.rank == 0:
+            print("   ", {part: round(seconds, 3) for part, seconds in row["spent"].items()}, flush=True)
+        return row
+
+
+def inside(options: argparse.Namespace) -> None:
+    import horovod.torch as hvd
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    emulated_network.prioritize(options.priority)
+    results = []
+    densities = [float(density) for density in options.density.split(",")]
+    wanted = options.only.split(",") if options.only else ["dense", *ALGORITHMS]
+    for numel in [0] if options.network else [int(n) for n in options.numel.split(",")]:
+        given = Input(options, comm.rank, numel)
+        if comm.rank == 0:
+            print(given.label, flush=True)
+        bench = Bench(given, options)
+        rows = []
+        hvd.init()
+        if "dense" in wanted:
+            rows.append(bench.dense(densities[0]))
+        for density in densities if options.adapters else []:
+            rows += bench.adapters(density, first=density == densities[0])
+        hvd.shutdown()  # its background thread asks all ranks for work every millisecond
+        for density in densities:
+            vector = given.vector(density)
+            rows += [bench.sparse(name, density, vector) for name in ALGORITHMS if name in wanted]
+        results.append({"elements": given.numel, "input": given.label, "rows": rows})
+    if comm.rank == 0:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        about = {"hosts": comm.size, "rate": options.rate, "cores": os.cpu_count(), "load": os.getloadavg()[0]}
+        options.output.write_text(json.dumps({**about, "results": results}, indent=1))
+
+
+def table(read: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    parts = []
+    for result in read["results"]:
+        rows = {row["name"]: row for row in result["rows"]}
+        wire = 2 * (read["hosts"] - 1) / read["hosts"] * 32 * result["elements"] / bits_per_second(read["rate"])
+        dense = rows.get("dense (Horovod)")
+        if read["rate"] == MEMORY:
+            where = f"{read['hosts']} ranks on one machine share its memory and its {read['cores']} cores"
+            beside = ""
+        else:
+            where = f"{read['hosts']} hosts at {read['rate']} share {read['cores']} cores"
+            times = f", {dense['seconds'] / wire:.2f} times as long" if dense else ""
+            beside = (
+                f" Its bytes take {wire:.3f} s on the wire alone, and it takes longer{times}, so the\n"
+                "table also compares with that time, which no exchange of the dense gradient can beat."
+            )
+        parts.append(
+            f"""\
+Input: {result["input"]}. {where}, with one thread per rank; load {read["load"]:.1f} at the end. Seconds are medians,
+with the least and the most. Baseline: `dense`, Horovod's allreduce.{beside}
+Horovod is shut down while TopkA, TopkDA and DSA are timed: its background thread, which every job has, would slow them
+on shared cores. The `adapter` rows are what a job has: whole steps of `hvd.DistributedOptimizer` with Horovod's thread,
+a small backward pass and an update; their baseline is `adapter: dense`."""
+        )
+        head = ["", "seconds", "baseline / this"]
+        if wire:
+            head += ["its bytes on the wire alone, s", "dense on the wire alone / this", "MB in"]
+        lines = [head, ["---"] * len(head)]
+        for name, row in rows.items():
+            against = rows.get("adapter: dense") if name.startswith("adapter") else dense
+            ratio = f"{against['seconds'] / row['seconds']:.1f}x" if against else ""
+            lines.append([name, f"{row['seconds']:.3f} ({min(row['all']):.3f} to {max(row['all']):.3f})", ratio])
+            if wire:
+                own = 8 * row["bytes_in"] / bits_per_second(read["rate"])
+                lines[-1] += [f"{own:.3f}", f"{wire / row['seconds']:.1f}x", f"{row['bytes_in'] / 1e6:.1f}"]
+        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+    return "\n\n".join(parts)
+
+
+def main() -> None:
+    options = arguments()
+    if options.inside:
+        inside(options)
+        return
+    emulated_network.run([__file__, "--inside", *sys.argv[1:]], options.hosts, options.rate)
+    body = table(json.loads(options.output.read_text()))
+    print(body)
+    if options.section:
+        what = options.network or "generated gradients"
+        where = "on one machine" if options.rate == MEMORY else f"in the emulated network at {options.rate}"
+        doc_sections.write(DOC, options.section, f"{options.hosts} ranks {where}: {what}", body)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""Trains a convolutional network, a transformer and an embedding model with every preset, and compares them with dense.
+
+    mpirun -np 2 python scripts/bench/bench_presets.py                                  # all presets mpirun -np 2
+    python scripts/bench/bench_presets.py --presets smallest,topk_model    # these, and dense mpirun -np 2 python
+    scripts/bench/bench_presets.py --jobs cnn --write               # one job; writes docs/results/presets.md mpirun -np
+    2 python scripts/bench/bench_presets.py --presets fast --keep --write    # the page's other rows are kept
+
+One launch runs all jobs, one after another, each from the same initial parameters and with the same data. The figures
+of a job are its bytes and its result on data that it has not seen. They depend on no clock.
+
+- cnn: the ResNet of train_torch.py on scikit-learn's digits, SGD with momentum 0.9. Result: test accuracy.
+- gpt: a causal transformer that predicts the next character of Python's reference manual (``pydoc_data``), AdamW.
+  Result: loss in nats per character.
+- embedding: the NeuMF of scripts/train/ncf.py on a generated table, Adam. Result: hit rate at 10.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from pydoc_data import topics
+from typing import Annotated, Any
+
+sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", "train"))
+
+import doc_sections
+import horovod.torch as hvd
+import ncf
+import torch
+import typer
+from torch import nn
+from torch.nn import functional
+from train_torch import ResNet, digits
+from wrapping import finish, wrapped
+
+from hvd_deepreduce import Config
+from hvd_deepreduce.config import presets
+from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.torch import DeepReduce, LocalSGD
+
+DOC = Path(__file__).parents[2] / "docs" / "results" / "presets.md"
+SPAN = 64
+"""Characters that the transformer sees at once."""
+
+
+@dataclass
+class Outcome:
+    """What a job sent, and what it reached.
+
+    Attributes:
+        sent: what ``stats()`` counts as sent, as a share of what a dense ring sends.
+        step_bytes: sent by a rank in a step, on average.
+        result: accuracy, loss or hit rate.
+    """
+
+    sent: float
+    step_bytes: float
+    result: float
+
+
+class Gpt(nn.Module):
+    """Two layers of width 128, with the normalization before each part: 0.4 million parameters."""
+
+    def __init__(self, symbols: int, width: int = 128) -> None:
+        super().__init__()
+        self.symbol, self.place = nn.Embedding(symbols, width), nn.Embedding(SPAN, width)
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, nn.LayerNorm(width), enable_nested_tensor=False)
+        self.head = nn.Linear(width, symbols)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(SPAN))
+
+    def loss(self, text: torch.Tensor) -> torch.Tensor:
+        """The mean over ``text``, int64 ``[batch, SPAN + 1]``."""
+        seen, wanted = text[:, :-1], text[:, 1:]
+        scores = self.head(self.layers(self.symbol(seen) + self.place.weight, mask=self.mask, is_causal=True))
+        return functional.cross_entropy(scores.flatten(0, 1), wanted.flatten())
+
+
+def mean_over_ranks(value: float) -> float:
+    return float(hvd.allreduce(torch.tensor(value, dtype=torch.float64), name="result"))
+
+
+def outcome(model: nn.Module, compression: DeepReduce | LocalSGD | None, steps: int, result: float) -> Outcome:
+    size = 4 * sum(parameter.numel() for parameter in model.parameters()) * steps
+    dense = traffic.allreduce(size, hvd.size()).sent
+    sent = dense if compression is None else compression.stats()["total"]["bytes_sent"]
+    if compression:
+        compression.close()
+    return Outcome(sent / dense, sent / steps, result)
+
+
+def cnn(config: str, effort: float) -> Outcome:
+    images, labels, test_images, test_labels = digits()
+    model = ResNet(32)
+    momentum = 0.0 if config != "none" and Config.load(config).has_velocity else 0.9  # DGC has the momentum
+    optimizer, compression = wrapped(
+        model, torch.optim.SGD(model.parameters(), 0.05, momentum, weight_decay=5e-4), config
+    )
+    epochs, batch = math.ceil(12 * effort), 32
+    steps = len(images) // hvd.size() // batch
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=epochs * steps, pct_start=0.2,
+                                                   cycle_momentum=momentum > 0)  # fmt: skip
+    for epoch in range(epochs):
+        own = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))[hvd.rank() :: hvd.size()]
+        for step in range(steps):
+            chosen = own[step * batch : (step + 1) * batch]
+            optimizer.zero_grad()
+            functional.cross_entropy(model(images[chosen]), labels[chosen]).backward()
+            optimizer.step()
+            schedule.step()
+    finish(optimizer)
+    model.eval()
+    with torch.no_grad():
+        accuracy = float((model(test_images).argmax(1) == test_labels).float().mean())
+    return outcome(model, compression, epochs * steps, mean_over_ranks(accuracy))
+
+
+def gpt(config: str, effort: float) -> Outcome:
+    text = "\n".join(topics.topics[name] for name in sorted(topics.topics))
+    symbols = sorted(set(text))
+    numbers = {symbol: number for number, symbol in enumerate(symbols)}
+    data = torch.tensor([numbers[symbol] for symbol in text])
+    cut = len(data) * 9 // 10
+    model = Gpt(len(symbols))
+    steps, batch = math.ceil(400 * effort), 16
+    lr = 2e-3 * hvd.size() ** 0.5 if config.startswith("adamw_") else 2e-3  # as these presets ask for
+    optimizer, compression = wrapped(model, torch.optim.AdamW(model.parameters(), lr, weight_decay=0.01), config)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
+
+    def batches(begin: int, end: int, count: int, seed: int) -> Any:
+        random = torch.Generator().manual_seed(seed)
+        for _ in range(count):
+            starts = torch.randint(begin, end - SPAN - 1, (batch,), generator=random)
+            yield torch.stack([data[start : start + SPAN + 1] for start in starts.tolist()])
+
+    for part in batches(0, cut, steps, 1 + hvd.rank()):
+        optimizer.zero_grad()
+        model.loss(part).backward()
+        optimizer.step()
+        schedule.step()
+    finish(optimizer)
+    with torch.no_grad():
+        losses = [float(model.loss(part)) for part in batches(cut, len(data), 32, 0)]
+    return outcome(model, compression, steps, mean_over_ranks(sum(losses) / len(losses)))
+
+
+def embedding(config: str, effort: float) -> Outcome:
+    ratings = ncf.Ratings.generated(600, 400, 0)
+    job = ncf.InTorch(ratings, 16, 0.004, 0, config)
+    steps = 0
+    for epoch in range(math.ceil(4 * effort)):
+        for batch in ratings.batches(600, hvd.rank(), hvd.size(), (0, epoch)):
+            job.step(*batch)
+            steps += 1
+    finish(job.optimizer)
+    return outcome(job.model, job.compression, steps, ncf.hit_rate(job, ratings, hvd.rank(), hvd.size()))
+
+
+JOBS: dict[str, Callable[[str, float], Outcome]] = {"cnn": cnn, "gpt": gpt, "embedding": embedding}
+
+
+def shown(task: str, one: Outcome, dense: Outcome) -> list[str]:
+    """Two cells of the table: the share that was sent, and the loss of quality: positive is worse than dense."""
+    lost = one.result - dense.result if task == "gpt" else 100 * (dense.result - one.result)
+    text = "diverged" if not math.isfinite(lost) else f"{lost:+.2f}"
+    return [f"{100 * one.sent:.3g}%", text]
+
+
+def kept_rows(section: str) -> dict[str, list[str]]:
+    """The cells of the presets that a section of the page shows."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:2] == "| "]
+    return {name: cells for name, *cells in lines if name not in ("preset", "---")}
+
+
+def table(found: dict[str, dict[str, Outcome]], kept: dict[str, list[str]]) -> str:
+    """In Markdown: a row for each preset, two columns for each job; the best bytes come first.
+
+    Args:
+        kept: cells of other presets, of earlier runs.
+    """
+    dense = found["none"]
+    tasks = list(dense)
+    heads = {"cnn": "points of accuracy", "gpt": "nats", "embedding": "points of hit rate"}
+    rows = ["| preset | " + " | ".join(f"{task}: sent | {heads[task]} lost" for task in tasks) + " |",
+            "| --- |" + " ---: | ---: |" * len(tasks)]  # fmt: skip
+    made = {
+        name: [cell for task in tasks for cell in shown(task, one[task], dense[task])]
+        for name, one in found.items()
+        if name != "none"
+    }
+    cells = {**kept, **made}
+    for name in sorted(cells, key=lambda name: sum(float(cell.rstrip("%")) for cell in cells[name][::2])):
+        rows.append(f"| {name} | {' | '.join(cells[name])} |")
+    return "\n".join(rows)
+
+
+WHY = """Why some lose much:
+
+- Presets that compress gradients, under Adam: what waits in the residual arrives as rare, large elements, which inflate
+  Adam's second moment. Those of LocalSGD compress updates ([local_updates.md](../local_updates.md)).
+- `randomk_raw`, `qsparse_qrandk`: elements are chosen at random, so an element waits for a hundred steps, whatever its
+  size. They are there for comparison.
+- `dr_bf_naive`: values arrive at wrong indices, and there is no error feedback. It is there for comparison.
+- `diloco`, `streaming_diloco`: their outer learning rate and momentum are those that were published for AdamW and
+  thousands of steps. Here the inner optimizer is SGD with momentum, or the job has a few hundred steps.
+- Presets with the sparsifier `nonzero` (`sparse_best`, `dr_skcompress`, ...) are for gradients that have few nonzero
+  elements. On other models they send almost everything."""
+
+
+def page(found: dict[str, dict[str, Outcome]], kept: dict[str, list[str]]) -> str:
+    dense = found["none"]
+    reached = {
+        "cnn": "{:.2%} accuracy on the digits' test images (a ResNet of width 32, SGD with momentum 0.9)",
+        "gpt": "{:.3f} nats per character on text that it has not seen (two layers of width 128, AdamW)",
+        "embedding": "{:.2%} hit rate at 10 (NeuMF on a generated table, Adam)",
+    }
+    dense_rows = "\n".join(
+        f"- {task}: {reached[task].format(one.result)}; {one.step_bytes:,.0f} bytes sent by a rank in a step."
+        for task, one in dense.items()
+    )
+    return (
+        f"Written by scripts/bench/bench_presets.py, on {hvd.size()} ranks, on {date.today()}. One seed: "
+        "differences of 1 point or of 0.02 nats are noise. The jobs are small and short. They show which "
+        "presets go with which kinds of models, and not what your job will lose."
+        + ("" if not kept else f" Only {', '.join(found)} ran on that day: the other rows are of earlier runs, each "
+           "relative to a dense run of its own, which may have reached something else.") + "\n\n"
+        f"Dense reached:\n\n{dense_rows}\n\n"
+        "*Sent* is what `stats()` counts as sent by a rank, as a share of what a dense ring sends. *Lost* is the "
+        f"result of dense less that of the preset; negative: the preset was better.\n\n{table(found, kept)}\n\n{WHY}"
+    )
+
+
+def main(
+    chosen: Annotated[str, typer.Option("--presets", help="comma-separated; default: all")] = "",
+    tasks: Annotated[str, typer.Option("--jobs", help="comma-separated, of cnn, gpt and embedding")] = ",".join(JOBS),
+    effort: Annotated[float, typer.Option(help="factor of the number of epochs or steps")] = 1.0,
+    write: Annotated[bool, typer.Option("--write", help="write docs/results/presets.md")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="keep the rows of other presets that the page has")] = False,
+    out: Annotated[Path, typer.Option(help="file for all figures")] = Path("runs/presets.json"),
+) -> None:
+    """Trains every job with dense gradients and with every preset, under a launcher."""
+    hvd.init()
+    torch.set_num_threads(1)
+    wanted = tasks.split(",")
+    found: dict[str, dict[str, Outcome]] = {}
+    asked = tasks.replace(",", ", ")
+    before = doc_sections.read(DOC, asked) if keep else ""
+    if keep and (not before or effort != 1):
+        raise typer.BadParameter(
+            f"--keep takes rows from the section '{asked}' of {DOC.name}, whose runs have --effort 1: give --jobs as "
+            "the section has them, and no --effort"
+        )
+    kept = kept_rows(before)
+    for config in ["none", *(chosen.split(",") if chosen else presets.files())]:
+        found[config] = {}
+        for task in wanted:
+            torch.manual_seed(0)
+            one = found[config][task] = JOBS[task](config, effort)
+            if hvd.rank() == 0:
+                print(f"{config} {task}: sent {one.sent:.4%}, {one.step_bytes:,.0f} bytes a step; result "
+                      f"{one.result:.4f}", flush=True)  # fmt: skip
+                out.parent.mkdir(parents=True, exist_ok=True)
+                every = {name: {job: vars(done) for job, done in jobs.items()} for name, jobs in found.items()}
+                out.write_text(json.dumps(every))
+    if hvd.rank() == 0:
+        print(f"\n{table(found, kept)}")
+        if write:
+            head = "# What presets send and lose\n"
+            doc_sections.write(DOC, asked, f"Small jobs: {asked}", page(found, kept), head)
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,147 @@
+"""What the figures share: what a figure is, the JSON behind it, and the style of the pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot  # noqa: E402
+from matplotlib.figure import Figure as Picture  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "docs" / "results" / "figures"
+Data = dict[str, Any]
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31", "#999999", "#F0E442")
+"""Okabe and Ito's, which readers with any colour vision can tell apart; brown and grey are added."""
+MARKERS = "os^DvPX*<>"
+processes = 2
+"""Trainings at a time, each on one thread."""
+STYLE = {
+    "font.size": 10, "axes.titlesize": 11, "axes.labelsize": 10, "legend.fontsize": 9, "xtick.labelsize": 9,
+    "ytick.labelsize": 9, "axes.grid": True, "grid.alpha": 0.3, "axes.axisbelow": True, "axes.spines.top": False,
+    "axes.spines.right": False, "lines.linewidth": 1.6, "lines.markersize": 6, "figure.constrained_layout.use": True,
+    "savefig.dpi": 130, "axes.prop_cycle": pyplot.cycler(color=COLORS),
+}  # fmt: skip
+
+
+def picture(columns: int = 1, rows: int = 1, width: float = 10, height: float = 4, **more: Any) -> tuple[Picture, Any]:
+    """An empty picture in the common style, and its axes, as ``pyplot.subplots``."""
+    with matplotlib.rc_context(STYLE):
+        return pyplot.subplots(rows, columns, figsize=(width, height), **more)
+
+
+def legend_below(figure: Picture, axes: Any, columns: int) -> None:
+    """One legend under all axes, so that it hides no point."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9, frameon=False)
+
+
+def save(figure: Picture, path: Path) -> None:
+    """Writes a picture, and frees it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A Markdown table; columns but the first are aligned to the right."""
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    lines = [list(head), ["---", *["---:"] * (len(head) - 1)], *cells]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure that scripts/papers/figures.py computes and draws.
+
+    Attributes:
+        name: of its JSON and PNG files.
+        title: of its section.
+        papers: the figures and tables of the papers that it repeats, as in ``DeepReduce Figure 6``.
+        scale: what the input, the baseline and the size are, and what the figure is not.
+        compute: returns what is drawn. True: a tiny input, in seconds, for the tests.
+        draw: makes the picture.
+        table: makes the table beside it, with the values that the paper prints.
+        minutes: on two quiet cores.
+        timed: it has times, so it needs a quiet machine.
+    """
+
+    name: str
+    title: str
+    papers: tuple[str, ...]
+    scale: str
+    compute: Callable[[bool], Data]
+    draw: Callable[[Data], Picture]
+    table: Callable[[Data], str]
+    minutes: float
+    timed: bool = False
+
+    @property
+    def json(self) -> Path:
+        """The file of what was computed."""
+        return FOLDER / f"{self.name}.json"
+
+    @property
+    def png(self) -> Path:
+        """The file of the picture."""
+        return FOLDER / f"{self.name}.png"
+
+    def make(self, tiny: bool = False) -> Data:
+        """Computes the figure: the content of its JSON file."""
+        began, load = time.time(), os.getloadavg()[0]
+        data = self.compute(tiny)
+        return {
+            "figure": self.name, "papers": list(self.papers), "date": str(date.today()),
+            "machine": {**machine(), "load_before": round(load, 1)}, "seconds": round(time.time() - began),
+            "data": data,
+        }  # fmt: skip
+
+    def save(self, made: Data) -> None:
+        """Writes the picture of what was made."""
+        with matplotlib.rc_context(STYLE):
+            drawn = self.draw(made["data"])
+        save(drawn, self.png)
+
+    def section(self, made: Data) -> str:
+        """The section of docs/results/figures.md."""
+        busy = f", load {made['machine']['load_before']} before" if self.timed else ""
+        return (
+            f"Repeats: {', '.join(self.papers)}. {self.scale}\n\n![{self.title}](figures/{self.png.name})\n\n"
+            f"{self.table(made['data'])}\n\n*{made['date']}, {made['machine']['cores']} cores, "
+            f"{made['machine']['cpu']}{busy}; `make figures ARGS={self.name}`, "
+            f"[figures/{self.json.name}](figures/{self.json.name}).*"
+        )
+
+
+def machine() -> dict[str, Any]:
+    """The processor's model and the number of cores that this process may use."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {"cpu": models[0] if models else os.uname().machine, "cores": len(os.sched_getaffinity(0))}
+
+
+def dump(path: Path, made: Data) -> None:
+    """Writes JSON with five digits for each number, which is what a figure can show."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(rounded(made), indent=1)
+    # Lists of numbers on one line.
+    path.write_text(re.sub(r"\[[^\[\]{}]*\]", lambda found: " ".join(found[0].split()), text) + "\n")
+
+
+def rounded(value: Any) -> Any:
+    """Floats with five significant digits, in dicts and lists too."""
+    if isinstance(value, dict):
+        return {str(key): rounded(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(one) for one in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value

@@ -1,0 +1,209 @@
+"""`make figures`: computes the figures of the documents, and writes their pictures, JSON and sections.
+
+    python scripts/papers/figures.py --list
+    python scripts/papers/figures.py deepreduce_10 densestream_1     # these
+    python scripts/papers/figures.py --draw                          # pictures and pages again, from the JSON files
+    python scripts/papers/figures.py                                 # all of them: some hours
+
+A figure of this list is computed here and goes to docs/results/figures.md, with its JSON in docs/results/figures/; or
+it is made by a script of its own, which writes its section to its own page. docs/papers.md says which figure repeats
+what.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev",))
+
+import doc_sections
+import figure_kit
+import typer
+from figure_kit import FOLDER, ROOT, Figure, dump, machine
+from rich.console import Console
+from rich.table import Table
+
+DOCS = ROOT / "docs"
+PAGE = DOCS / "results" / "figures.md"
+HEAD = """\
+# Figures of the papers
+
+What the papers' figures show, measured with this package. [papers.md](../papers.md) maps every table and figure of the
+papers to a section here or elsewhere, and says what was not repeated. `make figures ARGS=NAME` makes one of them again,
+in less than 20 minutes on two cores: its numbers, as JSON, its picture and its section.
+The papers' data sets and sizes are out of reach here: each section says what stands in for them.
+"""
+
+
+class Script(NamedTuple):
+    """A figure that a script of its own makes.
+
+    Attributes:
+        name: of its PNG file.
+        command: script and arguments.
+        page: of docs/, where its section is.
+        section: in the page's comments.
+        papers: as ``Figure.papers``.
+        drawn: it has a picture, and not only tables.
+        timed: as ``Figure.timed``.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    page: str
+    section: str
+    papers: tuple[str, ...] = ()
+    drawn: bool = True
+    timed: bool = False
+
+    @property
+    def png(self) -> Path:
+        """The file of the picture."""
+        return FOLDER / f"{self.name}.png"
+
+    @property
+    def json(self) -> Path:
+        """The file of its tables."""
+        return FOLDER / f"{self.name}.json"
+
+    def run(self) -> int:
+        """Runs the script, and returns its seconds."""
+        print(f"{self.name}: scripts/{' '.join(self.command)}", flush=True)
+        began = time.time()
+        subprocess.run([sys.executable, ROOT / "scripts" / self.command[0], *self.command[1:]], cwd=ROOT, check=True)
+        return round(time.time() - began)
+
+    def export(self, seconds: int | None) -> None:
+        """Writes the tables of its section as JSON, so that other programs can read them.
+
+        Args:
+            seconds: that the script took just now, on this machine; None: it did not run.
+        """
+        ran, before = seconds is not None, json.loads(self.json.read_text()) if self.json.exists() else {}
+        section = doc_sections.read(DOCS / self.page, self.section)
+        dates = re.findall(r"\d{4}-\d\d-\d\d", section)
+        dump(self.json, {
+            "figure": self.name, "papers": list(self.papers), "date": dates[-1] if dates else None,
+            "machine": machine() if ran else before.get("machine"),
+            "seconds": seconds if ran else before.get("seconds"),
+            "source": f"docs/{self.page}, section {self.section}", "data": tables(section),
+        })  # fmt: skip
+
+
+def tables(section: str) -> list[dict[str, Any]]:
+    """The Markdown tables of a section: the heading above each, its head, and its rows."""
+    found: list[dict[str, Any]] = []
+    heading, head = "", None
+    for line in section.splitlines():
+        if line.startswith("#"):
+            heading = line.lstrip("# ")
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else None
+        if cells is None:
+            head = None
+        elif head is None:
+            head = cells
+            found.append({"heading": heading, "head": head, "rows": []})
+        elif set("".join(cells)) - set(":- "):
+            found[-1]["rows"].append(cells)
+    return found
+
+
+SCHEMES, LINEAR, ACCURACY, BENCHMARKS = (
+    f"results/{name}.md" for name in ("schemes", "linear", "accuracy", "benchmarks")
+)
+FRONTIER = ("papers/frontier.py", "--draw", "--write", "--runs")
+SCRIPTS = [
+    Script("qsparse_softmax", ("papers/qsparse_bits.py", "softmax", "--write"), SCHEMES, "qsparse-softmax",
+           ("Qsparse Figure 2",)),
+    Script("qsparse_digits", ("papers/qsparse_bits.py", "digits", "--write"), SCHEMES, "qsparse-digits",
+           ("Qsparse Figure 1",)),
+    Script("fedavg_silo", ("papers/train_fedavg.py", "compare", "silo", "--write"), SCHEMES, "fedavg-silo",
+           ("appendix Table 5", "appendix Figure 18")),
+    Script("fedavg_cloud", ("papers/train_fedavg.py", "compare", "cloud", "--write"), SCHEMES, "fedavg-cloud",
+           ("appendix Table 4",)),
+    Script("fedavg_device", ("papers/train_fedavg.py", "compare", "device", "--write"), SCHEMES, "fedavg-device"),
+    Script("linear", ("papers/linear_figures.py", "methods", "--write"), LINEAR, "methods",
+           ("SKCompress Figures 11 and 12", "SKCompress Table 4")),
+    Script("linear_ablation", ("papers/linear_figures.py", "ablation", "--write"), LINEAR, "ablation",
+           ("SKCompress Figure 10", "SKCompress Table 3"), False),
+    Script("linear_codecs", ("papers/linear_figures.py", "codecs", "--write"), LINEAR, "codecs", (), False, True),
+    Script("densestream_scale", ("bench/simulate_scale.py", "--write"), "densestream.md", "scale"),
+    Script("sgd_frontier", (*FRONTIER, "docs/results/figures/sgd_frontier.jsonl", "lstm"), ACCURACY, "sgd"),
+    Script("gpt_frontier", (*FRONTIER, "docs/results/figures/gpt_frontier.jsonl", "gpt"), ACCURACY, "gpt"),
+    Script("codecs", ("bench/bench.py", "--only", "codecs"), BENCHMARKS, "codecs", timed=True),
+    Script("accuracy", ("bench/bench.py", "--only", "training"), BENCHMARKS, "training"),
+]  # fmt: skip
+"""The two frontiers draw the runs of docs/results/figures/*.jsonl, which took hours; one run takes minutes. To train
+runs again, take their lines out of the file and call the script with --only and without --draw."""
+
+
+def own() -> list[Figure]:
+    """The figures of docs/results/figures.md, in its order."""
+    import figures_codecs
+    import figures_federated
+    import figures_linear
+    import figures_ncf
+    import figures_streams
+    import figures_training
+
+    modules = (
+        figures_codecs, figures_training, figures_ncf, figures_federated, figures_streams, figures_linear,
+    )  # fmt: skip
+    return [figure for module in modules for figure in module.FIGURES]
+
+
+def every() -> Iterator[Figure | Script]:
+    """All figures of the documents."""
+    yield from own()
+    yield from SCRIPTS
+
+
+def shown() -> None:
+    """Prints the list."""
+    listed = Table("name", "repeats", "page", "minutes", box=None)
+    for one in every():
+        listed.add_row(one.name, ", ".join(one.papers), "figures.md" if isinstance(one, Figure) else one.page,
+                       f"{one.minutes:g}" if isinstance(one, Figure) else "")  # fmt: skip
+    Console(width=110).print(listed)
+
+
+def main(
+    names: Annotated[list[str] | None, typer.Argument(help="figures to make; default: all")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="list the figures, and make none")] = False,
+    draw: Annotated[bool, typer.Option("--draw", help="only draw, from the JSON files that are there")] = False,
+    processes: Annotated[int, typer.Option(min=1, help="trainings at a time, each on one thread")] = 2,
+) -> None:
+    """Makes figures, one after another. An error in one stops all."""
+    if listed:
+        return shown()
+    known = {one.name: one for one in every()}
+    if unknown := set(names or ()) - set(known):
+        raise typer.BadParameter(f"no figure is named {', '.join(unknown)}; the names are: {', '.join(known)}")
+    figure_kit.processes = processes
+    for name in names or known:
+        one = known[name]
+        if isinstance(one, Script):
+            one.export(None if draw else one.run())
+            continue
+        if not draw:
+            print(f"{name}: about {one.minutes:g} minutes on two cores", flush=True)
+            dump(one.json, one.make())
+        if not one.json.exists():
+            print(f"{name}: there is no {one.json.name} yet", flush=True)
+            continue
+        made = {**json.loads(one.json.read_text()), "papers": list(one.papers)}
+        dump(one.json, made)
+        one.save(made)
+        doc_sections.write(PAGE, name, one.title, one.section(made), HEAD)
+        print(f"{name}: {one.png.relative_to(ROOT)}, {made['seconds']} s", flush=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)

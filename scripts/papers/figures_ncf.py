@@ -1,0 +1,282 @@
+"""Figures of neural collaborative filtering, whose gradients are sparse by themselves (DeepReduce, Table 2, Figure 11).
+
+Ranks are simulated in one process, as in scripts/papers/figures_training.py.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("train",))
+
+import figure_kit
+import ncf
+import numpy as np
+import simulated_training
+import torch
+from figure_kit import COLORS, Data, Figure, Picture, picture, table
+from simulated_ranks import DenseRanks, SimulatedRanks
+from torch.nn import functional
+
+from hvd_deepreduce import Config
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.exchange.costs import Cost, dense
+from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.wire.standalone import unpack
+
+USERS, ITEMS, FACTORS, RANKS, FOLD, EPOCHS, RATE = 600, 360, 16, 2, 10, 3, 0.004
+METHODS = {
+    "dense": (None, 1.0, 0.9497),
+    "BF-P2 with Fit-Poly": ("dr_bf_p2_fit_poly", 0.5879, 0.9519),
+    "SKCompress": ("dr_skcompress", 0.2175, 0.9513),
+    "BF-P0 with QSGD": ("dr_bf_p0_qsgd", 0.2063, 0.9496),
+    "**ours**: `sparse_best`": ("sparse_best", None, None),
+}
+"""Preset, and the paper's volume and hit rate."""
+
+
+class Job:
+    """NeuMF on one process, for ``ncf.hit_rate``."""
+
+    def __init__(self, seed: int, users: int = USERS) -> None:
+        torch.set_num_threads(1)
+        self.ratings = ratings(seed, users)
+        torch.manual_seed(seed)
+        self.model = ncf.neumf(self.ratings, FACTORS)
+        self.parameters = list(self.model.parameters())
+        self.sizes = [p.numel() for p in self.parameters]
+
+    def gradient(self, batches: list[tuple[np.ndarray, ...]]) -> np.ndarray:
+        """The mean over some batches, float32 ``[numel]``."""
+        self.model.zero_grad(set_to_none=True)
+        for users, items, labels in batches:
+            scores = self.model(torch.from_numpy(users), torch.from_numpy(items))
+            loss = functional.binary_cross_entropy_with_logits(scores, torch.from_numpy(labels))
+            (loss / len(batches)).backward()
+        return simulated_training.flat(p.grad for p in self.parameters)
+
+    def scores(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            return self.model(torch.from_numpy(users), torch.from_numpy(items)).numpy()
+
+    def mean(self, value: float, name: str) -> float:
+        """Over the ranks, of which there is one."""
+        return value
+
+
+@cache
+def ratings(seed: int, users: int) -> ncf.Ratings:
+    return ncf.Ratings.generated(users, ITEMS * users // USERS, seed)
+
+
+def train(config: str | None, seed: int, tiny: bool = False) -> Data:
+    """One training: the hit rate after each epoch, the volume, and the mean share of zeros in a rank's gradient.
+    ``tiny``: two steps."""
+    epochs, users = (1, 60) if tiny else (EPOCHS, USERS)
+    job = Job(seed, users)
+    ranks = SimulatedRanks(Config.load(config), RANKS, job.sizes) if config else DenseRanks(RANKS)
+    optimizer = torch.optim.Adam(job.parameters, RATE)
+    rates, zeros, steps = [], [], 0
+    for epoch in range(epochs):
+        feeds = [job.ratings.batches(users // FOLD, rank, RANKS, (seed, epoch)) for rank in range(RANKS)]
+        while True:
+            batches = [list(islice(feed, FOLD)) for feed in feeds]
+            if min(map(len, batches)) < FOLD or (tiny and steps == 2):
+                break
+            vectors = [job.gradient(own) for own in batches]
+            zeros.append(float(np.mean(vectors[0] == 0)))
+            simulated_training.apply(optimizer, job.parameters, ranks.mean(vectors))
+            steps += 1
+        rates.append(ncf.hit_rate(job, job.ratings, 0, 1))
+    size = 4 * sum(job.sizes) * RANKS * steps
+    volume = ranks.container_bytes / size if isinstance(ranks, SimulatedRanks) else 1.0
+    return {"hit_rate": rates, "volume": volume, "zeros": mean(zeros), "steps": steps, "parameters": sum(job.sizes)}
+
+
+def table_2(tiny: bool) -> Data:
+    """Three seeds of each method."""
+    if tiny:
+        return {name: [train(config, 0, True)] for name, (config, _, _) in METHODS.items()}
+    with ProcessPoolExecutor(figure_kit.processes) as pool:
+        runs = {
+            name: [pool.submit(train, config, seed) for seed in range(3)] for name, (config, _, _) in METHODS.items()
+        }
+        return {name: [one.result() for one in own] for name, own in runs.items()}
+
+
+def draw_table_2(data: Data) -> Picture:
+    figure, (left, right) = picture(2, height=3.6)
+    names = [name.replace("*", "").replace("`", "") for name in data]
+    place = np.arange(len(names))
+    volume = [mean(run["volume"] for run in runs) for runs in data.values()]
+    printed = [METHODS[name][1] or np.nan for name in data]
+    left.barh(place - 0.2, volume, 0.38, color=COLORS[0], label="here")
+    left.barh(place + 0.2, printed, 0.38, color=COLORS[4], label="the paper")
+    for where, value in (*zip(place - 0.2, volume, strict=True), *zip(place + 0.2, printed, strict=True)):
+        if value == value:
+            left.text(value + 0.01, where, f"{value:.3f}", va="center", fontsize=8)
+    left.set(yticks=place, yticklabels=names, xlabel="volume, relative to dense", xlim=(0, 1.15))
+    left.legend()
+    for number, runs in enumerate(data.values()):
+        best = [100 * max(run["hit_rate"]) for run in runs]
+        right.plot(best, [place[number]] * len(best), "o", color=COLORS[0], alpha=0.7)
+    right.set(yticks=place, yticklabels=[], xlabel="best hit rate at 10, % (each seed)")
+    for axes in (left, right):
+        axes.invert_yaxis()
+    return figure
+
+
+def table_2_text(data: Data) -> str:
+    found = []
+    for name, runs in data.items():
+        best = [max(run["hit_rate"]) for run in runs]
+        found.append([
+            name, f"{mean(run['volume'] for run in runs):.4f}", METHODS[name][1],
+            f"{mean(best):.3f} ({min(best):.3f} to {max(best):.3f})", METHODS[name][2],
+        ])  # fmt: skip
+    zeros = mean(run["zeros"] for runs in data.values() for run in runs)
+    return (
+        table(["method", "volume", "the paper's", "best hit rate, mean (of the seeds)", "the paper's"], found)
+        + f"\n\n{zeros:.0%} of a rank's gradient are zeros (the paper: roughly 40%)."
+    )
+
+
+# --- Figure 11: where a step's time goes
+
+SPEEDS = {"100 Mbit/s": 1e8, "1 Gbit/s": 1e9, "10 Gbit/s": 1e10}
+NODES, ALPHA = 4, 50e-6
+SENDERS = {
+    "dense": None, "fp16": None, "Top-r, 10%": {"sparsifier": {"name": "topk", "density": 0.1}, "index": "raw",
+                                               "value": "raw", "scope": "tensor"},
+    "BF-P0 with QSGD": "dr_bf_p0_qsgd", "ours: sparse_best": "sparse_best",
+}  # fmt: skip
+
+
+def seconds_of(action: Any, repeats: int) -> float:
+    times = []
+    for _ in range(repeats + 1):
+        began = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - began)
+    return median(times[1:])
+
+
+def figure_11(tiny: bool) -> Data:
+    """Seconds of computing, of encoding and decoding, and of the modelled network, of a rank's step."""
+    repeats = 1 if tiny else 9
+    job = Job(0, 60 if tiny else USERS)
+    batch = list(islice(job.ratings.batches(len(job.ratings.test) // FOLD, 0, 1, (0, 0)), FOLD))
+    optimizer = torch.optim.Adam(job.parameters, RATE)
+    vector = job.gradient(batch)
+    computing = seconds_of(lambda: simulated_training.apply(optimizer, job.parameters, job.gradient(batch)), repeats)
+    copying = seconds_of(vector.copy, 50)
+    ends = np.cumsum(job.sizes).tolist()
+    out: Data = {"numel": vector.size, "copy": copying, "bars": []}
+    for name, settings in SENDERS.items():
+        coding, sent = 0.0, 4.0 * vector.size
+        if settings is not None:
+            config = Config.load(settings)
+            pipeline, residual, decoded = Pipeline(config), np.zeros_like(vector), np.zeros_like(vector)
+
+            def encode(pipeline: Pipeline = pipeline, residual: np.ndarray = residual) -> list[np.ndarray]:
+                keep = residual if pipeline.config.error_feedback else None
+                return [
+                    pipeline.encode(vector[a:b], None if keep is None else keep[a:b], RngKey(0, number, 0))
+                    for number, (a, b) in enumerate(zip([0, *ends], ends, strict=False))
+                ]
+
+            containers = encode()
+
+            def decode(pipeline: Pipeline = pipeline, containers: Any = containers, out: Any = decoded) -> None:
+                for (a, b), one in zip(zip([0, *ends], ends, strict=False), containers, strict=False):
+                    pipeline.decode([unpack(one)] * NODES, out[a:b], 1 / NODES)
+
+            coding = seconds_of(encode, repeats) + seconds_of(decode, repeats)
+            sent = float(sum(one.size for one in containers))
+        for speed, bits in SPEEDS.items():
+            if settings is None:
+                network = dense(NODES, vector.size).seconds(ALPHA, 2 if name == "fp16" else 4, bits)[0]
+            else:
+                network = Cost(NODES - 1, (NODES - 1) * sent, (NODES - 1) * sent).seconds(ALPHA, 1, bits)[0]
+            out["bars"].append({"method": name, "speed": speed, "computing": computing, "coding": coding,
+                                "network": network})  # fmt: skip
+    return out
+
+
+PARTS = {"computing": "computing, measured", "coding": "encoding and decoding, measured",
+         "network": "network, cost model", "waiting": "network and waiting, measured"}  # fmt: skip
+
+
+def draw_bars(data: Data) -> Picture:
+    """Stacked bars for each speed, as multiples of the dense step. A modelled part is hatched."""
+    speeds = list(dict.fromkeys(bar["speed"] for bar in data["bars"]))
+    figure, panels = picture(len(speeds), height=3.8, sharey=True)
+    highest = 0.0
+    for axes, speed in zip(panels, speeds, strict=True):
+        own = [bar for bar in data["bars"] if bar["speed"] == speed]
+        whole = total(own[0])
+        for place, bar in enumerate(own):
+            bottom = 0.0
+            for part, color in zip(PARTS, (COLORS[0], COLORS[1], COLORS[2], COLORS[2]), strict=True):
+                height = bar.get(part, 0.0) / whole
+                axes.bar(place, height, 0.7, bottom, color=color, hatch="///" if part == "network" else "",
+                         edgecolor="white", lw=0.5)  # fmt: skip
+                bottom += height
+            highest = max(highest, bottom)
+            axes.text(place, bottom + 0.015, f"{bottom:.2f}", ha="center", fontsize=8)
+        axes.set_xticks(range(len(own)), [bar["method"] for bar in own], rotation=35, ha="right", fontsize=8)
+        axes.set(title=f"{speed}, dense step {1000 * whole:,.0f} ms")
+    panels[0].set(ylabel="time of a step / dense step", ylim=(0, 1.1 * highest))
+    for part, color in zip(PARTS, (COLORS[0], COLORS[1], COLORS[2], COLORS[2]), strict=True):
+        if any(bar.get(part) for bar in data["bars"]):
+            panels[0].bar(0, 0, color=color, hatch="///" if part == "network" else "", edgecolor="white",
+                          label=PARTS[part])  # fmt: skip
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    return figure
+
+
+def total(bar: Data) -> float:
+    """Seconds of a step."""
+    return sum(float(bar.get(part, 0.0)) for part in PARTS)
+
+
+def bars_table(data: Data) -> str:
+    """Each method's step relative to dense, and how its time divides."""
+    speeds = list(dict.fromkeys(bar["speed"] for bar in data["bars"]))
+    found = []
+    for name in dict.fromkeys(bar["method"] for bar in data["bars"]):
+        row = [name]
+        for speed in speeds:
+            own = {bar["method"]: bar for bar in data["bars"] if bar["speed"] == speed}
+            whole = total(own[name])
+            shares = [own[name].get(part, 0.0) / whole for part in ("computing", "coding")]
+            row.append(f"{whole / total(own['dense']):.2f} ({shares[0]:.0%} + {shares[1]:.0%} + {1 - sum(shares):.0%})")
+        found.append(row)
+    return table(["step / dense step (computing + coding + network)", *speeds], found)
+
+
+FIGURES = [
+    Figure(
+        "deepreduce_table_2", "NCF: volume and hit rate", ("DeepReduce Table 2", "appendix Table 6"),
+        f"NeuMF with {FACTORS} factors on a generated table of {USERS:,} users and {ITEMS} items with the skew of "
+        f"MovieLens, not on ml-20m, which is not available here; {RANKS} simulated ranks, Adam, {EPOCHS} epochs, "
+        f"gradients accumulated over {FOLD} batches before each exchange, 3 seeds. Baseline: float32 of all elements.",
+        table_2, draw_table_2, table_2_text, 7,
+    ),
+    Figure(
+        "deepreduce_11", "NCF: where the time of a step goes", ("DeepReduce Figure 11", "appendix Figure 19"),
+        f"The model of Table 2 above (53 thousand parameters; the paper's has 31.8 M), {FOLD} batches a step, "
+        f"{NODES} nodes. Computing, encoding and decoding are measured on one core. The network is the cost model's "
+        "(`hvd_deepreduce/exchange/costs.py`, latency 50 us, no overlap): a ring for dense and fp16, an allgather for "
+        "the others. fp16 halves the bytes only: the model computes in float32.",
+        figure_11, draw_bars, bars_table, 1, True,
+    ),
+]  # fmt: skip

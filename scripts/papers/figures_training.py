@@ -1,0 +1,350 @@
+"""Figures of trainings: Bloom filter policies, value codecs and stand-alone compressors (DeepReduce), DenseStream.
+
+All ranks of a job are simulated in one process (scripts/train/simulated_ranks.py) with real containers and residuals,
+so these figures have bytes and results, and no times.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("train",))
+
+import figure_kit
+import numpy as np
+import simulated_training
+import torch
+from figure_kit import COLORS, MARKERS, Data, Figure, Picture, legend_below, picture, table
+from mnist import mnist_5k
+from simulated_ranks import DenseRanks, SimulatedRanks
+from torch import nn
+from torch.nn import functional
+from train_torch import ResNet
+
+from hvd_deepreduce import Config
+
+RANKS, BATCH, EPOCHS, WIDTH, RATE = 4, 16, 6, 16, 0.05
+Settings = str | dict[str, Any] | None
+OF_RESNET = "a ResNet of 38 thousand parameters"
+JOB = (
+    f"The job is not the papers': {OF_RESNET} on 4,000 real MNIST digits of 14 x 14 pixels, "
+    f"{RANKS} simulated ranks with {BATCH} images each, SGD with momentum, {EPOCHS} epochs (372 steps). Accuracy is on "
+    "1,000 other digits. Volume: bytes of the containers, headers included, relative to float32 of all elements."
+)
+
+
+class Vgg(nn.Module):
+    """3 x 3 convolutions, pooling and two wide layers, without normalization, as VGG16; for 14 x 14 grey images."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        inputs = 1
+        for outputs in (width, 2 * width):
+            for _ in range(2):
+                layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU()]
+                inputs = outputs
+            layers.append(nn.MaxPool2d(2))
+        wide = [nn.Flatten(), nn.Linear(inputs * 9, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)]
+        self.layers = nn.Sequential(*layers, *wide)
+        for part in self.layers:
+            if isinstance(part, nn.Conv2d | nn.Linear):
+                nn.init.kaiming_normal_(part.weight, nonlinearity="relu")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.layers(x)
+        return scores
+
+
+class DenseNet(nn.Module):
+    """Two dense blocks of four layers with growth 12, as DenseNet40-K12 has three of twelve (Huang et al., 2017)."""
+
+    def __init__(self, growth: int = 12) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 2 * growth, 3, padding=1, bias=False)
+        channels, layers = 2 * growth, []
+        self.ends = (4, 8)
+        for _ in range(8):
+            layers.append(nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU(),
+                                        nn.Conv2d(channels, growth, 3, padding=1, bias=False)))  # fmt: skip
+            channels += growth
+        self.layers, self.norm = nn.ModuleList(layers), nn.BatchNorm2d(channels)
+        self.head = nn.Linear(channels, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = functional.avg_pool2d(self.stem(x), 2)
+        for number, layer in enumerate(self.layers):
+            x = torch.cat([x, layer(x)], 1)
+            if number + 1 == self.ends[0]:
+                x = functional.avg_pool2d(x, 2)
+        scores: torch.Tensor = self.head(functional.relu(self.norm(x)).mean((2, 3)))
+        return scores
+
+
+def resnet() -> nn.Module:
+    return ResNet(WIDTH)
+
+
+MODELS = {"resnet": resnet, "resnet under Adam": resnet, "vgg": Vgg, "densenet": DenseNet}
+RATES = {"resnet": RATE, "resnet under Adam": 0.003, "vgg": 0.02, "densenet": RATE}
+"""The largest learning rate of SGD with momentum, or of Adam."""
+
+
+@cache
+def images() -> tuple[torch.Tensor, ...]:
+    """Training images, labels, test images, labels; 2 x 2 pixels are averaged."""
+    train, labels, test, test_labels = (torch.from_numpy(part) for part in mnist_5k())
+    small = [functional.avg_pool2d(part.reshape(-1, 1, 28, 28), 2) * 2 - 0.5 for part in (train, test)]
+    return small[0], labels, small[1], test_labels
+
+
+def train(settings: Settings, seed: int, model_name: str = "resnet", tiny: bool = False) -> Data:
+    """One training: test accuracy and training loss after each epoch, and the volume. ``tiny``: one step."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    epochs, batch = (1, 2) if tiny else (EPOCHS, BATCH)
+    own, labels, test, test_labels = (part[: RANKS * batch] if tiny else part for part in images())
+    steps = len(own) // (RANKS * batch)
+    model = MODELS[model_name]()
+    parameters = list(model.parameters())
+    sizes = [p.numel() for p in parameters]
+    ranks = DenseRanks(RANKS) if settings is None else SimulatedRanks(
+        Config.load(settings).model_copy(update={"seed": seed}), RANKS, sizes)  # fmt: skip
+    rate = RATES[model_name]
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, rate, momentum=0.9, weight_decay=5e-4)
+    if "Adam" in model_name:
+        optimizer = torch.optim.Adam(parameters, rate, weight_decay=1e-4)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=epochs * steps, cycle_momentum=False)
+    accuracies, losses = [], []
+    for number in range(epochs):
+        came = simulated_training.epoch(model, ranks, optimizer, schedule, own, labels, batch, 1000 * seed + number)
+        accuracies.append(simulated_training.accuracy(model, test, test_labels))
+        losses.append(mean(came))
+    dense = 4 * sum(sizes) * RANKS * epochs * steps
+    volume = 1.0 if isinstance(ranks, DenseRanks) else ranks.container_bytes / dense
+    return {"accuracy": accuracies, "loss": losses, "volume": volume, "parameters": sum(sizes)}
+
+
+def trainings(methods: dict[str, Settings], seeds: int, tiny: bool, model: str = "resnet") -> Data:
+    """Trains with each method and seed, some at a time. Returns the runs of each method."""
+    if tiny:
+        return {name: [train(given, 0, model, tiny)] for name, given in methods.items()}
+    with ProcessPoolExecutor(figure_kit.processes) as pool:
+        runs = {
+            name: [pool.submit(train, given, seed, model) for seed in range(seeds)] for name, given in methods.items()
+        }
+        return {name: [one.result() for one in own] for name, own in runs.items()}
+
+
+def final(runs: list[Data]) -> tuple[float, float, float]:
+    """Mean, least and greatest accuracy after the last epoch."""
+    ends = [run["accuracy"][-1] for run in runs]
+    return mean(ends), min(ends), max(ends)
+
+
+def rows(data: Data) -> Iterable[list[Any]]:
+    """Of a table: method, volume, accuracy with its range, and the steps' accuracy after the second epoch."""
+    for name, runs in data.items():
+        middle, low, high = final(runs)
+        early = mean(run["accuracy"][min(1, len(run["accuracy"]) - 1)] for run in runs)
+        yield [name, f"{mean(run['volume'] for run in runs):.2%}", f"{early:.1%}",
+               f"{middle:.1%} ({low:.1%} to {high:.1%})"]  # fmt: skip
+
+
+HEAD = ["method", "volume", "accuracy after 2 epochs", "at the end, mean (of the seeds)"]
+
+
+def lines(data: Data, title: str) -> Picture:
+    """Accuracy by epoch at the left, at the right the end of each run against its volume."""
+    figure, (left, right) = picture(2, height=4.6)
+    for number, (name, runs) in enumerate(data.items()):
+        style = {"color": COLORS[number], "marker": MARKERS[number]}
+        accuracy = 100 * np.mean([run["accuracy"] for run in runs], 0)
+        left.plot(range(1, accuracy.size + 1), accuracy, label=name.replace("`", ""), **style)
+        right.plot([100 * run["volume"] for run in runs], [100 * run["accuracy"][-1] for run in runs], ls="", **style)
+    left.set(xlabel="epoch", ylabel="test accuracy, %", title="mean of the seeds")
+    right.set(xlabel="volume, % of dense (log)", ylabel="final test accuracy, %", xscale="log", title="each seed")
+    right.xaxis.set_major_formatter("{x:g}")
+    figure.suptitle(title)
+    legend_below(figure, left, 6 if max(map(len, data)) < 12 else 4)
+    return figure
+
+
+# --- DeepReduce Figure 7 (and 17 of the appendix): policies
+
+
+def bloom(policy: str, fpr: float = 0.001, **more: Any) -> dict[str, Any]:
+    """Raw values of the top 1% of each tensor, and a Bloom filter."""
+    return {
+        "sparsifier": {"name": "topk", "density": 0.01}, "index": {"name": "bloom", "policy": policy, "fpr": fpr},
+        "value": "raw", "scope": "tensor", **more,
+    }  # fmt: skip
+
+
+def at(settings: dict[str, Any], density: float) -> dict[str, Any]:
+    return {**settings, "sparsifier": {"name": "topk", "density": density}}
+
+
+def policies(density: float) -> dict[str, Settings]:
+    top = {"sparsifier": {"name": "topk", "density": density}, "index": "raw", "value": "raw", "scope": "tensor"}
+    own: dict[str, Settings] = {"dense": None, "Top-r": top}
+    own |= {f"BF-{policy.upper()}": at(bloom(policy), density) for policy in ("p0", "p1", "p2")}
+    own["BF-naive"] = at(bloom("naive", error_feedback=False), density)
+    return own
+
+
+def fpr_methods() -> dict[str, Settings]:
+    """Figure 6: each policy, false positive rate and sparsifier, and both sparsifiers by themselves."""
+    own: dict[str, Settings] = {"dense": None}
+    for label, sparsifier in (("Top-r", "topk"), ("Random-r", "randomk")):
+        chosen = {"sparsifier": {"name": sparsifier, "density": 0.01}}
+        own[label] = {**bloom("p0"), **chosen, "index": "raw"}
+        for policy in ("p0", "p1", "p2"):
+            for fpr in FPRS:
+                own[f"{label} {policy} {fpr:g}"] = {**bloom(policy, fpr), **chosen}
+    return own
+
+
+FPRS = (0.0001, 0.001, 0.01, 0.1)
+
+
+def draw_fpr(data: Data) -> Picture:
+    figure, panels = picture(3, 2, height=6.2, sharex=True)
+    for column, policy in enumerate(("p0", "p1", "p2")):
+        for number, label in enumerate(("Top-r", "Random-r")):
+            style = {"color": COLORS[number], "marker": MARKERS[number]}
+            for row, key in enumerate(("accuracy", "volume")):
+                own = [data[f"{label} {policy} {fpr:g}"][0][key] for fpr in FPRS]
+                alone = data[label][0][key]
+                values = [100 * (one[-1] if row == 0 else one) for one in (*own, alone)]
+                panels[row, column].plot(FPRS, values[:-1], label=f"{label} with BF-{policy.upper()}", **style)
+                panels[row, column].axhline(values[-1], color=COLORS[number], ls="--", lw=1, label=f"{label} alone")
+        panels[0, column].axhline(100 * data["dense"][0]["accuracy"][-1], color="black", lw=1, ls=":", label="dense")
+        panels[0, column].set_title(f"policy {policy.upper()}")
+        panels[1, column].set(xscale="log", yscale="log", xlabel="false positive rate")
+    for row, label in enumerate(("final test accuracy, %", "volume, % of dense (log)")):
+        limits = [axes.get_ylim() for axes in panels[row]]
+        for axes in panels[row]:
+            axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+        panels[row, 0].set_ylabel(label)
+    for axes in panels[1]:
+        axes.set_yticks([1, 2, 5, 10], ["1", "2", "5", "10"])
+        axes.minorticks_off()
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, [one.replace(" with BF-P0", " with the filter") for one in labels],
+                  loc="outside lower center", ncols=5, frameon=False)  # fmt: skip
+    return figure
+
+
+def fpr_table(data: Data) -> str:
+    found = []
+    for label in ("Top-r", "Random-r"):
+        found.append([label, "none", f"{data[label][0]['volume']:.2%}", f"{data[label][0]['accuracy'][-1]:.1%}"])
+        for policy in ("p0", "p1", "p2"):
+            for fpr in FPRS:
+                run = data[f"{label} {policy} {fpr:g}"][0]
+                found.append([f"{label}, BF-{policy.upper()}", f"{fpr:g}", f"{run['volume']:.2%}",
+                              f"{run['accuracy'][-1]:.1%}"])  # fmt: skip
+    said = (
+        "The paper prints no numbers, but that BF-P0 sends more than the sparse input from a rate of 0.004 on, that "
+        "the volume of P1 and P2 falls with the rate, and that P1 loses accuracy as it rises."
+    )
+    return table(["sparsifier, policy", "false positive rate", "volume", "accuracy"], found) + "\n\n" + said
+
+
+VALUES: dict[str, Settings] = {
+    "dense": None, "Top-r": "topk_raw", "Fit-Poly": "dr_fit_poly", "Fit-DExp": "dr_fit_dexp", "Deflate": "dr_deflate",
+    "QSGD": "dr_qsgd",
+}  # fmt: skip
+ALONE: dict[str, Settings] = {
+    "dense": None, "Top-r": "topk_raw", "BF-P2": "dr_bf_p2", "Fit-Poly": "dr_fit_poly",
+    "3LC": "three_lc", "SketchML, 64 buckets": {"joint": {"name": "sketchml", "buckets": 64, "center": "middle"},
+                                                 "sparsifier": "nonzero", "scope": "tensor"},
+    "ours: top 1%, `topk_rice_qsgd`": "topk_rice_qsgd",
+}  # fmt: skip
+STREAMS: dict[str, Settings] = {
+    "dense": None,
+    **{f"DenseStream, {density:.0%}": {"sparsifier": {"name": "topk", "density": density}, "joint": "densestream",
+                                       "scope": "model"} for density in (0.05, 0.01)},
+}  # fmt: skip
+DENSE_SKETCHES: dict[str, Settings] = {
+    "dense": None, "SKCompress, 16 buckets": "skcompress_dense",
+    "the same, with error feedback": {
+        "sparsifier": "none", "joint": {"name": "skcompress", "buckets": 16, "groups": 1, "center": "middle"},
+        "scope": "tensor",
+    },
+    "ours: top 1%, `topk_rice_qsgd`": "topk_rice_qsgd",
+}  # fmt: skip
+
+
+def draw_losses(data: Data) -> Picture:
+    figure, (left, right) = picture(2, height=4)
+    for number, (name, runs) in enumerate(data.items()):
+        for axes, key, factor in ((left, "loss", 1), (right, "accuracy", 100)):
+            values = factor * np.mean([run[key] for run in runs], 0)
+            axes.plot(range(1, values.size + 1), values, label=name, color=COLORS[number], marker=MARKERS[number])
+    left.set(xlabel="epoch", ylabel="training loss, nats (log)", yscale="log")
+    right.set(xlabel="epoch", ylabel="test accuracy, %")
+    legend_below(figure, left, 3)
+    return figure
+
+
+def in_rows(data: Data) -> str:
+    return table(HEAD, rows(data))
+
+
+FIGURES = [
+    Figure(
+        "deepreduce_6", "The false positive rate of a Bloom filter", ("DeepReduce Figure 6", "appendix Figure 15"),
+        f"{JOB} The top or random 1% of each tensor, float32 values, error feedback. One seed: differences below a "
+        "point are noise. The paper trains ResNet-20 on CIFAR-10 for 328 epochs on 8 nodes.",
+        lambda tiny: trainings(fpr_methods(), 1, tiny), draw_fpr, fpr_table, 8,
+    ),
+    Figure(
+        "deepreduce_7", "Policies of Bloom filters",
+        ("DeepReduce Figure 7", "DeepReduce Figure 15a", "appendix Figure 17a"),
+        f"{JOB} The top 1% of each tensor, float32 values, false positive rate 0.001, error feedback but for BF-naive; "
+        "3 seeds. The paper trains ResNet-20 on CIFAR-10.",
+        lambda tiny: trainings(policies(0.01), 3, tiny), lambda data: lines(data, "policies of Bloom filters, ResNet"),
+        in_rows, 5,
+    ),
+    Figure(
+        "deepreduce_8", "Value codecs", ("DeepReduce Figure 8",),
+        f"{JOB} The top 1% of each tensor with indices of 32 bits, error feedback; 3 seeds. The paper trains ResNet-20 "
+        "on CIFAR-10, and says that Fit-DExp halves the volume of Top-r and Fit-Poly takes 40% off it.",
+        lambda tiny: trainings(VALUES, 3, tiny), lambda data: lines(data, "value codecs, ResNet"), in_rows, 5,
+    ),
+    Figure(
+        "deepreduce_9", "Beside stand-alone compressors", ("DeepReduce Figure 9", "appendix Figure 16"),
+        f"{JOB} 3LC and SketchML compress the dense gradient, the others its top 1%; error feedback; 3 seeds. The "
+        "paper trains ResNet-50 on ImageNet.",
+        lambda tiny: trainings(ALONE, 3, tiny), lambda data: lines(data, "stand-alone compressors, ResNet"), in_rows, 5,
+    ),
+    Figure(
+        "deepreduce_17", "Policies of Bloom filters on a DenseNet", ("DeepReduce Figure 15b", "appendix Figure 17b"),
+        f"{JOB.replace(OF_RESNET, 'a DenseNet of 60 thousand parameters, 8 layers with growth 12,')} The top 0.5% of "
+        "each tensor, false positive rate 0.001; 2 seeds. The paper trains DenseNet40-K12 on CIFAR-10.",
+        lambda tiny: trainings(policies(0.005), 2, tiny, "densenet"),
+        lambda data: lines(data, "policies of Bloom filters, DenseNet"), in_rows, 8,
+    ),
+    Figure(
+        "densestream_5", "DenseStream's training loss", ("DenseStream Figure 5",),
+        f"{JOB.replace(OF_RESNET, 'a VGG of 71 thousand parameters without normalization')} "
+        "The top of the whole model, error feedback; 3 seeds. The paper trains VGG16 on CIFAR-10 on 4 nodes, at 5%.",
+        lambda tiny: trainings(STREAMS, 3, tiny, "vgg"), draw_losses, in_rows, 3,
+    ),
+    Figure(
+        "skcompress_16", "SKCompress of a neural network's dense gradients", ("SKCompress Figure 16",),
+        f"{JOB.replace('SGD with momentum', 'Adam (0.003, weight decay 1e-4)')} SKCompress without keys, 16 buckets, "
+        "no error feedback; 2 seeds. The paper trains ResNet18 on CIFAR-10 in a simulation of one server, and has 21.7 "
+        "times fewer bytes (4.6%) and 1.7 points less accuracy.",
+        lambda tiny: trainings(DENSE_SKETCHES, 2, tiny, "resnet under Adam"),
+        lambda data: lines(data, "SKCompress on a ResNet under Adam"), in_rows, 4,
+    ),
+]  # fmt: skip

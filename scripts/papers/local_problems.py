@@ -1,0 +1,149 @@
+"""What simulated workers train: softmax regression, and the digits ResNet. Each worker has data of its own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Protocol
+
+sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("train",))
+
+import numpy as np
+import numpy.typing as npt
+
+Vector = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.int64]
+
+
+class Problem(Protocol):
+    """Stochastic gradients of R workers, and the quality of one model.
+
+    Attributes:
+        sizes: elements of the model's tensors.
+        momentum: of the workers' own steps.
+    """
+
+    sizes: list[int]
+    momentum: float
+
+    def start(self, seed: int) -> Vector:
+        """The first model, float32 ``[numel]``."""
+
+    def gradients(self, models: Vector, rng: np.random.Generator, out: Vector) -> None:
+        """A gradient of each worker at its own model, of a batch of its own data: ``[R, numel]`` into ``out``."""
+
+    def evaluate(self, model: Vector) -> tuple[float, float]:
+        """The objective on all training data, and the share of the test data whose label is not found."""
+
+
+class Softmax:
+    """Softmax regression with ``l2 / 2 * ||weights||^2``; the biases are a row of the weights.
+
+    Args:
+        data: training images ``[n, pixels]``, labels, test images, labels. Worker r has the images r, r + R, ...
+        workers: R.
+        batch: images of a worker in a step, drawn with replacement.
+        l2: None: 1 / n.
+    """
+
+    momentum = 0.0
+
+    def __init__(
+        self, data: tuple[Vector, Labels, Vector, Labels], workers: int, batch: int = 8, l2: float | None = None
+    ) -> None:
+        self._images, self._test = (
+            np.hstack([part, np.ones((len(part), 1), np.float32)]).astype(np.float32) for part in data[::2]
+        )
+        self._labels, self._test_labels = data[1], data[3]
+        self._classes = int(self._labels.max()) + 1
+        self._workers, self._batch = workers, batch
+        self.l2 = np.float32(1 / len(self._images) if l2 is None else l2)
+        self.sizes = [self._images.shape[1] * self._classes]
+
+    def start(self, seed: int) -> Vector:
+        return np.zeros(self.sizes[0], np.float32)
+
+    def gradients(self, models: Vector, rng: np.random.Generator, out: Vector) -> None:
+        workers, each = self._workers, len(self._images) // self._workers
+        drawn = rng.integers(0, each, (workers, self._batch)) * workers + np.arange(workers)[:, None]
+        x = self._images[drawn]
+        weights = models.reshape(workers, -1, self._classes)
+        errors = _softmax(x @ weights)
+        errors[np.arange(workers)[:, None], np.arange(self._batch), self._labels[drawn]] -= 1
+        errors /= np.float32(self._batch)
+        np.matmul(x.transpose(0, 2, 1), errors, out=out.reshape(weights.shape))
+        out += self.l2 * models
+
+    def evaluate(self, model: Vector) -> tuple[float, float]:
+        weights = model.reshape(-1, self._classes)
+        found = _softmax(self._images @ weights)[np.arange(len(self._labels)), self._labels]
+        loss = -np.log(np.maximum(found, 1e-30)).mean() + 0.5 * float(self.l2) * float(model @ model)
+        wrong = (self._test @ weights).argmax(1) != self._test_labels
+        return float(loss), float(wrong.mean())
+
+
+def _softmax(scores: Vector) -> Vector:
+    """Along the last axis, in place."""
+    scores -= scores.max(-1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(-1, keepdims=True)
+    return scores
+
+
+class DigitsResNet:
+    """The ResNet of scripts/train/train_torch.py on scikit-learn's digits, with its momentum and weight decay.
+
+    The workers take turns on one network. So the running statistics of its normalizations, which tests use, are of all
+    workers' batches; training uses those of the worker's own batch.
+
+    Args:
+        workers: R. Worker r has the images r, r + R, ...
+        batch: images of a worker in a step, drawn with replacement.
+        width: channels of the first layers; 16: 38 thousand parameters.
+    """
+
+    momentum = 0.9
+
+    def __init__(self, workers: int, batch: int = 32, width: int = 16) -> None:
+        import torch
+        from train_torch import ResNet, digits
+
+        torch.set_num_threads(1)
+        self._torch, self._new = torch, lambda: ResNet(width)
+        self._network = self._new()
+        self._images, self._labels, self._test, self._test_labels = digits()
+        self._workers, self._batch = workers, batch
+        self.sizes = [parameter.numel() for parameter in self._network.parameters()]
+
+    def start(self, seed: int) -> Vector:
+        torch = self._torch
+        torch.manual_seed(seed)
+        self._network = self._new()
+        vector: Vector = torch.nn.utils.parameters_to_vector(self._network.parameters()).detach().numpy()
+        return vector
+
+    def gradients(self, models: Vector, rng: np.random.Generator, out: Vector) -> None:
+        torch = self._torch
+        parameters = list(self._network.parameters())
+        self._network.train()
+        for worker, model in enumerate(models):
+            self._load(model)
+            drawn = torch.from_numpy(rng.integers(0, len(self._images) // self._workers, self._batch))
+            drawn = drawn * self._workers + worker
+            loss = torch.nn.functional.cross_entropy(self._network(self._images[drawn]), self._labels[drawn])
+            gradients = torch.autograd.grad(loss, parameters)
+            out[worker] = torch.cat([gradient.reshape(-1) for gradient in gradients]).numpy()
+        out += np.float32(5e-4) * models
+
+    def evaluate(self, model: Vector) -> tuple[float, float]:
+        torch = self._torch
+        self._load(model)
+        self._network.eval()
+        with torch.no_grad():
+            loss = torch.nn.functional.cross_entropy(self._network(self._images), self._labels)
+            wrong = self._network(self._test).argmax(1) != self._test_labels
+        return float(loss), float(wrong.float().mean())
+
+    def _load(self, model: Vector) -> None:
+        torch = self._torch
+        torch.nn.utils.vector_to_parameters(torch.from_numpy(model), self._network.parameters())

@@ -1,0 +1,517 @@
+"""Federated averaging with both directions compressed: DeepReduce's Algorithm 2 (appendix), on handwritten digits.
+
+    mpirun -np 2 python scripts/papers/train_fedavg.py run --clients 10 --drawn 10
+    python scripts/papers/train_fedavg.py run --simulate --clients 10000 --drawn 100 --samples 20
+    python scripts/papers/train_fedavg.py compare silo --write         # the methods of Tables 4 and 5
+
+The server is on rank 0, and client k on rank k % size. A simulation does the same in one process, to the bit. The model
+is a perceptron with one hidden layer; a client's data are skewed by a Dirichlet distribution over the classes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass, field, replace
+from datetime import date
+from enum import Enum
+from pathlib import Path
+from textwrap import fill
+from typing import Annotated, Any
+
+sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", "train"))
+
+import doc_sections
+import figure_kit
+import numpy as np
+import torch
+import typer
+from federated import DOWN, UP, Down, Link, OneProcess, Round, Transport, Vector, federate
+from local_updates import Outer
+from rich.progress import track
+from torch import nn
+from torch.nn import functional
+
+from hvd_deepreduce import Config
+from hvd_deepreduce.codecs.interfaces import U8
+from hvd_deepreduce.exchange.costs import Cost
+
+DOC = Path(__file__).resolve().parents[2] / "docs" / "results" / "schemes.md"
+DENSE: dict[str, Any] = {"sparsifier": "none", "value": "raw", "error_feedback": False}
+app = typer.Typer(add_completion=False)
+
+
+def load(data: str) -> tuple[Vector, np.ndarray[Any, Any], Vector, np.ndarray[Any, Any]]:
+    """Training images ``[n, pixels]``, labels, test images, labels: of scikit-learn (``digits``) or of MNIST."""
+    if data == "mnist":
+        from mnist import mnist_5k
+
+        return mnist_5k()
+    from train_torch import digits
+
+    images, labels, test, test_labels = (part.numpy() for part in digits())
+    return images.reshape(len(images), -1), labels, test.reshape(len(test), -1), test_labels
+
+
+def skewed(
+    labels: np.ndarray[Any, Any], clients: int, alpha: float, samples: int | None, seed: int
+) -> list[np.ndarray[Any, Any]]:
+    """The numbers of each client's images, skewed by Dirichlet(alpha).
+
+    Args:
+        samples: None: the images are divided: of each class, client k gets a share; shares are Dirichlet(alpha), drawn
+            again until every client has an image. Else each client draws so many images, of classes in shares of its
+            own, which are Dirichlet(alpha); clients may have the same images.
+    """
+    rng = np.random.default_rng((seed, clients))
+    by_class = [rng.permutation(np.flatnonzero(labels == label)) for label in range(int(labels.max()) + 1)]
+    if samples is not None:
+        shares = rng.dirichlet([alpha] * len(by_class), clients)
+        counts = [rng.multinomial(samples, share) for share in shares]
+        return [
+            np.concatenate([rng.choice(of, count) for of, count in zip(by_class, row, strict=True)]) for row in counts
+        ]
+    for _ in range(1000):
+        cuts = [
+            np.split(of, (np.cumsum(rng.dirichlet([alpha] * clients))[:-1] * len(of)).astype(int)) for of in by_class
+        ]
+        parts = [np.concatenate([cut[client] for cut in cuts]) for client in range(clients)]
+        if min(map(len, parts)):
+            return parts
+    raise typer.BadParameter(
+        f"{len(labels)} images cannot be divided among {clients} clients with --alpha {alpha}: some would have none. "
+        "Give --samples, fewer clients or a larger alpha"
+    )
+
+
+@dataclass
+class Local:
+    """Training on a client.
+
+    Attributes:
+        data: of ``load``.
+        parts: of ``skewed``.
+        epochs, batch, lr, adam: Adam or plain SGD, begun anew in each round.
+    """
+
+    data: tuple[Vector, np.ndarray[Any, Any], Vector, np.ndarray[Any, Any]]
+    parts: list[np.ndarray[Any, Any]]
+    hidden: int
+    epochs: int
+    batch: int
+    lr: float
+    adam: bool
+    seed: int
+
+    def __post_init__(self) -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(self.seed)
+        self._images, self._labels, self._test, self._test_labels = map(torch.from_numpy, self.data)
+        classes = int(self._labels.max()) + 1
+        self._network = nn.Sequential(
+            nn.Linear(self._images.shape[1], self.hidden), nn.ReLU(), nn.Linear(self.hidden, classes)
+        )
+
+    def vector(self) -> Vector:
+        """The network's parameters, float32 ``[numel]``."""
+        flat: Vector = nn.utils.parameters_to_vector(self._network.parameters()).detach().numpy()
+        return flat
+
+    def load_vector(self, model: Vector) -> None:
+        nn.utils.vector_to_parameters(torch.from_numpy(model.copy()), self._network.parameters())
+
+    def __call__(self, number: int, client: int, model: Vector) -> Vector:
+        """A client's training in a round."""
+        self.load_vector(model)
+        kind = torch.optim.Adam if self.adam else torch.optim.SGD
+        optimizer = kind(self._network.parameters(), self.lr, fused=True)
+        rng = np.random.default_rng((self.seed, number, client))
+        part = self.parts[client]
+        for _ in range(self.epochs):
+            order = torch.from_numpy(rng.permutation(part))
+            for chosen in order.split(self.batch):
+                optimizer.zero_grad()
+                functional.cross_entropy(self._network(self._images[chosen]), self._labels[chosen]).backward()
+                optimizer.step()
+        return self.vector()
+
+    def accuracy(self, model: Vector) -> float:
+        """On the test images."""
+        self.load_vector(model)
+        with torch.no_grad():
+            return float((self._network(self._test).argmax(1) == self._test_labels).float().mean())
+
+
+class Ranks:
+    """Messages over Horovod. Containers go to all ranks, since it has no gather; only rank 0 reads them."""
+
+    def __init__(self) -> None:
+        import horovod.torch as hvd
+
+        hvd.init()
+        self._hvd, self.rank, self.size = hvd, hvd.rank(), hvd.size()
+
+    def share(self, data: U8 | None) -> U8:
+        size = self._hvd.broadcast(torch.tensor([0 if data is None else data.size]), 0, name="size")
+        given = torch.zeros(int(size), dtype=torch.uint8) if data is None else torch.from_numpy(data.copy())
+        message: U8 = self._hvd.broadcast(given, 0, name="message").numpy()
+        return message
+
+    def gather(self, own: dict[int, U8], all_clients: list[int]) -> dict[int, U8]:
+        mine = [torch.from_numpy(own[client]) for client in sorted(own)]
+        sizes = self._hvd.allgather(torch.tensor([part.numel() for part in mine], dtype=torch.int64), name="sizes")
+        data = self._hvd.allgather(torch.cat([*mine, torch.zeros(0, dtype=torch.uint8)]), name="containers").numpy()
+        order = [client for rank in range(self.size) for client in all_clients if client % self.size == rank]
+        return dict(zip(order, np.split(data, np.cumsum(sizes.numpy())[:-1]), strict=True))
+
+
+@dataclass(frozen=True)
+class Job:
+    """A federated training.
+
+    Attributes:
+        data, clients, drawn, alpha, samples, seed: see the options of ``run``.
+    """
+
+    data: str = "mnist"
+    clients: int = 10
+    drawn: int = 10
+    rounds: int = 40
+    alpha: float = 0.5
+    samples: int | None = None
+    hidden: int = 64
+    epochs: int = 1
+    batch: int = 16
+    lr: float = 0.001
+    adam: bool = True
+    seed: int = 0
+
+
+def train(
+    job: Job, up: Config, down_config: Config, down: Down, outer: Outer, transport: Transport, look: int = 1
+) -> list[Round]:
+    """Runs the job; the figures of each round, with the test accuracy every ``look`` rounds on rank 0."""
+    data = load(job.data)
+    parts = skewed(data[1], job.clients, job.alpha, job.samples, job.seed)
+    local = Local(data, parts, job.hidden, job.epochs, job.batch, job.lr, job.adam, job.seed)
+    start = local.vector()
+    numel, rows = start.size, []
+    for row, server in federate(
+        start, Link(up, numel, UP), Link(down_config, numel, DOWN), down, local,
+        rounds=job.rounds, clients=job.clients, count=job.drawn, seed=job.seed, outer=outer, transport=transport,
+    ):  # fmt: skip
+        dense = 4 * numel * job.drawn
+        row.facts = {"down": row.down_bytes / dense, "up": row.up_bytes / dense}
+        if server is not None and ((row.number + 1) % look == 0 or row.number + 1 == job.rounds):
+            row.facts["accuracy"] = local.accuracy(server.model)
+        rows.append(row)
+    return rows
+
+
+def config(given: str, density: float | None, seed: int) -> Config:
+    """The config of one direction: a container of the whole model."""
+    if given == "none":
+        return Config.load(DENSE, scope="model", seed=seed)
+    changes = {} if density is None else {"density": density}
+    return Config.load(given, scope="model", seed=seed, **changes)
+
+
+class Way(str, Enum):
+    """What goes down: see federated.Reader."""
+
+    difference = "difference"
+    initial = "initial"
+
+
+@app.command()
+def run(
+    up: Annotated[str, typer.Option(help="config of what clients send: a preset, a YAML file, or none")] = "topk_model",
+    down: Annotated[str, typer.Option(help="config of what the server sends")] = "topk_model",
+    density: Annotated[float | None, typer.Option(help="of both configs; default: their own")] = None,
+    way: Annotated[Way, typer.Option(help="what goes down: the difference to the clients' model, or to x_0")] = (
+        Way.difference
+    ),
+    data: Annotated[str, typer.Option(help="mnist (5,000 images) or digits (scikit-learn's)")] = "mnist",
+    clients: Annotated[int, typer.Option(min=1, help="K")] = 10,
+    drawn: Annotated[int, typer.Option(min=1, help="m, clients of a round")] = 10,
+    rounds: Annotated[int, typer.Option(min=1)] = 40,
+    alpha: Annotated[float, typer.Option(help="of the Dirichlet distribution: small ones skew more")] = 0.5,
+    samples: Annotated[int | None, typer.Option(min=1, help="images of a client; default: all are divided")] = None,
+    hidden: Annotated[int, typer.Option(min=1, help="width of the hidden layer")] = 64,
+    epochs: Annotated[int, typer.Option(min=1, help="of a client in a round")] = 1,
+    batch: Annotated[int, typer.Option(min=1)] = 16,
+    lr: Annotated[float, typer.Option(help="of the clients")] = 0.001,
+    sgd: Annotated[bool, typer.Option("--sgd", help="plain SGD on the clients, in place of Adam")] = False,
+    server_lr: Annotated[float, typer.Option(help="1: the mean update, as it is")] = 1.0,
+    server_momentum: Annotated[float, typer.Option(help="Nesterov momentum of the server")] = 0.0,
+    seed: int = 0,
+    simulate: Annotated[bool, typer.Option("--simulate", help="all clients in this process, without Horovod")] = False,
+    out: Annotated[Path, typer.Option(help="folder for metrics.json")] = Path("runs/fedavg"),
+) -> None:
+    """Trains, and writes OUT/metrics.json: bytes, seconds and accuracy of every round."""
+    if drawn > clients:
+        raise typer.BadParameter(f"--drawn is {drawn}, and there are {clients} clients: draw at most as many")
+    job = Job(data, clients, drawn, rounds, alpha, samples, hidden, epochs, batch, lr, not sgd, seed)
+    transport = OneProcess() if simulate else Ranks()
+    outer = Outer(server_lr, server_momentum)
+    rows = train(job, config(up, density, seed), config(down, density, seed), way.value, outer, transport)
+    if transport.rank:
+        return
+    for row in rows:
+        print(
+            f"round {row.number + 1:3}  accuracy {row.facts['accuracy']:.4f}  of dense: down {row.facts['down']:.4f}, "
+            f"up {row.facts['up']:.4f}  server {1e3 * (row.server_encode + row.server_decode):.1f} ms, clients' codecs "
+            f"{1e3 * (row.client_encode + row.client_decode):.1f} ms, training {1e3 * row.client_train:.0f} ms"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    settings = {**asdict(job), "up": up, "down": down, "density": density, "way": way.value, "ranks": transport.size}
+    (out / "metrics.json").write_text(json.dumps({**settings, "rounds_done": [asdict(row) for row in rows]}))
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the comparison.
+
+    Attributes:
+        config, changes: of both directions.
+        way: what goes down.
+        down_changes: of the config of what goes down.
+    """
+
+    name: str
+    config: str
+    changes: dict[str, Any]
+    way: Down = "difference"
+    down_changes: dict[str, Any] = field(default_factory=dict)
+
+    def links(self, seed: int) -> tuple[Config, Config]:
+        """The configs up and down."""
+        base = DENSE if self.config == "none" else self.config
+        up = Config.load(base, scope="model", seed=seed, **self.changes)
+        return up, Config.load(up, **self.down_changes)
+
+
+def top(share: float, value: str | int, name: str = "", **more: Any) -> Method:
+    """Ours: top-k, the smallest index codec, and signs or QSGD's entropy-coded levels of so many bits."""
+    coded = value if isinstance(value, str) else {"name": "qsgd", "bits": value, "entropy": "rans"}
+    kind = "signs" if isinstance(value, str) else f"{value} bits"
+    changes = {"density": share, "index": "auto", "value": coded}
+    return Method(f"**ours: {share:.0%}, {kind}{name}**", "topk_model", changes, **more)
+
+
+QSGD = {"name": "qsgd", "bits": 7, "bucket_size": 512, "norm": "l2"}
+TABLES = [
+    Method("dense (FedAvg)", "none", {}),
+    Method("Top-r, 10%", "topk_raw", {"density": 0.1}),
+    Method("BF-P0", "dr_bf_p0", {"density": 0.1}),
+    Method("Fit-Poly", "dr_fit_poly", {"density": 0.1}),
+    Method("BF-P0 with QSGD", "dr_bf_p0", {"density": 0.1, "value": QSGD}),
+    top(0.2, 3),
+    top(0.1, 3),
+    top(0.03, 3),
+    top(0.01, "sign"),
+]
+NO_MEMORY = {"error_feedback": False}
+METHODS = {
+    "silo": TABLES,
+    "cloud": [
+        *(replace(one, way="initial", down_changes=NO_MEMORY) for one in (*TABLES[:5], top(0.4, 3), *TABLES[5:7])),
+        top(0.2, 3, ", differences go down"),
+        top(0.03, 3, ", differences go down"),
+    ],
+    "device": [
+        Method("dense (FedAvg)", "none", {}),
+        Method("Top-r, 10%, x_t - x_0 goes down", "topk_raw", {"density": 0.1}, "initial"),
+        Method("the same, no error feedback down", "topk_raw", {"density": 0.1}, "initial", NO_MEMORY),
+        top(0.1, 3, ", x_t - x_0 goes down", way="initial"),
+        top(0.1, 3, ", the same, no error feedback down", way="initial", down_changes=NO_MEMORY),
+        top(0.2, 4, ", the same, no error feedback down", way="initial", down_changes=NO_MEMORY),
+        top(0.2, 4, ", differences go down"),
+        top(0.01, "sign", ", differences go down"),
+    ],
+}
+
+
+class Setting(str, Enum):
+    """Who the clients are: 10 that always train, 56 of which 8 are drawn, or 10,000 of which 100 are drawn."""
+
+    silo = "silo"
+    cloud = "cloud"
+    device = "device"
+
+
+JOBS = {
+    Setting.silo: Job(rounds=40, batch=32, lr=0.002),
+    Setting.cloud: Job(clients=56, drawn=8, rounds=100, lr=0.002),
+    Setting.device: Job(clients=10_000, drawn=100, rounds=50, samples=20, batch=10, lr=0.1, adam=False),
+}
+TITLES = {
+    Setting.silo: "FedAvg: 10 clients, all in every round (the paper's Table 5)",
+    Setting.cloud: "FedAvg: 56 clients, 8 drawn a round (the paper's Table 4)",
+    Setting.device: "FedAvg: 10,000 clients, 100 drawn a round",
+}
+ABOUT = (
+    "A perceptron with {hidden} hidden units ({numel:,} parameters) on 5,000 real MNIST digits, 4,000 of them for "
+    "training; {kind}, skewed by Dirichlet({alpha:g}) over the classes. A client trains for one epoch with batches of "
+    "{batch} and {optimizer}; {rounds} rounds. Accuracy is on the 1,000 other digits, the mean of the last five "
+    "evaluations; the figures {runs}. A volume is what the drawn clients get or send, relative to float32 of the whole "
+    "model for each."
+)
+TEXT = """\
+{about}
+
+{table}
+
+![accuracy against rounds and bytes](figures/fedavg_{name}.png)
+
+{note}
+
+*{today}, scripts/papers/train_fedavg.py compare {name}.*"""
+PAPER = (
+    "The paper's Tables 4 and 5 have 0.2033 and 0.2069 for Top-r, 0.1426 and 0.1475 for BF-P0, 0.1039 and 0.1087 for "
+    "Fit-Poly, and 0.0621 and 0.0713 for BF-P0 with QSGD, on larger models."
+)
+LINK, LATENCY = 1e8, 50e-6
+"""Bits per second of the server, and seconds of a message."""
+ABOUT_SECONDS = (
+    f"Seconds of the network in a round, modelled (`hvd_deepreduce/exchange/costs.py`): the server's link of "
+    f"{LINK / 1e6:g} Mbit/s carries the messages of the drawn clients one after the other, each with a latency of "
+    f"{1e6 * LATENCY:g} us. The paper measured its own, on a larger model."
+)
+NOTES = {
+    Setting.silo: "The clients' model is known to the server, and differences to it go down. " + PAPER,
+    Setting.cloud: (
+        "x_t - x_0 goes down, without error feedback, unless a row says otherwise. Where differences go down, a client "
+        "gets all messages that it missed since it was drawn last, or the whole model in float32 where that is "
+        "shorter; the column down contains these bytes. " + PAPER
+    ),
+    Setting.device: (
+        "A client is drawn every hundredth round on average. With differences, it must then get what it missed, which "
+        "is most of what goes down; with x_t - x_0, as in the paper's Algorithm 2, one message is enough, but all that "
+        "a message leaves out is missing in every client's model."
+    ),
+}
+
+
+def compared(job: Job, method: Method, seeds: int) -> list[list[Round]]:
+    """The rounds of a method, for each seed."""
+    runs = []
+    for seed in range(seeds):
+        up, down = method.links(seed)
+        runs.append(
+            train(replace(job, seed=seed), up, down, method.way, Outer(), OneProcess(), max(1, job.rounds // 20))
+        )
+    return runs
+
+
+def evaluations(rows: list[Round], dense: int) -> list[tuple[int, float, float]]:
+    """Of a run: round, bytes up and down so far over those of a dense message, and accuracy."""
+    volume, found = 0.0, []
+    for row in rows:
+        volume += (row.down_bytes + row.up_bytes) / dense
+        if "accuracy" in row.facts:
+            found.append((row.number + 1, volume, row.facts["accuracy"]))
+    return found
+
+
+def table(results: dict[str, list[list[Round]]]) -> str:
+    """Markdown: relative volumes and accuracy."""
+    lines = ["| method | down | up | accuracy |", "| --- | ---: | ---: | ---: |"]
+    for name, runs in results.items():
+        down, up = (np.mean([row.facts[key] for rows in runs for row in rows]) for key in ("down", "up"))
+        ends = [np.mean([one[2] for one in evaluations(rows, 1)[-5:]]) for rows in runs]
+        lines.append(f"| {name} | {down:.4f} | {up:.4f} | {np.mean(ends):.4f} |")
+    return "\n".join(lines)
+
+
+PAPER_SECONDS = {
+    "dense (FedAvg)": (1.3980, 1.3609), "Top-r, 10%": (0.3167, 0.3904), "BF-P0": (0.1936, 0.1957),
+    "Fit-Poly": (0.1742, 0.1429), "BF-P0 with QSGD": (0.0852, 0.0859),
+}  # fmt: skip
+"""Appendix, Table 4: seconds of communication down and up, at 100 Mbit/s."""
+
+
+def seconds_table(results: dict[str, list[list[Round]]], clients: int) -> str:
+    """Markdown: modelled seconds of the network in a round, and those of the paper, also relative to dense.
+
+    The server's link carries the messages of the drawn clients one after the other.
+    """
+    seconds = {}
+    for name, runs in results.items():
+        rounds = [(row.down_bytes, row.up_bytes) for rows in runs for row in rows]
+        seconds[name] = [
+            Cost(clients, size, size).seconds(LATENCY, 1, LINK)[0] for size in np.mean(rounds, 0).tolist()
+        ]
+    (dense, printed), lines = (next(iter(both.values())) for both in (seconds, PAPER_SECONDS)), []
+    for name, ours in seconds.items():
+        cells = [f"{one:.4f} ({one / whole:.3f})" for one, whole in zip(ours, dense, strict=True)]
+        theirs = PAPER_SECONDS.get(name, ())
+        cells += [f"{one:.4f} ({one / whole:.3f})" for one, whole in zip(theirs, printed, strict=False)] or ["", ""]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    head = "| s a round (dense = 1) | down, modelled | up, modelled | the paper's down | up |"
+    return "\n".join([head, "| --- | ---: | ---: | ---: | ---: |", *lines])
+
+
+def draw(results: dict[str, list[list[Round]]], dense: int, path: Path) -> None:
+    """Accuracy against rounds (the paper's Figures 18 and 20) and against bytes, mean of the seeds."""
+    figure, both = figure_kit.picture(2, width=12, height=4.6)
+    colors = dict(zip(results, figure_kit.COLORS, strict=False))
+    for name, runs in results.items():
+        rounds, volume, accuracy = np.mean([evaluations(rows, dense) for rows in runs], 0).T
+        for axes, x in zip(both, (rounds, volume), strict=True):
+            width = 2 if name.startswith("*") else 1.2
+            axes.plot(x, 100 * accuracy, label=name.strip("*"), color=colors[name], lw=width)
+    both[0].set_xlabel("round")
+    both[0].set_ylabel("test accuracy, %")
+    both[1].set_xscale("log")
+    both[1].set_xlabel("bytes down and up so far, in float32 models of a drawn client")
+    figure_kit.legend_below(figure, both[0], 4)
+    figure_kit.save(figure, path)
+
+
+@app.command()
+def compare(
+    setting: Setting,
+    seeds: Annotated[int, typer.Option(min=1)] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="two rounds on little data, to try the script")] = False,
+    write: Annotated[bool, typer.Option("--write", help="write the section of docs/results/schemes.md")] = False,
+    out: Annotated[Path, typer.Option(help="folder for results and the picture")] = Path("runs/fedavg"),
+) -> None:
+    """Simulates one setting with all methods, and prints the table."""
+    job, name = JOBS[setting], setting.value
+    if quick:
+        job = replace(job, data="digits", clients=min(job.clients, 50), drawn=min(job.drawn, 5), rounds=2, hidden=8)
+    results = {}
+    for method in track(METHODS[name], name):
+        results[method.name] = compared(job, method, seeds)
+        print(table({method.name: results[method.name]}).splitlines()[-1], flush=True)
+    out.mkdir(parents=True, exist_ok=True)
+    rows = {of: [[asdict(row) for row in run] for run in runs] for of, runs in results.items()}
+    (out / f"{name}.json").write_text(json.dumps({"job": asdict(job), "results": rows}))
+    report(setting, job, results, out, write)
+
+
+def report(setting: Setting, job: Job, results: dict[str, list[list[Round]]], out: Path, write: bool) -> None:
+    """Prints the table and draws the picture; or writes the section of docs/results/schemes.md as well."""
+    name, text, seeds = setting.value, table(results), len(next(iter(results.values())))
+    pixels = 64 if job.data == "digits" else 784
+    numel = (pixels + 1) * job.hidden + (job.hidden + 1) * 10
+    draw(results, 4 * numel * job.drawn, (DOC.parent / "figures" if write else out) / f"fedavg_{name}.png")
+    if setting == Setting.cloud:
+        text += f"\n\n{fill(ABOUT_SECONDS, 120)}\n\n{seconds_table(results, job.drawn)}"
+    print(text)
+    if write:
+        kind = f"{job.clients:,} clients, {job.drawn} drawn a round"
+        kind += "" if job.samples is None else f", with {job.samples} images each, which some share"
+        runs = "are those of one run" if seeds == 1 else f"are means of {seeds} runs"
+        optimizer = f"{'Adam' if job.adam else 'SGD'}, step size {job.lr:g}"
+        about = ABOUT.format(**asdict(job), numel=numel, kind=kind, optimizer=optimizer, runs=runs)
+        body = TEXT.format(
+            about=fill(about, 120), table=text, name=name, note=fill(NOTES[setting], 120), today=date.today()
+        )
+        head = "# Schemes: fewer rounds as well as fewer bytes\n"
+        doc_sections.write(DOC, f"fedavg-{name}", TITLES[setting], body, head)
+
+
+if __name__ == "__main__":
+    app()
