@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.selection import thorough
+
 ROOT = Path(__file__).parent.parent.parent
 NETLAB = str(ROOT / "scripts" / "netlab")
 PROGRAM = """
@@ -56,6 +58,7 @@ def laboratory():
 
 
 @pytest.mark.launch
+@thorough
 def test_laboratory(laboratory: None) -> None:
     assert netlab("status").stdout.startswith("2 hosts at 100mbit")
     done = netlab("run", "mpirun", "-np", "2", sys.executable, "-c", PROGRAM)
@@ -67,6 +70,7 @@ def test_laboratory(laboratory: None) -> None:
 
 
 @pytest.mark.launch  # like test_laboratory: there is room for one laboratory at a time
+@thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_outlives_a_killed_run(laboratory: None, number: signal.Signals) -> None:
     with subprocess.Popen([NETLAB, "run", "sh", "-c", "sleep 100 & sleep 100"]) as job:
