@@ -15,7 +15,7 @@ from hvd_deepreduce.pipeline.residuals import Memory
 from hvd_deepreduce.wire import frame
 from hvd_deepreduce.wire import standalone as wire
 from hvd_deepreduce.wire.standalone import ContainerError
-from tests import cases, two_levels
+from tests import cases, selection, two_levels
 from tests.support.simulated_collectives import CollectiveNetwork
 
 KEY = RngKey(21, 22, 23, 1)
@@ -294,7 +294,7 @@ def test_a_decode_waits_three_times(gpu):
         assert gpu.module.waits - before == 3
 
 
-@pytest.mark.parametrize("sparsifier, index, value, joint", LISTS[::3])
+@pytest.mark.parametrize("sparsifier, index, value, joint", selection.each_third(LISTS))
 def test_broken_containers(gpu, sparsifier, index, value, joint):
     """The same error as the CPU's where there is one, with the rank; and else the same sum."""
     pipeline, numel = Pipeline(cases.config(sparsifier, index, value, joint)), 1024
