@@ -10,7 +10,7 @@ PY := .venv/bin/python
 KERNELS := $(shell find kernels -name '*.cpp' -o -name '*.h')
 STAMP := .venv/.kernels_stamp
 
-.PHONY: help setup build train train-tf test test-fast test-launch test-emulator lint docs bench bench-net test-gpu bench-gpu figures fuzz sanitize soak clean
+.PHONY: help setup build train train-tf test test-all test-fast test-part test-launch test-emulator lint docs bench bench-net test-gpu bench-gpu figures fuzz sanitize soak clean
 
 help: ## lists these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 18
@@ -38,11 +38,18 @@ train-tf: build ## the same in Keras; ARGS="..." goes to the script
 # Every test has a time limit. Three processes run the tests on two processors, since launchers wait a good deal; two of
 # them begin with the tests that start launchers (tests/conftest.py).
 PYTEST := python -m pytest -q -n 3
-test: lint docs ## ruff, mypy, the site of the documents, and all tests; ARGS="..." goes to pytest
-	@$(ENV) $(PYTEST) $(ARGS)
+test: lint docs ## ruff, mypy, the site of the documents, and the tests of every change; ARGS="..." goes to pytest
+	@$(ENV) $(PYTEST) -m 'not thorough and not elastic' $(ARGS)
 
-test-fast: build ## the tests that start no launcher, run no CUDA kernel and compile nothing; ARGS="..." goes to pytest
-	@$(ENV) $(PYTEST) -m 'not launch and not emulator and not slow' $(ARGS)
+test-all: test ## `make test`, and then all other tests; ARGS="..." goes to pytest
+	@$(ENV) $(PYTEST) -m 'thorough and not elastic' $(ARGS)
+	@$(ENV) python -m pytest -q -m elastic $(ARGS)
+
+test-fast: build ## those of `make test` that start no launcher and run no CUDA kernel; ARGS="..." goes to pytest
+	@$(ENV) $(PYTEST) -m 'not launch and not emulator and not thorough' $(ARGS)
+
+test-part: build ## the tests that ARGS selects, as in ARGS="-m launch"
+	@$(ENV) $(PYTEST) $(ARGS)
 
 test-launch: build ## the tests that start ranks under mpirun and horovodrun; ARGS="..." goes to pytest
 	@$(ENV) python -m pytest -q -m launch $(ARGS)
@@ -103,7 +110,7 @@ fuzz: sanitized ## feeds broken bytes to all readers, under the sanitizers; SECO
 
 sanitize: sanitized ## the codecs' tests, under address and undefined-behaviour checks; ARGS="..." goes to pytest
 	@$(ENV) $(SANITIZED_ENV) \
-	    pytest -q --import-mode=append -m 'not slow' $(SANITIZED_TESTS) $(ARGS)
+	    pytest -q --import-mode=append -m 'not thorough' $(SANITIZED_TESTS) $(ARGS)
 
 soak: build ## an hour of broken input and of jobs with faults (docs/reliability.md); TOTAL_SECONDS=..., ARGS="..."
 	@$(ENV) python tests/soak/run.py --total-seconds $(or $(TOTAL_SECONDS),3600) $(ARGS)

@@ -21,6 +21,7 @@ from hvd_deepreduce.codecs.interfaces import (
     value_codecs,
 )
 from hvd_deepreduce.config import Config
+from tests import selection
 
 SETTINGS: dict[str, dict] = {
     "topk": {"density": 0.1},
@@ -37,6 +38,15 @@ SPARSIFIERS: dict[str, Sparsifier] = made(sparsifiers)
 INDEX: dict[str, IndexCodec] = made(index_codecs)
 VALUE: dict[str, ValueCodec] = made(value_codecs)
 JOINT: dict[str, JointCodec] = made(joint_codecs)
+
+SELECTING = [name for name, one in SPARSIFIERS.items() if not one.sends_all]
+COMBINATIONS: list[tuple[str, str | None, str | None, str | None]] = [
+    *((sparsifier, index, value, None) for value, index, sparsifier in selection.pairs(VALUE, INDEX, SELECTING)),
+    *((name, None, value, None) for name in SPARSIFIERS if name not in SELECTING for value in VALUE),
+    *((sparsifier, None, None, joint) for sparsifier in SPARSIFIERS for joint in JOINT),
+]
+"""Arguments of ``config``: every pair of a sparsifier, an index codec and a value codec, and every sparsifier with
+every joint codec."""
 
 
 def config(sparsifier: str, index: str | None, value: str | None, joint: str | None = None, **settings) -> Config:

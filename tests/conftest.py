@@ -17,7 +17,7 @@ if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
 sys.path.extend(str(folder) for folder in sorted((ROOT / "scripts").iterdir()))
 
-from tests import ranks  # noqa: E402
+from tests import ranks, selection  # noqa: E402
 from tests.jobs import Job, Jobs  # noqa: E402
 
 # The same examples in every run; no limit on one example's time, since the machines are shared.
@@ -55,8 +55,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of the CUDA operations get their device from a fixture: the marker cannot be forgotten."""
+    """Markers that follow from a fixture or a folder, so that they cannot be forgotten."""
     for item in items:
+        if item.nodeid.startswith(selection.FOLDERS):
+            item.add_marker("thorough")
+        if "tensorflow" in item.nodeid:
+            item.add_marker("tensorflow")
         if "gpu" in getattr(item, "fixturenames", ()):
             item.add_marker("emulator")
 

@@ -18,6 +18,7 @@ from hvd_deepreduce.tools.advise.command import sizes_of, vectors_of
 from hvd_deepreduce.tools.advise.report import Advice
 from hvd_deepreduce.tools.app import app
 from tests.ranks import launch
+from tests.selection import thorough
 
 SMALL = ["advise", "200K", "--ranks", "4", "--config", "topk_rice_qsgd", "--config", "adamw_small"]
 
@@ -217,6 +218,7 @@ main()
 
 
 @pytest.mark.launch
+@thorough
 @pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
 def test_the_link_is_measured(launcher, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)

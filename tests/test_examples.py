@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.ranks import LAUNCHERS, ROOT, launch
+from tests.selection import thorough
 
 FOLDER = ROOT / "examples"
 ELASTIC = "torch_elastic.py"
@@ -71,6 +72,7 @@ def test_numpy():
 
 
 @pytest.mark.launch
+@thorough
 @pytest.mark.parametrize("name", LAUNCHED)
 def test_launched(name):
     launcher, ranks = LAUNCHED[name]
@@ -83,6 +85,7 @@ def test_launched(name):
 
 
 @pytest.mark.launch
+@thorough
 @pytest.mark.parametrize("name", sorted(COUNTED))
 def test_local_updates_send_no_gradients(name, monkeypatch):
     """The models send at least 7 MB of gradients without compression, and about 0.1 MB is for meeting each other."""
@@ -95,6 +98,7 @@ def test_local_updates_send_no_gradients(name, monkeypatch):
 
 
 @pytest.mark.launch
+@thorough
 def test_lightning():
     """It starts its ranks itself."""
     assert shown(LIGHTNING) == f"python examples/{LIGHTNING}"
@@ -107,6 +111,7 @@ def test_lightning():
 
 
 @pytest.mark.launch
+@pytest.mark.elastic
 def test_elastic():
     hosts = "examples/hosts.sh"
     assert shown(ELASTIC) == command("elastic", 2, ELASTIC).format(hosts=hosts)
@@ -114,6 +119,7 @@ def test_elastic():
 
 
 @pytest.mark.launch
+@thorough
 def test_tensorflow(monkeypatch):
     """Both examples in one start: TensorFlow's import takes longer than they do."""
     for name in TENSORFLOW:

@@ -1,3 +1,4 @@
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -79,10 +80,8 @@ def test_without_error_feedback_nothing_is_kept_and_nothing_is_changed():
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("numel", [1, 50])
-def test_what_is_not_finite_goes_raw_and_whole(name, bad, numel):
-    for dtype in (np.float32, np.float64):
+def test_what_is_not_finite_goes_raw_and_whole(name):
+    for dtype, bad, numel in itertools.product((np.float32, np.float64), (np.nan, np.inf, -np.inf), (1, 50)):
         gradient, residual = cases.random(numel, dtype), cases.random(numel, dtype, seed=5)
         gradient[numel // 2] = bad
         before = residual.copy()
@@ -121,10 +120,9 @@ def test_a_residual_that_would_overflow_stays_finite(name):
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("numel", [0, 1, 2, 1000])
-def test_zeros_and_tiny_tensors(name, numel, dtype):
-    for gradient in (np.zeros(numel, dtype), np.ones(numel, dtype)):
+def test_zeros_and_tiny_tensors(name):
+    for numel, dtype, made in itertools.product((0, 1, 2, 1000), (np.float32, np.float64), (np.zeros, np.ones)):
+        gradient = made(numel, dtype)
         for residual in (None, np.zeros(numel, dtype)):
             decoded = total([PIPELINES[name].encode(gradient, residual, KEY)], numel, dtype)
             assert decoded.shape == (numel,) and np.isfinite(decoded).all()

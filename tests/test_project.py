@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import itertools
 import re
 import shutil
 import subprocess
@@ -104,6 +105,21 @@ def test_a_workflow_calls_what_exists(path):
         assert (ROOT / script).is_file(), script
 
 
+def test_the_parts_of_the_workflow_and_of_make_test_all_run_every_test_once():
+    """Whatever markers a test has, one part selects it."""
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))["jobs"]
+    parts = [part["select"] for part in jobs["test"]["strategy"]["matrix"]["include"]]
+    recipes = re.search(r"^test: .*?^test-fast", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert recipes
+    targets = [quoted or word for quoted, word in re.findall(r" -m (?:'(.*?)'|([a-z]+) \$)", recipes[0])]
+    assert len(parts) == 4 and len(targets) == 3
+    markers = [line.split(":")[0] for line in lines(setup_cfg()["tool:pytest"]["markers"])]
+    for values in itertools.product((False, True), repeat=len(markers)):
+        marked = dict(zip(markers, values, strict=True))
+        for selections in (parts, targets):
+            assert sum(bool(eval(one, {}, marked)) for one in selections) == 1, (marked, selections)
+
+
 def test_the_workflow_tries_the_claimed_python_versions():
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))["jobs"]
     classifiers = lines(setup_cfg()["metadata"]["classifiers"])
@@ -113,7 +129,7 @@ def test_the_workflow_tries_the_claimed_python_versions():
 
 def test_the_contributing_page_names_targets_that_exist():
     named = set(re.findall(r"(?:    |`)make ([a-z-]+)", (ROOT / "CONTRIBUTING.md").read_text("utf-8")))
-    assert {"setup", "lint", "test", "test-fast", "sanitize", "fuzz"} <= named <= make_targets()
+    assert {"setup", "lint", "test", "test-all", "test-fast", "sanitize", "fuzz"} <= named <= make_targets()
 
 
 def test_commit_hooks_fetch_nothing():

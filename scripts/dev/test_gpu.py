@@ -237,7 +237,7 @@ def go(options: argparse.Namespace) -> int:
         shutil.copyfile(report.folder / "bench.log", report.folder / "bench.md")
     report.run(
         "tests", 0.5, *pytest, "-q", "-n", str(options.processes), f"--junitxml={report.folder / 'tests.xml'}", "-m",
-        "not slow", *tests, *select, **environment,
+        "not thorough", *tests, *select, **environment,
     )  # fmt: skip
     sanitizer, ncu = (find(name) for name in ("compute-sanitizer", "ncu"))
     for tool in TOOLS:

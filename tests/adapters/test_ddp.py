@@ -14,6 +14,7 @@ from tests.adapters import test_torch
 from tests.adapters.containers import EQUAL, IN_BUCKETS
 from tests.jobs import Job, each_case
 from tests.ranks import ROOT, launch
+from tests.selection import thorough
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "ddp_cases.py"
@@ -39,12 +40,13 @@ FEW = {TWO: FEW_CASES, FOUR: FEW_CASES}
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize(("job", "case"), each_case(JOBS, PROGRAM, few=FEW))
+@pytest.mark.parametrize(("job", "case"), each_case(JOBS, PROGRAM, few=FEW, thorough=[TWO, FOUR]))
 def test_on_ranks(jobs, job, case):
     jobs.check(job, case)
 
 
 @pytest.mark.launch
+@thorough
 def test_containers_and_means_are_those_under_horovod(jobs):
     ours, theirs = (jobs.check(job, EQUAL) for job in (THREE, test_torch.ONCE[EQUAL]))
     assert len(ours) == len(theirs) == 3
@@ -55,6 +57,7 @@ def test_containers_and_means_are_those_under_horovod(jobs):
 
 
 @pytest.mark.launch
+@thorough
 def test_a_rank_that_dies_ends_the_job():
     ended = launch("torchrun", 3, HERE / "ddp_death.py", seconds=100, check=False)
     assert ended.returncode != 0, ended.stdout

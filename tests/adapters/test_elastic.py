@@ -9,6 +9,7 @@ import pytest
 from tests.adapters import elastic
 from tests.ranks import launch
 
+pytestmark = [pytest.mark.launch, pytest.mark.elastic]
 HERE = Path(__file__).parent
 
 
@@ -55,7 +56,6 @@ def check_continued(lines, entry, models):
     assert entry.get("local") == before.get("local")
 
 
-@pytest.mark.launch
 def test_torch_a_rank_joins_and_is_killed(run):
     notes, output = run("elastic_torch.py")
     old = [lines for lines in notes.values() if len(entries(lines)) == 3]
@@ -77,7 +77,6 @@ def test_torch_a_rank_joins_and_is_killed(run):
     check_equal_ranks(notes, output)
 
 
-@pytest.mark.launch
 def test_tensorflow_a_rank_joins_and_leaves(run):
     notes, output = run("elastic_tensorflow.py")
     old = [lines for lines in notes.values() if len(entries(lines)) == 3]

@@ -11,46 +11,75 @@ from tests.adapters import test_tensorflow
 from tests.adapters.containers import COMPARED, EQUAL
 from tests.jobs import Job, each_case
 from tests.ranks import launch
+from tests.selection import first, thorough
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "torch_cases.py"
-WAYS = [("mpirun", 2), ("mpirun", 3), ("mpirun tcp", 4), ("horovodrun --gloo", 2), ("horovodrun --mpi", 2)]
-JOBS = [Job(PROGRAM, launcher, ranks) for launcher, ranks in WAYS]
-THREE, TCP = JOBS[1:3]
-# The kernels on a device, and which tensor has which settings, do not depend on what carries the containers.
-ONCE = {
-    COMPARED: THREE,
-    EQUAL: THREE,
-    "a_capture_is_what_a_rank_selects_from": THREE,
-    "gradients_on_a_device_equal_those_on_the_host": THREE,
-    "momentum_of_dgc_equals_the_oracle_and_resumes": THREE,
-    "settings_of_single_tensors": THREE,
-    "stats_are_the_bytes_on_the_wire": TCP,
-    "the_timeline_has_the_spans_of_each_bucket": THREE,
-}
+# Three ranks under mpirun run all cases: ranks that differ, and one that is neither the first nor the last.
+THREE = Job(PROGRAM, "mpirun", 3)
+# Gloo has allgathers, joins, errors and process sets of its own.
+GLOO = Job(PROGRAM, "horovodrun --gloo", 2)
+# Four ranks make two nodes of two, and TCP counts the bytes on the wire.
+TCP = Job(PROGRAM, "mpirun tcp", 4)
 # horovodrun --mpi starts mpirun: that it passes on what a job needs shows in the handshake, in each kind of exchange,
 # and in the errors that end a job.
+MPI = Job(PROGRAM, "horovodrun --mpi", 2)
+JOBS = [THREE, GLOO, TCP, MPI]
+STARTED = [
+    "lossless_equals_dense_with_a_list_of_groups",
+    "larger_scopes_and_other_exchanges_equal_dense",
+    "sparse_gradients_as_dense_and_as_they_are",
+    "a_process_set",
+    "a_resumed_run_equals_an_unbroken_one",
+    "a_config_changed_on_one_rank_only_in_any_scope",
+    "configs_differ",
+    "a_corrupt_container",
+]
 FEW = {
-    JOBS[4]: [
-        "lossless_equals_dense_with_a_list_of_groups",
+    GLOO: [
+        *STARTED,
+        "exchanges_over_mpi_say_so_under_gloo",
+        "lossless_equals_dense_with_every_option",
+        "lossy_equals_the_pipeline_run_by_hand",
+        "buckets_are_encoded_on_a_thread_while_the_backward_pass_goes_on",
+        "hooks_in_another_order_on_another_rank",
+        "sparse_gradients_are_compressed",
+        "every_dtype_and_layout",
+        "nan_and_infinity_reach_every_rank",
+        "models_differ",
+        "an_error_while_decoding_on_one_rank",
+        "adasum",
+        "a_rank_that_joins_early",
+        "ranks_that_join_after_a_corrupt_container",
+        "a_rank_without_deepreduce",
+    ],
+    TCP: [
+        "lossless_equals_dense_with_every_option",
         "larger_scopes_and_other_exchanges_equal_dense",
-        "sparse_gradients_as_dense_and_as_they_are",
+        "the_exchange_is_chosen_again_under_another_config",
+        "larger_scopes_keep_what_they_do_not_send",
+        "two_levels_need_process_sets",
+        "two_levels",
+        "sparse_gradients_are_compressed",
         "a_process_set",
-        "a_resumed_run_equals_an_unbroken_one",
-        "a_config_changed_on_one_rank_only_in_any_scope",
-        "configs_differ",
-        "a_corrupt_container",
-    ]
+        "states_of_all_ranks_are_loaded",
+        "a_rank_that_joins_early",
+        "ranks_that_join_after_a_corrupt_container",
+        "an_error_while_decoding_on_one_rank",
+    ],
+    MPI: STARTED,
 }
+ONCE = {"stats_are_the_bytes_on_the_wire": TCP, COMPARED: THREE, EQUAL: THREE}
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize(("job", "case"), each_case(JOBS, PROGRAM, once=ONCE, few=FEW))
+@pytest.mark.parametrize(("job", "case"), each_case(JOBS, PROGRAM, once=ONCE, few=FEW, thorough=JOBS[1:]))
 def test_on_ranks(jobs, job, case):
     jobs.check(job, case)
 
 
 @pytest.mark.launch
+@thorough
 def test_containers_and_sums_are_those_of_tensorflow(jobs):
     torch, tensorflow = (jobs.check(test.ONCE[COMPARED], COMPARED) for test in (sys.modules[__name__], test_tensorflow))
     assert len(torch) == len(tensorflow) == 3
@@ -65,7 +94,7 @@ def test_containers_and_sums_are_those_of_tensorflow(jobs):
 @pytest.mark.launch
 @pytest.mark.parametrize(
     ("launcher", "ranks", "exchange"),
-    [("mpirun", 3, "allgather"), ("horovodrun --gloo", 2, "allgather"), ("mpirun", 3, "densestream")],
+    first([("mpirun", 3, "allgather"), ("horovodrun --gloo", 2, "allgather"), ("mpirun", 3, "densestream")]),
 )
 def test_a_rank_that_dies_ends_the_job(launcher, ranks, exchange):
     ended = launch(launcher, ranks, HERE / "torch_death.py", exchange, seconds=120, check=False)
@@ -74,6 +103,7 @@ def test_a_rank_that_dies_ends_the_job(launcher, ranks, exchange):
 
 
 @pytest.mark.launch
+@thorough
 def test_nothing_is_left_of_models_that_are_gone():
     ended = launch("mpirun", 2, HERE / "torch_lifetime.py", seconds=200)
     assert all(f"rank {rank} is done" in ended.stdout for rank in range(2)), ended.stdout

@@ -15,19 +15,25 @@ JOBS = {ranks: Job(HERE / "mpi_cases.py", "mpirun", ranks, seconds=300) for rank
 pytestmark = pytest.mark.launch
 
 
-@pytest.mark.parametrize(("job", "case"), each_case(list(JOBS.values()), HERE / "sums.py"))
+@pytest.mark.parametrize(
+    ("job", "case"),
+    each_case(list(JOBS.values()), HERE / "sums.py", thorough=[JOBS[n] for n in (2, 3, 7, 8)]),
+)
 def test_sums(jobs, job, case) -> None:
     jobs.check(job, case)
 
 
-@pytest.mark.parametrize(("job", "case"), each_case([JOBS[2], JOBS[5]], HERE / "queue_cases.py", HERE / "job_cases.py"))
+@pytest.mark.parametrize(
+    ("job", "case"),
+    each_case([JOBS[2], JOBS[5]], HERE / "queue_cases.py", HERE / "job_cases.py", thorough=[JOBS[2]]),
+)
 def test_queue(jobs, job, case) -> None:
     jobs.check(job, case)
 
 
 @pytest.mark.parametrize(
     ("job", "case"),
-    each_case([JOBS[2], JOBS[5]], HERE / "faults.py", HERE / "damage.py", HERE / "local_errors.py"),
+    each_case([JOBS[2], JOBS[5]], HERE / "faults.py", HERE / "damage.py", HERE / "local_errors.py", thorough=[JOBS[2]]),
 )
 def test_faults_are_errors_on_all_ranks(jobs, job, case) -> None:
     jobs.check(job, case)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.selection import thorough
+
 ROOT = Path(__file__).parent.parent.parent
 NETLAB = str(ROOT / "scripts" / "bench" / "netlab")
 PROGRAM = """
@@ -56,7 +58,8 @@ def emulated_network():
 
 
 @pytest.mark.launch
-def test_emulated_network(emulated_network: None) -> None:
+@thorough
+def test_laboratory(laboratory: None) -> None:
     assert netlab("status").stdout.startswith("2 hosts at 100mbit")
     done = netlab("run", "mpirun", "-np", "2", sys.executable, "-c", PROGRAM)
     assert "host1" in done.stdout and "host2" in done.stdout
@@ -66,7 +69,8 @@ def test_emulated_network(emulated_network: None) -> None:
     assert netlab("run", "sh", "-c", "exit 7", check=False).returncode == 7
 
 
-@pytest.mark.launch  # like test_emulated_network: there is room for one emulated network at a time
+@pytest.mark.launch  # like test_laboratory: there is room for one laboratory at a time
+@thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_outlives_a_killed_run(emulated_network: None, number: signal.Signals) -> None:
     with subprocess.Popen([NETLAB, "run", "sh", "-c", "sleep 100 & sleep 100"]) as job:

@@ -19,6 +19,7 @@ from hvd_deepreduce.codecs.index.rle import RLE
 from hvd_deepreduce.codecs.interfaces import RngKey
 from tests.cases import index_of_any_bytes
 from tests.oracle import delta, elias_fano, huffman, rans, rice, rle
+from tests.selection import thorough
 
 KEY = RngKey(1, 2, 3)
 CODECS = {
@@ -151,7 +152,7 @@ def test_section_size_of_a_convolution_layer_at_one_percent(codec, oracle):
         assert 905 <= np.mean(sizes) <= 910  # 19.73 bits per index
 
 
-@pytest.mark.slow
+@thorough
 @pytest.mark.parametrize("density", [0.001, 0.01, 0.1])
 def test_rans_is_within_a_percent_of_the_entropy(density):
     numel = 25_600_000

@@ -15,7 +15,7 @@ import pytest
 import hvd_deepreduce
 from tests.installation.conftest import OFFLINE, Environment, Source, build_wheel, run
 
-pytestmark = [pytest.mark.packaging, pytest.mark.slow]  # `make test-fast` leaves out slow tests
+pytestmark = pytest.mark.packaging
 # Files that an sdist leaves out.
 CI_FILES = (".ci/", ".github/", ".gitignore", ".pre-commit-config.yaml")
 

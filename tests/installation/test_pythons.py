@@ -14,7 +14,7 @@ import hvd_deepreduce
 from tests.golden import make
 from tests.installation.conftest import ROOT, Environment, run
 
-pytestmark = [pytest.mark.packaging, pytest.mark.slow]  # `make test-fast` leaves out slow tests
+pytestmark = pytest.mark.packaging
 CLASSIFIER = "Programming Language :: Python :: 3."
 
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from hvd_deepreduce.ops import device
+from tests.selection import thorough
 
 BUILD = Path(__file__).parent.parent.parent / "build" / "nvcc"
 FILES = sorted(path.relative_to(device.KERNELS).with_suffix("").as_posix() for path in device.KERNELS.glob("*/*.cu"))
 
 
-@pytest.mark.slow
+@thorough
 @pytest.mark.parametrize("file", FILES)
 def test_compiles(file, tmp_path):
     if not shutil.which("nvcc"):
@@ -51,7 +52,7 @@ def nvrtc() -> ctypes.CDLL | None:
         return None
 
 
-@pytest.mark.slow
+@thorough
 @pytest.mark.parametrize("file", FILES)
 def test_compiles_at_run_time(file):
     """By NVRTC as CuPy calls it: it has no standard headers, and needs no GPU. It ends at PTX; the assembler is the one

@@ -15,7 +15,7 @@ from hvd_deepreduce.pipeline.residuals import Memory
 from hvd_deepreduce.wire import frame
 from hvd_deepreduce.wire import standalone as wire
 from hvd_deepreduce.wire.standalone import ContainerError
-from tests import cases, two_levels
+from tests import cases, selection, two_levels
 from tests.support.simulated_collectives import CollectiveNetwork
 
 KEY = RngKey(21, 22, 23, 1)
@@ -24,9 +24,6 @@ LISTS = [("topk", index, "raw", None) for index in cases.INDEX]
 LISTS += [("topk", "packed", value, None) for value in cases.VALUE]
 LISTS += [(sparsifier, "rice", "qsgd", None) for sparsifier in cases.SPARSIFIERS]
 LISTS += [(sparsifier, None, None, joint) for sparsifier in ("topk", "none") for joint in cases.JOINT]
-PAIRS = [(sparsifier, index, value, None) for sparsifier in cases.SPARSIFIERS for index in cases.INDEX
-         for value in cases.VALUE]  # fmt: skip
-PAIRS += [(sparsifier, None, None, joint) for sparsifier in cases.SPARSIFIERS for joint in cases.JOINT]
 # Settings that take another way through the kernels than the defaults do.
 WAYS = [
     {"value": {"name": "qsgd", "bits": bits, "bucket_size": bucket, "norm": norm, "entropy": entropy}}
@@ -130,14 +127,14 @@ def test_short_containers(gpu, sparsifier, index, value, joint):
 
 @pytest.mark.parametrize("number", range(len(cases.SPARSIFIERS)))
 def test_all_pairs(gpu, number):
-    """Each on one input, which goes round; each in one of the two orders of the threads."""
+    """Each on one input, which goes round."""
     names, count = list(INPUTS), len(cases.SPARSIFIERS)
-    half = slice(gpu.order // 2, None, 2 if gpu.order else 1)
-    for at in range(number, len(PAIRS), count)[half]:
+    for at in range(number, len(cases.COMBINATIONS), count):
+        codecs, name = cases.COMBINATIONS[at], names[at // 7 % len(names)]
         try:
-            go(gpu, cases.config(*PAIRS[at]), INPUTS[names[at // 7 % len(names)]])
+            go(gpu, cases.config(*codecs), INPUTS[name])
         except Exception as error:
-            error.add_note(f"{PAIRS[at]} on the input {names[at // 7 % len(names)]!r}")
+            error.add_note(f"{codecs} on the input {name!r}")
             raise
 
 
@@ -297,7 +294,7 @@ def test_a_decode_waits_three_times(gpu):
         assert gpu.module.waits - before == 3
 
 
-@pytest.mark.parametrize("sparsifier, index, value, joint", LISTS[:: 3])
+@pytest.mark.parametrize("sparsifier, index, value, joint", selection.each_third(LISTS))
 def test_broken_containers(gpu, sparsifier, index, value, joint):
     """The same error as the CPU's where there is one, with the rank; and else the same sum."""
     pipeline, numel = Pipeline(cases.config(sparsifier, index, value, joint)), 1024

@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+import hvd_deepreduce.config.settings  # noqa: F401  (registers the codecs)
+from hvd_deepreduce.codecs.interfaces import index_codecs, joint_codecs, sparsifiers, value_codecs
 from tests.adapters.scopes import SCOPES
 
 RANKS = 3
@@ -54,11 +56,9 @@ WAYS: dict[Way, tuple[int, tuple[str, ...]]] = {
 }
 """How often each way occurs, and which faults it can have."""
 
-INDEX = ("rice", "delta", "elias_fano", "huffman", "rans", "rle", "bitmap", "auto", {"name": "bloom", "fpr": 0.01})
-VALUE = ("raw", "qsgd", "half", "fit_poly", "quantile", "deflate", "natural", "uniform", "sign", "ternary")
+INDEX, VALUE, JOINT = (tuple(sorted(codecs.by_name)) for codecs in (index_codecs, value_codecs, joint_codecs))
 OVER_MPI = ("densestream", "sparcml", "topk_allgather")
-JOINT = ("densestream", "sketchml", "skcompress", "three_lc")
-SPARSIFIERS = ("topk", "sampled_topk", "randomk", "block_topk", "chunk_topk")
+SPARSIFIERS = tuple(name for name, codec in sorted(sparsifiers.by_name.items()) if "density" in codec.model_fields)
 
 
 @dataclass(frozen=True)

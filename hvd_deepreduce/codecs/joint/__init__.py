@@ -1,5 +1,7 @@
 """Joint codecs: indices and values in one code. One file each; importing this package registers them all."""
 
-from hvd_deepreduce.codecs.joint import context_qsgd, densestream, skcompress, sketchml, three_lc
+import importlib
+import pkgutil
 
-__all__ = ["context_qsgd", "densestream", "skcompress", "sketchml", "three_lc"]
+for module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{module.name}")

@@ -1,25 +1,7 @@
 """Sparsifiers, which select the elements to send. One file each; importing this package registers all of them."""
 
-from hvd_deepreduce.codecs.sparsify import (
-    block_topk,
-    chunk_topk,
-    none,
-    nonzero,
-    randomk,
-    sampled_topk,
-    threshold,
-    topk,
-    topk_capped,
-)
+import importlib
+import pkgutil
 
-__all__ = [
-    "block_topk",
-    "chunk_topk",
-    "none",
-    "nonzero",
-    "randomk",
-    "sampled_topk",
-    "threshold",
-    "topk",
-    "topk_capped",
-]
+for module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{module.name}")

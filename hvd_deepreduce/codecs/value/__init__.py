@@ -1,31 +1,7 @@
 """Value codecs: the kept values in few bits. One file each; importing this package registers them all."""
 
-from hvd_deepreduce.codecs.value import (
-    deflate,
-    fit_dexp,
-    fit_poly,
-    half,
-    natural,
-    qsgd,
-    quantile,
-    raw,
-    sign,
-    ternary,
-    uniform,
-    zstd,
-)
+import importlib
+import pkgutil
 
-__all__ = [
-    "deflate",
-    "fit_dexp",
-    "fit_poly",
-    "half",
-    "natural",
-    "qsgd",
-    "quantile",
-    "raw",
-    "sign",
-    "ternary",
-    "uniform",
-    "zstd",
-]
+for module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{module.name}")

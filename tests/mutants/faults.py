@@ -1,0 +1,58 @@
+"""Faults that the tests must find: for each the part, text that stands once in the package's Python files, the text in
+its place, and the tests that could find it. The text names no file, so that a module may move."""
+
+VALUE, INDEX, SPARSIFY, JOINT = "tests/value", "tests/index", "tests/sparsify", "tests/joint"
+ALL_CODECS = "tests/test_all_pairs.py tests/test_contraction.py tests/test_padding.py tests/test_container.py"
+PIPELINE = "tests/test_pipeline.py tests/test_container.py tests/test_short_container.py tests/test_expected.py"
+TORCH = "tests/adapters/test_torch.py tests/adapters/test_torch_sparse.py"
+
+FAULTS: list[tuple[str, str, str, str]] = [
+    ("codecs", "if self.fit_scale:\n                norms = qsgd", "if self.fit_scale:\n                _ = qsgd",
+     f"{VALUE} {ALL_CODECS}"),
+    ("codecs", "if codes.size != (count * bits + 7) // 8:", "if codes.size < (count * bits + 7) // 8:",
+     f"{VALUE}/test_qsgd.py {ALL_CODECS}"),
+    ("codecs", "uniform.encode(x, self.bucket_size, steps, *key)",
+     "uniform.encode(x, self.bucket_size, steps, *key[:3], 0)",
+     f"{VALUE}/test_uniform.py {ALL_CODECS}"),
+    ("codecs", "if not 1 <= bits <= 16 or entropy:", "if not 1 <= bits <= 16:",
+     f"{VALUE}/test_uniform.py {ALL_CODECS}"),
+    ("codecs", "if coded.size < numbers.size:", "if coded.size > numbers.size:",
+     f"{VALUE}/test_quantile.py {ALL_CODECS}"),
+    ("codecs", "select.threshold_of(indices, values, self.threshold, threads)",
+     "select.threshold_of(indices, values, 0.0, threads)", f"{SPARSIFY} tests/test_sparse_pipeline.py"),
+    ("codecs", 'if positives.size < count or (policy == "p0" and positives.size != count):',
+     "if positives.size < count:", f"{INDEX}/test_bloom.py {ALL_CODECS}"),
+    ("codecs", "return CHOICES[sizes.index(min(sizes))]", "return CHOICES[sizes.index(max(sizes))]",
+     f"{INDEX}/test_auto.py {ALL_CODECS}"),
+    ("pipeline", "if section.size and not used:", "if False:", PIPELINE),
+    ("pipeline", "if dense or container.index != Packed.id:", "if dense:", PIPELINE),
+    ("pipeline", "finite = finite and velocity is None", "finite = bool(finite)",
+     "tests/test_dgc.py tests/test_memory.py tests/test_pipeline.py"),
+    ("pipeline", "memory.clip / ranks**0.5", "memory.clip / ranks", "tests/test_dgc.py tests/test_memory.py"),
+    ("pipeline", "if end != data.size:\n        raise refusal(ranks",
+     "if end > data.size:\n        raise refusal(ranks",
+     PIPELINE),
+    ("exchange", "for owner in range(1, self.ranks + 1)]", "for owner in range(self.ranks)]", "tests/exchange"),
+    ("exchange", "if any(_is_uncompressed(container)", "if all(_is_uncompressed(container)", "tests/exchange"),
+    ("exchange", "if alone and size != message.size:", "if False:", "tests/exchange"),
+    ("exchange", "return Traffic(sum(splits) - splits[rank],", "return Traffic(sum(splits),",
+     "tests/exchange tests/engine"),
+    ("exchange", "if size > MAX_BYTES:", "if size > 4 * MAX_BYTES:", "tests/exchange"),
+    ("exchange", "if int(np.minimum(lengths, level).sum()) <= total",
+     "if int(np.minimum(lengths, level).sum()) < total",
+     "tests/exchange"),
+    ("engine", 'scale = size / total if how == "mean" else 1.0', "scale = 1.0", "tests/engine"),
+    ("engine", "if given.dtype != parameter.accumulated_in:", "if False:", "tests/engine"),
+    ("engine", "if len(found) < MAX_DIFFERENCES:", "if len(found) <= MAX_DIFFERENCES:", "tests/engine"),
+    ("engine", "return (self._steps - 1) % self._measure_every == 0", "return self._steps % self._measure_every == 0",
+     "tests/engine"),
+    ("engine", 'if len(nodes[0]) == 1 or (hierarchical == "auto" and len(nodes) == 1):', "if len(nodes[0]) == 1:",
+     "tests/engine"),
+    ("engine", "if groups[-1] and len(groups) < count and enough:", "if groups[-1] and enough:", "tests/engine"),
+    ("adapters", "if not bool((firsts == firsts[0]).all()) or factor <= 0:", "if factor <= 0:", TORCH),
+    ("adapters", 'if getattr(optimizer, "op", hvd.Adasum) == hvd.Adasum:', "if False:", TORCH),
+    ("adapters", "if id(one) not in reduced]", "if id(one) in ()]", TORCH),
+    ("adapters", "return not given or math.isfinite(", "return True or math.isfinite(",
+     "tests/adapters/test_local_sgd.py"),
+    ("adapters", 'return tensor if given is None else given.copy_(tensor)', "return tensor", TORCH),
+]  # fmt: skip

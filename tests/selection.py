@@ -1,0 +1,30 @@
+"""Which cases `make test` runs. The marker ``thorough`` leaves a case to `make test-all`; these functions give it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+thorough = pytest.mark.thorough
+FOLDERS = ("tests/installation/", "tests/scripts/", "tests/soak/")
+"""All tests of these folders have the marker (conftest.py)."""
+
+
+def first(values: Iterable[Any], number: int = 1) -> list[Any]:
+    """Values for ``parametrize`` (tuples: several): all but the first ``number`` have the marker."""
+    sets = [one if isinstance(one, tuple) else (one,) for one in values]
+    return [pytest.param(*one, marks=() if at < number else thorough) for at, one in enumerate(sets)]
+
+
+def each_third(values: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """As ``first``: all but each third have the marker."""
+    return [pytest.param(*one, marks=thorough if at % 3 else ()) for at, one in enumerate(values)]
+
+
+def pairs(a: Collection[Any], b: Collection[Any], c: Collection[Any]) -> list[tuple[Any, Any, Any]]:
+    """Triples in which every pair of two values occurs: len(a) * len(b) of them; c is not longer than a or b."""
+    assert len(c) <= min(len(a), len(b)), "give the shortest last"
+    third = list(c)
+    return [(one, two, third[(i + j) % len(third)]) for i, one in enumerate(a) for j, two in enumerate(b)]
