@@ -123,7 +123,7 @@ class Engine(RankState):
         self.stats.add(wire=traffic.allreduce(word.nbytes, self.collectives.size()))
         return word
 
-    def hear(self, total: Floats, agree: Callable[[], None], advice: str | None = None) -> bool:
+    def hear(self, total: Floats, agree: Callable[[], None], advice: str | None = None) -> step_check.Outcome:
         """Draws the conclusions from all ranks' words.
 
         Args:
@@ -133,7 +133,7 @@ class Engine(RankState):
             advice: as for ``compare_places``.
 
         Returns:
-            Whether no rank asks for the step to be discarded.
+            What the ranks have found out.
 
         Raises:
             RuntimeError: a rank has called ``hvd.join()``; raised on all others.
@@ -157,7 +157,7 @@ class Engine(RankState):
         if self.choice and self.choice.hear(heard.dense, heard.compressed, self.collectives.size()):
             _log.info(self.choice.sentence())
         adaptive.warn(self)
-        return not heard.discarding
+        return heard
 
     def compare_places(self, advice: str | None = None) -> None:
         """Compares the places of the last words. All ranks must call it.
