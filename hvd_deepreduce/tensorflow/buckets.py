@@ -1,22 +1,25 @@
 """Buckets of gradients that come and go through operations of a graph.
 
-TensorFlow may have a single thread, so no operation may hold one while it waits: ``put`` and ``take`` do not wait, and
-a dequeue between them is asynchronous, as Horovod's operations are. Threads of this module encode full buckets, send
-them, wait for their sums, and then wake the dequeues.
+TensorFlow may have a single thread, so no operation may hold one while it waits. Python has its turn once for each
+bucket, on the thread that sends: when all gradients of a bucket are there, it encodes and sends them; when all of its
+sums are asked for and all ranks' containers are there, it decodes them, multiplied by what their carriers say, into the
+bucket's memory, of which the operations hand out the parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-import tensorflow as tf
+import numpy as np
 
-from hvd_deepreduce.codecs.interfaces import Floats
-from hvd_deepreduce.engine import Bucket, BucketLayout, Engine, Member, Parameter
-from hvd_deepreduce.ops import arrays
-from hvd_deepreduce.tensorflow.graph import Graph, Slot, Step, Unit
+from hvd_deepreduce.engine import Bucket, BucketLayout, Engine, Member
+from hvd_deepreduce.exchange.traffic import Traffic, allreduce
+from hvd_deepreduce.tensorflow.graph import Graph, Step, Unit
+from hvd_deepreduce.tensorflow.native import HELD, WANTED, Listener, Memory
 from hvd_deepreduce.tensorflow.parameters import GraphParameters
 from hvd_deepreduce.tensorflow.steps import Steps
 
@@ -27,6 +30,35 @@ IN_FLIGHT = (
 )
 
 
+@dataclass(eq=False)
+class Run:
+    """One run of a unit, and what is kept of it for the next.
+
+    Attributes:
+        key: of what is kept.
+        layout: the unit's buckets.
+        places: as in ``NativeUnit.lay_out``.
+        memories: of the buckets, of operations in C++.
+        number: of the graph's run.
+        step: None until the first bucket is full.
+        carriers: of the buckets whose sums are asked for: the carrier, and whether it is that of all gradients.
+        failures: of buckets that could not be sent.
+        delivered: how many buckets were.
+        traffic: the number of ranks, what the carriers of a step are on the wire, and the bytes of a dense step.
+    """
+
+    key: Any
+    layout: BucketLayout
+    places: np.ndarray[Any, np.dtype[np.int64]]
+    memories: list[Memory]
+    number: int = 0
+    step: Step | None = None
+    carriers: dict[int, tuple[float, bool]] = field(default_factory=dict)
+    failures: dict[int, Exception] = field(default_factory=dict)
+    delivered: int = 0
+    traffic: tuple[int, Traffic, int] | None = None
+
+
 class GraphBuckets:
     """The buckets of one DeepReduce.
 
@@ -35,85 +67,121 @@ class GraphBuckets:
     """
 
     def __init__(self, engine: Engine, parameters: GraphParameters, number: Callable[[], int]) -> None:
-        self.steps = Steps(engine, parameters, self._end)
+        self.steps = Steps(engine, parameters)
         self._engine = engine
         self._parameters = parameters
         self._number = number
-        # Layouts are kept here between steps. A step that an error ends keeps its own: it may still be in flight.
-        self._layouts: dict[Any, BucketLayout] = {}
+        # What is kept of runs between steps. A step that an error ends keeps its own: it may still be in flight.
+        self._runs: dict[Any, Run] = {}
+        # By the number of their queue, which units of several graphs share: the step under way, the unit begun last.
         self._under_way: dict[int, Step] = {}
+        self._begun: dict[int, Unit] = {}
         self._sending = ThreadPoolExecutor(1, "deepreduce send")
 
     def clear(self) -> None:
         """Forgets all layouts, after the config or the state has changed."""
-        self._layouts.clear()
+        self._runs.clear()
 
     def forget_all(self, graphs: Iterable[Graph]) -> None:
         """Forgets steps that a failure has ended, with the lock of ``steps`` held. Nothing of them may be in flight."""
         self.clear()
         self._under_way.clear()
+        self._begun.clear()
         self._engine.in_flight.clear()
         for graph in graphs:
-            self.forget(graph)
-
-    def forget(self, graph: Graph) -> None:
-        """Forgets the graph's step."""
-        graph.step = None
-        for slot in graph.slots:
-            # TensorFlow has cancelled its dequeue, but the bucket's sum may have come afterwards.
-            while slot.queue is not None and slot.queue.size() > 0:
-                slot.queue.dequeue()
+            graph.step = None
+            for unit in graph.units:
+                unit.run = None
+                if unit.runtime is not None:
+                    unit.runtime.begin(0, len(unit.slots), force=True)
 
     def close(self) -> None:
         """Ends the thread that sends, after what it has to send, and forgets all layouts."""
         self._sending.shutdown(wait=False)
         self.clear()
+        self._begun.clear()
 
-    def put(self, step: Step, slot: Slot, flat: Floats) -> None:
-        """Copies a gradient into its bucket. A full bucket is sent, on another thread."""
-        unit = slot.unit
-        assert unit is not None
-        if self._engine.over_mpi:  # which works on the host
-            flat = arrays.to_host(flat)
+    def runtime(self, unit: Unit, graph: Graph, make: Callable[[Listener], Any]) -> Any:
+        """What runs the operations of a unit; ``make`` makes it."""
+        if unit.runtime is None:
+            unit.runtime = make(partial(self._told, graph, unit))
+        return unit.runtime
+
+    def begin(self, graph: Graph, number: int, place: bool) -> None:
+        """A run of a graph begins: its operations get to know where their gradients go.
+
+        Args:
+            number: of the run.
+            place: now, where all sizes are known; otherwise once all gradients have come.
+
+        Raises:
+            RuntimeError: gradients of an earlier step are in flight; or ``close`` was called.
+        """
         with self.steps.lock:
-            slot.numel = flat.size
-            held = step.held.setdefault(unit, [])
-            held.append((slot, flat))
-            _, layout = step.layouts.get(unit, (None, None))
-            if layout is None and any(-1 in one.shape for one in unit.slots) and len(held) < len(unit.slots):
-                held[-1] = (slot, flat.copy())  # TensorFlow frees its own memory after this operation
-                return
-            layout = layout or self._lay_out(step, unit)
-            step.held[unit] = []
-            for one, gradient in held:
-                layout.bucket_of[self._parameters.of(one).name].allocate(gradient)
-        for one, gradient in held:
-            parameter = self._parameters.of(one)
-            bucket = layout.bucket_of[parameter.name]
-            bucket.put(parameter, gradient)
-            with self.steps.lock:
-                for ready in self._engine.mark_ready(bucket, parameter):
-                    self._sending.submit(self._send, step, ready)
+            for unit in graph.units:
+                if unit.runtime is None:
+                    continue  # it is traced
+                self._engine.check_open()
+                if unit.dense and unit.waiting:
+                    self._note_flushed(unit)
+                other = self._begun.get(unit.queue, unit)
+                idle = unit.queue not in self._under_way and (other is unit or other.runtime.begin(0, 0))
+                if not idle or not unit.runtime.begin(number, len(unit.slots)):
+                    raise RuntimeError(IN_FLIGHT)
+                self._begun[unit.queue] = unit
+                self._put_back(unit)  # of a run whose operations Horovod has not run
+                unit.dense = place and self._engine.dense
+                unit.waiting = unit.waiting or not unit.dense
+                if unit.dense:
+                    self._begin_dense(graph, unit, number)
+                elif place and unit.known and unit.runtime.early:
+                    self._place(graph, unit, number)
 
-    def take(self, step: Step, slot: Slot, parameter: Parameter, scale: float) -> Floats:
-        """``scale`` times the sum of a gradient over all ranks, ``[numel]``, after its dequeue was woken."""
-        assert slot.unit is not None
-        bucket = step.layouts[slot.unit][1].bucket_of[parameter.name]
-        out: Floats = bucket.part(parameter.name) * scale
-        with self.steps.lock:
-            self._engine.release(bucket, parameter)
-        return out
+    def _begin_dense(self, graph: Graph, unit: Unit, number: int) -> None:
+        """A run in which Horovod reduces the gradients. Of compression, it has ended when it begins."""
+        self.steps.reach(graph, number)
+        step, slots = graph.step, unit.slots
+        assert step is not None
+        residuals = [self._engine.unsent(self._parameters.of(slot)) for slot in slots] if unit.waiting else []
+        unit.waiting = any(one is not None for one in residuals)
+        unit.runtime.dense(residuals if unit.waiting else [])
+        ranks = self._engine.collectives.size()
+        if unit.dense_traffic is None or unit.dense_traffic[0] != ranks or unit.waiting:
+            sent = [allreduce(max(0, slot.numel) * slot.sent_itemsize, ranks) for slot in slots]
+            wire = Traffic(sum(one.sent for one in sent), sum(one.received for one in sent))
+            unit.dense_traffic = ranks, wire, _traffic(unit, ranks)[1]
+        _, wire, dense = unit.dense_traffic
+        self._engine.stats.add(wire=wire, dense=dense)
+        self.steps.come(step, len(slots))
+        self.steps.leave(step, len(slots))
 
-    def _lay_out(self, step: Step, unit: Unit) -> BucketLayout:
-        """The unit's buckets, empty."""
-        if self._under_way.setdefault(unit.queue, step) is not step:
-            raise RuntimeError(IN_FLIGHT)
-        step.slots.update((self._parameters.of(slot).name, slot) for slot in unit.slots)
+    def _note_flushed(self, unit: Unit) -> None:
+        flushed = zip(unit.slots, unit.runtime.flushed(len(unit.slots)), strict=True)
+        self._engine.note_flushed(self._parameters.of(slot) for slot, done in flushed if done)
+
+    def _put_back(self, unit: Unit) -> None:
+        run, unit.run = unit.run, None
+        if run is not None:
+            run.step, run.delivered = None, 0
+            run.carriers.clear()
+            run.failures.clear()
+            self._runs[run.key] = run
+
+    def _place(self, graph: Graph, unit: Unit, number: int) -> None:
+        """Gives the unit's slots their places, in its buckets."""
         members = self._members(unit)
         key = (unit.queue, tuple((member.parameter.name, member.numel) for member in members))
-        layout = self._layouts.pop(key, None) or self._new_layout(members, unit)
-        step.layouts[unit] = key, layout
-        return layout
+        run = self._runs.pop(key, None)
+        if run is None:
+            layout = self._new_layout(members, unit)
+            index = {bucket.number: at for at, bucket in enumerate(layout.buckets)}
+            places = np.empty((3, len(members)), np.int64)
+            for at, (parameter, numel, _) in enumerate(members):
+                bucket = layout.bucket_of[parameter.name]
+                places[:, at] = index[bucket.number], bucket.part_of(parameter.name)[0], numel
+            run = Run(key, layout, places, [])
+        run.number, unit.run = number, run
+        unit.runtime.lay_out(run.places, run.layout.buckets, run.memories)
 
     def _members(self, unit: Unit) -> list[Member]:
         return [Member(self._parameters.of(slot), slot.numel) for slot in unit.slots]
@@ -126,35 +194,101 @@ class GraphBuckets:
             bucket.name = f"bucket.{self._number()}.{unit.queue}.{bucket.number}"
         return layout
 
-    def _send(self, step: Step, bucket: Bucket) -> None:
-        try:
-            self._engine.start(bucket)
-        except Exception as error:
-            self._wake(step, bucket, error)
-        else:
-            bucket.pending.add_done_callback(lambda _: self._wake(step, bucket))
+    def _told(self, graph: Graph, unit: Unit, event: int, at: int, number: int, carrier: float, flag: bool) -> None:
+        """By a thread of TensorFlow, which does not wait."""
+        self._sending.submit(self._hear, graph, unit, event, at, number, carrier, flag)
 
-    def _wake(self, step: Step, bucket: Bucket, failure: Exception | None = None) -> None:
-        """Lets the dequeues of a bucket go on: its exchange has ended, or could not be started."""
+    def _hear(self, graph: Graph, unit: Unit, event: int, at: int, number: int, carrier: float, flag: bool) -> None:
+        try:
+            if event == HELD:
+                with self.steps.lock:
+                    for slot, numel in zip(unit.slots, unit.runtime.sizes(len(unit.slots)), strict=True):
+                        slot.numel = numel
+                    self._place(graph, unit, number)
+                return
+            run: Run | None = unit.run
+            if run is None or run.number != number:
+                return  # the step was forgotten
+            if event == WANTED:
+                run.carriers[at] = carrier, flag
+                self._finish_when_there(graph, unit, run, at)
+            else:
+                self._full(graph, unit, run, at, flag)
+        except Exception as error:
+            unit.runtime.fail(f"{type(error).__name__}: {error}")
+
+    def _full(self, graph: Graph, unit: Unit, run: Run, at: int, finite: bool) -> None:
+        bucket = run.layout.buckets[at]
+        bucket.finite = finite
+        with self.steps.lock:
+            if run.step is None:
+                self._begin_step(graph, unit, run)
+            assert run.step is not None
+            self.steps.come(run.step, len(bucket.members))
+            ready = self._engine.mark_full(bucket)
+        for one in ready:
+            index = run.layout.buckets.index(one)
+            try:
+                with self.steps.working(run.step, ""):
+                    self._engine.start(one)
+            except Exception as error:
+                run.failures[index] = error
+            if index in run.carriers:
+                self._finish_when_there(graph, unit, run, index)
+
+    def _begin_step(self, graph: Graph, unit: Unit, run: Run) -> None:
+        self.steps.reach(graph, run.number)
+        step = graph.step
+        if step is None or self._under_way.setdefault(unit.queue, step) is not step:
+            raise RuntimeError(IN_FLIGHT)
+        run.step = step
+        ranks = self._engine.collectives.size()
+        if run.traffic is None or run.traffic[0] != ranks:
+            run.traffic = ranks, *_traffic(unit, ranks)
+        _, wire, dense = run.traffic
+        self._engine.stats.add(wire=wire, dense=dense)
+
+    def _finish_when_there(self, graph: Graph, unit: Unit, run: Run, at: int) -> None:
+        """Once a bucket's sums are asked for and its exchange was started."""
+        bucket, failure = run.layout.buckets[at], run.failures.get(at)
+        if failure is not None:
+            self._finish(graph, unit, run, at, bucket, failure)
+        elif bucket.pending is not None:
+            bucket.pending.add_done_callback(lambda _: self._finish(graph, unit, run, at, bucket))
+
+    def _finish(
+        self, graph: Graph, unit: Unit, run: Run, at: int, bucket: Bucket, failure: Exception | None = None
+    ) -> None:
+        """Decodes a bucket and delivers its sums."""
+        step, number = run.step, run.number
+        assert step is not None
+        (carrier, equal), ranks, divisor = run.carriers[at], self._engine.collectives.size(), 0.0
         with self.steps.working(step, ""):
             try:
                 if failure is None:
-                    self._engine.receive(bucket)
+                    if equal and not self._engine.over_mpi:
+                        self._engine.receive(bucket, carrier / ranks)
+                    else:
+                        divisor = float(ranks)
+                        self._engine.receive(bucket)
             except Exception as error:
                 failure = error
-        with self.steps.lock, tf.init_scope(), tf.device("CPU:0"):
+        with self.steps.lock:
             if failure is not None:
                 # TensorFlow ends a step at its first error, while other ranks wait for buckets that this rank has
                 # not sent. All ranks get the same error, so all can raise it at the end of the step.
                 bucket.gradient.fill(0)
                 step.failure = step.failure or failure
-            if step.graph.step is step:
-                word = tf.constant(1, tf.uint8)
-                for parameter in bucket.members:
-                    queue = step.slots[parameter.name].queue
-                    tf.raw_ops.QueueEnqueueV2(handle=queue.queue_ref, components=[word])
+            self._engine.release_all(bucket)
+            run.delivered += 1
+            if run.delivered == len(run.layout.buckets):
+                del self._under_way[unit.queue]
+                self._put_back(unit)
+            failure = self.steps.leave(step, len(bucket.members))
+        unit.runtime.deliver(number, at, divisor, None if failure is None else f"{type(failure).__name__}: {failure}")
 
-    def _end(self, step: Step) -> None:
-        for unit, (key, layout) in step.layouts.items():
-            self._layouts[key] = layout
-            del self._under_way[unit.queue]
+
+def _traffic(unit: Unit, ranks: int) -> tuple[Traffic, int]:
+    carriers = [allreduce(slot.carrier_bytes, ranks) for slot in unit.slots]
+    wire = Traffic(sum(one.sent for one in carriers), sum(one.received for one in carriers))
+    return wire, sum(allreduce(slot.numel * slot.dtype.size, ranks).sent for slot in unit.slots)

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvd_deepreduce.codecs.interfaces import Floats, RngKey
-from hvd_deepreduce.engine import BucketLayout, Parameter
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.engine import Parameter
 
 # The conditional (is there more than one rank?) in which Horovod puts a tensor or group of a tape or optimizer.
 CONDITIONAL = re.compile(r"_Allreduce(_\d+)?/cond(_\d+)?$")
@@ -39,7 +39,6 @@ class Slot:
         numel: -1 where it is not known before the gradient is there.
         key: of the container of the gradient that is in flight.
         own: bytes of the IndexedSlices in flight that go as they are; None: they are in a container.
-        queue: gets an element when the sum of the gradient's bucket is there.
         unit: the gradients with which it may share a bucket.
     """
 
@@ -53,7 +52,6 @@ class Slot:
     numel: int = -1
     key: RngKey = RngKey(0, 0, 0)
     own: int | None = None
-    queue: Any = None
     unit: Unit | None = None
 
     @property
@@ -82,8 +80,8 @@ class Unit:
     Attributes:
         last_operation: the number of the graph's last operation at that time.
         queue: number of the unit among those whose buckets can be in flight at the same time.
-        native: the unit of the operations in C++; None: its operations are Python functions.
-        run: of these operations, that is under way.
+        runtime: what runs its operations: ``NativeUnit`` or ``PythonUnit``; None before the first is made.
+        run: of them, that is under way.
         dense: whether Horovod reduces the gradients of the run that has begun last.
         waiting: whether residuals wait for a dense run.
         dense_traffic: the number of ranks, and what a dense run is on the wire.
@@ -92,7 +90,7 @@ class Unit:
     last_operation: int
     queue: int
     slots: list[Slot] = field(default_factory=list)
-    native: Any = None
+    runtime: Any = None
     run: Any = None
     dense: bool = False
     waiting: bool = True
@@ -112,9 +110,6 @@ class Step:
         number: of the graph's run.
         begun, ended: numbers of compressed gradients that have come, and that have been reduced.
         failure: raised at the end of the step.
-        held: gradients that came before their unit could be divided into buckets, because sizes were not known.
-        layouts: the units' buckets, and the keys under which they are kept between steps.
-        slots: by their parameters' names.
     """
 
     graph: Graph
@@ -122,9 +117,6 @@ class Step:
     begun: int = 0
     ended: int = 0
     failure: Exception | None = None
-    held: dict[Unit, list[tuple[Slot, Floats]]] = field(default_factory=dict)
-    layouts: dict[Unit, tuple[Any, BucketLayout]] = field(default_factory=dict)
-    slots: dict[str, Slot] = field(default_factory=dict)
 
 
 @dataclass(eq=False)

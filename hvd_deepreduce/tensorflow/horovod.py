@@ -12,9 +12,9 @@ carrier has the single element 1.0; Horovod turns it into the factor by which it
 the PyTorch adapter. In scope ``tensor`` each gradient of a bucket has a container of its own.
 
 The modules: ``graph`` knows the gradients of each graph, ``parameters`` the parameters that they belong to,
-``operations`` the operations, ``native`` and ``native_buckets`` those in C++, ``indexed_slices`` those of sparse
-gradients, ``buckets`` the threads, ``steps`` when a
-step begins and ends; ``handshake`` compares the ranks, ``checkpoint`` saves the state.
+``operations`` the operations, which ``native`` or ``python_unit`` runs, ``indexed_slices`` those of sparse gradients,
+``buckets`` the threads, ``steps`` when a step begins and ends; ``handshake`` compares the ranks, ``checkpoint`` saves
+the state.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from hvd_deepreduce.engine.reporting import Reporting
 from hvd_deepreduce.engine.state import Reshard, State, from_bytes, to_bytes
 from hvd_deepreduce.engine.stats import Report, Stats
 from hvd_deepreduce.tensorflow import indexed_slices, optimizers
+from hvd_deepreduce.tensorflow.buckets import GraphBuckets
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
 from hvd_deepreduce.tensorflow.graph import Graph, Graphs, Slot, at_end, current_place
 from hvd_deepreduce.tensorflow.handshake import Handshake
 from hvd_deepreduce.tensorflow.native import library
-from hvd_deepreduce.tensorflow.native_buckets import NativeBuckets
 from hvd_deepreduce.tensorflow.operations import Operations
 from hvd_deepreduce.tensorflow.parameters import GraphParameters, Variables
 
@@ -135,7 +135,7 @@ class DeepReduce(Reporting, Compressor, tf.train.experimental.PythonState):  # t
         self._pipelines: Pipelines | None = None
         self._variables = known
         self._parameters = GraphParameters(self._engine, known)
-        self._buckets = NativeBuckets(self._engine, self._parameters, lambda: self._handshake.number)
+        self._buckets = GraphBuckets(self._engine, self._parameters, lambda: self._handshake.number)
         self._handshake = Handshake(self._engine, collectives, self._graphs, self._parameters, self._buckets.steps)
         self._operations = Operations(self._engine, collectives, self._buckets, self._handshake)
 

@@ -1,7 +1,7 @@
 """Put and take as operations of TensorFlow in C++ (kernels/tensorflow/), where they were built.
 
 setup.py builds them where TensorFlow is there at installation. They run with the TensorFlow that they were built with,
-on the host. Everywhere else ``operations.py`` makes the same operations of Python functions.
+on the host. Everywhere else ``python_unit.py`` makes the same operations of Python functions.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_deepreduce.codecs.interfaces import Floats
+from hvd_deepreduce.engine import Bucket
 
 PATH = Path(__file__).parent.parent / f"_tensorflow-{tf.__version__}.so"
 FULL, WANTED, HELD = 1, 2, 3
@@ -121,7 +122,10 @@ class NativeUnit:
     Attributes:
         library: as given.
         id: the operations' attribute ``unit``.
+        early: whether gradients can be copied into their buckets as they come.
     """
+
+    early = True
 
     def __init__(self, owner: Library, listener: Listener) -> None:
         self.library = owner
@@ -132,6 +136,20 @@ class NativeUnit:
 
     def __del__(self) -> None:
         self.library._unit_free(self.id)
+
+    def put(self, gradient: tf.Tensor, number: tf.Tensor, sent: tf.DType, at: int, name: str) -> tf.Tensor:
+        """Adds the operation that puts a gradient into its bucket, and returns its carrier.
+
+        Args:
+            number: of the run.
+            sent: dtype of the carrier.
+            at: the slot's number in the unit.
+        """
+        return self.library.put(gradient, number, carried=sent, unit=self.id, slot=at, name=name)
+
+    def take(self, carrier: tf.Tensor, number: tf.Tensor, like: tf.Tensor, dtype: tf.DType, at: int) -> tf.Tensor:
+        """Adds the operation that returns a sum, of the shape of ``like``, when its bucket is there."""
+        return self.library.take(carrier, number, T=dtype, unit=self.id, slot=at)
 
     def begin(self, run: int, slots: int, force: bool = False) -> bool:
         """A run begins. False: gradients of the last one are still in flight; ``force`` forgets them."""
@@ -164,13 +182,20 @@ class NativeUnit:
         self.library._sizes(self.id, numels.ctypes.data)
         return [int(numel) for numel in numels]
 
-    def lay_out(self, places: np.ndarray[Any, np.dtype[np.int64]], memories: Sequence[Memory]) -> None:
+    def lay_out(
+        self, places: np.ndarray[Any, np.dtype[np.int64]], buckets: Sequence[Bucket], memories: list[Memory]
+    ) -> None:
         """Says where this run's gradients go.
 
         Args:
             places: int64 ``[3, slots]``: the bucket of each slot, where it begins there, and its number of elements.
-            memories: of the buckets.
+            memories: of the buckets. Where a result of an earlier step is a view of one, it is replaced.
         """
+        for at, bucket in enumerate(buckets):
+            if at < len(memories) and memories[at].alone():
+                continue
+            memories[at : at + 1] = [Memory(self.library, sum(bucket.sizes), bucket.dtype)]
+            bucket.gradient = memories[at].array()
         handles = (c_void_p * len(memories))(*(memory.handle for memory in memories))
         self.library._lay_out(
             self.id, places[0].ctypes.data, places[1].ctypes.data, places[2].ctypes.data, handles, len(memories)

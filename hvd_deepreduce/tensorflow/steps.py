@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import RLock
 from time import perf_counter
@@ -16,18 +16,14 @@ from hvd_deepreduce.tensorflow.parameters import GraphParameters
 class Steps:
     """The steps of one DeepReduce's graphs. TensorFlow runs several operations of a step at the same time.
 
-    Args:
-        on_end: called with each step that ends, with the lock held.
-
     Attributes:
         lock: of everything that operations of a step share.
     """
 
-    def __init__(self, engine: Engine, parameters: GraphParameters, on_end: Callable[[Step], None]) -> None:
+    def __init__(self, engine: Engine, parameters: GraphParameters) -> None:
         self.lock = RLock()
         self._engine = engine
         self._parameters = parameters
-        self._on_end = on_end
         self._working = 0
         self._idle_since = 0.0
 
@@ -97,7 +93,6 @@ class Steps:
             if step.ended < step.graph.compressed:
                 return None
             step.graph.step = None
-            self._on_end(step)
             self._engine.stats.end_step()
         return step.failure
 

@@ -1346,7 +1346,7 @@ def a_deepreduce_that_is_closed():
             time.sleep(0.005)
         assert not left, scope
         assert not compression._engine._memory.state_dict()
-        assert not compression._buckets._layouts and not compression._buckets._runs
+        assert not compression._buckets._runs
         assert compression.stats()["total"]["steps"] == 1 and compression.config.scope == scope["scope"]
         for use in (
             compression.serialize,
