@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("hvd_deepreduce")
-_STEP = attrgetter("step")
+_STEP, _NAME = attrgetter("step"), attrgetter("name")
 
 
 class Engine(RankState):
@@ -374,7 +374,7 @@ class Engine(RankState):
 
     def mark_full(self, bucket: Bucket) -> list[Bucket]:
         """As ``mark_ready``, for all parameters of a bucket at once."""
-        self.in_flight.update(parameter.name for parameter in bucket.members)
+        self.in_flight.update(map(_NAME, bucket.members))
         return bucket.layout.mark_full(bucket)
 
     def start(self, bucket: Bucket) -> None:
@@ -502,7 +502,7 @@ class Engine(RankState):
 
     def release_all(self, bucket: Bucket) -> None:
         """As ``release``, for all parameters of a bucket that was full."""
-        self.in_flight.difference_update(parameter.name for parameter in bucket.members)
+        self.in_flight.difference_update(map(_NAME, bucket.members))
         bucket.layout.release_all(bucket)
 
     def exchange_queue(self, number: int) -> ExchangeQueue:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.engine import Bucket, BucketLayout, Engine, Member
+from hvd_deepreduce.engine import BucketLayout, Engine, Member
 from hvd_deepreduce.exchange.traffic import Traffic, allreduce
 from hvd_deepreduce.tensorflow.graph import Graph, Step, Unit
 from hvd_deepreduce.tensorflow.native import HELD, WANTED, Listener, Memory
@@ -153,6 +153,7 @@ class GraphBuckets:
         _, wire, dense = unit.dense_traffic
         self._engine.stats.add(wire=wire, dense=dense)
         self.steps.come(step, len(slots))
+        self.steps.rest()
         self.steps.leave(step, len(slots))
 
     def _note_flushed(self, unit: Unit) -> None:
@@ -169,10 +170,14 @@ class GraphBuckets:
 
     def _place(self, graph: Graph, unit: Unit, number: int) -> None:
         """Gives the unit's slots their places, in its buckets."""
-        members = self._members(unit)
-        key = (unit.queue, tuple((member.parameter.name, member.numel) for member in members))
+        of, key = unit.key
+        if of is not self._parameters.list_of(graph):
+            numels = tuple((self._parameters.of(slot).name, slot.numel) for slot in unit.slots)
+            key = unit.queue, numels
+            unit.key = (graph.parameters, key) if unit.known else (None, None)
         run = self._runs.pop(key, None)
         if run is None:
+            members = [Member(self._parameters.of(slot), slot.numel) for slot in unit.slots]
             layout = self._new_layout(members, unit)
             index = {bucket.number: at for at, bucket in enumerate(layout.buckets)}
             places = np.empty((3, len(members)), np.int64)
@@ -182,9 +187,6 @@ class GraphBuckets:
             run = Run(key, layout, places, [])
         run.number, unit.run = number, run
         unit.runtime.lay_out(run.places, run.layout.buckets, run.memories)
-
-    def _members(self, unit: Unit) -> list[Member]:
-        return [Member(self._parameters.of(slot), slot.numel) for slot in unit.slots]
 
     def _new_layout(self, members: list[Member], unit: Unit) -> BucketLayout:
         layout = BucketLayout(members, self._engine.max_bucket_bytes, members[0].parameter.number, unit.queue)
@@ -229,10 +231,11 @@ class GraphBuckets:
         for one in ready:
             index = run.layout.buckets.index(one)
             try:
-                with self.steps.working(run.step, ""):
-                    self._engine.start(one)
+                self._engine.start(one)
             except Exception as error:
                 run.failures[index] = error
+        self.steps.rest()
+        for index in map(run.layout.buckets.index, ready):
             if index in run.carriers:
                 self._finish_when_there(graph, unit, run, index)
 
@@ -250,29 +253,28 @@ class GraphBuckets:
 
     def _finish_when_there(self, graph: Graph, unit: Unit, run: Run, at: int) -> None:
         """Once a bucket's sums are asked for and its exchange was started."""
-        bucket, failure = run.layout.buckets[at], run.failures.get(at)
-        if failure is not None:
-            self._finish(graph, unit, run, at, bucket, failure)
+        bucket = run.layout.buckets[at]
+        if at in run.failures:
+            self._finish(graph, unit, run, at)
         elif bucket.pending is not None:
-            bucket.pending.add_done_callback(lambda _: self._finish(graph, unit, run, at, bucket))
+            bucket.pending.add_done_callback(partial(self._finish, graph, unit, run, at))
 
-    def _finish(
-        self, graph: Graph, unit: Unit, run: Run, at: int, bucket: Bucket, failure: Exception | None = None
-    ) -> None:
+    def _finish(self, graph: Graph, unit: Unit, run: Run, at: int, _: object = None) -> None:
         """Decodes a bucket and delivers its sums."""
-        step, number = run.step, run.number
+        step, number, bucket, failure = run.step, run.number, run.layout.buckets[at], run.failures.get(at)
         assert step is not None
         (carrier, equal), ranks, divisor = run.carriers[at], self._engine.collectives.size(), 0.0
-        with self.steps.working(step, ""):
-            try:
-                if failure is None:
-                    if equal and not self._engine.over_mpi:
-                        self._engine.receive(bucket, carrier / ranks)
-                    else:
-                        divisor = float(ranks)
-                        self._engine.receive(bucket)
-            except Exception as error:
-                failure = error
+        self.steps.resume(step)
+        try:
+            if failure is None:
+                if equal and not self._engine.over_mpi:
+                    self._engine.receive(bucket, carrier / ranks)
+                else:
+                    divisor = float(ranks)
+                    self._engine.receive(bucket)
+        except Exception as error:
+            failure = error
+        self.steps.rest()
         with self.steps.lock:
             if failure is not None:
                 # TensorFlow ends a step at its first error, while other ranks wait for buckets that this rank has

@@ -85,6 +85,8 @@ class Unit:
         dense: whether Horovod reduces the gradients of the run that has begun last.
         waiting: whether residuals wait for a dense run.
         dense_traffic: the number of ranks, and what a dense run is on the wire.
+        known: whether the sizes of all gradients are known before they are there.
+        key: the graph's parameters, and the key of the unit's buckets for them, where ``known``.
     """
 
     last_operation: int
@@ -95,11 +97,8 @@ class Unit:
     dense: bool = False
     waiting: bool = True
     dense_traffic: Any = None
-
-    @property
-    def known(self) -> bool:
-        """Whether the sizes of all gradients are known before they are there."""
-        return all(-1 not in slot.shape for slot in self.slots)
+    known: bool = True
+    key: tuple[Any, Any] = None, None
 
 
 @dataclass(eq=False)
@@ -137,6 +136,7 @@ class Graph:
         taken: names of the operations in C++ that hand out sums, in this graph or in a conditional.
         searched: how many of its operations were searched for IndexedSlices.
         slices: those that were found, with their slots, while the graph is traced.
+        uncompressed: ``uncompressed_bytes``, once a step has begun.
     """
 
     index: int = 0
@@ -153,6 +153,7 @@ class Graph:
     taken: set[str] = field(default_factory=set)
     searched: int = 0
     slices: list[tuple[Any, Slot]] = field(default_factory=list)
+    uncompressed: tuple[int, int] | None = None
 
     @property
     def complete(self) -> bool:
@@ -223,6 +224,7 @@ class Graphs:
             units.append(Unit(place.get_operations()[-1]._id, self._units[root] - 1))
         unit = units[-1]
         unit.slots.append(slot)
+        unit.known = unit.known and -1 not in slot.shape
         slot.unit = unit
         return unit
 

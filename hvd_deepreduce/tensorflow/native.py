@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_double, c_int, c_int64, c_void_p
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ Listener = Callable[[int, int, int, float, bool], None]
 """Called with (event, bucket, run, carrier, flag), on a thread of TensorFlow. The flag: of ``WANTED``, whether all
 carriers are equal; of ``FULL``, whether all gradients are finite."""
 
+_HANDLE = attrgetter("handle")
 _Called = CFUNCTYPE(None, c_int, c_int64, c_int64, c_int64, c_double, c_int)
 _log = logging.getLogger("hvd_deepreduce")
 _listeners: weakref.WeakValueDictionary[int, NativeUnit] = weakref.WeakValueDictionary()
@@ -196,7 +198,7 @@ class NativeUnit:
                 continue
             memories[at : at + 1] = [Memory(self.library, sum(bucket.sizes), bucket.dtype)]
             bucket.gradient = memories[at].array()
-        handles = (c_void_p * len(memories))(*(memory.handle for memory in memories))
+        handles = (c_void_p * len(memories))(*map(_HANDLE, memories))
         self.library._lay_out(
             self.id, places[0].ctypes.data, places[1].ctypes.data, places[2].ctypes.data, handles, len(memories)
         )

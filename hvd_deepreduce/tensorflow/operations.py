@@ -61,8 +61,8 @@ class Operations:
     @property
     def exchanges(self) -> bool:
         """Whether this rank takes part, and may have others to exchange with."""
-        process_set = self._collectives.process_set
-        return bool(self._collectives.elastic() or (process_set.included() and process_set.size() > 1))
+        collectives = self._collectives
+        return collectives.elastic() or (collectives.included() and collectives.size() > 1)
 
     def count_runs(self, graph: Graph, place: tf.Graph) -> tf.Tensor:
         """The number of the graph's run, int64, in the graph. It is there once this step's meeting is over.
@@ -70,14 +70,15 @@ class Operations:
         Where this rank does not take part, Horovod never runs the other operations.
         """
         if not graph.counter:
-            steps, process_set, buckets = self._steps, self._collectives.process_set, self._buckets
+            steps, included, buckets = self._steps, self._collectives.included(), self._buckets
+            alone = included and not self.exchanges
 
             def count() -> np.int64:
                 with steps.lock:
                     graph.runs += 1
-                    if not graph.compressed and process_set.included():
+                    if not graph.compressed and included:
                         steps.reach(graph, graph.runs)
-                    if not self.exchanges and process_set.included():
+                    if alone:
                         buckets.begin(graph, graph.runs, place=False)  # Horovod may run none of its operations
                     return np.int64(graph.runs)
 

@@ -5,9 +5,11 @@ mpirun -np 2 python tests/adapters/tensorflow_cases.py [CASE ...]
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import pickle
+import sys
 import tempfile
 import threading
 import time
@@ -28,6 +30,7 @@ from hvd_deepreduce.engine.state import to_bytes
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.tensorflow import Capture, DeepReduce, SaveState, callbacks, handshake, native, optimizers
+from hvd_deepreduce.tensorflow.buckets import GraphBuckets
 from hvd_deepreduce.tensorflow.elastic import TensorFlowState
 from hvd_deepreduce.tools import gradient_file
 from hvd_deepreduce.wire import standalone as wire
@@ -1042,6 +1045,55 @@ def operations_in_cpp_reuse_the_memory_of_results_that_are_gone():
     del second
     step(tf.constant(4.0))
     assert memory().ctypes.data == used and (first.numpy() == 2).all()
+
+
+@case
+def a_step_makes_few_calls_in_python():
+    """Their number is that of the buckets, not of the tensors."""
+    needs_operations_in_cpp()
+    calls, counts, package = [], [], str(Path(native.__file__).parents[1])
+
+    def profile(frame, event, argument):
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            calls.append(frame.f_code.co_name)
+
+    def profiled(function):
+        @functools.wraps(function)
+        def run(*arguments):  # on a thread of TensorFlow
+            sys.setprofile(profile)
+            try:
+                return function(*arguments)
+            finally:
+                sys.setprofile(None)
+
+        return run
+
+    threading.setprofile(profile)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            make = tf.numpy_function
+            patch.setattr(tf, "numpy_function", lambda function, *rest, **names: make(profiled(function), *rest, **names))
+            patch.setattr(GraphBuckets, "_told", profiled(GraphBuckets._told))
+            for count in (1, 11):
+                variables = [tf.Variable(tf.ones([200, 100])) for _ in range(count)]
+                with DeepReduce(LOSSY, scope="bucket") as compression:
+
+                    @tf.function
+                    def step(factor, variables=variables, compression=compression):
+                        with tf.GradientTape() as tape:
+                            loss = tf.add_n([tf.reduce_sum(tf.sin(factor * one)) for one in variables])
+                        tape = hvd.DistributedGradientTape(tape, compression=compression)
+                        return tape.gradient(loss, variables)
+
+                    for at in range(6):
+                        if at == 2:
+                            calls.clear()
+                        step(tf.constant(1.0 + at))
+                    time.sleep(0.2)  # until the threads are idle
+                    counts.append(len(calls) / 4)
+    finally:
+        threading.setprofile(None)
+    assert counts[0] <= 165 and abs(counts[1] - counts[0]) < 5, counts
 
 
 class OnDevice(DeepReduce):

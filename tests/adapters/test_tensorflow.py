@@ -40,6 +40,7 @@ ONCE = dict.fromkeys(
     [
         "a_deepreduce_that_is_closed",
         "a_resumed_run_equals_an_unbroken_one",
+        "a_step_makes_few_calls_in_python",
         "a_step_with_buckets_that_another_error_ends",
         "every_dtype_and_a_shape_that_is_not_known",
         "gradients_on_a_device_equal_those_on_the_host",
