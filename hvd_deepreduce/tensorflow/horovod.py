@@ -11,10 +11,9 @@ put and take are operations in C++, or Python functions where those were not bui
 carrier has the single element 1.0; Horovod turns it into the factor by which it would have scaled the gradient, as in
 the PyTorch adapter. In scope ``tensor`` each gradient of a bucket has a container of its own.
 
-The modules: ``graph`` knows the gradients of each graph, ``parameters`` the parameters that they belong to,
-``operations`` the operations, which ``native`` or ``python_unit`` runs, ``indexed_slices`` those of sparse gradients,
-``buckets`` the threads, ``steps`` when a step begins and ends; ``handshake`` compares the ranks, ``checkpoint`` saves
-the state.
+The modules: ``graph`` knows the gradients of each graph, ``operations`` the operations, which ``native`` or
+``python_unit`` runs, ``indexed_slices`` those of sparse gradients; ``handshake`` compares the ranks. What happens when
+the operations run is in ``engine/graph``.
 """
 
 from __future__ import annotations
@@ -32,16 +31,17 @@ from tensorflow.python.ops import control_flow_util
 from hvd_deepreduce.config import Config, ConfigError
 from hvd_deepreduce.engine import Engine, Snapshot, Told, small
 from hvd_deepreduce.engine.compression import Compression
+from hvd_deepreduce.engine.graph.buckets import GraphBuckets
+from hvd_deepreduce.engine.graph.parameters import GraphParameters, Variables
+from hvd_deepreduce.engine.graph.slots import Graph, Slot
 from hvd_deepreduce.engine.pipelines import Pipelines
 from hvd_deepreduce.engine.state import Reshard, State, from_bytes, to_bytes
 from hvd_deepreduce.tensorflow import indexed_slices, optimizers
-from hvd_deepreduce.tensorflow.buckets import GraphBuckets
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
-from hvd_deepreduce.tensorflow.graph import Graph, Graphs, Slot, at_end, current_place
+from hvd_deepreduce.tensorflow.graph import Graphs, at_end, current_place
 from hvd_deepreduce.tensorflow.handshake import Handshake
 from hvd_deepreduce.tensorflow.native import library
 from hvd_deepreduce.tensorflow.operations import Operations
-from hvd_deepreduce.tensorflow.parameters import GraphParameters, Variables
 
 LINE = 'optimizer = hvd.DistributedOptimizer(optimizer, compression=DeepReduce("topk_rice_qsgd"))'
 XLA = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_double, c_int, c_int64, c_void_p
 from functools import cache
 from operator import attrgetter
@@ -21,14 +21,9 @@ import tensorflow as tf
 
 from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.engine import Bucket
+from hvd_deepreduce.engine.graph.runtime import Listener
 
 PATH = Path(__file__).parent.parent / f"_tensorflow-{tf.__version__}.so"
-FULL, WANTED, HELD = 1, 2, 3
-"""What a unit tells: a bucket is full, its sums are asked for, all gradients of unknown sizes are there."""
-Listener = Callable[[int, int, int, float, bool], None]
-"""Called with (event, bucket, run, carrier, flag), on a thread of TensorFlow. The flag: of ``WANTED``, whether all
-carriers are equal; of ``FULL``, whether all gradients are finite."""
-
 _HANDLE = attrgetter("handle")
 _Called = CFUNCTYPE(None, c_int, c_int64, c_int64, c_int64, c_double, c_int)
 _log = logging.getLogger("hvd_deepreduce")
@@ -116,7 +111,7 @@ class Memory:
 
 
 class NativeUnit:
-    """The gradients of a tape or optimizer in one graph, as the operations in C++ know them.
+    """As ``Runtime``, of the operations in C++.
 
     Args:
         listener: told what happens.
@@ -124,7 +119,6 @@ class NativeUnit:
     Attributes:
         library: as given.
         id: the operations' attribute ``unit``.
-        early: whether gradients can be copied into their buckets as they come.
     """
 
     early = True
@@ -140,21 +134,12 @@ class NativeUnit:
         self.library._unit_free(self.id)
 
     def put(self, gradient: tf.Tensor, number: tf.Tensor, sent: tf.DType, at: int, name: str) -> tf.Tensor:
-        """Adds the operation that puts a gradient into its bucket, and returns its carrier.
-
-        Args:
-            number: of the run.
-            sent: dtype of the carrier.
-            at: the slot's number in the unit.
-        """
         return self.library.put(gradient, number, carried=sent, unit=self.id, slot=at, name=name)
 
     def take(self, carrier: tf.Tensor, number: tf.Tensor, like: tf.Tensor, dtype: tf.DType, at: int) -> tf.Tensor:
-        """Adds the operation that returns a sum, of the shape of ``like``, when its bucket is there."""
         return self.library.take(carrier, number, T=dtype, unit=self.id, slot=at)
 
     def begin(self, run: int, slots: int, force: bool = False) -> bool:
-        """A run begins. False: gradients of the last one are still in flight; ``force`` forgets them."""
         return bool(self.library._begin(self.id, run, slots, force))
 
     def dense(self, residuals: Sequence[Floats | None]) -> None:
@@ -179,7 +164,6 @@ class NativeUnit:
         return [bool(flag) for flag in flags]
 
     def sizes(self, slots: int) -> list[int]:
-        """The numbers of elements of all gradients, which are held."""
         numels = np.zeros(slots, np.int64)
         self.library._sizes(self.id, numels.ctypes.data)
         return [int(numel) for numel in numels]
@@ -187,12 +171,6 @@ class NativeUnit:
     def lay_out(
         self, places: np.ndarray[Any, np.dtype[np.int64]], buckets: Sequence[Bucket], memories: list[Memory]
     ) -> None:
-        """Says where this run's gradients go.
-
-        Args:
-            places: int64 ``[3, slots]``: the bucket of each slot, where it begins there, and its number of elements.
-            memories: of the buckets. Where a result of an earlier step is a view of one, it is replaced.
-        """
         for at, bucket in enumerate(buckets):
             if at < len(memories) and memories[at].alone():
                 continue
@@ -204,15 +182,8 @@ class NativeUnit:
         )
 
     def deliver(self, run: int, bucket: int, divisor: float = 0.0, error: str | None = None) -> None:
-        """Gives the sums of a bucket to the operations that wait for them.
-
-        Args:
-            divisor: each sum is multiplied by its carrier / ``divisor`` before; 0: they are as they are.
-            error: with which the operations fail instead.
-        """
         text = None if error is None else error.encode(errors="backslashreplace")
         self.library._deliver(self.id, run, bucket, divisor, text)
 
     def fail(self, error: str) -> None:
-        """All operations of the run fail with this error."""
         self.library._fail(self.id, error.encode(errors="backslashreplace"))

@@ -16,13 +16,15 @@ import tensorflow as tf
 
 from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.engine import Engine, step_check
+from hvd_deepreduce.engine.graph.buckets import GraphBuckets
+from hvd_deepreduce.engine.graph.runtime import Listener
+from hvd_deepreduce.engine.graph.slots import Graph, Slot
 from hvd_deepreduce.horovod import SAME_STEPS
 from hvd_deepreduce.ops import device
-from hvd_deepreduce.tensorflow.buckets import GraphBuckets
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
-from hvd_deepreduce.tensorflow.graph import Graph, Slot, conditionals, without_order
+from hvd_deepreduce.tensorflow.graph import conditionals, without_order
 from hvd_deepreduce.tensorflow.handshake import Handshake
-from hvd_deepreduce.tensorflow.native import Library, Listener, NativeUnit, library
+from hvd_deepreduce.tensorflow.native import Library, NativeUnit, library
 from hvd_deepreduce.tensorflow.python_unit import PythonUnit
 
 

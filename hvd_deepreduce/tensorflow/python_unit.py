@@ -11,13 +11,14 @@ import tensorflow as tf
 
 from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.engine import Bucket, Engine
+from hvd_deepreduce.engine.graph.runtime import FULL, HELD, WANTED, Listener
+from hvd_deepreduce.engine.graph.slots import AGAIN
 from hvd_deepreduce.ops import arrays
-from hvd_deepreduce.tensorflow.graph import AGAIN, without_order
-from hvd_deepreduce.tensorflow.native import FULL, HELD, WANTED, Listener
+from hvd_deepreduce.tensorflow.graph import without_order
 
 
 class PythonUnit:
-    """The gradients of a tape or optimizer in one graph; as ``NativeUnit``, but for dense runs.
+    """As ``Runtime``, but for dense runs.
 
     Gradients are held until all of them are there. Between put and take is a dequeue, since no function may hold one of
     TensorFlow's threads while it waits.
@@ -25,9 +26,6 @@ class PythonUnit:
     Args:
         call: ``Operations._call``.
         listener: told what happens.
-
-    Attributes:
-        early: as in ``NativeUnit``.
     """
 
     early = False
@@ -42,7 +40,6 @@ class PythonUnit:
         self.begin(0, 0)
 
     def begin(self, run: int, slots: int, force: bool = False) -> bool:
-        """As ``NativeUnit.begin``."""
         with self._lock:
             if self._came and not force:
                 return False
@@ -56,7 +53,6 @@ class PythonUnit:
         return True
 
     def put(self, gradient: tf.Tensor, number: tf.Tensor, sent: tf.DType, at: int, name: str) -> tf.Tensor:
-        """As ``NativeUnit.put``."""
         with tf.init_scope(), tf.device("CPU:0"):
             self._queues.append(tf.queue.FIFOQueue(1, [tf.uint8], [()]))
         # TensorFlow orders Horovod's conditionals with our operations in them, too, unless each has a resource.
@@ -83,7 +79,6 @@ class PythonUnit:
         return tf.identity(tf.cast(carrier, sent), name)
 
     def take(self, carrier: tf.Tensor, number: tf.Tensor, like: tf.Tensor, dtype: tf.DType, at: int) -> tf.Tensor:
-        """As ``NativeUnit.take``."""
 
         def take(_: Any, carrier: Floats, number: np.int64) -> tuple[Floats]:
             with self._lock:
@@ -98,13 +93,11 @@ class PythonUnit:
         return tf.reshape(flat, tf.shape(like))
 
     def sizes(self, slots: int) -> list[int]:
-        """As ``NativeUnit.sizes``."""
         return [self._held[at].size for at in range(slots)]
 
     def lay_out(
         self, places: np.ndarray[Any, np.dtype[np.int64]], buckets: Sequence[Bucket], memories: object
     ) -> None:
-        """As ``NativeUnit.lay_out``; the buckets are allocated where the gradients are."""
         self._buckets = [(one, np.flatnonzero(places[0] == number).tolist()) for number, one in enumerate(buckets)]
         for number, (bucket, slots) in enumerate(self._buckets):
             for at, parameter in zip(slots, bucket.members, strict=True):
@@ -113,7 +106,6 @@ class PythonUnit:
             self._listener(WANTED, number, self._run, 0.0, False)  # each sum is multiplied by its carrier in ``take``
 
     def deliver(self, run: int, number: int, divisor: float = 0.0, error: str | None = None) -> None:
-        """As ``NativeUnit.deliver``."""
         bucket, slots = self._buckets[number]
         with self._lock:
             if run != self._run:
@@ -125,7 +117,6 @@ class PythonUnit:
         self._wake(slots)
 
     def fail(self, error: str) -> None:
-        """As ``NativeUnit.fail``."""
         with self._lock:
             self._failure = error
             came = list(self._came)

@@ -26,11 +26,11 @@ import tensorflow as tf
 from hvd_deepreduce import Config, ConfigError, SparseTensor
 from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.engine import MismatchError, dense_or_compressed
+from hvd_deepreduce.engine.graph.buckets import GraphBuckets
 from hvd_deepreduce.engine.state import to_bytes
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.tensorflow import Capture, DeepReduce, SaveState, callbacks, handshake, native, optimizers
-from hvd_deepreduce.tensorflow.buckets import GraphBuckets
 from hvd_deepreduce.tensorflow.elastic import TensorFlowState
 from hvd_deepreduce.tools import gradient_file
 from hvd_deepreduce.wire import standalone as wire
@@ -1072,7 +1072,7 @@ def a_step_makes_few_calls_in_python():
     try:
         with pytest.MonkeyPatch.context() as patch:
             make = tf.numpy_function
-            patch.setattr(tf, "numpy_function", lambda function, *rest, **names: make(profiled(function), *rest, **names))
+            patch.setattr(tf, "numpy_function", lambda function, *rest, **key: make(profiled(function), *rest, **key))
             patch.setattr(GraphBuckets, "_told", profiled(GraphBuckets._told))
             for count in (1, 11):
                 variables = [tf.Variable(tf.ones([200, 100])) for _ in range(count)]

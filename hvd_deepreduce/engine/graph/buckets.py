@@ -1,6 +1,6 @@
 """Buckets of gradients that come and go through operations of a graph.
 
-TensorFlow may have a single thread, so no operation may hold one while it waits. Python has its turn once for each
+A framework may have a single thread, so no operation may hold one while it waits. Python has its turn once for each
 bucket, on the thread that sends: when all gradients of a bucket are there, it encodes and sends them; when all of its
 sums are asked for and all ranks' containers are there, it decodes them, multiplied by what their carriers say, into the
 bucket's memory, of which the operations hand out the parts.
@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.engine import BucketLayout, Engine, Member
+from hvd_deepreduce.engine.buckets import BucketLayout, Member
+from hvd_deepreduce.engine.engine import Engine
+from hvd_deepreduce.engine.graph.parameters import GraphParameters
+from hvd_deepreduce.engine.graph.runtime import HELD, WANTED, Listener, Runtime
+from hvd_deepreduce.engine.graph.slots import Graph, Step, Unit
+from hvd_deepreduce.engine.graph.steps import Steps
 from hvd_deepreduce.exchange.traffic import Traffic, allreduce
-from hvd_deepreduce.tensorflow.graph import Graph, Step, Unit
-from hvd_deepreduce.tensorflow.native import HELD, WANTED, Listener, Memory
-from hvd_deepreduce.tensorflow.parameters import GraphParameters
-from hvd_deepreduce.tensorflow.steps import Steps
 
 IN_FLIGHT = (
     "buckets of another step are still in flight: either an error ended that step, or two functions that "
@@ -38,7 +39,7 @@ class Run:
         key: of what is kept.
         layout: the unit's buckets.
         places: as in ``NativeUnit.lay_out``.
-        memories: of the buckets, of operations in C++.
+        memories: of the buckets, as a ``Runtime`` keeps them.
         number: of the graph's run.
         step: None until the first bucket is full.
         carriers: of the buckets whose sums are asked for: the carrier, and whether it is that of all gradients.
@@ -50,7 +51,7 @@ class Run:
     key: Any
     layout: BucketLayout
     places: np.ndarray[Any, np.dtype[np.int64]]
-    memories: list[Memory]
+    memories: list[Any]
     number: int = 0
     step: Step | None = None
     carriers: dict[int, tuple[float, bool]] = field(default_factory=dict)
@@ -101,11 +102,12 @@ class GraphBuckets:
         self.clear()
         self._begun.clear()
 
-    def runtime(self, unit: Unit, graph: Graph, make: Callable[[Listener], Any]) -> Any:
+    def runtime(self, unit: Unit, graph: Graph, make: Callable[[Listener], Runtime]) -> Runtime:
         """What runs the operations of a unit; ``make`` makes it."""
         if unit.runtime is None:
             unit.runtime = make(partial(self._told, graph, unit))
-        return unit.runtime
+        made: Runtime = unit.runtime
+        return made
 
     def begin(self, graph: Graph, number: int, place: bool) -> None:
         """A run of a graph begins: its operations get to know where their gradients go.
@@ -197,7 +199,7 @@ class GraphBuckets:
         return layout
 
     def _told(self, graph: Graph, unit: Unit, event: int, at: int, number: int, carrier: float, flag: bool) -> None:
-        """By a thread of TensorFlow, which does not wait."""
+        """By a thread of the framework, which does not wait."""
         self._sending.submit(self._hear, graph, unit, event, at, number, carrier, flag)
 
     def _hear(self, graph: Graph, unit: Unit, event: int, at: int, number: int, carrier: float, flag: bool) -> None:
@@ -277,7 +279,7 @@ class GraphBuckets:
         self.steps.rest()
         with self.steps.lock:
             if failure is not None:
-                # TensorFlow ends a step at its first error, while other ranks wait for buckets that this rank has
+                # A framework ends a step at its first error, while other ranks wait for buckets that this rank has
                 # not sent. All ranks get the same error, so all can raise it at the end of the step.
                 bucket.gradient.fill(0)
                 step.failure = step.failure or failure

@@ -9,15 +9,16 @@ from threading import RLock
 from time import perf_counter
 from typing import Literal
 
-from hvd_deepreduce.engine import Engine, Parameter
-from hvd_deepreduce.tensorflow.graph import AGAIN, Graph, Slot, Step
-from hvd_deepreduce.tensorflow.parameters import GraphParameters
+from hvd_deepreduce.engine.engine import Engine
+from hvd_deepreduce.engine.graph.parameters import GraphParameters
+from hvd_deepreduce.engine.graph.slots import AGAIN, Graph, Slot, Step
+from hvd_deepreduce.engine.parameter import Parameter
 
 _STEP = attrgetter("step")
 
 
 class Steps:
-    """The steps of one DeepReduce's graphs. TensorFlow runs several operations of a step at the same time.
+    """The steps of one DeepReduce's graphs. A framework runs several operations of a step at the same time.
 
     Attributes:
         lock: of everything that operations of a step share.
