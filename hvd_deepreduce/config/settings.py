@@ -48,7 +48,7 @@ from hvd_deepreduce.codecs.value.raw import Raw
 from hvd_deepreduce.codecs.value.sign import Sign
 from hvd_deepreduce.config import plugins, presets, unused_settings
 from hvd_deepreduce.config.error_feedback import DGC, Feedback, Residual, memories
-from hvd_deepreduce.config.local_sgd import LocalUpdates
+from hvd_deepreduce.config.local_sgd import LocalSettings
 from hvd_deepreduce.config.schedule import DensitySchedule
 from hvd_deepreduce.exchange.settings import AllGather, AutoExchange, Exchange, ReduceScatter, exchanges
 
@@ -90,7 +90,7 @@ def _elsewhere(name: str, value: object, fields: Collection[str]) -> str:
         return hint
     parts = {kind: field.default for kind, field in Config.model_fields.items() if kind in _REGISTRIES}
     kinds = [kind for kind, part in parts.items() if part is not None and name in type(part).model_fields]
-    kinds += ["local"] * (name in LocalUpdates.model_fields)
+    kinds += ["local"] * (name in LocalSettings.model_fields)
     return f". Did you mean {kinds[0]}={{{name!r}: {value!r}}}?" if kinds else ""
 
 
@@ -130,7 +130,7 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 
 
 def _plain_local(given: Any) -> Any:
-    return given.model_dump() if isinstance(given, LocalUpdates) else given
+    return given.model_dump() if isinstance(given, LocalSettings) else given
 
 
 def _inline(value: Any) -> str:
@@ -200,7 +200,7 @@ def _resolved(given: Mapping[str, Any]) -> dict[str, Any]:
         if resolved.get(kind) is not None or (kind in resolved and kind in ("sparsifier", "exchange", "memory")):
             resolved[kind] = _codec(registry, resolved[kind])
     if isinstance(resolved.get("local"), Mapping):
-        resolved["local"] = _build(LocalUpdates, "local", resolved["local"])
+        resolved["local"] = _build(LocalSettings, "local", resolved["local"])
     return resolved
 
 
@@ -338,7 +338,7 @@ class Config(BaseModel):
     overrides: dict[str, dict[str, Any]] = {}
     force_index: bool = Field(False, strict=True)
     mode: Literal["always", "auto"] = "always"
-    local: LocalUpdates | None = None
+    local: LocalSettings | None = None
     seed: int = Field(0, ge=0, le=2**32 - 1)
     threads: int | None = Field(None, ge=1, le=1024)
     _variants: dict[str, Config] = PrivateAttr(default_factory=dict)

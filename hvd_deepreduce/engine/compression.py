@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine.engine import Engine
-from hvd_deepreduce.engine.rank_state import Snapshot
+from hvd_deepreduce.engine.rank_state import ElasticState, Snapshot
 from hvd_deepreduce.engine.reporting import Reporting
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.engine.stats import Report, Stats
@@ -88,6 +88,18 @@ class Compression(Reporting):
     def snapshot(self) -> Snapshot:
         """Settings, residuals and step counts of this process, for ``rewind``."""
         return self._engine.snapshot()
+
+    @abstractmethod
+    def rewind(self, snapshot: Snapshot) -> None:
+        """Returns to a snapshot of this process, whatever its rank is now. Steps under way are forgotten."""
+
+    def elastic_state(self) -> ElasticState:
+        """What the other ranks of an elastic job take from rank 0."""
+        return self._engine.elastic_state()
+
+    @abstractmethod
+    def sync_from_root(self, told: ElasticState) -> None:
+        """Takes settings and step counts from rank 0 of an elastic job; keeps the residuals if the step is the same."""
 
     @abstractmethod
     def close(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.config.local_sgd import LocalUpdates
+from hvd_deepreduce.config.local_sgd import LocalSettings
 
 Every = int | Callable[[int], int]
 Times = Callable[[int, int], bool]
@@ -49,12 +49,12 @@ def options(
         ValueError: it is given with fragments or a delay.
     """
     given = settings.pop("local", None) or {}
-    if isinstance(given, LocalUpdates):
+    if isinstance(given, LocalSettings):
         given = given.model_dump()
     local["every"] = None if callable(every) else every
     changes = {**given, **{key: value for key, value in local.items() if value is not None}}
     loaded = Config.load(Config.load(config, **settings), local=changes)
-    chosen = loaded.local or LocalUpdates()
+    chosen = loaded.local or LocalSettings()
     if times is not None and not callable(times):
         raise TypeError(f"times is {type(times).__name__}, but it must be a function of rank and clock")
     if times is not None and (chosen.fragments > 1 or chosen.delay):

@@ -16,7 +16,7 @@ from hvd_deepreduce.engine.engine import Engine
 from hvd_deepreduce.engine.fragments import FRAGMENT_COUNTS, Fragment, divided
 from hvd_deepreduce.engine.local_options import Options
 from hvd_deepreduce.engine.parameter import Parameter
-from hvd_deepreduce.engine.rank_state import Snapshot, Told
+from hvd_deepreduce.engine.rank_state import ElasticState, Snapshot
 from hvd_deepreduce.engine.reducer import Reducer
 from hvd_deepreduce.engine.state import Reshard
 from hvd_deepreduce.engine.tensors import Device, G, Tensors
@@ -311,14 +311,14 @@ class LocalState(ABC, Generic[G]):
         self.engine.rewind(Snapshot(snapshot.config, self.unpack(snapshot.state)))
         self._restore(self.restoring(snapshot.state), snapshot.state)
 
-    def told(self) -> tuple[Told, dict[str, Any]]:
+    def elastic_state(self) -> tuple[ElasticState, dict[str, Any]]:
         """What the other ranks of an elastic job take from rank 0: everything but the residuals."""
         self.check_idle("sync of an elastic state")
-        return self.engine.told(), self.local_state()
+        return self.engine.elastic_state(), self.local_state()
 
-    def follow_rank_0(self, told: tuple[Told, dict[str, Any]]) -> None:
+    def sync_from_root(self, told: tuple[ElasticState, dict[str, Any]]) -> None:
         """Takes what rank 0 has told; keeps the residuals if the step is the same."""
-        config, state = self.engine.following(told[0])
+        config, state = self.engine.state_from_root(told[0])
         self.rewind(Snapshot(config, {**self.pack(state), **told[1]}))
         self.in_state = True
 

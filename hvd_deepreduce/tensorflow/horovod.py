@@ -29,7 +29,7 @@ from horovod.tensorflow.compression import Compressor
 from tensorflow.python.ops import control_flow_util
 
 from hvd_deepreduce.config import Config, ConfigError
-from hvd_deepreduce.engine import Engine, Snapshot, Told, small
+from hvd_deepreduce.engine import ElasticState, Engine, Snapshot, small
 from hvd_deepreduce.engine.compression import Compression
 from hvd_deepreduce.engine.graph.buckets import GraphBuckets
 from hvd_deepreduce.engine.graph.parameters import GraphParameters, Variables
@@ -199,21 +199,18 @@ class DeepReduce(Compression, Compressor, tf.train.experimental.PythonState):  #
         return Snapshot(self.config, self.state_dict())
 
     def rewind(self, snapshot: Snapshot) -> None:
-        """Returns to a snapshot of this process, whatever its rank is now. Steps under way are forgotten."""
         with self._buckets.steps.lock:
             self._buckets.forget_all(self._graphs.all())
             self._engine.set_config(snapshot.config)
             self._parameters.load(snapshot.state, self._graphs.all(), own=True)
             self._handshake.repeat()
 
-    def told(self) -> Told:
-        """What the other ranks of an elastic job take from rank 0."""
+    def elastic_state(self) -> ElasticState:
         small_under = None if self._pipelines is None else self._pipelines.default.config.shared()
-        return self._engine.told()._replace(lists=self._parameters.state(), small_under=small_under)
+        return self._engine.elastic_state()._replace(lists=self._parameters.state(), small_under=small_under)
 
-    def follow(self, told: Told) -> None:
-        """Takes settings and step counts from rank 0 of an elastic job; keeps the residuals if the step is the same."""
-        config, state = self._engine.following(told)
+    def sync_from_root(self, told: ElasticState) -> None:
+        config, state = self._engine.state_from_root(told)
         self.rewind(Snapshot(config, {**state, "lists": told.lists}))
         self._handshake.greets = False
         if self._pipelines is None and told.small_under is not None:

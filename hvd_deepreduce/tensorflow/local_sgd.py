@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.engine import Snapshot, Told
+from hvd_deepreduce.engine import ElasticState, Snapshot
 from hvd_deepreduce.engine.local_options import Every, Times, options
 from hvd_deepreduce.engine.local_sgd import LocalSGDBase
 from hvd_deepreduce.engine.state import Reshard, State, from_bytes, to_bytes
@@ -55,7 +55,7 @@ class LocalSGD(LocalSGDBase, tf.keras.callbacks.Callback, tf.train.experimental.
             from 0) that returns how many steps the period has that begins there, on all ranks the same.
         outer: a Keras optimizer of its own, for the anchor, such as ``tf.keras.optimizers.SGD(0.7, momentum=0.9,
             nesterov=True)``. Its gradients are means of updates, and its ``iterations`` count exchanges.
-        decay, fragments, delay, mix: as in ``LocalUpdates``, in place of the config's.
+        decay, fragments, delay, mix: as in ``LocalSettings``, in place of the config's.
         times: for asynchronous exchanges (Qsparse-local-SGD, Algorithm 2): ``times(rank, clock)`` says whether this
             rank, with the number ``rank``, sends its update and takes the anchor after its step number ``clock``,
             counted from 1. Each rank decides for itself, in any way, and says so in a small allreduce after each local
@@ -236,14 +236,14 @@ class LocalSGD(LocalSGDBase, tf.keras.callbacks.Callback, tf.train.experimental.
         self._updates.rewind(snapshot)
         self._begun = True
 
-    def told(self) -> tuple[Told, dict[str, Any]]:
+    def elastic_state(self) -> tuple[ElasticState, dict[str, Any]]:
         """What the other ranks of an elastic job take from rank 0: everything but the residuals."""
-        return self._updates.told()
+        return self._updates.elastic_state()
 
-    def follow(self, told: tuple[Told, dict[str, Any]]) -> None:
+    def sync_from_root(self, told: tuple[ElasticState, dict[str, Any]]) -> None:
         """Takes anchor, outer optimizer, settings and step counts from rank 0 of an elastic job; keeps the residuals if
         the step is the same."""
-        self._updates.follow_rank_0(told)
+        self._updates.sync_from_root(told)
         self._begun = True
 
     def __reduce__(self) -> Any:

@@ -21,7 +21,7 @@ from horovod.torch.compression import Compressor
 
 from hvd_deepreduce.codecs.sparse_tensor import MAX_NUMEL
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.engine import Device, Engine, Parameter, Reducer, Snapshot, Ticket, Told, adaptive
+from hvd_deepreduce.engine import Device, ElasticState, Engine, Parameter, Reducer, Snapshot, Ticket, adaptive
 from hvd_deepreduce.engine.compression import Compression
 from hvd_deepreduce.engine.reducer import in_flight
 from hvd_deepreduce.engine.small import CARRIER_BYTES
@@ -151,21 +151,15 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         self._met = False
 
     def rewind(self, snapshot: Snapshot) -> None:
-        """Returns to a snapshot of this process, whatever its rank is now. Gradients in flight are forgotten."""
         self._come_back()
         self._reducer.settle()
         self._engine.rewind(snapshot)
         self._carried.clear()
         self._agreed = self._met = False
 
-    def told(self) -> Told:
-        """What the other ranks of an elastic job take from rank 0."""
-        return self._engine.told()
-
-    def follow(self, told: Told) -> None:
-        """Takes settings and step counts from rank 0 of an elastic job; keeps the residuals if the step is the same."""
+    def sync_from_root(self, told: ElasticState) -> None:
         self._greets = False
-        self.rewind(self._engine.following(told))
+        self.rewind(self._engine.state_from_root(told))
 
     def close(self) -> None:
         """Ends its threads and exchanges, removes its hooks from the model, and frees the residuals.

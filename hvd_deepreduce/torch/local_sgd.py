@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.engine import Snapshot, Told
+from hvd_deepreduce.engine import ElasticState, Snapshot
 from hvd_deepreduce.engine.local_options import Every, Times, options
 from hvd_deepreduce.engine.local_sgd import LocalSGDBase
 from hvd_deepreduce.engine.state import Reshard
@@ -65,7 +65,7 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
             from 0) that returns how many steps the period has that begins there, on all ranks the same.
         outer: makes the optimizer of the anchor from a list of its tensors, such as ``partial(torch.optim.SGD, lr=0.7,
             momentum=0.9, nesterov=True)``. Its gradients are means of updates.
-        decay, fragments, delay, mix: as in ``LocalUpdates``, in place of the config's.
+        decay, fragments, delay, mix: as in ``LocalSettings``, in place of the config's.
         times: for asynchronous exchanges (Algorithm 2): ``times(rank, clock)`` says whether this rank, with the number
             ``rank``, sends its update and takes the anchor after its step number ``clock``, counted from 1. Each rank
             decides for itself, in any way, and says so in a small allreduce after each local step. The others send
@@ -256,17 +256,17 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         self._load_inner(snapshot[0])
         self._updates.rewind(snapshot[1])
 
-    def told(self) -> tuple[dict[str, Any], tuple[Told, dict[str, Any]]]:
+    def elastic_state(self) -> tuple[dict[str, Any], tuple[ElasticState, dict[str, Any]]]:
         """What the other ranks of an elastic job take from rank 0: everything but the residuals."""
-        return self.inner.state_dict(), self._updates.told()
+        return self.inner.state_dict(), self._updates.elastic_state()
 
-    def follow(self, told: tuple[dict[str, Any], tuple[Told, dict[str, Any]]]) -> None:
+    def sync_from_root(self, told: tuple[dict[str, Any], tuple[ElasticState, dict[str, Any]]]) -> None:
         """Takes anchor, outer optimizer, settings and step counts from rank 0 of an elastic job. The state of the
         wrapped optimizer and the residuals are kept if the step is the same; otherwise the former is rank 0's, too."""
         inner, updates = told
         if self._updates.clock != updates[1]["clock"]:
             self._load_inner(inner)
-        self._updates.follow_rank_0(updates)
+        self._updates.sync_from_root(updates)
 
 
 def _trained(

@@ -1472,7 +1472,7 @@ def the_config_changes_between_steps():
     same_everywhere(model)
     # A new rank of an elastic job sends the same tensors uncompressed as those that traced before the change.
     new = DeepReduce(LOSSY)
-    new.follow(compression.told())
+    new.sync_from_root(compression.elastic_state())
     assert new.config == compression.config and new._pipelines.default.config.sparsifier.density == 0.05
     with pytest.raises(ValueError, match="min_elements is 0 and cannot be changed to 9"):
         compression.set_config(min_elements=9)
