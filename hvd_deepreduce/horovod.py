@@ -89,6 +89,10 @@ class HorovodCollectives(Collectives):
         """As ``Collectives.speaks``."""
         return bool(self.process_set.included()) and self.rank() == 0
 
+    def included(self) -> bool:
+        """Whether this rank takes part."""
+        return bool(self.process_set.included())
+
     def size(self) -> int:
         """The process set's size."""
         return int(self._ranks())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
-class LocalUpdates(BaseModel):
+class LocalSettings(BaseModel):
     """When ranks exchange their updates, and what the mean of them does.
 
     Basu, Data, Karakus, Diggavi, "Qsparse-local-SGD", NeurIPS 2019 (Algorithm 1): plain averaging. Douillard et al.,
@@ -36,7 +36,7 @@ class LocalUpdates(BaseModel):
     mix: float | None = Field(None, ge=0, le=1)
 
     @model_validator(mode="after")
-    def _ends_in_time(self) -> LocalUpdates:
+    def _ends_in_time(self) -> LocalSettings:
         if self.delay >= self.every:
             raise ValueError(
                 f"local.delay is {self.delay} and local.every is {self.every}: an exchange must end before the next "

@@ -20,7 +20,7 @@ from hvd_deepreduce.codecs.interfaces import (
 )
 from hvd_deepreduce.config import plugins, unused_settings
 from hvd_deepreduce.config.error_feedback import memories
-from hvd_deepreduce.config.local_sgd import LocalUpdates
+from hvd_deepreduce.config.local_sgd import LocalSettings
 from hvd_deepreduce.exchange.settings import AutoExchange, ReduceScatter, exchanges
 
 MOST_VALUES = 100_000
@@ -61,7 +61,7 @@ def _elsewhere(name: str, value: object, fields: Mapping[str, Any]) -> str:
         return hint
     parts = {kind: field.default for kind, field in fields.items() if kind in REGISTRIES}
     kinds = [kind for kind, part in parts.items() if part is not None and name in type(part).model_fields]
-    kinds += ["local"] * (name in LocalUpdates.model_fields)
+    kinds += ["local"] * (name in LocalSettings.model_fields)
     return f". Did you mean {kinds[0]}={{{name!r}: {value!r}}}?" if kinds else ""
 
 
@@ -104,7 +104,7 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any], defaults: Mappin
 
 
 def _plain_local(given: Any) -> Any:
-    return given.model_dump() if isinstance(given, LocalUpdates) else given
+    return given.model_dump() if isinstance(given, LocalSettings) else given
 
 
 def inline(value: Any) -> str:
@@ -174,7 +174,7 @@ def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
         if made.get(kind) is not None or (kind in made and kind in ("sparsifier", "exchange", "memory")):
             made[kind] = _codec(registry, made[kind])
     if isinstance(made.get("local"), Mapping):
-        made["local"] = build(LocalUpdates, "local", made["local"])
+        made["local"] = build(LocalSettings, "local", made["local"])
     return made
 
 

@@ -41,7 +41,7 @@ from hvd_deepreduce.codecs.value.raw import Raw
 from hvd_deepreduce.codecs.value.sign import Sign
 from hvd_deepreduce.config import plugins, presets, resolving, unused_settings
 from hvd_deepreduce.config.error_feedback import DGC, Feedback, Residual
-from hvd_deepreduce.config.local_sgd import LocalUpdates
+from hvd_deepreduce.config.local_sgd import LocalSettings
 from hvd_deepreduce.config.resolving import ConfigError
 from hvd_deepreduce.config.schedule import DensitySchedule
 from hvd_deepreduce.exchange.settings import AllGather, Exchange
@@ -119,7 +119,7 @@ class Config(BaseModel):
     overrides: dict[str, dict[str, Any]] = {}
     force_index: bool = Field(False, strict=True)
     mode: Literal["always", "auto"] = "always"
-    local: LocalUpdates | None = None
+    local: LocalSettings | None = None
     seed: int = Field(0, ge=0, le=2**32 - 1)
     threads: int | None = Field(None, ge=1, le=1024)
     _variants: dict[str, Config] = PrivateAttr(default_factory=dict)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from hvd_deepreduce.codecs.interfaces import Codec, Sparsifier, ValueCodec
 from hvd_deepreduce.config.error_feedback import DGC
-from hvd_deepreduce.config.local_sgd import LocalUpdates
+from hvd_deepreduce.config.local_sgd import LocalSettings
 from hvd_deepreduce.exchange.settings import AutoExchange, DenseStreamExchange, ReduceScatter
 
 
@@ -134,7 +134,7 @@ def find(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[Unu
 
 def _of_local(config: Mapping[str, Any]) -> Iterator[UnusedSetting]:
     local = config["local"]
-    if not isinstance(local, LocalUpdates):
+    if not isinstance(local, LocalSettings):
         return
     for setting, has_effect, reason, anyway in (
         ("nesterov", local.momentum > 0, "local.momentum is 0", False),
@@ -142,7 +142,7 @@ def _of_local(config: Mapping[str, Any]) -> Iterator[UnusedSetting]:
         ("decay", config["error_feedback"] is not False, "error_feedback is False, so that there is no residual", 0),
     ):
         given = getattr(local, setting)
-        if not has_effect and given != LocalUpdates.model_fields[setting].default:
+        if not has_effect and given != LocalSettings.model_fields[setting].default:
             sentence = f"local.{setting} is {given!r} and has no effect, since {reason}: leave {setting} out"
             yield UnusedSetting(f"local.{setting}", ("local", "error_feedback"), sentence, given == anyway)
 

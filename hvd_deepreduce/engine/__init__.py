@@ -43,7 +43,7 @@ from hvd_deepreduce.engine.buckets import Bucket, BucketLayout, Member
 from hvd_deepreduce.engine.collectives import Collectives
 from hvd_deepreduce.engine.engine import Engine
 from hvd_deepreduce.engine.parameter import Parameter
-from hvd_deepreduce.engine.rank_state import Snapshot, Told
+from hvd_deepreduce.engine.rank_state import ElasticState, Snapshot
 from hvd_deepreduce.engine.reducer import Reducer, Ticket
 from hvd_deepreduce.engine.tensors import Device, Tensors
 
@@ -60,5 +60,5 @@ __all__ = [
     "Snapshot",
     "Tensors",
     "Ticket",
-    "Told",
+    "ElasticState",
 ]

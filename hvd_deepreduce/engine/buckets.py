@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from hvd_deepreduce.engine.tensors import Device
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.ops.dispatch import on_host
 
+_STEP = attrgetter("step")
 _ON_HOST: Floats = np.empty(0, np.float32)
 
 
@@ -145,7 +147,7 @@ class Bucket:
     def count_step(self) -> None:
         """The members' next step begins. A member without a gradient is sent as zeros and counts the step too: which
         gradients are missing may differ from rank to rank, and the containers' steps may not."""
-        self.step = max(parameter.step for parameter in self.members)
+        self.step = max(map(_STEP, self.members))
         for parameter in self.members:
             parameter.step = self.step + 1
 

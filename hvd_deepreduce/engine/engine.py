@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("hvd_deepreduce")
-_STEP = attrgetter("step")
+_STEP, _NAME = attrgetter("step"), attrgetter("name")
 
 
 class Engine(RankState):
@@ -123,7 +123,7 @@ class Engine(RankState):
         self.stats.add(wire=traffic.allreduce(word.nbytes, self.collectives.size()))
         return word
 
-    def hear(self, total: Floats, agree: Callable[[], None], advice: str | None = None) -> bool:
+    def hear(self, total: Floats, agree: Callable[[], None], advice: str | None = None) -> step_check.Outcome:
         """Draws the conclusions from all ranks' words.
 
         Args:
@@ -133,7 +133,7 @@ class Engine(RankState):
             advice: as for ``compare_places``.
 
         Returns:
-            Whether no rank asks for the step to be discarded.
+            What the ranks have found out.
 
         Raises:
             RuntimeError: a rank has called ``hvd.join()``; raised on all others.
@@ -157,7 +157,7 @@ class Engine(RankState):
         if self.choice and self.choice.hear(heard.dense, heard.compressed, self.collectives.size()):
             _log.info(self.choice.sentence())
         adaptive.warn(self)
-        return not heard.discarding
+        return heard
 
     def compare_places(self, advice: str | None = None) -> None:
         """Compares the places of the last words. All ranks must call it.
@@ -374,7 +374,7 @@ class Engine(RankState):
 
     def mark_full(self, bucket: Bucket) -> list[Bucket]:
         """As ``mark_ready``, for all parameters of a bucket at once."""
-        self.in_flight.update(parameter.name for parameter in bucket.members)
+        self.in_flight.update(map(_NAME, bucket.members))
         return bucket.layout.mark_full(bucket)
 
     def start(self, bucket: Bucket) -> None:
@@ -502,7 +502,7 @@ class Engine(RankState):
 
     def release_all(self, bucket: Bucket) -> None:
         """As ``release``, for all parameters of a bucket that was full."""
-        self.in_flight.difference_update(parameter.name for parameter in bucket.members)
+        self.in_flight.difference_update(map(_NAME, bucket.members))
         bucket.layout.release_all(bucket)
 
     def exchange_queue(self, number: int) -> ExchangeQueue:

@@ -26,7 +26,7 @@ from hvd_deepreduce.engine.pipelines import Pipelines
 from hvd_deepreduce.engine.stats import Stats
 from hvd_deepreduce.exchange.failures import LeftBehindError
 from hvd_deepreduce.exchange.settings import AutoExchange, ReduceScatter
-from hvd_deepreduce.exchange.two_levels import Kept
+from hvd_deepreduce.exchange.two_levels import SliceResidual
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.pipeline.residuals import Memory
@@ -43,7 +43,7 @@ class Snapshot(NamedTuple):
     state: dict[str, Any]
 
 
-class Told(NamedTuple):
+class ElasticState(NamedTuple):
     """What the ranks of an elastic job take from rank 0.
 
     Attributes:
@@ -287,12 +287,12 @@ class RankState:
         """As ``load_state_dict``, with a state of this process that may have had another rank."""
         self._load(parameters, lambda known: saved.check(state, known, state["rank"], state["size"]))
 
-    def told(self) -> Told:
+    def elastic_state(self) -> ElasticState:
         """What the other ranks of an elastic job take from rank 0."""
         steps = {name: parameter.step for name, parameter in self.parameters.items()}
-        return Told(self._config.shared(), steps, instance=self.collectives.instance)
+        return ElasticState(self._config.shared(), steps, instance=self.collectives.instance)
 
-    def following(self, told: Told) -> Snapshot:
+    def state_from_root(self, told: ElasticState) -> Snapshot:
         """This rank's settings and state at the step of rank 0 of an elastic job, for ``rewind``.
 
         The residuals are this rank's if they belong to that step; otherwise they start again from zero.
@@ -371,8 +371,8 @@ class RankState:
         names = [prefix + parameter.name for parameter in bucket.members]
         return self._memory.joined(names, bucket.sizes, bucket.dtype, bucket.gradient)
 
-    def kept_of_slice(self, bucket: Bucket, part: tuple[int, int], prefix: str = "") -> Kept:
+    def kept_of_slice(self, bucket: Bucket, part: tuple[int, int], prefix: str = "") -> SliceResidual:
         """As ``residual_of_bucket``, of the part (begin, end) of the vector alone."""
         names = [prefix + parameter.name for parameter in bucket.members]
         own, rest = self._memory.slice(names, bucket.sizes, part, bucket.dtype, bucket.gradient)
-        return Kept(own, rest, lambda rest: self._memory.put_back(names, bucket.sizes, rest))
+        return SliceResidual(own, rest, lambda rest: self._memory.put_back(names, bucket.sizes, rest))

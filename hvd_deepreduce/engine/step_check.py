@@ -87,15 +87,12 @@ def outcome(total: Floats, size: int) -> Outcome:
     Integers below 2^53 are exact in float64, which suffices for 2^21 ranks. By Cauchy and Schwarz, n times the sum of
     the squares of n numbers is the square of their sum only if the numbers are equal.
     """
-    present, newcomers, *rest = (int(value) for value in total)
-
-    def equal(sums: list[int]) -> bool:
-        return all(present * squares == one * one for one, squares in zip(sums[::2], sums[1::2], strict=True))
-
-    discarding, dense, compressed = rest[4:7]
-    failed, sending = rest[11:]
+    said = list(map(int, total.tolist()))
+    present, newcomers, c1, c2, c3, c4, discarding, dense, compressed, p1, p2, p3, p4, failed, sending = said
+    same_config = present * c2 == c1 * c1 and present * c4 == c3 * c3
+    same_place = present * p2 == p1 * p1 and present * p4 == p3 * p3
     return Outcome(
-        size - present, newcomers, equal(rest[:4]), discarding, dense, compressed, equal(rest[7:11]), failed, sending
+        size - present, newcomers, same_config, discarding, dense, compressed, same_place, failed, sending
     )  # fmt: skip
 
 

@@ -77,7 +77,7 @@ class Place:
 
 
 @dataclass
-class Kept:
+class SliceResidual:
     """What error feedback holds for a vector.
 
     Attributes:
@@ -123,8 +123,8 @@ class TwoLevelSum(GoesOn):
     place: Place
     tensors: Sequence[Slice]
     gradient: Floats
-    residual: Kept | None = None
-    velocity: Kept | None = None
+    residual: SliceResidual | None = None
+    velocity: SliceResidual | None = None
     feeds_back: Callable[[Pipeline], bool] = lambda pipeline: True
     failures: list[Exception] = field(default_factory=list)
 

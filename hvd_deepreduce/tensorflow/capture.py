@@ -13,10 +13,10 @@ from horovod.tensorflow.compression import Compressor
 
 from hvd_deepreduce.tensorflow.graph import current_place, without_order
 from hvd_deepreduce.tools import recorder
-from hvd_deepreduce.tools.recorder import Recorder
+from hvd_deepreduce.tools.recorder import Capturing
 
 
-class Capture(Compressor):  # type: ignore[misc]
+class Capture(Capturing, Compressor):  # type: ignore[misc]
     """Records this rank's gradients of some steps into files that ``hvd-deepreduce inspect`` and ``bench`` read.
 
     It takes the place of ``compression=`` of Horovod's tape or optimizer, since a reduced gradient is all that they
@@ -51,24 +51,10 @@ class Capture(Compressor):  # type: ignore[misc]
         self._inner = hvd.Compression.none if compression is None else compression
         self._known = [(variable.name.removesuffix(":0"), tuple(variable.shape)) for variable in variables]
         self._seen: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._recorder: Recorder | None = None
-        path, numbers = recorder.where(file, steps, hvd.rank(), all_ranks)
-        if path is None:
-            return
-        self._recorder = Recorder(
-            path, numbers, dict(self._known), only=only, rank=hvd.rank(), passes=passes, max_bytes=max_bytes,
+        self._record(
+            file, steps, hvd.rank(), all_ranks, dict(self._known), only=only, passes=passes, max_bytes=max_bytes,
             about={"framework": f"tensorflow {tf.__version__}"},
         )  # fmt: skip
-
-    @property
-    def files(self) -> list[Path]:
-        """The files that were written."""
-        return self._recorder.files if self._recorder else []
-
-    def close(self) -> None:
-        """Writes what is there of a step that is under way, and records no more."""
-        if self._recorder is not None:
-            self._recorder.close()
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def compress(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:

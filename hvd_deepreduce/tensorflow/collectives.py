@@ -177,5 +177,5 @@ class TensorFlowCollectives(HorovodCollectives):
             traced = tf.function(plain, input_signature=[tf.TensorSpec([None], part.dtype) for part in parts])
             function = self._functions[name] = traced.get_concrete_function()
         with tf.device("CPU:0"):
-            results = function(*(tf.constant(arrays.to_host(part)) for part in parts))
+            results = function(*map(tf.constant, map(arrays.to_host, parts)))
         return [one.numpy() for one in results] if isinstance(data, list) else results.numpy()

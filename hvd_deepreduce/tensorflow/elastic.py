@@ -50,9 +50,9 @@ class _CompressionState(ObjectState):  # type: ignore[misc]
 
     def sync(self) -> None:
         """Called on all ranks after some have come or gone, and at the beginning."""
-        told = broadcast_object([one.told() for one in self._all], root_rank=0, name="deepreduce.elastic")
+        told = broadcast_object([one.elastic_state() for one in self._all], root_rank=0, name="deepreduce.elastic")
         for one, of_rank_0 in zip(self._all, told, strict=True):
-            one.follow(of_rank_0)
+            one.sync_from_root(of_rank_0)
         super().sync()
 
 

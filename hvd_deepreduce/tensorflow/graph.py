@@ -1,8 +1,7 @@
-"""What is known of the gradients in TensorFlow's graphs while they are traced, and of the steps that run them.
+"""The gradients in TensorFlow's graphs while they are traced.
 
 A gradient is identified by its position among the gradients that Horovod reduces in one graph: the order of the tape's
-sources or the optimizer's variables, without those that have no gradient. ``parameters.py`` turns positions into
-parameters.
+sources or the optimizer's variables, without those that have no gradient.
 """
 
 from __future__ import annotations
@@ -10,172 +9,14 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from hvd_deepreduce.codecs.interfaces import Floats, RngKey
-from hvd_deepreduce.engine import BucketLayout, Parameter
+from hvd_deepreduce.engine.graph.slots import Graph, Slot, Unit
 
 # The conditional (is there more than one rank?) in which Horovod puts a tensor or group of a tape or optimizer.
 CONDITIONAL = re.compile(r"_Allreduce(_\d+)?/cond(_\d+)?$")
-AGAIN = "a function was run again before its previous run had ended: run it again after its results are there"
-
-Signature = tuple[tuple[tuple[int, ...], str], ...]
-"""(shape, dtype) of each gradient of a graph."""
-
-
-@dataclass(eq=False)
-class Slot:
-    """One gradient of one graph.
-
-    Attributes:
-        position: among the graph's gradients.
-        shape: -1 for a size that is not known before the gradient is there.
-        uncompressed: Horovod reduces it as it is.
-        sparse: it is IndexedSlices, which Horovod does not pass (``indexed_slices``).
-        numel: -1 where it is not known before the gradient is there.
-        key: of the container of the gradient that is in flight.
-        own: bytes of the IndexedSlices in flight that go as they are; None: they are in a container.
-        queue: gets an element when the sum of the gradient's bucket is there.
-        unit: the gradients with which it may share a bucket.
-    """
-
-    graph: Graph
-    position: int
-    name: str
-    shape: tuple[int, ...]
-    dtype: tf.DType
-    uncompressed: bool = False
-    sparse: bool = False
-    numel: int = -1
-    key: RngKey = RngKey(0, 0, 0)
-    own: int | None = None
-    queue: Any = None
-    unit: Unit | None = None
-
-    @property
-    def accumulated_in(self) -> np.dtype[Any]:
-        """dtype of its flat array."""
-        return np.dtype(np.float64 if self.dtype == tf.float64 else np.float32)
-
-    @property
-    def sent_itemsize(self) -> int:
-        """Bytes of an element where Horovod reduces the gradient as it is: bfloat16 is sent as float32."""
-        return 4 if self.dtype == tf.bfloat16 else int(self.dtype.size)
-
-    @property
-    def carrier_bytes(self) -> int:
-        """Size of its carrier on the wire, counted as at most 8."""
-        return min(int(self.dtype.size), 8)
-
-
-@dataclass(eq=False)
-class Unit:
-    """Gradients of a graph that may share buckets: those of one tape or optimizer.
-
-    A bucket waits for all of its gradients, so none of them may depend on another one's result. All gradients of a unit
-    were in the graph before Horovod passed the first of them.
-
-    Attributes:
-        last_operation: the number of the graph's last operation at that time.
-        queue: number of the unit among those whose buckets can be in flight at the same time.
-        native: the unit of the operations in C++; None: its operations are Python functions.
-        run: of these operations, that is under way.
-        dense: whether Horovod reduces the gradients of the run that has begun last.
-        waiting: whether residuals wait for a dense run.
-        dense_traffic: the number of ranks, and what a dense run is on the wire.
-    """
-
-    last_operation: int
-    queue: int
-    slots: list[Slot] = field(default_factory=list)
-    native: Any = None
-    run: Any = None
-    dense: bool = False
-    waiting: bool = True
-    dense_traffic: Any = None
-
-    @property
-    def known(self) -> bool:
-        """Whether the sizes of all gradients are known before they are there."""
-        return all(-1 not in slot.shape for slot in self.slots)
-
-
-@dataclass(eq=False)
-class Step:
-    """One run of a graph.
-
-    Attributes:
-        number: of the graph's run.
-        begun, ended: numbers of compressed gradients that have come, and that have been reduced.
-        failure: raised at the end of the step.
-        held: gradients that came before their unit could be divided into buckets, because sizes were not known.
-        layouts: the units' buckets, and the keys under which they are kept between steps.
-        slots: by their parameters' names.
-    """
-
-    graph: Graph
-    number: int
-    begun: int = 0
-    ended: int = 0
-    failure: Exception | None = None
-    held: dict[Unit, list[tuple[Slot, Floats]]] = field(default_factory=dict)
-    layouts: dict[Unit, tuple[Any, BucketLayout]] = field(default_factory=dict)
-    slots: dict[str, Slot] = field(default_factory=dict)
-
-
-@dataclass(eq=False)
-class Graph:
-    """The gradients that Horovod reduces in one graph, in order.
-
-    Attributes:
-        index: its number in the outermost function.
-        counter: name of the tensor that numbers the graph's runs.
-        compressed: number of slots that are compressed.
-        built: number of slots that have all of their operations.
-        parameters: of the slots; None before they are known.
-        units: in the order in which they began.
-        runs: how many there were.
-        reached: the number of the last run whose step has begun.
-        step: the one under way.
-        scopes: name scopes of the conditionals in which Horovod passed them.
-        taken: names of the operations in C++ that hand out sums, in this graph or in a conditional.
-        searched: how many of its operations were searched for IndexedSlices.
-        slices: those that were found, with their slots, while the graph is traced.
-    """
-
-    index: int = 0
-    counter: str = ""
-    slots: list[Slot] = field(default_factory=list)
-    compressed: int = 0
-    built: int = 0
-    parameters: list[Parameter] | None = None
-    units: list[Unit] = field(default_factory=list)
-    runs: int = 0
-    reached: int = 0
-    step: Step | None = None
-    scopes: set[str] = field(default_factory=set)
-    taken: set[str] = field(default_factory=set)
-    searched: int = 0
-    slices: list[tuple[Any, Slot]] = field(default_factory=list)
-
-    @property
-    def complete(self) -> bool:
-        """Whether tracing went through: no error ended it."""
-        return self.built == len(self.slots)
-
-    def uncompressed_bytes(self) -> tuple[int, int]:
-        """Bytes of the gradients that go uncompressed: as they are sent, and as they are."""
-        known = [slot for slot in self.slots if slot.uncompressed and -1 not in slot.shape]
-        sent = sum(slot.numel * slot.sent_itemsize for slot in known)
-        return sent, sum(slot.numel * slot.dtype.size for slot in known)
-
-    def signature(self) -> Signature:
-        """(shape, dtype) of each gradient."""
-        return tuple((slot.shape, slot.dtype.name) for slot in self.slots)
 
 
 class Graphs:
@@ -231,6 +72,7 @@ class Graphs:
             units.append(Unit(place.get_operations()[-1]._id, self._units[root] - 1))
         unit = units[-1]
         unit.slots.append(slot)
+        unit.known = unit.known and -1 not in slot.shape
         slot.unit = unit
         return unit
 

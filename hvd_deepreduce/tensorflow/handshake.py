@@ -13,11 +13,11 @@ from weakref import WeakSet
 import numpy as np
 
 from hvd_deepreduce.engine import Engine, agreement
+from hvd_deepreduce.engine.graph.parameters import GraphParameters
+from hvd_deepreduce.engine.graph.steps import Steps
 from hvd_deepreduce.engine.quoting import quoted
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
 from hvd_deepreduce.tensorflow.graph import Graphs
-from hvd_deepreduce.tensorflow.parameters import GraphParameters
-from hvd_deepreduce.tensorflow.steps import Steps
 
 # Number of DeepReduces that were enrolled, by process set. The order is the same on all ranks.
 _numbers: dict[int, int] = {}

@@ -11,10 +11,9 @@ put and take are operations in C++, or Python functions where those were not bui
 carrier has the single element 1.0; Horovod turns it into the factor by which it would have scaled the gradient, as in
 the PyTorch adapter. In scope ``tensor`` each gradient of a bucket has a container of its own.
 
-The modules: ``graph`` knows the gradients of each graph, ``parameters`` the parameters that they belong to,
-``operations`` the operations, ``native`` and ``native_buckets`` those in C++, ``indexed_slices`` those of sparse
-gradients, ``buckets`` the threads, ``steps`` when a
-step begins and ends; ``handshake`` compares the ranks, ``checkpoint`` saves the state.
+The modules: ``graph`` knows the gradients of each graph, ``operations`` the operations, which ``native`` or
+``python_unit`` runs, ``indexed_slices`` those of sparse gradients; ``handshake`` compares the ranks. What happens when
+the operations run is in ``engine/graph``.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ from horovod.tensorflow.compression import Compressor
 from tensorflow.python.ops import control_flow_util
 
 from hvd_deepreduce.config import Config, ConfigError
-from hvd_deepreduce.engine import Engine, Snapshot, Told, small
+from hvd_deepreduce.engine import ElasticState, Engine, Snapshot, small
+from hvd_deepreduce.engine.compression import Compression
+from hvd_deepreduce.engine.graph.buckets import GraphBuckets
+from hvd_deepreduce.engine.graph.parameters import GraphParameters, Variables
+from hvd_deepreduce.engine.graph.slots import Graph, Slot
 from hvd_deepreduce.engine.pipelines import Pipelines
-from hvd_deepreduce.engine.reporting import Reporting
 from hvd_deepreduce.engine.state import Reshard, State, from_bytes, to_bytes
-from hvd_deepreduce.engine.stats import Report, Stats
 from hvd_deepreduce.tensorflow import indexed_slices, optimizers
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
-from hvd_deepreduce.tensorflow.graph import Graph, Graphs, Slot, at_end, current_place
+from hvd_deepreduce.tensorflow.graph import Graphs, at_end, current_place
 from hvd_deepreduce.tensorflow.handshake import Handshake
 from hvd_deepreduce.tensorflow.native import library
-from hvd_deepreduce.tensorflow.native_buckets import NativeBuckets
 from hvd_deepreduce.tensorflow.operations import Operations
-from hvd_deepreduce.tensorflow.parameters import GraphParameters, Variables
 
 LINE = 'optimizer = hvd.DistributedOptimizer(optimizer, compression=DeepReduce("topk_rice_qsgd"))'
 XLA = (
@@ -81,7 +80,7 @@ class _Context:
     number: tf.Tensor
 
 
-class DeepReduce(Reporting, Compressor, tf.train.experimental.PythonState):  # type: ignore[misc]
+class DeepReduce(Compression, Compressor, tf.train.experimental.PythonState):  # type: ignore[misc]
     """Compresses gradients to a few percent of their bytes. For ``compression=`` of Horovod's tape and optimizers.
 
     Works with ``hvd.DistributedGradientTape``, ``hvd.DistributedOptimizer`` and ``hvd.keras.DistributedOptimizer``, in
@@ -135,30 +134,13 @@ class DeepReduce(Reporting, Compressor, tf.train.experimental.PythonState):  # t
         self._pipelines: Pipelines | None = None
         self._variables = known
         self._parameters = GraphParameters(self._engine, known)
-        self._buckets = NativeBuckets(self._engine, self._parameters, lambda: self._handshake.number)
+        self._buckets = GraphBuckets(self._engine, self._parameters, lambda: self._handshake.number)
         self._handshake = Handshake(self._engine, collectives, self._graphs, self._parameters, self._buckets.steps)
         self._operations = Operations(self._engine, collectives, self._buckets, self._handshake)
 
-    @property
-    def config(self) -> Config:
-        """The settings in force."""
-        return self._engine.config
-
-    def set_config(self, config: str | Path | Mapping[str, Any] | Config | None = None, /, **settings: Any) -> None:
-        """Changes the settings from the next step on; on all ranks, between the same two steps.
-
-        Args:
-            config: the new config; None: the one in force, with ``settings`` in place of its own.
-
-        Raises:
-            RuntimeError: gradients are in flight; or an exchange over MPI in a job without MPI.
-            ConfigError: the config cannot be used; the old one stays in force.
-            ValueError: another ``mode``; scope ``tensor`` in place of a larger one or the other way around, or another
-                ``min_elements`` in scope ``tensor``: these are fixed once a graph is built.
-        """
-        self._engine.check_open()
-        old = self.config
-        new = _checked(Config.load(old if config is None else config, **settings), self._variables)
+    def _change(self, new: Config) -> None:
+        # Which operations a graph has depends on some settings.
+        old, new = self.config, _checked(new, self._variables)
         for fixed in ("mode", "scope", "min_elements"):
             before, after = getattr(old, fixed), getattr(new, fixed)
             larger = fixed != "mode" and "tensor" not in (old.scope, new.scope)
@@ -179,31 +161,11 @@ class DeepReduce(Reporting, Compressor, tf.train.experimental.PythonState):  # t
                 self._engine.set_config(old)
                 raise
 
-    def stats(self) -> Report:
-        """``{"total": ..., "last_step": ...}`` with this rank's ``hvd_deepreduce.engine.stats.Counters``;
-        ``print`` shows a table."""
-        return self._engine.report()
-
-    def _counted(self) -> Stats:
-        return self._engine.stats
-
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, as NumPy arrays, and step counts. Ranks differ: each saves and loads its own."""
         return {**self._engine.state_dict(), "lists": self._parameters.state()}
 
-    def load_state_dict(self, state: State, *, reshard: Reshard = False) -> None:
-        """Continues where ``state_dict`` was called; also before the first step.
-
-        Args:
-            state: what ``state_dict`` returned on this rank. With ``reshard``, an iterable of what it returned on each
-                rank, in any order; it may be a generator, as only one of them is needed in memory at a time.
-            reshard: load the states of any number of ranks. True or "sum" preserves the residuals' sum over all ranks,
-                "mean" their mean.
-
-        Raises:
-            ValueError: a state of another rank, another number of ranks or another model, with a residual that is not
-                finite, or not a state at all; nothing has changed then.
-        """
+    def _load(self, state: State, reshard: Reshard) -> None:
         with self._buckets.steps.lock:
             self._parameters.load(state, self._graphs.all(), reshard=reshard)
             self._buckets.clear()
@@ -219,12 +181,6 @@ class DeepReduce(Reporting, Compressor, tf.train.experimental.PythonState):  # t
         self._handshake.close()
         self._engine.close()
         self._buckets.close()
-
-    def __enter__(self) -> DeepReduce:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def serialize(self) -> bytes:
         """``state_dict`` as bytes, for tf.train.Checkpoint."""
@@ -243,21 +199,18 @@ class DeepReduce(Reporting, Compressor, tf.train.experimental.PythonState):  # t
         return Snapshot(self.config, self.state_dict())
 
     def rewind(self, snapshot: Snapshot) -> None:
-        """Returns to a snapshot of this process, whatever its rank is now. Steps under way are forgotten."""
         with self._buckets.steps.lock:
             self._buckets.forget_all(self._graphs.all())
             self._engine.set_config(snapshot.config)
             self._parameters.load(snapshot.state, self._graphs.all(), own=True)
             self._handshake.repeat()
 
-    def told(self) -> Told:
-        """What the other ranks of an elastic job take from rank 0."""
+    def elastic_state(self) -> ElasticState:
         small_under = None if self._pipelines is None else self._pipelines.default.config.shared()
-        return self._engine.told()._replace(lists=self._parameters.state(), small_under=small_under)
+        return self._engine.elastic_state()._replace(lists=self._parameters.state(), small_under=small_under)
 
-    def follow(self, told: Told) -> None:
-        """Takes settings and step counts from rank 0 of an elastic job; keeps the residuals if the step is the same."""
-        config, state = self._engine.following(told)
+    def sync_from_root(self, told: ElasticState) -> None:
+        config, state = self._engine.state_from_root(told)
         self.rewind(Snapshot(config, {**state, "lists": told.lists}))
         self._handshake.greets = False
         if self._pipelines is None and told.small_under is not None:

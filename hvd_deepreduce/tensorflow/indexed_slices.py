@@ -23,9 +23,10 @@ import tensorflow as tf
 from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.codecs.sparse_tensor import MAX_NUMEL
 from hvd_deepreduce.engine import Engine, Parameter, rows
+from hvd_deepreduce.engine.graph.slots import Graph, Slot
+from hvd_deepreduce.engine.graph.steps import Steps
 from hvd_deepreduce.exchange import traffic
-from hvd_deepreduce.tensorflow.graph import Graph, Slot, conditionals
-from hvd_deepreduce.tensorflow.steps import Steps
+from hvd_deepreduce.tensorflow.graph import conditionals
 from hvd_deepreduce.wire.standalone import ContainerError
 
 Numbers = npt.NDArray[Any]

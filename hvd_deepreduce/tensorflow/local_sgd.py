@@ -9,17 +9,16 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.engine import Snapshot, Told
-from hvd_deepreduce.engine.local_sgd import Every, Times, with_local
-from hvd_deepreduce.engine.reporting import Reporting
+from hvd_deepreduce.engine import ElasticState, Snapshot
+from hvd_deepreduce.engine.local_options import Every, Times, options
+from hvd_deepreduce.engine.local_sgd import LocalSGDBase
 from hvd_deepreduce.engine.state import Reshard, State, from_bytes, to_bytes
-from hvd_deepreduce.engine.stats import Report, Stats
 from hvd_deepreduce.tensorflow.updates import ARRAYS, Updates
 
 LINE = 'model.fit(..., callbacks=[LocalSGD(model, "topk_model", every=8)])'
 
 
-class LocalSGD(Reporting, tf.keras.callbacks.Callback, tf.train.experimental.PythonState):  # type: ignore[misc]
+class LocalSGD(LocalSGDBase, tf.keras.callbacks.Callback, tf.train.experimental.PythonState):  # type: ignore[misc]
     """Each rank trains by itself, and every few steps the ranks exchange their updates, compressed.
 
     The optimizer is a plain one, not an ``hvd.DistributedOptimizer``: gradients are not exchanged. With ``model.fit``,
@@ -56,7 +55,7 @@ class LocalSGD(Reporting, tf.keras.callbacks.Callback, tf.train.experimental.Pyt
             from 0) that returns how many steps the period has that begins there, on all ranks the same.
         outer: a Keras optimizer of its own, for the anchor, such as ``tf.keras.optimizers.SGD(0.7, momentum=0.9,
             nesterov=True)``. Its gradients are means of updates, and its ``iterations`` count exchanges.
-        decay, fragments, delay, mix: as in ``LocalUpdates``, in place of the config's.
+        decay, fragments, delay, mix: as in ``LocalSettings``, in place of the config's.
         times: for asynchronous exchanges (Qsparse-local-SGD, Algorithm 2): ``times(rank, clock)`` says whether this
             rank, with the number ``rank``, sends its update and takes the anchor after its step number ``clock``,
             counted from 1. Each rank decides for itself, in any way, and says so in a small allreduce after each local
@@ -102,10 +101,11 @@ class LocalSGD(Reporting, tf.keras.callbacks.Callback, tf.train.experimental.Pyt
                 f"outer is {type(outer).__name__}, but it must be a Keras optimizer of its own, as "
                 "tf.keras.optimizers.SGD(1.0) is"
             )
-        given = {"every": every, "decay": decay, "fragments": fragments, "delay": delay, "mix": mix}
-        loaded = with_local(config, given, settings, times)
-        self._updates = Updates(
-            variables, loaded, outer, self._own_optimizer, every, times, process_set, self._check_variables
+        given = options(
+            config, settings, every=every, times=times, decay=decay, fragments=fragments, delay=delay, mix=mix
+        )
+        self._updates: Updates = Updates(
+            variables, given, outer, lambda: self._trains, self._own_optimizer, process_set
         )
         self._begun = False
         self._first = 0
@@ -126,22 +126,6 @@ class LocalSGD(Reporting, tf.keras.callbacks.Callback, tf.train.experimental.Pyt
                 f"optimizer that it wraps. Write: {LINE}"
             )
 
-    def _check_variables(self) -> None:
-        """
-        Raises:
-            RuntimeError: the model trains other variables than when LocalSGD was made.
-        """
-        known = {id(one) for one in self._updates.variables}
-        trained = getattr(self._trains, "trainable_variables", ())
-        late = [one for one in trained if id(one) not in known]
-        if late:
-            raise RuntimeError(
-                "variables were made, or became trainable, after LocalSGD was made, or are of another model: "
-                f"{', '.join(one.name for one in late[:5])}. They are not exchanged, so the ranks' variables would "
-                "differ. Make LocalSGD while all variables that will ever be trained are trainable, and freeze them "
-                "afterwards; or call sync(), and make it again"
-            )
-
     def begin(self) -> None:
         """Takes the variables as the anchor, after something other than training has changed them on all ranks.
 
@@ -152,7 +136,7 @@ class LocalSGD(Reporting, tf.keras.callbacks.Callback, tf.train.experimental.Pyt
         """
         self._updates.engine.check_open()
         self._updates.check_idle("begin")
-        self._updates.begin()
+        self._updates.begin_anew()
 
     def step(self, steps: int = 1) -> None:
         """After a local step, or several: exchanges that are due begin or end.
@@ -169,33 +153,20 @@ class LocalSGD(Reporting, tf.keras.callbacks.Callback, tf.train.experimental.Pyt
             self._begun = True
             self._updates.step(steps)
 
-    def sync(self) -> None:
-        """Ends all exchanges in flight, and exchanges what has been done since then. Every rank calls it after the same
-        step.
-
-        All ranks have the same variables afterwards. A fragment that was exchanged after the last step, without a
-        delay, is not exchanged again.
-
-        Raises:
-            MismatchError, RuntimeError, ContainerError: as ``step``.
-        """
-        if self._takes_part("sync"):
-            self._updates.sync()
-
     def _takes_part(self, call: str) -> bool:
-        self._updates.engine.check_open()
+        takes_part = super()._takes_part(call)
         if not tf.executing_eagerly():
             raise RuntimeError(
                 f"LocalSGD.{call} was called within a tf.function, which runs it only while it is traced: call it "
                 "after the function"
             )
-        return bool(self._updates.collectives.process_set.included())
+        return takes_part
 
     # Keras calls these
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._refuse_distributed()
-        self._check_variables()
+        self._updates.check_parameters()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if not self._begun:  # other callbacks may have loaded the variables
@@ -212,25 +183,7 @@ class LocalSGD(Reporting, tf.keras.callbacks.Callback, tf.train.experimental.Pyt
     def on_train_end(self, logs: Any = None) -> None:
         self.sync()
 
-    # Settings and state
-
-    @property
-    def config(self) -> Config:
-        """The settings in force."""
-        return self._updates.engine.config
-
-    def stats(self) -> Report:
-        """As ``DeepReduce.stats``. A step is an exchange; ``dense_bytes`` are those of a dense reduction in each local
-        step."""
-        return self._updates.engine.stats.to_dict()
-
-    def _counted(self) -> Stats:
-        return self._updates.engine.stats
-
-    def close(self) -> None:
-        """Ends its threads and exchanges, and frees anchor and residuals. The model and its optimizer remain as they
-        are. Every rank calls it after the same step."""
-        self._updates.close()
+    # State
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's anchor, outer optimizer, residuals and step counts, as NumPy arrays and numbers. Ranks differ:
@@ -276,24 +229,22 @@ class LocalSGD(Reporting, tf.keras.callbacks.Callback, tf.train.experimental.Pyt
         Raises:
             RuntimeError: an exchange is in flight.
         """
-        return Snapshot(self.config, self.state_dict())
+        return self._updates.snapshot()
 
     def rewind(self, snapshot: Snapshot) -> None:
         """Returns to a snapshot of this process, whatever its rank is now. Exchanges in flight are forgotten."""
         self._updates.rewind(snapshot)
         self._begun = True
 
-    def told(self) -> tuple[Told, dict[str, Any]]:
+    def elastic_state(self) -> tuple[ElasticState, dict[str, Any]]:
         """What the other ranks of an elastic job take from rank 0: everything but the residuals."""
-        self._updates.check_idle("sync of an elastic state")
-        return self._updates.engine.told(), self._updates.local_state()
+        return self._updates.elastic_state()
 
-    def follow(self, told: tuple[Told, dict[str, Any]]) -> None:
+    def sync_from_root(self, told: tuple[ElasticState, dict[str, Any]]) -> None:
         """Takes anchor, outer optimizer, settings and step counts from rank 0 of an elastic job; keeps the residuals if
         the step is the same."""
-        config, state = self._updates.engine.following(told[0])
-        self.rewind(Snapshot(config, {**state, **told[1]}))
-        self._updates.in_state = True
+        self._updates.sync_from_root(told)
+        self._begun = True
 
     def __reduce__(self) -> Any:
         raise TypeError("a LocalSGD cannot be pickled, because its residuals belong to their rank: use state_dict()")

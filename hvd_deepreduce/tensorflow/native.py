@@ -1,7 +1,7 @@
 """Put and take as operations of TensorFlow in C++ (kernels/tensorflow/), where they were built.
 
 setup.py builds them where TensorFlow is there at installation. They run with the TensorFlow that they were built with,
-on the host. Everywhere else ``operations.py`` makes the same operations of Python functions.
+on the host. Everywhere else ``python_unit.py`` makes the same operations of Python functions.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import ctypes
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_double, c_int, c_int64, c_void_p
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,11 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_deepreduce.codecs.interfaces import Floats
+from hvd_deepreduce.engine import Bucket
+from hvd_deepreduce.engine.graph.runtime import Listener
 
 PATH = Path(__file__).parent.parent / f"_tensorflow-{tf.__version__}.so"
-FULL, WANTED, HELD = 1, 2, 3
-"""What a unit tells: a bucket is full, its sums are asked for, all gradients of unknown sizes are there."""
-Listener = Callable[[int, int, int, float, bool], None]
-"""Called with (event, bucket, run, carrier, flag), on a thread of TensorFlow. The flag: of ``WANTED``, whether all
-carriers are equal; of ``FULL``, whether all gradients are finite."""
-
+_HANDLE = attrgetter("handle")
 _Called = CFUNCTYPE(None, c_int, c_int64, c_int64, c_int64, c_double, c_int)
 _log = logging.getLogger("hvd_deepreduce")
 _listeners: weakref.WeakValueDictionary[int, NativeUnit] = weakref.WeakValueDictionary()
@@ -113,7 +111,7 @@ class Memory:
 
 
 class NativeUnit:
-    """The gradients of a tape or optimizer in one graph, as the operations in C++ know them.
+    """As ``Runtime``, of the operations in C++.
 
     Args:
         listener: told what happens.
@@ -122,6 +120,8 @@ class NativeUnit:
         library: as given.
         id: the operations' attribute ``unit``.
     """
+
+    early = True
 
     def __init__(self, owner: Library, listener: Listener) -> None:
         self.library = owner
@@ -133,8 +133,13 @@ class NativeUnit:
     def __del__(self) -> None:
         self.library._unit_free(self.id)
 
+    def put(self, gradient: tf.Tensor, number: tf.Tensor, sent: tf.DType, at: int, name: str) -> tf.Tensor:
+        return self.library.put(gradient, number, carried=sent, unit=self.id, slot=at, name=name)
+
+    def take(self, carrier: tf.Tensor, number: tf.Tensor, like: tf.Tensor, dtype: tf.DType, at: int) -> tf.Tensor:
+        return self.library.take(carrier, number, T=dtype, unit=self.id, slot=at)
+
     def begin(self, run: int, slots: int, force: bool = False) -> bool:
-        """A run begins. False: gradients of the last one are still in flight; ``force`` forgets them."""
         return bool(self.library._begin(self.id, run, slots, force))
 
     def dense(self, residuals: Sequence[Floats | None]) -> None:
@@ -159,33 +164,26 @@ class NativeUnit:
         return [bool(flag) for flag in flags]
 
     def sizes(self, slots: int) -> list[int]:
-        """The numbers of elements of all gradients, which are held."""
         numels = np.zeros(slots, np.int64)
         self.library._sizes(self.id, numels.ctypes.data)
         return [int(numel) for numel in numels]
 
-    def lay_out(self, places: np.ndarray[Any, np.dtype[np.int64]], memories: Sequence[Memory]) -> None:
-        """Says where this run's gradients go.
-
-        Args:
-            places: int64 ``[3, slots]``: the bucket of each slot, where it begins there, and its number of elements.
-            memories: of the buckets.
-        """
-        handles = (c_void_p * len(memories))(*(memory.handle for memory in memories))
+    def lay_out(
+        self, places: np.ndarray[Any, np.dtype[np.int64]], buckets: Sequence[Bucket], memories: list[Memory]
+    ) -> None:
+        for at, bucket in enumerate(buckets):
+            if at < len(memories) and memories[at].alone():
+                continue
+            memories[at : at + 1] = [Memory(self.library, sum(bucket.sizes), bucket.dtype)]
+            bucket.gradient = memories[at].array()
+        handles = (c_void_p * len(memories))(*map(_HANDLE, memories))
         self.library._lay_out(
             self.id, places[0].ctypes.data, places[1].ctypes.data, places[2].ctypes.data, handles, len(memories)
         )
 
     def deliver(self, run: int, bucket: int, divisor: float = 0.0, error: str | None = None) -> None:
-        """Gives the sums of a bucket to the operations that wait for them.
-
-        Args:
-            divisor: each sum is multiplied by its carrier / ``divisor`` before; 0: they are as they are.
-            error: with which the operations fail instead.
-        """
         text = None if error is None else error.encode(errors="backslashreplace")
         self.library._deliver(self.id, run, bucket, divisor, text)
 
     def fail(self, error: str) -> None:
-        """All operations of the run fail with this error."""
         self.library._fail(self.id, error.encode(errors="backslashreplace"))

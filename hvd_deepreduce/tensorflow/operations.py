@@ -16,13 +16,16 @@ import tensorflow as tf
 
 from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.engine import Engine, step_check
+from hvd_deepreduce.engine.graph.buckets import GraphBuckets
+from hvd_deepreduce.engine.graph.runtime import Listener
+from hvd_deepreduce.engine.graph.slots import Graph, Slot
 from hvd_deepreduce.horovod import SAME_STEPS
 from hvd_deepreduce.ops import device
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
-from hvd_deepreduce.tensorflow.graph import Graph, Slot, conditionals, without_order
+from hvd_deepreduce.tensorflow.graph import conditionals, without_order
 from hvd_deepreduce.tensorflow.handshake import Handshake
-from hvd_deepreduce.tensorflow.native import Library, library
-from hvd_deepreduce.tensorflow.native_buckets import NativeBuckets
+from hvd_deepreduce.tensorflow.native import Library, NativeUnit, library
+from hvd_deepreduce.tensorflow.python_unit import PythonUnit
 
 
 class Operations:
@@ -32,7 +35,7 @@ class Operations:
     """
 
     def __init__(
-        self, engine: Engine, collectives: TensorFlowCollectives, buckets: NativeBuckets, handshake: Handshake
+        self, engine: Engine, collectives: TensorFlowCollectives, buckets: GraphBuckets, handshake: Handshake
     ) -> None:
         self._engine = engine
         self._collectives = collectives
@@ -60,8 +63,8 @@ class Operations:
     @property
     def exchanges(self) -> bool:
         """Whether this rank takes part, and may have others to exchange with."""
-        process_set = self._collectives.process_set
-        return bool(self._collectives.elastic() or (process_set.included() and process_set.size() > 1))
+        collectives = self._collectives
+        return collectives.elastic() or (collectives.included() and collectives.size() > 1)
 
     def count_runs(self, graph: Graph, place: tf.Graph) -> tf.Tensor:
         """The number of the graph's run, int64, in the graph. It is there once this step's meeting is over.
@@ -69,14 +72,15 @@ class Operations:
         Where this rank does not take part, Horovod never runs the other operations.
         """
         if not graph.counter:
-            steps, process_set, buckets = self._steps, self._collectives.process_set, self._buckets
+            steps, included, buckets = self._steps, self._collectives.included(), self._buckets
+            alone = included and not self.exchanges
 
             def count() -> np.int64:
                 with steps.lock:
                     graph.runs += 1
-                    if not graph.compressed and process_set.included():
+                    if not graph.compressed and included:
                         steps.reach(graph, graph.runs)
-                    if not self.exchanges and process_set.included():
+                    if alone:
                         buckets.begin(graph, graph.runs, place=False)  # Horovod may run none of its operations
                     return np.int64(graph.runs)
 
@@ -147,44 +151,27 @@ class Operations:
 
     def put(self, slot: Slot, gradient: tf.Tensor, number: tf.Tensor, sent: tf.DType) -> tf.Tensor:
         """Puts a gradient, of any shape, into its bucket; returns its carrier, of the dtype ``sent``."""
-        gradient, name = tf.cast(gradient, slot.accumulated_in), f"deepreduce_{slot.name}"
-        if self.native is not None:
-            assert slot.unit is not None
-            unit = self._buckets.native(self.native, slot.unit, slot.graph)
-            at = len(slot.unit.slots) - 1
-            carrier = self.native.put(gradient, number, carried=sent, unit=unit.id, slot=at, name=name)
-            if self._engine.choice is None:
-                carrier.set_shape([1])
-            return carrier
+        assert slot.unit is not None
 
-        with tf.init_scope(), tf.device("CPU:0"):
-            slot.queue = tf.queue.FIFOQueue(1, [tf.uint8], [()])
-        # TensorFlow orders Horovod's conditionals with our operations in them, too, unless each has a resource.
-        slot.queue.size()
+        def make(listener: Listener) -> NativeUnit | PythonUnit:
+            if self.native is not None:
+                return NativeUnit(self.native, listener)
+            return PythonUnit(self._call, listener, self._engine)
 
-        def put(flat: Floats, number: np.int64) -> tuple[Floats]:
-            self._engine.check_open()
-            step, _ = self._steps.begin(slot, int(number))
-            with self._steps.working(step, "encode"):
-                self._engine.count_allreduce(slot.carrier_bytes, flat.size * slot.dtype.size)
-                self._buckets.put(step, slot, flat)
-            return (np.ones(1, slot.accumulated_in),)
-
-        inputs = [tf.reshape(gradient, [-1]), number]
-        (carrier,) = self._call(put, inputs, [slot.accumulated_in], "deepreduce_put")
-        without_order(carrier.op)
-        carrier.set_shape([1])
-        return tf.identity(tf.cast(carrier, sent), name)
+        runtime = self._buckets.runtime(slot.unit, slot.graph, make)
+        gradient = tf.cast(gradient, slot.accumulated_in)
+        carrier = runtime.put(gradient, number, sent, len(slot.unit.slots) - 1, f"deepreduce_{slot.name}")
+        if self._engine.choice is None:
+            carrier.set_shape([1])
+        return carrier
 
     def take(self, slot: Slot, carrier: tf.Tensor, number: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
         """The reduced gradient from its bucket, of the shape and dtype of the gradient."""
+        assert slot.unit is not None
+        at, dtype = slot.unit.slots.index(slot), tf.as_dtype(slot.accumulated_in)
+        reduced = slot.unit.runtime.take(carrier, number, gradient, dtype, at)
         if self.native is not None:
-            assert slot.unit is not None
-            at, dtype = slot.unit.slots.index(slot), tf.as_dtype(slot.accumulated_in)
-            reduced = self.native.take(carrier, number, T=dtype, unit=slot.unit.native.id, slot=at)
             slot.graph.taken.add(reduced.op.name)
-        else:
-            reduced = tf.reshape(self._take_flat(slot, carrier, number), tf.shape(gradient))
         reduced.set_shape(gradient.shape)
         return tf.cast(reduced, gradient.dtype)
 
@@ -197,23 +184,6 @@ class Operations:
             reader = self.native.all([result for one in made for result in one.outputs], name="deepreduce_all")
         without_order(reader)
         place.control_outputs.append(reader)
-
-    def _take_flat(self, slot: Slot, carrier: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-        def take(word: Any, carrier: Floats, number: np.int64) -> tuple[Floats]:
-            step, parameter = self._steps.find(slot, int(number))
-            with self._steps.working(step, "decode"), self._engine.receiving():
-                out = self._buckets.take(step, slot, parameter, self._scale(carrier))
-            self._steps.end(step, parameter)
-            return (out,)
-
-        with tf.control_dependencies([carrier]):
-            word = slot.queue.dequeue()
-        (flat,) = self._call(take, [word, carrier, number], [slot.accumulated_in], "deepreduce_take")
-        without_order(flat.op)
-        return flat
-
-    def _scale(self, carrier: Floats) -> float:
-        return float(carrier[0]) / self._engine.collectives.size()
 
     def _call(
         self, function: Callable[..., tuple[Any, ...]], inputs: list[tf.Tensor], types: list[Any], name: str

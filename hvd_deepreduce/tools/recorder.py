@@ -172,3 +172,28 @@ class Recorder:
         self._gradients, self._residuals = {}, {}
         self.files.append(file)
         _log.info("the gradients of step %d are in %s", step, file)
+
+
+class Capturing:
+    """What ``Capture`` is in all frameworks."""
+
+    _recorder: Recorder | None = None
+
+    def _record(
+        self, file: str | Path | None, steps: Sequence[int], rank: int, all_ranks: bool,
+        shapes: Mapping[str, tuple[int, ...]], **options: Any,
+    ) -> None:  # fmt: skip
+        """Makes the recorder, where this rank records anything; the arguments are those of ``where`` and of it."""
+        path, numbers = where(file, steps, rank, all_ranks)
+        if path is not None:
+            self._recorder = Recorder(path, numbers, shapes, rank=rank, **options)
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that were written."""
+        return self._recorder.files if self._recorder else []
+
+    def close(self) -> None:
+        """Writes what is there of a step that is under way, and records no more. It can be called more than once."""
+        if self._recorder is not None:
+            self._recorder.close()

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from hvd_deepreduce.tools import recorder
-from hvd_deepreduce.tools.recorder import Array, Recorder
+from hvd_deepreduce.tools.recorder import Array, Capturing
 
 
-class Capture:
+class Capture(Capturing):
     """Records this rank's gradients of some steps into files that ``hvd-deepreduce inspect`` and ``bench`` read.
 
     One line before the training loop, after the model is where it is trained: ``Capture(model, "gradients.npz",
@@ -53,41 +53,32 @@ class Capture:
         passes: int = 1,
         max_bytes: int = recorder.MAX_BYTES,
     ) -> None:
-        rank = _rank()
-        path, numbers = recorder.where(file, steps, rank, all_ranks)
         self._handles: list[Any] = []
-        self._recorder: Recorder | None = None
-        if path is None:
-            return
         about: dict[str, Any] = {"framework": f"torch {torch.__version__}"}
-        if compression is not None:
-            config = compression.config
-            if config.has_velocity or config.hierarchical is not False:
-                raise ValueError(
-                    "compression has the memory 'dgc', or 'hierarchical', under which it does not select from gradient "
-                    "+ residual: leave compression out, to record gradients alone"
-                )
+        config = None if compression is None else compression.config
+        accumulators = config is not None and config.error_feedback
+        if config is not None:
             about["config"] = config.to_dict()
         module = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
         tensors = {name: one for name, one in module.named_parameters() if one.requires_grad}
-        accumulators = compression is not None and compression.config.error_feedback
-        self._recorder = Recorder(
-            path, numbers, {name: tuple(one.shape) for name, one in tensors.items()}, only=only, rank=rank,
+        self._record(
+            file, steps, _rank(), all_ranks, {name: tuple(one.shape) for name, one in tensors.items()}, only=only,
             passes=passes, max_bytes=max_bytes, accumulators=accumulators, about=about,
         )  # fmt: skip
+        if self._recorder is None:
+            return
+        if config is not None and (config.has_velocity or config.hierarchical is not False):
+            raise ValueError(
+                "compression has the memory 'dgc', or 'hierarchical', under which it does not select from gradient "
+                "+ residual: leave compression out, to record gradients alone"
+            )
         for name, tensor in tensors.items():
             hook = self._recording(name, compression.residual if accumulators else None)
             self._handles.append(tensor.register_post_accumulate_grad_hook(hook))
 
-    @property
-    def files(self) -> list[Path]:
-        """The files that were written."""
-        return self._recorder.files if self._recorder else []
-
     def close(self) -> None:
         """Writes what is there of a step that is under way, and removes the hooks. It can be called more than once."""
-        if self._recorder is not None:
-            self._recorder.close()
+        super().close()
         for handle in self._handles:
             handle.remove()
         self._handles = []

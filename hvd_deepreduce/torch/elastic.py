@@ -39,8 +39,8 @@ class DeepReduceStateHandler(StateHandler):  # type: ignore[misc]
 
     def sync(self) -> None:
         """Called on all ranks after some have come or gone, and at the beginning."""
-        told = hvd.broadcast_object(self.value.told(), root_rank=0, name="deepreduce.elastic")
-        self.value.follow(told)
+        told = hvd.broadcast_object(self.value.elastic_state(), root_rank=0, name="deepreduce.elastic")
+        self.value.sync_from_root(told)
 
 
 set_handler_registry(

@@ -19,15 +19,13 @@ import horovod.torch as hvd
 import torch
 from horovod.torch.compression import Compressor
 
-from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.codecs.sparse_tensor import MAX_NUMEL
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.engine import Device, Engine, Parameter, Reducer, Snapshot, Ticket, Told, adaptive
+from hvd_deepreduce.engine import Device, ElasticState, Engine, Parameter, Reducer, Snapshot, Ticket, adaptive
+from hvd_deepreduce.engine.compression import Compression
 from hvd_deepreduce.engine.reducer import in_flight
-from hvd_deepreduce.engine.reporting import Reporting
 from hvd_deepreduce.engine.small import CARRIER_BYTES
 from hvd_deepreduce.engine.state import Reshard, State
-from hvd_deepreduce.engine.stats import Report, Stats
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.horovod import SAME_STEPS
 from hvd_deepreduce.torch import sparse
@@ -57,7 +55,7 @@ INSTEAD = (
 )
 
 
-class DeepReduce(Reporting, Compressor):  # type: ignore[misc]
+class DeepReduce(Compression, Compressor):  # type: ignore[misc]
     """Compresses gradients to a few percent of their bytes. For ``compression=`` of ``hvd.DistributedOptimizer``.
 
     Works with op Average and Sum, gradient_predivide_factor, groups, backward_passes_per_step, sparse_as_dense and
@@ -131,58 +129,17 @@ class DeepReduce(Reporting, Compressor):  # type: ignore[misc]
         self._trained()  # notes which parameters Horovod will reduce
         self._send_tables_alone()
 
-    @property
-    def config(self) -> Config:
-        """The settings in force."""
-        return self._engine.config
-
-    def set_config(self, config: str | Path | Mapping[str, Any] | Config | None = None, /, **settings: Any) -> None:
-        """Changes the settings from the next step on; on all ranks, between the same two steps.
-
-        Args:
-            config: the new config; None: the one in force, with ``settings`` in place of its own.
-
-        Raises:
-            RuntimeError: gradients are in flight.
-            ConfigError: the config cannot be used; the old one stays in force.
-        """
+    def _change(self, new: Config) -> None:
         self._come_back()
-        self._engine.set_config(config, **settings)
+        self._engine.set_config(new)
         self._agreed = self._agreed and not self._engine.chooses
-
-    def stats(self) -> Report:
-        """``{"total": ..., "last_step": ...}`` with this rank's ``hvd_deepreduce.engine.stats.Counters``;
-        ``print`` shows a table."""
-        return self._engine.report()
-
-    def _counted(self) -> Stats:
-        return self._engine.stats
-
-    def residual(self, name: str) -> Floats | None:
-        """A copy of this rank's residual of a parameter, ``[numel]``, as a NumPy array; None: nothing is kept of it.
-
-        A gradient in flight may be changing it: call it between two steps.
-        """
-        return self._engine.residual_of(name)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, as tensors, and step counts. Ranks differ: each saves and loads its own."""
         state = self._engine.state_dict()
         return as_tensors(state)
 
-    def load_state_dict(self, state: State, *, reshard: Reshard = False) -> None:
-        """Continues where ``state_dict`` was called. The residuals may be on any device.
-
-        Args:
-            state: what ``state_dict`` returned on this rank. With ``reshard``, an iterable of what it returned on each
-                rank, in any order; it may be a generator, as only one of them is needed in memory at a time.
-            reshard: load the states of any number of ranks. True or "sum" preserves the residuals' sum over all ranks,
-                "mean" their mean.
-
-        Raises:
-            ValueError: a state of another rank, another number of ranks or another model, with a residual that is not
-                finite, or not a state at all; nothing has changed then.
-        """
+    def _load(self, state: State, reshard: Reshard) -> None:
         if reshard is False:
             state = on_host(state)
         elif isinstance(state, Iterable) and not isinstance(state, Mapping):
@@ -193,26 +150,16 @@ class DeepReduce(Reporting, Compressor):  # type: ignore[misc]
         self._carried.clear()
         self._met = False
 
-    def snapshot(self) -> Snapshot:
-        """Settings, residuals and step counts of this process, for ``rewind``."""
-        return self._engine.snapshot()
-
     def rewind(self, snapshot: Snapshot) -> None:
-        """Returns to a snapshot of this process, whatever its rank is now. Gradients in flight are forgotten."""
         self._come_back()
         self._reducer.settle()
         self._engine.rewind(snapshot)
         self._carried.clear()
         self._agreed = self._met = False
 
-    def told(self) -> Told:
-        """What the other ranks of an elastic job take from rank 0."""
-        return self._engine.told()
-
-    def follow(self, told: Told) -> None:
-        """Takes settings and step counts from rank 0 of an elastic job; keeps the residuals if the step is the same."""
+    def sync_from_root(self, told: ElasticState) -> None:
         self._greets = False
-        self.rewind(self._engine.following(told))
+        self.rewind(self._engine.state_from_root(told))
 
     def close(self) -> None:
         """Ends its threads and exchanges, removes its hooks from the model, and frees the residuals.
@@ -228,12 +175,6 @@ class DeepReduce(Reporting, Compressor):  # type: ignore[misc]
         self._owners.forget()
         self._sparse, self._carried, self._carriers = {}, {}, {}
         self._reducer = Reducer(self._engine, self._tensors, self._trained)
-
-    def __enter__(self) -> DeepReduce:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def compress(self, tensor: torch.Tensor | None = None) -> tuple[torch.Tensor, Any]:
         """Called by Horovod with a gradient; returns what Horovod allreduces, and the context for ``decompress``.

@@ -25,18 +25,17 @@ import torch
 import torch.distributed as dist
 
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.engine import Snapshot, Told
-from hvd_deepreduce.engine.local_sgd import Every, Times, with_local
-from hvd_deepreduce.engine.reporting import Reporting
+from hvd_deepreduce.engine import ElasticState, Snapshot
+from hvd_deepreduce.engine.local_options import Every, Times, options
+from hvd_deepreduce.engine.local_sgd import LocalSGDBase
 from hvd_deepreduce.engine.state import Reshard
-from hvd_deepreduce.engine.stats import Report, Stats
 from hvd_deepreduce.torch.updates import Outer, Updates
 from hvd_deepreduce.torch.wrappers import Reductions, refuse_wrapped
 
 LINE = 'optimizer = LocalSGD(torch.optim.AdamW(model.parameters(), lr), model, "adamw_safe")'
 
 
-class LocalSGD(Reporting, torch.optim.Optimizer):
+class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
     """Wraps an optimizer: it steps on this rank's own gradients, and every few steps the ranks exchange their updates.
 
     It takes the place of ``hvd.DistributedOptimizer``: gradients are not exchanged. Make the model equal on all ranks
@@ -66,7 +65,7 @@ class LocalSGD(Reporting, torch.optim.Optimizer):
             from 0) that returns how many steps the period has that begins there, on all ranks the same.
         outer: makes the optimizer of the anchor from a list of its tensors, such as ``partial(torch.optim.SGD, lr=0.7,
             momentum=0.9, nesterov=True)``. Its gradients are means of updates.
-        decay, fragments, delay, mix: as in ``LocalUpdates``, in place of the config's.
+        decay, fragments, delay, mix: as in ``LocalSettings``, in place of the config's.
         times: for asynchronous exchanges (Algorithm 2): ``times(rank, clock)`` says whether this rank, with the number
             ``rank``, sends its update and takes the anchor after its step number ``clock``, counted from 1. Each rank
             decides for itself, in any way, and says so in a small allreduce after each local step. The others send
@@ -115,16 +114,15 @@ class LocalSGD(Reporting, torch.optim.Optimizer):
                 "the first argument of LocalSGD is an hvd.DistributedOptimizer, which exchanges gradients: give "
                 f"LocalSGD the optimizer that it wraps. Write: {LINE}"
             )
-        self._names, pairs = _trained(optimizer, model)
+        names, pairs = _trained(optimizer, model)
         self._reductions = Reductions(list(pairs.values()))
         self.inner = optimizer
-        given = {"every": every, "decay": decay, "fragments": fragments, "delay": delay, "mix": mix}
-        loaded = with_local(config, given, settings, times)
+        given = options(
+            config, settings, every=every, times=times, decay=decay, fragments=fragments, delay=delay, mix=mix
+        )
         if process_set is not None and process_group is not None:
             raise ValueError("process_set is Horovod's and process_group is torch.distributed's: give one of them")
-        self._updates = Updates(
-            pairs, optimizer, loaded, outer, every, times, process_set, process_group, self._check_parameters
-        )
+        self._updates: Updates = Updates(given, optimizer, names, pairs, outer, process_set, process_group)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -175,13 +173,11 @@ class LocalSGD(Reporting, torch.optim.Optimizer):
             ContainerError: a container cannot be decoded; names its rank. Raised on all ranks; the parameters are then
                 those before the exchange.
         """
-        updates = self._updates
-        updates.engine.check_open()
-        updates.begin()
+        takes_part = self._takes_part("step")
         self._reductions.check()
         result = self._inner_step(closure)
-        if updates.collectives.included():
-            updates.step()
+        if takes_part:
+            self._updates.step()
         return result
 
     def _inner_step(self, closure: Callable[[], float] | None) -> float | None:
@@ -203,63 +199,6 @@ class LocalSGD(Reporting, torch.optim.Optimizer):
             torch._foreach_div_(gradients, float(scale))
         return inner.step(closure)
 
-    # Exchanges
-
-    def sync(self) -> None:
-        """Ends all exchanges in flight, and exchanges what has been done since then. Every rank calls it after the same
-        step.
-
-        All ranks have the same parameters afterwards. A fragment that was exchanged after the last step, without a
-        delay, is not exchanged again.
-
-        Raises:
-            MismatchError, RuntimeError, ContainerError: as ``step``.
-        """
-        updates = self._updates
-        updates.engine.check_open()
-        if not updates.collectives.included():
-            return
-        updates.begin()
-        updates.sync()
-
-    def _check_parameters(self) -> None:
-        """
-        Raises:
-            RuntimeError: the optimizer trains other parameters than when LocalSGD was made.
-        """
-        ids = {id(tensor) for tensor in self._updates.tensors}
-        late = [
-            one for group in self.inner.param_groups for one in group["params"]
-            if one.requires_grad and id(one) not in ids
-        ]  # fmt: skip
-        if late:
-            names = ", ".join(self._names.get(id(one), f"of shape {list(one.shape)}") for one in late[:5])
-            raise RuntimeError(
-                f"parameters were unfrozen (requires_grad), or given to the optimizer, after LocalSGD was made: "
-                f"{names}. They are not exchanged, so the ranks' parameters would differ. Make LocalSGD while all "
-                "parameters that will ever be trained are trainable, and freeze them afterwards; or call sync(), and "
-                "make it again"
-            )
-
-    # Settings and state
-
-    @property
-    def config(self) -> Config:
-        """The settings in force."""
-        return self._updates.engine.config
-
-    def stats(self) -> Report:
-        """As ``DeepReduce.stats``. A step is an exchange; ``dense_bytes`` are those of a dense reduction in each local
-        step."""
-        return self._updates.engine.stats.to_dict()
-
-    def _counted(self) -> Stats:
-        return self._updates.engine.stats
-
-    def close(self) -> None:
-        """As ``DeepReduce.close``. The model and the wrapped optimizer remain as they are."""
-        self._updates.close()
-
     def state_dict(self) -> dict[str, Any]:
         """This rank's state: that of the wrapped optimizer, and under ``local_sgd`` anchor, outer optimizer, residuals
         and step counts. Ranks differ: each saves and loads its own, and the model beside it.
@@ -267,7 +206,6 @@ class LocalSGD(Reporting, torch.optim.Optimizer):
         Raises:
             RuntimeError: an exchange is in flight (``delay``); or ``close`` was called.
         """
-        self._updates.engine.check_open()
         return {**self.inner.state_dict(), "local_sgd": self._updates.state_dict()}
 
     def load_state_dict(self, state_dict: Any, *, reshard: Reshard = False) -> None:
@@ -294,12 +232,16 @@ class LocalSGD(Reporting, torch.optim.Optimizer):
                 )
         own = states[updates.collectives.rank() % len(states)]
         before = self.inner.state_dict()
-        self.inner.load_state_dict({key: value for key, value in own.items() if key != "local_sgd"})
+        self._load_inner(own)
         try:
-            updates.load_state_dict(own["local_sgd"], [state["local_sgd"] for state in states], reshard)
+            found = [state["local_sgd"] for state in states]
+            updates.load_state_dict(found if reshard else found[0], reshard, own["local_sgd"])
         except Exception:
             self.inner.load_state_dict(before)
             raise
+
+    def _load_inner(self, state: Mapping[str, Any]) -> None:
+        self.inner.load_state_dict({key: value for key, value in state.items() if key != "local_sgd"})
 
     def snapshot(self) -> tuple[dict[str, Any], Snapshot]:
         """State and settings of this process, for ``rewind``.
@@ -307,29 +249,24 @@ class LocalSGD(Reporting, torch.optim.Optimizer):
         Raises:
             RuntimeError: an exchange is in flight.
         """
-        return copy.deepcopy(self.state_dict()), self._updates.engine.snapshot()
+        return copy.deepcopy(self.inner.state_dict()), self._updates.snapshot()
 
     def rewind(self, snapshot: tuple[dict[str, Any], Snapshot]) -> None:
         """Returns to a snapshot of this process, whatever its rank is now. Exchanges in flight are forgotten."""
-        state, engine = snapshot
-        self.inner.load_state_dict({key: value for key, value in state.items() if key != "local_sgd"})
-        self._updates.rewind(state["local_sgd"], engine)
+        self._load_inner(snapshot[0])
+        self._updates.rewind(snapshot[1])
 
-    def told(self) -> tuple[dict[str, Any], Told]:
+    def elastic_state(self) -> tuple[dict[str, Any], tuple[ElasticState, dict[str, Any]]]:
         """What the other ranks of an elastic job take from rank 0: everything but the residuals."""
-        state = self.state_dict()
-        del state["local_sgd"]["compression"]
-        return state, self._updates.engine.told()
+        return self.inner.state_dict(), self._updates.elastic_state()
 
-    def follow(self, told: tuple[dict[str, Any], Told]) -> None:
+    def sync_from_root(self, told: tuple[dict[str, Any], tuple[ElasticState, dict[str, Any]]]) -> None:
         """Takes anchor, outer optimizer, settings and step counts from rank 0 of an elastic job. The state of the
         wrapped optimizer and the residuals are kept if the step is the same; otherwise the former is rank 0's, too."""
-        state, engine = told
-        following = self._updates.engine.following(engine)
-        if self._updates.clock == state["local_sgd"]["clock"]:
-            state = {**self.inner.state_dict(), "local_sgd": state["local_sgd"]}
-        self.rewind((state, following))
-        self._updates.in_state = True
+        inner, updates = told
+        if self._updates.clock != updates[1]["clock"]:
+            self._load_inner(inner)
+        self._updates.sync_from_root(updates)
 
 
 def _trained(

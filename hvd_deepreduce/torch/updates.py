@@ -1,4 +1,4 @@
-"""The anchor of one rank, and what PyTorch does in an exchange; ``engine/local_sgd.py`` says when there is one."""
+"""What LocalSGD does with PyTorch's parameters; ``engine/local_exchanges.py`` says when."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import torch
 import torch.distributed as dist
 
 from hvd_deepreduce.codecs.interfaces import Floats
-from hvd_deepreduce.config import Config
-from hvd_deepreduce.engine import Parameter, Snapshot
+from hvd_deepreduce.engine import Parameter
 from hvd_deepreduce.engine.fragments import Fragment
-from hvd_deepreduce.engine.local_sgd import Every, LocalExchanges, Times
-from hvd_deepreduce.engine.state import Reshard
+from hvd_deepreduce.engine.local_exchanges import LocalExchanges
+from hvd_deepreduce.engine.local_options import Options
+from hvd_deepreduce.engine.local_sgd import not_exchanged
+from hvd_deepreduce.engine.tensors import Device
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.rendezvous import Rendezvous
 from hvd_deepreduce.torch.states import as_tensors, on_host
@@ -27,76 +28,52 @@ Outer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 class Updates(LocalExchanges[torch.Tensor]):
     """
     Args:
-        pairs: parameters by name.
+        given: settings.
         inner: the optimizer of this rank's steps.
-        config: with ``local``.
+        names: of all parameters of the model, by id.
+        pairs: the trained ones by name.
         outer: makes the optimizer of the anchor; None: that of ``config.local``.
-        every, times: as in ``LocalExchanges``.
         process_set: of the ranks that take part; None: all.
         process_group: of ``torch.distributed``; None: the job runs on Horovod.
-        check: called before an exchange.
-
-    Attributes:
-        tensors: of the model, those that are trained.
-        anchors: by parameter; empty before ``begin``. float64 where the parameter is, otherwise float32.
-        bases: with ``times``, the anchors that this rank took last.
-        outer: the optimizer of the anchor; None before ``begin``.
     """
 
     advice = "call hvd.broadcast_parameters(model.state_dict(), root_rank=0) before the first step"
+    keys = ("outer", "compression")
 
     def __init__(
         self,
-        pairs: dict[str, torch.Tensor],
+        given: Options,
         inner: torch.optim.Optimizer,
-        config: Config,
-        outer: Outer | None = None,
-        every: Every | None = None,
-        times: Times | None = None,
-        process_set: Any = None,
-        process_group: dist.ProcessGroup | None = None,
-        check: Callable[[], None] = lambda: None,
+        names: Mapping[int, str],
+        pairs: Mapping[str, torch.Tensor],
+        outer: Outer | None,
+        process_set: Any,
+        process_group: dist.ProcessGroup | None,
     ) -> None:
+        self.tensors = tensors = list(pairs.values())
+        self._inner, self._names = inner, names
+        self._outer_factory = outer or self._default_outer
+        self._framework = TorchTensors()
+        collectives: Any
+        if process_group is None:
+            collectives = _over_horovod(self._framework, process_set)
+        else:
+            Rendezvous("LocalSGD", process_group).meet(process_group)
+            collectives = DistributedCollectives(self._framework, process_group)
+            self.advice = "broadcast rank 0's parameters (torch.distributed.broadcast) before the first step"
         parameters = [
             Parameter(name, number, tuple(tensor.shape), str(tensor.dtype))
             for number, (name, tensor) in enumerate(pairs.items())
         ]
-        self.tensors = tensors = list(pairs.values())
-        self._inner = inner
-        self._check_parameters = check
-        self._outer_factory = outer or self._default_outer
-        framework = TorchTensors()
-        self.collectives: Any
-        if process_group is None:
-            self.collectives = _over_horovod(framework, process_set)
-        else:
-            Rendezvous("LocalSGD", process_group).meet(process_group)
-            self.collectives = DistributedCollectives(framework, process_group)
-            self.advice = "broadcast rank 0's parameters (torch.distributed.broadcast) before the first step"
-        super().__init__(
-            config, self.collectives, parameters, [one.numel() * one.element_size() for one in tensors], framework,
-            lambda: [framework.device(one) for one in tensors], every, times,
-        )  # fmt: skip
-        self.anchors: list[torch.Tensor] = []
-        self.bases: list[torch.Tensor] = []
-        self.outer: torch.optim.Optimizer | None = None
+        nbytes = [one.numel() * one.element_size() for one in tensors]
+        super().__init__(given, collectives, parameters, nbytes, self._framework)
 
     def _default_outer(self, anchors: list[torch.Tensor]) -> torch.optim.Optimizer:
         local = self.local
         nesterov = local.nesterov and local.momentum > 0
         return torch.optim.SGD(anchors, lr=local.lr, momentum=local.momentum, nesterov=nesterov)
 
-    def begin(self) -> None:
-        """Before the first step: takes the parameters as the anchor. Afterwards, it does nothing."""
-        if self.anchors:
-            return
-        anchors = [one.detach().to(accumulated_in(one), copy=True) for one in self.tensors]
-        self.outer = self.outer_of(anchors)
-        self.anchors = anchors
-        if self._times is not None:
-            self.bases = [anchor.clone() for anchor in anchors]
-
-    def outer_of(self, anchors: list[torch.Tensor]) -> torch.optim.Optimizer:
+    def _outer_of(self, anchors: list[torch.Tensor]) -> torch.optim.Optimizer:
         outer = self._outer_factory(anchors)
         if not isinstance(outer, torch.optim.Optimizer):
             raise TypeError(
@@ -105,21 +82,36 @@ class Updates(LocalExchanges[torch.Tensor]):
             )
         return outer
 
-    # What is done in an exchange: as LocalExchanges says
+    # As LocalState and LocalExchanges say
+
+    def new_anchors(self) -> tuple[list[torch.Tensor], torch.optim.Optimizer]:
+        wider = (torch.float64 if one.dtype == torch.float64 else torch.float32 for one in self.tensors)
+        anchors = [one.detach().to(dtype, copy=True) for one, dtype in zip(self.tensors, wider, strict=True)]
+        return anchors, self._outer_of(anchors)
+
+    def device(self, number: int) -> Device:
+        return self._framework.device(self.tensors[number])
 
     def check_parameters(self) -> None:
-        self._check_parameters()
+        known = {id(tensor) for tensor in self.tensors}
+        trained = (one for group in self._inner.param_groups for one in group["params"] if one.requires_grad)
+        late = [one for one in trained if id(one) not in known]
+        if late:
+            how = "parameters were unfrozen (requires_grad), or given to the optimizer, after LocalSGD was made"
+            raise not_exchanged(how, (self._names.get(id(one), f"of shape {list(one.shape)}") for one in late[:5]))
 
     def update(self, number: int) -> torch.Tensor:
         base = (self.bases or self.anchors)[number]
         own = self.tensors[number].detach()
-        return base.to(own.dtype).to(base.dtype) - own.to(base.dtype)
+        difference: torch.Tensor = base.to(own.dtype).to(base.dtype) - own.to(base.dtype)
+        return difference
 
     def nothing(self, number: int) -> torch.Tensor:
         return torch.zeros_like(self.anchors[number])
 
     def finite(self, updates: Iterable[torch.Tensor]) -> bool:
-        return finite(updates)
+        given = list(updates)
+        return not given or math.isfinite(float(torch.nn.utils.get_total_norm(given, math.inf)))
 
     def meet(self, word: Floats, name: str, hear: Callable[[Floats], object]) -> None:
         self.collectives.start_meeting(word, name, hear)
@@ -137,7 +129,6 @@ class Updates(LocalExchanges[torch.Tensor]):
         return {number: finish(one).to(self.anchors[number].device) for number, one in started.items()}
 
     def outer_step(self, fragment: Fragment[torch.Tensor]) -> None:
-        assert self.outer is not None
         for number, mean in fragment.updates.items():
             self.anchors[number].grad = mean
         self.outer.step()
@@ -163,111 +154,44 @@ class Updates(LocalExchanges[torch.Tensor]):
     def renew(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             state = self._inner.state.get(self.tensors[number], {})
-            if not finite(one for one in state.values() if isinstance(one, torch.Tensor) and one.is_floating_point()):
+            kept = [one for one in state.values() if isinstance(one, torch.Tensor) and one.is_floating_point()]
+            if not self.finite(kept):
                 self._inner.state.pop(self.tensors[number])
 
-    def anchor_values(self, number: int) -> Floats:
-        values: Floats = self.anchors[number].cpu().numpy()
-        return values
-
     def about_outer(self) -> str:
-        assert self.outer is not None
         defaults = {key: value for key, value in self.outer.defaults.items() if isinstance(value, int | float)}
         return f"{type(self.outer).__name__} {defaults}"
 
-    # State
+    def values(self, anchor: torch.Tensor) -> Floats:
+        values: Floats = anchor.detach().cpu().numpy()
+        return values
 
-    def close(self) -> None:
-        """Ends the exchanges, and frees everything but the model."""
-        self.engine.close()
-        self.anchors, self.bases, self.outer = [], [], None
+    def saved(self, anchor: torch.Tensor) -> torch.Tensor:
+        return anchor.clone()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Anchor, outer optimizer, residuals and step counts.
+    def outer_state(self) -> dict[str, Any]:
+        return {"outer": copy.deepcopy(self.outer.state_dict())}
 
-        Raises:
-            RuntimeError: an exchange is in flight.
-        """
-        self.check_idle("state_dict")
-        self.begin()
-        assert self.outer is not None
-        return {
-            **self.counts(),
-            "anchors": self._by_name(self.anchors),
-            "bases": self._by_name(self.bases),
-            "outer": copy.deepcopy(self.outer.state_dict()),
-            "compression": as_tensors(self.engine.state_dict()),
-        }
+    def pack(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {"compression": as_tensors(state)}
 
-    def load_state_dict(self, own: Any, states: Sequence[Any], reshard: Reshard = False) -> None:
-        """Continues where ``state_dict`` was called.
+    def unpack(self, state: Any) -> Any:
+        return on_host(state["compression"])
 
-        Args:
-            own: the state whose anchor and step counts are taken.
-            states: those of all ranks with ``reshard``, otherwise ``own``.
+    def restoring(self, state: Mapping[str, Any]) -> Callable[[], None]:
+        def on_devices(kept: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+            given = zip(self.parameters, self.tensors, strict=True)
+            return [kept[parameter.name].detach().to(one.device).clone() for parameter, one in given]
 
-        Raises:
-            RuntimeError: an exchange is in flight.
-            ValueError: as ``LocalSGD.load_state_dict``; nothing has changed then.
-        """
-        self.check_idle("load_state_dict")
-        for state in states:
-            self._check(state)
-        made = self._made(own)
-        compression = [on_host(state["compression"]) for state in states]
-        self.engine.load_state_dict(compression if reshard else compression[0], reshard=reshard)
-        self._restore(own, made)
+        anchors = on_devices(state["anchors"])
+        outer = self._outer_of(anchors)
+        outer.load_state_dict(state["outer"])
+        bases = [] if self._times is None else on_devices(state["bases"] or state["anchors"])
 
-    def _made(self, own: Mapping[str, Any]) -> tuple[list[torch.Tensor], torch.optim.Optimizer]:
-        """Anchor and outer optimizer of a state; this can fail, and changes nothing."""
-        anchors = self._on_devices(own["anchors"])
-        outer = self.outer_of(anchors)
-        outer.load_state_dict(own["outer"])
-        return anchors, outer
+        def restore() -> None:
+            self.anchors, self.bases, self.outer = anchors, bases, outer
 
-    def _restore(self, own: Mapping[str, Any], made: tuple[list[torch.Tensor], torch.optim.Optimizer]) -> None:
-        self.anchors, self.outer = made
-        if self._times is not None:
-            self.bases = self._on_devices(own["bases"] or own["anchors"])
-        self.restore_counts(own)
-
-    def rewind(self, own: Mapping[str, Any], snapshot: Snapshot) -> None:
-        """Returns to a state of this process, whatever its rank is now. Exchanges in flight are forgotten.
-
-        Args:
-            own: what ``state_dict`` returned.
-            snapshot: of the engine.
-        """
-        self.engine.rewind(snapshot)
-        self.forget()
-        self._restore(own, self._made(own))
-
-    def _by_name(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {p.name: tensor.clone() for p, tensor in zip(self.parameters, tensors, strict=False)}
-
-    def _on_devices(self, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        return [
-            tensors[parameter.name].detach().to(one.device).clone()
-            for parameter, one in zip(self.parameters, self.tensors, strict=True)
-        ]
-
-    def _check(self, state: Any) -> None:
-        """
-        Raises:
-            ValueError: this is not what ``state_dict`` returns, for this model and these fragments.
-        """
-        self.check_counts(state, {"anchors", "bases", "outer", "compression"})
-        names = {parameter.name for parameter in self.parameters}
-        for kind in ("anchors", "bases") if state["bases"] else ("anchors",):
-            if state[kind].keys() != names:
-                raise ValueError("the parameters of the state and of the model differ: load the state of this model")
-            for parameter, tensor in zip(self.parameters, self.tensors, strict=True):
-                given, dtype = state[kind][parameter.name], accumulated_in(tensor)
-                if given.shape != tensor.shape or given.dtype != dtype or not finite([given]):
-                    raise ValueError(
-                        f"the anchor of {parameter.name} is {given.dtype} {list(given.shape)}; it must be {dtype} "
-                        f"{list(tensor.shape)}, and finite"
-                    )
+        return restore
 
 
 def _over_horovod(framework: TorchTensors, process_set: Any) -> Any:
@@ -289,13 +213,3 @@ def _over_horovod(framework: TorchTensors, process_set: Any) -> Any:
             f"LocalSGD runs on Horovod here, which does not know the {ranks} ranks of torch.distributed: {instead}"
         )
     return TorchCollectives(framework, process_set)
-
-
-def accumulated_in(tensor: torch.Tensor) -> torch.dtype:
-    """The dtype in which its updates are added up."""
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
-
-
-def finite(tensors: Iterable[torch.Tensor]) -> bool:
-    given = list(tensors)
-    return not given or math.isfinite(float(torch.nn.utils.get_total_norm(given, math.inf)))

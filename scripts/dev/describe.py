@@ -16,7 +16,7 @@ from hvd_deepreduce import Config
 from hvd_deepreduce.codecs.interfaces import index_codecs, joint_codecs, sparsifiers, value_codecs
 from hvd_deepreduce.config import presets
 from hvd_deepreduce.config.error_feedback import memories
-from hvd_deepreduce.config.local_sgd import LocalUpdates
+from hvd_deepreduce.config.local_sgd import LocalSettings
 from hvd_deepreduce.config.settings import OVERRIDABLE
 from hvd_deepreduce.exchange.settings import exchanges
 
@@ -135,7 +135,7 @@ def sections() -> list[str]:
     codecs = ("sparsifier", "index", "value", "joint", "exchange", "memory")
     parts = [HEAD.rstrip(), "## The job", "\n".join(settings(Config, codecs))]
     parts.append(OVERRIDES.rstrip().replace("OVERRIDABLE", ", ".join(f"`{key}`" for key in OVERRIDABLE)))
-    parts += [LOCAL.rstrip(), "\n".join(settings(LocalUpdates))]
+    parts += [LOCAL.rstrip(), "\n".join(settings(LocalSettings))]
     for registry, title in (
         (sparsifiers, "Sparsifiers (`sparsifier:`)"),
         (index_codecs, "Index codecs (`index:`)"),

@@ -60,7 +60,8 @@ def first() -> set[str]:
     while waiting:
         one = Requirement(waiting.pop())
         name = normalized(one.name)
-        if name in found or (one.marker and not any(one.marker.evaluate({"extra": extra}) for extra in ("", *one.extras))):
+        extras = ("", *one.extras)
+        if name in found or (one.marker and not any(one.marker.evaluate({"extra": extra}) for extra in extras)):
             continue
         found.add(name)
         try:

@@ -5,9 +5,11 @@ mpirun -np 2 python tests/adapters/tensorflow_cases.py [CASE ...]
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import pickle
+import sys
 import tempfile
 import threading
 import time
@@ -24,6 +26,7 @@ import tensorflow as tf
 from hvd_deepreduce import Config, ConfigError, SparseTensor
 from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.engine import MismatchError, dense_or_compressed
+from hvd_deepreduce.engine.graph.buckets import GraphBuckets
 from hvd_deepreduce.engine.state import to_bytes
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.pipeline import Pipeline
@@ -1044,6 +1047,55 @@ def operations_in_cpp_reuse_the_memory_of_results_that_are_gone():
     assert memory().ctypes.data == used and (first.numpy() == 2).all()
 
 
+@case
+def a_step_makes_few_calls_in_python():
+    """Their number is that of the buckets, not of the tensors."""
+    needs_operations_in_cpp()
+    calls, counts, package = [], [], str(Path(native.__file__).parents[1])
+
+    def profile(frame, event, argument):
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            calls.append(frame.f_code.co_name)
+
+    def profiled(function):
+        @functools.wraps(function)
+        def run(*arguments):  # on a thread of TensorFlow
+            sys.setprofile(profile)
+            try:
+                return function(*arguments)
+            finally:
+                sys.setprofile(None)
+
+        return run
+
+    threading.setprofile(profile)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            make = tf.numpy_function
+            patch.setattr(tf, "numpy_function", lambda function, *rest, **key: make(profiled(function), *rest, **key))
+            patch.setattr(GraphBuckets, "_told", profiled(GraphBuckets._told))
+            for count in (1, 11):
+                variables = [tf.Variable(tf.ones([200, 100])) for _ in range(count)]
+                with DeepReduce(LOSSY, scope="bucket") as compression:
+
+                    @tf.function
+                    def step(factor, variables=variables, compression=compression):
+                        with tf.GradientTape() as tape:
+                            loss = tf.add_n([tf.reduce_sum(tf.sin(factor * one)) for one in variables])
+                        tape = hvd.DistributedGradientTape(tape, compression=compression)
+                        return tape.gradient(loss, variables)
+
+                    for at in range(6):
+                        if at == 2:
+                            calls.clear()
+                        step(tf.constant(1.0 + at))
+                    time.sleep(0.2)  # until the threads are idle
+                    counts.append(len(calls) / 4)
+    finally:
+        threading.setprofile(None)
+    assert counts[0] <= 165 and abs(counts[1] - counts[0]) < 5, counts
+
+
 class OnDevice(DeepReduce):
     """As if its gradients were on a GPU: the CUDA kernels process them, in the emulator."""
 
@@ -1346,7 +1398,7 @@ def a_deepreduce_that_is_closed():
             time.sleep(0.005)
         assert not left, scope
         assert not compression._engine._memory.state_dict()
-        assert not compression._buckets._layouts and not compression._buckets._runs
+        assert not compression._buckets._runs
         assert compression.stats()["total"]["steps"] == 1 and compression.config.scope == scope["scope"]
         for use in (
             compression.serialize,
@@ -1420,7 +1472,7 @@ def the_config_changes_between_steps():
     same_everywhere(model)
     # A new rank of an elastic job sends the same tensors uncompressed as those that traced before the change.
     new = DeepReduce(LOSSY)
-    new.follow(compression.told())
+    new.sync_from_root(compression.elastic_state())
     assert new.config == compression.config and new._pipelines.default.config.sparsifier.density == 0.05
     with pytest.raises(ValueError, match="min_elements is 0 and cannot be changed to 9"):
         compression.set_config(min_elements=9)

@@ -16,10 +16,11 @@ HERE = Path(__file__).parent
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Runs a job; returns each process's notes."""
-    # After this time a rank gives up another one that was killed, but also one that has just been started.
-    monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "20")
 
-    def run(program):
+    def run(program, gloo_seconds):
+        # After this time a rank gives up another one that was killed, but also one that has just been started: on a
+        # loaded machine an import of TensorFlow alone can take as long, and the launcher starts the new rank again.
+        monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", str(gloo_seconds))
         hosts = elastic.discovery(tmp_path)
         done = launch("elastic", 2, HERE / program, str(tmp_path), hosts=hosts, seconds=250, check=False)
         return elastic.notes(tmp_path), done.stdout
@@ -57,10 +58,11 @@ def check_continued(lines, entry, models):
 
 
 def test_torch_a_rank_joins_and_is_killed(run):
-    notes, output = run("elastic_torch.py")
+    notes, output = run("elastic_torch.py", gloo_seconds=20)
     old = [lines for lines in notes.values() if len(entries(lines)) == 3]
     assert len(old) == 2 and len(notes) == 3, output
-    (new,) = [lines for lines in notes.values() if len(entries(lines)) == 1]
+    (new,) = [lines for lines in notes.values() if lines not in old]
+    assert len(entries(new)) == 1, output
     for lines in old:
         assert [entry["size"] for entry in entries(lines)] == [2, 3, 2], output
         assert lines[1]["event"] == "refused" and "optimizer=local_sgd" in lines[1]["said"]
@@ -78,10 +80,11 @@ def test_torch_a_rank_joins_and_is_killed(run):
 
 
 def test_tensorflow_a_rank_joins_and_leaves(run):
-    notes, output = run("elastic_tensorflow.py")
+    notes, output = run("elastic_tensorflow.py", gloo_seconds=120)  # nobody is killed
     old = [lines for lines in notes.values() if len(entries(lines)) == 3]
     assert len(old) == 2 and len(notes) == 3, output
-    (new,) = [lines for lines in notes.values() if len(entries(lines)) == 1]
+    (new,) = [lines for lines in notes.values() if lines not in old]
+    assert len(entries(new)) == 1, output
     for lines in old:
         assert [entry["size"] for entry in entries(lines)] == [2, 3, 2], output
         for entry in entries(lines)[1:]:

@@ -88,10 +88,10 @@ def test_what_the_others_take_from_rank_0(caplog):
             engine = adapter_at(collectives, steps)
             caplog.clear()
             with caplog.at_level(logging.WARNING, "hvd_deepreduce"):
-                config, followed = engine.following(first.told())
+                config, followed = engine.state_from_root(first.elastic_state())
             assert followed["steps"] == {"a": 2, "b": 2} and bool(followed["residuals"]) == kept
             assert ("rank 0 is at another step than rank 0" in caplog.text) == warned
             assert config.seed == 5 and config.threads == engine.config.threads
-        assert first.told().config["seed"] == 5 and "threads" not in first.told().config
+        assert first.elastic_state().config["seed"] == 5 and "threads" not in first.elastic_state().config
 
     run_ranks(1, work)

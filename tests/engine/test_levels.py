@@ -370,7 +370,7 @@ def test_bytes_behind_a_message_between_nodes_are_the_same_error_on_all(bad, exc
             two_levels_exchange.TwoLevelSum(
                 pipeline, place, [Slice(pipeline, (0, 600), RngKey(1, 2, 3))],
                 np.random.default_rng(place.rank).standard_normal(600).astype("f4"),
-                two_levels_exchange.Kept(np.zeros(300, "f4")),
+                two_levels_exchange.SliceResidual(np.zeros(300, "f4")),
             ).steps()
             for place in two_ranks_a_node.PLACES
         ]  # fmt: skip

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_deepreduce.engine import MismatchError, Parameter, step_check
-from hvd_deepreduce.engine.local_sgd import LocalExchanges, with_local
+from hvd_deepreduce.engine.local_exchanges import LocalExchanges
+from hvd_deepreduce.engine.local_options import options
 from tests.engine.numpy_adapter import NumpyTensors, run_ranks
 
 ALL = {"sparsifier": {"name": "topk", "density": 1.0}, "index": "bitmap", "value": "raw", "scope": "model"}
@@ -19,17 +20,28 @@ class NumpyUpdates(LocalExchanges):
     """Plain averaging. ``own`` and ``anchors`` are vectors of the given sizes."""
 
     advice = "begin with the same parameters"
+    keys = ()
 
     def __init__(self, collectives, sizes, config=ALL, schedule=None, times=None, start=0.0, **local):
         parameters = [Parameter(f"p{number}", number, (size,), "float32") for number, size in enumerate(sizes)]
         self.own = [np.full(size, start, np.float32) for size in sizes]
-        self.anchors = [one.copy() for one in self.own]
         self.exchanged = []
         self.renewed = []
-        super().__init__(
-            with_local(config, local, {}), collectives, parameters, [4 * size for size in sizes], NumpyTensors(),
-            lambda: [None] * len(sizes), schedule, times,
-        )  # fmt: skip
+        given = options(config, {}, times=times, every=schedule or local.pop("every", None), **local)
+        super().__init__(given, collectives, parameters, [4 * size for size in sizes], NumpyTensors())
+        self.begin()
+
+    def new_anchors(self):
+        return [one.copy() for one in self.own], None
+
+    def outer_state(self):
+        return {}
+
+    def restoring(self, state):
+        def restore():
+            self.anchors = [state["anchors"][parameter.name].copy() for parameter in self.parameters]
+
+        return restore
 
     def update(self, number):
         return self.anchors[number] - self.own[number]
@@ -70,8 +82,8 @@ class NumpyUpdates(LocalExchanges):
     def renew(self, numbers):
         self.renewed += numbers
 
-    def anchor_values(self, number):
-        return self.anchors[number]
+    def values(self, anchor):
+        return anchor.copy()
 
     def about_outer(self):
         return "plain"

@@ -28,7 +28,7 @@ from hvd_deepreduce.exchange.balance import AllToAll
 from hvd_deepreduce.exchange.mpi import densestream, sparcml, topk_allgather
 from hvd_deepreduce.exchange.mpi.sum_buffer import SumBuffer
 from hvd_deepreduce.exchange.reduce_scatter import SlicedSum
-from hvd_deepreduce.exchange.two_levels import Kept, TwoLevelSum
+from hvd_deepreduce.exchange.two_levels import SliceResidual, TwoLevelSum
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.pipeline.bundle import Slice
@@ -391,7 +391,7 @@ class Levels(Target):
         works = [
             TwoLevelSum(
                 pipeline, place, [Slice(pipeline, (0, self.NUMEL), KEY)],
-                _tensor(self.NUMEL, 0.9, place.rank).dense(), Kept(np.zeros(self.NUMEL // 2, F32)),
+                _tensor(self.NUMEL, 0.9, place.rank).dense(), SliceResidual(np.zeros(self.NUMEL // 2, F32)),
             )
             for place in two_levels.PLACES
         ]  # fmt: skip

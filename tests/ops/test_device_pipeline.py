@@ -7,7 +7,7 @@ import pytest
 from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.exchange.reduce_scatter import SlicedSum
-from hvd_deepreduce.exchange.two_levels import Kept, TwoLevelSum
+from hvd_deepreduce.exchange.two_levels import SliceResidual, TwoLevelSum
 from hvd_deepreduce.ops import deferred, sections
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.pipeline.bundle import Slice
@@ -408,8 +408,8 @@ def test_two_levels_are_summed_as_on_the_host(gpu, settings):
                 works.append(
                     TwoLevelSum(
                         pipeline, place, [Slice(pipeline, (0, numel), KEY._replace(step=step))], given,
-                        Kept(residual, put(held) if (step, place.rank) == (0, 2) else None),
-                        Kept(velocity) if config.has_velocity else None,
+                        SliceResidual(residual, put(held) if (step, place.rank) == (0, 2) else None),
+                        SliceResidual(velocity) if config.has_velocity else None,
                     )
                 )  # fmt: skip
             if step == 2:

@@ -326,7 +326,7 @@ class Plan:
             places = np.searchsorted(whole.indices, indices)
             dropped = SparseTensor(self.numel, np.delete(whole.indices, places), np.delete(whole.values, places))
             self.errors.append(Stream.from_sparse(dropped, 0))
-        return Kept(SparseTensor(self.numel, indices, values), self).stream(ranks, slot)
+        return CutOff(SparseTensor(self.numel, indices, values), self).stream(ranks, slot)
 
     def unpack(self, section: U8, ranks: range, slot: int, sender: int) -> Stream:
         """What ``pack`` wrote on the rank ``sender``.
@@ -343,7 +343,7 @@ class Plan:
             raise ValueError(f"cannot read the stream of rank {sender}: {error}") from None
 
 
-class Kept:
+class CutOff:
     """What one rank keeps, from which its programs take the parts that they send, each when it is its turn.
 
     Args:
@@ -368,7 +368,7 @@ def programs(transport: Transport, tensor: SparseTensor, plan: Plan, sum_buffer:
         tensor: what this rank keeps.
         sum_buffer: receives the sum; None: the sum is not decoded (for counting messages in a simulation).
     """
-    kept = transport.attempt(None, Kept, tensor, plan)
+    kept = transport.attempt(None, CutOff, tensor, plan)
     return [_program(transport, slot, kept, plan, sum_buffer) for slot in range(plan.slices)]
 
 
@@ -378,18 +378,18 @@ def direct_programs(
     """The programs of a few ranks, one per slice, which send each other all that they keep; arguments of ``programs``.
 
     ``plan.bounds`` divides the vector into slices only."""
-    kept = transport.attempt(None, Kept, tensor, plan)
+    kept = transport.attempt(None, CutOff, tensor, plan)
     return [_direct_program(transport, slot, kept, plan, sum_buffer) for slot in range(plan.slices)]
 
 
-def _own(transport: Transport, kept: Kept | None, plan: Plan, ranks: range, slot: int) -> Stream:
+def _own(transport: Transport, kept: CutOff | None, plan: Plan, ranks: range, slot: int) -> Stream:
     """What this rank keeps of the slices ``slot`` of ``ranks``; nothing if it has failed."""
     nothing = Stream.empty(plan.numel, plan.dtype)
     return nothing if kept is None else transport.attempt(nothing, kept.stream, ranks, slot)
 
 
 def _direct_program(
-    transport: Transport, slot: int, kept: Kept | None, plan: Plan, sum_buffer: SumBuffer | None
+    transport: Transport, slot: int, kept: CutOff | None, plan: Plan, sum_buffer: SumBuffer | None
 ) -> Program:
     begin, end = plan.element_range(WHOLE, slot)
     streams: list[Stream | None] = [None] * transport.size
@@ -409,7 +409,7 @@ def _direct_program(
     transport.attempt(None, add)
 
 
-def _program(transport: Transport, slot: int, kept: Kept | None, plan: Plan, sum_buffer: SumBuffer | None) -> Program:
+def _program(transport: Transport, slot: int, kept: CutOff | None, plan: Plan, sum_buffer: SumBuffer | None) -> Program:
     def elements(ranks: range) -> int:
         begin, end = plan.element_range(ranks, slot)
         return end - begin

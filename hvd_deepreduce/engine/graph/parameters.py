@@ -1,4 +1,4 @@
-"""Which parameters the gradients of TensorFlow's graphs belong to.
+"""Which parameters the gradients of graphs belong to.
 
 Graphs whose gradients have the same shapes and dtypes share one list of parameters: TensorFlow traces a function again
 for a new batch size. The numbers of a second list, with other shapes, continue where the first list ends. Where every
@@ -11,13 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
-import tensorflow as tf
-
-from hvd_deepreduce.engine import Engine, Parameter
 from hvd_deepreduce.engine.agreement import Descriptions
+from hvd_deepreduce.engine.engine import Engine
+from hvd_deepreduce.engine.graph.slots import Graph, Signature, Slot
+from hvd_deepreduce.engine.parameter import Parameter
 from hvd_deepreduce.engine.quoting import quoted
 from hvd_deepreduce.engine.state import Reshard, State
-from hvd_deepreduce.tensorflow.graph import Graph, Signature, Slot
 
 
 class Variables:
@@ -27,7 +26,7 @@ class Variables:
         names: as their ``name``, without TensorFlow's ``:0``.
     """
 
-    def __init__(self, variables: Iterable[tf.Variable]) -> None:
+    def __init__(self, variables: Iterable[Any]) -> None:
         self._given = [
             (variable.name.removesuffix(":0"), tuple(variable.shape), variable.dtype.name) for variable in variables
         ]

@@ -1,25 +1,34 @@
-"""Buckets of gradients that come and go through the operations in C++.
+"""Buckets of gradients that come and go through operations of a graph.
 
-Python has its turn once for each bucket, on the thread that sends: when all gradients of a bucket are there, it encodes
-and sends them; when all of its sums are asked for and all ranks' containers are there, it decodes them, multiplied by
-what their carriers say, into the bucket's memory. The operations hand out views of that memory.
+A framework may have a single thread, so no operation may hold one while it waits. Python has its turn once for each
+bucket, on the thread that sends: when all gradients of a bucket are there, it encodes and sends them; when all of its
+sums are asked for and all ranks' containers are there, it decodes them, multiplied by what their carriers say, into the
+bucket's memory, of which the operations hand out the parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.engine import Bucket, BucketLayout, Engine
+from hvd_deepreduce.engine.buckets import BucketLayout, Member
+from hvd_deepreduce.engine.engine import Engine
+from hvd_deepreduce.engine.graph.parameters import GraphParameters
+from hvd_deepreduce.engine.graph.runtime import HELD, WANTED, Listener, Runtime
+from hvd_deepreduce.engine.graph.slots import Graph, Step, Unit
+from hvd_deepreduce.engine.graph.steps import Steps
 from hvd_deepreduce.exchange.traffic import Traffic, allreduce
-from hvd_deepreduce.tensorflow.buckets import IN_FLIGHT, GraphBuckets
-from hvd_deepreduce.tensorflow.graph import Graph, Step, Unit
-from hvd_deepreduce.tensorflow.native import HELD, WANTED, Library, Memory, NativeUnit
-from hvd_deepreduce.tensorflow.parameters import GraphParameters
+
+IN_FLIGHT = (
+    "buckets of another step are still in flight: either an error ended that step, or two functions that "
+    "share a DeepReduce run at the same time. After an error, restart the job from a checkpoint, because "
+    "other ranks may wait for these buckets. Use one DeepReduce for each model"
+)
 
 
 @dataclass(eq=False)
@@ -30,7 +39,7 @@ class Run:
         key: of what is kept.
         layout: the unit's buckets.
         places: as in ``NativeUnit.lay_out``.
-        memories: of the buckets.
+        memories: of the buckets, as a ``Runtime`` keeps them.
         number: of the graph's run.
         step: None until the first bucket is full.
         carriers: of the buckets whose sums are asked for: the carrier, and whether it is that of all gradients.
@@ -42,7 +51,7 @@ class Run:
     key: Any
     layout: BucketLayout
     places: np.ndarray[Any, np.dtype[np.int64]]
-    memories: list[Memory]
+    memories: list[Any]
     number: int = 0
     step: Step | None = None
     carriers: dict[int, tuple[float, bool]] = field(default_factory=dict)
@@ -51,43 +60,57 @@ class Run:
     traffic: tuple[int, Traffic, int] | None = None
 
 
-class NativeBuckets(GraphBuckets):
-    """The buckets of one DeepReduce, for both kinds of operations."""
+class GraphBuckets:
+    """The buckets of one DeepReduce.
+
+    Args:
+        number: gives the DeepReduce's number among those of its process set, for the names of allgathers.
+    """
 
     def __init__(self, engine: Engine, parameters: GraphParameters, number: Callable[[], int]) -> None:
-        super().__init__(engine, parameters, number)
+        self.steps = Steps(engine, parameters)
+        self._engine = engine
+        self._parameters = parameters
+        self._number = number
+        # What is kept of runs between steps. A step that an error ends keeps its own: it may still be in flight.
         self._runs: dict[Any, Run] = {}
-        # The unit that has begun last, by its queue's number: units of several graphs share these.
+        # By the number of their queue, which units of several graphs share: the step under way, the unit begun last.
+        self._under_way: dict[int, Step] = {}
         self._begun: dict[int, Unit] = {}
+        self._sending = ThreadPoolExecutor(1, "deepreduce send")
 
     def clear(self) -> None:
         """Forgets all layouts, after the config or the state has changed."""
-        super().clear()
         self._runs.clear()
+
+    def forget_all(self, graphs: Iterable[Graph]) -> None:
+        """Forgets steps that a failure has ended, with the lock of ``steps`` held. Nothing of them may be in flight."""
+        self.clear()
+        self._under_way.clear()
+        self._begun.clear()
+        self._engine.in_flight.clear()
+        for graph in graphs:
+            graph.step = None
+            for unit in graph.units:
+                unit.run = None
+                if unit.runtime is not None:
+                    unit.runtime.begin(0, len(unit.slots), force=True)
 
     def close(self) -> None:
         """Ends the thread that sends, after what it has to send, and forgets all layouts."""
-        super().close()
+        self._sending.shutdown(wait=False)
+        self.clear()
         self._begun.clear()
 
-    def forget(self, graph: Graph) -> None:
-        """Forgets the graph's step."""
-        super().forget(graph)
-        self._begun.clear()
-        for unit in graph.units:
-            unit.run = None
-            if unit.native is not None:
-                unit.native.begin(0, len(unit.slots), force=True)
-
-    def native(self, library: Library, unit: Unit, graph: Graph) -> NativeUnit:
-        """The unit, for operations in C++."""
-        if unit.native is None:
-            unit.native = NativeUnit(library, partial(self._told, graph, unit))
-        made: NativeUnit = unit.native
+    def runtime(self, unit: Unit, graph: Graph, make: Callable[[Listener], Runtime]) -> Runtime:
+        """What runs the operations of a unit; ``make`` makes it."""
+        if unit.runtime is None:
+            unit.runtime = make(partial(self._told, graph, unit))
+        made: Runtime = unit.runtime
         return made
 
     def begin(self, graph: Graph, number: int, place: bool) -> None:
-        """A run of a graph begins: its operations in C++ get to know where their gradients go.
+        """A run of a graph begins: its operations get to know where their gradients go.
 
         Args:
             number: of the run.
@@ -98,14 +121,14 @@ class NativeBuckets(GraphBuckets):
         """
         with self.steps.lock:
             for unit in graph.units:
-                if unit.native is None:
-                    continue
+                if unit.runtime is None:
+                    continue  # it is traced
                 self._engine.check_open()
                 if unit.dense and unit.waiting:
                     self._note_flushed(unit)
                 other = self._begun.get(unit.queue, unit)
-                idle = unit.queue not in self._under_way and (other is unit or other.native.begin(0, 0))
-                if not idle or not unit.native.begin(number, len(unit.slots)):
+                idle = unit.queue not in self._under_way and (other is unit or other.runtime.begin(0, 0))
+                if not idle or not unit.runtime.begin(number, len(unit.slots)):
                     raise RuntimeError(IN_FLIGHT)
                 self._begun[unit.queue] = unit
                 self._put_back(unit)  # of a run whose operations Horovod has not run
@@ -113,7 +136,7 @@ class NativeBuckets(GraphBuckets):
                 unit.waiting = unit.waiting or not unit.dense
                 if unit.dense:
                     self._begin_dense(graph, unit, number)
-                elif place and unit.known:
+                elif place and unit.known and unit.runtime.early:
                     self._place(graph, unit, number)
 
     def _begin_dense(self, graph: Graph, unit: Unit, number: int) -> None:
@@ -123,7 +146,7 @@ class NativeBuckets(GraphBuckets):
         assert step is not None
         residuals = [self._engine.unsent(self._parameters.of(slot)) for slot in slots] if unit.waiting else []
         unit.waiting = any(one is not None for one in residuals)
-        unit.native.dense(residuals if unit.waiting else [])
+        unit.runtime.dense(residuals if unit.waiting else [])
         ranks = self._engine.collectives.size()
         if unit.dense_traffic is None or unit.dense_traffic[0] != ranks or unit.waiting:
             sent = [allreduce(max(0, slot.numel) * slot.sent_itemsize, ranks) for slot in slots]
@@ -132,10 +155,11 @@ class NativeBuckets(GraphBuckets):
         _, wire, dense = unit.dense_traffic
         self._engine.stats.add(wire=wire, dense=dense)
         self.steps.come(step, len(slots))
+        self.steps.rest()
         self.steps.leave(step, len(slots))
 
     def _note_flushed(self, unit: Unit) -> None:
-        flushed = zip(unit.slots, unit.native.flushed(len(unit.slots)), strict=True)
+        flushed = zip(unit.slots, unit.runtime.flushed(len(unit.slots)), strict=True)
         self._engine.note_flushed(self._parameters.of(slot) for slot, done in flushed if done)
 
     def _put_back(self, unit: Unit) -> None:
@@ -147,11 +171,15 @@ class NativeBuckets(GraphBuckets):
             self._runs[run.key] = run
 
     def _place(self, graph: Graph, unit: Unit, number: int) -> None:
-        """Gives the unit's slots their places, in buckets that no result of an earlier step is a view of."""
-        members = self._members(unit)
-        key = (unit.queue, tuple((member.parameter.name, member.numel) for member in members))
+        """Gives the unit's slots their places, in its buckets."""
+        of, key = unit.key
+        if of is not self._parameters.list_of(graph):
+            numels = tuple((self._parameters.of(slot).name, slot.numel) for slot in unit.slots)
+            key = unit.queue, numels
+            unit.key = (graph.parameters, key) if unit.known else (None, None)
         run = self._runs.pop(key, None)
         if run is None:
+            members = [Member(self._parameters.of(slot), slot.numel) for slot in unit.slots]
             layout = self._new_layout(members, unit)
             index = {bucket.number: at for at, bucket in enumerate(layout.buckets)}
             places = np.empty((3, len(members)), np.int64)
@@ -159,27 +187,26 @@ class NativeBuckets(GraphBuckets):
                 bucket = layout.bucket_of[parameter.name]
                 places[:, at] = index[bucket.number], bucket.part_of(parameter.name)[0], numel
             run = Run(key, layout, places, [])
-        library = unit.native.library
-        for at, bucket in enumerate(run.layout.buckets):
-            if at == len(run.memories):
-                run.memories.append(Memory(library, sum(bucket.sizes), bucket.dtype))
-            elif not run.memories[at].alone():
-                run.memories[at] = Memory(library, sum(bucket.sizes), bucket.dtype)
-            else:
-                continue
-            bucket.gradient = run.memories[at].array()
         run.number, unit.run = number, run
-        unit.native.lay_out(run.places, run.memories)
+        unit.runtime.lay_out(run.places, run.layout.buckets, run.memories)
+
+    def _new_layout(self, members: list[Member], unit: Unit) -> BucketLayout:
+        layout = BucketLayout(members, self._engine.max_bucket_bytes, members[0].parameter.number, unit.queue)
+        for bucket in layout.buckets:
+            # Horovod matches allgathers by name: it must be the same on all ranks, where parameters' names may
+            # differ, and unique among all DeepReduces.
+            bucket.name = f"bucket.{self._number()}.{unit.queue}.{bucket.number}"
+        return layout
 
     def _told(self, graph: Graph, unit: Unit, event: int, at: int, number: int, carrier: float, flag: bool) -> None:
-        """By a thread of TensorFlow, which does not wait."""
+        """By a thread of the framework, which does not wait."""
         self._sending.submit(self._hear, graph, unit, event, at, number, carrier, flag)
 
     def _hear(self, graph: Graph, unit: Unit, event: int, at: int, number: int, carrier: float, flag: bool) -> None:
         try:
             if event == HELD:
                 with self.steps.lock:
-                    for slot, numel in zip(unit.slots, unit.native.sizes(len(unit.slots)), strict=True):
+                    for slot, numel in zip(unit.slots, unit.runtime.sizes(len(unit.slots)), strict=True):
                         slot.numel = numel
                     self._place(graph, unit, number)
                 return
@@ -192,7 +219,7 @@ class NativeBuckets(GraphBuckets):
             else:
                 self._full(graph, unit, run, at, flag)
         except Exception as error:
-            unit.native.fail(f"{type(error).__name__}: {error}")
+            unit.runtime.fail(f"{type(error).__name__}: {error}")
 
     def _full(self, graph: Graph, unit: Unit, run: Run, at: int, finite: bool) -> None:
         bucket = run.layout.buckets[at]
@@ -206,10 +233,11 @@ class NativeBuckets(GraphBuckets):
         for one in ready:
             index = run.layout.buckets.index(one)
             try:
-                with self.steps.working(run.step, ""):
-                    self._engine.start(one)
+                self._engine.start(one)
             except Exception as error:
                 run.failures[index] = error
+        self.steps.rest()
+        for index in map(run.layout.buckets.index, ready):
             if index in run.carriers:
                 self._finish_when_there(graph, unit, run, index)
 
@@ -227,32 +255,32 @@ class NativeBuckets(GraphBuckets):
 
     def _finish_when_there(self, graph: Graph, unit: Unit, run: Run, at: int) -> None:
         """Once a bucket's sums are asked for and its exchange was started."""
-        bucket, failure = run.layout.buckets[at], run.failures.get(at)
-        if failure is not None:
-            self._finish(graph, unit, run, at, bucket, failure)
+        bucket = run.layout.buckets[at]
+        if at in run.failures:
+            self._finish(graph, unit, run, at)
         elif bucket.pending is not None:
-            bucket.pending.add_done_callback(lambda _: self._finish(graph, unit, run, at, bucket))
+            bucket.pending.add_done_callback(partial(self._finish, graph, unit, run, at))
 
-    def _finish(
-        self, graph: Graph, unit: Unit, run: Run, at: int, bucket: Bucket, failure: Exception | None = None
-    ) -> None:
+    def _finish(self, graph: Graph, unit: Unit, run: Run, at: int, _: object = None) -> None:
         """Decodes a bucket and delivers its sums."""
-        step, number = run.step, run.number
+        step, number, bucket, failure = run.step, run.number, run.layout.buckets[at], run.failures.get(at)
         assert step is not None
         (carrier, equal), ranks, divisor = run.carriers[at], self._engine.collectives.size(), 0.0
-        with self.steps.working(step, ""):
-            try:
-                if failure is None:
-                    if equal and not self._engine.over_mpi:
-                        self._engine.receive(bucket, carrier / ranks)
-                    else:
-                        divisor = float(ranks)
-                        self._engine.receive(bucket)
-            except Exception as error:
-                failure = error
+        self.steps.resume(step)
+        try:
+            if failure is None:
+                if equal and not self._engine.over_mpi:
+                    self._engine.receive(bucket, carrier / ranks)
+                else:
+                    divisor = float(ranks)
+                    self._engine.receive(bucket)
+        except Exception as error:
+            failure = error
+        self.steps.rest()
         with self.steps.lock:
             if failure is not None:
-                # As in ``GraphBuckets``: all ranks raise it at the end of the step.
+                # A framework ends a step at its first error, while other ranks wait for buckets that this rank has
+                # not sent. All ranks get the same error, so all can raise it at the end of the step.
                 bucket.gradient.fill(0)
                 step.failure = step.failure or failure
             self._engine.release_all(bucket)
@@ -261,7 +289,7 @@ class NativeBuckets(GraphBuckets):
                 del self._under_way[unit.queue]
                 self._put_back(unit)
             failure = self.steps.leave(step, len(bucket.members))
-        unit.native.deliver(number, at, divisor, None if failure is None else f"{type(failure).__name__}: {failure}")
+        unit.runtime.deliver(number, at, divisor, None if failure is None else f"{type(failure).__name__}: {failure}")
 
 
 def _traffic(unit: Unit, ranks: int) -> tuple[Traffic, int]:

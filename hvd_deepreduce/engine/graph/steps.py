@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from threading import RLock
 from time import perf_counter
 from typing import Literal
 
-from hvd_deepreduce.engine import Engine, Parameter
-from hvd_deepreduce.tensorflow.graph import AGAIN, Graph, Slot, Step
-from hvd_deepreduce.tensorflow.parameters import GraphParameters
+from hvd_deepreduce.engine.engine import Engine
+from hvd_deepreduce.engine.graph.parameters import GraphParameters
+from hvd_deepreduce.engine.graph.slots import AGAIN, Graph, Slot, Step
+from hvd_deepreduce.engine.parameter import Parameter
+
+_STEP = attrgetter("step")
 
 
 class Steps:
-    """The steps of one DeepReduce's graphs. TensorFlow runs several operations of a step at the same time.
-
-    Args:
-        on_end: called with each step that ends, with the lock held.
+    """The steps of one DeepReduce's graphs. A framework runs several operations of a step at the same time.
 
     Attributes:
         lock: of everything that operations of a step share.
     """
 
-    def __init__(self, engine: Engine, parameters: GraphParameters, on_end: Callable[[Step], None]) -> None:
+    def __init__(self, engine: Engine, parameters: GraphParameters) -> None:
         self.lock = RLock()
         self._engine = engine
         self._parameters = parameters
-        self._on_end = on_end
         self._working = 0
         self._idle_since = 0.0
 
@@ -45,7 +45,10 @@ class Steps:
             if graph.reached < number:
                 graph.reached = number
                 self._engine.stats.begin_step()
-                self._engine.count_allreduce(*graph.uncompressed_bytes())
+                if graph.uncompressed is None:
+                    graph.uncompressed = graph.uncompressed_bytes()
+                if graph.uncompressed[0]:
+                    self._engine.count_allreduce(*graph.uncompressed)
                 if graph.compressed:
                     graph.step = Step(graph, number)
                 else:
@@ -58,7 +61,7 @@ class Steps:
             ValueError: a state was loaded, and it is of another model.
         """
         with self.lock:
-            return max((parameter.step for parameter in self._parameters.list_of(graph)), default=0)
+            return max(map(_STEP, self._parameters.list_of(graph)), default=0)
 
     def find(self, slot: Slot, number: int) -> tuple[Step, Parameter]:
         """The run of the slot's graph with this number, and the slot's parameter."""
@@ -69,9 +72,25 @@ class Steps:
             return step, self._parameters.of(slot)
 
     def come(self, step: Step, gradients: int) -> None:
-        """So many gradients of the step have come; waiting for the other ranks begins with the last one."""
+        """So many gradients of the step have come, and work on them begins."""
         with self.lock:
             step.begun += gradients
+            self._working += 1
+
+    def resume(self, step: Step) -> None:
+        """Work on a step goes on. Since the end of other work this rank has waited, if all gradients had come."""
+        with self.lock:
+            if not self._working and step.begun == step.graph.compressed:
+                now, stats = perf_counter(), self._engine.stats
+                stats.add(wait=now - self._idle_since)
+                if stats.watch is not None:
+                    stats.watch.add("wait", "all", self._idle_since, now)
+            self._working += 1
+
+    def rest(self) -> None:
+        """The end of work that ``come`` or ``resume`` began."""
+        with self.lock:
+            self._working -= 1
             self._idle_since = perf_counter()
 
     def end(self, step: Step, parameter: Parameter) -> None:
@@ -97,37 +116,28 @@ class Steps:
             if step.ended < step.graph.compressed:
                 return None
             step.graph.step = None
-            self._on_end(step)
             self._engine.stats.end_step()
         return step.failure
 
     @contextmanager
-    def working(self, step: Step, counted: Literal["encode", "decode", ""], traced: str = "") -> Iterator[None]:
-        """Around work on a gradient or bucket of a step.
-
-        Time in which there is no work counts as waiting, once all gradients of the step have come.
+    def working(self, step: Step, counted: Literal["encode", "decode"], traced: str) -> Iterator[None]:
+        """Around work on a gradient of a step.
 
         Args:
             counted: adds its seconds to this counter.
-            traced: the parameter's name, where the work is a span of the timeline.
+            traced: the parameter's name.
         """
         begin, stats = perf_counter(), self._engine.stats
-        with self.lock:
-            if counted != "encode" and not self._working and step.begun == step.graph.compressed:
-                stats.add(wait=begin - self._idle_since)
-                if stats.watch is not None:
-                    stats.watch.add("wait", "all", self._idle_since, begin)
-            self._working += 1
+        if counted == "encode":
+            self.come(step, 0)
+        else:
+            self.resume(step)
         try:
             yield
         finally:
             end = perf_counter()
-            if counted == "encode":
-                stats.add(encode=end - begin)
-            elif counted == "decode":
-                stats.add(decode=end - begin)
-            if traced and stats.watch is not None:
+            seconds = end - begin
+            stats.add(encode=seconds) if counted == "encode" else stats.add(decode=seconds)
+            if stats.watch is not None:
                 stats.watch.add(counted, traced, begin, end)
-            with self.lock:
-                self._working -= 1
-                self._idle_since = end
+            self.rest()

@@ -1,0 +1,292 @@
+"""Local updates without a framework: the schedule of the exchanges, and what is done in one.
+
+The state of a rank (``local_state.py``): its own parameters, and the anchor, which is the same on all ranks, bit for
+bit. An adapter reads and writes the parameters: it implements the abstract methods of ``LocalExchanges``.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hvd_deepreduce.codecs.interfaces import Floats
+from hvd_deepreduce.engine.agreement import MismatchError
+from hvd_deepreduce.engine.fragments import Fragment
+from hvd_deepreduce.engine.local_state import LocalState
+from hvd_deepreduce.engine.step_check import Outcome
+from hvd_deepreduce.engine.tensors import G
+from hvd_deepreduce.exchange import traffic
+
+_log = logging.getLogger("hvd_deepreduce")
+
+NOT_IN_STATE = (
+    "in an elastic job LocalSGD must be a part of the state, because a new rank has to take the others' anchor and "
+    "step counts. On PyTorch write: state = hvd.elastic.TorchState(model=model, optimizer=local_sgd, ...); on "
+    "TensorFlow, with hvd_deepreduce.tensorflow.elastic: state = KerasState(model, compression=local_sgd, ...). "
+    "Nothing was exchanged"
+)
+
+MEETING = "local"
+"""Name of all meetings: a rank that comes to another exchange must meet the others, too."""
+STAY_TOGETHER = (
+    "LocalSGD's clock counts local steps. On all ranks, take the same number of steps, call sync() after the same one, "
+    "let a function for every return the same, and load the states of one checkpoint"
+)
+
+
+class LocalExchanges(LocalState[G]):
+    """The exchanges of one rank: ``step`` and ``sync`` begin and end them.
+
+    The arguments are those of ``LocalState``.
+    """
+
+    # What the framework does
+
+    @abstractmethod
+    def update(self, number: int) -> G:
+        """How far this rank's parameter has come, in the anchor's dtype: a new tensor. What the rank has taken last is
+        the anchor rounded to the parameter's dtype."""
+
+    @abstractmethod
+    def nothing(self, number: int) -> G:
+        """A new tensor of zeros, as ``update`` of a parameter that has not changed."""
+
+    @abstractmethod
+    def finite(self, updates: Iterable[G]) -> bool:
+        """Whether they have neither NaN nor infinity."""
+
+    @abstractmethod
+    def meet(self, word: Floats, name: str, hear: Callable[[Floats], object]) -> None:
+        """Calls ``hear`` with the sum of all ranks' words; waits for ranks that do not come only for a limited time, as
+        long as ``agreed`` is not set."""
+
+    @abstractmethod
+    def start_small(self, updates: Mapping[int, G]) -> Any:
+        """Starts the reduction of updates, by number, by the framework's own allreduce: all of them together."""
+
+    @abstractmethod
+    def finish_small(self, started: Any) -> Mapping[int, G]:
+        """Their means over the ranks."""
+
+    @abstractmethod
+    def outer_step(self, fragment: Fragment[G]) -> None:
+        """A step of the outer optimizer, with the fragment's ``updates`` as gradients of its part of the anchor."""
+
+    @abstractmethod
+    def copy(self, number: int) -> Any:
+        """The parameter's values now."""
+
+    @abstractmethod
+    def follow(self, number: int, start: Any, keeps: float) -> None:
+        """Changes this rank's parameter after the anchor was.
+
+        Args:
+            start: what ``copy`` returned: the difference of the anchor to it is added to the parameter. None: the
+                parameter becomes the anchor.
+            keeps: without ``start``, the share of its own values that the parameter keeps.
+        """
+
+    @abstractmethod
+    def renew(self, numbers: Sequence[int]) -> None:
+        """State of this rank's own optimizer that is not finite starts anew."""
+
+    @abstractmethod
+    def about_outer(self) -> str:
+        """Name and settings of the outer optimizer; the same text on all ranks."""
+
+    def check_parameters(self) -> None:
+        """Called before an exchange; raises an error if other parameters are trained than at the beginning."""
+
+    # Schedule
+
+    def step(self, steps: int = 1) -> None:
+        """After so many local steps: the exchanges that end and begin then."""
+        self.clock += steps
+        clock = self.clock
+        for fragment in self.fragments:
+            if fragment.ends is not None and clock >= fragment.ends:
+                self.end(fragment)
+        if self._times is not None:
+            (fragment,) = self.fragments
+            wanted = bool(self._times(self.collectives.rank(), clock))
+            self.exchange(fragment, "step", wanted or (self._bounded and clock >= fragment.due))
+            return
+        for fragment in self.fragments:
+            if clock >= fragment.due:
+                self.exchange(fragment, "step")
+
+    def sync(self) -> None:
+        """Ends all exchanges in flight, and exchanges what has been done since then."""
+        in_flight = [(one.ends, place) for place, one in enumerate(self.fragments) if one.ends is not None]
+        for _, place in sorted(in_flight):  # as ``step`` ends them
+            self.end(self.fragments[place])
+        apart = self._times is not None or self.local.mix is not None
+        for fragment in self.fragments:
+            if apart or self.clock > fragment.began:
+                self.exchange(fragment, "sync", delay=0)
+
+    # Exchanges
+
+    def exchange(self, fragment: Fragment[G], call: str, present: bool = True, delay: int | None = None) -> None:
+        """Begins an exchange if a rank is present, and ends it if there is no delay.
+
+        Args:
+            call: by which the user came here.
+            present: whether this rank sends its update, and takes the anchor. All others send nothing.
+            delay: None: that of the settings.
+        """
+        self.check_parameters()
+        if self.collectives.elastic() and not self.in_state:
+            raise RuntimeError(NOT_IN_STATE)
+        delay = self.local.delay if delay is None else delay
+        engine = self.engine
+        due = self.clock + self._period(self.clock) if present else fragment.due
+        if self._times is None:  # else there may be no exchange
+            engine.stats.begin_step()
+        updates = {n: self.update(n) for n in fragment.numbers} if present else {}
+        heard = self._meet(fragment, call, due, self.finite(updates.values()), present)
+        if not heard.sending:
+            return
+        engine.stats.begin_step()
+        fragment.due = due
+        steps, fragment.began = self.clock - fragment.began, self.clock
+        engine.stats.add(dense=steps * self._dense_bytes(fragment))
+        if heard.discarding:
+            self._discard(fragment, present)
+            engine.stats.end_step()
+            return
+        if present:
+            engine.decay([self.parameters[n] for n in fragment.numbers], self.local.decay)
+        else:
+            updates = {n: self.nothing(n) for n in fragment.numbers}
+        engine.feedback = present
+        try:
+            self._start(fragment, updates)
+        finally:
+            engine.feedback = True
+        fragment.present = present
+        fragment.ends = self.clock + delay
+        if not delay:
+            self.end(fragment)
+        elif self.local.mix is None:
+            fragment.starts = {n: self.copy(n) for n in fragment.numbers}
+        else:
+            fragment.keeps = self.local.mix
+
+    def _meet(self, fragment: Fragment[G], call: str, due: int, finite: bool, present: bool) -> Outcome:
+        """Compares the ranks.
+
+        Args:
+            call, present: as for ``exchange``.
+            due: the fragment's, if there is an exchange.
+            finite: whether this rank's updates are.
+        """
+        engine = self.engine
+        numbers = [place for place, one in enumerate(self.fragments) if one is fragment]
+        place: dict[str, int | str] = {
+            "clock": self.clock, "call": call, "fragment": numbers[0], "outer_steps": fragment.outer_steps
+        }  # fmt: skip
+        if self._times is None:
+            # Already at the exchange where the periods part: no other one is in flight that could wait for its end.
+            place["next_exchange"] = " ".join(str(due if one is fragment else one.due) for one in self.fragments)
+        said: list[Outcome] = []
+        try:
+            self.meet(
+                engine.word(self.agreed, not finite, place, present), MEETING,
+                lambda total: said.append(engine.hear(total, self._compare_ranks, STAY_TOGETHER)),
+            )  # fmt: skip
+        except Exception:
+            self.collectives.complete()
+            raise
+        return said[0]
+
+    def _compare_ranks(self) -> None:
+        """The handshake, and the comparison of the places and the anchors.
+
+        Raises:
+            MismatchError: they differ; on all ranks.
+        """
+        collectives = self.collectives
+        self.engine.agree([(p.name, p.shape, p.dtype) for p in self.parameters])
+        self.engine.compare_places(STAY_TOGETHER)
+        sums = [zlib.crc32(np.ascontiguousarray(self.values(anchor)).data) for anchor in self.anchors]
+        own = np.array([zlib.crc32(self.about_outer().encode()), *sums], np.int64)
+        told = collectives.allgather(own.view(np.uint8), "anchors")
+        if told.size != collectives.size() * own.nbytes:
+            raise MismatchError("ranks of this job use LocalSGD with different models: give it the same on all ranks")
+        rows = told.view(np.int64).reshape(collectives.size(), own.size)
+        apart = [place for place in range(own.size) if (rows[:, place] != rows[0, place]).any()]
+        if apart:
+            place = apart[0]
+            rank = int(np.flatnonzero(rows[:, place] != rows[0, place])[0])
+            parameter = self.parameters[max(0, place - 1)]
+            what = f"the parameter {parameter.known_as or parameter.name} has other values"
+            if place == 0:
+                what = "the outer optimizer has other settings"
+            raise MismatchError(
+                f"on rank {rank}, {what} than on rank 0. Every rank must begin with the same parameters and settings: "
+                f"{self.advice}, make LocalSGD with the same arguments, and load the states of one checkpoint"
+            )
+        self.agreed = True
+
+    def _start(self, fragment: Fragment[G], updates: Mapping[int, G]) -> None:
+        engine, small = self.engine, {}
+        for number, update in updates.items():
+            parameter = self.parameters[number]
+            if self._small(parameter) or engine.config.sends_all_as_it_is:
+                small[number] = update
+                engine.count_allreduce(parameter.numel * parameter.accumulated_in.itemsize, 0)
+            else:
+                fragment.tickets.append(fragment.reducer.start(parameter, update))
+            fragment.updates[number] = update
+        if small:
+            fragment.small = self.start_small(small)
+
+    def _dense_bytes(self, fragment: Fragment[G]) -> int:
+        """What a rank would send in a step that reduces the fragment's gradients dense."""
+        size = sum(self._nbytes[number] for number in fragment.numbers)
+        return traffic.allreduce(size, self.collectives.size()).sent
+
+    def end(self, fragment: Fragment[G]) -> None:
+        """Waits for an exchange, takes the outer step, and lets the local parameters follow."""
+        tickets, small = fragment.tickets, fragment.small
+        fragment.tickets, fragment.small, fragment.ends = [], None, None
+        try:
+            for ticket in tickets:
+                fragment.reducer.finish(ticket, 1 / self.collectives.size())
+            if small is not None:
+                fragment.updates.update(self.finish_small(small))
+        except Exception:
+            fragment.reducer.complete()
+            self.collectives.complete()
+            raise
+        with self.engine.receiving():  # all ranks do the same
+            self.outer_step(fragment)
+            fragment.outer_steps += 1
+            fragment.updates = {}
+            if fragment.present:
+                self._follow(fragment)
+        self.engine.stats.end_step()
+
+    def _follow(self, fragment: Fragment[G]) -> None:
+        starts, keeps = fragment.starts, fragment.keeps
+        fragment.starts, fragment.keeps = {}, 0.0
+        if self.clock == fragment.began:  # nothing was done since: no rounding error either
+            starts = {}
+        for number in fragment.numbers:
+            self.follow(number, starts.get(number), keeps)
+
+    def _discard(self, fragment: Fragment[G], present: bool) -> None:
+        """A rank has an update that is not finite: all go back to the anchor."""
+        _log.warning(
+            "a rank has NaN or infinity in its parameters after local step %d: all ranks continue from their last "
+            "exchange", self.clock,
+        )  # fmt: skip
+        if present:
+            self._follow(fragment)
+            self.renew(fragment.numbers)

@@ -1,0 +1,62 @@
+"""The arguments of LocalSGD that are alike in all frameworks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hvd_deepreduce.config import Config
+from hvd_deepreduce.config.local_sgd import LocalSettings
+
+Every = int | Callable[[int], int]
+Times = Callable[[int, int], bool]
+
+
+class Options(NamedTuple):
+    """What an instance of LocalSGD was given.
+
+    Attributes:
+        config: with ``local``.
+        every: in place of the config's number, a function of the clock that returns how many steps the period has that
+            begins there. A number is in the config.
+        times: whether this rank takes part in an exchange after its step number ``clock``, in place of a period. Then
+            ``every`` is the largest gap between two exchanges of this rank; None: any.
+    """
+
+    config: Config
+    every: Every | None = None
+    times: Times | None = None
+
+
+def options(
+    config: str | Path | Mapping[str, Any] | Config | None,
+    settings: dict[str, Any],
+    *,
+    every: Every | None = None,
+    times: Times | None = None,
+    **local: Any,
+) -> Options:
+    """
+    Args:
+        config: as ``Config.load``.
+        settings: keys of the config, in place of its own.
+        every, times: as in ``Options``.
+        local: in place of settings in the config's key of this name; None: not given.
+
+    Raises:
+        TypeError: ``times`` is no function.
+        ValueError: it is given with fragments or a delay.
+    """
+    given = settings.pop("local", None) or {}
+    if isinstance(given, LocalSettings):
+        given = given.model_dump()
+    local["every"] = None if callable(every) else every
+    changes = {**given, **{key: value for key, value in local.items() if value is not None}}
+    loaded = Config.load(Config.load(config, **settings), local=changes)
+    chosen = loaded.local or LocalSettings()
+    if times is not None and not callable(times):
+        raise TypeError(f"times is {type(times).__name__}, but it must be a function of rank and clock")
+    if times is not None and (chosen.fragments > 1 or chosen.delay):
+        raise ValueError("times is given beside fragments or delay: leave these out, or leave times out")
+    return Options(loaded, every, times)

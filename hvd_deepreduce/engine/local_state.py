@@ -1,0 +1,332 @@
+"""What one rank of a job with local updates keeps: anchors, fragments and step counts, and the state of these."""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, Generic
+
+import numpy as np
+
+from hvd_deepreduce.codecs.interfaces import Floats
+from hvd_deepreduce.engine.collectives import Collectives
+from hvd_deepreduce.engine.engine import Engine
+from hvd_deepreduce.engine.fragments import FRAGMENT_COUNTS, Fragment, divided
+from hvd_deepreduce.engine.local_options import Options
+from hvd_deepreduce.engine.parameter import Parameter
+from hvd_deepreduce.engine.rank_state import ElasticState, Snapshot
+from hvd_deepreduce.engine.reducer import Reducer
+from hvd_deepreduce.engine.state import Reshard
+from hvd_deepreduce.engine.tensors import Device, G, Tensors
+
+
+class LocalState(ABC, Generic[G]):
+    """One rank's state. ``LocalExchanges`` adds the exchanges.
+
+    Args:
+        options: settings, and functions for the periods and the times.
+        collectives: of the ranks that take part.
+        parameters: those that are trained, with their positions in this list as numbers.
+        nbytes: of each parameter.
+        tensors: the framework's.
+
+    Attributes:
+        local: settings.
+        parameters, collectives: as given.
+        engine: this rank's compression.
+        fragments: of the model.
+        clock: local steps so far.
+        agreed: whether the ranks have been compared.
+        in_state: whether the state of an elastic job has synchronized this rank.
+        anchors: by parameter, float64 where that is, otherwise float32; empty before ``begin``.
+        bases: with ``times``, the anchors that this rank took last; otherwise empty.
+        outer: the optimizer of the anchor; None before ``begin``.
+    """
+
+    advice: str
+    """What to call so that all ranks begin with the same parameters."""
+    keys: tuple[str, ...]
+    """Of a state, besides the step counts and the anchors."""
+    flat = False
+    """Whether a state's anchors are flat arrays."""
+
+    def __init__(
+        self,
+        options: Options,
+        collectives: Collectives,
+        parameters: Sequence[Parameter],
+        nbytes: Sequence[int],
+        tensors: Tensors[G],
+    ) -> None:
+        assert options.config.local is not None
+        self.local = options.config.local
+        self.parameters = list(parameters)
+        self.collectives: Any = collectives
+        self.engine = Engine(options.config, collectives, parameters, [p.known_as or p.name for p in parameters])
+        self.clock = 0
+        self.agreed = False
+        self.in_state = False
+        self.anchors: list[Any] = []
+        self.bases: list[Any] = []
+        self.outer: Any = None
+        self._every = options.every if callable(options.every) else None
+        self._times = options.times
+        self._bounded = options.every is not None
+        self._nbytes = nbytes
+
+        def fragment(place: int, numbers: list[int]) -> Fragment[G]:
+            def expected() -> list[tuple[Parameter, Device]]:
+                return [(self.parameters[number], self.device(number)) for number in numbers]
+
+            return Fragment(numbers, Reducer(self.engine, tensors, expected, numbers[0], place, self._small))
+
+        groups = divided(self.parameters, self.local.fragments)
+        self.fragments = [fragment(place, numbers) for place, numbers in enumerate(groups)]
+        first, count = self._period(0), len(self.fragments)
+        for place, one in enumerate(self.fragments):
+            one.due = first - first * (count - 1 - place) // count
+
+    def begin(self) -> None:
+        """Takes the parameters as the anchor, unless there is one."""
+        if not self.anchors:
+            self.anchors, self.outer = self.new_anchors()
+            self.bases = [] if self._times is None else self.new_anchors()[0]
+
+    # What the framework does
+
+    @abstractmethod
+    def new_anchors(self) -> tuple[list[Any], Any]:
+        """Copies of the parameters, in the anchor's dtype, and an optimizer for them."""
+
+    @abstractmethod
+    def values(self, anchor: Any) -> Floats:
+        """The values of an anchor, or of one in a state, on the host."""
+
+    @abstractmethod
+    def outer_state(self) -> dict[str, Any]:
+        """The state of the outer optimizer."""
+
+    @abstractmethod
+    def restoring(self, state: Mapping[str, Any]) -> Callable[[], None]:
+        """Prepares to go on with anchors and outer optimizer of a state, and returns what does it.
+
+        Raises:
+            ValueError: the optimizer's is of another model or optimizer. Nothing has changed then.
+        """
+
+    def device(self, number: int) -> Device:
+        """Where the parameter is; None: on the host."""
+        return None
+
+    def saved(self, anchor: Any) -> Any:
+        """An anchor in a state, which does not change when the anchor does."""
+        return self.values(anchor)
+
+    def pack(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The engine's state as a part of this one."""
+        return state
+
+    def unpack(self, state: Any) -> Any:
+        """What ``pack`` was given."""
+        return state
+
+    # Schedule
+
+    def _period(self, clock: int) -> int:
+        """How many steps the period has that begins at ``clock``."""
+        local = self.local
+        if self._every is None:
+            return local.every
+        steps = self._every(clock)
+        try:
+            period = 0 if isinstance(steps, bool) else operator.index(steps)
+        except TypeError:
+            period = 0
+        if period <= local.delay:
+            raise ValueError(
+                f"every({clock}) returned {steps!r}; it must be an integer, at least 1 and more than delay, which is "
+                f"{local.delay}"
+            )
+        return period
+
+    def _small(self, parameter: Parameter) -> bool:
+        """Whether the parameter's updates are too small to be compressed."""
+        return self.engine.uncompressed(parameter, parameter.numel, parameter.accumulated_in.itemsize)
+
+    # State
+
+    def counts(self) -> dict[str, Any]:
+        """The step counts, for ``restore_counts``."""
+        of_fragments = {key: [getattr(one, key) for one in self.fragments] for key in FRAGMENT_COUNTS}
+        return {"clock": self.clock, **of_fragments}
+
+    def restore_counts(self, state: Mapping[str, Any]) -> None:
+        """Continues with step counts that ``check_counts`` has found to be such. The ranks are compared again at the
+        next exchange: another one may have loaded another anchor, or none."""
+        self.agreed = False
+        self.clock = state["clock"]
+        for place, fragment in enumerate(self.fragments):
+            fragment.due, fragment.began, fragment.outer_steps = (state[key][place] for key in FRAGMENT_COUNTS)
+
+    def check_counts(self, state: object, keys: set[str]) -> None:
+        """
+        Args:
+            keys: that the state must have besides the step counts.
+
+        Raises:
+            ValueError: this is not a state of LocalSGD with these fragments.
+        """
+        keys = keys | self.counts().keys()
+        if not isinstance(state, Mapping) or not keys <= state.keys():
+            raise ValueError(f"this is not a state of LocalSGD: it must have {', '.join(sorted(keys))}")
+        counts = [state[key] for key in FRAGMENT_COUNTS]
+        if not all(isinstance(one, list) and all(map(_is_count, one)) for one in [*counts, [state["clock"]]]):
+            raise ValueError("the step counts of the state must be integers, 0 or more")
+        if any(len(one) != len(self.fragments) for one in counts):
+            raise ValueError(
+                f"the state is of {len(state['due'])} fragments, and the settings are of {len(self.fragments)}: use "
+                "the settings with which it was saved"
+            )
+
+    def check_idle(self, call: str) -> None:
+        """
+        Raises:
+            RuntimeError: an exchange is in flight.
+        """
+        if any(fragment.ends is not None for fragment in self.fragments):
+            raise RuntimeError(
+                f"{call} was called while an exchange is in flight (delay is {self.local.delay}): call sync() on all "
+                "ranks before"
+            )
+
+    def forget(self) -> None:
+        """Forgets exchanges in flight. The ranks are compared again at the next one."""
+        self.agreed = False
+        for fragment in self.fragments:
+            fragment.tickets, fragment.small, fragment.updates = [], None, {}
+            fragment.ends, fragment.starts, fragment.keeps = None, {}, 0.0
+
+    def local_state(self) -> dict[str, Any]:
+        """Everything but the residuals."""
+
+        def by_name(anchors: list[Any]) -> dict[str, Any]:
+            return {p.name: self.saved(one) for p, one in zip(self.parameters, anchors, strict=bool(anchors))}
+
+        self.begin()
+        return {
+            **self.counts(), "anchors": by_name(self.anchors), "bases": by_name(self.bases), **self.outer_state()
+        }  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        """Anchor, outer optimizer, residuals and step counts.
+
+        Raises:
+            RuntimeError: an exchange is in flight; or ``close`` was called.
+        """
+        self.engine.check_open()
+        self.check_idle("state_dict")
+        return {**self.pack(self.engine.state_dict()), **self.local_state()}
+
+    def load_state_dict(self, state: Any, reshard: Reshard = False, own: Any = None) -> None:
+        """Continues where ``state_dict`` was called.
+
+        Args:
+            state: what that returned; with ``reshard``, those of all ranks, of which one is needed at a time.
+            own: with ``reshard``, the one whose anchor and step counts are taken; None: the first.
+
+        Raises:
+            RuntimeError: an exchange is in flight.
+            ValueError: as ``LocalSGD.load_state_dict``; nothing has changed then.
+        """
+        self.check_idle("load_state_dict")
+        if reshard is False:
+            own = state
+        elif isinstance(state, Mapping) or not isinstance(state, Iterable):
+            self.engine.load_state_dict(state, reshard=reshard)  # which says what is wrong
+            return
+        else:
+            states = iter(state)
+            first = next(states, None)
+            own = first if own is None else own
+            state = map(self._checked, chain([first], states))
+        self._checked(own)
+        restore = self.restoring(own)
+        self.engine.load_state_dict(self._checked(state) if reshard is False else state, reshard=reshard)
+        self._restore(restore, own)
+
+    def _checked(self, state: Any) -> Any:
+        """
+        Returns:
+            The engine's state in that of ``state_dict``.
+
+        Raises:
+            ValueError: this is not what ``state_dict`` returns, for this model and these fragments.
+        """
+        self.check_counts(state, {"anchors", "bases", *self.keys})
+        expected = {p.name: ((p.numel,) if self.flat else p.shape, p.accumulated_in) for p in self.parameters}
+        for what in ("anchor", "base")[: 2 if state["bases"] else 1]:
+            self.check_arrays(f"the {what}", state[f"{what}s"], expected)
+        return self.unpack(state)
+
+    def check_arrays(
+        self, what: str, given: Any, expected: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+    ) -> None:
+        """
+        Raises:
+            ValueError: these are not finite arrays with the expected names, shapes and dtypes.
+        """
+        if not isinstance(given, Mapping) or given.keys() != expected.keys():
+            raise ValueError(
+                f"{what} of the state is of another model, or of another outer optimizer: load the state of this model"
+            )
+        for name, (shape, dtype) in expected.items():
+            try:
+                one = self.values(given[name])
+            except (AttributeError, TypeError):
+                raise ValueError(f"{what} {name} of the state is a {type(given[name]).__name__}") from None
+            if one.shape != shape or one.dtype != dtype:
+                raise ValueError(
+                    f"{what} {name} of the state is {one.dtype} {list(one.shape)}; it must be {dtype} {list(shape)}"
+                )
+            if not np.isfinite(one).all():
+                raise ValueError(f"{what} {name} of the state contains NaN or infinity: load an older state")
+
+    def _restore(self, restore: Callable[[], None], state: Mapping[str, Any]) -> None:
+        self.forget()
+        restore()
+        self.restore_counts(state)
+
+    def snapshot(self) -> Snapshot:
+        """Settings and state of this process, for ``rewind``.
+
+        Raises:
+            RuntimeError: an exchange is in flight.
+        """
+        return Snapshot(self.engine.config, self.state_dict())
+
+    def rewind(self, snapshot: Snapshot) -> None:
+        """Returns to a state of this process, whatever its rank is now. Exchanges in flight are forgotten."""
+        self.engine.rewind(Snapshot(snapshot.config, self.unpack(snapshot.state)))
+        self._restore(self.restoring(snapshot.state), snapshot.state)
+
+    def elastic_state(self) -> tuple[ElasticState, dict[str, Any]]:
+        """What the other ranks of an elastic job take from rank 0: everything but the residuals."""
+        self.check_idle("sync of an elastic state")
+        return self.engine.elastic_state(), self.local_state()
+
+    def sync_from_root(self, told: tuple[ElasticState, dict[str, Any]]) -> None:
+        """Takes what rank 0 has told; keeps the residuals if the step is the same."""
+        config, state = self.engine.state_from_root(told[0])
+        self.rewind(Snapshot(config, {**self.pack(state), **told[1]}))
+        self.in_state = True
+
+    def close(self) -> None:
+        """Ends the exchanges, and frees everything but the model."""
+        self.engine.close()
+        self.anchors, self.bases, self.outer = [], [], None
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
