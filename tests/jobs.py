@@ -52,7 +52,7 @@ def each_case(
     *files: Path,
     once: Mapping[str, Job] = MappingProxyType({}),
     few: Mapping[Job, Collection[str]] = MappingProxyType({}),
-    thorough: Collection[Job] = (),
+    thorough: Collection[Job | str] = (),
 ) -> list[Any]:
     """Values for ``parametrize(("job", "case"), ...)``: every case in every job, one job after another.
 
@@ -61,20 +61,21 @@ def each_case(
         files: the files that the cases are in.
         once: cases that depend neither on the launcher nor on the number of ranks, with the one job that runs each.
         few: jobs that run some of the cases only, since other jobs differ from them in little.
-        thorough: jobs that `make test` leaves to `make test-all`.
+        thorough: jobs, and cases, that `make test` leaves to `make test-all`.
     """
     names = case_names(*files)
     assert names, f"there is no case in {', '.join(map(str, files))}"
     assert once.keys() <= set(names) and set(once.values()) <= set(jobs), once
-    assert few.keys() | set(thorough) <= set(jobs) and set().union(*few.values()) <= set(names), few
+    assert few.keys() <= set(jobs) and set().union(*few.values()) <= set(names), few
+    assert set(thorough) <= {*jobs, *names}, thorough
 
-    def marks(job: Job) -> list[pytest.MarkDecorator]:
+    def marks(job: Job, name: str) -> list[pytest.MarkDecorator]:
         # A job's own limits end it, with a better report, before pytest's limit is reached.
         limit = pytest.mark.timeout(job.seconds + 2 * END_SECONDS)
-        return [limit, pytest.mark.thorough] if job in thorough else [limit]
+        return [limit, pytest.mark.thorough] if {job, name} & set(thorough) else [limit]
 
     return [
-        pytest.param(job, name, id=f"{job}-{name}", marks=marks(job))
+        pytest.param(job, name, id=f"{job}-{name}", marks=marks(job, name))
         for job in jobs
         for name in names
         if (once[name] == job if name in once else name in few.get(job, names))

@@ -31,8 +31,12 @@ FEW = {
 
 @pytest.mark.launch
 @pytest.mark.parametrize(
-    ("job", "case"), each_case([TWO, THREE, FOUR], PROGRAM, once=ONCE, few=FEW, thorough=[THREE, FOUR])
-)
+    ("job", "case"),
+    each_case(
+        [TWO, THREE, FOUR], PROGRAM, once=ONCE, few=FEW,
+        thorough=[THREE, FOUR, "gradients_on_a_device_equal_those_on_the_host"],
+    ),
+)  # fmt: skip
 def test_on_ranks(jobs, job, case):
     jobs.check(job, case)
 

@@ -73,7 +73,10 @@ ONCE = {"stats_are_the_bytes_on_the_wire": TCP, COMPARED: THREE, EQUAL: THREE}
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize(("job", "case"), each_case(JOBS, PROGRAM, once=ONCE, few=FEW, thorough=JOBS[1:]))
+@pytest.mark.parametrize(
+    ("job", "case"),
+    each_case(JOBS, PROGRAM, once=ONCE, few=FEW, thorough=[*JOBS[1:], "gradients_on_a_device_equal_those_on_the_host"]),
+)
 def test_on_ranks(jobs, job, case):
     jobs.check(job, case)
 

@@ -47,5 +47,8 @@ def test_carriers_say_the_parameter_and_the_factor(shape, dims, dtype, ranks):
             gathered = torch.sparse_coo_tensor(indices, torch.cat([values] * ranks), shape)
             assert sparse.read_carriers(gathered, ranks) == (number, pytest.approx(factor, rel=1e-2))
     assert sparse.read_carriers(gradient, ranks) is None
+    differ = torch.cat([sparse.carrier(gradient, number)._values() for number in range(ranks)])
+    gathered = torch.sparse_coo_tensor(torch.zeros(dims, len(differ), dtype=torch.int64), differ, shape)
+    assert (sparse.read_carriers(gathered, ranks) is None) == (ranks > 1), "the ranks' parameters differ"
     assert sparse.read_carriers(some_gradient(shape, dims, dtype, 5 * ranks), ranks) is None
     assert sparse.read_carriers(some_gradient(shape, dims, dtype, 0), ranks) is None
