@@ -119,29 +119,17 @@ LSTM_METHODS = {
     "topk_model": Method("gradients, preset `topk_model`: top 1%, 7 bits", "gradients", "topk_model", lr=2),
     "fewer": Method("gradients, top 0.1%, 4 bits", "gradients", levels(0.001, 4), lr=2),
     "dgc": Method(
-        "DGC: top 0.1%, raw values, warm-up of the density in 100 steps",
-        "gradients",
-        {
-            **signs(0.001),
-            "index": "rice",
-            "value": "raw",
-            "density_schedule": WARM_UP,
-            "memory": {"name": "dgc", "momentum": 0.9, "clip": 0.5},
-        },
-        lr=2,
+        "DGC: top 0.1%, raw values, warm-up of the density in 100 steps", "gradients",
+        {**signs(0.001), "index": "rice", "value": "raw", "density_schedule": WARM_UP,
+         "memory": {"name": "dgc", "momentum": 0.9, "clip": 0.5}}, lr=2,
     ),
     "qsparse_local": Method(
-        "updates, H = 8, preset `qsparse_local`: signs, at most 1,000 of a tensor",
-        config="qsparse_local",
-        every=8,
+        "updates, H = 8, preset `qsparse_local`: signs, at most 1,000 of a tensor", config="qsparse_local", every=8,
         lr=2,
     ),
     "sparseloco": Method(
-        "updates, H = 15, preset `sparseloco`: top 1/64 of each chunk, 2 bits, decay 0.95",
-        config="sparseloco",
-        every=15,
-        decay=0.95,
-        lr=2,
+        "updates, H = 15, preset `sparseloco`: top 1/64 of each chunk, 2 bits, decay 0.95", config="sparseloco",
+        every=15, decay=0.95, lr=2,
     ),
     "sgd_small": Method("**sgd_small**: updates, H = 4, signs of the top 4.5%", config=signs(0.045), every=4, lr=2),
     "eight": Method("updates, H = 8, signs of the top 10%", config=signs(0.1), every=8, lr=2),
@@ -152,7 +140,7 @@ LSTM_METHODS = {
     "half_momentum": Method(
         "updates, H = 16, signs of the top 10%, momentum 0.3", config=signs(0.1), every=16, momentum=0.3, lr=2
     ),
-}
+}  # fmt: skip
 
 
 def adamw(parameter: torch.nn.Parameter, lr: float, _: bool) -> torch.optim.Optimizer:
