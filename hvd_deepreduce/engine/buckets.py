@@ -270,5 +270,6 @@ class BucketLayout:
 
     def _leave(self, gradients: int) -> None:
         self.in_flight -= gradients
-        if not self.in_flight:
+        # A bucket may have come and gone before the next one's gradients are there.
+        if not self.in_flight and self._started == len(self.buckets):
             self._started = 0

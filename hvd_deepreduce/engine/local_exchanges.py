@@ -106,6 +106,7 @@ class LocalExchanges(LocalState[G]):
 
     def step(self, steps: int = 1) -> None:
         """After so many local steps: the exchanges that end and begin then."""
+        self.begun = True
         self.clock += steps
         clock = self.clock
         for fragment in self.fragments:

@@ -48,6 +48,27 @@ class LocalSGDBase(Reporting):
         self._updates.begin()
         return bool(self._updates.collectives.included())
 
+    def snapshot(self) -> Any:
+        """Settings and state of this process, for ``rewind``.
+
+        Raises:
+            RuntimeError: an exchange is in flight.
+        """
+        return self._updates.snapshot()
+
+    def rewind(self, snapshot: Any) -> None:
+        """Returns to a snapshot of this process, whatever its rank is now. Exchanges in flight are forgotten."""
+        self._updates.rewind(snapshot)
+
+    def elastic_state(self) -> Any:
+        """What the other ranks of an elastic job take from rank 0: everything but the residuals."""
+        return self._updates.elastic_state()
+
+    def sync_from_root(self, told: Any) -> None:
+        """Takes anchor, outer optimizer, settings and step counts from rank 0 of an elastic job. The residuals are kept
+        if the step is the same."""
+        self._updates.sync_from_root(told)
+
     def close(self) -> None:
         """Ends its threads and exchanges, and frees anchor and residuals. The model and its optimizer remain as they
         are. Every rank calls it after the same step."""

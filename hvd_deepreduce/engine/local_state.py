@@ -38,6 +38,7 @@ class LocalState(ABC, Generic[G]):
         engine: this rank's compression.
         fragments: of the model.
         clock: local steps so far.
+        begun: whether there was a step, or a state was loaded.
         agreed: whether the ranks have been compared.
         in_state: whether the state of an elastic job has synchronized this rank.
         anchors: by parameter, float64 where that is, otherwise float32; empty before ``begin``.
@@ -66,8 +67,7 @@ class LocalState(ABC, Generic[G]):
         self.collectives: Any = collectives
         self.engine = Engine(options.config, collectives, parameters, [p.known_as or p.name for p in parameters])
         self.clock = 0
-        self.agreed = False
-        self.in_state = False
+        self.begun = self.agreed = self.in_state = False
         self.anchors: list[Any] = []
         self.bases: list[Any] = []
         self.outer: Any = None
@@ -296,6 +296,7 @@ class LocalState(ABC, Generic[G]):
     def _restore(self, restore: Callable[[], None], state: Mapping[str, Any]) -> None:
         self.forget()
         restore()
+        self.begun = True
         self.restore_counts(state)
 
     def snapshot(self) -> Snapshot:

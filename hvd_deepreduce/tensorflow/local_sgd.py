@@ -9,7 +9,6 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.engine import ElasticState, Snapshot
 from hvd_deepreduce.engine.local_options import Every, Times, options
 from hvd_deepreduce.engine.local_sgd import LocalSGDBase
 from hvd_deepreduce.engine.state import Reshard, State, from_bytes, to_bytes
@@ -107,7 +106,6 @@ class LocalSGD(LocalSGDBase, tf.keras.callbacks.Callback, tf.train.experimental.
         self._updates: Updates = Updates(
             variables, given, outer, lambda: self._trains, self._own_optimizer, process_set
         )
-        self._begun = False
         self._first = 0
 
     @property
@@ -150,7 +148,6 @@ class LocalSGD(LocalSGDBase, tf.keras.callbacks.Callback, tf.train.experimental.
                 those before the exchange.
         """
         if self._takes_part("step"):
-            self._begun = True
             self._updates.step(steps)
 
     def _takes_part(self, call: str) -> bool:
@@ -169,9 +166,8 @@ class LocalSGD(LocalSGDBase, tf.keras.callbacks.Callback, tf.train.experimental.
         self._updates.check_parameters()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if not self._begun:  # other callbacks may have loaded the variables
+        if not self._updates.begun:  # other callbacks may have loaded the variables
             self.begin()
-            self._begun = True
         self._first = batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -209,7 +205,6 @@ class LocalSGD(LocalSGDBase, tf.keras.callbacks.Callback, tf.train.experimental.
         """
         self._updates.engine.check_open()
         self._updates.load_state_dict(state, reshard)
-        self._begun = True
 
     def serialize(self) -> bytes:
         """``state_dict`` as bytes, for tf.train.Checkpoint."""
@@ -222,29 +217,6 @@ class LocalSGD(LocalSGDBase, tf.keras.callbacks.Callback, tf.train.experimental.
             RuntimeError, ValueError: these are other bytes; or as ``load_state_dict``. Nothing has changed then.
         """
         self.load_state_dict(from_bytes(string_value))
-
-    def snapshot(self) -> Snapshot:
-        """Settings and state of this process, for ``rewind``.
-
-        Raises:
-            RuntimeError: an exchange is in flight.
-        """
-        return self._updates.snapshot()
-
-    def rewind(self, snapshot: Snapshot) -> None:
-        """Returns to a snapshot of this process, whatever its rank is now. Exchanges in flight are forgotten."""
-        self._updates.rewind(snapshot)
-        self._begun = True
-
-    def elastic_state(self) -> tuple[ElasticState, dict[str, Any]]:
-        """What the other ranks of an elastic job take from rank 0: everything but the residuals."""
-        return self._updates.elastic_state()
-
-    def sync_from_root(self, told: tuple[ElasticState, dict[str, Any]]) -> None:
-        """Takes anchor, outer optimizer, settings and step counts from rank 0 of an elastic job; keeps the residuals if
-        the step is the same."""
-        self._updates.sync_from_root(told)
-        self._begun = True
 
     def __reduce__(self) -> Any:
         raise TypeError("a LocalSGD cannot be pickled, because its residuals belong to their rank: use state_dict()")

@@ -244,20 +244,13 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         self.inner.load_state_dict({key: value for key, value in state.items() if key != "local_sgd"})
 
     def snapshot(self) -> tuple[dict[str, Any], Snapshot]:
-        """State and settings of this process, for ``rewind``.
-
-        Raises:
-            RuntimeError: an exchange is in flight.
-        """
         return copy.deepcopy(self.inner.state_dict()), self._updates.snapshot()
 
     def rewind(self, snapshot: tuple[dict[str, Any], Snapshot]) -> None:
-        """Returns to a snapshot of this process, whatever its rank is now. Exchanges in flight are forgotten."""
         self._load_inner(snapshot[0])
         self._updates.rewind(snapshot[1])
 
     def elastic_state(self) -> tuple[dict[str, Any], tuple[ElasticState, dict[str, Any]]]:
-        """What the other ranks of an elastic job take from rank 0: everything but the residuals."""
         return self.inner.state_dict(), self._updates.elastic_state()
 
     def sync_from_root(self, told: tuple[dict[str, Any], tuple[ElasticState, dict[str, Any]]]) -> None:
