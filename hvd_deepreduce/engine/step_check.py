@@ -17,6 +17,7 @@ import numpy as np
 
 from hvd_deepreduce.codecs.interfaces import Floats
 
+_in_order = json.JSONEncoder(sort_keys=True).encode
 WORDS = 15
 """Elements of what a rank says."""
 
@@ -69,16 +70,15 @@ def word(
         failed: whether an error has left it behind the other ranks.
         sends: whether it takes part in the exchange that would follow.
     """
-    where = zlib.crc32(json.dumps(place, sort_keys=True).encode()) if place else 0
+    where = zlib.crc32(_in_order(place).encode()) if place else 0
+    (high, low), (place_high, place_low) = divmod(digest, 1 << 16), divmod(where, 1 << 16)
     return np.array(
-        [1, not agreed, *_halves(digest), discard, *times, *_halves(where), failed, sends], np.float64
+        [
+            1, not agreed, high, high * high, low, low * low, discard, *times,
+            place_high, place_high * place_high, place_low, place_low * place_low, failed, sends,
+        ],
+        np.float64,
     )  # fmt: skip
-
-
-def _halves(digest: int) -> tuple[int, int, int, int]:
-    """Of 32 bits, with their squares."""
-    high, low = divmod(digest, 1 << 16)
-    return high, high * high, low, low * low
 
 
 def outcome(total: Floats, size: int) -> Outcome:
@@ -87,15 +87,14 @@ def outcome(total: Floats, size: int) -> Outcome:
     Integers below 2^53 are exact in float64, which suffices for 2^21 ranks. By Cauchy and Schwarz, n times the sum of
     the squares of n numbers is the square of their sum only if the numbers are equal.
     """
-    present, newcomers, *rest = (int(value) for value in total)
-
-    def equal(sums: list[int]) -> bool:
-        return all(present * squares == one * one for one, squares in zip(sums[::2], sums[1::2], strict=True))
-
-    discarding, dense, compressed = rest[4:7]
-    failed, sending = rest[11:]
+    (
+        present, newcomers, high, high_squares, low, low_squares, discarding, dense, compressed,
+        place_high, place_high_squares, place_low, place_low_squares, failed, sending,
+    ) = map(int, total.tolist())  # fmt: skip
+    same_config = present * high_squares == high * high and present * low_squares == low * low
+    same_place = present * place_high_squares == place_high**2 and present * place_low_squares == place_low**2
     return Outcome(
-        size - present, newcomers, equal(rest[:4]), discarding, dense, compressed, equal(rest[7:11]), failed, sending
+        size - present, newcomers, same_config, discarding, dense, compressed, same_place, failed, sending
     )  # fmt: skip
 
 
