@@ -40,8 +40,7 @@ def slices(pipeline, sizes, key=KEY):
 
 
 def message(pipeline, gradient, residual, sizes, key=KEY, finite=False):
-    feeds_back = residual is not None
-    return bundle.encode(gradient, residual, None, slices(pipeline, sizes, key), 2, finite, lambda _: feeds_back)
+    return bundle.encode(gradient, residual, None, slices(pipeline, sizes, key), 2, finite)
 
 
 @settings(deadline=None, max_examples=150)

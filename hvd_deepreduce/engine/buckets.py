@@ -45,6 +45,9 @@ class Bucket:
         members: the parameters, in the model's order.
         sizes: their numbers of elements.
         parts: (begin, end) of each in ``gradient``.
+        names: theirs.
+        ready: the names of those whose gradients are there.
+        read: how many results have been read.
         dtype: float32 or float64.
         device: of the stream on which it is encoded and decoded.
         apart: as ``Tensors.apart``, for its device.
@@ -55,8 +58,11 @@ class Bucket:
         views: of the members' parts of ``gradient``, by name, as a framework has made them.
         scale: what the sum was multiplied by.
         filling, emptying: seconds that copies into the bucket, and out of it, have taken in this step.
+        adopted: whether ``gradient`` is not the bucket's own.
         finite: whether all gradients in it are known to be finite.
         started: the start of its exchange on another thread; None: it is started on the caller's.
+        plan: what the engine has found out about the members, for all steps under one config.
+        slices: what has a container of its own in this step; set by ``Engine.start``.
         pending: what the exchange returned when it was started; None before.
         summed: whether ``gradient`` is the sum.
     """
@@ -80,11 +86,14 @@ class Bucket:
         self.key = RngKey(0, number, 0)
         self.started: Future[None] | None = None
         self.pending: Any = None
-        self.summed = self.finite = False
+        self.plan: Any = None
+        self.slices: Sequence[Any] = ()
+        self.summed = self.finite = self.adopted = False
         self._numel: int = ends[-1]
         self._part_of = {p.name: part for p, part in zip(self.members, self.parts, strict=True)}
-        self._ready: set[str] = set()
-        self._released: set[str] = set()
+        self.names = tuple(self._part_of)
+        self.ready: set[str] = set()
+        self.read = 0
 
     def allocate(self, like: Floats | None) -> None:
         """Puts the vector where ``like`` is; None: on the host. What was in a vector elsewhere is lost."""
@@ -104,7 +113,7 @@ class Bucket:
                 f"{self.name} was given {vector.size} elements, but its parameters have {self._numel}: give it the "
                 "gradients of all of its parameters, one after the other"
             )
-        self.gradient = vector
+        self.gradient, self.adopted = vector, True
 
     def put(self, parameter: Parameter, gradient: Floats) -> None:
         """Copies a member's gradient, ``[numel of it]``, into the vector."""
@@ -123,26 +132,17 @@ class Bucket:
     @property
     def full(self) -> bool:
         """Whether every member's gradient is there."""
-        return len(self._ready) == len(self.members)
+        return len(self.ready) == len(self.members)
 
     @property
     def present(self) -> list[Parameter]:
         """The members whose gradients are there."""
-        return [parameter for parameter in self.members if parameter.name in self._ready]
+        return [parameter for parameter in self.members if parameter.name in self.ready]
 
     @property
     def empty(self) -> bool:
         """Whether no member's gradient is there."""
-        return not self._ready
-
-    def mark_ready(self, parameter: Parameter) -> bool:
-        """A member's gradient is in the vector. Returns whether the bucket is full now."""
-        self._ready.add(parameter.name)
-        return self.full
-
-    def mark_full(self) -> None:
-        """All members' gradients are in the vector."""
-        self._ready.update(self._part_of)
+        return not self.ready
 
     def count_step(self) -> None:
         """The members' next step begins. A member without a gradient is sent as zeros and counts the step too: which
@@ -163,20 +163,16 @@ class Bucket:
             self.gradient = self.gradient.copy()
             self.views.clear()
         for parameter in self.members:
-            if parameter.name not in self._ready:
+            if parameter.name not in self.ready:
                 self.part(parameter.name).fill(0)
-
-    def release(self, parameter: Parameter) -> None:
-        """A member's result has been read; after the last one the bucket can be filled again."""
-        self._released.add(parameter.name)
-        if self._released >= self._ready:
-            self.release_all()
 
     def release_all(self) -> None:
         """All results have been read; the bucket can be filled again."""
-        self._ready.clear()
-        self._released.clear()
+        self.ready.clear()
+        self.read = 0
         self.started, self.pending, self.summed, self.finite = None, None, False, False
+        if self.adopted:
+            self.gradient = np.empty(0, self.dtype)
 
 
 class BucketLayout:
@@ -193,7 +189,9 @@ class BucketLayout:
             at the same time need different queues.
 
     Attributes:
+        first_number: as given.
         in_flight: how many gradients are in buckets.
+        started: of how many buckets the exchange was started; no gradient of this step can go into those any more.
     """
 
     def __init__(self, members: Sequence[Member], max_bytes: int | None, first_number: int = 0, queue: int = 0) -> None:
@@ -217,13 +215,9 @@ class BucketLayout:
         ]
         self.bucket_of = {parameter.name: bucket for bucket in self.buckets for parameter in bucket.members}
         self.queue = queue
-        self._first_number = first_number
-        self._started = 0
+        self.first_number = first_number
+        self.started = 0
         self.in_flight = 0
-
-    def accepts(self, bucket: Bucket) -> bool:
-        """Whether gradients of the current step can still go into the bucket: its exchange was not started."""
-        return bucket.number - self._first_number >= self._started
 
     def mark_ready(self, bucket: Bucket, parameter: Parameter) -> list[Bucket]:
         """A parameter's gradient is in its bucket.
@@ -232,19 +226,22 @@ class BucketLayout:
             The buckets whose exchanges must be started now, in this order: full, and no earlier bucket is missing.
         """
         self.in_flight += 1
-        return self._to_start() if bucket.mark_ready(parameter) else []
+        bucket.ready.add(parameter.name)
+        return self._to_start() if len(bucket.ready) == len(bucket.members) else []
 
     def mark_full(self, bucket: Bucket) -> list[Bucket]:
         """As ``mark_ready``, for all members of a bucket that none was marked of."""
         self.in_flight += len(bucket.members)
-        bucket.mark_full()
+        bucket.ready.update(bucket.names)
         return self._to_start()
 
     def _to_start(self) -> list[Bucket]:
-        begin = self._started
-        while self._started < len(self.buckets) and self.buckets[self._started].full:
-            self._started += 1
-        return self.buckets[begin : self._started]
+        begin = self.started
+        for bucket in self.buckets[begin:]:
+            if len(bucket.ready) < len(bucket.members):
+                break
+            self.started += 1
+        return self.buckets[begin : self.started]
 
     def flush(self) -> list[Bucket]:
         """No more gradients come in this step.
@@ -252,24 +249,26 @@ class BucketLayout:
         Returns:
             The other buckets that hold a gradient; their exchanges must be started now, in this order.
         """
-        begin = self._started
+        begin = self.started
         if begin == len(self.buckets):
             return []
-        self._started = len(self.buckets)
+        self.started = len(self.buckets)
         return [bucket for bucket in self.buckets[begin:] if not bucket.empty]
 
     def release(self, bucket: Bucket, parameter: Parameter) -> None:
-        """A parameter's result has been read; after the last one of all buckets the next step can begin."""
-        bucket.release(parameter)
-        self._leave(1)
+        """A parameter's result has been read; after the bucket's last one it can be filled again, and after that of all
+        buckets the next step can begin."""
+        bucket.read += 1
+        if bucket.read == len(bucket.ready):
+            bucket.release_all()
+        self.in_flight -= 1
+        # A bucket may have come and gone before the next one's gradients are there.
+        if not self.in_flight and self.started == len(self.buckets):
+            self.started = 0
 
     def release_all(self, bucket: Bucket) -> None:
         """As ``release``, for all members of a full bucket."""
         bucket.release_all()
-        self._leave(len(bucket.members))
-
-    def _leave(self, gradients: int) -> None:
-        self.in_flight -= gradients
-        # A bucket may have come and gone before the next one's gradients are there.
-        if not self.in_flight and self._started == len(self.buckets):
-            self._started = 0
+        self.in_flight -= len(bucket.members)
+        if not self.in_flight and self.started == len(self.buckets):
+            self.started = 0

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from operator import attrgetter
 from threading import Lock
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -27,8 +27,9 @@ from hvd_deepreduce.engine.rank_state import RankState
 from hvd_deepreduce.engine.sliced import SlicedExchange
 from hvd_deepreduce.engine.stats import Report
 from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.exchange.traffic import Traffic
 from hvd_deepreduce.ops import arrays, deferred
-from hvd_deepreduce.pipeline import bundle
+from hvd_deepreduce.pipeline import Pipeline, bundle
 from hvd_deepreduce.pipeline.bundle import Slice
 from hvd_deepreduce.wire import frame
 
@@ -37,7 +38,27 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("hvd_deepreduce")
-_STEP, _NAME = attrgetter("step"), attrgetter("name")
+_STEP = attrgetter("step")
+
+
+class _Plan(NamedTuple):
+    """What is found out about a bucket once, for all steps under one config.
+
+    Attributes:
+        generation: the engine's.
+        whole: the part of the bucket's one container; None: each member has a container.
+        default: the pipeline of that container.
+        pipelines: of the members.
+        feeds_back: whether any has error feedback.
+        has_velocity: whether any has the memory ``dgc``.
+    """
+
+    generation: int
+    whole: tuple[int, int] | None
+    default: Pipeline
+    pipelines: list[Pipeline]
+    feeds_back: bool
+    has_velocity: bool
 
 
 class Engine(RankState):
@@ -52,6 +73,7 @@ class Engine(RankState):
     Attributes:
         auto_over_mpi: whether ``exchange: auto`` may choose an exchange over MPI. An adapter that must know of it
             before the ranks are compared turns it off.
+        ranks: how many there were when ``word`` was called last.
     """
 
     def __init__(
@@ -65,7 +87,8 @@ class Engine(RankState):
         self._agreement = Agreement(collectives)
         self._beginning = Lock()
         self.auto_over_mpi = True
-        self._place: step_check.Place = {}
+        self.ranks = 1
+        self._place: step_check.Place = {}  # of the last word
 
     # All ranks together
 
@@ -116,11 +139,12 @@ class Engine(RankState):
             place: what must be equal on all ranks at this meeting, such as a step count.
             sends: whether this rank takes part in the exchange that would follow.
         """
-        self.check_open()
-        self._place = {} if place is None else place
+        if self.closed:
+            self.check_open()
+        self._place, self.ranks = {} if place is None else place, self.collectives.size()
         times = self.choice.word() if self.choice else (0, 0)
         word = step_check.word(self._digest, agreed, discard, times, place, self.failed, sends)
-        self.stats.add(wire=traffic.allreduce(word.nbytes, self.collectives.size()))
+        self.stats.add(wire=traffic.allreduce(word.nbytes, self.ranks))
         return word
 
     def hear(self, total: Floats, agree: Callable[[], None], advice: str | None = None) -> step_check.Outcome:
@@ -140,7 +164,7 @@ class Engine(RankState):
             MismatchError: the ranks differ, or are at different places, or an error has left one behind; raised on all
                 ranks.
         """
-        heard = step_check.outcome(total, self.collectives.size())
+        heard = step_check.outcome(total, self.ranks)
         if heard.missing:
             raise step_check.join_error(heard.missing)
         if heard.failed:
@@ -154,9 +178,10 @@ class Engine(RankState):
             self._agreement.check(self._config, [], [])
         elif not heard.same_place:
             self.compare_places(advice)
-        if self.choice and self.choice.hear(heard.dense, heard.compressed, self.collectives.size()):
+        if self.choice and self.choice.hear(heard.dense, heard.compressed, self.ranks):
             _log.info(self.choice.sentence())
-        adaptive.warn(self)
+        if self.adaptive:
+            adaptive.warn(self)
         return heard
 
     def compare_places(self, advice: str | None = None) -> None:
@@ -351,15 +376,19 @@ class Engine(RankState):
             ContainerError: a container cannot be decoded, or is of another tensor, parameter, step or config; names its
                 rank. Raised on all ranks.
         """
-        self._decode(gathered, out, scale, [Slice(self.pipeline_of(parameter), (0, out.size), key)])
-
-    def _decode(self, gathered: U8, out: Floats, scale: float, slices: Sequence[Slice]) -> None:
-        """As ``decode``, for the bundles of several slices of ``out``."""
         self.check_open()
+        wire = self._decode(gathered, out, scale, [Slice(self.pipeline_of(parameter), (0, out.size), key)])
+        self.stats.add(wire=wire)
+
+    def _decode(self, gathered: U8, out: Floats, scale: float, slices: Sequence[Slice]) -> Traffic:
+        """As ``decode``, for the bundles of several slices of ``out``. Returns what is to be counted."""
         ranks = self.collectives.size()
-        with self.receiving():
+        try:
             own = bundle.sum_into(out, gathered, ranks, slices, scale)
-        self.stats.add(wire=traffic.allgather(own, gathered.size, ranks))
+        except Exception as error:
+            self.note_failure(error)
+            raise
+        return Traffic((ranks - 1) * own, gathered.size - own)
 
     # Buckets
 
@@ -374,7 +403,7 @@ class Engine(RankState):
 
     def mark_full(self, bucket: Bucket) -> list[Bucket]:
         """As ``mark_ready``, for all parameters of a bucket at once."""
-        self.in_flight.update(map(_NAME, bucket.members))
+        self.in_flight.update(bucket.names)
         return bucket.layout.mark_full(bucket)
 
     def start(self, bucket: Bucket) -> None:
@@ -386,40 +415,48 @@ class Engine(RankState):
         Raises:
             RuntimeError: an exchange over MPI in a job without MPI.
         """
-        self.check_open()
+        if self.closed:
+            self.check_open()
         bucket.count_step()
-        config = self._config
+        config, plan = self._config, bucket.plan
+        if plan is None or plan.generation != self.generation:
+            plan = bucket.plan = self._plan(bucket)
         key = bucket.key = RngKey(config.seed, bucket.number, bucket.step, self.collectives.rank())
-        self.stats.add(encode=bucket.filling)
-        bucket.filling = 0.0
+        if plan.whole is not None:
+            bucket.slices = [Slice(plan.default, plan.whole, key)]
+        else:
+            bucket.slices = [
+                Slice(pipeline, part, RngKey(key.seed, parameter.number, key.step, key.rank))
+                for pipeline, parameter, part in zip(plan.pipelines, bucket.members, bucket.parts, strict=True)
+            ]
+        filling, bucket.filling = bucket.filling, 0.0
         if self.stats.measuring:
             self._measure((parameter, bucket.part(parameter.name)) for parameter in bucket.present)
         if self.levels is not None:
-            bucket.pending = sliced.start_two_levels(self, self.levels, bucket, self._slices_of(bucket))
+            self.stats.add(encode=filling)
+            bucket.pending = sliced.start_two_levels(self, self.levels, bucket, bucket.slices)
             return
         residual = velocity = None
         failure: Exception | None = None
         try:
-            bucket.clear_missing()
-            pipelines = map(self.pipeline_of, bucket.members)
-            if any(map(self.feeds_back, pipelines)) or (self.in_slices and config.error_feedback):
+            if len(bucket.ready) < len(bucket.members):
+                bucket.clear_missing()
+            if (plan.feeds_back and self.feedback) or (self.in_slices and config.error_feedback):
                 residual = self.residual_of_bucket(bucket)
-            pipelines = map(self.pipeline_of, bucket.members)
-            if config.has_velocity and any(isinstance(one.config.memory, DGC) for one in pipelines):
+            if plan.has_velocity:
                 velocity = self.residual_of_bucket(bucket, VELOCITY)
         except Exception as error:
             if not self.over_mpi:
                 raise
             failure = error  # the exchange tells it to all ranks, which would wait for this one
         if self.in_slices:
+            self.stats.add(encode=filling)
             bucket.pending = sliced.start_slices(self, bucket, residual, velocity)
             return
         if not self.over_mpi:
-            with self.stats.span("encode", bucket.name):
-                slices, ranks = self._slices_of(bucket), self.collectives.size()
-                packed = bundle.encode(
-                    bucket.gradient, residual, velocity, slices, ranks, bucket.finite, self.feeds_back
-                )
+            with self.stats.span("encode", bucket.name, filling):
+                ranks = self.collectives.size()
+                packed = bundle.encode(bucket.gradient, residual, velocity, bucket.slices, ranks, bucket.finite)
             bucket.pending = self.collectives.start_allgather(packed, bucket.name)
             return
 
@@ -428,7 +465,7 @@ class Engine(RankState):
         def select() -> tuple[SparseTensor | Floats, Floats | None]:
             if failure is not None:
                 raise failure
-            with self.stats.span("encode", bucket.name):
+            with self.stats.span("encode", bucket.name, filling):
                 selected = pipeline.select(bucket.gradient, residual, key, parts, bucket.finite)
             if selected is None:  # not finite: sent whole, and the residual is unchanged
                 return np.array(arrays.to_host(bucket.gradient)), None
@@ -457,15 +494,17 @@ class Engine(RankState):
         flight together. Returns whether it did anything."""
         return isinstance(bucket.pending, SlicedExchange) and not bucket.summed and bucket.pending.advance()
 
-    def _slices_of(self, bucket: Bucket) -> list[Slice]:
-        """What has a container of its own in a bucket's bundle: all of the bucket, or each member."""
-        if self._config.selection == "scope" and self._config.scope != "tensor":
-            return [Slice(self.pipeline, (0, bucket.gradient.size), bucket.key)]
-        key = bucket.key
-        return [
-            Slice(self.pipeline_of(parameter), part, key._replace(parameter=parameter.number))
-            for parameter, part in zip(bucket.members, bucket.parts, strict=True)
-        ]
+    def _plan(self, bucket: Bucket) -> _Plan:
+        whole = self._config.selection == "scope" and self._config.scope != "tensor"
+        pipelines = [self.pipeline_of(parameter) for parameter in bucket.members]
+        return _Plan(
+            self.generation,
+            (0, bucket.gradient.size) if whole else None,
+            self.pipeline,
+            pipelines,
+            any(one.config.error_feedback for one in pipelines),
+            self.has_velocity and any(isinstance(one.config.memory, DGC) for one in pipelines),
+        )
 
     def receive(self, bucket: Bucket, scale: float = 1.0) -> None:
         """Waits for a bucket's exchange; ``bucket.gradient`` is ``scale * (sum over all ranks)`` then.
@@ -488,21 +527,18 @@ class Engine(RankState):
         else:
             with span("wait", name):
                 gathered = self.collectives.wait_allgather(bucket.pending)
-            with span("decode", name):
-                self._decode(gathered, bucket.gradient, scale, self._slices_of(bucket))
+            with span("decode", name) as decoding:
+                decoding.wire = self._decode(gathered, bucket.gradient, scale, bucket.slices)
         bucket.summed, bucket.scale = True, scale
 
     def release(self, bucket: Bucket, parameter: Parameter) -> None:
         """The parameter's part of a received bucket was read."""
         self.in_flight.discard(parameter.name)
         bucket.layout.release(bucket, parameter)
-        if bucket.empty:  # all have been read
-            self.stats.add(decode=bucket.emptying)
-            bucket.emptying = 0.0
 
     def release_all(self, bucket: Bucket) -> None:
         """As ``release``, for all parameters of a bucket that was full."""
-        self.in_flight.difference_update(map(_NAME, bucket.members))
+        self.in_flight.difference_update(bucket.names)
         bucket.layout.release_all(bucket)
 
     def exchange_queue(self, number: int) -> ExchangeQueue:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -40,7 +41,7 @@ class Parameter:
         """Number of elements. Do not use it if ``shape`` contains -1."""
         return prod(self.shape)
 
-    @property
+    @cached_property
     def accumulated_in(self) -> np.dtype[Any]:
         """dtype of its residual and of its flat gradients: float64 for float64, float32 for everything else."""
         return _FLOAT64 if self.dtype.endswith("float64") else _FLOAT32

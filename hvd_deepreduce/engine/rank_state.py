@@ -76,6 +76,8 @@ class RankState:
 
     Attributes:
         collectives: as given.
+        has_velocity: ``config.has_velocity``.
+        closed: whether ``close`` was called.
         feedback: whether gradients are added to the residuals. Off, a rank can send zeros, and its residuals stay.
         parameters: by name.
         stats: what was sent, and how long it took.
@@ -110,7 +112,7 @@ class RankState:
         self.generation = 0
         self.failed = False
         self._memory = Memory()
-        self._closed = False
+        self.closed = False
         self.feedback = True
         self.adaptive: tuple[()] | tuple[str, str] | None = None
         self.exchanges = Exchanges(collectives)
@@ -131,6 +133,7 @@ class RankState:
     def _use(self, config: Config) -> None:
         self._config = config
         self._digest = config.digest()
+        self.has_velocity = config.has_velocity
         if self.collectives.speaks():
             for sentence in config.doubts():
                 _warn_once(sentence)
@@ -321,7 +324,7 @@ class RankState:
         Every rank calls it after the same step. It can be called more than once. Afterwards only ``config`` and
         ``stats`` can be read; everything else raises ``RuntimeError``.
         """
-        self._closed = True
+        self.closed = True
         self.exchanges.close()
         if self.levels is not None:
             self.levels.close()
@@ -334,7 +337,7 @@ class RankState:
 
     def check_open(self) -> None:
         """``RuntimeError`` after ``close``."""
-        if self._closed:
+        if self.closed:
             raise RuntimeError(
                 "this DeepReduce was closed: create a new one on every rank, with a new optimizer or tape"
             )
@@ -368,7 +371,7 @@ class RankState:
         Raises:
             ValueError: a parameter was replaced by one of another size or dtype.
         """
-        names = [prefix + parameter.name for parameter in bucket.members]
+        names = [prefix + name for name in bucket.names] if prefix else bucket.names
         return self._memory.joined(names, bucket.sizes, bucket.dtype, bucket.gradient)
 
     def kept_of_slice(self, bucket: Bucket, part: tuple[int, int], prefix: str = "") -> SliceResidual:

@@ -7,15 +7,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from threading import Lock
 from time import perf_counter
 from typing import Any, Generic
+
+import numpy as np
 
 from hvd_deepreduce.codecs.interfaces import U8, Floats, RngKey
 from hvd_deepreduce.engine.buckets import Bucket, BucketLayout, Member
 from hvd_deepreduce.engine.engine import Engine
 from hvd_deepreduce.engine.parameter import Parameter
 from hvd_deepreduce.engine.tensors import Device, G, Tensors
+
+_NAME = attrgetter("name")
 
 
 @dataclass(slots=True)
@@ -29,6 +34,7 @@ class Ticket(Generic[G]):
         bucket: in which it is sent; None: it is sent alone.
         flat, key, pending: of a gradient that is sent alone: its flat array, its container's key, and its allgather.
         back: from ``Tensors.return_to``, where ``flat`` was made.
+        small: whether it has at most ``Tensors.small`` elements.
         waits: whether ``gradient`` is copied into the bucket together with others, and its part of the bucket, a view
             made by ``Tensors.view``, is the result.
     """
@@ -42,6 +48,7 @@ class Ticket(Generic[G]):
     pending: Any = None
     back: Callable[[], None] | None = None
     waits: bool = False
+    small: bool = False
 
 
 class Reducer(Generic[G]):
@@ -60,8 +67,8 @@ class Reducer(Generic[G]):
         engine: of these ranks.
         tensors: the framework's.
         expected: the parameters that may have gradients in a step, in the model's order, with their gradients'
-            devices. They are divided into buckets. None: all of the engine's parameters, on the device of the first
-            gradient.
+            devices; the same object as before where neither these nor ``apart`` have changed. They are divided into
+            buckets. None: all of the engine's parameters, on the device of the first gradient.
         apart: whether a parameter's gradients are in no bucket where containers are exchanged, but sent alone, or not
             by the engine. It may change between steps, on all ranks alike.
         first_number: of the first bucket. Reducers of one engine need different numbers.
@@ -89,7 +96,9 @@ class Reducer(Generic[G]):
         self._busy = busy
         self._encoder: ThreadPoolExecutor | None = None
         self._layout: BucketLayout | None = None
-        self._generation = 0
+        self._laid_out: Iterable[tuple[Parameter, Device]] | None = None  # what ``expected`` has said of it
+        self._of_framework: dict[int, tuple[Any, Bucket]] = {}  # by number, the last one
+        self._generation = self._generation_of_framework = 0
         self._on_host = False
         self._tickets: dict[str, Ticket[G]] = {}  # of the layout's parameters; what does not change is looked up once
         self._recorded: dict[str, list[Callable[[], None]]] = {}
@@ -114,10 +123,17 @@ class Reducer(Generic[G]):
         engine, tensors = self._engine, self._tensors
         if parameter.name in engine.in_flight:
             raise in_flight(parameter)
+        device = tensors.device(gradient) if self._expected is None else None
+        with self._lock:
+            layout = self._layout
+            if layout is None or not layout.in_flight or self._generation != engine.generation:
+                layout = self._lay_out(device)
+            ticket = self._tickets.get(parameter.name)
+            if ticket is not None:
+                self._put(ticket, parameter, gradient, layout, own)
+                return ticket
+        assert not engine.over_mpi
         device = tensors.device(gradient)
-        ticket = self._start_in_bucket(parameter, gradient, device, own)
-        if ticket is not None:
-            return ticket
         with tensors.stream(device):
             with engine.stats.span("encode", parameter.name):
                 back = tensors.return_to(device)
@@ -142,26 +158,42 @@ class Reducer(Generic[G]):
             ValueError: gradients of different dtypes, too many elements, or not as many as the parameters have.
         """
         engine, tensors = self._engine, self._tensors
-        for parameter in parameters:
-            if parameter.name in engine.in_flight:
-                raise in_flight(parameter)
         device = tensors.device(gradient)
-        where = None if engine.on_host else device
-        layout = BucketLayout([Member(parameter, parameter.numel, where) for parameter in parameters], None, number)
-        if len(layout.buckets) != 1:
-            raise ValueError(
-                "a bucket holds gradients of one dtype and at most 2^32 - 1 elements, but this one holds "
-                f"{sum(parameter.numel for parameter in parameters)} elements of "
-                f"{', '.join(sorted({parameter.dtype for parameter in parameters}))}: divide it"
-            )
-        (bucket,) = layout.buckets
-        bucket.apart = partial(tensors.apart, bucket.device)
-        with tensors.stream(device):
+        bucket = self._bucket_of_framework(parameters, number, device)
+        if not engine.in_flight.isdisjoint(bucket.names):
+            raise in_flight(next(one for one in parameters if one.name in engine.in_flight))
+        if device is None:
             bucket.adopt(tensors.flat(gradient, engine.on_host))
-            for parameter in parameters:
-                engine.mark_ready(bucket, parameter)
+            engine.mark_full(bucket)
             engine.start(bucket)
+        else:
+            with tensors.stream(device):
+                bucket.adopt(tensors.flat(gradient, engine.on_host))
+                engine.mark_full(bucket)
+                engine.start(bucket)
         return Ticket(parameters, gradient, device, bucket)
+
+    def _bucket_of_framework(self, parameters: Sequence[Parameter], number: int, device: Device) -> Bucket:
+        """The bucket of ``start_bucket``, made once for the same parameters."""
+        engine = self._engine
+        if self._generation_of_framework != engine.generation:
+            self._of_framework.clear()
+            self._generation_of_framework = engine.generation
+        where = None if engine.on_host else device
+        key = where, list(map(_NAME, parameters))
+        known, bucket = self._of_framework.get(number, (None, None))
+        if bucket is None or known != key:
+            layout = BucketLayout([Member(one, one.numel, where) for one in parameters], None, number)
+            if len(layout.buckets) != 1:
+                raise ValueError(
+                    "a bucket holds gradients of one dtype and at most 2^32 - 1 elements, but this one holds "
+                    f"{sum(parameter.numel for parameter in parameters)} elements of "
+                    f"{', '.join(sorted({parameter.dtype for parameter in parameters}))}: divide it"
+                )
+            (bucket,) = layout.buckets
+            bucket.apart = partial(self._tensors.apart, where)
+            self._of_framework[number] = key, bucket
+        return bucket
 
     def finish(self, ticket: Ticket[G], scale: float) -> G:
         """Waits until a gradient is reduced: ``ticket.gradient = scale * (sum over all ranks)``.
@@ -175,32 +207,24 @@ class Reducer(Generic[G]):
             ContainerError: a container cannot be decoded; names its rank. Raised on all ranks.
         """
         engine, tensors = self._engine, self._tensors
-        bucket, gradient = ticket.bucket, ticket.gradient
+        bucket, gradient, name = ticket.bucket, ticket.gradient, ticket.parameters[0].name
         assert gradient is not None
         if bucket is None:
             self._finish_alone(ticket, gradient, scale)
             return gradient
-        for late in bucket.layout.flush():
-            self._start(late)
-        if bucket.started is not None:
-            bucket.started.result()
         if not bucket.summed:
-            waiting = bucket.layout.buckets if engine.in_slices else []
-            while waiting:
-                waiting = [other for other in waiting if self._advance(other)]
-            with tensors.stream(bucket.device):
-                if bucket.started is not None:
-                    tensors.join(bucket.device)
-                engine.receive(bucket, scale)
+            self._receive(bucket, scale)
         # Optimizers with different scales may share a bucket.
         rest = 1.0 if scale == bucket.scale else scale / bucket.scale
         begin = perf_counter()
         try:
-            if len(ticket.parameters) > 1:  # it is all of the bucket
+            if bucket.adopted:
                 with tensors.stream(ticket.device):
                     tensors.write(gradient, bucket.gradient, rest)
             else:
-                view = self._view(bucket, ticket.parameters[0], gradient)
+                view = bucket.views.get(name)
+                if view is None:
+                    view = self._view(bucket, name, gradient)
                 if ticket.waits:
                     gradient = view
                 if ticket.device is None:
@@ -212,10 +236,36 @@ class Reducer(Generic[G]):
             engine.note_failure(error)
             raise
         bucket.emptying += perf_counter() - begin
-        for parameter in ticket.parameters:
-            engine.release(bucket, parameter)
+        if bucket.adopted:
+            engine.release_all(bucket)
+        else:
+            engine.in_flight.discard(name)
+            bucket.layout.release(bucket, ticket.parameters[0])
+            if not bucket.ready:  # all have been read
+                engine.stats.add(decode=bucket.emptying)
+                bucket.emptying = 0.0
         ticket.gradient = None
         return gradient
+
+    def _receive(self, bucket: Bucket, scale: float) -> None:
+        """The bucket's vector becomes the sum. The step's first call starts the buckets that are not full."""
+        engine, tensors, layout = self._engine, self._tensors, bucket.layout
+        if layout.started < len(layout.buckets):
+            for late in layout.flush():
+                self._start(late)
+        if bucket.started is not None:
+            bucket.started.result()
+        if engine.in_slices:
+            waiting = layout.buckets
+            while waiting:
+                waiting = [other for other in waiting if self._advance(other)]
+        if bucket.device is None:
+            engine.receive(bucket, scale)
+            return
+        with tensors.stream(bucket.device):
+            if bucket.started is not None:
+                tensors.join(bucket.device)
+            engine.receive(bucket, scale)
 
     def advance(self, ticket: Ticket[G]) -> bool:
         """Lets the exchange of a bucket that the framework filled go on, as ``Engine.advance``."""
@@ -238,35 +288,6 @@ class Reducer(Generic[G]):
                 self._tensors.write(gradient, ticket.flat)
                 if ticket.back is not None:
                     ticket.back()
-
-    def _start_in_bucket(self, parameter: Parameter, gradient: G, device: Device, own: bool) -> Ticket[G] | None:
-        """None: the gradient is to be sent alone."""
-        engine = self._engine
-        with self._lock:
-            layout = self._layout
-            if layout is None or not layout.in_flight or self._generation != engine.generation:
-                layout = self._lay_out(device)
-            ticket = self._tickets.get(parameter.name)
-            if ticket is None and not engine.over_mpi:
-                return None
-            assert ticket is not None and ticket.bucket is not None
-            bucket = ticket.bucket
-            if not layout.accepts(bucket):
-                raise RuntimeError(
-                    f"backward() ran again before the previous step's bucket results were consumed (gradient of "
-                    f"{parameter.name}): let every optimizer step before the next backward(), or give each optimizer "
-                    "its own DeepReduce"
-                )
-            ticket.gradient, ticket.device = gradient, device
-            ticket.waits = own and device is None and self._tensors.waits(gradient)
-            if device is None:
-                self._put(ticket, parameter, gradient, bucket, own)
-            else:
-                with self._tensors.stream(device):
-                    self._put(ticket, parameter, gradient, bucket, own)
-            for ready in engine.mark_ready(bucket, parameter):
-                self._start(ready)
-        return ticket
 
     def settle(self) -> None:
         """Gradients in flight are about to be forgotten: full buckets are still sent, since other ranks wait for them.
@@ -310,42 +331,76 @@ class Reducer(Generic[G]):
             return None
         return self._encoder or ThreadPoolExecutor(1, "deepreduce encode")
 
-    def _put(self, ticket: Ticket[G], parameter: Parameter, gradient: G, bucket: Bucket, own: bool) -> None:
-        tensors, begin = self._tensors, perf_counter()
-        if bucket.empty:
+    def _put(
+        self, ticket: Ticket[G], parameter: Parameter, gradient: G, layout: BucketLayout, own: bool
+    ) -> None:
+        """Copies a gradient into its bucket; starts the bucket if that is full."""
+        tensors, bucket, device = self._tensors, ticket.bucket, ticket.device
+        assert bucket is not None
+        if bucket.number < layout.first_number + layout.started:
+            raise RuntimeError(
+                f"backward() ran again before the previous step's bucket results were consumed (gradient of "
+                f"{parameter.name}): let every optimizer step before the next backward(), or give each optimizer "
+                "its own DeepReduce"
+            )
+        ticket.gradient = gradient
+        begin = perf_counter()
+        if device is None:
+            if not bucket.ready:
+                bucket.finite = True
+                if not bucket.gradient.size or not isinstance(bucket.gradient, np.ndarray):
+                    bucket.allocate(None)
+            view = bucket.views.get(parameter.name)
+            if view is None:
+                view = self._view(bucket, parameter.name, gradient)
+            ticket.waits = own and ticket.small and tensors.waits(gradient)
+            if ticket.waits:
+                self._waiting.setdefault(bucket.name, []).append((gradient, view))
+            elif not tensors.put(gradient, view, own):
+                bucket.finite = False
+        else:
+            with tensors.stream(device):
+                self._put_from(device, bucket, parameter, gradient, own)
+        bucket.filling += perf_counter() - begin
+        self._engine.in_flight.add(parameter.name)
+        for ready in layout.mark_ready(bucket, parameter):
+            self._start(ready)
+
+    def _put_from(self, device: Device, bucket: Bucket, parameter: Parameter, gradient: G, own: bool) -> None:
+        """Copies a gradient on this device, which may be another than the bucket's."""
+        tensors = self._tensors
+        if not bucket.ready:
             bucket.allocate(None if self._on_host else tensors.flat(gradient))
             bucket.finite = True
-        view = self._view(bucket, parameter, gradient)
-        if ticket.waits:
-            self._waiting.setdefault(bucket.name, []).append((gradient, view))
-        elif not tensors.put(gradient, view, own):
+        if not tensors.put(gradient, self._view(bucket, parameter.name, gradient), own):
             bucket.finite = False
         if bucket.device is not None:
-            recorded = tensors.record(ticket.device)
+            recorded = tensors.record(device)
             if recorded is not None:
                 self._recorded.setdefault(bucket.name, []).append(recorded)
-        bucket.filling += perf_counter() - begin
 
-    def _view(self, bucket: Bucket, parameter: Parameter, gradient: G) -> Any:
-        """The parameter's part of the bucket, in the form of ``Tensors.view``."""
-        view = bucket.views.get(parameter.name)
+    def _view(self, bucket: Bucket, name: str, gradient: G) -> Any:
+        """A parameter's part of the bucket, in the form of ``Tensors.view``."""
+        view = bucket.views.get(name)
         if view is None:
-            view = bucket.views[parameter.name] = self._tensors.view(bucket.part(parameter.name), gradient)
+            view = bucket.views[name] = self._tensors.view(bucket.part(name), gradient)
         return view
 
     def _put_waiting(self, bucket: Bucket) -> None:
-        waiting = self._waiting.pop(bucket.name, None)
-        if waiting is None:
-            return
+        waiting = self._waiting.pop(bucket.name)
         begin = perf_counter()
         if not self._tensors.put_many(waiting):
             bucket.finite = False
         bucket.filling += perf_counter() - begin
 
     def _start(self, bucket: Bucket) -> None:
-        self._put_waiting(bucket)
-        if bucket.device is None and self._encoder is not None:
-            bucket.started = self._encoder.submit(self._engine.start, bucket)
+        if bucket.name in self._waiting:
+            self._put_waiting(bucket)
+        if bucket.device is None:
+            if self._encoder is not None:
+                bucket.started = self._encoder.submit(self._engine.start, bucket)
+            else:
+                self._engine.start(bucket)
             return
         # The caller may be on another device's stream, and the gradients may have been copied on several streams.
         tensors, waits = self._tensors, self._recorded.pop(bucket.name, ())
@@ -363,12 +418,20 @@ class Reducer(Generic[G]):
             self._engine.start(bucket)
 
     def _lay_out(self, device: Device) -> BucketLayout:
-        """The layout for the step that begins; a new one where a parameter has no bucket."""
+        """The layout for the step that begins; a new one where a parameter has no bucket.
+
+        Args:
+            device: of the first gradient, where nobody says what to expect.
+        """
         engine, layout = self._engine, self._layout
-        if self._expected is None:
-            expected: list[tuple[Parameter, Device]] = [(one, device) for one in engine.parameters.values()]
+        given: Iterable[tuple[Parameter, Device]] | None = None
+        if self._expected is not None:
+            given = self._expected()
+            if given is self._laid_out and layout is not None and self._generation == engine.generation:
+                return layout
+            expected = list(given)
         else:
-            expected = list(self._expected())
+            expected = [(one, device) for one in engine.parameters.values()]
         if self._apart is not None and not engine.over_mpi:
             expected = [(parameter, where) for parameter, where in expected if not self._apart(parameter)]
         if (
@@ -390,10 +453,13 @@ class Reducer(Generic[G]):
             self._recorded.clear()
             self._waiting.clear()
             self._tickets = {
-                parameter.name: Ticket((parameter,), None, None, bucket)
-                for bucket in layout.buckets
-                for parameter in bucket.members
+                parameter.name: Ticket((parameter,), None, None, layout.bucket_of[parameter.name])
+                for parameter, _ in expected
             }
+        for parameter, where in expected:
+            ticket = self._tickets[parameter.name]
+            ticket.device, ticket.small = where, parameter.numel <= self._tensors.small
+        self._laid_out = given
         return layout
 
 

@@ -186,4 +186,4 @@ def start_failed(state: RankState, groups: Levels, error: Exception, numel: int)
 
 def _two_levels(state: RankState, groups: Levels, slices: Sequence[Slice], gradient: Floats) -> TwoLevelSum:
     """This rank's part in the sum of a vector, so far without a residual."""
-    return TwoLevelSum(state.pipeline, groups.place, slices, gradient, feeds_back=state.feeds_back)
+    return TwoLevelSum(state.pipeline, groups.place, slices, gradient)

@@ -18,6 +18,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from statistics import median
 from threading import Lock
 from time import perf_counter
@@ -69,6 +70,7 @@ class Counters:
 
 
 Kind = Literal["encode", "wait", "decode"]
+_SECONDS: dict[Kind, str] = {"encode": "encode_seconds", "wait": "wait_seconds", "decode": "decode_seconds"}
 NOT_SENT = (
     "Nothing was sent so far. A job of one rank has nothing to exchange: start it on several, as in mpirun -np 2 or "
     "torchrun --nproc-per-node 2."
@@ -130,22 +132,23 @@ class Wishes:
 
     Attributes:
         callbacks: functions, each with how many steps there are from one call to the next.
+        measure_every: residuals are measured in each step of this number; 0: never.
     """
 
     def __init__(self) -> None:
         self.callbacks: list[tuple[Callback, int]] = []
-        self._measure_every = self._steps = 0
+        self.measure_every = self._steps = 0
 
     def measure(self, every: int) -> None:
         """Residuals are measured in the next step, and then in each ``every``-th; 0: not any more."""
-        self._measure_every, self._steps = every, 0
+        self.measure_every, self._steps = every, 0
 
     def measures(self) -> bool:
         """A step begins: whether residuals are measured in it."""
-        if not self._measure_every:
+        if not self.measure_every:
             return False
         self._steps += 1
-        return (self._steps - 1) % self._measure_every == 0
+        return (self._steps - 1) % self.measure_every == 0
 
     def tell(self, stats: Stats) -> None:
         """A step has ended: calls the functions that are due. What a function raises must not end the step on this rank
@@ -171,6 +174,7 @@ class Stats:
         watch: is told of each span; None: nobody watches.
         wishes: what the user asked for.
         measuring: whether residuals are measured in this step.
+        idle: whether no step is under way.
         residual_ratio: as in ``Report``.
     """
 
@@ -180,29 +184,24 @@ class Stats:
     wishes: Wishes = field(default_factory=Wishes)
     measuring: bool = False
     residual_ratio: dict[str, float] = field(default_factory=dict)
-    _ended: bool = True
+    idle: bool = True
     _lock: Lock = field(default_factory=Lock)
-
-    @property
-    def idle(self) -> bool:
-        """Whether no step is under way."""
-        return self._ended
 
     def begin_step(self) -> None:
         """Counts a new step, unless one is under way."""
-        if self._ended:
+        if self.idle:
             with self._lock:
-                if self._ended:
-                    self._ended = False
+                if self.idle:
+                    self.idle = False
                     self.last = Counters(steps=1)
                     self.total.steps += 1
-                    self.measuring = self.wishes.measures()
+                    self.measuring = bool(self.wishes.measure_every) and self.wishes.measures()
 
     def end_step(self) -> None:
         """All results of the step are there; the next ``begin_step`` counts."""
         with self._lock:
-            ended, self._ended = self._ended, True
-        if not ended and self.wishes.callbacks:
+            idle, self.idle = self.idle, True
+        if not idle and self.wishes.callbacks:
             self.wishes.tell(self)
 
     def measure(self, name: str, residual: Floats | None, gradient: Floats) -> None:
@@ -232,9 +231,9 @@ class Stats:
                 counters.wait_seconds += wait
                 counters.decode_seconds += decode
 
-    def span(self, kind: Kind, bucket: str) -> Span:
-        """``with stats.span("encode", bucket.name):`` counts the seconds within, and tells who watches."""
-        return Span(self, kind, bucket)
+    def __post_init__(self) -> None:
+        # ``with stats.span("encode", bucket.name):`` counts the seconds within, and tells who watches.
+        self.span = partial(Span, self)
 
     def to_dict(self) -> Report:
         """A copy of the counters."""
@@ -248,16 +247,20 @@ class Stats:
 class Span:
     """Seconds of one kind of work on one bucket, between the beginning and the end of a ``with`` block.
 
+    Args:
+        before: seconds that the same kind of work has taken before; counted too.
+
     Attributes:
         kind: of the work; it may be known only at the end.
         counted: whether the counters take them.
+        wire: bytes to be counted with them.
     """
 
-    __slots__ = ("_begin", "_bucket", "_stats", "counted", "kind")
+    __slots__ = ("_before", "_begin", "_bucket", "_stats", "counted", "kind", "wire")
 
-    def __init__(self, stats: Stats, kind: Kind, bucket: str) -> None:
-        self._stats, self.kind, self._bucket = stats, kind, bucket
-        self.counted = True
+    def __init__(self, stats: Stats, kind: Kind, bucket: str, before: float = 0.0) -> None:
+        self._stats, self.kind, self._bucket, self._before = stats, kind, bucket, before
+        self.counted, self.wire = True, NOTHING
 
     def __enter__(self) -> Span:
         watch = self._stats.watch
@@ -272,12 +275,12 @@ class Span:
         end, stats = perf_counter(), self._stats
         watch, seconds = stats.watch, end - self._begin
         if self.counted and error is None:
-            if self.kind == "encode":
-                stats.add(encode=seconds)
-            elif self.kind == "wait":
-                stats.add(wait=seconds)
-            else:
-                stats.add(decode=seconds)
+            key, counted, wire = _SECONDS[self.kind], seconds + self._before, self.wire
+            with stats._lock:
+                for counters in (stats.total, stats.last):
+                    vars(counters)[key] += counted
+                    counters.bytes_sent += wire.sent
+                    counters.bytes_received += wire.received
         if watch is not None:
             watch.pop()
             watch.add(self.kind, self._bucket, self._begin, end)

@@ -17,6 +17,7 @@ import numpy as np
 
 from hvd_deepreduce.codecs.interfaces import Floats
 
+_in_order = json.JSONEncoder(sort_keys=True).encode
 WORDS = 15
 """Elements of what a rank says."""
 
@@ -69,16 +70,15 @@ def word(
         failed: whether an error has left it behind the other ranks.
         sends: whether it takes part in the exchange that would follow.
     """
-    where = zlib.crc32(json.dumps(place, sort_keys=True).encode()) if place else 0
+    where = zlib.crc32(_in_order(place).encode()) if place else 0
+    (high, low), (place_high, place_low) = divmod(digest, 1 << 16), divmod(where, 1 << 16)
     return np.array(
-        [1, not agreed, *_halves(digest), discard, *times, *_halves(where), failed, sends], np.float64
+        [
+            1, not agreed, high, high * high, low, low * low, discard, *times,
+            place_high, place_high * place_high, place_low, place_low * place_low, failed, sends,
+        ],
+        np.float64,
     )  # fmt: skip
-
-
-def _halves(digest: int) -> tuple[int, int, int, int]:
-    """Of 32 bits, with their squares."""
-    high, low = divmod(digest, 1 << 16)
-    return high, high * high, low, low * low
 
 
 def outcome(total: Floats, size: int) -> Outcome:

@@ -20,7 +20,13 @@ _HOST: AbstractContextManager[None] = nullcontext()
 
 
 class Tensors(ABC, Generic[G]):
-    """How to get at a gradient's memory. Frameworks without GPUs implement ``flat`` and ``write`` alone."""
+    """How to get at a gradient's memory. Frameworks without GPUs implement ``flat`` and ``write`` alone.
+
+    Attributes:
+        small: elements up to which ``waits`` is asked.
+    """
+
+    small = 0
 
     def device(self, gradient: G) -> Device:
         """Where the gradient is."""

@@ -115,7 +115,6 @@ class TwoLevelSum(GoesOn):
         gradient: float32 or float64 ``[numel]``, unchanged until the end of ``steps``.
         residual: None: without error feedback.
         velocity: under the memory ``dgc``.
-        feeds_back: whether a pipeline uses the residual.
         failures: what this rank has failed of so far, which all ranks are told.
     """
 
@@ -125,7 +124,6 @@ class TwoLevelSum(GoesOn):
     gradient: Floats
     residual: SliceResidual | None = None
     velocity: SliceResidual | None = None
-    feeds_back: Callable[[Pipeline], bool] = lambda pipeline: True
     failures: list[Exception] = field(default_factory=list)
 
     @property
@@ -278,7 +276,7 @@ class TwoLevelSum(GoesOn):
     def _packed(self, total: Floats, tensors: Sequence[Slice]) -> U8:
         self._raise_failure()
         residual, velocity = (None if kept is None else kept.slice for kept in (self.residual, self.velocity))
-        return bundle.encode(total, residual, velocity, tensors, self.place.nodes, False, self.feeds_back)
+        return bundle.encode(total, residual, velocity, tensors, self.place.nodes, False)
 
     def _told_in(self, gathered: U8, like: Floats, tensors: Sequence[Slice]) -> ContainerError | None:
         """The error that a node has sent in place of its containers; None: there is none."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
+
+import numpy as np
 
 from hvd_deepreduce.codecs.interfaces import U8, Floats, RngKey
 from hvd_deepreduce.config.error_feedback import DGC
 from hvd_deepreduce.ops import arrays, deferred
-from hvd_deepreduce.pipeline.fused import Fused
 from hvd_deepreduce.pipeline.pipeline import Pipeline
 from hvd_deepreduce.wire import frame
 from hvd_deepreduce.wire.decoding import decode_parts
+
+_AT_ONCE = nullcontext()
 
 
 class Slice(NamedTuple):
@@ -35,25 +39,14 @@ def encode(
     slices: Sequence[Slice],
     ranks: int,
     finite: bool,
-    feeds_back: Callable[[Pipeline], bool],
 ) -> U8:
-    """The bundle. The arguments are as for ``Pipeline.encode``, of the whole vector.
-
-    Args:
-        feeds_back: whether a pipeline's slices have a residual.
-    """
-    containers = [
-        pipeline.encode(
-            gradient[i:j],
-            residual[i:j] if residual is not None and feeds_back(pipeline) else None,
-            key,
-            2,
-            velocity[i:j] if velocity is not None and isinstance(pipeline.config.memory, DGC) else None,
-            ranks,
-            finite,
-        )
-        for pipeline, (i, j), key in slices
-    ]
+    """The bundle. The arguments are as for ``Pipeline.encode``, of the whole vector; slices whose config has no error
+    feedback use no residual."""
+    containers = []
+    for pipeline, (i, j), key in slices:
+        of_slice = residual[i:j] if residual is not None and pipeline.config.error_feedback else None
+        moving = velocity[i:j] if velocity is not None and isinstance(pipeline.config.memory, DGC) else None
+        containers.append(pipeline.encode(gradient[i:j], of_slice, key, 2, moving, ranks, finite))
     return containers[0] if len(containers) == 1 else arrays.concatenate(containers)
 
 
@@ -71,14 +64,13 @@ def sum_into(out: Floats, gathered: U8, ranks: int, slices: Sequence[Slice], sca
         ContainerError: a container cannot be decoded, or is of another tensor, parameter, step or config; names its
             rank. ``out`` is unchanged then.
     """
-    with deferred.reading(out):
-        gathered = arrays.move_like(gathered, out)
-        fused = _fused(out, slices)
-        if fused is not None:
-            parts, keys = [one.part for one in slices], [one.key for one in slices]
-            own = fused.sum_into(out, gathered, ranks, parts, keys, slices[0].pipeline.shared.digest, scale)
-            if own is not None:
-                return own
+    on_host = type(out) is np.ndarray and type(gathered) is np.ndarray
+    with _AT_ONCE if on_host else deferred.reading(out):
+        if not on_host:
+            gathered = arrays.move_like(gathered, out)
+        own = _sum_fused(out, gathered, ranks, slices, scale)
+        if own is not None:
+            return own
         expected = [pipeline.expected(end - begin, out.dtype, key) for pipeline, (begin, end), key in slices]
         containers = deferred.run_deferred(gathered, lambda: frame.split(gathered, ranks, expected))
         rank = slices[0].key.rank
@@ -95,9 +87,11 @@ def sum_into(out: Floats, gathered: U8, ranks: int, slices: Sequence[Slice], sca
     return own
 
 
-def _fused(like: Floats, slices: Sequence[Slice]) -> Fused | None:
-    """What decodes all slices at once, where there is such."""
-    fused = slices[0].pipeline.fused
-    if fused is None or not fused.takes(like) or any(one.pipeline.fused is not fused for one in slices):
+def _sum_fused(out: Floats, gathered: U8, ranks: int, slices: Sequence[Slice], scale: float) -> int | None:
+    """As ``sum_into``, by one native call for all slices; None: there is none for them, or for these containers."""
+    pipelines, parts, keys = zip(*slices, strict=True)
+    first: Pipeline = pipelines[0]
+    fused = first.fused
+    if fused is None or not fused.takes(out) or pipelines.count(first) < len(pipelines):
         return None
-    return fused
+    return fused.sum_into(out, gathered, ranks, parts, keys, first.shared.digest, scale)

@@ -21,6 +21,8 @@ from hvd_deepreduce.config.settings import Config
 from hvd_deepreduce.ops import fused
 from hvd_deepreduce.wire import frame
 
+_F32 = np.dtype(np.float32)
+
 
 class Fused:
     """One config's native calls. Make it with ``of``.
@@ -34,6 +36,7 @@ class Fused:
 
     def __init__(self, config: Config, form: int, value: QSGD, blocks: bool, threads: int) -> None:
         self._config, self._threads = config, threads
+        self._scheduled, self._density = config.density_schedule is not None, _density_of(config.sparsifier)
         self._settings = np.array([(form, value.bits, value.bucket_size, value.norm == "l2", blocks)], fused.SETTINGS)
 
     @classmethod
@@ -48,8 +51,8 @@ class Fused:
         return cls(config, form, value, type(index) is RiceBlocks, threads)
 
     def takes(self, like: Floats) -> bool:
-        """Whether arrays such as this one can be decoded, and on the host encoded: float32."""
-        return like.dtype == np.float32 and like.size <= MAX_NUMEL
+        """Whether arrays such as this one can be decoded: float32."""
+        return like.dtype == _F32 and like.size <= MAX_NUMEL
 
     def encode(
         self,
@@ -68,17 +71,20 @@ class Fused:
             sparsifier: in place of the config's.
 
         Returns:
-            The container. ``None``: the sparsifier is another one now, or the arrays are on a GPU; nothing has changed.
+            The container. ``None``: the sparsifier is another one now, or the arrays are on a GPU, or not
+            float32; nothing has changed.
 
         Raises:
             NonFiniteError: the gradient has NaN or infinity. Nothing has changed.
             MemoryError: as ``ops.select.topk``.
         """
-        sparsifier = sparsifier or self._config.sparsifier_at(key.step)
-        if type(sparsifier) is not TopK or sparsifier.density_of != "elements" or type(gradient) is not np.ndarray:
+        density = self._density
+        if sparsifier is not None or self._scheduled:
+            density = _density_of(sparsifier or self._config.sparsifier_at(key.step))
+        if density is None or type(gradient) is not np.ndarray or gradient.dtype != _F32 or gradient.size > MAX_NUMEL:
             return None
         salt = frame.salt(digest, gradient.size, gradient.dtype, key)
-        kept = kept_of(sparsifier.density, gradient.size)
+        kept = kept_of(density, gradient.size)
         return fused.encode(gradient, residual, kept, self._settings, salt, key, finite, self._threads)
 
     def sum_into(
@@ -92,9 +98,13 @@ class Fused:
             The bytes of this rank's message. ``None``: the composed way must look at them, since a rank sent a
             container of other codecs or a broken one; ``out`` is unchanged.
         """
-        rows = [
-            (begin, end, frame.salt(digest, end - begin, out.dtype, key))
-            for (begin, end), key in zip(parts, keys, strict=True)
-        ]
+        rows = []
+        for (begin, end), key in zip(parts, keys, strict=True):
+            rows.append((begin, end, frame.salt(digest, end - begin, out.dtype, key)))
         tensors = np.array(rows, fused.TENSOR)
         return fused.decode(gathered, ranks, tensors, self._settings, out, scale, keys[0].rank, self._threads)
+
+
+def _density_of(sparsifier: Sparsifier) -> float | None:
+    """The share of elements that the native call selects; None: it does not select as this sparsifier does."""
+    return sparsifier.density if type(sparsifier) is TopK and sparsifier.density_of == "elements" else None

@@ -129,6 +129,13 @@ class Pipeline:
         Raises:
             ContainerError: the gradient has more than 2^32 - 1 elements. Nothing has changed then.
         """
+        if self.fused is not None and version == 2:
+            try:
+                packed = self.fused.encode(gradient, residual, key, self.shared.digest, finite, sparsifier)
+            except NonFiniteError:
+                return self.encode_uncompressed(gradient, key, version)
+            if packed is not None:
+                return packed
         finite = finite and velocity is None  # finite numbers can have an infinite sum
         corrected, gradient = self.corrected(gradient, velocity, ranks)
 
@@ -139,10 +146,6 @@ class Pipeline:
             return self._pack(container, version)
 
         try:
-            if self.fused and version == 2 and self.fused.takes(gradient):
-                packed = self.fused.encode(gradient, residual, key, self.shared.digest, finite, sparsifier)
-                if packed is not None:
-                    return packed
             return self._selecting(gradient, residual, key, None, use, finite, sparsifier)
         except NonFiniteError:
             return self.encode_uncompressed(gradient, key, version)

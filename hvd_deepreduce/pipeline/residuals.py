@@ -95,7 +95,6 @@ class Memory:
             )
         return residual
 
-    @_one_at_a_time
     def joined(self, names: Sequence[str], sizes: Sequence[int], dtype: np.dtype[Any], like: Any) -> Floats:
         """The residuals of several parameters as one vector. Each parameter's residual is a view into it afterwards.
 
@@ -110,12 +109,16 @@ class Memory:
         Raises:
             ValueError: as in ``residual``.
         """
-        key = tuple(names)
-        vector = self._joined.get(key)
-        if vector is not None and (vector.size, vector.dtype) == (sum(sizes), dtype):
-            if getattr(vector, "device", None) == getattr(like, "device", None):
-                return vector
-        residuals = [self.residual(name, numel, dtype, like) for name, numel in zip(names, sizes, strict=True)]
+        with self._lock:
+            key = tuple(names)
+            vector = self._joined.get(key)
+            if vector is not None and (vector.size, vector.dtype) == (sum(sizes), dtype):
+                if getattr(vector, "device", None) == getattr(like, "device", None):
+                    return vector
+            return self._join(key, sizes, dtype, like)
+
+    def _join(self, key: tuple[str, ...], sizes: Sequence[int], dtype: np.dtype[Any], like: Any) -> Floats:
+        residuals = [self.residual(name, numel, dtype, like) for name, numel in zip(key, sizes, strict=True)]
         vector = self._joined.get(key)
         if vector is None:
             vector = arrays.concatenate(residuals)
@@ -123,7 +126,7 @@ class Memory:
             self._joined[key] = vector
             ends = np.cumsum(sizes).tolist()
             views = (vector[end - size : end] for size, end in zip(sizes, ends, strict=True))
-            self._residuals.update(zip(names, views, strict=True))
+            self._residuals.update(zip(key, views, strict=True))
         return vector
 
     @_one_at_a_time

@@ -171,9 +171,7 @@ class WholeConfig:
 
     def encode(self) -> Any:
         """Accumulates, selects, encodes, and subtracts what is sent."""
-        return bundle.encode(
-            self._vector, self._residual, self._velocity, self._slices, 1, False, lambda one: one.config.error_feedback
-        )
+        return bundle.encode(self._vector, self._residual, self._velocity, self._slices, 1, False)
 
     def decode(self) -> None:
         """Decodes one rank's message and adds it up."""

@@ -67,8 +67,9 @@ class TorchCollectives(HorovodCollectives):
             name: of this kind of meeting.
             hear: called with the sum of all ranks' words.
         """
-        with suppress(Exception):
-            self.wait_meeting()  # of a step that was forgotten: other ranks may wait for what it holds back
+        if self._meeting is not None:  # of a step that was forgotten: other ranks may wait for what it holds back
+            with suppress(Exception):
+                self.wait_meeting()
         self._held.clear()
         self._total = self._failure = None
         self._hear = hear
@@ -173,8 +174,12 @@ class TorchCollectives(HorovodCollectives):
         A meeting that found anything is left to ``wait_meeting``, after the backward pass. Here, this rank would wait
         for the others or raise an error before it has started all gradients of the step, for which the others wait.
         """
-        tensor = self._tensors.tensor(data)
-        started = _Started(tensor.to(wire_device(tensor)), f"{self.prefix}.{name}", process_set, splits)
+        if isinstance(data, np.ndarray):
+            tensor = torch.from_numpy(data)
+        else:
+            tensor = self._tensors.tensor(data)
+            tensor = tensor.to(wire_device(tensor))
+        started = _Started(tensor, f"{self.prefix}.{name}", process_set, splits)
         with self._lock:
             if self._meeting is not None:
                 if self._total is None and hvd.poll(self._meeting):
@@ -190,8 +195,11 @@ class TorchCollectives(HorovodCollectives):
 
     def wait_allgather(self, pending: _Started) -> U8:
         """Waits for it."""
-        self.wait_meeting()
-        return self._received(self._result(pending.handle))
+        if self._meeting is not None or self._failure is not None:
+            self.wait_meeting()
+        tensor = self._result(pending.handle)
+        received: U8 = self._received(tensor) if tensor.is_cuda else tensor.numpy()
+        return received
 
     def wait_alltoall(self, pending: _Started) -> tuple[U8, list[int]]:
         """Waits for it."""
@@ -244,7 +252,8 @@ class TorchCollectives(HorovodCollectives):
 
     def _start(self, one: _Started) -> None:
         key = one.name, one.process_set.process_set_id
-        self._wait_for_forgotten(key)
+        if self._last.get(key) in self._flying:
+            self._wait_for_forgotten(key)
         if one.splits is None:
             one.handle = hvd.allgather_async(one.tensor, one.name, one.process_set)
         else:

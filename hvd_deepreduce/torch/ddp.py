@@ -20,7 +20,7 @@ from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine.reporting import Reporting
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.engine.stats import Report, Stats
-from hvd_deepreduce.torch.ddp_driver import Buckets, Loaded, for_buckets, models_of
+from hvd_deepreduce.torch.ddp_driver import Buckets, Loaded, Models, for_buckets
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.rendezvous import Rendezvous
 from hvd_deepreduce.torch.states import as_tensors
@@ -68,6 +68,7 @@ class DeepReduceState(Reporting):
         self._config = for_buckets(Config.load(config, **settings), start_iter)
         self._loaded: Loaded | None = None
         self._before = Stats()
+        self._models = Models(self)
         self._buckets: Buckets | None = None  # the ranks and the model are known when the first bucket comes
 
     @property
@@ -156,9 +157,7 @@ class DeepReduceState(Reporting):
             RuntimeError, TimeoutError: as ``deepreduce_hook``.
         """
         if self._buckets is None:
-            tensors, models = TorchTensors(), models_of(first.parameters()[0])
-            # Another one may have wrapped the same layers, and still be in memory.
-            models.sort(key=lambda model: all(state is not self for _, state in model._comm_hooks))
+            tensors, models = TorchTensors(), self._models.of(first.parameters()[0])
             whole = models[0].process_group if models else self.process_group
             group = self.process_group or whole
             limit = None if self.timeout is None else self.timeout.total_seconds()

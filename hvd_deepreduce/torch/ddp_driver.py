@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_deepreduce.codecs.interfaces import Floats
@@ -42,7 +43,7 @@ class Buckets:
         collectives: of the model's ranks.
         tensors: PyTorch's.
         start_iter: iterations that are not compressed.
-        models: from ``models_of``; first the one whose buckets these are.
+        models: from ``Models``; first the one whose buckets these are.
         loaded: a state to begin with; None: begin anew.
 
     Raises:
@@ -69,8 +70,9 @@ class Buckets:
         try:
             if not models:
                 raise RuntimeError(
-                    "the DistributedDataParallel model of a gradient was not found: if gc.freeze() was called after "
-                    "the model was made, call gc.unfreeze() before the first backward()"
+                    "the DistributedDataParallel model of a gradient was not found, since it was not called after "
+                    "register_comm_hook: register the hook before the first forward pass, and call the model itself, "
+                    "as model(x)"
                 )
             if any(isinstance(one, DistributedDataParallel) for model in models for one in model.module.modules()):
                 raise RuntimeError(
@@ -335,10 +337,37 @@ class Buckets:
             future.set_result(buffer)
 
 
-def models_of(parameter: torch.Tensor) -> list[DistributedDataParallel]:
-    """The models that DDP trains with this parameter. DDP shows a hook none of them: they are searched for, once."""
-    models = [one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel)]
-    return [model for model in models if any(one is parameter for one in model.parameters())]
+class Models:
+    """Finds the DDP model of a hook's state, which DDP does not show to the hook: it is called before its gradients
+    come. Until then, PyTorch tells us of each module that is called.
+
+    Args:
+        state: that the hook is registered with.
+    """
+
+    def __init__(self, state: Any) -> None:
+        self._called: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+        self._own: Callable[[], DistributedDataParallel | None] = lambda: None
+        known = weakref.ref(state)
+
+        def look(module: torch.nn.Module, _: object) -> None:
+            if isinstance(module, DistributedDataParallel):
+                self._called.add(module)
+                if any(one is known() for _, one in module._comm_hooks):
+                    self._own = weakref.ref(module)
+                    self._handle.remove()
+
+        self._handle = register_module_forward_pre_hook(look)
+        weakref.finalize(state, self._handle.remove).atexit = False
+
+    def of(self, parameter: torch.Tensor) -> list[DistributedDataParallel]:
+        """The models that were called and train this parameter; first the one with the state."""
+        self._handle.remove()
+        own, called = self._own(), list(self._called)
+        if own is None:
+            return []
+        around = [one for one in called if one is not own and any(p is parameter for p in one.parameters())]
+        return [own, *around]
 
 
 def for_buckets(config: Config, start_iter: int) -> Config:

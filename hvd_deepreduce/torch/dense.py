@@ -32,18 +32,19 @@ class Rest:
 
     Attributes:
         left: how many follow.
+        begun: whether the dense steps have begun, and not ended.
     """
 
     def __init__(self, as_it_is: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]) -> None:
         self.left = self._taken = 0
         self._as_it_is = as_it_is
-        self._came = False
+        self._came = self.begun = False
         self._wire, self._dense = Traffic(), 0
 
     def begin(self, engine: Engine, steps: int) -> None:
         """So many steps follow that send as much as the one that is under way."""
         last = engine.stats.last
-        self.left, self._taken, self._came = steps, 0, False
+        self.left, self._taken, self._came, self.begun = steps, 0, False, True
         self._wire, self._dense = Traffic(last.bytes_sent, last.bytes_received), last.dense_bytes
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -67,7 +68,7 @@ class Rest:
         """No more follow."""
         if engine.choice is not None:
             engine.choice.skip(self._taken)
-        self.left = 0
+        self.left, self.begun = 0, False
 
 
 def as_it_came(tensor: torch.Tensor, given: torch.Tensor | None) -> torch.Tensor:

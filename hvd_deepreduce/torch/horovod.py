@@ -12,6 +12,9 @@ import gc
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
+from itertools import chain
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,7 @@ BROADCAST = (
     "Before the first step, call hvd.broadcast_parameters(model.state_dict(), root_rank=0), with process_set= if "
     "DeepReduce has one; or load the same checkpoint on all ranks"
 )
+_IS_TRAINED, _DEVICE, _PARAMS = attrgetter("requires_grad"), attrgetter("device"), itemgetter("params")
 _models: weakref.WeakKeyDictionary[DeepReduce, set[int]] = weakref.WeakKeyDictionary()
 """Ids of the parameters of each DeepReduce of this process, also of closed ones."""
 INSTEAD = (
@@ -100,7 +104,7 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         _models[self] = own
         # By optimizer: ids of the parameters that were trainable at its first step, and when it was checked last.
         self._first_trained: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
-        self._checked: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
+        self._checked: weakref.WeakKeyDictionary[Any, tuple[list[int], list[bool]]] = weakref.WeakKeyDictionary()
         self._handles: list[Any] = []
         self._hooked = [tensor for tensor in owners.tensors.values() if tensor.requires_grad]
         self._hook()
@@ -118,6 +122,12 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         self._agreed = False
         self._met = False  # in the step that is under way
         self._reduced: set[str] = set()
+        # The parameters that Horovod reduces, and by what they were found: these are asked for at each step.
+        self._found: list[tuple[Parameter, Device]] = []
+        self._found_by: tuple[Any, ...] = ()
+        # In scope ``tensor``: the names of those that are too small to be compressed, under the engine's generation.
+        self._small: frozenset[str] = frozenset()
+        self._small_in = -1
         self._tensors = TorchTensors()
         self._collectives = TorchCollectives(self._tensors, process_set)
         # Whether a new rank may come without a word: it waits for the others at its first gradient, whatever that is.
@@ -196,9 +206,13 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         """
         if tensor is None:
             raise no_instance()
+        if self._rest.begun:
+            return self._rest.compress(tensor)
         engine = self._engine
-        engine.check_open()
-        engine.begin_step()
+        if engine.closed:
+            engine.check_open()
+        if engine.stats.idle:
+            engine.begin_step()
         if tensor.is_sparse:
             return tensor, None  # decompress counts it
         dense_bytes = tensor.numel() * tensor.element_size()
@@ -206,9 +220,14 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
             engine.count_allreduce(dense_bytes, dense_bytes)
             return tensor, None
         parameter, own = self._owners.find(tensor, engine.in_flight)
-        if not self._met and (self._meets_first or not self._whole(parameter, tensor)):
+        if self._small_in != engine.generation:
+            self._find_small()
+        # Whether it is sent whole: it is small, or the step is dense.
+        whole = parameter.name in self._small or (engine.choice is not None and engine.dense)
+        if not self._met and (self._meets_first or not whole):
             self._meet()
-        if self._whole(parameter, tensor):
+            whole = parameter.name in self._small or (engine.choice is not None and engine.dense)
+        if whole:
             if engine.to_flush(parameter):
                 flush(engine, self._tensors, parameter, tensor)
             sent, copied = as_it_is(tensor)
@@ -217,7 +236,10 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         ticket = self._reducer.start(parameter, tensor, own)
         self._carriers_sent += 1
         self._dense_bytes += traffic.allreduce(dense_bytes, self._ranks).sent
-        return self._carrier(parameter, tensor), ticket
+        carrier = self._carriers.get(parameter.name)
+        if carrier is None or carrier.is_cuda or tensor.is_cuda:
+            carrier = self._carrier(parameter, tensor)
+        return carrier, ticket
 
     def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
         """Called by Horovod with the allreduced carrier; returns the reduced gradient, in the gradient's own memory.
@@ -227,9 +249,12 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
             MismatchError: the ranks' configs differ.
             RuntimeError: ``close`` was called.
         """
+        if self._rest.begun:
+            return as_it_came(tensor, ctx)
         engine = self._engine
         try:
-            engine.check_open()
+            if engine.closed:
+                engine.check_open()
             if isinstance(ctx, Ticket):
                 tensor = self._reducer.finish(ctx, float(tensor) / self._ranks)
             elif tensor.is_sparse:
@@ -287,17 +312,23 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
             RuntimeError: a parameter was unfrozen, or given to the optimizer, after that was made; or ``close`` was
                 called.
         """
-        self._engine.check_open()
-        self._step_aside()
+        engine = self._engine
+        if engine.closed:
+            engine.check_open()
+        if engine.choice is not None:
+            self._step_aside()
         if self._optimizers is not None:
             self._optimizers.add(optimizer)
         if getattr(optimizer, "op", hvd.Adasum) == hvd.Adasum:  # its own class has none
             raise ValueError(f"the optimizer has {ADASUM}")
-        trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        numbers = [id(parameter) for parameter in trained]  # hashing tensors takes long
-        self._check_momentum(optimizer)
-        if self._checked.get(optimizer) == numbers:
+        if engine.has_velocity:
+            self._check_momentum(optimizer)
+        every = list(chain.from_iterable(map(_PARAMS, optimizer.param_groups)))
+        seen = list(map(id, every)), list(map(_IS_TRAINED, every))  # hashing tensors takes long
+        if self._checked.get(optimizer) == seen:
             return
+        trained = [parameter for parameter in every if parameter.requires_grad]
+        numbers = [id(parameter) for parameter in trained]
         for parameter in trained:
             if self._owners.of(parameter) is None:
                 raise self._owners.unknown(parameter)
@@ -308,8 +339,8 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         if late:
             optimizer.synchronize()  # nothing stays in flight
             raise RuntimeError(LATE.format(names=", ".join(late[:5]) + ", ..." * (len(late) > 5)))
-        adaptive.look_at(self._engine, optimizer, INSTEAD)
-        self._checked[optimizer] = numbers
+        adaptive.look_at(engine, optimizer, INSTEAD)
+        self._checked[optimizer] = seen
 
     def _step_aside(self) -> None:
         """Before each step of an optimizer: with ``mode: auto``, while steps are dense for certain and nothing waits in
@@ -324,12 +355,10 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
             if certain and not any(map(engine.to_flush, engine.parameters.values())):
                 rest.begin(engine, certain)
                 _remove(self._handles)
-                self.__dict__.update(compress=rest.compress, decompress=as_it_came)
 
     def _come_back(self) -> None:
         """Ends what ``_step_aside`` has begun."""
-        if self.__dict__.pop("compress", None) is not None:
-            del self.__dict__["decompress"]
+        if self._rest.begun:
             self._rest.end(self._engine)
             self._hook()
 
@@ -341,8 +370,6 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
 
     def _check_momentum(self, optimizer: Any) -> None:
         """Under the memory ``dgc`` the momentum is applied before the residual, and must not be applied again."""
-        if not self._engine.config.has_velocity:
-            return
         for group in optimizer.param_groups:
             for key in ("momentum", "betas"):
                 if group.get(key):
@@ -353,12 +380,11 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
                     )
 
     def _came(self, tensor: torch.Tensor) -> None:
-        """Notes the parameter whose gradient came last. Starts the exchange of a sparse one that Horovod is about to
-        send, and notes its bytes, since Horovod shows only the ranks' sum."""
-        self._owners.latest = tensor
+        """A sparse gradient came: starts its exchange, if Horovod is about to send it, and notes its bytes, since
+        Horovod shows only the ranks' sum."""
         gradient = tensor.grad
         process_set = self._collectives.process_set
-        if gradient is not None and gradient.is_sparse and process_set.included() and process_set.size() > 1:
+        if gradient is not None and process_set.included() and process_set.size() > 1:
             self._engine.begin_step()
             self._start_sparse(tensor, gradient)
             assert tensor.grad is not None
@@ -367,7 +393,9 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
 
     def _is_apart(self, parameter: Parameter) -> bool:
         """Whether the parameter's gradients are in no bucket: they are sparse, or too small to be compressed."""
-        return parameter.name in self._sent_alone or self._small(parameter, self._owners.tensors[parameter.name])
+        if self._small_in != self._engine.generation:
+            self._find_small()
+        return parameter.name in self._sent_alone or parameter.name in self._small
 
     def _send_tables_alone(self) -> None:
         """Forgets which parameters have had sparse gradients; those of PyTorch's embeddings are known."""
@@ -395,7 +423,7 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
             or not gradient.is_floating_point()
             or not 0 < gradient.numel() <= MAX_NUMEL
             or parameter.number >= sparse.MOST
-            or self._small(parameter, tensor)
+            or self._is_small(parameter)
             or not self._sends(tensor)
         ):
             return
@@ -448,15 +476,16 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         dense = traffic.allreduce(total.numel() * total.element_size(), ranks).sent
         self._engine.stats.add(wire=traffic.allgather(own, size, ranks), dense=dense)
 
-    def _small(self, parameter: Parameter, tensor: torch.Tensor) -> bool:
-        """Whether the gradient is sent uncompressed."""
+    def _find_small(self) -> None:
+        """Finds the parameters whose gradients are sent uncompressed."""
+        tensors, engine = self._owners.tensors, self._engine
+        self._small = frozenset(filter(lambda name: self._is_small(engine.parameters[name]), tensors))
+        self._small_in = engine.generation
+
+    def _is_small(self, parameter: Parameter) -> bool:
+        tensor = self._owners.tensors[parameter.name]
         itemsize = 4 if tensor.dtype == torch.bfloat16 else tensor.element_size()
         return self._engine.uncompressed(parameter, tensor.numel(), itemsize)
-
-    def _whole(self, parameter: Parameter, tensor: torch.Tensor) -> bool:
-        """As ``_small``; or the step is dense."""
-        engine = self._engine
-        return engine.dense or (engine.config.scope == "tensor" and self._small(parameter, tensor))
 
     @property
     def _meets_first(self) -> bool:
@@ -466,13 +495,10 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
     def _meet(self) -> None:
         """Begins a step: starts its meeting; waits for it, and compares the ranks, where that was not done yet."""
         engine, collectives = self._engine, self._collectives
-        self._ranks = collectives.size()
+        word = engine.word(self._agreed, place=engine.place())
+        self._ranks = engine.ranks
         self._ones.fill_(1.0)
-        collectives.start_meeting(
-            engine.word(self._agreed, place=engine.place()),
-            "step",
-            lambda total: engine.hear(total, self._compare_ranks, SAME_STEPS),
-        )
+        collectives.start_meeting(word, "step", partial(engine.hear, agree=self._compare_ranks, advice=SAME_STEPS))
         if not self._agreed:
             # In an elastic job the others may be in their steps.
             collectives.await_all(None if collectives.elastic() else self._dense_name())
@@ -500,7 +526,7 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
                 (
                     p.name,
                     p.shape,
-                    p.dtype + " frozen" * (p.name not in trained) + " uncompressed" * self._small(p, tensors[p.name]),
+                    p.dtype + " frozen" * (p.name not in trained) + " uncompressed" * self._is_small(p),
                 )
                 for p in self._engine.parameters.values()
             ],
@@ -514,19 +540,24 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
     def _trained(self) -> list[tuple[Parameter, Device]]:
         """The parameters that Horovod reduces. Those that were frozen later stay: Horovod sends zeros for them."""
         tensors = self._owners.tensors
-        self._reduced.update(name for name, tensor in tensors.items() if tensor.requires_grad)
-        return [
-            (parameter, self._tensors.device(tensors[name]))
-            for name, parameter in self._engine.parameters.items()
-            if name in self._reduced
-        ]
+        every = tensors.values()
+        by = id(self._engine.parameters), self._sent_alone, list(map(_IS_TRAINED, every)), list(map(_DEVICE, every))
+        if by != self._found_by:
+            self._found_by = by[0], frozenset(by[1]), *by[2:]
+            self._reduced.update(name for name, tensor in tensors.items() if tensor.requires_grad)
+            self._found = [
+                (parameter, self._tensors.device(tensors[name]))
+                for name, parameter in self._engine.parameters.items()
+                if name in self._reduced
+            ]
+        return self._found
 
     def _carrier(self, parameter: Parameter, gradient: torch.Tensor) -> torch.Tensor:
         """The parameter's carrier, 1.0, where Horovod takes it. One tensor for all steps: Horovod reduces it in place,
         and has ended before the parameter's next gradient comes. Those on the host are elements of ``_ones``, which
         was filled when the step began; on a GPU, streams may differ."""
         carrier = self._carriers.get(parameter.name)
-        if carrier is None or ((gradient.is_cuda or carrier.is_cuda) and carrier.device != wire_device(gradient)):
+        if carrier is None or carrier.device != wire_device(gradient):
             one, where = self._ones[parameter.number : parameter.number + 1], wire_device(gradient)
             carrier = self._carriers[parameter.name] = one if where.type == "cpu" else one.to(where)
         return carrier.fill_(1.0) if carrier.is_cuda else carrier
@@ -538,7 +569,9 @@ def _noting_latest(compression: weakref.ref[DeepReduce]) -> Callable[[torch.Tens
     def note(tensor: torch.Tensor) -> None:
         known = compression()
         if known is not None:
-            known._came(tensor)
+            known._owners.latest, gradient = tensor, tensor.grad
+            if gradient is not None and gradient.is_sparse:
+                known._came(tensor)
 
     return note
 

@@ -31,6 +31,7 @@ class Owners:
         model: the module, if one was given.
         tensors: the model's own, by name.
         parameters: in the same order.
+        formats: the shape of each parameter, and whether it is float64, by name.
         latest: the tensor whose gradient came last, where hooks have noted it.
     """
 
@@ -56,6 +57,7 @@ class Owners:
         ]
         self.latest: torch.Tensor | None = None
         self._of = {id(self.tensors[parameter.name]): parameter for parameter in self.parameters}
+        self.formats = {one.name: (one.shape, one.accumulated_in.itemsize == 8) for one in self.parameters}
         self._by_shape: dict[tuple[int, ...], list[tuple[Parameter, torch.Tensor]]] = {}
         for parameter in self.parameters:
             self._by_shape.setdefault(parameter.shape, []).append((parameter, self.tensors[parameter.name]))
@@ -83,9 +85,12 @@ class Owners:
             ValueError: there is none, or several may be it; or it has another shape, or another width, than its
                 parameter had: the memory that was laid out for it has another size.
         """
-        parameter, own = self._find(gradient, in_flight)
-        wide = gradient.dtype == torch.float64
-        if gradient.shape != parameter.shape or wide != (parameter.accumulated_in.itemsize == 8):
+        latest = self.latest
+        if latest is not None and latest.grad is gradient:
+            parameter, own = self._of[id(latest)], True
+        else:
+            parameter, own = self._find(gradient, in_flight)
+        if (gradient.shape, gradient.dtype == torch.float64) != self.formats[parameter.name]:
             raise ValueError(
                 f"the gradient of {parameter.name} is {gradient.dtype} {list(gradient.shape)}, but the parameter was "
                 f"{parameter.dtype} {list(parameter.shape)} when DeepReduce was made: convert or resize the model "
@@ -95,8 +100,6 @@ class Owners:
 
     def _find(self, gradient: torch.Tensor, in_flight: Container[str]) -> tuple[Parameter, bool]:
         latest = self.latest
-        if latest is not None and latest.grad is gradient:
-            return self.named(latest), True
         candidates = self._by_shape.get(tuple(gradient.shape), [])
         for parameter, tensor in candidates:
             if tensor.grad is gradient:

@@ -45,6 +45,8 @@ def hashes(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
 class TorchTensors(Tensors[torch.Tensor]):
     """Gradients in a host's or a CUDA device's memory."""
 
+    small = SMALL
+
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}  # of ``apart``
 
@@ -90,7 +92,7 @@ class TorchTensors(Tensors[torch.Tensor]):
 
     def waits(self, gradient: torch.Tensor) -> bool:
         """Where one more copy takes less time than a call for each gradient."""
-        return gradient.numel() <= SMALL and gradient.dtype in _NUMPY and gradient.is_contiguous()
+        return gradient.dtype in _NUMPY and gradient.is_contiguous()
 
     def put_many(self, waiting: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
         """Copies what is not in the bucket's memory yet, all in one call."""

@@ -38,7 +38,7 @@ from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.local_sgd import LocalSGD
 from hvd_deepreduce.torch.tensors import TorchTensors
 from hvd_deepreduce.wire import standalone as wire
-from tests.adapters import containers, timelines
+from tests.adapters import calls, containers, timelines
 from tests.adapters.optimizer_warnings import heard
 from tests.adapters.reports import Heard
 from tests.adapters.scopes import TWO_LEVELS, ranks_of_node
@@ -215,6 +215,27 @@ def trained_and_added_up(model, seen):
                 at += parameter.numel()
         seen.clear()
     return taken, given
+
+
+@case
+def a_step_takes_few_python_calls():
+    """What does not change from step to step is made once."""
+    for layers, limit in ((1, 104), (11, 251)):
+        torch.manual_seed(0)
+        layer = partial(nn.Linear, 300, 300, bias=False)
+        model, state = DDP(nn.Sequential(*(layer() for _ in range(layers)))), ddp.DeepReduceState()
+        model.register_comm_hook(state, ddp.deepreduce_hook)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(number, model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            generator = torch.Generator().manual_seed(number * dist.get_world_size() + dist.get_rank())
+            model(torch.randn(8, 300, generator=generator)).square().mean().backward()
+            optimizer.step()
+
+        seen = calls.of_a_step(step)
+        assert state.stats()["last_step"]["bytes_sent"] > 0 and len(seen) <= limit, seen
+        state.close()
 
 
 @case

@@ -27,7 +27,7 @@ from hvd_deepreduce.tools import gradient_file
 from hvd_deepreduce.torch import Capture, DeepReduce, LocalSGD, tensors
 from hvd_deepreduce.wire import standalone as wire
 from tests import cuda_emulator
-from tests.adapters import containers, dgc_job, timelines
+from tests.adapters import calls, containers, dgc_job, timelines
 from tests.adapters.optimizer_warnings import heard
 from tests.adapters.reports import Heard
 from tests.adapters.scopes import SCOPES, TWO_LEVELS, WITHOUT_MPI, ranks_of_node
@@ -126,6 +126,32 @@ def lossless_equals_dense_with_a_list_of_groups():
         train(model, compression, groups=[parameters[:2], parameters[3:5]])
     assert torch.allclose(flat(dense), flat(ours), rtol=1e-4, atol=1e-6)
     same_everywhere(ours)
+
+
+@case
+def a_step_takes_few_python_calls():
+    """What does not change from step to step is made once, for gradients that are copied alone, and together."""
+    for width in (200, 30):
+        counts = {}
+        for layers in (1, 11):
+            torch.manual_seed(0)
+            model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+            with DeepReduce(model) as compression:
+                optimizer = hvd.DistributedOptimizer(
+                    torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression
+                )
+
+                def step(number, model=model, optimizer=optimizer, width=width):
+                    optimizer.zero_grad()
+                    generator = torch.Generator().manual_seed(number * hvd.size() + hvd.rank())
+                    model(torch.randn(8, width, generator=generator)).square().mean().backward()
+                    optimizer.step()
+
+                seen = calls.of_a_step(step)
+                counts[layers] = len(seen)
+                assert compression.stats()["last_step"]["bytes_sent"] > 0
+            assert layers > 1 or len(seen) <= 120, seen
+        assert counts[11] - counts[1] <= 10 * 12, counts
 
 
 @case

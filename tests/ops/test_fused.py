@@ -34,7 +34,7 @@ def gathered(pipeline, sizes, ranks):
     for rank in range(ranks):
         parts = [one._replace(key=one.key._replace(rank=rank)) for one in slices(pipeline, sizes)]
         gradient = cases.random(sum(sizes), seed=rank)
-        sent.append(bundle.encode(gradient, None, None, parts, ranks, True, lambda _: False))
+        sent.append(bundle.encode(gradient, None, None, parts, ranks, True))
     return np.concatenate(sent)
 
 

@@ -37,7 +37,7 @@ def gathered(pipeline, sizes, ranks, dtype=np.float32):
     for rank in range(ranks):
         parts = [one._replace(key=KEY._replace(rank=rank)) for one in slices]
         gradient = cases.random(sum(sizes), dtype, seed=rank)
-        sent.append(bundle.encode(gradient, None, None, parts, ranks, True, lambda _: False))
+        sent.append(bundle.encode(gradient, None, None, parts, ranks, True))
     return np.concatenate(sent), slices
 
 

@@ -3,6 +3,7 @@
 Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018; the first sparsifier of DeepReduce (section 2).
 """
 
+from functools import lru_cache
 from typing import Literal
 
 from pydantic import Field
@@ -11,6 +12,7 @@ from hvd_deepreduce.codecs.interfaces import U32, Floats, RngKey, Sparsifier, sp
 from hvd_deepreduce.ops import select
 
 
+@lru_cache(4096)
 def kept_of(density: float, numel: int) -> int:
     """How many of ``numel`` elements a density keeps: ``floor(density * numel)``, but at least one unless ``numel`` is
     0."""

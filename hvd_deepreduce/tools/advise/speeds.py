@@ -106,7 +106,7 @@ def codec(config: Config, sizes: Sequence[int], vectors: Sequence[F32], threads:
         slices = [bundle.Slice(pipeline, piece, RngKey(0, number, step)) for number, piece in enumerate(pieces)]
         vector = vectors[step % len(vectors)][:numel]
         begin = perf_counter()
-        own = bundle.encode(vector, residual, velocity, slices, 1, False, lambda one: one.config.error_feedback)
+        own = bundle.encode(vector, residual, velocity, slices, 1, False)
         seconds.append(perf_counter() - begin)
     kept = sum(kept_of_vector(config, end - begin) for begin, end in pieces)
     out = np.empty(numel, np.float32)

@@ -1,0 +1,49 @@
+"""Counts the calls of the package's Python functions."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import hvd_deepreduce
+
+PACKAGE = str(Path(hvd_deepreduce.__file__).parent)
+
+
+class Calls:
+    """Within ``with calls:``, this thread and those that begin are watched; ``calls.on`` says whether they are counted.
+
+    Functions, properties, comprehensions and lambdas count; C functions, and what Python generates, do not.
+
+    Attributes:
+        seen: the functions that were called, in order.
+    """
+
+    def __init__(self) -> None:
+        self.on = False
+        self.seen: list[str] = []
+
+    def __call__(self, frame, event, argument) -> None:
+        if self.on and event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            self.seen.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}")
+
+    def __enter__(self) -> Calls:
+        threading.setprofile(self)
+        sys.setprofile(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        threading.setprofile(None)
+        sys.setprofile(None)
+
+
+def of_a_step(step, warm_up: int = 3) -> list[str]:
+    """The calls of ``step(number)`` after so many other steps."""
+    with Calls() as calls:
+        for number in range(warm_up):
+            step(number)
+        calls.on = True
+        step(warm_up)
+        calls.on = False
+    return calls.seen
