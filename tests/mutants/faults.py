@@ -11,7 +11,7 @@ FAULTS: list[tuple[str, str, str, str]] = [
      "uniform.encode(x, self.bucket_size, steps, *key[:3], 0)",
      "tests/value/test_uniform.py"),
     ("codecs", "if not 1 <= bits <= 16 or entropy:", "if not 1 <= bits <= 16:",
-     "tests/value/test_uniform.py"),
+     "tests/test_padding.py"),
     ("codecs", "if coded.size < numbers.size:", "if coded.size > numbers.size:",
      "tests/value/test_quantile.py"),
     ("codecs", "select.threshold_of(indices, values, self.threshold, threads)",
