@@ -26,11 +26,11 @@ from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.codecs.sparse_tensor import MAX_NUMEL
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Device, Engine, Parameter, Reducer, Snapshot, Ticket, Told, adaptive
-from hvd_deepreduce.engine.reducer import in_flight
 from hvd_deepreduce.engine.reporting import Reporting
 from hvd_deepreduce.engine.small import CARRIER_BYTES
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.engine.stats import Report, Stats
+from hvd_deepreduce.engine.ticket import in_flight
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.horovod import SAME_STEPS
 from hvd_deepreduce.torch import sparse
