@@ -44,8 +44,9 @@ from hvd_deepreduce.engine.collectives import Collectives
 from hvd_deepreduce.engine.engine import Engine
 from hvd_deepreduce.engine.parameter import Parameter
 from hvd_deepreduce.engine.rank_state import ElasticState, Snapshot
-from hvd_deepreduce.engine.reducer import Reducer, Ticket
+from hvd_deepreduce.engine.reducer import Reducer
 from hvd_deepreduce.engine.tensors import Device, Tensors
+from hvd_deepreduce.engine.ticket import Ticket
 
 __all__ = [
     "Bucket",

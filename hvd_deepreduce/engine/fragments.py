@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Generic
 
 from hvd_deepreduce.engine.parameter import Parameter
-from hvd_deepreduce.engine.reducer import Reducer, Ticket
+from hvd_deepreduce.engine.reducer import Reducer
 from hvd_deepreduce.engine.tensors import G
+from hvd_deepreduce.engine.ticket import Ticket
 
 FRAGMENT_COUNTS = ("due", "began", "outer_steps")
 """What a state has of each fragment."""

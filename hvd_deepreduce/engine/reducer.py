@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from threading import Lock
@@ -14,41 +13,14 @@ from typing import Any, Generic
 
 import numpy as np
 
-from hvd_deepreduce.codecs.interfaces import U8, Floats, RngKey
+from hvd_deepreduce.codecs.interfaces import U8
 from hvd_deepreduce.engine.buckets import Bucket, BucketLayout, Member
 from hvd_deepreduce.engine.engine import Engine
 from hvd_deepreduce.engine.parameter import Parameter
 from hvd_deepreduce.engine.tensors import Device, G, Tensors
+from hvd_deepreduce.engine.ticket import Ticket, in_flight
 
 _NAME = attrgetter("name")
-
-
-@dataclass(slots=True)
-class Ticket(Generic[G]):
-    """A gradient, or a bucket of gradients, between ``start`` and ``finish``.
-
-    Attributes:
-        parameters: whose gradients it holds.
-        gradient: the tensor that was given; None before ``start`` and after ``finish``.
-        device: of ``gradient``.
-        bucket: in which it is sent; None: it is sent alone.
-        flat, key, pending: of a gradient that is sent alone: its flat array, its container's key, and its allgather.
-        back: from ``Tensors.return_to``, where ``flat`` was made.
-        small: whether it has at most ``Tensors.small`` elements.
-        waits: whether ``gradient`` is copied into the bucket together with others, and its part of the bucket, a view
-            made by ``Tensors.view``, is the result.
-    """
-
-    parameters: Sequence[Parameter]
-    gradient: G | None
-    device: Device
-    bucket: Bucket | None = None
-    flat: Floats | None = None
-    key: RngKey | None = None
-    pending: Any = None
-    back: Callable[[], None] | None = None
-    waits: bool = False
-    small: bool = False
 
 
 class Reducer(Generic[G]):
@@ -461,12 +433,3 @@ class Reducer(Generic[G]):
             ticket.device, ticket.small = where, parameter.numel <= self._tensors.small
         self._laid_out = given
         return layout
-
-
-def in_flight(parameter: Parameter) -> RuntimeError:
-    """For a gradient that comes before the last one of its parameter was reduced."""
-    return RuntimeError(
-        f"the gradient of {parameter.name} is still in flight: call optimizer.step() or optimizer.synchronize() before "
-        "the next backward(). One hvd.DistributedOptimizer alone may have the parameter; for several backward() in a "
-        "step, give it backward_passes_per_step"
-    )

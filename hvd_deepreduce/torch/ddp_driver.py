@@ -104,6 +104,8 @@ class Buckets:
         self._spoken: tuple[Any, torch.Tensor] | None = None  # a meeting that this rank has begun before its step
         # Of this step's buckets, where exchanges have several collectives: lets one go on.
         self._turns: list[Callable[[], bool]] = []
+        # By bucket: the ids of its parameters' tensors, the parameters, and their sizes.
+        self._divided: dict[int, tuple[Sequence[int], list[Parameter], list[int]]] = {}
         optimizers.find(self.engine, self._parameter_of)
 
     def synchronize(self) -> None:
@@ -134,7 +136,7 @@ class Buckets:
         self._starter.shutdown()
         self._finisher.shutdown()
         self.engine.close()
-        self._pairs, self._parameter_of = {}, {}
+        self._pairs, self._parameter_of, self._divided = {}, {}, {}
 
     # A step
 
@@ -243,10 +245,14 @@ class Buckets:
                 buffer.record_stream(torch.cuda.current_stream(buffer.device))
             begun, self._flags_due = self._collectives.exchanges, self._find_unused
             try:
-                parameters = [self._parameter(tensor) for tensor in tensors]
-                parts = list(torch.split(buffer, [parameter.numel for parameter in parameters]))
+                ids = list(map(id, tensors))
+                known, parameters, sizes = self._divided.get(number, ((), [], []))
+                if known != ids:
+                    parameters = [self._parameter(tensor) for tensor in tensors]
+                    sizes = [parameter.numel for parameter in parameters]
+                    self._divided[number] = ids, parameters, sizes
                 start = self._start_dense if self._dense else self._start_compressed
-                return start(number, parameters, parts, buffer)
+                return start(number, parameters, list(torch.split(buffer, sizes)), buffer)
             except Exception as error:
                 if not self._dense and self._collectives.exchanges == begun:  # the others wait for this rank
                     if self.engine.levels is not None and self._flags_due:  # which the others are waiting for
@@ -309,7 +315,7 @@ class Buckets:
                 return lambda: None
         # Under fp16_compress_wrapper the buffer has another dtype than the parameters.
         dtype = torch.float64 if parameters[0].accumulated_in.itemsize == 8 else buffer.dtype
-        whole = dtype == buffer.dtype and sum(part.numel() for part in parts) == buffer.numel()
+        whole = dtype == buffer.dtype and sum(map(len, parts)) == len(buffer)
         gradient = buffer if whole else torch.cat(parts).to(dtype)
         ticket = self._reducer.start_bucket(parameters, number, gradient)
         if self.engine.in_slices:

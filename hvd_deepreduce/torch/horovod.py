@@ -26,9 +26,9 @@ from hvd_deepreduce.codecs.sparse_tensor import MAX_NUMEL
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Device, ElasticState, Engine, Parameter, Reducer, Snapshot, Ticket, adaptive
 from hvd_deepreduce.engine.compression import Compression
-from hvd_deepreduce.engine.reducer import in_flight
 from hvd_deepreduce.engine.small import CARRIER_BYTES
 from hvd_deepreduce.engine.state import Reshard, State
+from hvd_deepreduce.engine.ticket import in_flight
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.horovod import SAME_STEPS
 from hvd_deepreduce.torch import sparse

@@ -38,12 +38,14 @@ class Calls:
         sys.setprofile(None)
 
 
-def of_a_step(step, warm_up: int = 3) -> list[str]:
-    """The calls of ``step(number)`` after so many other steps."""
+def of_a_step(step, warm_up: int = 3, steps: int = 20) -> list[str]:
+    """The calls of ``step(number)`` after so many other steps. Of several steps the one with the fewest: a rank that
+    the others have waited for finds the step's meeting over earlier, and asks for it once more."""
+    counted = []
     with Calls() as calls:
-        for number in range(warm_up):
+        for number in range(warm_up + steps):
+            calls.seen, calls.on = [], number >= warm_up
             step(number)
-        calls.on = True
-        step(warm_up)
-        calls.on = False
-    return calls.seen
+            calls.on = False
+            counted.append(calls.seen)
+    return min(counted[warm_up:], key=len)

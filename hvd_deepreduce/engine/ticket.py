@@ -1,0 +1,49 @@
+"""A gradient, or a bucket of gradients, on its way through the ``Reducer``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic
+
+from hvd_deepreduce.codecs.interfaces import Floats, RngKey
+from hvd_deepreduce.engine.buckets import Bucket
+from hvd_deepreduce.engine.parameter import Parameter
+from hvd_deepreduce.engine.tensors import Device, G
+
+
+@dataclass(slots=True)
+class Ticket(Generic[G]):
+    """A gradient, or a bucket of gradients, between ``start`` and ``finish``.
+
+    Attributes:
+        parameters: whose gradients it holds.
+        gradient: the tensor that was given; None before ``start`` and after ``finish``.
+        device: of ``gradient``.
+        bucket: in which it is sent; None: it is sent alone.
+        flat, key, pending: of a gradient that is sent alone: its flat array, its container's key, and its allgather.
+        back: from ``Tensors.return_to``, where ``flat`` was made.
+        small: whether it has at most ``Tensors.small`` elements.
+        waits: whether ``gradient`` is copied into the bucket together with others, and its part of the bucket, a view
+            made by ``Tensors.view``, is the result.
+    """
+
+    parameters: Sequence[Parameter]
+    gradient: G | None
+    device: Device
+    bucket: Bucket | None = None
+    flat: Floats | None = None
+    key: RngKey | None = None
+    pending: Any = None
+    back: Callable[[], None] | None = None
+    waits: bool = False
+    small: bool = False
+
+
+def in_flight(parameter: Parameter) -> RuntimeError:
+    """For a gradient that comes before the last one of its parameter was reduced."""
+    return RuntimeError(
+        f"the gradient of {parameter.name} is still in flight: call optimizer.step() or optimizer.synchronize() before "
+        "the next backward(). One hvd.DistributedOptimizer alone may have the parameter; for several backward() in a "
+        "step, give it backward_passes_per_step"
+    )
