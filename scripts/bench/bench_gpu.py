@@ -73,12 +73,12 @@ def main(
     def encode(pipeline: Pipeline, size: int) -> Callable[[int], object]:
         given, kept_back = vectors(size)
         slices = [Slice(pipeline, (0, size), KEY)]
-        return lambda i: bundle.encode(given[i], kept_back[i], None, slices, 2, False, lambda _: True)
+        return lambda i: bundle.encode(given[i], kept_back[i], None, slices, 2, False)
 
     def decode(pipeline: Pipeline, size: int, ranks: int) -> Callable[[int], object]:
         given, _ = vectors(size)
         slices, total = [Slice(pipeline, (0, size), KEY)], cupy.empty(size, np.float32)
-        sent = [bundle.encode(given[i % inputs], None, None, slices, 2, False, lambda _: False) for i in range(ranks)]
+        sent = [bundle.encode(given[i % inputs], None, None, slices, 2, False) for i in range(ranks)]
         gathered = cupy.concatenate(sent)
         return lambda i: bundle.sum_into(total, gathered, ranks, slices, 1.0)
 

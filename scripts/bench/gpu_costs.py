@@ -294,7 +294,7 @@ def table(each: Callable[[str, Estimate], None] = lambda name, estimate: None) -
             "encode",
             name,
             [
-                lambda g=g, r=r, p=p: bundle.encode(g, r, None, p, 2, False, lambda _: True)  # type: ignore[misc]
+                lambda g=g, r=r, p=p: bundle.encode(g, r, None, p, 2, False)  # type: ignore[misc]
                 for g, r, p in zip(there, residuals, slices, strict=True)
             ],
             aims.get("encode"),
