@@ -120,8 +120,8 @@ def attacks() -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
         yield f"qsgd, {entropy}", lambda v=value: encoded(np.ones(NUMEL, np.float32), sparsifier="none", value=v)
     for value in value_codecs.by_name:
         yield f"value {value}", lambda v=value: encoded(noise, sparsifier="none", value=v)
-    for joint in joint_codecs.by_name:
-        yield f"joint {joint}", lambda j=joint: encoded(noise, sparsifier="none", joint=j)
+    for codec in joint_codecs.by_name:
+        yield f"joint {codec}", lambda j=codec: encoded(noise, sparsifier="none", joint=j)
     for bits_ in (1, 9):
         value = {"name": "uniform", "bits": bits_, "bucket_size": 2**31, "rotate": True}
         yield f"uniform, {bits_} bits, rotated", lambda v=value: encoded(noise, sparsifier="none", value=v)

@@ -101,7 +101,7 @@ def test_the_readme_s_command_recommends_what_is_safe(readme):
     assert readme["best"] is None and "--optimizer sgd" in readme["advice"][0]
     assert readme["best_with"]["sgd"] in ("recommended", "fast", "small", "reduce_scatter")
     assert readme["best_with"]["adam"] == "adamw_safe"
-    assert {"smallest", "diloco", "sgd_small", "adamw_safe"} < {one["name"] for one in readme["predictions"]}
+    assert {"smallest", "diloco", "adamw_safe"} < {one["name"] for one in readme["predictions"]}
 
 
 @pytest.mark.parametrize("columns", [80, 120, None])

@@ -18,7 +18,7 @@ from hvd_deepreduce.tools.gradient_file import Vector
 
 GRADIENTS = ("recommended", "fast", "small", "smallest", "reduce_scatter")
 UPDATES = {
-    losses.SGD: ("sgd_small", "sparseloco", "diloco"),
+    losses.SGD: ("adamw_safe", "sparseloco", "diloco"),
     losses.ADAM: ("adamw_safe", "adamw_small", "sparseloco", "diloco"),
 }
 """Presets that are looked at unless others are named; those of LocalSGD by the optimizer's family."""
