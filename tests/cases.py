@@ -21,7 +21,7 @@ from hvd_deepreduce.codecs.interfaces import (
     value_codecs,
 )
 from hvd_deepreduce.config import Config
-from tests import selection
+from tests.pairs import pairs
 
 SETTINGS: dict[str, dict] = {
     "topk": {"density": 0.1},
@@ -41,7 +41,7 @@ JOINT: dict[str, JointCodec] = made(joint_codecs)
 
 SELECTING = [name for name, one in SPARSIFIERS.items() if not one.sends_all]
 COMBINATIONS: list[tuple[str, str | None, str | None, str | None]] = [
-    *((sparsifier, index, value, None) for value, index, sparsifier in selection.pairs(VALUE, INDEX, SELECTING)),
+    *((sparsifier, index, value, None) for value, index, sparsifier in pairs(VALUE, INDEX, SELECTING)),
     *((name, None, value, None) for name in SPARSIFIERS if name not in SELECTING for value in VALUE),
     *((sparsifier, None, None, joint) for sparsifier in SPARSIFIERS for joint in JOINT),
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -21,10 +21,3 @@ def first(values: Iterable[Any], number: int = 1) -> list[Any]:
 def each_third(values: Iterable[tuple[Any, ...]]) -> list[Any]:
     """As ``first``: all but each third have the marker."""
     return [pytest.param(*one, marks=thorough if at % 3 else ()) for at, one in enumerate(values)]
-
-
-def pairs(a: Collection[Any], b: Collection[Any], c: Collection[Any]) -> list[tuple[Any, Any, Any]]:
-    """Triples in which every pair of two values occurs: len(a) * len(b) of them; c is not longer than a or b."""
-    assert len(c) <= min(len(a), len(b)), "give the shortest last"
-    third = list(c)
-    return [(one, two, third[(i + j) % len(third)]) for i, one in enumerate(a) for j, two in enumerate(b)]
