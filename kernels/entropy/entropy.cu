@@ -12,18 +12,19 @@ KERNEL join_chunks(const u64* exits, u32 entries, u64 chunks, u64* starts, u64* 
     const u32 runs = MAPS / entries < THREADS ? MAPS / entries : THREADS;
     const u64 size = (chunks + runs - 1) / runs;
     const u32 mask = (1u << ENTRY_BITS) - 1;
-    // Follows an entry through a run, and calls f(chunk, | words << ENTRY_BITS | entry | before it).
-    const auto follow = [=](u32 run, u64 now, auto f) {
+    // Follows an entry through a run. passed[chunk]: | words << ENTRY_BITS | entry | before the chunk; null: not wanted.
+    // No generic lambda: the NVRTC of CUDA 13.0 takes it for a host function.
+    const auto follow = [=](u32 run, u64 now, u64* passed) {
         const u64 end = (run + 1) * size < chunks ? (run + 1) * size : chunks;
         for (u64 chunk = run * size; chunk < end; ++chunk) {
-            f(chunk, now);
+            if (passed) passed[chunk] = now;
             const u64 exit = exits[chunk * entries + (now & mask)];
             now = ((now >> ENTRY_BITS) + (exit >> 32)) << ENTRY_BITS | (exit & mask);
         }
         return now;
     };
     for (u32 i = threadIdx.x; i < runs * entries; i += THREADS)
-        maps[i] = follow(i / entries, i % entries, [](u64, u64) {});
+        maps[i] = follow(i / entries, i % entries, nullptr);
     __syncthreads();
     if (threadIdx.x == 0) {
         u64 now = 0;
@@ -35,8 +36,7 @@ KERNEL join_chunks(const u64* exits, u32 entries, u64 chunks, u64* starts, u64* 
         *words = now >> ENTRY_BITS;
     }
     __syncthreads();
-    if (threadIdx.x < runs)
-        follow(threadIdx.x, begins[threadIdx.x], [=](u64 chunk, u64 now) { starts[chunk] = now; });
+    if (threadIdx.x < runs) follow(threadIdx.x, begins[threadIdx.x], starts);
 }
 
 // counts[256]: how often each symbol occurs; zeros before the launch.

@@ -59,7 +59,7 @@ def emulated_network():
 
 @pytest.mark.launch
 @thorough
-def test_laboratory(laboratory: None) -> None:
+def test_emulated_network(emulated_network: None) -> None:
     assert netlab("status").stdout.startswith("2 hosts at 100mbit")
     done = netlab("run", "mpirun", "-np", "2", sys.executable, "-c", PROGRAM)
     assert "host1" in done.stdout and "host2" in done.stdout
@@ -69,7 +69,7 @@ def test_laboratory(laboratory: None) -> None:
     assert netlab("run", "sh", "-c", "exit 7", check=False).returncode == 7
 
 
-@pytest.mark.launch  # like test_laboratory: there is room for one laboratory at a time
+@pytest.mark.launch  # like the one above: there is room for one network at a time
 @thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_outlives_a_killed_run(emulated_network: None, number: signal.Signals) -> None:
