@@ -35,21 +35,26 @@ class PythonUnit:
         self._listener = listener
         self._engine = engine
         self._lock = Lock()
+        self._waking = Lock()  # held while words are enqueued: the first of a failed run ends it
+        self._failure = ""
         self._queues: list[tf.queue.FIFOQueue] = []  # of the slots: get an element when the sum is there
         self._came: set[int] = set()
         self.begin(0, 0)
 
     def begin(self, run: int, slots: int, force: bool = False) -> bool:
-        with self._lock:
-            if self._came and not force:
-                return False
-            self._run, self._slots, self._failure = run, slots, ""
-            self._came.clear()
-            self._held: dict[int, Floats] = {}
-            self._sums: dict[int, tuple[Floats, float]] = {}
-        for queue in self._queues if force else ():
-            while queue.size() > 0:  # TensorFlow has cancelled its dequeue, but the sum may have come afterwards
-                queue.dequeue()
+        with self._waking:
+            with self._lock:
+                if self._came and not force:
+                    return False
+                failed = force or bool(self._failure)
+                self._run, self._slots, self._failure = run, slots, ""
+                self._came.clear()
+                self._held: dict[int, Floats] = {}
+                self._sums: dict[int, tuple[Floats, float]] = {}
+            with tf.init_scope(), tf.device("CPU:0"):
+                for queue in self._queues if failed else ():
+                    while queue.size() > 0:  # an error has cancelled its dequeue before the sum was there
+                        queue.dequeue()
         return True
 
     def put(self, gradient: tf.Tensor, number: tf.Tensor, sent: tf.DType, at: int, name: str) -> tf.Tensor:
@@ -107,21 +112,23 @@ class PythonUnit:
 
     def deliver(self, run: int, number: int, divisor: float = 0.0, error: str | None = None) -> None:
         bucket, slots = self._buckets[number]
-        with self._lock:
-            if run != self._run:
-                return
-            self._failure = error or self._failure
-            for at, part in zip(slots, bucket.parts, strict=True):
-                self._sums[at] = bucket.gradient[slice(*part)].copy(), divisor
-                self._came.discard(at)
-        self._wake(slots)
+        with self._waking:
+            with self._lock:
+                if run != self._run:
+                    return
+                self._failure = error or self._failure
+                for at, part in zip(slots, bucket.parts, strict=True):
+                    self._sums[at] = bucket.gradient[slice(*part)].copy(), divisor
+                    self._came.discard(at)
+            self._wake(slots)
 
     def fail(self, error: str) -> None:
-        with self._lock:
-            self._failure = error
-            came = list(self._came)
-            self._came.clear()
-        self._wake(came)
+        with self._waking:
+            with self._lock:
+                self._failure = error
+                came = list(self._came)
+                self._came.clear()
+            self._wake(came)
 
     def _wake(self, slots: Sequence[int]) -> None:
         with tf.init_scope(), tf.device("CPU:0"):
