@@ -32,8 +32,8 @@ training, each parameter's change since the last exchange is given in place of a
     scope tensor     key = engine.key(parameter); packed = engine.encode(parameter, flat); an allgather;
                      engine.decode(parameter, gathered, out, scale, key)
     larger scopes    layout = BucketLayout(...); bucket = layout.bucket_of[name]; bucket.put(parameter, flat)
-                     for ready in engine.mark_ready(bucket, parameter): engine.start(ready)
-                     engine.receive(bucket); bucket.part(name); engine.release(bucket, parameter)
+                     of all members; for ready in engine.mark_full(bucket): engine.start(ready)
+                     engine.receive(bucket); bucket.part(name) of all members; engine.release_all(bucket)
 
 Nothing here imports a framework, Horovod or MPI. Only an exchange over MPI loads mpi4py, when it is first used.
 """

@@ -392,17 +392,12 @@ class Engine(RankState):
 
     # Buckets
 
-    def mark_ready(self, bucket: Bucket, parameter: Parameter) -> list[Bucket]:
-        """The parameter's gradient is in its bucket.
+    def mark_full(self, bucket: Bucket) -> list[Bucket]:
+        """The gradients of all parameters of a bucket are in it.
 
         Returns:
             The buckets that must be started now, in this order.
         """
-        self.in_flight.add(parameter.name)
-        return bucket.layout.mark_ready(bucket, parameter)
-
-    def mark_full(self, bucket: Bucket) -> list[Bucket]:
-        """As ``mark_ready``, for all parameters of a bucket at once."""
         self.in_flight.update(bucket.names)
         return bucket.layout.mark_full(bucket)
 
@@ -531,13 +526,8 @@ class Engine(RankState):
                 decoding.wire = self._decode(gathered, bucket.gradient, scale, bucket.slices)
         bucket.summed, bucket.scale = True, scale
 
-    def release(self, bucket: Bucket, parameter: Parameter) -> None:
-        """The parameter's part of a received bucket was read."""
-        self.in_flight.discard(parameter.name)
-        bucket.layout.release(bucket, parameter)
-
     def release_all(self, bucket: Bucket) -> None:
-        """As ``release``, for all parameters of a bucket that was full."""
+        """The sums of a bucket that was full were read."""
         self.in_flight.difference_update(bucket.names)
         bucket.layout.release_all(bucket)
 

@@ -213,9 +213,9 @@ class Reducer(Generic[G]):
         else:
             engine.in_flight.discard(name)
             bucket.layout.release(bucket, ticket.parameters[0])
-            if not bucket.ready:  # all have been read
-                engine.stats.add(decode=bucket.emptying)
-                bucket.emptying = 0.0
+        if not bucket.ready:  # all have been read
+            engine.stats.add(decode=bucket.emptying)
+            bucket.emptying = 0.0
         ticket.gradient = None
         return gradient
 

@@ -51,10 +51,11 @@ class PythonUnit:
                 self._came.clear()
                 self._held: dict[int, Floats] = {}
                 self._sums: dict[int, tuple[Floats, float]] = {}
-            with tf.init_scope(), tf.device("CPU:0"):
-                for queue in self._queues if failed else ():
-                    while queue.size() > 0:  # an error has cancelled its dequeue before the sum was there
-                        queue.dequeue()
+            if failed:
+                with tf.init_scope(), tf.device("CPU:0"):
+                    for queue in self._queues:
+                        while queue.size() > 0:  # an error has cancelled its dequeue before the sum was there
+                            queue.dequeue()
         return True
 
     def put(self, gradient: tf.Tensor, number: tf.Tensor, sent: tf.DType, at: int, name: str) -> tf.Tensor:

@@ -115,8 +115,8 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         self._sparse: dict[torch.Tensor, int] = {}
         self._sent_alone: set[str] = set()
         self._rest = Rest(as_it_is)
-        # Of the step that is under way: the number of ranks, and what is counted at its end.
-        self._ranks, self._carriers_sent, self._dense_bytes = 1, 0, 0
+        # Of the step that is under way: what is counted at its end.
+        self._carriers_sent, self._dense_bytes = 0, 0
         self._carried: dict[int, sparse.SparseTicket] = {}
         self._optimizers: weakref.WeakSet[Any] | None = None  # those known; None: not searched for yet
         self._agreed = False
@@ -235,7 +235,7 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
             return sent, copied
         ticket = self._reducer.start(parameter, tensor, own)
         self._carriers_sent += 1
-        self._dense_bytes += traffic.allreduce(dense_bytes, self._ranks).sent
+        self._dense_bytes += traffic.allreduce(dense_bytes, engine.ranks).sent
         carrier = self._carriers.get(parameter.name)
         if carrier is None or carrier.is_cuda or tensor.is_cuda:
             carrier = self._carrier(parameter, tensor)
@@ -256,7 +256,7 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
             if engine.closed:
                 engine.check_open()
             if isinstance(ctx, Ticket):
-                tensor = self._reducer.finish(ctx, float(tensor) / self._ranks)
+                tensor = self._reducer.finish(ctx, float(tensor) / engine.ranks)
             elif tensor.is_sparse:
                 self._count_sparse(tensor)
                 tensor = self._finish_sparse(tensor)
@@ -298,7 +298,7 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
 
     def _count_carriers(self) -> None:
         """Counts a step's carriers, and the gradients that they stand for, at once."""
-        one = traffic.allreduce(CARRIER_BYTES, self._ranks)
+        one = traffic.allreduce(CARRIER_BYTES, self._engine.ranks)
         sent = self._carriers_sent
         self._engine.stats.add(wire=traffic.Traffic(sent * one.sent, sent * one.received), dense=self._dense_bytes)
         self._carriers_sent = self._dense_bytes = 0
@@ -496,7 +496,6 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         """Begins a step: starts its meeting; waits for it, and compares the ranks, where that was not done yet."""
         engine, collectives = self._engine, self._collectives
         word = engine.word(self._agreed, place=engine.place())
-        self._ranks = engine.ranks
         self._ones.fill_(1.0)
         collectives.start_meeting(word, "step", partial(engine.hear, agree=self._compare_ranks, advice=SAME_STEPS))
         if not self._agreed:

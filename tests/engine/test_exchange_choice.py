@@ -75,7 +75,10 @@ def test_ranks_that_measure_differently_choose_the_same(monkeypatch):
     assert "(measured)" in found[0][0].engine.report().said and not found[0][0].engine.in_slices
 
 
-def test_it_is_measured_once_and_no_later_step_says_more():
+def test_it_is_measured_once_and_no_later_step_says_more(monkeypatch):
+    # Ranks that are threads copy within a cache: now and then, large messages take no longer than small ones.
+    real = exchange_autotune.measured
+    monkeypatch.setattr(exchange_autotune, "measured", lambda collectives, most: (real(collectives, most)[0], 1e-9))
     _, one = job(3, config(), steps=1)
     found, three = job(3, config(), steps=3)
     of = lambda messages: [name for name, _ in messages.sent[0]]  # noqa: E731
