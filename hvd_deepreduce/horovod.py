@@ -9,7 +9,7 @@ from typing import Any
 
 from hvd_deepreduce.codecs.interfaces import U8
 from hvd_deepreduce.engine import Collectives
-from hvd_deepreduce.engine.collectives import NoSubsetsError
+from hvd_deepreduce.exchange.collectives import NoSubsetsError
 
 # Horovod shows the name of an operation that stalls.
 HINT = "if it stalls: was DeepReduce given the optimizer's process_set?"

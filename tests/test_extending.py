@@ -110,8 +110,8 @@ def test_a_package_that_fails_to_import_is_named(tmp_path):
 def test_ranks_compare_the_package(tmp_path):
     """One rank with another version, and one without the package's codec in its config."""
     statement = (
-        "from hvd_deepreduce import Config\nfrom hvd_deepreduce.engine.agreement import statement\n"
-        "print(statement('1', Config.load(value={}), [], 0).decode())"
+        "import json\nfrom hvd_deepreduce import Config\nfrom hvd_deepreduce.engine.agreement import statement\n"
+        "print(json.dumps(statement('1', Config.load(value={}), [])))"
     )
     said = []
     for rank, (value, version) in enumerate([("int8", "1.2"), ("int8", "1.3"), ("int8", "1.2"), ("raw", "1.2")]):

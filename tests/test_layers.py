@@ -30,6 +30,7 @@ LAYERS: list[set[str]] = [
     {"exchange.mpi.session"},
     {"exchange.mpi.densestream", "exchange.mpi.sparcml", "exchange.mpi.topk_allgather"},
     {"exchange.costs", "exchange.mpi.queue"},
+    {"exchange.autotune", "exchange.mpi.over_mpi"},
     {"engine"},
     {"tools.advise"},
     {"horovod"},

@@ -44,7 +44,7 @@ from hvd_deepreduce.config.error_feedback import DGC, Feedback, Residual
 from hvd_deepreduce.config.local_sgd import LocalSettings
 from hvd_deepreduce.config.resolving import ConfigError
 from hvd_deepreduce.config.schedule import DensitySchedule
-from hvd_deepreduce.exchange.settings import AllGather, Exchange
+from hvd_deepreduce.exchange.settings import AllGather, ExchangeSettings
 
 OVERRIDABLE = (
     "sparsifier", "density", "density_schedule", "index", "value", "joint", "error_feedback", "memory", "min_elements",
@@ -108,7 +108,7 @@ class Config(BaseModel):
     index: SerializeAsAny[IndexCodec] | None = RiceBlocks()
     value: SerializeAsAny[ValueCodec] | None = QSGD()
     joint: SerializeAsAny[JointCodec] | None = None
-    exchange: SerializeAsAny[Exchange] = AllGather()
+    exchange: SerializeAsAny[ExchangeSettings] = AllGather()
     hierarchical: Hierarchical = False
     scope: Literal["tensor", "model", "bucket"] = "bucket"
     bucket_bytes: int = Field(25_000_000, ge=1024)

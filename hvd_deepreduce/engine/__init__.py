@@ -2,7 +2,7 @@
 
 An adapter implements two interfaces and calls the engine from its framework's hook:
 
-- ``Collectives``: rank, size, an asynchronous allgather of bytes, and whether the job runs on MPI.
+- ``exchange.Collectives``: rank, size, an asynchronous allgather of bytes, and whether the job runs on MPI.
 - ``Tensors``: the flat view of a gradient, its device and stream, and writing the result back.
 
 ``Engine`` holds one rank's state: config, parameters, residuals, statistics, exchange queues. It works on flat arrays.
@@ -14,9 +14,9 @@ The call sequence of a step, with gradients g1, g2, ... in whatever order the ba
     engine.agree(...)                    once, before the first gradient: all ranks compare release, config and model
     engine.hear(sum of all ranks' engine.word(...), ...)     every step: all ranks take part, with one config
     engine.stats.begin_step()
-    ticket = reducer.start(p1, g1)       scope tensor: accumulate, select, encode, start the allgather of the container
-    ticket = reducer.start(p2, g2)       larger scopes: copy into the bucket; a full bucket is encoded and its exchange
-    ...                                  is started, after the buckets with smaller numbers, the same order on all ranks
+    ticket = reducer.start(p1, g1)       copy into its bucket; a full bucket is encoded and its exchange is started,
+    ticket = reducer.start(p2, g2)       after the buckets with smaller numbers, in the same order on all ranks
+    ...
     reducer.finish(ticket, scale)        the step's first call starts the buckets that are not full, with zeros for
     ...                                  the missing gradients; then wait, decode, add up, write scale * sum into g
     engine.stats.end_step()              no gradient is in flight: the config may change, and state be saved or loaded
@@ -29,24 +29,24 @@ training, each parameter's change since the last exchange is given in place of a
 
 ``Engine`` alone, for graphs:
 
-    scope tensor     key = engine.key(parameter); packed = engine.encode(parameter, flat); an allgather;
-                     engine.decode(parameter, gathered, out, scale, key)
-    larger scopes    layout = BucketLayout(...); bucket = layout.bucket_of[name]; bucket.put(parameter, flat)
-                     of all members; for ready in engine.mark_full(bucket): engine.start(ready)
-                     engine.receive(bucket); bucket.part(name) of all members; engine.release_all(bucket)
+    layout = BucketLayout(...); bucket = layout.bucket_of[name]; bucket.put(parameter, flat) of all members
+    for ready in engine.mark_full(bucket): engine.start(ready)
+    engine.receive(bucket); bucket.part(name) of all members; engine.release_all(bucket)
+
+How a bucket becomes its sum is the business of ``engine.exchange`` (``exchange/interface.py``).
 
 Nothing here imports a framework, Horovod or MPI. Only an exchange over MPI loads mpi4py, when it is first used.
 """
 
-from hvd_deepreduce.engine.agreement import MismatchError
 from hvd_deepreduce.engine.buckets import Bucket, BucketLayout, Member
-from hvd_deepreduce.engine.collectives import Collectives
 from hvd_deepreduce.engine.engine import Engine
 from hvd_deepreduce.engine.parameter import Parameter
 from hvd_deepreduce.engine.rank_state import ElasticState, Snapshot
 from hvd_deepreduce.engine.reducer import Reducer
 from hvd_deepreduce.engine.tensors import Device, Tensors
 from hvd_deepreduce.engine.ticket import Ticket
+from hvd_deepreduce.exchange.collectives import Collectives
+from hvd_deepreduce.exchange.statements import MismatchError
 
 __all__ = [
     "Bucket",

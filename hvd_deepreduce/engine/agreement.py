@@ -8,34 +8,21 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 import hvd_deepreduce
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.engine.collectives import Collectives
-from hvd_deepreduce.engine.quoting import quoted
 from hvd_deepreduce.engine.step_check import Place
+from hvd_deepreduce.exchange.collectives import Collectives
+from hvd_deepreduce.exchange.statements import MismatchError, Statement, gather, refusal
+from hvd_deepreduce.wire.quoting import quoted
 
 Descriptions = Sequence[tuple[str, tuple[int, ...], str]]
 """(name, shape, dtype) of each parameter, in the model's order."""
 
-Statement = dict[str, Any]
-"""One rank's description of itself."""
-
-MAX_STATEMENT = 1 << 24
-"""Bytes of one rank's description that are read: about 100,000 parameters."""
 MAX_DIFFERENCES = 5
 """Differences that a message shows."""
 KINDS = {"package": " ", "config": ".", "parameter": " "}
 """The dicts in a description, and what stands between their names and their keys in a message."""
 MISSING = object()
-
-
-class MismatchError(RuntimeError):
-    """Ranks of one job differ in release, config or model; the message names the difference and the ranks."""
-
-    # While TensorFlow traces a function, it re-raises with their own type only exceptions that have this constructor.
-    __init__ = Exception.__init__
 
 
 class Agreement:
@@ -63,9 +50,8 @@ class Agreement:
         Raises:
             MismatchError: they differ; raised on all ranks, with the same message.
         """
-        said = statement(hvd_deepreduce.__version__, config, parameters, self._collectives.rank(), steps, values)
-        gathered = self._collectives.allgather(np.frombuffer(bytearray(said + b"\n"), np.uint8), "handshake")
-        told = read(gathered.tobytes(), self._collectives.size())
+        said = statement(hvd_deepreduce.__version__, config, parameters, steps, values)
+        told = gather(self._collectives, said, "handshake")
         compare(told)
         compare_values(told, advice)
         return agreed_steps(told, self._collectives.elastic())
@@ -80,24 +66,20 @@ class Agreement:
         Raises:
             MismatchError: they differ; raised on all ranks, with the same message.
         """
-        line = json.dumps({"rank": self._collectives.rank(), "place": dict(place)}).encode() + b"\n"
-        gathered = self._collectives.allgather(np.frombuffer(bytearray(line), np.uint8), "handshake")
-        compare_places(read(gathered.tobytes(), self._collectives.size()), advice)
+        compare_places(gather(self._collectives, {"place": dict(place)}, "handshake"), advice)
 
 
 def statement(
     version: str,
     config: Config,
     parameters: Descriptions,
-    rank: int,
     steps: Sequence[int] = (),
     values: Mapping[str, int] = MappingProxyType({}),
-) -> bytes:
-    """One rank's description of itself, as one line of JSON."""
+) -> Statement:
+    """One rank's description of itself."""
     described = {name: f"{dtype} {list(shape)}" for name, shape, dtype in parameters}
     told: Statement = {
         "version": version,
-        "rank": rank,
         "package": config.packages(),
         "config": config.shared(),
         "parameter": described,
@@ -107,61 +89,11 @@ def statement(
         told["steps"] = list(steps)
     if values:
         told["values"] = dict(values)
-    return json.dumps(told).encode()
-
-
-def read(gathered: bytes, size: int) -> list[Statement]:
-    """The ranks' descriptions, from what was gathered, which may be anything. ``compare`` checks their content.
-
-    Args:
-        gathered: of each rank a JSON object in one line (the result of ``statement``) and a line's end, in rank order.
-        size: the number of ranks.
-
-    Raises:
-        MismatchError: a rank did not send one description of at most ``MAX_STATEMENT`` bytes; names the first such
-            rank. Every rank reads the same bytes, so every rank gets the same message.
-    """
-    *lines, rest = gathered.split(b"\n", size)
-    read: list[Statement] = []
-    for rank, line in enumerate(lines):
-        told = _parsed(line, rank)
-        # A rank that sent no line, or two, has shifted the lines of those after it. Old releases do not say their rank.
-        sender = told.get("rank", rank)
-        if sender != rank:
-            raise refusal(sender if 0 <= sender < rank else rank, "sent no description of itself, or more than one")
-        read.append(told)
-    if len(lines) < size:
-        _parsed(rest, len(lines))
-        raise refusal(len(lines), "sent a description of itself without an end, or none")
-    if rest:
-        raise refusal(size - 1, f"sent {len(rest)} bytes after its description, or another rank sent two")
-    return read
-
-
-def _parsed(line: bytes, rank: int) -> Statement:
-    if len(line) > MAX_STATEMENT:
-        raise refusal(rank, f"sent a description of itself of {len(line)} bytes; at most {MAX_STATEMENT} are read")
-    try:
-        told: Statement = json.loads(line)
-    except (ValueError, RecursionError):
-        begin = line[:200].decode(errors="replace")
-        raise refusal(rank, f"sent no description of itself, but {quoted(begin)}") from None
-    if not isinstance(told, dict) or not isinstance(told.get("rank", 0), int):
-        raise refusal(rank, f"sent no description of itself, but {quoted(told)}")
     return told
 
 
 def _are_steps(given: object, count: int) -> bool:
     return isinstance(given, list) and len(given) == count and all(type(step) is int and step >= 0 for step in given)
-
-
-def refusal(rank: int, what: str) -> MismatchError:
-    """The error for what a rank sent in a comparison of the ranks. All ranks must raise it."""
-    error: MismatchError = MismatchError(
-        f"the ranks of this job cannot be compared: rank {rank} {what}. Use the same hvd_deepreduce release on every "
-        "rank, and check whether something else sends under its names. No gradient was applied"
-    )
-    return error
 
 
 def compare(told: Sequence[Statement]) -> None:

@@ -17,7 +17,7 @@ from hvd_deepreduce.engine.tensors import Device
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.ops.dispatch import on_host
 
-_STEP = attrgetter("step")
+_STEP, _DENSE = attrgetter("step"), attrgetter("dense")
 _ON_HOST: Floats = np.empty(0, np.float32)
 
 
@@ -27,11 +27,13 @@ class Member(NamedTuple):
     Attributes:
         numel: number of elements of its gradients.
         device: where the bucket's vector is to be.
+        dense: whether its gradients are summed as they are.
     """
 
     parameter: Parameter
     numel: int
     device: Device = None
+    dense: bool = False
 
 
 class Bucket:
@@ -62,6 +64,7 @@ class Bucket:
         finite: whether all gradients in it are known to be finite.
         started: the start of its exchange on another thread; None: it is started on the caller's.
         plan: what the engine has found out about the members, for all steps under one config.
+        dense: whether it is summed as it is.
         slices: what has a container of its own in this step; set by ``Engine.start``.
         pending: what the exchange returned when it was started; None before.
         summed: whether ``gradient`` is the sum.
@@ -74,7 +77,7 @@ class Bucket:
         self.members = [member.parameter for member in members]
         self.sizes = [member.numel for member in members]
         self.dtype = members[0].parameter.accumulated_in
-        self.device = members[0].device
+        self.device, self.dense = members[0].device, members[0].dense
         self.apart: Callable[[], Callable[[], AbstractContextManager[Any]]] = lambda: nullcontext
         ends = np.cumsum(self.sizes).tolist()
         self.parts: list[tuple[int, int]] = list(zip([0, *ends], ends, strict=False))
@@ -130,9 +133,9 @@ class Bucket:
         return self._part_of[name]
 
     @property
-    def full(self) -> bool:
-        """Whether every member's gradient is there."""
-        return len(self.ready) == len(self.members)
+    def queue(self) -> int:
+        """The queue of its exchanges over MPI."""
+        return self.layout.queue
 
     @property
     def present(self) -> list[Parameter]:
@@ -157,8 +160,6 @@ class Bucket:
         The vector is a new one then: gradients of earlier steps may be views of the old one, and these members' are not
         overwritten.
         """
-        if self.full:
-            return
         if self.views:
             self.gradient = self.gradient.copy()
             self.views.clear()
@@ -169,7 +170,7 @@ class Bucket:
     def release_all(self) -> None:
         """All results have been read; the bucket can be filled again."""
         self.ready.clear()
-        self.read = 0
+        self.read, self.filling = 0, 0.0
         self.started, self.pending, self.summed, self.finite = None, None, False, False
         if self.adopted:
             self.gradient = np.empty(0, self.dtype)
@@ -197,14 +198,14 @@ class BucketLayout:
     def __init__(self, members: Sequence[Member], max_bytes: int | None, first_number: int = 0, queue: int = 0) -> None:
         runs: list[list[Member]] = []
         held = 0
-        for member in reversed(members):
+        for member in sorted(reversed(members), key=_DENSE):
             dtype = member.parameter.accumulated_in
             held += member.numel
             if (
                 not runs
                 or held > MAX_NUMEL
                 or (max_bytes is not None and held * dtype.itemsize > max_bytes)
-                or (runs[-1][0].parameter.accumulated_in, runs[-1][0].device) != (dtype, member.device)
+                or (runs[-1][0].parameter.accumulated_in, *runs[-1][0][2:]) != (dtype, *member[2:])
             ):
                 runs.append([])
                 held = member.numel

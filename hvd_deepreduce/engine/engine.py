@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from operator import attrgetter
 from threading import Lock
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,29 +15,27 @@ from hvd_deepreduce.codecs.interfaces import U8, Floats, RngKey
 from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.config.error_feedback import DGC
-from hvd_deepreduce.engine import adaptive, sliced, small, step_check
-from hvd_deepreduce.engine.agreement import Agreement, Descriptions, MismatchError
+from hvd_deepreduce.engine import adaptive, small, step_check
+from hvd_deepreduce.engine.agreement import Agreement, Descriptions
 from hvd_deepreduce.engine.buckets import Bucket
-from hvd_deepreduce.engine.collectives import Collectives
 from hvd_deepreduce.engine.dense_or_compressed import Choice
-from hvd_deepreduce.engine.exchange_autotune import choose
-from hvd_deepreduce.engine.parameter import VELOCITY, Parameter
+from hvd_deepreduce.engine.parameter import Parameter
 from hvd_deepreduce.engine.rank_state import RankState
-from hvd_deepreduce.engine.sliced import SlicedExchange
 from hvd_deepreduce.engine.stats import Report
 from hvd_deepreduce.exchange import traffic
-from hvd_deepreduce.exchange.traffic import Traffic
+from hvd_deepreduce.exchange.autotune import choose
+from hvd_deepreduce.exchange.collectives import Collectives
+from hvd_deepreduce.exchange.dense import DenseExchange
+from hvd_deepreduce.exchange.settings import AutoExchange
+from hvd_deepreduce.exchange.statements import MismatchError
 from hvd_deepreduce.ops import arrays, deferred
-from hvd_deepreduce.pipeline import Pipeline, bundle
+from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.pipeline.bundle import Slice
 from hvd_deepreduce.wire import frame
 
-if TYPE_CHECKING:
-    from hvd_deepreduce.exchange.mpi.queue import ExchangeQueue
-
-
 _log = logging.getLogger("hvd_deepreduce")
 _STEP = attrgetter("step")
+_DENSE = DenseExchange()
 
 
 class _Plan(NamedTuple):
@@ -116,13 +113,14 @@ class Engine(RankState):
             parameter.step = step
         if own:
             self.divide()
-        if parameters and self.chooses:
+        if parameters and isinstance(self._config.exchange, AutoExchange):
             numel = sum(max(0, parameter.numel) for parameter in own)
             chosen = choose(self._config, self.collectives, numel, self.auto_over_mpi)
             self._exchange_said = chosen.sentence
             _log.info(chosen.sentence)
             if chosen.config != self._running:
                 self._run(chosen.config)
+        self.agreed = self.agreed or bool(parameters)
 
     def place(self) -> step_check.Place:
         """Where this rank is before a step, for ``word``."""
@@ -273,30 +271,8 @@ class Engine(RankState):
         self.stats.add(wire=traffic.allreduce(size, ranks), dense=traffic.allreduce(dense, ranks).sent)
 
     def key(self, parameter: Parameter) -> RngKey:
-        """The random key of the parameter's next container. ``decode`` compares the containers with it."""
+        """The random key of the parameter's next container; the ranks' containers are compared with it."""
         return RngKey(self._config.seed, parameter.number, parameter.step, self.collectives.rank())
-
-    def encode(self, parameter: Parameter, flat: Floats) -> U8:
-        """Encodes the parameter's next gradient and updates its residual.
-
-        Args:
-            flat: float32 or float64 ``[numel]``; unchanged.
-
-        Returns:
-            The container, uint8, where ``flat`` is.
-        """
-        self.check_open()
-        pipeline, residual, velocity = self.pipeline_of(parameter), None, None
-        if self.feeds_back(pipeline):
-            residual = self._memory.residual(parameter.name, flat.size, flat.dtype, flat)
-        if isinstance(pipeline.config.memory, DGC):
-            velocity = self._memory.residual(VELOCITY + parameter.name, flat.size, flat.dtype, flat)
-        if self.stats.measuring:
-            self._measure([(parameter, flat)])
-        packed = pipeline.encode(flat, residual, self.key(parameter), 2, velocity, self.collectives.size())
-        parameter.step += 1
-        self.in_flight.add(parameter.name)
-        return packed
 
     def _measure(self, gradients: Iterable[tuple[Parameter, Floats]]) -> None:
         """Notes the norms of residuals over those of gradients that are about to be encoded. An error here must not end
@@ -311,8 +287,12 @@ class Engine(RankState):
             _log.warning("the residuals of a step could not be measured", exc_info=True)
 
     def encode_sparse(self, parameter: Parameter, gradient: SparseTensor) -> U8:
-        """As ``encode``, for a gradient that is sparse from the data on; on the host. Nothing dense is made but the
-        residual, once."""
+        """Encodes the parameter's next gradient, which is sparse from the data on, on the host, and updates its
+        residual. Nothing dense is made but the residual, once.
+
+        Returns:
+            The container, uint8.
+        """
         self.check_open()
         pipeline, residual = self.pipeline_of(parameter), None
         if self.feeds_back(pipeline):
@@ -330,11 +310,12 @@ class Engine(RankState):
         """``scale * (sum of all ranks' containers)``, sparse; on the host.
 
         Args:
+            gathered: uint8, the containers in rank order.
             numel, dtype: of the tensor.
-            gathered, key: as for ``decode``.
+            key: what ``key`` returned before the gradient was encoded.
 
         Raises:
-            ContainerError: as ``decode``.
+            ContainerError: as ``receive``.
         """
         self.check_open()
         self.in_flight.discard(parameter.name)
@@ -350,9 +331,9 @@ class Engine(RankState):
         """Whether ``encode_sparse`` can be used: with an allgather of containers and a sparsifier that goes by the
         magnitudes of single elements. A sparse gradient has a container of its own in every scope."""
         config = self.pipeline_of(parameter).config
-        if self.over_mpi or isinstance(config.memory, DGC):
+        if isinstance(config.memory, DGC):
             return False
-        return config.sparsifier.selects_sparse
+        return self.exchange.containers and config.sparsifier.selects_sparse
 
     def uncompressed(self, parameter: Parameter, numel: int, itemsize: int) -> bool:
         """Whether a gradient is so small that the framework's own reduction takes no more bytes than a container.
@@ -363,32 +344,6 @@ class Engine(RankState):
         if self._config.scope != "tensor":  # without a search for the tensor's settings
             return False
         return small.uncompressed(self.pipeline_of(parameter), numel, itemsize)
-
-    def decode(self, parameter: Parameter, gathered: U8, out: Floats, scale: float, key: RngKey) -> None:
-        """``out = scale * (sum of all ranks' containers)``.
-
-        Args:
-            gathered: uint8, the containers in rank order.
-            out: float32 or float64 ``[numel]``; overwritten.
-            key: what ``key`` returned before the gradient was encoded.
-
-        Raises:
-            ContainerError: a container cannot be decoded, or is of another tensor, parameter, step or config; names its
-                rank. Raised on all ranks.
-        """
-        self.check_open()
-        wire = self._decode(gathered, out, scale, [Slice(self.pipeline_of(parameter), (0, out.size), key)])
-        self.stats.add(wire=wire)
-
-    def _decode(self, gathered: U8, out: Floats, scale: float, slices: Sequence[Slice]) -> Traffic:
-        """As ``decode``, for the bundles of several slices of ``out``. Returns what is to be counted."""
-        ranks = self.collectives.size()
-        try:
-            own = bundle.sum_into(out, gathered, ranks, slices, scale)
-        except Exception as error:
-            self.note_failure(error)
-            raise
-        return Traffic((ranks - 1) * own, gathered.size - own)
 
     # Buckets
 
@@ -404,8 +359,7 @@ class Engine(RankState):
     def start(self, bucket: Bucket) -> None:
         """Encodes a bucket and starts its exchange; ``bucket.pending`` is set then.
 
-        The bucket must hold at least one gradient. Where an exchange over MPI encodes, on its queue's thread, this
-        returns at once.
+        The bucket must hold at least one gradient. Where the exchange has a thread of its own, this returns at once.
 
         Raises:
             RuntimeError: an exchange over MPI in a job without MPI.
@@ -424,70 +378,9 @@ class Engine(RankState):
                 Slice(pipeline, part, RngKey(key.seed, parameter.number, key.step, key.rank))
                 for pipeline, parameter, part in zip(plan.pipelines, bucket.members, bucket.parts, strict=True)
             ]
-        filling, bucket.filling = bucket.filling, 0.0
         if self.stats.measuring:
             self._measure((parameter, bucket.part(parameter.name)) for parameter in bucket.present)
-        if self.levels is not None:
-            self.stats.add(encode=filling)
-            bucket.pending = sliced.start_two_levels(self, self.levels, bucket, bucket.slices)
-            return
-        residual = velocity = None
-        failure: Exception | None = None
-        try:
-            if len(bucket.ready) < len(bucket.members):
-                bucket.clear_missing()
-            if (plan.feeds_back and self.feedback) or (self.in_slices and config.error_feedback):
-                residual = self.residual_of_bucket(bucket)
-            if plan.has_velocity:
-                velocity = self.residual_of_bucket(bucket, VELOCITY)
-        except Exception as error:
-            if not self.over_mpi:
-                raise
-            failure = error  # the exchange tells it to all ranks, which would wait for this one
-        if self.in_slices:
-            self.stats.add(encode=filling)
-            bucket.pending = sliced.start_slices(self, bucket, residual, velocity)
-            return
-        if not self.over_mpi:
-            with self.stats.span("encode", bucket.name, filling):
-                ranks = self.collectives.size()
-                packed = bundle.encode(bucket.gradient, residual, velocity, bucket.slices, ranks, bucket.finite)
-            bucket.pending = self.collectives.start_allgather(packed, bucket.name)
-            return
-
-        pipeline, parts = self.pipeline, bucket.parts if config.selection == "tensor" else None
-
-        def select() -> tuple[SparseTensor | Floats, Floats | None]:
-            if failure is not None:
-                raise failure
-            with self.stats.span("encode", bucket.name, filling):
-                selected = pipeline.select(bucket.gradient, residual, key, parts, bucket.finite)
-            if selected is None:  # not finite: sent whole, and the residual is unchanged
-                return np.array(arrays.to_host(bucket.gradient)), None
-            indices, values = (None if part is None else arrays.to_host(part) for part in selected)
-            assert values is not None
-            return values if indices is None else SparseTensor(bucket.gradient.size, indices, values), residual
-
-        try:
-            self.collectives.wait_meeting()
-        except Exception as error:  # ``receive`` raises it: here, other ranks would wait for the rest of this step
-            bucket.pending = Future()
-            bucket.pending.set_exception(error)
-            return
-        queue = self.exchange_queue(bucket.layout.queue)
-        bucket.pending = queue.submit(self._running.exchange, select, bucket.gradient, key, bucket.apart())
-
-    def start_failed(self, error: Exception, numel: int) -> SlicedExchange | None:
-        """Where there are two levels: takes part in the exchange of a bucket of so many elements, in which this rank
-        has failed before it could start it, so that nobody waits. Its ``result`` raises the error on all ranks. None:
-        there is one level."""
-        return None if self.levels is None else sliced.start_failed(self, self.levels, error, numel)
-
-    def advance(self, bucket: Bucket) -> bool:
-        """Lets a bucket's exchange go on by one collective, where ``in_slices``, until the last one is in flight.
-        Called for all buckets in turn before the first is received, in one order on all ranks, it lets these be in
-        flight together. Returns whether it did anything."""
-        return isinstance(bucket.pending, SlicedExchange) and not bucket.summed and bucket.pending.advance()
+        bucket.pending = (_DENSE if bucket.dense else self.exchange).start(self, bucket)
 
     def _plan(self, bucket: Bucket) -> _Plan:
         whole = self._config.selection == "scope" and self._config.scope != "tensor"
@@ -497,7 +390,7 @@ class Engine(RankState):
             (0, bucket.gradient.size) if whole else None,
             self.pipeline,
             pipelines,
-            any(one.config.error_feedback for one in pipelines),
+            not bucket.dense and any(one.config.error_feedback for one in pipelines),
             self.has_velocity and any(isinstance(one.config.memory, DGC) for one in pipelines),
         )
 
@@ -505,36 +398,13 @@ class Engine(RankState):
         """Waits for a bucket's exchange; ``bucket.gradient`` is ``scale * (sum over all ranks)`` then.
 
         Raises:
-            ContainerError: as ``decode``.
+            ContainerError: a container cannot be decoded, or is of another tensor, parameter, step or config; names its
+                rank. Raised on all ranks.
         """
-        span, name = self.stats.span, bucket.name
-        if self.over_mpi:
-            with span("wait", name):
-                counted = bucket.pending.result()
-            self.stats.add(wire=counted)
-            with span("decode", name), self.receiving():
-                if scale != 1.0:
-                    arrays.scale(bucket.gradient, scale)
-        elif self.in_slices:
-            total = bucket.pending.result()
-            with span("decode", name), self.receiving():
-                total.write(bucket.gradient, scale)
-        else:
-            with span("wait", name):
-                gathered = self.collectives.wait_allgather(bucket.pending)
-            with span("decode", name) as decoding:
-                decoding.wire = self._decode(gathered, bucket.gradient, scale, bucket.slices)
+        bucket.pending.result(scale)
         bucket.summed, bucket.scale = True, scale
 
     def release_all(self, bucket: Bucket) -> None:
         """The sums of a bucket that was full were read."""
         self.in_flight.difference_update(bucket.names)
         bucket.layout.release_all(bucket)
-
-    def exchange_queue(self, number: int) -> ExchangeQueue:
-        """The queue with this number for exchanges over MPI. The first call with a number must come from all ranks.
-
-        Raises:
-            RuntimeError: on all ranks: the job does not run on MPI, or a rank cannot use mpi4py or MPI's threads.
-        """
-        return self.exchanges.queue(number, self._running.exchange.name)

@@ -26,9 +26,8 @@ class Fragment(Generic[G]):
         ends: the clock at which the exchange in flight ends; None: none is.
         began: the clock of the last exchange.
         outer_steps: of its part of the anchor, so far.
-        updates: what is in flight, by number; afterwards the means over the ranks.
-        tickets: of the updates that travel in containers.
-        small: of the other updates: what ``start_small`` returned; None: there are none.
+        updates: the means over the ranks, by number, when the exchange has ended.
+        tickets: of the updates in flight, by number.
         present: whether this rank has sent an update in the exchange in flight.
         starts: with a delay, this rank's parameters when the exchange in flight began, by number.
         keeps: with a delay and ``mix``, the share of its parameters that this rank keeps.
@@ -41,8 +40,7 @@ class Fragment(Generic[G]):
     began: int = 0
     outer_steps: int = 0
     updates: dict[int, G] = field(default_factory=dict)
-    tickets: list[Ticket[G]] = field(default_factory=list)
-    small: Any = None
+    tickets: dict[int, Ticket[G]] = field(default_factory=dict)
     present: bool = True
     starts: dict[int, Any] = field(default_factory=dict)
     keeps: float = 0.0

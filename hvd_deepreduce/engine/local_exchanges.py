@@ -9,18 +9,18 @@ from __future__ import annotations
 import logging
 import zlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from hvd_deepreduce.codecs.interfaces import Floats
-from hvd_deepreduce.engine.agreement import MismatchError
 from hvd_deepreduce.engine.fragments import Fragment
 from hvd_deepreduce.engine.local_state import LocalState
 from hvd_deepreduce.engine.step_check import Outcome
 from hvd_deepreduce.engine.tensors import G
 from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.exchange.statements import MismatchError
 
 _log = logging.getLogger("hvd_deepreduce")
 
@@ -64,14 +64,6 @@ class LocalExchanges(LocalState[G]):
     def meet(self, word: Floats, name: str, hear: Callable[[Floats], object]) -> None:
         """Calls ``hear`` with the sum of all ranks' words; waits for ranks that do not come only for a limited time, as
         long as ``agreed`` is not set."""
-
-    @abstractmethod
-    def start_small(self, updates: Mapping[int, G]) -> Any:
-        """Starts the reduction of updates, by number, by the framework's own allreduce: all of them together."""
-
-    @abstractmethod
-    def finish_small(self, started: Any) -> Mapping[int, G]:
-        """Their means over the ranks."""
 
     @abstractmethod
     def outer_step(self, fragment: Fragment[G]) -> None:
@@ -167,7 +159,8 @@ class LocalExchanges(LocalState[G]):
             updates = {n: self.nothing(n) for n in fragment.numbers}
         engine.feedback = present
         try:
-            self._start(fragment, updates)
+            for number, update in updates.items():
+                fragment.tickets[number] = fragment.reducer.start(self.parameters[number], update, True)
         finally:
             engine.feedback = True
         fragment.present = present
@@ -235,19 +228,6 @@ class LocalExchanges(LocalState[G]):
             )
         self.agreed = True
 
-    def _start(self, fragment: Fragment[G], updates: Mapping[int, G]) -> None:
-        engine, small = self.engine, {}
-        for number, update in updates.items():
-            parameter = self.parameters[number]
-            if self._small(parameter) or engine.config.sends_all_as_it_is:
-                small[number] = update
-                engine.count_allreduce(parameter.numel * parameter.accumulated_in.itemsize, 0)
-            else:
-                fragment.tickets.append(fragment.reducer.start(parameter, update))
-            fragment.updates[number] = update
-        if small:
-            fragment.small = self.start_small(small)
-
     def _dense_bytes(self, fragment: Fragment[G]) -> int:
         """What a rank would send in a step that reduces the fragment's gradients dense."""
         size = sum(self._nbytes[number] for number in fragment.numbers)
@@ -255,13 +235,10 @@ class LocalExchanges(LocalState[G]):
 
     def end(self, fragment: Fragment[G]) -> None:
         """Waits for an exchange, takes the outer step, and lets the local parameters follow."""
-        tickets, small = fragment.tickets, fragment.small
-        fragment.tickets, fragment.small, fragment.ends = [], None, None
+        tickets, scale, finish = fragment.tickets, 1 / self.collectives.size(), fragment.reducer.finish
+        fragment.tickets, fragment.ends = {}, None
         try:
-            for ticket in tickets:
-                fragment.reducer.finish(ticket, 1 / self.collectives.size())
-            if small is not None:
-                fragment.updates.update(self.finish_small(small))
+            fragment.updates = {number: finish(ticket, scale) for number, ticket in tickets.items()}
         except Exception:
             fragment.reducer.complete()
             self.collectives.complete()

@@ -11,7 +11,6 @@ from typing import Any, Generic
 import numpy as np
 
 from hvd_deepreduce.codecs.interfaces import Floats
-from hvd_deepreduce.engine.collectives import Collectives
 from hvd_deepreduce.engine.engine import Engine
 from hvd_deepreduce.engine.fragments import FRAGMENT_COUNTS, Fragment, divided
 from hvd_deepreduce.engine.local_options import Options
@@ -20,6 +19,7 @@ from hvd_deepreduce.engine.rank_state import ElasticState, Snapshot
 from hvd_deepreduce.engine.reducer import Reducer
 from hvd_deepreduce.engine.state import Reshard
 from hvd_deepreduce.engine.tensors import Device, G, Tensors
+from hvd_deepreduce.exchange.collectives import Collectives
 
 
 class LocalState(ABC, Generic[G]):
@@ -80,7 +80,7 @@ class LocalState(ABC, Generic[G]):
             def expected() -> list[tuple[Parameter, Device]]:
                 return [(self.parameters[number], self.device(number)) for number in numbers]
 
-            return Fragment(numbers, Reducer(self.engine, tensors, expected, numbers[0], place, self._small))
+            return Fragment(numbers, Reducer(self.engine, tensors, expected, numbers[0], place, dense=self._dense))
 
         groups = divided(self.parameters, self.local.fragments)
         self.fragments = [fragment(place, numbers) for place, numbers in enumerate(groups)]
@@ -151,9 +151,10 @@ class LocalState(ABC, Generic[G]):
             )
         return period
 
-    def _small(self, parameter: Parameter) -> bool:
-        """Whether the parameter's updates are too small to be compressed."""
-        return self.engine.uncompressed(parameter, parameter.numel, parameter.accumulated_in.itemsize)
+    def _dense(self, parameter: Parameter) -> bool:
+        """Whether the parameter's updates are summed as they are: all, or since it is too small to be compressed."""
+        small = self.engine.uncompressed(parameter, parameter.numel, parameter.accumulated_in.itemsize)
+        return small or self.engine.config.sends_all_as_it_is
 
     # State
 
@@ -205,7 +206,7 @@ class LocalState(ABC, Generic[G]):
         """Forgets exchanges in flight. The ranks are compared again at the next one."""
         self.agreed = False
         for fragment in self.fragments:
-            fragment.tickets, fragment.small, fragment.updates = [], None, {}
+            fragment.tickets, fragment.updates = {}, {}
             fragment.ends, fragment.starts, fragment.keeps = None, {}, 0.0
 
     def local_state(self) -> dict[str, Any]:

@@ -13,19 +13,23 @@ import numpy as np
 
 from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.engine import cores, levels, timeline
+from hvd_deepreduce.engine import cores, timeline
 from hvd_deepreduce.engine import state as saved
 from hvd_deepreduce.engine.buckets import Bucket
-from hvd_deepreduce.engine.collectives import Collectives
 from hvd_deepreduce.engine.dense_or_compressed import Choice
-from hvd_deepreduce.engine.exchange_autotune import candidates
-from hvd_deepreduce.engine.levels import Levels
-from hvd_deepreduce.engine.mpi_queues import Exchanges
-from hvd_deepreduce.engine.parameter import Parameter
+from hvd_deepreduce.engine.parameter import VELOCITY, Parameter
 from hvd_deepreduce.engine.pipelines import Pipelines
 from hvd_deepreduce.engine.stats import Stats
+from hvd_deepreduce.exchange import levels
+from hvd_deepreduce.exchange.allgather import AllgatherExchange
+from hvd_deepreduce.exchange.autotune import candidates
+from hvd_deepreduce.exchange.collectives import Collectives
 from hvd_deepreduce.exchange.failures import LeftBehindError
+from hvd_deepreduce.exchange.interface import Exchange
+from hvd_deepreduce.exchange.levels import Levels
+from hvd_deepreduce.exchange.mpi.over_mpi import MpiExchange, Queues
 from hvd_deepreduce.exchange.settings import AutoExchange, ReduceScatter
+from hvd_deepreduce.exchange.sliced import ReduceScatterExchange, TwoLevelExchange
 from hvd_deepreduce.exchange.two_levels import SliceResidual
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.pipeline import Pipeline
@@ -85,12 +89,10 @@ class RankState:
         choice: with ``mode: auto``, whether steps are compressed.
         adaptive: an optimizer of which ``adaptive.py`` has to warn, and what to do instead; empty: it has; None: there
             is none.
-        on_host: whether buckets must be on the host, since they are exchanged over MPI by a function that does not
-            take arrays on a GPU.
-        over_mpi: whether buckets are exchanged over MPI, and not as containers by ``collectives``.
-        in_slices: whether each rank sums a slice of a bucket, which takes several collectives.
+        agreed: whether ``Engine.agree`` has compared the ranks with their models, and need not do so again.
+        exchange: what sums the buckets.
         levels: with ``hierarchical``, the groups that exchange buckets; None: all ranks exchange them at one level.
-        exchanges: the queues of the exchanges over MPI; ``close`` them at the end of the job.
+        queues: of the exchanges over MPI; ``close`` them at the end of the job.
         failed: whether this rank has failed where others have not, so that it has not got what they have applied: all
             ranks raise an error at their next meeting. Loading a state ends it.
         generation: increases when the config changes or a state is loaded. Layouts made before must not be used then.
@@ -115,7 +117,8 @@ class RankState:
         self.closed = False
         self.feedback = True
         self.adaptive: tuple[()] | tuple[str, str] | None = None
-        self.exchanges = Exchanges(collectives)
+        self.agreed = False
+        self.queues = Queues(collectives)
         self.levels: Levels | None = None
         self._levels_known = False
         self._use(config)
@@ -124,11 +127,6 @@ class RankState:
     def config(self) -> Config:
         """The settings in force."""
         return self._config
-
-    @property
-    def chooses(self) -> bool:
-        """Whether ``agree`` chooses the exchange, so that it must be called after ``set_config``."""
-        return isinstance(self._config.exchange, AutoExchange)
 
     def _use(self, config: Config) -> None:
         self._config = config
@@ -146,12 +144,17 @@ class RankState:
         """Exchanges gradients under this config from now on: that in force, with an exchange that was chosen."""
         self._running = config
         self._pipelines: Pipelines | None = None
-        self.over_mpi = config.exchange.implementation is not None
-        self.on_host = self.over_mpi and not config.exchange.on_gpu
-        # Until the nodes are known, there may be two levels.
-        two_levels = self.levels is not None if self._levels_known else config.hierarchical is not False
-        self.in_slices = two_levels or isinstance(config.exchange, ReduceScatter)
+        self.exchange = self._exchange()
         self.generation += 1
+
+    def _exchange(self) -> Exchange:
+        config, settings = self._running, self._running.exchange
+        # Until the nodes are known, there may be two levels.
+        if self.levels is not None or (config.hierarchical is not False and not self._levels_known):
+            return TwoLevelExchange(self.levels, getattr(settings, "density", None) is not None)
+        if settings.implementation is not None:
+            return MpiExchange(settings, self.queues)
+        return ReduceScatterExchange() if isinstance(settings, ReduceScatter) else AllgatherExchange()
 
     def set_config(self, config: str | Path | Mapping[str, Any] | Config | None = None, /, **settings: Any) -> None:
         """Changes the settings from the next step on; on all ranks, between the same two steps.
@@ -179,6 +182,8 @@ class RankState:
                 "the first step, which has divided the ranks: create a new DeepReduce"
             )
         self._use(new)
+        # The ranks choose the exchange when they are compared.
+        self.agreed = self.agreed and not isinstance(new.exchange, AutoExchange)
 
     def divide(self) -> None:
         """Divides the ranks for ``hierarchical``; again after ranks have come or gone. All ranks call it together.
@@ -195,7 +200,7 @@ class RankState:
             if one is not None:
                 one.stats = self.stats
         self._levels_known = True
-        self.in_slices = self.levels is not None or isinstance(self._running.exchange, ReduceScatter)
+        self.exchange = self._exchange()
 
     @property
     def pipelines(self) -> Pipelines:
@@ -261,7 +266,7 @@ class RankState:
     ) -> None:
         known = self.parameters if parameters is None else {parameter.name: parameter for parameter in parameters}
         steps, residuals = read(known)
-        self.exchanges.close()  # before the residuals change: an exchange may be about to settle them
+        self.queues.close()  # before the residuals change: an exchange may be about to settle them
         self._memory.load_state_dict(residuals)  # the last that can fail: it copies
         self.parameters = known
         for name, step in steps.items():
@@ -284,6 +289,7 @@ class RankState:
         It asks nothing of the collectives, which may not work any more.
         """
         self._use(snapshot.config)
+        self.agreed = False
         self.resume(snapshot.state)
 
     def resume(self, state: Mapping[str, Any], parameters: Iterable[Parameter] | None = None) -> None:
@@ -325,7 +331,7 @@ class RankState:
         ``stats`` can be read; everything else raises ``RuntimeError``.
         """
         self.closed = True
-        self.exchanges.close()
+        self.queues.close()
         if self.levels is not None:
             self.levels.close()
         self.collectives.close()
@@ -362,20 +368,33 @@ class RankState:
         """Whether a pipeline's gradients are added to residuals now."""
         return self.feedback and pipeline.config.error_feedback
 
-    def residual_of_bucket(self, bucket: Bucket, prefix: str = "") -> Floats:
-        """The residuals of a bucket's members as one vector, to be changed in place.
-
-        Args:
-            prefix: ``VELOCITY`` for their velocities.
+    def complete(self, bucket: Bucket, as_owner: bool = False) -> tuple[Floats | None, Floats | None]:
+        """As ``exchange.interface.Rank.complete``.
 
         Raises:
             ValueError: a parameter was replaced by one of another size or dtype.
         """
-        names = [prefix + name for name in bucket.names] if prefix else bucket.names
-        return self._memory.joined(names, bucket.sizes, bucket.dtype, bucket.gradient)
+        if len(bucket.ready) < len(bucket.members):
+            bucket.clear_missing()
+        plan, residual, velocity = bucket.plan, None, None
+        if (plan.feeds_back and self.feedback) or (as_owner and self._config.error_feedback):
+            residual = self._memory.joined(bucket.names, bucket.sizes, bucket.dtype, bucket.gradient)
+        if plan.has_velocity:
+            names = [VELOCITY + name for name in bucket.names]
+            velocity = self._memory.joined(names, bucket.sizes, bucket.dtype, bucket.gradient)
+        return residual, velocity
 
-    def kept_of_slice(self, bucket: Bucket, part: tuple[int, int], prefix: str = "") -> SliceResidual:
-        """As ``residual_of_bucket``, of the part (begin, end) of the vector alone."""
-        names = [prefix + parameter.name for parameter in bucket.members]
-        own, rest = self._memory.slice(names, bucket.sizes, part, bucket.dtype, bucket.gradient)
-        return SliceResidual(own, rest, lambda rest: self._memory.put_back(names, bucket.sizes, rest))
+    def complete_slice(
+        self, bucket: Bucket, part: tuple[int, int]
+    ) -> tuple[SliceResidual | None, SliceResidual | None]:
+        """As ``exchange.interface.Rank.complete_slice``."""
+        if len(bucket.ready) < len(bucket.members):
+            bucket.clear_missing()
+
+        def kept(prefix: str) -> SliceResidual:
+            names = [prefix + name for name in bucket.names]
+            own, rest = self._memory.slice(names, bucket.sizes, part, bucket.dtype, bucket.gradient)
+            return SliceResidual(own, rest, lambda rest: self._memory.put_back(names, bucket.sizes, rest))
+
+        plan = bucket.plan
+        return kept("") if plan.feeds_back and self.feedback else None, kept(VELOCITY) if plan.has_velocity else None

@@ -13,7 +13,6 @@ from typing import Any, Generic
 
 import numpy as np
 
-from hvd_deepreduce.codecs.interfaces import U8
 from hvd_deepreduce.engine.buckets import Bucket, BucketLayout, Member
 from hvd_deepreduce.engine.engine import Engine
 from hvd_deepreduce.engine.parameter import Parameter
@@ -39,10 +38,11 @@ class Reducer(Generic[G]):
         engine: of these ranks.
         tensors: the framework's.
         expected: the parameters that may have gradients in a step, in the model's order, with their gradients'
-            devices; the same object as before where neither these nor ``apart`` have changed. They are divided into
+            devices; the same object as before where neither these nor ``excluded`` have changed. They are divided into
             buckets. None: all of the engine's parameters, on the device of the first gradient.
-        apart: whether a parameter's gradients are in no bucket where containers are exchanged, but sent alone, or not
-            by the engine. It may change between steps, on all ranks alike.
+        excluded: whether a parameter's gradients are in no bucket with others, where the exchange has ``containers``:
+            they come rarely, or not to the engine. It may change between steps, on all ranks alike.
+        dense: whether a parameter's gradients are summed as they are; None: none's.
         first_number: of the first bucket. Reducers of one engine need different numbers.
         queue: of the exchanges over MPI. Reducers whose gradients can be in flight together need different ones.
         busy: how many threads the framework computes with. Where the rank has more cores, buckets are encoded on a
@@ -57,21 +57,21 @@ class Reducer(Generic[G]):
         expected: Callable[[], Iterable[tuple[Parameter, Device]]] | None = None,
         first_number: int = 0,
         queue: int = 0,
-        apart: Callable[[Parameter], bool] | None = None,
+        excluded: Callable[[Parameter], bool] | None = None,
         busy: Callable[[], int] | None = None,
+        dense: Callable[[Parameter], bool] | None = None,
     ) -> None:
         self._engine = engine
         self._tensors = tensors
         self._expected = expected
-        self._apart = apart
+        self._excluded, self._dense = excluded, dense
         self._first_number, self._queue = first_number, queue
         self._busy = busy
         self._encoder: ThreadPoolExecutor | None = None
         self._layout: BucketLayout | None = None
         self._laid_out: Iterable[tuple[Parameter, Device]] | None = None  # what ``expected`` has said of it
-        self._of_framework: dict[int, tuple[Any, Bucket]] = {}  # by number, the last one
-        self._generation = self._generation_of_framework = 0
-        self._on_host = False
+        self._whole: dict[int, tuple[Any, Bucket]] = {}  # buckets that come as one tensor, by number, the last one
+        self._generation = self._generation_of_whole = 0
         self._tickets: dict[str, Ticket[G]] = {}  # of the layout's parameters; what does not change is looked up once
         self._recorded: dict[str, list[Callable[[], None]]] = {}
         # By bucket: gradients to be copied before it is started, and their views of it.
@@ -104,16 +104,7 @@ class Reducer(Generic[G]):
             if ticket is not None:
                 self._put(ticket, parameter, gradient, layout, own)
                 return ticket
-        assert not engine.over_mpi
-        device = tensors.device(gradient)
-        with tensors.stream(device):
-            with engine.stats.span("encode", parameter.name):
-                back = tensors.return_to(device)
-                flat = tensors.flat(gradient)
-                key = engine.key(parameter)
-                packed: U8 = engine.encode(parameter, flat)
-            pending = engine.collectives.start_allgather(packed, parameter.name)
-        return Ticket((parameter,), gradient, device, flat=flat, key=key, pending=pending, back=back)
+        return self.start_bucket((parameter,), parameter.number, gradient)
 
     def start_bucket(self, parameters: Sequence[Parameter], number: int, gradient: G) -> Ticket[G]:
         """Takes a bucket that the framework filled, and starts its exchange.
@@ -131,29 +122,32 @@ class Reducer(Generic[G]):
         """
         engine, tensors = self._engine, self._tensors
         device = tensors.device(gradient)
-        bucket = self._bucket_of_framework(parameters, number, device)
+        bucket = self._whole_bucket(parameters, number, device)
         if not engine.in_flight.isdisjoint(bucket.names):
             raise in_flight(next(one for one in parameters if one.name in engine.in_flight))
+        back = None
         if device is None:
-            bucket.adopt(tensors.flat(gradient, engine.on_host))
-            engine.mark_full(bucket)
-            engine.start(bucket)
+            self._start_whole(bucket, gradient)
         else:
             with tensors.stream(device):
-                bucket.adopt(tensors.flat(gradient, engine.on_host))
-                engine.mark_full(bucket)
-                engine.start(bucket)
-        return Ticket(parameters, gradient, device, bucket)
+                back = tensors.return_to(device)
+                self._start_whole(bucket, gradient)
+        return Ticket(parameters, gradient, device, bucket, back)
 
-    def _bucket_of_framework(self, parameters: Sequence[Parameter], number: int, device: Device) -> Bucket:
+    def _start_whole(self, bucket: Bucket, gradient: G) -> None:
+        bucket.adopt(self._tensors.flat(gradient, self._engine.exchange.on_host))
+        self._engine.mark_full(bucket)
+        self._engine.start(bucket)
+
+    def _whole_bucket(self, parameters: Sequence[Parameter], number: int, device: Device) -> Bucket:
         """The bucket of ``start_bucket``, made once for the same parameters."""
         engine = self._engine
-        if self._generation_of_framework != engine.generation:
-            self._of_framework.clear()
-            self._generation_of_framework = engine.generation
-        where = None if engine.on_host else device
+        if self._generation_of_whole != engine.generation:
+            self._whole.clear()
+            self._generation_of_whole = engine.generation
+        where = None if engine.exchange.on_host else device
         key = where, list(map(_NAME, parameters))
-        known, bucket = self._of_framework.get(number, (None, None))
+        known, bucket = self._whole.get(number, (None, None))
         if bucket is None or known != key:
             layout = BucketLayout([Member(one, one.numel, where) for one in parameters], None, number)
             if len(layout.buckets) != 1:
@@ -164,7 +158,7 @@ class Reducer(Generic[G]):
                 )
             (bucket,) = layout.buckets
             bucket.apart = partial(self._tensors.apart, where)
-            self._of_framework[number] = key, bucket
+            self._whole[number] = key, bucket
         return bucket
 
     def finish(self, ticket: Ticket[G], scale: float) -> G:
@@ -181,9 +175,6 @@ class Reducer(Generic[G]):
         engine, tensors = self._engine, self._tensors
         bucket, gradient, name = ticket.bucket, ticket.gradient, ticket.parameters[0].name
         assert gradient is not None
-        if bucket is None:
-            self._finish_alone(ticket, gradient, scale)
-            return gradient
         if not bucket.summed:
             self._receive(bucket, scale)
         # Optimizers with different scales may share a bucket.
@@ -193,6 +184,8 @@ class Reducer(Generic[G]):
             if bucket.adopted:
                 with tensors.stream(ticket.device):
                     tensors.write(gradient, bucket.gradient, rest)
+                    if ticket.back is not None:
+                        ticket.back()
             else:
                 view = bucket.views.get(name)
                 if view is None:
@@ -227,10 +220,9 @@ class Reducer(Generic[G]):
                 self._start(late)
         if bucket.started is not None:
             bucket.started.result()
-        if engine.in_slices:
-            waiting = layout.buckets
-            while waiting:
-                waiting = [other for other in waiting if self._advance(other)]
+        exchange = engine.exchange
+        if exchange.several:
+            exchange.drive([partial(self._advance, other) for other in layout.buckets])
         if bucket.device is None:
             engine.receive(bucket, scale)
             return
@@ -240,26 +232,14 @@ class Reducer(Generic[G]):
             engine.receive(bucket, scale)
 
     def advance(self, ticket: Ticket[G]) -> bool:
-        """Lets the exchange of a bucket that the framework filled go on, as ``Engine.advance``."""
-        return ticket.bucket is not None and self._advance(ticket.bucket)
+        """Lets the exchange of a bucket that the framework filled go on, as ``exchange.interface.Pending.advance``."""
+        return self._advance(ticket.bucket)
 
     def _advance(self, bucket: Bucket) -> bool:
+        if bucket.pending is None or bucket.summed:
+            return False
         with self._tensors.stream(bucket.device):
-            return self._engine.advance(bucket)
-
-    def _finish_alone(self, ticket: Ticket[G], gradient: G, scale: float) -> None:
-        engine = self._engine
-        assert ticket.flat is not None and ticket.key is not None
-        with self._tensors.stream(ticket.device):
-            (parameter,) = ticket.parameters
-            with engine.stats.span("wait", parameter.name):
-                gathered = engine.collectives.wait_allgather(ticket.pending)
-            with engine.stats.span("decode", parameter.name), engine.receiving():
-                engine.in_flight.discard(parameter.name)
-                engine.decode(parameter, gathered, ticket.flat, scale, ticket.key)
-                self._tensors.write(gradient, ticket.flat)
-                if ticket.back is not None:
-                    ticket.back()
+            return bool(bucket.pending.advance())
 
     def settle(self) -> None:
         """Gradients in flight are about to be forgotten: full buckets are still sent, since other ranks wait for them.
@@ -279,9 +259,7 @@ class Reducer(Generic[G]):
             with suppress(Exception):
                 self._start(late)
         self.settle()
-        waiting = layout.buckets if self._engine.in_slices else []
-        while waiting:
-            waiting = [bucket for bucket in waiting if self._advances(bucket)]
+        self._engine.exchange.drive([partial(self._advances, bucket) for bucket in layout.buckets])
 
     def _advances(self, bucket: Bucket) -> bool:
         with suppress(Exception):
@@ -289,15 +267,15 @@ class Reducer(Generic[G]):
         return False
 
     def _encoding_thread(self, on_host: bool) -> ThreadPoolExecutor | None:
-        """Where a core is free for it. Exchanges over MPI have a thread that encodes, and those of several collectives
-        are counted as they are started.
+        """Where a core is free for it, and the exchange has no thread that encodes. The collectives of an exchange of
+        several are counted as they are started.
 
         Args:
             on_host: whether any bucket is. On a GPU, the backward pass takes one core, and the thread waits for the
                 size of each container in its place.
         """
-        engine = self._engine
-        if self._busy is None or engine.over_mpi or engine.in_slices:
+        engine, exchange = self._engine, self._engine.exchange
+        if self._busy is None or exchange.own_thread or exchange.several:
             return None
         if engine.cores <= (self._busy() if on_host else 1):
             return None
@@ -308,7 +286,6 @@ class Reducer(Generic[G]):
     ) -> None:
         """Copies a gradient into its bucket; starts the bucket if that is full."""
         tensors, bucket, device = self._tensors, ticket.bucket, ticket.device
-        assert bucket is not None
         if bucket.number < layout.first_number + layout.started:
             raise RuntimeError(
                 f"backward() ran again before the previous step's bucket results were consumed (gradient of "
@@ -342,7 +319,7 @@ class Reducer(Generic[G]):
         """Copies a gradient on this device, which may be another than the bucket's."""
         tensors = self._tensors
         if not bucket.ready:
-            bucket.allocate(None if self._on_host else tensors.flat(gradient))
+            bucket.allocate(None if bucket.device is None else tensors.flat(gradient))
             bucket.finite = True
         if not tensors.put(gradient, self._view(bucket, parameter.name, gradient), own):
             bucket.finite = False
@@ -404,18 +381,18 @@ class Reducer(Generic[G]):
             expected = list(given)
         else:
             expected = [(one, device) for one in engine.parameters.values()]
-        if self._apart is not None and not engine.over_mpi:
-            expected = [(parameter, where) for parameter, where in expected if not self._apart(parameter)]
+        exchange, dense = engine.exchange, self._dense
+        if self._excluded is not None and exchange.containers:
+            expected = [(parameter, where) for parameter, where in expected if not self._excluded(parameter)]
         if (
             layout is None
             or self._generation != engine.generation
             or len(layout.bucket_of) != len(expected)
             or any(parameter.name not in layout.bucket_of for parameter, _ in expected)
         ):
-            # An exchange over MPI has always divided a model without regard to devices.
-            self._on_host = engine.on_host or (engine.over_mpi and len({where for _, where in expected}) > 1)
             members = [
-                Member(parameter, parameter.numel, None if self._on_host else where) for parameter, where in expected
+                Member(one, one.numel, None if exchange.on_host else where, dense is not None and dense(one))
+                for one, where in expected
             ]
             layout = self._layout = BucketLayout(members, engine.max_bucket_bytes, self._first_number, self._queue)
             for bucket in layout.buckets:

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.engine.parameter import VELOCITY, Parameter, owner
-from hvd_deepreduce.engine.quoting import quoted
 from hvd_deepreduce.ops import deferred
+from hvd_deepreduce.wire.quoting import quoted
 
 KEYS = ("rank", "size", "steps", "residuals")
 MAX_STEP = 1 << 48

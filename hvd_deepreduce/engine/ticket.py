@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Generic
 
-from hvd_deepreduce.codecs.interfaces import Floats, RngKey
 from hvd_deepreduce.engine.buckets import Bucket
 from hvd_deepreduce.engine.parameter import Parameter
 from hvd_deepreduce.engine.tensors import Device, G
@@ -20,9 +19,8 @@ class Ticket(Generic[G]):
         parameters: whose gradients it holds.
         gradient: the tensor that was given; None before ``start`` and after ``finish``.
         device: of ``gradient``.
-        bucket: in which it is sent; None: it is sent alone.
-        flat, key, pending: of a gradient that is sent alone: its flat array, its container's key, and its allgather.
-        back: from ``Tensors.return_to``, where ``flat`` was made.
+        bucket: in which it is sent.
+        back: from ``Tensors.return_to``, where a bucket of its own was made.
         small: whether it has at most ``Tensors.small`` elements.
         waits: whether ``gradient`` is copied into the bucket together with others, and its part of the bucket, a view
             made by ``Tensors.view``, is the result.
@@ -31,10 +29,7 @@ class Ticket(Generic[G]):
     parameters: Sequence[Parameter]
     gradient: G | None
     device: Device
-    bucket: Bucket | None = None
-    flat: Floats | None = None
-    key: RngKey | None = None
-    pending: Any = None
+    bucket: Bucket
     back: Callable[[], None] | None = None
     waits: bool = False
     small: bool = False

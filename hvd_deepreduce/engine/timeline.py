@@ -20,8 +20,8 @@ from pathlib import Path
 from time import perf_counter, time
 from typing import Any
 
-from hvd_deepreduce.engine.quoting import quoted
 from hvd_deepreduce.ops import device
+from hvd_deepreduce.wire.quoting import quoted
 
 _log = logging.getLogger("hvd_deepreduce")
 PATH, HOROVOD_PATH, NVTX = "HVD_DEEPREDUCE_TIMELINE", "HOROVOD_TIMELINE", "HVD_DEEPREDUCE_NVTX"

@@ -25,10 +25,10 @@ from hvd_deepreduce.codecs.sparsify.topk import kept_of
 from hvd_deepreduce.codecs.value.half import Half
 from hvd_deepreduce.codecs.value.qsgd import QSGD
 from hvd_deepreduce.config import Config, ConfigError
-from hvd_deepreduce.engine.agreement import refusal
-from hvd_deepreduce.engine.collectives import Collectives
 from hvd_deepreduce.exchange import costs
+from hvd_deepreduce.exchange.collectives import Collectives
 from hvd_deepreduce.exchange.settings import AutoExchange, DenseStreamExchange
+from hvd_deepreduce.exchange.statements import refusal
 from hvd_deepreduce.pipeline import Pipeline
 
 SMALL_BYTES, LARGE_BYTES, LEAST_LARGE = 16, 1 << 22, 1 << 12

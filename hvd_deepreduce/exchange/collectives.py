@@ -1,19 +1,28 @@
-"""The engine's interface to the communication library."""
+"""The interface of the engine and the exchanges to the communication library."""
 
 from __future__ import annotations
 
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from hvd_deepreduce.codecs.interfaces import U8
-from hvd_deepreduce.engine.stats import Stats
+import numpy as np
+
+from hvd_deepreduce.codecs.interfaces import U8, Floats
 from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.exchange.traffic import Traffic
+from hvd_deepreduce.ops import arrays
 
 
 class NoSubsetsError(RuntimeError):
     """A job's ranks cannot be divided for two levels."""
+
+
+class Counts(Protocol):
+    """Counts what is on the wire."""
+
+    def add(self, *, wire: Traffic) -> None: ...
 
 
 class Collectives(ABC):
@@ -26,12 +35,14 @@ class Collectives(ABC):
     thread that starts the bucket, and the others on the thread that receives it.
 
     Attributes:
+        ordered: whether the library matches collectives by their order, and not by name.
         stats: counts what ``allgather`` sends; set by the engine, which counts the other allgathers itself.
         instance: the number of these collectives among those of the same ranks, where several may be in use at the same
             time; equal on all ranks. 0: not known yet.
     """
 
-    stats: Stats | None = None
+    ordered: bool = False
+    stats: Counts | None = None
     instance: int = 0
 
     def enroll(self, instance: int = 0) -> None:  # noqa: B027  (only where collectives are matched by name)
@@ -99,6 +110,26 @@ class Collectives(ABC):
             bytes from each.
         """
         raise NotImplementedError
+
+    def start_sum(self, data: Floats, name: str) -> Any:
+        """Starts the sum of a vector over all ranks, and returns at once; by an allgather, where the library's own
+        allreduce is not used.
+
+        Args:
+            data: float32 or float64 ``[n]``, on the host or a GPU; it may be overwritten.
+            name: as for ``start_allgather``.
+
+        Returns:
+            What ``wait_sum`` takes.
+        """
+        return data.dtype, self.start_allgather(arrays.to_host(data).view(np.uint8), name)
+
+    def wait_sum(self, pending: Any) -> Floats:
+        """Waits for a sum. Returns it, ``[n]``, on the host or a GPU; it may be what ``start_sum`` was given."""
+        dtype, started = pending
+        gathered = arrays.to_host(self.wait_allgather(started)).view(dtype)
+        total: Floats = gathered.reshape(self.size(), -1).sum(0)
+        return total
 
     def node(self) -> str:
         """The name of the node that this rank is on; for ``hierarchical``."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from hvd_deepreduce.config.settings import Hierarchical
-from hvd_deepreduce.engine.agreement import read, refusal
-from hvd_deepreduce.engine.collectives import Collectives, NoSubsetsError
-from hvd_deepreduce.engine.quoting import quoted
+from hvd_deepreduce.exchange.collectives import Collectives, NoSubsetsError
+from hvd_deepreduce.exchange.statements import gather, refusal
 from hvd_deepreduce.exchange.two_levels import Place
+from hvd_deepreduce.wire.quoting import quoted
 
 _log = logging.getLogger("hvd_deepreduce")
 
@@ -54,9 +51,7 @@ def find(collectives: Collectives, hierarchical: Hierarchical, has_velocity: boo
     rank, size = collectives.rank(), collectives.size()
     if hierarchical is False or size == 1:
         return None
-    line = json.dumps({"rank": rank, "node": collectives.node(), "divides": collectives.divides()}).encode()
-    gathered = collectives.allgather(np.frombuffer(bytearray(line + b"\n"), np.uint8), "nodes")
-    told = read(gathered.tobytes(), size)
+    told = gather(collectives, {"node": collectives.node(), "divides": collectives.divides()}, "nodes")
     for sender, one in enumerate(told):
         if not isinstance(one.get("node"), str):
             raise refusal(sender, f"sent no name of its node, but {quoted(one)}")

@@ -1,10 +1,10 @@
 """The settings of the exchanges, and their registry. Needs no MPI.
 
 A settings class names the function that sums, which is imported when the exchange is first used. An exchange of another
-package is a subclass of ``Exchange`` and a function with the signature of ``ExchangeFunction``::
+package is a subclass of ``ExchangeSettings`` and a function with the signature of ``ExchangeFunction``::
 
     @exchanges.register
-    class TreeSum(Exchange):                              # in settings of that package; imports no mpi4py
+    class TreeSum(ExchangeSettings):                      # in settings of that package; imports no mpi4py
         name = "tree_sum"                                 # in a config: exchange: {name: tree_sum, fanout: 4}
         id = 192                                          # 192 to 254 are reserved for other packages
         implementation = "that_package.tree_sum:run"      # imports mpi4py
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 exchanges = Registry("exchange")
 
-Settings = TypeVar("Settings", bound="Exchange", contravariant=True)
+Settings = TypeVar("Settings", bound="ExchangeSettings", contravariant=True)
 
 
 class ExchangeFunction(Protocol[Settings]):
-    """What ``Exchange.implementation`` names: sums the ranks' tensors over MPI."""
+    """What ``ExchangeSettings.implementation`` names: sums the ranks' tensors over MPI."""
 
     def __call__(
         self,
@@ -73,7 +73,7 @@ class ExchangeFunction(Protocol[Settings]):
         """
 
 
-class Exchange(Codec):
+class ExchangeSettings(Codec):
     """How the ranks' sparse tensors become one sum.
 
     A subclass is the settings; its class attribute ``implementation`` names its ``ExchangeFunction`` as
@@ -124,7 +124,7 @@ class Exchange(Codec):
 
 
 @exchanges.register
-class AllGather(Exchange):
+class AllGather(ExchangeSettings):
     """Containers by Horovod's own allgather; every rank decodes all of them. Any codec, with MPI or Gloo."""
 
     name = "allgather"
@@ -133,7 +133,7 @@ class AllGather(Exchange):
 
 
 @exchanges.register
-class ReduceScatter(Exchange):
+class ReduceScatter(ExchangeSettings):
     """Each rank sums one slice of the vector and encodes the sum again, by Horovod's alltoall and allgather. Any codec,
     with MPI or Gloo.
 
@@ -152,7 +152,7 @@ class ReduceScatter(Exchange):
 
 
 @exchanges.register
-class AutoExchange(Exchange):
+class AutoExchange(ExchangeSettings):
     """The exchange that a model of latency and bytes finds fastest: allgather, reduce_scatter or, where a job runs on
     MPI, densestream. The job measures its network before the first step.
 
@@ -171,7 +171,7 @@ class AutoExchange(Exchange):
 
 
 @exchanges.register
-class DenseStreamExchange(Exchange):
+class DenseStreamExchange(ExchangeSettings):
     """DenseStream's sparse allreduce over mpi4py: sums parts on the way, for many ranks and higher densities.
 
     Attributes:
@@ -201,7 +201,7 @@ class DenseStreamExchange(Exchange):
 
 
 @exchanges.register
-class TopKAllGather(Exchange):
+class TopKAllGather(ExchangeSettings):
     """TopkA: key-value pairs by an allgather over mpi4py, with recursive doubling."""
 
     name = "topk_allgather"
@@ -211,7 +211,7 @@ class TopKAllGather(Exchange):
 
 
 @exchanges.register
-class SparCML(Exchange):
+class SparCML(ExchangeSettings):
     """TopkDA: SparCML's sparse allreduce over mpi4py, which sends ranges dense where that is shorter.
 
     Attributes:

@@ -1,8 +1,8 @@
-"""Buckets of which each rank sums a slice: ``exchange: reduce_scatter``, and ``hierarchical``."""
+"""Exchanges of which each rank sums a slice, by several collectives: ``exchange: reduce_scatter``, ``hierarchical``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from threading import Thread
 from typing import Any
@@ -10,45 +10,42 @@ from typing import Any
 import numpy as np
 
 from hvd_deepreduce.codecs.interfaces import Floats, RngKey
-from hvd_deepreduce.config.error_feedback import DGC
-from hvd_deepreduce.engine.buckets import Bucket
-from hvd_deepreduce.engine.collectives import Collectives
-from hvd_deepreduce.engine.levels import Levels
-from hvd_deepreduce.engine.parameter import VELOCITY
-from hvd_deepreduce.engine.rank_state import RankState
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.exchange.balance import AllGather, AllToAll, Inside
+from hvd_deepreduce.exchange.collectives import Collectives
+from hvd_deepreduce.exchange.interface import Bucket, Exchange, Pending, Rank
+from hvd_deepreduce.exchange.levels import Levels
 from hvd_deepreduce.exchange.reduce_scatter import SlicedSum, Slices
 from hvd_deepreduce.exchange.two_levels import Total, TwoLevelSum
 from hvd_deepreduce.pipeline.bundle import Slice
 
 
-class SlicedExchange:
-    """A vector's exchange between its start and its result. One thread at a time uses it.
+class RunningProgram(Pending):
+    """Runs one rank's program over a job's collectives.
 
     Args:
-        work: this rank's part. Its first collective is started at once.
-        collectives: of the ranks that a ``SlicedSum`` has, or the groups of a ``TwoLevelSum``.
+        work: the program. Its first collective is started at once.
+        groups: the ranks that a ``SlicedSum`` has, or the groups of a ``TwoLevelSum``.
         name: begins the names of the collectives; unique among all that are in flight.
-        state: of this rank. Its ``stats`` count bytes, and the seconds that the program and its collectives take.
+        rank: its ``stats`` count bytes, and the seconds that the program and its collectives take.
+        out: gets the sum.
     """
 
     def __init__(
-        self, work: SlicedSum | TwoLevelSum, collectives: Collectives | Levels, name: str, state: RankState
+        self, work: SlicedSum | TwoLevelSum, groups: Collectives | Levels, name: str, rank: Rank, out: Floats
     ) -> None:
-        self._groups, self._name, self._state, self._stats = collectives, name, state, state.stats
+        self._groups, self._name, self._rank, self._stats, self._out = groups, name, rank, rank.stats, out
         self._program: Any = work.steps()
         self._numbers = {False: 0, True: 0}  # ranks of a node may have different numbers of collectives between nodes
         self._asked: AllToAll | AllGather | None = None
         self._inside = False
         self._pending: Any = None
-        self._result: Slices | Total | None = None
+        self._total: Slices | Total | None = None
         self._failure: Exception | None = None
         self._alone = False
         self._go_on(None)
 
     def advance(self) -> bool:
-        """Waits for a collective and starts the next, unless the last one is in flight. Returns whether it did so."""
         if self._asked is None or (isinstance(self._asked, AllGather) and self._asked.last):
             return False
         self._answer()
@@ -63,22 +60,26 @@ class SlicedExchange:
         assert group is not None
         return group
 
-    def result(self) -> Slices | Total:
-        """Waits for the sum.
+    def result(self, scale: float) -> None:
+        total = self._wait()
+        with self._stats.span("decode", self._name):
+            try:
+                total.write(self._out, scale)
+            except Exception as error:
+                self._rank.note_failure(error)
+                raise
 
-        Raises:
-            ContainerError: as ``SlicedSum.steps``; at every call.
-        """
+    def _wait(self) -> Slices | Total:
         while self._asked is not None:
             self._answer()
         if self._failure is not None:
             raise self._failure
-        assert self._result is not None
-        return self._result
+        assert self._total is not None
+        return self._total
 
     def add_done_callback(self, call: Callable[[Any], object]) -> None:
-        """Waits on a thread of its own, and calls ``call`` there once ``result`` need not wait. So no thread that other
-        buckets need waits for a bucket's later collectives, which other ranks may begin in another order."""
+        """Waits on a thread of its own: no thread that other buckets need waits for a bucket's later collectives, which
+        other ranks may begin in another order."""
         if self._asked is None:
             call(self)
             return
@@ -86,7 +87,7 @@ class SlicedExchange:
 
         def wait() -> None:
             with suppress(Exception):  # ``result`` raises it again
-                self.result()
+                self._wait()
             call(self)
 
         Thread(target=wait, name="deepreduce slices", daemon=True).start()
@@ -116,11 +117,11 @@ class SlicedExchange:
         try:
             asked = self._program.send(answer)
         except StopIteration as end:
-            self._result = end.value
+            self._total = end.value
             return
         except Exception as error:
             self._failure = error
-            self._state.note_failure(error)
+            self._rank.note_failure(error)
             raise
         self._inside = isinstance(asked, Inside)
         if isinstance(asked, Inside):
@@ -134,56 +135,78 @@ class SlicedExchange:
         self._asked = asked
 
 
-def start_slices(state: RankState, bucket: Bucket, residual: Floats | None, velocity: Floats | None) -> SlicedExchange:
-    """Starts the exchange of a bucket by ``reduce_scatter``.
+class _Driven(Exchange):
+    several = True
+
+    def drive(self, turns: Iterable[Callable[[], bool]]) -> None:
+        waiting = list(turns)
+        while waiting:
+            waiting = [advance for advance in waiting if advance()]
+
+
+class ReduceScatterExchange(_Driven):
+    """Each rank sums a slice of every bucket (``SlicedSum``)."""
+
+    def start(self, rank: Rank, bucket: Bucket) -> Pending:
+        residual, velocity = rank.complete(bucket, as_owner=True)
+        rank.stats.add(encode=bucket.filling)
+        with rank.stats.span("encode", bucket.name):
+            work = SlicedSum(
+                rank.pipeline, rank.collectives.size(), bucket.key, bucket.gradient,
+                residual=residual if rank.feedback else None,
+                keeps=residual,
+                velocity=velocity,
+                parts=bucket.parts if rank.config.selection == "tensor" else None,
+                finite=bucket.finite,
+            )  # fmt: skip
+            return RunningProgram(work, rank.collectives, bucket.name, rank, bucket.gradient)
+
+
+class TwoLevelExchange(_Driven):
+    """Dense sums inside a node, and a compressed slice of them for each rank between nodes (``TwoLevelSum``).
 
     Args:
-        residual, velocity: of the bucket. What this rank loses as a slice's owner stays in the residual, also of a rank
-            that sends zeros (``RankState.feedback``).
+        groups: of this rank; None: the nodes are not known yet, and nothing can be started.
+        balances: whether ranks between nodes balance their slices (``reduce_scatter`` with ``density``).
     """
-    with state.stats.span("encode", bucket.name):
-        work = SlicedSum(
-            state.pipeline, state.collectives.size(), bucket.key, bucket.gradient,
-            residual=residual if state.feedback else None,
-            keeps=residual,
-            velocity=velocity,
-            parts=bucket.parts if state.config.selection == "tensor" else None,
-            finite=bucket.finite,
-        )  # fmt: skip
-        return SlicedExchange(work, state.collectives, bucket.name, state)
 
+    def __init__(self, groups: Levels | None, balances: bool) -> None:
+        self._groups = groups
+        self._one_by_one = balances and groups is not None and groups.inside.ordered
 
-def start_two_levels(state: RankState, groups: Levels, bucket: Bucket, slices: Sequence[Slice]) -> SlicedExchange:
-    """Starts the exchange of a bucket over two levels. What fails before is told to all ranks, which would wait.
+    def start(self, rank: Rank, bucket: Bucket) -> Pending:
+        """What fails before the first collective is told to all ranks, which would wait."""
+        groups = self._groups
+        assert groups is not None, "the ranks were not compared"
+        rank.stats.add(encode=bucket.filling)
+        with rank.stats.span("encode", bucket.name):
+            work = TwoLevelSum(rank.pipeline, groups.place, bucket.slices, bucket.gradient)
+            try:
+                work.residual, work.velocity = rank.complete_slice(bucket, work.part)
+                work.gradient = bucket.gradient
+            except Exception as error:
+                work.failures.append(error)
+            return RunningProgram(work, groups, bucket.name, rank, bucket.gradient)
 
-    Args:
-        groups: ``state.levels``.
-        slices: what of the bucket has settings of its own.
-    """
-    with state.stats.span("encode", bucket.name):
-        work = _two_levels(state, groups, slices, bucket.gradient)
-        try:
-            bucket.clear_missing()
-            work.gradient = bucket.gradient
-            pipelines = [state.pipeline_of(parameter) for parameter in bucket.members]
-            if any(map(state.feeds_back, pipelines)):
-                work.residual = state.kept_of_slice(bucket, work.part)
-            if any(isinstance(one.config.memory, DGC) for one in pipelines):
-                work.velocity = state.kept_of_slice(bucket, work.part, VELOCITY)
-        except Exception as error:
-            work.failures.append(error)
-        return SlicedExchange(work, groups, bucket.name, state)
+    def start_failed(self, rank: Rank, error: Exception, numel: int) -> Pending | None:
+        groups, vector = self._groups, np.zeros(numel, np.float32)
+        assert groups is not None, "the ranks were not compared"
+        whole = Slice(rank.pipeline, (0, numel), RngKey(rank.config.seed, 0, 0))
+        work = TwoLevelSum(rank.pipeline, groups.place, [whole], vector, failures=[error])
+        return RunningProgram(work, groups, "failed", rank, vector)
 
+    def drive(self, turns: Iterable[Callable[[], bool]]) -> None:
+        """Between nodes, groups of ranks may take different numbers of collectives to balance their slices. Where these
+        are matched by their order, a bucket goes on to its end before the next one does: the ranks of a node must come
+        to its collectives in one order."""
+        turns = list(turns)
+        if self._one_by_one:
+            for advance in turns:
+                while advance():
+                    pass
+        super().drive(turns)
 
-def start_failed(state: RankState, groups: Levels, error: Exception, numel: int) -> SlicedExchange:
-    """Takes part in the exchange of a bucket of so many elements, which this rank could not start, over two levels."""
-    vector = np.zeros(numel, np.float32)
-    whole = Slice(state.pipeline, (0, numel), RngKey(state.config.seed, 0, 0))
-    work = _two_levels(state, groups, [whole], vector)
-    work.failures.append(error)
-    return SlicedExchange(work, groups, "failed", state)
-
-
-def _two_levels(state: RankState, groups: Levels, slices: Sequence[Slice], gradient: Floats) -> TwoLevelSum:
-    """This rank's part in the sum of a vector, so far without a residual."""
-    return TwoLevelSum(state.pipeline, groups.place, slices, gradient)
+    def overlap(self, turns: Sequence[Callable[[], bool]]) -> None:
+        """The bucket before sends its containers meanwhile."""
+        if len(turns) > 1:
+            turns[-2]()

@@ -101,9 +101,13 @@ class TensorFlowCollectives(HorovodCollectives):
         total: Floats = self._run(partial(hvd.allreduce, op=hvd.Sum), values, name)
         return total
 
-    def start_sums(self, values: list[Floats], name: str) -> Future[list[Floats]]:
-        """Starts an allreduce of several arrays of one dtype together, on another thread."""
-        return self._submit(partial(hvd.grouped_allreduce, op=hvd.Sum), values, name)
+    def start_sum(self, data: Floats, name: str) -> Future[Floats]:
+        """As ``Collectives.start_sum``, on another thread."""
+        return self._submit(partial(hvd.allreduce, op=hvd.Sum), data, name)
+
+    def wait_sum(self, pending: Future[Floats]) -> Floats:
+        """As ``Collectives.wait_sum``."""
+        return pending.result()
 
     def complete(self) -> None:
         """As ``Collectives.complete``."""

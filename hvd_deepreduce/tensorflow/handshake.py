@@ -6,18 +6,16 @@ compared together with models.
 
 from __future__ import annotations
 
-import json
 from threading import Lock
 from weakref import WeakSet
 
-import numpy as np
-
-from hvd_deepreduce.engine import Engine, agreement
+from hvd_deepreduce.engine import Engine
 from hvd_deepreduce.engine.graph.parameters import GraphParameters
 from hvd_deepreduce.engine.graph.steps import Steps
-from hvd_deepreduce.engine.quoting import quoted
+from hvd_deepreduce.exchange.statements import gather, refusal
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
 from hvd_deepreduce.tensorflow.graph import Graphs
+from hvd_deepreduce.wire.quoting import quoted
 
 # Number of DeepReduces that were enrolled, by process set. The order is the same on all ranks.
 _numbers: dict[int, int] = {}
@@ -123,13 +121,11 @@ class Handshake:
         process_set = self._collectives.process_set
         able = [one for one in _enrolled if one in _waiting or one._spoke]
         waiting = {one.number: one for one in able if one._collectives.process_set is process_set}
-        line = json.dumps({"rank": self._collectives.rank(), "waiting": sorted(waiting)}).encode() + b"\n"
-        gathered = self._collectives.allgather(np.frombuffer(bytearray(line), np.uint8), "handshake")
         common = set(waiting)
-        for rank, told in enumerate(agreement.read(gathered.tobytes(), self._collectives.size())):
+        for rank, told in enumerate(gather(self._collectives, {"waiting": sorted(waiting)}, "handshake")):
             theirs = told.get("waiting")
             if not isinstance(theirs, list) or not all(type(number) is int for number in theirs):
-                raise agreement.refusal(rank, f"sent no list of its comparisons, but {quoted(told)}")
+                raise refusal(rank, f"sent no list of its comparisons, but {quoted(told)}")
             common &= set(theirs)
         return [waiting[number] for number in sorted(common)]
 

@@ -36,6 +36,7 @@ from hvd_deepreduce.engine.graph.parameters import GraphParameters, Variables
 from hvd_deepreduce.engine.graph.slots import Graph, Slot
 from hvd_deepreduce.engine.pipelines import Pipelines
 from hvd_deepreduce.engine.state import Reshard, State, from_bytes, to_bytes
+from hvd_deepreduce.exchange.settings import AutoExchange
 from hvd_deepreduce.tensorflow import indexed_slices, optimizers
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
 from hvd_deepreduce.tensorflow.graph import Graphs, at_end, current_place
@@ -151,7 +152,7 @@ class DeepReduce(Compression, Compressor, tf.train.experimental.PythonState):  #
                 )
         self._engine.set_config(new)
         self._handshake.forget_failure()
-        if self._engine.chooses:
+        if isinstance(self.config.exchange, AutoExchange):
             self._handshake.repeat()
         self._buckets.clear()
         if self._graphs.all() and self._handshake.configs_agree:
@@ -314,7 +315,7 @@ class DeepReduce(Compression, Compressor, tf.train.experimental.PythonState):  #
         with tf.device("CPU:0"):
             number = self._operations.count_runs(graph, place)
             engine, steps = self._engine, self._buckets.steps
-            if not engine.over_mpi:
+            if engine.exchange.containers:
                 graph.compressed += len(slices)
                 for one, slot in slices:
                     indexed_slices.compress(one, slot, number, engine, steps)
@@ -323,8 +324,8 @@ class DeepReduce(Compression, Compressor, tf.train.experimental.PythonState):  #
 
     def _prepare_exchange(self, queues: int) -> None:
         """Creates so many queues for exchanges over MPI, on all ranks at the same time."""
-        if queues and self._engine.over_mpi and self._process_set.included():
-            self._engine.exchange_queue(queues - 1)
+        if self._process_set.included():
+            self._engine.exchange.prepare(queues)
 
     def _check(self, operation: tf.Operation) -> None:
         """Whether this operation's result can be computed from compressed gradients."""

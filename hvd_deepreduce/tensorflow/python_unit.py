@@ -65,8 +65,8 @@ class PythonUnit:
         self._queues[at].size()
 
         def put(flat: Floats, number: np.int64) -> tuple[Floats]:
-            # A copy: TensorFlow frees its own memory after this operation. Exchanges over MPI work on the host.
-            held = (arrays.to_host(flat) if self._engine.over_mpi else flat).copy()
+            # A copy: TensorFlow frees its own memory after this operation. An exchange's own thread works on the host.
+            held = (arrays.to_host(flat) if self._engine.exchange.own_thread else flat).copy()
             with self._lock:
                 self._check(int(number))
                 if at in self._came:

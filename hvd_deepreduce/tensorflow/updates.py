@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,8 @@ from hvd_deepreduce.engine.fragments import Fragment
 from hvd_deepreduce.engine.local_exchanges import LocalExchanges
 from hvd_deepreduce.engine.local_options import Options
 from hvd_deepreduce.engine.local_sgd import not_exchanged
-from hvd_deepreduce.engine.quoting import quoted
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives, await_ranks
+from hvd_deepreduce.wire.quoting import quoted
 
 Array = npt.NDArray[Any]
 ARRAYS = ("anchors", "bases", "outer")
@@ -128,24 +127,6 @@ class Updates(LocalExchanges[Array]):
         else:
             await_ranks(run)
         hear(totals[0])
-
-    def start_small(self, updates: Mapping[int, Array]) -> list[tuple[list[int], Future[list[Floats]]]]:
-        # A group of Horovod's has one dtype.
-        groups: dict[np.dtype[Any], list[int]] = {}
-        for number, update in updates.items():
-            groups.setdefault(update.dtype, []).append(number)
-        start, started = self.collectives.start_sums, []
-        for numbers in groups.values():
-            name = f"updates.{numbers[0]}.{len(numbers)}"
-            started.append((numbers, start([updates[number] for number in numbers], name)))
-        return started
-
-    def finish_small(self, started: Sequence[tuple[list[int], Future[list[Floats]]]]) -> dict[int, Array]:
-        return {
-            number: total * total.dtype.type(1 / self.collectives.size())
-            for numbers, pending in started
-            for number, total in zip(numbers, pending.result(), strict=True)
-        }
 
     def outer_step(self, fragment: Fragment[Array]) -> None:
         # What the optimizer makes of its step count, such as Adam's correction, goes by the steps of these variables.

@@ -213,25 +213,21 @@ class TorchCollectives(HorovodCollectives):
         array: U8 = self._tensors.array(tensor)
         return array
 
-    def start_average(self, tensor: torch.Tensor, name: str) -> int:
-        """Starts to average a tensor, which may be overwritten. Horovod fuses what is in flight together.
-
-        Args:
-            name: no two in flight share one.
-        """
-        name = f"{self.prefix}.{name}"
+    def start_sum(self, data: Floats, name: str) -> int:
+        """As ``Collectives.start_sum``."""
+        name, tensor = f"{self.prefix}.{name}", self._tensors.tensor(data)
         key = name, self.process_set.process_set_id
         self._wait_for_forgotten(key)
         handle: int = hvd.allreduce_async_(
-            tensor.to(wire_device(tensor)), name=name, op=hvd.Average, process_set=self.process_set
+            tensor.to(wire_device(tensor)), name=name, op=hvd.Sum, process_set=self.process_set
         )
         self._note(key, handle)
         return handle
 
-    def finish_average(self, started: int) -> torch.Tensor:
-        """The mean over all ranks, where Horovod takes tensors."""
-        mean: torch.Tensor = self._result(started)
-        return mean
+    def wait_sum(self, pending: int) -> Floats:
+        """As ``Collectives.wait_sum``; where Horovod takes tensors."""
+        total: Floats = self._tensors.array(self._result(pending))
+        return total
 
     def included(self) -> bool:
         """Whether this rank takes part."""

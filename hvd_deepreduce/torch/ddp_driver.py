@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.config import Config, ConfigError
 from hvd_deepreduce.engine import Engine, Parameter, Reducer
-from hvd_deepreduce.engine.sliced import SlicedExchange
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.exchange.interface import Pending
 from hvd_deepreduce.exchange.settings import AllGather, AutoExchange, ReduceScatter
 from hvd_deepreduce.torch import optimizers
 from hvd_deepreduce.torch.dense import flush
@@ -65,7 +65,7 @@ class Buckets:
     ) -> None:
         self._collectives, self._tensors, self._start_iter = collectives, tensors, start_iter
         self.iteration = 0
-        self._agreed = self._dense = self._passing = self._flags_due = False
+        self._dense = self._passing = self._flags_due = False
         failure: Exception | None = None
         try:
             if not models:
@@ -129,7 +129,6 @@ class Buckets:
     def set_config(self, config: Config) -> None:
         """Changes the settings from the next iteration on."""
         self.engine.set_config(config)
-        self._agreed = self._agreed and not self.engine.chooses
 
     def close(self) -> None:
         """Ends the threads and the collectives, and frees the residuals."""
@@ -151,11 +150,11 @@ class Buckets:
             alone = self._collectives.size() == 1 and not engine.config.has_velocity
             self._dense = alone or self.iteration < self._start_iter or engine.dense
             # A dense step needs no meeting; and no thread, unless residuals are to be added.
-            known = self._dense and self._agreed
+            known = self._dense and engine.agreed
             self._passing = known and not any(map(engine.to_flush, engine.parameters.values()))
             if not known:
                 self._meeting = self._starter.submit(self._meet)
-                if not self._agreed:  # the ranks may choose the exchange, which says how buckets are finished
+                if not engine.agreed:  # the ranks may choose the exchange, which says how buckets are finished
                     self._meeting.exception()  # ``_start`` raises it
         if self._passing:
             return self._pass(bucket, buffer)
@@ -164,7 +163,7 @@ class Buckets:
         ready = self._tensors.record(self._tensors.device(buffer))
         started = self._starter.submit(self._start, bucket.index(), bucket.parameters(), buffer, ready)
         finish = partial(self._finish, started, buffer, future)
-        if engine.in_slices and not self._dense:
+        if engine.exchange.several and not self._dense:
             self._later.append(finish)
         else:
             self._finished.append(self._finisher.submit(finish))
@@ -189,12 +188,12 @@ class Buckets:
                 self._spoken = self._collectives.speak(self._word())
 
     def _word(self) -> Floats:
-        return self.engine.word(self._agreed, place={"iteration": self.iteration})
+        return self.engine.word(self.engine.agreed, place={"iteration": self.iteration})
 
     def _pass(self, bucket: Any, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Averages a bucket as DDP does without a hook."""
         self.engine.count_allreduce(buffer.nbytes, buffer.nbytes)
-        future = self._collectives.start_sum(buffer.div_(self._collectives.size())).get_future()
+        future = self._collectives.allreduce(buffer.div_(self._collectives.size())).get_future()
         if bucket.is_last():
             self.iteration += 1
             self.engine.stats.end_step()
@@ -202,25 +201,14 @@ class Buckets:
         return averaged
 
     def _advance(self) -> None:
-        """Lets the exchanges of all buckets go on in turns, so that their last collectives are in flight together.
-
-        Between nodes, groups of ranks may take different numbers of collectives to balance their slices. Then a bucket
-        goes on to its end before the next one does: the ranks of a node must come to its collectives in one order.
-        """
-        turns, engine = self._turns, self.engine
-        one_by_one = engine.levels is not None and getattr(engine.config.exchange, "density", None) is not None
+        """Lets the exchanges of all buckets go on, so that their last collectives are in flight together."""
         with torch.cuda.stream(self._stream):
-            for go_on in turns if one_by_one else ():
-                while go_on():
-                    pass
-            while turns:
-                turns = [go_on for go_on in turns if go_on()]
+            self.engine.exchange.drive(self._turns)
 
     def _take_turns(self, go_on: Callable[[], bool]) -> None:
-        """A bucket's exchange was started. With two levels, the one before it sends its containers meanwhile."""
+        """A bucket's exchange was started."""
         self._turns.append(go_on)
-        if self.engine.levels is not None and len(self._turns) > 1:
-            self._turns[-2]()
+        self.engine.exchange.overlap(self._turns)
 
     def _meet(self) -> None:
         self._turns = []
@@ -232,7 +220,6 @@ class Buckets:
         self.engine.agree(
             [(one.name, one.shape, one.dtype + about * (one.number == 0)) for one in self.engine.parameters.values()]
         )
-        self._agreed = True
 
     def _start(
         self, number: int, tensors: Sequence[torch.Tensor], buffer: torch.Tensor, ready: Callable[[], None] | None
@@ -255,21 +242,21 @@ class Buckets:
                 return start(number, parameters, list(torch.split(buffer, sizes)), buffer)
             except Exception as error:
                 if not self._dense and self._collectives.exchanges == begun:  # the others wait for this rank
-                    if self.engine.levels is not None and self._flags_due:  # which the others are waiting for
+                    if self._flags_due:  # which the others are waiting for
                         self._collectives.set_by_any(torch.ones(len(tensors), dtype=torch.bool))
-                    failed = self.engine.start_failed(error, buffer.numel())
+                    failed = self.engine.exchange.start_failed(self.engine, error, buffer.numel())
                     if failed is not None:
                         self._take_turns(failed.advance)
                         return self._failing(failed, error)
                     self._collectives.check(error)
                 raise
 
-    def _failing(self, exchange: SlicedExchange, error: Exception) -> Callable[[], None]:
+    def _failing(self, exchange: Pending, error: Exception) -> Callable[[], None]:
         """Ends a bucket's exchange, of which this rank has failed, in its turn."""
 
         def finish() -> None:
             try:
-                exchange.result()
+                exchange.result(1.0)
             except ContainerError as told:
                 raise told from error
 
@@ -291,7 +278,7 @@ class Buckets:
             if self.engine.to_flush(parameter):
                 flush(self.engine, self._tensors, parameter, part)
         self.engine.count_allreduce(buffer.nbytes, buffer.nbytes)
-        work = self._collectives.start_sum(buffer.div_(self._collectives.size()))
+        work = self._collectives.allreduce(buffer.div_(self._collectives.size()))
 
         def finish() -> None:
             work.wait()
@@ -318,7 +305,7 @@ class Buckets:
         whole = dtype == buffer.dtype and sum(map(len, parts)) == len(buffer)
         gradient = buffer if whole else torch.cat(parts).to(dtype)
         ticket = self._reducer.start_bucket(parameters, number, gradient)
-        if self.engine.in_slices:
+        if self.engine.exchange.several:
             self._take_turns(partial(self._reducer.advance, ticket))
 
         def finish() -> None:

@@ -64,6 +64,8 @@ class DistributedCollectives(Collectives):
         exchanges: how many exchanges of bytes were started.
     """
 
+    ordered = True
+
     def __init__(
         self,
         tensors: TorchTensors,
@@ -191,7 +193,7 @@ class DistributedCollectives(Collectives):
 
     # Sums
 
-    def start_sum(self, tensor: torch.Tensor) -> Any:
+    def allreduce(self, tensor: torch.Tensor) -> Any:
         """Starts to replace a tensor, on any device, by its sum over all ranks; ``wait`` of the result ends it."""
         return dist.all_reduce(tensor, group=self._devices if tensor.is_cuda else self._host, async_op=True)
 
@@ -207,15 +209,15 @@ class DistributedCollectives(Collectives):
             self.stats.add(wire=traffic.allreduce(numbers.numel(), self._size))
         return [bool(one) for one in numbers]
 
-    def start_average(self, tensor: torch.Tensor, name: str) -> tuple[Any, torch.Tensor]:
-        """Starts to average a tensor, which may be overwritten. Returns what ``finish_average`` takes."""
-        return self.start_sum(tensor.div_(self._size)), tensor
+    def start_sum(self, data: Floats, name: str) -> tuple[Any, Floats]:
+        """As ``Collectives.start_sum``, in place; the order counts, and not the name."""
+        return self.allreduce(self._tensors.tensor(data)), data
 
-    def finish_average(self, started: tuple[Any, torch.Tensor]) -> torch.Tensor:
-        """The mean over all ranks."""
-        work, tensor = started
+    def wait_sum(self, pending: tuple[Any, Floats]) -> Floats:
+        """As ``Collectives.wait_sum``."""
+        work, total = pending
         work.wait()
-        return tensor
+        return total
 
     # Meetings
 

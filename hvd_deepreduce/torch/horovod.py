@@ -119,7 +119,6 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         self._carriers_sent, self._dense_bytes = 0, 0
         self._carried: dict[int, sparse.SparseTicket] = {}
         self._optimizers: weakref.WeakSet[Any] | None = None  # those known; None: not searched for yet
-        self._agreed = False
         self._met = False  # in the step that is under way
         self._reduced: set[str] = set()
         # The parameters that Horovod reduces, and by what they were found: these are asked for at each step.
@@ -134,7 +133,7 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         self._greets = self._collectives.elastic()
         self._engine = Engine(Config.load(config, **settings).for_gradients(), self._collectives, owners.parameters)
         self._reducer = Reducer(
-            self._engine, self._tensors, self._trained, apart=self._is_apart, busy=torch.get_num_threads
+            self._engine, self._tensors, self._trained, excluded=self._is_apart, busy=torch.get_num_threads
         )
         self._trained()  # notes which parameters Horovod will reduce
         self._send_tables_alone()
@@ -142,7 +141,6 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
     def _change(self, new: Config) -> None:
         self._come_back()
         self._engine.set_config(new)
-        self._agreed = self._agreed and not self._engine.chooses
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, as tensors, and step counts. Ranks differ: each saves and loads its own."""
@@ -165,7 +163,7 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         self._reducer.settle()
         self._engine.rewind(snapshot)
         self._carried.clear()
-        self._agreed = self._met = False
+        self._met = False
 
     def sync_from_root(self, told: ElasticState) -> None:
         self._greets = False
@@ -490,15 +488,15 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
     @property
     def _meets_first(self) -> bool:
         """Whether a step's first gradient waits for the meeting, even if it is sent whole."""
-        return self._greets or not self._agreed
+        return self._greets or not self._engine.agreed
 
     def _meet(self) -> None:
         """Begins a step: starts its meeting; waits for it, and compares the ranks, where that was not done yet."""
         engine, collectives = self._engine, self._collectives
-        word = engine.word(self._agreed, place=engine.place())
+        word = engine.word(engine.agreed, place=engine.place())
         self._ones.fill_(1.0)
         collectives.start_meeting(word, "step", partial(engine.hear, agree=self._compare_ranks, advice=SAME_STEPS))
-        if not self._agreed:
+        if not engine.agreed:
             # In an elastic job the others may be in their steps.
             collectives.await_all(None if collectives.elastic() else self._dense_name())
         elif self._greets:
@@ -517,7 +515,8 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         tensors = self._owners.tensors
         trained = {parameter.name: tensors[parameter.name] for parameter, _ in self._trained()}
         compared: dict[str, torch.Tensor] = {}
-        if not (self._agreed or self._collectives.elastic()):  # in an elastic job a new rank takes those of the state
+        # In an elastic job a new rank takes those of the state.
+        if not (self._engine.agreed or self._collectives.elastic()):
             by_horovod = {id(tensor) for one in sparse.optimizers_of(self) for tensor in one._requires_update}
             compared = {name: tensor for name, tensor in trained.items() if id(tensor) in by_horovod}
         self._engine.agree(
@@ -532,7 +531,6 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
             hashes(compared),
             BROADCAST,
         )
-        self._agreed = True
         if self._collectives.elastic():
             self._send_tables_alone()  # what these ranks have seen, a new one has not
 

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from hvd_deepreduce.engine import MismatchError
-from hvd_deepreduce.engine.quoting import quoted
 from hvd_deepreduce.horovod import HANDSHAKE_VARIABLE, WARN_SECONDS, handshake_seconds
+from hvd_deepreduce.wire.quoting import quoted
 
 PROBE_SECONDS = 5.0
 """After so long, a rank with the hook looks whether the ranks that are missing reduce a gradient without it."""

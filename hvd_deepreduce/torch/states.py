@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hvd_deepreduce.engine.quoting import quoted
+from hvd_deepreduce.wire.quoting import quoted
 
 
 def as_tensors(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -120,14 +120,6 @@ class Updates(LocalExchanges[torch.Tensor]):
         else:
             self.collectives.await_all(None)
 
-    def start_small(self, updates: Mapping[int, torch.Tensor]) -> dict[int, Any]:
-        average = self.collectives.start_average
-        return {number: average(one, f"update.{self.parameters[number].name}") for number, one in updates.items()}
-
-    def finish_small(self, started: Mapping[int, Any]) -> dict[int, torch.Tensor]:
-        finish = self.collectives.finish_average
-        return {number: finish(one).to(self.anchors[number].device) for number, one in started.items()}
-
     def outer_step(self, fragment: Fragment[torch.Tensor]) -> None:
         for number, mean in fragment.updates.items():
             self.anchors[number].grad = mean

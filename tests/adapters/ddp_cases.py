@@ -298,7 +298,7 @@ def an_exchange_is_chosen_while_there_are_several_buckets():
         state.set_config(exchange=exchange)
         train(model, 3, 3)
         same_everywhere(model)
-        assert state._buckets.engine.in_slices, state.stats().said
+        assert state._buckets.engine.exchange.several, state.stats().said
 
 
 @case

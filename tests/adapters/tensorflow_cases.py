@@ -579,7 +579,7 @@ def what_fails_in_buckets_is_raised_at_the_end_of_the_step():
                 failed.set_exception(ValueError("the exchange came to nothing"))
                 return failed
 
-            queue = compression._engine.exchange_queue(0)
+            queue = compression._engine.queues.queue(0, "densestream")
             queue.submit, match = broken, "the exchange came to nothing"
         with pytest.raises(tf.errors.OpError, match=match):
             run(*(tf.constant(part) for part in batch(7)))

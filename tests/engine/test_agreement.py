@@ -9,12 +9,14 @@ import pytest
 
 from hvd_deepreduce import Config
 from hvd_deepreduce.engine import Engine, MismatchError
-from hvd_deepreduce.engine import agreement as module
-from hvd_deepreduce.engine.agreement import Agreement, compare, read, statement
+from hvd_deepreduce.engine.agreement import Agreement, compare, compare_places, statement
+from hvd_deepreduce.exchange import statements as module
+from hvd_deepreduce.exchange.statements import read
 from tests.engine.numpy_adapter import run_ranks
 
 CONFIG = Config.load()
-LINES = [statement("2.0", CONFIG, [("w", (3,), "float32")], rank) + b"\n" for rank in range(4)]
+SAID = statement("2.0", CONFIG, [("w", (3,), "float32")])
+LINES = [json.dumps({"version": "2.0", "rank": rank, **SAID}).encode() + b"\n" for rank in range(4)]
 
 
 def altered(line, /, **changes):
@@ -180,5 +182,5 @@ def test_ranks_at_different_places():
 def test_places_that_are_none(place):
     told = [{"rank": 0, "place": {"step": 4}}, {"rank": 1, "place": place}]
     with pytest.raises(MismatchError, match="rank 1") as error:
-        module.compare_places(told)
+        compare_places(told)
     assert str(error.value).isprintable() and len(str(error.value)) < 600

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hvd_deepreduce import Config, ConfigError
-from hvd_deepreduce.engine import exchange_autotune
+from hvd_deepreduce.exchange import autotune
 from hvd_deepreduce.exchange import costs
 from tests.engine.numpy_adapter import Job, NumpyAdapter, ThreadCollectives, run_ranks
 
@@ -47,7 +47,7 @@ def test_the_cheaper_exchange_is_chosen_and_gives_its_own_sums(network, name):
     expected, _ = job(6, {**config(), "exchange": plain, "scope": "model"})
     for (adapter, means), (other, others) in zip(chosen, expected, strict=True):
         engine = adapter.engine
-        assert engine.config.exchange.name == "auto" and engine.in_slices == (name == "reduce_scatter")
+        assert engine.config.exchange.name == "auto" and engine.exchange.several == (name == "reduce_scatter")
         said = str(engine.report())
         assert f"exchange is auto: {name}, since the model predicts allgather " in said and "(given)" in said
         for key in means:
@@ -59,7 +59,7 @@ def test_the_cheaper_exchange_is_chosen_and_gives_its_own_sums(network, name):
 @pytest.mark.parametrize("byte, rate", [(0.0, None), (1e-15, None), (1e-12, None), (1e-9, "8 Gbit/s")])
 def test_a_rate_that_cannot_be_measured_is_said_to_be(byte, rate, monkeypatch):
     """Large messages that take no longer than small ones are no 8e+06 Gbit/s."""
-    monkeypatch.setattr(exchange_autotune, "measured", lambda collectives, most: (1e-5, byte))
+    monkeypatch.setattr(autotune, "measured", lambda collectives, most: (1e-5, byte))
     chosen, _ = job(2, config(density=0.01), steps=1)
     said = str(chosen[0][0].engine.report())
     assert f"10 us a message and {rate or 'a rate that is too high to be measured'} (measured)" in said
@@ -68,17 +68,17 @@ def test_a_rate_that_cannot_be_measured_is_said_to_be(byte, rate, monkeypatch):
 def test_ranks_that_measure_differently_choose_the_same(monkeypatch):
     # Rank 0 would choose reduce_scatter, and the others the allgather.
     monkeypatch.setattr(
-        exchange_autotune, "measured", lambda collectives, most: (1e-3, 1e-12) if collectives.rank() else (1e-12, 1e-3)
+        autotune, "measured", lambda collectives, most: (1e-3, 1e-12) if collectives.rank() else (1e-12, 1e-3)
     )
     found, _ = job(5, config(density=0.01))
     assert {adapter.engine.report().said for adapter, _ in found} == {found[0][0].engine.report().said}
-    assert "(measured)" in found[0][0].engine.report().said and not found[0][0].engine.in_slices
+    assert "(measured)" in found[0][0].engine.report().said and not found[0][0].engine.exchange.several
 
 
 def test_it_is_measured_once_and_no_later_step_says_more(monkeypatch):
     # Ranks that are threads copy within a cache: now and then, large messages take no longer than small ones.
-    real = exchange_autotune.measured
-    monkeypatch.setattr(exchange_autotune, "measured", lambda collectives, most: (real(collectives, most)[0], 1e-9))
+    real = autotune.measured
+    monkeypatch.setattr(autotune, "measured", lambda collectives, most: (real(collectives, most)[0], 1e-9))
     _, one = job(3, config(), steps=1)
     found, three = job(3, config(), steps=3)
     of = lambda messages: [name for name, _ in messages.sent[0]]  # noqa: E731
@@ -111,22 +111,22 @@ def test_one_rank_needs_no_choice():
 
 
 def test_a_rank_that_says_no_numbers_is_an_error_on_all(monkeypatch):
-    monkeypatch.setattr(exchange_autotune, "element_bytes", lambda config, numel: float("nan"))
+    monkeypatch.setattr(autotune, "element_bytes", lambda config, numel: float("nan"))
     with pytest.raises(RuntimeError, match="did not say what it has measured"):
         job(2, config())
 
 
 def test_what_is_possible():
     auto = Config.load(config(density=0.02))
-    assert list(exchange_autotune.candidates(auto, False)) == ["allgather", "reduce_scatter"]
-    found = exchange_autotune.candidates(auto, True)
+    assert list(autotune.candidates(auto, False)) == ["allgather", "reduce_scatter"]
+    found = autotune.candidates(auto, True)
     stream = found["densestream"].exchange
     assert (stream.value, stream.bits, stream.density) == ("qsgd", 7, 0.02)
-    assert exchange_autotune.candidates(Config.load(config(), value="half"), True)["densestream"].exchange.value == (
+    assert autotune.candidates(Config.load(config(), value="half"), True)["densestream"].exchange.value == (
         "bfloat16"
     )
-    assert "densestream" not in exchange_autotune.candidates(Config.load(config(), memory="dgc"), True)
-    assert "densestream" not in exchange_autotune.candidates(Config.load(config(), joint="skcompress"), True)
+    assert "densestream" not in autotune.candidates(Config.load(config(), memory="dgc"), True)
+    assert "densestream" not in autotune.candidates(Config.load(config(), joint="skcompress"), True)
     with pytest.raises(ConfigError, match="scope is 'tensor' and exchange is 'auto'"):
         Config.load(config(), scope="tensor")
     with pytest.raises(ConfigError, match="exchange.density is 0.1 and has no effect"):

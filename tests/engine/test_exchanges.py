@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hvd_deepreduce.engine import MismatchError
-from hvd_deepreduce.engine.mpi_queues import Exchanges
+from hvd_deepreduce.exchange.mpi.over_mpi import Queues
 
 
 class Collectives:
@@ -37,11 +37,11 @@ class Collectives:
 )  # fmt: skip
 def test_rubbish_is_an_error_that_names_its_rank(told):
     with pytest.raises(MismatchError, match="rank 1 sent no"):
-        Exchanges(Collectives(json.dumps(told).encode() + b"\n")).queue(0, "densestream")
+        Queues(Collectives(json.dumps(told).encode() + b"\n")).queue(0, "densestream")
 
 
 def test_an_error_of_another_rank_is_quoted():
     line = json.dumps({"rank": 1, "error": "no\x1b[2J MPI" + 10_000 * "!"}).encode() + b"\n"
     with pytest.raises(RuntimeError, match="exchange 'densestream' cannot start: rank 1: ") as error:
-        Exchanges(Collectives(line)).queue(0, "densestream")
+        Queues(Collectives(line)).queue(0, "densestream")
     assert "\x1b" not in str(error.value) and len(str(error.value)) < 400

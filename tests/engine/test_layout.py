@@ -18,7 +18,7 @@ def test_at_once_as_member_by_member(order):
             at_once = other.mark_full(other.buckets[at])
             assert by_member[0] == []
             assert [bucket.number for bucket in by_member[1]] == [bucket.number for bucket in at_once]
-            assert one.in_flight == other.in_flight and other.buckets[at].full
+            assert one.in_flight == other.in_flight and not other.buckets[at].empty
         for at in order:
             for parameter in one.buckets[at].members:
                 one.release(one.buckets[at], parameter)

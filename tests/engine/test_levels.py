@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hvd_deepreduce import Config, ConfigError, ContainerError
 from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.codecs.sparsify.topk import kept_of
-from hvd_deepreduce.engine import levels
-from hvd_deepreduce.engine.collectives import NoSubsetsError
+from hvd_deepreduce.exchange import levels
 from hvd_deepreduce.exchange import two_levels as two_levels_exchange
+from hvd_deepreduce.exchange.collectives import NoSubsetsError
 from hvd_deepreduce.exchange.settings import ReduceScatter
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.pipeline.bundle import Slice

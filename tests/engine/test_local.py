@@ -61,12 +61,6 @@ class NumpyUpdates(LocalExchanges):
         assert word.size == step_check.WORDS
         hear(self._sum(word, name))
 
-    def start_small(self, updates):
-        return {number: self._sum(update, f"small.{number}") for number, update in updates.items()}
-
-    def finish_small(self, started):
-        return {number: total / np.float32(self.engine.collectives.size()) for number, total in started.items()}
-
     def outer_step(self, fragment):
         self.exchanged.append((self.clock, list(fragment.numbers)))
         for number, mean in fragment.updates.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 
 from hvd_deepreduce import Config
 from hvd_deepreduce.engine import BucketLayout, Member, MismatchError, Parameter
-from hvd_deepreduce.engine.agreement import compare, read, statement
+from hvd_deepreduce.engine.agreement import compare, statement
 from hvd_deepreduce.engine.stats import Counters, Stats
 from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.exchange.statements import read
 from hvd_deepreduce.exchange.traffic import Traffic
 
 
@@ -77,7 +79,7 @@ def test_buckets_are_started_in_the_order_of_their_numbers():
             layout.release(layout.bucket_of[parameter.name], parameter)
         assert layout.started == 0 and all(bucket.empty for bucket in layout.buckets)
     # Parameter 3 counts the step in which its bucket was sent without its gradient.
-    assert [parameter.step for parameter, _, _ in given] == [3, 3, 3, 2, 2]
+    assert [member.parameter.step for member in given] == [3, 3, 3, 2, 2]
     assert [bucket.step for bucket in layout.buckets] == [1, 2, 2]
 
 
@@ -86,7 +88,8 @@ def test_a_release_that_describes_itself_differently_is_named():
     def compared(*lines):
         compare(read(b"".join(line + b"\n" for line in lines), len(lines)))
 
-    own = [statement("2.0", Config.load(), [("w", (3,), "float32")], rank) for rank in range(2)]
+    said = statement("2.0", Config.load(), [("w", (3,), "float32")])
+    own = [json.dumps({**said, "rank": rank}).encode() for rank in range(2)]
     for other in (b'{"version": "1.0"}', b'{"version": "1.0", "config": {"seed": 0}, "something": {"a": 1}}'):
         with pytest.raises(MismatchError, match="do not agree: version is 2.0 on rank 0, 1.0 on rank 1; "):
             compared(own[0], other)

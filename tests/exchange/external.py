@@ -6,12 +6,12 @@ from mpi4py import MPI
 
 from hvd_deepreduce.codecs.interfaces import Floats, RngKey
 from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
-from hvd_deepreduce.exchange.settings import Exchange, exchanges
+from hvd_deepreduce.exchange.settings import ExchangeSettings, exchanges
 from hvd_deepreduce.exchange.traffic import Traffic
 
 
 @exchanges.register
-class DenseSum(Exchange):
+class DenseSum(ExchangeSettings):
     """The tensors made dense, and MPI's own allreduce, ``rounds`` times for the test."""
 
     name = "external_dense_sum"

@@ -219,7 +219,7 @@ def two_jobs_in_one_world() -> None:
         for _ in range(2):
             for name, reduced in adapter.step({n: g.copy() for n, g in gradients.items()}).items():
                 assert np.allclose(reduced, mine), (name, reduced[:3], mine)
-        adapter.engine.exchanges.close()
+        adapter.engine.queues.close()
 
 
 @case
@@ -229,7 +229,7 @@ def what_keeps_one_rank_from_exchanging_is_an_error_on_all() -> None:
     def refuse(word: str) -> None:
         adapter = NumpyAdapter(collectives, MODEL, ONE_BUCKET)
         try:
-            adapter.engine.exchange_queue(0)
+            adapter.engine.exchange.prepare(1)
         except RuntimeError as error:
             text = str(error)
         else:
@@ -257,7 +257,7 @@ def what_fails_before_a_bucket_is_queued_is_an_error_on_all_ranks() -> None:
     with patch.object(adapter.engine._memory, "joined", no_room if RANK == BAD else adapter.engine._memory.joined):
         with pytest.raises(ExchangeError, match=f"^rank {BAD}: MemoryError: no room for the residual$"):
             adapter.step(gradients)
-    adapter.engine.exchanges.close()
+    adapter.engine.queues.close()
 
 
 @case
@@ -319,7 +319,7 @@ def gradients_on_a_gpu_stay_there() -> None:
         assert not isinstance(next(iter(adapters[1].engine._memory._residuals.values())), np.ndarray)
         assert tensors.apart_in and set(tensors.apart_in) == {"deepreduce exchange"}
         for adapter in adapters:
-            adapter.engine.exchanges.close()
+            adapter.engine.queues.close()
 
 
 @case
@@ -332,7 +332,7 @@ def an_exchange_of_another_package_gets_gradients_on_the_host() -> None:
     gradients = {name: np.ones(shape, dtype) for name, (shape, dtype) in MODEL.items()}
     total = sum(np.count_nonzero(reduced) for reduced in adapter.step(gradients).values())
     assert total == 50 and not tensors.apart_in  # a tenth of 507
-    adapter.engine.exchanges.close()
+    adapter.engine.queues.close()
 
 
 @case
@@ -429,4 +429,4 @@ def _goes_on_after_an_error(tensors: NumpyTensors) -> None:
     flat = np.concatenate([reduced[name].ravel() for name in engine.state_dict()["residuals"]]) * SIZE
     sent = COMM.allreduce(after.astype(np.float64)) - COMM.allreduce(residuals().astype(np.float64))
     assert np.allclose(flat, sent, atol=1e-5) and np.count_nonzero(flat) >= 50
-    engine.exchanges.close()
+    engine.queues.close()

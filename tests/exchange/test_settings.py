@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hvd_deepreduce.exchange.mpi import densestream, sparcml, topk_allgather
-from hvd_deepreduce.exchange.settings import Exchange, exchanges
+from hvd_deepreduce.exchange.settings import ExchangeSettings, exchanges
 
 
 def test_every_exchange_names_its_function() -> None:
@@ -27,13 +27,13 @@ def test_an_exchange_without_a_function_cannot_be_loaded() -> None:
 @pytest.mark.parametrize("implementation", ["no_function", "a:b:c", 7, None])
 def test_an_implementation_that_is_no_name(implementation: object) -> None:
     with pytest.raises(TypeError, match="Broken.implementation is .*'module:function'"):
-        type("Broken", (Exchange,), {"__module__": __name__, "implementation": implementation})
+        type("Broken", (ExchangeSettings,), {"__module__": __name__, "implementation": implementation})
 
 
 def test_an_exchange_must_name_an_implementation() -> None:
     with pytest.raises(TypeError, match="Forgotten.implementation is ''; this class attribute must name the function"):
 
-        class Forgotten(Exchange):
+        class Forgotten(ExchangeSettings):
             name = "forgotten"
             id = 251
 
@@ -47,6 +47,7 @@ def test_an_exchange_must_name_an_implementation() -> None:
     ],
 )
 def test_a_function_that_is_not_there(implementation: str, error: type[Exception], words: str) -> None:
-    absent = type("Absent", (Exchange,), {"__module__": __name__, "name": "absent", "implementation": implementation})
+    attributes = {"__module__": __name__, "name": "absent", "implementation": implementation}
+    absent = type("Absent", (ExchangeSettings,), attributes)
     with pytest.raises(error, match=words):
         absent().load()

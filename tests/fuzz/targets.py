@@ -21,7 +21,7 @@ from hvd_deepreduce.codecs.joint.stream import Stream
 from hvd_deepreduce.codecs.joint.stream_format import CODED, PAIRS, PLAIN, SHORT, pack, unpack, value_codec
 from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.engine import Collectives, Engine, MismatchError, Parameter
+from hvd_deepreduce.engine import Collectives, Engine, MismatchError, Parameter, Reducer
 from hvd_deepreduce.engine import state as saved
 from hvd_deepreduce.engine.agreement import Agreement
 from hvd_deepreduce.exchange.balance import AllToAll
@@ -37,6 +37,7 @@ from hvd_deepreduce.wire import standalone as wire
 from hvd_deepreduce.wire.decoding import decode_part
 from hvd_deepreduce.wire.standalone import Container, ContainerError
 from tests import two_levels
+from tests.engine.numpy_adapter import NumpyTensors
 from tests.fuzz import settings
 from tests.fuzz.changes import changed
 from tests.oracle import short_container as short_oracle
@@ -480,9 +481,10 @@ class State(Target):
     def __init__(self) -> None:
         model = [Parameter(name, n, shape, dtype) for n, (name, shape, dtype) in enumerate(Handshake.PARAMETERS)]
         self.engine = Engine(CONFIG, _OneRank(), model)
+        reducer = Reducer(self.engine, NumpyTensors())
         for parameter in model:
             gradient = np.linspace(-1, 1, max(1, parameter.numel)).astype(parameter.accumulated_in)
-            self.engine.encode(parameter, gradient)
+            reducer.start(parameter, gradient)
         self.engine.in_flight.clear()
         self.good = self.engine.state_dict()
 

@@ -183,7 +183,7 @@ class GraphBuckets:
             layout = self._new_layout(members, unit)
             index = {bucket.number: at for at, bucket in enumerate(layout.buckets)}
             places = np.empty((3, len(members)), np.int64)
-            for at, (parameter, numel, _) in enumerate(members):
+            for at, (parameter, numel, *_) in enumerate(members):
                 bucket = layout.bucket_of[parameter.name]
                 places[:, at] = index[bucket.number], bucket.part_of(parameter.name)[0], numel
             run = Run(key, layout, places, [])
@@ -269,7 +269,7 @@ class GraphBuckets:
         self.steps.resume(step)
         try:
             if failure is None:
-                if equal and not self._engine.over_mpi:
+                if equal:
                     self._engine.receive(bucket, carrier / ranks)
                 else:
                     divisor = float(ranks)

@@ -15,8 +15,8 @@ from hvd_deepreduce.engine.agreement import Descriptions
 from hvd_deepreduce.engine.engine import Engine
 from hvd_deepreduce.engine.graph.slots import Graph, Signature, Slot
 from hvd_deepreduce.engine.parameter import Parameter
-from hvd_deepreduce.engine.quoting import quoted
 from hvd_deepreduce.engine.state import Reshard, State
+from hvd_deepreduce.wire.quoting import quoted
 
 
 class Variables:

@@ -1,18 +1,25 @@
-"""The queues of an engine's exchanges over MPI, which all ranks make at the same time or not at all."""
+"""The exchanges over MPI of a training job, on queues that all ranks make at the same time or not at all."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
+from concurrent.futures import Future
 from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hvd_deepreduce.engine.agreement import read, refusal
-from hvd_deepreduce.engine.collectives import Collectives
-from hvd_deepreduce.engine.quoting import quoted
+from hvd_deepreduce.codecs.interfaces import Floats
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
+from hvd_deepreduce.exchange.collectives import Collectives
+from hvd_deepreduce.exchange.interface import Bucket, Exchange, Pending, Rank
+from hvd_deepreduce.exchange.settings import ExchangeSettings
+from hvd_deepreduce.exchange.statements import gather, refusal
+from hvd_deepreduce.exchange.traffic import Traffic
 from hvd_deepreduce.needs import needed
+from hvd_deepreduce.ops import arrays
+from hvd_deepreduce.wire.quoting import quoted
 
 if TYPE_CHECKING:
     from hvd_deepreduce.exchange.mpi.queue import ExchangeQueue
@@ -22,7 +29,87 @@ TAGS = 32768
 _made = count()
 
 
-class Exchanges:
+class MpiExchange(Exchange):
+    """A sum by a function over mpi4py, on the thread of a queue.
+
+    Args:
+        settings: name the function.
+        queues: of this rank.
+    """
+
+    containers = False
+    own_thread = True
+
+    def __init__(self, settings: ExchangeSettings, queues: Queues) -> None:
+        self._settings, self._queues = settings, queues
+        self.on_host = not settings.on_gpu
+
+    def start(self, rank: Rank, bucket: Bucket) -> Pending:
+        residual: Floats | None = None
+        failure: Exception | None = None
+        try:
+            residual, _ = rank.complete(bucket)
+        except Exception as error:
+            failure = error  # the queue tells it to all ranks, which would wait for this one
+        pipeline, key = rank.pipeline, bucket.key
+        parts = bucket.parts if rank.config.selection == "tensor" else None
+
+        def select() -> tuple[SparseTensor | Floats, Floats | None]:
+            if failure is not None:
+                raise failure
+            with rank.stats.span("encode", bucket.name, bucket.filling):
+                selected = pipeline.select(bucket.gradient, residual, key, parts, bucket.finite)
+            if selected is None:  # not finite: sent whole, and the residual is unchanged
+                return np.array(arrays.to_host(bucket.gradient)), None
+            indices, values = (None if part is None else arrays.to_host(part) for part in selected)
+            assert values is not None
+            return values if indices is None else SparseTensor(bucket.gradient.size, indices, values), residual
+
+        summed: Future[Traffic]
+        try:
+            rank.collectives.wait_meeting()
+        except Exception as error:  # ``result`` raises it: here, other ranks would wait for the rest of this step
+            summed = Future()
+            summed.set_exception(error)
+        else:
+            queue = self._queues.queue(bucket.queue, self._settings.name)
+            summed = queue.submit(self._settings, select, bucket.gradient, key, bucket.apart())
+        return _Queued(rank, bucket, summed)
+
+    def prepare(self, queues: int) -> None:
+        """
+        Raises:
+            RuntimeError: as ``Queues.queue``.
+        """
+        if queues:
+            self._queues.queue(queues - 1, self._settings.name)
+
+
+class _Queued(Pending):
+    __slots__ = ("_bucket", "_rank", "_summed")
+
+    def __init__(self, rank: Rank, bucket: Bucket, summed: Future[Traffic]) -> None:
+        self._rank, self._bucket, self._summed = rank, bucket, summed
+
+    def result(self, scale: float) -> None:
+        """Raises ``ExchangeError`` or ``LostRankError``, on all ranks."""
+        rank, bucket = self._rank, self._bucket
+        with rank.stats.span("wait", bucket.name):
+            counted = self._summed.result()
+        rank.stats.add(wire=counted)
+        with rank.stats.span("decode", bucket.name):
+            try:
+                if scale != 1.0:
+                    arrays.scale(bucket.gradient, scale)
+            except Exception as error:
+                rank.note_failure(error)
+                raise
+
+    def add_done_callback(self, call: Callable[[Any], object]) -> None:
+        self._summed.add_done_callback(call)
+
+
+class Queues:
     """One rank's queues, made when they are first used. Threads may share it.
 
     Args:
@@ -104,9 +191,7 @@ class Exchanges:
 
     def _compare(self, said: dict[str, Any], exchange: str) -> list[dict[str, Any]]:
         """What all ranks say, in rank order. ``RuntimeError`` on all of them if one has an error."""
-        line = bytearray(json.dumps({**said, "rank": self._collectives.rank()}).encode() + b"\n")
-        gathered = self._collectives.allgather(np.frombuffer(line, np.uint8), "the exchange's ranks")
-        told = read(gathered.tobytes(), self._collectives.size())
+        told = gather(self._collectives, said, "the exchange's ranks")
         errors = [f"rank {rank}: {quoted(one['error'])}" for rank, one in enumerate(told) if "error" in one]
         if errors:
             raise RuntimeError(f"exchange {exchange!r} cannot start: {'; '.join(errors)}")

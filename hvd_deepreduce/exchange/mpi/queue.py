@@ -20,7 +20,7 @@ from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
 from hvd_deepreduce.exchange.mpi.errors import ExchangeError, LostRankError
 from hvd_deepreduce.exchange.mpi.private_comm import PrivateComm, check_intracomm
 from hvd_deepreduce.exchange.mpi.session import Session, meet_to_close, traffic_since
-from hvd_deepreduce.exchange.settings import Exchange
+from hvd_deepreduce.exchange.settings import ExchangeSettings
 from hvd_deepreduce.exchange.traffic import NOTHING, Traffic
 from hvd_deepreduce.ops import device
 from hvd_deepreduce.ops.dispatch import on_host
@@ -36,7 +36,7 @@ CLOSE_SECONDS = 5.0
 class _Task:
     """One sum; the arguments of ``ExchangeQueue.submit``."""
 
-    settings: Exchange
+    settings: ExchangeSettings
     make: Callable[[], tuple[Tensor, Floats | None]]
     out: Floats
     key: RngKey
@@ -114,7 +114,7 @@ class ExchangeQueue:
 
     def submit(
         self,
-        settings: Exchange,
+        settings: ExchangeSettings,
         make: Callable[[], tuple[Tensor, Floats | None]],
         out: Floats,
         key: RngKey,

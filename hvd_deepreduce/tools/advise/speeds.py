@@ -18,7 +18,7 @@ import numpy.typing as npt
 from hvd_deepreduce.codecs.interfaces import U8, RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.config.error_feedback import DGC
-from hvd_deepreduce.engine.exchange_autotune import kept as kept_of_vector
+from hvd_deepreduce.exchange.autotune import kept as kept_of_vector
 from hvd_deepreduce.exchange.costs import dense as dense_cost
 from hvd_deepreduce.ops import half
 from hvd_deepreduce.ops.types import F32
