@@ -666,6 +666,16 @@ def what_fails_on_one_rank_is_an_error_on_all():
         model, state = hooked(LOSSY, model=inner)
         train(model, 2)
         same_everywhere(model)
+    # Before the ranks have told which parameters are used.
+    model, state = hooked(LOSSY, find_unused_parameters=True)
+    train(model, 2)
+    before = flat(model)
+    if dist.get_rank() == last:
+        state._buckets._divided.clear()
+        state._buckets._parameter = failing
+    with pytest.raises(RuntimeError, match=f"this step failed on rank {last}: 'ValueError: no ink in .*udcff'"):
+        train(model, 1, 2)
+    assert torch.equal(before, flat(model))
 
 
 @case
