@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvd_deepreduce.exchange.balance import Inside
-from hvd_deepreduce.exchange.two_levels import Place
+from hvd_deepreduce.exchange.two_levels import RankPosition
 from hvd_deepreduce.wire.standalone import ContainerError
 from tests.support.simulated_collectives import CollectiveNetwork
 
 INSIDE, ACROSS = ((0, 1), (2, 3)), ((0, 2), (1, 3))
-PLACES = [Place(rank, INSIDE[rank // 2], ACROSS[rank % 2]) for rank in range(4)]
+PLACES = [RankPosition(rank, INSIDE[rank // 2], ACROSS[rank % 2]) for rank in range(4)]
 
 
 def run(

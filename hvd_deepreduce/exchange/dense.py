@@ -16,9 +16,7 @@ class DenseExchange(Exchange):
     def start(self, rank: Rank, bucket: Bucket) -> Pending:
         rank.complete(bucket)
         handle = rank.collectives.start_sum(bucket.gradient, bucket.name)
-        rank.stats.add(
-            wire=traffic.allreduce(bucket.gradient.nbytes, rank.collectives.size()), encode=bucket.filling
-        )
+        rank.stats.add(wire=traffic.allreduce(bucket.gradient.nbytes, rank.collectives.size()), encode=bucket.filling)
         return _Summing(rank, bucket, handle)
 
 

@@ -24,7 +24,7 @@ class LeftBehindError(ContainerError):
     """Of all ranks of a node of which one has failed, where those of other nodes have not."""
 
 
-class GoesOn:
+class FailureDeferring:
     """A rank's program that takes part in all collectives after an error of its own, so that nobody waits for it.
 
     Attributes:

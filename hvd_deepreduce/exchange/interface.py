@@ -70,9 +70,7 @@ class Rank(Protocol):
             as_owner: also for what this rank loses as the owner of a slice of the sum; it keeps that if it sends zeros.
         """
 
-    def complete_slice(
-        self, bucket: Any, part: tuple[int, int]
-    ) -> tuple[SliceResidual | None, SliceResidual | None]:
+    def complete_slice(self, bucket: Any, part: tuple[int, int]) -> tuple[SliceResidual | None, SliceResidual | None]:
         """As ``complete``, of the part (begin, end) of the vector alone."""
 
     def note_failure(self, error: Exception) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hvd_deepreduce.config.settings import Hierarchical
 from hvd_deepreduce.exchange.collectives import Collectives, NoSubsetsError
 from hvd_deepreduce.exchange.statements import gather, refusal
-from hvd_deepreduce.exchange.two_levels import Place
+from hvd_deepreduce.exchange.two_levels import RankPosition
 from hvd_deepreduce.wire.quoting import quoted
 
 _log = logging.getLogger("hvd_deepreduce")
@@ -25,7 +25,7 @@ class Levels:
         across: of one rank of each node, with the same slice; None: there is one node.
     """
 
-    place: Place
+    place: RankPosition
     inside: Collectives
     across: Collectives | None
 
@@ -78,7 +78,7 @@ def find(collectives: Collectives, hierarchical: Hierarchical, has_velocity: boo
             hierarchical,
         )
     groups = [tuple(next(group for group in of if rank in group)) for of in (nodes, slices or [[rank]])]
-    return Levels(Place(rank, *groups), own[0], own[1] if slices else None)
+    return Levels(RankPosition(rank, *groups), own[0], own[1] if slices else None)
 
 
 def nodes_of(names: Sequence[str], hierarchical: Hierarchical) -> list[list[int]]:

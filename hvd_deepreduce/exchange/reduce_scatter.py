@@ -35,7 +35,7 @@ from hvd_deepreduce.codecs.sparsify.nonzero import NonZero
 from hvd_deepreduce.codecs.sparsify.topk import TopK, kept_of
 from hvd_deepreduce.codecs.value.raw import Raw
 from hvd_deepreduce.exchange.balance import AllGather, AllToAll, balanced_bounds, equal_bounds, quotas
-from hvd_deepreduce.exchange.failures import GoesOn, error_in, told
+from hvd_deepreduce.exchange.failures import FailureDeferring, error_in, told
 from hvd_deepreduce.exchange.settings import ReduceScatter
 from hvd_deepreduce.exchange.short_slices import ShortSlices
 from hvd_deepreduce.ops import arrays, deferred, momentum, sections
@@ -54,7 +54,7 @@ MAX_BYTES = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Slices:
+class DecodedSum:
     """The sum of all ranks' vectors, as all ranks have decoded it."""
 
     parts: list[tuple[int, int, Part]]
@@ -67,7 +67,7 @@ class Slices:
 
 
 @dataclass
-class SlicedSum(GoesOn):
+class SlicedSum(FailureDeferring):
     """One rank's part in the sum of a vector.
 
     Args:
@@ -99,7 +99,7 @@ class SlicedSum(GoesOn):
     _bounds: list[int] = field(default_factory=list)
     _short: ShortSlices | None = None
 
-    def steps(self) -> Generator[AllToAll | AllGather, Any, Slices]:
+    def steps(self) -> Generator[AllToAll | AllGather, Any, DecodedSum]:
         """The program of this rank; with one rank it asks for nothing.
 
         Raises:
@@ -143,7 +143,7 @@ class SlicedSum(GoesOn):
             arrays.add(self.keeps[begin:end], loss, pipeline.threads)
         return total
 
-    # Slices and keys
+    # DecodedSum and keys
 
     def _slice(self, owner: int) -> tuple[int, int]:
         return self._bounds[owner], self._bounds[owner + 1]
@@ -326,7 +326,7 @@ class SlicedSum(GoesOn):
 
     # The sum of all slices
 
-    def _decoded(self, gathered: U8, keys: list[RngKey]) -> Slices:
+    def _decoded(self, gathered: U8, keys: list[RngKey]) -> DecodedSum:
         """All slices' containers, in the order of their owners."""
         pipeline, dtype = self.pipeline, self.gradient.dtype
         slices = list(pairwise(self._bounds))
@@ -366,7 +366,7 @@ class SlicedSum(GoesOn):
                     for begin, end, owner, container in containers
                 ]
 
-            return Slices(deferred.run_deferred(gathered, decode), pipeline.threads)
+            return DecodedSum(deferred.run_deferred(gathered, decode), pipeline.threads)
 
     # Errors
 

@@ -28,8 +28,8 @@ import numpy as np
 
 from hvd_deepreduce.codecs.interfaces import U8, Floats, RngKey
 from hvd_deepreduce.exchange.balance import AllGather, AllToAll, Inside, equal_bounds
-from hvd_deepreduce.exchange.failures import LEFT_BEHIND, GoesOn, LeftBehindError, error_in, told
-from hvd_deepreduce.exchange.reduce_scatter import MAX_BYTES, SlicedSum
+from hvd_deepreduce.exchange.failures import LEFT_BEHIND, FailureDeferring, LeftBehindError, error_in, told
+from hvd_deepreduce.exchange.reduce_scatter import MAX_BYTES, DecodedSum, SlicedSum
 from hvd_deepreduce.exchange.settings import ReduceScatter
 from hvd_deepreduce.ops import arrays, deferred
 from hvd_deepreduce.pipeline import Pipeline, bundle
@@ -42,7 +42,7 @@ STRIDE = 0x85EBCA77
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPosition:
     """Where a rank is.
 
     Attributes:
@@ -91,20 +91,8 @@ class SliceResidual:
     put_back: Callable[[Floats], None] = lambda rest: None
 
 
-@dataclass(frozen=True)
-class Total:
-    """The sum of all ranks' vectors, ``[numel]``."""
-
-    vector: Floats
-    threads: int
-
-    def write(self, out: Floats, scale: float) -> None:
-        """``out = scale * sum``."""
-        arrays.sum_into(out, [(None, self.vector)], scale, self.threads)
-
-
 @dataclass
-class TwoLevelSum(GoesOn):
+class TwoLevelSum(FailureDeferring):
     """One rank's part in the sum of a vector.
 
     Args:
@@ -119,7 +107,7 @@ class TwoLevelSum(GoesOn):
     """
 
     pipeline: Pipeline
-    place: Place
+    place: RankPosition
     tensors: Sequence[Slice]
     gradient: Floats
     residual: SliceResidual | None = None
@@ -132,7 +120,7 @@ class TwoLevelSum(GoesOn):
         bounds = equal_bounds(self.gradient.size, self.place.ranks)
         return bounds[self.place.inside], bounds[self.place.inside + 1]
 
-    def steps(self) -> Generator[AllToAll | AllGather | Inside, Any, Total]:
+    def steps(self) -> Generator[AllToAll | AllGather | Inside, Any, DecodedSum]:
         """The program of this rank.
 
         Raises:
@@ -140,7 +128,7 @@ class TwoLevelSum(GoesOn):
         """
         place, gradient = self.place, self.gradient
         if not gradient.size:
-            return Total(gradient, self.pipeline.threads)
+            return DecodedSum([], self.pipeline.threads)
         data, splits = self._attempt((None, []), self._messages)
         if data is None:
             parts = [self._told(owner) for owner in range(place.ranks)]
@@ -164,7 +152,7 @@ class TwoLevelSum(GoesOn):
         gathered = yield Inside(
             AllGather(self._told(place.inside) if self.failures else total.view(np.uint8), last=True)
         )
-        return Total(self._whole(gathered), self.pipeline.threads)
+        return DecodedSum([(0, gradient.size, (None, self._whole(gathered)))], self.pipeline.threads)
 
     # Inside the node
 

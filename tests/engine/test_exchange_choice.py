@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from hvd_deepreduce import Config, ConfigError
-from hvd_deepreduce.exchange import autotune
-from hvd_deepreduce.exchange import costs
+from hvd_deepreduce.exchange import autotune, costs
 from tests.engine.numpy_adapter import Job, NumpyAdapter, ThreadCollectives, run_ranks
 
 MODEL = {"w": ((40, 50), np.float32), "b": ((500,), np.float32)}

@@ -45,7 +45,7 @@ class _Task:
 
 
 @dataclass
-class _Line:
+class _QueueState:
     """What a queue and its thread share. The thread does not keep the queue itself alive.
 
     Attributes:
@@ -63,7 +63,7 @@ class _Line:
     closed: bool = False
 
 
-_serving: dict[threading.Thread, _Line] = {}
+_serving: dict[threading.Thread, _QueueState] = {}
 """The threads of all queues that have not ended, closed or not."""
 
 
@@ -101,16 +101,16 @@ class ExchangeQueue:
         check_intracomm(parent)
         made = _create(parent, list(range(parent.size)) if ranks is None else list(ranks), tag, seconds)
         # Made now and by this thread: the threads of two queues would make theirs in a different order on every rank.
-        self._line = _Line(made, PrivateComm.of(made, seconds))
-        self._thread = threading.Thread(target=_serve, args=(self._line,), name="deepreduce exchange", daemon=True)
-        _serving[self._thread] = self._line
+        self._state = _QueueState(made, PrivateComm.of(made, seconds))
+        self._thread = threading.Thread(target=_serve, args=(self._state,), name="deepreduce exchange", daemon=True)
+        _serving[self._thread] = self._state
         self._thread.start()
-        weakref.finalize(self, _end, self._line).atexit = False  # close_all does more
+        weakref.finalize(self, _end, self._state).atexit = False  # close_all does more
 
     @property
     def failure(self) -> ExchangeError | LostRankError | None:
         """The error after which no exchange is started any more, or None."""
-        return self._line.failure
+        return self._state.failure
 
     def submit(
         self,
@@ -140,10 +140,10 @@ class ExchangeQueue:
         """
         if settings.implementation is None:
             settings.load()  # raises; anything else that is wrong with it becomes an error on all ranks
-        if self._line.closed:
+        if self._state.closed:
             raise RuntimeError("this queue of exchanges is closed: make a new one, on all ranks")
         task = _Task(settings, make, out, key, within, Future())
-        self._line.tasks.put(task)
+        self._state.tasks.put(task)
         return task.future
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
@@ -155,8 +155,8 @@ class ExchangeQueue:
         Args:
             seconds: how long to wait for the exchange that is under way, and for the other ranks.
         """
-        if not self._line.closed:
-            _close([(self._thread, self._line)], seconds)
+        if not self._state.closed:
+            _close([(self._thread, self._state)], seconds)
 
 
 def check_threads() -> None:
@@ -178,16 +178,16 @@ def world_rank() -> int:
     return int(MPI.COMM_WORLD.rank)
 
 
-def _close(serving: Sequence[tuple[threading.Thread, _Line]], seconds: float) -> None:
+def _close(serving: Sequence[tuple[threading.Thread, _QueueState]], seconds: float) -> None:
     """Ends these queues, and waits for their threads at most about so many seconds in all."""
-    for _, line in serving:
-        _end(line)
+    for _, state in serving:
+        _end(state)
     threads = [thread for thread, _ in serving if thread is not threading.current_thread()]
     deadline = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    for _, line in serving:
-        line.private.stop = f"rank {line.private.rank} has closed its exchanges"
+    for _, state in serving:
+        state.private.stop = f"rank {state.private.rank} has closed its exchanges"
     for thread in threads:
         thread.join(1.0)
 
@@ -221,54 +221,54 @@ def _create(parent: MPI.Intracomm, ranks: list[int], tag: int, seconds: float) -
     return made[0]
 
 
-def _end(line: _Line) -> None:
+def _end(state: _QueueState) -> None:
     """Lets the thread end after the exchange that is under way."""
-    line.closed = True
-    line.tasks.put(None)
+    state.closed = True
+    state.tasks.put(None)
 
 
-def _serve(line: _Line) -> None:
+def _serve(state: _QueueState) -> None:
     """The queue's thread."""
     try:
-        _run_tasks(line)
+        _run_tasks(state)
     finally:
         _serving.pop(threading.current_thread(), None)
 
 
-def _run_tasks(line: _Line) -> None:
-    while (task := line.tasks.get()) is not None:
+def _run_tasks(state: _QueueState) -> None:
+    while (task := state.tasks.get()) is not None:
         try:
             with ExitStack() as stack:
-                sent = _sum(line, task, stack)
+                sent = _sum(state, task, stack)
         except BaseException as error:
-            if line.failure is None:  # without the error's traceback, which refers to the exchange's arrays
+            if state.failure is None:  # without the error's traceback, which refers to the exchange's arrays
                 kind = LostRankError if isinstance(error, LostRankError) else ExchangeError
-                line.failure = kind(str(error))
+                state.failure = kind(str(error))
             task.future.set_exception(error)
         else:
             task.future.set_result(sent)
         del task  # it holds arrays
-    if line.private.lost is None and not MPI.Is_finalized():
+    if state.private.lost is None and not MPI.Is_finalized():
         try:
-            meet_to_close(line.private, CLOSE_SECONDS)
+            meet_to_close(state.private, CLOSE_SECONDS)
         except (ExchangeError, LostRankError) as error:
-            line.private.abandon(error)
+            state.private.abandon(error)
         else:
-            line.comm.Free()
+            state.comm.Free()
 
 
-def _sum(line: _Line, task: _Task, stack: ExitStack) -> Traffic:
+def _sum(state: _QueueState, task: _Task, stack: ExitStack) -> Traffic:
     """One exchange. It enters ``task.within()`` in the stack, which the caller leaves. What was launched on a GPU has
     ended then: whoever waits for the sum has another stream, and after an error the arrays are given back."""
-    if line.closed:
+    if state.closed:
         raise RuntimeError("this queue of exchanges was closed before this exchange began")
-    if line.failure is not None:
-        raise type(line.failure)(
-            f"an earlier exchange of this job failed, so this one was not begun. The first error: {line.failure}. To "
+    if state.failure is not None:
+        raise type(state.failure)(
+            f"an earlier exchange of this job failed, so this one was not begun. The first error: {state.failure}. To "
             "go on, call load_state_dict on every rank, or start the job again from a checkpoint"
         )
     try:
-        sent = _exchange(line, task, stack)
+        sent = _exchange(state, task, stack)
     except BaseException:
         with suppress(Exception):
             _wait_for(task.out)
@@ -277,7 +277,7 @@ def _sum(line: _Line, task: _Task, stack: ExitStack) -> Traffic:
         _wait_for(task.out)
     except Exception as error:
         # The other ranks have agreed on this sum, and would wait for this rank in the next exchange.
-        raise line.private.abandon(error) from error
+        raise state.private.abandon(error) from error
     return sent
 
 
@@ -286,24 +286,24 @@ def _wait_for(out: Any) -> None:
         device.synchronize(out)
 
 
-def _exchange(line: _Line, task: _Task, stack: ExitStack) -> Traffic:
+def _exchange(state: _QueueState, task: _Task, stack: ExitStack) -> Traffic:
     what = f"exchange {task.settings!r}"
     try:
         function = task.settings.load()
         stack.enter_context(task.within())
         tensor, residual = task.make()
     except Exception as error:
-        with Session(line.comm, None, what, key=task.key, failure=error):
+        with Session(state.comm, None, what, key=task.key, failure=error):
             raise AssertionError from error  # entering raises on all ranks
     if task.settings.in_session:
-        return function(task.settings, line.comm, tensor, task.out, residual, task.key)
-    before = traffic_since(line.comm)
-    with Session(line.comm, tensor, what, out=task.out, key=task.key) as session:
+        return function(task.settings, state.comm, tensor, task.out, residual, task.key)
+    before = traffic_since(state.comm)
+    with Session(state.comm, tensor, what, out=task.out, key=task.key) as session:
 
         def run() -> Traffic:
-            return Traffic(*function(task.settings, line.comm, tensor, task.out, residual, task.key))
+            return Traffic(*function(task.settings, state.comm, tensor, task.out, residual, task.key))
 
         own = session.transport.attempt(NOTHING, run)
         session.agree(lambda: task.out)
-        around = traffic_since(line.comm, before)
+        around = traffic_since(state.comm, before)
         return Traffic(own.sent + around.sent, own.received + around.received)
