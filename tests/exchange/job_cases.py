@@ -148,7 +148,7 @@ def a_queue_ends_with_its_thread_and_communicator() -> None:
     queue = ExchangeQueue(comm=COMM)
     assert_works(queue, 0)
     assert threads() == before + 1
-    comm = queue._line.comm
+    comm = queue._state.comm
     queue.close()
     queue.close()
     assert threads() == before and comm == MPI.COMM_NULL
@@ -157,7 +157,7 @@ def a_queue_ends_with_its_thread_and_communicator() -> None:
     # Without close(): when nothing refers to it any more.
     queue = ExchangeQueue(comm=COMM)
     assert_works(queue, 0)
-    gone, comm = weakref.ref(queue), queue._line.comm
+    gone, comm = weakref.ref(queue), queue._state.comm
     del queue
     gc.collect()
     assert gone() is None
