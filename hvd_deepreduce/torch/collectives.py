@@ -49,32 +49,27 @@ class TorchCollectives(HorovodCollectives):
         super().__init__(hvd, hvd.global_process_set if process_set is None else process_set)
         self._tensors, self._whole = tensors, whole or self
         self._meeting: int | None = None
+        self._word: Floats = np.empty(0)  # the sum of all ranks', once the meeting is over
         # Of all that concerns the meeting: a bucket may be sent by the thread that encodes it.
         self._lock = RLock()
         self._hear: Callable[[Floats], object] = lambda total: None
         self._held: list[_Started] = []
         self._flying: set[int] = set()  # handles of what was started, and not waited for
         self._last: dict[tuple[str, int], int] = {}  # the last handle of each name, by name and process set
-        self._total: Floats | None = None
         self._failure: Exception | None = None
         if whole is None:
             self.enroll()
 
     def start_meeting(self, word: Floats, name: str, hear: Callable[[Floats], object]) -> None:
-        """Starts the meeting of a step, in which ``hear`` will be called with the sum of all ranks' words.
-
-        Args:
-            name: of this kind of meeting.
-        """
+        """Starts a meeting of this name's kind: ``hear`` will be called with the sum of all ranks' words."""
         if self._meeting is not None:  # of a step that was forgotten: other ranks may wait for what it holds back
             with suppress(Exception):
                 self.wait_meeting()
         self._held.clear()
-        self._total = self._failure = None
-        self._hear = hear
-        tensor = torch.from_numpy(word)
-        self._meeting = hvd.allreduce_async(
-            tensor, name=f"{self.prefix}.meeting.{name}", op=hvd.Sum, process_set=self.process_set
+        self._failure = None
+        self._word, self._hear = word, hear
+        self._meeting = hvd.allreduce_async_(
+            torch.from_numpy(word), name=f"{self.prefix}.meeting.{name}", op=hvd.Sum, process_set=self.process_set
         )
 
     def await_all(self, dense_name: str | None) -> None:
@@ -86,7 +81,7 @@ class TorchCollectives(HorovodCollectives):
 
         Raises:
             MismatchError: a rank has no DeepReduce.
-            TimeoutError: a rank did not come in time (``handshake_seconds``).
+            TimeoutError: as ``Patience.wait``.
         """
         probes = [] if dense_name is None else [self._start_probe(dense_name)]
 
@@ -132,9 +127,9 @@ class TorchCollectives(HorovodCollectives):
             if self._meeting is None:
                 return
             handle, self._meeting = self._meeting, None
-            total, self._total = self._total, None
             try:
-                self._hear(_synchronize(handle).numpy() if total is None else total)
+                _synchronize(handle)
+                self._hear(self._word)
             except Exception as error:
                 self._failure = error
                 raise
@@ -168,11 +163,9 @@ class TorchCollectives(HorovodCollectives):
             tensor = tensor.to(wire_device(tensor))
         started = _Started(tensor, f"{self.prefix}.{name}", process_set, splits)
         with self._lock:
-            if self._meeting is not None:
-                if self._total is None and hvd.poll(self._meeting):
-                    self._total = hvd.synchronize(self._meeting).numpy()
-                if self._total is not None and step_check.outcome(self._total, self.size()) == _NOTHING:
-                    self.wait_meeting()
+            over = self._meeting is not None and hvd.poll(self._meeting)
+            if over and step_check.outcome(self._word, self.size()) == _NOTHING:
+                self.wait_meeting()
             if self._meeting is None and self._failure is None:
                 self._start(started)
             else:
@@ -250,10 +243,7 @@ def _synchronize(handle: int) -> Any:
 
 
 def _check_probe(probe: int) -> None:
-    """
-    Raises:
-        MismatchError: another rank has reduced a gradient under the probe's name.
-    """
+    """Raises ``MismatchError`` if another rank has reduced a gradient under the probe's name."""
     try:
         hvd.synchronize(probe)
     except hvd.HorovodInternalError as error:

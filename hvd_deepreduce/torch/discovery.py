@@ -78,12 +78,8 @@ def look_at_optimizers(engine: Engine, ids: Container[int]) -> None:
 
 
 def refuse_wrapped(optimizer: torch.optim.Optimizer, model: object, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Of what LocalSGD was given.
-
-    Raises:
-        TypeError: the model is, or contains, one of DistributedDataParallel or FSDP; or the optimizer is a
-            ZeroRedundancyOptimizer.
-    """
+    """Raises ``TypeError`` if the model that LocalSGD was given is, or contains, a model of DistributedDataParallel or
+    FSDP, or if the optimizer is a ZeroRedundancyOptimizer."""
     for name, module in model.named_modules() if isinstance(model, torch.nn.Module) else ():
         kinds = _kinds(module)
         what = f"the model contains {name}," if name else "the model is"
@@ -116,11 +112,8 @@ class Reductions:
         self._compared = False
 
     def check(self) -> None:
-        """Called before each step; looks at the first two. A model that nobody calls is no mistake.
-
-        Raises:
-            TypeError: one has reduced gradients between them.
-        """
+        """Called before each step; raises ``TypeError`` at the second one if a model has reduced gradients since the
+        first. A model that nobody calls is no mistake."""
         if self._compared or not (dist.is_available() and dist.is_initialized()):
             return
         if self._seen is None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -80,10 +79,9 @@ class DistributedCollectives(Collectives):
         self._devices = new_group(backend="nccl") if on_devices else self._host
         self.exchanges = 0
         self._rank, self._size = dist.get_rank(self._host), dist.get_world_size(self._host)
-        name = torch.tensor([crc32(socket.gethostname().encode())])
-        names = [torch.empty_like(name) for _ in range(self._size)]
-        dist.all_gather(names, name, group=self._host)
-        self._local_size = sum(int(one) == int(name) for one in names)
+        names: list[Any] = [None] * self._size
+        dist.all_gather_object(names, socket.gethostname(), group=self._host)
+        self._local_size = names.count(names[self._rank])
 
     def rank(self) -> int:
         return self._rank

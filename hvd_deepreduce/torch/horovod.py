@@ -288,7 +288,7 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
             if known is not None:
                 known._owners.latest = tensor
                 if gradient is not None and gradient.is_sparse and known._takes_part():
-                    known._sparse.came(tensor, gradient)
+                    known._sparse.grad_ready(tensor, gradient)
 
         for tensor in self._hooked:
             self._handles.append(tensor.register_post_accumulate_grad_hook(note))  # type: ignore[no-untyped-call]

@@ -33,6 +33,7 @@ from hvd_deepreduce.torch.discovery import Reductions, refuse_wrapped
 from hvd_deepreduce.torch.owners import Model, named_parameters
 from hvd_deepreduce.torch.updates import Outer, Updates
 
+_Elastic = tuple[dict[str, Any], tuple[ElasticState, dict[str, Any]]]
 LINE = 'optimizer = LocalSGD(torch.optim.AdamW(model.parameters(), lr), model, "adamw_safe")'
 
 
@@ -138,11 +139,7 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         self.inner.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused.
-
-        Raises:
-            RuntimeError: always.
-        """
+        """Refused: it raises ``RuntimeError``."""
         raise RuntimeError(
             "LocalSGD cannot take new parameters: give the wrapped optimizer all parameters, and then make LocalSGD"
         )
@@ -236,10 +233,10 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         self._load_inner(snapshot[0])
         self._updates.rewind(snapshot[1])
 
-    def elastic_state(self) -> tuple[dict[str, Any], tuple[ElasticState, dict[str, Any]]]:
+    def elastic_state(self) -> _Elastic:
         return self.inner.state_dict(), self._updates.elastic_state()
 
-    def sync_from_root(self, told: tuple[dict[str, Any], tuple[ElasticState, dict[str, Any]]]) -> None:
+    def sync_from_root(self, told: _Elastic) -> None:
         """Takes anchor, outer optimizer, settings and step counts from rank 0 of an elastic job. The state of the
         wrapped optimizer and the residuals are kept if the step is the same; otherwise the former is rank 0's, too."""
         inner, updates = told

@@ -103,10 +103,7 @@ class Rendezvous:
             ) from failure
 
     def _compare_partners(self) -> None:
-        """
-        Raises:
-            MismatchError: a rank is to exchange with ranks that are to exchange with others; on all ranks.
-        """
+        """Raises ``MismatchError``, on all ranks, if one is to exchange with ranks that are to exchange with others."""
         said: dict[str, list[int]] = {}
         texts = self._store.multi_get([f"rank {rank}" for rank in self._ranks])
         for rank, text in zip(self._ranks, texts, strict=True):

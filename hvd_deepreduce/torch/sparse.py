@@ -78,7 +78,7 @@ class SparseGradients:
         self._bytes.clear()
         self._started.clear()
 
-    def came(self, tensor: torch.Tensor, gradient: torch.Tensor) -> None:
+    def grad_ready(self, tensor: torch.Tensor, gradient: torch.Tensor) -> None:
         """A parameter's gradient came: starts its exchange, if Horovod is about to send it, and notes its bytes, since
         Horovod shows only the ranks' sum."""
         self._engine.begin_step()

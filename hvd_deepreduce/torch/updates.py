@@ -185,11 +185,7 @@ class Updates(LocalExchanges[torch.Tensor]):
 
 
 def _over_horovod(framework: TorchTensors, process_set: Any) -> Any:
-    """
-    Raises:
-        ImportError: there is no Horovod.
-        RuntimeError: the job was started by torchrun, and Horovod does not know its ranks.
-    """
+    """Raises ``ImportError`` without Horovod, and ``RuntimeError`` if it does not know the ranks, as under torchrun."""
     instead = "give LocalSGD process_group=torch.distributed.group.WORLD in a job that was started by torchrun"
     try:
         import horovod.torch as hvd
