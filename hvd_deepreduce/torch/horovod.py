@@ -253,13 +253,6 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         self._engine.stats.end_step()
         self._met = False
 
-    def _before_step(self, optimizer: Any) -> None:
-        if self._engine.closed:
-            self._engine.check_open()
-        if self._engine.choice is not None:
-            self._enter_bypass()
-        self._optimizers.check(optimizer)
-
     def _enter_bypass(self) -> None:
         """With ``mode: auto``, while steps are dense for certain and nothing waits in a residual, Horovod's calls pass
         by, and this object takes no time."""
@@ -407,12 +400,17 @@ def _remove(handles: list[Any]) -> None:
         handles.pop().remove()
 
 
-def _check(optimizer: Any, args: Any, kwargs: Any) -> None:
+def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     compression = vars(optimizer).get("_compression")  # only Horovod's optimizers have one
     if isinstance(compression, DeepReduce):
-        compression._before_step(optimizer)
+        engine = compression._engine
+        if engine.closed:
+            engine.check_open()
+        if engine.choice is not None:
+            compression._enter_bypass()
+        compression._optimizers.check(optimizer)
     elif isinstance(compression, type) and issubclass(compression, DeepReduce):
         raise no_instance()
 
 
-register_optimizer_step_pre_hook(_check)  # before each step of any optimizer
+register_optimizer_step_pre_hook(_before_step)  # of any optimizer
