@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvd_deepreduce.codecs.interfaces import U8
 from hvd_deepreduce.engine import Collectives
 from hvd_deepreduce.exchange.collectives import NoSubsetsError
+
+_log = logging.getLogger("hvd_deepreduce")
 
 # Horovod shows the name of an operation that stalls.
 HINT = "if it stalls: was DeepReduce given the optimizer's process_set?"
@@ -45,6 +49,39 @@ def handshake_seconds() -> float:
     if not seconds >= 0:
         raise ValueError(f"{HANDSHAKE_VARIABLE} is {given!r}; it must be a number of seconds, or 0 for no limit")
     return seconds
+
+
+class Patience:
+    """Waits for ranks that may never come.
+
+    Args:
+        nobody_came: the message after so many seconds.
+        limit: in seconds; 0: none; None: ``handshake_seconds``.
+    """
+
+    def __init__(self, nobody_came: Callable[[int], str], limit: float | None = None) -> None:
+        self._nobody_came, self._limit = nobody_came, handshake_seconds() if limit is None else limit
+        self._began, self._warned = time.monotonic(), False
+
+    def wait(self, done: Callable[[], bool], seconds: float | None = None) -> bool:
+        """Waits until ``done()``, or until so many seconds after it was made; None: the limit. Returns ``done()``.
+
+        Raises:
+            TimeoutError: at the limit.
+        """
+        pause = 0.0005
+        while not done():
+            waited = time.monotonic() - self._began
+            if self._limit and waited > self._limit:
+                raise TimeoutError(self._nobody_came(round(waited)))
+            if waited > WARN_SECONDS and not self._warned:
+                self._warned = True
+                _log.warning(self._nobody_came(round(waited)))
+            if seconds is not None and waited > seconds:
+                return False
+            time.sleep(pause)
+            pause = min(0.05, 1.5 * pause)
+        return True
 
 
 class HorovodCollectives(Collectives):

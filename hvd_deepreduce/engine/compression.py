@@ -1,4 +1,4 @@
-"""What the compressions of all frameworks have in common: settings, statistics and state."""
+"""What the adapters that compress gradients have in common: settings, statistics and state."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hvd_deepreduce.engine.reporting import Reporting
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.engine.stats import Report, Stats
 
-C = TypeVar("C", bound="Compression")
+C = TypeVar("C", bound="GradientCompression")
 
 
-class Compression(Reporting):
+class GradientCompression(Reporting):
     """A subclass makes the engine, and adds what it keeps beside it."""
 
     _engine: Engine
@@ -85,6 +85,24 @@ class Compression(Reporting):
     def _load(self, state: State, reshard: Reshard) -> None:
         """As ``load_state_dict``."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """Ends its threads and exchanges, and frees the residuals.
+
+        Every rank calls it after the same step, before ``hvd.shutdown()``. It can be called more than once. Afterwards
+        ``config`` and ``stats()`` can be read; everything else raises ``RuntimeError``. Save the state before.
+        """
+
+    def __enter__(self: C) -> C:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Compression(GradientCompression):
+    """Under Horovod, whose jobs may be elastic."""
+
     def snapshot(self) -> Snapshot:
         """Settings, residuals and step counts of this process, for ``rewind``."""
         return self._engine.snapshot()
@@ -100,17 +118,3 @@ class Compression(Reporting):
     @abstractmethod
     def sync_from_root(self, told: ElasticState) -> None:
         """Takes settings and step counts from rank 0 of an elastic job; keeps the residuals if the step is the same."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Ends its threads and exchanges, and frees the residuals.
-
-        Every rank calls it after the same step, before ``hvd.shutdown()``. It can be called more than once. Afterwards
-        ``config`` and ``stats()`` can be read; everything else raises ``RuntimeError``. Save the state before.
-        """
-
-    def __enter__(self: C) -> C:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

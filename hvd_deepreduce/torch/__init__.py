@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hvd_deepreduce.torch.horovod import DeepReduce
     from hvd_deepreduce.torch.local_sgd import LocalSGD
 
+_MODULES = {"Capture": "capture", "DeepReduce": "horovod", "LocalSGD": "local_sgd", "ddp": "ddp"}
 __all__ = ["Capture", "DeepReduce", "LocalSGD", "ddp"]
 
 
@@ -22,22 +23,12 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     otherwise = "Without Horovod there are ddp.deepreduce_hook, and LocalSGD(..., process_group=...)"
     with needed(f"hvd_deepreduce.torch.{name}", otherwise if name == "DeepReduce" else ""):
-        return _imported(name)
-
-
-def _imported(name: str) -> Any:
-    if name == "ddp":
-        return import_module("hvd_deepreduce.torch.ddp")
-    if name == "Capture":
-        return import_module("hvd_deepreduce.torch.capture").Capture
-    try:
-        from hvd_deepreduce.torch import (
-            checks,  # noqa: F401  (checks each step of Horovod's optimizers)
-            elastic,  # noqa: F401  (makes both known to hvd.elastic.TorchState)
-        )
-    except ModuleNotFoundError:  # no Horovod
-        if name == "DeepReduce":
-            raise
-    module = import_module("hvd_deepreduce.torch." + {"DeepReduce": "horovod", "LocalSGD": "local_sgd"}[name])
-    found = globals()[name] = getattr(module, name)
-    return found
+        if name in ("DeepReduce", "LocalSGD"):
+            try:
+                import_module("hvd_deepreduce.torch.elastic")  # makes both known to hvd.elastic.TorchState
+            except ModuleNotFoundError:  # no Horovod
+                if name == "DeepReduce":
+                    raise
+        module = import_module(f"hvd_deepreduce.torch.{_MODULES[name]}")
+        found = globals()[name] = module if name == "ddp" else getattr(module, name)
+        return found

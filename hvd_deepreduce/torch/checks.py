@@ -1,4 +1,4 @@
-"""Checks Horovod's optimizers before their steps, through PyTorch's own hook for all optimizers.
+"""Horovod's optimizers that were given a DeepReduce: how they are found, and what is checked before their steps.
 
 With one rank Horovod calls no compression, and with many it shows only the gradients that it reduces. So mistakes that
 it hides are found here, in a process that is debugged alone too.
@@ -6,25 +6,116 @@ it hides are found here, in a process that is debugged alone too.
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Collection
+from contextlib import suppress
+from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import Any
 
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+import horovod.torch as hvd
+import torch
 
-from hvd_deepreduce.torch.horovod import DeepReduce
-from hvd_deepreduce.torch.owners import no_instance
+from hvd_deepreduce.engine import Engine, adaptive
+from hvd_deepreduce.torch.owners import ADASUM, Owners
+
+LATE = (
+    "parameters were unfrozen (requires_grad), or given to the optimizer, after hvd.DistributedOptimizer was made: "
+    "{names}. Horovod does not reduce their gradients, so the ranks' parameters would differ from this step on; it was "
+    "not applied. Make DeepReduce and the optimizer while all parameters that will ever be trained are trainable, and "
+    "freeze them afterwards: Horovod reduces zeros for those. Or delete both, and the last loss, whose graph refers to "
+    "the optimizer, and make them again"
+)
+INSTEAD = (
+    'write optimizer = LocalSGD(optimizer, model, "adamw_safe") in place of hvd.DistributedOptimizer, and '
+    "optimizer.sync() at the end"
+)
+_IS_TRAINED, _PARAMS = attrgetter("requires_grad"), itemgetter("params")
 
 
-def check(optimizer: Any, args: Any, kwargs: Any) -> None:
+class Optimizers:
     """
-    Raises:
-        TypeError: the class DeepReduce was given to Horovod, not an instance.
-        ValueError, RuntimeError: as ``DeepReduce.check_optimizer``.
+    Args:
+        compression: the DeepReduce, which Horovod tells of no optimizer.
+        engine, owners: its own.
+
+    Attributes:
+        checked: those that have begun a step, each with its parameters then.
     """
-    compression = vars(optimizer).get("_compression")  # only Horovod's optimizers have one
-    if isinstance(compression, DeepReduce):
-        compression.check_optimizer(optimizer)
-    elif isinstance(compression, type) and issubclass(compression, DeepReduce):
-        raise no_instance()
+
+    def __init__(self, compression: object, engine: Engine, owners: Owners) -> None:
+        self._compression, self._engine, self._owners = weakref.ref(compression), engine, owners
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._first_trained: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()  # at the first step
+        self.checked: weakref.WeakKeyDictionary[Any, tuple[list[int], list[bool]]] = weakref.WeakKeyDictionary()
+
+    def search(self) -> Collection[Any]:
+        """Looks among the objects that refer to the compression, which takes long."""
+        compression, found = self._compression(), []
+        for holder in gc.get_referrers(compression):
+            for one in gc.get_referrers(holder) if isinstance(holder, dict) else [holder]:
+                if isinstance(one, torch.optim.Optimizer) and vars(one).get("_compression") is compression:
+                    found.append(one)
+        self._known = weakref.WeakSet(found)
+        return found
+
+    def known(self) -> Collection[Any]:
+        """Those of the last search, and those that have stepped since."""
+        return self._known or self.search()
+
+    def complete(self) -> None:
+        """After an error: waits until all that Horovod has started is complete. The rank may go on, as at the end of
+        Horovod's ``synchronize``, and come to the next meeting. Other errors are not raised."""
+        for optimizer in list(self.known()):
+            for handle, _ in list(optimizer._handles.values()):
+                with suppress(Exception):
+                    handle() if callable(handle) else hvd.synchronize(handle)
+            delays, counts = optimizer._allreduce_delay, optimizer._group_counts
+            optimizer._handles.clear()
+            delays.update(dict.fromkeys(delays, optimizer.backward_passes_per_step))
+            counts.update(dict.fromkeys(counts, 0))
+
+    def check(self, optimizer: Any) -> None:
+        """Before each step of one.
+
+        Raises:
+            ValueError: Adasum, or a parameter of another model; or an optimizer with momentum under the memory ``dgc``.
+            RuntimeError: a parameter was unfrozen, or given to the optimizer, after that was made.
+        """
+        engine, owners = self._engine, self._owners
+        if self._known:
+            self._known.add(optimizer)
+        if getattr(optimizer, "op", hvd.Adasum) == hvd.Adasum:  # its own class has none
+            raise ValueError(f"the optimizer has {ADASUM}")
+        if engine.has_velocity:
+            _check_momentum(optimizer)
+        every = list(chain.from_iterable(map(_PARAMS, optimizer.param_groups)))
+        seen = list(map(id, every)), list(map(_IS_TRAINED, every))  # hashing tensors takes long
+        if self.checked.get(optimizer) == seen:
+            return
+        trained = {id(parameter): parameter for parameter in every if parameter.requires_grad}
+        for number, parameter in trained.items():
+            if number not in owners.of:
+                raise owners.unknown(parameter)
+        # With one rank Horovod registers nothing: those of the first step, then.
+        first = self._first_trained.setdefault(optimizer, set(trained))
+        reduced = {id(one) for one in optimizer._requires_update} or first
+        late = [owners.of[number].name for number in trained if number not in reduced]
+        if late:
+            optimizer.synchronize()  # nothing stays in flight
+            raise RuntimeError(LATE.format(names=", ".join(late[:5]) + ", ..." * (len(late) > 5)))
+        adaptive.look_at(engine, optimizer, INSTEAD)
+        self.checked[optimizer] = seen
 
 
-register_optimizer_step_pre_hook(check)
+def _check_momentum(optimizer: Any) -> None:
+    """Under the memory ``dgc`` the momentum is applied before the residual, and must not be applied again."""
+    for group in optimizer.param_groups:
+        for key in ("momentum", "betas"):
+            if group.get(key):
+                raise ValueError(
+                    f"memory is 'dgc', which applies momentum on each rank, and the optimizer has {key}="
+                    f"{group[key]}, so that it would be applied twice: use torch.optim.SGD without momentum, and "
+                    "set the momentum in the config, as memory={'name': 'dgc', 'momentum': 0.9}"
+                )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,10 +16,11 @@ import torch
 from hvd_deepreduce.codecs.interfaces import U8, Floats
 from hvd_deepreduce.engine import MismatchError, step_check
 from hvd_deepreduce.exchange import traffic
-from hvd_deepreduce.horovod import NOBODY_CAME, WARN_SECONDS, HorovodCollectives, handshake_seconds
+from hvd_deepreduce.horovod import NOBODY_CAME, HorovodCollectives, Patience
 from hvd_deepreduce.torch.tensors import TorchTensors
 
-_log = logging.getLogger("hvd_deepreduce")
+_NOTHING = step_check.Outcome(0, 0, True)
+"""The outcome of a meeting that has found nothing."""
 
 
 @dataclass
@@ -35,51 +35,45 @@ class _Started:
 
 
 class TorchCollectives(HorovodCollectives):
-    """Allgathers of ``horovod.torch``, on the GPU where Horovod was built with NCCL.
+    """On the GPU where Horovod was built with NCCL.
 
     Horovod breaks down if a rank starts an allgather while another one has joined. So allgathers wait for the meeting
     at the beginning of their step. It is over long before the backward pass is, and nothing waits for it before then.
 
     Args:
-        tensors: converts arrays to tensors and back.
         process_set: of the ranks that take part; None: all.
+        whole: those whose meetings these wait for, which are among their ranks; None: these have meetings themselves.
     """
 
-    def __init__(self, tensors: TorchTensors, process_set: Any = None) -> None:
+    def __init__(self, tensors: TorchTensors, process_set: Any = None, whole: TorchCollectives | None = None) -> None:
         super().__init__(hvd, hvd.global_process_set if process_set is None else process_set)
-        self._tensors = tensors
+        self._tensors, self._whole = tensors, whole or self
         self._meeting: int | None = None
+        self._word: Floats = np.empty(0)  # the sum of all ranks', once the meeting is over
         # Of all that concerns the meeting: a bucket may be sent by the thread that encodes it.
         self._lock = RLock()
         self._hear: Callable[[Floats], object] = lambda total: None
         self._held: list[_Started] = []
         self._flying: set[int] = set()  # handles of what was started, and not waited for
         self._last: dict[tuple[str, int], int] = {}  # the last handle of each name, by name and process set
-        self._total: Floats | None = None
         self._failure: Exception | None = None
-        self.enroll()
+        if whole is None:
+            self.enroll()
 
     def start_meeting(self, word: Floats, name: str, hear: Callable[[Floats], object]) -> None:
-        """Starts the meeting of a step.
-
-        Args:
-            word: this rank's.
-            name: of this kind of meeting.
-            hear: called with the sum of all ranks' words.
-        """
+        """Starts a meeting of this name's kind: ``hear`` will be called with the sum of all ranks' words."""
         if self._meeting is not None:  # of a step that was forgotten: other ranks may wait for what it holds back
             with suppress(Exception):
                 self.wait_meeting()
         self._held.clear()
-        self._total = self._failure = None
-        self._hear = hear
-        tensor = torch.from_numpy(word)
-        self._meeting = hvd.allreduce_async(
-            tensor, name=f"{self.prefix}.meeting.{name}", op=hvd.Sum, process_set=self.process_set
+        self._failure = None
+        self._word, self._hear = word, hear
+        self._meeting = hvd.allreduce_async_(
+            torch.from_numpy(word), name=f"{self.prefix}.meeting.{name}", op=hvd.Sum, process_set=self.process_set
         )
 
     def await_all(self, dense_name: str | None) -> None:
-        """Waits for the first meeting. Ranks that do not come at all are reported.
+        """Waits for the first meeting.
 
         Args:
             dense_name: under which a rank without DeepReduce reduces a gradient. This rank reduces something else under
@@ -87,34 +81,27 @@ class TorchCollectives(HorovodCollectives):
 
         Raises:
             MismatchError: a rank has no DeepReduce.
-            TimeoutError: a rank did not come in time (``handshake_seconds``).
+            TimeoutError: as ``Patience.wait``.
         """
-        began, warned, limit = time.monotonic(), False, handshake_seconds()
-        probe = None if dense_name is None else self._start_probe(dense_name)
-        assert self._meeting is not None
-        while not hvd.poll(self._meeting):
-            if probe is not None and hvd.poll(probe):
-                _check_probe(probe)
-                probe = None
-            waited = time.monotonic() - began
-            if limit and waited > limit:
-                raise TimeoutError(NOBODY_CAME.format(seconds=round(waited)))
-            if waited > WARN_SECONDS and not warned:
-                _log.warning(NOBODY_CAME.format(seconds=round(waited)))
-                warned = True
-            time.sleep(0.0005)
+        probes = [] if dense_name is None else [self._start_probe(dense_name)]
+
+        def over() -> bool:
+            if probes and hvd.poll(probes[0]):
+                _check_probe(probes.pop())
+            return bool(hvd.poll(self._meeting))
+
+        Patience(lambda seconds: NOBODY_CAME.format(seconds=seconds)).wait(over)
         try:
             self.wait_meeting()
-        except MismatchError:  # on all ranks, before any gradient of the step
-            self._failure = None
-            if dense_name is not None:
-                self._end_probes(probe, dense_name)
-            raise
-        except Exception:
-            if probe is not None:
+        except Exception as error:
+            if isinstance(error, MismatchError):  # on all ranks, before any gradient of the step
+                self._failure = None
+                if dense_name is not None:
+                    probes += self._probes_of_others(dense_name)
+            for probe in probes:
                 hvd.synchronize(probe)
             raise
-        if probe is not None:
+        for probe in probes:
             _check_probe(probe)
 
     def _start_probe(self, name: str) -> int:
@@ -124,13 +111,12 @@ class TorchCollectives(HorovodCollectives):
             self.stats.add(wire=traffic.allreduce(one.element_size(), self.size()))
         return handle
 
-    def _end_probes(self, probe: int | None, name: str) -> None:
+    def _probes_of_others(self, name: str) -> list[int]:
         """Takes part in the probes of all ranks, whose names differ if the models do. A probe that stayed in flight
         would stall, and ``hvd.join()`` with it."""
         own = np.frombuffer(bytearray(name.encode() + b"\n"), np.uint8)
-        names = sorted(set(self.allgather(own, "probes").tobytes().decode(errors="replace").splitlines()) - {"", name})
-        for one in [self._start_probe(other) for other in names] + ([] if probe is None else [probe]):
-            hvd.synchronize(one)
+        names = set(self.allgather(own, "probes").tobytes().decode(errors="replace").splitlines())
+        return list(map(self._start_probe, sorted(names - {"", name})))
 
     def wait_meeting(self) -> None:
         """Waits for the meeting, and starts the allgathers that were held back. Its error is raised again until the
@@ -141,10 +127,9 @@ class TorchCollectives(HorovodCollectives):
             if self._meeting is None:
                 return
             handle, self._meeting = self._meeting, None
-            total, self._total = self._total, None
             try:
-                total = _synchronize(handle).numpy() if total is None else total
-                self._hear(total)
+                _synchronize(handle)
+                self._hear(self._word)
             except Exception as error:
                 self._failure = error
                 raise
@@ -153,7 +138,6 @@ class TorchCollectives(HorovodCollectives):
                 self._start(one)
 
     def complete(self) -> None:
-        """As ``Collectives.complete``."""
         with suppress(Exception):
             self.wait_meeting()
         while self._flying:
@@ -161,14 +145,12 @@ class TorchCollectives(HorovodCollectives):
                 hvd.synchronize(self._flying.pop())
 
     def start_allgather(self, data: U8, name: str) -> _Started:
-        """Starts Horovod's asynchronous allgather, as soon as the meeting is over."""
-        return self.start_soon(data, name, self.process_set)
+        return self._whole._start_soon(data, name, self.process_set)
 
     def start_alltoall(self, data: U8, splits: Sequence[int], name: str) -> _Started:
-        """As ``start_allgather``."""
-        return self.start_soon(data, name, self.process_set, torch.tensor(splits, dtype=torch.int32))
+        return self._whole._start_soon(data, name, self.process_set, torch.tensor(splits, dtype=torch.int32))
 
-    def start_soon(self, data: U8, name: str, process_set: Any, splits: torch.Tensor | None = None) -> _Started:
+    def _start_soon(self, data: U8, name: str, process_set: Any, splits: torch.Tensor | None = None) -> _Started:
         """Starts a collective, or holds it back until the meeting is over.
 
         A meeting that found anything is left to ``wait_meeting``, after the backward pass. Here, this rank would wait
@@ -181,12 +163,9 @@ class TorchCollectives(HorovodCollectives):
             tensor = tensor.to(wire_device(tensor))
         started = _Started(tensor, f"{self.prefix}.{name}", process_set, splits)
         with self._lock:
-            if self._meeting is not None:
-                if self._total is None and hvd.poll(self._meeting):
-                    self._total = hvd.synchronize(self._meeting).numpy()
-                nothing = step_check.Outcome(0, 0, True)
-                if self._total is not None and step_check.outcome(self._total, self.size()) == nothing:
-                    self.wait_meeting()
+            over = self._meeting is not None and hvd.poll(self._meeting)
+            if over and step_check.outcome(self._word, self.size()) == _NOTHING:
+                self.wait_meeting()
             if self._meeting is None and self._failure is None:
                 self._start(started)
             else:
@@ -194,18 +173,20 @@ class TorchCollectives(HorovodCollectives):
         return started
 
     def wait_allgather(self, pending: _Started) -> U8:
-        """Waits for it."""
-        if self._meeting is not None or self._failure is not None:
-            self.wait_meeting()
-        tensor = self._result(pending.handle)
+        tensor = self._whole._result(pending)
         received: U8 = self._received(tensor) if tensor.is_cuda else tensor.numpy()
         return received
 
     def wait_alltoall(self, pending: _Started) -> tuple[U8, list[int]]:
-        """Waits for it."""
-        self.wait_meeting()
-        received, splits = self._result(pending.handle)
+        received, splits = self._whole._result(pending)
         return self._received(received), splits.tolist()
+
+    def _result(self, pending: _Started) -> Any:
+        if self._meeting is not None or self._failure is not None:
+            self.wait_meeting()
+        assert pending.handle is not None
+        self._flying.discard(pending.handle)
+        return _synchronize(pending.handle)
 
     def _received(self, tensor: torch.Tensor) -> U8:
         if tensor.is_cuda:  # Horovod allocates it on a stream of its own
@@ -214,86 +195,43 @@ class TorchCollectives(HorovodCollectives):
         return array
 
     def start_sum(self, data: Floats, name: str) -> int:
-        """As ``Collectives.start_sum``."""
-        name, tensor = f"{self.prefix}.{name}", self._tensors.tensor(data)
-        key = name, self.process_set.process_set_id
-        self._wait_for_forgotten(key)
-        handle: int = hvd.allreduce_async_(
-            tensor.to(wire_device(tensor)), name=name, op=hvd.Sum, process_set=self.process_set
-        )
-        self._note(key, handle)
-        return handle
+        """As ``Collectives.start_sum``. Horovod fuses what is in flight together."""
+        tensor = self._tensors.tensor(data)
+        tensor = tensor.to(wire_device(tensor))
+        return self._launch(hvd.allreduce_async_, f"{self.prefix}.{name}", self.process_set, tensor, op=hvd.Sum)
 
     def wait_sum(self, pending: int) -> Floats:
         """As ``Collectives.wait_sum``; where Horovod takes tensors."""
-        total: Floats = self._tensors.array(self._result(pending))
+        self._flying.discard(pending)
+        total: Floats = self._tensors.array(_synchronize(pending))
         return total
 
-    def included(self) -> bool:
-        """Whether this rank takes part."""
-        return bool(self.process_set.included())
+    def _start(self, one: _Started) -> None:
+        if one.splits is None:
+            one.handle = self._launch(hvd.allgather_async, one.name, one.process_set, one.tensor)
+        else:
+            one.handle = self._launch(hvd.alltoall_async, one.name, one.process_set, one.tensor, splits=one.splits)
 
-    def _wait_for_forgotten(self, key: tuple[str, int]) -> None:
+    def _launch(
+        self, operation: Callable[..., int], name: str, process_set: Any, tensor: torch.Tensor, **settings: Any
+    ) -> int:
         """Horovod takes a name again when it is in flight nowhere. That of a step that was forgotten, because a state
         was loaded, may still be: every rank has started it by the next meeting."""
-        handle = self._last.get(key)
-        if handle in self._flying:
-            self._flying.discard(handle)
+        key = name, process_set.process_set_id
+        forgotten = self._last.get(key)
+        if forgotten in self._flying:
+            self._flying.discard(forgotten)
             with suppress(Exception):
-                hvd.synchronize(handle)
-
-    def _note(self, key: tuple[str, int], handle: int) -> None:
-        self._last[key] = handle
+                hvd.synchronize(forgotten)
+        handle = self._last[key] = operation(tensor, name=name, process_set=process_set, **settings)
         self._flying.add(handle)
-
-    def _start(self, one: _Started) -> None:
-        key = one.name, one.process_set.process_set_id
-        if self._last.get(key) in self._flying:
-            self._wait_for_forgotten(key)
-        if one.splits is None:
-            one.handle = hvd.allgather_async(one.tensor, one.name, one.process_set)
-        else:
-            one.handle = hvd.alltoall_async(one.tensor, one.splits, one.name, one.process_set)
-        self._note(key, one.handle)
-
-    def _result(self, handle: int | None) -> Any:
-        assert handle is not None
-        self._flying.discard(handle)
-        return _synchronize(handle)
+        return handle
 
     def _subset(self, process_set: Any) -> HorovodCollectives:
-        return _Subset(self, process_set)
+        return TorchCollectives(self._tensors, process_set, self._whole)
 
 
-class _Subset(HorovodCollectives):
-    """Collectives of some of the ranks, which wait for the meeting of all.
-
-    Args:
-        all_ranks: the collectives of all.
-        process_set: of these ranks.
-    """
-
-    def __init__(self, all_ranks: TorchCollectives, process_set: Any) -> None:
-        super().__init__(hvd, process_set)
-        self._all = all_ranks
-
-    def start_allgather(self, data: U8, name: str) -> _Started:
-        return self._all.start_soon(data, name, self.process_set)
-
-    def start_alltoall(self, data: U8, splits: Sequence[int], name: str) -> _Started:
-        return self._all.start_soon(data, name, self.process_set, torch.tensor(splits, dtype=torch.int32))
-
-    def wait_allgather(self, pending: _Started) -> U8:
-        return self._all.wait_allgather(pending)
-
-    def wait_alltoall(self, pending: _Started) -> tuple[U8, list[int]]:
-        return self._all.wait_alltoall(pending)
-
-    def _subset(self, process_set: Any) -> HorovodCollectives:
-        return _Subset(self._all, process_set)
-
-
-def _synchronize(handle: int | None) -> Any:
+def _synchronize(handle: int) -> Any:
     """``hvd.synchronize``, which looks once a millisecond: that is longer than many a step waits."""
     began = time.perf_counter()
     while not hvd.poll(handle):
@@ -305,10 +243,7 @@ def _synchronize(handle: int | None) -> Any:
 
 
 def _check_probe(probe: int) -> None:
-    """
-    Raises:
-        MismatchError: another rank has reduced a gradient under the probe's name.
-    """
+    """Raises ``MismatchError`` if another rank has reduced a gradient under the probe's name."""
     try:
         hvd.synchronize(probe)
     except hvd.HorovodInternalError as error:
@@ -326,7 +261,7 @@ def wire_device(tensor: torch.Tensor) -> torch.device:
     return tensor.device if not tensor.is_cuda or hvd.nccl_built() else torch.device("cpu")
 
 
-def as_it_is(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+def uncompressed(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     """A gradient that is not compressed, where and as Horovod takes it; if that is a copy, the gradient too.
 
     Horovod reduces neither bfloat16 nor strided tensors.
@@ -335,3 +270,8 @@ def as_it_is(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         return tensor, None
     sent = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous().to(wire_device(tensor))
     return sent, None if sent is tensor else tensor
+
+
+def restore(tensor: torch.Tensor, copied: torch.Tensor | None) -> torch.Tensor:
+    """The reduced gradient, of what ``uncompressed`` returned."""
+    return tensor if copied is None else copied.copy_(tensor)

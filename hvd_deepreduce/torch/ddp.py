@@ -1,8 +1,7 @@
 """The communication hook for ``torch.nn.parallel.DistributedDataParallel``; needs neither Horovod nor MPI.
 
 DDP calls the hook with each bucket of gradients during the backward pass, in the same order on all ranks. The hook
-returns at once. One thread encodes the bucket and starts its exchange, which the next bucket need not wait for; another
-one waits for it, decodes, and completes the future that DDP has got. The hook of a step's last bucket waits for all of
+returns at once, while threads work on the bucket (``ddp_driver.py``). That of a step's last bucket waits for all of
 them: DDP would wait there anyway, and so an error comes out of ``backward()`` with its own type.
 """
 
@@ -15,15 +14,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.engine.reporting import Reporting
+from hvd_deepreduce.engine.compression import GradientCompression
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.engine.stats import Report, Stats
-from hvd_deepreduce.torch.ddp_driver import Buckets, Loaded, Models, for_buckets
+from hvd_deepreduce.torch.ddp_driver import Buckets, Loaded, for_buckets
+from hvd_deepreduce.torch.discovery import Models
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.rendezvous import Rendezvous
-from hvd_deepreduce.torch.states import as_tensors
 from hvd_deepreduce.torch.tensors import TorchTensors
 
 HOOK = "model.register_comm_hook(DeepReduceState(config), deepreduce_hook)"
@@ -33,7 +31,7 @@ UNUSABLE = (
 )
 
 
-class DeepReduceState(Reporting):
+class DeepReduceState(GradientCompression):
     r"""Config and state of :func:`deepreduce_hook`, one for each DDP model.
 
     Args:
@@ -47,6 +45,9 @@ class DeepReduceState(Reporting):
 
     Raises:
         ConfigError: the config cannot be used, or not with DDP.
+
+    The model is not known before the first iteration: a state that is loaded then is kept, and what is wrong with it is
+    an error of the first ``backward()``, on all ranks.
 
     Example::
         >>> state = DeepReduceState("topk_rice_qsgd", process_group=None, start_iter=100)
@@ -65,72 +66,27 @@ class DeepReduceState(Reporting):
         self.process_group = process_group
         self.start_iter = start_iter
         self.timeout = timeout
-        self._config = for_buckets(Config.load(config, **settings), start_iter)
         self._loaded: Loaded | None = None
-        self._before = Stats()
         self._models = Models(self)
-        self._buckets: Buckets | None = None  # the ranks and the model are known when the first bucket comes
+        # The ranks and the model are known when the first bucket comes.
+        self._engine: Any = _NoEngine(for_buckets(Config.load(config, **settings), start_iter))
+        self._buckets: Buckets | None = None
 
-    @property
-    def config(self) -> Config:
-        """The settings in force."""
-        return self._buckets.engine.config if self._buckets else self._config
-
-    def set_config(self, config: str | Path | Mapping[str, Any] | Config | None = None, /, **settings: Any) -> None:
-        """Changes the settings from the next iteration on; on all ranks, between the same two iterations.
-
-        Args:
-            config: the new config; None: the one in force, with ``settings`` in place of its own.
-
-        Raises:
-            ConfigError: the config cannot be used; the old one stays in force.
-        """
-        new = for_buckets(Config.load(self.config if config is None else config, **settings), self.start_iter)
+    def _change(self, new: Config) -> None:
+        new = for_buckets(new, self.start_iter)
         if self._buckets:
             self._buckets.set_config(new)
-        self._config = new
-
-    def stats(self) -> Report:
-        """``{"total": ..., "last_step": ...}`` with this rank's ``hvd_deepreduce.engine.stats.Counters``;
-        ``print`` shows a table."""
-        return self._buckets.engine.report() if self._buckets else self._before.to_dict()
-
-    def _counted(self) -> Stats:
-        return self._buckets.engine.stats if self._buckets else self._before
-
-    def residual(self, name: str) -> Floats | None:
-        """A copy of this rank's residual of a parameter, ``[numel]``, as a NumPy array; None: nothing is kept of it.
-
-        A gradient in flight may be changing it: call it between two steps.
-        """
-        return self._buckets.engine.residual_of(name) if self._buckets else None
+        else:
+            self._engine.config = new
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's residuals, as tensors, and step counts. Ranks differ: each saves and loads its own.
+        """As ``DeepReduce.state_dict``; before the first iteration what was loaded, or empty."""
+        if self._buckets is not None:
+            return self._buckets.state_dict()
+        state, reshard = self._loaded or ({}, False)
+        return dict(state) if isinstance(state, Mapping) and reshard is False else {}
 
-        Before the first iteration it is what was loaded, or empty.
-        """
-        if self._buckets is None:
-            state, reshard = self._loaded or ({}, False)
-            return dict(state) if isinstance(state, Mapping) and reshard is False else {}
-        self._buckets.synchronize()
-        return {**as_tensors(self._buckets.engine.state_dict()), "iteration": self._buckets.iteration}
-
-    def load_state_dict(self, state: State, *, reshard: Reshard = False) -> None:
-        """Continues where ``state_dict`` was called.
-
-        Before the first iteration the model is not known: the state is kept, and what is wrong with it is an error of
-        the first ``backward()``, on all ranks.
-
-        Args:
-            state: what ``state_dict`` returned on this rank; with ``reshard``, an iterable of what it returned on each
-                rank, of which there may have been more or fewer.
-            reshard: as in ``DeepReduce.load_state_dict``.
-
-        Raises:
-            ValueError: a state of another rank, another number of ranks or another model, with a residual that is not
-                finite, or not a state at all; nothing has changed then.
-        """
+    def _load(self, state: State, reshard: Reshard) -> None:
         if reshard is not False and not isinstance(state, Mapping):
             state = list(state)
         if self._buckets:
@@ -139,23 +95,12 @@ class DeepReduceState(Reporting):
             self._loaded = state, reshard
 
     def close(self) -> None:
-        """Ends its threads and process groups, and frees the residuals.
-
-        Every rank calls it after the same iteration. It can be called more than once. Afterwards ``config`` and
-        ``stats()`` can be read; the hook raises ``RuntimeError``.
-        """
+        """As ``DeepReduce.close``; it ends its process groups, and every rank calls it after the same iteration."""
         if self._buckets:
             self._buckets.close()
 
     def buckets(self, first: Any) -> Buckets:
-        """What takes DDP's buckets; made, on all ranks at the same time, when the first one comes.
-
-        Args:
-            first: that one.
-
-        Raises:
-            RuntimeError, TimeoutError: as ``deepreduce_hook``.
-        """
+        """What takes DDP's buckets; made, on all ranks at the same time, when the first one comes."""
         if self._buckets is None:
             tensors, models = TorchTensors(), self._models.of(first.parameters()[0])
             whole = models[0].process_group if models else self.process_group
@@ -163,10 +108,26 @@ class DeepReduceState(Reporting):
             limit = None if self.timeout is None else self.timeout.total_seconds()
             Rendezvous("hook", whole, limit).meet(group, first.buffer())
             collectives = DistributedCollectives(tensors, group, self.timeout)
-            self._buckets = Buckets(self._config, collectives, tensors, self.start_iter, models, self._loaded)
-            self._loaded = None
-            self._buckets.engine.stats.wishes = self._before.wishes
+            buckets = Buckets(self._engine.config, collectives, tensors, self.start_iter, models, self._loaded)
+            buckets.engine.stats.wishes = self._engine.stats.wishes
+            self._buckets, self._engine, self._loaded = buckets, buckets.engine, None
         return self._buckets
+
+
+class _NoEngine:
+    """What is known before the first bucket comes."""
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.stats = config, Stats()
+
+    def check_open(self) -> None:
+        pass
+
+    def report(self) -> Report:
+        return self.stats.to_dict()
+
+    def residual_of(self, name: str) -> None:
+        return None
 
 
 def deepreduce_hook(

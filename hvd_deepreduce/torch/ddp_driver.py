@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -10,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_deepreduce.codecs.interfaces import Floats
@@ -20,11 +18,10 @@ from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.exchange.interface import Pending
 from hvd_deepreduce.exchange.settings import AllGather, AutoExchange, ReduceScatter
-from hvd_deepreduce.torch import optimizers
-from hvd_deepreduce.torch.dense import flush
+from hvd_deepreduce.torch.discovery import look_at_optimizers
 from hvd_deepreduce.torch.distributed import DistributedCollectives
-from hvd_deepreduce.torch.states import on_host
-from hvd_deepreduce.torch.tensors import TorchTensors
+from hvd_deepreduce.torch.owners import described
+from hvd_deepreduce.torch.tensors import TorchTensors, as_tensors, flush, on_host
 from hvd_deepreduce.wire.standalone import ContainerError
 
 Loaded = tuple[State, Reshard]
@@ -32,7 +29,7 @@ Loaded = tuple[State, Reshard]
 
 
 class Buckets:
-    """One rank's buckets, from the first one on. Every rank makes it when its first bucket comes.
+    """One rank's buckets, from the first one on; its methods are what ``DeepReduceState`` calls.
 
     Two threads work beside the backward pass: one encodes buckets and starts their exchanges, in DDP's order; the other
     one waits for them and decodes. An exchange of several collectives (``reduce_scatter``) is ended by the first
@@ -40,8 +37,6 @@ class Buckets:
 
     Args:
         config: from ``for_buckets``.
-        collectives: of the model's ranks.
-        tensors: PyTorch's.
         start_iter: iterations that are not compressed.
         models: from ``Models``; first the one whose buckets these are.
         loaded: a state to begin with; None: begin anew.
@@ -50,8 +45,7 @@ class Buckets:
         RuntimeError: a rank has failed, or the model was not found; on all ranks.
 
     Attributes:
-        engine: of this rank.
-        iteration: the number of iterations so far.
+        engine: this rank's.
     """
 
     def __init__(
@@ -83,12 +77,10 @@ class Buckets:
             self._find_unused = any(model.find_unused_parameters for model in models)
             self._pairs = dict(models[0].module.named_parameters())
             # In DDP's buckets, a complex number is two real ones.
-            real = [torch.view_as_real(one) if one.is_complex() else one for one in self._pairs.values()]
-            parameters = [
-                Parameter(name, number, tuple(one.shape), str(one.dtype))
-                for number, (name, one) in enumerate(zip(self._pairs, real, strict=True))
-            ]
-            self._parameter_of = {id(self._pairs[one.name]): one for one in parameters}
+            parameters = described(
+                {name: torch.view_as_real(one) if one.is_complex() else one for name, one in self._pairs.items()}
+            )
+            self._parameter_of = dict(zip(map(id, self._pairs.values()), parameters, strict=True))
             self.engine = Engine(config, collectives, parameters)
             if loaded is not None:
                 self.load(*loaded)
@@ -106,17 +98,16 @@ class Buckets:
         self._turns: list[Callable[[], bool]] = []
         # By bucket: the ids of its parameters' tensors, the parameters, and their sizes.
         self._divided: dict[int, tuple[Sequence[int], list[Parameter], list[int]]] = {}
-        optimizers.find(self.engine, self._parameter_of)
+        look_at_optimizers(self.engine, self._parameter_of)
 
-    def synchronize(self) -> None:
-        """Waits for what is enqueued on a GPU."""
+    def state_dict(self) -> dict[str, Any]:
         if self._stream is not None:
             self._stream.synchronize()
+        return {**as_tensors(self.engine.state_dict()), "iteration": self.iteration}
 
     def load(self, state: State, reshard: Reshard) -> None:
-        """As ``DeepReduceState.load_state_dict``."""
         many = reshard is not False and not isinstance(state, Mapping)
-        read: Any = [on_host(one) for one in state] if many else on_host(state)
+        read = list(on_host(state, reshard)) if many else on_host(state)
         first = read[0] if many and read else read
         if isinstance(first, Mapping) and not first:
             return  # saved before the first iteration
@@ -127,11 +118,9 @@ class Buckets:
         self.iteration = iteration
 
     def set_config(self, config: Config) -> None:
-        """Changes the settings from the next iteration on."""
         self.engine.set_config(config)
 
     def close(self) -> None:
-        """Ends the threads and the collectives, and frees the residuals."""
         self._starter.shutdown()
         self._finisher.shutdown()
         self.engine.close()
@@ -328,39 +317,6 @@ class Buckets:
         with torch.cuda.stream(self._stream):
             finish()
             future.set_result(buffer)
-
-
-class Models:
-    """Finds the DDP model of a hook's state, which DDP does not show to the hook: it is called before its gradients
-    come. Until then, PyTorch tells us of each module that is called.
-
-    Args:
-        state: that the hook is registered with.
-    """
-
-    def __init__(self, state: Any) -> None:
-        self._called: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
-        self._own: Callable[[], DistributedDataParallel | None] = lambda: None
-        known = weakref.ref(state)
-
-        def look(module: torch.nn.Module, _: object) -> None:
-            if isinstance(module, DistributedDataParallel):
-                self._called.add(module)
-                if any(one is known() for _, one in module._comm_hooks):
-                    self._own = weakref.ref(module)
-                    self._handle.remove()
-
-        self._handle = register_module_forward_pre_hook(look)
-        weakref.finalize(state, self._handle.remove).atexit = False
-
-    def of(self, parameter: torch.Tensor) -> list[DistributedDataParallel]:
-        """The models that were called and train this parameter; first the one with the state."""
-        self._handle.remove()
-        own, called = self._own(), list(self._called)
-        if own is None:
-            return []
-        around = [one for one in called if one is not own and any(p is parameter for p in one.parameters())]
-        return [own, *around]
 
 
 def for_buckets(config: Config, start_iter: int) -> Config:

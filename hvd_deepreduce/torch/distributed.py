@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import torch
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from hvd_deepreduce.codecs.interfaces import U8, Floats
 from hvd_deepreduce.engine import Collectives
 from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.torch.rendezvous import named
 from hvd_deepreduce.torch.tensors import TorchTensors
 
 MAX_CHARACTERS = 1000
@@ -24,15 +24,8 @@ _HEADER = 16
 """Bytes that a rank tells another one before an exchange."""
 
 
-@dataclass
-class _Exchange:
-    """One that was started.
-
-    Attributes:
-        work: of ``torch.distributed``.
-        sent, received: its buffers, which must live until it has ended.
-        splits: how many bytes of ``received`` come from each rank.
-    """
+class _Exchange(NamedTuple):
+    """One that was started: its buffers must live until ``work`` has ended. ``splits`` bytes come from each rank."""
 
     work: Any
     sent: torch.Tensor
@@ -52,7 +45,6 @@ class DistributedCollectives(Collectives):
     One thread at a time may start exchanges, while another one waits for those that were started.
 
     Args:
-        tensors: converts arrays to tensors and back.
         group: the ranks that take part; None: all.
         timeout: of each collective; None: PyTorch's default.
         members: of the group's ranks, those that take part; None: all.
@@ -82,8 +74,7 @@ class DistributedCollectives(Collectives):
         ranks = dist.get_process_group_ranks(group)
         if members is not None:
             ranks = [ranks[member] for member in members]
-        # Of a part of the ranks, the others know nothing. PyTorch uses the names of such groups again once they have
-        # ended, and the next one would hang: they are kept.
+        # A subgroup is never destroyed: PyTorch would use its store keys again, and the next subgroup would hang.
         self._kept = len(ranks) < dist.get_world_size()
         new_group = partial(dist.new_group, ranks, timeout=timeout, use_local_synchronization=self._kept)
         self._host = new_group(backend="gloo")
@@ -91,69 +82,47 @@ class DistributedCollectives(Collectives):
         self._devices = new_group(backend="nccl") if on_devices else self._host
         self.exchanges = 0
         self._rank, self._size = dist.get_rank(self._host), dist.get_world_size(self._host)
+        # As numbers, and not by all_gather_object: what other ranks send must never be unpickled.
         name = torch.tensor([crc32(socket.gethostname().encode())])
         names = [torch.empty_like(name) for _ in range(self._size)]
         dist.all_gather(names, name, group=self._host)
-        self._local_size = sum(int(one) == int(name) for one in names)
+        self._local_size = names.count(name)
 
     def rank(self) -> int:
-        """This rank's number in the group."""
         return self._rank
 
     def size(self) -> int:
-        """The group's size."""
         return self._size
 
     def local_size(self) -> int:
-        """Number of the group's ranks on this machine."""
         return self._local_size
 
     def subsets(self, groups: Sequence[Sequence[int]], new: bool) -> list[Collectives]:
-        """As ``Collectives.subsets``: process groups of their own."""
-        return [
-            DistributedCollectives(self._tensors, self._group, self._timeout, group)
-            for group in groups
-            if self._rank in group
-        ]
+        own = [group for group in groups if self._rank in group]
+        return [DistributedCollectives(self._tensors, self._group, self._timeout, group) for group in own]
 
     def mpi_enabled(self) -> bool:
-        """No: mpi4py does not know these ranks."""
-        return False
+        return False  # mpi4py does not know these ranks
 
     # Exchanges of bytes
 
     def start_allgather(self, data: U8, name: str) -> _Exchange:
-        """As ``Collectives.start_allgather``; waits until all ranks have told their sizes.
-
-        Raises:
-            RuntimeError: a rank has failed (``check``), or died.
-        """
         tensor = self._tensors.tensor(data)
         splits = [tensor.numel()] * self._size
         return self._exchange(tensor.repeat(self._size), splits, self._ahead(splits))
 
     def wait_allgather(self, pending: _Exchange) -> U8:
-        """As ``Collectives.wait_allgather``."""
         return self.wait_alltoall(pending)[0]
 
     def start_alltoall(self, data: U8, splits: Sequence[int], name: str) -> _Exchange:
-        """Sends each rank its own part.
-
-        Args:
-            data: uint8 ``[sum of splits]``, on the host or a GPU.
-            splits: how many bytes go to each rank.
-            name: not used: the order counts.
+        """Waits until all ranks have told their sizes. The name is not used: the order counts.
 
         Raises:
-            RuntimeError: as ``start_allgather``.
+            RuntimeError: a rank has failed (``check``), or died.
         """
         return self._exchange(self._tensors.tensor(data), list(splits), self._ahead(splits))
 
     def wait_alltoall(self, pending: _Exchange) -> tuple[U8, list[int]]:
-        """
-        Returns:
-            The bytes received, uint8, in rank order, and how many come from each rank.
-        """
         pending.work.wait()  # on a GPU, the current stream waits
         array: U8 = self._tensors.array(pending.received)
         return array, pending.splits
@@ -181,7 +150,7 @@ class DistributedCollectives(Collectives):
             own = torch.frombuffer(bytearray(text * self._size), dtype=torch.uint8) if text else torch.empty(0).byte()
             texts, _ = self.wait_alltoall(self._exchange(own, [len(text)] * self._size, failures))
             raise _failure(texts.tobytes(), failures) from error
-        return [int(size) for size in sizes]
+        return list(map(int, sizes))
 
     def _exchange(self, sent: torch.Tensor, splits: list[int], received: list[int]) -> _Exchange:
         group = self._devices if sent.is_cuda else self._host
@@ -198,16 +167,12 @@ class DistributedCollectives(Collectives):
         return dist.all_reduce(tensor, group=self._devices if tensor.is_cuda else self._host, async_op=True)
 
     def set_by_any(self, flags: torch.Tensor) -> list[bool]:
-        """Which of these flags any rank has set.
-
-        Args:
-            flags: bool ``[n]``, on any device.
-        """
+        """Which of these flags, bool ``[n]`` on any device, any rank has set."""
         numbers = flags.cpu().to(torch.uint8)
         dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._host)
         if self.stats is not None:
             self.stats.add(wire=traffic.allreduce(numbers.numel(), self._size))
-        return [bool(one) for one in numbers]
+        return list(map(bool, numbers.tolist()))
 
     def start_sum(self, data: Floats, name: str) -> tuple[Any, Floats]:
         """As ``Collectives.start_sum``, in place; the order counts, and not the name."""
@@ -226,16 +191,15 @@ class DistributedCollectives(Collectives):
         hear(self.heard(self.speak(word)))
 
     def speak(self, word: Floats) -> tuple[Any, torch.Tensor]:
-        """Starts a meeting with this rank's word. Returns what ``heard`` takes."""
+        """Starts a meeting with this rank's word, for ``heard``."""
         total = torch.from_numpy(word)
         return dist.all_reduce(total, group=self._host, async_op=True), total
 
     def heard(self, spoken: tuple[Any, torch.Tensor]) -> Floats:
-        """Waits for the other ranks' words. Returns the sum of all."""
-        work, total = spoken
-        work.wait()
-        array: Floats = total.numpy()
-        return array
+        """The sum of all ranks' words."""
+        spoken[0].wait()
+        total: Floats = spoken[1].numpy()
+        return total
 
     def await_all(self, dense_name: str | None) -> None:
         """``start_meeting`` has waited already."""
@@ -255,12 +219,10 @@ class DistributedCollectives(Collectives):
 
 def _failure(texts: bytes, sizes: Sequence[int]) -> RuntimeError:
     """The error for all ranks, from what those that have failed say."""
-    ranks_of: dict[str, list[str]] = {}
+    ranks_of: dict[str, list[int]] = {}
     for rank, size in enumerate(sizes):
         text, texts = texts[:size].decode(errors="replace"), texts[size:]
         if text:
-            ranks_of.setdefault(text, []).append(str(rank))
-    said = "; ".join(
-        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}: {text!r}" for text, ranks in ranks_of.items()
-    )
+            ranks_of.setdefault(text, []).append(rank)
+    said = "; ".join(f"{named(ranks)}: {text!r}" for text, ranks in ranks_of.items())
     return RuntimeError(f"this step failed on {said}. No gradient of it was applied on any rank")

@@ -10,53 +10,37 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from functools import partial
-from itertools import chain
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 from horovod.torch.compression import Compressor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from hvd_deepreduce.codecs.sparse_tensor import MAX_NUMEL
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.engine import Device, ElasticState, Engine, Parameter, Reducer, Snapshot, Ticket, adaptive
+from hvd_deepreduce.engine import Device, ElasticState, Engine, Parameter, Reducer, Snapshot, Ticket
 from hvd_deepreduce.engine.compression import Compression
 from hvd_deepreduce.engine.small import CARRIER_BYTES
 from hvd_deepreduce.engine.state import Reshard, State
-from hvd_deepreduce.engine.ticket import in_flight
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.horovod import SAME_STEPS
-from hvd_deepreduce.torch import sparse
-from hvd_deepreduce.torch.collectives import TorchCollectives, as_it_is, wire_device
-from hvd_deepreduce.torch.dense import Rest, as_it_came, flush
-from hvd_deepreduce.torch.owners import ADASUM, Owners, no_instance
-from hvd_deepreduce.torch.states import as_tensors, on_host
-from hvd_deepreduce.torch.tensors import TorchTensors, hashes
-
-LATE = (
-    "parameters were unfrozen (requires_grad), or given to the optimizer, after hvd.DistributedOptimizer was made: "
-    "{names}. Horovod does not reduce their gradients, so the ranks' parameters would differ from this step on; it was "
-    "not applied. Make DeepReduce and the optimizer while all parameters that will ever be trained are trainable, and "
-    "freeze them afterwards: Horovod reduces zeros for those. Or delete both, and the last loss, whose graph refers to "
-    "the optimizer, and make them again"
-)
+from hvd_deepreduce.torch.checks import Optimizers
+from hvd_deepreduce.torch.collectives import TorchCollectives, restore, uncompressed, wire_device
+from hvd_deepreduce.torch.dense import DenseBypass
+from hvd_deepreduce.torch.owners import Model, Owners, no_instance
+from hvd_deepreduce.torch.sparse import SparseGradients
+from hvd_deepreduce.torch.tensors import TorchTensors, as_tensors, flush, hashes, on_host
 
 BROADCAST = (
     "Before the first step, call hvd.broadcast_parameters(model.state_dict(), root_rank=0), with process_set= if "
     "DeepReduce has one; or load the same checkpoint on all ranks"
 )
-_IS_TRAINED, _DEVICE, _PARAMS = attrgetter("requires_grad"), attrgetter("device"), itemgetter("params")
+_IS_TRAINED, _DEVICE = attrgetter("requires_grad"), attrgetter("device")
 _models: weakref.WeakKeyDictionary[DeepReduce, set[int]] = weakref.WeakKeyDictionary()
 """Ids of the parameters of each DeepReduce of this process, also of closed ones."""
-INSTEAD = (
-    'write optimizer = LocalSGD(optimizer, model, "adamw_safe") in place of hvd.DistributedOptimizer, and '
-    "optimizer.sync() at the end"
-)
 
 
 class DeepReduce(Compression, Compressor):  # type: ignore[misc]
@@ -87,14 +71,14 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
 
     def __init__(
         self,
-        model: torch.nn.Module | Iterable[tuple[str, torch.Tensor]] | None = None,
+        model: Model | None = None,
         config: str | Path | Mapping[str, Any] | Config | None = None,
         *,
         process_set: Any = None,
         **settings: Any,
     ) -> None:
         self._owners = owners = Owners(model)
-        own = {id(tensor) for tensor in owners.tensors.values()}
+        own = set(owners.of)
         if any(not own.isdisjoint(ids) for ids in _models.values()):
             # An optimizer that was deleted, to be made again, lives on in a cycle with its hooks, and would go on
             # reducing gradients under the same names. An error's traceback may hold the graph, which holds the hooks:
@@ -102,86 +86,68 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
             gc.collect()
             gc.collect()
         _models[self] = own
-        # By optimizer: ids of the parameters that were trainable at its first step, and when it was checked last.
-        self._first_trained: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
-        self._checked: weakref.WeakKeyDictionary[Any, tuple[list[int], list[bool]]] = weakref.WeakKeyDictionary()
-        self._handles: list[Any] = []
-        self._hooked = [tensor for tensor in owners.tensors.values() if tensor.requires_grad]
-        self._hook()
-        self._remove_hooks = weakref.finalize(self, _remove, self._handles)
-        self._remove_hooks.atexit = False
-        self._carriers: dict[str, torch.Tensor] = {}
-        self._ones = torch.ones(len(owners.parameters), dtype=torch.float64)  # the carriers on the host
-        self._sparse: dict[torch.Tensor, int] = {}
-        self._sent_alone: set[str] = set()
-        self._rest = Rest(as_it_is)
-        # Of the step that is under way: what is counted at its end.
-        self._carriers_sent, self._dense_bytes = 0, 0
-        self._carried: dict[int, sparse.SparseTicket] = {}
-        self._optimizers: weakref.WeakSet[Any] | None = None  # those known; None: not searched for yet
-        self._met = False  # in the step that is under way
-        self._reduced: set[str] = set()
-        # The parameters that Horovod reduces, and by what they were found: these are asked for at each step.
-        self._found: list[tuple[Parameter, Device]] = []
-        self._found_by: tuple[Any, ...] = ()
-        # In scope ``tensor``: the names of those that are too small to be compressed, under the engine's generation.
-        self._small: frozenset[str] = frozenset()
-        self._small_in = -1
         self._tensors = TorchTensors()
         self._collectives = TorchCollectives(self._tensors, process_set)
         # Whether a new rank may come without a word: it waits for the others at its first gradient, whatever that is.
         self._greets = self._collectives.elastic()
         self._engine = Engine(Config.load(config, **settings).for_gradients(), self._collectives, owners.parameters)
+        self._met = False  # in the step that is under way
+        self._bypass = DenseBypass()
+        self._carriers = _Carriers(self._engine)
+        self._optimizers = Optimizers(self, self._engine, owners)
+        self._sparse = SparseGradients(self._engine, owners, self._optimizers, self._is_small, self._meet)
+        # In scope ``tensor``: the names of those that are too small to be compressed, under the engine's generation.
+        self._small: frozenset[str] = frozenset()
+        self._small_in = -1
+        # The parameters that Horovod reduces, and by what they were found: these are asked for at each step.
+        self._reduced: set[str] = set()
+        self._found: list[tuple[Parameter, Device]] = []
+        self._found_by: tuple[Any, ...] = ()
+        self._trained()  # notes which parameters Horovod will reduce
         self._reducer = Reducer(
             self._engine, self._tensors, self._trained, excluded=self._is_apart, busy=torch.get_num_threads
         )
-        self._trained()  # notes which parameters Horovod will reduce
-        self._send_tables_alone()
+        self._hooked = [tensor for tensor in owners.tensors.values() if tensor.requires_grad]
+        self._handles: list[Any] = []
+        self._hook()
+        self._remove_hooks = weakref.finalize(self, _remove, self._handles)
+        self._remove_hooks.atexit = False
 
     def _change(self, new: Config) -> None:
-        self._come_back()
+        self._leave_bypass()
         self._engine.set_config(new)
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's residuals, as tensors, and step counts. Ranks differ: each saves and loads its own."""
-        state = self._engine.state_dict()
-        return as_tensors(state)
+        return as_tensors(self._engine.state_dict())
 
     def _load(self, state: State, reshard: Reshard) -> None:
-        if reshard is False:
-            state = on_host(state)
-        elif isinstance(state, Iterable) and not isinstance(state, Mapping):
-            state = map(on_host, state)
-        self._come_back()
-        self._reducer.settle()
-        self._engine.load_state_dict(state, reshard=reshard)
-        self._carried.clear()
+        self._forget_step()
+        self._engine.load_state_dict(on_host(state, reshard), reshard=reshard)
+        self._sparse.forget()
         self._met = False
 
     def rewind(self, snapshot: Snapshot) -> None:
-        self._come_back()
-        self._reducer.settle()
+        self._forget_step()
         self._engine.rewind(snapshot)
-        self._carried.clear()
+        self._sparse.forget()
         self._met = False
+
+    def _forget_step(self) -> None:
+        self._leave_bypass()
+        self._reducer.settle()
 
     def sync_from_root(self, told: ElasticState) -> None:
         self._greets = False
         self.rewind(self._engine.state_from_root(told))
 
     def close(self) -> None:
-        """Ends its threads and exchanges, removes its hooks from the model, and frees the residuals.
-
-        Every rank calls it after the same step, before ``hvd.shutdown()``. It can be called more than once. Afterwards
-        ``config`` and ``stats()`` can be read; everything else raises ``RuntimeError``. Save the state before.
-        """
-        self._come_back()
-        self._reducer.settle()
+        self._forget_step()
         self._engine.close()
         self._remove_hooks()
         # Horovod's optimizer may keep this object alive: let go of the model and of the buckets.
         self._owners.forget()
-        self._sparse, self._carried, self._carriers = {}, {}, {}
+        self._carriers.made.clear()
+        self._sparse.forget()
         self._reducer = Reducer(self._engine, self._tensors, self._trained)
 
     def compress(self, tensor: torch.Tensor | None = None) -> tuple[torch.Tensor, Any]:
@@ -204,8 +170,8 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         """
         if tensor is None:
             raise no_instance()
-        if self._rest.begun:
-            return self._rest.compress(tensor)
+        if self._bypass.begun:
+            return self._bypass.compress(tensor)
         engine = self._engine
         if engine.closed:
             engine.check_open()
@@ -222,21 +188,22 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
             self._find_small()
         # Whether it is sent whole: it is small, or the step is dense.
         whole = parameter.name in self._small or (engine.choice is not None and engine.dense)
-        if not self._met and (self._meets_first or not whole):
-            self._meet()
+        if not self._met:
+            self._meet(whole)
             whole = parameter.name in self._small or (engine.choice is not None and engine.dense)
         if whole:
             if engine.to_flush(parameter):
                 flush(engine, self._tensors, parameter, tensor)
-            sent, copied = as_it_is(tensor)
+            sent, copied = uncompressed(tensor)
             engine.count_allreduce(sent.numel() * sent.element_size(), dense_bytes)
             return sent, copied
         ticket = self._reducer.start(parameter, tensor, own)
-        self._carriers_sent += 1
-        self._dense_bytes += traffic.allreduce(dense_bytes, engine.ranks).sent
-        carrier = self._carriers.get(parameter.name)
+        carriers = self._carriers
+        carriers.sent += 1
+        carriers.dense += traffic.allreduce(dense_bytes, engine.ranks).sent
+        carrier = carriers.made.get(parameter.name)
         if carrier is None or carrier.is_cuda or tensor.is_cuda:
-            carrier = self._carrier(parameter, tensor)
+            carrier = carriers.of(parameter, tensor)
         return carrier, ticket
 
     def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
@@ -247,8 +214,8 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
             MismatchError: the ranks' configs differ.
             RuntimeError: ``close`` was called.
         """
-        if self._rest.begun:
-            return as_it_came(tensor, ctx)
+        if self._bypass.begun:
+            return restore(tensor, ctx)
         engine = self._engine
         try:
             if engine.closed:
@@ -256,16 +223,15 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
             if isinstance(ctx, Ticket):
                 tensor = self._reducer.finish(ctx, float(tensor) / engine.ranks)
             elif tensor.is_sparse:
-                self._count_sparse(tensor)
-                tensor = self._finish_sparse(tensor)
+                tensor = self._sparse.finish(tensor)
             else:
-                tensor = as_it_came(tensor, ctx)
+                tensor = restore(tensor, ctx)
         except Exception:
             self._complete()
             raise
         if not engine.in_flight:
-            if self._carriers_sent:
-                self._count_carriers()
+            if self._carriers.sent:
+                self._carriers.count()
             engine.stats.end_step()
             self._met = False
         return tensor
@@ -279,200 +245,53 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         """
         self._reducer.complete()
         self._collectives.complete()
-        for optimizer in list(self._first_trained) or sparse.optimizers_of(self):
-            for handle, _ in list(optimizer._handles.values()):
-                with suppress(Exception):
-                    handle() if callable(handle) else hvd.synchronize(handle)
-            # As at the end of Horovod's synchronize(): the rank may go on, and come to the next meeting.
-            optimizer._handles.clear()
-            optimizer._allreduce_delay.update(
-                dict.fromkeys(optimizer._allreduce_delay, optimizer.backward_passes_per_step)
-            )
-            optimizer._group_counts.update(dict.fromkeys(optimizer._group_counts, 0))
-        self._carried.clear()
+        self._optimizers.complete()
+        self._sparse.forget()
         self._engine.forget()
         self._engine.stats.end_step()
         self._met = False
 
-    def _count_carriers(self) -> None:
-        """Counts a step's carriers, and the gradients that they stand for, at once."""
-        one = traffic.allreduce(CARRIER_BYTES, self._engine.ranks)
-        sent = self._carriers_sent
-        self._engine.stats.add(wire=traffic.Traffic(sent * one.sent, sent * one.received), dense=self._dense_bytes)
-        self._carriers_sent = self._dense_bytes = 0
-
-    def check_optimizer(self, optimizer: Any) -> None:
-        """Called before each step of ``hvd.DistributedOptimizer``, which shows DeepReduce only what it reduces: with
-        one rank nothing, and never a parameter that it does not know.
-
-        Raises:
-            ValueError: Adasum, or a parameter of another model; or an optimizer with momentum under the memory ``dgc``.
-            RuntimeError: a parameter was unfrozen, or given to the optimizer, after that was made; or ``close`` was
-                called.
-        """
-        engine = self._engine
-        if engine.closed:
-            engine.check_open()
-        if engine.choice is not None:
-            self._step_aside()
-        if self._optimizers is not None:
-            self._optimizers.add(optimizer)
-        if getattr(optimizer, "op", hvd.Adasum) == hvd.Adasum:  # its own class has none
-            raise ValueError(f"the optimizer has {ADASUM}")
-        if engine.has_velocity:
-            self._check_momentum(optimizer)
-        every = list(chain.from_iterable(map(_PARAMS, optimizer.param_groups)))
-        seen = list(map(id, every)), list(map(_IS_TRAINED, every))  # hashing tensors takes long
-        if self._checked.get(optimizer) == seen:
-            return
-        trained = [parameter for parameter in every if parameter.requires_grad]
-        numbers = [id(parameter) for parameter in trained]
-        for parameter in trained:
-            if self._owners.of(parameter) is None:
-                raise self._owners.unknown(parameter)
-        # With one rank Horovod registers nothing: those of the first step, then.
-        first = self._first_trained.setdefault(optimizer, set(numbers))
-        reduced = {id(one) for one in optimizer._requires_update} or first
-        late = [self._owners.named(one).name for one in trained if id(one) not in reduced]
-        if late:
-            optimizer.synchronize()  # nothing stays in flight
-            raise RuntimeError(LATE.format(names=", ".join(late[:5]) + ", ..." * (len(late) > 5)))
-        adaptive.look_at(engine, optimizer, INSTEAD)
-        self._checked[optimizer] = seen
-
-    def _step_aside(self) -> None:
-        """Before each step of an optimizer: with ``mode: auto``, while steps are dense for certain and nothing waits in
-        a residual, Horovod's calls pass by, and this object takes no time."""
-        engine, rest = self._engine, self._rest
-        if rest.left:
-            rest.count(engine)
-            if not rest.left:
-                self._come_back()
-        elif engine.choice is not None and not self._sent_alone and len(self._checked) == 1:
+    def _enter_bypass(self) -> None:
+        """With ``mode: auto``, while steps are dense for certain and nothing waits in a residual, Horovod's calls pass
+        by, and this object takes no time."""
+        engine, bypass = self._engine, self._bypass
+        if bypass.left:
+            bypass.count(engine)
+            if not bypass.left:
+                self._leave_bypass()
+        elif engine.choice is not None and not self._sparse.alone and len(self._optimizers.checked) == 1:
             certain = 0 if engine.failed or self._collectives.elastic() else engine.choice.certain()
             if certain and not any(map(engine.to_flush, engine.parameters.values())):
-                rest.begin(engine, certain)
+                bypass.begin(engine, certain)
                 _remove(self._handles)
 
-    def _come_back(self) -> None:
-        """Ends what ``_step_aside`` has begun."""
-        if self._rest.begun:
-            self._rest.end(self._engine)
+    def _leave_bypass(self) -> None:
+        if self._bypass.begun:
+            self._bypass.end(self._engine)
             self._hook()
 
     def _hook(self) -> None:
-        """Notes from now on which gradient came last."""
-        note = _noting_latest(weakref.ref(self))
+        """Notes from now on which gradient came last. The model keeps the hook, which must not keep this object."""
+        this = weakref.ref(self)
+
+        def note(tensor: torch.Tensor) -> None:
+            known, gradient = this(), tensor.grad
+            if known is not None:
+                known._owners.latest = tensor
+                if gradient is not None and gradient.is_sparse and known._takes_part():
+                    known._sparse.grad_ready(tensor, gradient)
+
         for tensor in self._hooked:
             self._handles.append(tensor.register_post_accumulate_grad_hook(note))  # type: ignore[no-untyped-call]
 
-    def _check_momentum(self, optimizer: Any) -> None:
-        """Under the memory ``dgc`` the momentum is applied before the residual, and must not be applied again."""
-        for group in optimizer.param_groups:
-            for key in ("momentum", "betas"):
-                if group.get(key):
-                    raise ValueError(
-                        f"memory is 'dgc', which applies momentum on each rank, and the optimizer has {key}="
-                        f"{group[key]}, so that it would be applied twice: use torch.optim.SGD without momentum, and "
-                        "set the momentum in the config, as memory={'name': 'dgc', 'momentum': 0.9}"
-                    )
-
-    def _came(self, tensor: torch.Tensor) -> None:
-        """A sparse gradient came: starts its exchange, if Horovod is about to send it, and notes its bytes, since
-        Horovod shows only the ranks' sum."""
-        gradient = tensor.grad
-        process_set = self._collectives.process_set
-        if gradient is not None and process_set.included() and process_set.size() > 1:
-            self._engine.begin_step()
-            self._start_sparse(tensor, gradient)
-            assert tensor.grad is not None
-            self._sparse[tensor] = _coo_bytes(tensor.grad)
-            self._send_alone(tensor)
+    def _takes_part(self) -> bool:
+        return self._collectives.included() and self._collectives.size() > 1
 
     def _is_apart(self, parameter: Parameter) -> bool:
         """Whether the parameter's gradients are in no bucket: they are sparse, or too small to be compressed."""
         if self._small_in != self._engine.generation:
             self._find_small()
-        return parameter.name in self._sent_alone or parameter.name in self._small
-
-    def _send_tables_alone(self) -> None:
-        """Forgets which parameters have had sparse gradients; those of PyTorch's embeddings are known."""
-        self._sent_alone.clear()
-        modules = self._owners.model.modules() if self._owners.model is not None else ()
-        for tensor in sparse.tables(modules):
-            self._send_alone(tensor)
-
-    def _send_alone(self, tensor: torch.Tensor) -> None:
-        """Leaves a parameter with sparse gradients out of the buckets of later steps."""
-        parameter = self._owners.of(tensor)
-        if parameter is not None:
-            self._sent_alone.add(parameter.name)
-
-    def _start_sparse(self, tensor: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Sends a sparse gradient and puts a carrier in its place, if Horovod sends it after this backward pass."""
-        engine = self._engine
-        parameter = self._owners.named(tensor)
-        if not self._met and self._meets_first and self._sends(tensor):
-            self._meet()
-        if (
-            engine.dense
-            or not engine.takes_sparse(parameter)
-            or parameter.name not in self._sent_alone  # in a bucket of this step
-            or not gradient.is_floating_point()
-            or not 0 < gradient.numel() <= MAX_NUMEL
-            or parameter.number >= sparse.MOST
-            or self._is_small(parameter)
-            or not self._sends(tensor)
-        ):
-            return
-        if parameter.name in engine.in_flight:
-            raise in_flight(parameter)
-        if not self._met:
-            self._meet()
-        with engine.stats.span("encode", parameter.name):
-            key = engine.key(parameter)
-            flat = sparse.flattened(gradient)
-            packed = engine.encode_sparse(parameter, flat)
-        pending = engine.collectives.start_allgather(packed, parameter.name)
-        tensor.grad = sparse.carrier(gradient, parameter.number)
-        like = torch.zeros_like(gradient)
-        self._carried[parameter.number] = sparse.SparseTicket(
-            parameter, key, pending, (flat.numel, flat.values.dtype), like
-        )
-
-    def _sends(self, tensor: torch.Tensor) -> bool:
-        """Whether Horovod's hook, which runs next, sends the parameter's gradient as it is."""
-        if self._optimizers is None:
-            self._optimizers = weakref.WeakSet(sparse.optimizers_of(self))
-        owner = next((one for one in self._optimizers if tensor in one._requires_update), None)
-        if owner is None or owner.sparse_as_dense or owner._groups is not None:
-            return False
-        return bool(owner._allreduce_delay[tensor] == 1)
-
-    def _finish_sparse(self, gathered: torch.Tensor) -> torch.Tensor:
-        """The reduced gradient whose carriers Horovod has gathered; other sparse gradients as they are."""
-        engine = self._engine
-        read = sparse.read_carriers(gathered, engine.collectives.size()) if self._carried else None
-        ticket = None if read is None else self._carried.pop(read[0], None)
-        if read is None or ticket is None:
-            return gathered
-        with engine.stats.span("wait", ticket.parameter.name):
-            packed = engine.collectives.wait_allgather(ticket.pending)
-        with engine.stats.span("decode", ticket.parameter.name):
-            total = engine.decode_sparse(ticket.parameter, packed, *ticket.flat, read[1], ticket.key)
-            with engine.receiving():
-                result = sparse.unflattened(total, ticket.like)
-        return result
-
-    def _count_sparse(self, total: torch.Tensor) -> None:
-        """Counts a gradient that Horovod has gathered. Gradients of one shape may be taken for each other: it is their
-        sum that matters."""
-        ranks = self._engine.collectives.size()
-        size = _coo_bytes(total)
-        known = next((tensor for tensor in self._sparse if tensor.shape == total.shape), None)
-        own = size // ranks if known is None else self._sparse.pop(known)
-        dense = traffic.allreduce(total.numel() * total.element_size(), ranks).sent
-        self._engine.stats.add(wire=traffic.allgather(own, size, ranks), dense=dense)
+        return parameter.name in self._sparse.alone or parameter.name in self._small
 
     def _find_small(self) -> None:
         """Finds the parameters whose gradients are sent uncompressed."""
@@ -485,16 +304,14 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         itemsize = 4 if tensor.dtype == torch.bfloat16 else tensor.element_size()
         return self._engine.uncompressed(parameter, tensor.numel(), itemsize)
 
-    @property
-    def _meets_first(self) -> bool:
-        """Whether a step's first gradient waits for the meeting, even if it is sent whole."""
-        return self._greets or not self._engine.agreed
-
-    def _meet(self) -> None:
-        """Begins a step: starts its meeting; waits for it, and compares the ranks, where that was not done yet."""
+    def _meet(self, whole: bool) -> None:
+        """Begins a step, unless this was done: starts its meeting; waits for it, and compares the ranks, where that was
+        not done yet, and only then for a gradient that is sent ``whole``."""
+        if self._met or (whole and self._engine.agreed and not self._greets):
+            return
         engine, collectives = self._engine, self._collectives
-        word = engine.word(engine.agreed, place=engine.place())
-        self._ones.fill_(1.0)
+        word = engine.word(self._engine.agreed, place=engine.place())
+        self._carriers.ones.fill_(1.0)
         collectives.start_meeting(word, "step", partial(engine.hear, agree=self._compare_ranks, advice=SAME_STEPS))
         if not engine.agreed:
             # In an elastic job the others may be in their steps.
@@ -507,7 +324,7 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         """Under which Horovod reduces the gradient that comes first on a rank without DeepReduce: the last one."""
         name = self._trained()[-1][0].name
         tensor = self._owners.tensors[name]
-        for optimizer in sparse.optimizers_of(self):
+        for optimizer in self._optimizers.search():
             name = optimizer._parameter_names.get(tensor, name)
         return name
 
@@ -517,28 +334,24 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         compared: dict[str, torch.Tensor] = {}
         # In an elastic job a new rank takes those of the state.
         if not (self._engine.agreed or self._collectives.elastic()):
-            by_horovod = {id(tensor) for one in sparse.optimizers_of(self) for tensor in one._requires_update}
+            by_horovod = {id(tensor) for one in self._optimizers.search() for tensor in one._requires_update}
             compared = {name: tensor for name, tensor in trained.items() if id(tensor) in by_horovod}
         self._engine.agree(
             [
-                (
-                    p.name,
-                    p.shape,
-                    p.dtype + " frozen" * (p.name not in trained) + " uncompressed" * self._is_small(p),
-                )
+                (p.name, p.shape, p.dtype + " frozen" * (p.name not in trained) + " uncompressed" * self._is_small(p))
                 for p in self._engine.parameters.values()
             ],
             hashes(compared),
             BROADCAST,
         )
         if self._collectives.elastic():
-            self._send_tables_alone()  # what these ranks have seen, a new one has not
+            self._sparse.begin_anew()  # what these ranks have seen, a new one has not
 
     def _trained(self) -> list[tuple[Parameter, Device]]:
         """The parameters that Horovod reduces. Those that were frozen later stay: Horovod sends zeros for them."""
         tensors = self._owners.tensors
         every = tensors.values()
-        by = id(self._engine.parameters), self._sent_alone, list(map(_IS_TRAINED, every)), list(map(_DEVICE, every))
+        by = id(self._engine.parameters), self._sparse.alone, list(map(_IS_TRAINED, every)), list(map(_DEVICE, every))
         if by != self._found_by:
             self._found_by = by[0], frozenset(by[1]), *by[2:]
             self._reduced.update(name for name, tensor in tensors.items() if tensor.requires_grad)
@@ -549,35 +362,53 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
             ]
         return self._found
 
-    def _carrier(self, parameter: Parameter, gradient: torch.Tensor) -> torch.Tensor:
-        """The parameter's carrier, 1.0, where Horovod takes it. One tensor for all steps: Horovod reduces it in place,
-        and has ended before the parameter's next gradient comes. Those on the host are elements of ``_ones``, which
-        was filled when the step began; on a GPU, streams may differ."""
-        carrier = self._carriers.get(parameter.name)
-        if carrier is None or carrier.device != wire_device(gradient):
-            one, where = self._ones[parameter.number : parameter.number + 1], wire_device(gradient)
-            carrier = self._carriers[parameter.name] = one if where.type == "cpu" else one.to(where)
+
+class _Carriers:
+    """What Horovod reduces in place of gradients: 1.0. Each is one tensor for all steps: Horovod reduces it in place,
+    and has ended before the parameter's next gradient comes.
+
+    Attributes:
+        ones: those on the host, to be filled when a step begins; on a GPU, streams may differ.
+        made: by the parameter's name.
+        sent, dense: how many were sent in this step, and the bytes that their gradients would have sent.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.ones = torch.ones(len(engine.parameters), dtype=torch.float64)
+        self.made: dict[str, torch.Tensor] = {}
+        self.sent = self.dense = 0
+
+    def of(self, parameter: Parameter, gradient: torch.Tensor) -> torch.Tensor:
+        """The parameter's, where Horovod takes it."""
+        carrier, where = self.made.get(parameter.name), wire_device(gradient)
+        if carrier is None or carrier.device != where:
+            carrier = self.made[parameter.name] = self.ones[parameter.number : parameter.number + 1].to(where)
         return carrier.fill_(1.0) if carrier.is_cuda else carrier
 
-
-def _noting_latest(compression: weakref.ref[DeepReduce]) -> Callable[[torch.Tensor], None]:
-    """A hook for each parameter whose gradient came. The model keeps it, and must not keep DeepReduce."""
-
-    def note(tensor: torch.Tensor) -> None:
-        known = compression()
-        if known is not None:
-            known._owners.latest, gradient = tensor, tensor.grad
-            if gradient is not None and gradient.is_sparse:
-                known._came(tensor)
-
-    return note
-
-
-def _coo_bytes(gradient: torch.Tensor) -> int:
-    """Bytes of a sparse gradient's indices (int64) and values."""
-    return 8 * gradient._indices().numel() + gradient._values().numel() * gradient.element_size()
+    def count(self) -> None:
+        """Counts those of a step."""
+        one, sent = traffic.allreduce(CARRIER_BYTES, self._engine.ranks), self.sent
+        self._engine.stats.add(wire=traffic.Traffic(sent * one.sent, sent * one.received), dense=self.dense)
+        self.sent = self.dense = 0
 
 
 def _remove(handles: list[Any]) -> None:
     while handles:
         handles.pop().remove()
+
+
+def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    compression = vars(optimizer).get("_compression")  # only Horovod's optimizers have one
+    if isinstance(compression, DeepReduce):
+        engine = compression._engine
+        if engine.closed:
+            engine.check_open()
+        if engine.choice is not None:
+            compression._enter_bypass()
+        compression._optimizers.check(optimizer)
+    elif isinstance(compression, type) and issubclass(compression, DeepReduce):
+        raise no_instance()
+
+
+register_optimizer_step_pre_hook(_before_step)  # of any optimizer

@@ -17,7 +17,7 @@ older residuals smaller.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,11 @@ from hvd_deepreduce.engine import ElasticState, Snapshot
 from hvd_deepreduce.engine.local_options import Every, Times, options
 from hvd_deepreduce.engine.local_sgd import LocalSGDBase
 from hvd_deepreduce.engine.state import Reshard
+from hvd_deepreduce.torch.discovery import Reductions, refuse_wrapped
+from hvd_deepreduce.torch.owners import Model, named_parameters
 from hvd_deepreduce.torch.updates import Outer, Updates
-from hvd_deepreduce.torch.wrappers import Reductions, refuse_wrapped
 
+_Elastic = tuple[dict[str, Any], tuple[ElasticState, dict[str, Any]]]
 LINE = 'optimizer = LocalSGD(torch.optim.AdamW(model.parameters(), lr), model, "adamw_safe")'
 
 
@@ -90,7 +92,7 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        model: torch.nn.Module | Iterable[tuple[str, torch.Tensor]],
+        model: Model,
         config: str | Path | Mapping[str, Any] | Config | None = None,
         *,
         every: Every | None = None,
@@ -124,23 +126,8 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
             raise ValueError("process_set is Horovod's and process_group is torch.distributed's: give one of them")
         self._updates: Updates = Updates(given, optimizer, names, pairs, outer, process_set, process_group)
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Those of the wrapped optimizer."""
-        return self.inner.param_groups
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        """That of the wrapped optimizer."""
-        return self.inner.state
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """Those of the wrapped optimizer."""
-        return self.inner.defaults
-
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_optimizer_"):  # the hooks of the wrapped optimizer
+        if name in ("param_groups", "state", "defaults") or name.startswith("_optimizer_"):  # and its hooks
             return getattr(self.inner, name)
         raise AttributeError(f"LocalSGD has no attribute {name!r}")
 
@@ -152,11 +139,7 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         self.inner.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused.
-
-        Raises:
-            RuntimeError: always.
-        """
+        """Refused: it raises ``RuntimeError``."""
         raise RuntimeError(
             "LocalSGD cannot take new parameters: give the wrapped optimizer all parameters, and then make LocalSGD"
         )
@@ -250,10 +233,10 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         self._load_inner(snapshot[0])
         self._updates.rewind(snapshot[1])
 
-    def elastic_state(self) -> tuple[dict[str, Any], tuple[ElasticState, dict[str, Any]]]:
+    def elastic_state(self) -> _Elastic:
         return self.inner.state_dict(), self._updates.elastic_state()
 
-    def sync_from_root(self, told: tuple[dict[str, Any], tuple[ElasticState, dict[str, Any]]]) -> None:
+    def sync_from_root(self, told: _Elastic) -> None:
         """Takes anchor, outer optimizer, settings and step counts from rank 0 of an elastic job. The state of the
         wrapped optimizer and the residuals are kept if the step is the same; otherwise the former is rank 0's, too."""
         inner, updates = told
@@ -262,26 +245,18 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         self._updates.sync_from_root(updates)
 
 
-def _trained(
-    optimizer: torch.optim.Optimizer, model: torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
-) -> tuple[dict[int, str], dict[str, torch.Tensor]]:
+def _trained(optimizer: torch.optim.Optimizer, model: Model) -> tuple[dict[int, str], dict[str, torch.Tensor]]:
     """Names of the model's parameters by id, and its parameters that the optimizer trains by name, in its order."""
-    if not isinstance(model, Iterable | torch.nn.Module) or isinstance(model, str | Path | Mapping | Config):
-        raise TypeError(
-            f"the second argument of LocalSGD is {type(model).__name__}, but it must be the model. Write: {LINE}"
-        )
-    pairs = list(model.named_parameters() if isinstance(model, torch.nn.Module) else model)
-    if len({name for name, _ in pairs}) != len(pairs):
-        raise ValueError("two parameters have the same name: give each parameter a name of its own")
-    refuse_wrapped(optimizer, model, pairs)
-    names = {id(tensor): name for name, tensor in pairs}
+    every = named_parameters(model, "the second argument of LocalSGD", LINE)
+    refuse_wrapped(optimizer, model, every)
+    names = {id(tensor): name for name, tensor in every.items()}
     trained = {id(one) for group in optimizer.param_groups for one in group["params"] if one.requires_grad}
     if not trained <= names.keys():
         raise ValueError(
             "the optimizer trains parameters that do not belong to the model that LocalSGD was given: give it the "
             "model that the optimizer trains"
         )
-    chosen = {name: tensor for name, tensor in pairs if id(tensor) in trained}
+    chosen = {name: tensor for name, tensor in every.items() if id(tensor) in trained}
     if not chosen:
         raise ValueError("the optimizer has no trainable parameter of the model: there is nothing to exchange")
     for name, tensor in chosen.items():

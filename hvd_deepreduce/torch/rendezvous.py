@@ -6,9 +6,7 @@ does not. Here, a rank first writes into the job's store that it is there, and w
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import blake2b
 
@@ -16,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_deepreduce.engine import MismatchError
-from hvd_deepreduce.horovod import HANDSHAKE_VARIABLE, WARN_SECONDS, handshake_seconds
+from hvd_deepreduce.horovod import HANDSHAKE_VARIABLE, Patience
 from hvd_deepreduce.wire.quoting import quoted
 
 PROBE_SECONDS = 5.0
@@ -34,8 +32,6 @@ ADVICE = {
     ),
 }
 
-_log = logging.getLogger("hvd_deepreduce")
-
 
 class Rendezvous:
     """Ranks that begin to exchange together.
@@ -48,9 +44,8 @@ class Rendezvous:
 
     def __init__(self, kind: str, around: dist.ProcessGroup | None, limit: float | None = None) -> None:
         self._kind, self._around = kind, around
-        self._limit = handshake_seconds() if limit is None else limit
         self._ranks = sorted(dist.get_process_group_ranks(around))
-        self._began, self._warned = time.monotonic(), False
+        self._wait = Patience(self._nobody_came, limit).wait
         store = dist.distributed_c10d._get_default_store()  # PyTorch has no public call for it
         which = blake2b(f"{kind} {self._ranks}".encode(), digest_size=8).hexdigest()
         store = dist.PrefixStore(f"hvd_deepreduce/{which}", store)  # type: ignore[attr-defined]
@@ -72,7 +67,7 @@ class Rendezvous:
                 have come.
         """
         store = self._store
-        store.set(self._card(dist.get_rank()), _text(dist.get_process_group_ranks(partners)))
+        store.set(f"rank {dist.get_rank()}", _text(dist.get_process_group_ranks(partners)))
 
         def decided() -> bool:
             return store.check(["decision"])
@@ -102,67 +97,38 @@ class Rendezvous:
             raise failure
         if failure is not None or float(probe[0]) != len(self._ranks):
             raise MismatchError(
-                f"{_named(missing)} of this model's process group reduced gradients without DeepReduce's hook, or with "
+                f"{named(missing)} of this model's process group reduced gradients without DeepReduce's hook, or with "
                 f"another hook{'' if failure is None else ', or ended'}, while other ranks have it. Register it on "
                 "every rank, before the same iteration: model.register_comm_hook(state, deepreduce_hook)"
             ) from failure
 
     def _compare_partners(self) -> None:
-        """
-        Raises:
-            MismatchError: a rank is to exchange with ranks that are to exchange with others; on all ranks.
-        """
+        """Raises ``MismatchError``, on all ranks, if one is to exchange with ranks that are to exchange with others."""
         said: dict[str, list[int]] = {}
-        for rank, text in zip(self._ranks, self._store.multi_get([*map(self._card, self._ranks)]), strict=True):
+        texts = self._store.multi_get([f"rank {rank}" for rank in self._ranks])
+        for rank, text in zip(self._ranks, texts, strict=True):
             said.setdefault(text.decode(errors="replace"), []).append(rank)
         if any(text != _text(ranks) for text, ranks in said.items()):
-            shown = ", ".join(f"{quoted(text)} on {_named(ranks)}" for text, ranks in list(said.items())[:4])
+            shown = ", ".join(f"{quoted(text)} on {named(ranks)}" for text, ranks in list(said.items())[:4])
             raise MismatchError(
                 f"the ranks were given different process groups: process_group has the ranks {shown}. Give every rank "
                 "of a process group that group. No gradient was applied"
             )
 
-    def _wait(self, done: Callable[[], bool], seconds: float | None = None) -> bool:
-        """Waits until ``done()``, or so many seconds; None: until the limit. Returns ``done()``.
-
-        Raises:
-            TimeoutError: at the limit.
-        """
-        pause = 0.0005
-        while not done():
-            waited = time.monotonic() - self._began
-            if self._limit and waited > self._limit:
-                raise TimeoutError(self._nobody_came(waited))
-            if waited > WARN_SECONDS and not self._warned:
-                self._warned = True
-                _log.warning(self._nobody_came(waited))
-            if seconds is not None and waited > seconds:
-                return False
-            time.sleep(pause)
-            pause = min(0.05, 1.5 * pause)
-        return True
-
-    def _nobody_came(self, waited: float) -> str:
-        missing = _named(self._missing())
-        return NOBODY_CAME.format(seconds=round(waited), missing=missing, advice=ADVICE[self._kind])
+    def _nobody_came(self, seconds: int) -> str:
+        return NOBODY_CAME.format(seconds=seconds, missing=named(self._missing()), advice=ADVICE[self._kind])
 
     def _missing(self) -> list[int]:
-        missing = []
-        for rank in self._ranks:
-            with suppress(RuntimeError):  # the store may have ended
-                if not self._store.check([self._card(rank)]):
-                    missing.append(rank)
-        return missing
-
-    @staticmethod
-    def _card(rank: int) -> str:
-        return f"rank {rank}"
+        with suppress(RuntimeError):  # the store may have ended
+            return [rank for rank in self._ranks if not self._store.check([f"rank {rank}"])]
+        return []
 
 
 def _text(ranks: Sequence[int]) -> str:
     return " ".join(map(str, sorted(ranks)))
 
 
-def _named(ranks: Sequence[int]) -> str:
+def named(ranks: Sequence[int]) -> str:
+    """Ranks in a message."""
     shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}" if ranks else "other ranks"

@@ -8,45 +8,145 @@ parameter's number. Of the gathered entries, the first says by which factor Horo
 
 from __future__ import annotations
 
-import gc
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from hvd_deepreduce.codecs.interfaces import RngKey
-from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
-from hvd_deepreduce.engine import Parameter, rows
+from hvd_deepreduce.codecs.sparse_tensor import MAX_NUMEL, SparseTensor
+from hvd_deepreduce.engine import Engine, Parameter, rows
+from hvd_deepreduce.engine.ticket import in_flight
+from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.torch.checks import Optimizers
+from hvd_deepreduce.torch.owners import Owners
 
 BASE, DIGITS = 16, 4
 """Of a parameter's number in a carrier: digits that are exact in every floating-point dtype, even divided by ranks."""
 MOST = BASE**DIGITS
 
 
-@dataclass
-class SparseTicket:
-    """A sparse gradient between its exchange's start and its end.
-
-    Attributes:
-        parameter, key, pending: whose gradient it is, its container's key, and its allgather.
-        flat: its numel and dtype on the way.
-        like: an empty sparse tensor of its shape, dtype and device.
-    """
+class _Started(NamedTuple):
+    """A gradient whose exchange was started: its container's key, and its allgather. ``like`` is an empty sparse tensor
+    of its shape, dtype and device."""
 
     parameter: Parameter
     key: RngKey
     pending: Any
-    flat: tuple[int, np.dtype[Any]]
+    numel: int
+    dtype: np.dtype[Any]
     like: torch.Tensor
 
 
-def tables(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
-    """The weights of PyTorch's modules that have sparse gradients."""
-    kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
-    return [module.weight for module in modules if isinstance(module, kinds) and module.sparse]
+class SparseGradients:
+    """The sparse gradients of one DeepReduce.
+
+    Args:
+        is_small: whether a parameter's gradients are too small to be compressed.
+        meet: begins a step; with True, only where the ranks are not compared yet.
+
+    Attributes:
+        alone: names of the parameters that had one, and are left out of the buckets of later steps.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        owners: Owners,
+        optimizers: Optimizers,
+        is_small: Callable[[Parameter], bool],
+        meet: Callable[[bool], None],
+    ) -> None:
+        self._engine, self._owners, self._optimizers = engine, owners, optimizers
+        self._is_small, self._meet = is_small, meet
+        self._bytes: dict[torch.Tensor, int] = {}  # of those that Horovod is about to gather
+        self._started: dict[int, _Started] = {}
+        self.alone: set[str] = set()
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forgets which parameters have had sparse gradients; those of PyTorch's embeddings are known."""
+        kinds, model, of = (torch.nn.Embedding, torch.nn.EmbeddingBag), self._owners.model, self._owners.of
+        tables = [one for one in model.modules() if isinstance(one, kinds) and one.sparse] if model is not None else []
+        self.alone.clear()
+        self.alone.update(of[id(table.weight)].name for table in tables if id(table.weight) in of)
+
+    def forget(self) -> None:
+        """Forgets gradients in flight."""
+        self._bytes.clear()
+        self._started.clear()
+
+    def grad_ready(self, tensor: torch.Tensor, gradient: torch.Tensor) -> None:
+        """A parameter's gradient came: starts its exchange, if Horovod is about to send it, and notes its bytes, since
+        Horovod shows only the ranks' sum."""
+        self._engine.begin_step()
+        parameter = self._owners.of[id(tensor)]
+        if self._compresses(parameter, tensor, gradient):
+            gradient = tensor.grad = self._start(parameter, gradient)
+        self._bytes[tensor] = _coo_bytes(gradient)
+        self.alone.add(parameter.name)
+
+    def _compresses(self, parameter: Parameter, tensor: torch.Tensor, gradient: torch.Tensor) -> bool:
+        """Whether Horovod's hook, which runs next, would send the gradient, and a container takes its place."""
+        owner = next((one for one in self._optimizers.known() if tensor in one._requires_update), None)
+        if owner is None or owner.sparse_as_dense or owner._groups is not None or owner._allreduce_delay[tensor] != 1:
+            return False
+        self._meet(True)
+        return (
+            not self._engine.dense
+            and self._engine.takes_sparse(parameter)
+            and parameter.name in self.alone  # else it is in a bucket of this step
+            and gradient.is_floating_point()
+            and 0 < gradient.numel() <= MAX_NUMEL
+            and parameter.number < MOST
+            and not self._is_small(parameter)
+        )
+
+    def _start(self, parameter: Parameter, gradient: torch.Tensor) -> torch.Tensor:
+        """Sends a gradient. Returns the carrier that takes its place."""
+        engine = self._engine
+        if parameter.name in engine.in_flight:
+            raise in_flight(parameter)
+        self._meet(False)
+        with engine.stats.span("encode", parameter.name):
+            key, flat = engine.key(parameter), flattened(gradient)
+            packed = engine.encode_sparse(parameter, flat)
+        pending, like = engine.collectives.start_allgather(packed, parameter.name), torch.zeros_like(gradient)
+        self._started[parameter.number] = _Started(parameter, key, pending, flat.numel, flat.values.dtype, like)
+        return carrier(gradient, parameter.number)
+
+    def finish(self, gathered: torch.Tensor) -> torch.Tensor:
+        """The reduced gradient whose carriers Horovod has gathered; other sparse gradients as they are."""
+        engine = self._engine
+        ranks = engine.collectives.size()
+        self._count(gathered, ranks)
+        read = read_carriers(gathered, ranks) if self._started else None
+        one = None if read is None else self._started.pop(read[0], None)
+        if read is None or one is None:
+            return gathered
+        name = one.parameter.name
+        with engine.stats.span("wait", name):
+            packed = engine.collectives.wait_allgather(one.pending)
+        with engine.stats.span("decode", name):
+            total = engine.decode_sparse(one.parameter, packed, one.numel, one.dtype, read[1], one.key)
+            with engine.receiving():
+                return unflattened(total, one.like)
+
+    def _count(self, total: torch.Tensor, ranks: int) -> None:
+        """Counts a gradient that Horovod has gathered. Gradients of one shape may be taken for each other: it is their
+        sum that matters."""
+        size = _coo_bytes(total)
+        known = next((tensor for tensor in self._bytes if tensor.shape == total.shape), None)
+        own = size // ranks if known is None else self._bytes.pop(known)
+        dense = traffic.allreduce(total.numel() * total.element_size(), ranks).sent
+        self._engine.stats.add(wire=traffic.allgather(own, size, ranks), dense=dense)
+
+
+def _coo_bytes(gradient: torch.Tensor) -> int:
+    """Bytes of a sparse gradient's indices (int64) and values."""
+    return 8 * gradient._indices().numel() + gradient._values().numel() * gradient.element_size()
 
 
 def flattened(gradient: torch.Tensor) -> SparseTensor:
@@ -91,17 +191,3 @@ def read_carriers(gathered: torch.Tensor, ranks: int) -> tuple[int, float] | Non
         return None
     digits = [round(digit / factor) for digit in firsts[0, 1:].tolist()]
     return sum(digit * BASE**place for place, digit in enumerate(digits)), factor
-
-
-def optimizers_of(compression: Any) -> list[Any]:
-    """Horovod's optimizers that were given this compression.
-
-    Horovod does not tell it. They are searched for among the objects that refer to it, which takes long.
-    """
-    found = []
-    for holder in gc.get_referrers(compression):
-        owners = gc.get_referrers(holder) if isinstance(holder, dict) else [holder]
-        for one in owners:
-            if isinstance(one, torch.optim.Optimizer) and vars(one).get("_compression") is compression:
-                found.append(one)
-    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -11,9 +11,11 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from hvd_deepreduce.codecs.interfaces import Floats
-from hvd_deepreduce.engine import Device, Tensors
+from hvd_deepreduce.engine import Device, Engine, Parameter, Tensors
+from hvd_deepreduce.engine.state import Reshard
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.ops import device as cuda
+from hvd_deepreduce.wire.quoting import quoted
 
 SMALL = 1 << 14
 """Elements up to which gradients are copied together; 64 KiB of float32."""
@@ -51,18 +53,15 @@ class TorchTensors(Tensors[torch.Tensor]):
         self._streams: dict[torch.device, torch.cuda.Stream] = {}  # of ``apart``
 
     def device(self, gradient: torch.Tensor) -> Device:
-        """The gradient's GPU; None: the host."""
         return gradient.device if gradient.is_cuda else None
 
     def flat(self, gradient: torch.Tensor, on_host: bool = False) -> Floats:
-        """The gradient's own memory where it is contiguous float32 or float64, else a copy."""
         dtype = torch.float64 if gradient.dtype == torch.float64 else torch.float32
         device = gradient.device if gradient.is_cuda and not on_host else "cpu"
         array: Floats = self.array(gradient.detach().to(device, dtype).contiguous().view(-1))
         return array
 
     def write(self, gradient: torch.Tensor, reduced: Floats, scale: float = 1.0) -> None:
-        """``gradient = scale * reduced``."""
         result = self.tensor(reduced).view(gradient.shape)
         if scale != 1.0:
             result = result * scale
@@ -70,7 +69,6 @@ class TorchTensors(Tensors[torch.Tensor]):
             gradient.copy_(result)
 
     def view(self, part: Floats, gradient: torch.Tensor) -> torch.Tensor:
-        """A tensor of the gradient's shape, contiguous, in the memory of the part."""
         return self.tensor(part).view(gradient.shape)
 
     def put(self, gradient: torch.Tensor, view: torch.Tensor, own: bool) -> bool:
@@ -95,7 +93,6 @@ class TorchTensors(Tensors[torch.Tensor]):
         return gradient.dtype in _NUMPY and gradient.is_contiguous()
 
     def put_many(self, waiting: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
-        """Copies what is not in the bucket's memory yet, all in one call."""
         copies = [
             (to, source, gradient.numel())
             for gradient, view in waiting
@@ -105,20 +102,17 @@ class TorchTensors(Tensors[torch.Tensor]):
         return arrays.copy_finite_many(copies, _NUMPY[dtype]) and len(copies) == len(waiting)
 
     def take(self, gradient: torch.Tensor, view: torch.Tensor, scale: float) -> None:
-        """Copies the part, unless the gradient is a view of it."""
         if gradient.data_ptr() != view.data_ptr():
             gradient.copy_(view if scale == 1.0 else view * scale)
         elif scale != 1.0:
             gradient.mul_(scale)
 
     def stream(self, device: Device) -> AbstractContextManager[Any]:
-        """Inside, CUDA operations run on this GPU, on PyTorch's current stream."""
         if not isinstance(device, torch.device):
             return super().stream(device)
         return cuda.on_stream(device.index, torch.cuda.current_stream(device).cuda_stream, _allocate, _free)
 
     def record(self, device: Device) -> Callable[[], None] | None:
-        """An event on PyTorch's current stream."""
         if not isinstance(device, torch.device):
             return None
         event = torch.cuda.current_stream(device).record_event()
@@ -143,7 +137,6 @@ class TorchTensors(Tensors[torch.Tensor]):
         return within
 
     def join(self, device: Device) -> None:
-        """As ``Tensors.join``."""
         if isinstance(device, torch.device) and device in self._streams:
             torch.cuda.current_stream(device).wait_stream(self._streams[device])
 
@@ -167,3 +160,44 @@ class TorchTensors(Tensors[torch.Tensor]):
     def tensor(self, array: Any) -> torch.Tensor:
         """The tensor of an array's memory."""
         return torch.from_numpy(array) if isinstance(array, np.ndarray) else from_dlpack(array)
+
+
+def flush(engine: Engine, tensors: TorchTensors, parameter: Parameter, gradient: torch.Tensor) -> None:
+    """Adds the parameter's residual to a gradient that is sent dense (``Engine.to_flush``)."""
+    with tensors.stream(tensors.device(gradient)):
+        total = engine.flush(parameter, tensors.flat(gradient))
+        if total is not None:
+            before = gradient.clone()
+            tensors.write(gradient, total)
+            if bool(torch.isfinite(gradient).all()):
+                engine.flushed(parameter, total, tensors.flat(gradient))
+            else:  # too large for a small dtype
+                gradient.copy_(before)
+
+
+def as_tensors(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state with residuals as tensors."""
+    return {**state, "residuals": {name: torch.from_numpy(r) for name, r in state["residuals"].items()}}
+
+
+def on_host(state: Any, reshard: Reshard = False) -> Any:
+    """A state with arrays in place of tensors; with ``reshard``, an iterator over states."""
+    if reshard is not False and isinstance(state, Iterable) and not isinstance(state, Mapping):
+        return map(on_host, state)
+    residuals = state.get("residuals") if isinstance(state, Mapping) else None
+    if not isinstance(residuals, Mapping):
+        return state
+    return {**state, "residuals": {name: _as_array(name, given) for name, given in residuals.items()}}
+
+
+def _as_array(name: Any, residual: Any) -> Any:
+    """A tensor of a state as a NumPy array; anything else as it is."""
+    if not isinstance(residual, torch.Tensor):
+        return residual
+    try:
+        return residual.detach().cpu().numpy()
+    except (TypeError, RuntimeError) as error:  # sparse, quantized, of a dtype that NumPy lacks, or without memory
+        raise ValueError(
+            f"the residual of {quoted(name)} is a tensor {residual.dtype} on {residual.device} that cannot be read: "
+            f"{error}"
+        ) from None

@@ -11,16 +11,15 @@ import torch
 import torch.distributed as dist
 
 from hvd_deepreduce.codecs.interfaces import Floats
-from hvd_deepreduce.engine import Parameter
 from hvd_deepreduce.engine.fragments import Fragment
 from hvd_deepreduce.engine.local_exchanges import LocalExchanges
 from hvd_deepreduce.engine.local_options import Options
 from hvd_deepreduce.engine.local_sgd import not_exchanged
 from hvd_deepreduce.engine.tensors import Device
 from hvd_deepreduce.torch.distributed import DistributedCollectives
+from hvd_deepreduce.torch.owners import described
 from hvd_deepreduce.torch.rendezvous import Rendezvous
-from hvd_deepreduce.torch.states import as_tensors, on_host
-from hvd_deepreduce.torch.tensors import TorchTensors
+from hvd_deepreduce.torch.tensors import TorchTensors, as_tensors, on_host
 
 Outer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
@@ -32,9 +31,7 @@ class Updates(LocalExchanges[torch.Tensor]):
         inner: the optimizer of this rank's steps.
         names: of all parameters of the model, by id.
         pairs: the trained ones by name.
-        outer: makes the optimizer of the anchor; None: that of ``config.local``.
-        process_set: of the ranks that take part; None: all.
-        process_group: of ``torch.distributed``; None: the job runs on Horovod.
+        outer, process_set, process_group: as for ``LocalSGD``.
     """
 
     advice = "call hvd.broadcast_parameters(model.state_dict(), root_rank=0) before the first step"
@@ -52,7 +49,7 @@ class Updates(LocalExchanges[torch.Tensor]):
     ) -> None:
         self.tensors = tensors = list(pairs.values())
         self._inner, self._names = inner, names
-        self._outer_factory = outer or self._default_outer
+        self._make_outer = outer or self._default_outer
         self._framework = TorchTensors()
         collectives: Any
         if process_group is None:
@@ -61,12 +58,8 @@ class Updates(LocalExchanges[torch.Tensor]):
             Rendezvous("LocalSGD", process_group).meet(process_group)
             collectives = DistributedCollectives(self._framework, process_group)
             self.advice = "broadcast rank 0's parameters (torch.distributed.broadcast) before the first step"
-        parameters = [
-            Parameter(name, number, tuple(tensor.shape), str(tensor.dtype))
-            for number, (name, tensor) in enumerate(pairs.items())
-        ]
         nbytes = [one.numel() * one.element_size() for one in tensors]
-        super().__init__(given, collectives, parameters, nbytes, self._framework)
+        super().__init__(given, collectives, described(pairs), nbytes, self._framework)
 
     def _default_outer(self, anchors: list[torch.Tensor]) -> torch.optim.Optimizer:
         local = self.local
@@ -74,7 +67,7 @@ class Updates(LocalExchanges[torch.Tensor]):
         return torch.optim.SGD(anchors, lr=local.lr, momentum=local.momentum, nesterov=nesterov)
 
     def _outer_of(self, anchors: list[torch.Tensor]) -> torch.optim.Optimizer:
-        outer = self._outer_factory(anchors)
+        outer = self._make_outer(anchors)
         if not isinstance(outer, torch.optim.Optimizer):
             raise TypeError(
                 f"outer returned {type(outer).__name__}, but it must return an optimizer of the tensors that it is "
@@ -101,10 +94,9 @@ class Updates(LocalExchanges[torch.Tensor]):
             raise not_exchanged(how, (self._names.get(id(one), f"of shape {list(one.shape)}") for one in late[:5]))
 
     def update(self, number: int) -> torch.Tensor:
-        base = (self.bases or self.anchors)[number]
+        base: torch.Tensor = (self.bases or self.anchors)[number]
         own = self.tensors[number].detach()
-        difference: torch.Tensor = base.to(own.dtype).to(base.dtype) - own.to(base.dtype)
-        return difference
+        return base.to(own.dtype).to(base.dtype) - own.to(base.dtype)
 
     def nothing(self, number: int) -> torch.Tensor:
         return torch.zeros_like(self.anchors[number])
@@ -145,18 +137,16 @@ class Updates(LocalExchanges[torch.Tensor]):
 
     def renew(self, numbers: Sequence[int]) -> None:
         for number in numbers:
-            state = self._inner.state.get(self.tensors[number], {})
-            kept = [one for one in state.values() if isinstance(one, torch.Tensor) and one.is_floating_point()]
-            if not self.finite(kept):
-                self._inner.state.pop(self.tensors[number])
+            state = self._inner.state.get(self.tensors[number], {}).values()
+            if not self.finite(one for one in state if isinstance(one, torch.Tensor) and one.is_floating_point()):
+                del self._inner.state[self.tensors[number]]
 
     def about_outer(self) -> str:
         defaults = {key: value for key, value in self.outer.defaults.items() if isinstance(value, int | float)}
         return f"{type(self.outer).__name__} {defaults}"
 
-    def values(self, anchor: torch.Tensor) -> Floats:
-        values: Floats = anchor.detach().cpu().numpy()
-        return values
+    def values(self, anchor: torch.Tensor) -> Any:
+        return anchor.detach().cpu().numpy()
 
     def saved(self, anchor: torch.Tensor) -> torch.Tensor:
         return anchor.clone()
@@ -172,8 +162,8 @@ class Updates(LocalExchanges[torch.Tensor]):
 
     def restoring(self, state: Mapping[str, Any]) -> Callable[[], None]:
         def on_devices(kept: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-            given = zip(self.parameters, self.tensors, strict=True)
-            return [kept[parameter.name].detach().to(one.device).clone() for parameter, one in given]
+            every = zip(self.parameters, self.tensors, strict=True)
+            return [kept[parameter.name].detach().to(one.device, copy=True) for parameter, one in every]
 
         anchors = on_devices(state["anchors"])
         outer = self._outer_of(anchors)
@@ -187,11 +177,7 @@ class Updates(LocalExchanges[torch.Tensor]):
 
 
 def _over_horovod(framework: TorchTensors, process_set: Any) -> Any:
-    """
-    Raises:
-        ImportError: there is no Horovod.
-        RuntimeError: the job was started by torchrun, and Horovod does not know its ranks.
-    """
+    """Raises ``ImportError`` without Horovod, and ``RuntimeError`` if it does not know the ranks, as under torchrun."""
     instead = "give LocalSGD process_group=torch.distributed.group.WORLD in a job that was started by torchrun"
     try:
         import horovod.torch as hvd

@@ -1,0 +1,131 @@
+"""Finds what DDP shows to no hook: the model and its optimizer; and what LocalSGD cannot be used with: models and
+optimizers that exchange gradients or parameters themselves."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from hvd_deepreduce.engine import Engine, adaptive
+
+INSTEAD = (
+    'write optimizer = LocalSGD(optimizer, model, "adamw_safe", process_group=torch.distributed.group.WORLD) with the '
+    "model itself in place of DistributedDataParallel(model), and optimizer.sync() at the end"
+)
+REDUCES = (
+    "reduces all gradients in each backward pass, while LocalSGD exchanges updates in their place: it would save "
+    "nothing. Make LocalSGD with the bare model, and remove the DistributedDataParallel wrapper: model = model.module"
+)
+SHARDED = (
+    "and LocalSGD needs whole parameters on every rank: FSDP is not supported yet. Use LocalSGD with the bare model, "
+    "or DistributedDataParallel with the hook of hvd_deepreduce.torch.ddp"
+)
+
+
+class Models:
+    """Finds the DDP model of a hook's state: it is called before its gradients come. Until then, PyTorch tells us of
+    each module that is called; no longer, since torch.compile would see our hook in the modules inside."""
+
+    def __init__(self, state: Any) -> None:
+        self._called: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+        self._own: Callable[[], DistributedDataParallel | None] = lambda: None
+        known = weakref.ref(state)
+
+        def look(module: torch.nn.Module, _: object) -> None:
+            if isinstance(module, DistributedDataParallel):
+                self._called.add(module)
+                if any(one is known() for _, one in module._comm_hooks):
+                    self._own = weakref.ref(module)
+                    self._handle.remove()
+
+        self._handle = register_module_forward_pre_hook(look)
+        weakref.finalize(state, self._handle.remove).atexit = False
+
+    def of(self, parameter: torch.Tensor) -> list[DistributedDataParallel]:
+        """The models that were called and train this parameter; first the one with the state."""
+        self._handle.remove()
+        own, called = self._own(), list(self._called)
+        if own is None:
+            return []
+        around = [one for one in called if one is not own and any(p is parameter for p in one.parameters())]
+        return [own, *around]
+
+
+def look_at_optimizers(engine: Engine, ids: Container[int]) -> None:
+    """Warns of an optimizer that trains parameters with these ids, before its first step."""
+    if not engine.collectives.speaks():
+        return
+    seen: weakref.WeakSet[Any] = weakref.WeakSet()
+    known = weakref.ref(engine)
+
+    def look(optimizer: Any, *_: object) -> None:
+        its = known()
+        if its is None or its.adaptive is not None or optimizer in seen:
+            return
+        seen.add(optimizer)
+        if any(id(parameter) in ids for group in optimizer.param_groups for parameter in group["params"]):
+            adaptive.look_at(its, optimizer, INSTEAD)
+
+    weakref.finalize(engine, register_optimizer_step_pre_hook(look).remove)
+
+
+def refuse_wrapped(optimizer: torch.optim.Optimizer, model: object, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises ``TypeError`` if the model that LocalSGD was given is, or contains, a model of DistributedDataParallel or
+    FSDP, or if the optimizer is a ZeroRedundancyOptimizer."""
+    for name, module in model.named_modules() if isinstance(model, torch.nn.Module) else ():
+        kinds = _kinds(module)
+        what = f"the model contains {name}," if name else "the model is"
+        # DDP is also what torch.distributed._composable.replicate makes of a module's class.
+        if kinds & {"DistributedDataParallel", "DDP"}:
+            raise TypeError(f"{what} a DistributedDataParallel model, which {REDUCES}")
+        if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
+            raise TypeError(f"{what} sharded by FSDP, {SHARDED}")
+    for name, tensor in tensors.items():
+        if "DTensor" in _kinds(tensor) or getattr(tensor, "_is_flat_param", False):
+            raise TypeError(f"the parameter {name} is sharded (FSDP), {SHARDED}")
+    if "ZeroRedundancyOptimizer" in _kinds(optimizer):
+        raise TypeError(
+            "the first argument of LocalSGD is a ZeroRedundancyOptimizer, which trains a part of the parameters on "
+            "each rank, while LocalSGD lets each rank train all of them: give LocalSGD the optimizer that it is made of"
+        )
+
+
+def _kinds(value: object) -> set[str]:
+    """Names of PyTorch's classes that it is an instance of. They need not be imported for this."""
+    return {kind.__name__ for kind in type(value).__mro__ if kind.__module__.startswith("torch.")}
+
+
+class Reductions:
+    """Finds a DistributedDataParallel model that LocalSGD was not given, but that trains its parameters."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = {id(one) for one in tensors}
+        self._seen: Mapping[Any, list[int]] | None = None
+        self._compared = False
+
+    def check(self) -> None:
+        """Called before each step; raises ``TypeError`` at the second one if a model has reduced gradients since the
+        first. A model that nobody calls is no mistake."""
+        if self._compared or not (dist.is_available() and dist.is_initialized()):
+            return
+        if self._seen is None:
+            made = [one for one in gc.get_objects() if DistributedDataParallel in type(one).__mro__]
+            ours = [one for one in made if any(id(p) in self._tensors for p in one.module.parameters())]
+            self._seen = weakref.WeakKeyDictionary({one: _times(one) for one in ours})
+            return
+        self._compared = True
+        if any(_times(one) != times for one, times in self._seen.items()):
+            raise TypeError(f"a DistributedDataParallel model trains the parameters of LocalSGD. It {REDUCES}")
+
+
+def _times(model: Any) -> list[int]:
+    """When its gradients came in its last reduction, in nanoseconds."""
+    return list(model.reducer.get_backward_stats())
