@@ -12,8 +12,8 @@ from weakref import WeakSet
 
 import numpy as np
 
-from hvd_deepreduce.engine import Engine, agreement
-from hvd_deepreduce.engine.graph.parameters import GraphParameters
+from hvd_deepreduce.engine import agreement
+from hvd_deepreduce.engine.graph.parameters import GraphEngine
 from hvd_deepreduce.engine.graph.steps import Steps
 from hvd_deepreduce.engine.quoting import quoted
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
@@ -40,10 +40,9 @@ class Handshake:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: GraphEngine,
         collectives: TensorFlowCollectives,
         graphs: Graphs,
-        parameters: GraphParameters,
         steps: Steps,
     ) -> None:
         self.number = 0
@@ -54,7 +53,6 @@ class Handshake:
         self._engine = engine
         self._collectives = collectives
         self._graphs = graphs
-        self._parameters = parameters
         self._steps = steps
         self._failure: Exception | None = None
 
@@ -160,8 +158,8 @@ class Handshake:
             with self._steps.lock:
                 for graph in self._graphs.all():
                     if graph.complete:
-                        self._parameters.list_of(graph)
-                descriptions = self._parameters.descriptions()
+                        self._engine.list_of(graph)
+                descriptions = self._engine.descriptions()
             self._engine.agree(descriptions)
             self.models_agree = True
         except Exception as error:

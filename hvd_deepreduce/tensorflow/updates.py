@@ -5,7 +5,7 @@ arrays: they are encoded on the host.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -110,42 +110,30 @@ class Updates(LocalExchanges[Array]):
         base, own = (self.bases or self.anchors)[number], self.variables[number]
         return _flat(tf.cast(tf.cast(base, own.dtype), base.dtype) - tf.cast(own, base.dtype))
 
-    def nothing(self, number: int) -> Array:
-        parameter = self.parameters[number]
-        return np.zeros(parameter.numel, parameter.accumulated_in)
-
-    def finite(self, updates: Iterable[Array]) -> bool:
-        return all(np.isfinite(update).all() for update in updates)
-
     def meet(self, word: Floats, name: str, hear: Callable[[Floats], object]) -> None:
-        totals: list[Floats] = []
+        def meet() -> Floats:
+            total: Floats = self.collectives.start_sum(word, f"meeting.{name}").result()
+            return total
 
-        def run() -> None:
-            totals.append(self.collectives.sum(word, f"meeting.{name}"))
+        hear(meet() if self.agreed else await_ranks(meet))
 
-        if self.agreed:
-            run()
-        else:
-            await_ranks(run)
-        hear(totals[0])
-
-    def start_small(self, updates: Mapping[int, Array]) -> list[tuple[list[int], Future[list[Floats]]]]:
-        # A group of Horovod's has one dtype.
+    def start_small(self, updates: Mapping[int, Array]) -> list[tuple[list[int], Future[Floats]]]:
         groups: dict[np.dtype[Any], list[int]] = {}
         for number, update in updates.items():
             groups.setdefault(update.dtype, []).append(number)
-        start, started = self.collectives.start_sums, []
+        start, started = self.collectives.start_sum, []
         for numbers in groups.values():
-            name = f"updates.{numbers[0]}.{len(numbers)}"
-            started.append((numbers, start([updates[number] for number in numbers], name)))
+            together = np.concatenate([updates[number] for number in numbers])
+            started.append((numbers, start(together, f"updates.{numbers[0]}.{len(numbers)}")))
         return started
 
-    def finish_small(self, started: Sequence[tuple[list[int], Future[list[Floats]]]]) -> dict[int, Array]:
-        return {
-            number: total * total.dtype.type(1 / self.collectives.size())
-            for numbers, pending in started
-            for number, total in zip(numbers, pending.result(), strict=True)
-        }
+    def finish_small(self, started: Sequence[tuple[list[int], Future[Floats]]]) -> dict[int, Array]:
+        means: dict[int, Array] = {}
+        for numbers, pending in started:
+            mean = pending.result() * pending.result().dtype.type(1 / self.collectives.size())
+            ends = np.cumsum([self.parameters[number].numel for number in numbers])
+            means.update(zip(numbers, np.split(mean, ends[:-1]), strict=True))
+        return means
 
     def outer_step(self, fragment: Fragment[Array]) -> None:
         # What the optimizer makes of its step count, such as Adam's correction, goes by the steps of these variables.
