@@ -52,14 +52,13 @@ class LocalExchanges(LocalState[G]):
         """How far this rank's parameter has come, in the anchor's dtype: a new tensor. What the rank has taken last is
         the anchor rounded to the parameter's dtype."""
 
+    @abstractmethod
     def nothing(self, number: int) -> G:
-        """A new tensor of zeros, as ``update`` of a parameter that has not changed; here a flat array."""
-        parameter = self.parameters[number]
-        return np.zeros(parameter.numel, parameter.accumulated_in)  # type: ignore[return-value]
+        """A new tensor of zeros, as ``update`` of a parameter that has not changed."""
 
+    @abstractmethod
     def finite(self, updates: Iterable[G]) -> bool:
         """Whether they have neither NaN nor infinity."""
-        return all(np.isfinite(self.values(update)).all() for update in updates)
 
     @abstractmethod
     def meet(self, word: Floats, name: str, hear: Callable[[Floats], object]) -> None:

@@ -163,7 +163,9 @@ class LocalState(ABC, Generic[G]):
         return {"clock": self.clock, **of_fragments}
 
     def restore_counts(self, state: Mapping[str, Any]) -> None:
-        """Continues with step counts that ``check_counts`` has found to be such."""
+        """Continues with step counts that ``check_counts`` has found to be such. The ranks are compared again at the
+        next exchange: another one may have loaded another anchor, or none."""
+        self.agreed = False
         self.clock = state["clock"]
         for place, fragment in enumerate(self.fragments):
             fragment.due, fragment.began, fragment.outer_steps = (state[key][place] for key in FRAGMENT_COUNTS)
@@ -292,7 +294,7 @@ class LocalState(ABC, Generic[G]):
                 raise ValueError(f"{what} {name} of the state contains NaN or infinity: load an older state")
 
     def _restore(self, restore: Callable[[], None], state: Mapping[str, Any]) -> None:
-        self.forget()  # and compare the ranks: another one may have loaded another anchor, or none
+        self.forget()
         restore()
         self.begun = True
         self.restore_counts(state)

@@ -5,7 +5,7 @@ arrays: they are encoded on the host.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -109,6 +109,13 @@ class Updates(LocalExchanges[Array]):
     def update(self, number: int) -> Array:
         base, own = (self.bases or self.anchors)[number], self.variables[number]
         return _flat(tf.cast(tf.cast(base, own.dtype), base.dtype) - tf.cast(own, base.dtype))
+
+    def nothing(self, number: int) -> Array:
+        parameter = self.parameters[number]
+        return np.zeros(parameter.numel, parameter.accumulated_in)
+
+    def finite(self, updates: Iterable[Array]) -> bool:
+        return all(np.isfinite(update).all() for update in updates)
 
     def meet(self, word: Floats, name: str, hear: Callable[[Floats], object]) -> None:
         def meet() -> Floats:

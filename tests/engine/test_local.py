@@ -46,6 +46,12 @@ class NumpyUpdates(LocalExchanges):
     def update(self, number):
         return self.anchors[number] - self.own[number]
 
+    def nothing(self, number):
+        return np.zeros_like(self.anchors[number])
+
+    def finite(self, updates):
+        return all(np.isfinite(one).all() for one in updates)
+
     def _sum(self, values, name):
         collectives = self.engine.collectives
         gathered = collectives.wait_allgather(collectives.start_allgather(values.view(np.uint8), name))
