@@ -8,11 +8,41 @@ from typing import Any
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine.local_exchanges import LocalExchanges
 from hvd_deepreduce.engine.reporting import Reporting
+from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.engine.stats import Report, Stats
 
 
 class LocalSGDBase(Reporting):
-    """Settings, counters, and the end of a period."""
+    """Settings, counters, state, and the end of a period.
+
+    It needs memory for three more copies of the model: the anchor, the residual, and the outer momentum if there is
+    one.
+
+    What the papers leave open:
+
+    - The state of this rank's optimizer, such as momentum, belongs to its rank and continues over exchanges.
+    - What is not trained, such as the statistics of batch normalization, is not exchanged, as under Horovod.
+    - A step that a loss scale skips counts as a local step, so that the ranks stay in step.
+    - If a rank has NaN or infinity in its parameters when an exchange begins, all ranks discard what they have done
+      since the last one and continue from the anchor; residuals stay. State of that rank's optimizer that is not finite
+      starts anew.
+    - ``sync()`` ends a period early; the next one then has its full length.
+
+    Args that all frameworks have:
+        config: a preset's name, the path of a YAML file, a dict, a ``Config``, or None for the default, which is
+            for gradients under SGD. Its key ``local`` has the defaults of the arguments below.
+        every: local steps between two exchanges of a parameter; or a function of the local steps so far (of the clock,
+            from 0) that returns how many steps the period has that begins there, on all ranks the same.
+        decay, fragments, delay, mix: as in ``LocalSettings``, in place of the config's.
+        times: for asynchronous exchanges (Qsparse-local-SGD, Algorithm 2): ``times(rank, clock)`` says whether this
+            rank, with the number ``rank``, sends its update and takes the anchor after its step number ``clock``,
+            counted from 1. Each rank decides for itself, in any way, and says so in a small allreduce after each local
+            step. The others send nothing then, and only follow the anchor. One fragment, no delay. With ``every``, a
+            rank that has not taken part for so many steps does so (the paper's bound H of the gap); without it,
+            ``times`` alone decides.
+        process_set: of the ranks that take part; None: all.
+        **settings: keys of the config, in place of its own.
+    """
 
     _updates: LocalExchanges[Any]
 
@@ -47,6 +77,31 @@ class LocalSGDBase(Reporting):
         self._updates.engine.check_open()
         self._updates.begin()
         return bool(self._updates.collectives.included())
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's anchor, outer optimizer, residuals and step counts. Ranks differ: each saves and loads its own,
+        and its model and optimizer beside it.
+
+        Raises:
+            RuntimeError: an exchange is in flight (``delay``); or ``close`` was called.
+        """
+        return self._updates.state_dict()
+
+    def load_state_dict(self, state: State, *, reshard: Reshard = False) -> None:
+        """Continues where ``state_dict`` was called. Model and optimizer must be loaded too.
+
+        Args:
+            state: what ``state_dict`` returned on this rank. With ``reshard``, an iterable of what it returned on each
+                rank, in any order; call ``sync()`` on all ranks before such states are saved.
+            reshard: as in ``DeepReduce.load_state_dict``.
+
+        Raises:
+            RuntimeError: an exchange is in flight; or ``close`` was called.
+            ValueError: a state of another rank, another number of ranks, another model, other fragments or another
+                outer optimizer; or not a state of LocalSGD. Nothing has changed then.
+        """
+        self._updates.engine.check_open()
+        self._updates.load_state_dict(state, reshard)
 
     def snapshot(self) -> Any:
         """Settings and state of this process, for ``rewind``.

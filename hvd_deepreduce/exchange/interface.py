@@ -100,6 +100,22 @@ class Pending(ABC):
         """Calls ``call`` with one argument, on any thread, once ``result`` need not wait for other ranks."""
 
 
+class FailedStart(Pending):
+    """Of a bucket that could not be started. ``result`` raises the error: where it came, other ranks would wait for the
+    rest of the step."""
+
+    __slots__ = ("_error",)
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def result(self, scale: float) -> None:
+        raise self._error
+
+    def add_done_callback(self, call: Callable[[Any], object]) -> None:
+        call(self)
+
+
 class Exchange(ABC):
     """How the ranks' buckets become their sum. It does not keep the rank alive that it works for.
 

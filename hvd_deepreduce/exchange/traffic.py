@@ -45,3 +45,10 @@ def allreduce(size: int, ranks: int) -> Traffic:
     """An allreduce of ``size`` bytes by a ring: ``2 (ranks - 1) / ranks * size`` in each direction."""
     share = 2 * (ranks - 1) * size // ranks
     return Traffic(share, share)
+
+
+@lru_cache(256)
+def allreduces(sizes: tuple[int, ...], ranks: int) -> Traffic:
+    """An allreduce of each of these sizes."""
+    share = sum(allreduce(size, ranks).sent for size in sizes)
+    return Traffic(share, share)

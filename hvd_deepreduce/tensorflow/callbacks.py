@@ -41,25 +41,25 @@ class LogStats(tf.keras.callbacks.Callback):  # type: ignore[misc]
     on_epoch_end = on_train_batch_end
 
 
-class MetricAverageCallback(stock.MetricAverageCallback):  # type: ignore[misc]
-    """Averages the metrics over the ranks at the end of each epoch; before callbacks that use them."""
+class _Keras2:
+    """The backend of ``tf.keras``."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.backend = tf.keras.backend
 
 
-class _RateCallback:
+class MetricAverageCallback(_Keras2, stock.MetricAverageCallback):  # type: ignore[misc]
+    """Averages the metrics over the ranks at the end of each epoch; before callbacks that use them."""
+
+
+class _RateCallback(_Keras2):
     """Momentum correction multiplies the momentum of a batch. The optimizers of Keras 2.11 and later have a number in
     place of a variable there, which is fixed once the training function is traced. Those in
     ``tf.keras.optimizers.legacy`` have a variable."""
 
     model: Any
     momentum_correction: bool
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.backend = tf.keras.backend
 
     def on_train_begin(self, logs: Any = None) -> None:
         momentum = getattr(self.model.optimizer, "momentum", 0.0)

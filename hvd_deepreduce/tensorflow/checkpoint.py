@@ -1,26 +1,45 @@
-"""Saving a DeepReduce's state after each epoch of Keras."""
+"""Saving the state of a DeepReduce or LocalSGD: as a part of a checkpoint, and after each epoch of Keras."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvd_deepreduce.engine.state import Reshard, State, from_bytes
+from hvd_deepreduce.engine.state import Reshard, State, from_bytes, to_bytes
 
 
-class Restorable(Protocol):
-    """A ``DeepReduce``."""
+class Restorable(tf.train.experimental.PythonState):  # type: ignore[misc]
+    """A ``DeepReduce`` or ``LocalSGD``, as a part of tf.train.Checkpoint.
 
-    def serialize(self) -> bytes: ...
+    Attributes:
+        arrays: keys of its state that have dicts of flat arrays, besides the residuals.
+    """
 
-    def deserialize(self, string_value: bytes) -> None: ...
+    arrays: Sequence[str] = ()
 
-    def load_state_dict(self, state: State, *, reshard: Reshard) -> None: ...
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def load_state_dict(self, state: State, *, reshard: Reshard = False) -> None: ...
+
+    def serialize(self) -> bytes:
+        """``state_dict`` as bytes, for tf.train.Checkpoint."""
+        return to_bytes(self.state_dict(), self.arrays)
+
+    def deserialize(self, string_value: bytes) -> None:
+        """Loads what ``serialize`` returned.
+
+        Raises:
+            RuntimeError, ValueError: these are other bytes; or as ``load_state_dict``. Nothing has changed then.
+        """
+        self.load_state_dict(from_bytes(string_value))
 
 
 class SaveState(tf.keras.callbacks.Callback):  # type: ignore[misc]

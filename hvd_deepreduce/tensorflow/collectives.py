@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
+from operator import methodcaller
 from threading import Thread
-from typing import Any
+from typing import Any, TypeVar
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -22,39 +23,36 @@ from hvd_deepreduce.ops import arrays
 # More than there are buckets in flight: if all threads waited, the next bucket could not be sent.
 THREADS = 1000
 
+T = TypeVar("T")
+_NUMPY = methodcaller("numpy")
+_SUM = partial(hvd.allreduce, op=hvd.Sum)
 _log = logging.getLogger("hvd_deepreduce")
 
 
-def await_ranks(operation: Callable[[], None]) -> None:
-    """Runs an operation that waits for the other ranks. Ranks that do not come at all are reported.
+def await_ranks(operation: Callable[[], T]) -> T:
+    """The result of an operation that waits for the other ranks. Ranks that do not come at all are reported.
 
     Raises:
         TimeoutError: a rank did not come in time (``handshake_seconds``).
     """
-    limit, failures = handshake_seconds(), []
+    limit, result = handshake_seconds(), Future[T]()
 
     def run() -> None:
         try:
-            operation()
+            result.set_result(operation())
         except Exception as error:
-            failures.append(error)
+            result.set_exception(error)
 
     # At the process's end nobody waits for a daemon: Horovod's shutdown ends its operation, but comes later.
-    thread = Thread(target=run, name="deepreduce handshake", daemon=True)
-    thread.start()
+    Thread(target=run, name="deepreduce handshake", daemon=True).start()
     began = time.monotonic()
-    thread.join(min(WARN_SECONDS, limit or WARN_SECONDS))
-    if thread.is_alive() and limit != WARN_SECONDS:
+    wait([result], min(WARN_SECONDS, limit or WARN_SECONDS))
+    if not result.done() and limit != WARN_SECONDS:
         _log.warning(NOBODY_CAME.format(seconds=round(time.monotonic() - began)))
-        thread.join(max(0.0, limit - WARN_SECONDS) if limit else None)
-    if thread.is_alive():
+        wait([result], max(0.0, limit - WARN_SECONDS) if limit else None)
+    if not result.done():
         raise TimeoutError(NOBODY_CAME.format(seconds=round(time.monotonic() - began)))
-    if failures:
-        raise failures[0]
-
-
-def _alltoall(given: list[tf.Tensor], name: str, process_set: Any) -> list[tf.Tensor]:
-    return list(hvd.alltoall(given[0], given[1], name=name, process_set=process_set))
+    return result.result()
 
 
 class TensorFlowCollectives(HorovodCollectives):
@@ -71,22 +69,22 @@ class TensorFlowCollectives(HorovodCollectives):
         super().__init__(hvd, hvd.global_process_set if process_set is None else process_set)
         self.prefix = "deepreduce"
         self._threads = ThreadPoolExecutor(THREADS, "deepreduce allgather")
-        self._functions: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {}
+        self._functions: dict[str, Callable[..., Any]] = {}
         self._flying: set[Future[Any]] = set()
 
     def start_allgather(self, data: U8, name: str) -> Future[U8]:
         """Starts an allgather on another thread."""
-        return self._submit(hvd.allgather, data, name)
+        return self._submit(hvd.allgather, name, data)
 
     def wait_allgather(self, pending: Future[U8]) -> U8:
         """Waits for that thread."""
         return pending.result()
 
-    def start_alltoall(self, data: U8, splits: Sequence[int], name: str) -> Future[list[Any]]:
+    def start_alltoall(self, data: U8, splits: Sequence[int], name: str) -> Future[Any]:
         """Starts an alltoall on another thread."""
-        return self._submit(_alltoall, [data, np.array(splits, np.int32)], name)
+        return self._submit(hvd.alltoall, name, data, np.array(splits, np.int32))
 
-    def wait_alltoall(self, pending: Future[list[Any]]) -> tuple[U8, list[int]]:
+    def wait_alltoall(self, pending: Future[Any]) -> tuple[U8, list[int]]:
         """Waits for that thread."""
         received, sizes = pending.result()
         return received, sizes.tolist()
@@ -96,14 +94,9 @@ class TensorFlowCollectives(HorovodCollectives):
         made.prefix = self.prefix
         return made
 
-    def sum(self, values: Floats, name: str) -> Floats:
-        """An allreduce, outside of a graph: adds up all ranks' values ``[n]``."""
-        total: Floats = self._run(partial(hvd.allreduce, op=hvd.Sum), values, name)
-        return total
-
     def start_sum(self, data: Floats, name: str) -> Future[Floats]:
         """As ``Collectives.start_sum``, on another thread."""
-        return self._submit(partial(hvd.allreduce, op=hvd.Sum), data, name)
+        return self._submit(_SUM, name, data)
 
     def wait_sum(self, pending: Future[Floats]) -> Floats:
         """As ``Collectives.wait_sum``."""
@@ -113,8 +106,8 @@ class TensorFlowCollectives(HorovodCollectives):
         """As ``Collectives.complete``."""
         wait(list(self._flying))
 
-    def _submit(self, operation: Callable[..., Any], data: Any, name: str) -> Future[Any]:
-        future = self._threads.submit(self._run, operation, data, name)
+    def _submit(self, operation: Callable[..., Any], name: str, *data: Any) -> Future[Any]:
+        future = self._threads.submit(self._run, operation, name, *data)
         self._flying.add(future)
         future.add_done_callback(self._flying.discard)
         return future
@@ -125,7 +118,7 @@ class TensorFlowCollectives(HorovodCollectives):
         Raises:
             TimeoutError: a rank did not come in time.
         """
-        gathered: U8 = self._once(hvd.allgather, data, name)
+        gathered: U8 = self._once(hvd.allgather, name, data)
         return gathered
 
     def meet(self, word: Floats) -> Floats:
@@ -134,52 +127,34 @@ class TensorFlowCollectives(HorovodCollectives):
         Raises:
             TimeoutError: a rank did not come in time.
         """
-        total: Floats = self._once(partial(hvd.allreduce, op=hvd.Sum), word, f"meeting ({HINT})")
+        total: Floats = self._once(_SUM, f"meeting ({HINT})", word)
         return total
 
-    def _once(self, operation: Callable[..., tf.Tensor], data: Any, name: str) -> Any:
-        name = re.sub(r"[^A-Za-z0-9_.]+", "_", f"{self.prefix}.{name}").strip("_")
-
-        def plain(given: tf.Tensor) -> tf.Tensor:
-            return operation(given, name=name, ignore_name_scope=True, process_set=self.process_set)
-
+    def _once(self, operation: Callable[..., tf.Tensor], name: str, data: Any) -> Any:
+        name = re.sub(r"[^A-Za-z0-9_.]+", "_", name).strip("_")
         # Only in a graph does Horovod's operation have its name. But a graph needs TensorFlow's threads, and while a
         # step runs, all of them may be waiting for this.
-        in_graph = tf.inside_function()
-        results: list[Any] = []
+        if tf.inside_function():
+            return await_ranks(partial(self._run, operation, name, data))
+        return await_ranks(lambda: self._operate(operation, name, tf.constant(data)).numpy())
 
-        def run() -> None:
-            with tf.init_scope(), tf.device("CPU:0"):
-                given, once = tf.constant(data), plain
-                if in_graph:  # a concrete function: TensorFlow would warn of a new function at each call
-                    traced = tf.function(tf.autograph.experimental.do_not_convert(plain))
-                    once = traced.get_concrete_function(tf.TensorSpec.from_tensor(given))
-                results.append(once(given).numpy())
-
-        await_ranks(run)
-        return results[0]
+    def _operate(self, operation: Callable[..., Any], name: str, *given: tf.Tensor) -> Any:
+        with tf.device("CPU:0"):
+            return operation(*given, name=f"{self.prefix}.{name}", process_set=self.process_set)
 
     def close(self) -> None:
         """Ends the threads that are idle; others after their allgather."""
         self._threads.shutdown(wait=False)
         self._functions.clear()
 
-    def _run(self, operation: Callable[..., tf.Tensor], data: Any, name: str) -> Any:
-        name = f"{self.prefix}.{name}"
-        parts = data if isinstance(data, list) else [data]
-        function = self._functions.get(name)
+    def _run(self, operation: Callable[..., Any], name: str, *data: Any) -> Any:
+        data = tuple(map(arrays.to_host, data))
+        key = f"{self.prefix}.{name}"
+        function = self._functions.get(key)
         if function is None:
-
-            def run(*given: tf.Tensor) -> tf.Tensor:
-                with tf.device("CPU:0"):
-                    return operation(
-                        list(given) if isinstance(data, list) else given[0], name=name, process_set=self.process_set
-                    )
-
             # A graph, for the operation's name. TensorFlow has a thread for it: no operation holds one while it waits.
-            plain = tf.autograph.experimental.do_not_convert(run)
-            traced = tf.function(plain, input_signature=[tf.TensorSpec([None], part.dtype) for part in parts])
-            function = self._functions[name] = traced.get_concrete_function()
+            plain = tf.autograph.experimental.do_not_convert(partial(self._operate, operation, name))
+            traced = tf.function(plain, input_signature=[tf.TensorSpec([None], part.dtype) for part in data])
+            function = self._functions[key] = traced.get_concrete_function()
         with tf.device("CPU:0"):
-            results = function(*map(tf.constant, map(arrays.to_host, parts)))
-        return [one.numpy() for one in results] if isinstance(data, list) else results.numpy()
+            return tf.nest.map_structure(_NUMPY, function(*map(tf.constant, data)))

@@ -67,15 +67,12 @@ class TensorFlowKerasState(_CompressionState, HorovodKerasState):  # type: ignor
         **kwargs: further values that all ranks share, such as ``batch=0``; attributes of the state.
     """
 
-    def __init__(self, model: Any, optimizer: Any = None, *, compression: Compressions, **kwargs: Any) -> None:
-        super().__init__(model, optimizer, compression=compression, **kwargs)
-
 
 class KerasState(TensorFlowKerasState):
     """``hvd.elastic.KerasState`` of ``horovod.tensorflow.keras``, with a DeepReduce; as ``TensorFlowKerasState``."""
 
-    def __init__(self, model: Any, optimizer: Any = None, *, compression: Compressions, **kwargs: Any) -> None:
-        super().__init__(model, optimizer, compression=compression, backend=tf.keras.backend, **kwargs)
+    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        super().__init__(model, optimizer, backend=tf.keras.backend, **kwargs)
 
 
 class TensorFlowState(_CompressionState):
@@ -90,10 +87,10 @@ class TensorFlowState(_CompressionState):
         **kwargs: further values that all ranks share; attributes of the state.
     """
 
-    def __init__(self, variables: Iterable[tf.Variable], *, compression: Compressions, **kwargs: Any) -> None:
+    def __init__(self, variables: Iterable[tf.Variable], **kwargs: Any) -> None:
         self.variables = list(variables)
         self._values = [variable.numpy() for variable in self.variables]
-        super().__init__(broadcast_object, rank, compression=compression, **kwargs)
+        super().__init__(broadcast_object, rank, **kwargs)
 
     def save(self) -> None:
         self._values = [variable.numpy() for variable in self.variables]

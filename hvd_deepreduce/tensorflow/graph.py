@@ -10,7 +10,6 @@ import re
 import weakref
 from collections.abc import Callable, Collection
 
-import numpy as np
 import tensorflow as tf
 
 from hvd_deepreduce.engine.graph.slots import Graph, Slot, Unit
@@ -29,10 +28,8 @@ class Graphs:
     def __init__(self) -> None:
         self.queues = 0
         self._graphs: weakref.WeakKeyDictionary[tf.Graph, Graph] = weakref.WeakKeyDictionary()
-        # Number of units in each outermost function, with those of its inner functions.
-        self._units: weakref.WeakKeyDictionary[tf.Graph, int] = weakref.WeakKeyDictionary()
-        # The index of the last graph in each outermost function.
-        self._inside: weakref.WeakKeyDictionary[tf.Graph, int] = weakref.WeakKeyDictionary()
+        # Those of each outermost function and its inner functions, in order.
+        self._inside: weakref.WeakKeyDictionary[tf.Graph, list[Graph]] = weakref.WeakKeyDictionary()
 
     def all(self) -> list[Graph]:
         """The graphs that still exist."""
@@ -43,38 +40,30 @@ class Graphs:
         graph = self._graphs.get(place)
         if graph is not None:
             return graph, False
-        root = _outermost(place)
-        index = self._inside[root] = self._inside.get(root, -1) + 1
-        graph = self._graphs[place] = Graph(index)
+        inside = self._inside.setdefault(_outermost(place), [])
+        graph = self._graphs[place] = Graph(len(inside))
+        inside.append(graph)
         return graph, True
 
-    def add(self, graph: Graph, tensor: tf.Tensor, shape: tf.TensorShape, sparse: bool = False) -> Slot:
-        """A new gradient in a graph: a tensor, or the values of IndexedSlices; with its shape."""
-        name = re.sub(r"[^A-Za-z0-9_.]", "_", tensor.name.removesuffix(":0"))
-        sizes = tuple(-1 if size is None else size for size in shape)
-        slot = Slot(graph, len(graph.slots), name, sizes, tensor.dtype, sparse=sparse)
-        slot.numel = -1 if -1 in sizes else int(np.prod(sizes))
-        graph.slots.append(slot)
-        return slot
-
-    def choose(self, slot: Slot, small: bool) -> None:
-        """Whether a new gradient goes uncompressed: if it is not floating, or small."""
-        slot.uncompressed = small or not slot.dtype.is_floating
-        slot.graph.compressed += not slot.uncompressed
-
-    def join_unit(self, slot: Slot, gradient: tf.Tensor, place: tf.Graph) -> Unit:
+    def join_unit(self, slot: Slot, gradient: tf.Tensor, place: tf.Graph) -> None:
         """Finds the unit of a gradient that is sent in a bucket."""
         units = slot.graph.units
         if not units or gradient.graph is place and gradient.op._id > units[-1].last_operation:
-            root = _outermost(place)
-            self._units[root] = self._units.get(root, 0) + 1
-            self.queues = max(self.queues, self._units[root])
-            units.append(Unit(place.get_operations()[-1]._id, self._units[root] - 1))
+            queue = sum(len(one.units) for one in self._inside[_outermost(place)])
+            self.queues = max(self.queues, queue + 1)
+            units.append(Unit(place.get_operations()[-1]._id, queue))
         unit = units[-1]
         unit.slots.append(slot)
         unit.known = unit.known and -1 not in slot.shape
         slot.unit = unit
-        return unit
+
+
+def add_slot(graph: Graph, tensor: tf.Tensor, shape: tf.TensorShape) -> Slot:
+    """A new gradient in a graph: a tensor, or the values of IndexedSlices; with its shape."""
+    name = re.sub(r"[^A-Za-z0-9_.]", "_", tensor.name.removesuffix(":0"))
+    slot = Slot(graph, len(graph.slots), name, tuple(-1 if size is None else size for size in shape), tensor.dtype)
+    graph.slots.append(slot)
+    return slot
 
 
 def current_place() -> tuple[tf.Graph, str]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from threading import Lock
 from weakref import WeakSet
 
-from hvd_deepreduce.engine import Engine
-from hvd_deepreduce.engine.graph.parameters import GraphParameters
+from hvd_deepreduce.engine.graph.parameters import GraphEngine
 from hvd_deepreduce.engine.graph.steps import Steps
 from hvd_deepreduce.exchange.statements import gather, refusal
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
@@ -38,10 +37,9 @@ class Handshake:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: GraphEngine,
         collectives: TensorFlowCollectives,
         graphs: Graphs,
-        parameters: GraphParameters,
         steps: Steps,
     ) -> None:
         self.number = 0
@@ -52,7 +50,6 @@ class Handshake:
         self._engine = engine
         self._collectives = collectives
         self._graphs = graphs
-        self._parameters = parameters
         self._steps = steps
         self._failure: Exception | None = None
 
@@ -156,8 +153,8 @@ class Handshake:
             with self._steps.lock:
                 for graph in self._graphs.all():
                     if graph.complete:
-                        self._parameters.list_of(graph)
-                descriptions = self._parameters.descriptions()
+                        self._engine.list_of(graph)
+                descriptions = self._engine.descriptions()
             self._engine.agree(descriptions)
             self.models_agree = True
         except Exception as error:

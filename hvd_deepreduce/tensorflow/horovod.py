@@ -29,17 +29,18 @@ from horovod.tensorflow.compression import Compressor
 from tensorflow.python.ops import control_flow_util
 
 from hvd_deepreduce.config import Config, ConfigError
-from hvd_deepreduce.engine import ElasticState, Engine, Snapshot, small
+from hvd_deepreduce.engine import ElasticState, Snapshot, small
 from hvd_deepreduce.engine.compression import Compression
 from hvd_deepreduce.engine.graph.buckets import GraphBuckets
-from hvd_deepreduce.engine.graph.parameters import GraphParameters, Variables
+from hvd_deepreduce.engine.graph.parameters import GraphEngine, Variables
 from hvd_deepreduce.engine.graph.slots import Graph, Slot
 from hvd_deepreduce.engine.pipelines import Pipelines
-from hvd_deepreduce.engine.state import Reshard, State, from_bytes, to_bytes
+from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.exchange.settings import AutoExchange
 from hvd_deepreduce.tensorflow import indexed_slices, optimizers
+from hvd_deepreduce.tensorflow.checkpoint import Restorable
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
-from hvd_deepreduce.tensorflow.graph import Graphs, at_end, current_place
+from hvd_deepreduce.tensorflow.graph import Graphs, add_slot, at_end, current_place
 from hvd_deepreduce.tensorflow.handshake import Handshake
 from hvd_deepreduce.tensorflow.native import library
 from hvd_deepreduce.tensorflow.operations import Operations
@@ -81,7 +82,7 @@ class _Context:
     number: tf.Tensor
 
 
-class DeepReduce(Compression, Compressor, tf.train.experimental.PythonState):  # type: ignore[misc]
+class DeepReduce(Compression, Compressor, Restorable):  # type: ignore[misc]
     """Compresses gradients to a few percent of their bytes. For ``compression=`` of Horovod's tape and optimizers.
 
     Works with ``hvd.DistributedGradientTape``, ``hvd.DistributedOptimizer`` and ``hvd.keras.DistributedOptimizer``, in
@@ -127,16 +128,13 @@ class DeepReduce(Compression, Compressor, tf.train.experimental.PythonState):  #
         collectives = TensorFlowCollectives(process_set)
         self._process_set = collectives.process_set
         known = None if variables is None else Variables(variables)
-        self._engine = Engine(
-            _checked(Config.load(config, **settings), known), collectives, names=[] if known is None else known.names
-        )
+        self._engine = GraphEngine(_checked(Config.load(config, **settings), known), collectives, known)
         self._engine.auto_over_mpi = False  # its queues are made while functions are traced, before the model is known
         self._graphs = Graphs()
         self._pipelines: Pipelines | None = None
         self._variables = known
-        self._parameters = GraphParameters(self._engine, known)
-        self._buckets = GraphBuckets(self._engine, self._parameters, lambda: self._handshake.number)
-        self._handshake = Handshake(self._engine, collectives, self._graphs, self._parameters, self._buckets.steps)
+        self._buckets = GraphBuckets(self._engine, lambda: self._handshake.number)
+        self._handshake = Handshake(self._engine, collectives, self._graphs, self._buckets.steps)
         self._operations = Operations(self._engine, collectives, self._buckets, self._handshake)
 
     def _change(self, new: Config) -> None:
@@ -154,7 +152,6 @@ class DeepReduce(Compression, Compressor, tf.train.experimental.PythonState):  #
         self._handshake.forget_failure()
         if isinstance(self.config.exchange, AutoExchange):
             self._handshake.repeat()
-        self._buckets.clear()
         if self._graphs.all() and self._handshake.configs_agree:
             try:
                 self._prepare_exchange(self._graphs.queues)
@@ -164,12 +161,11 @@ class DeepReduce(Compression, Compressor, tf.train.experimental.PythonState):  #
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, as NumPy arrays, and step counts. Ranks differ: each saves and loads its own."""
-        return {**self._engine.state_dict(), "lists": self._parameters.state()}
+        return self._engine.state_dict()
 
     def _load(self, state: State, reshard: Reshard) -> None:
         with self._buckets.steps.lock:
-            self._parameters.load(state, self._graphs.all(), reshard=reshard)
-            self._buckets.clear()
+            self._engine.load_state_dict(state, reshard=reshard)
             self._handshake.forget_failure()
 
     def close(self) -> None:
@@ -183,36 +179,18 @@ class DeepReduce(Compression, Compressor, tf.train.experimental.PythonState):  #
         self._engine.close()
         self._buckets.close()
 
-    def serialize(self) -> bytes:
-        """``state_dict`` as bytes, for tf.train.Checkpoint."""
-        return to_bytes(self.state_dict())
-
-    def deserialize(self, string_value: bytes) -> None:
-        """Loads what ``serialize`` returned.
-
-        Raises:
-            ValueError: these are other bytes; or as ``load_state_dict``. Nothing has changed then.
-        """
-        self.load_state_dict(from_bytes(string_value))
-
-    def snapshot(self) -> Snapshot:
-        """Settings, residuals and step counts of this process, for ``rewind``."""
-        return Snapshot(self.config, self.state_dict())
-
     def rewind(self, snapshot: Snapshot) -> None:
         with self._buckets.steps.lock:
             self._buckets.forget_all(self._graphs.all())
-            self._engine.set_config(snapshot.config)
-            self._parameters.load(snapshot.state, self._graphs.all(), own=True)
+            self._engine.rewind(snapshot)
             self._handshake.repeat()
 
     def elastic_state(self) -> ElasticState:
         small_under = None if self._pipelines is None else self._pipelines.default.config.shared()
-        return self._engine.elastic_state()._replace(lists=self._parameters.state(), small_under=small_under)
+        return super().elastic_state()._replace(small_under=small_under)
 
     def sync_from_root(self, told: ElasticState) -> None:
-        config, state = self._engine.state_from_root(told)
-        self.rewind(Snapshot(config, {**state, "lists": told.lists}))
+        self.rewind(self._engine.state_from_root(told))
         self._handshake.greets = False
         if self._pipelines is None and told.small_under is not None:
             self._pipelines = Pipelines(Config.load(told.small_under), threads=1)
@@ -252,13 +230,15 @@ class DeepReduce(Compression, Compressor, tf.train.experimental.PythonState):  #
             at_end(place, lambda: self._end(graph, place))
         graph.scopes.add(scope)
         self._find_slices(graph, place)
-        slot = self._graphs.add(graph, tensor, tensor.shape)
+        slot = add_slot(graph, tensor, tensor.shape)
         try:
             name = "" if self._variables is None else self._variables.name_of(slot)
         except ValueError:
             self._handshake.withdraw()
             raise
-        self._graphs.choose(slot, small.uncompressed(self._pipelines.of(name), slot.numel, slot.sent_itemsize))
+        tiny = small.uncompressed(self._pipelines.of(name), slot.numel, slot.sent_itemsize)
+        slot.uncompressed = tiny or not slot.dtype.is_floating
+        graph.compressed += not slot.uncompressed
         # Horovod does not reduce bfloat16, and a group's tensors must have one dtype: the carrier has the gradient's.
         sent = tf.float32 if tensor.dtype == tf.bfloat16 else tensor.dtype
         with tf.device("CPU:0"):
@@ -299,7 +279,7 @@ class DeepReduce(Compression, Compressor, tf.train.experimental.PythonState):  #
         """Makes slots for the IndexedSlices that have come into the graph since the last call."""
         found = indexed_slices.find(place, graph.searched, graph.scopes)
         graph.searched = len(place.get_operations())
-        graph.slices += [(one, self._graphs.add(graph, one.own.values, one.shape, sparse=True)) for one in found]
+        graph.slices += [(one, add_slot(graph, one.own.values, one.shape)) for one in found]
 
     def _end(self, graph: Graph, place: tf.Graph) -> None:
         """Adds operations at the end of tracing: one that reads all results, and those of IndexedSlices."""

@@ -118,7 +118,7 @@ def compress(found: Found, slot: Slot, number: tf.Tensor, engine: Engine, steps:
         engine.check_open()
         if engine.collectives.size() == 1:  # now, in an elastic job
             return values, indices
-        step, parameter = steps.begin(slot, int(number))
+        step, parameter = steps.find(slot, int(number))
         with steps.working(step, "encode", parameter.name):
             slot.numel = math.prod(map(int, shape))
             if not _compressed(engine, parameter, slot):

@@ -11,13 +11,13 @@ import tensorflow as tf
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine.local_options import Every, Times, options
 from hvd_deepreduce.engine.local_sgd import LocalSGDBase
-from hvd_deepreduce.engine.state import Reshard, State, from_bytes, to_bytes
+from hvd_deepreduce.tensorflow.checkpoint import Restorable
 from hvd_deepreduce.tensorflow.updates import ARRAYS, Updates
 
 LINE = 'model.fit(..., callbacks=[LocalSGD(model, "topk_model", every=8)])'
 
 
-class LocalSGD(LocalSGDBase, tf.keras.callbacks.Callback, tf.train.experimental.PythonState):  # type: ignore[misc]
+class LocalSGD(LocalSGDBase, tf.keras.callbacks.Callback, Restorable):  # type: ignore[misc]
     """Each rank trains by itself, and every few steps the ranks exchange their updates, compressed.
 
     The optimizer is a plain one, not an ``hvd.DistributedOptimizer``: gradients are not exchanged. With ``model.fit``,
@@ -29,41 +29,19 @@ class LocalSGD(LocalSGDBase, tf.keras.callbacks.Callback, tf.train.experimental.
     Variables must be equal on all ranks before LocalSGD is made: ``hvd.broadcast_variables(model.variables,
     root_rank=0)``. If they are changed afterwards, other than by training, call ``begin()``.
 
-    It needs memory for three more copies of the model: the anchor, the residual, and the outer momentum if there is
-    one. Updates are encoded on the host.
+    Updates are encoded on the host. ``LocalSGDBase`` states what the papers leave open. Variables of a rank's optimizer
+    that are not finite, where a period is discarded, become zero.
 
     It can be added to a ``tf.train.Checkpoint``, or given to ``SaveState``. Ranks differ, in the model too: each rank
     must write its own checkpoint of everything.
 
-    What the papers leave open:
-
-    - The variables of the optimizer, such as momentum, belong to their rank and continue over exchanges.
-    - Variables that are not trained, such as the statistics of batch normalization, are not exchanged, as under
-      Horovod.
-    - A step that a loss scale skips counts as a local step, so that the ranks stay in step.
-    - If a rank has NaN or infinity in its variables when an exchange begins, all ranks discard what they have done
-      since the last one and continue from the anchor; residuals stay. Variables of that rank's optimizer that are not
-      finite become zero.
-    - ``sync()`` ends a period early; the next one then has its full length.
-
     Args:
         model: a Keras model that has its variables, or the variables that are trained.
-        config: a preset's name, the path of a YAML file, a dict, a ``Config``, or None for the default, which is
-            for gradients under SGD. Its key ``local`` has the defaults of the arguments below.
-        every: local steps between two exchanges of a variable; or a function of the local steps so far (of the clock,
-            from 0) that returns how many steps the period has that begins there, on all ranks the same.
         outer: a Keras optimizer of its own, for the anchor, such as ``tf.keras.optimizers.SGD(0.7, momentum=0.9,
             nesterov=True)``. Its gradients are means of updates, and its ``iterations`` count exchanges.
-        decay, fragments, delay, mix: as in ``LocalSettings``, in place of the config's.
-        times: for asynchronous exchanges (Qsparse-local-SGD, Algorithm 2): ``times(rank, clock)`` says whether this
-            rank, with the number ``rank``, sends its update and takes the anchor after its step number ``clock``,
-            counted from 1. Each rank decides for itself, in any way, and says so in a small allreduce after each local
-            step. The others send nothing then, and only follow the anchor. One fragment, no delay. With ``every``, a
-            rank that has not taken part for so many steps does so (the paper's bound H of the gap).
         optimizer: that of this rank's steps, in a loop of your own: its variables are examined when a period is
             discarded. None: the model's.
-        process_set: of the ranks that take part; None: all.
-        **settings: keys of the config, in place of its own.
+        config, every, decay, fragments, delay, mix, times, process_set, settings: as in ``LocalSGDBase``.
 
     Raises:
         TypeError: an argument is not what it should be.
@@ -71,6 +49,8 @@ class LocalSGD(LocalSGDBase, tf.keras.callbacks.Callback, tf.train.experimental.
             fragments or a delay.
         ConfigError: the config cannot be used.
     """
+
+    arrays = ARRAYS
 
     def __init__(
         self,
@@ -178,45 +158,6 @@ class LocalSGD(LocalSGDBase, tf.keras.callbacks.Callback, tf.train.experimental.
 
     def on_train_end(self, logs: Any = None) -> None:
         self.sync()
-
-    # State
-
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's anchor, outer optimizer, residuals and step counts, as NumPy arrays and numbers. Ranks differ:
-        each saves and loads its own, and its model and optimizer beside it.
-
-        Raises:
-            RuntimeError: an exchange is in flight (``delay``); or ``close`` was called.
-        """
-        return self._updates.state_dict()
-
-    def load_state_dict(self, state: State, *, reshard: Reshard = False) -> None:
-        """Continues where ``state_dict`` was called. Model and optimizer must be loaded too.
-
-        Args:
-            state: what ``state_dict`` returned on this rank. With ``reshard``, an iterable of what it returned on each
-                rank, in any order; call ``sync()`` on all ranks before such states are saved.
-            reshard: as in ``DeepReduce.load_state_dict``.
-
-        Raises:
-            RuntimeError: an exchange is in flight; or ``close`` was called.
-            ValueError: a state of another rank, another number of ranks, another model, other fragments or another
-                outer optimizer; or not a state of LocalSGD. Nothing has changed then.
-        """
-        self._updates.engine.check_open()
-        self._updates.load_state_dict(state, reshard)
-
-    def serialize(self) -> bytes:
-        """``state_dict`` as bytes, for tf.train.Checkpoint."""
-        return to_bytes(self.state_dict(), ARRAYS)
-
-    def deserialize(self, string_value: bytes) -> None:
-        """Loads what ``serialize`` returned.
-
-        Raises:
-            RuntimeError, ValueError: these are other bytes; or as ``load_state_dict``. Nothing has changed then.
-        """
-        self.load_state_dict(from_bytes(string_value))
 
     def __reduce__(self) -> Any:
         raise TypeError("a LocalSGD cannot be pickled, because its residuals belong to their rank: use state_dict()")

@@ -54,11 +54,9 @@ class Library:
             ("memory_alone", c_int, [c_void_p]),
             ("begin", c_int, [c_int64, c_int64, c_int64, c_int]),
             ("dense", None, [c_int64, c_void_p, c_void_p]),
-            ("flushed", None, [c_int64, c_void_p]),
-            ("sizes", None, [c_int64, c_void_p]),
+            ("slots", None, [c_int64, c_void_p, c_void_p]),
             ("lay_out", None, [c_int64, c_void_p, c_void_p, c_void_p, POINTER(c_void_p), c_int64]),
             ("deliver", None, [c_int64, c_int64, c_int64, c_double, c_char_p]),
-            ("fail", None, [c_int64, c_char_p]),
         ):
             function = getattr(library, f"dr_tf_{name}")
             function.restype, function.argtypes = result, arguments
@@ -158,15 +156,16 @@ class NativeUnit:
 
     def flushed(self, slots: int) -> list[bool]:
         """Which residuals were added to gradients in the last run."""
-        flags = np.zeros(slots, np.uint8)
-        self.library._flushed(self.id, flags.ctypes.data)
         self._residuals = ()
-        return [bool(flag) for flag in flags]
+        return [bool(flag) for flag in self._slots(slots)[1]]
 
     def sizes(self, slots: int) -> list[int]:
-        numels = np.zeros(slots, np.int64)
-        self.library._sizes(self.id, numels.ctypes.data)
-        return [int(numel) for numel in numels]
+        return [int(numel) for numel in self._slots(slots)[0]]
+
+    def _slots(self, slots: int) -> tuple[Any, Any]:
+        numels, flushed = np.zeros(slots, np.int64), np.zeros(slots, np.uint8)
+        self.library._slots(self.id, numels.ctypes.data, flushed.ctypes.data)
+        return numels, flushed
 
     def lay_out(
         self, places: np.ndarray[Any, np.dtype[np.int64]], buckets: Sequence[Bucket], memories: list[Memory]
@@ -186,4 +185,4 @@ class NativeUnit:
         self.library._deliver(self.id, run, bucket, divisor, text)
 
     def fail(self, error: str) -> None:
-        self.library._fail(self.id, error.encode(errors="backslashreplace"))
+        self.deliver(0, -1, error=error)

@@ -72,50 +72,40 @@ class Operations:
         Where this rank does not take part, Horovod never runs the other operations.
         """
         if not graph.counter:
-            steps, included, buckets = self._steps, self._collectives.included(), self._buckets
-            alone = included and not self.exchanges
-
-            def count() -> np.int64:
-                with steps.lock:
-                    graph.runs += 1
-                    if not graph.compressed and included:
-                        steps.reach(graph, graph.runs)
-                    if alone:
-                        buckets.begin(graph, graph.runs, place=False)  # Horovod may run none of its operations
-                    return np.int64(graph.runs)
-
             with place.as_default():
-                if self.exchanges and self._engine.choice is not None:
-                    number = self._choose(graph, count)
-                else:
-                    number = tf.numpy_function(count, [], tf.int64, name="deepreduce_run")
-                    number.set_shape([])
-                    without_order(number.op)
-                    if self.exchanges:
-                        number = self._meet(graph, number)
-            graph.counter = number.name
+                graph.counter = self._count(graph).name
         return place.get_tensor_by_name(graph.counter)
 
-    def _choose(self, graph: Graph, count: Callable[[], np.int64]) -> tf.Tensor:
-        """With ``mode: auto``: the number of the run, at once where it is dense, else once all ranks have met."""
-        engine, handshake, buckets = self._engine, self._handshake, self._buckets
+    def _count(self, graph: Graph) -> tf.Tensor:
+        engine, steps, buckets, handshake = self._engine, self._steps, self._buckets, self._handshake
+        included, exchanges = self._collectives.included(), self.exchanges
+        chooses = exchanges and engine.choice is not None
 
-        def count_and_choose() -> tuple[np.int64, np.bool_]:
-            number = count()
-            assert engine.choice is not None
-            engine.choice.begin_step()
-            if handshake.greets or not (engine.dense and handshake.models_agree):
-                return number, np.bool_(False)
-            buckets.begin(graph, int(number), place=True)
-            return number, np.bool_(True)
+        def count() -> tuple[np.int64, np.bool_]:
+            with steps.lock:
+                graph.runs += 1
+                if not graph.compressed and included:
+                    steps.reach(graph, graph.runs)
+                if included and not exchanges:
+                    buckets.begin(graph, graph.runs, place=False)  # Horovod may run none of its operations
+                number, dense = graph.runs, False
+            if chooses:
+                assert engine.choice is not None
+                engine.choice.begin_step()
+                dense = not handshake.greets and engine.dense and handshake.models_agree
+            if dense:
+                buckets.begin(graph, number, place=True)
+            return np.int64(number), np.bool_(dense)
 
-        number, alone = tf.numpy_function(count_and_choose, [], [tf.int64, tf.bool], name="deepreduce_run")
+        number, dense = tf.numpy_function(count, [], [tf.int64, tf.bool], name="deepreduce_run")
         number.set_shape([])
-        alone.set_shape([])
+        dense.set_shape([])
         without_order(number.op)
-        met = tf.cond(alone, lambda: number, lambda: self._meet(graph, number))
-        without_order(met.op)
-        return met
+        if chooses:  # a dense run need not meet
+            number = tf.cond(dense, lambda: number, lambda: self._meet(graph, number))
+            without_order(number.op)
+            return number
+        return self._meet(graph, number) if exchanges else number
 
     def _meet(self, graph: Graph, number: tf.Tensor) -> tf.Tensor:
         """``number``, once all ranks have met."""

@@ -117,16 +117,12 @@ class Updates(LocalExchanges[Array]):
         return all(np.isfinite(update).all() for update in updates)
 
     def meet(self, word: Floats, name: str, hear: Callable[[Floats], object]) -> None:
-        totals: list[Floats] = []
+        def meet() -> Floats:
+            total: Floats = self.collectives.start_sum(word, f"meeting.{name}").result()
+            return total
 
-        def run() -> None:
-            totals.append(self.collectives.sum(word, f"meeting.{name}"))
+        hear(meet() if self.agreed else await_ranks(meet))
 
-        if self.agreed:
-            run()
-        else:
-            await_ranks(run)
-        hear(totals[0])
 
     def outer_step(self, fragment: Fragment[Array]) -> None:
         # What the optimizer makes of its step count, such as Adam's correction, goes by the steps of these variables.

@@ -73,6 +73,17 @@ struct Bucket {
     Tensor memory;
     int64_t members = 0, ready = 0, wanted = 0;
     bool finite = true;
+    double carrier = 0;  // of those that are wanted
+    bool equal = true;   // it is that of all of them
+
+    // A gradient is in it: whether all are now.
+    bool count_ready() { return ++ready == members; }
+    // A sum is asked for: whether all are now.
+    bool count_wanted(double of_slot) {
+        equal = equal && (wanted == 0 || of_slot == carrier);
+        carrier = of_slot;
+        return ++wanted == members;
+    }
 };
 
 struct Unit {
@@ -97,39 +108,32 @@ std::shared_ptr<Unit> find(int64_t id) {
 
 absl::Status failed(const std::string& text) { return absl::InternalError(text); }
 
+// Why the operation of a slot cannot go on, if it cannot. came: whether its gradient must have come. With the mutex held.
+absl::Status check(const Unit& unit, int64_t at, int64_t run, bool came) {
+    if (!unit.failure.empty()) return failed(unit.failure);
+    const bool now = at < (int64_t)unit.slots.size() && run == unit.run && unit.slots[at].came == came;
+    return now ? absl::OkStatus() : failed(AGAIN);
+}
+
+absl::Status check_size(const Tensor& gradient, int64_t numel, const char* other) {
+    if (gradient.NumElements() == numel) return absl::OkStatus();
+    return failed("a gradient has " + std::to_string(gradient.NumElements()) + " elements, and its " + other + " " +
+                  std::to_string(numel));
+}
+
+// Calls a function with a zero of the type of a carrier.
+template <class Function>
+auto with_type(DataType dtype, Function function) {
+    switch (dtype) {
+        case tensorflow::DT_HALF: return function(Eigen::half());
+        case tensorflow::DT_FLOAT: return function(0.0f);
+        default: return function(0.0);
+    }
+}
+
 char* address(Bucket& bucket) { return const_cast<char*>(bucket.memory.tensor_data().data()); }
 
 size_t size_of(const Bucket& bucket) { return bucket.memory.dtype() == tensorflow::DT_DOUBLE ? 8 : 4; }
-
-// Counts a slot's gradient in its bucket; whether the bucket is full now. With the unit's mutex held.
-bool count_ready(Unit& unit, const Slot& slot) {
-    Bucket& bucket = unit.buckets[slot.bucket];
-    return ++bucket.ready == bucket.members;
-}
-
-// Counts a slot that waits for its bucket; whether all do now. With the unit's mutex held.
-bool count_wanted(Unit& unit, const Slot& slot) {
-    Bucket& bucket = unit.buckets[slot.bucket];
-    return ++bucket.wanted == bucket.members;
-}
-
-// Tells Python that a bucket is asked for. Nobody else changes its slots then.
-void tell_wanted(Unit& unit, int64_t bucket) {
-    double carrier = 0;
-    bool first = true, equal = true;
-    int64_t run = 0;
-    {
-        std::lock_guard<std::mutex> lock(unit.mutex);
-        run = unit.run;
-        for (const Slot& slot : unit.slots) {
-            if (slot.bucket != bucket) continue;
-            equal = equal && (first || slot.waiting.carrier == carrier);
-            carrier = slot.waiting.carrier;
-            first = false;
-        }
-    }
-    listener(WANTED, unit.id, bucket, run, carrier, equal);
-}
 
 // Copies a gradient into its bucket. Returns whether it is finite.
 bool copied(char* to, const Tensor& gradient) {
@@ -155,13 +159,10 @@ bool add_residual(Out* out, const T* gradient, T* residual, int64_t count) {
 }
 template <class T>
 bool add_residual(Tensor* out, const Tensor& gradient, void* residual) {
-    const T* from = gradient.flat<T>().data();
-    const int64_t count = gradient.NumElements();
-    switch (out->dtype()) {
-        case tensorflow::DT_HALF: return add_residual(out->flat<Eigen::half>().data(), from, (T*)residual, count);
-        case tensorflow::DT_FLOAT: return add_residual(out->flat<float>().data(), from, (T*)residual, count);
-        default: return add_residual(out->flat<double>().data(), from, (T*)residual, count);
-    }
+    return with_type(out->dtype(), [&](auto zero) {
+        return add_residual(out->flat<decltype(zero)>().data(), gradient.flat<T>().data(), (T*)residual,
+                            gradient.NumElements());
+    });
 }
 
 // A gradient of a dense run has come: makes the operation's result.
@@ -170,12 +171,9 @@ absl::Status put_dense(Unit& unit, int64_t at, int64_t run, OpKernelContext* con
     void* residual = nullptr;
     {
         std::lock_guard<std::mutex> lock(unit.mutex);
-        if (!unit.failure.empty()) return failed(unit.failure);
-        if (at >= (int64_t)unit.slots.size() || run != unit.run || unit.slots[at].came) return failed(AGAIN);
+        TF_RETURN_IF_ERROR(check(unit, at, run, false));
         Slot& slot = unit.slots[at];
-        if (slot.residual && slot.numel != gradient.NumElements())
-            return failed("a gradient has " + std::to_string(gradient.NumElements()) + " elements, and its residual " +
-                          std::to_string(slot.numel));
+        if (slot.residual) TF_RETURN_IF_ERROR(check_size(gradient, slot.numel, "residual"));
         slot.came = true;
         ++unit.came;
         residual = slot.residual;
@@ -185,8 +183,7 @@ absl::Status put_dense(Unit& unit, int64_t at, int64_t run, OpKernelContext* con
         return absl::OkStatus();
     }
     Tensor* out = nullptr;
-    absl::Status status = context->allocate_output(0, gradient.shape(), &out);
-    if (!status.ok()) return status;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, gradient.shape(), &out));
     const bool added = gradient.dtype() == tensorflow::DT_DOUBLE ? add_residual<double>(out, gradient, residual)
                                                                  : add_residual<float>(out, gradient, residual);
     std::lock_guard<std::mutex> lock(unit.mutex);
@@ -194,23 +191,12 @@ absl::Status put_dense(Unit& unit, int64_t at, int64_t run, OpKernelContext* con
     return absl::OkStatus();
 }
 
-template <class T>
-void convert(Tensor* out, const Tensor& given) {
-    auto to = out->flat<T>();
-    switch (given.dtype()) {
-        case tensorflow::DT_HALF: to = given.flat<Eigen::half>().template cast<T>(); break;
-        case tensorflow::DT_FLOAT: to = given.flat<float>().template cast<T>(); break;
-        default: to = given.flat<double>().template cast<T>();
-    }
-}
-
 // What Horovod has made of a gradient of a dense run.
 absl::Status take_dense(Unit& unit, int64_t at, int64_t run, OpKernelContext* context) {
     const Tensor& given = context->input(0);
     {
         std::lock_guard<std::mutex> lock(unit.mutex);
-        if (!unit.failure.empty()) return failed(unit.failure);
-        if (at >= (int64_t)unit.slots.size() || run != unit.run || !unit.slots[at].came) return failed(AGAIN);
+        TF_RETURN_IF_ERROR(check(unit, at, run, true));
         --unit.came;
     }
     if (given.dtype() == context->expected_output_dtype(0)) {
@@ -218,10 +204,12 @@ absl::Status take_dense(Unit& unit, int64_t at, int64_t run, OpKernelContext* co
         return absl::OkStatus();
     }
     Tensor* out = nullptr;
-    absl::Status status = context->allocate_output(0, given.shape(), &out);
-    if (!status.ok()) return status;
-    if (out->dtype() == tensorflow::DT_DOUBLE) convert<double>(out, given);
-    else convert<float>(out, given);
+    TF_RETURN_IF_ERROR(context->allocate_output(0, given.shape(), &out));
+    with_type(given.dtype(), [&](auto zero) {
+        const auto from = given.flat<decltype(zero)>();
+        if (out->dtype() == tensorflow::DT_DOUBLE) out->flat<double>() = from.template cast<double>();
+        else out->flat<float>() = from.template cast<float>();
+    });
     return absl::OkStatus();
 }
 
@@ -236,13 +224,9 @@ absl::Status put(Unit& unit, int64_t at, int64_t run, const Tensor& gradient) {
     Tensor memory;  // stays while it is written
     {
         std::lock_guard<std::mutex> lock(unit.mutex);
-        if (!unit.failure.empty()) return failed(unit.failure);
-        if (at >= (int64_t)unit.slots.size()) return failed(AGAIN);
+        TF_RETURN_IF_ERROR(check(unit, at, run, false));
         Slot& slot = unit.slots[at];
-        if (run != unit.run || slot.came) return failed(AGAIN);
-        if (slot.bucket >= 0 && gradient.NumElements() != slot.numel)
-            return failed("a gradient has " + std::to_string(gradient.NumElements()) + " elements, and its graph said " +
-                          std::to_string(slot.numel));
+        if (slot.bucket >= 0) TF_RETURN_IF_ERROR(check_size(gradient, slot.numel, "graph said"));
         slot.came = true;
         ++unit.came;
         slot.shape = gradient.shape();
@@ -264,7 +248,7 @@ absl::Status put(Unit& unit, int64_t at, int64_t run, const Tensor& gradient) {
             std::lock_guard<std::mutex> lock(unit.mutex);
             if (run != unit.run) return failed(AGAIN);
             bucket = unit.slots[at].bucket;
-            full = count_ready(unit, unit.slots[at]);
+            full = unit.buckets[bucket].count_ready();
             all_finite = unit.buckets[bucket].finite &= finite;
         }
         if (full) listener(FULL, unit.id, bucket, run, 0, all_finite);
@@ -291,16 +275,13 @@ void take(const std::shared_ptr<Unit>& unit, int64_t at, int64_t run, double car
           AsyncOpKernel::DoneCallback done) {
     CancellationManager* manager = context->cancellation_manager();
     absl::Status status;
-    bool wanted = false;
+    bool wanted = false, equal = false;
     int64_t bucket = -1;
     {
         std::lock_guard<std::mutex> lock(unit->mutex);
-        if (!unit->failure.empty()) {
-            status = failed(unit->failure);
-        } else if (run != unit->run || at >= (int64_t)unit->slots.size() || !unit->slots[at].came ||
-                   unit->slots[at].waiting.context) {
-            status = failed(AGAIN);
-        } else {
+        status = check(*unit, at, run, true);
+        if (status.ok() && unit->slots[at].waiting.context) status = failed(AGAIN);
+        if (status.ok()) {
             Slot& slot = unit->slots[at];
             CancellationToken token = manager ? manager->get_cancellation_token() : 0;
             if (manager && !manager->RegisterCallback(token, [unit, at, context] { cancel(unit, at, context); })) {
@@ -308,7 +289,8 @@ void take(const std::shared_ptr<Unit>& unit, int64_t at, int64_t run, double car
             } else {
                 slot.waiting = {context, std::move(done), token, carrier};
                 bucket = slot.bucket;
-                wanted = bucket >= 0 && count_wanted(*unit, slot);
+                wanted = bucket >= 0 && unit->buckets[bucket].count_wanted(carrier);
+                equal = wanted && unit->buckets[bucket].equal;
             }
         }
     }
@@ -316,7 +298,7 @@ void take(const std::shared_ptr<Unit>& unit, int64_t at, int64_t run, double car
         context->SetStatus(status);
         done();
     } else if (wanted) {
-        tell_wanted(*unit, bucket);
+        listener(WANTED, unit->id, bucket, run, carrier, equal);
     }
 }
 
@@ -354,12 +336,22 @@ void end(const Waiting& waiting, const absl::Status& status) {
     waiting.done();
 }
 
-class Put : public OpKernel {
+// An operation of a slot.
+template <class Kernel>
+class OfSlot : public Kernel {
   public:
-    explicit Put(OpKernelConstruction* construction) : OpKernel(construction) {
+    explicit OfSlot(OpKernelConstruction* construction) : Kernel(construction) {
         OP_REQUIRES_OK(construction, construction->GetAttr("unit", &unit_));
         OP_REQUIRES_OK(construction, construction->GetAttr("slot", &slot_));
     }
+
+  protected:
+    int64_t unit_, slot_;
+};
+
+class Put : public OfSlot<OpKernel> {
+  public:
+    using OfSlot::OfSlot;
     void Compute(OpKernelContext* context) override {
         auto unit = find(unit_);
         OP_REQUIRES(context, unit, failed(GONE));
@@ -371,23 +363,13 @@ class Put : public OpKernel {
         OP_REQUIRES_OK(context, put(*unit, slot_, run, context->input(0)));
         Tensor* carrier = nullptr;
         OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({1}), &carrier));
-        switch (carrier->dtype()) {
-            case tensorflow::DT_HALF: carrier->flat<Eigen::half>()(0) = Eigen::half(1.0f); break;
-            case tensorflow::DT_FLOAT: carrier->flat<float>()(0) = 1; break;
-            default: carrier->flat<double>()(0) = 1;
-        }
+        with_type(carrier->dtype(), [&](auto zero) { carrier->flat<decltype(zero)>()(0) = decltype(zero)(1.0f); });
     }
-
-  private:
-    int64_t unit_, slot_;
 };
 
-class Take : public AsyncOpKernel {
+class Take : public OfSlot<AsyncOpKernel> {
   public:
-    explicit Take(OpKernelConstruction* construction) : AsyncOpKernel(construction) {
-        OP_REQUIRES_OK(construction, construction->GetAttr("unit", &unit_));
-        OP_REQUIRES_OK(construction, construction->GetAttr("slot", &slot_));
-    }
+    using OfSlot::OfSlot;
     void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
         auto unit = find(unit_);
         OP_REQUIRES_ASYNC(context, unit, failed(GONE), done);
@@ -399,17 +381,10 @@ class Take : public AsyncOpKernel {
             return;
         }
         OP_REQUIRES_ASYNC(context, given.NumElements() == 1, failed("a carrier has one element"), done);
-        double carrier = 0;
-        switch (given.dtype()) {
-            case tensorflow::DT_HALF: carrier = (float)given.flat<Eigen::half>()(0); break;
-            case tensorflow::DT_FLOAT: carrier = given.flat<float>()(0); break;
-            default: carrier = given.flat<double>()(0);
-        }
+        const double carrier =
+            with_type(given.dtype(), [&](auto zero) { return (double)given.flat<decltype(zero)>()(0); });
         take(unit, slot_, run, carrier, context, std::move(done));
     }
-
-  private:
-    int64_t unit_, slot_;
 };
 
 class All : public OpKernel {
@@ -512,20 +487,15 @@ DR_API void dr_tf_dense(int64_t id, const int64_t* residuals, const int64_t* num
     }
 }
 
-// Which of a dense run's residuals were added.
-DR_API void dr_tf_flushed(int64_t id, uint8_t* flushed) {
+// The numbers of elements of all slots, once their gradients are held; and which of a dense run's residuals were added.
+DR_API void dr_tf_slots(int64_t id, int64_t* numels, uint8_t* flushed) {
     auto unit = find(id);
     if (!unit) return;
     std::lock_guard<std::mutex> lock(unit->mutex);
-    for (size_t at = 0; at < unit->slots.size(); ++at) flushed[at] = unit->slots[at].flushed;
-}
-
-// The numbers of elements of all slots, once their gradients are held.
-DR_API void dr_tf_sizes(int64_t id, int64_t* numels) {
-    auto unit = find(id);
-    if (!unit) return;
-    std::lock_guard<std::mutex> lock(unit->mutex);
-    for (size_t at = 0; at < unit->slots.size(); ++at) numels[at] = unit->slots[at].held.NumElements();
+    for (size_t at = 0; at < unit->slots.size(); ++at) {
+        numels[at] = unit->slots[at].held.NumElements();
+        flushed[at] = unit->slots[at].flushed;
+    }
 }
 
 // The bucket of each slot, and the slot's place in it. The buckets keep their memory as long as the run lasts.
@@ -552,16 +522,17 @@ DR_API void dr_tf_lay_out(int64_t id, const int64_t* bucket_of, const int64_t* b
             Bucket& bucket = unit->buckets[slot.bucket];
             bucket.finite &= copied(address(bucket) + slot.begin * size_of(bucket), slot.held);
             slot.held = Tensor();
-            if (count_ready(*unit, slot)) full.push_back(slot.bucket);
-            if (slot.waiting.context && count_wanted(*unit, slot)) wanted.push_back(slot.bucket);
+            if (bucket.count_ready()) full.push_back(slot.bucket);
+            if (slot.waiting.context && bucket.count_wanted(slot.waiting.carrier)) wanted.push_back(slot.bucket);
         }
     }
-    for (int64_t bucket : full) listener(FULL, id, bucket, run, 0, unit->buckets[bucket].finite);
-    for (int64_t bucket : wanted) tell_wanted(*unit, bucket);
+    for (int64_t at : full) listener(FULL, id, at, run, 0, unit->buckets[at].finite);
+    for (int64_t at : wanted) listener(WANTED, id, at, run, unit->buckets[at].carrier, unit->buckets[at].equal);
 }
 
 // The sums of a bucket are in its memory: gives them to the operations that wait for them. Each is multiplied by its
-// carrier / divisor before, unless the divisor is 0. With an error, they fail with it.
+// carrier / divisor before, unless the divisor is 0. With an error, they fail with it. The bucket -1, with an error: all
+// operations of the unit's run fail, those that wait and those that come.
 DR_API void dr_tf_deliver(int64_t id, int64_t run, int64_t at, double divisor, const char* error) {
     auto unit = find(id);
     if (!unit) return;
@@ -569,35 +540,20 @@ DR_API void dr_tf_deliver(int64_t id, int64_t run, int64_t at, double divisor, c
     Bucket bucket;
     {
         std::lock_guard<std::mutex> lock(unit->mutex);
-        if (unit->run != run || at >= (int64_t)unit->buckets.size()) return;
+        if (at < 0) unit->failure = error;
+        else if (unit->run != run || at >= (int64_t)unit->buckets.size()) return;
+        else std::swap(bucket, unit->buckets[at]);
         for (Slot& slot : unit->slots) {
-            if (slot.bucket != at) continue;
-            --unit->came;
+            if (at >= 0 && slot.bucket != at) continue;
+            if (at >= 0) --unit->came;
             if (!slot.waiting.context) continue;
             slots.push_back(slot);
             slot.waiting = Waiting();
         }
-        std::swap(bucket, unit->buckets[at]);
     }
     for (Slot& slot : slots) {
         absl::Status status =
             error ? failed(error) : give(bucket, slot, divisor ? slot.waiting.carrier / divisor : 1.0);
         end(slot.waiting, status);
     }
-}
-
-// All operations of the run fail: those that wait, and those that come.
-DR_API void dr_tf_fail(int64_t id, const char* error) {
-    auto unit = find(id);
-    if (!unit) return;
-    std::vector<Waiting> waiting;
-    {
-        std::lock_guard<std::mutex> lock(unit->mutex);
-        unit->failure = error;
-        for (Slot& slot : unit->slots) {
-            if (slot.waiting.context) waiting.push_back(std::move(slot.waiting));
-            slot.waiting = Waiting();
-        }
-    }
-    for (const Waiting& one : waiting) end(one, failed(error));
 }

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from hvd_deepreduce import Config
-from hvd_deepreduce.engine import BucketLayout, Engine, Member, Parameter
+from hvd_deepreduce.engine import BucketLayout, Member, Parameter
 from hvd_deepreduce.engine.graph.buckets import IN_FLIGHT, GraphBuckets
-from hvd_deepreduce.engine.graph.parameters import GraphParameters
-from hvd_deepreduce.engine.graph.runtime import FULL, HELD, WANTED
+from hvd_deepreduce.engine.graph.held import HeldUnit
+from hvd_deepreduce.engine.graph.parameters import GraphEngine
 from hvd_deepreduce.engine.graph.slots import Graph, Slot, Unit
 from tests.engine.numpy_adapter import ThreadCollectives, run_ranks
 
@@ -35,59 +35,32 @@ class Futures(ThreadCollectives):
         return pending.result()
 
 
-class Arrays:
-    """A ``Runtime`` that is given all gradients at once."""
-
-    early = False
-
-    def __init__(self, listener):
-        self.listener, self.gradients = listener, {}
+class Arrays(HeldUnit):
+    """Is given all gradients at once, and takes all sums when the last of them is there."""
 
     def begin(self, run, slots, force=False):
-        if self.gradients and not force:
-            return False
         self.run, self.sums, self.ended, self.failure = run, {}, Event(), None
-        self.gradients = {}
-        return True
+        return super().begin(run, slots, force)
 
     def put_all(self, gradients):
-        self.gradients = dict(enumerate(gradients))
-        self.listener(HELD, -1, self.run, 0.0, False)
+        for at, gradient in enumerate(gradients):
+            self.hold(at, self.run, gradient)
 
-    def sizes(self, slots):
-        return [self.gradients[at].size for at in range(slots)]
-
-    def lay_out(self, places, buckets, memories):
-        self.buckets = [(one, np.flatnonzero(places[0] == number)) for number, one in enumerate(buckets)]
-        for number, (bucket, slots) in enumerate(self.buckets):
-            for at, parameter in zip(slots, bucket.members, strict=True):
-                bucket.put(parameter, self.gradients[at])
-            self.listener(FULL, number, self.run, 0.0, True)
-            self.listener(WANTED, number, self.run, 1.0, True)
-
-    def deliver(self, run, number, divisor=0.0, error=None):
-        assert run == self.run and not divisor
-        bucket, slots = self.buckets[number]
-        self.failure = self.failure or error
-        for at, part in zip(slots, bucket.parts, strict=True):
-            self.sums[at] = bucket.gradient[slice(*part)].copy()
-            del self.gradients[at]
-        if not self.gradients:
+    def _wake(self, slots):
+        self.failure = self._failure
+        self.sums.update({at: self._sums[at][0] / self._sums[at][1] for at in slots if at in self._sums})
+        if not self._came:
             self.ended.set()
-
-    def fail(self, error):
-        self.failure = error
-        self.ended.set()
 
 
 def traced(collectives, sizes, **settings):
     """The buckets and the graph of one rank's function."""
-    engine = Engine(Config.load(ALL, **settings), Futures(collectives))
-    parameters = GraphParameters(engine)
-    buckets = GraphBuckets(engine, parameters, lambda: 1)
+    engine = GraphEngine(Config.load(ALL, **settings), Futures(collectives))
+    engine.word(False)  # as in the meeting of a step
+    buckets = GraphBuckets(engine, lambda: 1)
     graph, unit = Graph(compressed=len(sizes), built=len(sizes)), Unit(0, 0)
     for at, size in enumerate(sizes):
-        slot = Slot(graph, at, f"g{at}", (size,), FLOAT32, numel=size, unit=unit)
+        slot = Slot(graph, at, f"g{at}", (size,), FLOAT32, unit=unit)
         graph.slots.append(slot)
         unit.slots.append(slot)
     graph.units.append(unit)
@@ -105,7 +78,7 @@ def test_sums_come_back_in_every_run(bucket_bytes):
             rng = np.random.default_rng([run, collectives.rank()])
             buckets.begin(graph, run, place=True)
             runtime.put_all([rng.standard_normal(size).astype(np.float32) for size in sizes])
-            assert runtime.ended.wait(20) and runtime.failure is None
+            assert runtime.ended.wait(20) and not runtime.failure
             found.append([runtime.sums[at] for at in range(len(sizes))])
         engine = buckets._engine
         assert not engine.in_flight and graph.step is None and engine.stats.total.steps == 3
@@ -136,7 +109,7 @@ def test_a_run_that_has_not_ended_is_an_error_until_it_is_forgotten():
     def work(collectives):
         buckets, graph, runtime = traced(collectives, [5])
         buckets.begin(graph, 1, place=True)
-        runtime.gradients = {0: np.ones(5, np.float32)}  # it came, and an error ended the step
+        runtime._came.add(0)  # its gradient came, and an error ended the step
         with pytest.raises(RuntimeError, match=IN_FLIGHT[:30]):
             buckets.begin(graph, 2, place=True)
         buckets.forget_all([graph])

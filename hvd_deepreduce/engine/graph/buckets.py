@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.engine.buckets import BucketLayout, Member
-from hvd_deepreduce.engine.engine import Engine
-from hvd_deepreduce.engine.graph.parameters import GraphParameters
+from hvd_deepreduce.engine.buckets import Bucket, BucketLayout, Member
+from hvd_deepreduce.engine.graph.parameters import GraphEngine
 from hvd_deepreduce.engine.graph.runtime import HELD, WANTED, Listener, Runtime
 from hvd_deepreduce.engine.graph.slots import Graph, Step, Unit
 from hvd_deepreduce.engine.graph.steps import Steps
-from hvd_deepreduce.exchange.traffic import Traffic, allreduce
+from hvd_deepreduce.exchange.interface import FailedStart
+from hvd_deepreduce.exchange.traffic import allreduces
 
 IN_FLIGHT = (
     "buckets of another step are still in flight: either an error ended that step, or two functions that "
@@ -38,26 +38,24 @@ class Run:
     Attributes:
         key: of what is kept.
         layout: the unit's buckets.
-        places: as in ``NativeUnit.lay_out``.
+        places: as in ``Runtime.lay_out``.
         memories: of the buckets, as a ``Runtime`` keeps them.
+        sizes: bytes of each gradient's carrier on the wire, counted as at most 8, and of the gradient.
         number: of the graph's run.
         step: None until the first bucket is full.
         carriers: of the buckets whose sums are asked for: the carrier, and whether it is that of all gradients.
-        failures: of buckets that could not be sent.
         delivered: how many buckets were.
-        traffic: the number of ranks, what the carriers of a step are on the wire, and the bytes of a dense step.
     """
 
     key: Any
     layout: BucketLayout
     places: np.ndarray[Any, np.dtype[np.int64]]
     memories: list[Any]
+    sizes: list[tuple[int, int]]
     number: int = 0
     step: Step | None = None
     carriers: dict[int, tuple[float, bool]] = field(default_factory=dict)
-    failures: dict[int, Exception] = field(default_factory=dict)
     delivered: int = 0
-    traffic: tuple[int, Traffic, int] | None = None
 
 
 class GraphBuckets:
@@ -67,25 +65,21 @@ class GraphBuckets:
         number: gives the DeepReduce's number among those of its process set, for the names of allgathers.
     """
 
-    def __init__(self, engine: Engine, parameters: GraphParameters, number: Callable[[], int]) -> None:
-        self.steps = Steps(engine, parameters)
+    def __init__(self, engine: GraphEngine, number: Callable[[], int]) -> None:
+        self.steps = Steps(engine)
         self._engine = engine
-        self._parameters = parameters
         self._number = number
-        # What is kept of runs between steps. A step that an error ends keeps its own: it may still be in flight.
+        # What is kept of runs between steps, under one config and state of the engine. A step that an error ends keeps
+        # its own: it may still be in flight.
         self._runs: dict[Any, Run] = {}
+        self._generation = engine.generation
         # By the number of their queue, which units of several graphs share: the step under way, the unit begun last.
         self._under_way: dict[int, Step] = {}
         self._begun: dict[int, Unit] = {}
         self._sending = ThreadPoolExecutor(1, "deepreduce send")
 
-    def clear(self) -> None:
-        """Forgets all layouts, after the config or the state has changed."""
-        self._runs.clear()
-
     def forget_all(self, graphs: Iterable[Graph]) -> None:
         """Forgets steps that a failure has ended, with the lock of ``steps`` held. Nothing of them may be in flight."""
-        self.clear()
         self._under_way.clear()
         self._begun.clear()
         self._engine.in_flight.clear()
@@ -99,7 +93,7 @@ class GraphBuckets:
     def close(self) -> None:
         """Ends the thread that sends, after what it has to send, and forgets all layouts."""
         self._sending.shutdown(wait=False)
-        self.clear()
+        self._runs.clear()
         self._begun.clear()
 
     def runtime(self, unit: Unit, graph: Graph, make: Callable[[Listener], Runtime]) -> Runtime:
@@ -144,59 +138,55 @@ class GraphBuckets:
         self.steps.reach(graph, number)
         step, slots = graph.step, unit.slots
         assert step is not None
-        residuals = [self._engine.unsent(self._parameters.of(slot)) for slot in slots] if unit.waiting else []
+        residuals = [self._engine.unsent(self._engine.parameter_of(slot)) for slot in slots] if unit.waiting else []
         unit.waiting = any(one is not None for one in residuals)
         unit.runtime.dense(residuals if unit.waiting else [])
-        ranks = self._engine.collectives.size()
-        if unit.dense_traffic is None or unit.dense_traffic[0] != ranks or unit.waiting:
-            sent = [allreduce(max(0, slot.numel) * slot.sent_itemsize, ranks) for slot in slots]
-            wire = Traffic(sum(one.sent for one in sent), sum(one.received for one in sent))
-            unit.dense_traffic = ranks, wire, _traffic(unit, ranks)[1]
-        _, wire, dense = unit.dense_traffic
-        self._engine.stats.add(wire=wire, dense=dense)
-        self.steps.come(step, len(slots))
-        self.steps.rest()
+        self._count([(max(0, s.numel) * s.sent_itemsize, max(0, s.numel) * s.itemsize) for s in slots])
+        step.begun += len(slots)
         self.steps.leave(step, len(slots))
 
     def _note_flushed(self, unit: Unit) -> None:
         flushed = zip(unit.slots, unit.runtime.flushed(len(unit.slots)), strict=True)
-        self._engine.note_flushed(self._parameters.of(slot) for slot, done in flushed if done)
+        self._engine.note_flushed(self._engine.parameter_of(slot) for slot, done in flushed if done)
 
     def _put_back(self, unit: Unit) -> None:
         run, unit.run = unit.run, None
         if run is not None:
             run.step, run.delivered = None, 0
             run.carriers.clear()
-            run.failures.clear()
             self._runs[run.key] = run
+
+    def _count(self, sizes: list[tuple[int, int]]) -> None:
+        """Counts an allreduce for each of some gradients: bytes of what it reduces, and of the gradient."""
+        (wire, dense), ranks = zip(*sizes, strict=True), self._engine.ranks
+        self._engine.stats.add(wire=allreduces(wire, ranks), dense=allreduces(dense, ranks).sent)
 
     def _place(self, graph: Graph, unit: Unit, number: int) -> None:
         """Gives the unit's slots their places, in its buckets."""
+        if self._generation != self._engine.generation:
+            self._runs.clear()
+            self._generation = self._engine.generation
         of, key = unit.key
-        if of is not self._parameters.list_of(graph):
-            numels = tuple((self._parameters.of(slot).name, slot.numel) for slot in unit.slots)
-            key = unit.queue, numels
+        if of is not self._engine.list_of(graph):
+            key = unit.queue, tuple((self._engine.parameter_of(slot).name, slot.numel) for slot in unit.slots)
             unit.key = (graph.parameters, key) if unit.known else (None, None)
-        run = self._runs.pop(key, None)
-        if run is None:
-            members = [Member(self._parameters.of(slot), slot.numel) for slot in unit.slots]
-            layout = self._new_layout(members, unit)
-            index = {bucket.number: at for at, bucket in enumerate(layout.buckets)}
-            places = np.empty((3, len(members)), np.int64)
-            for at, (parameter, numel, *_) in enumerate(members):
-                bucket = layout.bucket_of[parameter.name]
-                places[:, at] = index[bucket.number], bucket.part_of(parameter.name)[0], numel
-            run = Run(key, layout, places, [])
+        run = self._runs.pop(key, None) or self._new_run(unit, key)
         run.number, unit.run = number, run
         unit.runtime.lay_out(run.places, run.layout.buckets, run.memories)
 
-    def _new_layout(self, members: list[Member], unit: Unit) -> BucketLayout:
+    def _new_run(self, unit: Unit, key: Any) -> Run:
+        members = [Member(self._engine.parameter_of(slot), slot.numel) for slot in unit.slots]
         layout = BucketLayout(members, self._engine.max_bucket_bytes, members[0].parameter.number, unit.queue)
         for bucket in layout.buckets:
             # Horovod matches allgathers by name: it must be the same on all ranks, where parameters' names may
             # differ, and unique among all DeepReduces.
             bucket.name = f"bucket.{self._number()}.{unit.queue}.{bucket.number}"
-        return layout
+        places = np.empty((3, len(members)), np.int64)
+        for at, (parameter, numel, *_) in enumerate(members):
+            bucket = layout.bucket_of[parameter.name]
+            places[:, at] = bucket.number - layout.first_number, bucket.part_of(parameter.name)[0], numel
+        sizes = [(min(slot.itemsize, 8), slot.numel * slot.itemsize) for slot in unit.slots]
+        return Run(key, layout, places, [], sizes)
 
     def _told(self, graph: Graph, unit: Unit, event: int, at: int, number: int, carrier: float, flag: bool) -> None:
         """By a thread of the framework, which does not wait."""
@@ -213,16 +203,16 @@ class GraphBuckets:
             run: Run | None = unit.run
             if run is None or run.number != number:
                 return  # the step was forgotten
+            bucket = run.layout.buckets[at]
             if event == WANTED:
                 run.carriers[at] = carrier, flag
-                self._finish_when_there(graph, unit, run, at)
+                self._finish_when_there(graph, unit, run, bucket)
             else:
-                self._full(graph, unit, run, at, flag)
+                self._full(graph, unit, run, bucket, flag)
         except Exception as error:
             unit.runtime.fail(f"{type(error).__name__}: {error}")
 
-    def _full(self, graph: Graph, unit: Unit, run: Run, at: int, finite: bool) -> None:
-        bucket = run.layout.buckets[at]
+    def _full(self, graph: Graph, unit: Unit, run: Run, bucket: Bucket, finite: bool) -> None:
         bucket.finite = finite
         with self.steps.lock:
             if run.step is None:
@@ -231,15 +221,14 @@ class GraphBuckets:
             self.steps.come(run.step, len(bucket.members))
             ready = self._engine.mark_full(bucket)
         for one in ready:
-            index = run.layout.buckets.index(one)
             try:
                 self._engine.start(one)
             except Exception as error:
-                run.failures[index] = error
+                one.pending = FailedStart(error)
         self.steps.rest()
-        for index in map(run.layout.buckets.index, ready):
-            if index in run.carriers:
-                self._finish_when_there(graph, unit, run, index)
+        for one in ready:
+            if one.number - run.layout.first_number in run.carriers:
+                self._finish_when_there(graph, unit, run, one)
 
     def _begin_step(self, graph: Graph, unit: Unit, run: Run) -> None:
         self.steps.reach(graph, run.number)
@@ -247,33 +236,26 @@ class GraphBuckets:
         if step is None or self._under_way.setdefault(unit.queue, step) is not step:
             raise RuntimeError(IN_FLIGHT)
         run.step = step
-        ranks = self._engine.collectives.size()
-        if run.traffic is None or run.traffic[0] != ranks:
-            run.traffic = ranks, *_traffic(unit, ranks)
-        _, wire, dense = run.traffic
-        self._engine.stats.add(wire=wire, dense=dense)
+        self._count(run.sizes)
 
-    def _finish_when_there(self, graph: Graph, unit: Unit, run: Run, at: int) -> None:
+    def _finish_when_there(self, graph: Graph, unit: Unit, run: Run, bucket: Bucket) -> None:
         """Once a bucket's sums are asked for and its exchange was started."""
-        bucket = run.layout.buckets[at]
-        if at in run.failures:
-            self._finish(graph, unit, run, at)
-        elif bucket.pending is not None:
-            bucket.pending.add_done_callback(partial(self._finish, graph, unit, run, at))
+        if bucket.pending is not None:
+            bucket.pending.add_done_callback(partial(self._finish, graph, unit, run, bucket))
 
-    def _finish(self, graph: Graph, unit: Unit, run: Run, at: int, _: object = None) -> None:
+    def _finish(self, graph: Graph, unit: Unit, run: Run, bucket: Bucket, _: object) -> None:
         """Decodes a bucket and delivers its sums."""
-        step, number, bucket, failure = run.step, run.number, run.layout.buckets[at], run.failures.get(at)
+        step, number, at = run.step, run.number, bucket.number - run.layout.first_number
         assert step is not None
-        (carrier, equal), ranks, divisor = run.carriers[at], self._engine.collectives.size(), 0.0
+        (carrier, equal), ranks, divisor = run.carriers[at], self._engine.ranks, 0.0
+        failure: Exception | None = None
         self.steps.resume(step)
         try:
-            if failure is None:
-                if equal:
-                    self._engine.receive(bucket, carrier / ranks)
-                else:
-                    divisor = float(ranks)
-                    self._engine.receive(bucket)
+            if equal:
+                self._engine.receive(bucket, carrier / ranks)
+            else:
+                divisor = float(ranks)
+                self._engine.receive(bucket)
         except Exception as error:
             failure = error
         self.steps.rest()
@@ -290,9 +272,3 @@ class GraphBuckets:
                 self._put_back(unit)
             failure = self.steps.leave(step, len(bucket.members))
         unit.runtime.deliver(number, at, divisor, None if failure is None else f"{type(failure).__name__}: {failure}")
-
-
-def _traffic(unit: Unit, ranks: int) -> tuple[Traffic, int]:
-    carriers = [allreduce(slot.carrier_bytes, ranks) for slot in unit.slots]
-    wire = Traffic(sum(one.sent for one in carriers), sum(one.received for one in carriers))
-    return wire, sum(allreduce(slot.numel * slot.dtype.size, ranks).sent for slot in unit.slots)

@@ -11,11 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
+from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine.agreement import Descriptions
 from hvd_deepreduce.engine.engine import Engine
 from hvd_deepreduce.engine.graph.slots import Graph, Signature, Slot
 from hvd_deepreduce.engine.parameter import Parameter
+from hvd_deepreduce.engine.rank_state import ElasticState, Snapshot
 from hvd_deepreduce.engine.state import Reshard, State
+from hvd_deepreduce.exchange.collectives import Collectives
 from hvd_deepreduce.wire.quoting import quoted
 
 
@@ -59,20 +62,21 @@ class Variables:
             )
 
 
-class GraphParameters:
-    """The lists of parameters of one DeepReduce. Callers hold the lock of its ``Steps``.
+class GraphEngine(Engine):
+    """An engine that gets to know its parameters from graphs. Callers hold the lock of its ``Steps``.
 
     Args:
+        config, collectives: as for ``Engine``.
         variables: those to which the gradients of each graph belong, if the user has named them.
     """
 
-    def __init__(self, engine: Engine, variables: Variables | None = None) -> None:
-        self._engine = engine
+    def __init__(self, config: Config, collectives: Collectives, variables: Variables | None = None) -> None:
+        super().__init__(config, collectives, names=[] if variables is None else variables.names)
         self._variables = variables
         self._lists: dict[Signature, list[Parameter]] = {}
         self._restored = False
 
-    def of(self, slot: Slot) -> Parameter:
+    def parameter_of(self, slot: Slot) -> Parameter:
         """The slot's parameter. The slot's graph must be complete."""
         return self.list_of(slot.graph)[slot.position]
 
@@ -82,75 +86,83 @@ class GraphParameters:
         Raises:
             ValueError: a state was loaded, and it is of another model.
         """
-        if graph.parameters is None:
+        if graph.parameters is None or graph.generation != self.generation:
             signature = graph.signature()
             if signature not in self._lists:
                 if self._restored:
                     raise _other_model(signature, self._lists)
-                first = len(self._engine.parameters)
+                first = len(self.parameters)
                 self._lists[signature] = parameters = [
                     Parameter(f"{first + s.position} {s.name}", first + s.position, s.shape, s.dtype.name)
                     for s in graph.slots
                 ]
-                self._engine.parameters.update((parameter.name, parameter) for parameter in parameters)
+                self.parameters.update((parameter.name, parameter) for parameter in parameters)
             self._restored = False
             if self._variables is not None:
                 self._variables.check_count(graph)
                 for slot, parameter in zip(graph.slots, self._lists[signature], strict=True):
                     parameter.known_as = self._variables.name_of(slot)
-            graph.parameters = self._lists[signature]
+            graph.parameters, graph.generation = self._lists[signature], self.generation
         return graph.parameters
 
     def descriptions(self) -> Descriptions:
         """All parameters, for comparison between ranks. By number: names may differ (use_generic_names of the tape)."""
-        config = self._engine.config
+        config = self.config
         return [
             (str(p.number), p.shape, p.dtype + f" {config.override_of(p.known_as)}" * bool(config.overrides))
-            for p in self._engine.parameters.values()
+            for p in self.parameters.values()
         ]
 
-    def state(self) -> list[list[tuple[str, tuple[int, ...], str]]]:
-        """(name, shape, dtype) of the parameters of each list, for ``load``."""
+    def _described(self) -> list[list[tuple[str, tuple[int, ...], str]]]:
         return [[(p.name, p.shape, p.dtype) for p in parameters] for parameters in self._lists.values()]
 
-    def load(self, state: State, graphs: Iterable[Graph], own: bool = False, reshard: Reshard = False) -> None:
-        """Loads the engine's state, with its lists of parameters.
+    def state_dict(self) -> dict[str, Any]:
+        """As ``Engine.state_dict``, with (name, shape, dtype) of the parameters of each list."""
+        return {**super().state_dict(), "lists": self._described()}
 
-        Args:
-            own: this process has made the state, and may have had another rank then.
-            reshard: as in ``Engine.load_state_dict``.
-
-        Raises:
-            ValueError: as ``Engine.load_state_dict``; nothing has changed then.
-        """
+    def load_state_dict(
+        self, state: State, parameters: Iterable[Parameter] | None = None, *, reshard: Reshard = False
+    ) -> None:
+        """As ``Engine.load_state_dict``, with the parameters of the state."""
+        first: Any = state
         if reshard is not False and isinstance(state, Iterable) and not isinstance(state, Mapping):
             states = iter(state)
             first = next(states, {})
-            state = chain([first], _with_lists_of(first, states))
-            lists = _lists_of(first)
-        else:
-            lists = _lists_of(state)
-        known = [parameter for parameters in lists.values() for parameter in parameters]
+            state = chain([first], _of_model(_lists_of(first), states))
+        lists = self._known_lists(first)
+        super().load_state_dict(state, chain(*lists.values()), reshard=reshard)
+        self._lists, self._restored = lists, bool(lists)
+
+    def resume(self, state: Mapping[str, Any], parameters: Iterable[Parameter] | None = None) -> None:
+        """As ``Engine.resume``, with the parameters of the state."""
+        lists = self._known_lists(state)
+        super().resume(state, chain(*lists.values()))
+        self._lists, self._restored = lists, bool(lists)
+
+    def _known_lists(self, state: object) -> dict[Signature, list[Parameter]]:
+        """The lists of a state.
+
+        Raises:
+            ValueError: it is of another model than the graphs here.
+        """
+        lists = _lists_of(state)
         for signature in self._lists:
             if signature not in lists:
                 raise _other_model(signature, lists)
-        if own:
-            self._engine.resume(state, known)  # type: ignore[arg-type]
-        else:
-            self._engine.load_state_dict(state, known, reshard=reshard)
-        self._lists = lists
-        self._restored = bool(lists)
-        for graph in graphs:
-            graph.parameters = None
+        return lists
+
+    def elastic_state(self) -> ElasticState:
+        return super().elastic_state()._replace(lists=self._described())
+
+    def state_from_root(self, told: ElasticState) -> Snapshot:
+        config, state = super().state_from_root(told)
+        return Snapshot(config, {**state, "lists": told.lists})
 
 
-def _with_lists_of(first: Mapping[str, Any], states: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """The states, once their lists have been found to be those of the first."""
-    expected = list(_lists_of(first).values())
+def _of_model(lists: dict[Signature, list[Parameter]], states: Iterable[object]) -> Iterator[Any]:
+    """The states, once their lists have been found to be these."""
     for state in states:
-        if [[(p.name, p.shape, p.dtype) for p in one] for one in _lists_of(state).values()] != [
-            [(p.name, p.shape, p.dtype) for p in one] for one in expected
-        ]:
+        if _lists_of(state) != lists:
             raise ValueError("the states are of different models: give the states of one checkpoint")
         yield state
 
@@ -158,7 +170,7 @@ def _with_lists_of(first: Mapping[str, Any], states: Iterable[Mapping[str, Any]]
 def _lists_of(state: object) -> dict[Signature, list[Parameter]]:
     """The lists of parameters in a saved state, which may hold anything."""
     if not isinstance(state, Mapping) or "lists" not in state:
-        raise ValueError("this is not a state of DeepReduce on TensorFlow: it has no lists")
+        raise _no_state("it has no lists")
     lists: dict[Signature, list[Parameter]] = {}
     known: set[str] = set()
     for described in _sequence(state["lists"]):
@@ -168,25 +180,26 @@ def _lists_of(state: object) -> dict[Signature, list[Parameter]]:
             sizes = _sequence(shape)
             whole = all(isinstance(size, int) and not isinstance(size, bool) and size >= -1 for size in sizes)
             if not (isinstance(name, str) and isinstance(dtype, str) and whole):
-                raise ValueError(
-                    f"this is not a state of DeepReduce on TensorFlow: its lists have {quoted(one)} in place of the "
-                    "name, shape and dtype of a parameter"
-                )
+                raise _no_state(f"its lists have {quoted(one)} in place of the name, shape and dtype of a parameter")
             if name in known:
-                raise ValueError(f"this is not a state of DeepReduce on TensorFlow: it lists {quoted(name)} twice")
+                raise _no_state(f"it lists {quoted(name)} twice")
             parameters.append(Parameter(name, len(known), tuple(sizes), dtype))
             known.add(name)
         signature = tuple((parameter.shape, parameter.dtype) for parameter in parameters)
         if signature in lists:
-            raise ValueError("this is not a state of DeepReduce on TensorFlow: two of its lists are of equal gradients")
+            raise _no_state("two of its lists are of equal gradients")
         lists[signature] = parameters
     return lists
 
 
 def _sequence(value: object) -> Sequence[Any]:
     if not isinstance(value, list | tuple):
-        raise ValueError(f"this is not a state of DeepReduce on TensorFlow: it has {quoted(value)} in place of a list")
+        raise _no_state(f"it has {quoted(value)} in place of a list")
     return value
+
+
+def _no_state(reason: str) -> ValueError:
+    return ValueError(f"this is not a state of DeepReduce on TensorFlow: {reason}")
 
 
 def _other_model(signature: Signature, lists: Iterable[Signature]) -> ValueError:

@@ -7,6 +7,8 @@ positions into parameters.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -29,11 +31,13 @@ class Slot:
         dtype: the framework's, with ``name`` and ``size``.
         shape: -1 for a size that is not known before the gradient is there.
         uncompressed: Horovod reduces it as it is.
-        sparse: it is IndexedSlices, which Horovod does not pass (``indexed_slices``).
         numel: -1 where it is not known before the gradient is there.
         key: of the container of the gradient that is in flight.
         own: bytes of the IndexedSlices in flight that go as they are; None: they are in a container.
-        unit: the gradients with which it may share a bucket.
+        unit: the gradients with which it may share a bucket; None: it is in none.
+        accumulated_in: dtype of its flat array.
+        itemsize: bytes of an element.
+        sent_itemsize: the same where Horovod reduces the gradient as it is: bfloat16 is sent as float32.
     """
 
     graph: Graph
@@ -42,26 +46,16 @@ class Slot:
     shape: tuple[int, ...]
     dtype: Any
     uncompressed: bool = False
-    sparse: bool = False
-    numel: int = -1
+    numel: int = field(init=False)
     key: RngKey = RngKey(0, 0, 0)
     own: int | None = None
     unit: Unit | None = None
 
-    @property
-    def accumulated_in(self) -> np.dtype[Any]:
-        """dtype of its flat array."""
-        return np.dtype(np.float64 if self.dtype.name == "float64" else np.float32)
-
-    @property
-    def sent_itemsize(self) -> int:
-        """Bytes of an element where Horovod reduces the gradient as it is: bfloat16 is sent as float32."""
-        return 4 if self.dtype.name == "bfloat16" else int(self.dtype.size)
-
-    @property
-    def carrier_bytes(self) -> int:
-        """Size of its carrier on the wire, counted as at most 8."""
-        return min(int(self.dtype.size), 8)
+    def __post_init__(self) -> None:
+        self.numel = -1 if -1 in self.shape else prod(self.shape)
+        self.accumulated_in = np.dtype(np.float64 if self.dtype.name == "float64" else np.float32)
+        self.itemsize = int(self.dtype.size)
+        self.sent_itemsize = 4 if self.dtype.name == "bfloat16" else self.itemsize
 
 
 @dataclass(eq=False)
@@ -78,9 +72,8 @@ class Unit:
         run: of them, that is under way.
         dense: whether Horovod reduces the gradients of the run that has begun last.
         waiting: whether residuals wait for a dense run.
-        dense_traffic: the number of ranks, and what a dense run is on the wire.
         known: whether the sizes of all gradients are known before they are there.
-        key: the graph's parameters, and the key of the unit's buckets for them, where ``known``.
+        key: the graph's parameters, and the key of the unit's run with them, where ``known``.
     """
 
     last_operation: int
@@ -90,7 +83,6 @@ class Unit:
     run: Any = None
     dense: bool = False
     waiting: bool = True
-    dense_traffic: Any = None
     known: bool = True
     key: tuple[Any, Any] = None, None
 
@@ -122,6 +114,7 @@ class Graph:
         compressed: number of slots that are compressed.
         built: number of slots that have all of their operations.
         parameters: of the slots; None before they are known.
+        generation: the engine's, when it found them.
         units: in the order in which they began.
         runs: how many there were.
         reached: the number of the last run whose step has begun.
@@ -130,7 +123,6 @@ class Graph:
         taken: names of the operations in C++ that hand out sums, in this graph or in a conditional.
         searched: how many of its operations were searched for IndexedSlices.
         slices: those that were found, with their slots, while the graph is traced.
-        uncompressed: ``uncompressed_bytes``, once a step has begun.
     """
 
     index: int = 0
@@ -139,6 +131,7 @@ class Graph:
     compressed: int = 0
     built: int = 0
     parameters: list[Parameter] | None = None
+    generation: int = -1
     units: list[Unit] = field(default_factory=list)
     runs: int = 0
     reached: int = 0
@@ -147,18 +140,17 @@ class Graph:
     taken: set[str] = field(default_factory=set)
     searched: int = 0
     slices: list[tuple[Any, Slot]] = field(default_factory=list)
-    uncompressed: tuple[int, int] | None = None
 
     @property
     def complete(self) -> bool:
         """Whether tracing went through: no error ended it."""
         return self.built == len(self.slots)
 
+    @cached_property
     def uncompressed_bytes(self) -> tuple[int, int]:
-        """Bytes of the gradients that go uncompressed: as they are sent, and as they are."""
+        """Bytes of the gradients that go uncompressed: as they are sent, and as they are; once a step has begun."""
         known = [slot for slot in self.slots if slot.uncompressed and -1 not in slot.shape]
-        sent = sum(slot.numel * slot.sent_itemsize for slot in known)
-        return sent, sum(slot.numel * slot.dtype.size for slot in known)
+        return sum(slot.numel * slot.sent_itemsize for slot in known), sum(slot.numel * slot.itemsize for slot in known)
 
     def signature(self) -> Signature:
         """(shape, dtype) of each gradient."""

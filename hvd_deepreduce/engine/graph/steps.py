@@ -9,8 +9,7 @@ from threading import RLock
 from time import perf_counter
 from typing import Literal
 
-from hvd_deepreduce.engine.engine import Engine
-from hvd_deepreduce.engine.graph.parameters import GraphParameters
+from hvd_deepreduce.engine.graph.parameters import GraphEngine
 from hvd_deepreduce.engine.graph.slots import AGAIN, Graph, Slot, Step
 from hvd_deepreduce.engine.parameter import Parameter
 
@@ -24,20 +23,11 @@ class Steps:
         lock: of everything that operations of a step share.
     """
 
-    def __init__(self, engine: Engine, parameters: GraphParameters) -> None:
+    def __init__(self, engine: GraphEngine) -> None:
         self.lock = RLock()
         self._engine = engine
-        self._parameters = parameters
         self._working = 0
         self._idle_since = 0.0
-
-    def begin(self, slot: Slot, number: int) -> tuple[Step, Parameter]:
-        """A gradient has come."""
-        with self.lock:
-            self.reach(slot.graph, number)
-            step, parameter = self.find(slot, number)
-            step.begun += 1
-        return step, parameter
 
     def reach(self, graph: Graph, number: int) -> None:
         """Something of the graph's run with this number has come; with the first its step begins."""
@@ -45,10 +35,8 @@ class Steps:
             if graph.reached < number:
                 graph.reached = number
                 self._engine.stats.begin_step()
-                if graph.uncompressed is None:
-                    graph.uncompressed = graph.uncompressed_bytes()
-                if graph.uncompressed[0]:
-                    self._engine.count_allreduce(*graph.uncompressed)
+                if graph.uncompressed_bytes[0]:
+                    self._engine.count_allreduce(*graph.uncompressed_bytes)
                 if graph.compressed:
                     graph.step = Step(graph, number)
                 else:
@@ -61,15 +49,16 @@ class Steps:
             ValueError: a state was loaded, and it is of another model.
         """
         with self.lock:
-            return max(map(_STEP, self._parameters.list_of(graph)), default=0)
+            return max(map(_STEP, self._engine.list_of(graph)), default=0)
 
     def find(self, slot: Slot, number: int) -> tuple[Step, Parameter]:
-        """The run of the slot's graph with this number, and the slot's parameter."""
+        """The run of the slot's graph with this number, which may begin now, and the slot's parameter."""
         with self.lock:
+            self.reach(slot.graph, number)
             step = slot.graph.step
             if step is None or step.number != number:
                 raise RuntimeError(AGAIN)
-            return step, self._parameters.of(slot)
+            return step, self._engine.parameter_of(slot)
 
     def come(self, step: Step, gradients: int) -> None:
         """So many gradients of the step have come, and work on them begins."""
@@ -129,7 +118,7 @@ class Steps:
         """
         begin, stats = perf_counter(), self._engine.stats
         if counted == "encode":
-            self.come(step, 0)
+            self.come(step, 1)
         else:
             self.resume(step)
         try:

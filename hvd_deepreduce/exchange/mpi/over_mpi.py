@@ -13,7 +13,7 @@ import numpy as np
 from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
 from hvd_deepreduce.exchange.collectives import Collectives
-from hvd_deepreduce.exchange.interface import Bucket, Exchange, Pending, Rank
+from hvd_deepreduce.exchange.interface import Bucket, Exchange, FailedStart, Pending, Rank
 from hvd_deepreduce.exchange.settings import ExchangeSettings
 from hvd_deepreduce.exchange.statements import gather, refusal
 from hvd_deepreduce.exchange.traffic import Traffic
@@ -65,16 +65,12 @@ class MpiExchange(Exchange):
             assert values is not None
             return values if indices is None else SparseTensor(bucket.gradient.size, indices, values), residual
 
-        summed: Future[Traffic]
         try:
             rank.collectives.wait_meeting()
-        except Exception as error:  # ``result`` raises it: here, other ranks would wait for the rest of this step
-            summed = Future()
-            summed.set_exception(error)
-        else:
-            queue = self._queues.queue(bucket.queue, self._settings.name)
-            summed = queue.submit(self._settings, select, bucket.gradient, key, bucket.apart())
-        return _Queued(rank, bucket, summed)
+        except Exception as error:
+            return FailedStart(error)
+        queue = self._queues.queue(bucket.queue, self._settings.name)
+        return _Queued(rank, bucket, queue.submit(self._settings, select, bucket.gradient, key, bucket.apart()))
 
     def prepare(self, queues: int) -> None:
         """
