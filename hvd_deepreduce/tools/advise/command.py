@@ -12,6 +12,7 @@ import typer
 
 from hvd_deepreduce import Config
 from hvd_deepreduce.engine import cores
+from hvd_deepreduce.exchange.costs import Link
 from hvd_deepreduce.tools import gradient_file, gradients, output, quantities, ranks
 from hvd_deepreduce.tools.advise import losses, prediction, speeds
 from hvd_deepreduce.tools.advise.report import Advice
@@ -162,7 +163,7 @@ def advise(
     computing = threads or max(1, int(own))
     sharing = max(1.0, computing / own)
     if rate is not None:
-        link = prediction.Link(rate, 1e-6 * (LATENCY if latency is None else latency), speeds.stack())
+        link = Link(rate, 1e-6 * (LATENCY if latency is None else latency), speeds.stack())
     else:
         assert collectives is not None
         link = speeds.link(collectives, sharing)

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hvd_deepreduce.config import Config
+from hvd_deepreduce.exchange.costs import Link
 from hvd_deepreduce.tools.advise import losses, prediction, speeds
-from hvd_deepreduce.tools.advise.prediction import CodecSpeed, Job, Link, Machine, NotPredictedError, Prediction
+from hvd_deepreduce.tools.advise.prediction import CodecSpeed, Job, Machine, NotPredictedError, Prediction
 from hvd_deepreduce.tools.gradient_file import Vector
 
 GRADIENTS = ("recommended", "fast", "small", "smallest", "reduce_scatter")

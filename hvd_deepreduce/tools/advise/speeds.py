@@ -18,12 +18,12 @@ import numpy.typing as npt
 from hvd_deepreduce.codecs.interfaces import U8, RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.config.error_feedback import DGC
-from hvd_deepreduce.engine.exchange_autotune import kept as kept_of_vector
-from hvd_deepreduce.exchange.costs import dense as dense_cost
+from hvd_deepreduce.exchange import costs
+from hvd_deepreduce.exchange.costs import Link
 from hvd_deepreduce.ops import half
 from hvd_deepreduce.ops.types import F32
 from hvd_deepreduce.pipeline import Pipeline, bundle
-from hvd_deepreduce.tools.advise.prediction import CodecSpeed, Link, Machine
+from hvd_deepreduce.tools.advise.prediction import CodecSpeed, Machine
 
 MOST = 1 << 25
 """Elements of a vector that is measured; times of longer ones are proportional."""
@@ -108,7 +108,7 @@ def codec(config: Config, sizes: Sequence[int], vectors: Sequence[F32], threads:
         begin = perf_counter()
         own = bundle.encode(vector, residual, velocity, slices, 1, False)
         seconds.append(perf_counter() - begin)
-    kept = sum(kept_of_vector(config, end - begin) for begin, end in pieces)
+    kept = sum(costs.kept(config, end - begin) for begin, end in pieces)
     out = np.empty(numel, np.float32)
 
     def decode(count: int) -> float:
@@ -196,10 +196,10 @@ def link(collectives: Collectives, sharing: float = 1.0) -> Link:
     if seconds < LEAST_SECONDS:
         size = LARGER
         seconds, cpu = large(size)
-    cost = dense_cost(ranks, size)
+    cost = costs.dense(ranks, size)
     seconds = max(seconds - cost.messages * latency, seconds / 2)
-    rate = 8 * cost.high / seconds
+    rate = 8 * cost.words / seconds
     if not collectives.on_torch:
         return Link(rate, latency, stack())
     _, half_cpu = large(size, np.float16)
-    return Link(rate, latency, min(cpu, seconds / sharing) / cost.high, half_cpu / cost.high)
+    return Link(rate, latency, min(cpu, seconds / sharing) / cost.words, half_cpu / cost.words)
