@@ -31,7 +31,7 @@ LAYERS: list[set[str]] = [
     {"exchange.mpi.densestream", "exchange.mpi.sparcml", "exchange.mpi.topk_allgather"},
     {"exchange.costs", "exchange.mpi.queue"},
     {"engine"},
-    {"tools.advise"},
+    {"tools.advise", "tools.measuring"},
     {"horovod"},
     {"torch", "tensorflow"},
     {"tools", "tools.advise.command", "tools.probes", "tools.ranks", "__main__"},
