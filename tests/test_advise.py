@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from hvd_deepreduce import Config
 from hvd_deepreduce.exchange.costs import Link
@@ -17,17 +16,11 @@ from hvd_deepreduce.tools import gradient_file, quantities
 from hvd_deepreduce.tools.advise import command, prediction, speeds
 from hvd_deepreduce.tools.advise.command import sizes_of, vectors_of
 from hvd_deepreduce.tools.advise.report import Advice
-from hvd_deepreduce.tools.app import app
+from tests.command.test_command import run
 from tests.ranks import launch
 from tests.selection import thorough
 
 SMALL = ["advise", "200K", "--ranks", "4", "--config", "topk_rice_qsgd", "--config", "adamw_small"]
-
-
-def run(*arguments, code=0):
-    found = CliRunner().invoke(app, [str(one) for one in arguments])
-    assert found.exit_code == code, found.output
-    return found.output
 
 
 def advice(*arguments):

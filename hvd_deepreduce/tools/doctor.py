@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 import typer
 
@@ -34,32 +34,8 @@ INSTALL_HOROVOD = (
 )
 
 
-class Line(NamedTuple):
-    """What was found out about one component.
-
-    Attributes:
-        name: of the component.
-        state: ``ok``; ``absent``: it is not installed; ``note``: it works, but not everything will; ``fails``.
-        found: versions and the like.
-        advice: what will not work, and how to mend it; empty where nothing is wrong.
-    """
-
-    name: str
-    state: str
-    found: str
-    advice: str = ""
-
-
-class Probe(NamedTuple):
-    """The end of a probe's process.
-
-    Attributes:
-        found: what it printed; None: it failed.
-        error: why, as far as it said.
-    """
-
-    found: dict[str, Any] | None
-    error: str
+Found = dict[str, dict[str, Any] | str]
+"""What each probe has printed, or why it failed."""
 
 
 def doctor(as_json: output.Json = False) -> None:
@@ -68,11 +44,11 @@ def doctor(as_json: output.Json = False) -> None:
     It imports each library in a process of its own, and sends a generated gradient through the recommended config, on
     the CPU and, where CuPy finds one, on a GPU. It ends with 1 if something that is installed does not work.
     """
-    lines = [line._asdict() for line in (_system(), *diagnosed(output.progress))]
+    lines = [_line("system", *_system()), *diagnosed(output.progress)]
     failed = any(line["state"] == "fails" for line in lines)
     output.show({"works": not failed, "components": lines}, as_json, _show)
     if failed:
-        raise typer.Exit(output.ExitCode.FOUND)
+        raise typer.Exit(output.FOUND)
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -85,40 +61,41 @@ def _show(found: dict[str, Any]) -> None:
         output.paragraph("- {name}: {advice}.".format(**line))
 
 
-def probe(name: str) -> Probe:
-    """Runs one of ``probes.PROBES`` in a process of its own."""
+def probe(name: str) -> dict[str, Any] | str:
+    """What one of ``probes.PROBES`` prints in a process of its own; or why it fails, as far as it says."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(RANK_VARIABLES)}
     command = [sys.executable, "-m", "hvd_deepreduce.tools.probes", name]
     try:
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
-        return Probe(None, f"it did not end within {SECONDS:.0f} s")
+        return f"it did not end within {SECONDS:.0f} s"
     if ended.returncode < 0:
-        return Probe(None, f"its process was ended by {signal.Signals(-ended.returncode).name}")
+        return f"its process was ended by {signal.Signals(-ended.returncode).name}"
     said = [line for line in (ended.stderr if ended.returncode else ended.stdout).splitlines() if line.strip()]
     last = said[-1].strip() if said else "it printed nothing"
     if ended.returncode:
-        return Probe(None, last)
+        return last
     try:
-        return Probe(json.loads(last), "")
+        found: dict[str, Any] = json.loads(last)
     except ValueError:
-        return Probe(None, f"it ended with {last!r}")
+        return f"it ended with {last!r}"
+    return found
 
 
-def diagnosed(progress: Callable[[list[Any], str], Any]) -> Iterator[Line]:
+def diagnosed(progress: Callable[[list[Any], str], Any]) -> Iterator[dict[str, str]]:
     """What the probes of all components find."""
     installed = [name for name in COMPONENTS if _installed(name)]
     with ThreadPoolExecutor(max(1, min(4, cores.of_rank(1)))) as pool:
         running = {name: pool.submit(probe, name) for name in installed}
         ended = {name: one.result() for name, one in progress(list(running.items()), "importing libraries")}
     for name, (package, judge, without) in COMPONENTS.items():
-        if name not in ended:
-            yield Line(name, "absent", "", without)
-        elif (found := ended[name].found) is None:
+        found = ended.get(name)
+        if found is None:
+            yield _line(name, "", without, "absent")
+        elif isinstance(found, str):
             mend = f"install {package} again" if name != "kernels" else "install hvd-deepreduce again, on this machine"
             mend = INSTALL_HOROVOD if package == "horovod" else mend
-            advice = f"it does not work: {ended[name].error}. To mend it, {mend}"
-            yield _line(name, _version(package), advice, "fails")
+            yield _line(name, _version(package), f"it does not work: {found}. To mend it, {mend}", "fails")
         else:
             yield _line(name, *judge(found, ended))
     yield _line("launchers", *_launchers("mpi4py" in ended))
@@ -126,8 +103,16 @@ def diagnosed(progress: Callable[[list[Any], str], Any]) -> Iterator[Line]:
     yield _line("matplotlib", version) if version else _line("matplotlib", "", need, "absent")
 
 
-def _line(name: str, found: str, advice: str = "", state: str = "") -> Line:
-    return Line(name, state or ("note" if advice else "ok"), found, advice)
+def _line(name: str, found: str, advice: str = "", state: str = "") -> dict[str, str]:
+    """What was found out about one component.
+
+    Args:
+        found: versions and the like.
+        advice: what will not work, and how to mend it; empty where nothing is wrong.
+        state: ``ok``; ``absent``: it is not installed; ``note``: it works, but not everything will; ``fails``.
+            Unless it is given, it is ``note`` with advice, and ``ok`` without.
+    """
+    return {"name": name, "state": state or ("note" if advice else "ok"), "found": found, "advice": advice}
 
 
 def _installed(name: str) -> bool:
@@ -145,107 +130,105 @@ def _version(package: str) -> str:
         return ""
 
 
-def _system() -> Line:
+# Each of these yields the arguments of _line after the name, of which the last ones may be missing.
+
+
+def _system() -> Iterator[str]:
     mine, limit = cores.of_rank(1), os.environ.get("OMP_NUM_THREADS")
-    found = f"hvd_deepreduce {hvd_deepreduce.__version__}, Python {platform.python_version()}, {mine} cores"
     packages = ", ".join(f"{name} {_version(name)}" for name in ("numpy", "pydantic", "zstandard"))
-    found += (f", OMP_NUM_THREADS={limit}" if limit else "") + f", {packages}"
-    advice = "" if sys.platform == "linux" else f"only Linux is tested, and this is {sys.platform}"
-    return _line("system", found, advice)
+    yield (
+        f"hvd_deepreduce {hvd_deepreduce.__version__}, Python {platform.python_version()}, {mine} cores"
+        + (f", OMP_NUM_THREADS={limit}" if limit else "") + f", {packages}"
+    )  # fmt: skip
+    if sys.platform != "linux":
+        yield f"only Linux is tested, and this is {sys.platform}"
 
 
-Judgement = tuple[str, ...]
-"""``found``, ``advice`` and ``state`` of a ``Line``, of which the last ones may be missing."""
-
-
-def _kernels(found: dict[str, Any], _: dict[str, Probe]) -> Judgement:
-    said = f"{VECTOR_LEVELS[found['level']]}; {found['elements']:,} elements went through {found['bytes']:,} bytes"
+def _kernels(found: dict[str, Any], _: Found) -> Iterator[str]:
+    yield f"{VECTOR_LEVELS[found['level']]}; {found['elements']:,} elements went through {found['bytes']:,} bytes"
     if found["level"] == 0 and platform.machine() == "x86_64":
-        return said, "this processor has no AVX2, so that encoding takes several times as long"
-    return (said,)
+        yield "this processor has no AVX2, so that encoding takes several times as long"
 
 
-def _torch(found: dict[str, Any], ended: dict[str, Probe]) -> Judgement:
-    gpus = found["gpus"]
-    said = f"{found['version']}, torch.distributed with {', '.join(found['backends']) or 'no backend'}"
-    said += f", CUDA {found['cuda']}, {', '.join(gpus)}" if gpus else ", no GPU"
-    cupy = ended.get("cupy")
-    if gpus and (cupy is None or cupy.found is None or not cupy.found["gpus"]):
-        return said, f"gradients on a GPU need CuPy: run {INSTALL['cupy']} (this PyTorch has CUDA {found['cuda']})"
-    return (said,)
+def _torch(found: dict[str, Any], ended: Found) -> Iterator[str]:
+    gpus, cupy = found["gpus"], ended.get("cupy")
+    devices = f", CUDA {found['cuda']}, {', '.join(gpus)}" if gpus else ", no GPU"
+    yield f"{found['version']}, torch.distributed with {', '.join(found['backends']) or 'no backend'}{devices}"
+    if gpus and not (isinstance(cupy, dict) and cupy["gpus"]):
+        yield f"gradients on a GPU need CuPy: run {INSTALL['cupy']} (this PyTorch has CUDA {found['cuda']})"
 
 
-def _tensorflow(found: dict[str, Any], _: dict[str, Probe]) -> Judgement:
+def _tensorflow(found: dict[str, Any], _: Found) -> Iterator[str]:
     version, keras, built = found["version"], found["keras"], found["operations"]
-    said = f"{version}, Keras {keras or 'not installed'}"
-    said += f", operations in C++ for {', '.join(built)}" if built else ", no operations in C++"
+    operations = f"operations in C++ for {', '.join(built)}" if built else "no operations in C++"
+    yield f"{version}, Keras {keras or 'not installed'}, {operations}"
     if not keras.startswith("2."):
         package = "" if find_spec("tf_keras") else "install the package tf_keras, and "
-        return said, (
+        yield (
             f"Horovod 0.28 works with Keras 2 alone, and hvd_deepreduce.tensorflow refuses others: {package}set the "
             "environment variable TF_USE_LEGACY_KERAS=1 before TensorFlow is imported"
         )
-    if version not in built:
-        return said, (
+    elif version not in built:
+        yield (
             f"the operations in C++ were not built for TensorFlow {version}, so that Python is in their place, which "
             "is slower, and 'mode: auto' is an error: install hvd-deepreduce again, in this environment, with "
             "'pip install --no-build-isolation' and a C++ compiler"
         )
-    return (said,)
 
 
-def _horovod(found: dict[str, Any], _: dict[str, Probe]) -> Judgement:
+def _horovod(found: dict[str, Any], _: Found) -> Iterator[str]:
     built = found["built"]
-    said = f"{_version('horovod')}, built with {', '.join(built) or 'neither Gloo nor MPI'}"
+    yield f"{_version('horovod')}, built with {', '.join(built) or 'neither Gloo nor MPI'}"
     if "gloo" not in built and "mpi" not in built:
-        return said, f"it has no way to communicate: {INSTALL_HOROVOD}", "fails"
-    if "mpi" not in built:
-        return said, (
+        yield from (f"it has no way to communicate: {INSTALL_HOROVOD}", "fails")
+    elif "mpi" not in built:
+        yield (
             "it was built without MPI, so that the exchanges over MPI (densestream, sparcml) do not run beside it: use "
             f"the exchange allgather or reduce_scatter, or {INSTALL_HOROVOD}"
         )
-    return (said,)
 
 
-def _mpi4py(found: dict[str, Any], _: dict[str, Probe]) -> Judgement:
-    said = f"{found['version']}, {found['library']}"
+def _mpi4py(found: dict[str, Any], _: Found) -> Iterator[str]:
+    yield f"{found['version']}, {found['library']}"
     if not found["threads"]:
-        return said, (
+        yield (
             "this MPI has no MPI_THREAD_MULTIPLE, which the exchanges over MPI need beside Horovod: use an MPI that "
             "was built with it, or the exchange allgather or reduce_scatter"
         )
-    if "Open MPI v5" in found["library"]:
-        return said, "'horovodrun --mpi' passes options that Open MPI 5 does not read: use mpirun"
-    return (said,)
+    elif "Open MPI v5" in found["library"]:
+        yield "'horovodrun --mpi' passes options that Open MPI 5 does not read: use mpirun"
 
 
-def _cupy(found: dict[str, Any], _: dict[str, Probe]) -> Judgement:
-    if not found["gpus"]:
-        return f"{found['version']}, no GPU", f"it finds no GPU ({found.get('why', '')}), so that all runs on the CPU"
-    said = f"{found['version']}, CUDA {found['runtime']}, {', '.join(found['gpus'])}; "
-    return (said + f"{found['elements']:,} elements went through {found['bytes']:,} bytes on the GPU",)
+def _cupy(found: dict[str, Any], _: Found) -> Iterator[str]:
+    if found["gpus"]:
+        yield (
+            f"{found['version']}, CUDA {found['runtime']}, {', '.join(found['gpus'])}; {found['elements']:,} elements "
+            f"went through {found['bytes']:,} bytes on the GPU"
+        )
+    else:
+        yield f"{found['version']}, no GPU"
+        yield f"it finds no GPU ({found.get('why', '')}), so that all runs on the CPU"
 
 
-def _launchers(with_mpi: bool) -> Judgement:
+def _launchers(with_mpi: bool) -> Iterator[str]:
     there = [name for name in ("horovodrun", "mpirun", "torchrun") if shutil.which(name)]
-    found = ", ".join(there)
+    yield ", ".join(there) or "none on the PATH"
     if not there:
-        return "none on the PATH", "a job of several ranks needs one: put mpirun or torchrun on the PATH", "absent"
-    if "mpirun" in there and with_mpi:
+        yield from ("a job of several ranks needs one: put mpirun or torchrun on the PATH", "absent")
+    elif "mpirun" in there and with_mpi:
         if not (shutil.which("ssh") or shutil.which("rsh")) and os.environ.get("OMPI_MCA_plm_rsh_agent") != "":
-            return found, (
+            yield (
                 "there is no ssh, which mpirun of Open MPI needs even on one machine: set OMPI_MCA_plm_rsh_agent= (to "
                 "nothing), or install ssh"
             )
-        if os.geteuid() == 0 and "OMPI_ALLOW_RUN_AS_ROOT" not in os.environ:
-            return found, (
+        elif os.geteuid() == 0 and "OMPI_ALLOW_RUN_AS_ROOT" not in os.environ:
+            yield (
                 "mpirun of Open MPI refuses to run as root: set OMPI_ALLOW_RUN_AS_ROOT=1 and "
                 "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1, or use another user"
             )
-    return (found,)
 
 
-COMPONENTS: dict[str, tuple[str, Callable[[dict[str, Any], dict[str, Probe]], Judgement], str]] = {
+COMPONENTS: dict[str, tuple[str, Callable[[dict[str, Any], Found], Iterator[str]], str]] = {
     "kernels": ("hvd-deepreduce", _kernels, ""),
     "torch": ("torch", _torch, f"hvd_deepreduce.torch needs it: run {INSTALL['torch']}"),
     "tensorflow": ("tensorflow", _tensorflow, f"hvd_deepreduce.tensorflow needs it: run {INSTALL['tensorflow']}"),

@@ -101,15 +101,10 @@ def _of_container(container: Container) -> dict[str, Any]:
         "sparsifier": named("sparsifiers", container.sparsifier, "none, all elements are sent"),
         "index": named("index_codecs", container.index, "none, no indices are sent"),
         kind: named(f"{kind}_codecs", container.value, "none"),
-        "dtype": str(container.dtype),
-        "numel": container.numel,
-        "count": container.count,
+        "dtype": str(container.dtype), "numel": container.numel, "count": container.count,
         "density": container.count / container.numel if container.numel else 0.0,
-        "seed": container.key.seed,
-        "parameter": container.key.parameter,
-        "step": container.key.step,
-        "digest": f"{container.digest:08x}",
-        "bytes": container.nbytes,
+        **{one: getattr(container.key, one) for one in ("seed", "parameter", "step")},
+        "digest": f"{container.digest:08x}", "bytes": container.nbytes,
         "bytes_of_dense": container.nbytes / max(1, container.numel * container.dtype.itemsize),
         "parts": [
             {"part": name, "bytes": size, "bits_an_element": 8 * size / count} for name, size in sections.items()
@@ -117,11 +112,10 @@ def _of_container(container: Container) -> dict[str, Any]:
         "values": {
             "support": "all elements" if support is None else "indices",
             "norm": float(np.linalg.norm(values.astype(np.float64))),
-            "largest": float(np.abs(values).max()) if values.size else 0.0,
-            "zeros": int(values.size - np.count_nonzero(values)),
-            "finite": bool(np.isfinite(values).all()),
+            "largest": float(np.abs(values).max(initial=0)),
+            "zeros": int(values.size - np.count_nonzero(values)), "finite": bool(np.isfinite(values).all()),
         },
-    }
+    }  # fmt: skip
 
 
 def _show_containers(found: dict[str, Any]) -> None:

@@ -14,7 +14,6 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
@@ -35,16 +34,8 @@ LONG_WORD = 16
 """Letters of a word that a table may divide."""
 
 
-class ExitCode(IntEnum):
-    """What the command ends with."""
-
-    WELL = 0
-    FOUND = 1
-    """Something is wrong with the input or the machine; a sentence says what."""
-    USAGE = 2
-    """The command was called in a wrong way."""
-
-
+FOUND, USAGE = 1, 2
+"""What the command ends with, unless all is well."""
 EXIT_CODES = (
     "Exit codes: 0: all is well. 1: something is wrong with the input or the machine, and a sentence says what. 2: the "
     "command was called in a wrong way."
@@ -87,7 +78,7 @@ def paragraph(text: str, indent: str = "") -> None:
     say(textwrap.indent(text, indent))
 
 
-def fail(sentence: object, code: ExitCode = ExitCode.FOUND) -> NoReturn:
+def fail(sentence: object, code: int = FOUND) -> NoReturn:
     """Prints an error and ends the command."""
     print(_shown(f"hvd-deepreduce: {sentence}"), file=sys.stderr, flush=True)
     raise typer.Exit(code)
@@ -95,7 +86,7 @@ def fail(sentence: object, code: ExitCode = ExitCode.FOUND) -> NoReturn:
 
 def misused(sentence: object) -> NoReturn:
     """Ends the command, which was called in a wrong way."""
-    fail(sentence, ExitCode.USAGE)
+    fail(sentence, USAGE)
 
 
 @contextmanager

@@ -51,15 +51,17 @@ def kept_of(ranks: int, supports: Supports) -> list[np.ndarray]:
     return [np.arange(supports.kept) * ranks + apart * rank for rank in range(ranks)]
 
 
+def tensors_of(ranks: int, supports: Supports) -> list[SparseTensor]:
+    ones = np.ones(supports.kept, np.float32)
+    places = kept_of(ranks, supports)
+    return [SparseTensor(STRIDE * supports.numel, (STRIDE * one).astype(np.uint32), ones) for one in places]
+
+
 @pytest.mark.parametrize("overlap", ["all", "none", "random"])
 @pytest.mark.parametrize("size", [2, 4, 8, 32])
 def test_volumes_over_mpi(size, overlap):
-    kept = 64 * size
-    supports = Supports(kept * size, kept, overlap)
-    tensors = [
-        SparseTensor(STRIDE * kept * size, (STRIDE * one).astype(np.uint32), np.ones(kept, np.float32))
-        for one in kept_of(size, supports)
-    ]
+    supports = Supports(64 * size * size, 64 * size, overlap)
+    tensors = tensors_of(size, supports)
     for name, (model, word_bytes) in MODELS.items():
         cost = model(size, supports)
         network, _ = simulate(name, tensors, count_only=True)
@@ -74,11 +76,7 @@ def test_volumes_over_mpi(size, overlap):
 
 def test_two_ranks_send_each_other_everything():
     supports = Supports(1000, 100)
-    tensors = [
-        SparseTensor(1000 * STRIDE, (STRIDE * one).astype(np.uint32), np.ones(100, np.float32))
-        for one in kept_of(2, supports)
-    ]
-    network, _ = simulate("direct", tensors, count_only=True)
+    network, _ = simulate("direct", tensors_of(2, supports), count_only=True)
     cost = costs.expected(DenseStreamExchange(), 2, supports)
     assert (network.messages.max(), cost.words) == (cost.messages - costs.small_collectives(2).messages, 100)
     assert 0 <= network.received.max() - 12 * cost.words <= HEADER.size + MESSAGE_HEADER.size
@@ -151,11 +149,3 @@ def test_table_2_lies_within_the_model():
                 assert model(4, low).seconds(link, word_bytes) <= time
                 if model is costs.densestream and density == 0.1:
                     assert time < 2 * model(4, high).seconds(link, word_bytes)
-
-
-def test_a_link_is_shared_by_the_ranks_of_its_host():
-    cost = Cost(3, 1000, 200)
-    link = Link(8e3, 0.1, cpu=1e-4)
-    assert cost.transfer(link, 4) == pytest.approx((0.3 + 4.2, 0.42, 4200))
-    assert cost.transfer(link, 4, costs.crossing(8, 2), 20.0) == pytest.approx((0.3 + 8.4, 8.4, 4200 * 12 / 7))
-    assert costs.crossing(8, 8) == 1

@@ -15,14 +15,16 @@ How fast the machine and its codecs are is measured (``speeds.py``); nothing her
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
 from typing import NamedTuple
 
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.exchange import costs
 from hvd_deepreduce.exchange.costs import Link, Transfer
-from hvd_deepreduce.exchange.settings import AllGather, ReduceScatter
+from hvd_deepreduce.exchange.settings import AllGather, Exchange, ReduceScatter
 
 BACKWARD = 2 / 3
 """Share of computing during which gradients become ready: the backward pass takes twice as long as the forward pass."""
@@ -181,37 +183,32 @@ def seconds_of(job: Job, parts: Sequence[Part], overhead: float = 0.0) -> float:
     return max(compute + sum(part.before + part.transfer.stack + part.after for part in parts), decoded)
 
 
-def _dense_parts(job: Job, link: Link, machine: Machine, half: bool, sizes: Iterable[int]) -> list[Part]:
-    """Buckets of so many elements each, uncompressed."""
+def _parts(job: Job, sizes: Sequence[int], bucket: Callable[[int], tuple[float, Transfer, float]]) -> list[Part]:
+    """Buckets of so many elements each."""
+    return [Part(end / job.numel, *bucket(size)) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+
+
+def _dense(job: Job, link: Link, machine: Machine, half: bool, size: int) -> tuple[float, Transfer, float]:
+    """A bucket of so many elements, uncompressed."""
     used = link if not half or link.cpu_half is None else replace(link, cpu=link.cpu_half)
-    parts, done = [], 0
-    for size in sizes:
-        done += size
-        cast = size * machine.half / 2 if half else 0.0
-        transfer = costs.dense(job.ranks, size).transfer(used, 2 if half else 4, 1.0, job.sharing)
-        parts.append(Part(done / job.numel, cast, transfer, cast))
-    return parts
+    cast = size * machine.half / 2 if half else 0.0
+    return cast, costs.dense(job.ranks, size).transfer(used, 2 if half else 4, 1.0, job.sharing), cast
 
 
-def _compressed_parts(job: Job, config: Config, link: Link, speed: CodecSpeed, sizes: Iterable[int]) -> list[Part]:
-    """Buckets of so many elements each, in containers."""
-    ranks, exchange = job.ranks, config.exchange
-    crossing = costs.crossing(ranks, job.per_host)
-    parts, done = [], 0
-    for size in sizes:
-        done += size
-        share = size / job.numel
-        encode, write, each = (share * seconds for seconds in (speed.encode, speed.decode, speed.decode_each))
-        supports = costs.Supports(size, share * speed.kept)
-        cost = costs.expected(exchange, ranks, supports)
-        after = write + ranks * each
-        if isinstance(exchange, ReduceScatter):
-            # A rank adds up all ranks' parts of its slice, encodes this sum, and decodes all slices of the sum.
-            of_sum = min(supports.union(ranks), costs.sent_of_sum(exchange, size))
-            after = write / ranks + each + encode / ranks + write + each * of_sum / supports.kept
-        transfer = cost.transfer(link, speed.size / speed.kept, crossing, job.sharing)
-        parts.append(Part(done / job.numel, encode, transfer, after))
-    return parts
+def _compressed(
+    job: Job, exchange: Exchange, link: Link, speed: CodecSpeed, size: int
+) -> tuple[float, Transfer, float]:
+    """A bucket of so many elements, in containers."""
+    ranks, share = job.ranks, size / job.numel
+    encode, write, each = (share * seconds for seconds in (speed.encode, speed.decode, speed.decode_each))
+    supports = costs.Supports(size, share * speed.kept)
+    after = write + ranks * each
+    if isinstance(exchange, ReduceScatter):
+        # A rank adds up all ranks' parts of its slice, encodes this sum, and decodes all slices of the sum.
+        of_sum = min(supports.union(ranks), costs.sent_of_sum(exchange, size))
+        after = write / ranks + each + encode / ranks + write + each * of_sum / supports.kept
+    cost, crossing = costs.expected(exchange, ranks, supports), costs.crossing(ranks, job.per_host)
+    return encode, cost.transfer(link, speed.size / speed.kept, crossing, job.sharing), after
 
 
 def _prediction(name: str, seconds: float, parts: Iterable[Part], every: int = 1, updates: bool = False) -> Prediction:
@@ -234,7 +231,7 @@ def local(job: Job) -> Prediction:
 
 def dense(job: Job, link: Link, machine: Machine, half: bool = False) -> Prediction:
     """Allreduces of whole gradients, in float32 or (``half``) in 16 bits, on two ranks or more."""
-    parts = _dense_parts(job, link, machine, half, buckets(job.sizes, job.bucket_bytes))
+    parts = _parts(job, buckets(job.sizes, job.bucket_bytes), partial(_dense, job, link, machine, half))
     seconds = seconds_of(job, parts, overhead(job, machine, False))
     return _prediction(FP16 if half else DENSE, seconds, parts)
 
@@ -274,9 +271,9 @@ def compressed(name: str, config: Config, job: Job, link: Link, machine: Machine
     sizes = buckets(job.sizes, None if config.scope == "model" else job.bucket_bytes)
     plan = config.local
     if plan is not None and config.sends_all_as_it_is:  # they go through an allreduce
-        parts = _dense_parts(job, link, machine, False, sizes)
+        parts = _parts(job, sizes, partial(_dense, job, link, machine, False))
     else:
-        parts = _compressed_parts(job, config, link, speed, sizes)
+        parts = _parts(job, sizes, partial(_compressed, job, config.exchange, link, speed))
     if plan is None:
         return _prediction(name, seconds_of(job, parts, overhead(job, machine, True)), parts)
     # An exchange follows a step, with nothing beside it; with a delay, its transfer has the steps of the delay.
