@@ -9,24 +9,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from hvd_deepreduce import Config
+from hvd_deepreduce.exchange.costs import Link
 from hvd_deepreduce.tools import gradient_file, quantities
 from hvd_deepreduce.tools.advise import command, prediction, speeds
 from hvd_deepreduce.tools.advise.command import sizes_of, vectors_of
 from hvd_deepreduce.tools.advise.report import Advice
-from hvd_deepreduce.tools.app import app
+from tests.command.test_command import run
 from tests.ranks import launch
 from tests.selection import thorough
 
 SMALL = ["advise", "200K", "--ranks", "4", "--config", "topk_rice_qsgd", "--config", "adamw_small"]
-
-
-def run(*arguments, code=0):
-    found = CliRunner().invoke(app, [str(one) for one in arguments])
-    assert found.exit_code == code, found.output
-    return found.output
 
 
 def advice(*arguments):
@@ -109,7 +103,7 @@ def test_nothing_is_cut(columns, monkeypatch, capsys, readme):
     """On terminals of 80 and 120 columns, and in a pipe; with times of a large model."""
     rows = [prediction.Prediction(**one) for one in readme["predictions"]]
     rows = [replace(one, seconds=100 * one.seconds, link=400 * one.link) for one in rows]
-    link = prediction.Link(**readme["link"])
+    link = Link(**readme["link"])
     monkeypatch.setattr(sys.stdout, "isatty", lambda: columns is not None, raising=False)
     monkeypatch.setenv("COLUMNS", str(columns))
     command.show(Advice(prediction.Job([25_600_000], 4), link, rows), False)

@@ -86,11 +86,13 @@ def test_parameters_without_a_gradient_are_zeros(tmp_path):
 
 
 def test_accumulators_are_gradients_and_residuals(tmp_path):
-    recorder = Recorder(tmp_path / "of.npz", [1], SHAPES, accumulators=True, rank=3)
+    recorder = Recorder(tmp_path / "of.npz", [1], SHAPES, accumulators=True, rank=3, all_ranks=True)
+    file = tmp_path / "of_rank3.npz"
     recorder.put("a", lambda: np.ones((2, 3)), lambda: np.full(6, 0.5))
     recorder.put("b", lambda: np.ones(4), lambda: None)
-    assert gradient_file.read(tmp_path / "of.npz", "accumulator", 3).tolist() == [1.5] * 6 + [1] * 4
-    assert gradient_file.rank_count(tmp_path / "of.npz") == 1
+    assert gradient_file.read(file, "accumulator", 3).tolist() == [1.5] * 6 + [1] * 4
+    assert gradient_file.rank_count(file) == 1
+    assert Recorder(tmp_path / "of.npz", [1], SHAPES, rank=3).done
 
 
 def test_what_cannot_be_recorded_is_an_error(tmp_path, monkeypatch):

@@ -32,7 +32,7 @@ LAYERS: list[set[str]] = [
     {"exchange.costs", "exchange.mpi.queue"},
     {"exchange.autotune", "exchange.mpi.over_mpi"},
     {"engine"},
-    {"tools.advise"},
+    {"tools.advise", "tools.measuring"},
     {"horovod"},
     {"torch", "tensorflow"},
     {"tools", "tools.advise.command", "tools.probes", "tools.ranks", "__main__"},

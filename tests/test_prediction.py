@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_deepreduce import Config
+from hvd_deepreduce.exchange.costs import Link
 from hvd_deepreduce.tools.advise import prediction, report
-from hvd_deepreduce.tools.advise.prediction import CodecSpeed, Job, Link, Machine, NotPredictedError
+from hvd_deepreduce.tools.advise.prediction import CodecSpeed, Job, Machine, NotPredictedError
 
 MACHINE = Machine(copy=0.0, half=2e-9)
 COPYING = Machine(copy=1e-10, half=2e-9)
@@ -92,9 +93,10 @@ def test_a_free_core_encodes_beside_the_backward_pass():
 
 
 def test_reduce_scatter_receives_about_twice_its_slices():
-    """Each rank sends 3/4 of its 10,000 elements, and 3/4 of the sum's 10,000, in 10 bytes each."""
+    """3/4 of its 10,000 elements, and 3/4 of the sum's 10,000, in 10 bytes each; and two bytes for 3/4 of 256 cells."""
     found = prediction.compressed("x", REDUCED, JOB, GIGABIT, MACHINE, SPEED)
-    assert found.received == pytest.approx(150_000)
+    assert found.received == pytest.approx(150_000 + 384)
+    assert found.link == pytest.approx(4 * 2 * 3 * 100e-6 + 8 * 150_384 / 1e9)
 
 
 def test_updates_are_exchanged_every_few_steps():

@@ -4,8 +4,7 @@ All ranks measure once, when they are compared before the first gradient: a few 
 the latency of a message and the rate. Each rank says what it has measured and which exchanges it could run, by one more
 allgather, so that all of them draw the same conclusion from the same numbers. No later step needs a message for it.
 
-The model (``exchange/costs.py``) has latency and bytes. It knows nothing of the work of the processors, and takes the
-ranks' supports to be random and independent of each other.
+The model and its assumptions are in ``exchange/costs.py``.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import numpy as np
 
 from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.codecs.joint.stream import CODED_BLOCK_BITS
-from hvd_deepreduce.codecs.sparsify.topk import kept_of
 from hvd_deepreduce.codecs.value.half import Half
 from hvd_deepreduce.codecs.value.qsgd import QSGD
 from hvd_deepreduce.config import Config, ConfigError
@@ -37,8 +35,6 @@ SMALL, LARGE = 7, 3
 """How many allgathers of each kind are timed, after one that is not."""
 SAMPLE = 1 << 16
 """Elements of the vector that is encoded to find the bytes of an element."""
-ASSUMED_DENSITY = 0.01
-"""Of sparsifiers that have no setting for it."""
 NAMES = ("allgather", "reduce_scatter", "densestream")
 LEAST_BYTE = 8e-12
 """Seconds, those of 1,000 Gbit/s: what is measured below is noise, such as where ranks share their memory or the large
@@ -91,15 +87,7 @@ def element_bytes(config: Config, numel: int) -> float:
         bits = {"raw": 32, "qsgd": exchange.bits}.get(exchange.value, 16)
         return (bits + (CODED_BLOCK_BITS if exchange.coded else 64)) / 8
     sample = np.random.default_rng(0).standard_normal(max(1, min(numel, SAMPLE)), np.float32)
-    return Pipeline(config).encode(sample, None, RngKey(0, 0, 0), 2).size / kept(config, sample.size)
-
-
-def kept(config: Config, numel: int) -> int:
-    """How many elements a rank keeps of a vector."""
-    sparsifier = config.sparsifier
-    if sparsifier.sends_all:
-        return max(1, numel)
-    return max(1, kept_of(getattr(sparsifier, "density", ASSUMED_DENSITY), numel))
+    return Pipeline(config).encode(sample, None, RngKey(0, 0, 0), 2).size / costs.kept(config, sample.size)
 
 
 def measured(collectives: Collectives, most: int) -> tuple[float, float]:
@@ -121,7 +109,8 @@ def measured(collectives: Collectives, most: int) -> tuple[float, float]:
     large = max(LEAST_LARGE, min(LARGE_BYTES, most) // ranks)
     small = timed(SMALL_BYTES, SMALL)
     more = max(0.0, timed(large, LARGE) - small)
-    return small / (ranks - 1), more / ((ranks - 1) * (large - SMALL_BYTES))
+    messages = costs.PER_COLLECTIVE * (ranks - 1)
+    return small / messages, more / ((ranks - 1) * (large - SMALL_BYTES))
 
 
 def choose(config: Config, collectives: Collectives, numel: int, over_mpi: bool) -> Chosen:
@@ -162,10 +151,9 @@ def choose(config: Config, collectives: Collectives, numel: int, over_mpi: bool)
     for name, of_ranks in zip(NAMES, said.T[2:], strict=True):
         if not of_ranks.all():
             continue  # a rank cannot run it
-        most = None if auto.density is None else kept_of(auto.density, length)
-        cost = costs.expected(name, ranks, length, kept(possible[name], length), most)
-        seconds, _ = cost.seconds(latency, float(np.median(of_ranks)), 8 / byte)
-        times[name] = vectors * (seconds + costs.small_seconds(name, ranks, latency, byte, most is not None))
+        supports = costs.Supports(length, costs.kept(possible[name], length))
+        cost = costs.expected(possible[name].exchange, ranks, supports)
+        times[name] = vectors * cost.seconds(costs.Link(8 / byte, latency), float(np.median(of_ranks)))
     best = min(times, key=lambda name: times[name])
     told = ", ".join(f"{name} {1e3 * seconds:.3g} ms" for name, seconds in times.items())
     how = "given" if fixed else "measured" if auto.latency is None and auto.bandwidth is None else "given and measured"

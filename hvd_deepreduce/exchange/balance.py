@@ -82,6 +82,16 @@ def quotas(bounds: list[int], total: int) -> list[int]:
     return least
 
 
+def parts_of(ranks: int) -> int:
+    """How many slices a histogram is made for; those of more ranks divide its cells evenly."""
+    return min(ranks, max(1, MOST_PARTS // ranks))
+
+
+def cells_of(numel: int, parts: int, least: int = LEAST_CELLS) -> int:
+    """How many cells of a vector a histogram for so many slices counts first."""
+    return min(numel, max(CELLS_PER_PART * parts, least))
+
+
 class Histogram:
     """The numbers of all ranks' kept elements in cells of a vector; every rank makes one, and adds the same sums.
 
@@ -95,7 +105,7 @@ class Histogram:
     """
 
     def __init__(self, numel: int, parts: int, least: int = LEAST_CELLS) -> None:
-        cells = min(numel, max(CELLS_PER_PART * parts, least))
+        cells = cells_of(numel, parts, least)
         self.numel, self.parts, self.least = numel, parts, least
         self.begins: I64 = np.arange(cells, dtype=np.int64) * numel // max(1, cells)
         self.ends: I64 = np.append(self.begins[1:], numel)[:cells]
@@ -155,7 +165,7 @@ def balanced_bounds(
     Raises:
         ContainerError: the sums cannot be read; on all ranks.
     """
-    histogram = Histogram(numel, min(ranks, max(1, MOST_PARTS // ranks)))
+    histogram = Histogram(numel, parts_of(ranks))
     while histogram.begins.size:
         histogram.add((yield from _sums(histogram.count(indices), rank, ranks, fail)))
     return histogram.bounds(ranks)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.tensorflow.compression import Compressor
 
 from hvd_deepreduce.tensorflow.graph import current_place, without_order
-from hvd_deepreduce.tools import recorder
-from hvd_deepreduce.tools.recorder import Capturing
+from hvd_deepreduce.tools.recorder import Options, Recorder
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
-class Capture(Capturing, Compressor):  # type: ignore[misc]
+class Capture(Recorder, Compressor):  # type: ignore[misc]
     """Records this rank's gradients of some steps into files that ``hvd-deepreduce inspect`` and ``bench`` read.
 
     It takes the place of ``compression=`` of Horovod's tape or optimizer, since a reduced gradient is all that they
@@ -43,18 +45,13 @@ class Capture(Capturing, Compressor):  # type: ignore[misc]
         steps: Sequence[int] = (10,),
         *,
         compression: Any = None,
-        only: str = "*",
-        all_ranks: bool = False,
-        passes: int = 1,
-        max_bytes: int = recorder.MAX_BYTES,
+        **options: Unpack[Options],
     ) -> None:
         self._inner = hvd.Compression.none if compression is None else compression
         self._known = [(variable.name.removesuffix(":0"), tuple(variable.shape)) for variable in variables]
         self._seen: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._record(
-            file, steps, hvd.rank(), all_ranks, dict(self._known), only=only, passes=passes, max_bytes=max_bytes,
-            about={"framework": f"tensorflow {tf.__version__}"},
-        )  # fmt: skip
+        about = {"framework": f"tensorflow {tf.__version__}"}
+        super().__init__(file, steps, dict(self._known), rank=hvd.rank(), about=about, **options)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def compress(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
@@ -63,8 +60,7 @@ class Capture(Capturing, Compressor):  # type: ignore[misc]
         Raises:
             ValueError: the gradient has not the shape of the variable in its place.
         """
-        recorder = self._recorder
-        if recorder is not None and not recorder.done:
+        if not self.done:
             graph, _ = current_place()
             number = self._seen.get(graph, 0)
             self._seen[graph] = number + 1
@@ -76,7 +72,7 @@ class Capture(Capturing, Compressor):  # type: ignore[misc]
                 )
 
             def record(gradient: Any) -> None:
-                recorder.put(name, lambda: gradient.copy())
+                self.put(name, lambda: gradient)
 
             # NumPy has no bfloat16.
             recording = tf.numpy_function(record, [tf.cast(tensor, tf.float32)], [])

@@ -35,13 +35,10 @@ def root(
     """Gradient compression for Horovod and PyTorch DDP: what it would do to your job, and what it has done."""
 
 
-app.command(epilog=command.EPILOG)(command.advise)
-app.command(epilog=bench.EPILOG)(bench.bench)
-app.command(epilog=capture.EPILOG)(capture.capture)
-app.command(epilog=configs.EPILOG)(configs.configs)
-app.command(epilog=doctor.EPILOG)(doctor.doctor)
-app.command(epilog=inspect.EPILOG)(inspect.inspect)
-app.command(epilog=timeline.EPILOG)(timeline.timeline)
+for module in (command, bench, capture, configs, doctor, inspect, timeline):
+    lines = (one if one.startswith("mpirun") else f"hvd-deepreduce {one}" for one in module.EXAMPLES)
+    epilog = "\n\n  ".join(["Examples:", *lines]) + ("\n\n" + output.EXIT_CODES) * (module is command)
+    app.command(epilog=epilog)(getattr(module, module.__name__.split(".")[2]))
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,23 +16,23 @@ from hvd_deepreduce.codecs.interfaces import ValueCodec
 from hvd_deepreduce.config import ConfigError, presets
 from hvd_deepreduce.ops import library
 from hvd_deepreduce.tools import gradients, output, statistics
+from hvd_deepreduce.tools.gradient_file import MOST
 from hvd_deepreduce.tools.measuring import WholeConfig, all_codecs, timed, trial
-from hvd_deepreduce.tools.output import Json
 from hvd_deepreduce.tools.picture import Panel, Point, draw
 
-EPILOG = """Examples:
-
-  hvd-deepreduce bench
-
-  hvd-deepreduce bench gradients.npz --config recommended --config ./mine.yaml
-
-  hvd-deepreduce bench --numel 25000000 --all --runs 3 --picture presets.png
-
-  hvd-deepreduce bench gradients.npz --codecs --density 0.001 --json
-"""
+EXAMPLES = (
+    "bench",
+    "bench gradients.npz --config recommended --config ./mine.yaml",
+    "bench --numel 25000000 --all --runs 3 --picture presets.png",
+    "bench gradients.npz --codecs --density 0.001 --json",
+)
 CONFIGS = ("recommended", "fast", "smallest", "adamw_safe", "adamw_small", "sparseloco", "qsgd")
 """Of which the times and bytes are measured where none is named."""
 VECTOR_LEVELS = ("portable", "AVX2", "AVX-512")
+TIMES = (
+    ("encode ms", "{encode}"), ("/ copy", "{encode_copies}"), ("decode ms", "{decode}"), ("/ copy", "{decode_copies}"),
+)  # fmt: skip
+"""Columns of ``_with_times``."""
 
 
 def bench(
@@ -53,16 +54,14 @@ def bench(
         float | None, typer.Option(help="Of the top-k, in place of the configs' own; 0.01 for codecs.")
     ] = None,
     numel: Annotated[int, typer.Option(min=1, max=2**32 - 1, help="Elements of the generated gradient.")] = 1_000_000,
-    kind: Annotated[
-        str | None, typer.Option(help="Of captured gradients: accumulator or gradient. Default: accumulator if there.")
-    ] = None,
-    rank: Annotated[int | None, typer.Option(min=0, help="Of captured gradients. Default: the first there.")] = None,
+    kind: output.Kind = None,
+    rank: output.Rank = None,
     runs: Annotated[int, typer.Option(min=1, help="Runs that are counted, of each function.")] = 5,
     picture: Annotated[
         Path | None, typer.Option(help="Draw bits against time into this file (.png). Needs matplotlib.")
     ] = None,
-    most_elements: output.MostElements = output.MOST_ELEMENTS,
-    as_json: Json = False,
+    most_elements: output.MostElements = MOST,
+    as_json: output.Json = False,
 ) -> None:
     """Measures configs and codecs on a gradient.
 
@@ -73,9 +72,7 @@ def bench(
     since a copy depends less on the machine.
     """
     if density is not None and not 0 < density <= 1:
-        output.fail(f"--density is {density}; it must be above 0 and at most 1", output.ExitCode.USAGE)
-    if kind not in (None, "accumulator", "gradient"):
-        output.fail(f"--kind is {kind!r}; choose from accumulator, gradient", output.ExitCode.USAGE)
+        output.misused(f"--density is {density}; it must be above 0 and at most 1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with output.errors_as_sentences():
         if picture is not None:
@@ -89,12 +86,9 @@ def bench(
     if picture is not None:
         with output.errors_as_sentences():
             draw(_panels(found), gradient.what, picture)
-    if as_json:
-        output.print_json(found)
-    else:
-        _show(found)
-        if picture is not None:
-            output.say(f"\nThe picture is {picture}.")
+    output.show(found, as_json, _show)
+    if picture is not None and not as_json:
+        output.say(f"\nThe picture is {picture}.")
 
 
 def _check_picture(file: Path) -> None:
@@ -104,7 +98,7 @@ def _check_picture(file: Path) -> None:
     except ImportError as error:
         output.fail(f"--picture needs matplotlib, which cannot be imported ({error}): run 'pip install matplotlib'")
     if file.suffix not in (".png", ".pdf", ".svg"):
-        output.fail(f"--picture is {file}; its name must end in .png, .pdf or .svg", output.ExitCode.USAGE)
+        output.misused(f"--picture is {file}; its name must end in .png, .pdf or .svg")
 
 
 def _configs(names: list[str], density: float | None, named: bool) -> dict[str, Config]:
@@ -128,20 +122,17 @@ def _of_configs(
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """A row for each config, and the reasons why there is none for others."""
     rows, left_out = [], {}
-    vector, copied, dense = gradient.vector, np.empty_like(gradient.vector), gradient.vector.nbytes
+    vector = gradient.vector
     for name, config in output.progress(list(configs.items()), "measuring configs"):
         try:
             whole = WholeConfig(config, gradient.names, gradient.sizes, vector)
         except ValueError as error:
             left_out[name] = str(error)
             continue
-        copy, encode, decode = timed(
-            lambda: np.copyto(copied, vector), whole.encode, whole.decode, runs=runs, before=whole.reset
-        )
         rows.append({
             "name": name, "bytes": whole.size, "bytes_an_element": whole.size / vector.size,
-            "share_of_dense": whole.size / dense, "encode_seconds": encode, "decode_seconds": decode,
-            "copy_seconds": copy, "relative_error": whole.error, "error_feedback": config.error_feedback,
+            "share_of_dense": whole.size / vector.nbytes, **_seconds(whole, gradient, runs, whole.reset),
+            "relative_error": whole.error, "error_feedback": config.error_feedback,
             "every": None if config.local is None else config.local.every,
         })  # fmt: skip
     return rows, left_out
@@ -150,19 +141,26 @@ def _of_configs(
 def _of_codecs(gradient: gradients.Gradient, density: float, runs: int) -> list[dict[str, Any]]:
     """A row for each codec with its default settings, on the top-k of the whole gradient."""
     indices, values = statistics.selected(gradient, density)
-    numel, rows = gradient.vector.size, []
-    copied = np.empty_like(gradient.vector)
+    rows = []
     for kind, name, codec in output.progress(list(all_codecs()), "measuring codecs"):
         if isinstance(codec, ValueCodec):
             codec = codec.under_feedback()
-        tried = trial(codec, indices, values, numel)
-        copy, encode, decode = timed(lambda: np.copyto(copied, gradient.vector), tried.encode, tried.decode, runs=runs)
+        tried = trial(codec, indices, values, gradient.vector.size)
         rows.append({
             "kind": kind, "name": name, "density": density, "count": indices.size, "bytes": tried.size,
-            "bits_an_element": 8 * tried.size / indices.size, "encode_seconds": encode, "decode_seconds": decode,
-            "copy_seconds": copy, "support": tried.support.size, "relative_error": tried.error,
+            "bits_an_element": 8 * tried.size / indices.size, **_seconds(tried, gradient, runs),
+            "support": tried.support.size, "relative_error": tried.error,
         })  # fmt: skip
     return rows
+
+
+def _seconds(tried: Any, gradient: gradients.Gradient, runs: int, before: Any = None) -> dict[str, float]:
+    """The medians of ``tried.encode``, ``tried.decode`` and a copy of the gradient."""
+    vector, copied = gradient.vector, np.empty_like(gradient.vector)
+    copy, encode, decode = timed(
+        lambda: np.copyto(copied, vector), tried.encode, tried.decode, runs=runs, before=before
+    )  # fmt: skip
+    return {"encode_seconds": encode, "decode_seconds": decode, "copy_seconds": copy}
 
 
 def _machine() -> dict[str, Any]:
@@ -181,64 +179,48 @@ def _show(found: dict[str, Any]) -> None:
         "the residual, or is lost without error feedback (*)."
     )
     output.say()
-    rows = []
-    for one in found["configs"]:
-        copy, lost = one["copy_seconds"], "" if one["error_feedback"] else "*"
-        times = (f"{cell}" for key in ("encode", "decode") for cell in _times(one[f"{key}_seconds"], copy))
-        rows.append([
-            one["name"], f"{one['bytes']:,}", f"{one['bytes_an_element']:.4f}", f"{one['share_of_dense']:.3%}", *times,
-            f"{one['relative_error']:.3f}{lost}",
-        ])  # fmt: skip
-    output.table(
-        ("config", "bytes", "bytes/element", "of dense", "encode ms", "/ copy", "decode ms", "/ copy", "left"), rows
-    )
+    output.columns(
+        map(_with_times, found["configs"]),
+        [("config", "{name}"), ("bytes", "{bytes:,}"), ("bytes/element", "{bytes_an_element:.4f}"),
+         ("of dense", "{share_of_dense:.3%}"), *TIMES, ("left", "{relative_error:.3f}{lost}")],
+    )  # fmt: skip
     local = [f"{one['name']} (every {one['every']} steps)" for one in found["configs"] if one["every"]]
     if local:
         output.paragraph(f"Bytes and times are of one exchange. These are for LocalSGD: {', '.join(local)}.")
     if found["codecs"]:
         output.say()
-        first = found["codecs"][0]
-        rows = [
-            [one["kind"], one["name"], f"{one['bits_an_element']:.2f}",
-             *(cell for key in ("encode", "decode") for cell in _times(one[f"{key}_seconds"], one["copy_seconds"])),
-             f"{one['support'] / one['count']:.3f}", f"{one['relative_error']:.4f}"]
-            for one in found["codecs"]
-        ]  # fmt: skip
-        output.table(
-            ("", "codec", "bits", "encode ms", "/ copy", "decode ms", "/ copy", "decoded / kept", "error"),
+        rows = [{**_with_times(one), "decoded": one["support"] / one["count"]} for one in found["codecs"]]
+        output.columns(
             rows,
-            title=f"Codecs on the largest {first['density']:.2%}, {first['count']:,} elements; bits of one of these",
+            [("", "{kind}"), ("codec", "{name}"), ("bits", "{bits_an_element:.2f}"), *TIMES,
+             ("decoded / kept", "{decoded:.3f}"), ("error", "{relative_error:.4f}")],
+            "Codecs on the largest {density:.2%}, {count:,} elements; bits of one of these".format(**rows[0]),
             left=2,
-        )
+        )  # fmt: skip
     for name, reason in found["left_out"].items():
         output.say()
         output.paragraph(f"Not measured: {name}: {reason}.")
 
 
-def _times(seconds: float, copy: float) -> tuple[str, str]:
-    return f"{1000 * seconds:.3f}", f"{seconds / copy:.2f}" if copy else ""
+def _with_times(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with its times in milliseconds and in copies, as text."""
+    copy, found = row["copy_seconds"], {**row, "lost": "" if row.get("error_feedback") else "*"}
+    for key in ("encode", "decode"):
+        seconds = row[f"{key}_seconds"]
+        found |= {key: f"{1000 * seconds:.3f}", f"{key}_copies": f"{seconds / copy:.2f}" if copy else ""}
+    return found
 
 
 def _panels(found: dict[str, Any]) -> list[Panel]:
-    panels = []
-    if found["configs"]:
-        points = [
-            Point(
-                one["name"], 8 * one["bytes_an_element"],
-                1e9 * (one["encode_seconds"] + one["decode_seconds"]) / found["numel"], one["relative_error"],
-            )
-            for one in found["configs"]
-        ]  # fmt: skip
-        panels.append(Panel("configs", "element", points))
+    points = [_point(one, 8 * one["bytes_an_element"], found["numel"]) for one in found["configs"]]
+    panels = [Panel("configs", "element", points)]
     for kind in ("index", "value", "joint"):
-        points = [
-            Point(
-                one["name"], one["bits_an_element"],
-                1e9 * (one["encode_seconds"] + one["decode_seconds"]) / one["count"], one["relative_error"],
-            )
-            for one in found["codecs"]
-            if one["kind"] == kind
-        ]  # fmt: skip
-        if points:
-            panels.append(Panel(f"{kind} codecs", "kept element", points))
-    return panels
+        rows = [one for one in found["codecs"] if one["kind"] == kind]
+        points = [_point(one, one["bits_an_element"], one["count"]) for one in rows]
+        panels.append(Panel(f"{kind} codecs", "kept element", points))
+    return [one for one in panels if one.points]
+
+
+def _point(row: dict[str, Any], bits: float, count: int) -> Point:
+    seconds = row["encode_seconds"] + row["decode_seconds"]
+    return Point(row["name"], bits, 1e9 * seconds / count, row["relative_error"])

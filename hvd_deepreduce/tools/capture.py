@@ -8,15 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from hvd_deepreduce.tools import gradient_file, gradients, output, statistics
-from hvd_deepreduce.tools.output import ExitCode, Json
 from hvd_deepreduce.tools.recorder import FILE_VARIABLE, STEPS_VARIABLE
 
-EPILOG = """Examples:
-
-  hvd-deepreduce capture
-
-  hvd-deepreduce capture gradients.npz
-"""
+EXAMPLES = ("capture", "capture gradients.npz")
 HOW = f"""One line records gradients of your own job, as they come out of the backward pass of rank 0.
 
 PyTorch, alone, under Horovod or under DistributedDataParallel, before the training loop:
@@ -49,8 +43,8 @@ def capture(
     file: Annotated[
         Path | None, typer.Argument(help="A file of captured gradients, to be checked. Without one: how to make one.")
     ] = None,
-    most_elements: output.MostElements = output.MOST_ELEMENTS,
-    as_json: Json = False,
+    most_elements: output.MostElements = gradient_file.MOST,
+    as_json: output.Json = False,
 ) -> None:
     """Says how to record your job's gradients.
 
@@ -60,7 +54,7 @@ def capture(
     """
     if file is None:
         if as_json:
-            output.fail("--json is given and no file: there is nothing to print as JSON", ExitCode.USAGE)
+            output.misused("--json is given and no file: there is nothing to print as JSON")
         output.say(HOW)
         return
     with output.errors_as_sentences():
@@ -68,17 +62,12 @@ def capture(
         loaded = [gradients.load(file, kind, rank, most_elements) for kind, rank in vectors]
     if not loaded:
         output.fail(f"{file} has parameters, and no gradients of them")
-    rows: list[dict[str, Any]] = []
-    for (kind, rank), one in zip(vectors, loaded, strict=True):
-        rows.append({"kind": kind, "rank": rank, **statistics.of_values(one.vector)})
-    found = {
-        "file": file, "parameters": len(loaded[0].names), "numel": loaded[0].vector.size, "vectors": rows,
-        "about": loaded[0].about,
-    }  # fmt: skip
-    if as_json:
-        output.print_json(found)
-    else:
-        _show(found)
+    rows = [
+        {"kind": kind, "rank": rank, **statistics.of_values(one.vector)}
+        for (kind, rank), one in zip(vectors, loaded, strict=True)
+    ]
+    found = {"file": file, "parameters": len(loaded[0].names), "numel": loaded[0].vector.size, "vectors": rows}
+    output.show({**found, "about": loaded[0].about}, as_json, _show)
     wrong = [f"the {one['kind']} of rank {one['rank']}" for one in rows if "norm" not in one]
     if wrong:
         output.fail(
@@ -89,12 +78,11 @@ def capture(
 def _show(found: dict[str, Any]) -> None:
     output.say(f"{found['file']}: {found['numel']:,} elements of {found['parameters']} parameters")
     output.say()
-    rows = [
-        (one["kind"], one["rank"], f"{one['norm']:.6g}" if "norm" in one else "", f"{one['zeros']:,}", one["nan"],
-         one["infinite"])
-        for one in found["vectors"]
-    ]  # fmt: skip
-    output.table(("what", "rank", "norm", "zeros", "NaN", "infinite"), rows)
+    output.columns(
+        ({**one, "norm": f"{one['norm']:.6g}" if "norm" in one else ""} for one in found["vectors"]),
+        [("what", "{kind}"), ("rank", "{rank}"), ("norm", "{norm}"), ("zeros", "{zeros:,}"), ("NaN", "{nan}"),
+         ("infinite", "{infinite}")],
+    )  # fmt: skip
     told = {key: one for key, one in found["about"].items() if isinstance(one, str | int | float)}
     if told:
         output.say()

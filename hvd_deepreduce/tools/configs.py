@@ -14,18 +14,8 @@ from hvd_deepreduce.codecs.interfaces import Codec
 from hvd_deepreduce.config import presets
 from hvd_deepreduce.tools import gradients, output
 from hvd_deepreduce.tools.measuring import WholeConfig
-from hvd_deepreduce.tools.output import Json
 
-EPILOG = """Examples:
-
-  hvd-deepreduce configs
-
-  hvd-deepreduce configs --all
-
-  hvd-deepreduce configs recommended
-
-  hvd-deepreduce configs ./mine.yaml
-"""
+EXAMPLES = ("configs", "configs --all", "configs recommended", "configs ./mine.yaml")
 SAMPLE = 1_000_000
 """Elements of the generated gradient on which bytes are measured."""
 PARTS = ("sparsifier", "index", "value", "joint", "exchange", "memory")
@@ -40,7 +30,7 @@ def configs(
     source: Annotated[str | None, typer.Argument(help="A preset's name, or the path of a YAML file.")] = None,
     every: Annotated[bool, typer.Option("--all", help="List the presets of methods and papers and the baselines too.")]
     = False,
-    as_json: Json = False,
+    as_json: output.Json = False,
 ) -> None:
     """Lists the presets, explains one, or checks a YAML file.
 
@@ -54,19 +44,17 @@ def configs(
             {"name": name, **_short(Config.load(name)), "purpose": purpose(name), "aliases": presets.aliases_of(name)}
             for name in presets.files(every)
         ]
-        if as_json:
-            output.print_json(listed)
-        else:
-            rows = [[", ".join(one) if isinstance(one, list) else one for one in row.values()] for row in listed]
-            output.table(("preset", "selects", "encodes", "what it is", "other names"), rows, left=5)
+        output.show(listed, as_json, _list)
         return
     with output.errors_as_sentences():
         config = Config.load(source)
-    found = explained(source, config)
-    if as_json:
-        output.print_json(found)
-    else:
-        _show(found, config)
+    output.show(explained(source, config), as_json, lambda found: _show(found, config))
+
+
+def _list(presets: list[dict[str, Any]]) -> None:
+    cells = [("preset", "{name}"), ("selects", "{selects}"), ("encodes", "{encodes}"), ("what it is", "{purpose}")]
+    rows = ({**one, "aliases": ", ".join(one["aliases"])} for one in presets)
+    output.columns(rows, [*cells, ("other names", "{aliases}")], left=5)
 
 
 def _short(config: Config) -> dict[str, Any]:

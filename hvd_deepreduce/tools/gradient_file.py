@@ -13,9 +13,10 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field, TypeAdapter
 
 Kind = Literal["accumulator", "gradient"]
 """``accumulator``: what a job with error feedback selects from, residual + gradient. ``gradient``: the raw gradient,
@@ -26,6 +27,7 @@ MOST = 1 << 27
 """The most elements of an array that is read, unless the caller allows more: a small file can announce any number."""
 _MOST_BYTES_ABOUT = 1 << 26
 """Of names, of sizes, and of what a file says of itself."""
+_SHAPES = TypeAdapter(list[Annotated[list[Annotated[int, Field(strict=True, ge=0)]], Field(max_length=64)]])
 
 
 class CaptureError(ValueError):
@@ -162,17 +164,13 @@ def about(file: str | Path) -> dict[str, Any]:
     with _opened(file) as arrays:
         text = str(array_of(file, arrays, "about", _MOST_BYTES_ABOUT))
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    shapes = found.get("shapes", []) if isinstance(found, dict) else None
-    if not isinstance(shapes, list) or not all(
-        isinstance(shape, list) and len(shape) <= 64 and all(type(size) is int and size >= 0 for size in shape)
-        for shape in shapes
-    ):
-        raise CaptureError(f"{file} does not say how it was made as a JSON object with lists of shapes: it was altered")
-    known: dict[str, Any] = found
-    return known
+        found: dict[str, Any] = json.loads(text)
+        _SHAPES.validate_python(found.get("shapes", []))
+    except (ValueError, RecursionError, AttributeError):
+        raise CaptureError(
+            f"{file} does not say how it was made as a JSON object with lists of shapes: it was altered"
+        ) from None
+    return found
 
 
 def parameters(file: str | Path) -> tuple[list[str], list[int]]:

@@ -95,10 +95,9 @@ def load(file: Path, kind: str | None = None, rank: int | None = None, most: int
         raise FileNotFoundError(2, "there is no such file", str(file))
     if kind_of == ".npz":
         with _numpy(file, NpzFile) as arrays:
-            of_capture = {"names", "sizes", "about"} <= set(arrays.files)
-            found = {} if of_capture else _arrays(file, arrays, most)
-        if of_capture:
-            return _captured(file, kind, rank, most)
+            if {"names", "sizes", "about"} <= set(arrays.files):
+                return _captured(file, kind, rank, most)
+            found = _arrays(file, arrays, most)
     elif kind_of == ".npy":
         found = {file.stem: _numpy(file, np.ndarray, most)}
     else:

@@ -8,23 +8,20 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from hvd_deepreduce.codecs.interfaces import index_codecs, joint_codecs, sparsifiers, value_codecs
+from hvd_deepreduce.codecs import interfaces
 from hvd_deepreduce.config import plugins
 from hvd_deepreduce.tools import gradients, output, statistics
+from hvd_deepreduce.tools.gradient_file import MOST
 from hvd_deepreduce.tools.measuring import all_codecs, trial
-from hvd_deepreduce.tools.output import MOST_ELEMENTS, Json, MostElements
 from hvd_deepreduce.wire import standalone as wire
 from hvd_deepreduce.wire.decoding import decode_part
 from hvd_deepreduce.wire.standalone import Container, ContainerError
 
-EPILOG = """Examples:
-
-  hvd-deepreduce inspect gradients.npz
-
-  hvd-deepreduce inspect gradients.npz --density 0.001 --density 0.01 --kind gradient
-
-  hvd-deepreduce inspect container.hvdr --json
-"""
+EXAMPLES = (
+    "inspect gradients.npz",
+    "inspect gradients.npz --density 0.001 --density 0.01 --kind gradient",
+    "inspect container.hvdr --json",
+)
 
 
 def inspect(
@@ -39,12 +36,10 @@ def inspect(
         list[float] | None,
         typer.Option(help="Of a gradient: a density of the support to look at; can be repeated. Default: 0.01."),
     ] = None,
-    kind: Annotated[
-        str | None, typer.Option(help="Of captured gradients: accumulator or gradient. Default: accumulator if there.")
-    ] = None,
-    rank: Annotated[int | None, typer.Option(min=0, help="Of captured gradients. Default: the first there.")] = None,
-    most_elements: MostElements = MOST_ELEMENTS,
-    as_json: Json = False,
+    kind: output.Kind = None,
+    rank: output.Rank = None,
+    most_elements: output.MostElements = MOST,
+    as_json: output.Json = False,
 ) -> None:
     """Shows what is in a container or in a gradient.
 
@@ -53,21 +48,14 @@ def inspect(
     """
     densities = density or [0.01]
     if not all(0 < one <= 1 for one in densities):
-        output.fail(f"--density is {densities}; each must be above 0 and at most 1", output.ExitCode.USAGE)
-    if kind not in (None, "accumulator", "gradient"):
-        output.fail(f"--kind is {kind!r}; choose from accumulator, gradient", output.ExitCode.USAGE)
+        output.misused(f"--density is {densities}; each must be above 0 and at most 1")
+    is_gradient = file.suffix.lower() in gradients.SUFFIXES
     with output.errors_as_sentences():
-        if file.suffix.lower() in gradients.SUFFIXES:
+        if is_gradient:
             found = _of_gradient(gradients.load(file, kind, rank, most_elements), densities)
         else:
             found = {"containers": [_of_container(one) for one in _containers(file, most_elements)]}
-    if as_json:
-        output.print_json(found)
-    elif "containers" in found:
-        for number, one in enumerate(found["containers"]):
-            _show_container(one, f"container {number + 1} of {len(found['containers'])}")
-    else:
-        _show_gradient(found)
+    output.show(found, as_json, _show_gradient if is_gradient else _show_containers)
 
 
 def _containers(file: Path, most: int) -> list[Container]:
@@ -97,30 +85,26 @@ def _containers(file: Path, most: int) -> list[Container]:
 def _of_container(container: Container) -> dict[str, Any]:
     support, values = decode_part(container, container.numel)
     plugins.load()
-    kind, codecs = ("joint", joint_codecs) if container.joint else ("value", value_codecs)
+    kind = "joint" if container.joint else "value"
+
+    def named(kind: str, number: int, nothing: str) -> str:
+        return getattr(interfaces, kind).by_id[number].name if number else nothing
+
     sections = {
-        "header": wire.HEADER.size - 4,
-        "checksum": 4,
-        "index": container.indices.size,
-        kind: container.values.size,
+        "header": wire.HEADER.size - 4, "checksum": 4, "index": container.indices.size, kind: container.values.size,
         "order": container.order.size,
-    }
+    }  # fmt: skip
     sections["padding"] = container.nbytes - sum(sections.values())
     count = max(1, container.count)
     return {
         "version": wire.VERSION,
-        "sparsifier": _named(sparsifiers, container.sparsifier, "none, all elements are sent"),
-        "index": _named(index_codecs, container.index, "none, no indices are sent"),
-        kind: _named(codecs, container.value, "none"),
-        "dtype": str(container.dtype),
-        "numel": container.numel,
-        "count": container.count,
+        "sparsifier": named("sparsifiers", container.sparsifier, "none, all elements are sent"),
+        "index": named("index_codecs", container.index, "none, no indices are sent"),
+        kind: named(f"{kind}_codecs", container.value, "none"),
+        "dtype": str(container.dtype), "numel": container.numel, "count": container.count,
         "density": container.count / container.numel if container.numel else 0.0,
-        "seed": container.key.seed,
-        "parameter": container.key.parameter,
-        "step": container.key.step,
-        "digest": f"{container.digest:08x}",
-        "bytes": container.nbytes,
+        **{one: getattr(container.key, one) for one in ("seed", "parameter", "step")},
+        "digest": f"{container.digest:08x}", "bytes": container.nbytes,
         "bytes_of_dense": container.nbytes / max(1, container.numel * container.dtype.itemsize),
         "parts": [
             {"part": name, "bytes": size, "bits_an_element": 8 * size / count} for name, size in sections.items()
@@ -128,47 +112,34 @@ def _of_container(container: Container) -> dict[str, Any]:
         "values": {
             "support": "all elements" if support is None else "indices",
             "norm": float(np.linalg.norm(values.astype(np.float64))),
-            "largest": float(np.abs(values).max()) if values.size else 0.0,
-            "zeros": int(values.size - np.count_nonzero(values)),
-            "finite": bool(np.isfinite(values).all()),
+            "largest": float(np.abs(values).max(initial=0)),
+            "zeros": int(values.size - np.count_nonzero(values)), "finite": bool(np.isfinite(values).all()),
         },
-    }
+    }  # fmt: skip
 
 
-def _named(registry: Any, number: int, nothing: str) -> str:
-    return registry.by_id[number].name if number else nothing
-
-
-def _show_container(found: dict[str, Any], title: str) -> None:
-    words = {key: one for key, one in found.items() if key not in ("parts", "values", "bytes_of_dense", "density")}
-    words["count"] = f"{found['count']:,} of {found['numel']:,} elements ({found['density']:.4%})"
-    words["bytes"] = f"{found['bytes']:,} ({found['bytes_of_dense']:.4%} of dense)"
-    values = found["values"]
-    finite = "all finite" if values["finite"] else "not all finite"
-    words["values"] = f"norm {values['norm']:.6g}, largest {values['largest']:.6g}, {values['zeros']:,} zeros, {finite}"
-    output.table((title, ""), words.items(), left=2)
-    output.say()
-    output.table(
-        ("part", "bytes", "bits a sent element"),
-        [(one["part"], f"{one['bytes']:,}", f"{one['bits_an_element']:.3f}") for one in found["parts"]],
-    )
+def _show_containers(found: dict[str, Any]) -> None:
+    for number, one in enumerate(found["containers"]):
+        words = {key: value for key, value in one.items() if key not in ("parts", "bytes_of_dense", "density")}
+        words["count"] = "{count:,} of {numel:,} elements ({density:.4%})".format(**one)
+        words["bytes"] = "{bytes:,} ({bytes_of_dense:.4%} of dense)".format(**one)
+        finite = "all finite" if one["values"]["finite"] else "not all finite"
+        words["values"] = "norm {norm:.6g}, largest {largest:.6g}, {zeros:,} zeros, ".format(**one["values"]) + finite
+        output.table((f"container {number + 1} of {len(found['containers'])}", ""), words.items(), left=2)
+        output.say()
+        cells = [("part", "{part}"), ("bytes", "{bytes:,}"), ("bits a sent element", "{bits_an_element:.3f}")]
+        output.columns(one["parts"], cells)
 
 
 def _of_gradient(gradient: gradients.Gradient, densities: list[float]) -> dict[str, Any]:
     values = statistics.of_values(gradient.vector)
     found: dict[str, Any] = {
-        "what": gradient.what,
-        "numel": gradient.vector.size,
-        "parameters": len(gradient.names),
-        "shapes": dict(zip(gradient.names, gradient.shapes, strict=True)),
-        "dtype": gradient.dtype,
-        "about": gradient.about,
-        **values,
-        "supports": [],
-    }
+        "what": gradient.what, "numel": gradient.vector.size, "parameters": len(gradient.names),
+        "shapes": dict(zip(gradient.names, gradient.shapes, strict=True)), "dtype": gradient.dtype,
+        "about": gradient.about, **values, "supports": [],
+    }  # fmt: skip
     if "norm" in values:  # finite, and not all zeros
-        for one in densities:
-            found["supports"].append(_of_support(gradient, one))
+        found["supports"] = [_of_support(gradient, one) for one in densities]
     return found
 
 
@@ -181,13 +152,10 @@ def _of_support(gradient: gradients.Gradient, density: float) -> dict[str, Any]:
             tried = trial(codec, indices, values, numel)
             codecs[name] = {"bits_an_index": 8 * tried.size / indices.size, "support": tried.support.size}
     return {
-        "density": density,
-        "count": indices.size,
-        "smallest": float(np.abs(values).min()),
+        "density": density, "count": indices.size, "smallest": float(np.abs(values).min()),
         "bits_an_index": statistics.of_support(indices, gradient.sizes, gradient.shapes),
-        "gaps": statistics.of_gaps(indices, numel) if indices.size > 1 else {},
-        "index_codecs": codecs,
-    }
+        "gaps": statistics.of_gaps(indices, numel) if indices.size > 1 else {}, "index_codecs": codecs,
+    }  # fmt: skip
 
 
 def _show_gradient(found: dict[str, Any]) -> None:
@@ -216,32 +184,27 @@ def _show_gradient(found: dict[str, Any]) -> None:
 
 
 def _show_support(found: dict[str, Any]) -> None:
-    bits = found["bits_an_index"]
-    rows = [("random support of this density", bits["whole"]), ("each parameter's density is known", bits["tensors"])]
-    shaped = bits["row_dispersion"] > 0
-    if shaped:
-        rows += [("each row's too", bits["rows"]), ("each column's too", bits["columns"])]
+    bits, gaps, shaped = found["bits_an_index"], found["gaps"], found["bits_an_index"]["row_dispersion"] > 0
+    told = {"whole": "random support of this density", "tensors": "each parameter's density is known"}
+    told |= {"rows": "each row's too", "columns": "each column's too"} if shaped else {}
     output.table(
-        (f"support of the largest {found['density']:.3%} ({found['count']:,} elements)", "entropy, bits an index"),
-        [(name, f"{one:.3f}") for name, one in rows],
+        ("support of the largest {density:.3%} ({count:,} elements)".format(**found), "entropy, bits an index"),
+        [(text, f"{bits[name]:.3f}") for name, text in told.items()],
     )
-    if found["gaps"]:
-        gaps = found["gaps"]
+    if gaps:
         output.say()
-        dispersions = [
-            (f"dispersion of the {one}s' counts", f"{bits[f'{one}_dispersion']:.2f}", "1.00")
-            for one in ("row", "column")
+        rows = [
+            (text, one.format(gaps[name]), one.format(gaps[f"random_{name}"]))
+            for name, text, one in (
+                ("neighbours", "share of neighbours (distance 1)", "{:.3%}"),
+                ("median", "median distance", "{:.0f}"),
+                ("variation", "variation of the distances", "{:.2f}"),
+                ("entropy", "entropy of the distances, bits", "{:.3f}"),
+            )
         ]
-        output.table(
-            ("locality", "this one", "random"),
-            [
-                ("share of neighbours (distance 1)", f"{gaps['neighbours']:.3%}", f"{gaps['random_neighbours']:.3%}"),
-                ("median distance", f"{gaps['median']:.0f}", f"{gaps['random_median']:.0f}"),
-                ("variation of the distances", f"{gaps['variation']:.2f}", f"{gaps['random_variation']:.2f}"),
-                ("entropy of the distances, bits", f"{gaps['entropy']:.3f}", f"{gaps['random_entropy']:.3f}"),
-                *(dispersions if shaped else []),
-            ],
-        )
+        for one in ("row", "column") if shaped else ():
+            rows.append((f"dispersion of the {one}s' counts", f"{bits[f'{one}_dispersion']:.2f}", "1.00"))
+        output.table(("locality", "this one", "random"), rows)
     output.say()
     codecs = sorted(found["index_codecs"].items(), key=lambda one: one[1]["bits_an_index"])
     output.table(

@@ -9,21 +9,14 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.codecs.interfaces import (
-    U32,
-    Floats,
-    IndexCodec,
-    RngKey,
-    ValueCodec,
-    index_codecs,
-    joint_codecs,
-    value_codecs,
-)
+from hvd_deepreduce.codecs import interfaces
+from hvd_deepreduce.codecs.interfaces import U32, Floats, IndexCodec, RngKey, ValueCodec
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import BucketLayout, Member, Parameter, small
 from hvd_deepreduce.engine.pipelines import Pipelines
@@ -77,46 +70,38 @@ class Trial:
 
 def trial(codec: Any, indices: U32, values: Floats, d: int) -> Trial:
     """Encodes with an index, value or joint codec, and returns both calls, ready to be timed."""
-    r, norm = indices.size, float(np.linalg.norm(values)) or 1.0
+    count, support, beside = indices.size, indices, 0
+    lost: Any = 0.0
     if isinstance(codec, IndexCodec):
-        section, support = codec.encode(indices, d, KEY)
-        count = support.size
-        return Trial(
-            lambda: codec.encode(indices, d, KEY),
-            lambda: codec.decode(section, d, count, KEY),
-            section.size,
-            support,
-            0.0,
-        )
-    if isinstance(codec, ValueCodec):
-        section, order = codec.encode(values, indices, KEY)
-        decoded = unordered(codec.decode(section, r, indices, values.dtype, KEY), order)
-        return Trial(
-            lambda: codec.encode(values, indices, KEY),
-            lambda: codec.decode(section, r, indices, values.dtype, KEY),
-            section.size + (0 if order is None else (r * (r - 1).bit_length() + 7) // 8),
-            indices,
-            float(np.linalg.norm(decoded - values)) / norm,
-        )
-    section, support = codec.encode(indices, values, d, KEY)
-    count = support.size
-    got, decoded = codec.decode(section, d, count, False, values.dtype, KEY)
-    error = np.zeros(d, values.dtype)
-    error[indices] = values
-    error[got] -= decoded
-    return Trial(
-        lambda: codec.encode(indices, values, d, KEY),
-        lambda: codec.decode(section, d, count, False, values.dtype, KEY),
-        section.size,
-        support,
-        float(np.linalg.norm(error)) / norm,
-    )
+        encode: Callable[[], Any] = partial(codec.encode, indices, d, KEY)
+        section, support = encode()
+        decode: Callable[[], Any] = partial(codec.decode, section, d, support.size, KEY)
+    elif isinstance(codec, ValueCodec):
+        encode = partial(codec.encode, values, indices, KEY)
+        section, order = encode()
+        decode = partial(codec.decode, section, count, indices, values.dtype, KEY)
+        beside = 0 if order is None else (count * (count - 1).bit_length() + 7) // 8
+        lost = unordered(decode(), order) - values
+    else:
+        encode = partial(codec.encode, indices, values, d, KEY)
+        section, support = encode()
+        decode = partial(codec.decode, section, d, support.size, False, values.dtype, KEY)
+        got, decoded = decode()
+        lost = np.zeros(d, values.dtype)
+        lost[indices] = values
+        lost[got] -= decoded
+    return Trial(encode, decode, section.size + beside, support, _relative(lost, values))
+
+
+def _relative(lost: Any, whole: Floats) -> float:
+    """The L2 norm of what is lost, relative to that of the whole; 0 of zeros."""
+    return float(np.linalg.norm(lost)) / (float(np.linalg.norm(whole)) or 1.0)
 
 
 def all_codecs() -> Iterator[tuple[str, str, Any]]:
     """(kind, name, codec with default settings) of every codec that a container can name."""
-    for kind, registry in (("index", index_codecs), ("value", value_codecs), ("joint", joint_codecs)):
-        for name, codec in sorted(registry.by_name.items()):
+    for kind in ("index", "value", "joint"):
+        for name, codec in sorted(getattr(interfaces, f"{kind}_codecs").by_name.items()):
             if name != "auto":
                 yield kind, name, codec()
 
@@ -160,8 +145,7 @@ class WholeConfig:
         self.decode()
         for begin, end in alone:
             self._out[begin:end] = vector[begin:end]
-        lost, norm = float(np.linalg.norm(vector - self._out)), float(np.linalg.norm(vector))
-        self.error = lost / norm if norm else 0.0
+        self.error = _relative(vector - self._out, vector)
 
     def reset(self) -> None:
         """Clears what ``encode`` has left in the residual, so that the next call selects the same."""

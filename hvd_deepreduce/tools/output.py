@@ -1,4 +1,4 @@
-"""What the subcommands share: text, tables, JSON, progress, errors and exit codes.
+"""What the subcommands share: options, text, tables, JSON, progress, errors and exit codes.
 
 What is asked for goes to standard output; progress and errors go to standard error. Tables have lines and colours, and
 are as wide as the terminal, only where standard output is a terminal. Elsewhere each row is one line, whatever its
@@ -12,9 +12,8 @@ import math
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
@@ -26,36 +25,41 @@ from rich.progress import track
 from rich.table import Table
 
 from hvd_deepreduce.config import ConfigError
-from hvd_deepreduce.tools.gradient_file import MOST, CaptureError
+from hvd_deepreduce.tools.gradient_file import KINDS, CaptureError
 from hvd_deepreduce.tools.gradients import GradientError
 from hvd_deepreduce.wire.standalone import ContainerError
 
 T = TypeVar("T")
 LONG_WORD = 16
 """Letters of a word that a table may divide."""
-Json = Annotated[bool, typer.Option("--json", help="Print JSON in place of text.")]
-"""The option of every subcommand that has results."""
-MostElements = Annotated[
-    int, typer.Option("--most-elements", min=1, help="Of a file; one that announces more is not read.")
-]
-"""The option of every subcommand that reads gradients."""
-MOST_ELEMENTS = MOST
 
 
-class ExitCode(IntEnum):
-    """What the command ends with."""
-
-    WELL = 0
-    FOUND = 1
-    """Something is wrong with the input or the machine; a sentence says what."""
-    USAGE = 2
-    """The command was called in a wrong way."""
-
-
+FOUND, USAGE = 1, 2
+"""What the command ends with, unless all is well."""
 EXIT_CODES = (
     "Exit codes: 0: all is well. 1: something is wrong with the input or the machine, and a sentence says what. 2: the "
     "command was called in a wrong way."
 )
+
+
+def _known_kind(given: str | None) -> str | None:
+    if given not in (None, *KINDS):
+        misused(f"--kind is {given!r}; choose from {', '.join(KINDS)}")
+    return given
+
+
+# Options of several subcommands.
+Json = Annotated[bool, typer.Option("--json", help="Print JSON in place of text.")]
+Kind = Annotated[
+    str | None,
+    typer.Option(
+        help="Of captured gradients: accumulator or gradient. Default: accumulator if there.", callback=_known_kind
+    ),
+]
+Rank = Annotated[int | None, typer.Option(min=0, help="Of captured gradients. Default: the first there.")]
+MostElements = Annotated[
+    int, typer.Option("--most-elements", min=1, help="Of a file; one that announces more is not read.")
+]
 
 
 def say(text: str = "") -> None:
@@ -74,10 +78,15 @@ def paragraph(text: str, indent: str = "") -> None:
     say(textwrap.indent(text, indent))
 
 
-def fail(sentence: object, code: ExitCode = ExitCode.FOUND) -> NoReturn:
+def fail(sentence: object, code: int = FOUND) -> NoReturn:
     """Prints an error and ends the command."""
     print(_shown(f"hvd-deepreduce: {sentence}"), file=sys.stderr, flush=True)
     raise typer.Exit(code)
+
+
+def misused(sentence: object) -> NoReturn:
+    """Ends the command, which was called in a wrong way."""
+    fail(sentence, USAGE)
 
 
 @contextmanager
@@ -109,6 +118,24 @@ def _plain(value: Any) -> Any:
 def print_json(data: Any) -> None:
     """Prints data as JSON. Keys keep their order; NaN and infinity are null."""
     say(json.dumps(_plain(data), indent=2, allow_nan=False))
+
+
+def show(found: Any, as_json: bool, as_text: Callable[[Any], None]) -> None:
+    """Prints what a subcommand has found, as JSON or as text."""
+    (print_json if as_json else as_text)(found)
+
+
+def columns(
+    rows: Iterable[Mapping[str, Any]], cells: Sequence[tuple[str, str]], title: str = "", left: int = 1
+) -> None:
+    """Prints a table of dictionaries.
+
+    Args:
+        cells: of each column its name, and the format of its cells, such as ``"{bytes:,}"``.
+        title, left: as for ``table``.
+    """
+    head, formats = zip(*cells, strict=True)
+    table(head, [[one.format(**row) for one in formats] for row in rows], title, left)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], title: str = "", left: int = 1) -> None:

@@ -1,6 +1,6 @@
-"""Recording gradients of a job into files of ``captured``: which steps, which parameters, and when a file is complete.
+"""Recording gradients of a job into files (``gradient_file``): which steps and parameters, and when a file is complete.
 
-The frameworks' ``Capture`` gives a ``Recorder`` each gradient as it comes out of the backward pass.
+The frameworks' ``Capture`` is a ``Recorder`` that is given each gradient as it comes out of the backward pass.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -27,12 +27,134 @@ _log = logging.getLogger("hvd_deepreduce")
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def where(file: str | Path | None, steps: Sequence[int], rank: int, all_ranks: bool) -> tuple[Path | None, list[int]]:
-    """A rank's file (None: it records nothing) and the steps, with what the environment says.
+class Options(TypedDict, total=False):
+    """The keyword arguments that every ``Capture`` has; PyTorch's describes them."""
+
+    only: str
+    all_ranks: bool
+    passes: int
+    max_bytes: int
+
+
+
+class Recorder:
+    """Collects one rank's gradients of the wanted steps, and writes a file for each.
+
+    A step is a backward pass, or ``passes`` of them. One begins when a gradient comes of a parameter that has had one
+    in this pass already. A file is written when all parameters' gradients are there, and otherwise when the next pass
+    begins, with zeros for parameters without a gradient. The gradient of a step's last pass is recorded.
+
+    Args:
+        file, steps, only, all_ranks, passes, max_bytes: as of PyTorch's ``Capture``.
+        shapes: of the parameters, by name, in the model's order.
+        rank: of this process.
+        accumulators: whether gradients with the residual added are recorded, too.
+        about: of the job, for the file.
 
     Raises:
-        ValueError: a step is not a number of 1 or more, or there is none.
+        ValueError: the file does not end in ``.npz``, a step is not a number of 1 or more, or there is none; no
+            parameter matches ``only``, or the vectors take more bytes.
+
+    Attributes:
+        files: that were written.
     """
+
+    def __init__(
+        self,
+        file: str | Path | None,
+        steps: Sequence[int],
+        shapes: Mapping[str, tuple[int, ...]],
+        *,
+        rank: int = 0,
+        accumulators: bool = False,
+        about: Mapping[str, Any] | None = None,
+        only: str = "*",
+        all_ranks: bool = False,
+        passes: int = 1,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        self.files: list[Path] = []
+        self._lock = Lock()
+        found, self._steps = _where(file, steps)
+        if found is None or (rank and not all_ranks):
+            self._steps = []
+            return
+        self._file = found.with_name(f"{found.stem}_rank{rank}{found.suffix}") if all_ranks else found
+        self._shapes = {name: list(shape) for name, shape in shapes.items() if fnmatchcase(name, only)}
+        if not self._shapes:
+            raise ValueError(f"only is {only!r}, which matches none of the {len(shapes)} parameters: correct it")
+        self._sizes = [math.prod(shape) for shape in self._shapes.values()]
+        self._kinds: list[gradient_file.Kind] = ["gradient", "accumulator"] if accumulators else ["gradient"]
+        size = sum(self._sizes) * 4 * len(self._kinds)
+        if size > max_bytes:
+            raise ValueError(
+                f"the captured vectors of a step would take {size:,} bytes, and max_bytes is {max_bytes:,}: raise it, "
+                "or record fewer parameters, as with only='layer4.*'"
+            )
+        self._about, self._rank, self._pass, self._passes = dict(about or {}), rank, 1, passes
+        self._came: set[str] = set()
+        self._vectors: dict[str, list[gradient_file.Vector]] = {}
+
+    @property
+    def done(self) -> bool:
+        """Whether all wanted steps are over, or this rank records nothing."""
+        return not self._steps
+
+    def put(self, name: str, gradient: Callable[[], Array], residual: Callable[[], Array | None] | None = None) -> None:
+        """A parameter's gradient of this pass is there.
+
+        Args:
+            gradient: returns it, of any floating-point dtype; called where the step is wanted.
+            residual: returns what is added to it before it is compressed; None: nothing.
+        """
+        with self._lock:
+            if self.done or name not in self._shapes:
+                return
+            if name in self._came:  # of the next pass
+                self._write()
+                self._came.clear()
+                self._pass += 1
+            self._came.add(name)
+            if self.done or self._pass != self._steps[0] * self._passes:
+                return
+            vector = np.array(gradient(), np.float32).reshape(-1)
+            rest = residual() if residual is not None else None
+            self._vectors[name] = [vector, vector if rest is None else vector + rest.astype(np.float32).reshape(-1)]
+            if len(self._vectors) == len(self._shapes):
+                self._write()
+
+    def close(self) -> None:
+        """Writes what is there of a step that is under way. Nothing is recorded afterwards. It can be called more than
+        once."""
+        with self._lock:
+            self._write()
+            self._steps = []
+
+    def _write(self) -> None:
+        if self.done or not self._vectors:
+            return
+        step, file = self._steps.pop(0), self._file
+        if self._steps or self.files:
+            file = file.with_name(f"{file.stem}_step{step}{file.suffix}")
+        parts = [
+            self._vectors.get(name) or 2 * [np.zeros(size, np.float32)]
+            for name, size in zip(self._shapes, self._sizes, strict=True)
+        ]
+        vectors = {
+            (kind, self._rank): np.concatenate([part[number] for part in parts])
+            for number, kind in enumerate(self._kinds)
+        }
+        missing = [name for name in self._shapes if name not in self._vectors]
+        about = {**self._about, "step": step, "passes": self._passes, "rank": self._rank}
+        about |= {"without_gradient": missing, "shapes": list(self._shapes.values())}
+        gradient_file.write(file, vectors, list(self._shapes), self._sizes, about)
+        self._vectors = {}
+        self.files.append(file)
+        _log.info("the gradients of step %d are in %s", step, file)
+
+
+def _where(file: str | Path | None, steps: Sequence[int]) -> tuple[Path | None, list[int]]:
+    """The file (None: nothing is recorded) and the steps, with what the environment says."""
     given: Any = os.environ.get(STEPS_VARIABLE) or steps
     try:
         numbers = sorted({int(one) for one in (given.split(",") if isinstance(given, str) else given)})
@@ -46,154 +168,4 @@ def where(file: str | Path | None, steps: Sequence[int], rank: int, all_ranks: b
     found = file or os.environ.get(FILE_VARIABLE)
     if found and Path(found).suffix != ".npz":
         raise ValueError(f"the file of captured gradients is {str(found)!r}; its name must end in .npz")
-    if not found or (rank and not all_ranks):
-        return None, numbers
-    path = Path(found)
-    return (path.with_name(f"{path.stem}_rank{rank}{path.suffix}") if all_ranks else path), numbers
-
-
-class Recorder:
-    """Collects one rank's gradients of the wanted steps, and writes a file for each.
-
-    A step is a backward pass, or ``passes`` of them. One begins when a gradient comes of a parameter that has had one
-    in this pass already. A file is written when all parameters' gradients are there, and otherwise when the next pass
-    begins, with zeros for parameters without a gradient.
-
-    Args:
-        file: ends in ``.npz``. With several steps, each has a file of its own: ``name_step100.npz``.
-        steps: numbers from 1 on.
-        shapes: of the parameters, by name, in the model's order.
-        only: a pattern, in the syntax of ``fnmatch``, of the parameters to record.
-        rank: of this process.
-        passes: backward passes of a step; the gradient of the last one is recorded.
-        max_bytes: the most that the recorded vectors of a step may take.
-        about: of the job, for the file.
-
-    Raises:
-        ValueError: no parameter matches ``only``, or the vectors take more bytes.
-
-    Attributes:
-        files: that were written.
-    """
-
-    def __init__(
-        self,
-        file: Path,
-        steps: Sequence[int],
-        shapes: Mapping[str, tuple[int, ...]],
-        *,
-        only: str = "*",
-        rank: int = 0,
-        passes: int = 1,
-        max_bytes: int = MAX_BYTES,
-        accumulators: bool = False,
-        about: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._shapes = {name: tuple(shape) for name, shape in shapes.items() if fnmatchcase(name, only)}
-        if not self._shapes:
-            raise ValueError(f"only is {only!r}, which matches none of the {len(shapes)} parameters: correct it")
-        size = sum(map(math.prod, self._shapes.values())) * 4 * (2 if accumulators else 1)
-        if size > max_bytes:
-            raise ValueError(
-                f"the captured vectors of a step would take {size:,} bytes, and max_bytes is {max_bytes:,}: raise it, "
-                "or record fewer parameters, as with only='layer4.*'"
-            )
-        self._file, self._steps, self._rank, self._passes = file, list(steps), rank, passes
-        self._about, self._accumulators = dict(about or {}), accumulators
-        self._pass = 1
-        self._came: set[str] = set()
-        self._gradients: dict[str, Array] = {}
-        self._residuals: dict[str, Array] = {}
-        self._lock = Lock()
-        self.files: list[Path] = []
-
-    @property
-    def done(self) -> bool:
-        """Whether all wanted steps are over."""
-        return not self._steps
-
-    def put(self, name: str, gradient: Callable[[], Array], residual: Callable[[], Array | None] | None = None) -> None:
-        """A parameter's gradient of this pass is there.
-
-        Args:
-            gradient: copies it, of any floating-point dtype; called where the step is wanted.
-            residual: copies what is added to it before it is compressed; None: nothing.
-        """
-        with self._lock:
-            if self.done or name not in self._shapes:
-                return
-            if name in self._came:
-                self._end_pass()
-            self._came.add(name)
-            if self.done or self._pass != self._steps[0] * self._passes:
-                return
-            self._gradients[name] = gradient().astype(np.float32).reshape(-1)
-            rest = residual() if residual is not None else None
-            if rest is not None:
-                self._residuals[name] = rest.astype(np.float32).reshape(-1)
-            if len(self._gradients) == len(self._shapes):
-                self._write()
-
-    def close(self) -> None:
-        """Writes what is there of the step that is under way. Nothing is recorded afterwards."""
-        with self._lock:
-            if self._gradients:
-                self._write()
-            self._steps = []
-
-    def _end_pass(self) -> None:
-        if self._gradients:
-            self._write()
-        self._came.clear()
-        self._pass += 1
-
-    def _write(self) -> None:
-        step = self._steps.pop(0)
-        file = self._file
-        if self._steps or self.files:
-            file = file.with_name(f"{file.stem}_step{step}{file.suffix}")
-        sizes = [math.prod(shape) for shape in self._shapes.values()]
-
-        def joined(parts: Mapping[str, Array]) -> gradient_file.Vector:
-            return np.concatenate([
-                parts.get(name, np.zeros(size, np.float32))
-                for name, size in zip(self._shapes, sizes, strict=True)
-            ])  # fmt: skip
-
-        vectors: dict[tuple[gradient_file.Kind, int], gradient_file.Vector] = {
-            ("gradient", self._rank): joined(self._gradients)
-        }
-        if self._accumulators:
-            vectors["accumulator", self._rank] = vectors["gradient", self._rank] + joined(self._residuals)
-        about = {**self._about, "step": step, "passes": self._passes, "rank": self._rank}
-        missing = [name for name in self._shapes if name not in self._gradients]
-        about |= {"without_gradient": missing, "shapes": [list(shape) for shape in self._shapes.values()]}
-        gradient_file.write(file, vectors, list(self._shapes), sizes, about)
-        self._gradients, self._residuals = {}, {}
-        self.files.append(file)
-        _log.info("the gradients of step %d are in %s", step, file)
-
-
-class Capturing:
-    """What ``Capture`` is in all frameworks."""
-
-    _recorder: Recorder | None = None
-
-    def _record(
-        self, file: str | Path | None, steps: Sequence[int], rank: int, all_ranks: bool,
-        shapes: Mapping[str, tuple[int, ...]], **options: Any,
-    ) -> None:  # fmt: skip
-        """Makes the recorder, where this rank records anything; the arguments are those of ``where`` and of it."""
-        path, numbers = where(file, steps, rank, all_ranks)
-        if path is not None:
-            self._recorder = Recorder(path, numbers, shapes, rank=rank, **options)
-
-    @property
-    def files(self) -> list[Path]:
-        """The files that were written."""
-        return self._recorder.files if self._recorder else []
-
-    def close(self) -> None:
-        """Writes what is there of a step that is under way, and records no more. It can be called more than once."""
-        if self._recorder is not None:
-            self._recorder.close()
+    return (Path(found) if found else None), numbers

@@ -11,10 +11,7 @@ import typer
 from hvd_deepreduce.engine.timeline import merge, read
 from hvd_deepreduce.tools import output
 
-EPILOG = """Examples:
-
-  hvd-deepreduce timeline t.json t.json.deepreduce.*.json --out all.json
-"""
+EXAMPLES = ("timeline t.json t.json.deepreduce.*.json --out all.json",)
 
 
 def timeline(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_deepreduce.tools import recorder
-from hvd_deepreduce.tools.recorder import Array, Capturing
+from hvd_deepreduce.tools.recorder import Options, Recorder
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
-class Capture(Capturing):
+class Capture(Recorder):
     """Records this rank's gradients of some steps into files that ``hvd-deepreduce inspect`` and ``bench`` read.
 
     One line before the training loop, after the model is where it is trained: ``Capture(model, "gradients.npz",
@@ -31,7 +34,7 @@ class Capture(Capturing):
         only: a pattern of the parameters' names, in the syntax of Python's ``fnmatch``.
         all_ranks: every rank records, into a file with its number (``gradients_rank3.npz``), and not rank 0 alone.
         passes: backward passes of a step (``backward_passes_per_step``). The gradient is then the sum of the passes.
-        max_bytes: the most that the recorded vectors of a step may take in memory.
+        max_bytes: the most that the recorded vectors of a step may take in memory; 1 GiB unless it is given.
 
     Raises:
         ValueError: a wrong name or step; no parameter matches; the vectors take more than ``max_bytes``; or a
@@ -48,10 +51,7 @@ class Capture(Capturing):
         steps: Sequence[int] = (10,),
         *,
         compression: Any = None,
-        only: str = "*",
-        all_ranks: bool = False,
-        passes: int = 1,
-        max_bytes: int = recorder.MAX_BYTES,
+        **options: Unpack[Options],
     ) -> None:
         self._handles: list[Any] = []
         about: dict[str, Any] = {"framework": f"torch {torch.__version__}"}
@@ -61,11 +61,9 @@ class Capture(Capturing):
             about["config"] = config.to_dict()
         module = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
         tensors = {name: one for name, one in module.named_parameters() if one.requires_grad}
-        self._record(
-            file, steps, _rank(), all_ranks, {name: tuple(one.shape) for name, one in tensors.items()}, only=only,
-            passes=passes, max_bytes=max_bytes, accumulators=accumulators, about=about,
-        )  # fmt: skip
-        if self._recorder is None:
+        shapes = {name: tuple(one.shape) for name, one in tensors.items()}
+        super().__init__(file, steps, shapes, rank=_rank(), accumulators=accumulators, about=about, **options)
+        if self.done:
             return
         if config is not None and (config.has_velocity or config.hierarchical is not False):
             raise ValueError(
@@ -73,33 +71,23 @@ class Capture(Capturing):
                 "+ residual: leave compression out, to record gradients alone"
             )
         for name, tensor in tensors.items():
-            hook = self._recording(name, compression.residual if accumulators else None)
-            self._handles.append(tensor.register_post_accumulate_grad_hook(hook))
+            residual = partial(compression.residual, name) if accumulators else None
+            self._handles.append(tensor.register_post_accumulate_grad_hook(partial(self._take, name, residual)))
 
     def close(self) -> None:
-        """Writes what is there of a step that is under way, and removes the hooks. It can be called more than once."""
+        """As ``Recorder.close``; removes the hooks."""
         super().close()
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
-    def _recording(self, name: str, residual: Callable[[str], Any] | None) -> Callable[[torch.Tensor], None]:
+    def _take(self, name: str, residual: Callable[[], Any] | None, parameter: torch.Tensor) -> None:
         """The hook of a parameter."""
-
-        def copy(tensor: torch.Tensor) -> Array:
-            dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
-            found: Array = dense.float().cpu().contiguous().numpy().copy()
-            return found
-
-        def hook(parameter: torch.Tensor) -> None:
-            recorder, gradient = self._recorder, parameter.grad
-            if recorder is None or gradient is None:
-                return
-            recorder.put(name, lambda: copy(gradient), (lambda: residual(name)) if residual is not None else None)
-            if recorder.done:
-                self.close()
-
-        return hook
+        gradient = parameter.grad
+        if gradient is not None:
+            self.put(name, lambda: gradient.detach().to_dense().float().cpu().numpy(), residual)
+        if self.done:
+            self.close()
 
 
 def _rank() -> int:

@@ -145,7 +145,7 @@ def simulate(name: str, tensors: list[SparseTensor]) -> dict[str, float]:
     size, numel = len(tensors), tensors[0].numel
     if name == "dense":
         cost = costs.dense(size, numel)
-        return {"messages": cost.messages, "small": 0, "received": 4 * cost.low}
+        return {"messages": cost.messages, "small": 0, "received": 4 * cost.words}
     if name == "allgather":
         container = Pipeline(Config.load(sparsifier="nonzero", error_feedback=False, **CODECS)).encode(
             tensors[0].dense(), None, RngKey(0, 0, 0)
@@ -161,7 +161,7 @@ def simulate(name: str, tensors: list[SparseTensor]) -> dict[str, float]:
     return {
         "messages": int(network.messages.max()) + small.messages,
         "small": small.messages,
-        "received": int(network.received.max()) + 8 * small.high,
+        "received": int(network.received.max()) + small.beside,
     }
 
 

@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from hvd_deepreduce import Config
 from hvd_deepreduce.codecs.interfaces import RngKey
-from hvd_deepreduce.exchange.costs import Cost, dense
+from hvd_deepreduce.exchange.costs import Cost, Link, dense
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.wire.standalone import unpack
 
@@ -202,9 +202,10 @@ def figure_11(tiny: bool) -> Data:
             sent = float(sum(one.size for one in containers))
         for speed, bits in SPEEDS.items():
             if settings is None:
-                network = dense(NODES, vector.size).seconds(ALPHA, 2 if name == "fp16" else 4, bits)[0]
+                cost = dense(NODES, (2 if name == "fp16" else 4) * vector.size)
             else:
-                network = Cost(NODES - 1, (NODES - 1) * sent, (NODES - 1) * sent).seconds(ALPHA, 1, bits)[0]
+                cost = Cost(NODES - 1, (NODES - 1) * sent)
+            network = cost.seconds(Link(bits, ALPHA))
             out["bars"].append({"method": name, "speed": speed, "computing": computing, "coding": coding,
                                 "network": network})  # fmt: skip
     return out

@@ -181,10 +181,8 @@ def figure_4(tiny: bool) -> Data:
                     bar["coding"] = min(coding[name], found[name] - bar["computing"])
                     bar["waiting"] = found[name] - bar["computing"] - bar["coding"]
                 else:
-                    network = costs.dense(2, vector.size).seconds(50e-6, 4, bits)[0]
-                    if name != "dense":
-                        network = costs.Cost(1, sent[name], sent[name]).seconds(50e-6, 1, bits)[0]
-                    bar["network"] = network
+                    cost = costs.dense(2, 4 * vector.size) if name == "dense" else costs.Cost(1, sent[name])
+                    bar["network"] = cost.seconds(costs.Link(bits, 50e-6))
                 out["bars"].append(bar)
     return out
 

@@ -34,7 +34,7 @@ from torch.nn import functional
 
 from hvd_deepreduce import Config
 from hvd_deepreduce.codecs.interfaces import U8
-from hvd_deepreduce.exchange.costs import Cost
+from hvd_deepreduce.exchange import costs
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "results" / "schemes.md"
 DENSE: dict[str, Any] = {"sparsifier": "none", "value": "raw", "error_feedback": False}
@@ -440,7 +440,7 @@ def seconds_table(results: dict[str, list[list[Round]]], clients: int) -> str:
     for name, runs in results.items():
         rounds = [(row.down_bytes, row.up_bytes) for rows in runs for row in rows]
         seconds[name] = [
-            Cost(clients, size, size).seconds(LATENCY, 1, LINK)[0] for size in np.mean(rounds, 0).tolist()
+            costs.Cost(clients, size).seconds(costs.Link(LINK, LATENCY)) for size in np.mean(rounds, 0).tolist()
         ]
     (dense, printed), lines = (next(iter(both.values())) for both in (seconds, PAPER_SECONDS)), []
     for name, ours in seconds.items():

@@ -218,7 +218,7 @@ class SimulatedRanks:
                 arrays.subtract_sent(residual, tensor.indices, tensor.values)
                 for stream in lost:
                     add_to(stream.starts, stream.lengths, stream.values, residual)
-        small = 8 * int(costs.small_collectives(ranks, *cells).high)
+        small = int(costs.small_collectives(ranks, *cells).beside)
         self.sent = [before + int(sent) + small for before, sent in zip(self.sent, network.sent, strict=True)]
         self.received = [before + int(got) + small for before, got in zip(self.received, network.received, strict=True)]
         self.container_bytes += int(network.sent.sum())

@@ -3,6 +3,7 @@
 import json
 import re
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +17,11 @@ from hvd_deepreduce.tools import gradient_file, output, ranks
 from hvd_deepreduce.tools.app import app
 from hvd_deepreduce.wire import standalone as wire
 from hvd_deepreduce.wire.standalone import Container
+from tests.command.test_command import run
 
 F32 = np.dtype(np.float32)
 VECTOR = np.arange(1, 7, dtype=np.float32)
-
-
-def sentence(*arguments, code=1):
-    ended = CliRunner().invoke(app, list(map(str, arguments)))
-    assert ended.exit_code == code and isinstance(ended.exception, SystemExit), ended.exception
-    return ended.stderr
+sentence = partial(run, code=1)
 
 
 def rewritten(file, **parts):
@@ -176,21 +173,18 @@ def test_gradients_that_cannot_be_measured(tmp_path, command):
 
 def test_floats_that_numpy_lacks_and_other_cases_of_a_suffix(tmp_path):
     torch.save(torch.randn(300).to(torch.float8_e4m3fn), tmp_path / "small.PT")
-    ended = CliRunner().invoke(app, ["inspect", str(tmp_path / "small.PT"), "--json"])
-    assert ended.exit_code == 0 and "numel" in ended.stdout and json.loads(ended.stdout)
+    assert json.loads(run("inspect", tmp_path / "small.PT", "--json"))["numel"] == 300
 
 
 def test_a_config_under_which_nothing_is_compressed():
-    ended = CliRunner().invoke(app, ["bench", "--numel", "1", "--config", "qsgd", "--runs", "1"])
-    assert "so small that they go uncompressed, so no container is made" in ended.stdout
+    said = run("bench", "--numel", 1, "--config", "qsgd", "--runs", 1)
+    assert "so small that they go uncompressed, so no container is made" in said
 
 
 def test_a_dense_step_that_is_shorter_than_its_exchange():
-    ended = CliRunner().invoke(
-        app, ["advise", "1M", "--ranks", "4", "--bandwidth", "100M", "--dense-step", "1", "--config", "topk_model"]
-    )
-    assert "A dense step of 1 ms was given, but the exchange alone is predicted to take" in ended.stdout
-    assert "give --compute" not in ended.stdout
+    said = run("advise", "1M", "--ranks", 4, "--bandwidth", "100M", "--dense-step", 1, "--config", "topk_model")
+    assert "A dense step of 1 ms was given, but the exchange alone is predicted to take" in said
+    assert "give --compute" not in said
 
 
 def test_a_timeline_with_other_things(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hvd_deepreduce import Config, ConfigError
-from hvd_deepreduce.exchange import autotune, costs
+from hvd_deepreduce.exchange import autotune
 from tests.engine.numpy_adapter import Job, NumpyAdapter, ThreadCollectives, run_ranks
 
 MODEL = {"w": ((40, 50), np.float32), "b": ((500,), np.float32)}
@@ -130,16 +130,3 @@ def test_what_is_possible():
         Config.load(config(), scope="tensor")
     with pytest.raises(ConfigError, match="exchange.density is 0.1 and has no effect"):
         Config.load(sparsifier="none", exchange={"name": "auto", "density": 0.1})
-
-
-def test_the_expected_costs_are_those_of_random_supports():
-    numel, kept, rng = 20_000, 400, np.random.default_rng(0)
-    for ranks in (2, 8, 64):
-        chosen = np.concatenate([rng.choice(numel, kept, replace=False) for _ in range(ranks)])
-        assert costs.covered(ranks, numel, kept) == pytest.approx(np.unique(chosen).size, rel=0.05)
-    assert costs.expected("allgather", 8, numel, kept, None) == (7, 7 * kept, 7 * kept)
-    assert costs.expected("reduce_scatter", 8, numel, kept, kept) == costs.reduce_scatter(8, kept, kept)
-    low, high = costs.reduce_scatter(8, kept)[1:]
-    assert low < costs.expected("reduce_scatter", 8, numel, kept, None).high < high
-    cut, whole = (costs.expected("densestream", 1024, numel, kept, most) for most in (kept, None))
-    assert cut.messages == 20 and cut.high <= 3 * kept < whole.high

@@ -184,8 +184,8 @@ def the_simulation_counts_what_is_sent() -> None:
             if simulated.startswith("DSA") and SIZE > densestream.DIRECT_RANKS:
                 _, cells = densestream.balanced_split(tensors, SIZE * slices)
             assert numbers == [*cells, costs.AGREEMENT] and cards == [announcement.CARD_BYTES], name
-            low = sum(numbers) + (SIZE - 1) * cards[0] // 8
-            assert costs.small_collectives(SIZE, *cells).low == (low if SIZE > 1 else 0)
+            beside = 8 * (SIZE - 1).bit_length() * sum(numbers) + (SIZE - 1) * cards[0]
+            assert costs.small_collectives(SIZE, *cells).beside == beside
             assert slices > 1
 
 

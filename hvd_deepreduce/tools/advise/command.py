@@ -6,29 +6,23 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
 from hvd_deepreduce import Config
 from hvd_deepreduce.engine import cores
+from hvd_deepreduce.exchange.costs import Link
 from hvd_deepreduce.tools import gradient_file, gradients, output, quantities, ranks
 from hvd_deepreduce.tools.advise import losses, prediction, speeds
 from hvd_deepreduce.tools.advise.report import Advice
 from hvd_deepreduce.tools.advise.report import advise as advise_job
-from hvd_deepreduce.tools.output import ExitCode, Json
+from hvd_deepreduce.tools.output import misused
 
-EPILOG = (
-    """Examples:
-
-  hvd-deepreduce advise 25.6M --ranks 4 --bandwidth 1G --compute 100 --optimizer sgd
-
-  hvd-deepreduce advise gradients.npz --ranks 16 --per-host 4 --bandwidth 10G --dense-step 400 --optimizer adamw --json
-
-  mpirun -np 4 hvd-deepreduce advise 25.6M --measure --compute 100 --optimizer adamw
-
-"""
-    + output.EXIT_CODES
+EXAMPLES = (
+    "advise 25.6M --ranks 4 --bandwidth 1G --compute 100 --optimizer sgd",
+    "advise gradients.npz --ranks 16 --per-host 4 --bandwidth 10G --dense-step 400 --optimizer adamw --json",
+    "mpirun -np 4 hvd-deepreduce advise 25.6M --measure --compute 100 --optimizer adamw",
 )
 TENSOR, MOST_TENSORS = 160_000, 1000
 LATENCY = 50.0
@@ -45,7 +39,7 @@ def sizes_of(model: str) -> list[int]:
         whole, count = sizes[0], min(MOST_TENSORS, max(1, sizes[0] // TENSOR))
         sizes = [whole // count + (place < whole % count) for place in range(count)]
     if min(sizes) < 1:
-        output.fail(f"MODEL is {model!r}; a tensor has 1 element or more", ExitCode.USAGE)
+        misused(f"MODEL is {model!r}; a tensor has 1 element or more")
     return sizes
 
 
@@ -113,8 +107,8 @@ def advise(
     tensor_overhead: Annotated[
         float, typer.Option(min=0, help="Microseconds that the framework takes for each tensor.")
     ] = 1e6 * prediction.TENSOR_OVERHEAD,
-    most_elements: output.MostElements = output.MOST_ELEMENTS,
-    as_json: Json = False,
+    most_elements: output.MostElements = gradient_file.MOST,
+    as_json: output.Json = False,
 ) -> None:
     """Predicts the time of a training step, dense and under presets, and says which to take."""
     with output.errors_as_sentences():
@@ -126,35 +120,35 @@ def advise(
     times = {"--compute": compute, "--dense-step": dense_step, "--latency": latency, "--cores": rank_cores}
     for name, value in {**times, "--tensor-overhead": tensor_overhead}.items():
         if value is not None and not math.isfinite(value):
-            wrong(f"{name} is {value}; it must be finite")
+            misused(f"{name} is {value}; it must be finite")
     if measure and (bandwidth is not None or latency is not None):
         given = "--bandwidth" if bandwidth is not None else "--latency"
-        wrong(f"--measure measures the link, and {given} says what it is: give one of them")
+        misused(f"--measure measures the link, and {given} says what it is: give one of them")
     if compute is not None and dense_step is not None:
-        wrong("--compute and --dense-step are both given; the time of computing is found from a dense step: give one")
+        misused("--compute and --dense-step are both given; the time of computing is found from a dense step: give one")
     try:
         losses.families_of(optimizer)
     except ValueError as error:
-        wrong(str(error))
+        misused(str(error))
     rate = quantities.bits_per_second(bandwidth, "--bandwidth") if bandwidth is not None else None
     collectives = ranks.of_launcher() if measure else None
     if collectives is not None:
         rank_count = rank_count or collectives.ranks
-        per_host = per_host or ranks.on_this_host(collectives)
+        per_host = per_host or collectives.on_this_host()
     elif measure:
-        wrong(
+        misused(
             "--measure needs the ranks of a job: run mpirun -np 4 hvd-deepreduce advise MODEL --measure, or torchrun "
             "--standalone --nproc-per-node 4 -m hvd_deepreduce advise MODEL --measure"
         )
     per_host = per_host or 1
     if rank_count is None or (bandwidth is None and collectives is None):
-        wrong("give --ranks and --bandwidth, or --measure under mpirun or torchrun")
+        misused("give --ranks and --bandwidth, or --measure under mpirun or torchrun")
     if rank_count < 2:
-        wrong(f"--ranks is {rank_count}; it must be 2 or more, since a single rank exchanges nothing")
+        misused(f"--ranks is {rank_count}; it must be 2 or more, since a single rank exchanges nothing")
     if per_host > rank_count:
-        wrong(f"--per-host is {per_host} and --ranks is {rank_count}: a host cannot have more ranks than the job")
+        misused(f"--per-host is {per_host} and --ranks is {rank_count}: a host cannot have more ranks than the job")
     if rank_count % per_host:
-        wrong(f"--ranks is {rank_count} and --per-host is {per_host}; each host must have equally many ranks")
+        misused(f"--ranks is {rank_count} and --per-host is {per_host}; each host must have equally many ranks")
     if optimizer is None and not (as_json or measure):
         optimizer = asked_for()
 
@@ -162,7 +156,7 @@ def advise(
     computing = threads or max(1, int(own))
     sharing = max(1.0, computing / own)
     if rate is not None:
-        link = prediction.Link(rate, 1e-6 * (LATENCY if latency is None else latency), speeds.stack())
+        link = Link(rate, 1e-6 * (LATENCY if latency is None else latency), speeds.stack())
     else:
         assert collectives is not None
         link = speeds.link(collectives, sharing)
@@ -179,11 +173,6 @@ def advise(
         show(found, as_json)
     if collectives is not None:
         collectives.close()
-
-
-def wrong(sentence: str) -> NoReturn:
-    """Ends the command, which was called in a wrong way."""
-    output.fail(sentence, ExitCode.USAGE)
 
 
 def asked_for() -> str | None:

@@ -4,8 +4,7 @@ The model of a step, in seconds:
 
 - A rank computes for ``Job.compute``. Gradients become ready at a constant rate during the last ``Job.backward`` of it,
   the last tensors first, and travel in buckets.
-- The link carries one bucket after the other: bytes over the rate, and the latency of each message
-  (``exchange/costs.py``; the dense allreduce is a ring).
+- The link carries one bucket after the other, each in the time that ``exchange/costs.py`` predicts.
 - A processor encodes a bucket before it is sent, and decodes the containers of all ranks afterwards. It also spends
   time on each byte that it sends and receives (``Link.cpu``). Where a rank has a core that its computing leaves free,
   this happens beside the backward pass. Elsewhere it makes the step longer, and only waiting for the link overlaps.
@@ -16,21 +15,21 @@ How fast the machine and its codecs are is measured (``speeds.py``); nothing her
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
 from typing import NamedTuple
 
-from hvd_deepreduce.codecs.sparsify.topk import kept_of
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.exchange import costs
-from hvd_deepreduce.exchange.settings import AllGather, ReduceScatter
+from hvd_deepreduce.exchange.costs import Link, Transfer
+from hvd_deepreduce.exchange.settings import AllGather, ExchangeSettings, ReduceScatter
 
 BACKWARD = 2 / 3
 """Share of computing during which gradients become ready: the backward pass takes twice as long as the forward pass."""
 TENSOR_OVERHEAD = 25e-6
 """Seconds that Horovod or DDP takes for each tensor of a step, about: hooks, names, bookkeeping."""
-COLLECTIVES = 2
-"""Collectives of an allgather of containers: their sizes go ahead."""
 COMPRESSED_OVERHEAD = 3
 """Times as much with compression: 45 us in all with DDP's hook, 100 us with Horovod (docs/results/benchmarks.md)."""
 GRADIENT_COPIES, UPDATE_COPIES = 1, 6
@@ -44,24 +43,6 @@ LOCAL = "no exchange"
 
 class NotPredictedError(ValueError):
     """The model does not cover a config."""
-
-
-@dataclass(frozen=True)
-class Link:
-    """Of a host, to the other hosts; or what ranks on one host exchange their bytes by.
-
-    Attributes:
-        bits_per_second: in each direction.
-        latency: seconds of a message.
-        cpu: processor seconds of a rank for a byte that it sends and one that it receives, with the sum of an
-            allreduce.
-        cpu_half: the same of an allreduce of float16, whose sum is slow on some processors; None: ``cpu``.
-    """
-
-    bits_per_second: float
-    latency: float
-    cpu: float = 0.0
-    cpu_half: float | None = None
 
 
 @dataclass(frozen=True)
@@ -127,20 +108,6 @@ class CodecSpeed:
     decode_each: float
     size: float
     kept: int
-
-
-class Transfer(NamedTuple):
-    """Of a bucket.
-
-    Attributes:
-        link: seconds from its beginning to its end.
-        stack: of these, processor seconds of a rank.
-        received: bytes that come over a host's link.
-    """
-
-    link: float
-    stack: float
-    received: float
 
 
 class Part(NamedTuple):
@@ -209,79 +176,45 @@ def seconds_of(job: Job, parts: Sequence[Part], overhead: float = 0.0) -> float:
         # Without a free core, what was encoded before has made the backward pass longer by as much.
         encoded = (max(ready, encoded) if job.free_core else ready + work) + part.before
         work += part.before
-        sent = max(encoded, sent) + part.transfer.link
+        sent = max(encoded, sent) + part.transfer.seconds
         decoded = max(sent, decoded) + part.after
     if job.free_core:
         return max(compute, decoded)
     return max(compute + sum(part.before + part.transfer.stack + part.after for part in parts), decoded)
 
 
-def _transfer(job: Job, link: Link, messages: float, through: float, own: float) -> Transfer:
-    """So many messages, one after the other.
-
-    Args:
-        through: bytes over a host's link, in each direction.
-        own: bytes that a rank sends and receives.
-    """
-    stack = own * link.cpu * job.sharing
-    return Transfer(messages * link.latency + max(8 * through / link.bits_per_second, stack), stack, through)
+def _parts(job: Job, sizes: Sequence[int], bucket: Callable[[int], tuple[float, Transfer, float]]) -> list[Part]:
+    """Buckets of so many elements each."""
+    return [Part(end / job.numel, *bucket(size)) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
-def _ring(job: Job, link: Link, size: float) -> Transfer:
-    """The dense allreduce of so many bytes. A ring crosses each host's link once."""
-    cost = costs.dense(job.ranks, 1)
-    return _transfer(job, link, cost.messages, cost.high * size, cost.high * size)
-
-
-def _to_all(job: Job, own: float) -> tuple[float, float]:
-    """Bytes over a host's link, and bytes of a rank, if each rank sends ``own`` bytes to each other rank by itself."""
-    of_rank = (job.ranks - 1) * own
-    if job.per_host >= job.ranks:
-        return of_rank, of_rank
-    return job.per_host * (job.ranks - job.per_host) * own, of_rank
-
-
-def _dense_parts(job: Job, link: Link, machine: Machine, half: bool, sizes: Iterable[int]) -> list[Part]:
-    """Buckets of so many elements each, uncompressed."""
+def _dense(job: Job, link: Link, machine: Machine, half: bool, size: int) -> tuple[float, Transfer, float]:
+    """A bucket of so many elements, uncompressed."""
     used = link if not half or link.cpu_half is None else replace(link, cpu=link.cpu_half)
-    parts, done = [], 0
-    for size in sizes:
-        done += size
-        cast = size * machine.half / 2 if half else 0.0
-        parts.append(Part(done / job.numel, cast, _ring(job, used, (2 if half else 4) * size), cast))
-    return parts
+    cast = size * machine.half / 2 if half else 0.0
+    return cast, costs.dense(job.ranks, size).transfer(used, 2 if half else 4, 1.0, job.sharing), cast
 
 
-def _compressed_parts(job: Job, config: Config, link: Link, speed: CodecSpeed, sizes: Iterable[int]) -> list[Part]:
-    """Buckets of so many elements each, in containers."""
-    ranks, exchange = job.ranks, config.exchange
-    parts, done = [], 0
-    for size in sizes:
-        done += size
-        share = size / job.numel
-        encode, write, each = (share * seconds for seconds in (speed.encode, speed.decode, speed.decode_each))
-        if isinstance(exchange, AllGather):
-            through, own = _to_all(job, share * speed.size)
-            messages: float = COLLECTIVES * (ranks - 1)
-            after = write + ranks * each
-        else:
-            assert isinstance(exchange, ReduceScatter)
-            kept = max(1, round(share * speed.kept))
-            of_sum = None if exchange.density is None else kept_of(exchange.density, size)
-            cost = costs.expected("reduce_scatter", ranks, size, kept, of_sum)
-            total = cost.high * ranks / (ranks - 1) - kept  # elements of the sum
-            through, own = (one / (ranks - 1) for one in _to_all(job, cost.high * speed.size / speed.kept))
-            messages = cost.messages + COLLECTIVES * (ranks - 1)  # the sizes of both collectives go ahead
-            # A rank adds up all ranks' parts of its slice, encodes this sum, and decodes all slices of the sum.
-            after = write / ranks + each + encode / ranks + write + each * total / kept
-        parts.append(Part(done / job.numel, encode, _transfer(job, link, messages, through, own), after))
-    return parts
+def _compressed(
+    job: Job, exchange: ExchangeSettings, link: Link, speed: CodecSpeed, size: int
+) -> tuple[float, Transfer, float]:
+    """A bucket of so many elements, in containers."""
+    ranks, share = job.ranks, size / job.numel
+    encode, write, each = (share * seconds for seconds in (speed.encode, speed.decode, speed.decode_each))
+    supports = costs.Supports(size, share * speed.kept)
+    after = write + ranks * each
+    if isinstance(exchange, ReduceScatter):
+        # A rank adds up all ranks' parts of its slice, encodes this sum, and decodes all slices of the sum.
+        of_sum = min(supports.union(ranks), costs.sent_of_sum(exchange, size))
+        after = write / ranks + each + encode / ranks + write + each * of_sum / supports.kept
+    cost, crossing = costs.expected(exchange, ranks, supports), costs.crossing(ranks, job.per_host)
+    return encode, cost.transfer(link, speed.size / speed.kept, crossing, job.sharing), after
 
 
 def _prediction(name: str, seconds: float, parts: Iterable[Part], every: int = 1, updates: bool = False) -> Prediction:
     codec = sum(part.before + part.after for part in parts) / every
     transfers = [part.transfer for part in parts]
-    waits, received = sum(one.link for one in transfers), sum(one.received for one in transfers)
+    waits, received = sum(one.seconds for one in transfers), sum(one.received for one in transfers)
     return Prediction(name, updates, seconds, codec, waits / every, received / every, every)
 
 
@@ -298,7 +231,7 @@ def local(job: Job) -> Prediction:
 
 def dense(job: Job, link: Link, machine: Machine, half: bool = False) -> Prediction:
     """Allreduces of whole gradients, in float32 or (``half``) in 16 bits, on two ranks or more."""
-    parts = _dense_parts(job, link, machine, half, buckets(job.sizes, job.bucket_bytes))
+    parts = _parts(job, buckets(job.sizes, job.bucket_bytes), partial(_dense, job, link, machine, half))
     seconds = seconds_of(job, parts, overhead(job, machine, False))
     return _prediction(FP16 if half else DENSE, seconds, parts)
 
@@ -338,15 +271,15 @@ def compressed(name: str, config: Config, job: Job, link: Link, machine: Machine
     sizes = buckets(job.sizes, None if config.scope == "model" else job.bucket_bytes)
     plan = config.local
     if plan is not None and config.sends_all_as_it_is:  # they go through an allreduce
-        parts = _dense_parts(job, link, machine, False, sizes)
+        parts = _parts(job, sizes, partial(_dense, job, link, machine, False))
     else:
-        parts = _compressed_parts(job, config, link, speed, sizes)
+        parts = _parts(job, sizes, partial(_compressed, job, config.exchange, link, speed))
     if plan is None:
         return _prediction(name, seconds_of(job, parts, overhead(job, machine, True)), parts)
     # An exchange follows a step, with nothing beside it; with a delay, its transfer has the steps of the delay.
     alone = seconds_of(replace(job, compute=0.0), parts)
     if plan.delay:
-        waits = sum(part.transfer.link - part.transfer.stack * (not job.free_core) for part in parts)
+        waits = sum(part.transfer.seconds - part.transfer.stack * (not job.free_core) for part in parts)
         alone -= min(waits, plan.fragments * plan.delay * job.compute)
     seconds = alone + overhead(job, machine, True, UPDATE_COPIES)
     return _prediction(name, job.compute + seconds / plan.every, parts, plan.every, updates=True)

@@ -6,15 +6,20 @@ The model is in ``prediction.py``. How fast this machine and its codecs are is m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass, field, fields, replace
-from typing import Any, TypeVar
+from dataclasses import astuple, dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from hvd_deepreduce.config import Config
+from hvd_deepreduce.exchange.costs import Link
 from hvd_deepreduce.tools.advise import losses, prediction, speeds
-from hvd_deepreduce.tools.advise.prediction import CodecSpeed, Job, Link, Machine, NotPredictedError, Prediction
+from hvd_deepreduce.tools.advise.prediction import CodecSpeed, Job, Machine, NotPredictedError, Prediction
 from hvd_deepreduce.tools.gradient_file import Vector
+
+if TYPE_CHECKING:
+    from hvd_deepreduce.tools.ranks import Ranks
 
 GRADIENTS = ("recommended", "fast", "small", "smallest", "reduce_scatter")
 UPDATES = {
@@ -120,40 +125,37 @@ class Advice:
     def _answer(self, family: str) -> list[str]:
         """What to do with an optimizer of this family."""
         best, dense = self.best(family), self.named(prediction.DENSE)
-        compressed = sorted(
-            (one for one in self.predictions if one.name not in NOT_COMPRESSED), key=lambda one: one.seconds
-        )
-        safe = [one for one in compressed if self._unsafe(one, family) is None]
-        said = []
-        if best.name == prediction.DENSE:
-            said.append("Use dense gradients" + ("." if safe else ": no preset that was looked at is safe here."))
-            if safe and safe[0].seconds >= dense.seconds:
-                said[0] = "Use dense gradients: compression does not pay here."
-                said.append(
-                    f"A step with {safe[0].name}, the fastest safe preset, takes "
-                    f"{safe[0].seconds / dense.seconds:.2f} times as long ({_ms(safe[0].seconds - dense.seconds)} ms "
-                    "more)."
-                )
-            elif safe:
-                said.append(
-                    f"A step with {safe[0].name} is predicted to take {_ms(safe[0].seconds)} ms, and "
-                    f"{_ms(dense.seconds)} ms with dense gradients, {dense.seconds / safe[0].seconds:.2f} times as "
-                    f"long. Predictions deviate by up to {DEVIATION:.0%}, so that is no gain to rely on."
-                )
-                if not safe[0].updates:
-                    said.append("With mode: auto the job itself times both, and goes on with the faster.")
-        else:
+        ways = [one for one in self.predictions if one.name not in NOT_COMPRESSED]
+        compressed = sorted(ways, key=lambda one: one.seconds)
+        first = next((one for one in compressed if self._unsafe(one, family) is None), None)
+        if best.name != prediction.DENSE:
             how = "Horovod's or DDP's compression to 16 bits"
             if best.name != prediction.FP16:
                 how = f"LocalSGD with preset {best.name}" if best.updates else f"preset {best.name}"
-            said.append(
+            said = [
                 f"Use {how}: a step takes {_ms(best.seconds)} ms, and {_ms(dense.seconds)} ms with dense gradients, "
                 f"{dense.seconds / best.seconds:.2f} times as long."
-            )
+            ]
             if best.updates:
                 said.append(f"The ranks exchange every {best.every} steps (docs/local_updates.md).")
             if best.name != prediction.FP16:
                 said.append(f"On small jobs, {losses.told(best.name, family)}. Compare with dense on yours.")
+        elif first is None:
+            said = ["Use dense gradients: no preset that was looked at is safe here."]
+        elif first.seconds >= dense.seconds:
+            said = [
+                "Use dense gradients: compression does not pay here. A step with "
+                f"{first.name}, the fastest safe preset, takes {first.seconds / dense.seconds:.2f} times as "
+                f"long ({_ms(first.seconds - dense.seconds)} ms more)."
+            ]
+        else:
+            said = [
+                f"Use dense gradients. A step with {first.name} is predicted to take {_ms(first.seconds)} ms, and "
+                f"{_ms(dense.seconds)} ms with dense gradients, {dense.seconds / first.seconds:.2f} times as long. "
+                f"Predictions deviate by up to {DEVIATION:.0%}, so that is no gain to rely on."
+            ]
+            if not first.updates:
+                said.append("With mode: auto the job itself times both, and goes on with the faster.")
         faster: dict[str, list[str]] = {}
         for one in compressed:
             why = self._unsafe(one, family)
@@ -191,7 +193,7 @@ class Advice:
             "best": self.best(self.families[0]).name if self.optimizer else None,
             "best_with": {family: self.best(family).name for family in self.families},
             "advice": self.sentences(),
-            "predictions": [{one.name: getattr(row, one.name) for one in fields(row)} for row in self.predictions],
+            "predictions": [vars(row) for row in self.predictions],
             "lost": {
                 key: {"unit": job.unit, "page": job.page}
                 | {one.name: lost for one in self.predictions if (lost := losses.lost(key, one.name)) is not None}
@@ -200,9 +202,9 @@ class Advice:
             },
             "left_out": self.left_out,
             "assumptions": self.assumptions(),
-            "job": {one.name: getattr(self.job, one.name) for one in fields(self.job) if one.name != "sizes"}
+            "job": {name: value for name, value in vars(self.job).items() if name != "sizes"}
             | {"tensors": len(self.job.sizes), "numel": self.job.numel},
-            "link": {one.name: getattr(self.link, one.name) for one in fields(self.link)},
+            "link": vars(self.link),
         }
 
 
@@ -221,15 +223,14 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.0f}" if abs(seconds) >= 0.1 else f"{1e3 * seconds:.3g}"
 
 
-def _of_all(measure: Callable[[], S], sharing: float, collectives: speeds.Collectives | None) -> S:
+def _of_all(measure: Callable[[], S], sharing: float, collectives: Ranks | None) -> S:
     """Measures a speed: that of the slowest rank, with all ranks at it; or of this process alone, whose times are
     multiplied by the number of ranks on a core."""
     if collectives is not None:
         collectives.slowest(np.zeros(1))  # they begin together
     own = measure()
     if collectives is None:
-        slower = {one.name: sharing * getattr(own, one.name) for one in fields(own) if one.name in TIMES}
-        return type(own)(**{one.name: getattr(own, one.name) for one in fields(own)} | slower)
+        return replace(own, **{name: sharing * getattr(own, name) for name in TIMES if hasattr(own, name)})
     return type(own)(*collectives.slowest(np.array(astuple(own), np.float64)).tolist())
 
 
@@ -244,7 +245,7 @@ def advise(
     *,
     optimizer: str | None = None,
     captured: Callable[[Config], Sequence[Vector]] | None = None,
-    collectives: speeds.Collectives | None = None,
+    collectives: Ranks | None = None,
     dense_step: float | None = None,
 ) -> Advice:
     """Measures this machine, and predicts the steps of a job.
@@ -273,7 +274,7 @@ def advise(
     found = [prediction.local(job), prediction.dense(job, link, machine), prediction.dense(job, link, machine, True)]
     left_out: dict[str, str] = {}
     measured: dict[str, CodecSpeed] = {}
-    generated = None if captured else speeds.gradients(job.sizes)
+    generated = [] if captured else speeds.gradients(job.sizes)
     for name, config in looked_at:
         try:
             prediction.check(config, job)
@@ -281,14 +282,9 @@ def advise(
             left_out[name] = str(error)
             continue
         vectors = captured(config) if captured else generated
-        assert vectors is not None
-
-        def measure(config: Config = config, vectors: Sequence[Vector] = vectors) -> CodecSpeed:
-            return speeds.codec(config, job.sizes, vectors)
-
-        # Some presets differ in their names alone.
-        same = str(config)
+        same = str(config)  # some presets differ in their names alone
         if same not in measured:
+            measure = partial(speeds.codec, config, job.sizes, vectors)
             measured[same] = _of_all(measure, job.sharing, collectives)
         found.append(prediction.compressed(name, config, job, link, machine, measured[same]))
     return Advice(job, link, found, left_out, dense_step, optimizer, configs is not None)

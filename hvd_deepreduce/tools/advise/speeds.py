@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from threading import Thread
 from time import perf_counter, process_time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from hvd_deepreduce.codecs.interfaces import U8, RngKey
+from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.config.error_feedback import DGC
-from hvd_deepreduce.exchange.autotune import kept as kept_of_vector
-from hvd_deepreduce.exchange.costs import dense as dense_cost
+from hvd_deepreduce.exchange import costs
+from hvd_deepreduce.exchange.costs import Link
 from hvd_deepreduce.ops import half
 from hvd_deepreduce.ops.types import F32
 from hvd_deepreduce.pipeline import Pipeline, bundle
-from hvd_deepreduce.tools.advise.prediction import CodecSpeed, Link, Machine
+from hvd_deepreduce.tools.advise.prediction import CodecSpeed, Machine
+from hvd_deepreduce.tools.measuring import timed
+
+if TYPE_CHECKING:
+    from hvd_deepreduce.tools.ranks import Ranks
 
 MOST = 1 << 25
 """Elements of a vector that is measured; times of longer ones are proportional."""
@@ -56,14 +60,8 @@ def shortened(sizes: Sequence[int], most: int = MOST) -> list[int]:
     return list(sizes) if total <= most else [max(1, size * most // total) for size in sizes]
 
 
-def _timed(call: Callable[[], object], times: int = TIMED) -> float:
-    """Median seconds of a call."""
-    seconds = []
-    for _ in range(times):
-        begin = perf_counter()
-        call()
-        seconds.append(perf_counter() - begin)
-    return median(seconds)
+def _seconds(call: Callable[[], object], times: int = TIMED) -> float:
+    return timed(call, runs=times)[0]
 
 
 def machine(numel: int) -> Machine:
@@ -71,9 +69,9 @@ def machine(numel: int) -> Machine:
     vector = generated(min(numel, MOST), 0)
     other = np.empty_like(vector)
     section = half.encode(vector, False)
-    copy = _timed(lambda: np.copyto(other, vector))
-    there = _timed(lambda: half.encode(vector, False))
-    back = _timed(lambda: half.decode(section, vector.size))
+    copy = _seconds(lambda: np.copyto(other, vector))
+    there = _seconds(lambda: half.encode(vector, False))
+    back = _seconds(lambda: half.decode(section, vector.size))
     return Machine(copy / vector.nbytes, (there + back) / vector.size)
 
 
@@ -108,14 +106,12 @@ def codec(config: Config, sizes: Sequence[int], vectors: Sequence[F32], threads:
         begin = perf_counter()
         own = bundle.encode(vector, residual, velocity, slices, 1, False)
         seconds.append(perf_counter() - begin)
-    kept = sum(kept_of_vector(config, end - begin) for begin, end in pieces)
+    kept = sum(costs.kept(config, end - begin) for begin, end in pieces)
     out = np.empty(numel, np.float32)
-
-    def decode(count: int) -> float:
-        gathered = np.concatenate([own] * count)
-        return _timed(lambda: bundle.sum_into(out, gathered, count, slices, 1 / count))
-
-    few, many = decode(FEW), decode(MANY)
+    few, many = (
+        _seconds(partial(bundle.sum_into, out, np.concatenate([own] * count), count, slices, 1 / count))
+        for count in (FEW, MANY)
+    )
     each = max(0.0, many - few) / (MANY - FEW)
     return CodecSpeed(
         scale * median(seconds[WARM:]), scale * max(0.0, few - FEW * each), scale * each, scale * own.size,
@@ -149,25 +145,7 @@ def stack() -> float:
         return median(seconds(STREAM // PIECE) for _ in range(3)) / STREAM
 
 
-class Collectives(Protocol):
-    """What measures a link: the collectives of a job's ranks, on the host."""
-
-    ranks: int
-    on_torch: bool
-    """Whether they are those of ``torch.distributed``: a rank leaves its core to others while it waits for messages,
-    and float16 can be summed. MPI asks for messages all the time."""
-
-    def allgather(self, data: U8) -> object:
-        """Every rank gets all ranks' bytes."""
-
-    def allreduce(self, data: npt.NDArray[np.floating[Any]]) -> object:
-        """Replaces a vector, float32 or ``on_torch`` float16, by the sum of all ranks'."""
-
-    def slowest(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The element-wise maximum over all ranks of float64 ``[n]``."""
-
-
-def link(collectives: Collectives, sharing: float = 1.0) -> Link:
+def link(collectives: Ranks, sharing: float = 1.0) -> Link:
     """Measures the link between the ranks: its latency with small allgathers, its rate with large allreduces. Every
     rank calls it at the same time, and gets the same.
 
@@ -180,26 +158,25 @@ def link(collectives: Collectives, sharing: float = 1.0) -> Link:
         return float(collectives.slowest(np.array([seconds]))[0])
 
     small = np.zeros(SMALL, np.uint8)
-    collectives.allgather(small)
-    latency = slowest(_timed(lambda: collectives.allgather(small), SMALL_TIMES)) / (ranks - 1)
+    latency = slowest(_seconds(lambda: collectives.allgather(small), SMALL_TIMES)) / (ranks - 1)
 
     def large(size: int, dtype: type[np.floating[Any]] = np.float32) -> tuple[float, float]:
         """Seconds, and processor seconds, of an allreduce."""
         data = np.zeros(size // np.dtype(dtype).itemsize, dtype)
         collectives.allreduce(data)
         begin = process_time()
-        seconds = slowest(_timed(lambda: collectives.allreduce(data), LARGE_TIMES))
-        return seconds, slowest(process_time() - begin) / LARGE_TIMES
+        seconds = slowest(_seconds(lambda: collectives.allreduce(data), LARGE_TIMES))
+        return seconds, slowest(process_time() - begin) / (LARGE_TIMES + 1)
 
     size = LARGE
     seconds, cpu = large(size)
     if seconds < LEAST_SECONDS:
         size = LARGER
         seconds, cpu = large(size)
-    cost = dense_cost(ranks, size)
+    cost = costs.dense(ranks, size)
     seconds = max(seconds - cost.messages * latency, seconds / 2)
-    rate = 8 * cost.high / seconds
+    rate = 8 * cost.words / seconds
     if not collectives.on_torch:
         return Link(rate, latency, stack())
     _, half_cpu = large(size, np.float16)
-    return Link(rate, latency, min(cpu, seconds / sharing) / cost.high, half_cpu / cost.high)
+    return Link(rate, latency, min(cpu, seconds / sharing) / cost.words, half_cpu / cost.words)
