@@ -1,8 +1,13 @@
-"""Sections of documents that scripts write."""
+"""Sections of documents that scripts write, and the tables in them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "docs" / "results"
 
 
 def read(page: Path, name: str) -> str:
@@ -30,3 +35,32 @@ def write(page: Path, name: str, title: str, body: str, head: str = "") -> None:
         text = f"{text.rstrip()}\n\n{section}\n"
     page.parent.mkdir(exist_ok=True)
     page.write_text(text)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]], right: bool = False) -> str:
+    """A Markdown table. None is an empty cell; ``right`` aligns all columns but the first to the right."""
+    rule = ["---", *["---:" if right else "---"] * (len(head) - 1)]
+    return "\n".join(row(line) for line in (head, rule, *rows))
+
+
+def row(cells: Iterable[Any]) -> str:
+    """A line of a Markdown table."""
+    return f"| {' | '.join('' if cell is None else str(cell) for cell in cells)} |"
+
+
+def tables(section: str) -> list[dict[str, Any]]:
+    """The Markdown tables of a section: the heading above each, its head, and its rows."""
+    found: list[dict[str, Any]] = []
+    heading, head = "", None
+    for line in section.splitlines():
+        if line.startswith("#"):
+            heading = line.lstrip("# ")
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else None
+        if cells is None:
+            head = None
+        elif head is None:
+            head = cells
+            found.append({"heading": heading, "head": head, "rows": []})
+        elif set("".join(cells)) - set(":- "):
+            found[-1]["rows"].append(cells)
+    return found

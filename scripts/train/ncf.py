@@ -1,7 +1,7 @@
 """Neural collaborative filtering (NCF), the inherently sparse model of the papers, in PyTorch and Keras.
 
-    python scripts/train/ncf.py table --framework tensorflow --data PATH      # all methods, relative volume and hit
-    rate mpirun -np 2 python scripts/train/ncf.py train --framework torch --config dr_bf_p0_qsgd --data PATH
+    python scripts/train/ncf.py table --framework tensorflow --data PATH      # all methods: volumes and hit rates
+    mpirun -np 2 python scripts/train/ncf.py train --framework torch --config dr_bf_p0_qsgd --data PATH
 
 ``table`` repeats table 2 of DeepReduce. PATH is MovieLens as published: the folder of ml-1m (ratings.dat) or ml-20m
 (ratings.csv), or one of these files. Without PATH, a table is generated from a latent-factor model with the skew of
@@ -21,8 +21,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,12 +28,12 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from history import mpirun, total
 from rich.console import Console
 from rich.table import Table
 
 from hvd_deepreduce.exchange import traffic
 
-ROOT = Path(__file__).parents[2]
 NEGATIVES, RANKED, TOP = 4, 100, 10
 app = typer.Typer(add_completion=False)
 
@@ -172,21 +170,19 @@ class InTorch:
     """NeuMF and its optimizer in PyTorch."""
 
     def __init__(self, ratings: Ratings, factors: int, lr: float, seed: int, method: str) -> None:
-        import horovod.torch as hvd
         import torch
-        from wrapping import wrapped
+        from launchers import HorovodJob
 
         if method == "indexed":
             raise SystemExit("--config indexed needs --framework tensorflow, because PyTorch has no IndexedSlices")
-        hvd.init()
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
+        job = HorovodJob()
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // job.local_size))
         torch.manual_seed(seed)
-
-        self.hvd, self.torch, self.model = hvd, torch, neumf(ratings, factors)
+        self.hvd, self.torch, self.model = job.hvd, torch, neumf(ratings, factors)
         plain = torch.optim.Adam(self.model.parameters(), lr)
-        self.optimizer, self.compression = wrapped(self.model, plain, method, seed)
+        self.optimizer, self.compression = job.distribute_any(self.model, plain, method, seed)
         self.parameters = sum(p.numel() for p in self.model.parameters())
-        self.dense = traffic.allreduce(4 * self.parameters, hvd.size()).sent
+        self.dense = traffic.allreduce(4 * self.parameters, job.size).sent
         self.sent = self._counted = 0
 
     def step(self, users: np.ndarray, items: np.ndarray, labels: np.ndarray) -> float:
@@ -359,13 +355,10 @@ def table(
         if config == "indexed" and framework == "torch":
             continue
         file = out / f"{framework}_{Path(config).stem}.json"
-        command = ["mpirun", "-np", str(ranks), sys.executable, __file__, "train", "--framework", framework]
-        command += ["--config", config, "--out", str(file), *context.args]
-        if subprocess.run(command).returncode:
-            raise SystemExit(f"the job failed; its output is above. The command was: {' '.join(command)}")
-        history = json.loads(file.read_text())["epochs"]
-        sent, dense = (sum(row[key] for row in history) for key in ("bytes_sent", "dense_bytes"))
-        shown.add_row(Path(config).stem, f"{sent / dense:.4f}", f"{max(row['hit_rate'] for row in history):.4f}")
+        options = ("train", "--framework", framework, "--config", config, "--out", file, *context.args)
+        rows = mpirun(ranks, __file__, *options, out=file)["epochs"]
+        share = total(rows, "bytes_sent") / total(rows, "dense_bytes")
+        shown.add_row(Path(config).stem, f"{share:.4f}", f"{max(row['hit_rate'] for row in rows):.4f}")
     Console(width=100).print(shown)
 
 
