@@ -32,6 +32,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,6 @@ from step_times import interleaved
 
 from hvd_deepreduce.tools.gradients import generated
 
-ROOT = Path(__file__).resolve().parents[2]
-DOC = ROOT / "docs" / "results" / "benchmarks.md"
-
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "TopkA": {},
     "TopkDA": {},
@@ -62,23 +60,22 @@ ADAPTERS = "topk_rice_qsgd,topk_model,densestream_model"
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hosts", type=int, default=4, help="number of hosts, one rank each")
-    parser.add_argument("--rate", default="1gbit", help=RATE_HELP)
-    parser.add_argument("--network", default="", help="the network of the captured input, as in resnet50")
-    parser.add_argument("--folder", type=Path, default=captured.FOLDER, help="folder of the captured input")
-    parser.add_argument("--input", choices=captured.KINDS, default="accumulator", help="what of it is selected from")
-    parser.add_argument("--numel", default="24000000", help="comma-separated lengths of generated gradients")
-    parser.add_argument("--density", default="0.01,0.05,0.1", help="comma-separated densities")
-    parser.add_argument("--only", default="", help="comma-separated: dense, or exchanges to run; default: all")
-    parser.add_argument(
-        "--adapters", default=ADAPTERS, help="comma-separated configs of the shipped adapter; empty: none"
-    )
-    parser.add_argument("--repeat", type=int, default=5, help="repetitions that are counted")
-    parser.add_argument("--output", type=Path, default=Path("runs/bench_net.json"), help="JSON file for the results")
-    parser.add_argument("--section", default="", help="write the tables to this section of docs/results/benchmarks.md")
-    parser.add_argument("--profile", action="store_true", help="rank 0 prints the time of each part of a step")
-    parser.add_argument("--priority", type=int, default=0, help=PRIORITY_HELP)
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    add = parser.add_argument
+    add("--hosts", type=int, default=4, help="number of hosts, one rank each")
+    add("--rate", default="1gbit", help=RATE_HELP)
+    add("--network", default="", help="the network of the captured input, as in resnet50")
+    add("--folder", type=Path, default=captured.FOLDER, help="folder of the captured input")
+    add("--input", choices=captured.KINDS, default="accumulator", help="what of it is selected from")
+    add("--numel", default="24000000", help="comma-separated lengths of generated gradients")
+    add("--density", default="0.01,0.05,0.1", help="comma-separated densities")
+    add("--only", default="", help="comma-separated: dense, or exchanges to run; default: all")
+    add("--adapters", default=ADAPTERS, help="comma-separated configs of the shipped adapter; empty: none")
+    add("--repeat", type=int, default=5, help="repetitions that are counted")
+    add("--output", type=Path, default=Path("runs/bench_net.json"), help="JSON file for the results")
+    add("--section", default="", help="write the tables to this section of docs/results/benchmarks.md")
+    add("--profile", action="store_true", help="rank 0 prints the time of each part of a step")
+    add("--priority", type=int, default=0, help=PRIORITY_HELP)
+    add("--inside", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -111,7 +108,7 @@ class Bench:
     def __init__(self, given: Input, options: argparse.Namespace) -> None:
         from mpi4py import MPI
 
-        self.comm, self.options, self.given = MPI.COMM_WORLD, options, given
+        self.comm, self.max, self.options, self.given = MPI.COMM_WORLD, MPI.MAX, options, given
         self.residual = np.zeros(given.numel, np.float32)
         self.out = np.zeros_like(self.residual)
 
@@ -122,12 +119,6 @@ class Bench:
         if self.comm.rank == 0:
             print(f"  {name:34s} {row['seconds']:8.3f} s  {row['bytes_in'] / 1e6:9.1f} MB in", flush=True)
         return row
-
-    @property
-    def max(self) -> Any:
-        from mpi4py import MPI
-
-        return MPI.MAX
 
     def time(self, name: str, step: Callable[[], None], repeat: int) -> dict[str, Any]:
         times, bytes_in = [], []
@@ -154,56 +145,33 @@ class Bench:
 
     def adapters(self, density: float, first: bool) -> list[dict[str, Any]]:
         """Steps of ``hvd.DistributedOptimizer``: those without compression only with ``first``."""
-        import horovod.torch as hvd
         import torch
-
-        from hvd_deepreduce.torch import DeepReduce
+        from given import Given, horovod_job
 
         torch.set_num_threads(1)
-        vector = self.given.vector(density)
-        fed = torch.zeros(self.given.numel)
-        names = [f"{number:03}" for number in range(len(self.given.sizes))]
-        weights = list(torch.zeros(self.given.numel).split(self.given.sizes))
-        compressions: dict[str, DeepReduce] = {}
-        steps: dict[str, Callable[[], None]] = {}
-        bytes_in: dict[str, list[int]] = {}
+        sizes, fed, vector = self.given.sizes, torch.zeros(self.given.numel), self.given.vector(density)
+        # The learning rate is 0, so that all jobs can share the parameters' memory.
+        weights, gradients = torch.zeros(self.given.numel).split(sizes), fed.split(sizes)
+        ways = {"adapter: local": "local", "adapter: dense": "dense"} if first else {}
+        ways |= {f"adapter: {config} {100 * density:g}%": config for config in self.options.adapters.split(",")}
+        jobs = {
+            name: horovod_job(name, Given(sizes, weights), way, 0.0, density=density) for name, way in ways.items()
+        }
+        bytes_in: dict[str, list[int]] = {name: [] for name in jobs}
 
-        def job(name: str, config: str) -> None:
-            # The learning rate is 0, so that all jobs can share the parameters' memory.
-            parameters = [torch.nn.Parameter(weight) for weight in weights]
-            named = [(f"{name} {part}", tensor) for part, tensor in zip(names, parameters, strict=True)]
-            optimizer: Any = torch.optim.SGD(parameters, lr=0.0)
-            if config != "local":
-                compression: Any = hvd.Compression.none
-                if config != "dense":
-                    compression = compressions[name] = DeepReduce(named, config, density=density)
-                optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compression)
-            gradients = fed.split(self.given.sizes)
-            counted = bytes_in[name] = []
-
-            def step() -> None:
-                before = received_bytes()
-                optimizer.zero_grad()
-                torch.stack([p @ g for p, g in zip(parameters, gradients, strict=True)]).sum().backward()
-                optimizer.step()
-                counted.append(received_bytes() - before)
-
-            steps[name] = step
+        def step(name: str) -> None:
+            before = received_bytes()
+            jobs[name][0](gradients)
+            bytes_in[name].append(received_bytes() - before)
 
         def prepare(name: str) -> None:
             """Feeds a gradient with which the residual adds up to the captured vector."""
             fed.copy_(torch.from_numpy(vector))
-            if name in compressions:
-                residuals = compressions[name].state_dict()["residuals"]
-                for part, gradient in zip(names, fed.split(self.given.sizes), strict=True):
-                    if f"{name} {part}" in residuals:
-                        gradient -= residuals[f"{name} {part}"].view(-1)
-
-        if first:
-            job("adapter: local", "local")
-            job("adapter: dense", "dense")
-        for config in self.options.adapters.split(","):
-            job(f"adapter: {config} {100 * density:g}%", config)
+            if ways[name] not in ("local", "dense"):
+                residuals = jobs[name][1].state_dict()["residuals"]
+                for number, gradient in enumerate(gradients):
+                    if f"{name}.{number:03}" in residuals:
+                        gradient -= residuals[f"{name}.{number:03}"].view(-1)
 
         def slowest(times: np.ndarray) -> np.ndarray:
             most = np.empty_like(times)
@@ -211,9 +179,11 @@ class Bench:
             return most
 
         warm = 2
+        steps = {name: partial(step, name) for name in jobs}
         seconds = interleaved(steps, self.options.repeat, slowest, warm, prepare)
-        for compression in compressions.values():
-            compression.close()
+        for name, (_, compression) in jobs.items():
+            if ways[name] not in ("local", "dense"):
+                compression.close()
         return [self.row(name, times, bytes_in[name][warm:]) for name, times in seconds.items()]
 
     def sparse(self, name: str, density: float, vector: np.ndarray) -> dict[str, Any]:
@@ -302,10 +272,9 @@ Horovod is shut down while TopkA, TopkDA and DSA are timed: its background threa
 on shared cores. The `adapter` rows are what a job has: whole steps of `hvd.DistributedOptimizer` with Horovod's thread,
 a small backward pass and an update; their baseline is `adapter: dense`."""
         )
-        head = ["", "seconds", "baseline / this"]
+        head, lines = ["", "seconds", "baseline / this"], []
         if wire:
             head += ["its bytes on the wire alone, s", "dense on the wire alone / this", "MB in"]
-        lines = [head, ["---"] * len(head)]
         for name, row in rows.items():
             against = rows.get("adapter: dense") if name.startswith("adapter") else dense
             ratio = f"{against['seconds'] / row['seconds']:.1f}x" if against else ""
@@ -313,7 +282,7 @@ a small backward pass and an update; their baseline is `adapter: dense`."""
             if wire:
                 own = 8 * row["bytes_in"] / bits_per_second(read["rate"])
                 lines[-1] += [f"{own:.3f}", f"{wire / row['seconds']:.1f}x", f"{row['bytes_in'] / 1e6:.1f}"]
-        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+        parts.append(doc_sections.table(head, lines))
     return "\n\n".join(parts)
 
 
@@ -328,7 +297,8 @@ def main() -> None:
     if options.section:
         what = options.network or "generated gradients"
         where = "on one machine" if options.rate == MEMORY else f"in the emulated network at {options.rate}"
-        doc_sections.write(DOC, options.section, f"{options.hosts} ranks {where}: {what}", body)
+        title = f"{options.hosts} ranks {where}: {what}"
+        doc_sections.write(doc_sections.RESULTS / "benchmarks.md", options.section, title, body)
 
 
 if __name__ == "__main__":

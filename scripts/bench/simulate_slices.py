@@ -32,32 +32,28 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev",))
+sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", ".."))
 
 import captured
 import doc_sections
 import numpy as np
 import typer
-from simulate_scale import NETWORKS, Captured, Skewed, Uniform, milliseconds, shown
+from simulate_scale import NETWORKS, Captured, Rows, Skewed, Uniform, counted, modelled, shown
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT)]
+from hvd_deepreduce import Config
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.joint.densestream import DenseStream
+from hvd_deepreduce.codecs.joint.stream import Stream
+from hvd_deepreduce.codecs.joint.stream_format import pack, value_codec
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
+from hvd_deepreduce.codecs.sparsify.topk import kept_of
+from hvd_deepreduce.exchange import costs
+from hvd_deepreduce.exchange.mpi import densestream
+from hvd_deepreduce.exchange.reduce_scatter import SlicedSum, Slices
+from hvd_deepreduce.pipeline import Pipeline
+from tests.support.simulated_collectives import CollectiveNetwork
 
-from hvd_deepreduce import Config  # noqa: E402
-from hvd_deepreduce.codecs.interfaces import RngKey  # noqa: E402
-from hvd_deepreduce.codecs.joint.densestream import DenseStream  # noqa: E402
-from hvd_deepreduce.codecs.joint.stream import Stream  # noqa: E402
-from hvd_deepreduce.codecs.joint.stream_format import pack, value_codec  # noqa: E402
-from hvd_deepreduce.codecs.sparse_tensor import SparseTensor  # noqa: E402
-from hvd_deepreduce.codecs.sparsify.topk import kept_of  # noqa: E402
-from hvd_deepreduce.exchange import costs  # noqa: E402
-from hvd_deepreduce.exchange.mpi import densestream  # noqa: E402
-from hvd_deepreduce.exchange.reduce_scatter import SlicedSum, Slices  # noqa: E402
-from hvd_deepreduce.pipeline import Pipeline  # noqa: E402
-from tests.support.simulated_collectives import CollectiveNetwork  # noqa: E402
-from tests.support.simulated_mpi import Network  # noqa: E402
-
-DOC = ROOT / "docs" / "exchanges.md"
+DOC = doc_sections.ROOT / "docs" / "exchanges.md"
 CODECS = {
     "coded": {"index": "rice", "value": {"name": "qsgd", "bits": 7, "bucket_size": 512}},
     "raw": {"index": "raw", "value": "raw"},
@@ -71,6 +67,8 @@ STREAMS = {"coded": DenseStream(value="qsgd", bits=7), "raw": DenseStream()}
 class Hot(Uniform):
     """Supports in one rank's slice."""
 
+    title, seed = "hot: all ranks keep elements of the first P-th of the vector", 2
+
     def __init__(self, numel: int, ranks: int) -> None:
         super().__init__(numel)
         self.ranks = ranks
@@ -79,39 +77,29 @@ class Hot(Uniform):
         """Where the rank's elements are: begin and width."""
         return 0, max(kept, self.numel // self.ranks)
 
-    def kept(self, rank: int, density: float) -> SparseTensor:
-        """What a rank keeps, the same at every call."""
-        rng = np.random.default_rng((2, rank))
-        count = max(1, int(density * self.numel))
+    def chosen(self, rng: np.random.Generator, rank: int, count: int) -> np.ndarray:
         begin, width = self.place(rank, count)
-        chosen = np.sort(begin + rng.permutation(width)[:count]).astype(np.uint32)
-        return SparseTensor(self.numel, chosen, rng.standard_normal(count, np.float32))
-
-    def __str__(self) -> str:
-        return "hot: all ranks keep elements of the first P-th of the vector"
+        return begin + rng.permutation(width)[:count]
 
 
 class Ends(Hot):
     """Supports at the front and at the back."""
 
+    title = "ends: half of the ranks keep elements of the first hundredth of the vector, and half of the last"
+
     def place(self, rank: int, kept: int) -> tuple[int, int]:
         width = max(kept, self.numel // 100)
         return rank % 2 * (self.numel - width), width
-
-    def __str__(self) -> str:
-        return "ends: half of the ranks keep elements of the first hundredth of the vector, and half of the last"
 
 
 class Alike(Uniform):
     """Equal supports."""
 
-    def kept(self, rank: int, density: float) -> SparseTensor:
-        """What a rank keeps, the same at every call."""
-        one = super().kept(0, density)
-        return SparseTensor(self.numel, one.indices, super().kept(rank, density).values if rank else one.values)
+    title = "alike: all ranks keep the same random elements"
 
-    def __str__(self) -> str:
-        return "alike: all ranks keep the same random elements"
+    def kept(self, rank: int, density: float) -> SparseTensor:
+        indices = super().kept(0, density).indices
+        return SparseTensor(self.numel, indices, super().kept(rank, density).values)
 
 
 class Given(SlicedSum):
@@ -140,14 +128,8 @@ def simulate_stream(tensors: list[SparseTensor], codec: DenseStream, density: fl
         plan = densestream.Plan(codec, numel, dtype, bounds, slices, RngKey(0, 0, 0), None, most)
         return densestream.programs(transport, tensors[transport.rank], plan, None)
 
-    network = Network(size)
-    network.run(programs)
-    small = costs.small_collectives(size, *cells)
-    return {
-        "messages": int(network.messages.max()) + small.messages,
-        "received": int(network.received.max()) + 8 * small.high,
-        "container": float(np.mean([one.size for one in own])),
-    }
+    found = counted(size, programs, cells)
+    return {**found, "container": float(np.mean([one.size for one in own]))}
 
 
 def simulate(tensors: list[SparseTensor], label: str, density: float | None, way: str) -> dict[str, float]:
@@ -186,25 +168,19 @@ def worth(row: dict[str, Any]) -> float:
 
 def table(title: str, found: list[dict[str, Any]]) -> str:
     """One input: how many times k elements' worth of bytes the busiest rank receives, and the model's milliseconds."""
-    counts = sorted({row["ranks"] for row in found})
     cell = {(row["ranks"], row["codecs"], row["way"]): row for row in found}
-    first = found[0]
-    lines = [
-        f"**{title[0].upper()}{title[1:]}.** {first['numel']:,} elements, k = {first['kept']:,}:", "",
-        "| ranks | " + " | ".join(f"{codecs}: {way}" for codecs in CODECS for way in WAYS) + " | ms, coded: "
-        + " | ".join(WAYS) + " |",
-        "|" + " --- |" * (1 + 3 * len(WAYS)),
-    ]  # fmt: skip
-    for ranks in counts:
+    head = ["ranks", *(f"{codecs}: {way}" for codecs in CODECS for way in WAYS)]
+    head += [f"ms, coded: {WAYS[0]}", *WAYS[1:]]
+    lines = []
+    for ranks in sorted({row["ranks"] for row in found}):
         rows = [cell.get((ranks, codecs, way)) for codecs in CODECS for way in WAYS]
         sizes = ["" if row is None else shown(worth(row)) for row in rows]
-        coded = rows[: len(WAYS)]
-        times = ["" if r is None else ", ".join(shown(milliseconds(r, *net[1:])) for net in NETWORKS) for r in coded]
-        lines.append(f"| {ranks} | " + " | ".join([*sizes, *times]) + " |")
-    return "\n".join(lines)
+        lines.append([ranks, *sizes, *("" if row is None else modelled(row) for row in rows[: len(WAYS)])])
+    title = f"**{title[0].upper()}{title[1:]}.** {found[0]['numel']:,} elements, k = {found[0]['kept']:,}:"
+    return f"{title}\n\n{doc_sections.table(head, lines)}"
 
 
-def text(results: dict[str, list[dict[str, Any]]], titles: dict[str, str], density: float) -> str:
+def text(results: Rows, titles: dict[str, str], density: float) -> str:
     """The section of docs/exchanges.md."""
     first = next(iter(results.values()))
     found = {codecs: [row["container"] / row["kept"] for row in first if row["codecs"] == codecs] for codecs in CODECS}
@@ -257,7 +233,7 @@ def main(
             given = makers[name](count)
             if count > given.most_ranks:
                 continue
-            titles[name] = str(given)
+            titles[name] = given.title
             tensors = [given.kept(rank, density) for rank in range(count)]
             for label in codecs.split(","):
                 for way in ways.split(","):

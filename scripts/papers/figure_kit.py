@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,14 +13,17 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1] / "dev"))
+
+import doc_sections
 import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402
 from matplotlib.figure import Figure as Picture  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "docs" / "results" / "figures"
+ROOT, RESULTS = doc_sections.ROOT, doc_sections.RESULTS
+FOLDER = RESULTS / "figures"
 Data = dict[str, Any]
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31", "#999999", "#F0E442")
 """Okabe and Ito's, which readers with any colour vision can tell apart; brown and grey are added."""
@@ -40,24 +44,27 @@ def picture(columns: int = 1, rows: int = 1, width: float = 10, height: float = 
         return pyplot.subplots(rows, columns, figsize=(width, height), **more)
 
 
+def plain(columns: int = 1, **more: Any) -> tuple[Picture, Any]:
+    """As ``picture``, in matplotlib's own style."""
+    return pyplot.subplots(1, columns, **more)
+
+
 def legend_below(figure: Picture, axes: Any, columns: int) -> None:
     """One legend under all axes, so that it hides no point."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9, frameon=False)
 
 
-def save(figure: Picture, path: Path) -> None:
+def save(figure: Picture, path: Path, **more: Any) -> None:
     """Writes a picture, and frees it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    figure.savefig(path, **more)
     pyplot.close(figure)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A Markdown table; columns but the first are aligned to the right."""
-    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
-    lines = [list(head), ["---", *["---:"] * (len(head) - 1)], *cells]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    """A Markdown table whose columns but the first are aligned to the right."""
+    return doc_sections.table(head, rows, right=True)
 
 
 @dataclass(frozen=True)
