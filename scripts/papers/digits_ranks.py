@@ -69,22 +69,20 @@ def train(settings: dict[str, Any] | None, ranks: int, epochs: int, batch: int, 
 
 def text(rows: list[dict[str, Any]], ranks: int, epochs: int, batch: int) -> str:
     """The section of docs/exchanges.md."""
-    lines = [
-        "| exchange | test accuracy, mean (each seed) | loss | busiest rank receives, of a dense ring's |",
-        "| --- | --- | --- | --- |",
-    ]
+    lines = []
     for name in METHODS:
         own = [row for row in rows if row["method"] == name]
         if own:
             each = ", ".join(f"{row['accuracy']:.2%}" for row in own)
             accuracy, loss, received = (np.mean([row[key] for row in own]) for key in ("accuracy", "loss", "received"))
-            lines.append(f"| {name} | {accuracy:.2%} ({each}) | {loss:.4f} | {received:.2%} |")
+            lines.append([name, f"{accuracy:.2%} ({each})", f"{loss:.4f}", f"{received:.2%}"])
+    head = ["exchange", "test accuracy, mean (each seed)", "loss", "busiest rank receives, of a dense ring's"]
     return f"""\
 `scripts/papers/digits_ranks.py --write`: the digits job ({rows[0]["steps"]} steps in {epochs} epochs, {batch} images a
 rank and step) with the codecs of `topk_model` at 1%, on {ranks} simulated ranks. Containers, residuals and sums are the
 package's own. The baseline is the dense mean. The test set has 360 images, so one image is 0.28%.
 
-{chr(10).join(lines)}"""
+{doc_sections.table(head, lines)}"""
 
 
 def main(

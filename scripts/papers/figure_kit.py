@@ -137,6 +137,11 @@ def machine() -> dict[str, Any]:
     return {"cpu": models[0] if models else os.uname().machine, "cores": len(os.sched_getaffinity(0))}
 
 
+def json_lines(path: Path) -> list[Data]:
+    """The dicts of a file of JSON lines; none if it is not there."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
 def dump(path: Path, made: Data) -> None:
     """Writes JSON with five digits for each number, which is what a figure can show."""
     path.parent.mkdir(parents=True, exist_ok=True)

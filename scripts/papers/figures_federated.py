@@ -57,7 +57,7 @@ def train(method: Method, rounds: int = ROUNDS, steps: int = STEPS, windows: int
         volumes = [volumes[0] + row.up_bytes, volumes[1] + row.down_bytes]
         if (row.number + 1) % 2 == 0 or rounds == 1:
             assert server is not None
-            losses.append(trainer.job.validate(torch.from_numpy(server.model), windows))
+            losses.append(trainer.job.validate(torch.from_numpy(server.model), windows)[0])
     dense = 4 * start.size * CLIENTS * rounds
     return {"loss": losses, "up": volumes[0] / dense, "down": volumes[1] / dense}
 

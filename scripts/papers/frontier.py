@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import date
-from enum import Enum
 from pathlib import Path
 from statistics import mean
 from types import ModuleType
@@ -39,9 +38,7 @@ from simulated_ranks import DenseRanks, SimulatedRanks
 from hvd_deepreduce import Config
 from hvd_deepreduce.exchange import traffic
 
-ROOT = Path(__file__).resolve().parents[2]
-DOC = ROOT / "docs" / "results" / "accuracy.md"
-FIGURES = ROOT / "docs" / "results" / "figures"
+DOC = figure_kit.RESULTS / "accuracy.md"
 HEAD = "# Accuracy\n\nWhat training loses by compression, by job and optimizer.\n"
 BATCH = 4
 AIM = 0.03
@@ -189,15 +186,8 @@ class Job:
         return best * method.lr * (workers**0.5 if method.longer else 1.0)
 
 
-class Name(str, Enum):
-    """The jobs' names."""
-
-    gpt = "gpt"
-    lstm = "lstm"
-
-
 JOBS = {
-    Name.gpt: Job(
+    "gpt": Job(
         gpt_job, adamw, 1.0, {2: 2.5e-3, 4: 4e-3}, GPT_METHODS, {"dense_slow", "dense_fast"},
         {"dense", "adamw_safe", "adamw_small"}, 2000, (300, ["dense", "gradients", "adamw_safe", "adamw_small"]),
         "gpt", "A small GPT under AdamW", "A GPT of {millions:.2f} M parameters, AdamW, {steps:,} steps",
@@ -211,7 +201,7 @@ greatest of the seeds. H is the number of steps from one synchronisation to the 
 the aim: within 0.03 nats, at 0.5% of the bytes.
 """,
     ),
-    Name.lstm: Job(
+    "lstm": Job(
         lstm_job, sgd, 0.25, {2: 1.5}, LSTM_METHODS, {"dense_fast", "dense_faster"},
         set(LSTM_METHODS) - {"dense_fast", "dense_faster"}, 1000, (200, ["dense", "topk_model", "sgd_small"]),
         "sgd", "A small LSTM under SGD with momentum",
@@ -245,7 +235,7 @@ def clipped(gradients: torch.Tensor, most: float) -> torch.Tensor:
 
 
 def train(
-    job_name: Name, name: str, workers: int, steps: int, seed: int, dtype: torch.dtype = torch.bfloat16
+    job_name: str, name: str, workers: int, steps: int, seed: int, dtype: torch.dtype = torch.bfloat16
 ) -> Run:
     """One run. Every gradient that a step is made with is clipped first.
 
@@ -256,8 +246,7 @@ def train(
     began = time.process_time()
     setup = JOBS[job_name]
     model, method = setup.model, setup.methods[name]
-    job = model.Job(BATCH, dtype) if model is gpt_job else model.Job(BATCH)
-    start = model.initial(seed).numpy()
+    job, start = model.Job(BATCH, dtype), model.initial(seed).numpy()
     dense, alone = method.sends == "dense", method.sends == "updates"
     config = Config.load(method.config) if method.config else None
     ranks = SimulatedRanks(config, workers, model.SIZES) if config else DenseRanks(workers)
@@ -284,29 +273,27 @@ def train(
             updates.synchronise()
     exchange = traffic.allreduce(4 * model.NUMEL, workers).sent
     sent = exchange * steps if dense else max(ranks.sent)
-    final = local.detach()[0]
-    results = gpt_job.validate(job, final) if model is gpt_job else (job.validate(final),)
+    loss, accuracy = job.validate(local.detach()[0])
     return {
         "name": name, "workers": workers, "steps": steps, "seed": seed, "rate": lr, "settings": asdict(method),
-        **dict(zip(("loss", "accuracy"), results, strict=False)), "share": sent / (exchange * steps),
+        "loss": loss, "accuracy": accuracy, "share": sent / (exchange * steps),
         "seconds": round(time.process_time() - began, 1),
     }  # fmt: skip
 
 
 def load(job: Job, path: Path) -> list[Run]:
     """The runs of a file that have the settings and learning rates of today."""
-    lines = path.read_text().splitlines() if path.exists() else []
     today = {name: json.loads(json.dumps(asdict(method))) for name, method in job.methods.items()}
     defaults = asdict(Method(""))
     return [
         run
-        for run in map(json.loads, lines)
+        for run in figure_kit.json_lines(path)
         if today.get(run["name"]) == {**defaults, **run["settings"]}
         and run["rate"] == job.rate(job.methods[run["name"]], run["workers"])
     ]
 
 
-def run_missing(name: Name, wanted: Iterable[tuple[str, int, int, int]], path: Path, processes: int) -> list[Run]:
+def run_missing(name: str, wanted: Iterable[tuple[str, int, int, int]], path: Path, processes: int) -> list[Run]:
     """Runs what is not in the file yet, and writes it there; returns all runs, as ``load``.
 
     Args:
@@ -353,27 +340,18 @@ def rows(runs: Iterable[Run], words: Mapping[str, str], steps: int) -> list[Run]
 
 def table(found: Iterable[Run], words: Mapping[str, str]) -> str:
     """The rows as a Markdown table."""
-    lines = ["| workers | what is sent | bytes / dense | loss | gap | seeds |", "| --- | --- | --- | --- | --- | --- |"]
+    lines = []
     for row in found:
         gap = "" if row["gap"] is None else f"{row['gap']:+.3f}"
         if row["seeds"] > 1 and row["gap"]:
             gap += f" ({row['least']:+.3f} to {row['most']:+.3f})"
         share = f"{row['share']:.2%}" if row["share"] > 0.01 else f"{row['share']:.3%}"
-        cells = [row["workers"], words[row["name"]], share, f"{row['loss']:.4f}", gap, row["seeds"]]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+        lines.append([row["workers"], words[row["name"]], share, f"{row['loss']:.4f}", gap, row["seeds"]])
+    return doc_sections.table(["workers", "what is sent", "bytes / dense", "loss", "gap", "seeds"], lines)
 
 
 def picture(found: Iterable[Run], words: Mapping[str, str], aim: float, title: str, path: Path) -> None:
-    """Plots the gap to dense against the share of bytes, one point for each row.
-
-    Args:
-        found: the rows.
-        words: of each method, for the legend.
-        aim: a gap, drawn as a line.
-        title: above the picture.
-        path: of the PNG file.
-    """
+    """Plots the gap to dense against the share of bytes, one point for each row; ``aim`` is a gap, drawn as a line."""
     shown = [row for row in found if row["gap"] is not None]
     names = [name for name in words if any(row["name"] == name for row in shown)]
     colors = matplotlib.colormaps["tab20"].colors
@@ -387,20 +365,18 @@ def picture(found: Iterable[Run], words: Mapping[str, str], aim: float, title: s
     for workers in sorted({row["workers"] for row in shown}):
         axes.plot([], [], MARKERS.get(workers, "^"), color="grey", label=f"{workers} workers")
     axes.axhline(aim, ls="--", color="grey", linewidth=0.8)
-    axes.set_xscale("log")
-    axes.set_xlabel("bytes that a worker sends, % of a dense float32 ring allreduce in every step")
-    axes.set_ylabel("validation loss above dense, nats")
+    axes.set(xscale="log", xlabel="bytes that a worker sends, % of a dense float32 ring allreduce in every step",
+             ylabel="validation loss above dense, nats", title=title)  # fmt: skip
     axes.set_yscale("symlog", linthresh=0.1)  # linear up to 0.1
     axes.set_yticks([-0.03, 0, 0.03, 0.06, 0.1, 0.3, 1], ["-0.03", "0", "0.03", "0.06", "0.1", "0.3", "1"])
     axes.set_ylim(-0.06, 1.2)
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_title(title)
     figure.legend(fontsize=8, frameon=False, loc="outside right center")
     figure_kit.save(figure, path)
 
 
 def main(
-    name: Annotated[Name, typer.Argument(help="what is trained")],
+    name: Annotated[Literal["gpt", "lstm"], typer.Argument(help="what is trained")],
     quick: Annotated[bool, typer.Option(help="a few minutes: few steps and methods, 2 workers, 1 seed")] = False,
     steps: Annotated[int | None, typer.Option(min=20, help="of the workers' optimizer; default: the job's")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="runs of each method")] = 3,
@@ -425,14 +401,14 @@ def main(
         for method in only or job.methods
         if not seed or method in job.more_seeds
     ]
-    path = runs or ROOT / "runs" / f"{job.section}_frontier.jsonl"
+    path = runs or figure_kit.ROOT / "runs" / f"{job.section}_frontier.jsonl"
     words = {method: one.words for method, one in job.methods.items()}
     found = rows(run_missing(name, [] if draw else wanted, path, processes), words, steps)
     text = table(found, words)
     print(text)
     if write:
         shown = [row for row in found if row["name"] not in job.tuned]
-        picture_path = FIGURES / f"{job.section}_frontier.png"
+        picture_path = figure_kit.FOLDER / f"{job.section}_frontier.png"
         picture(shown, words, AIM, job.title.format(millions=job.model.NUMEL / 1e6, steps=steps), picture_path)
         facts = {
             "numel": job.model.NUMEL, "context": gpt_job.CONTEXT, "batch": BATCH, "steps": steps, "clip": job.clip,

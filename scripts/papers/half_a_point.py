@@ -11,7 +11,6 @@ there already are not repeated: to train one again, take its line out.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -29,7 +28,8 @@ import frontier
 import ncf
 import torch
 import typer
-from figure_kit import FOLDER, ROOT, table
+from figure_kit import FOLDER, RESULTS, ROOT, json_lines, table
+from history import mpirun, total
 from local_updates import LocalUpdates, Outer
 from simulated_ranks import SimulatedRanks
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
@@ -37,7 +37,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from hvd_deepreduce import Config
 from hvd_deepreduce.exchange import traffic
 
-DOC = ROOT / "docs" / "results" / "presets.md"
+DOC = RESULTS / "presets.md"
 RUNS = FOLDER / "half_a_point.jsonl"
 RANKS, GPT_STEPS = 2, 2000
 USERS, EPOCHS = 600, 6
@@ -89,13 +89,9 @@ class Run(NamedTuple):
 def digits(preset: str, seed: int, folder: Path) -> Run:
     """Trains under mpirun."""
     out = folder / f"digits_{preset}_{seed}"
-    program = ROOT / "scripts" / "train" / "train_torch.py"
-    command = ["mpirun", "-np", str(RANKS), sys.executable, str(program), "--width", "32"]
-    command += ["--epochs", "12", "--config", preset, "--seed", str(seed), "--out", str(out)]
-    if subprocess.run(command).returncode:
-        raise SystemExit(f"the job failed; its output is above. The command was: {' '.join(command)}")
-    rows = json.loads((out / "metrics.json").read_text())["epochs_done"]
-    share = sum(row["bytes_sent"] for row in rows) / sum(row["dense_bytes"] for row in rows)
+    options = ("--width", 32, "--epochs", 12, "--config", preset, "--seed", seed, "--out", out)
+    rows = mpirun(RANKS, "train/train_torch.py", *options, out=out / "metrics.json")["epochs_done"]
+    share = total(rows, "bytes_sent") / total(rows, "dense_bytes")
     return Run("digits", preset, seed, rows[-1]["accuracy"], share)
 
 
@@ -140,13 +136,13 @@ def neumf(preset: str, seed: int, users: int = USERS, epochs: int = EPOCHS) -> R
 
 def gpt(preset: str, seed: int, steps: int = GPT_STEPS) -> Run:
     """The run of frontier.py's GPT, computed in float32."""
-    run = frontier.train(frontier.Name.gpt, "dense" if preset == "none" else preset, RANKS, steps, seed, torch.float32)
+    run = frontier.train("gpt", "dense" if preset == "none" else preset, RANKS, steps, seed, torch.float32)
     return Run("gpt", preset, seed, run["accuracy"], run["share"], run["loss"])
 
 
 def load(path: Path) -> list[Run]:
     """The runs of a file."""
-    return [Run(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+    return [Run(**run) for run in json_lines(path)]
 
 
 def rows(runs: Iterable[Run]) -> list[list[str]]:

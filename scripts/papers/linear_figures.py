@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -34,8 +35,7 @@ from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.wire import frame
 
-ROOT = Path(__file__).parents[2]
-PAGE, FIGURES = ROOT / "docs" / "results" / "linear.md", ROOT / "docs" / "results" / "figures"
+PAGE = figure_kit.RESULTS / "linear.md"
 app = typer.Typer(add_completion=False)
 
 ALL: dict[str, Any] = {"sparsifier": "nonzero", "error_feedback": False}
@@ -129,6 +129,11 @@ class Row(NamedTuple):
     def seconds(self) -> float:
         return self.computing + self.network
 
+    def an_epoch(self, count: int) -> tuple[str, str]:
+        """Cells of a table, of a training of so many epochs: MB up and down, and seconds, of one."""
+        up, down, computing, network = (one / count for one in (self.up, self.down, self.computing, self.network))
+        return f"{up / 1e6:.3f} / {down / 1e6:.3f}", f"{computing:.2f} + {network:.2f}"
+
 
 def train(
     data: Data, settings: str | Mapping[str, Any], model: str, epochs: int, gbit: float, optimizer: str = "adam"
@@ -162,23 +167,18 @@ def table(runs: Mapping[str, list[Row]], epochs: int) -> str:
     """Loss, bytes, and what it takes to reach the loss of SKCompress."""
     target = min(row.loss for row in runs[BASE][:epochs])
     base = runs[BASE][first_below(runs[BASE], target) or 0]
-    lines = [
-        "| method | lowest loss | MB an epoch, up / down | s an epoch, computing + network | "
-        f"to the loss {target:.4f}: epochs | MB | s | bytes / those of SKCompress |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    head = [
+        "method", "lowest loss", "MB an epoch, up / down", "s an epoch, computing + network",
+        f"to the loss {target:.4f}: epochs", "MB", "s", "bytes / those of SKCompress",
+    ]  # fmt: skip
+    lines = []
     for name, rows in runs.items():
-        count, last = len(rows), rows[-1]
-        reached = first_below(rows, target)
-        there = "not in " + str(count) + " | | |"
+        reached, there = first_below(rows, target), [f"not in {len(rows)} | | |"]
         if reached is not None:
             row = rows[reached]
-            there = f"{reached + 1} | {row.sent / 1e6:.2f} | {row.seconds:.2f} | {row.sent / base.sent:.3f}"
-        lines.append(
-            f"| {name} | {min(row.loss for row in rows):.4f} | {last.up / count / 1e6:.3f} / "
-            f"{last.down / count / 1e6:.3f} | {last.computing / count:.2f} + {last.network / count:.2f} | {there} |"
-        )
-    return "\n".join(lines)
+            there = [f"{reached + 1}", f"{row.sent / 1e6:.2f}", f"{row.seconds:.2f}", f"{row.sent / base.sent:.3f}"]
+        lines.append([name, f"{min(row.loss for row in rows):.4f}", *rows[-1].an_epoch(len(rows)), *there])
+    return doc_sections.table(head, lines)
 
 
 def picture(all_runs: Mapping[str, Mapping[str, list[Row]]], path: Path) -> None:
@@ -242,7 +242,7 @@ def methods(
         )
         print(body[-1], flush=True)
     if write:
-        picture(all_runs, FIGURES / "linear.png")
+        picture(all_runs, figure_kit.FOLDER / "linear.png")
         body.insert(1, "![test loss against bytes and modelled seconds](figures/linear.png)")
         doc_sections.write(PAGE, "methods", "Loss against bytes and modelled time", "\n\n".join(body), HEAD)
 
@@ -255,21 +255,18 @@ def ablation(
     """Bytes and time an epoch as components are added, for logistic regression."""
     data = Data.made(scale, ranks)
     elements = sum(one.support.size for batches in data.ranks for one in batches)
-    lines = [
-        "| components | bits a nonzero, up | MB an epoch, up / down | s an epoch, computing + network | "
-        f"loss after {epochs} epochs |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    head = [
+        "components", "bits a nonzero, up", "MB an epoch, up / down", "s an epoch, computing + network",
+        f"loss after {epochs} epochs",
+    ]  # fmt: skip
+    lines = []
     for name, settings in COMPONENTS.items():
         last = train(data, settings, "lr", epochs, gbit)[-1]
-        lines.append(
-            f"| {name} | {8 * last.up / epochs / elements:.2f} | {last.up / epochs / 1e6:.3f} / "
-            f"{last.down / epochs / 1e6:.3f} | {last.computing / epochs:.2f} + {last.network / epochs:.2f} | "
-            f"{last.loss:.4f} |"
-        )
-        print(lines[-1], flush=True)
+        bits = f"{8 * last.up / epochs / elements:.2f}"
+        lines.append([name, bits, *last.an_epoch(epochs), f"{last.loss:.4f}"])
+        print(doc_sections.row(lines[-1]), flush=True)
     if write:
-        body = f"{about(data, scale, gbit)} Logistic regression.\n\n" + "\n".join(lines)
+        body = f"{about(data, scale, gbit)} Logistic regression.\n\n{doc_sections.table(head, lines)}"
         doc_sections.write(PAGE, "ablation", "Components", body, HEAD)
 
 
@@ -294,7 +291,7 @@ def codecs(
     rows = linear_data.generated(int(rows_share * linear_data.KDD10[0]), linear_data.KDD10[1], 0)
     gradient = Model(rows.features.shape[1], "adam", 0.1, 0.0).gradient(Batch.of(rows), LOSSES["lr"])
     key, count, numel = RngKey(0, 0, 0), gradient.indices.size, gradient.numel
-    lines = ["| method | bytes | bits a nonzero | encode, ms | decode, ms |", "| --- | --- | --- | --- | --- |"]
+    lines = []
     for name, settings in {**PUBLISHED, **OURS}.items():
         config = Config.load(settings)
         pipeline = Pipeline(config, 1)
@@ -302,22 +299,21 @@ def codecs(
         container = pipeline.encode_sparse(gradient, residual, key, 2)
         expected = pipeline.expected(numel, DTYPE, key)
 
-        def encode(pipeline: Pipeline = pipeline, residual: Any = residual) -> None:
-            pipeline.encode_sparse(gradient, residual, key, 2)
+        encode = partial(pipeline.encode_sparse, gradient, residual, key, 2)
 
         def decode(pipeline: Pipeline = pipeline, container: Any = container, expected: Any = expected) -> SparseTensor:
             return pipeline.decode_sparse(frame.split(container, 1, [expected])[0], numel, DTYPE, 1.0, key)
 
         times = [fastest_ms(action, repeats) for action in (encode, decode)]
-        lines.append(
-            f"| {name} | {container.size:,} | {8 * container.size / count:.2f} | {times[0]:.1f} | {times[1]:.1f} |"
-        )
-        print(lines[-1], flush=True)
+        cells = [name, f"{container.size:,}", f"{8 * container.size / count:.2f}", *(f"{ms:.1f}" for ms in times)]
+        lines.append(cells)
+        print(doc_sections.row(cells), flush=True)
     if write:
         body = (
             f"A gradient of logistic regression on {rows.labels.size:,} generated rows: {count:,} nonzeros of "
             f"{numel:,} features ({count / numel:.2%}). One thread, the fastest of {repeats} runs, a residual of all "
-            "features where there is error feedback; nothing else of this size is read or made.\n\n" + "\n".join(lines)
+            "features where there is error feedback; nothing else of this size is read or made.\n\n"
+            + doc_sections.table(["method", "bytes", "bits a nonzero", "encode, ms", "decode, ms"], lines)
         )
         doc_sections.write(PAGE, "codecs", "One gradient of 29 M features", body, HEAD)
 

@@ -14,10 +14,9 @@ import json
 import sys
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
-from enum import Enum
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", "train"))
 
@@ -36,7 +35,7 @@ from hvd_deepreduce import Config
 from hvd_deepreduce.codecs.interfaces import U8
 from hvd_deepreduce.exchange.costs import Cost
 
-DOC = Path(__file__).resolve().parents[2] / "docs" / "results" / "schemes.md"
+DOC = figure_kit.RESULTS / "schemes.md"
 DENSE: dict[str, Any] = {"sparsifier": "none", "value": "raw", "error_feedback": False}
 app = typer.Typer(add_completion=False)
 
@@ -208,19 +207,9 @@ def train(
     return rows
 
 
-def config(given: str, density: float | None, seed: int) -> Config:
-    """The config of one direction: a container of the whole model."""
-    if given == "none":
-        return Config.load(DENSE, scope="model", seed=seed)
-    changes = {} if density is None else {"density": density}
-    return Config.load(given, scope="model", seed=seed, **changes)
-
-
-class Way(str, Enum):
-    """What goes down: see federated.Reader."""
-
-    difference = "difference"
-    initial = "initial"
+def config(given: str, changes: dict[str, Any], seed: int) -> Config:
+    """The config of one direction: a container of the whole model; ``none``: float32."""
+    return Config.load(DENSE if given == "none" else given, scope="model", seed=seed, **changes)
 
 
 @app.command()
@@ -228,9 +217,7 @@ def run(
     up: Annotated[str, typer.Option(help="config of what clients send: a preset, a YAML file, or none")] = "topk_model",
     down: Annotated[str, typer.Option(help="config of what the server sends")] = "topk_model",
     density: Annotated[float | None, typer.Option(help="of both configs; default: their own")] = None,
-    way: Annotated[Way, typer.Option(help="what goes down: the difference to the clients' model, or to x_0")] = (
-        Way.difference
-    ),
+    way: Annotated[Down, typer.Option(help="what goes down: the difference to the clients' model, or x_0")] = "difference",
     data: Annotated[str, typer.Option(help="mnist (5,000 images) or digits (scikit-learn's)")] = "mnist",
     clients: Annotated[int, typer.Option(min=1, help="K")] = 10,
     drawn: Annotated[int, typer.Option(min=1, help="m, clients of a round")] = 10,
@@ -254,7 +241,9 @@ def run(
     job = Job(data, clients, drawn, rounds, alpha, samples, hidden, epochs, batch, lr, not sgd, seed)
     transport = OneProcess() if simulate else Ranks()
     outer = Outer(server_lr, server_momentum)
-    rows = train(job, config(up, density, seed), config(down, density, seed), way.value, outer, transport)
+    changes = {} if density is None else {"density": density}
+    links = (config(given, {} if given == "none" else changes, seed) for given in (up, down))
+    rows = train(job, *links, way, outer, transport)
     if transport.rank:
         return
     for row in rows:
@@ -264,7 +253,7 @@ def run(
             f"{1e3 * (row.client_encode + row.client_decode):.1f} ms, training {1e3 * row.client_train:.0f} ms"
         )
     out.mkdir(parents=True, exist_ok=True)
-    settings = {**asdict(job), "up": up, "down": down, "density": density, "way": way.value, "ranks": transport.size}
+    settings = {**asdict(job), "up": up, "down": down, "density": density, "way": way, "ranks": transport.size}
     (out / "metrics.json").write_text(json.dumps({**settings, "rounds_done": [asdict(row) for row in rows]}))
 
 
@@ -286,8 +275,7 @@ class Method:
 
     def links(self, seed: int) -> tuple[Config, Config]:
         """The configs up and down."""
-        base = DENSE if self.config == "none" else self.config
-        up = Config.load(base, scope="model", seed=seed, **self.changes)
+        up = config(self.config, self.changes, seed)
         return up, Config.load(up, **self.down_changes)
 
 
@@ -332,23 +320,17 @@ METHODS = {
 }
 
 
-class Setting(str, Enum):
-    """Who the clients are: 10 that always train, 56 of which 8 are drawn, or 10,000 of which 100 are drawn."""
-
-    silo = "silo"
-    cloud = "cloud"
-    device = "device"
-
-
+Setting = Literal["silo", "cloud", "device"]
+"""Who the clients are: 10 that always train, 56 of which 8 are drawn, or 10,000 of which 100 are drawn."""
 JOBS = {
-    Setting.silo: Job(rounds=40, batch=32, lr=0.002),
-    Setting.cloud: Job(clients=56, drawn=8, rounds=100, lr=0.002),
-    Setting.device: Job(clients=10_000, drawn=100, rounds=50, samples=20, batch=10, lr=0.1, adam=False),
+    "silo": Job(rounds=40, batch=32, lr=0.002),
+    "cloud": Job(clients=56, drawn=8, rounds=100, lr=0.002),
+    "device": Job(clients=10_000, drawn=100, rounds=50, samples=20, batch=10, lr=0.1, adam=False),
 }
 TITLES = {
-    Setting.silo: "FedAvg: 10 clients, all in every round (the paper's Table 5)",
-    Setting.cloud: "FedAvg: 56 clients, 8 drawn a round (the paper's Table 4)",
-    Setting.device: "FedAvg: 10,000 clients, 100 drawn a round",
+    "silo": "FedAvg: 10 clients, all in every round (the paper's Table 5)",
+    "cloud": "FedAvg: 56 clients, 8 drawn a round (the paper's Table 4)",
+    "device": "FedAvg: 10,000 clients, 100 drawn a round",
 }
 ABOUT = (
     "A perceptron with {hidden} hidden units ({numel:,} parameters) on 5,000 real MNIST digits, 4,000 of them for "
@@ -379,13 +361,13 @@ ABOUT_SECONDS = (
     f"{1e6 * LATENCY:g} us. The paper measured its own, on a larger model."
 )
 NOTES = {
-    Setting.silo: "The clients' model is known to the server, and differences to it go down. " + PAPER,
-    Setting.cloud: (
+    "silo": "The clients' model is known to the server, and differences to it go down. " + PAPER,
+    "cloud": (
         "x_t - x_0 goes down, without error feedback, unless a row says otherwise. Where differences go down, a client "
         "gets all messages that it missed since it was drawn last, or the whole model in float32 where that is "
         "shorter; the column down contains these bytes. " + PAPER
     ),
-    Setting.device: (
+    "device": (
         "A client is drawn every hundredth round on average. With differences, it must then get what it missed, which "
         "is most of what goes down; with x_t - x_0, as in the paper's Algorithm 2, one message is enough, but all that "
         "a message leaves out is missing in every client's model."
@@ -395,13 +377,11 @@ NOTES = {
 
 def compared(job: Job, method: Method, seeds: int) -> list[list[Round]]:
     """The rounds of a method, for each seed."""
-    runs = []
-    for seed in range(seeds):
-        up, down = method.links(seed)
-        runs.append(
-            train(replace(job, seed=seed), up, down, method.way, Outer(), OneProcess(), max(1, job.rounds // 20))
-        )
-    return runs
+    look = max(1, job.rounds // 20)
+    return [
+        train(replace(job, seed=seed), *method.links(seed), method.way, Outer(), OneProcess(), look)
+        for seed in range(seeds)
+    ]
 
 
 def evaluations(rows: list[Round], dense: int) -> list[tuple[int, float, float]]:
@@ -416,12 +396,12 @@ def evaluations(rows: list[Round], dense: int) -> list[tuple[int, float, float]]
 
 def table(results: dict[str, list[list[Round]]]) -> str:
     """Markdown: relative volumes and accuracy."""
-    lines = ["| method | down | up | accuracy |", "| --- | ---: | ---: | ---: |"]
+    lines = []
     for name, runs in results.items():
         down, up = (np.mean([row.facts[key] for rows in runs for row in rows]) for key in ("down", "up"))
         ends = [np.mean([one[2] for one in evaluations(rows, 1)[-5:]]) for rows in runs]
-        lines.append(f"| {name} | {down:.4f} | {up:.4f} | {np.mean(ends):.4f} |")
-    return "\n".join(lines)
+        lines.append([name, f"{down:.4f}", f"{up:.4f}", f"{np.mean(ends):.4f}"])
+    return doc_sections.table(["method", "down", "up", "accuracy"], lines, right=True)
 
 
 PAPER_SECONDS = {
@@ -447,9 +427,9 @@ def seconds_table(results: dict[str, list[list[Round]]], clients: int) -> str:
         cells = [f"{one:.4f} ({one / whole:.3f})" for one, whole in zip(ours, dense, strict=True)]
         theirs = PAPER_SECONDS.get(name, ())
         cells += [f"{one:.4f} ({one / whole:.3f})" for one, whole in zip(theirs, printed, strict=False)] or ["", ""]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    head = "| s a round (dense = 1) | down, modelled | up, modelled | the paper's down | up |"
-    return "\n".join([head, "| --- | ---: | ---: | ---: | ---: |", *lines])
+        lines.append([name, *cells])
+    head = ["s a round (dense = 1)", "down, modelled", "up, modelled", "the paper's down", "up"]
+    return doc_sections.table(head, lines, right=True)
 
 
 def draw(results: dict[str, list[list[Round]]], dense: int, path: Path) -> None:
@@ -461,10 +441,8 @@ def draw(results: dict[str, list[list[Round]]], dense: int, path: Path) -> None:
         for axes, x in zip(both, (rounds, volume), strict=True):
             width = 2 if name.startswith("*") else 1.2
             axes.plot(x, 100 * accuracy, label=name.strip("*"), color=colors[name], lw=width)
-    both[0].set_xlabel("round")
-    both[0].set_ylabel("test accuracy, %")
-    both[1].set_xscale("log")
-    both[1].set_xlabel("bytes down and up so far, in float32 models of a drawn client")
+    both[0].set(xlabel="round", ylabel="test accuracy, %")
+    both[1].set(xscale="log", xlabel="bytes down and up so far, in float32 models of a drawn client")
     figure_kit.legend_below(figure, both[0], 4)
     figure_kit.save(figure, path)
 
@@ -478,26 +456,26 @@ def compare(
     out: Annotated[Path, typer.Option(help="folder for results and the picture")] = Path("runs/fedavg"),
 ) -> None:
     """Simulates one setting with all methods, and prints the table."""
-    job, name = JOBS[setting], setting.value
+    job = JOBS[setting]
     if quick:
         job = replace(job, data="digits", clients=min(job.clients, 50), drawn=min(job.drawn, 5), rounds=2, hidden=8)
     results = {}
-    for method in track(METHODS[name], name):
+    for method in track(METHODS[setting], setting):
         results[method.name] = compared(job, method, seeds)
         print(table({method.name: results[method.name]}).splitlines()[-1], flush=True)
     out.mkdir(parents=True, exist_ok=True)
     rows = {of: [[asdict(row) for row in run] for run in runs] for of, runs in results.items()}
-    (out / f"{name}.json").write_text(json.dumps({"job": asdict(job), "results": rows}))
+    (out / f"{setting}.json").write_text(json.dumps({"job": asdict(job), "results": rows}))
     report(setting, job, results, out, write)
 
 
-def report(setting: Setting, job: Job, results: dict[str, list[list[Round]]], out: Path, write: bool) -> None:
+def report(name: Setting, job: Job, results: dict[str, list[list[Round]]], out: Path, write: bool) -> None:
     """Prints the table and draws the picture; or writes the section of docs/results/schemes.md as well."""
-    name, text, seeds = setting.value, table(results), len(next(iter(results.values())))
+    text, seeds = table(results), len(next(iter(results.values())))
     pixels = 64 if job.data == "digits" else 784
     numel = (pixels + 1) * job.hidden + (job.hidden + 1) * 10
     draw(results, 4 * numel * job.drawn, (DOC.parent / "figures" if write else out) / f"fedavg_{name}.png")
-    if setting == Setting.cloud:
+    if name == "cloud":
         text += f"\n\n{fill(ABOUT_SECONDS, 120)}\n\n{seconds_table(results, job.drawn)}"
     print(text)
     if write:
@@ -507,10 +485,9 @@ def report(setting: Setting, job: Job, results: dict[str, list[list[Round]]], ou
         optimizer = f"{'Adam' if job.adam else 'SGD'}, step size {job.lr:g}"
         about = ABOUT.format(**asdict(job), numel=numel, kind=kind, optimizer=optimizer, runs=runs)
         body = TEXT.format(
-            about=fill(about, 120), table=text, name=name, note=fill(NOTES[setting], 120), today=date.today()
+            about=fill(about, 120), table=text, name=name, note=fill(NOTES[name], 120), today=date.today()
         )
-        head = "# Schemes: fewer rounds as well as fewer bytes\n"
-        doc_sections.write(DOC, f"fedavg-{name}", TITLES[setting], body, head)
+        doc_sections.write(DOC, f"fedavg-{name}", TITLES[name], body)
 
 
 if __name__ == "__main__":

@@ -85,8 +85,9 @@ def main(
                 losses += loss.item()
                 bar.advance(task)
             seconds, count, done = time.perf_counter() - begin, until - done, until
-            tensors = list(model.tensors)
-            parts = [gpt_job.measured(tensors, *text.windows(text.held_out, some)) for some in starts.split(64)]
+            batches = [text.windows(text.held_out, some) for some in starts.split(64)]
+            with torch.no_grad():
+                parts = [gpt_job.measured(text.scores(list(model.tensors), x), y) for x, y in batches]
             validation, accuracy = job.gather(torch.stack(parts).mean(0), "validation").mean(0).tolist()
             mean = float(job.gather(torch.tensor(losses / count), "loss").mean())
             history.add(before, count, seconds, waited, loss=mean, validation=validation, accuracy=accuracy)
