@@ -26,12 +26,12 @@ sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("train",)
 
 import captured
 import numpy as np
-import simulated_training
 import torch
 import typer
 from networks import NETWORKS, Photographs
 from rich.progress import track
 from simulated_ranks import SimulatedRanks
+from simulated_training import Network
 from torch.nn import functional
 
 from hvd_deepreduce import Config
@@ -74,24 +74,21 @@ def capture(
     generator = torch.Generator().manual_seed(seed)
     model, images = NETWORKS[network](classes), Photographs(min(labels, classes))
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-    parameters = list(model.parameters())
-    sizes = [p.numel() for p in parameters]
-    job = SimulatedRanks(settings.model_copy(update={"scope": "model", "selection": selection}), ranks, sizes, threads)
+    net = Network(model)
+    settings = settings.model_copy(update={"scope": "model", "selection": selection})
+    job = SimulatedRanks(settings, ranks, net.sizes, threads)
     losses: list[float] = []
 
     def gradient() -> np.ndarray:
         """The gradient of a new batch, ``[numel]``; its loss is added to that of the step."""
-        optimizer.zero_grad()
         x, tiles = images.batch(batch_size, generator)
         loss = functional.cross_entropy(model(x), tiles)
-        loss.backward()
         losses[-1] += loss.item() / ranks
-        return simulated_training.flat(p.grad for p in parameters if p.grad is not None)
+        return net.gradient(loss)
 
     for _ in track(range(steps), f"training {network}, density {density:g}"):
         losses.append(0.0)
-        mean = job.mean([gradient() for _ in range(ranks)])
-        simulated_training.apply(optimizer, parameters, mean)
+        net.step(optimizer, job.mean([gradient() for _ in range(ranks)]))
     vectors: dict[tuple[captured.Kind, int], captured.Vector] = {}
     losses.append(0.0)
     for rank, residual in enumerate(job.residuals):
@@ -101,9 +98,9 @@ def capture(
     facts = {
         "network": network, "numel": job.numel, "config": config, "density": density, "selection": selection,
         "steps": steps, "ranks": ranks, "batch_size": batch_size, "classes": classes, "labels": labels, "lr": lr,
-        "seed": seed, "losses": losses, "shapes": [list(parameter.shape) for parameter in parameters],
+        "seed": seed, "losses": losses, "shapes": [list(parameter.shape) for parameter in net.parameters],
     }  # fmt: skip
-    captured.write(out, vectors, [name for name, _ in model.named_parameters()], sizes, facts)
+    captured.write(out, vectors, [name for name, _ in model.named_parameters()], net.sizes, facts)
 
 
 def main(

@@ -23,7 +23,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import typer
+from local_updates import LocalUpdates
 from simulated_ranks import SimulatedRanks
+from simulated_training import Network
 from sklearn.datasets import load_digits
 from torch.nn import functional
 
@@ -76,26 +78,24 @@ def accumulators(rounds: int, seed: int = 0) -> tuple[list[npt.NDArray[np.float3
     torch.manual_seed(seed)
     images, labels = (torch.from_numpy(part) for part in load_digits(return_X_y=True))
     images = images.float() / 16
-    models = [perceptron(), perceptron()]
-    anchor = torch.nn.utils.parameters_to_vector(models[0].parameters()).detach()
-    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in models]
-    sizes = [parameter.numel() for parameter in models[0].parameters()]
-    job = SimulatedRanks("sparseloco", len(models), sizes)
+    networks = [Network(perceptron()) for _ in range(2)]
+    optimizers = [torch.optim.AdamW(one.parameters, lr=1e-3) for one in networks]
+    job = SimulatedRanks("sparseloco", 2, networks[0].sizes)
+    updates = LocalUpdates(job, networks[0].vector(), DECAY)
     selected: list[npt.NDArray[np.float32]] = []
     for _ in range(rounds):
-        updates = []
-        for model, optimizer in zip(models, optimizers, strict=True):
-            torch.nn.utils.vector_to_parameters(anchor.clone(), model.parameters())
+        for local, network, optimizer in zip(updates.local, networks, optimizers, strict=True):
+            network.load(local)
             for _ in range(LOCAL_STEPS):
                 some = torch.randint(len(labels), (32,))
                 optimizer.zero_grad()
-                functional.cross_entropy(model(images[some]), labels[some]).backward()
+                functional.cross_entropy(network.model(images[some]), labels[some]).backward()
                 optimizer.step()
-            updates.append((anchor - torch.nn.utils.parameters_to_vector(model.parameters()).detach()).numpy())
+            local[:] = network.vector()
         decayed = [np.float32(DECAY) * residual for residual in job.residuals]
-        selected = [memory + update for memory, update in zip(decayed, updates, strict=True)]
-        anchor = anchor - torch.from_numpy(job.mean(updates, DECAY))
-    return selected, sizes
+        selected = [memory + update for memory, update in zip(decayed, updates.anchors - updates.local, strict=True)]
+        updates.synchronise()
+    return selected, networks[0].sizes
 
 
 def sizes_of(name: str, indices: npt.NDArray[np.uint32], numel: int) -> Iterator[str]:

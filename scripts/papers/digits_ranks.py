@@ -19,20 +19,17 @@ sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", "t
 
 import doc_sections
 import numpy as np
+import simulated_training
 import torch
 import typer
+from simulated_ranks import DenseRanks, SimulatedRanks
+from simulated_training import Network
+from train_torch import ResNet, digits
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT)]
+from hvd_deepreduce import Config
+from hvd_deepreduce.exchange import traffic
 
-import simulated_training  # noqa: E402
-from simulated_ranks import DenseRanks, SimulatedRanks  # noqa: E402
-from train_torch import ResNet, digits  # noqa: E402
-
-from hvd_deepreduce import Config  # noqa: E402
-from hvd_deepreduce.exchange import traffic  # noqa: E402
-
-DOC = ROOT / "docs" / "exchanges.md"
+DOC = doc_sections.ROOT / "docs" / "exchanges.md"
 METHODS: dict[str, dict[str, Any] | None] = {
     "dense": None,
     "allgather": {"exchange": "allgather"},
@@ -46,25 +43,17 @@ METHODS: dict[str, dict[str, Any] | None] = {
 def train(settings: dict[str, Any] | None, ranks: int, epochs: int, batch: int, lr: float, seed: int) -> dict[str, Any]:
     """One training: test accuracy, loss, and bytes of the busiest rank relative to a dense ring."""
     torch.manual_seed(seed)
-    images, labels, test_images, test_labels = digits()
-    model = ResNet()
-    parameters = list(model.parameters())
-    sizes = [p.numel() for p in parameters]
+    data, network = digits(), Network(ResNet())
     job: Any = DenseRanks(ranks)
     if settings is not None:
-        job = SimulatedRanks(Config.load("topk_model", seed=seed, **settings), ranks, sizes)
-    optimizer = torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=5e-4)
-    steps = len(images) // ranks // batch
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=epochs * steps, pct_start=0.2)
-    losses: list[float] = []
-    for number in range(epochs):
-        losses = simulated_training.epoch(
-            model, job, optimizer, schedule, images, labels, batch, 1000 * seed + number
-        )
-    accuracy = simulated_training.accuracy(model, test_images, test_labels)
-    dense = epochs * steps * traffic.allreduce(4 * sum(sizes), ranks).received
+        job = SimulatedRanks(Config.load("topk_model", seed=seed, **settings), ranks, network.sizes)
+    optimizer = torch.optim.SGD(network.parameters, lr=lr, momentum=0.9, weight_decay=5e-4)
+    steps = len(data[0]) // ranks // batch * epochs
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.2)
+    *_, (accuracy, losses) = simulated_training.epochs(network, job, optimizer, schedule, data, epochs, batch, seed)
+    dense = steps * traffic.allreduce(4 * sum(network.sizes), ranks).received
     received = dense if settings is None else max(job.received)
-    return {"accuracy": accuracy, "loss": float(np.mean(losses)), "received": received / dense, "steps": epochs * steps}
+    return {"accuracy": accuracy, "loss": float(np.mean(losses)), "received": received / dense, "steps": steps}
 
 
 def text(rows: list[dict[str, Any]], ranks: int, epochs: int, batch: int) -> str:

@@ -19,10 +19,10 @@ sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("train",)
 import figure_kit
 import ncf
 import numpy as np
-import simulated_training
 import torch
 from figure_kit import COLORS, Data, Figure, Picture, picture, table
 from simulated_ranks import DenseRanks, SimulatedRanks
+from simulated_training import Network
 from torch.nn import functional
 
 from hvd_deepreduce import Config
@@ -42,25 +42,23 @@ METHODS = {
 """Preset, and the paper's volume and hit rate."""
 
 
-class Job:
+class Job(Network):
     """NeuMF on one process, for ``ncf.hit_rate``."""
 
     def __init__(self, seed: int, users: int = USERS) -> None:
         torch.set_num_threads(1)
         self.ratings = ratings(seed, users)
         torch.manual_seed(seed)
-        self.model = ncf.neumf(self.ratings, FACTORS)
-        self.parameters = list(self.model.parameters())
-        self.sizes = [p.numel() for p in self.parameters]
+        super().__init__(ncf.neumf(self.ratings, FACTORS))
 
-    def gradient(self, batches: list[tuple[np.ndarray, ...]]) -> np.ndarray:
+    def mean_gradient(self, batches: list[tuple[np.ndarray, ...]]) -> np.ndarray:
         """The mean over some batches, float32 ``[numel]``."""
         self.model.zero_grad(set_to_none=True)
         for users, items, labels in batches:
             scores = self.model(torch.from_numpy(users), torch.from_numpy(items))
             loss = functional.binary_cross_entropy_with_logits(scores, torch.from_numpy(labels))
             (loss / len(batches)).backward()
-        return simulated_training.flat(p.grad for p in self.parameters)
+        return torch.cat([p.grad.reshape(-1) for p in self.parameters]).numpy()
 
     def scores(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         with torch.no_grad():
@@ -90,9 +88,9 @@ def train(config: str | None, seed: int, tiny: bool = False) -> Data:
             batches = [list(islice(feed, FOLD)) for feed in feeds]
             if min(map(len, batches)) < FOLD or (tiny and steps == 2):
                 break
-            vectors = [job.gradient(own) for own in batches]
+            vectors = [job.mean_gradient(own) for own in batches]
             zeros.append(float(np.mean(vectors[0] == 0)))
-            simulated_training.apply(optimizer, job.parameters, ranks.mean(vectors))
+            job.step(optimizer, ranks.mean(vectors))
             steps += 1
         rates.append(ncf.hit_rate(job, job.ratings, 0, 1))
     size = 4 * sum(job.sizes) * RANKS * steps
@@ -174,8 +172,8 @@ def figure_11(tiny: bool) -> Data:
     job = Job(0, 60 if tiny else USERS)
     batch = list(islice(job.ratings.batches(len(job.ratings.test) // FOLD, 0, 1, (0, 0)), FOLD))
     optimizer = torch.optim.Adam(job.parameters, RATE)
-    vector = job.gradient(batch)
-    computing = seconds_of(lambda: simulated_training.apply(optimizer, job.parameters, job.gradient(batch)), repeats)
+    vector = job.mean_gradient(batch)
+    computing = seconds_of(lambda: job.step(optimizer, job.mean_gradient(batch)), repeats)
     copying = seconds_of(vector.copy, 50)
     ends = np.cumsum(job.sizes).tolist()
     out: Data = {"numel": vector.size, "copy": copying, "bars": []}

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("bench",))
+sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("bench", "train"))
 
 import bench
 import bench_inputs
@@ -24,6 +24,7 @@ from bench_net import generated
 from figure_kit import COLORS, ROOT, Data, Figure, Picture, picture, table
 from figures_ncf import SPEEDS, bars_table, draw_bars
 from networks import NETWORKS, Photographs
+from simulated_training import Network
 from torch.nn import functional
 
 from hvd_deepreduce import Config
@@ -54,16 +55,13 @@ def locality(network: str, density: float, wanted: tuple[int, ...], tiny: bool) 
     torch.manual_seed(0)
     torch.set_num_threads(1)
     classes, rate, _ = JOBS[network]
-    model, images = NETWORKS[network](classes), Photographs(10, 64)
-    optimizer = torch.optim.SGD(model.parameters(), rate)
+    net, images = Network(NETWORKS[network](classes)), Photographs(10, 64)
+    optimizer = torch.optim.SGD(net.parameters, rate)
     generator = torch.Generator().manual_seed(0)
-    sizes = [p.numel() for p in model.parameters()]
-    residual, out = np.zeros(sum(sizes), np.float32), []
+    residual, out = np.zeros(sum(net.sizes), np.float32), []
     for step in range(1, max(wanted) + 1):
         x, tiles = images.batch(2 if tiny else 8, generator)
-        optimizer.zero_grad()
-        functional.cross_entropy(model(x), tiles).backward()
-        gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).numpy()
+        gradient = net.gradient(functional.cross_entropy(net.model(x), tiles))
         indices, values = select.topk(gradient, residual, int(density * gradient.size))
         if step in wanted:
             out.append({
@@ -74,9 +72,7 @@ def locality(network: str, density: float, wanted: tuple[int, ...], tiny: bool) 
         residual[indices] -= values
         gradient[:] = 0
         gradient[indices] = values
-        for parameter, part in zip(model.parameters(), torch.from_numpy(gradient).split(sizes), strict=True):
-            parameter.grad = part.reshape(parameter.shape)
-        optimizer.step()
+        net.step(optimizer, gradient)
     return out
 
 

@@ -23,6 +23,7 @@ import torch
 from figure_kit import COLORS, MARKERS, Data, Figure, Picture, legend_below, picture, table
 from mnist import mnist_5k
 from simulated_ranks import DenseRanks, SimulatedRanks
+from simulated_training import Network
 from torch import nn
 from torch.nn import functional
 from train_torch import ResNet
@@ -109,26 +110,21 @@ def train(settings: Settings, seed: int, model_name: str = "resnet", tiny: bool 
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     epochs, batch = (1, 2) if tiny else (EPOCHS, BATCH)
-    own, labels, test, test_labels = (part[: RANKS * batch] if tiny else part for part in images())
-    steps = len(own) // (RANKS * batch)
-    model = MODELS[model_name]()
-    parameters = list(model.parameters())
-    sizes = [p.numel() for p in parameters]
+    data = [part[: RANKS * batch] if tiny else part for part in images()]
+    steps = len(data[0]) // (RANKS * batch)
+    network = Network(MODELS[model_name]())
     ranks = DenseRanks(RANKS) if settings is None else SimulatedRanks(
-        Config.load(settings).model_copy(update={"seed": seed}), RANKS, sizes)  # fmt: skip
+        Config.load(settings).model_copy(update={"seed": seed}), RANKS, network.sizes)  # fmt: skip
     rate = RATES[model_name]
-    optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, rate, momentum=0.9, weight_decay=5e-4)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(network.parameters, rate, momentum=0.9, weight_decay=5e-4)
     if "Adam" in model_name:
-        optimizer = torch.optim.Adam(parameters, rate, weight_decay=1e-4)
+        optimizer = torch.optim.Adam(network.parameters, rate, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=epochs * steps, cycle_momentum=False)
-    accuracies, losses = [], []
-    for number in range(epochs):
-        came = simulated_training.epoch(model, ranks, optimizer, schedule, own, labels, batch, 1000 * seed + number)
-        accuracies.append(simulated_training.accuracy(model, test, test_labels))
-        losses.append(mean(came))
-    dense = 4 * sum(sizes) * RANKS * epochs * steps
-    volume = 1.0 if isinstance(ranks, DenseRanks) else ranks.container_bytes / dense
-    return {"accuracy": accuracies, "loss": losses, "volume": volume, "parameters": sum(sizes)}
+    found = simulated_training.epochs(network, ranks, optimizer, schedule, data, epochs, batch, seed)
+    accuracies, losses = zip(*found, strict=True)
+    numel = sum(network.sizes)
+    volume = 1.0 if settings is None else ranks.container_bytes / (4 * numel * RANKS * epochs * steps)
+    return {"accuracy": list(accuracies), "loss": list(map(mean, losses)), "volume": volume, "parameters": numel}
 
 
 def trainings(methods: dict[str, Settings], seeds: int, tiny: bool, model: str = "resnet") -> Data:

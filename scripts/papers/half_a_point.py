@@ -120,7 +120,7 @@ def neumf(preset: str, seed: int, users: int = USERS, epochs: int = EPOCHS) -> R
             gradients = []
             for rank, batch in enumerate(batches):
                 vector_to_parameters(models.detach()[rank if updates else 0], job.parameters)
-                gradients.append(torch.from_numpy(job.gradient([batch])))
+                gradients.append(torch.from_numpy(job.mean_gradient([batch])))
             models.grad = torch.stack(gradients) if updates else torch.stack(gradients).mean(0, keepdim=True)
             optimizer.step()
             steps += 1

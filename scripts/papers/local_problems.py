@@ -10,6 +10,10 @@ sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("train",)
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from simulated_training import Network, accuracy
+from torch.nn import functional
+from train_torch import ResNet, digits
 
 Vector = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
@@ -105,45 +109,29 @@ class DigitsResNet:
     momentum = 0.9
 
     def __init__(self, workers: int, batch: int = 32, width: int = 16) -> None:
-        import torch
-        from train_torch import ResNet, digits
-
         torch.set_num_threads(1)
-        self._torch, self._new = torch, lambda: ResNet(width)
-        self._network = self._new()
+        self._width, self._network = width, Network(ResNet(width))
         self._images, self._labels, self._test, self._test_labels = digits()
         self._workers, self._batch = workers, batch
-        self.sizes = [parameter.numel() for parameter in self._network.parameters()]
+        self.sizes = self._network.sizes
 
     def start(self, seed: int) -> Vector:
-        torch = self._torch
         torch.manual_seed(seed)
-        self._network = self._new()
-        vector: Vector = torch.nn.utils.parameters_to_vector(self._network.parameters()).detach().numpy()
-        return vector
+        self._network = Network(ResNet(self._width))
+        return self._network.vector()
 
     def gradients(self, models: Vector, rng: np.random.Generator, out: Vector) -> None:
-        torch = self._torch
-        parameters = list(self._network.parameters())
-        self._network.train()
+        self._network.model.train()
         for worker, model in enumerate(models):
-            self._load(model)
+            self._network.load(model)
             drawn = torch.from_numpy(rng.integers(0, len(self._images) // self._workers, self._batch))
             drawn = drawn * self._workers + worker
-            loss = torch.nn.functional.cross_entropy(self._network(self._images[drawn]), self._labels[drawn])
-            gradients = torch.autograd.grad(loss, parameters)
-            out[worker] = torch.cat([gradient.reshape(-1) for gradient in gradients]).numpy()
+            loss = functional.cross_entropy(self._network.model(self._images[drawn]), self._labels[drawn])
+            out[worker] = self._network.gradient(loss)
         out += np.float32(5e-4) * models
 
     def evaluate(self, model: Vector) -> tuple[float, float]:
-        torch = self._torch
-        self._load(model)
-        self._network.eval()
+        self._network.load(model)
+        wrong = 1 - accuracy(self._network.model, self._test, self._test_labels)
         with torch.no_grad():
-            loss = torch.nn.functional.cross_entropy(self._network(self._images), self._labels)
-            wrong = self._network(self._test).argmax(1) != self._test_labels
-        return float(loss), float(wrong.float().mean())
-
-    def _load(self, model: Vector) -> None:
-        torch = self._torch
-        torch.nn.utils.vector_to_parameters(torch.from_numpy(model), self._network.parameters())
+            return float(functional.cross_entropy(self._network.model(self._images), self._labels)), wrong

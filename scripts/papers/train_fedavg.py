@@ -28,6 +28,7 @@ import typer
 from federated import DOWN, UP, Down, Link, OneProcess, Round, Transport, Vector, federate
 from local_updates import Outer
 from rich.progress import track
+from simulated_training import Network, accuracy
 from torch import nn
 from torch.nn import functional
 
@@ -106,39 +107,30 @@ class Local:
         torch.set_num_threads(1)
         torch.manual_seed(self.seed)
         self._images, self._labels, self._test, self._test_labels = map(torch.from_numpy, self.data)
-        classes = int(self._labels.max()) + 1
-        self._network = nn.Sequential(
-            nn.Linear(self._images.shape[1], self.hidden), nn.ReLU(), nn.Linear(self.hidden, classes)
-        )
+        widths = self._images.shape[1], self.hidden, int(self._labels.max()) + 1
+        self._network = Network(nn.Sequential(nn.Linear(*widths[:2]), nn.ReLU(), nn.Linear(*widths[1:])))
 
     def vector(self) -> Vector:
         """The network's parameters, float32 ``[numel]``."""
-        flat: Vector = nn.utils.parameters_to_vector(self._network.parameters()).detach().numpy()
-        return flat
-
-    def load_vector(self, model: Vector) -> None:
-        nn.utils.vector_to_parameters(torch.from_numpy(model.copy()), self._network.parameters())
+        return self._network.vector()
 
     def __call__(self, number: int, client: int, model: Vector) -> Vector:
         """A client's training in a round."""
-        self.load_vector(model)
+        self._network.load(model)
         kind = torch.optim.Adam if self.adam else torch.optim.SGD
-        optimizer = kind(self._network.parameters(), self.lr, fused=True)
+        optimizer = kind(self._network.parameters, self.lr, fused=True)
         rng = np.random.default_rng((self.seed, number, client))
-        part = self.parts[client]
         for _ in range(self.epochs):
-            order = torch.from_numpy(rng.permutation(part))
-            for chosen in order.split(self.batch):
+            for chosen in torch.from_numpy(rng.permutation(self.parts[client])).split(self.batch):
                 optimizer.zero_grad()
-                functional.cross_entropy(self._network(self._images[chosen]), self._labels[chosen]).backward()
+                functional.cross_entropy(self._network.model(self._images[chosen]), self._labels[chosen]).backward()
                 optimizer.step()
         return self.vector()
 
     def accuracy(self, model: Vector) -> float:
         """On the test images."""
-        self.load_vector(model)
-        with torch.no_grad():
-            return float((self._network(self._test).argmax(1) == self._test_labels).float().mean())
+        self._network.load(model)
+        return accuracy(self._network.model, self._test, self._test_labels)
 
 
 class Ranks:
@@ -217,7 +209,7 @@ def run(
     up: Annotated[str, typer.Option(help="config of what clients send: a preset, a YAML file, or none")] = "topk_model",
     down: Annotated[str, typer.Option(help="config of what the server sends")] = "topk_model",
     density: Annotated[float | None, typer.Option(help="of both configs; default: their own")] = None,
-    way: Annotated[Down, typer.Option(help="what goes down: the difference to the clients' model, or x_0")] = "difference",
+    way: Annotated[Down, typer.Option(help="what goes down: the model less the clients', or less x_0")] = "difference",
     data: Annotated[str, typer.Option(help="mnist (5,000 images) or digits (scikit-learn's)")] = "mnist",
     clients: Annotated[int, typer.Option(min=1, help="K")] = 10,
     drawn: Annotated[int, typer.Option(min=1, help="m, clients of a round")] = 10,
