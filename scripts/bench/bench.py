@@ -20,7 +20,7 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", "train"))
 
@@ -30,6 +30,8 @@ import doc_sections
 import numpy as np
 import typer
 from bench_inputs import described, random_subset, vector
+from doc_sections import RESULTS, ROOT, table
+from history import total
 from rich.console import Console
 from step_times import Difference
 
@@ -41,8 +43,7 @@ from hvd_deepreduce.tools.measuring import KEY, all_codecs, entropy_bits, timed,
 from hvd_deepreduce.tools.picture import Panel, Point, draw
 from hvd_deepreduce.wire import standalone as wire
 
-ROOT = Path(__file__).parents[2]
-DOC = ROOT / "docs" / "results" / "benchmarks.md"
+DOC = RESULTS / "benchmarks.md"
 LARGE, SMALL = 25_600_000, 36_864
 DENSITIES = (0.001, 0.01, 0.1)
 console = Console(width=140)
@@ -58,12 +59,6 @@ def small_timed(function: Callable[[], Any]) -> float:
             function()
         batches.append((time.perf_counter() - begin) / 20)
     return median(batches)
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def layer(kind: str) -> captured.Vector:
@@ -211,28 +206,13 @@ def codecs_section() -> Iterator[str]:
     yield "![bits, time and error of every codec](figures/codecs.png)"
 
 
-class Rival(NamedTuple):
-    """A codec of the papers' own code, on one core: 368 of 36,864 elements.
-
-    Its gradient is not known, so only codecs are here whose bytes and work depend on the numbers of elements alone.
-
-    Attributes:
-        kind: ``"index"`` or ``"value"``.
-        settings: those of our codec, the same as its.
-    """
-
-    name: str
-    kind: str
-    settings: dict[str, Any]
-    encode_ms: float
-    decode_ms: float
-    size: int
-
-
-RIVALS = [
-    Rival("Bloom P0, FPR 0.001", "index", {"name": "bloom", "policy": "p0", "fpr": 0.001}, 2.8, 2.1, 662),
-    Rival("QSGD, sign and 7 bits, one l2 norm", "value", {"name": "qsgd", "bits": 8, "norm": "l2"}, 0.25, 0.10, 372),
+RIVALS: list[tuple[str, str, dict[str, Any], tuple[float, float], int]] = [
+    ("Bloom P0, FPR 0.001", "index", {"name": "bloom", "policy": "p0", "fpr": 0.001}, (2.8, 2.1), 662),
+    ("QSGD, sign and 7 bits, one l2 norm", "value", {"name": "qsgd", "bits": 8, "norm": "l2"}, (0.25, 0.10), 372),
 ]
+"""Codecs of the papers' own code, on one core: 368 of 36,864 elements. The name, the settings of our codec that are the
+same as its, milliseconds to encode and to decode, bytes. Its gradient is not known, so only codecs are here whose bytes
+and work depend on the numbers of elements alone."""
 
 
 def rivals_section() -> Iterator[str]:
@@ -240,13 +220,11 @@ def rivals_section() -> Iterator[str]:
     gradient = layer("accumulator")
     indices, values = select.topk(gradient.copy(), None, 368)
     rows = []
-    for rival in RIVALS:
-        config = Config.load(**{rival.kind: rival.settings})
-        tried = trial(getattr(config, rival.kind), indices, values, SMALL)
+    for name, kind, settings, theirs, size in RIVALS:
+        tried = trial(getattr(Config.load(**{kind: settings}), kind), indices, values, SMALL)
         ours = [1000 * small_timed(call) for call in (tried.encode, tried.decode)]
-        theirs = (rival.encode_ms, rival.decode_ms)
         cells = (f"{mine:.3f}, {its} ({its / mine:.0f}x)" for mine, its in zip(ours, theirs, strict=True))
-        rows.append([rival.name, *cells, f"{tried.size}, {rival.size}"])
+        rows.append([name, *cells, f"{tried.size}, {size}"])
     yield (
         f"Ours, theirs: 368 of {SMALL:,} elements, one core, the same settings. Ours: the first 3x3 convolution of "
         f"{described('accumulator', 0.01, 'tensor')}. Theirs: the reference code of DeepReduce, moved to the CPU, "
@@ -340,9 +318,7 @@ def training_section() -> Iterator[str]:
         for kind in ("dense", "compressed"):
             runs = results[kind]
             finals = [100 * run["epochs_done"][-1]["accuracy"] for run in runs]
-            sent, dense = (
-                sum(row[key] for run in runs for row in run["epochs_done"]) for key in ("bytes_sent", "dense_bytes")
-            )
+            sent, dense = (sum(total(run["epochs_done"], key) for run in runs) for key in ("bytes_sent", "dense_bytes"))
             rows.insert(
                 0,
                 [name, kind, ", ".join(f"{a:.2f}" for a in finals), f"{np.mean(finals):.2f}", f"{sent / dense:.2%}",
@@ -377,13 +353,11 @@ def step_section() -> Iterator[str]:
         "`default` takes beyond `local`, and `dense` beyond `local`, in times `alone`. On a network, dense steps take "
         "longer: see the emulated network's tables."
     )
-    torch_jobs = ["dense", "fp16", "default", "tensor", "model", "densestream", "auto"]
-    for framework, jobs in (
-        ("torch", torch_jobs),
-        ("tensorflow", ["dense", "fp16", "default", "tensor", "model", "auto"]),
-    ):
+    jobs = ["dense", "fp16", "default", "tensor", "model", "densestream", "auto"]
+    for framework, name in (("torch", "PyTorch"), ("tensorflow", "TensorFlow")):
+        chosen = [job for job in jobs if framework == "torch" or job != "densestream"]
         command = ["mpirun", "-np", "2", sys.executable, str(ROOT / "scripts" / "bench" / "bench_step.py")]
-        command += ["--framework", framework, *(part for job in jobs for part in ("--jobs", job))]
+        command += ["--framework", framework, *(f"--jobs={job}" for job in chosen)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env=environment)
         found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         rows = []
@@ -395,7 +369,7 @@ def step_section() -> Iterator[str]:
             ]
             added = [f"{(times[job] - times['local']) / times['alone']:.1f}" for job in ("default", "dense")]
             rows.append([f"{one['tensors']} tensors, {one['numel'] / 1e6:.3g} M", *cells, ", ".join(added)])
-        yield {"torch": "PyTorch", "tensorflow": "TensorFlow"}[framework] + ":"
+        yield f"{name}:"
         yield table(["", *found[0]["ms"], "added: default, dense"], rows)
 
 
@@ -436,11 +410,8 @@ def main(
         load = os.getloadavg()[0]
         parts = list(function())
         level = ("portable", "AVX2", "AVX-512")[library.vector_level()]
-        machine = (
-            f"{date.today()}, {platform.machine()}, {os.cpu_count()} cores (load {load:.1f} before), {level} kernels"
-        )
-        parts.append(f"*{machine}.*")
-        body = "\n\n".join(parts)
+        machine = f"{platform.machine()}, {os.cpu_count()} cores (load {load:.1f} before), {level} kernels"
+        body = "\n\n".join([*parts, f"*{date.today()}, {machine}.*"])
         print(body, flush=True)
         doc_sections.write(DOC, name, title, body, HEAD)
 

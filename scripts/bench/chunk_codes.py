@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from math import ceil, lgamma, log
+from math import ceil
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +33,7 @@ from hvd_deepreduce import Config
 from hvd_deepreduce.codecs.interfaces import RngKey, index_codecs
 from hvd_deepreduce.codecs.sparsify.chunk_topk import ChunkTopK
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.tools.measuring import entropy_bits
 
 KEY = RngKey(1, 2, 3)
 LOCAL_STEPS, DECAY = 4, 0.95
@@ -52,12 +53,8 @@ def published_bytes(count: int, chunk: int = 4096, tables: int = 1) -> int:
 
 def bound(indices: npt.NDArray[np.uint32], numel: int, chunk: int = 4096) -> float:
     """Bits of an enumerative code of each chunk whose number of indices is known."""
-
-    def log2_choose(n: int, k: int) -> float:
-        return (lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)) / log(2)
-
     counts = np.bincount(indices // chunk, minlength=-(-numel // chunk)).tolist()
-    return sum(log2_choose(min(chunk, numel - i * chunk), k) for i, k in enumerate(counts))
+    return sum(entropy_bits(min(chunk, numel - i * chunk), k) for i, k in enumerate(counts))
 
 
 def random_support(numel: int, k: int, chunk: int = 4096, seed: int = 0) -> npt.NDArray[np.uint32]:
