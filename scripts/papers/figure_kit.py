@@ -7,7 +7,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -47,6 +48,24 @@ def picture(columns: int = 1, rows: int = 1, width: float = 10, height: float = 
 def plain(columns: int = 1, **more: Any) -> tuple[Picture, Any]:
     """As ``picture``, in matplotlib's own style."""
     return pyplot.subplots(1, columns, **more)
+
+
+def curves(axes: Any, series: Iterable[tuple[str, Any, Any]], **style: Any) -> None:
+    """Plots names, abscissas and ordinates, each with its colour and marker."""
+    for number, (name, x, y) in enumerate(series):
+        label = name.replace("*", "").replace("`", "")
+        axes.plot(x, y, label=label, color=COLORS[number], marker=MARKERS[number], **style)
+
+
+def trainings(train: Callable[..., Data], methods: Mapping[str, Sequence[Any]], seeds: int = 1) -> Data:
+    """The runs of each method, some at a time.
+
+    Args:
+        train: gets the arguments of a method and a seed; processes find it by its name.
+    """
+    with ProcessPoolExecutor(processes) as pool:
+        runs = {name: [pool.submit(train, *given, seed) for seed in range(seeds)] for name, given in methods.items()}
+        return {name: [one.result() for one in own] for name, own in runs.items()}
 
 
 def legend_below(figure: Picture, axes: Any, columns: int) -> None:

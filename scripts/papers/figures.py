@@ -17,15 +17,15 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev",))
 
 import doc_sections
 import figure_kit
 import typer
+from doc_sections import tables
 from figure_kit import FOLDER, ROOT, Figure, dump, machine
 from rich.console import Console
 from rich.table import Table
@@ -97,24 +97,6 @@ class Script(NamedTuple):
         })  # fmt: skip
 
 
-def tables(section: str) -> list[dict[str, Any]]:
-    """The Markdown tables of a section: the heading above each, its head, and its rows."""
-    found: list[dict[str, Any]] = []
-    heading, head = "", None
-    for line in section.splitlines():
-        if line.startswith("#"):
-            heading = line.lstrip("# ")
-        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else None
-        if cells is None:
-            head = None
-        elif head is None:
-            head = cells
-            found.append({"heading": heading, "head": head, "rows": []})
-        elif set("".join(cells)) - set(":- "):
-            found[-1]["rows"].append(cells)
-    return found
-
-
 SCHEMES, LINEAR, ACCURACY, BENCHMARKS = (
     f"results/{name}.md" for name in ("schemes", "linear", "accuracy", "benchmarks")
 )
@@ -153,16 +135,13 @@ def own() -> list[Figure]:
     import figures_streams
     import figures_training
 
-    modules = (
-        figures_codecs, figures_training, figures_ncf, figures_federated, figures_streams, figures_linear,
-    )  # fmt: skip
+    modules = figures_codecs, figures_training, figures_ncf, figures_federated, figures_streams, figures_linear
     return [figure for module in modules for figure in module.FIGURES]
 
 
-def every() -> Iterator[Figure | Script]:
+def every() -> list[Figure | Script]:
     """All figures of the documents."""
-    yield from own()
-    yield from SCRIPTS
+    return [*own(), *SCRIPTS]
 
 
 def shown() -> None:

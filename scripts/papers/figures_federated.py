@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ProcessPoolExecutor
-from typing import Any
-
 import figure_kit
 import lstm_job
+import numpy as np
 import torch
 from federated import DOWN, UP, Link, Vector, federate
-from figure_kit import COLORS, MARKERS, Data, Figure, Picture, legend_below, picture, table
+from figure_kit import Data, Figure, Picture, curves, legend_below, picture, table
 from train_fedavg import Method, top
 
 CLIENTS, ROUNDS, STEPS, BATCH, RATE, CLIP = 10, 30, 8, 4, 1.0, 0.25
@@ -45,11 +43,11 @@ class Clients:
         return trained
 
 
-def train(method: Method, rounds: int = ROUNDS, steps: int = STEPS, windows: int = 256) -> Data:
+def train(method: Method, seed: int = 0, rounds: int = ROUNDS, steps: int = STEPS, windows: int = 256) -> Data:
     """One training: the loss after every second round, and the volumes of both directions."""
     trainer = Clients(steps)
-    start, (up, down) = lstm_job.initial(0).numpy(), method.links(0)
-    links = [Link(config, start.size, direction) for config, direction in ((up, UP), (down, DOWN))]
+    start = lstm_job.initial(seed).numpy()
+    links = [Link(config, start.size, way) for config, way in zip(method.links(seed), (UP, DOWN), strict=True)]
     losses, volumes = [], [0, 0]
     for row, server in federate(
         start, links[0], links[1], method.way, trainer, rounds=rounds, clients=CLIENTS, count=CLIENTS
@@ -64,23 +62,16 @@ def train(method: Method, rounds: int = ROUNDS, steps: int = STEPS, windows: int
 
 def figure_20(tiny: bool) -> Data:
     if tiny:
-        return {method.name: train(method, 1, 1, 1) for method in METHODS[:2]}
-    with ProcessPoolExecutor(figure_kit.processes) as pool:
-        return dict(zip([method.name for method in METHODS], pool.map(train, METHODS), strict=True))
-
-
-def plain(name: str) -> str:
-    return name.replace("*", "")
+        return {method.name: train(method, 0, 1, 1, 1) for method in METHODS[:2]}
+    found = figure_kit.trainings(train, {method.name: (method,) for method in METHODS})
+    return {name: run for name, (run,) in found.items()}
 
 
 def draw(data: Data) -> Picture:
     figure, (left, right) = picture(2, height=4.2, sharey=True)
-    for number, (name, run) in enumerate(data.items()):
-        style: Any = {"color": COLORS[number], "marker": MARKERS[number]}
-        rounds = [2 * (place + 1) for place in range(len(run["loss"]))]
-        left.plot(rounds, run["loss"], label=plain(name), **style)
-        sent = [(run["up"] + run["down"]) * count for count in rounds]
-        right.plot(sent, run["loss"], **style)
+    rounds = {name: 2 * np.arange(1, len(run["loss"]) + 1) for name, run in data.items()}
+    curves(left, ((name, rounds[name], run["loss"]) for name, run in data.items()))
+    curves(right, ((name, (run["up"] + run["down"]) * rounds[name], run["loss"]) for name, run in data.items()))
     left.set(xlabel="round", ylabel="validation loss, nats a character")
     right.set(xlabel="bytes up and down / float32 of the model, per client (log)", xscale="log")
     right.xaxis.set_major_formatter("{x:g}")

@@ -12,7 +12,7 @@ sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("train",)
 import linear_data
 import linear_figures
 import numpy as np
-from figure_kit import COLORS, MARKERS, Figure, Picture, legend_below, picture, table
+from figure_kit import COLORS, MARKERS, Figure, Picture, curves, legend_below, picture, table
 from linear_figures import PUBLISHED, RAW_KEYS, SKCOMPRESS
 from linear_models import LOSSES, Model
 from sklearn.linear_model import SGDClassifier, SGDRegressor
@@ -126,9 +126,8 @@ def figure_14(tiny: bool) -> Runs:
 def draw_14(data: Runs) -> Picture:
     figure, panels = picture(2, height=4.2, sharey=True)
     for axes, key, label in zip(panels, ("up", "down"), ("to the driver", "from the driver, to all"), strict=True):
-        for number, (name, rows) in enumerate(data["methods"].items()):
-            axes.plot(data["workers"], [row[key] / 1e6 for row in rows], label=name.replace("`", ""),
-                      color=COLORS[number], marker=MARKERS[number])  # fmt: skip
+        methods = data["methods"].items()
+        curves(axes, ((name, data["workers"], [row[key] / 1e6 for row in rows]) for name, rows in methods))
         axes.set(xscale="log", yscale="log", xlabel="workers", title=label)
         axes.set_xticks(data["workers"], [str(count) for count in data["workers"]])
         axes.minorticks_off()
@@ -221,8 +220,7 @@ def figure_13(tiny: bool) -> Runs:
 def draw_13(data: Runs) -> Picture:
     figure, panels = picture(3, height=4.2)
     for axes, (model, runs) in zip(panels, data.items(), strict=True):
-        for number, (name, run) in enumerate(runs.items()):
-            axes.plot(run["seconds"], run["loss"], label=name, color=COLORS[number], marker=MARKERS[number], ms=4)
+        curves(axes, ((name, run["seconds"], run["loss"]) for name, run in runs.items()), ms=4)
         axes.set(xscale="log", xlabel="seconds: processor + modelled network", title=linear_figures.NAMES[model])
     panels[0].set_ylabel("test loss")
     legend_below(figure, panels[0], 4)

@@ -6,12 +6,10 @@ Ranks are simulated in one process, as in scripts/papers/figures_training.py.
 from __future__ import annotations
 
 import sys
-import time
-from concurrent.futures import ProcessPoolExecutor
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("train",))
@@ -20,7 +18,7 @@ import figure_kit
 import ncf
 import numpy as np
 import torch
-from figure_kit import COLORS, Data, Figure, Picture, picture, table
+from figure_kit import COLORS, Data, Figure, Picture, legend_below, picture, table
 from simulated_ranks import DenseRanks, SimulatedRanks
 from simulated_training import Network
 from torch.nn import functional
@@ -29,6 +27,7 @@ from hvd_deepreduce import Config
 from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.exchange.costs import Cost, dense
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.tools.measuring import timed
 from hvd_deepreduce.wire.standalone import unpack
 
 USERS, ITEMS, FACTORS, RANKS, FOLD, EPOCHS, RATE = 600, 360, 16, 2, 10, 3, 0.004
@@ -102,11 +101,7 @@ def table_2(tiny: bool) -> Data:
     """Three seeds of each method."""
     if tiny:
         return {name: [train(config, 0, True)] for name, (config, _, _) in METHODS.items()}
-    with ProcessPoolExecutor(figure_kit.processes) as pool:
-        runs = {
-            name: [pool.submit(train, config, seed) for seed in range(3)] for name, (config, _, _) in METHODS.items()
-        }
-        return {name: [one.result() for one in own] for name, own in runs.items()}
+    return figure_kit.trainings(train, {name: (config,) for name, (config, _, _) in METHODS.items()}, 3)
 
 
 def draw_table_2(data: Data) -> Picture:
@@ -157,15 +152,6 @@ SENDERS = {
 }  # fmt: skip
 
 
-def seconds_of(action: Any, repeats: int) -> float:
-    times = []
-    for _ in range(repeats + 1):
-        began = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - began)
-    return median(times[1:])
-
-
 def figure_11(tiny: bool) -> Data:
     """Seconds of computing, of encoding and decoding, and of the modelled network, of a rank's step."""
     repeats = 1 if tiny else 9
@@ -173,31 +159,31 @@ def figure_11(tiny: bool) -> Data:
     batch = list(islice(job.ratings.batches(len(job.ratings.test) // FOLD, 0, 1, (0, 0)), FOLD))
     optimizer = torch.optim.Adam(job.parameters, RATE)
     vector = job.mean_gradient(batch)
-    computing = seconds_of(lambda: job.step(optimizer, job.mean_gradient(batch)), repeats)
-    copying = seconds_of(vector.copy, 50)
+    (computing,) = timed(lambda: job.step(optimizer, job.mean_gradient(batch)), runs=repeats)
+    (copying,) = timed(vector.copy, runs=50)
     ends = np.cumsum(job.sizes).tolist()
+    parts = list(zip([0, *ends], ends, strict=False))
     out: Data = {"numel": vector.size, "copy": copying, "bars": []}
+
+    def encode(pipeline: Pipeline, residual: np.ndarray | None) -> list[np.ndarray]:
+        return [
+            pipeline.encode(vector[a:b], None if residual is None else residual[a:b], RngKey(0, number, 0))
+            for number, (a, b) in enumerate(parts)
+        ]
+
+    def decode(pipeline: Pipeline, containers: list[np.ndarray], decoded: np.ndarray) -> None:
+        for (a, b), one in zip(parts, containers, strict=True):
+            pipeline.decode([unpack(one)] * NODES, decoded[a:b], 1 / NODES)
+
     for name, settings in SENDERS.items():
         coding, sent = 0.0, 4.0 * vector.size
         if settings is not None:
-            config = Config.load(settings)
-            pipeline, residual, decoded = Pipeline(config), np.zeros_like(vector), np.zeros_like(vector)
-
-            def encode(pipeline: Pipeline = pipeline, residual: np.ndarray = residual) -> list[np.ndarray]:
-                keep = residual if pipeline.config.error_feedback else None
-                return [
-                    pipeline.encode(vector[a:b], None if keep is None else keep[a:b], RngKey(0, number, 0))
-                    for number, (a, b) in enumerate(zip([0, *ends], ends, strict=False))
-                ]
-
-            containers = encode()
-
-            def decode(pipeline: Pipeline = pipeline, containers: Any = containers, out: Any = decoded) -> None:
-                for (a, b), one in zip(zip([0, *ends], ends, strict=False), containers, strict=False):
-                    pipeline.decode([unpack(one)] * NODES, out[a:b], 1 / NODES)
-
-            coding = seconds_of(encode, repeats) + seconds_of(decode, repeats)
+            pipeline = Pipeline(Config.load(settings))
+            residual = np.zeros_like(vector) if pipeline.config.error_feedback else None
+            containers = encode(pipeline, residual)
             sent = float(sum(one.size for one in containers))
+            coding = sum(timed(partial(encode, pipeline, residual), runs=repeats))
+            coding += sum(timed(partial(decode, pipeline, containers, np.zeros_like(vector)), runs=repeats))
         for speed, bits in SPEEDS.items():
             if settings is None:
                 network = dense(NODES, vector.size).seconds(ALPHA, 2 if name == "fp16" else 4, bits)[0]
@@ -208,8 +194,12 @@ def figure_11(tiny: bool) -> Data:
     return out
 
 
-PARTS = {"computing": "computing, measured", "coding": "encoding and decoding, measured",
-         "network": "network, cost model", "waiting": "network and waiting, measured"}  # fmt: skip
+PARTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "computing": ("computing, measured", {"color": COLORS[0]}),
+    "coding": ("encoding and decoding, measured", {"color": COLORS[1]}),
+    "network": ("network, cost model", {"color": COLORS[2], "hatch": "///"}),
+    "waiting": ("network and waiting, measured", {"color": COLORS[2]}),
+}
 
 
 def draw_bars(data: Data) -> Picture:
@@ -222,22 +212,19 @@ def draw_bars(data: Data) -> Picture:
         whole = total(own[0])
         for place, bar in enumerate(own):
             bottom = 0.0
-            for part, color in zip(PARTS, (COLORS[0], COLORS[1], COLORS[2], COLORS[2]), strict=True):
+            for part, (_, style) in PARTS.items():
                 height = bar.get(part, 0.0) / whole
-                axes.bar(place, height, 0.7, bottom, color=color, hatch="///" if part == "network" else "",
-                         edgecolor="white", lw=0.5)  # fmt: skip
+                axes.bar(place, height, 0.7, bottom, edgecolor="white", lw=0.5, **style)
                 bottom += height
             highest = max(highest, bottom)
             axes.text(place, bottom + 0.015, f"{bottom:.2f}", ha="center", fontsize=8)
         axes.set_xticks(range(len(own)), [bar["method"] for bar in own], rotation=35, ha="right", fontsize=8)
         axes.set(title=f"{speed}, dense step {1000 * whole:,.0f} ms")
     panels[0].set(ylabel="time of a step / dense step", ylim=(0, 1.1 * highest))
-    for part, color in zip(PARTS, (COLORS[0], COLORS[1], COLORS[2], COLORS[2]), strict=True):
+    for part, (label, style) in PARTS.items():
         if any(bar.get(part) for bar in data["bars"]):
-            panels[0].bar(0, 0, color=color, hatch="///" if part == "network" else "", edgecolor="white",
-                          label=PARTS[part])  # fmt: skip
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+            panels[0].bar(0, 0, edgecolor="white", label=label, **style)
+    legend_below(figure, panels[0], 4)
     return figure
 
 

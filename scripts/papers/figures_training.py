@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
 from statistics import mean
@@ -20,7 +19,7 @@ import figure_kit
 import numpy as np
 import simulated_training
 import torch
-from figure_kit import COLORS, MARKERS, Data, Figure, Picture, legend_below, picture, table
+from figure_kit import COLORS, MARKERS, Data, Figure, Picture, curves, legend_below, picture, table
 from mnist import mnist_5k
 from simulated_ranks import DenseRanks, SimulatedRanks
 from simulated_training import Network
@@ -105,7 +104,7 @@ def images() -> tuple[torch.Tensor, ...]:
     return small[0], labels, small[1], test_labels
 
 
-def train(settings: Settings, seed: int, model_name: str = "resnet", tiny: bool = False) -> Data:
+def train(settings: Settings, model_name: str, seed: int, tiny: bool = False) -> Data:
     """One training: test accuracy and training loss after each epoch, and the volume. ``tiny``: one step."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -130,12 +129,8 @@ def train(settings: Settings, seed: int, model_name: str = "resnet", tiny: bool 
 def trainings(methods: dict[str, Settings], seeds: int, tiny: bool, model: str = "resnet") -> Data:
     """Trains with each method and seed, some at a time. Returns the runs of each method."""
     if tiny:
-        return {name: [train(given, 0, model, tiny)] for name, given in methods.items()}
-    with ProcessPoolExecutor(figure_kit.processes) as pool:
-        runs = {
-            name: [pool.submit(train, given, seed, model) for seed in range(seeds)] for name, given in methods.items()
-        }
-        return {name: [one.result() for one in own] for name, own in runs.items()}
+        return {name: [train(given, model, 0, tiny)] for name, given in methods.items()}
+    return figure_kit.trainings(train, {name: (given, model) for name, given in methods.items()}, seeds)
 
 
 def final(runs: list[Data]) -> tuple[float, float, float]:
@@ -156,14 +151,20 @@ def rows(data: Data) -> Iterable[list[Any]]:
 HEAD = ["method", "volume", "accuracy after 2 epochs", "at the end, mean (of the seeds)"]
 
 
+def by_epoch(name: str, runs: list[Data], key: str, factor: float = 1) -> tuple[str, Any, Any]:
+    """The mean of the runs, for ``curves``."""
+    values = factor * np.mean([run[key] for run in runs], 0)
+    return name, range(1, values.size + 1), values
+
+
 def lines(data: Data, title: str) -> Picture:
     """Accuracy by epoch at the left, at the right the end of each run against its volume."""
     figure, (left, right) = picture(2, height=4.6)
-    for number, (name, runs) in enumerate(data.items()):
-        style = {"color": COLORS[number], "marker": MARKERS[number]}
-        accuracy = 100 * np.mean([run["accuracy"] for run in runs], 0)
-        left.plot(range(1, accuracy.size + 1), accuracy, label=name.replace("`", ""), **style)
-        right.plot([100 * run["volume"] for run in runs], [100 * run["accuracy"][-1] for run in runs], ls="", **style)
+    curves(left, (by_epoch(name, runs, "accuracy", 100) for name, runs in data.items()))
+    curves(right, (
+        (name, [100 * run["volume"] for run in runs], [100 * run["accuracy"][-1] for run in runs])
+        for name, runs in data.items()
+    ), ls="")  # fmt: skip
     left.set(xlabel="epoch", ylabel="test accuracy, %", title="mean of the seeds")
     right.set(xlabel="volume, % of dense (log)", ylabel="final test accuracy, %", xscale="log", title="each seed")
     right.xaxis.set_major_formatter("{x:g}")
@@ -281,10 +282,8 @@ DENSE_SKETCHES: dict[str, Settings] = {
 
 def draw_losses(data: Data) -> Picture:
     figure, (left, right) = picture(2, height=4)
-    for number, (name, runs) in enumerate(data.items()):
-        for axes, key, factor in ((left, "loss", 1), (right, "accuracy", 100)):
-            values = factor * np.mean([run[key] for run in runs], 0)
-            axes.plot(range(1, values.size + 1), values, label=name, color=COLORS[number], marker=MARKERS[number])
+    for axes, key, factor in ((left, "loss", 1), (right, "accuracy", 100)):
+        curves(axes, (by_epoch(name, runs, key, factor) for name, runs in data.items()))
     left.set(xlabel="epoch", ylabel="training loss, nats (log)", yscale="log")
     right.set(xlabel="epoch", ylabel="test accuracy, %")
     legend_below(figure, left, 3)
