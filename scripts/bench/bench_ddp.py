@@ -5,13 +5,11 @@
     scripts/bench/bench_ddp.py --rate 10gbit --accuracy --seeds 3 --write
 
 The script creates the emulated network of scripts/bench/netlab, runs itself on each host and removes the emulated
-network. All jobs run in the same processes, under torch.distributed with Gloo, each with a model, an optimizer and a
-process group of its own (ddp_jobs.py), and their steps are interleaved. A step's time is that of its slowest rank, from
-a barrier to the end of the optimizer's update. Bytes are those that the busiest host has received over its link, by the
-link's counter. mpirun starts the processes: jobs over mpi4py and Horovod's use MPI, nothing else does. Horovod runs
-during the steps of its own jobs alone; before each of them, one step of the same job is not timed.
-
-With --accuracy, each job trains by itself for --steps steps, from the same parameters, on the same batches.
+network. All jobs run in the same processes, under torch.distributed with Gloo, each with a process group of its own
+(ddp_jobs.py), and their steps are interleaved. A step's time is that of its slowest rank. Bytes are those that the
+busiest host has received, by its link's counter. Horovod runs during the steps of its own jobs alone; before each of
+them, one step of the same job is not timed. With --accuracy, each job trains by itself for --steps steps, from the same
+parameters, on the same batches.
 """
 
 from __future__ import annotations

@@ -46,13 +46,7 @@ def random_subset(d: int, r: int, seed: int | None = None) -> U32:
 
 @dataclass(frozen=True)
 class Input:
-    """A kind of input: ``accumulator``, ``gradient``, ``clusters`` or ``random``.
-
-    Attributes:
-        kind: which.
-        density: of the selection.
-        numel: of the vectors.
-    """
+    """A kind of input, ``accumulator``, ``gradient``, ``clusters`` or ``random``, at a density."""
 
     kind: str
     density: float

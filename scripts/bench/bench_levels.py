@@ -2,16 +2,12 @@
 """Two levels in the emulated network: bytes over the link between hosts, and step times; hosts have several ranks.
 
     scripts/bench/bench_levels.py --hosts 2 --rate 1gbit --write
-    scripts/bench/bench_levels.py --hosts 3 --rate 1gbit --write
 
 The script creates the emulated network (scripts/bench/netlab, which needs root), starts itself under mpirun with so
-many ranks on each host, and removes the emulated network. It takes steps of ``hvd.DistributedOptimizer`` and of
-DistributedDataParallel over Gloo: without compression, with a config, and with ``hierarchical: true`` besides. Bytes
-are those that a host has received over its link (/proc/net/dev), the most of all hosts: containers, carriers,
-negotiation, and TCP's headers. Ranks of one host reach each other over its loopback device, at the speed of memory.
-
-After the steps it checks that all ranks' parameters are equal bit for bit, and that what was applied and what waits in
-the residuals are together the gradients; it ends with an error otherwise.
+many ranks on each host, and removes it. It takes steps of ``hvd.DistributedOptimizer`` and of DistributedDataParallel
+over Gloo: without compression, with a config, and with ``hierarchical: true`` besides. Bytes are those that a host has
+received over its link, the most of all hosts. After the steps it checks that all ranks' parameters are equal bit for
+bit, and that what was applied and what waits in the residuals are together the gradients.
 """
 
 from __future__ import annotations

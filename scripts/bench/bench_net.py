@@ -4,24 +4,14 @@
     scripts/bench/bench_net.py --rate 1gbit --network resnet50 --density 0.01,0.05,0.1 --section net_resnet50
 
 The script creates the emulated network, runs itself on each host and removes the emulated network. A reported time is
-that of the slowest rank, and the median over the repetitions. It measures three kinds of exchange:
+that of the slowest rank, and the median over the repetitions. ``dense`` is Horovod's allreduce of the whole gradient,
+the baseline. ``sparse`` is what the paper times: from the dense gradient of each rank to the dense sum on each rank,
+over mpi4py, while Horovod is shut down: its background thread asks all ranks for work every millisecond. ``adapter`` is
+what a job does: a step of ``hvd.DistributedOptimizer``, with a backward pass of one multiplication per parameter, and
+an update; ``adapter: local`` is the same without Horovod. These steps are interleaved.
 
-dense
-    Horovod's allreduce of the whole gradient: the baseline. The wire's own time is that of its bytes at the rate.
-sparse
-    What the paper times: from the end of the backward pass (each rank has a dense gradient) to the dense sum on each
-    rank, including accumulation, top-k, exchange and decompression. The exchanges are called over mpi4py, and Horovod
-    is shut down: its background thread asks all ranks for work every millisecond, which slows them on shared cores.
-adapter
-    What a job does: a step of ``hvd.DistributedOptimizer`` with ``compression=DeepReduce(...)``, and Horovod's thread.
-    A step has a backward pass of one multiplication per parameter, and an update; ``adapter: local`` is the same
-    without Horovod, ``adapter: dense`` without compression. These steps are interleaved.
-
-The input is captured (scripts/bench/capture_gradients.py), one file for each density: jobs with error feedback select
-from accumulators, so every repetition selects from the captured accumulator again. Without --network, gradients are
-generated (--numel): normal values, scaled by lognormal factors for runs of 4096, 256 and 16 elements. All ranks have
-the same factors, so that large values are clustered and overlap between ranks about as much as the paper reports;
-accumulators are less clustered.
+The input is captured (scripts/bench/capture_gradients.py), one file for each density: every repetition selects from the
+captured accumulator again. Without --network, gradients are generated (tools/gradients.py).
 """
 
 from __future__ import annotations

@@ -51,13 +51,8 @@ SPAN = 64
 
 @dataclass
 class Outcome:
-    """What a job sent, and what it reached.
-
-    Attributes:
-        sent: what ``stats()`` counts as sent, as a share of what a dense ring sends.
-        step_bytes: sent by a rank in a step, on average.
-        result: accuracy, loss or hit rate.
-    """
+    """What a job sent, as ``stats()`` counts it, in shares of a dense ring, and in bytes of a step and rank on average;
+    and what it reached: accuracy, loss or hit rate."""
 
     sent: float
     step_bytes: float
@@ -184,11 +179,7 @@ def kept_rows(section: str) -> dict[str, list[str]]:
 
 
 def table(found: dict[str, dict[str, Outcome]], kept: dict[str, list[str]]) -> str:
-    """In Markdown: a row for each preset, two columns for each job; the best bytes come first.
-
-    Args:
-        kept: cells of other presets, of earlier runs.
-    """
+    """In Markdown: a row for each preset, of this run or ``kept`` from others; the best bytes come first."""
     dense = found["none"]
     heads = {"cnn": "points of accuracy", "gpt": "nats", "embedding": "points of hit rate"}
     made = {name: [cell for task in dense for cell in shown(task, one[task], dense[task])]

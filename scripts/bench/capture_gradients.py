@@ -2,14 +2,10 @@
 
     python scripts/bench/capture_gradients.py --network resnet50 --density 0.01 --density 0.1
 
-Trains the network on crops of two real photographs, once for each density, with the compressor in force. Each rank has
-a batch and a residual of its own, its container is encoded by the package's own pipeline, and the sum of all
-containers, decoded, is the gradient that the optimizer applies. The ranks are computed in turn in one process, since
-all have the same parameters.
-
-After the last step, each rank computes one more gradient. A file (tools/gradient_file.py) contains, of each rank,
-this gradient, which a job without error feedback would select from, and the sum of it and the residual, the
-accumulator, which this job selects from. It has no accumulators if the config has no error feedback.
+Trains the network on crops of two real photographs, once for each density, with the compressor in force, on ranks that
+one process simulates. After the last step, each rank computes one more gradient. A file (tools/gradient_file.py)
+contains, of each rank, this gradient, which a job without error feedback would select from, and the sum of it and the
+residual, the accumulator, which this job selects from.
 
 The supports of the two differ: large gradients are clustered in a few rows and channels, while what has waited in the
 residual for long is spread nearly at random. So bytes and overlaps measured on one do not hold for the other.

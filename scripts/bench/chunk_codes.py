@@ -3,10 +3,8 @@
     python scripts/bench/chunk_codes.py
 
 The supports are random ones, k of each chunk, and those of real updates: two workers train a perceptron on handwritten
-digits with AdamW, four local steps a round, and send their updates by the preset ``sparseloco``; what they select from
-in the last round is measured. The bound is log2 C(chunk, k) bits a chunk, which a code reaches that knows k and nothing
-else. The published format (12 bits for an index within its chunk of 4,096, 2 bits for a value, a table of four float32
-for each tensor) is counted for the same indices and the same decoded values.
+digits with AdamW, and send their updates by the preset ``sparseloco``. The bound is log2 C(chunk, k) bits a chunk. The
+published format is counted for the same indices and the same decoded values.
 """
 
 from __future__ import annotations

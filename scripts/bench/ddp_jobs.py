@@ -132,11 +132,7 @@ class Job:
     """One contender's job: its own model, optimizer and process group.
 
     Args:
-        name: of the contender.
         seed: of the parameters and the batches; equal seeds give equal ones to all contenders.
-        width: of the ResNet.
-        batch: images a rank and step.
-        lr: the learning rate.
         start: iterations before compression begins; hooks that need ``LEAST_START`` have these at least.
         steps: of the whole training, over which the learning rate rises and falls; None: it is constant.
     """
@@ -196,10 +192,7 @@ class Job:
         return float(accuracy), float(functional.cross_entropy(scores, self._test_labels))
 
     def check(self) -> None:
-        """
-        Raises:
-            RuntimeError: the ranks have different parameters.
-        """
+        """Raises RuntimeError if the ranks have different parameters."""
         own = parameters_to_vector(self.model.parameters()).detach()
         first = own.clone()
         dist.broadcast(first, 0, group=self._group)

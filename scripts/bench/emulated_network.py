@@ -27,15 +27,10 @@ def run(
 
     Args:
         arguments: the program and its arguments.
-        hosts: how many.
         rate: of each link, in the format of tc, or ``MEMORY``.
         ranks: of each host, with one thread each, since they share the cores of this machine.
         variables: of the ranks' environment, beside the caller's.
-        seconds: after which the program is ended; None: there is no limit.
-
-    Raises:
-        subprocess.CalledProcessError: the program has failed, or there can be no emulated network.
-        subprocess.TimeoutExpired: after ``seconds``.
+        seconds: after which the program is ended by subprocess.TimeoutExpired; None: there is no limit.
     """
     given = {"OMP_NUM_THREADS": "1", **(variables or {})}
     environment = {**os.environ, **given}

@@ -1,12 +1,11 @@
 """Counts what operations ask of a GPU, from the launch code itself: launches, waits, bytes in the GPU's memory.
 
-The pipeline runs in the tests' emulator, and what it calls is counted; no GPU is needed. Bytes are counted at two
-sizes, and extrapolated to ``AT`` elements: they are a sum of a constant and of a part that grows with the elements. The
-times are estimates, from the constants below. ``make bench-gpu`` measures the times on a GPU.
-
     python scripts/bench/gpu_costs.py            # prints the table
     python scripts/bench/gpu_costs.py --launches # and each launch
     python scripts/bench/gpu_costs.py --write    # writes it to docs/architecture.md
+
+The pipeline runs in the tests' emulator, and what it calls is counted; no GPU is needed. The times are estimates, from
+the constants below. ``make bench-gpu`` measures the times on a GPU.
 """
 
 from __future__ import annotations
@@ -242,11 +241,7 @@ def of_codecs(each: Callable[[str, Estimate], None]) -> str:
 
 
 def table(each: Callable[[str, Estimate], None] = lambda name, estimate: None) -> str:
-    """The table, in Markdown, and below it what misses its aim.
-
-    Args:
-        each: is called with each operation.
-    """
+    """The table, in Markdown, and below it what misses its aim. ``each`` is called with each operation."""
     lines: list[list[str]] = []
     at_full, rans_us = of_rans()
     gradients = [np.random.default_rng(0).standard_normal(numel, np.float32) for numel in SIZES]

@@ -2,15 +2,13 @@
 
     python scripts/bench/index_bits.py --write
 
-The inputs are the accumulators (residual + gradient) of ResNet-50, which scripts/bench/capture_gradients.py has
-captured at 1% and 0.1%, and of the GPT of scripts/train/gpt_job.py, which is trained here for some steps at each
-density. The indices are the top of the whole model as one vector. Writes a section of docs/results/benchmarks.md, and
-one of docs/results/presets.md with the bits of whole containers.
+The inputs are the accumulators of ResNet-50, which scripts/bench/capture_gradients.py has captured, and of the GPT of
+scripts/train/gpt_job.py, which is trained here for some steps at each density. Writes a section of
+docs/results/benchmarks.md, and one of docs/results/presets.md with the bits of whole containers.
 
 The static model gives each element the probability t * (row's share) * (column's share) * elements, with the numbers of
 kept elements that the tensor, the row and the column really have. These numbers are not paid for, so the model knows
-more than any code can: even where the kept elements are drawn anew at random within each tensor, it finds rows and
-columns of different density. The *corrected* entropy adds what it gains on such a draw.
+more than any code can.
 """
 
 from __future__ import annotations

@@ -4,27 +4,14 @@
     scripts/bench/simulate_scale.py --write                                       # as in docs/densestream.md
     scripts/bench/simulate_scale.py --input uniform --ranks 4,64 --density 0.1
 
-Inputs, of which each rank has its own; no rank's elements are copied or shuffled from another's:
+Each rank has an input of its own: ``uniform`` and ``skewed`` ones are random; ``captured`` are the accumulators of
+--file (scripts/bench/capture_gradients.py), up to as many ranks as the file has, all elements. Counted are the messages
+of the programs with their headers, for every slice, and the small collectives of a call (``exchange.costs``). The dense
+ring and the allgather of containers are computed. The time is that of the latency-bandwidth model, alpha x messages +
+bytes / rate, for the busiest rank. Its messages follow each other; that slices overlap, and the time to select, pack
+and merge, are left out.
 
-uniform
-    A rank keeps a uniformly random subset. Supports overlap as little as those of independent ranks can.
-skewed
-    A rank keeps a random subset in which element i has a weight of 1 / (i + 1), as in an embedding whose rows are
-    sorted by frequency: nearly all ranks keep the first elements, and regions of equal length are loaded unequally.
-captured
-    The accumulators of --file (scripts/bench/capture_gradients.py), up to as many ranks as the file has, all elements.
-
-Counted are the messages of the programs with their headers (``exchange.simulation``), for every slice, and the small
-collectives of a call: the ranks' cards, the sums of the histogram (DSA on more than two ranks), the agreement
-(``exchange.costs``). The dense ring
-and the allgather of containers are computed: 2 (P - 1) / P N words in 2 (P - 1) messages, and P - 1 containers in P - 1
-messages. What Horovod's coordinator sends is not counted, for none of them.
-
-The time is that of the latency-bandwidth model, alpha x messages + bytes / rate, for the busiest rank. Its messages
-follow each other; that slices overlap, and the time to select, pack and merge, are left out.
-
-Writes OUTPUT.json and OUTPUT.png, the bytes that the busiest rank receives against the number of ranks. With --write,
-the figure and the tables go to docs/densestream.md. Needs no MPI. 1,024 ranks with a million elements need 16 GB.
+Writes OUTPUT.json and OUTPUT.png. Needs no MPI. 1,024 ranks with a million elements need 16 GB.
 """
 
 from __future__ import annotations

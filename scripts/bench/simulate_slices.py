@@ -4,25 +4,13 @@
     scripts/bench/simulate_slices.py --write                                 # as in docs/exchanges.md
     scripts/bench/simulate_slices.py --inputs hot --ranks 4,64 --numel 100000
 
-Inputs, of which each rank has its own (uniform, skewed and captured as in scripts/bench/simulate_scale.py):
-
-large
-    As uniform, with 16 times as many elements.
-hot
-    All ranks keep random elements of the first P-th of the vector, which is one rank's slice: with equal slices that
-    rank receives everything.
-ends
-    Half of the ranks keep elements of the first hundredth of the vector, and half of the last.
-alike
-    All ranks keep the same elements.
-
-The selection is given; everything else of the exchange runs, encoding and decoding of all containers included, but that
-only one rank decodes the result, whose bytes are the same for all. The allgather's containers are encoded, and their
-bytes added up.
+Inputs are those of simulate_scale.py, ``large`` (uniform, with 16 times as many elements), and those below, which load
+ranks unequally. The selection is given; everything else of the exchange runs, encoding and decoding of all containers
+included, but that only one rank decodes the result, whose bytes are the same for all. The allgather's containers are
+encoded, and their bytes added up.
 
 An element's worth of bytes is the mean over the ranks of the bytes of a rank's own container, divided by its elements.
-The time is that of the latency-bandwidth model for the busiest rank: alpha x messages + bytes / rate. A collective has
-P - 1 messages, an alltoall as an allgather by a ring; work of the processors is not in it, nor is contention.
+The time is that of the latency-bandwidth model for the busiest rank. A collective has P - 1 messages.
 """
 
 from __future__ import annotations
@@ -65,7 +53,7 @@ STREAMS = {"coded": DenseStream(value="qsgd", bits=7), "raw": DenseStream()}
 
 
 class Hot(Uniform):
-    """Supports in one rank's slice."""
+    """Supports in the first P-th of the vector, which is one rank's slice: with equal slices it receives everything."""
 
     title, seed = "hot: all ranks keep elements of the first P-th of the vector", 2
 

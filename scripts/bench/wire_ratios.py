@@ -3,13 +3,10 @@
     python scripts/bench/wire_ratios.py --gradient data/captured/resnet50_0.01.npz
 
 The file is one of scripts/bench/capture_gradients.py, with as many ranks as the largest job. Each job is a real one
-under mpirun: a model of the file's parameters, stock Horovod, and `compression=DeepReduce(...)`. A preset with error
-feedback gets the rank's accumulator as its gradient, with residuals of zero, and so selects what the captured job would
-have selected; others get the raw gradient. The figures are those of `stats()["last_step"]`, whose bytes are on the wire
-(engine/stats.py), of the rank that sends most. The first step, with the comparison of the ranks, does not count.
-
-For more ranks, an allgather's bytes are computed: of n ranks each sends its containers n - 1 times, and 2 (n - 1) / n
-of what goes through Horovod's allreduce. The two parts are found from the smallest and the largest job.
+under mpirun. A preset with error feedback gets the rank's accumulator as its gradient, with residuals of zero, and so
+selects what the captured job would have selected; others get the raw gradient. The figures are those of
+`stats()["last_step"]` of the second step, of the rank that sends most. For more ranks, an allgather's bytes are
+computed (``computed``).
 """
 
 from __future__ import annotations
@@ -110,7 +107,8 @@ def run(ranks: int, gradient: Path, presets: str) -> dict[str, Any]:
 
 
 def computed(few: int, sent_by_few: int, many: int, sent_by_many: int, ranks: int) -> float:
-    """Bytes that a rank of an allgather sends, from those in a smaller and a larger job."""
+    """Bytes that a rank of an allgather sends, from those in a smaller and a larger job: of n ranks each sends its
+    containers n - 1 times, and 2 (n - 1) / n of what goes through Horovod's allreduce."""
 
     def factors(n: int) -> tuple[float, float]:
         return n - 1, 2 * (n - 1) / n

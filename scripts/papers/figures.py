@@ -46,13 +46,9 @@ class Script(NamedTuple):
     """A figure that a script of its own makes.
 
     Attributes:
-        name: of its PNG file.
         command: script and arguments.
-        page: of docs/, where its section is.
-        section: in the page's comments.
-        papers: as ``Figure.papers``.
+        page, section: of docs/, where its section is.
         drawn: it has a picture, and not only tables.
-        timed: as ``Figure.timed``.
     """
 
     name: str
@@ -81,11 +77,8 @@ class Script(NamedTuple):
         return round(time.time() - began)
 
     def export(self, seconds: int | None) -> None:
-        """Writes the tables of its section as JSON, so that other programs can read them.
-
-        Args:
-            seconds: that the script took just now, on this machine; None: it did not run.
-        """
+        """Writes the tables of its section as JSON, so that other programs can read them; ``seconds`` that the script
+        took just now, on this machine, or None."""
         ran, before = seconds is not None, json.loads(self.json.read_text()) if self.json.exists() else {}
         section = doc_sections.read(DOCS / self.page, self.section)
         dates = re.findall(r"\d{4}-\d\d-\d\d", section)

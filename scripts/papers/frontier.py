@@ -237,11 +237,7 @@ def clipped(gradients: torch.Tensor, most: float) -> torch.Tensor:
 def train(
     job_name: str, name: str, workers: int, steps: int, seed: int, dtype: torch.dtype = torch.bfloat16
 ) -> Run:
-    """One run. Every gradient that a step is made with is clipped first.
-
-    Args:
-        dtype: in which the GPT computes.
-    """
+    """One run; the GPT computes in ``dtype``. Every gradient that a step is made with is clipped first."""
     torch.set_num_threads(1)
     began = time.process_time()
     setup = JOBS[job_name]
@@ -294,13 +290,8 @@ def load(job: Job, path: Path) -> list[Run]:
 
 
 def run_missing(name: str, wanted: Iterable[tuple[str, int, int, int]], path: Path, processes: int) -> list[Run]:
-    """Runs what is not in the file yet, and writes it there; returns all runs, as ``load``.
-
-    Args:
-        name: of the job.
-        wanted: method, number of workers, steps and seed of each run.
-        processes: runs at a time.
-    """
+    """Runs what is not in the file yet (method, number of workers, steps and seed of each run), and writes it there;
+    returns all runs, as ``load``."""
     there = {(run["name"], run["workers"], run["steps"], run["seed"]) for run in load(JOBS[name], path)}
     missing = [(name, *one) for one in wanted if one not in there]
     path.parent.mkdir(exist_ok=True)
@@ -313,13 +304,8 @@ def run_missing(name: str, wanted: Iterable[tuple[str, int, int, int]], path: Pa
 
 
 def rows(runs: Iterable[Run], words: Mapping[str, str], steps: int) -> list[Run]:
-    """A row for each method and number of workers: means over the seeds, and the gap to dense at equal seeds.
-
-    Args:
-        runs: of any number of steps.
-        words: of each method, by name, in the order of the rows.
-        steps: of the runs that count.
-    """
+    """A row for each method and number of workers, in the order of ``words``: means over the seeds of the runs of so
+    many steps, and the gap to dense at equal seeds."""
     by_job: dict[tuple[int, str], dict[int, Run]] = {}
     for run in runs:
         if run["steps"] == steps:

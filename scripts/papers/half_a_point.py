@@ -96,11 +96,7 @@ def digits(preset: str, seed: int, folder: Path) -> Run:
 
 
 def neumf(preset: str, seed: int, users: int = USERS, epochs: int = EPOCHS) -> Run:
-    """Trains with dense gradients (``none``), or with a preset's local updates, each rank with its own Adam.
-
-    Raises:
-        ValueError: the preset has no local updates.
-    """
+    """Trains with dense gradients (``none``), or with a preset's local updates, each rank with its own Adam."""
     job = figures_ncf.Job(seed, users)
     start = parameters_to_vector(job.parameters).detach()
     models, updates, every = torch.nn.Parameter(start[None].clone()), None, 1

@@ -98,12 +98,7 @@ class DigitsResNet:
     """The ResNet of scripts/train/train_torch.py on scikit-learn's digits, with its momentum and weight decay.
 
     The workers take turns on one network. So the running statistics of its normalizations, which tests use, are of all
-    workers' batches; training uses those of the worker's own batch.
-
-    Args:
-        workers: R. Worker r has the images r, r + R, ...
-        batch: images of a worker in a step, drawn with replacement.
-        width: channels of the first layers; 16: 38 thousand parameters.
+    workers' batches; training uses those of the worker's own batch. Worker r has the images r, r + R, ...
     """
 
     momentum = 0.9

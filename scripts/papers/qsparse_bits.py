@@ -189,12 +189,7 @@ def levels(bits: int) -> dict[str, Any]:
 
 @dataclass
 class Result:
-    """What a method needed, at its best step size.
-
-    Attributes:
-        rate: the step size.
-        curves: of each seed.
-    """
+    """What a method needed, at its best step size: the curves of each seed."""
 
     method: Method
     rate: float

@@ -86,13 +86,7 @@ def skewed(
 
 @dataclass
 class Local:
-    """Training on a client.
-
-    Attributes:
-        data: of ``load``.
-        parts: of ``skewed``.
-        epochs, batch, lr, adam: Adam or plain SGD, begun anew in each round.
-    """
+    """Training on a client, with Adam or plain SGD, begun anew in each round; ``parts`` are those of ``skewed``."""
 
     data: tuple[Vector, np.ndarray[Any, Any], Vector, np.ndarray[Any, Any]]
     parts: list[np.ndarray[Any, Any]]
@@ -158,11 +152,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Job:
-    """A federated training.
-
-    Attributes:
-        data, clients, drawn, alpha, samples, seed: see the options of ``run``.
-    """
+    """A federated training: see the options of ``run``."""
 
     data: str = "mnist"
     clients: int = 10
@@ -251,13 +241,7 @@ def run(
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the comparison.
-
-    Attributes:
-        config, changes: of both directions.
-        way: what goes down.
-        down_changes: of the config of what goes down.
-    """
+    """A row of the comparison: the config of both directions and its changes, and those of what goes down."""
 
     name: str
     config: str
@@ -404,10 +388,7 @@ PAPER_SECONDS = {
 
 
 def seconds_table(results: dict[str, list[list[Round]]], clients: int) -> str:
-    """Markdown: modelled seconds of the network in a round, and those of the paper, also relative to dense.
-
-    The server's link carries the messages of the drawn clients one after the other.
-    """
+    """Markdown: modelled seconds of the network in a round, and those of the paper, also relative to dense."""
     seconds = {}
     for name, runs in results.items():
         rounds = [(row.down_bytes, row.up_bytes) for rows in runs for row in rows]

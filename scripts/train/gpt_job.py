@@ -128,15 +128,8 @@ class Job:
         return scores(parameters, inputs)
 
     def gradient(self, flat: Tensor, generators: Sequence[torch.Generator], out: Tensor) -> None:
-        """Writes the mean gradient of one batch of each worker.
-
-        The model runs in ``dtype``; parameters and sums of gradients are float32.
-
-        Args:
-            flat: the parameters, float32 ``[NUMEL]``.
-            generators: of the workers, which draw their batches.
-            out: float32 ``[NUMEL]``.
-        """
+        """Writes the mean gradient of one batch of each worker at the parameters ``flat`` to ``out``, both float32
+        ``[NUMEL]``. The model runs in ``dtype``; parameters and sums of gradients are float32."""
         batches = [self.batch_of(generator) for generator in generators]
         inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
         parameters = self.parameters(flat.to(self.dtype))

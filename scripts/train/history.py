@@ -44,15 +44,8 @@ def mpirun(
 
 
 def same_on_all_ranks(arrays: Iterable[Any], gather: Callable[[Any], Any]) -> None:
-    """Checks that all ranks have the same parameters, to the bit.
-
-    Args:
-        arrays: the parameters, as NumPy arrays.
-        gather: returns the uint8 ``[32]`` of all ranks, ``[ranks, 32]``.
-
-    Raises:
-        RuntimeError: they differ.
-    """
+    """Raises RuntimeError unless all ranks have the same parameters, NumPy arrays, to the bit; ``gather`` returns the
+    uint8 ``[32]`` of all ranks, ``[ranks, 32]``."""
     digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays)).digest()
     digests = gather(np.frombuffer(digest, np.uint8).copy())
     if not bool((digests == digests[0]).all()):

@@ -87,14 +87,10 @@ class Ratings:
 
     @classmethod
     def generated(cls, user_count: int, item_count: int, seed: int) -> Ratings:
-        """A table with the skew of ml-1m.
-
-        Each user draws items without replacement, with probabilities proportional to exp(taste . kind + popularity).
-
-        In ml-1m, a user rated 96 items (median) or 165 items (mean), and at least 20; an item was rated by 123 users
-        (median) or 270 users (mean). With 6040 users and 3706 items, this function gives 93, 163, 20, 120 and 267. A
-        smaller table is denser, and its items are less skewed.
-        """
+        """A table with the skew of ml-1m: each user draws items without replacement, with probabilities proportional to
+        exp(taste . kind + popularity). With 6040 users and 3706 items, a user rated 93 items (median) or 163 (mean),
+        and at least 20, and an item was rated by 120 users (median) or 267 (mean); in ml-1m it is 96, 165, 20, 123 and
+        270. A smaller table is denser, and its items are less skewed."""
         rng = np.random.default_rng(seed)
         counts = np.exp(np.log(96) + 1.04 * rng.standard_normal(user_count))
         counts = np.clip(counts, 20, item_count // 2).astype(np.int64)

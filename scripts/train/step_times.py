@@ -2,11 +2,9 @@
 
     mpirun -np 2 python scripts/train/step_times.py --framework torch --config recommended
 
-Both jobs train the model of train_torch.py or train_tensorflow.py on the same batches. Their steps alternate, and the
-order changes from pair to pair. A step's time is that of its slowest rank, from a barrier to the end of the optimizer's
-update: forward and backward pass, encoding, communication, decoding, update.
-
-Rank 0 writes JSON to OUT: the seconds of each step, by job, and the bytes of a step. ``Difference`` is what follows.
+Both jobs train the model of train_torch.py or train_tensorflow.py on the same batches. A step's time is that of its
+slowest rank, from a barrier to the end of the optimizer's update. Rank 0 writes JSON to OUT: the seconds of each step,
+by job, and the bytes of a step. ``Difference`` is what follows.
 """
 
 from __future__ import annotations
@@ -182,14 +180,8 @@ def tensorflow_job(name: str, config: str, seed: int) -> tuple[Callable[[], None
 
 
 def started(framework: str, threads: int = 0) -> tuple[Any, Callable[[np.ndarray], np.ndarray]]:
-    """Starts Horovod for ``torch`` or ``tensorflow``.
-
-    Args:
-        threads: of the framework; 0: the rank's share of the cores.
-
-    Returns:
-        Horovod's module, and ``slowest`` of ``interleaved``.
-    """
+    """Starts Horovod for ``torch`` or ``tensorflow``, with so many threads of the framework (0: the rank's share of the
+    cores). Returns Horovod's module, and ``slowest`` of ``interleaved``."""
     hvd: Any = import_module(f"horovod.{framework}")
     hvd.init()
     library, threads = import_module(framework), threads or max(1, len(os.sched_getaffinity(0)) // hvd.local_size())

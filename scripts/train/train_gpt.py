@@ -1,14 +1,13 @@
 """Trains a small GPT on the source of Python's standard library with AdamW, on every rank of a Horovod job.
 
     mpirun -np 2 python scripts/train/train_gpt.py --config adamw_small     # updates, compressed
-    mpirun -np 2 python scripts/train/train_gpt.py --config recommended  # gradients, compressed
+    mpirun -np 2 python scripts/train/train_gpt.py --config recommended     # gradients, compressed
     mpirun -np 2 python scripts/train/train_gpt.py --config none            # dense gradients, for comparison
 
-A config with ``local`` goes to LocalSGD, any other to hvd.DistributedOptimizer. Model, data and batches are those of
-gpt_job.py, so the simulation in frontier.py is of this job. The text is that of the Python that runs it. After each
-tenth of the steps, OUT/metrics.json is written, with the loss on text that the model has not seen, and the share of its
-characters that were predicted: each rank computes a part of it, with its own parameters. With LocalSGD, the learning
-rate is multiplied by the root of the number of ranks.
+A config with ``local`` goes to LocalSGD, with the learning rate times the root of the number of ranks. Model, data and
+batches are those of gpt_job.py, so the simulation in frontier.py is of this job. After each tenth of the steps,
+OUT/metrics.json is written, with the loss on text that the model has not seen, and the share of its characters that
+were predicted: each rank computes a part of it, with its own parameters.
 """
 
 from __future__ import annotations

@@ -32,12 +32,8 @@ from hvd_deepreduce.exchange import traffic
 
 
 class Exchange:
-    """Horovod's operations for ``Endpoint``, and what they cost this rank.
-
-    Attributes:
-        sent, received: bytes.
-        codec_seconds: of encoding, decoding and adding up.
-    """
+    """Horovod's operations for ``Endpoint``; the bytes and the seconds of encoding and decoding that they cost this
+    rank."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint, self.sent, self.received, self.codec_seconds = endpoint, 0, 0, 0.0
