@@ -7,8 +7,6 @@ machine. Each section can be run alone:
     python scripts/bench/bench.py --only pipeline --only indices
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

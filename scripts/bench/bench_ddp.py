@@ -12,8 +12,6 @@ them, one step of the same job is not timed. With --accuracy, each job trains by
 parameters, on the same batches.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

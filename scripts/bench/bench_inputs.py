@@ -3,8 +3,6 @@
 The section `inputs` of scripts/bench/bench.py (bytes only, no times), and the captured vectors of its other sections.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -10,8 +10,6 @@ received over its link, the most of all hosts. After the steps it checks that al
 bit, and that what was applied and what waits in the residuals are together the gradients.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -14,8 +14,6 @@ The input is captured (scripts/bench/capture_gradients.py), one file for each de
 captured accumulator again. Without --network, gradients are generated (tools/gradients.py).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

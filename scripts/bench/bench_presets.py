@@ -14,8 +14,6 @@ of a job are its bytes and its result on data that it has not seen. They depend 
 - embedding: the NeuMF of scripts/train/ncf.py on a generated table, Adam. Result: hit rate at 10.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -10,8 +10,6 @@ and decodes the containers of all ranks. What a job costs beyond ``local`` is co
 Rank 0 prints one line of JSON for each shape: the milliseconds of each job, medians over the rounds, and quartiles.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

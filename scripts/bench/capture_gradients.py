@@ -11,8 +11,6 @@ The supports of the two differ: large gradients are clustered in a few rows and 
 residual for long is spread nearly at random. So bytes and overlaps measured on one do not hold for the other.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -7,8 +7,6 @@ digits with AdamW, and send their updates by the preset ``sparseloco``. The boun
 published format is counted for the same indices and the same decoded values.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from math import ceil

@@ -1,7 +1,5 @@
 """Runs a program on each host of the emulated network of netlab, and reads what its ranks need to know there."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Models in PyTorch whose gradients are given, so that a step has little more than the exchange."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

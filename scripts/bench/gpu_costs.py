@@ -8,8 +8,6 @@ The pipeline runs in the tests' emulator, and what it calls is counted; no GPU i
 the constants below. ``make bench-gpu`` measures the times on a GPU.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -11,8 +11,6 @@ kept elements that the tensor, the row and the column really have. These numbers
 more than any code can.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import time

@@ -14,8 +14,6 @@ and merge, are left out.
 Writes OUTPUT.json and OUTPUT.png. Needs no MPI. 1,024 ranks with a million elements need 16 GB.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

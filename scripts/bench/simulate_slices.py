@@ -13,8 +13,6 @@ An element's worth of bytes is the mean over the ranks of the bytes of a rank's 
 The time is that of the latency-bandwidth model for the busiest rank. A collective has P - 1 messages.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

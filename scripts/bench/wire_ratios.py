@@ -9,8 +9,6 @@ selects what the captured job would have selected; others get the raw gradient. 
 computed (``computed``).
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -3,8 +3,6 @@
     python scripts/dev/describe.py
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

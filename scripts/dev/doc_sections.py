@@ -1,7 +1,5 @@
 """Sections of documents that scripts write, and the tables in them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any

@@ -8,8 +8,6 @@ digits, SGD with momentum. One model computes all ranks' gradients (scripts/trai
 residuals and sums are the package's own (scripts/train/simulated_ranks.py). There are no times.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

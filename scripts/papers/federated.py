@@ -5,14 +5,12 @@ data, and encodes how far it came; the server subtracts the mean of the m decode
 of the package's pipeline.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("train",))
 
@@ -129,29 +127,18 @@ class Server:
         self._outer.step(self.model, total / np.float32(len(containers)))
 
 
-class Transport(Protocol):
-    """How messages travel between the server, on rank 0, and the clients of all ranks."""
-
-    rank: int
-    size: int
-
-    def share(self, data: U8 | None) -> U8:
-        """What rank 0 gives, on every rank."""
-
-    def gather(self, own: dict[int, U8], all_clients: list[int]) -> dict[int, U8]:
-        """The containers of all clients, on rank 0 at least."""
-
-
 class OneProcess:
-    """Server and clients in one process."""
+    """How messages travel between the server, on rank 0, and the clients of all ranks: here all are in one process."""
 
     rank, size = 0, 1
 
     def share(self, data: U8 | None) -> U8:
+        """What rank 0 gives, on every rank."""
         assert data is not None
         return data
 
     def gather(self, own: dict[int, U8], all_clients: list[int]) -> dict[int, U8]:
+        """The containers of all clients, on rank 0 at least."""
         return own
 
 
@@ -197,7 +184,7 @@ def federate(
     count: int,
     seed: int = 0,
     outer: Outer | None = None,
-    transport: Transport | None = None,
+    transport: OneProcess | None = None,
 ) -> Iterator[tuple[Round, Server | None]]:
     """Runs the rounds, with ``count`` of the clients drawn in each; gives each round's figures, and on rank 0 the
     server.

@@ -1,7 +1,5 @@
 """What the figures share: what a figure is, the JSON behind it, and the style of the pictures."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -10,8 +10,6 @@ it is made by a script of its own, which writes its section to its own page. doc
 what.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Figures of codecs on one gradient: index and value codecs and their combinations (DeepReduce, Figures 5 and 10)."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """FedAvg of a recurrent network on text, both directions compressed (DeepReduce's appendix, Figure 20)."""
 
-from __future__ import annotations
-
 import figure_kit
 import lstm_job
 import numpy as np

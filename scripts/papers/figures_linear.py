@@ -1,7 +1,5 @@
 """Figures of sparse linear models that linear.md lacks: SKCompress's Figures 13 to 15, 17, 18, Tables 6 and 7."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

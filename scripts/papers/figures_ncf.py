@@ -3,8 +3,6 @@
 Ranks are simulated in one process, as in scripts/papers/figures_training.py.
 """
 
-from __future__ import annotations
-
 import sys
 from functools import cache, partial
 from itertools import islice

@@ -3,8 +3,6 @@
 One rank trains with the top of its accumulators, and the accumulators of some steps are kept.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -4,8 +4,6 @@ All ranks of a job are simulated in one process (scripts/train/simulated_ranks.p
 so these figures have bytes and results, and no times.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
 from functools import cache

@@ -9,8 +9,6 @@ dict with ``name`` (of its method), ``workers``, ``steps``, ``seed``, ``rate`` (
 (of its method), ``loss`` and ``share``: bytes, relative to dense.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time
@@ -18,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from types import ModuleType
@@ -140,21 +139,13 @@ LSTM_METHODS = {
 }  # fmt: skip
 
 
-def adamw(parameter: torch.nn.Parameter, lr: float, _: bool) -> torch.optim.Optimizer:
-    return torch.optim.AdamW([parameter], lr=lr, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
-
-
-def sgd(parameter: torch.nn.Parameter, lr: float, has_velocity: bool) -> torch.optim.Optimizer:
-    return torch.optim.SGD([parameter], lr=lr, momentum=0.0 if has_velocity else 0.9)
-
-
 @dataclass
 class Job:
     """What is trained, and how its table is made.
 
     Attributes:
         model: the module of the model: ``initial``, ``NUMEL``, ``SIZES`` and ``Job``.
-        optimizer: of a worker, for parameters and a learning rate; told whether the containers' memory has a velocity.
+        optimizer: of a worker, for parameters and a learning rate.
         clip: the largest norm of a gradient.
         rates: dense's best learning rate, by the number of workers; for other numbers, that of the next lower one.
         methods: by name.
@@ -167,7 +158,7 @@ class Job:
     """
 
     model: ModuleType
-    optimizer: Callable[[torch.nn.Parameter, float, bool], torch.optim.Optimizer]
+    optimizer: Callable[..., torch.optim.Optimizer]
     clip: float
     rates: dict[int, float]
     methods: dict[str, Method]
@@ -188,8 +179,9 @@ class Job:
 
 JOBS = {
     "gpt": Job(
-        gpt_job, adamw, 1.0, {2: 2.5e-3, 4: 4e-3}, GPT_METHODS, {"dense_slow", "dense_fast"},
-        {"dense", "adamw_safe", "adamw_small"}, 2000, (300, ["dense", "gradients", "adamw_safe", "adamw_small"]),
+        gpt_job, partial(torch.optim.AdamW, betas=(0.9, 0.99), weight_decay=0.1, fused=True), 1.0,
+        {2: 2.5e-3, 4: 4e-3}, GPT_METHODS, {"dense_slow", "dense_fast"}, {"dense", "adamw_safe", "adamw_small"},
+        2000, (300, ["dense", "gradients", "adamw_safe", "adamw_small"]),
         "gpt", "A small GPT under AdamW", "A GPT of {millions:.2f} M parameters, AdamW, {steps:,} steps",
         """\
 A GPT of {numel:,} parameters on the source of Python's standard library, characters, context {context}, {batch}
@@ -202,7 +194,7 @@ the aim: within 0.03 nats, at 0.5% of the bytes.
 """,
     ),
     "lstm": Job(
-        lstm_job, sgd, 0.25, {2: 1.5}, LSTM_METHODS, {"dense_fast", "dense_faster"},
+        lstm_job, partial(torch.optim.SGD, momentum=0.9), 0.25, {2: 1.5}, LSTM_METHODS, {"dense_fast", "dense_faster"},
         set(LSTM_METHODS) - {"dense_fast", "dense_faster"}, 1000, (200, ["dense", "topk_model", "sgd_small"]),
         "sgd", "A small LSTM under SGD with momentum",
         "An LSTM of {millions:.2f} M parameters, SGD with momentum, {steps:,} steps",
@@ -250,7 +242,7 @@ def train(
     updates = LocalUpdates(ranks, start, method.decay, Outer(method.outer_lr, method.momentum))
     local = torch.nn.Parameter(torch.from_numpy(updates.local if alone else start[None].copy()))
     lr = setup.rate(method, workers)
-    inner = setup.optimizer(local, lr, own_momentum)
+    inner = setup.optimizer([local], lr, **({"momentum": 0.0} if own_momentum else {}))
     generators = [torch.Generator().manual_seed(1000 * seed + 17 + worker) for worker in range(workers)]
     gradients = torch.zeros(1 if dense else workers, model.NUMEL)
     for step in range(steps):

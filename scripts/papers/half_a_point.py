@@ -8,8 +8,6 @@ the others are simulated (simulated_ranks.py). A run is a line of docs/results/f
 there already are not repeated: to train one again, take its line out.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable

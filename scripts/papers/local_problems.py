@@ -1,7 +1,5 @@
 """What simulated workers train: softmax regression, and the digits ResNet. Each worker has data of its own."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Protocol

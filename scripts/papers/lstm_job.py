@@ -3,8 +3,6 @@
 A worker's parameters are views of one flat vector, as in gpt_job.py, which has the text and the batches.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

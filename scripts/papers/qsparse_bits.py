@@ -9,8 +9,6 @@ method runs with each step size of a grid, and its best one counts: the one that
 bits, mean over the seeds. A target is reached at the first evaluation that meets it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys

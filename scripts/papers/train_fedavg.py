@@ -8,8 +8,6 @@ The server is on rank 0, and client k on rank k % size. A simulation does the sa
 is a perceptron with one hidden layer; a client's data are skewed by a Dirichlet distribution over the classes.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import asdict, dataclass, field, replace
@@ -25,7 +23,7 @@ import figure_kit
 import numpy as np
 import torch
 import typer
-from federated import DOWN, UP, Down, Link, OneProcess, Round, Transport, Vector, federate
+from federated import DOWN, UP, Down, Link, OneProcess, Round, Vector, federate
 from local_updates import Outer
 from rich.progress import track
 from simulated_training import Network, accuracy
@@ -37,11 +35,12 @@ from hvd_deepreduce.codecs.interfaces import U8
 from hvd_deepreduce.exchange.costs import Cost
 
 DOC = figure_kit.RESULTS / "schemes.md"
+Ints = np.ndarray[Any, Any]
 DENSE: dict[str, Any] = {"sparsifier": "none", "value": "raw", "error_feedback": False}
 app = typer.Typer(add_completion=False)
 
 
-def load(data: str) -> tuple[Vector, np.ndarray[Any, Any], Vector, np.ndarray[Any, Any]]:
+def load(data: str) -> tuple[Vector, Ints, Vector, Ints]:
     """Training images ``[n, pixels]``, labels, test images, labels: of scikit-learn (``digits``) or of MNIST."""
     if data == "mnist":
         from mnist import mnist_5k
@@ -53,9 +52,7 @@ def load(data: str) -> tuple[Vector, np.ndarray[Any, Any], Vector, np.ndarray[An
     return images.reshape(len(images), -1), labels, test.reshape(len(test), -1), test_labels
 
 
-def skewed(
-    labels: np.ndarray[Any, Any], clients: int, alpha: float, samples: int | None, seed: int
-) -> list[np.ndarray[Any, Any]]:
+def skewed(labels: Ints, clients: int, alpha: float, samples: int | None, seed: int) -> list[Ints]:
     """The numbers of each client's images, skewed by Dirichlet(alpha).
 
     Args:
@@ -67,14 +64,11 @@ def skewed(
     by_class = [rng.permutation(np.flatnonzero(labels == label)) for label in range(int(labels.max()) + 1)]
     if samples is not None:
         shares = rng.dirichlet([alpha] * len(by_class), clients)
-        counts = [rng.multinomial(samples, share) for share in shares]
-        return [
-            np.concatenate([rng.choice(of, count) for of, count in zip(by_class, row, strict=True)]) for row in counts
-        ]
+        counts = [zip(by_class, rng.multinomial(samples, share), strict=True) for share in shares]
+        return [np.concatenate([rng.choice(of, count) for of, count in row]) for row in counts]
     for _ in range(1000):
-        cuts = [
-            np.split(of, (np.cumsum(rng.dirichlet([alpha] * clients))[:-1] * len(of)).astype(int)) for of in by_class
-        ]
+        shares = [np.cumsum(rng.dirichlet([alpha] * clients))[:-1] for _ in by_class]
+        cuts = [np.split(of, (own * len(of)).astype(int)) for of, own in zip(by_class, shares, strict=True)]
         parts = [np.concatenate([cut[client] for cut in cuts]) for client in range(clients)]
         if min(map(len, parts)):
             return parts
@@ -88,8 +82,8 @@ def skewed(
 class Local:
     """Training on a client, with Adam or plain SGD, begun anew in each round; ``parts`` are those of ``skewed``."""
 
-    data: tuple[Vector, np.ndarray[Any, Any], Vector, np.ndarray[Any, Any]]
-    parts: list[np.ndarray[Any, Any]]
+    data: tuple[Vector, Ints, Vector, Ints]
+    parts: list[Ints]
     hidden: int
     epochs: int
     batch: int
@@ -127,7 +121,7 @@ class Local:
         return accuracy(self._network.model, self._test, self._test_labels)
 
 
-class Ranks:
+class Ranks(OneProcess):
     """Messages over Horovod. Containers go to all ranks, since it has no gather; only rank 0 reads them."""
 
     def __init__(self) -> None:
@@ -169,7 +163,7 @@ class Job:
 
 
 def train(
-    job: Job, up: Config, down_config: Config, down: Down, outer: Outer, transport: Transport, look: int = 1
+    job: Job, up: Config, down_config: Config, down: Down, outer: Outer, transport: OneProcess, look: int = 1
 ) -> list[Round]:
     """Runs the job; the figures of each round, with the test accuracy every ``look`` rounds on rank 0."""
     data = load(job.data)
@@ -391,10 +385,8 @@ def seconds_table(results: dict[str, list[list[Round]]], clients: int) -> str:
     """Markdown: modelled seconds of the network in a round, and those of the paper, also relative to dense."""
     seconds = {}
     for name, runs in results.items():
-        rounds = [(row.down_bytes, row.up_bytes) for rows in runs for row in rows]
-        seconds[name] = [
-            Cost(clients, size, size).seconds(LATENCY, 1, LINK)[0] for size in np.mean(rounds, 0).tolist()
-        ]
+        means = np.mean([(row.down_bytes, row.up_bytes) for rows in runs for row in rows], 0).tolist()
+        seconds[name] = [Cost(clients, size, size).seconds(LATENCY, 1, LINK)[0] for size in means]
     (dense, printed), lines = (next(iter(both.values())) for both in (seconds, PAPER_SECONDS)), []
     for name, ours in seconds.items():
         cells = [f"{one:.4f} ({one / whole:.3f})" for one, whole in zip(ours, dense, strict=True)]
@@ -408,12 +400,11 @@ def seconds_table(results: dict[str, list[list[Round]]], clients: int) -> str:
 def draw(results: dict[str, list[list[Round]]], dense: int, path: Path) -> None:
     """Accuracy against rounds (the paper's Figures 18 and 20) and against bytes, mean of the seeds."""
     figure, both = figure_kit.picture(2, width=12, height=4.6)
-    colors = dict(zip(results, figure_kit.COLORS, strict=False))
-    for name, runs in results.items():
+    for (name, runs), color in zip(results.items(), figure_kit.COLORS, strict=False):
         rounds, volume, accuracy = np.mean([evaluations(rows, dense) for rows in runs], 0).T
         for axes, x in zip(both, (rounds, volume), strict=True):
             width = 2 if name.startswith("*") else 1.2
-            axes.plot(x, 100 * accuracy, label=name.strip("*"), color=colors[name], lw=width)
+            axes.plot(x, 100 * accuracy, label=name.strip("*"), color=color, lw=width)
     both[0].set(xlabel="round", ylabel="test accuracy, %")
     both[1].set(xscale="log", xlabel="bytes down and up so far, in float32 models of a drawn client")
     figure_kit.legend_below(figure, both[0], 4)

@@ -9,8 +9,6 @@ figures), accuracy.png or loss.png (against bytes sent), config.yaml (the config
 run.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 A worker's parameters are views of one flat vector, so that updates, moments and momentum are operations of one vector.
 """
 
-from __future__ import annotations
-
 import math
 import sysconfig
 from collections.abc import Sequence

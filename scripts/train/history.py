@@ -1,7 +1,5 @@
 """Training jobs: how a script starts one on several ranks, and the history that a job's ranks write."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What a training script needs of the job that it runs in: Horovod's, or torch.distributed's."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

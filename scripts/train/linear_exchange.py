@@ -6,8 +6,6 @@ them, adds them up, and encodes the mean again for all ranks. With one server th
 7.1: decode, sum, encode); with one for each rank, a parameter server.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import NamedTuple

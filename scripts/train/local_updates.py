@@ -5,8 +5,6 @@ and the asynchronous operation of section 4, in which each has its own times. Wi
 the mean update is a gradient of a second optimizer, as in DiLoCo (2023).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

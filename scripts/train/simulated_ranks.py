@@ -3,8 +3,6 @@
 A simulation gives the bytes and the result of a training, and no times.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

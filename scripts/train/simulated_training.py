@@ -3,8 +3,6 @@
 Its normalization therefore sees all ranks' batches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

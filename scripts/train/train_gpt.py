@@ -10,8 +10,6 @@ OUT/metrics.json is written, with the loss on text that the model has not seen, 
 were predicted: each rank computes a part of it, with its own parameters.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -10,8 +10,6 @@ OUT/metrics.json, every rank saves a checkpoint, and all ranks check that their 
 ``--resume`` continues from the checkpoints.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

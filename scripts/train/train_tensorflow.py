@@ -8,8 +8,6 @@ rank 0 computes the test accuracy and writes OUT/metrics.json, every rank saves 
 their parameters are equal to the bit. ``--resume`` continues from the checkpoints.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

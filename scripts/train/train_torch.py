@@ -9,8 +9,6 @@ OUT/metrics.json, every rank saves a checkpoint, and all ranks check that their 
 ``--resume`` continues from the checkpoints.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path
