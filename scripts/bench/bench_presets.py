@@ -187,20 +187,8 @@ def table(found: dict[str, dict[str, Outcome]], kept: dict[str, list[str]]) -> s
     return doc_sections.table(head, ([name, *cells] for name, cells in rows), right=True)
 
 
-WHY = """Why some lose much:
-
-- Presets that compress gradients, under Adam: what waits in the residual arrives as rare, large elements, which inflate
-  Adam's second moment. Those of LocalSGD compress updates ([local_updates.md](../local_updates.md)).
-- `randomk_raw`, `qsparse_qrandk`: elements are chosen at random, so an element waits for a hundred steps, whatever its
-  size. They are there for comparison.
-- `dr_bf_naive`: values arrive at wrong indices, and there is no error feedback. It is there for comparison.
-- `diloco`, `streaming_diloco`: their outer learning rate and momentum are those that were published for AdamW and
-  thousands of steps. Here the inner optimizer is SGD with momentum, or the job has a few hundred steps.
-- Presets with the sparsifier `nonzero` (`sparse_best`, `dr_skcompress`, ...) are for gradients that have few nonzero
-  elements. On other models they send almost everything."""
-
-
-def page(found: dict[str, dict[str, Outcome]], kept: dict[str, list[str]]) -> str:
+def page(section: str, found: dict[str, dict[str, Outcome]], kept: dict[str, list[str]]) -> str:
+    """The section's body, which says on the page what the columns are and why some presets lose much."""
     dense = found["none"]
     reached = {
         "cnn": "{:.2%} accuracy on the digits' test images (a ResNet of width 32, SGD with momentum 0.9)",
@@ -211,16 +199,14 @@ def page(found: dict[str, dict[str, Outcome]], kept: dict[str, list[str]]) -> st
         f"- {task}: {reached[task].format(one.result)}; {one.step_bytes:,.0f} bytes sent by a rank in a step."
         for task, one in dense.items()
     )
-    return (
+    about = (
         f"Written by scripts/bench/bench_presets.py, on {hvd.size()} ranks, on {date.today()}. One seed: "
         "differences of 1 point or of 0.02 nats are noise. The jobs are small and short. They show which "
         "presets go with which kinds of models, and not what your job will lose."
         + ("" if not kept else f" Only {', '.join(found)} ran on that day: the other rows are of earlier runs, each "
-           "relative to a dense run of its own, which may have reached something else.") + "\n\n"
-        f"Dense reached:\n\n{dense_rows}\n\n"
-        "*Sent* is what `stats()` counts as sent by a rank, as a share of what a dense ring sends. *Lost* is the "
-        f"result of dense less that of the preset; negative: the preset was better.\n\n{table(found, kept)}\n\n{WHY}"
-    )
+           "relative to a dense run of its own, which may have reached something else.")
+    )  # fmt: skip
+    return doc_sections.refreshed(DOC, section, [about, None, dense_rows, table(found, kept)])
 
 
 def main(
@@ -258,8 +244,7 @@ def main(
     if hvd.rank() == 0:
         print(f"\n{table(found, kept)}")
         if write:
-            head = "# What presets send and lose\n"
-            doc_sections.write(DOC, asked, f"Small jobs: {asked}", page(found, kept), head)
+            doc_sections.write(DOC, asked, f"Small jobs: {asked}", page(asked, found, kept))
     hvd.shutdown()
 
 

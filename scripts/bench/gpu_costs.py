@@ -20,7 +20,7 @@ sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", ".
 
 import numpy as np
 import typer
-from doc_sections import ROOT, write
+from doc_sections import ROOT, refreshed, write
 from doc_sections import table as markdown
 
 from hvd_deepreduce.codecs.interfaces import RngKey, joint_codecs
@@ -53,21 +53,6 @@ COPY_US = 8e6 * AT / BANDWIDTH
 """Microseconds of a device copy of float32: each element is read and written."""
 PROCESSORS = 8 * 132
 """Blocks of a kernel that loops over its work, on an H100."""
-HEAD = f"""\
-`scripts/bench/gpu_costs.py` counts this in the emulator: kernels that are launched, arrays that are cleared (a launch
-each), small copies to the device, and waits of the host. The host's time assumes {
-    ", ".join(f"{cost:g} us for {what}" for what, cost in HOST_US.items())
-}.
-
-The bytes are those of {AT / 1e6:g} million float32, of which 1% are sent: for each launch, the different sectors of 32
-bytes that it reads, and those that it writes. The emulator counts them at {SIZES[0]:,} and {SIZES[1]:,} elements, and
-the script extrapolates. The device's time is, for each launch, {LAUNCH_US:g} us, and the longer of two: its bytes at
-{BANDWIDTH / 1e12:g} TB/s; and, where its blocks do not become more with the elements, {1000 * STEP_US:g} ns for each
-load, shuffle and barrier of its longest thread. So a small array is counted as if no cache held it, and arithmetic as
-if it took no time. *Copies* is that time in device copies of the vector, of {COPY_US:.0f} us each.
-No GPU has measured any of it yet (`make bench-gpu` does).
-
-"""
 CONFIGS: dict[str, dict[str, Any]] = {
     "top-k, rice_blocks, qsgd": {},
     "top-k, rANS, raw": {"index": "rans", "value": "raw"},
@@ -299,11 +284,11 @@ def table(each: Callable[[str, Estimate], None] = lambda name, estimate: None) -
         f"The aims are {AIMS['encode']:g} copies for an encode and {AIMS['decode and sum of 4 ranks']:g} for a decode "
         f"and sum of 4 ranks, of the recommended pipeline; {BLOOM_AIM:g} for Bloom P0; {RANS_AIM_US:.0f} us for "
         f"{INDICES:,} symbols in rANS; and {HOST_AIM_US:.0f} us of the host for an encode, or for a decode of 8 ranks."
-        + (" Missed:" if missed else " All are met.")
+        + (f" Missed: {'; '.join(missed)}." if missed else " All are met.")
     )
     head = ["operation", *HOST_US, "host", "read", "written", "device", "copies"]
     parts = [markdown(head, lines, right=True), of_rans_said, of_codecs(each), aims_said]
-    return "\n\n".join(parts + ["\n".join(f"- {one}." for one in missed)] * bool(missed))
+    return "\n\n".join(parts)
 
 
 def main(
@@ -321,7 +306,8 @@ def main(
 
     text = table(each)
     if writes:
-        write(ROOT / "docs" / "architecture.md", "gpu costs", "What operations ask of a GPU", HEAD + text)
+        page, name = ROOT / "docs" / "architecture.md", "gpu costs"
+        write(page, name, "What operations ask of a GPU", refreshed(page, name, text.split("\n\n")))
     print(text)
 
 

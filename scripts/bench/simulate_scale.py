@@ -202,27 +202,11 @@ def modelled(row: dict[str, Any]) -> str:
     return ", ".join(shown(milliseconds(row, *net[1:])) for net in NETWORKS)
 
 
-def text(results: Rows, titles: dict[str, str], density: float) -> str:
-    """The section of docs/densestream.md."""
-    each = "\n\n".join(tables(titles[name], found) for name, found in results.items())
-    return f"""\
-`scripts/bench/simulate_scale.py --write` runs the real programs of hundreds of ranks in one process, without MPI. It
-counts every message of a call: those of all slices, with their headers, and the small collectives: the allgather of the
-cards, by recursive doubling; the agreement, and for DSA on more than two ranks the sums of the histogram, each as a
-reduction and a broadcast over binomial trees, 2 ceil(log2 P) messages one after the other. The density is
-{density:.0%}. `allgather` is what a job does by default: every rank's container goes to every rank, by P - 1 messages.
-Its values are rounded (rice, 7-bit QSGD); those of the others are not. The allgather and the dense ring, 2 (P - 1)
-messages, are computed and not simulated.
-
-The model's time is alpha x messages + bytes / rate for the busiest rank. It is not a measurement: the work of the
-processors, the overlap of slices, contention, and the messages of Horovod's coordinator are not in it. A slice has
-about {densestream.SLICE_ELEMENTS:,} kept elements of a region, or up to {densestream.LONG_SLICE} times as many where
-this makes more than {densestream.FEW_SLICES} slices: where each of 4 ranks keeps 255,570 elements, there are
-{densestream.slice_count(255_570, 4)} slices, and one where the whole vector has a million elements.
-
-{each}
-
-![bytes per rank against ranks](results/figures/densestream_scale.png)"""
+def text(results: Rows, titles: dict[str, str]) -> str:
+    """The section of docs/densestream.md, whose first paragraphs are there."""
+    each = (part for name, found in results.items() for part in tables(titles[name], found).split("\n\n"))
+    picture = "![bytes per rank against ranks](results/figures/densestream_scale.png)"
+    return doc_sections.refreshed(DOC, "scale", [None, None, *each, picture])
 
 
 def main(
@@ -239,6 +223,8 @@ def main(
         "uniform": lambda: Uniform(numel), "skewed": lambda: Skewed(numel),
         "captured": lambda: Captured(file or captured.path("resnet50", density)),
     }  # fmt: skip
+    if write and density != 0.01:
+        raise typer.BadParameter(f"--write is for a density of 0.01, of which {DOC.name} tells")
     if unknown := set(inputs.split(",")) - set(makers):
         raise typer.BadParameter(f"--input has {', '.join(sorted(unknown))}; allowed are {', '.join(makers)}")
     results: Rows = {}
@@ -261,7 +247,7 @@ def main(
     draw(results, output.with_suffix(".png"))
     if write:
         draw(results, figure_kit.FOLDER / "densestream_scale.png")
-        doc_sections.write(DOC, "scale", "How the exchanges scale", text(results, titles, density))
+        doc_sections.write(DOC, "scale", "How the exchanges scale", text(results, titles))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import captured
 import doc_sections
 import numpy as np
 import typer
-from simulate_scale import NETWORKS, Captured, Rows, Skewed, Uniform, counted, modelled, shown
+from simulate_scale import Captured, Rows, Skewed, Uniform, counted, modelled, shown
 
 from hvd_deepreduce import Config
 from hvd_deepreduce.codecs.interfaces import RngKey
@@ -171,21 +171,14 @@ def text(results: Rows, titles: dict[str, str], density: float) -> str:
     first = next(iter(results.values()))
     found = {codecs: [row["container"] / row["kept"] for row in first if row["codecs"] == codecs] for codecs in CODECS}
     bytes_of = ", ".join(f"{codecs} {shown(float(np.mean(sizes)))}" for codecs, sizes in found.items())
-    return f"""\
+    about = f"""\
 `scripts/bench/simulate_slices.py --write` runs the exchange's real programs for all ranks in one process, with real
 containers, and counts every byte of the busiest rank: containers with their headers, and the histogram. The selection
 is given, at a density of {density:.0%}; `with density` sends a sum of {density:.0%} again. `coded` has the codecs of
 `topk_model` (Rice, 7-bit QSGD), `raw` has 4 bytes for an index and 4 for a value. Figures are bytes in units of a
-rank's own container, that is, of k elements' worth of bytes ({bytes_of} bytes an element in the first table).
-
-The milliseconds are a model's, alpha x messages + bytes / rate of the busiest rank, at
-{" and ".join(label for label, _, _ in NETWORKS)}, with P - 1 messages for each collective. They are not a measurement:
-the work of the processors is not in them, nor are contention and Horovod's coordinator. An empty cell was not run.
-
-The aim is at most 4 with a density, on every input and for any number of ranks. `densestream` has a density too, and
-sends values as they are (raw), or rounded by 7-bit QSGD (coded); its unit is a rank's own stream in that format.
-
-{chr(10).join(table(titles[name], found) + chr(10) for name, found in results.items())}"""
+rank's own container, that is, of k elements' worth of bytes ({bytes_of} bytes an element in the first table)."""
+    each = (part for name, found in results.items() for part in table(titles[name], found).split("\n\n"))
+    return doc_sections.refreshed(DOC, "slices", [about, None, None, *each]) + "\n"
 
 
 def main(

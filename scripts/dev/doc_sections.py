@@ -35,6 +35,26 @@ def write(page: Path, name: str, title: str, body: str, head: str = "") -> None:
     page.write_text(text)
 
 
+def refreshed(page: Path, name: str, parts: Iterable[str | None], dated: str = "") -> str:
+    """The body of a section whose prose is written by hand, on the page.
+
+    Args:
+        parts: the paragraphs that a script makes. A table or a picture replaces the next one of its kind, any other
+            text the paragraph behind the part before it. None: that paragraph stays.
+        dated: replaces the last paragraph.
+    """
+    old, at = read(page, name).strip().split("\n\n")[1:], -1
+    last = [dated] if dated else []
+    if dated:
+        del old[-1:]
+    for part in parts:
+        kind = part[:1] if part and part.startswith(("| ", "![")) else ""
+        at = next((n for n in range(at + 1, len(old)) if old[n].startswith(kind)), len(old))
+        if part is not None:
+            old[at : at + 1] = [part]
+    return "\n\n".join(old + last)
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], right: bool = False) -> str:
     """A Markdown table. None is an empty cell; ``right`` aligns all columns but the first to the right."""
     rule = ["---", *["---:" if right else "---"] * (len(head) - 1)]

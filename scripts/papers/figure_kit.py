@@ -88,14 +88,15 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 class Figure:
     """A figure that scripts/papers/figures.py computes and draws.
 
+    What its input, its baseline and its size are, what the papers say, and what it is not, stands in its section.
+
     Attributes:
         name: of its JSON and PNG files.
         title: of its section.
         papers: the figures and tables of the papers that it repeats, as in ``DeepReduce Figure 6``.
-        scale: what the input, the baseline and the size are, and what the figure is not.
         compute: returns what is drawn. True: a tiny input, in seconds, for the tests.
         draw: makes the picture.
-        table: makes the table beside it, with the values that the paper prints.
+        table: makes the table below it, with the values that the paper prints.
         minutes: on two quiet cores.
         timed: it has times, so it needs a quiet machine.
     """
@@ -103,7 +104,6 @@ class Figure:
     name: str
     title: str
     papers: tuple[str, ...]
-    scale: str
     compute: Callable[[bool], Data]
     draw: Callable[[Data], Picture]
     table: Callable[[Data], str]
@@ -139,12 +139,11 @@ class Figure:
     def section(self, made: Data) -> str:
         """The section of docs/results/figures.md."""
         busy = f", load {made['machine']['load_before']} before" if self.timed else ""
-        return (
-            f"Repeats: {', '.join(self.papers)}. {self.scale}\n\n![{self.title}](figures/{self.png.name})\n\n"
-            f"{self.table(made['data'])}\n\n*{made['date']}, {made['machine']['cores']} cores, "
-            f"{made['machine']['cpu']}{busy}; `make figures ARGS={self.name}`, "
-            f"[figures/{self.json.name}](figures/{self.json.name}).*"
-        )
+        parts = [f"![{self.title}](figures/{self.png.name})", *self.table(made["data"]).split("\n\n")]
+        return doc_sections.refreshed(RESULTS / "figures.md", self.name, parts, (
+            f"*{made['date']}, {made['machine']['cores']} cores, {made['machine']['cpu']}{busy}; `make figures "
+            f"ARGS={self.name}`, [figures/{self.json.name}](figures/{self.json.name}).*"
+        ))  # fmt: skip
 
 
 def machine() -> dict[str, Any]:

@@ -248,18 +248,11 @@ def bars_table(data: Data) -> str:
 
 FIGURES = [
     Figure(
-        "deepreduce_table_2", "NCF: volume and hit rate", ("DeepReduce Table 2", "appendix Table 6"),
-        f"NeuMF with {FACTORS} factors on a generated table of {USERS:,} users and {ITEMS} items with the skew of "
-        f"MovieLens, not on ml-20m, which is not available here; {RANKS} simulated ranks, Adam, {EPOCHS} epochs, "
-        f"gradients accumulated over {FOLD} batches before each exchange, 3 seeds. Baseline: float32 of all elements.",
-        table_2, draw_table_2, table_2_text, 7,
+        "deepreduce_table_2", "NCF: volume and hit rate", ("DeepReduce Table 2", "appendix Table 6"), table_2,
+        draw_table_2, table_2_text, 7,
     ),
     Figure(
         "deepreduce_11", "NCF: where the time of a step goes", ("DeepReduce Figure 11", "appendix Figure 19"),
-        f"The model of Table 2 above (53 thousand parameters; the paper's has 31.8 M), {FOLD} batches a step, "
-        f"{NODES} nodes. Computing, encoding and decoding are measured on one core. The network is the cost model's "
-        "(`hvd_deepreduce/exchange/costs.py`, latency 50 us, no overlap): a ring for dense and fp16, an allgather for "
-        "the others. fp16 halves the bytes only: the model computes in float32.",
         figure_11, draw_bars, bars_table, 1, True,
     ),
 ]  # fmt: skip

@@ -38,8 +38,6 @@ DENSITIES = (0.01, 0.05, 0.1)
 BIN = 10_000
 JOBS = {"resnet50": (1000, 0.001, (1, 5, 20, 60)), "vgg16": (10, 0.01, (1, 5, 20))}
 """Classes, learning rate, and the steps that are measured."""
-PRINTED = {"vgg16": "1.11, 0.99, 1.03; 0.86, 0.89, 0.85; 0.75, 0.77, 0.75",
-           "resnet50": "0.98, 1.09, 1.11; 0.86, 0.89, 0.94; 0.82, 0.85, 0.89"}  # fmt: skip
 
 
 def ratio(indices: np.ndarray, values: np.ndarray, numel: int, coded: bool) -> float:
@@ -117,14 +115,7 @@ def table_1_text(data: Data) -> str:
         found.append([f"{float(density):.0%}", *(f"{own[step]['plain']:.2f}" for step in steps),
                       *(f"{own[step]['coded']:.2f}" for step in steps)])  # fmt: skip
     head = ["density", *(f"plain, step {step}" for step in steps), *(f"coded, step {step}" for step in steps)]
-    return (
-        f"{table(head, found)}\n\nThe paper's Table I, for epochs 1, 5 and 50 at 1%; 5%; 10%: "
-        f"{PRINTED[data['network']]}. Plain blocks are the paper's; coded blocks are ours. The dashed line "
-        "in the picture is the density: a job whose large elements are spread evenly would follow it. So few steps "
-        "do not fill the top with what has waited in the residual: "
-        "[benchmarks.md](benchmarks.md#accumulators-and-raw-gradients) has accumulators of a longer job, whose plain "
-        "blocks take more than key and value."
-    )
+    return table(head, found)
 
 
 # --- Figure 4: the parts of a step
@@ -187,22 +178,13 @@ FIGURES = [
     *(
         Figure(
             f"densestream_1_{network}", f"Where the large elements of {title} are",
-            ("DenseStream Figure 1", "DenseStream Table I"),
-            f"{title} on crops of two photographs, not on CIFAR-10; one rank with batches of 8, plain SGD (learning "
-            f"rate {JOBS[network][1]:g}) and error feedback, the top of the whole model, {max(JOBS[network][2])} steps "
-            f"where the paper has 150 epochs. The picture shows the top 1%: the share of {BIN:,} neighbouring elements "
-            "that are kept, the fullest of some neighbouring bins where the model has many.",
-            lambda tiny, network=network: table_1(network, tiny), draw_1,
-            table_1_text, 9,
+            ("DenseStream Figure 1", "DenseStream Table I"), lambda tiny, network=network: table_1(network, tiny),
+            draw_1, table_1_text, 9,
         )
         for network, title in (("resnet50", "ResNet-50"), ("vgg16", "VGG16"))
     ),
     Figure(
-        "densestream_4", "Where the time of a step goes", ("DenseStream Figure 4", "DeepReduce Figure 11"),
-        "Whole steps of `hvd.DistributedOptimizer` on ResNet-50's captured accumulators (25.6 M elements), with a "
-        "small backward pass, on two hosts of the emulated network that share two cores; where there can be "
-        "no emulated network, the cost model (hatched). Encoding, selection included, and decoding are timed alone on "
-        "one core; what is left is the network, waiting, and Horovod.",
-        figure_4, draw_bars, bars_table, 8, True,
+        "densestream_4", "Where the time of a step goes", ("DenseStream Figure 4", "DeepReduce Figure 11"), figure_4,
+        draw_bars, bars_table, 8, True,
     ),
 ]  # fmt: skip

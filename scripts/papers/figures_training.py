@@ -29,12 +29,6 @@ from hvd_deepreduce import Config
 
 RANKS, BATCH, EPOCHS, WIDTH, RATE = 4, 16, 6, 16, 0.05
 Settings = str | dict[str, Any] | None
-OF_RESNET = "a ResNet of 38 thousand parameters"
-JOB = (
-    f"The job is not the papers': {OF_RESNET} on 4,000 real MNIST digits of 14 x 14 pixels, "
-    f"{RANKS} simulated ranks with {BATCH} images each, SGD with momentum, {EPOCHS} epochs (372 steps). Accuracy is on "
-    "1,000 other digits. Volume: bytes of the containers, headers included, relative to float32 of all elements."
-)
 
 
 class Vgg(nn.Module):
@@ -246,11 +240,7 @@ def fpr_table(data: Data) -> str:
                 run = data[f"{label} {policy} {fpr:g}"][0]
                 found.append([f"{label}, BF-{policy.upper()}", f"{fpr:g}", f"{run['volume']:.2%}",
                               f"{run['accuracy'][-1]:.1%}"])  # fmt: skip
-    said = (
-        "The paper prints no numbers, but that BF-P0 sends more than the sparse input from a rate of 0.004 on, that "
-        "the volume of P1 and P2 falls with the rate, and that P1 loses accuracy as it rises."
-    )
-    return table(["sparsifier, policy", "false positive rate", "volume", "accuracy"], found) + "\n\n" + said
+    return table(["sparsifier, policy", "false positive rate", "volume", "accuracy"], found)
 
 
 VALUES: dict[str, Settings] = {
@@ -295,48 +285,33 @@ def in_rows(data: Data) -> str:
 FIGURES = [
     Figure(
         "deepreduce_6", "The false positive rate of a Bloom filter", ("DeepReduce Figure 6", "appendix Figure 15"),
-        f"{JOB} The top or random 1% of each tensor, float32 values, error feedback. One seed: differences below a "
-        "point are noise. The paper trains ResNet-20 on CIFAR-10 for 328 epochs on 8 nodes.",
         lambda tiny: trainings(fpr_methods(), 1, tiny), draw_fpr, fpr_table, 8,
     ),
     Figure(
         "deepreduce_7", "Policies of Bloom filters",
         ("DeepReduce Figure 7", "DeepReduce Figure 15a", "appendix Figure 17a"),
-        f"{JOB} The top 1% of each tensor, float32 values, false positive rate 0.001, error feedback but for BF-naive; "
-        "3 seeds. The paper trains ResNet-20 on CIFAR-10.",
         lambda tiny: trainings(policies(0.01), 3, tiny), lambda data: lines(data, "policies of Bloom filters, ResNet"),
         in_rows, 5,
     ),
     Figure(
-        "deepreduce_8", "Value codecs", ("DeepReduce Figure 8",),
-        f"{JOB} The top 1% of each tensor with indices of 32 bits, error feedback; 3 seeds. The paper trains ResNet-20 "
-        "on CIFAR-10, and says that Fit-DExp halves the volume of Top-r and Fit-Poly takes 40% off it.",
-        lambda tiny: trainings(VALUES, 3, tiny), lambda data: lines(data, "value codecs, ResNet"), in_rows, 5,
+        "deepreduce_8", "Value codecs", ("DeepReduce Figure 8",), lambda tiny: trainings(VALUES, 3, tiny),
+        lambda data: lines(data, "value codecs, ResNet"), in_rows, 5,
     ),
     Figure(
         "deepreduce_9", "Beside stand-alone compressors", ("DeepReduce Figure 9", "appendix Figure 16"),
-        f"{JOB} 3LC and SketchML compress the dense gradient, the others its top 1%; error feedback; 3 seeds. The "
-        "paper trains ResNet-50 on ImageNet.",
         lambda tiny: trainings(ALONE, 3, tiny), lambda data: lines(data, "stand-alone compressors, ResNet"), in_rows, 5,
     ),
     Figure(
         "deepreduce_17", "Policies of Bloom filters on a DenseNet", ("DeepReduce Figure 15b", "appendix Figure 17b"),
-        f"{JOB.replace(OF_RESNET, 'a DenseNet of 60 thousand parameters, 8 layers with growth 12,')} The top 0.5% of "
-        "each tensor, false positive rate 0.001; 2 seeds. The paper trains DenseNet40-K12 on CIFAR-10.",
         lambda tiny: trainings(policies(0.005), 2, tiny, "densenet"),
         lambda data: lines(data, "policies of Bloom filters, DenseNet"), in_rows, 8,
     ),
     Figure(
         "densestream_5", "DenseStream's training loss", ("DenseStream Figure 5",),
-        f"{JOB.replace(OF_RESNET, 'a VGG of 71 thousand parameters without normalization')} "
-        "The top of the whole model, error feedback; 3 seeds. The paper trains VGG16 on CIFAR-10 on 4 nodes, at 5%.",
         lambda tiny: trainings(STREAMS, 3, tiny, "vgg"), draw_losses, in_rows, 3,
     ),
     Figure(
         "skcompress_16", "SKCompress of a neural network's dense gradients", ("SKCompress Figure 16",),
-        f"{JOB.replace('SGD with momentum', 'Adam (0.003, weight decay 1e-4)')} SKCompress without keys, 16 buckets, "
-        "no error feedback; 2 seeds. The paper trains ResNet18 on CIFAR-10 in a simulation of one server, and has 21.7 "
-        "times fewer bytes (4.6%) and 1.7 points less accuracy.",
         lambda tiny: trainings(DENSE_SKETCHES, 2, tiny, "resnet under Adam"),
         lambda data: lines(data, "SKCompress on a ResNet under Adam"), in_rows, 4,
     ),

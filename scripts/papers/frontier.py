@@ -38,7 +38,6 @@ from hvd_deepreduce import Config
 from hvd_deepreduce.exchange import traffic
 
 DOC = figure_kit.RESULTS / "accuracy.md"
-HEAD = "# Accuracy\n\nWhat training loses by compression, by job and optimizer.\n"
 BATCH = 4
 AIM = 0.03
 """The gap in nats that the pictures show as a line."""
@@ -153,8 +152,7 @@ class Job:
         more_seeds: methods with as many seeds as are asked for; of the others there is one.
         steps: of the optimizer.
         quick: steps and methods of a run of a few minutes.
-        section, heading, title: of the page's section, and of the picture.
-        text: of the section, before the picture.
+        section, heading, title: of the page's section, whose text is on the page, and of the picture.
     """
 
     model: ModuleType
@@ -169,7 +167,6 @@ class Job:
     section: str
     heading: str
     title: str
-    text: str
 
     def rate(self, method: Method, workers: int) -> float:
         """The largest learning rate."""
@@ -183,41 +180,14 @@ JOBS = {
         {2: 2.5e-3, 4: 4e-3}, GPT_METHODS, {"dense_slow", "dense_fast"}, {"dense", "adamw_safe", "adamw_small"},
         2000, (300, ["dense", "gradients", "adamw_safe", "adamw_small"]),
         "gpt", "A small GPT under AdamW", "A GPT of {millions:.2f} M parameters, AdamW, {steps:,} steps",
-        """\
-A GPT of {numel:,} parameters on the source of Python's standard library, characters, context {context}, {batch}
-sequences a worker and step, {steps:,} steps of AdamW (betas 0.9 and 0.99, weight decay 0.1, gradients clipped to a norm
-of 1, warm-up and cosine to 0). The learning rate is dense's best of those that were tried: {rates}. All workers run in
-one process and exchange real containers; `bytes / dense` is what a worker sends, relative to a dense float32 ring
-allreduce in every step. The gap is to dense with the same seed and as many workers; in brackets, the least and the
-greatest of the seeds. H is the number of steps from one synchronisation to the next. The dashed line in the picture is
-the aim: within 0.03 nats, at 0.5% of the bytes.
-""",
     ),
     "lstm": Job(
         lstm_job, partial(torch.optim.SGD, momentum=0.9), 0.25, {2: 1.5}, LSTM_METHODS, {"dense_fast", "dense_faster"},
         set(LSTM_METHODS) - {"dense_fast", "dense_faster"}, 1000, (200, ["dense", "topk_model", "sgd_small"]),
         "sgd", "A small LSTM under SGD with momentum",
         "An LSTM of {millions:.2f} M parameters, SGD with momentum, {steps:,} steps",
-        """\
-An LSTM of {numel:,} parameters (a layer of width {hidden}) on the source of Python's standard library, characters,
-windows of {context}, {batch} windows a worker and step, {steps:,} steps of SGD with momentum 0.9, gradients
-clipped to a norm of {clip}, warm-up and cosine to 0. Dense has the learning rate 1.5, the best of 1.5, 3 and 6
-with 2 workers; all others have twice that. As above, all workers run in one process and exchange real containers, and
-`bytes / dense` is what a worker sends, relative to a dense float32 ring allreduce in every step. The gap is to dense
-with the same seed and as many workers; in brackets, the least and the greatest of the seeds. Where updates are sent,
-each worker clips its own gradients and keeps its momentum across synchronisations; momentum in the table is that of the
-outer step. The dashed line in the picture is the aim: within {aim} nats.
-""",
     ),
 }  # fmt: skip
-TEXT = """
-![loss against bytes](figures/{picture})
-
-{table}
-
-These are losses and bytes, not times, and one small model: for yours, compare with dense before you rely on them.
-
-*{today}, scripts/papers/frontier.py.*"""
 
 
 def clipped(gradients: torch.Tensor, most: float) -> torch.Tensor:
@@ -367,6 +337,8 @@ def main(
 ) -> None:
     """Trains by each method, and prints loss against bytes."""
     job = JOBS[name]
+    if write and steps not in (None, job.steps):
+        raise typer.BadParameter(f"--write is for {job.steps} steps, of which {DOC.name} tells")
     steps = steps or job.steps
     if quick:
         (steps, only), seeds, workers = job.quick, 1, [2]
@@ -386,14 +358,11 @@ def main(
     print(text)
     if write:
         shown = [row for row in found if row["name"] not in job.tuned]
-        picture_path = figure_kit.FOLDER / f"{job.section}_frontier.png"
-        picture(shown, words, AIM, job.title.format(millions=job.model.NUMEL / 1e6, steps=steps), picture_path)
-        facts = {
-            "numel": job.model.NUMEL, "context": gpt_job.CONTEXT, "batch": BATCH, "steps": steps, "clip": job.clip,
-            "hidden": lstm_job.HIDDEN, "aim": AIM, "table": text, "today": date.today(), "picture": picture_path.name,
-            "rates": ", ".join(f"{lr:g} with {count} workers" for count, lr in job.rates.items()),
-        }  # fmt: skip
-        doc_sections.write(DOC, job.section, job.heading, (job.text + TEXT).format(**facts), HEAD)
+        path = figure_kit.FOLDER / f"{job.section}_frontier.png"
+        picture(shown, words, AIM, job.title.format(millions=job.model.NUMEL / 1e6, steps=steps), path)
+        parts = [f"![loss against bytes](figures/{path.name})", text]
+        dated = f"*{date.today()}, scripts/papers/frontier.py.*"
+        doc_sections.write(DOC, job.section, job.heading, doc_sections.refreshed(DOC, job.section, parts, dated))
 
 
 if __name__ == "__main__":

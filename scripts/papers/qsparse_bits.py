@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from pathlib import Path
-from textwrap import fill
 from typing import Annotated, Any, Literal, NamedTuple
 
 sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", "train"))
@@ -310,38 +309,8 @@ OURS = {
         ours("top 0.3%, signs", 0.003, 8, 0.3, "sign", 1),
     ],
 }  # fmt: skip
-ABOUT = {
-    "softmax": (
-        "Softmax regression on 5,000 real MNIST digits, 4,000 for training and 1,000 for tests: 7,850 parameters, "
-        "l2 of 1 / 4,000, 15 workers with 266 images each, batches of 8. The paper's appendix D, which has its "
-        "settings, is not among our sources: the batch and the targets are ours."
-    ),
-    "digits": (
-        "The ResNet of scripts/train/train_torch.py, 16 channels wide (38 thousand parameters), on scikit-learn's "
-        "digits: 4 workers with 359 images each, batches of 16, momentum 0.9 in the workers' own steps, which they "
-        "keep across synchronisations."
-    ),
-}
-TEXT = """\
-{about}
-
-The step size is rate * a / (a + t) with a = {a:g}, which decays as Theorem 2's. One container holds the whole model,
-and Top_k keeps 1% of it. All bits are the sums over the workers of what they send to a master. As the paper counts: a
-value in 32 bits, a level in its bits, a sign in one, an index in ceil(log2 d), a scale in 32. Really sent: whole
-containers, with headers and checksums; Top_k's indices are packed in ceil(log2 d) bits. What the master sends back is
-not counted, as in the paper. Means of {seeds}. Each method has its best rate out of {rates}, by the first seed.
-SGD / this: how many times fewer bits than SGD with H = 1. In bold: ours; their codecs are named in
-scripts/papers/qsparse_bits.py.
-
-{table}
-
-![bits against objective and test error](figures/qsparse_{name}.png)
-
-Evaluations are {look} steps apart or more, and a method that synchronises rarely is seen rarely: its figures are
-rounded up. Asynchronous: each worker has its own times, with gaps of at most H (section 4); one that is absent sends an
-empty container, which is counted. This is a small model on few data: the ratios are not those of ImageNet.
-
-*{today}, scripts/papers/qsparse_bits.py {name}.*"""
+SEEDS = 3
+"""Of the page, which explains the experiments and the table."""
 
 
 def make(experiment: str, quick: bool) -> tuple[Problem, Setting, list[Method]]:
@@ -363,14 +332,14 @@ def make(experiment: str, quick: bool) -> tuple[Problem, Setting, list[Method]]:
 
 def main(
     experiment: Annotated[Literal["softmax", "digits"], typer.Argument(help="what is trained")],
-    seeds: Annotated[int, typer.Option(min=1)] = 3,
+    seeds: Annotated[int, typer.Option(min=1)] = SEEDS,
     quick: Annotated[bool, typer.Option("--quick", help="few steps of few methods, to try the script")] = False,
-    write: Annotated[
-        bool, typer.Option("--write", help="write the section of docs/results/schemes.md and its picture")
-    ] = False,
+    write: Annotated[bool, typer.Option("--write", help="write docs/results/schemes.md and its picture")] = False,
     out: Annotated[Path, typer.Option(help="folder for results.json and the picture")] = Path("runs/qsparse"),
 ) -> None:
     """Trains with all methods, and prints the table."""
+    if write and (quick or seeds != SEEDS):
+        raise typer.BadParameter(f"--write is for {SEEDS} seeds and all steps, of which {DOC.name} tells")
     problem, setting, methods = make(experiment, quick)
     results = [best(problem, method, setting, seeds) for method in track(methods, experiment)]
     out.mkdir(parents=True, exist_ok=True)
@@ -381,17 +350,15 @@ def main(
 
 def report(name: str, results: Sequence[Result], setting: Setting, out: Path, write: bool) -> None:
     """Prints the table and draws the picture; or writes the section of docs/results/schemes.md as well."""
-    text, seeds = table(results, setting), len(results[0].curves)
+    text = table(results, setting)
     draw(results, setting, (DOC.parent / "figures" if write else out) / f"qsparse_{name}.png")
     print(text)
     if write:
-        body = TEXT.format(
-            about=fill(ABOUT[name], 120), a=setting.a, name=name, look=setting.look,
-            seeds="one seed" if seeds == 1 else f"{seeds} seeds",
-            rates=", ".join(f"{rate:g}" for rate in sorted(setting.rates)), table=text, today=date.today(),
-        )  # fmt: skip
+        parts = [text, f"![bits against objective and test error](figures/qsparse_{name}.png)"]
+        dated = f"*{date.today()}, scripts/papers/qsparse_bits.py {name}.*"
         title = "Bits to reach a target: " + {"softmax": "softmax regression", "digits": "the digits ResNet"}[name]
-        doc_sections.write(DOC, f"qsparse-{name}", title, body)
+        section = f"qsparse-{name}"
+        doc_sections.write(DOC, section, title, doc_sections.refreshed(DOC, section, parts, dated))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import sys
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from pathlib import Path
-from textwrap import fill
 from typing import Annotated, Any, Literal
 
 sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", "train"))
@@ -302,47 +301,10 @@ TITLES = {
     "cloud": "FedAvg: 56 clients, 8 drawn a round (the paper's Table 4)",
     "device": "FedAvg: 10,000 clients, 100 drawn a round",
 }
-ABOUT = (
-    "A perceptron with {hidden} hidden units ({numel:,} parameters) on 5,000 real MNIST digits, 4,000 of them for "
-    "training; {kind}, skewed by Dirichlet({alpha:g}) over the classes. A client trains for one epoch with batches of "
-    "{batch} and {optimizer}; {rounds} rounds. Accuracy is on the 1,000 other digits, the mean of the last five "
-    "evaluations; the figures {runs}. A volume is what the drawn clients get or send, relative to float32 of the whole "
-    "model for each."
-)
-TEXT = """\
-{about}
-
-{table}
-
-![accuracy against rounds and bytes](figures/fedavg_{name}.png)
-
-{note}
-
-*{today}, scripts/papers/train_fedavg.py compare {name}.*"""
-PAPER = (
-    "The paper's Tables 4 and 5 have 0.2033 and 0.2069 for Top-r, 0.1426 and 0.1475 for BF-P0, 0.1039 and 0.1087 for "
-    "Fit-Poly, and 0.0621 and 0.0713 for BF-P0 with QSGD, on larger models."
-)
 LINK, LATENCY = 1e8, 50e-6
 """Bits per second of the server, and seconds of a message."""
-ABOUT_SECONDS = (
-    f"Seconds of the network in a round, modelled (`hvd_deepreduce/exchange/costs.py`): the server's link of "
-    f"{LINK / 1e6:g} Mbit/s carries the messages of the drawn clients one after the other, each with a latency of "
-    f"{1e6 * LATENCY:g} us. The paper measured its own, on a larger model."
-)
-NOTES = {
-    "silo": "The clients' model is known to the server, and differences to it go down. " + PAPER,
-    "cloud": (
-        "x_t - x_0 goes down, without error feedback, unless a row says otherwise. Where differences go down, a client "
-        "gets all messages that it missed since it was drawn last, or the whole model in float32 where that is "
-        "shorter; the column down contains these bytes. " + PAPER
-    ),
-    "device": (
-        "A client is drawn every hundredth round on average. With differences, it must then get what it missed, which "
-        "is most of what goes down; with x_t - x_0, as in the paper's Algorithm 2, one message is enough, but all that "
-        "a message leaves out is missing in every client's model."
-    ),
-}
+SEEDS = 3
+"""Of the page, which explains the settings, the methods and the tables."""
 
 
 def compared(job: Job, method: Method, seeds: int) -> list[list[Round]]:
@@ -414,13 +376,15 @@ def draw(results: dict[str, list[list[Round]]], dense: int, path: Path) -> None:
 @app.command()
 def compare(
     setting: Setting,
-    seeds: Annotated[int, typer.Option(min=1)] = 3,
+    seeds: Annotated[int, typer.Option(min=1)] = SEEDS,
     quick: Annotated[bool, typer.Option("--quick", help="two rounds on little data, to try the script")] = False,
     write: Annotated[bool, typer.Option("--write", help="write the section of docs/results/schemes.md")] = False,
     out: Annotated[Path, typer.Option(help="folder for results and the picture")] = Path("runs/fedavg"),
 ) -> None:
     """Simulates one setting with all methods, and prints the table."""
     job = JOBS[setting]
+    if write and (quick or seeds != SEEDS):
+        raise typer.BadParameter(f"--write is for {SEEDS} seeds and all rounds, of which {DOC.name} tells")
     if quick:
         job = replace(job, data="digits", clients=min(job.clients, 50), drawn=min(job.drawn, 5), rounds=2, hidden=8)
     results = {}
@@ -435,23 +399,17 @@ def compare(
 
 def report(name: Setting, job: Job, results: dict[str, list[list[Round]]], out: Path, write: bool) -> None:
     """Prints the table and draws the picture; or writes the section of docs/results/schemes.md as well."""
-    text, seeds = table(results), len(next(iter(results.values())))
+    parts = [table(results)]
     pixels = 64 if job.data == "digits" else 784
     numel = (pixels + 1) * job.hidden + (job.hidden + 1) * 10
     draw(results, 4 * numel * job.drawn, (DOC.parent / "figures" if write else out) / f"fedavg_{name}.png")
     if name == "cloud":
-        text += f"\n\n{fill(ABOUT_SECONDS, 120)}\n\n{seconds_table(results, job.drawn)}"
-    print(text)
+        parts.append(seconds_table(results, job.drawn))
+    print("\n\n".join(parts))
     if write:
-        kind = f"{job.clients:,} clients, {job.drawn} drawn a round"
-        kind += "" if job.samples is None else f", with {job.samples} images each, which some share"
-        runs = "are those of one run" if seeds == 1 else f"are means of {seeds} runs"
-        optimizer = f"{'Adam' if job.adam else 'SGD'}, step size {job.lr:g}"
-        about = ABOUT.format(**asdict(job), numel=numel, kind=kind, optimizer=optimizer, runs=runs)
-        body = TEXT.format(
-            about=fill(about, 120), table=text, name=name, note=fill(NOTES[name], 120), today=date.today()
-        )
-        doc_sections.write(DOC, f"fedavg-{name}", TITLES[name], body)
+        parts.append(f"![accuracy against rounds and bytes](figures/fedavg_{name}.png)")
+        dated, section = f"*{date.today()}, scripts/papers/train_fedavg.py compare {name}.*", f"fedavg-{name}"
+        doc_sections.write(DOC, section, TITLES[name], doc_sections.refreshed(DOC, section, parts, dated))
 
 
 if __name__ == "__main__":
