@@ -16,7 +16,6 @@ import json
 import os
 import socket
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,8 +26,7 @@ import emulated_network
 import numpy as np
 import numpy.typing as npt
 import typer
-from emulated_network import MEMORY, PRIORITY_HELP, RATE_HELP, bits_per_second, received_bytes
-from step_times import interleaved
+from emulated_network import MEMORY, PRIORITY_HELP, RATE_HELP, bits_per_second, measured, received_bytes
 
 START = 3
 """Iterations of a training in which no hook compresses."""
@@ -79,13 +77,6 @@ def timed(names: list[str], steps: int, shape: dict[str, Any]) -> dict[str, Any]
     from ddp_jobs import CONTENDERS, Job, horovod_runs
 
     jobs = {name: Job(name, 0, start=0, **shape) for name in names}
-    received: dict[str, list[int]] = {name: [] for name in names}
-
-    def counted(name: str) -> None:
-        before = received_bytes()
-        jobs[name].step()
-        received[name].append(received_bytes() - before)
-
     if "auto" in jobs:  # it decides by steps that follow each other
         for _ in range(TRIAL):
             jobs["auto"].step()
@@ -96,13 +87,12 @@ def timed(names: list[str], steps: int, shape: dict[str, Any]) -> dict[str, Any]
         if wanted:  # a step that is not timed: Horovod has forgotten which tensors all ranks have
             jobs[name].step()
 
-    seconds = interleaved({name: partial(counted, name) for name in names}, steps, slowest, WARM, prepare)
+    figures = measured({name: job.step for name, job in jobs.items()}, steps, slowest, WARM, prepare)
     for name in [name for name in names if name != "local"]:
         jobs[name].check()
-    most = {name: slowest(np.array(counts[WARM:], np.float64)) for name, counts in received.items()}
     parameters = sum(one.numel() for one in jobs[names[0]].model.parameters())
     found: dict[str, Any] = {"parameters": parameters, "said": [job.said() for job in jobs.values() if job.said()]}
-    found["jobs"] = {name: {"seconds": seconds[name], "bytes": float(np.median(most[name]))} for name in names}
+    found["jobs"] = {name: {"seconds": own, "bytes": float(np.median(most))} for name, (own, most) in figures.items()}
     for job in jobs.values():
         job.close()
     return found

@@ -30,8 +30,7 @@ import captured
 import doc_sections
 import emulated_network
 import numpy as np
-from emulated_network import MEMORY, PRIORITY_HELP, RATE_HELP, bits_per_second, received_bytes
-from step_times import interleaved
+from emulated_network import MEMORY, PRIORITY_HELP, RATE_HELP, bits_per_second
 
 from hvd_deepreduce.tools.gradients import generated
 
@@ -100,24 +99,27 @@ class Bench:
         self.residual = np.zeros(given.numel, np.float32)
         self.out = np.zeros_like(self.residual)
 
-    def row(self, name: str, times: list[float], bytes_in: list[int]) -> dict[str, Any]:
-        """The figures of one exchange; the times are of the slowest rank."""
-        most = [self.comm.allreduce(count, self.max) for count in bytes_in]
-        row = {"name": name, "seconds": float(np.median(times)), "all": times, "bytes_in": int(np.median(most))}
-        if self.comm.rank == 0:
-            print(f"  {name:34s} {row['seconds']:8.3f} s  {row['bytes_in'] / 1e6:9.1f} MB in", flush=True)
-        return row
+    def slowest(self, times: np.ndarray) -> np.ndarray:
+        """The element-wise maximum over all ranks."""
+        most = np.empty_like(times)
+        self.comm.Allreduce(times, most, self.max)
+        return most
+
+    def rows(
+        self, steps: dict[str, Callable[[], object]], repeat: int, warm: int, prepare: Callable[[str], None]
+    ) -> list[dict[str, Any]]:
+        """The figures of some exchanges, which are interleaved, of the slowest rank and of the one that got most."""
+        found = []
+        for name, (times, most) in emulated_network.measured(steps, repeat, self.slowest, warm, prepare).items():
+            row = {"name": name, "seconds": float(np.median(times)), "all": times, "bytes_in": int(np.median(most))}
+            if self.comm.rank == 0:
+                print(f"  {name:34s} {row['seconds']:8.3f} s  {row['bytes_in'] / 1e6:9.1f} MB in", flush=True)
+            found.append(row)
+        return found
 
     def time(self, name: str, step: Callable[[], None], repeat: int) -> dict[str, Any]:
-        times, bytes_in = [], []
-        for _ in range(repeat + 1):
-            self.residual.fill(0)
-            self.comm.Barrier()
-            at, before = time.perf_counter(), received_bytes()
-            step()
-            times.append(self.comm.allreduce(time.perf_counter() - at, self.max))
-            bytes_in.append(received_bytes() - before)
-        return self.row(name, times[1:], bytes_in[1:])
+        """The figures of one exchange, each time with residuals of zero."""
+        return self.rows({name: step}, repeat, 1, lambda _: self.residual.fill(0))[0]
 
     def dense(self, density: float) -> dict[str, Any]:
         import horovod.torch as hvd
@@ -145,12 +147,6 @@ class Bench:
         jobs = {
             name: horovod_job(name, Given(sizes, weights), way, 0.0, density=density) for name, way in ways.items()
         }
-        bytes_in: dict[str, list[int]] = {name: [] for name in jobs}
-
-        def step(name: str) -> None:
-            before = received_bytes()
-            jobs[name][0](gradients)
-            bytes_in[name].append(received_bytes() - before)
 
         def prepare(name: str) -> None:
             """Feeds a gradient with which the residual adds up to the captured vector."""
@@ -161,18 +157,12 @@ class Bench:
                     if f"{name}.{number:03}" in residuals:
                         gradient -= residuals[f"{name}.{number:03}"].view(-1)
 
-        def slowest(times: np.ndarray) -> np.ndarray:
-            most = np.empty_like(times)
-            self.comm.Allreduce(times, most, self.max)
-            return most
-
-        warm = 2
-        steps = {name: partial(step, name) for name in jobs}
-        seconds = interleaved(steps, self.options.repeat, slowest, warm, prepare)
+        steps = {name: partial(step, gradients) for name, (step, _) in jobs.items()}
+        found = self.rows(steps, self.options.repeat, 2, prepare)
         for name, (_, compression) in jobs.items():
             if ways[name] not in ("local", "dense"):
                 compression.close()
-        return [self.row(name, times, bytes_in[name][warm:]) for name, times in seconds.items()]
+        return found
 
     def sparse(self, name: str, density: float, vector: np.ndarray) -> dict[str, Any]:
         from hvd_deepreduce.codecs.joint.densestream import DenseStream
