@@ -1,8 +1,10 @@
-"""What simulated workers train: softmax regression, and the digits ResNet. Each worker has data of its own."""
+"""Problems of R simulated workers, each with data of its own: softmax regression, and the digits ResNet.
+
+A problem has the ``sizes`` of the model's tensors, and the ``momentum`` of the workers' own steps.
+"""
 
 import sys
 from pathlib import Path
-from typing import Protocol
 
 sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("train",))
 
@@ -15,27 +17,6 @@ from train_torch import ResNet, digits
 
 Vector = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
-
-
-class Problem(Protocol):
-    """Stochastic gradients of R workers, and the quality of one model.
-
-    Attributes:
-        sizes: elements of the model's tensors.
-        momentum: of the workers' own steps.
-    """
-
-    sizes: list[int]
-    momentum: float
-
-    def start(self, seed: int) -> Vector:
-        """The first model, float32 ``[numel]``."""
-
-    def gradients(self, models: Vector, rng: np.random.Generator, out: Vector) -> None:
-        """A gradient of each worker at its own model, of a batch of its own data: ``[R, numel]`` into ``out``."""
-
-    def evaluate(self, model: Vector) -> tuple[float, float]:
-        """The objective on all training data, and the share of the test data whose label is not found."""
 
 
 class Softmax:
@@ -63,9 +44,11 @@ class Softmax:
         self.sizes = [self._images.shape[1] * self._classes]
 
     def start(self, seed: int) -> Vector:
+        """The first model, float32 ``[numel]``."""
         return np.zeros(self.sizes[0], np.float32)
 
     def gradients(self, models: Vector, rng: np.random.Generator, out: Vector) -> None:
+        """A gradient of each worker at its own model, of a batch of its own data: ``[R, numel]`` into ``out``."""
         workers, each = self._workers, len(self._images) // self._workers
         drawn = rng.integers(0, each, (workers, self._batch)) * workers + np.arange(workers)[:, None]
         x = self._images[drawn]
@@ -77,6 +60,7 @@ class Softmax:
         out += self.l2 * models
 
     def evaluate(self, model: Vector) -> tuple[float, float]:
+        """The objective on all training data, and the share of the test data whose label is not found."""
         weights = model.reshape(-1, self._classes)
         found = _softmax(self._images @ weights)[np.arange(len(self._labels)), self._labels]
         loss = -np.log(np.maximum(found, 1e-30)).mean() + 0.5 * float(self.l2) * float(model @ model)
@@ -128,3 +112,6 @@ class DigitsResNet:
         wrong = 1 - accuracy(self._network.model, self._test, self._test_labels)
         with torch.no_grad():
             return float(functional.cross_entropy(self._network.model(self._images), self._labels)), wrong
+
+
+Problem = Softmax | DigitsResNet
