@@ -114,9 +114,7 @@ def main(
     hosts: Annotated[int, typer.Option(help="hosts of the emulated network")] = 2,
     ranks: Annotated[int, typer.Option(help="ranks of each host")] = 2,
     rate: Annotated[str, typer.Option(help="of each link, as in 1gbit or 100mbit")] = "1gbit",
-    numel: Annotated[
-        int, typer.Option(help="elements of the gradients, which are generated as in bench_net.py")
-    ] = 10_000_000,
+    numel: Annotated[int, typer.Option(help="elements of the gradients, generated as in bench_net.py")] = 10_000_000,
     tensors: Annotated[int, typer.Option(help="parameters that they are divided into")] = 50,
     config: Annotated[str, typer.Option(help="preset or file; two levels add hierarchical: true")] = "topk_rice_qsgd",
     frameworks: Annotated[str, typer.Option(help="comma-separated: horovod, ddp")] = "horovod,ddp",

@@ -102,15 +102,11 @@ def main(
     density: Annotated[list[float] | None, typer.Option(help="a density; can be repeated; default: 0.01")] = None,
     folder: Annotated[Path, typer.Option(help="folder for the files")] = captured.FOLDER,
     config: Annotated[str, typer.Option(help="the preset or YAML file of the job")] = CONFIG,
-    selection: Annotated[str, typer.Option(help="select from the whole model (scope), or each tensor (tensor)")] = (
-        "scope"
-    ),
+    selection: Annotated[str, typer.Option(help="from the whole model (scope), or each tensor (tensor)")] = "scope",
     steps: Annotated[int, typer.Option(min=0, help="steps before the capture")] = STEPS,
     ranks: Annotated[int, typer.Option(min=1, help="number of ranks")] = RANKS,
     batch_size: Annotated[int, typer.Option(min=2, help="images per rank and step")] = BATCH,
-    classes: Annotated[
-        int, typer.Option(min=2, help="outputs of the network; ResNet-50 has 25.6 M parameters with 1,000")
-    ] = 1000,
+    classes: Annotated[int, typer.Option(min=2, help="outputs of the network")] = 1000,
     labels: Annotated[int, typer.Option(min=2, help="classes that occur")] = 10,
     lr: Annotated[float, typer.Option(help="learning rate of SGD with momentum 0.9")] = 0.001,
     seed: int = 0,

@@ -14,17 +14,9 @@ def read(page: Path, name: str) -> str:
     return text.partition(f"<!-- begin {name} -->")[2].partition(f"<!-- end {name} -->")[0]
 
 
-def write(page: Path, name: str, title: str, body: str, head: str = "") -> None:
-    """Writes a section to a page, between its ``begin`` and ``end`` comments, or at the end.
-
-    Args:
-        page: the document.
-        name: in the comments.
-        title: of the section.
-        body: its text.
-        head: the text of a page that does not exist yet.
-    """
-    text = page.read_text() if page.exists() else head
+def write(page: Path, name: str, title: str, body: str) -> None:
+    """Writes a section to a page, between its ``begin`` and ``end`` comments with its name, or at the end."""
+    text = page.read_text() if page.exists() else ""
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
     section = f"{begin}\n## {title}\n\n{body}\n\n{end}"
     if begin in text:

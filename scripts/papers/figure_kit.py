@@ -84,8 +84,22 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return doc_sections.table(head, rows, right=True)
 
 
+class Files:
+    """The files of a figure in docs/results/figures/: what was computed, or the tables of its page; and its picture."""
+
+    name: str
+
+    @property
+    def json(self) -> Path:
+        return FOLDER / f"{self.name}.json"
+
+    @property
+    def png(self) -> Path:
+        return FOLDER / f"{self.name}.png"
+
+
 @dataclass(frozen=True)
-class Figure:
+class Figure(Files):
     """A figure that scripts/papers/figures.py computes and draws.
 
     What its input, its baseline and its size are, what the papers say, and what it is not, stands in its section.
@@ -109,16 +123,6 @@ class Figure:
     table: Callable[[Data], str]
     minutes: float
     timed: bool = False
-
-    @property
-    def json(self) -> Path:
-        """The file of what was computed."""
-        return FOLDER / f"{self.name}.json"
-
-    @property
-    def png(self) -> Path:
-        """The file of the picture."""
-        return FOLDER / f"{self.name}.png"
 
     def make(self, tiny: bool = False) -> Data:
         """Computes the figure: the content of its JSON file."""

@@ -15,8 +15,9 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev",))
 
@@ -24,23 +25,16 @@ import doc_sections
 import figure_kit
 import typer
 from doc_sections import tables
-from figure_kit import FOLDER, ROOT, Figure, dump, machine
+from figure_kit import ROOT, Figure, Files, dump, machine
 from rich.console import Console
 from rich.table import Table
 
 DOCS = ROOT / "docs"
 PAGE = DOCS / "results" / "figures.md"
-HEAD = """\
-# Figures of the papers
-
-What the papers' figures show, measured with this package. [papers.md](../papers.md) maps every table and figure of the
-papers to a section here or elsewhere, and says what was not repeated. `make figures ARGS=NAME` makes one of them again,
-in less than 20 minutes on two cores: its numbers, as JSON, its picture and its section.
-The papers' data sets and sizes are out of reach here: each section says what stands in for them.
-"""
 
 
-class Script(NamedTuple):
+@dataclass(frozen=True)
+class Script(Files):
     """A figure that a script of its own makes.
 
     Attributes:
@@ -55,17 +49,6 @@ class Script(NamedTuple):
     section: str
     papers: tuple[str, ...] = ()
     drawn: bool = True
-    timed: bool = False
-
-    @property
-    def png(self) -> Path:
-        """The file of the picture."""
-        return FOLDER / f"{self.name}.png"
-
-    @property
-    def json(self) -> Path:
-        """The file of its tables."""
-        return FOLDER / f"{self.name}.json"
 
     def run(self) -> int:
         """Runs the script, and returns its seconds."""
@@ -106,11 +89,11 @@ SCRIPTS = [
            ("SKCompress Figures 11 and 12", "SKCompress Table 4")),
     Script("linear_ablation", ("papers/linear_figures.py", "ablation", "--write"), LINEAR, "ablation",
            ("SKCompress Figure 10", "SKCompress Table 3"), False),
-    Script("linear_codecs", ("papers/linear_figures.py", "codecs", "--write"), LINEAR, "codecs", (), False, True),
+    Script("linear_codecs", ("papers/linear_figures.py", "codecs", "--write"), LINEAR, "codecs", (), False),
     Script("densestream_scale", ("bench/simulate_scale.py", "--write"), "densestream.md", "scale"),
     Script("sgd_frontier", (*FRONTIER, "docs/results/figures/sgd_frontier.jsonl", "lstm"), ACCURACY, "sgd"),
     Script("gpt_frontier", (*FRONTIER, "docs/results/figures/gpt_frontier.jsonl", "gpt"), ACCURACY, "gpt"),
-    Script("codecs", ("bench/bench.py", "--only", "codecs"), BENCHMARKS, "codecs", timed=True),
+    Script("codecs", ("bench/bench.py", "--only", "codecs"), BENCHMARKS, "codecs"),
     Script("accuracy", ("bench/bench.py", "--only", "training"), BENCHMARKS, "training"),
 ]  # fmt: skip
 """The two frontiers draw the runs of docs/results/figures/*.jsonl, which took hours; one run takes minutes. To train
@@ -171,7 +154,7 @@ def main(
         made = {**json.loads(one.json.read_text()), "papers": list(one.papers)}
         dump(one.json, made)
         one.save(made)
-        doc_sections.write(PAGE, name, one.title, one.section(made), HEAD)
+        doc_sections.write(PAGE, name, one.title, one.section(made))
         print(f"{name}: {one.png.relative_to(ROOT)}, {made['seconds']} s", flush=True)
 
 

@@ -199,12 +199,9 @@ def picture(all_runs: Mapping[str, Mapping[str, list[Row]]], path: Path) -> None
     figure_kit.save(figure, path)
 
 
-HEAD = "# Sparse linear models\n\n`scripts/papers/linear_figures.py --write` writes the sections below.\n"
 Write = Annotated[bool, typer.Option("--write", help="write the section of docs/results/linear.md")]
 Scale = Annotated[float, typer.Option(help="rows and features of KDD10, divided by this")]
-Epochs = Annotated[
-    int, typer.Option(min=1, help="of the published methods; ours have twice as many to reach their loss")
-]
+Epochs = Annotated[int, typer.Option(min=1, help="of the published methods; ours have twice as many")]
 Gbit = Annotated[float, typer.Option(help="of the driver's link")]
 Ranks = Annotated[int, typer.Option(min=1, help="as in the paper's first cluster")]
 
@@ -244,7 +241,7 @@ def methods(
     if write:
         picture(all_runs, figure_kit.FOLDER / "linear.png")
         body.insert(1, "![test loss against bytes and modelled seconds](figures/linear.png)")
-        doc_sections.write(PAGE, "methods", "Loss against bytes and modelled time", "\n\n".join(body), HEAD)
+        doc_sections.write(PAGE, "methods", "Loss against bytes and modelled time", "\n\n".join(body))
 
 
 @app.command()
@@ -267,7 +264,7 @@ def ablation(
         print(doc_sections.row(lines[-1]), flush=True)
     if write:
         body = f"{about(data, scale, gbit)} Logistic regression.\n\n{doc_sections.table(head, lines)}"
-        doc_sections.write(PAGE, "ablation", "Components", body, HEAD)
+        doc_sections.write(PAGE, "ablation", "Components", body)
 
 
 def fastest_ms(action: Callable[[], Any], repeats: int) -> float:
@@ -315,7 +312,7 @@ def codecs(
             "features where there is error feedback; nothing else of this size is read or made.\n\n"
             + doc_sections.table(["method", "bytes", "bits a nonzero", "encode, ms", "decode, ms"], lines)
         )
-        doc_sections.write(PAGE, "codecs", "One gradient of 29 M features", body, HEAD)
+        doc_sections.write(PAGE, "codecs", "One gradient of 29 M features", body)
 
 
 if __name__ == "__main__":

@@ -187,11 +187,8 @@ class InTorch:
         loss = self.torch.nn.functional.binary_cross_entropy_with_logits(scores, self.torch.from_numpy(labels))
         loss.backward()
         self.optimizer.step()
-        if self.compression:
-            before, self._counted = self._counted, self.compression.stats()["total"]["bytes_sent"]
-            self.sent += self._counted - before
-        else:
-            self.sent += self.dense
+        counted = self.compression.stats()["total"]["bytes_sent"] if self.compression else self._counted + self.dense
+        self.sent, self._counted = self.sent + counted - self._counted, counted
         return float(loss.item())
 
     def scores(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
@@ -335,9 +332,7 @@ def table(
     context: typer.Context,
     framework: Annotated[str, typer.Option(help="torch or tensorflow")] = "tensorflow",
     ranks: Annotated[int, typer.Option(min=1)] = 2,
-    configs: Annotated[str, typer.Option(help="comma-separated methods")] = (
-        "none,indexed,dr_bf_p0_qsgd,sparse_best"
-    ),
+    configs: Annotated[str, typer.Option(help="comma-separated methods")] = "none,indexed,dr_bf_p0_qsgd,sparse_best",
     out: Annotated[Path, typer.Option(help="folder for the figures of all methods")] = Path("runs/ncf"),
 ) -> None:
     """Trains with all methods in turn and prints a table. Further options are passed to ``train``.
