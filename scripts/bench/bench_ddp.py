@@ -62,8 +62,7 @@ def slowest(times: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
     most = torch.from_numpy(times.copy())
     dist.all_reduce(most, dist.ReduceOp.MAX)
-    found: npt.NDArray[np.float64] = most.numpy()
-    return found
+    return most.numpy()
 
 
 def timed(names: list[str], steps: int, shape: dict[str, Any]) -> dict[str, Any]:

@@ -184,8 +184,7 @@ def gpt_accumulator(density: float, steps: int) -> np.ndarray:
         parameter.grad = torch.from_numpy(ranks.mean(gradients()))
         torch.nn.utils.clip_grad_norm_([parameter], 1.0)
         optimizer.step()
-    accumulator: np.ndarray = ranks.residuals[0] + gradients()[0]
-    return accumulator
+    return ranks.residuals[0] + gradients()[0]
 
 
 def main(

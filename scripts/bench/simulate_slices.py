@@ -122,7 +122,6 @@ def simulate(tensors: list[SparseTensor], label: str, density: float | None, way
     """Messages and bytes of the busiest rank, and the bytes of a container."""
     size, numel = len(tensors), tensors[0].numel
     if way == "densestream":
-        assert density is not None
         return simulate_stream(tensors, STREAMS[label], density)
     nothing = np.zeros(numel, np.float32)
     pipeline = Pipeline(Config.load(CODECS[label], sparsifier="nonzero", error_feedback=False, scope="model"))

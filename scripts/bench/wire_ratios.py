@@ -100,8 +100,7 @@ def run(ranks: int, gradient: Path, presets: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
         options = ("--gradient", gradient, "--presets", presets, "--measure", out)
-        rows: dict[str, Any] = mpirun(ranks, __file__, *options, out=out, environment={"PYTHONPATH": str(ROOT)})
-        return rows
+        return mpirun(ranks, __file__, *options, out=out, environment={"PYTHONPATH": str(ROOT)})
 
 
 def computed(few: int, sent_by_few: int, many: int, sent_by_many: int, ranks: int) -> float:

@@ -37,8 +37,7 @@ class Clients:
             self.job.gradient(flat.detach(), [generator], gradient)
             flat.grad = gradient * (CLIP / gradient.norm()).clamp(max=1.0)
             optimizer.step()
-        trained: Vector = flat.detach().numpy()
-        return trained
+        return flat.detach().numpy()
 
 
 def train(method: Method, seed: int = 0, rounds: int = ROUNDS, steps: int = STEPS, windows: int = 256) -> Data:
@@ -52,7 +51,6 @@ def train(method: Method, seed: int = 0, rounds: int = ROUNDS, steps: int = STEP
     ):
         volumes = [volumes[0] + row.up_bytes, volumes[1] + row.down_bytes]
         if (row.number + 1) % 2 == 0 or rounds == 1:
-            assert server is not None
             losses.append(trainer.job.validate(torch.from_numpy(server.model), windows)[0])
     dense = 4 * start.size * CLIENTS * rounds
     return {"loss": losses, "up": volumes[0] / dense, "down": volumes[1] / dense}

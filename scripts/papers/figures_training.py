@@ -50,8 +50,7 @@ class Vgg(nn.Module):
                 nn.init.kaiming_normal_(part.weight, nonlinearity="relu")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.layers(x)
-        return scores
+        return self.layers(x)
 
 
 class DenseNet(nn.Module):
@@ -75,8 +74,7 @@ class DenseNet(nn.Module):
             x = torch.cat([x, layer(x)], 1)
             if number + 1 == self.ends[0]:
                 x = functional.avg_pool2d(x, 2)
-        scores: torch.Tensor = self.head(functional.relu(self.norm(x)).mean((2, 3)))
-        return scores
+        return self.head(functional.relu(self.norm(x)).mean((2, 3)))
 
 
 def resnet() -> nn.Module:

@@ -27,8 +27,7 @@ class Lstm(nn.Module):
         self.head = nn.Linear(HIDDEN, gpt_job.VOCABULARY)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        scores: Tensor = self.head(self.layers(self.symbol(inputs))[0]).flatten(0, 1)
-        return scores
+        return self.head(self.layers(self.symbol(inputs))[0]).flatten(0, 1)
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Mean cross entropy, in nats a character, of int64 ``[batch, length]``."""

@@ -132,8 +132,7 @@ class Ranks(OneProcess):
     def share(self, data: U8 | None) -> U8:
         size = self._hvd.broadcast(torch.tensor([0 if data is None else data.size]), 0, name="size")
         given = torch.zeros(int(size), dtype=torch.uint8) if data is None else torch.from_numpy(data.copy())
-        message: U8 = self._hvd.broadcast(given, 0, name="message").numpy()
-        return message
+        return self._hvd.broadcast(given, 0, name="message").numpy()
 
     def gather(self, own: dict[int, U8], all_clients: list[int]) -> dict[int, U8]:
         mine = [torch.from_numpy(own[client]) for client in sorted(own)]

@@ -167,8 +167,7 @@ def main(
     def train(given: str, seed: int, folder: Path) -> Run:
         options = ("--config", given, "--seed", seed, job.length, length, "--out", folder)
         script = f"train/{job.script[framework]}"
-        run: Run = mpirun(ranks, script, *options, out=folder / "metrics.json", environment=environment)
-        return run
+        return mpirun(ranks, script, *options, out=folder / "metrics.json", environment=environment)
 
     trained = [
         (train(config, seed, out / f"{label}_{seed}"), train("none", seed, out / f"dense_{seed}"))

@@ -25,13 +25,11 @@ class HorovodJob:
 
     def gather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """All ranks' tensors, ``[size, ...]``."""
-        gathered: torch.Tensor = self.hvd.allgather(tensor[None], name=name)
-        return gathered
+        return self.hvd.allgather(tensor[None], name=name)
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Of all ranks' tensors."""
-        total: torch.Tensor = self.hvd.allreduce(tensor, op=self.hvd.Sum)
-        return total
+        return self.hvd.allreduce(tensor, op=self.hvd.Sum)
 
     def broadcast(self, model: nn.Module) -> None:
         """Rank 0's parameters become those of all."""

@@ -263,8 +263,7 @@ class InTensorFlow:
         return float(loss)
 
     def scores(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
-        answers: np.ndarray = self.model([self.tf.constant(users), self.tf.constant(items)]).numpy()
-        return answers
+        return self.model([self.tf.constant(users), self.tf.constant(items)]).numpy()
 
     def mean(self, value: float, name: str) -> float:
         return float(self.hvd.allreduce(self.tf.constant(value, self.tf.float64)))

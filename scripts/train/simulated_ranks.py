@@ -178,13 +178,11 @@ class SimulatedRanks:
     def _sum_streams(self, vectors: list[Vector], residuals: list[Vector | None]) -> Sum:
         """Recursive halving, with partial sums that are cut; of finite vectors."""
         settings, ranks, numel = self.config.exchange, len(vectors), self.numel
-        assert isinstance(settings, DenseStreamExchange) and settings.density is not None
         codec = DenseStream(coded=settings.coded, value=settings.value, bits=settings.bits)
         parts, keys = self._parts if self.config.selection == "tensor" else None, self._keys()
         tensors = []
         for vector, residual, key in zip(vectors, residuals, keys, strict=True):
             selected = self._pipeline.select(vector, residual, key, parts)
-            assert selected is not None
             indices, values = selected
             if indices is None:
                 indices = np.arange(numel, dtype=np.uint32)
@@ -212,5 +210,4 @@ class SimulatedRanks:
                     add_to(stream.starts, stream.lengths, stream.values, residual)
         small = 8 * int(costs.small_collectives(ranks, *cells).high)
         self.container_bytes += int(network.sent.sum())
-        assert total.out is not None
         return total.out, network.sent + small, network.received + small

@@ -28,8 +28,7 @@ class Network:
 
     def vector(self) -> Vector:
         """A copy of the parameters."""
-        vector: Vector = torch.nn.utils.parameters_to_vector(self.parameters).detach().numpy()
-        return vector
+        return torch.nn.utils.parameters_to_vector(self.parameters).detach().numpy()
 
     def load(self, vector: Vector) -> None:
         """Copies a vector to the parameters."""
@@ -38,8 +37,7 @@ class Network:
     def gradient(self, loss: torch.Tensor) -> Vector:
         """Of a loss."""
         parts = torch.autograd.grad(loss, self.parameters)
-        vector: Vector = torch.cat([part.reshape(-1) for part in parts]).numpy()
-        return vector
+        return torch.cat([part.reshape(-1) for part in parts]).numpy()
 
     def step(self, optimizer: torch.optim.Optimizer, gradient: Vector) -> None:
         """A step of an optimizer of the parameters."""

@@ -65,8 +65,7 @@ class Exchange:
 
 def total(*numbers: float) -> list[float]:
     """The sums of some numbers over the ranks."""
-    sums: list[float] = hvd.allreduce(torch.tensor(numbers, dtype=torch.float64), op=hvd.Sum, name="numbers").tolist()
-    return sums
+    return hvd.allreduce(torch.tensor(numbers, dtype=torch.float64), op=hvd.Sum, name="numbers").tolist()
 
 
 def save(path: Path, model: Model, endpoint: Endpoint, history: list[dict[str, Any]]) -> None:

@@ -59,8 +59,7 @@ def digits() -> list[Any]:
     """Training images, test images, training labels, test labels: 1,437 and 360 images."""
     images, labels = load_digits(return_X_y=True)
     images = (images.reshape(-1, 8, 8, 1) / 8 - 1).astype("float32")
-    parts: list[Any] = train_test_split(images, labels, test_size=360, random_state=0, stratify=labels)
-    return parts
+    return train_test_split(images, labels, test_size=360, random_state=0, stratify=labels)
 
 
 class Timed(keras.callbacks.Callback):  # type: ignore[misc]

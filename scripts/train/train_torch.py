@@ -54,8 +54,7 @@ class ResNet(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.blocks(functional.relu(self.norm(self.stem(x))))
-        scores: torch.Tensor = self.head(x.mean((2, 3)))
-        return scores
+        return self.head(x.mean((2, 3)))
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
