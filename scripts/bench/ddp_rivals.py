@@ -168,10 +168,7 @@ class RivalState:
         return future
 
 
-def rival_hook(
-    state: RivalState,
-    bucket: dist.GradBucket,
-) -> torch.futures.Future[torch.Tensor]:
+def rival_hook(state: RivalState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Averages buckets by ``state.rival``."""
     step = state.step
     state.step += bucket.is_last()

@@ -35,9 +35,7 @@ class HorovodJob:
         """Rank 0's parameters become those of all."""
         self.hvd.broadcast_parameters(dict(model.named_parameters()), root_rank=0)
 
-    def distribute(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, config: Any, seed: int = 0
-    ) -> tuple[Any, Any, Any]:
+    def distribute(self, model: nn.Module, optimizer: Any, config: Any, seed: int = 0) -> tuple[Any, Any, Any]:
         """The model for the forward pass, the optimizer for the steps, and the compression; None for dense."""
         from hvd_deepreduce.torch import DeepReduce
 
@@ -47,9 +45,7 @@ class HorovodJob:
         )
         return model, optimizer, compression
 
-    def distribute_any(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, config: str, seed: int = 0
-    ) -> tuple[Any, Any]:
+    def distribute_any(self, model: nn.Module, optimizer: Any, config: str, seed: int = 0) -> tuple[Any, Any]:
         """As ``distribute``, from equal parameters; a config with ``local`` goes to LocalSGD, which has ``stats()``."""
         from hvd_deepreduce import Config
         from hvd_deepreduce.torch import LocalSGD
@@ -119,9 +115,7 @@ class DdpJob:
         for parameter in model.parameters():
             self._dist.broadcast(parameter.data, 0)
 
-    def distribute(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, config: Any, seed: int = 0
-    ) -> tuple[Any, Any, Any]:
+    def distribute(self, model: nn.Module, optimizer: Any, config: Any, seed: int = 0) -> tuple[Any, Any, Any]:
         """As that of ``HorovodJob``."""
         from hvd_deepreduce.torch import ddp
 

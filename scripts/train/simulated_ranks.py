@@ -211,3 +211,6 @@ class SimulatedRanks:
         small = 8 * int(costs.small_collectives(ranks, *cells).high)
         self.container_bytes += int(network.sent.sum())
         return total.out, network.sent + small, network.received + small
+
+
+Ranks = DenseRanks | SimulatedRanks

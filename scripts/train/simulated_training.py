@@ -4,11 +4,12 @@ Its normalization therefore sees all ranks' batches.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from simulated_ranks import DenseRanks, SimulatedRanks
+from simulated_ranks import Ranks
 from torch.nn import functional
 
 Vector = npt.NDArray[np.float32]
@@ -47,15 +48,9 @@ class Network:
 
 
 def epochs(
-    network: Network,
-    job: DenseRanks | SimulatedRanks,
-    optimizer: torch.optim.Optimizer,
-    schedule: torch.optim.lr_scheduler.LRScheduler,
-    data: Sequence[torch.Tensor],
-    count: int,
-    batch: int,
+    network: Network, job: Ranks, optimizer: Any, schedule: Any, data: Sequence[torch.Tensor], count: int, batch: int,
     seed: int,
-) -> Iterator[tuple[float, list[float]]]:
+) -> Iterator[tuple[float, list[float]]]:  # fmt: skip
     """Trains a classifier; images that are left over from the last whole step of an epoch are not seen.
 
     Args:
