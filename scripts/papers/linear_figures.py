@@ -45,13 +45,15 @@ SKCOMPRESS = {**ALL, "joint": {"name": "skcompress", **SKETCH}}
 BASE = "SKCompress"
 
 
-def top(density: float, bits: int) -> dict[str, Any]:
-    """Ours: a share of the nonzeros, with lazy error feedback."""
-    return {
-        "sparsifier": {"name": "topk", "density": density, "density_of": "nonzeros"},
-        "index": "rans",
-        "value": {"name": "qsgd", "bits": bits, "bucket_size": 512, "norm": "max", "entropy": "rans"},
-    }
+def ours(bits: int, **more: Any) -> dict[str, Any]:
+    """Our codecs, both with rANS."""
+    value = {"name": "qsgd", "bits": bits, "bucket_size": 512, "norm": "max", "entropy": "rans"}
+    return {"index": "rans", "value": value, **more}
+
+
+def top(density: float) -> dict[str, Any]:
+    """A share of the nonzeros, with lazy error feedback."""
+    return {"name": "topk", "density": density, "density_of": "nonzeros"}
 
 
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -59,20 +61,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "ZipML, 16 bits": {**RAW_KEYS, "value": {"name": "uniform", "bits": 16, "bucket_size": 2**31}},
     "QSGD, 8 bits": {**RAW_KEYS, "value": {"name": "qsgd", "bits": 8, "bucket_size": 2**31, "norm": "l2"}},
     "TernGrad": {**RAW_KEYS, "value": {"name": "ternary", "bucket_size": 2**31}},
-    "DGC, 10%": {"sparsifier": {"name": "topk", "density": 0.1, "density_of": "nonzeros"}, "index": "raw",
-                 "value": "raw"},
+    "DGC, 10%": {"sparsifier": top(0.1), "index": "raw", "value": "raw"},
     "SketchML": {**ALL, "joint": {"name": "sketchml", **SKETCH}},
     BASE: SKCOMPRESS,
-}  # fmt: skip
+}
 OURS: dict[str, str | dict[str, Any]] = {
-    "ours, all nonzeros": {
-        **ALL,
-        "index": "rans",
-        "value": {"name": "qsgd", "bits": 4, "bucket_size": 512, "norm": "max", "entropy": "rans"},
-    },
+    "ours, all nonzeros": ours(4, **ALL),
     "ours, 30%, 8 bits": "sparse_small",
-    "ours, 20%, 6 bits": top(0.2, 6),
-    "ours, 10%, 6 bits": top(0.1, 6),
+    "ours, 20%, 6 bits": ours(6, sparsifier=top(0.2)),
+    "ours, 10%, 6 bits": ours(6, sparsifier=top(0.1)),
 }
 """Top-k with lazy error feedback, but for the first."""
 COMPONENTS: dict[str, str | dict[str, Any]] = {
