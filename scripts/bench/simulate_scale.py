@@ -23,7 +23,6 @@ sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", "p
 
 import captured
 import doc_sections
-import figure_kit
 import numpy as np
 import typer
 
@@ -163,6 +162,8 @@ def milliseconds(row: dict[str, Any], rate: float, alpha: float) -> float:
 
 def draw(results: Rows, path: Path) -> None:
     """Plots bytes per rank against ranks, both axes logarithmic, one panel for each input."""
+    import figure_kit
+
     figure, panels = figure_kit.plain(len(results), figsize=(5 * len(results), 4.2), sharey=True, squeeze=False)
     for (title, found), axes in zip(results.items(), panels[0], strict=True):
         for name, style in STYLES.items():
@@ -246,7 +247,7 @@ def main(
     output.with_suffix(".json").write_text(json.dumps({**about, "results": results}, indent=1))
     draw(results, output.with_suffix(".png"))
     if write:
-        draw(results, figure_kit.FOLDER / "densestream_scale.png")
+        draw(results, doc_sections.RESULTS / "figures" / "densestream_scale.png")
         doc_sections.write(DOC, "scale", "How the exchanges scale", text(results, titles))
 
 
