@@ -23,9 +23,9 @@ def test_configuration_is_up_to_date():
 
 
 def test_the_example_of_overrides_is_a_config():
-    from describe import OVERRIDES
-
-    example = yaml.safe_load("\n".join(line for line in OVERRIDES.splitlines() if line.startswith("    ")))
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    part = text.split("\n### Settings of single tensors\n")[1].split("\n### ")[0]
+    example = yaml.safe_load("\n".join(line for line in part.splitlines() if line.startswith("    ")))
     config = Config.load(example)
     config.check_overrides(["a.bias", "embedding.weight", "head.weight", "b.weight"])
     assert config.variants["embedding.*"] == Config.load(density=0.001, value={"bits": 4}, scope=config.scope)

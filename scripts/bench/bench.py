@@ -7,8 +7,6 @@ machine. Each section can be run alone:
     python scripts/bench/bench.py --only pipeline --only indices
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -20,7 +18,7 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", "train"))
 
@@ -30,6 +28,8 @@ import doc_sections
 import numpy as np
 import typer
 from bench_inputs import described, random_subset, vector
+from doc_sections import RESULTS, ROOT, table
+from history import total
 from rich.console import Console
 from step_times import Difference
 
@@ -41,8 +41,7 @@ from hvd_deepreduce.tools.measuring import KEY, all_codecs, entropy_bits, timed,
 from hvd_deepreduce.tools.picture import Panel, Point, draw
 from hvd_deepreduce.wire import standalone as wire
 
-ROOT = Path(__file__).parents[2]
-DOC = ROOT / "docs" / "results" / "benchmarks.md"
+DOC = RESULTS / "benchmarks.md"
 LARGE, SMALL = 25_600_000, 36_864
 DENSITIES = (0.001, 0.01, 0.1)
 console = Console(width=140)
@@ -60,12 +59,6 @@ def small_timed(function: Callable[[], Any]) -> float:
     return median(batches)
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def layer(kind: str) -> captured.Vector:
     """The first 3x3 convolution of ResNet-50's first stage: 64 x 64 x 3 x 3 = 36,864 elements, of a job that selects
     1% from each tensor."""
@@ -75,7 +68,7 @@ def layer(kind: str) -> captured.Vector:
     return of_all[end - SMALL : end].copy()
 
 
-def pipeline_section() -> Iterator[str]:
+def pipeline_section() -> Iterator[str | None]:
     """The recommended config on 25.6 M elements, compared with a copy and with torch.topk."""
     import torch
 
@@ -110,14 +103,9 @@ def pipeline_section() -> Iterator[str]:
             ["torch.topk of the magnitudes alone", f"{1000 * topk:.0f}", f"{topk / copy2:.1f}", "", ""],
         ],
     )  # fmt: skip
-    yield (
-        "The least traffic is counted in 4-byte words per element. The copy has 2: one read and one written. Encoding "
-        "has 4: it reads the gradient twice (first to check that it is finite, before anything is changed), and reads "
-        "and writes the residual. Decoding has 1: it writes the output once."
-    )
 
 
-def indices_section() -> Iterator[str]:
+def indices_section() -> Iterator[str | None]:
     """Every lossless index codec on random subsets: size relative to the entropy, and speed."""
     rows = []
     for density in DENSITIES:
@@ -134,28 +122,17 @@ def indices_section() -> Iterator[str]:
                 [name, f"{density:.1%}", f"{bits / count:.3f}", f"{entropy / count:.3f}", f"{bits / entropy:.4f}",
                  f"{count / encode / 1e6:.0f}", f"{count / decode / 1e6:.0f}"]
             )  # fmt: skip
-    yield (
-        "Input: uniformly random subsets, close to what error feedback leaves. Baseline: the entropy of such a subset, "
-        "log2 C(d, r). One thread."
-    )
     yield table(
         ["index codec", "density", "bits / kept", "entropy", "bits / entropy", "encode M kept/s", "decode M kept/s"],
         rows,
     )
 
 
-def inputs_section() -> Iterator[str]:
+def inputs_section() -> Iterator[str | None]:
     """What the input changes: raw gradients, accumulators, generated and random supports."""
     densities = (0.001, 0.01, 0.05, 0.1)
     head, *rows = bench_inputs.rows(densities)
-    yield (
-        "A job with error feedback selects from accumulators, whose support is nearly random: most of what it sends "
-        "has waited in the residual for many steps. A job without error feedback selects from raw gradients, whose "
-        "large elements are neighbours, and whose indices cost less. So a figure measured on one does not hold for the "
-        "other. Bytes only, of whole-vector top-k and of rank 0. DenseStream against 4 + 4 bytes for each kept element "
-        "is the paper's Table I. The last column shows what summing on the way can save: little, where the ranks' "
-        "supports hardly overlap."
-    )
+    yield None
     yield (
         f"Accumulators and raw gradients are those of one job for each density; that of 1%: "
         f"{described('accumulator', 0.01)}. Generated clusters are those of bench_net.py."
@@ -163,13 +140,9 @@ def inputs_section() -> Iterator[str]:
     yield table(head, rows)
 
 
-def codecs_section() -> Iterator[str]:
+def codecs_section() -> Iterator[str | None]:
     """Every codec on captured vectors: bits, time and error, as tables and as a figure."""
-    yield (
-        "Index codecs encode the indices of the exact top-k, value codecs its values, joint codecs both. All codecs "
-        "have their default settings; under error feedback, value codecs have those that a job gives them. Bits and "
-        "nanoseconds are per kept element; GB/s refer to the dense gradient."
-    )
+    yield None
     points: dict[str, list[Point]] = {"index": [], "value": [], "joint": []}
     for title, kind, selection, densities in (
         ("One layer, with error feedback", "accumulator", "tensor", (0.01,)),
@@ -211,42 +184,25 @@ def codecs_section() -> Iterator[str]:
     yield "![bits, time and error of every codec](figures/codecs.png)"
 
 
-class Rival(NamedTuple):
-    """A codec of the papers' own code, on one core: 368 of 36,864 elements.
-
-    Its gradient is not known, so only codecs are here whose bytes and work depend on the numbers of elements alone.
-
-    Attributes:
-        kind: ``"index"`` or ``"value"``.
-        settings: those of our codec, the same as its.
-    """
-
-    name: str
-    kind: str
-    settings: dict[str, Any]
-    encode_ms: float
-    decode_ms: float
-    size: int
-
-
-RIVALS = [
-    Rival("Bloom P0, FPR 0.001", "index", {"name": "bloom", "policy": "p0", "fpr": 0.001}, 2.8, 2.1, 662),
-    Rival("QSGD, sign and 7 bits, one l2 norm", "value", {"name": "qsgd", "bits": 8, "norm": "l2"}, 0.25, 0.10, 372),
+RIVALS: list[tuple[str, str, dict[str, Any], tuple[float, float], int]] = [
+    ("Bloom P0, FPR 0.001", "index", {"name": "bloom", "policy": "p0", "fpr": 0.001}, (2.8, 2.1), 662),
+    ("QSGD, sign and 7 bits, one l2 norm", "value", {"name": "qsgd", "bits": 8, "norm": "l2"}, (0.25, 0.10), 372),
 ]
+"""Codecs of the papers' own code, on one core: 368 of 36,864 elements. The name, the settings of our codec that are the
+same as its, milliseconds to encode and to decode, bytes. Its gradient is not known, so only codecs are here whose bytes
+and work depend on the numbers of elements alone."""
 
 
-def rivals_section() -> Iterator[str]:
+def rivals_section() -> Iterator[str | None]:
     """Two of our codecs and the papers' own code, with the same settings."""
     gradient = layer("accumulator")
     indices, values = select.topk(gradient.copy(), None, 368)
     rows = []
-    for rival in RIVALS:
-        config = Config.load(**{rival.kind: rival.settings})
-        tried = trial(getattr(config, rival.kind), indices, values, SMALL)
+    for name, kind, settings, theirs, size in RIVALS:
+        tried = trial(getattr(Config.load(**{kind: settings}), kind), indices, values, SMALL)
         ours = [1000 * small_timed(call) for call in (tried.encode, tried.decode)]
-        theirs = (rival.encode_ms, rival.decode_ms)
         cells = (f"{mine:.3f}, {its} ({its / mine:.0f}x)" for mine, its in zip(ours, theirs, strict=True))
-        rows.append([rival.name, *cells, f"{tried.size}, {rival.size}"])
+        rows.append([name, *cells, f"{tried.size}, {size}"])
     yield (
         f"Ours, theirs: 368 of {SMALL:,} elements, one core, the same settings. Ours: the first 3x3 convolution of "
         f"{described('accumulator', 0.01, 'tensor')}. Theirs: the reference code of DeepReduce, moved to the CPU, "
@@ -256,7 +212,7 @@ def rivals_section() -> Iterator[str]:
     yield table(["codec", "encode ms", "decode ms", "bytes"], rows)
 
 
-def overhead_section() -> Iterator[str]:
+def overhead_section() -> Iterator[str | None]:
     """The overhead of a call: eight kept elements of 64."""
     gradient = np.random.default_rng(0).standard_normal(64).astype(np.float32)
     indices, values = select.topk(gradient.copy(), None, 8)
@@ -264,11 +220,10 @@ def overhead_section() -> Iterator[str]:
     for kind, name, codec in all_codecs():
         tried = trial(codec, indices, values, 64)
         rows.append([kind, name, *(f"{1e6 * small_timed(call):.1f}" for call in (tried.encode, tried.decode))])
-    yield "Microseconds per call for eight values. Nearly all of it is the overhead of the call itself. Aim: 60."
     yield table(["", "codec", "encode us", "decode us"], rows)
 
 
-def bloom_section() -> Iterator[str]:
+def bloom_section() -> Iterator[str | None]:
     """Bloom filters. Most of the time is the query for every index of the tensor."""
     gradient = vector("accumulator", 0.01)
     d = gradient.size
@@ -294,7 +249,7 @@ def bloom_section() -> Iterator[str]:
     )
 
 
-def sparse_section() -> Iterator[str]:
+def sparse_section() -> Iterator[str | None]:
     """An inherently sparse gradient: 60% of 31.8 M elements are nonzero. 7-bit QSGD."""
     d = 31_800_000
     generator = np.random.default_rng(1)
@@ -316,17 +271,12 @@ def sparse_section() -> Iterator[str]:
                 [norm, entropy, f"{packed.nbytes / gradient.nbytes:.4f}", f"{8 * container.indices.size / d:.3f}",
                  f"{8 * container.values.size / kept:.3f}", f"{error:.3f}"]
             )  # fmt: skip
-    yield (
-        "Input: 31.8 M generated elements, of which 60% are nonzero, at random positions; not a gradient of a job. "
-        "Baseline: 4 bytes for each element. 7-bit QSGD with buckets of 512, no error feedback. The best volume in the "
-        "papers is 0.2063, on the gradients of NCF. Aim: 0.15."
-    )
     yield table(
         ["norm", "entropy", "volume / dense", "index bits / element", "value bits / kept", "relative L2 error"], rows
     )
 
 
-def training_section() -> Iterator[str]:
+def training_section() -> Iterator[str | None]:
     """`make train` and `make train-tf` with three seeds."""
     out, rows, figures = ROOT / "runs" / "bench", [], DOC.parent / "figures"
     said = []
@@ -340,50 +290,27 @@ def training_section() -> Iterator[str]:
         for kind in ("dense", "compressed"):
             runs = results[kind]
             finals = [100 * run["epochs_done"][-1]["accuracy"] for run in runs]
-            sent, dense = (
-                sum(row[key] for run in runs for row in run["epochs_done"]) for key in ("bytes_sent", "dense_bytes")
-            )
+            sent, dense = (sum(total(run["epochs_done"], key) for run in runs) for key in ("bytes_sent", "dense_bytes"))
             rows.insert(
                 0,
                 [name, kind, ", ".join(f"{a:.2f}" for a in finals), f"{np.mean(finals):.2f}", f"{sent / dense:.2%}",
                  f"{1e3 * float(np.median(results['steps'][kind])):.1f}"],
             )  # fmt: skip
-    yield (
-        "The digits job of `make train` and `make train-tf` (a ResNet of 601,290 parameters, two ranks, 20 epochs) "
-        "with three seeds. Baseline: the same job without compression. Aim: an accuracy within 1 point of the dense "
-        "one, with at most 1.5% of the dense bytes. A step's time is the median over steps of both jobs, interleaved "
-        "in one run."
-    )
     yield table(["", "job", "final accuracy, %", "mean", "bytes sent / dense", "step, ms"], rows)
-    yield "\n\n".join(said)
+    yield from said
     figures.mkdir(parents=True, exist_ok=True)
     (figures / "accuracy.png").write_bytes((newest / "accuracy.png").read_bytes())
     yield "![accuracy against bytes sent, PyTorch](figures/accuracy.png)"
 
 
-def step_section() -> Iterator[str]:
+def step_section() -> Iterator[str | None]:
     """Whole steps of every scope beside dense ones."""
     environment = {**os.environ, "HOROVOD_CACHE_CAPACITY": "8192"}  # the tensors of all jobs
-    yield (
-        "Milliseconds of a whole step of `hvd.DistributedOptimizer` on PyTorch and of `hvd.DistributedGradientTape` "
-        "in a `tf.function`, medians of 20, and of 160 for models of up to 2 M elements "
-        "(scripts/bench/bench_step.py). Two ranks share the memory and the cores of one machine, with one thread "
-        "each, and Open MPI yields while it waits "
-        "(`OMPI_MCA_mpi_yield_when_idle=1`); gradients take almost no time to "
-        "compute; the steps of all jobs are interleaved, in orders that are drawn. `local` is the step without "
-        "communication. `alone` is no step: one vector of the model's size is encoded, and two containers of it are "
-        "decoded. In brackets: relative to `dense`, Horovod's allreduce of float32. All others but `fp16` have the "
-        "preset topk_rice_qsgd, in their scope; `default` has the default scope, `bucket`. *Added* is what a step of "
-        "`default` takes beyond `local`, and `dense` beyond `local`, in times `alone`. On a network, dense steps take "
-        "longer: see the emulated network's tables."
-    )
-    torch_jobs = ["dense", "fp16", "default", "tensor", "model", "densestream", "auto"]
-    for framework, jobs in (
-        ("torch", torch_jobs),
-        ("tensorflow", ["dense", "fp16", "default", "tensor", "model", "auto"]),
-    ):
+    jobs = ["dense", "fp16", "default", "tensor", "model", "densestream", "auto"]
+    for framework in ("torch", "tensorflow"):
+        chosen = [job for job in jobs if framework == "torch" or job != "densestream"]
         command = ["mpirun", "-np", "2", sys.executable, str(ROOT / "scripts" / "bench" / "bench_step.py")]
-        command += ["--framework", framework, *(part for job in jobs for part in ("--jobs", job))]
+        command += ["--framework", framework, *(f"--jobs={job}" for job in chosen)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env=environment)
         found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         rows = []
@@ -395,11 +322,10 @@ def step_section() -> Iterator[str]:
             ]
             added = [f"{(times[job] - times['local']) / times['alone']:.1f}" for job in ("default", "dense")]
             rows.append([f"{one['tensors']} tensors, {one['numel'] / 1e6:.3g} M", *cells, ", ".join(added)])
-        yield {"torch": "PyTorch", "tensorflow": "TensorFlow"}[framework] + ":"
         yield table(["", *found[0]["ms"], "added: default, dense"], rows)
 
 
-SECTIONS: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
+SECTIONS: dict[str, tuple[str, Callable[[], Iterator[str | None]]]] = {
     "pipeline": ("The recommended config, end to end", pipeline_section),
     "training": ("Training: accuracy against bytes", training_section),
     "indices": ("Lossless index codecs on random subsets of 25.6 M elements", indices_section),
@@ -413,18 +339,8 @@ SECTIONS: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
 }
 
 
-HEAD = """# Benchmarks
-
-`make bench` (scripts/bench/bench.py) writes this page; run it to see the figures of your machine. Times are medians on
-one thread. Compare them only as ratios within a table, because they were measured on shared and noisy machines.
-Captured vectors come from scripts/bench/capture_gradients.py, and each table says which.
-"""
-
-
 def main(
-    only: Annotated[
-        list[str] | None, typer.Option(help="a section to run; can be repeated: " + ", ".join(SECTIONS))
-    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="a section, or several: " + ", ".join(SECTIONS))] = None,
 ) -> None:
     """Runs the benchmarks, prints the tables and writes them to docs/results/benchmarks.md."""
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -436,13 +352,10 @@ def main(
         load = os.getloadavg()[0]
         parts = list(function())
         level = ("portable", "AVX2", "AVX-512")[library.vector_level()]
-        machine = (
-            f"{date.today()}, {platform.machine()}, {os.cpu_count()} cores (load {load:.1f} before), {level} kernels"
-        )
-        parts.append(f"*{machine}.*")
-        body = "\n\n".join(parts)
+        machine = f"{platform.machine()}, {os.cpu_count()} cores (load {load:.1f} before), {level} kernels"
+        body = doc_sections.refreshed(DOC, name, parts, f"*{date.today()}, {machine}.*")
         print(body, flush=True)
-        doc_sections.write(DOC, name, title, body, HEAD)
+        doc_sections.write(DOC, name, title, body)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,12 @@
     scripts/bench/bench_ddp.py --rate 10gbit --accuracy --seeds 3 --write
 
 The script creates the emulated network of scripts/bench/netlab, runs itself on each host and removes the emulated
-network. All jobs run in the same processes, under torch.distributed with Gloo, each with a model, an optimizer and a
-process group of its own (ddp_jobs.py), and their steps are interleaved. A step's time is that of its slowest rank, from
-a barrier to the end of the optimizer's update. Bytes are those that the busiest host has received over its link, by the
-link's counter. mpirun starts the processes: jobs over mpi4py and Horovod's use MPI, nothing else does. Horovod runs
-during the steps of its own jobs alone; before each of them, one step of the same job is not timed.
-
-With --accuracy, each job trains by itself for --steps steps, from the same parameters, on the same batches.
+network. All jobs run in the same processes, under torch.distributed with Gloo, each with a process group of its own
+(ddp_jobs.py), and their steps are interleaved. A step's time is that of its slowest rank. Bytes are those that the
+busiest host has received, by its link's counter. Horovod runs during the steps of its own jobs alone; before each of
+them, one step of the same job is not timed. With --accuracy, each job trains by itself for --steps steps, from the same
+parameters, on the same batches.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -30,10 +26,8 @@ import emulated_network
 import numpy as np
 import numpy.typing as npt
 import typer
-from emulated_network import MEMORY, PRIORITY_HELP, RATE_HELP, bits_per_second, received_bytes
-from step_times import interleaved
+from emulated_network import MEMORY, PRIORITY_HELP, RATE_HELP, bits_per_second, measured, received_bytes
 
-DOC = emulated_network.ROOT / "docs" / "results" / "benchmarks.md"
 START = 3
 """Iterations of a training in which no hook compresses."""
 WARM = 3
@@ -68,17 +62,11 @@ def slowest(times: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
     most = torch.from_numpy(times.copy())
     dist.all_reduce(most, dist.ReduceOp.MAX)
-    found: npt.NDArray[np.float64] = most.numpy()
-    return found
+    return most.numpy()
 
 
 def timed(names: list[str], steps: int, shape: dict[str, Any]) -> dict[str, Any]:
-    """Interleaves the steps of all jobs.
-
-    Args:
-        names: of the jobs.
-        steps: of each that count.
-        shape: arguments of ``Job``.
+    """Interleaves the steps of all jobs, of which so many count.
 
     Returns:
         Of each job: the ``seconds`` of its steps, and the ``bytes`` that the busiest rank received in one; what
@@ -88,13 +76,6 @@ def timed(names: list[str], steps: int, shape: dict[str, Any]) -> dict[str, Any]
     from ddp_jobs import CONTENDERS, Job, horovod_runs
 
     jobs = {name: Job(name, 0, start=0, **shape) for name in names}
-    received: dict[str, list[int]] = {name: [] for name in names}
-
-    def counted(name: str) -> None:
-        before = received_bytes()
-        jobs[name].step()
-        received[name].append(received_bytes() - before)
-
     if "auto" in jobs:  # it decides by steps that follow each other
         for _ in range(TRIAL):
             jobs["auto"].step()
@@ -105,14 +86,12 @@ def timed(names: list[str], steps: int, shape: dict[str, Any]) -> dict[str, Any]
         if wanted:  # a step that is not timed: Horovod has forgotten which tensors all ranks have
             jobs[name].step()
 
-    steps_of = {name: lambda name=name: counted(name) for name in names}
-    seconds = interleaved(steps_of, steps, slowest, WARM, prepare)
+    figures = measured({name: job.step for name, job in jobs.items()}, steps, slowest, WARM, prepare)
     for name in [name for name in names if name != "local"]:
         jobs[name].check()
-    most = {name: slowest(np.array(counts[WARM:], np.float64)) for name, counts in received.items()}
     parameters = sum(one.numel() for one in jobs[names[0]].model.parameters())
     found: dict[str, Any] = {"parameters": parameters, "said": [job.said() for job in jobs.values() if job.said()]}
-    found["jobs"] = {name: {"seconds": seconds[name], "bytes": float(np.median(most[name]))} for name in names}
+    found["jobs"] = {name: {"seconds": own, "bytes": float(np.median(most))} for name, (own, most) in figures.items()}
     for job in jobs.values():
         job.close()
     return found
@@ -164,17 +143,9 @@ def inside(
     dist.destroy_process_group()
 
 
-def markdown(rows: list[list[str]]) -> str:
-    """A table; the first row is its head."""
-    head, *rest = rows
-    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rest])
-
-
 def about(read: dict[str, Any]) -> str:
     """What both tables say first."""
-    where = (
-        f"{read['hosts']} hosts at {read['rate']} share" if read["rate"] != MEMORY else f"{read['hosts']} ranks share"
-    )
+    where = f"{read['hosts']} " + ("ranks share" if read["rate"] == MEMORY else f"hosts at {read['rate']} share")
     return (
         f"The ResNet of train_torch.py with {read['parameters'] / 1e6:.1f} M parameters (width {read['width']}) on "
         f"handwritten digits, {read['batch']} images a rank and step, SGD with momentum, float32. {where} "
@@ -188,10 +159,9 @@ def times_table(read: dict[str, Any]) -> str:
 
     jobs, wire = read["jobs"], 8e3 / bits_per_second(read["rate"])
     local = 1e3 * float(np.median(jobs["local"]["seconds"])) if "local" in jobs else None
-    rows = [["job", "what it is", "ms a step (quartiles)", "dense / this"]]
-    rows[0] += ["ms over `local` (share of the step)"] * (local is not None) + ["MB in", "ms of these on the wire"] * (
-        wire > 0
-    )
+    rows, head = [], ["job", "what it is", "ms a step (quartiles)", "dense / this"]
+    head += ["ms over `local` (share of the step)"] * (local is not None)
+    head += ["MB in", "ms of these on the wire"] * (wire > 0)
     for name, job in jobs.items():
         low, middle, high = (1e3 * np.quantile(job["seconds"], [0.25, 0.5, 0.75])).tolist()
         row = [f"`{name}`", CONTENDERS[name].about, f"{middle:.0f} ({low:.0f} to {high:.0f})", ""]
@@ -208,7 +178,7 @@ def times_table(read: dict[str, Any]) -> str:
         "`dense / this` is the median over the rounds of the ratio of the two steps, so above 1 the job is faster than "
         "DDP. `local` is the part of a step that no exchange can shorten; hosts with cores of their own compute it "
         f"sooner. `MB in` is what the busiest host received in a step, by the counter of its link.{said}\n\n"
-        + markdown(rows)
+        + doc_sections.table(head, rows)
     )
 
 
@@ -216,8 +186,8 @@ def accuracy_table(read: dict[str, Any]) -> str:
     """The accuracies as Markdown."""
     from ddp_jobs import CONTENDERS
 
-    rows = [["job", "what it is", "test accuracy, mean (each seed)", "test loss, mean (each seed)"]]
-    rows[0] += ["MB in, whole training"] * (read["rate"] != MEMORY)
+    rows, head = [], ["job", "what it is", "test accuracy, mean (each seed)", "test loss, mean (each seed)"]
+    head += ["MB in, whole training"] * (read["rate"] != MEMORY)
     for name, job in read["jobs"].items():
         accuracies = ", ".join(f"{100 * one:.2f}%" for one in job["accuracy"])
         losses = ", ".join(f"{one:.4f}" for one in job["loss"])
@@ -228,7 +198,7 @@ def accuracy_table(read: dict[str, Any]) -> str:
         f"{about(read)} Every job trains for {read['steps']} steps from the same parameters, on the same batches, with "
         f"one schedule of the learning rate (one cycle, at most {read['lr']:g}), the same for all jobs. No "
         f"hook compresses in the first {START} iterations. The test set has 360 images, so one image is 0.28%.\n\n"
-        + markdown(rows)
+        + doc_sections.table(head, rows)
     )
 
 
@@ -274,7 +244,7 @@ def main(
     if write:
         where = "on one machine" if rate == MEMORY else f"in the emulated network at {rate}"
         title = "DDP: accuracy after equal steps" if accuracy else f"DDP, {hosts} ranks {where}"
-        doc_sections.write(DOC, what, title, body)
+        doc_sections.write(doc_sections.RESULTS / "benchmarks.md", what, title, body)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ compare two versions on a machine with other work, run both in turn, with PYTHON
 --profile, rank 0 also prints where its time goes, by function; the profiler makes calls slower.
 """
 
-from __future__ import annotations
-
 import cProfile
 import json
 import os

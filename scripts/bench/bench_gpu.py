@@ -7,8 +7,6 @@ everything that the adapter does with a gradient, including error feedback and t
     python scripts/bench/bench_gpu.py --numel 25600000 --density 0.01
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Callable

@@ -3,10 +3,7 @@
 The section `inputs` of scripts/bench/bench.py (bytes only, no times), and the captured vectors of its other sections.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import captured
 import numpy as np
@@ -44,35 +41,18 @@ def random_subset(d: int, r: int, seed: int | None = None) -> U32:
     return np.sort(rng.choice(d, r, replace=False).astype(np.uint32))
 
 
-@dataclass(frozen=True)
-class Input:
-    """A kind of input: ``accumulator``, ``gradient``, ``clusters`` or ``random``.
-
-    Attributes:
-        kind: which.
-        density: of the selection.
-        numel: of the vectors.
-    """
-
-    kind: str
-    density: float
-    numel: int
-
-    def selected(self, rank: int) -> tuple[U32, Floats]:
-        """The indices and values that a rank sends."""
-        kept = int(self.numel * self.density)
-        if self.kind == "random":
-            return random_subset(self.numel, kept, rank), np.ones(kept, np.float32)
-        own = generated(self.numel, rank) if self.kind == "clusters" else vector(self.kind, self.density, rank)
-        return select.topk(own, None, kept)
-
-
 INPUTS = {
-    "accumulator": "accumulators",
-    "gradient": "raw gradients",
-    "clusters": "generated clusters",
+    "accumulator": "accumulators", "gradient": "raw gradients", "clusters": "generated clusters",
     "random": "random positions",
-}
+}  # fmt: skip
+
+
+def selected(kind: str, density: float, numel: int, rank: int) -> tuple[U32, Floats]:
+    """The indices and values that a rank sends of a kind of input."""
+    kept = int(numel * density)
+    if kind == "random":
+        return random_subset(numel, kept, rank), np.ones(kept, np.float32)
+    return select.topk(generated(numel, rank) if kind == "clusters" else vector(kind, density, rank), None, kept)
 
 
 def rows(densities: tuple[float, ...]) -> Iterator[list[str]]:
@@ -82,10 +62,9 @@ def rows(densities: tuple[float, ...]) -> Iterator[list[str]]:
     for density in densities:
         numel = vector("gradient", density).size
         for kind, label in INPUTS.items():
-            given = Input(kind, density, numel)
             union = np.zeros(numel, bool)
             for rank in range(RANKS)[::-1]:
-                indices, values = given.selected(rank)
+                indices, values = selected(kind, density, numel, rank)
                 union[indices] = True
             kept = indices.size
             bits = [8 * index_codecs.by_name[name]().encode(indices, numel, KEY)[0].size for name in INDEX_CODECS]

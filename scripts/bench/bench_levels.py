@@ -2,29 +2,22 @@
 """Two levels in the emulated network: bytes over the link between hosts, and step times; hosts have several ranks.
 
     scripts/bench/bench_levels.py --hosts 2 --rate 1gbit --write
-    scripts/bench/bench_levels.py --hosts 3 --rate 1gbit --write
 
 The script creates the emulated network (scripts/bench/netlab, which needs root), starts itself under mpirun with so
-many ranks on each host, and removes the emulated network. It takes steps of ``hvd.DistributedOptimizer`` and of
-DistributedDataParallel over Gloo: without compression, with a config, and with ``hierarchical: true`` besides. Bytes
-are those that a host has received over its link (/proc/net/dev), the most of all hosts: containers, carriers,
-negotiation, and TCP's headers. Ranks of one host reach each other over its loopback device, at the speed of memory.
-
-After the steps it checks that all ranks' parameters are equal bit for bit, and that what was applied and what waits in
-the residuals are together the gradients; it ends with an error otherwise.
+many ranks on each host, and removes it. It takes steps of ``hvd.DistributedOptimizer`` and of DistributedDataParallel
+over Gloo: without compression, with a config, and with ``hierarchical: true`` besides. Bytes are those that a host has
+received over its link, the most of all hosts. After the steps it checks that all ranks' parameters are equal bit for
+bit, and that what was applied and what waits in the residuals are together the gradients.
 """
-
-from __future__ import annotations
 
 import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev",))
+sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", "train"))
 
 import doc_sections
 import emulated_network
@@ -34,123 +27,15 @@ from emulated_network import received_bytes
 
 from hvd_deepreduce.tools.gradients import generated
 
-DOC = emulated_network.ROOT / "docs" / "results" / "benchmarks.md"
 WARM = 2
 KINDS = {"dense": None, "one level": False, "two levels": True}
 
 
-class Job:
-    """One rank of a framework's job, which steps one model after another."""
-
-    def __init__(self, numel: int, tensors: int, rank: int) -> None:
-        import torch
-
-        torch.set_num_threads(1)
-        sizes = [numel // tensors] * (tensors - 1) + [numel - (tensors - 1) * (numel // tensors)]
-        self.gradients = torch.from_numpy(generated(numel, rank)).split(sizes)
-
-    def model(self) -> Any:
-        """A model whose gradients are those of this rank in every step."""
-        import torch
-        from torch import nn
-
-        gradients = self.gradients
-
-        class Model(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.parts = nn.ParameterList(torch.zeros_like(one) for one in gradients)
-
-            def forward(self) -> torch.Tensor:
-                return torch.stack([p @ g for p, g in zip(self.parts, gradients, strict=True)]).sum()
-
-        return Model()
-
-
-class HorovodJob(Job):
-    """Under Horovod over MPI."""
-
-    def __init__(self, numel: int, tensors: int) -> None:
-        import horovod.torch as hvd
-
-        self.hvd = hvd
-        hvd.init(process_sets="dynamic")
-        super().__init__(numel, tensors, hvd.rank())
-        self.rank, self.size, self.barrier, self.end = hvd.rank(), hvd.size(), hvd.barrier, hvd.shutdown
-
-    def sum(self, tensor: Any) -> Any:
-        """Over all ranks."""
-        return self.hvd.allreduce(tensor, op=self.hvd.Sum)
-
-    def prepared(self, config: dict[str, Any] | None) -> tuple[Any, Any, Callable[[], Any]]:
-        """The model, what compresses it, and a function for a step."""
-        import torch
-
-        from hvd_deepreduce.torch import DeepReduce
-
-        model = self.model()
-        compression = None if config is None else DeepReduce(model, config)
-        optimizer = self.hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters(),
-            compression or self.hvd.Compression.none,
-        )  # fmt: skip
-
-        def step() -> None:
-            optimizer.zero_grad()
-            model().backward()
-            optimizer.step()
-
-        return model, compression, step
-
-
-class DdpJob(Job):
-    """DistributedDataParallel over Gloo."""
-
-    def __init__(self, numel: int, tensors: int) -> None:
-        import torch.distributed as dist
-
-        self.dist = dist
-        for name, other in (("RANK", "RANK"), ("WORLD_SIZE", "SIZE"), ("LOCAL_RANK", "LOCAL_RANK")):
-            os.environ[name] = os.environ[f"OMPI_COMM_WORLD_{other}"]
-        dist.init_process_group("gloo")
-        self.rank, self.size, self.barrier = dist.get_rank(), dist.get_world_size(), dist.barrier
-        super().__init__(numel, tensors, self.rank)
-
-    def end(self) -> None:
-        """Ends the job."""
-        self.dist.barrier()
-        self.dist.destroy_process_group()
-
-    def sum(self, tensor: Any) -> Any:
-        """Over all ranks."""
-        total = tensor.clone()
-        self.dist.all_reduce(total)
-        return total
-
-    def prepared(self, config: dict[str, Any] | None) -> tuple[Any, Any, Callable[[], Any]]:
-        """As ``HorovodJob.prepared``."""
-        import torch
-
-        from hvd_deepreduce.torch import ddp
-
-        inner = self.model()
-        model = torch.nn.parallel.DistributedDataParallel(inner)
-        state = None
-        if config is not None:
-            state = ddp.DeepReduceState(config)
-            model.register_comm_hook(state, ddp.deepreduce_hook)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-
-        def step() -> None:
-            optimizer.zero_grad()
-            model().backward()
-            optimizer.step()
-
-        return inner, state, step
-
-
-def check(job: Job | Any, model: Any, compression: Any, steps: int, what: str) -> float:
+def check(job: Any, model: Any, compression: Any, gradients: Any, what: str) -> float:
     """The largest error of: applied + residuals == gradients, of the gradients' largest element.
+
+    Args:
+        gradients: the sum of those of all steps, of each parameter.
 
     Raises:
         AssertionError: the ranks' parameters differ.
@@ -167,41 +52,46 @@ def check(job: Job | Any, model: Any, compression: Any, steps: int, what: str) -
             if name in residuals:
                 kept[at : at + parameter.numel()] = residuals[name].reshape(-1).double()
             at += parameter.numel()
-    came = job.sum(steps * torch.cat(list(job.gradients)).double() - kept)
+    came = job.sum(torch.cat(gradients).double() - kept)
     return float((job.size * applied.double() - came).abs().max() / came.abs().max())
 
 
 def inside(framework: str, numel: int, tensors: int, config: str, repeat: int, output: Path) -> None:
     """A rank of the emulated network's job."""
+    import torch
+    from given import Given
+    from launchers import LAUNCHERS
+
     from hvd_deepreduce import Config
 
-    job = (HorovodJob if framework == "horovod" else DdpJob)(numel, tensors)
-    rows = {}
+    job, rows = LAUNCHERS[framework](process_sets="dynamic"), {}
+    torch.set_num_threads(1)
+    sizes = [numel // tensors] * (tensors - 1) + [numel - (tensors - 1) * (numel // tensors)]
+    gradients = torch.from_numpy(generated(numel, job.rank)).split(sizes)
     for name, hierarchical in KINDS.items():
-        given = None if hierarchical is None else Config.load(config, hierarchical=hierarchical).to_dict()
-        model, compression, step = job.prepared(given)
+        given = "none" if hierarchical is None else Config.load(config, hierarchical=hierarchical).to_dict()
+        model = Given(sizes)
+        forward, optimizer, compression = job.distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), given)
         seconds, counted = [], []
         for _ in range(WARM + repeat):
             job.barrier()
             before, began = received_bytes(), time.perf_counter()
-            step()
+            optimizer.zero_grad()
+            forward(gradients).backward()
+            optimizer.step()
             seconds.append(time.perf_counter() - began)
             job.barrier()
             counted.append(received_bytes() - before)
-        import torch
-
         of_rank = torch.zeros(job.size, 2, dtype=torch.float64)
         of_rank[job.rank] = torch.tensor([np.median(seconds[WARM:]), np.median(counted[WARM:])])
         slowest, most = job.sum(of_rank).max(0).values.tolist()
-        error = check(job, model, compression, WARM + repeat, name)
+        error = check(job, model, compression, [(WARM + repeat) * one.double() for one in gradients], name)
         assert error < 1e-4, f"{name}: applied + residuals differ from the gradients by {error}"
         stats = {} if compression is None else compression.stats()["last_step"]
         rows[name] = {"seconds": slowest, "bytes": most, "error": error, "stats": stats}
         if job.rank == 0:
-            print(
-                f"{framework} {name}: {slowest:.3f} s, {most:,.0f} bytes over a host's link, error {error:.1e}",
-                flush=True,
-            )
+            print(f"{framework} {name}: {slowest:.3f} s, {most:,.0f} bytes over a host's link, error {error:.1e}",
+                  flush=True)  # fmt: skip
         if compression is not None:
             compression.close()
         job.barrier()
@@ -212,24 +102,19 @@ def inside(framework: str, numel: int, tensors: int, config: str, repeat: int, o
 
 def table(results: dict[str, Any], hosts: int, ranks: int) -> str:
     """The rows of all frameworks as Markdown."""
-    lines = [
-        f"| {hosts} hosts x {ranks} ranks | bytes a step over a host's link, in | of one level's | seconds a step |",
-        "| --- | --- | --- | --- |",
-    ]
-    for framework, rows in results.items():
-        for name, row in rows.items():
-            share = row["bytes"] / rows["one level"]["bytes"]
-            lines.append(f"| {framework}: {name} | {row['bytes']:,.0f} | {share:.2f}x | {row['seconds']:.3f} |")
-    return "\n".join(lines)
+    head = [f"{hosts} hosts x {ranks} ranks", "bytes a step over a host's link, in", "of one level's", "seconds a step"]
+    return doc_sections.table(head, (
+        [f"{framework}: {name}", f"{row['bytes']:,.0f}", f"{row['bytes'] / rows['one level']['bytes']:.2f}x",
+         f"{row['seconds']:.3f}"]
+        for framework, rows in results.items() for name, row in rows.items()
+    ))  # fmt: skip
 
 
 def main(
     hosts: Annotated[int, typer.Option(help="hosts of the emulated network")] = 2,
     ranks: Annotated[int, typer.Option(help="ranks of each host")] = 2,
     rate: Annotated[str, typer.Option(help="of each link, as in 1gbit or 100mbit")] = "1gbit",
-    numel: Annotated[
-        int, typer.Option(help="elements of the gradients, which are generated as in bench_net.py")
-    ] = 10_000_000,
+    numel: Annotated[int, typer.Option(help="elements of the gradients, generated as in bench_net.py")] = 10_000_000,
     tensors: Annotated[int, typer.Option(help="parameters that they are divided into")] = 50,
     config: Annotated[str, typer.Option(help="preset or file; two levels add hierarchical: true")] = "topk_rice_qsgd",
     frameworks: Annotated[str, typer.Option(help="comma-separated: horovod, ddp")] = "horovod,ddp",
@@ -274,7 +159,7 @@ had the same parameters, bit for bit, and applied + residuals == gradients to {
 
 {body}"""
         title = f"Two levels: {hosts} hosts of {ranks} ranks at {rate}"
-        doc_sections.write(DOC, f"levels_{hosts}x{ranks}_{rate}", title, text)
+        doc_sections.write(doc_sections.RESULTS / "benchmarks.md", f"levels_{hosts}x{ranks}_{rate}", title, text)
 
 
 if __name__ == "__main__":

@@ -4,27 +4,15 @@
     scripts/bench/bench_net.py --rate 1gbit --network resnet50 --density 0.01,0.05,0.1 --section net_resnet50
 
 The script creates the emulated network, runs itself on each host and removes the emulated network. A reported time is
-that of the slowest rank, and the median over the repetitions. It measures three kinds of exchange:
+that of the slowest rank, and the median over the repetitions. ``dense`` is Horovod's allreduce of the whole gradient,
+the baseline. ``sparse`` is what the paper times: from the dense gradient of each rank to the dense sum on each rank,
+over mpi4py, while Horovod is shut down: its background thread asks all ranks for work every millisecond. ``adapter`` is
+what a job does: a step of ``hvd.DistributedOptimizer``, with a backward pass of one multiplication per parameter, and
+an update; ``adapter: local`` is the same without Horovod. These steps are interleaved.
 
-dense
-    Horovod's allreduce of the whole gradient: the baseline. The wire's own time is that of its bytes at the rate.
-sparse
-    What the paper times: from the end of the backward pass (each rank has a dense gradient) to the dense sum on each
-    rank, including accumulation, top-k, exchange and decompression. The exchanges are called over mpi4py, and Horovod
-    is shut down: its background thread asks all ranks for work every millisecond, which slows them on shared cores.
-adapter
-    What a job does: a step of ``hvd.DistributedOptimizer`` with ``compression=DeepReduce(...)``, and Horovod's thread.
-    A step has a backward pass of one multiplication per parameter, and an update; ``adapter: local`` is the same
-    without Horovod, ``adapter: dense`` without compression. These steps are interleaved.
-
-The input is captured (scripts/bench/capture_gradients.py), one file for each density: jobs with error feedback select
-from accumulators, so every repetition selects from the captured accumulator again. Without --network, gradients are
-generated (--numel): normal values, scaled by lognormal factors for runs of 4096, 256 and 16 elements. All ranks have
-the same factors, so that large values are clustered and overlap between ranks about as much as the paper reports;
-accumulators are less clustered.
+The input is captured (scripts/bench/capture_gradients.py), one file for each density: every repetition selects from the
+captured accumulator again. Without --network, gradients are generated (tools/gradients.py).
 """
-
-from __future__ import annotations
 
 import argparse
 import json
@@ -32,6 +20,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +30,9 @@ import captured
 import doc_sections
 import emulated_network
 import numpy as np
-from emulated_network import MEMORY, PRIORITY_HELP, RATE_HELP, bits_per_second, received_bytes
-from step_times import interleaved
+from emulated_network import MEMORY, PRIORITY_HELP, RATE_HELP, bits_per_second
 
 from hvd_deepreduce.tools.gradients import generated
-
-ROOT = Path(__file__).resolve().parents[2]
-DOC = ROOT / "docs" / "results" / "benchmarks.md"
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "TopkA": {},
@@ -62,23 +47,22 @@ ADAPTERS = "topk_rice_qsgd,topk_model,densestream_model"
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hosts", type=int, default=4, help="number of hosts, one rank each")
-    parser.add_argument("--rate", default="1gbit", help=RATE_HELP)
-    parser.add_argument("--network", default="", help="the network of the captured input, as in resnet50")
-    parser.add_argument("--folder", type=Path, default=captured.FOLDER, help="folder of the captured input")
-    parser.add_argument("--input", choices=captured.KINDS, default="accumulator", help="what of it is selected from")
-    parser.add_argument("--numel", default="24000000", help="comma-separated lengths of generated gradients")
-    parser.add_argument("--density", default="0.01,0.05,0.1", help="comma-separated densities")
-    parser.add_argument("--only", default="", help="comma-separated: dense, or exchanges to run; default: all")
-    parser.add_argument(
-        "--adapters", default=ADAPTERS, help="comma-separated configs of the shipped adapter; empty: none"
-    )
-    parser.add_argument("--repeat", type=int, default=5, help="repetitions that are counted")
-    parser.add_argument("--output", type=Path, default=Path("runs/bench_net.json"), help="JSON file for the results")
-    parser.add_argument("--section", default="", help="write the tables to this section of docs/results/benchmarks.md")
-    parser.add_argument("--profile", action="store_true", help="rank 0 prints the time of each part of a step")
-    parser.add_argument("--priority", type=int, default=0, help=PRIORITY_HELP)
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    add = parser.add_argument
+    add("--hosts", type=int, default=4, help="number of hosts, one rank each")
+    add("--rate", default="1gbit", help=RATE_HELP)
+    add("--network", default="", help="the network of the captured input, as in resnet50")
+    add("--folder", type=Path, default=captured.FOLDER, help="folder of the captured input")
+    add("--input", choices=captured.KINDS, default="accumulator", help="what of it is selected from")
+    add("--numel", default="24000000", help="comma-separated lengths of generated gradients")
+    add("--density", default="0.01,0.05,0.1", help="comma-separated densities")
+    add("--only", default="", help="comma-separated: dense, or exchanges to run; default: all")
+    add("--adapters", default=ADAPTERS, help="comma-separated configs of the shipped adapter; empty: none")
+    add("--repeat", type=int, default=5, help="repetitions that are counted")
+    add("--output", type=Path, default=Path("runs/bench_net.json"), help="JSON file for the results")
+    add("--section", default="", help="write the tables to this section of docs/results/benchmarks.md")
+    add("--profile", action="store_true", help="rank 0 prints the time of each part of a step")
+    add("--priority", type=int, default=0, help=PRIORITY_HELP)
+    add("--inside", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -111,34 +95,31 @@ class Bench:
     def __init__(self, given: Input, options: argparse.Namespace) -> None:
         from mpi4py import MPI
 
-        self.comm, self.options, self.given = MPI.COMM_WORLD, options, given
+        self.comm, self.max, self.options, self.given = MPI.COMM_WORLD, MPI.MAX, options, given
         self.residual = np.zeros(given.numel, np.float32)
         self.out = np.zeros_like(self.residual)
 
-    def row(self, name: str, times: list[float], bytes_in: list[int]) -> dict[str, Any]:
-        """The figures of one exchange; the times are of the slowest rank."""
-        most = [self.comm.allreduce(count, self.max) for count in bytes_in]
-        row = {"name": name, "seconds": float(np.median(times)), "all": times, "bytes_in": int(np.median(most))}
-        if self.comm.rank == 0:
-            print(f"  {name:34s} {row['seconds']:8.3f} s  {row['bytes_in'] / 1e6:9.1f} MB in", flush=True)
-        return row
+    def slowest(self, times: np.ndarray) -> np.ndarray:
+        """The element-wise maximum over all ranks."""
+        most = np.empty_like(times)
+        self.comm.Allreduce(times, most, self.max)
+        return most
 
-    @property
-    def max(self) -> Any:
-        from mpi4py import MPI
-
-        return MPI.MAX
+    def rows(
+        self, steps: dict[str, Callable[[], object]], repeat: int, warm: int, prepare: Callable[[str], None]
+    ) -> list[dict[str, Any]]:
+        """The figures of some exchanges, which are interleaved, of the slowest rank and of the one that got most."""
+        found = []
+        for name, (times, most) in emulated_network.measured(steps, repeat, self.slowest, warm, prepare).items():
+            row = {"name": name, "seconds": float(np.median(times)), "all": times, "bytes_in": int(np.median(most))}
+            if self.comm.rank == 0:
+                print(f"  {name:34s} {row['seconds']:8.3f} s  {row['bytes_in'] / 1e6:9.1f} MB in", flush=True)
+            found.append(row)
+        return found
 
     def time(self, name: str, step: Callable[[], None], repeat: int) -> dict[str, Any]:
-        times, bytes_in = [], []
-        for _ in range(repeat + 1):
-            self.residual.fill(0)
-            self.comm.Barrier()
-            at, before = time.perf_counter(), received_bytes()
-            step()
-            times.append(self.comm.allreduce(time.perf_counter() - at, self.max))
-            bytes_in.append(received_bytes() - before)
-        return self.row(name, times[1:], bytes_in[1:])
+        """The figures of one exchange, each time with residuals of zero."""
+        return self.rows({name: step}, repeat, 1, lambda _: self.residual.fill(0))[0]
 
     def dense(self, density: float) -> dict[str, Any]:
         import horovod.torch as hvd
@@ -154,67 +135,34 @@ class Bench:
 
     def adapters(self, density: float, first: bool) -> list[dict[str, Any]]:
         """Steps of ``hvd.DistributedOptimizer``: those without compression only with ``first``."""
-        import horovod.torch as hvd
         import torch
-
-        from hvd_deepreduce.torch import DeepReduce
+        from given import Given, horovod_job
 
         torch.set_num_threads(1)
-        vector = self.given.vector(density)
-        fed = torch.zeros(self.given.numel)
-        names = [f"{number:03}" for number in range(len(self.given.sizes))]
-        weights = list(torch.zeros(self.given.numel).split(self.given.sizes))
-        compressions: dict[str, DeepReduce] = {}
-        steps: dict[str, Callable[[], None]] = {}
-        bytes_in: dict[str, list[int]] = {}
-
-        def job(name: str, config: str) -> None:
-            # The learning rate is 0, so that all jobs can share the parameters' memory.
-            parameters = [torch.nn.Parameter(weight) for weight in weights]
-            named = [(f"{name} {part}", tensor) for part, tensor in zip(names, parameters, strict=True)]
-            optimizer: Any = torch.optim.SGD(parameters, lr=0.0)
-            if config != "local":
-                compression: Any = hvd.Compression.none
-                if config != "dense":
-                    compression = compressions[name] = DeepReduce(named, config, density=density)
-                optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compression)
-            gradients = fed.split(self.given.sizes)
-            counted = bytes_in[name] = []
-
-            def step() -> None:
-                before = received_bytes()
-                optimizer.zero_grad()
-                torch.stack([p @ g for p, g in zip(parameters, gradients, strict=True)]).sum().backward()
-                optimizer.step()
-                counted.append(received_bytes() - before)
-
-            steps[name] = step
+        sizes, fed, vector = self.given.sizes, torch.zeros(self.given.numel), self.given.vector(density)
+        # The learning rate is 0, so that all jobs can share the parameters' memory.
+        weights, gradients = torch.zeros(self.given.numel).split(sizes), fed.split(sizes)
+        ways = {"adapter: local": "local", "adapter: dense": "dense"} if first else {}
+        ways |= {f"adapter: {config} {100 * density:g}%": config for config in self.options.adapters.split(",")}
+        jobs = {
+            name: horovod_job(name, Given(sizes, weights), way, 0.0, density=density) for name, way in ways.items()
+        }
 
         def prepare(name: str) -> None:
             """Feeds a gradient with which the residual adds up to the captured vector."""
             fed.copy_(torch.from_numpy(vector))
-            if name in compressions:
-                residuals = compressions[name].state_dict()["residuals"]
-                for part, gradient in zip(names, fed.split(self.given.sizes), strict=True):
-                    if f"{name} {part}" in residuals:
-                        gradient -= residuals[f"{name} {part}"].view(-1)
+            if ways[name] not in ("local", "dense"):
+                residuals = jobs[name][1].state_dict()["residuals"]
+                for number, gradient in enumerate(gradients):
+                    if f"{name}.{number:03}" in residuals:
+                        gradient -= residuals[f"{name}.{number:03}"].view(-1)
 
-        if first:
-            job("adapter: local", "local")
-            job("adapter: dense", "dense")
-        for config in self.options.adapters.split(","):
-            job(f"adapter: {config} {100 * density:g}%", config)
-
-        def slowest(times: np.ndarray) -> np.ndarray:
-            most = np.empty_like(times)
-            self.comm.Allreduce(times, most, self.max)
-            return most
-
-        warm = 2
-        seconds = interleaved(steps, self.options.repeat, slowest, warm, prepare)
-        for compression in compressions.values():
-            compression.close()
-        return [self.row(name, times, bytes_in[name][warm:]) for name, times in seconds.items()]
+        steps = {name: partial(step, gradients) for name, (step, _) in jobs.items()}
+        found = self.rows(steps, self.options.repeat, 2, prepare)
+        for name, (_, compression) in jobs.items():
+            if ways[name] not in ("local", "dense"):
+                compression.close()
+        return found
 
     def sparse(self, name: str, density: float, vector: np.ndarray) -> dict[str, Any]:
         from hvd_deepreduce.codecs.joint.densestream import DenseStream
@@ -302,10 +250,9 @@ Horovod is shut down while TopkA, TopkDA and DSA are timed: its background threa
 on shared cores. The `adapter` rows are what a job has: whole steps of `hvd.DistributedOptimizer` with Horovod's thread,
 a small backward pass and an update; their baseline is `adapter: dense`."""
         )
-        head = ["", "seconds", "baseline / this"]
+        head, lines = ["", "seconds", "baseline / this"], []
         if wire:
             head += ["its bytes on the wire alone, s", "dense on the wire alone / this", "MB in"]
-        lines = [head, ["---"] * len(head)]
         for name, row in rows.items():
             against = rows.get("adapter: dense") if name.startswith("adapter") else dense
             ratio = f"{against['seconds'] / row['seconds']:.1f}x" if against else ""
@@ -313,7 +260,7 @@ a small backward pass and an update; their baseline is `adapter: dense`."""
             if wire:
                 own = 8 * row["bytes_in"] / bits_per_second(read["rate"])
                 lines[-1] += [f"{own:.3f}", f"{wire / row['seconds']:.1f}x", f"{row['bytes_in'] / 1e6:.1f}"]
-        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+        parts.append(doc_sections.table(head, lines))
     return "\n\n".join(parts)
 
 
@@ -328,7 +275,8 @@ def main() -> None:
     if options.section:
         what = options.network or "generated gradients"
         where = "on one machine" if options.rate == MEMORY else f"in the emulated network at {options.rate}"
-        doc_sections.write(DOC, options.section, f"{options.hosts} ranks {where}: {what}", body)
+        title = f"{options.hosts} ranks {where}: {what}"
+        doc_sections.write(doc_sections.RESULTS / "benchmarks.md", options.section, title, body)
 
 
 if __name__ == "__main__":

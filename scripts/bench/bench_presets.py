@@ -1,9 +1,9 @@
 """Trains a convolutional network, a transformer and an embedding model with every preset, and compares them with dense.
 
-    mpirun -np 2 python scripts/bench/bench_presets.py                                  # all presets mpirun -np 2
-    python scripts/bench/bench_presets.py --presets smallest,topk_model    # these, and dense mpirun -np 2 python
-    scripts/bench/bench_presets.py --jobs cnn --write               # one job; writes docs/results/presets.md mpirun -np
-    2 python scripts/bench/bench_presets.py --presets fast --keep --write    # the page's other rows are kept
+    mpirun -np 2 python scripts/bench/bench_presets.py                                 # all presets
+    mpirun -np 2 python scripts/bench/bench_presets.py --presets smallest,topk_model   # these, and dense
+    mpirun -np 2 python scripts/bench/bench_presets.py --jobs cnn --write              # one job; writes the page
+    mpirun -np 2 python scripts/bench/bench_presets.py --presets fast --keep --write   # keeps the page's other rows
 
 One launch runs all jobs, one after another, each from the same initial parameters and with the same data. The figures
 of a job are its bytes and its result on data that it has not seen. They depend on no clock.
@@ -14,12 +14,10 @@ of a job are its bytes and its result on data that it has not seen. They depend 
 - embedding: the NeuMF of scripts/train/ncf.py on a generated table, Adam. Result: hit rate at 10.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -30,33 +28,29 @@ sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", "t
 
 import doc_sections
 import horovod.torch as hvd
+import launchers
 import ncf
 import torch
 import typer
+from simulated_training import accuracy
 from torch import nn
 from torch.nn import functional
 from train_torch import ResNet, digits
-from wrapping import finish, wrapped
 
 from hvd_deepreduce import Config
 from hvd_deepreduce.config import presets
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.torch import DeepReduce, LocalSGD
 
-DOC = Path(__file__).parents[2] / "docs" / "results" / "presets.md"
+DOC = doc_sections.RESULTS / "presets.md"
 SPAN = 64
 """Characters that the transformer sees at once."""
 
 
 @dataclass
 class Outcome:
-    """What a job sent, and what it reached.
-
-    Attributes:
-        sent: what ``stats()`` counts as sent, as a share of what a dense ring sends.
-        step_bytes: sent by a rank in a step, on average.
-        result: accuracy, loss or hit rate.
-    """
+    """What a job sent, as ``stats()`` counts it, in shares of a dense ring, and in bytes of a step and rank on average;
+    and what it reached: accuracy, loss or hit rate."""
 
     sent: float
     step_bytes: float
@@ -86,38 +80,50 @@ def mean_over_ranks(value: float) -> float:
 
 
 def outcome(model: nn.Module, compression: DeepReduce | LocalSGD | None, steps: int, result: float) -> Outcome:
-    size = 4 * sum(parameter.numel() for parameter in model.parameters()) * steps
-    dense = traffic.allreduce(size, hvd.size()).sent
+    dense = traffic.allreduce(4 * sum(parameter.numel() for parameter in model.parameters()) * steps, hvd.size()).sent
     sent = dense if compression is None else compression.stats()["total"]["bytes_sent"]
     if compression:
         compression.close()
     return Outcome(sent / dense, sent / steps, result)
 
 
+def trained(
+    model: nn.Module, plain: torch.optim.Optimizer, config: str, losses: Iterator[Any], steps: int, **schedule: Any
+) -> DeepReduce | LocalSGD | None:
+    """Trains by one cycle of the learning rate; returns what has counted the bytes.
+
+    Args:
+        losses: functions that compute the loss of each step.
+    """
+    optimizer, compression = launchers.HorovodJob().distribute_any(model, plain, config)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, plain.defaults["lr"], total_steps=steps, **schedule)
+    for loss in losses:
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+        cycle.step()
+    launchers.finish(optimizer)
+    return compression
+
+
 def cnn(config: str, effort: float) -> Outcome:
     images, labels, test_images, test_labels = digits()
     model = ResNet(32)
     momentum = 0.0 if config != "none" and Config.load(config).has_velocity else 0.9  # DGC has the momentum
-    optimizer, compression = wrapped(
-        model, torch.optim.SGD(model.parameters(), 0.05, momentum, weight_decay=5e-4), config
-    )
     epochs, batch = math.ceil(12 * effort), 32
     steps = len(images) // hvd.size() // batch
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=epochs * steps, pct_start=0.2,
-                                                   cycle_momentum=momentum > 0)  # fmt: skip
-    for epoch in range(epochs):
-        own = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))[hvd.rank() :: hvd.size()]
-        for step in range(steps):
-            chosen = own[step * batch : (step + 1) * batch]
-            optimizer.zero_grad()
-            functional.cross_entropy(model(images[chosen]), labels[chosen]).backward()
-            optimizer.step()
-            schedule.step()
-    finish(optimizer)
-    model.eval()
-    with torch.no_grad():
-        accuracy = float((model(test_images).argmax(1) == test_labels).float().mean())
-    return outcome(model, compression, epochs * steps, mean_over_ranks(accuracy))
+
+    def losses() -> Iterator[Any]:
+        for epoch in range(epochs):
+            order = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))
+            for chosen in order[hvd.rank() :: hvd.size()][: steps * batch].split(batch):
+                yield lambda chosen=chosen: functional.cross_entropy(model(images[chosen]), labels[chosen])
+
+    plain = torch.optim.SGD(model.parameters(), 0.05, momentum, weight_decay=5e-4)
+    schedule: dict[str, Any] = {"pct_start": 0.2, "cycle_momentum": momentum > 0}
+    compression = trained(model, plain, config, losses(), epochs * steps, **schedule)
+    result = mean_over_ranks(accuracy(model, test_images, test_labels))
+    return outcome(model, compression, epochs * steps, result)
 
 
 def gpt(config: str, effort: float) -> Outcome:
@@ -125,28 +131,22 @@ def gpt(config: str, effort: float) -> Outcome:
     symbols = sorted(set(text))
     numbers = {symbol: number for number, symbol in enumerate(symbols)}
     data = torch.tensor([numbers[symbol] for symbol in text])
-    cut = len(data) * 9 // 10
-    model = Gpt(len(symbols))
+    cut, model = len(data) * 9 // 10, Gpt(len(symbols))
     steps, batch = math.ceil(400 * effort), 16
     lr = 2e-3 * hvd.size() ** 0.5 if config.startswith("adamw_") else 2e-3  # as these presets ask for
-    optimizer, compression = wrapped(model, torch.optim.AdamW(model.parameters(), lr, weight_decay=0.01), config)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
 
-    def batches(begin: int, end: int, count: int, seed: int) -> Any:
+    def losses(begin: int, end: int, count: int, seed: int) -> Iterator[Any]:
         random = torch.Generator().manual_seed(seed)
         for _ in range(count):
             starts = torch.randint(begin, end - SPAN - 1, (batch,), generator=random)
-            yield torch.stack([data[start : start + SPAN + 1] for start in starts.tolist()])
+            part = torch.stack([data[start : start + SPAN + 1] for start in starts.tolist()])
+            yield lambda part=part: model.loss(part)
 
-    for part in batches(0, cut, steps, 1 + hvd.rank()):
-        optimizer.zero_grad()
-        model.loss(part).backward()
-        optimizer.step()
-        schedule.step()
-    finish(optimizer)
+    plain = torch.optim.AdamW(model.parameters(), lr, weight_decay=0.01)
+    compression = trained(model, plain, config, losses(0, cut, steps, 1 + hvd.rank()), steps, pct_start=0.1)
     with torch.no_grad():
-        losses = [float(model.loss(part)) for part in batches(cut, len(data), 32, 0)]
-    return outcome(model, compression, steps, mean_over_ranks(sum(losses) / len(losses)))
+        found = [float(loss()) for loss in losses(cut, len(data), 32, 0)]
+    return outcome(model, compression, steps, mean_over_ranks(sum(found) / len(found)))
 
 
 def embedding(config: str, effort: float) -> Outcome:
@@ -157,7 +157,7 @@ def embedding(config: str, effort: float) -> Outcome:
         for batch in ratings.batches(600, hvd.rank(), hvd.size(), (0, epoch)):
             job.step(*batch)
             steps += 1
-    finish(job.optimizer)
+    launchers.finish(job.optimizer)
     return outcome(job.model, job.compression, steps, ncf.hit_rate(job, ratings, hvd.rank(), hvd.size()))
 
 
@@ -173,46 +173,22 @@ def shown(task: str, one: Outcome, dense: Outcome) -> list[str]:
 
 def kept_rows(section: str) -> dict[str, list[str]]:
     """The cells of the presets that a section of the page shows."""
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:2] == "| "]
-    return {name: cells for name, *cells in lines if name not in ("preset", "---")}
+    return {name: cells for table in doc_sections.tables(section) for name, *cells in table["rows"]}
 
 
 def table(found: dict[str, dict[str, Outcome]], kept: dict[str, list[str]]) -> str:
-    """In Markdown: a row for each preset, two columns for each job; the best bytes come first.
-
-    Args:
-        kept: cells of other presets, of earlier runs.
-    """
+    """In Markdown: a row for each preset, of this run or ``kept`` from others; the best bytes come first."""
     dense = found["none"]
-    tasks = list(dense)
     heads = {"cnn": "points of accuracy", "gpt": "nats", "embedding": "points of hit rate"}
-    rows = ["| preset | " + " | ".join(f"{task}: sent | {heads[task]} lost" for task in tasks) + " |",
-            "| --- |" + " ---: | ---: |" * len(tasks)]  # fmt: skip
-    made = {
-        name: [cell for task in tasks for cell in shown(task, one[task], dense[task])]
-        for name, one in found.items()
-        if name != "none"
-    }
-    cells = {**kept, **made}
-    for name in sorted(cells, key=lambda name: sum(float(cell.rstrip("%")) for cell in cells[name][::2])):
-        rows.append(f"| {name} | {' | '.join(cells[name])} |")
-    return "\n".join(rows)
+    made = {name: [cell for task in dense for cell in shown(task, one[task], dense[task])]
+            for name, one in found.items() if name != "none"}  # fmt: skip
+    rows = sorted({**kept, **made}.items(), key=lambda row: sum(float(cell.rstrip("%")) for cell in row[1][::2]))
+    head = ["preset", *(cell for task in dense for cell in (f"{task}: sent", f"{heads[task]} lost"))]
+    return doc_sections.table(head, ([name, *cells] for name, cells in rows), right=True)
 
 
-WHY = """Why some lose much:
-
-- Presets that compress gradients, under Adam: what waits in the residual arrives as rare, large elements, which inflate
-  Adam's second moment. Those of LocalSGD compress updates ([local_updates.md](../local_updates.md)).
-- `randomk_raw`, `qsparse_qrandk`: elements are chosen at random, so an element waits for a hundred steps, whatever its
-  size. They are there for comparison.
-- `dr_bf_naive`: values arrive at wrong indices, and there is no error feedback. It is there for comparison.
-- `diloco`, `streaming_diloco`: their outer learning rate and momentum are those that were published for AdamW and
-  thousands of steps. Here the inner optimizer is SGD with momentum, or the job has a few hundred steps.
-- Presets with the sparsifier `nonzero` (`sparse_best`, `dr_skcompress`, ...) are for gradients that have few nonzero
-  elements. On other models they send almost everything."""
-
-
-def page(found: dict[str, dict[str, Outcome]], kept: dict[str, list[str]]) -> str:
+def page(section: str, found: dict[str, dict[str, Outcome]], kept: dict[str, list[str]]) -> str:
+    """The section's body, which says on the page what the columns are and why some presets lose much."""
     dense = found["none"]
     reached = {
         "cnn": "{:.2%} accuracy on the digits' test images (a ResNet of width 32, SGD with momentum 0.9)",
@@ -223,16 +199,14 @@ def page(found: dict[str, dict[str, Outcome]], kept: dict[str, list[str]]) -> st
         f"- {task}: {reached[task].format(one.result)}; {one.step_bytes:,.0f} bytes sent by a rank in a step."
         for task, one in dense.items()
     )
-    return (
+    about = (
         f"Written by scripts/bench/bench_presets.py, on {hvd.size()} ranks, on {date.today()}. One seed: "
         "differences of 1 point or of 0.02 nats are noise. The jobs are small and short. They show which "
         "presets go with which kinds of models, and not what your job will lose."
         + ("" if not kept else f" Only {', '.join(found)} ran on that day: the other rows are of earlier runs, each "
-           "relative to a dense run of its own, which may have reached something else.") + "\n\n"
-        f"Dense reached:\n\n{dense_rows}\n\n"
-        "*Sent* is what `stats()` counts as sent by a rank, as a share of what a dense ring sends. *Lost* is the "
-        f"result of dense less that of the preset; negative: the preset was better.\n\n{table(found, kept)}\n\n{WHY}"
-    )
+           "relative to a dense run of its own, which may have reached something else.")
+    )  # fmt: skip
+    return doc_sections.refreshed(DOC, section, [about, None, dense_rows, table(found, kept)])
 
 
 def main(
@@ -270,8 +244,7 @@ def main(
     if hvd.rank() == 0:
         print(f"\n{table(found, kept)}")
         if write:
-            head = "# What presets send and lose\n"
-            doc_sections.write(DOC, asked, f"Small jobs: {asked}", page(found, kept), head)
+            doc_sections.write(DOC, asked, f"Small jobs: {asked}", page(asked, found, kept))
     hvd.shutdown()
 
 

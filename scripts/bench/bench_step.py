@@ -10,8 +10,6 @@ and decodes the containers of all ranks. What a job costs beyond ``local`` is co
 Rank 0 prints one line of JSON for each shape: the milliseconds of each job, medians over the rounds, and quartiles.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -25,9 +23,8 @@ from typing import Annotated, Any
 sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("train",))
 
 import numpy as np
-import numpy.typing as npt
 import typer
-from step_times import interleaved
+from step_times import interleaved, started
 
 from hvd_deepreduce import Config
 from hvd_deepreduce.codecs.interfaces import RngKey
@@ -100,31 +97,14 @@ class Gradients:
 
 def torch_job(name: str, sizes: list[int], gradients: Gradients) -> tuple[Step, Any]:
     """One job's step, and its compression."""
-    import horovod.torch as hvd
     import torch
+    from given import Given, horovod_job
 
-    from hvd_deepreduce.torch import DeepReduce
-
-    parameters = [torch.nn.Parameter(torch.zeros(size)) for size in sizes]
-    # Horovod knows tensors by their names: those of the jobs differ.
-    named = [(f"{name}.{number:03}", parameter) for number, parameter in enumerate(parameters)]
-    optimizer: Any = torch.optim.SGD(parameters, lr=1e-3)
-    compression: Any = hvd.Compression.fp16 if name == "fp16" else hvd.Compression.none
     settings = JOBS.get(name)
-    if settings is not None:
-        compression = DeepReduce(named, PRESET, **settings)
-    if name != "local":
-        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compression)
-    turns = cycle(torch.from_numpy(vector) for vector in gradients.vectors)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        weights = next(turns)
-        terms = [one.dot(weights[at : at + one.numel()]) for at, one in enumerate(parameters)]
-        torch.stack(terms).sum().backward()
-        optimizer.step()
-
-    return step, compression
+    step, compression = horovod_job(name, Given(sizes), name if settings is None else PRESET, **(settings or {}))
+    vectors = [torch.from_numpy(vector) for vector in gradients.vectors]
+    turns = cycle([[one[at : at + size] for at, size in enumerate(sizes)] for one in vectors])
+    return lambda: step(next(turns)), compression
 
 
 def tensorflow_job(name: str, sizes: list[int], gradients: Gradients) -> tuple[Step, Any]:
@@ -188,23 +168,10 @@ def main(
     for given, known in (([framework], FRAMEWORKS), (shapes, SHAPES), (jobs, JOBS)):
         if unknown := set(given) - set(known):
             raise typer.BadParameter(f"{', '.join(sorted(unknown))}: choose from {', '.join(known)}")
-    hvd: Any = import_module(f"horovod.{framework}")
-    hvd.init()
-    if framework == "torch":
-        torch = import_module("torch")
-        torch.set_num_threads(1)
-        job, tensor = torch_job, torch.from_numpy
-    else:
-        threading = import_module("tensorflow").config.threading
-        threading.set_inter_op_parallelism_threads(1)
-        threading.set_intra_op_parallelism_threads(1)
-        job, tensor = tensorflow_job, import_module("tensorflow").constant
-
-    def slowest(times: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The element-wise maximum over all ranks."""
-        found: npt.NDArray[np.float64] = hvd.allgather(tensor(times[None]), name="times").numpy().max(0)
-        return found
-
+    hvd, slowest = started(framework, 1)
+    job = {"torch": torch_job, "tensorflow": tensorflow_job}[framework]
+    if framework == "tensorflow":
+        import_module("tensorflow").config.threading.set_inter_op_parallelism_threads(1)
     for shape in shapes:
         sizes = SHAPES[shape]()
         gradients = Gradients(sizes, hvd.rank())

@@ -2,20 +2,14 @@
 
     python scripts/bench/capture_gradients.py --network resnet50 --density 0.01 --density 0.1
 
-Trains the network on crops of two real photographs, once for each density, with the compressor in force. Each rank has
-a batch and a residual of its own, its container is encoded by the package's own pipeline, and the sum of all
-containers, decoded, is the gradient that the optimizer applies. The ranks are computed in turn in one process, since
-all have the same parameters.
-
-After the last step, each rank computes one more gradient. A file (tools/gradient_file.py) contains, of each rank,
-this gradient, which a job without error feedback would select from, and the sum of it and the residual, the
-accumulator, which this job selects from. It has no accumulators if the config has no error feedback.
+Trains the network on crops of two real photographs, once for each density, with the compressor in force, on ranks that
+one process simulates. After the last step, each rank computes one more gradient. A file (tools/gradient_file.py)
+contains, of each rank, this gradient, which a job without error feedback would select from, and the sum of it and the
+residual, the accumulator, which this job selects from.
 
 The supports of the two differ: large gradients are clustered in a few rows and channels, while what has waited in the
 residual for long is spread nearly at random. So bytes and overlaps measured on one do not hold for the other.
 """
-
-from __future__ import annotations
 
 import os
 import sys
@@ -26,12 +20,12 @@ sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("train",)
 
 import captured
 import numpy as np
-import simulated_training
 import torch
 import typer
 from networks import NETWORKS, Photographs
 from rich.progress import track
 from simulated_ranks import SimulatedRanks
+from simulated_training import Network
 from torch.nn import functional
 
 from hvd_deepreduce import Config
@@ -74,24 +68,21 @@ def capture(
     generator = torch.Generator().manual_seed(seed)
     model, images = NETWORKS[network](classes), Photographs(min(labels, classes))
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-    parameters = list(model.parameters())
-    sizes = [p.numel() for p in parameters]
-    job = SimulatedRanks(settings.model_copy(update={"scope": "model", "selection": selection}), ranks, sizes, threads)
+    net = Network(model)
+    settings = settings.model_copy(update={"scope": "model", "selection": selection})
+    job = SimulatedRanks(settings, ranks, net.sizes, threads)
     losses: list[float] = []
 
     def gradient() -> np.ndarray:
         """The gradient of a new batch, ``[numel]``; its loss is added to that of the step."""
-        optimizer.zero_grad()
         x, tiles = images.batch(batch_size, generator)
         loss = functional.cross_entropy(model(x), tiles)
-        loss.backward()
         losses[-1] += loss.item() / ranks
-        return simulated_training.flat(p.grad for p in parameters if p.grad is not None)
+        return net.gradient(loss)
 
     for _ in track(range(steps), f"training {network}, density {density:g}"):
         losses.append(0.0)
-        mean = job.mean([gradient() for _ in range(ranks)])
-        simulated_training.apply(optimizer, parameters, mean)
+        net.step(optimizer, job.mean([gradient() for _ in range(ranks)]))
     vectors: dict[tuple[captured.Kind, int], captured.Vector] = {}
     losses.append(0.0)
     for rank, residual in enumerate(job.residuals):
@@ -101,9 +92,9 @@ def capture(
     facts = {
         "network": network, "numel": job.numel, "config": config, "density": density, "selection": selection,
         "steps": steps, "ranks": ranks, "batch_size": batch_size, "classes": classes, "labels": labels, "lr": lr,
-        "seed": seed, "losses": losses, "shapes": [list(parameter.shape) for parameter in parameters],
+        "seed": seed, "losses": losses, "shapes": [list(parameter.shape) for parameter in net.parameters],
     }  # fmt: skip
-    captured.write(out, vectors, [name for name, _ in model.named_parameters()], sizes, facts)
+    captured.write(out, vectors, [name for name, _ in model.named_parameters()], net.sizes, facts)
 
 
 def main(
@@ -111,15 +102,11 @@ def main(
     density: Annotated[list[float] | None, typer.Option(help="a density; can be repeated; default: 0.01")] = None,
     folder: Annotated[Path, typer.Option(help="folder for the files")] = captured.FOLDER,
     config: Annotated[str, typer.Option(help="the preset or YAML file of the job")] = CONFIG,
-    selection: Annotated[str, typer.Option(help="select from the whole model (scope), or each tensor (tensor)")] = (
-        "scope"
-    ),
+    selection: Annotated[str, typer.Option(help="from the whole model (scope), or each tensor (tensor)")] = "scope",
     steps: Annotated[int, typer.Option(min=0, help="steps before the capture")] = STEPS,
     ranks: Annotated[int, typer.Option(min=1, help="number of ranks")] = RANKS,
     batch_size: Annotated[int, typer.Option(min=2, help="images per rank and step")] = BATCH,
-    classes: Annotated[
-        int, typer.Option(min=2, help="outputs of the network; ResNet-50 has 25.6 M parameters with 1,000")
-    ] = 1000,
+    classes: Annotated[int, typer.Option(min=2, help="outputs of the network")] = 1000,
     labels: Annotated[int, typer.Option(min=2, help="classes that occur")] = 10,
     lr: Annotated[float, typer.Option(help="learning rate of SGD with momentum 0.9")] = 0.001,
     seed: int = 0,

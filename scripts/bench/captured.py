@@ -1,7 +1,5 @@
 """Files of captured gradients (scripts/bench/capture_gradients.py writes them): their names, and what is in them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hvd_deepreduce.tools.gradient_file import KINDS, Kind, Vector, about, parameters, rank_count, read, write

@@ -3,17 +3,13 @@
     python scripts/bench/chunk_codes.py
 
 The supports are random ones, k of each chunk, and those of real updates: two workers train a perceptron on handwritten
-digits with AdamW, four local steps a round, and send their updates by the preset ``sparseloco``; what they select from
-in the last round is measured. The bound is log2 C(chunk, k) bits a chunk, which a code reaches that knows k and nothing
-else. The published format (12 bits for an index within its chunk of 4,096, 2 bits for a value, a table of four float32
-for each tensor) is counted for the same indices and the same decoded values.
+digits with AdamW, and send their updates by the preset ``sparseloco``. The bound is log2 C(chunk, k) bits a chunk. The
+published format is counted for the same indices and the same decoded values.
 """
-
-from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from math import ceil, lgamma, log
+from math import ceil
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import typer
+from local_updates import LocalUpdates
 from simulated_ranks import SimulatedRanks
+from simulated_training import Network
 from sklearn.datasets import load_digits
 from torch.nn import functional
 
@@ -31,6 +29,7 @@ from hvd_deepreduce import Config
 from hvd_deepreduce.codecs.interfaces import RngKey, index_codecs
 from hvd_deepreduce.codecs.sparsify.chunk_topk import ChunkTopK
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.tools.measuring import entropy_bits
 
 KEY = RngKey(1, 2, 3)
 LOCAL_STEPS, DECAY = 4, 0.95
@@ -50,12 +49,8 @@ def published_bytes(count: int, chunk: int = 4096, tables: int = 1) -> int:
 
 def bound(indices: npt.NDArray[np.uint32], numel: int, chunk: int = 4096) -> float:
     """Bits of an enumerative code of each chunk whose number of indices is known."""
-
-    def log2_choose(n: int, k: int) -> float:
-        return (lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)) / log(2)
-
     counts = np.bincount(indices // chunk, minlength=-(-numel // chunk)).tolist()
-    return sum(log2_choose(min(chunk, numel - i * chunk), k) for i, k in enumerate(counts))
+    return sum(entropy_bits(min(chunk, numel - i * chunk), k) for i, k in enumerate(counts))
 
 
 def random_support(numel: int, k: int, chunk: int = 4096, seed: int = 0) -> npt.NDArray[np.uint32]:
@@ -76,26 +71,24 @@ def accumulators(rounds: int, seed: int = 0) -> tuple[list[npt.NDArray[np.float3
     torch.manual_seed(seed)
     images, labels = (torch.from_numpy(part) for part in load_digits(return_X_y=True))
     images = images.float() / 16
-    models = [perceptron(), perceptron()]
-    anchor = torch.nn.utils.parameters_to_vector(models[0].parameters()).detach()
-    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in models]
-    sizes = [parameter.numel() for parameter in models[0].parameters()]
-    job = SimulatedRanks("sparseloco", len(models), sizes)
+    networks = [Network(perceptron()) for _ in range(2)]
+    optimizers = [torch.optim.AdamW(one.parameters, lr=1e-3) for one in networks]
+    job = SimulatedRanks("sparseloco", 2, networks[0].sizes)
+    updates = LocalUpdates(job, networks[0].vector(), DECAY)
     selected: list[npt.NDArray[np.float32]] = []
     for _ in range(rounds):
-        updates = []
-        for model, optimizer in zip(models, optimizers, strict=True):
-            torch.nn.utils.vector_to_parameters(anchor.clone(), model.parameters())
+        for local, network, optimizer in zip(updates.local, networks, optimizers, strict=True):
+            network.load(local)
             for _ in range(LOCAL_STEPS):
                 some = torch.randint(len(labels), (32,))
                 optimizer.zero_grad()
-                functional.cross_entropy(model(images[some]), labels[some]).backward()
+                functional.cross_entropy(network.model(images[some]), labels[some]).backward()
                 optimizer.step()
-            updates.append((anchor - torch.nn.utils.parameters_to_vector(model.parameters()).detach()).numpy())
+            local[:] = network.vector()
         decayed = [np.float32(DECAY) * residual for residual in job.residuals]
-        selected = [memory + update for memory, update in zip(decayed, updates, strict=True)]
-        anchor = anchor - torch.from_numpy(job.mean(updates, DECAY))
-    return selected, sizes
+        selected = [memory + update for memory, update in zip(decayed, updates.anchors - updates.local, strict=True)]
+        updates.synchronise()
+    return selected, networks[0].sizes
 
 
 def sizes_of(name: str, indices: npt.NDArray[np.uint32], numel: int) -> Iterator[str]:

@@ -37,19 +37,17 @@ Hook = Callable[[Any, int], tuple[Any, Any]]
 
 def _power_sgd(rank: int) -> Hook:
     def make(group: Any, start: int) -> tuple[Any, Any]:
-        state = powerSGD_hook.PowerSGDState(
-            group, matrix_approximation_rank=rank, start_powerSGD_iter=max(LEAST_START, start)
-        )
+        begin = max(LEAST_START, start)
+        state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=begin)
         return state, powerSGD_hook.powerSGD_hook
 
     return make
 
 
 def _ours(**settings: Any) -> Hook:
-    def make(group: Any, start: int) -> tuple[Any, Any]:
-        return ddp.DeepReduceState(PRESET, group, start_iter=start, **settings), ddp.deepreduce_hook
-
-    return make
+    return lambda group, start: (
+        ddp.DeepReduceState(PRESET, group, start_iter=start, **settings), ddp.deepreduce_hook
+    )  # fmt: skip
 
 
 def _rival(rival: Callable[[Any], Rival]) -> Hook:
@@ -132,18 +130,12 @@ class Job:
     """One contender's job: its own model, optimizer and process group.
 
     Args:
-        name: of the contender.
         seed: of the parameters and the batches; equal seeds give equal ones to all contenders.
-        width: of the ResNet.
-        batch: images a rank and step.
-        lr: the learning rate.
         start: iterations before compression begins; hooks that need ``LEAST_START`` have these at least.
-        steps: of the whole training, over which the learning rate rises and falls; None: it is constant.
+        steps: of the whole training, over which the learning rate rises and falls; 0: it is constant.
     """
 
-    def __init__(
-        self, name: str, seed: int, width: int, batch: int, lr: float, start: int, steps: int | None = None
-    ) -> None:
+    def __init__(self, name: str, seed: int, width: int, batch: int, lr: float, start: int, steps: int = 0) -> None:
         torch.manual_seed(seed)
         self.model, self.state, self._group = ResNet(width), None, dist.new_group(backend="gloo")
         self._forward: Any = self.model
@@ -165,11 +157,8 @@ class Job:
             named = [(f"{name}.{one}", parameter) for one, parameter in self.model.named_parameters()]
             compression = getattr(hvd.Compression, contender.horovod or "none")
             self._optimizer = hvd.DistributedOptimizer(self._optimizer, named, compression)
-        self._schedule = (
-            torch.optim.lr_scheduler.OneCycleLR(self._optimizer, lr, total_steps=steps, pct_start=0.2)
-            if steps
-            else None
-        )
+        one_cycle = torch.optim.lr_scheduler.OneCycleLR
+        self._schedule = one_cycle(self._optimizer, lr, total_steps=steps, pct_start=0.2) if steps else None
         self._images, self._labels, self._test_images, self._test_labels = digits()
         self._generator = torch.Generator().manual_seed(seed)
         self._batch, self._order = batch, torch.empty(0, dtype=torch.int64)
@@ -196,10 +185,7 @@ class Job:
         return float(accuracy), float(functional.cross_entropy(scores, self._test_labels))
 
     def check(self) -> None:
-        """
-        Raises:
-            RuntimeError: the ranks have different parameters.
-        """
+        """Raises RuntimeError if the ranks have different parameters."""
         own = parameters_to_vector(self.model.parameters()).detach()
         first = own.clone()
         dist.broadcast(first, 0, group=self._group)

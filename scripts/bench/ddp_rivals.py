@@ -30,14 +30,7 @@ of buckets need them too."""
 
 
 class Rival(ABC):
-    """A way to average.
-
-    Args:
-        group: of the ranks.
-
-    Attributes:
-        residuals: of each bucket, by its number.
-    """
+    """A way to average, with a residual of each bucket, by its number."""
 
     def __init__(self, group: Any = None) -> None:
         self.group = group
@@ -61,23 +54,11 @@ class Rival(ABC):
 
     @abstractmethod
     def average(self, number: int, step: int, gradient: Vector) -> None:
-        """Replaces a bucket by the mean.
-
-        Args:
-            number: of the bucket.
-            step: of the training.
-            gradient: float32 ``[n]``.
-        """
+        """Replaces a bucket, float32 ``[n]``, by the mean."""
 
 
 class OverMpi(Rival):
-    """The top-k of a bucket, summed by an exchange of the package over mpi4py.
-
-    Args:
-        allreduce: of the exchange.
-        density: share of the elements that a rank sends.
-        settings: of ``allreduce``.
-    """
+    """The top-k of a bucket, at a density, summed by an ``allreduce`` of the package over mpi4py, with settings."""
 
     def __init__(self, group: Any, allreduce: Callable[..., Any], density: float, **settings: Any) -> None:
         super().__init__(group)
@@ -94,11 +75,7 @@ class OverMpi(Rival):
 
 class TorchTopK(Rival):
     """``torch.topk`` and two allgathers, of float32 values and of the int64 indices that ``torch.topk`` returns, with a
-    residual: as GRACE does it (Xu et al., ICDCS 2021), for each bucket in place of each tensor.
-
-    Args:
-        density: share of the elements that a rank sends.
-    """
+    residual: as GRACE does it (Xu et al., ICDCS 2021), for each bucket in place of each tensor."""
 
     def __init__(self, group: Any, density: float) -> None:
         super().__init__(group)
@@ -121,11 +98,7 @@ class TorchTopK(Rival):
 
 
 class Zstd(Rival):
-    """The bytes of the bucket, compressed by zstd, and an allgather. Nothing is lost.
-
-    Args:
-        level: zstd's.
-    """
+    """The bytes of the bucket, compressed by zstd, and an allgather. Nothing is lost."""
 
     def __init__(self, group: Any = None, level: int = 1) -> None:
         super().__init__(group)
@@ -170,12 +143,7 @@ class SparseLoCoWire(Rival):
 
 
 class RivalState:
-    """Of ``rival_hook``.
-
-    Args:
-        rival: averages the buckets.
-        start: dense iterations at the beginning; at least ``LEAST_START`` are taken.
-    """
+    """Of ``rival_hook``: the first ``start`` iterations are dense, at least ``LEAST_START``."""
 
     def __init__(self, rival: Rival, start: int) -> None:
         self.rival, self.start, self.step = rival, max(LEAST_START, start), 0
@@ -200,10 +168,7 @@ class RivalState:
         return future
 
 
-def rival_hook(
-    state: RivalState,
-    bucket: dist.GradBucket,
-) -> torch.futures.Future[torch.Tensor]:
+def rival_hook(state: RivalState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Averages buckets by ``state.rival``."""
     step = state.step
     state.step += bucket.is_last()

@@ -1,12 +1,16 @@
 """Runs a program on each host of the emulated network of netlab, and reads what its ranks need to know there."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+
+sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("train",))
+
+import numpy as np
+from step_times import interleaved
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMORY = "memory"
@@ -27,15 +31,10 @@ def run(
 
     Args:
         arguments: the program and its arguments.
-        hosts: how many.
         rate: of each link, in the format of tc, or ``MEMORY``.
         ranks: of each host, with one thread each, since they share the cores of this machine.
         variables: of the ranks' environment, beside the caller's.
-        seconds: after which the program is ended; None: there is no limit.
-
-    Raises:
-        subprocess.CalledProcessError: the program has failed, or there can be no emulated network.
-        subprocess.TimeoutExpired: after ``seconds``.
+        seconds: after which the program is ended by subprocess.TimeoutExpired; None: there is no limit.
     """
     given = {"OMP_NUM_THREADS": "1", **(variables or {})}
     environment = {**os.environ, **given}
@@ -74,6 +73,30 @@ def received_bytes() -> int:
         if line.strip().startswith("e0:"):
             return int(line.split(":")[1].split()[0])
     return 0
+
+
+def measured(
+    steps: Mapping[str, Callable[[], object]],
+    rounds: int,
+    slowest: Callable[[np.ndarray], np.ndarray],
+    warm: int,
+    prepare: Callable[[str], None] | None = None,
+) -> dict[str, tuple[list[float], list[float]]]:
+    """Interleaves steps (step_times.py).
+
+    Returns:
+        Of each, the seconds and the bytes that came over the link in the rounds that count, of the rank with the most.
+    """
+    received: dict[str, list[int]] = {name: [] for name in steps}
+
+    def counted(name: str) -> None:
+        before = received_bytes()
+        steps[name]()
+        received[name].append(received_bytes() - before)
+
+    seconds = interleaved({name: partial(counted, name) for name in steps}, rounds, slowest, warm, prepare)
+    most = {name: slowest(np.array(counts[warm:], np.float64)).tolist() for name, counts in received.items()}
+    return {name: (seconds[name], most[name]) for name in steps}
 
 
 def bits_per_second(rate: str) -> float:

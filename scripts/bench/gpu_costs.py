@@ -1,42 +1,38 @@
 """Counts what operations ask of a GPU, from the launch code itself: launches, waits, bytes in the GPU's memory.
 
-The pipeline runs in the tests' emulator, and what it calls is counted; no GPU is needed. Bytes are counted at two
-sizes, and extrapolated to ``AT`` elements: they are a sum of a constant and of a part that grows with the elements. The
-times are estimates, from the constants below. ``make bench-gpu`` measures the times on a GPU.
-
     python scripts/bench/gpu_costs.py            # prints the table
     python scripts/bench/gpu_costs.py --launches # and each launch
     python scripts/bench/gpu_costs.py --write    # writes it to docs/architecture.md
-"""
 
-from __future__ import annotations
+The pipeline runs in the tests' emulator, and what it calls is counted; no GPU is needed. The times are estimates, from
+the constants below. ``make bench-gpu`` measures the times on a GPU.
+"""
 
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 from unittest import mock
 
-sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev",))
+sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", ".."))
 
-import doc_sections
 import numpy as np
 import typer
+from doc_sections import ROOT, refreshed, write
+from doc_sections import table as markdown
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT))
-
-from hvd_deepreduce.codecs.interfaces import RngKey, joint_codecs  # noqa: E402
-from hvd_deepreduce.codecs.joint.stream import Stream  # noqa: E402
-from hvd_deepreduce.config import Config  # noqa: E402
-from hvd_deepreduce.exchange.mpi.sum_buffer import SumBuffer  # noqa: E402
-from hvd_deepreduce.ops import arrays, curve_fit, huffman, rans  # noqa: E402
-from hvd_deepreduce.ops.device import clearing_at_once  # noqa: E402
-from hvd_deepreduce.pipeline import Pipeline, bundle  # noqa: E402
-from hvd_deepreduce.pipeline.bundle import Slice  # noqa: E402
-from tests import cuda_emulator  # noqa: E402
-from tests.cuda_emulator import Traffic  # noqa: E402
+from hvd_deepreduce.codecs.interfaces import RngKey, joint_codecs
+from hvd_deepreduce.codecs.joint.stream import Stream
+from hvd_deepreduce.config import Config
+from hvd_deepreduce.exchange.mpi.sum_buffer import SumBuffer
+from hvd_deepreduce.ops import arrays, curve_fit, huffman, rans
+from hvd_deepreduce.ops.device import clearing_at_once
+from hvd_deepreduce.pipeline import Pipeline, bundle
+from hvd_deepreduce.pipeline.bundle import Slice
+from tests import cuda_emulator
+from tests.cuda_emulator import Traffic
 
 KEY = RngKey(0, 0, 0)
 SIZES = (100_000, 300_000)
@@ -57,23 +53,6 @@ COPY_US = 8e6 * AT / BANDWIDTH
 """Microseconds of a device copy of float32: each element is read and written."""
 PROCESSORS = 8 * 132
 """Blocks of a kernel that loops over its work, on an H100."""
-HEAD = (
-    "`scripts/bench/gpu_costs.py` counts this in the emulator: kernels that are launched, arrays that are cleared "
-    "(a launch\n"
-    "each), small copies to the device, and waits of the host. The host's time assumes "
-    + ", ".join(f"{cost:g} us for {what}" for what, cost in HOST_US.items())
-    + f""".
-
-The bytes are those of {AT / 1e6:g} million float32, of which 1% are sent: for each launch, the different sectors of 32
-bytes that it reads, and those that it writes. The emulator counts them at {SIZES[0]:,} and {SIZES[1]:,} elements, and
-the script extrapolates. The device's time is, for each launch, {LAUNCH_US:g} us, and the longer of two: its bytes at
-{BANDWIDTH / 1e12:g} TB/s; and, where its blocks do not become more with the elements, {1000 * STEP_US:g} ns for each
-load, shuffle and barrier of its longest thread. So a small array is counted as if no cache held it, and arithmetic as
-if it took no time. *Copies* is that time in device copies of the vector, of {COPY_US:.0f} us each.
-No GPU has measured any of it yet (`make bench-gpu` does).
-
-"""
-)
 CONFIGS: dict[str, dict[str, Any]] = {
     "top-k, rice_blocks, qsgd": {},
     "top-k, rANS, raw": {"index": "rans", "value": "raw"},
@@ -117,23 +96,18 @@ def counted(function: Callable[[], object]) -> Found:
             counts[name] += 1
             result = made(*arguments, **settings)
             if name == "cleared":
-                launches.append(Traffic("(clear)", 0, 0, result.nbytes, 0))
+                nbytes = (arguments[0] if result is None else result).nbytes  # fill returns nothing
+                launches.append(Traffic("(clear)", 0, 0, nbytes, 0))
             return result
 
         return call
 
-    fill = cuda_emulator.EmulatedArray.fill
-
-    def filling(array: Any, value: Any) -> None:
-        counts["cleared"] += 1
-        launches.append(Traffic("(clear)", 0, 0, array.nbytes, 0))
-        fill(array, value)
-
+    array = cuda_emulator.EmulatedArray
     with (
         cuda_emulator.counting() as launches,
-        mock.patch.object(cuda_emulator.EmulatedArray, "fill", filling),
+        mock.patch.object(array, "fill", counting("cleared", array.fill)),
         mock.patch.object(cuda_emulator, "processors", PROCESSORS),
-        mock.patch.object(cuda_emulator.EmulatedArray, "get", counting("waits", cuda_emulator.EmulatedArray.get)),
+        mock.patch.object(array, "get", counting("waits", array.get)),
         mock.patch.object(cuda_emulator, "zeros", counting("cleared", cuda_emulator.zeros)),
         mock.patch.object(cuda_emulator, "asarray", counting("to the device", cuda_emulator.asarray)),
     ):
@@ -210,13 +184,14 @@ def host_us(counts: Counter[str]) -> float:
     return sum(counts[what] * each_us for what, each_us in HOST_US.items())
 
 
-def of_codecs(each: Callable[[str, Estimate], None]) -> list[str]:
+def numbers(counts: Counter[str]) -> list[str]:
+    """The cells of a table for what was counted, and the host's time for it."""
+    return [*(str(counts[what]) for what in HOST_US), f"{host_us(counts):.0f} us"]
+
+
+def of_codecs(each: Callable[[str, Estimate], None]) -> str:
     """A table of single encoders, for ``INDICES`` kept elements."""
-    rng = np.random.default_rng(0)
-    lines = [
-        f"| {INDICES:,} kept elements | " + " | ".join(HOST_US) + " | host | device |",
-        "| --- |" + " ---: |" * (len(HOST_US) + 2),
-    ]
+    rng, lines = np.random.default_rng(0), []
 
     def sketches(name: str, count: int) -> Callable[[], object]:
         indices = cuda_emulator.asarray(np.sort(rng.choice(100 * count, count, replace=False)).astype(np.uint32))
@@ -244,24 +219,13 @@ def of_codecs(each: Callable[[str, Estimate], None]) -> list[str]:
                 found.append(counted(make(count)))
         estimate = extrapolated(found[0], found[1], {}, CODEC_SIZES, INDICES)
         each(name, estimate)
-        counts = found[0].counts
-        lines.append(
-            f"| {name} | " + " | ".join(str(counts[what]) for what in HOST_US)
-            + f" | {host_us(counts):.0f} us | {estimate.us:.0f} us |"
-        )  # fmt: skip
-    return lines
+        lines.append([name, *numbers(found[0].counts), f"{estimate.us:.0f} us"])
+    return markdown([f"{INDICES:,} kept elements", *HOST_US, "host", "device"], lines, right=True)
 
 
 def table(each: Callable[[str, Estimate], None] = lambda name, estimate: None) -> str:
-    """The table, in Markdown, and below it what misses its aim.
-
-    Args:
-        each: is called with each operation.
-    """
-    lines = [
-        "| operation | " + " | ".join(HOST_US) + " | host | read | written | device | copies |",
-        "| --- |" + " ---: |" * (len(HOST_US) + 5),
-    ]
+    """The table, in Markdown, and below it what misses its aim. ``each`` is called with each operation."""
+    lines: list[list[str]] = []
     at_full, rans_us = of_rans()
     gradients = [np.random.default_rng(0).standard_normal(numel, np.float32) for numel in SIZES]
     missed: list[str] = []
@@ -271,10 +235,10 @@ def table(each: Callable[[str, Estimate], None] = lambda name, estimate: None) -
         counts, estimate = found[0].counts, extrapolated(found[0], found[1], at_full)
         host = host_us(counts)
         name, copies = f"{operation}: {config}", estimate.us / COPY_US
-        lines.append(
-            f"| {name} | " + " | ".join(str(counts[what]) for what in HOST_US) + f" | {host:.0f} us | "
-            f"{estimate.read / 1e6:.0f} MB | {estimate.written / 1e6:.0f} MB | {estimate.us:.0f} us | {copies:.1f} |"
-        )
+        lines.append([
+            name, *numbers(counts), f"{estimate.read / 1e6:.0f} MB", f"{estimate.written / 1e6:.0f} MB",
+            f"{estimate.us:.0f} us", f"{copies:.1f}",
+        ])  # fmt: skip
         each(name, estimate)
         if host > HOST_AIM_US and operation != "decode and sum of 4 ranks":
             missed.append(f"{name}: {host:.0f} us of the host, and the aim is {HOST_AIM_US:.0f} us")
@@ -290,27 +254,20 @@ def table(each: Callable[[str, Estimate], None] = lambda name, estimate: None) -
         aims: dict[str, float] = AIMS if not settings else {}
         if "Bloom" in name:
             aims = {"encode": BLOOM_AIM, "decode and sum of 4 ranks": BLOOM_AIM}
-        row(
-            "encode",
-            name,
-            [
-                lambda g=g, r=r, p=p: bundle.encode(g, r, None, p, 2, False)  # type: ignore[misc]
-                for g, r, p in zip(there, residuals, slices, strict=True)
-            ],
-            aims.get("encode"),
-        )
+        encodes = [
+            partial(bundle.encode, gradient, residual, None, own, 2, False)
+            for gradient, residual, own in zip(there, residuals, slices, strict=True)
+        ]
+        row("encode", name, encodes, aims.get("encode"))
         for ranks in (4, 8):
             sent = [pipeline.encode(gradient, None, KEY, 2) for gradient in gradients]
             data = [cuda_emulator.asarray(np.concatenate([one] * ranks)) for one in sent]
-            row(
-                f"decode and sum of {ranks} ranks",
-                name,
-                [
-                    lambda o=o, d=d, n=ranks, p=p: bundle.sum_into(o, d, n, p, 1.0)  # type: ignore[misc]
-                    for o, d, p in zip(outs, data, slices, strict=True)
-                ],
-                aims.get(f"decode and sum of {ranks} ranks"),
-            )
+            decodes = [
+                partial(bundle.sum_into, out, given, ranks, own, 1.0)
+                for out, given, own in zip(outs, data, slices, strict=True)
+            ]
+            operation = f"decode and sum of {ranks} ranks"
+            row(operation, name, decodes, aims.get(operation))
     selecting = Pipeline(Config.load("topk_rice_qsgd"))
 
     def selected(gradient: Any, residual: Any) -> Callable[[], object]:
@@ -322,19 +279,20 @@ def table(each: Callable[[str, Estimate], None] = lambda name, estimate: None) -
     for name, us in rans_us:
         if us > RANS_AIM_US:
             missed.append(f"{name} of {INDICES:,} indices in rANS: {us:.0f} us, and the aim is {RANS_AIM_US:.0f} us")
-    lines += ["", f"{INDICES:,} indices in rANS: " + ", ".join(f"{name} {us:.0f} us" for name, us in rans_us) + "."]
-    lines += ["", *of_codecs(each)]
-    aims_text = (
+    of_rans_said = f"{INDICES:,} indices in rANS: " + ", ".join(f"{name} {us:.0f} us" for name, us in rans_us) + "."
+    aims_said = (
         f"The aims are {AIMS['encode']:g} copies for an encode and {AIMS['decode and sum of 4 ranks']:g} for a decode "
         f"and sum of 4 ranks, of the recommended pipeline; {BLOOM_AIM:g} for Bloom P0; {RANS_AIM_US:.0f} us for "
         f"{INDICES:,} symbols in rANS; and {HOST_AIM_US:.0f} us of the host for an encode, or for a decode of 8 ranks."
+        + (f" Missed: {'; '.join(missed)}." if missed else " All are met.")
     )
-    lines += ["", aims_text + (" Missed:" if missed else " All are met."), ""][: 3 if missed else 2]
-    return "\n".join(lines + [f"- {one}." for one in missed])
+    head = ["operation", *HOST_US, "host", "read", "written", "device", "copies"]
+    parts = [markdown(head, lines, right=True), of_rans_said, of_codecs(each), aims_said]
+    return "\n\n".join(parts)
 
 
 def main(
-    write: Annotated[bool, typer.Option(help="write the table to docs/architecture.md")] = False,
+    writes: Annotated[bool, typer.Option("--write", help="write the table to docs/architecture.md")] = False,
     launches: Annotated[bool, typer.Option(help="print the device's time of each launch, too")] = False,
 ) -> None:
     """Prints or writes the table."""
@@ -347,8 +305,9 @@ def main(
             print(name, *(f"    {kernel} {time:.1f} us" for kernel, time in estimate.by_launch), sep="\n")
 
     text = table(each)
-    if write:
-        doc_sections.write(ROOT / "docs" / "architecture.md", "gpu costs", "What operations ask of a GPU", HEAD + text)
+    if writes:
+        page, name = ROOT / "docs" / "architecture.md", "gpu costs"
+        write(page, name, "What operations ask of a GPU", refreshed(page, name, text.split("\n\n")))
     print(text)
 
 

@@ -2,24 +2,21 @@
 
     python scripts/bench/index_bits.py --write
 
-The inputs are the accumulators (residual + gradient) of ResNet-50, which scripts/bench/capture_gradients.py has
-captured at 1% and 0.1%, and of the GPT of scripts/train/gpt_job.py, which is trained here for some steps at each
-density. The indices are the top of the whole model as one vector. Writes a section of docs/results/benchmarks.md, and
-one of docs/results/presets.md with the bits of whole containers.
+The inputs are the accumulators of ResNet-50, which scripts/bench/capture_gradients.py has captured, and of the GPT of
+scripts/train/gpt_job.py, which is trained here for some steps at each density. Writes a section of
+docs/results/benchmarks.md, and one of docs/results/presets.md with the bits of whole containers.
 
 The static model gives each element the probability t * (row's share) * (column's share) * elements, with the numbers of
 kept elements that the tensor, the row and the column really have. These numbers are not paid for, so the model knows
-more than any code can: even where the kept elements are drawn anew at random within each tensor, it finds rows and
-columns of different density. The *corrected* entropy adds what it gains on such a draw.
+more than any code can.
 """
-
-from __future__ import annotations
 
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,22 +40,17 @@ from hvd_deepreduce.codecs.interfaces import IndexCodec, RngKey
 from hvd_deepreduce.codecs.sparsify.topk import kept_of
 from hvd_deepreduce.pipeline import Pipeline
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
 CODECS: tuple[IndexCodec, ...] = (Rice(), RiceBlocks(), Rans(), Context())
 KEY = RngKey(0, 0, 0)
 Shapes = Sequence[tuple[int, ...]]
 BITS = (3, 4, 7)
-CONTAINERS: dict[str, Callable[[int], dict[str, Any]]] = {
-    "`rice`, `qsgd`": lambda bits: {"index": "rice", "value": {"name": "qsgd", "bits": bits}},
-    "`rice_blocks`, `qsgd` with rANS": lambda bits: {
-        "index": "rice_blocks", "value": {"name": "qsgd", "bits": bits, "entropy": "rans"}
-    },
-    "`context`, `qsgd` with rANS": lambda bits: {
-        "index": "context", "value": {"name": "qsgd", "bits": bits, "entropy": "rans"}
-    },
-    "`context_qsgd`": lambda bits: {"joint": {"name": "context_qsgd", "bits": bits}},
-}  # fmt: skip
-"""Settings of whole containers, by the bits of a value."""
+CONTAINERS: dict[str, dict[str, Any]] = {
+    "`rice`, `qsgd`": {"index": "rice", "value": "qsgd"},
+    "`rice_blocks`, `qsgd` with rANS": {"index": "rice_blocks", "value": {"name": "qsgd", "entropy": "rans"}},
+    "`context`, `qsgd` with rANS": {"index": "context", "value": {"name": "qsgd", "entropy": "rans"}},
+    "`context_qsgd`": {"joint": "context_qsgd"},
+}
+"""Settings of whole containers, without the bits of a value."""
 TEXT = """\
 Bits per index of the top {densities} of the accumulators of one rank, selected from the whole model as one vector.
 
@@ -136,9 +128,10 @@ def bits_of(codec: IndexCodec, indices: np.ndarray, numel: int) -> float:
     return 8 * codec.encode(indices, numel, KEY)[0].size / indices.size
 
 
-def container_bits(settings: dict[str, Any], accumulator: np.ndarray, density: float) -> float:
-    """Bits of a container for each element that it keeps."""
-    config = Config.load({"sparsifier": {"name": "topk", "density": density}, **settings})
+def container_bits(settings: dict[str, Any], bits: int, accumulator: np.ndarray, density: float) -> float:
+    """Bits of a container for each element that it keeps, with so many bits for a value."""
+    given = {"sparsifier": {"name": "topk", "density": density}, **settings}
+    config = Config.load(given, **{"joint" if "joint" in settings else "value": {"bits": bits}})
     container = Pipeline(config, 1).encode(accumulator, None, KEY)
     return 8 * container.size / kept_of(density, accumulator.size)
 
@@ -191,13 +184,7 @@ def gpt_accumulator(density: float, steps: int) -> np.ndarray:
         parameter.grad = torch.from_numpy(ranks.mean(gradients()))
         torch.nn.utils.clip_grad_norm_([parameter], 1.0)
         optimizer.step()
-    accumulator: np.ndarray = ranks.residuals[0] + gradients()[0]
-    return accumulator
-
-
-def table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rule = ["---", *["---:"] * (len(heads) - 1)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in [heads, rule, *lines])
+    return ranks.residuals[0] + gradients()[0]
 
 
 def main(
@@ -217,7 +204,7 @@ def main(
     def add(name: str, one: float, accumulator: np.ndarray, shapes: Shapes) -> None:
         inputs.append((f"{name}, {one:.1%}", top(accumulator, one), shapes))
         for line, made in zip(containers, CONTAINERS.values(), strict=True):
-            line.append(" / ".join(f"{container_bits(made(bits), accumulator, one):.1f}" for bits in BITS))
+            line.append(" / ".join(f"{container_bits(made, bits, accumulator, one):.1f}" for bits in BITS))
 
     for one in densities:
         add("ResNet-50", one, captured.read(captured.path("resnet50", one, folder=folder), "accumulator", 0), resnet)
@@ -225,9 +212,8 @@ def main(
         add("GPT", one, gpt_accumulator(one, steps), gpt_job.SHAPES)
     figures = {name: row(indices, shapes) for name, indices, shapes in inputs}
     kinds = list(next(iter(figures.values())))
-    bits = table(
-        ["", *figures], [[kind, *(f"{of_input[kind]:.2f}" for of_input in figures.values())] for kind in kinds]
-    )
+    table = partial(doc_sections.table, right=True)
+    bits = table(["", *figures], ([kind, *(f"{one[kind]:.2f}" for one in figures.values())] for kind in kinds))
     lines: list[list[Any]] = [[codec.name] for codec in CODECS]
     for _, indices, shapes in inputs:
         for line, codec in zip(lines, CODECS, strict=True):
@@ -243,8 +229,8 @@ def main(
     )
     print(f"{body}\n\n{whole}")
     if write:
-        doc_sections.write(DOCS / "benchmarks.md", "index bits", "Bits per index", body)
-        doc_sections.write(DOCS / "presets.md", "container bits", "Bits per kept element", whole)
+        doc_sections.write(doc_sections.RESULTS / "benchmarks.md", "index bits", "Bits per index", body)
+        doc_sections.write(doc_sections.RESULTS / "presets.md", "container bits", "Bits per kept element", whole)
 
 
 if __name__ == "__main__":

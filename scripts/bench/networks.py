@@ -1,7 +1,5 @@
 """ResNet-50 and VGG16, written from their papers, and real images to train them on. Benchmarks use their gradients."""
 
-from __future__ import annotations
-
 import torch
 from sklearn.datasets import load_sample_images
 from torch import nn

@@ -4,57 +4,40 @@
     scripts/bench/simulate_scale.py --write                                       # as in docs/densestream.md
     scripts/bench/simulate_scale.py --input uniform --ranks 4,64 --density 0.1
 
-Inputs, of which each rank has its own; no rank's elements are copied or shuffled from another's:
+Each rank has an input of its own: ``uniform`` and ``skewed`` ones are random; ``captured`` are the accumulators of
+--file (scripts/bench/capture_gradients.py), up to as many ranks as the file has, all elements. Counted are the messages
+of the programs with their headers, for every slice, and the small collectives of a call (``exchange.costs``). The dense
+ring and the allgather of containers are computed. The time is that of the latency-bandwidth model, alpha x messages +
+bytes / rate, for the busiest rank. Its messages follow each other; that slices overlap, and the time to select, pack
+and merge, are left out.
 
-uniform
-    A rank keeps a uniformly random subset. Supports overlap as little as those of independent ranks can.
-skewed
-    A rank keeps a random subset in which element i has a weight of 1 / (i + 1), as in an embedding whose rows are
-    sorted by frequency: nearly all ranks keep the first elements, and regions of equal length are loaded unequally.
-captured
-    The accumulators of --file (scripts/bench/capture_gradients.py), up to as many ranks as the file has, all elements.
-
-Counted are the messages of the programs with their headers (``exchange.simulation``), for every slice, and the small
-collectives of a call: the ranks' cards, the sums of the histogram (DSA on more than two ranks), the agreement
-(``exchange.costs``). The dense ring
-and the allgather of containers are computed: 2 (P - 1) / P N words in 2 (P - 1) messages, and P - 1 containers in P - 1
-messages. What Horovod's coordinator sends is not counted, for none of them.
-
-The time is that of the latency-bandwidth model, alpha x messages + bytes / rate, for the busiest rank. Its messages
-follow each other; that slices overlap, and the time to select, pack and merge, are left out.
-
-Writes OUTPUT.json and OUTPUT.png, the bytes that the busiest rank receives against the number of ranks. With --write,
-the figure and the tables go to docs/densestream.md. Needs no MPI. 1,024 ranks with a million elements need 16 GB.
+Writes OUTPUT.json and OUTPUT.png. Needs no MPI. 1,024 ranks with a million elements need 16 GB.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Annotated, Any
 
-sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev",))
+sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", "papers", ".."))
 
 import captured
 import doc_sections
 import numpy as np
+import typer
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT)]
+from hvd_deepreduce import Config
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.joint.densestream import DenseStream
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
+from hvd_deepreduce.exchange import costs
+from hvd_deepreduce.exchange.mpi import densestream, sparcml, topk_allgather
+from hvd_deepreduce.exchange.mpi.transport import Program
+from hvd_deepreduce.ops import select
+from hvd_deepreduce.pipeline import Pipeline
+from tests.support.simulated_mpi import Network, SimulatedTransport
 
-from hvd_deepreduce import Config  # noqa: E402
-from hvd_deepreduce.codecs.interfaces import RngKey  # noqa: E402
-from hvd_deepreduce.codecs.joint.densestream import DenseStream  # noqa: E402
-from hvd_deepreduce.codecs.sparse_tensor import SparseTensor  # noqa: E402
-from hvd_deepreduce.exchange import costs  # noqa: E402
-from hvd_deepreduce.exchange.mpi import densestream, sparcml, topk_allgather  # noqa: E402
-from hvd_deepreduce.exchange.mpi.transport import Program  # noqa: E402
-from hvd_deepreduce.ops import select  # noqa: E402
-from hvd_deepreduce.pipeline import Pipeline  # noqa: E402
-from tests.support.simulated_mpi import Network, SimulatedTransport  # noqa: E402
-
-DOC = ROOT / "docs" / "densestream.md"
+DOC = doc_sections.ROOT / "docs" / "densestream.md"
 STYLES = {
     "dense": "k--", "allgather": "x-", "TopkA": "s-", "TopkDA split": "^-", "TopkDA doubling": "v-", "DSA": "o-",
     "DSA coded": "D-",
@@ -62,12 +45,15 @@ STYLES = {
 CODECS = {"index": "rice", "value": {"name": "qsgd", "bits": 7, "bucket_size": 512}}
 """The containers of the allgather: the codecs of the preset topk_model."""
 NETWORKS = (("1 Gbit/s, alpha 50 us", 1e9, 50e-6), ("25 Gbit/s, alpha 10 us", 25e9, 10e-6))
+Rows = dict[str, list[dict[str, Any]]]
+"""Of each input, what was counted."""
 
 
 class Uniform:
     """Random supports, and normal values."""
 
-    most_ranks = 1 << 20
+    title = "uniform: every rank keeps a random subset of its own"
+    most_ranks, seed = 1 << 20, 1
 
     def __init__(self, numel: int) -> None:
         self.numel = numel
@@ -76,42 +62,38 @@ class Uniform:
         """The elements with the largest keys are kept, float32 ``[numel]``."""
         return rng.random(self.numel, np.float32)
 
+    def chosen(self, rng: np.random.Generator, rank: int, count: int) -> np.ndarray:
+        """The elements that a rank keeps, in any order."""
+        return np.argpartition(self.keys(rng), self.numel - count)[self.numel - count :]
+
     def kept(self, rank: int, density: float) -> SparseTensor:
         """What a rank keeps, the same at every call."""
-        rng = np.random.default_rng((1, rank))
-        count = max(1, int(density * self.numel))
-        chosen = np.argpartition(self.keys(rng), self.numel - count)[self.numel - count :]
-        return SparseTensor(self.numel, np.sort(chosen).astype(np.uint32), rng.standard_normal(count, np.float32))
-
-    def __str__(self) -> str:
-        return "uniform: every rank keeps a random subset of its own"
+        rng = np.random.default_rng((self.seed, rank))
+        indices = np.sort(self.chosen(rng, rank, max(1, int(density * self.numel)))).astype(np.uint32)
+        return SparseTensor(self.numel, indices, rng.standard_normal(indices.size, np.float32))
 
 
 class Skewed(Uniform):
     """Random supports in which element i has the weight 1 / (i + 1)."""
 
+    title = "skewed: every rank keeps a random subset of its own, element i with weight 1 / (i + 1)"
+
     def keys(self, rng: np.random.Generator) -> np.ndarray:
         # Gumbel noise on the logarithms of the weights: a sample without replacement with these weights.
         return rng.gumbel(size=self.numel) - np.log(np.arange(1, self.numel + 1))
-
-    def __str__(self) -> str:
-        return "skewed: every rank keeps a random subset of its own, element i with weight 1 / (i + 1)"
 
 
 class Captured:
     """The accumulators of a file."""
 
     def __init__(self, file: Path) -> None:
-        self.file = file
+        self.file, self.title = file, f"captured: {captured.describe(file, 'accumulator')}"
         self.most_ranks, self.numel = captured.rank_count(file), captured.about(file)["numel"]
 
     def kept(self, rank: int, density: float) -> SparseTensor:
         """The top-k elements of the rank's accumulator."""
         row = captured.read(self.file, "accumulator", rank)
         return SparseTensor(self.numel, *select.topk(row, None, max(1, int(density * self.numel))))
-
-    def __str__(self) -> str:
-        return f"captured: {captured.describe(self.file, 'accumulator')}"
 
 
 def programs_of(name: str, tensors: list[SparseTensor], slices: int):
@@ -152,17 +134,20 @@ def simulate(name: str, tensors: list[SparseTensor]) -> dict[str, float]:
         )
         return {"messages": size - 1, "small": 0, "received": (size - 1) * container.size}
     slices = densestream.slice_count(max(tensor.indices.size for tensor in tensors), size)
-    network = Network(size)
-    network.run(programs_of(name, tensors, slices))
     cells: list[int] = []
     if name.startswith("DSA") and size > densestream.DIRECT_RANKS:
         _, cells = densestream.balanced_split(tensors, size * slices)
-    small = costs.small_collectives(size, *cells)
+    return counted(size, programs_of(name, tensors, slices), cells)
+
+
+def counted(size: int, programs: Any, cells: list[int]) -> dict[str, float]:
+    """What the busiest rank of some programs sends or waits for, with the small collectives of the call."""
+    network, small = Network(size), costs.small_collectives(size, *cells)
+    network.run(programs)
     return {
-        "messages": int(network.messages.max()) + small.messages,
-        "small": small.messages,
+        "messages": int(network.messages.max()) + small.messages, "small": small.messages,
         "received": int(network.received.max()) + small.beside,
-    }
+    }  # fmt: skip
 
 
 def shown(number: float) -> str:
@@ -170,125 +155,101 @@ def shown(number: float) -> str:
     return f"{number:.3g}" if number < 1000 else f"{number:,.0f}"
 
 
-def milliseconds(row: dict, rate: float, alpha: float) -> float:
+def milliseconds(row: dict[str, Any], rate: float, alpha: float) -> float:
     """The time of the latency-bandwidth model."""
     return 1e3 * (alpha * row["messages"] + 8 * row["received"] / rate)
 
 
-def draw(results: dict[str, list[dict]], path: Path) -> None:
+def draw(results: Rows, path: Path) -> None:
     """Plots bytes per rank against ranks, both axes logarithmic, one panel for each input."""
-    import matplotlib
+    import figure_kit
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, panels = plt.subplots(1, len(results), figsize=(5 * len(results), 4.2), sharey=True, squeeze=False)
+    figure, panels = figure_kit.plain(len(results), figsize=(5 * len(results), 4.2), sharey=True, squeeze=False)
     for (title, found), axes in zip(results.items(), panels[0], strict=True):
         for name, style in STYLES.items():
             rows = [row for row in found if row["name"] == name]
             ranks, received = [row["ranks"] for row in rows], [row["received"] / row["numel"] for row in rows]
             axes.plot(ranks, received, style, markersize=4, label=name)
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xlabel("ranks")
-        axes.set_title(title)
+        axes.set(yscale="log", xlabel="ranks", title=title)
         axes.grid(True, which="major", alpha=0.3)
     panels[0][0].set_ylabel("bytes received by the busiest rank,\nper element of the vector")
     panels[0][0].legend(fontsize=8)
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    figure_kit.save(figure, path, dpi=110)
 
 
-def tables(title: str, found: list[dict]) -> str:
+def tables(title: str, found: list[dict[str, Any]]) -> str:
     """Two tables of one input: MB and messages; the model's milliseconds."""
-    counts = sorted({row["ranks"] for row in found})
     cell = {(row["ranks"], row["name"]): row for row in found}
-    names = list(STYLES)
-    head = f"| ranks | {' | '.join(names)} |\n|{' --- |' * (len(names) + 1)}"
-    numel, kept = found[0]["numel"], found[0]["kept"]
-    lines = [
-        f"**{title[0].upper()}{title[1:]}.** {numel:,} float32 elements, of which a rank keeps {kept:,}. MB that the "
-        "busiest rank receives, and in parentheses the messages that it sends or waits for:",
-        "", head,
-    ]  # fmt: skip
-    for ranks in counts:
-        cells = (f"{shown(cell[ranks, n]['received'] / 1e6)} ({cell[ranks, n]['messages']:.0f})" for n in names)
-        lines.append(f"| {ranks} | {' | '.join(cells)} |")
-    about = " and ".join(label for label, _, _ in NETWORKS)
-    lines += ["", f"Milliseconds of the model, at {about}:", "", head]
-    for ranks in counts:
-        cells = (", ".join(shown(milliseconds(cell[ranks, n], *net[1:])) for net in NETWORKS) for n in names)
-        lines.append(f"| {ranks} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+
+    def table(shows: Any) -> str:
+        ranks = sorted({row["ranks"] for row in found})
+        return doc_sections.table(["ranks", *STYLES], ([n, *(shows(cell[n, name]) for name in STYLES)] for n in ranks))
+
+    def bytes_and_messages(row: dict[str, Any]) -> str:
+        return f"{shown(row['received'] / 1e6)} ({row['messages']:.0f})"
+
+    return (
+        f"**{title[0].upper()}{title[1:]}.** {found[0]['numel']:,} float32 elements, of which a rank keeps "
+        f"{found[0]['kept']:,}. MB that the busiest rank receives, and in parentheses the messages that it sends or "
+        f"waits for:\n\n{table(bytes_and_messages)}\n\n"
+        f"Milliseconds of the model, at {' and '.join(label for label, _, _ in NETWORKS)}:\n\n{table(modelled)}"
+    )
 
 
-def text(results: dict[str, list[dict]], titles: dict[str, str], density: float) -> str:
-    """The section of docs/densestream.md."""
-    each = "\n\n".join(tables(titles[name], found) for name, found in results.items())
-    return f"""\
-`scripts/bench/simulate_scale.py --write` runs the real programs of hundreds of ranks in one process, without MPI. It
-counts every message of a call: those of all slices, with their headers, and the small collectives: the allgather of the
-cards, by recursive doubling; the agreement, and for DSA on more than two ranks the sums of the histogram, each as a
-reduction and a broadcast over binomial trees, 2 ceil(log2 P) messages one after the other. The density is
-{density:.0%}. `allgather` is what a job does by default: every rank's container goes to every rank, by P - 1 messages.
-Its values are rounded (rice, 7-bit QSGD); those of the others are not. The allgather and the dense ring, 2 (P - 1)
-messages, are computed and not simulated.
-
-The model's time is alpha x messages + bytes / rate for the busiest rank. It is not a measurement: the work of the
-processors, the overlap of slices, contention, and the messages of Horovod's coordinator are not in it. A slice has
-about {densestream.SLICE_ELEMENTS:,} kept elements of a region, or up to {densestream.LONG_SLICE} times as many where
-this makes more than {densestream.FEW_SLICES} slices: where each of 4 ranks keeps 255,570 elements, there are
-{densestream.slice_count(255_570, 4)} slices, and one where the whole vector has a million elements.
-
-{each}
-
-![bytes per rank against ranks](results/figures/densestream_scale.png)"""
+def modelled(row: dict[str, Any]) -> str:
+    """Milliseconds of each network."""
+    return ", ".join(shown(milliseconds(row, *net[1:])) for net in NETWORKS)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--input", default="uniform,skewed,captured", help="comma-separated inputs; default: all")
-    parser.add_argument("--file", type=Path, help="of captured accumulators; default: that of ResNet-50 at --density")
-    parser.add_argument("--numel", type=int, default=1_000_000, help="elements of uniform and skewed vectors")
-    parser.add_argument("--density", type=float, default=0.01, help="density of top-k, in (0, 1]")
-    parser.add_argument("--ranks", default="2,4,16,64,256", help="comma-separated numbers of ranks")
-    parser.add_argument("--output", type=Path, default=Path("runs/scale"), help="the results without .json and .png")
-    parser.add_argument("--write", action="store_true", help="write the tables and the figure to docs/densestream.md")
-    options = parser.parse_args()
-    makers = {
-        "uniform": lambda: Uniform(options.numel),
-        "skewed": lambda: Skewed(options.numel),
-        "captured": lambda: Captured(options.file or captured.path("resnet50", options.density)),
-    }
-    unknown = set(options.input.split(",")) - set(makers)
-    if unknown:
-        parser.error(f"--input has {', '.join(sorted(unknown))}; allowed are {', '.join(makers)}")
-    results: dict[str, list[dict]] = {}
+def text(results: Rows, titles: dict[str, str]) -> str:
+    """The section of docs/densestream.md, whose first paragraphs are there."""
+    each = (part for name, found in results.items() for part in tables(titles[name], found).split("\n\n"))
+    picture = "![bytes per rank against ranks](results/figures/densestream_scale.png)"
+    return doc_sections.refreshed(DOC, "scale", [None, None, *each, picture])
+
+
+def main(
+    inputs: Annotated[str, typer.Option("--input", help="comma-separated inputs")] = "uniform,skewed,captured",
+    file: Annotated[Path | None, typer.Option(help="of captured accumulators; default: ResNet-50's")] = None,
+    numel: Annotated[int, typer.Option(help="elements of uniform and skewed vectors")] = 1_000_000,
+    density: Annotated[float, typer.Option(help="density of top-k, in (0, 1]")] = 0.01,
+    ranks: Annotated[str, typer.Option(help="comma-separated numbers of ranks")] = "2,4,16,64,256",
+    output: Annotated[Path, typer.Option(help="the results without .json and .png")] = Path("runs/scale"),
+    write: Annotated[bool, typer.Option("--write", help="write tables and figure to docs/densestream.md")] = False,
+) -> None:
+    """Counts messages and bytes of every exchange."""
+    makers: dict[str, Any] = {
+        "uniform": lambda: Uniform(numel), "skewed": lambda: Skewed(numel),
+        "captured": lambda: Captured(file or captured.path("resnet50", density)),
+    }  # fmt: skip
+    if write and density != 0.01:
+        raise typer.BadParameter(f"--write is for a density of 0.01, of which {DOC.name} tells")
+    if unknown := set(inputs.split(",")) - set(makers):
+        raise typer.BadParameter(f"--input has {', '.join(sorted(unknown))}; allowed are {', '.join(makers)}")
+    results: Rows = {}
     titles = {}
-    for name in options.input.split(","):
-        given = makers[name]()
-        titles[name] = str(given)
-        counts = [int(ranks) for ranks in options.ranks.split(",") if int(ranks) <= given.most_ranks]
-        kept = [given.kept(rank, options.density) for rank in range(max(counts))]
-        results[name] = []
-        for ranks in counts:
+    for name in inputs.split(","):
+        given, results[name] = makers[name](), []
+        titles[name] = given.title
+        counts = [int(count) for count in ranks.split(",") if int(count) <= given.most_ranks]
+        kept = [given.kept(rank, density) for rank in range(max(counts))]
+        for count in counts:
             for algorithm in STYLES:
-                row = {"ranks": ranks, "name": algorithm, "numel": given.numel, "kept": int(kept[0].indices.size)}
-                row |= simulate(algorithm, kept[:ranks])
+                row = {"ranks": count, "name": algorithm, "numel": given.numel, "kept": int(kept[0].indices.size)}
+                row |= simulate(algorithm, kept[:count])
                 results[name].append(row)
-                print(f"{name} {ranks:5d} ranks  {algorithm:16s} {row['messages']:7.0f} messages  "
-                      f"{row['received'] / 1e6:9.2f} MB in  "
-                      f"{', '.join(f'{milliseconds(row, *net[1:]):.2f} ms at {net[0]}' for net in NETWORKS)}",
-                      flush=True)  # fmt: skip
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    about = {"density": options.density, "inputs": titles, "networks": NETWORKS}
-    options.output.with_suffix(".json").write_text(json.dumps({**about, "results": results}, indent=1))
-    draw(results, options.output.with_suffix(".png"))
-    if options.write:
-        draw(results, DOC.parent / "figures" / "densestream_scale.png")
-        doc_sections.write(DOC, "scale", "How the exchanges scale", text(results, titles, options.density))
+                print(f"{name} {count:5d} ranks  {algorithm:16s} {row['messages']:7.0f} messages  "
+                      f"{row['received'] / 1e6:9.2f} MB in  {modelled(row)} ms", flush=True)  # fmt: skip
+    output.parent.mkdir(parents=True, exist_ok=True)
+    about = {"density": density, "inputs": titles, "networks": NETWORKS}
+    output.with_suffix(".json").write_text(json.dumps({**about, "results": results}, indent=1))
+    draw(results, output.with_suffix(".png"))
+    if write:
+        draw(results, doc_sections.RESULTS / "figures" / "densestream_scale.png")
+        doc_sections.write(DOC, "scale", "How the exchanges scale", text(results, titles))
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

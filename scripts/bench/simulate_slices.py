@@ -4,60 +4,41 @@
     scripts/bench/simulate_slices.py --write                                 # as in docs/exchanges.md
     scripts/bench/simulate_slices.py --inputs hot --ranks 4,64 --numel 100000
 
-Inputs, of which each rank has its own (uniform, skewed and captured as in scripts/bench/simulate_scale.py):
-
-large
-    As uniform, with 16 times as many elements.
-hot
-    All ranks keep random elements of the first P-th of the vector, which is one rank's slice: with equal slices that
-    rank receives everything.
-ends
-    Half of the ranks keep elements of the first hundredth of the vector, and half of the last.
-alike
-    All ranks keep the same elements.
-
-The selection is given; everything else of the exchange runs, encoding and decoding of all containers included, but that
-only one rank decodes the result, whose bytes are the same for all. The allgather's containers are encoded, and their
-bytes added up.
+Inputs are those of simulate_scale.py, ``large`` (uniform, with 16 times as many elements), and those below, which load
+ranks unequally. The selection is given; everything else of the exchange runs, encoding and decoding of all containers
+included, but that only one rank decodes the result, whose bytes are the same for all. The allgather's containers are
+encoded, and their bytes added up.
 
 An element's worth of bytes is the mean over the ranks of the bytes of a rank's own container, divided by its elements.
-The time is that of the latency-bandwidth model for the busiest rank: alpha x messages + bytes / rate. A collective has
-P - 1 messages, an alltoall as an allgather by a ring; work of the processors is not in it, nor is contention.
+The time is that of the latency-bandwidth model for the busiest rank. A collective has P - 1 messages.
 """
-
-from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev",))
+sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", ".."))
 
 import captured
 import doc_sections
 import numpy as np
 import typer
-from simulate_scale import NETWORKS, Captured, Skewed, Uniform, milliseconds, shown
+from simulate_scale import Captured, Rows, Skewed, Uniform, counted, modelled, shown
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT)]
+from hvd_deepreduce import Config
+from hvd_deepreduce.codecs.interfaces import RngKey
+from hvd_deepreduce.codecs.joint.densestream import DenseStream
+from hvd_deepreduce.codecs.joint.stream import Stream
+from hvd_deepreduce.codecs.joint.stream_format import pack, value_codec
+from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
+from hvd_deepreduce.codecs.sparsify.topk import kept_of
+from hvd_deepreduce.exchange.mpi import densestream
+from hvd_deepreduce.exchange.reduce_scatter import DecodedSum, SlicedSum
+from hvd_deepreduce.pipeline import Pipeline
+from tests.support.simulated_collectives import CollectiveNetwork
 
-from hvd_deepreduce import Config  # noqa: E402
-from hvd_deepreduce.codecs.interfaces import RngKey  # noqa: E402
-from hvd_deepreduce.codecs.joint.densestream import DenseStream  # noqa: E402
-from hvd_deepreduce.codecs.joint.stream import Stream  # noqa: E402
-from hvd_deepreduce.codecs.joint.stream_format import pack, value_codec  # noqa: E402
-from hvd_deepreduce.codecs.sparse_tensor import SparseTensor  # noqa: E402
-from hvd_deepreduce.codecs.sparsify.topk import kept_of  # noqa: E402
-from hvd_deepreduce.exchange import costs  # noqa: E402
-from hvd_deepreduce.exchange.mpi import densestream  # noqa: E402
-from hvd_deepreduce.exchange.reduce_scatter import SlicedSum, Slices  # noqa: E402
-from hvd_deepreduce.pipeline import Pipeline  # noqa: E402
-from tests.support.simulated_collectives import CollectiveNetwork  # noqa: E402
-from tests.support.simulated_mpi import Network  # noqa: E402
-
-DOC = ROOT / "docs" / "exchanges.md"
+DOC = doc_sections.ROOT / "docs" / "exchanges.md"
 CODECS = {
     "coded": {"index": "rice", "value": {"name": "qsgd", "bits": 7, "bucket_size": 512}},
     "raw": {"index": "raw", "value": "raw"},
@@ -69,7 +50,9 @@ STREAMS = {"coded": DenseStream(value="qsgd", bits=7), "raw": DenseStream()}
 
 
 class Hot(Uniform):
-    """Supports in one rank's slice."""
+    """Supports in the first P-th of the vector, which is one rank's slice: with equal slices it receives everything."""
+
+    title, seed = "hot: all ranks keep elements of the first P-th of the vector", 2
 
     def __init__(self, numel: int, ranks: int) -> None:
         super().__init__(numel)
@@ -79,39 +62,29 @@ class Hot(Uniform):
         """Where the rank's elements are: begin and width."""
         return 0, max(kept, self.numel // self.ranks)
 
-    def kept(self, rank: int, density: float) -> SparseTensor:
-        """What a rank keeps, the same at every call."""
-        rng = np.random.default_rng((2, rank))
-        count = max(1, int(density * self.numel))
+    def chosen(self, rng: np.random.Generator, rank: int, count: int) -> np.ndarray:
         begin, width = self.place(rank, count)
-        chosen = np.sort(begin + rng.permutation(width)[:count]).astype(np.uint32)
-        return SparseTensor(self.numel, chosen, rng.standard_normal(count, np.float32))
-
-    def __str__(self) -> str:
-        return "hot: all ranks keep elements of the first P-th of the vector"
+        return begin + rng.permutation(width)[:count]
 
 
 class Ends(Hot):
     """Supports at the front and at the back."""
 
+    title = "ends: half of the ranks keep elements of the first hundredth of the vector, and half of the last"
+
     def place(self, rank: int, kept: int) -> tuple[int, int]:
         width = max(kept, self.numel // 100)
         return rank % 2 * (self.numel - width), width
-
-    def __str__(self) -> str:
-        return "ends: half of the ranks keep elements of the first hundredth of the vector, and half of the last"
 
 
 class Alike(Uniform):
     """Equal supports."""
 
-    def kept(self, rank: int, density: float) -> SparseTensor:
-        """What a rank keeps, the same at every call."""
-        one = super().kept(0, density)
-        return SparseTensor(self.numel, one.indices, super().kept(rank, density).values if rank else one.values)
+    title = "alike: all ranks keep the same random elements"
 
-    def __str__(self) -> str:
-        return "alike: all ranks keep the same random elements"
+    def kept(self, rank: int, density: float) -> SparseTensor:
+        indices = super().kept(0, density).indices
+        return SparseTensor(self.numel, indices, super().kept(rank, density).values)
 
 
 class Given(SlicedSum):
@@ -123,8 +96,8 @@ class Given(SlicedSum):
     def _select(self) -> Any:
         return None, (self.tensor.indices, self.tensor.values)
 
-    def _decoded(self, gathered: Any, keys: Any) -> Slices:
-        return super()._decoded(gathered, keys) if self.reads else Slices([], 1)
+    def _decoded(self, gathered: Any, keys: Any) -> DecodedSum:
+        return super()._decoded(gathered, keys) if self.reads else DecodedSum([], 1)
 
 
 def simulate_stream(tensors: list[SparseTensor], codec: DenseStream, density: float) -> dict[str, float]:
@@ -140,21 +113,14 @@ def simulate_stream(tensors: list[SparseTensor], codec: DenseStream, density: fl
         plan = densestream.Plan(codec, numel, dtype, bounds, slices, RngKey(0, 0, 0), None, most)
         return densestream.programs(transport, tensors[transport.rank], plan, None)
 
-    network = Network(size)
-    network.run(programs)
-    small = costs.small_collectives(size, *cells)
-    return {
-        "messages": int(network.messages.max()) + small.messages,
-        "received": int(network.received.max()) + small.beside,
-        "container": float(np.mean([one.size for one in own])),
-    }
+    found = counted(size, programs, cells)
+    return {**found, "container": float(np.mean([one.size for one in own]))}
 
 
 def simulate(tensors: list[SparseTensor], label: str, density: float | None, way: str) -> dict[str, float]:
     """Messages and bytes of the busiest rank, and the bytes of a container."""
     size, numel = len(tensors), tensors[0].numel
     if way == "densestream":
-        assert density is not None
         return simulate_stream(tensors, STREAMS[label], density)
     nothing = np.zeros(numel, np.float32)
     pipeline = Pipeline(Config.load(CODECS[label], sparsifier="nonzero", error_feedback=False, scope="model"))
@@ -186,44 +152,31 @@ def worth(row: dict[str, Any]) -> float:
 
 def table(title: str, found: list[dict[str, Any]]) -> str:
     """One input: how many times k elements' worth of bytes the busiest rank receives, and the model's milliseconds."""
-    counts = sorted({row["ranks"] for row in found})
     cell = {(row["ranks"], row["codecs"], row["way"]): row for row in found}
-    first = found[0]
-    lines = [
-        f"**{title[0].upper()}{title[1:]}.** {first['numel']:,} elements, k = {first['kept']:,}:", "",
-        "| ranks | " + " | ".join(f"{codecs}: {way}" for codecs in CODECS for way in WAYS) + " | ms, coded: "
-        + " | ".join(WAYS) + " |",
-        "|" + " --- |" * (1 + 3 * len(WAYS)),
-    ]  # fmt: skip
-    for ranks in counts:
+    head = ["ranks", *(f"{codecs}: {way}" for codecs in CODECS for way in WAYS)]
+    head += [f"ms, coded: {WAYS[0]}", *WAYS[1:]]
+    lines = []
+    for ranks in sorted({row["ranks"] for row in found}):
         rows = [cell.get((ranks, codecs, way)) for codecs in CODECS for way in WAYS]
         sizes = ["" if row is None else shown(worth(row)) for row in rows]
-        coded = rows[: len(WAYS)]
-        times = ["" if r is None else ", ".join(shown(milliseconds(r, *net[1:])) for net in NETWORKS) for r in coded]
-        lines.append(f"| {ranks} | " + " | ".join([*sizes, *times]) + " |")
-    return "\n".join(lines)
+        lines.append([ranks, *sizes, *("" if row is None else modelled(row) for row in rows[: len(WAYS)])])
+    title = f"**{title[0].upper()}{title[1:]}.** {found[0]['numel']:,} elements, k = {found[0]['kept']:,}:"
+    return f"{title}\n\n{doc_sections.table(head, lines)}"
 
 
-def text(results: dict[str, list[dict[str, Any]]], titles: dict[str, str], density: float) -> str:
+def text(results: Rows, titles: dict[str, str], density: float) -> str:
     """The section of docs/exchanges.md."""
     first = next(iter(results.values()))
     found = {codecs: [row["container"] / row["kept"] for row in first if row["codecs"] == codecs] for codecs in CODECS}
     bytes_of = ", ".join(f"{codecs} {shown(float(np.mean(sizes)))}" for codecs, sizes in found.items())
-    return f"""\
+    about = f"""\
 `scripts/bench/simulate_slices.py --write` runs the exchange's real programs for all ranks in one process, with real
 containers, and counts every byte of the busiest rank: containers with their headers, and the histogram. The selection
 is given, at a density of {density:.0%}; `with density` sends a sum of {density:.0%} again. `coded` has the codecs of
 `topk_model` (Rice, 7-bit QSGD), `raw` has 4 bytes for an index and 4 for a value. Figures are bytes in units of a
-rank's own container, that is, of k elements' worth of bytes ({bytes_of} bytes an element in the first table).
-
-The milliseconds are a model's, alpha x messages + bytes / rate of the busiest rank, at
-{" and ".join(label for label, _, _ in NETWORKS)}, with P - 1 messages for each collective. They are not a measurement:
-the work of the processors is not in them, nor are contention and Horovod's coordinator. An empty cell was not run.
-
-The aim is at most 4 with a density, on every input and for any number of ranks. `densestream` has a density too, and
-sends values as they are (raw), or rounded by 7-bit QSGD (coded); its unit is a rank's own stream in that format.
-
-{chr(10).join(table(titles[name], found) + chr(10) for name, found in results.items())}"""
+rank's own container, that is, of k elements' worth of bytes ({bytes_of} bytes an element in the first table)."""
+    each = (part for name, found in results.items() for part in table(titles[name], found).split("\n\n"))
+    return doc_sections.refreshed(DOC, "slices", [about, None, None, *each]) + "\n"
 
 
 def main(
@@ -257,7 +210,7 @@ def main(
             given = makers[name](count)
             if count > given.most_ranks:
                 continue
-            titles[name] = str(given)
+            titles[name] = given.title
             tensors = [given.kept(rank, density) for rank in range(count)]
             for label in codecs.split(","):
                 for way in ways.split(","):

@@ -3,34 +3,28 @@
     python scripts/bench/wire_ratios.py --gradient data/captured/resnet50_0.01.npz
 
 The file is one of scripts/bench/capture_gradients.py, with as many ranks as the largest job. Each job is a real one
-under mpirun: a model of the file's parameters, stock Horovod, and `compression=DeepReduce(...)`. A preset with error
-feedback gets the rank's accumulator as its gradient, with residuals of zero, and so selects what the captured job would
-have selected; others get the raw gradient. The figures are those of `stats()["last_step"]`, whose bytes are on the wire
-(engine/stats.py), of the rank that sends most. The first step, with the comparison of the ranks, does not count.
-
-For more ranks, an allgather's bytes are computed: of n ranks each sends its containers n - 1 times, and 2 (n - 1) / n
-of what goes through Horovod's allreduce. The two parts are found from the smallest and the largest job.
+under mpirun. A preset with error feedback gets the rank's accumulator as its gradient, with residuals of zero, and so
+selects what the captured job would have selected; others get the raw gradient. The figures are those of
+`stats()["last_step"]` of the second step, of the rank that sends most. For more ranks, an allgather's bytes are
+computed (``computed``).
 """
 
-from __future__ import annotations
-
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
 
-sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev",))
+sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", "train"))
 
 import doc_sections
 import numpy as np
 import typer
+from doc_sections import RESULTS, ROOT
+from history import mpirun
 
-ROOT = Path(__file__).resolve().parents[2]
-DOC = ROOT / "docs" / "results" / "benchmarks.md"
+DOC = RESULTS / "benchmarks.md"
 PRESETS = (
     "topk_rice_qsgd,topk_model,smallest,densestream,densestream_model,signtopk,topk_raw,dr_bf_p0,qsgd,natural,terngrad,"
     "adamw_small,diloco"
@@ -56,6 +50,7 @@ def measure(gradient: Path, presets: list[str], out: Path) -> None:
     """One rank's part: the bytes of each preset's last step, as JSON on rank 0."""
     import horovod.torch as hvd
     import torch
+    from given import Given
 
     from hvd_deepreduce import Config
     from hvd_deepreduce.torch import DeepReduce, LocalSGD
@@ -63,7 +58,7 @@ def measure(gradient: Path, presets: list[str], out: Path) -> None:
     hvd.init()
     torch.set_num_threads(1)
     with np.load(gradient) as arrays:
-        names, sizes = arrays["names"].tolist(), arrays["sizes"].tolist()
+        sizes = arrays["sizes"].tolist()
         given = {
             kind: torch.from_numpy(arrays[f"{kind}_{hvd.rank()}"]).split(sizes)
             for kind in ("accumulator", "gradient")
@@ -71,49 +66,31 @@ def measure(gradient: Path, presets: list[str], out: Path) -> None:
         }
     rows = {}
     for preset in presets:
-        pairs = [
-            (f"{preset}.{name}", torch.nn.Parameter(torch.zeros(size))) for name, size in zip(names, sizes, strict=True)
-        ]
-        local = Config.load(preset).local
-        if local is not None:
+        model, local = Given(sizes), Config.load(preset).local
+        named, plain = model.named(preset), torch.optim.SGD(model.parameters(), lr=0.0 if local is None else 1.0)
+        if local is None:
+            counting: Any = DeepReduce(named, preset)
+            optimizer = hvd.DistributedOptimizer(plain, named, counting)
+            exchange, every = counting.config.exchange.name, 1
+        else:
             # Its updates are the accumulators, in one fragment and without a delay: the same bytes, all at once.
-            plain = torch.optim.SGD([parameter for _, parameter in pairs], lr=1.0)
             whole = {"every": 1, "fragments": 1, "delay": 0, "mix": None}
-            wrapped = LocalSGD(plain, pairs, preset, local={**local.model_dump(), **whole})
-            for _ in range(2):
-                state = wrapped.state_dict()
-                state["local_sgd"]["compression"]["residuals"] = {}
-                wrapped.load_state_dict(state)
-                wrapped.zero_grad()
-                sum((p * piece).sum() for (_, p), piece in zip(pairs, given["accumulator"], strict=True)).backward()
-                wrapped.step()
-            stats = wrapped.stats()["last_step"]
-            wrapped.close()
-            rows[preset] = {
-                "sent": max(hvd.allgather_object(stats["bytes_sent"])) / local.every,
-                "dense": stats["dense_bytes"],
-                "exchange": f"allgather / {local.every}",
-            }
-            if hvd.rank() == 0:
-                print(f"{hvd.size()} ranks  {preset:20s} {rows[preset]['sent']:>12,.0f} bytes", flush=True)
-            continue
-        with DeepReduce(pairs, preset) as compression:
-            pieces = given["accumulator" if compression.config.error_feedback else "gradient"]
-            optimizer = torch.optim.SGD([parameter for _, parameter in pairs], lr=0.0)
-            optimizer = hvd.DistributedOptimizer(optimizer, pairs, compression)
-            for _ in range(2):
-                compression.load_state_dict({**compression.state_dict(), "residuals": {}})
-                optimizer.zero_grad()
-                sum((p * piece).sum() for (_, p), piece in zip(pairs, pieces, strict=True)).backward()
-                optimizer.step()
-            stats = compression.stats()["last_step"]
-            rows[preset] = {
-                "sent": max(hvd.allgather_object(stats["bytes_sent"])),
-                "dense": stats["dense_bytes"],
-                "exchange": compression.config.exchange.name,
-            }
+            counting = optimizer = LocalSGD(plain, named, preset, local={**local.model_dump(), **whole})
+            exchange, every = f"allgather / {local.every}", local.every
+        feedback = local is not None or counting.config.error_feedback
+        for _ in range(2):
+            state = counting.state_dict()
+            (state if local is None else state["local_sgd"]["compression"])["residuals"] = {}
+            counting.load_state_dict(state)
+            optimizer.zero_grad()
+            model(given["accumulator" if feedback else "gradient"]).backward()
+            optimizer.step()
+        stats = counting.stats()["last_step"]
+        counting.close()
+        sent = max(hvd.allgather_object(stats["bytes_sent"])) / every
+        rows[preset] = {"sent": sent, "dense": stats["dense_bytes"], "exchange": exchange}
         if hvd.rank() == 0:
-            print(f"{hvd.size()} ranks  {preset:20s} {rows[preset]['sent']:>12,} bytes", flush=True)
+            print(f"{hvd.size()} ranks  {preset:20s} {sent:>12,.0f} bytes", flush=True)
     if hvd.rank() == 0:
         out.write_text(json.dumps(rows))
 
@@ -122,15 +99,13 @@ def run(ranks: int, gradient: Path, presets: str) -> dict[str, Any]:
     """The job on so many ranks."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
-        command = ["mpirun", "-np", str(ranks), sys.executable, __file__, "--gradient", str(gradient)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        subprocess.run([*command, "--presets", presets, "--measure", str(out)], check=True, env=environment)
-        rows: dict[str, Any] = json.loads(out.read_text())
-        return rows
+        options = ("--gradient", gradient, "--presets", presets, "--measure", out)
+        return mpirun(ranks, __file__, *options, out=out, environment={"PYTHONPATH": str(ROOT)})
 
 
 def computed(few: int, sent_by_few: int, many: int, sent_by_many: int, ranks: int) -> float:
-    """Bytes that a rank of an allgather sends, from those in a smaller and a larger job."""
+    """Bytes that a rank of an allgather sends, from those in a smaller and a larger job: of n ranks each sends its
+    containers n - 1 times, and 2 (n - 1) / n of what goes through Horovod's allreduce."""
 
     def factors(n: int) -> tuple[float, float]:
         return n - 1, 2 * (n - 1) / n
@@ -142,8 +117,7 @@ def computed(few: int, sent_by_few: int, many: int, sent_by_many: int, ranks: in
 def table(jobs: dict[int, dict[str, Any]], presets: list[str], more: list[int]) -> str:
     """Rows of presets, columns of ranks."""
     few, many = min(jobs), max(jobs)
-    lines = [f"| preset | exchange | {' | '.join(f'{n} ranks' for n in [*jobs, *more])} |"]
-    lines.append("| --- " * (2 + len(jobs) + len(more)) + "|")
+    head, lines = ["preset", "exchange", *(f"{n} ranks" for n in [*jobs, *more])], []
     for preset in presets:
         cells = [f"{job[preset]['sent'] / job[preset]['dense']:.2%}" for job in jobs.values()]
         exchange, dense = jobs[few][preset]["exchange"], jobs[few][preset]["dense"] * few / (2 * (few - 1))
@@ -151,8 +125,8 @@ def table(jobs: dict[int, dict[str, Any]], presets: list[str], more: list[int]) 
             sent = computed(few, jobs[few][preset]["sent"], many, jobs[many][preset]["sent"], ranks)
             share = sent / (dense * 2 * (ranks - 1) / ranks)
             cells.append(f"{share:.2%}" if exchange.startswith("allgather") else "")
-        lines.append(f"| {preset} | {exchange} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([preset, exchange, *cells])
+    return doc_sections.table(head, lines)
 
 
 def main(

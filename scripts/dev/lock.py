@@ -13,8 +13,6 @@ package, its extras ``torch``, ``mpi`` and ``train``, and Horovod's build requir
 say: run it in .venv.
 """
 
-from __future__ import annotations
-
 import configparser
 import json
 import re

@@ -4,8 +4,6 @@ mkdocs.yml names it as a hook. Links of the documents are those of a code host: 
 link that leaves docs/ leads to a page of the site with that file's text, or with a list of a folder's files.
 """
 
-from __future__ import annotations
-
 import json
 import posixpath
 import re

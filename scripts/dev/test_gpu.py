@@ -10,8 +10,6 @@ the tests' results as JUnit XML, ``bench.md`` and ``summary.json``. The last lin
 This file uses the standard library alone, since it runs before anything is installed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

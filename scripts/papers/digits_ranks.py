@@ -8,8 +8,6 @@ digits, SGD with momentum. One model computes all ranks' gradients (scripts/trai
 residuals and sums are the package's own (scripts/train/simulated_ranks.py). There are no times.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -19,20 +17,17 @@ sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", "t
 
 import doc_sections
 import numpy as np
+import simulated_training
 import torch
 import typer
+from simulated_ranks import DenseRanks, SimulatedRanks
+from simulated_training import Network
+from train_torch import ResNet, digits
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT)]
+from hvd_deepreduce import Config
+from hvd_deepreduce.exchange import traffic
 
-import simulated_training  # noqa: E402
-from simulated_ranks import DenseRanks, SimulatedRanks  # noqa: E402
-from train_torch import ResNet, digits  # noqa: E402
-
-from hvd_deepreduce import Config  # noqa: E402
-from hvd_deepreduce.exchange import traffic  # noqa: E402
-
-DOC = ROOT / "docs" / "exchanges.md"
+DOC = doc_sections.ROOT / "docs" / "exchanges.md"
 METHODS: dict[str, dict[str, Any] | None] = {
     "dense": None,
     "allgather": {"exchange": "allgather"},
@@ -46,45 +41,35 @@ METHODS: dict[str, dict[str, Any] | None] = {
 def train(settings: dict[str, Any] | None, ranks: int, epochs: int, batch: int, lr: float, seed: int) -> dict[str, Any]:
     """One training: test accuracy, loss, and bytes of the busiest rank relative to a dense ring."""
     torch.manual_seed(seed)
-    images, labels, test_images, test_labels = digits()
-    model = ResNet()
-    parameters = list(model.parameters())
-    sizes = [p.numel() for p in parameters]
+    data, network = digits(), Network(ResNet())
     job: Any = DenseRanks(ranks)
     if settings is not None:
-        job = SimulatedRanks(Config.load("topk_model", seed=seed, **settings), ranks, sizes)
-    optimizer = torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=5e-4)
-    steps = len(images) // ranks // batch
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=epochs * steps, pct_start=0.2)
-    losses: list[float] = []
-    for number in range(epochs):
-        losses = simulated_training.epoch(
-            model, job, optimizer, schedule, images, labels, batch, 1000 * seed + number
-        )
-    accuracy = simulated_training.accuracy(model, test_images, test_labels)
-    dense = epochs * steps * traffic.allreduce(4 * sum(sizes), ranks).received
+        job = SimulatedRanks(Config.load("topk_model", seed=seed, **settings), ranks, network.sizes)
+    optimizer = torch.optim.SGD(network.parameters, lr=lr, momentum=0.9, weight_decay=5e-4)
+    steps = len(data[0]) // ranks // batch * epochs
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.2)
+    *_, (accuracy, losses) = simulated_training.epochs(network, job, optimizer, schedule, data, epochs, batch, seed)
+    dense = steps * traffic.allreduce(4 * sum(network.sizes), ranks).received
     received = dense if settings is None else max(job.received)
-    return {"accuracy": accuracy, "loss": float(np.mean(losses)), "received": received / dense, "steps": epochs * steps}
+    return {"accuracy": accuracy, "loss": float(np.mean(losses)), "received": received / dense, "steps": steps}
 
 
 def text(rows: list[dict[str, Any]], ranks: int, epochs: int, batch: int) -> str:
     """The section of docs/exchanges.md."""
-    lines = [
-        "| exchange | test accuracy, mean (each seed) | loss | busiest rank receives, of a dense ring's |",
-        "| --- | --- | --- | --- |",
-    ]
+    lines = []
     for name in METHODS:
         own = [row for row in rows if row["method"] == name]
         if own:
             each = ", ".join(f"{row['accuracy']:.2%}" for row in own)
             accuracy, loss, received = (np.mean([row[key] for row in own]) for key in ("accuracy", "loss", "received"))
-            lines.append(f"| {name} | {accuracy:.2%} ({each}) | {loss:.4f} | {received:.2%} |")
+            lines.append([name, f"{accuracy:.2%} ({each})", f"{loss:.4f}", f"{received:.2%}"])
+    head = ["exchange", "test accuracy, mean (each seed)", "loss", "busiest rank receives, of a dense ring's"]
     return f"""\
 `scripts/papers/digits_ranks.py --write`: the digits job ({rows[0]["steps"]} steps in {epochs} epochs, {batch} images a
 rank and step) with the codecs of `topk_model` at 1%, on {ranks} simulated ranks. Containers, residuals and sums are the
 package's own. The baseline is the dense mean. The test set has 360 images, so one image is 0.28%.
 
-{chr(10).join(lines)}"""
+{doc_sections.table(head, lines)}"""
 
 
 def main(

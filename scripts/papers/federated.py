@@ -5,14 +5,12 @@ data, and encodes how far it came; the server subtracts the mean of the m decode
 of the package's pipeline.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("train",))
 
@@ -36,13 +34,8 @@ SERVER = 2**31 - 1
 
 
 class Link:
-    """One direction: the codecs, and the keys of its containers.
-
-    Args:
-        config: of the containers; without error feedback, nobody keeps residuals.
-        numel: of the model.
-        direction: ``UP`` or ``DOWN``.
-    """
+    """One direction, ``UP`` or ``DOWN``: the codecs, and the keys of its containers. Without error feedback in the
+    config, nobody keeps residuals."""
 
     def __init__(self, config: Config, numel: int, direction: int) -> None:
         self.feedback = config.error_feedback
@@ -57,11 +50,8 @@ class Link:
         return self._pipeline.encode(vector, residual, self._key(number, sender), version=2)
 
     def decode(self, data: U8, number: int, sender: int) -> Vector:
-        """What a container of that round holds, float32 ``[numel]``.
-
-        Raises:
-            ContainerError: it is broken, or of another round or config.
-        """
+        """What a container of that round holds, float32 ``[numel]``; a broken one, or one of another round, is a
+        ContainerError."""
         expected = self._pipeline.expected(self.numel, np.dtype(np.float32), self._key(number, sender))
         support, values = decode_part(frame.split(data, 1, [expected])[0][0], self.numel, sender)
         out = np.zeros(self.numel, np.float32)
@@ -75,14 +65,11 @@ def drawn(seed: int, number: int, clients: int, count: int) -> list[int]:
 
 
 class Reader:
-    """A client's side of the way down: the model that clients have, x-hat.
+    """A client's side of the way down: the model that clients have, x-hat, float32 ``[numel]``.
 
     ``initial`` (Algorithm 2): a message holds x_t - x_0, and x-hat = x_0 + what it decodes to, whatever came before.
     ``difference``: a message holds x_t - x-hat, and is added to x-hat. What was not sent stays in the difference, which
     is the error feedback; a client must have all messages since the start.
-
-    Attributes:
-        model: x-hat, float32 ``[numel]``.
     """
 
     def __init__(self, start: Vector, link: Link, down: Down) -> None:
@@ -100,14 +87,8 @@ class Server:
 
     Args:
         start: x_0, which every client has, float32 ``[numel]``.
-        up, down_link: the two directions.
         down: see ``Reader``. With ``initial`` and error feedback, the server keeps a residual of its messages.
-        clients: K.
         outer: the step that the mean update makes.
-
-    Attributes:
-        model: x.
-        reader: the clients' model.
     """
 
     def __init__(
@@ -130,11 +111,8 @@ class Server:
         return data
 
     def down_bytes(self, number: int, client: int) -> int:
-        """Bytes that a client drawn in this round gets.
-
-        With differences, a client that was not drawn for a while gets the messages that it missed, or the whole x-hat
-        in float32 if that takes fewer bytes.
-        """
+        """Bytes that a client drawn in this round gets. With differences, a client that was not drawn for a while gets
+        the messages that it missed, or the whole x-hat in float32 if that takes fewer bytes."""
         if self._down == "initial":
             return self._sizes[number]
         missed = sum(self._sizes[self._seen[client] + 1 : number + 1])
@@ -149,40 +127,24 @@ class Server:
         self._outer.step(self.model, total / np.float32(len(containers)))
 
 
-class Transport(Protocol):
-    """How messages travel between the server, on rank 0, and the clients of all ranks."""
-
-    rank: int
-    size: int
-
-    def share(self, data: U8 | None) -> U8:
-        """What rank 0 gives, on every rank."""
-
-    def gather(self, own: dict[int, U8], all_clients: list[int]) -> dict[int, U8]:
-        """The containers of all clients, on rank 0 at least."""
-
-
 class OneProcess:
-    """Server and clients in one process."""
+    """How messages travel between the server, on rank 0, and the clients of all ranks: here all are in one process."""
 
     rank, size = 0, 1
 
     def share(self, data: U8 | None) -> U8:
-        assert data is not None
+        """What rank 0 gives, on every rank."""
         return data
 
     def gather(self, own: dict[int, U8], all_clients: list[int]) -> dict[int, U8]:
+        """The containers of all clients, on rank 0 at least."""
         return own
 
 
 @dataclass
 class Round:
-    """Figures of a round. Seconds are of this rank; the clients' are sums over this rank's clients.
-
-    Attributes:
-        down_bytes, up_bytes: of all drawn clients together.
-        down_seconds, up_seconds: in the transport, with the wait for other ranks.
-    """
+    """Figures of a round: bytes of all drawn clients together, and seconds of this rank, of its clients together. Those
+    down and up are in the transport, with the wait for other ranks."""
 
     number: int
     down_bytes: int = 0
@@ -221,19 +183,14 @@ def federate(
     count: int,
     seed: int = 0,
     outer: Outer | None = None,
-    transport: Transport | None = None,
+    transport: OneProcess | None = None,
 ) -> Iterator[tuple[Round, Server | None]]:
-    """Runs the rounds; gives each round's figures, and on rank 0 the server.
+    """Runs the rounds, with ``count`` of the clients drawn in each; gives each round's figures, and on rank 0 the
+    server.
 
     Client k lives on rank k % size. With error feedback, it has a residual from the first round in which it is drawn,
     and a client that is not drawn keeps its residual as it is. A rank reads every message, and so has x-hat for its
     clients; the bytes are those that the clients would get if each were a machine of its own.
-
-    Args:
-        start: x_0, the same on all ranks.
-        trainer: of this rank's clients.
-        clients, count: K and m.
-        seed: of the draw.
     """
     transport = transport or OneProcess()
     server = Server(start, up, down_link, down, clients, outer) if transport.rank == 0 else None

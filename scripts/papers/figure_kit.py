@@ -1,25 +1,28 @@
 """What the figures share: what a figure is, the JSON behind it, and the style of the pictures."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
+import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1] / "dev"))
+
+import doc_sections
 import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402
 from matplotlib.figure import Figure as Picture  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "docs" / "results" / "figures"
+ROOT, RESULTS = doc_sections.ROOT, doc_sections.RESULTS
+FOLDER = RESULTS / "figures"
 Data = dict[str, Any]
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31", "#999999", "#F0E442")
 """Okabe and Ito's, which readers with any colour vision can tell apart; brown and grey are added."""
@@ -40,38 +43,74 @@ def picture(columns: int = 1, rows: int = 1, width: float = 10, height: float = 
         return pyplot.subplots(rows, columns, figsize=(width, height), **more)
 
 
+def plain(columns: int = 1, **more: Any) -> tuple[Picture, Any]:
+    """As ``picture``, in matplotlib's own style."""
+    return pyplot.subplots(1, columns, **more)
+
+
+def curves(axes: Any, series: Iterable[tuple[str, Any, Any]], **style: Any) -> None:
+    """Plots names, abscissas and ordinates, each with its colour and marker."""
+    for number, (name, x, y) in enumerate(series):
+        label = name.replace("*", "").replace("`", "")
+        axes.plot(x, y, label=label, color=COLORS[number], marker=MARKERS[number], **style)
+
+
+def trainings(train: Callable[..., Data], methods: Mapping[str, Sequence[Any]], seeds: int = 1) -> Data:
+    """The runs of each method, some at a time.
+
+    Args:
+        train: gets the arguments of a method and a seed; processes find it by its name.
+    """
+    with ProcessPoolExecutor(processes) as pool:
+        runs = {name: [pool.submit(train, *given, seed) for seed in range(seeds)] for name, given in methods.items()}
+        return {name: [one.result() for one in own] for name, own in runs.items()}
+
+
 def legend_below(figure: Picture, axes: Any, columns: int) -> None:
     """One legend under all axes, so that it hides no point."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9, frameon=False)
 
 
-def save(figure: Picture, path: Path) -> None:
+def save(figure: Picture, path: Path, **more: Any) -> None:
     """Writes a picture, and frees it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    figure.savefig(path, **more)
     pyplot.close(figure)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A Markdown table; columns but the first are aligned to the right."""
-    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
-    lines = [list(head), ["---", *["---:"] * (len(head) - 1)], *cells]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    """A Markdown table whose columns but the first are aligned to the right."""
+    return doc_sections.table(head, rows, right=True)
+
+
+class Files:
+    """The files of a figure in docs/results/figures/: what was computed, or the tables of its page; and its picture."""
+
+    name: str
+
+    @property
+    def json(self) -> Path:
+        return FOLDER / f"{self.name}.json"
+
+    @property
+    def png(self) -> Path:
+        return FOLDER / f"{self.name}.png"
 
 
 @dataclass(frozen=True)
-class Figure:
+class Figure(Files):
     """A figure that scripts/papers/figures.py computes and draws.
+
+    What its input, its baseline and its size are, what the papers say, and what it is not, stands in its section.
 
     Attributes:
         name: of its JSON and PNG files.
         title: of its section.
         papers: the figures and tables of the papers that it repeats, as in ``DeepReduce Figure 6``.
-        scale: what the input, the baseline and the size are, and what the figure is not.
         compute: returns what is drawn. True: a tiny input, in seconds, for the tests.
         draw: makes the picture.
-        table: makes the table beside it, with the values that the paper prints.
+        table: makes the table below it, with the values that the paper prints.
         minutes: on two quiet cores.
         timed: it has times, so it needs a quiet machine.
     """
@@ -79,22 +118,11 @@ class Figure:
     name: str
     title: str
     papers: tuple[str, ...]
-    scale: str
     compute: Callable[[bool], Data]
     draw: Callable[[Data], Picture]
     table: Callable[[Data], str]
     minutes: float
     timed: bool = False
-
-    @property
-    def json(self) -> Path:
-        """The file of what was computed."""
-        return FOLDER / f"{self.name}.json"
-
-    @property
-    def png(self) -> Path:
-        """The file of the picture."""
-        return FOLDER / f"{self.name}.png"
 
     def make(self, tiny: bool = False) -> Data:
         """Computes the figure: the content of its JSON file."""
@@ -115,12 +143,11 @@ class Figure:
     def section(self, made: Data) -> str:
         """The section of docs/results/figures.md."""
         busy = f", load {made['machine']['load_before']} before" if self.timed else ""
-        return (
-            f"Repeats: {', '.join(self.papers)}. {self.scale}\n\n![{self.title}](figures/{self.png.name})\n\n"
-            f"{self.table(made['data'])}\n\n*{made['date']}, {made['machine']['cores']} cores, "
-            f"{made['machine']['cpu']}{busy}; `make figures ARGS={self.name}`, "
-            f"[figures/{self.json.name}](figures/{self.json.name}).*"
-        )
+        parts = [f"![{self.title}](figures/{self.png.name})", *self.table(made["data"]).split("\n\n")]
+        return doc_sections.refreshed(RESULTS / "figures.md", self.name, parts, (
+            f"*{made['date']}, {made['machine']['cores']} cores, {made['machine']['cpu']}{busy}; `make figures "
+            f"ARGS={self.name}`, [figures/{self.json.name}](figures/{self.json.name}).*"
+        ))  # fmt: skip
 
 
 def machine() -> dict[str, Any]:
@@ -128,6 +155,11 @@ def machine() -> dict[str, Any]:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {"cpu": models[0] if models else os.uname().machine, "cores": len(os.sched_getaffinity(0))}
+
+
+def json_lines(path: Path) -> list[Data]:
+    """The dicts of a file of JSON lines; none if it is not there."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def dump(path: Path, made: Data) -> None:

@@ -10,49 +10,37 @@ it is made by a script of its own, which writes its section to its own page. doc
 what.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated
 
 sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev",))
 
 import doc_sections
 import figure_kit
 import typer
-from figure_kit import FOLDER, ROOT, Figure, dump, machine
+from doc_sections import tables
+from figure_kit import ROOT, Figure, Files, dump, machine
 from rich.console import Console
 from rich.table import Table
 
 DOCS = ROOT / "docs"
 PAGE = DOCS / "results" / "figures.md"
-HEAD = """\
-# Figures of the papers
-
-What the papers' figures show, measured with this package. [papers.md](../papers.md) maps every table and figure of the
-papers to a section here or elsewhere, and says what was not repeated. `make figures ARGS=NAME` makes one of them again,
-in less than 20 minutes on two cores: its numbers, as JSON, its picture and its section.
-The papers' data sets and sizes are out of reach here: each section says what stands in for them.
-"""
 
 
-class Script(NamedTuple):
+@dataclass(frozen=True)
+class Script(Files):
     """A figure that a script of its own makes.
 
     Attributes:
-        name: of its PNG file.
         command: script and arguments.
-        page: of docs/, where its section is.
-        section: in the page's comments.
-        papers: as ``Figure.papers``.
+        page, section: of docs/, where its section is.
         drawn: it has a picture, and not only tables.
-        timed: as ``Figure.timed``.
     """
 
     name: str
@@ -61,17 +49,6 @@ class Script(NamedTuple):
     section: str
     papers: tuple[str, ...] = ()
     drawn: bool = True
-    timed: bool = False
-
-    @property
-    def png(self) -> Path:
-        """The file of the picture."""
-        return FOLDER / f"{self.name}.png"
-
-    @property
-    def json(self) -> Path:
-        """The file of its tables."""
-        return FOLDER / f"{self.name}.json"
 
     def run(self) -> int:
         """Runs the script, and returns its seconds."""
@@ -81,11 +58,8 @@ class Script(NamedTuple):
         return round(time.time() - began)
 
     def export(self, seconds: int | None) -> None:
-        """Writes the tables of its section as JSON, so that other programs can read them.
-
-        Args:
-            seconds: that the script took just now, on this machine; None: it did not run.
-        """
+        """Writes the tables of its section as JSON, so that other programs can read them; ``seconds`` that the script
+        took just now, on this machine, or None."""
         ran, before = seconds is not None, json.loads(self.json.read_text()) if self.json.exists() else {}
         section = doc_sections.read(DOCS / self.page, self.section)
         dates = re.findall(r"\d{4}-\d\d-\d\d", section)
@@ -95,24 +69,6 @@ class Script(NamedTuple):
             "seconds": seconds if ran else before.get("seconds"),
             "source": f"docs/{self.page}, section {self.section}", "data": tables(section),
         })  # fmt: skip
-
-
-def tables(section: str) -> list[dict[str, Any]]:
-    """The Markdown tables of a section: the heading above each, its head, and its rows."""
-    found: list[dict[str, Any]] = []
-    heading, head = "", None
-    for line in section.splitlines():
-        if line.startswith("#"):
-            heading = line.lstrip("# ")
-        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else None
-        if cells is None:
-            head = None
-        elif head is None:
-            head = cells
-            found.append({"heading": heading, "head": head, "rows": []})
-        elif set("".join(cells)) - set(":- "):
-            found[-1]["rows"].append(cells)
-    return found
 
 
 SCHEMES, LINEAR, ACCURACY, BENCHMARKS = (
@@ -133,11 +89,11 @@ SCRIPTS = [
            ("SKCompress Figures 11 and 12", "SKCompress Table 4")),
     Script("linear_ablation", ("papers/linear_figures.py", "ablation", "--write"), LINEAR, "ablation",
            ("SKCompress Figure 10", "SKCompress Table 3"), False),
-    Script("linear_codecs", ("papers/linear_figures.py", "codecs", "--write"), LINEAR, "codecs", (), False, True),
+    Script("linear_codecs", ("papers/linear_figures.py", "codecs", "--write"), LINEAR, "codecs", (), False),
     Script("densestream_scale", ("bench/simulate_scale.py", "--write"), "densestream.md", "scale"),
     Script("sgd_frontier", (*FRONTIER, "docs/results/figures/sgd_frontier.jsonl", "lstm"), ACCURACY, "sgd"),
     Script("gpt_frontier", (*FRONTIER, "docs/results/figures/gpt_frontier.jsonl", "gpt"), ACCURACY, "gpt"),
-    Script("codecs", ("bench/bench.py", "--only", "codecs"), BENCHMARKS, "codecs", timed=True),
+    Script("codecs", ("bench/bench.py", "--only", "codecs"), BENCHMARKS, "codecs"),
     Script("accuracy", ("bench/bench.py", "--only", "training"), BENCHMARKS, "training"),
 ]  # fmt: skip
 """The two frontiers draw the runs of docs/results/figures/*.jsonl, which took hours; one run takes minutes. To train
@@ -153,16 +109,13 @@ def own() -> list[Figure]:
     import figures_streams
     import figures_training
 
-    modules = (
-        figures_codecs, figures_training, figures_ncf, figures_federated, figures_streams, figures_linear,
-    )  # fmt: skip
+    modules = figures_codecs, figures_training, figures_ncf, figures_federated, figures_streams, figures_linear
     return [figure for module in modules for figure in module.FIGURES]
 
 
-def every() -> Iterator[Figure | Script]:
+def every() -> list[Figure | Script]:
     """All figures of the documents."""
-    yield from own()
-    yield from SCRIPTS
+    return [*own(), *SCRIPTS]
 
 
 def shown() -> None:
@@ -201,7 +154,7 @@ def main(
         made = {**json.loads(one.json.read_text()), "papers": list(one.papers)}
         dump(one.json, made)
         one.save(made)
-        doc_sections.write(PAGE, name, one.title, one.section(made), HEAD)
+        doc_sections.write(PAGE, name, one.title, one.section(made))
         print(f"{name}: {one.png.relative_to(ROOT)}, {made['seconds']} s", flush=True)
 
 

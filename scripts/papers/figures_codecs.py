@@ -1,7 +1,5 @@
 """Figures of codecs on one gradient: index and value codecs and their combinations (DeepReduce, Figures 5 and 10)."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,11 +22,6 @@ from hvd_deepreduce.wire.standalone import HEADER, unpack
 
 KEY = RngKey(0, 0, 0)
 SMALL = 36_864
-LAYER = (
-    "One layer's accumulator (residual + gradient): the first 3 x 3 convolution of ResNet-50's first stage, of 36,864 "
-    "elements as the paper's, of a job that has trained for 100 steps on crops of photographs with the top 1% of each "
-    "tensor (scripts/bench/capture_gradients.py); the paper's is of ResNet-20 on CIFAR-10."
-)
 
 
 def layer(tiny: bool) -> Floats:
@@ -203,12 +196,7 @@ def table_all(data: Data) -> str:
             f"{data['index'][int(lossless.argmin())]}: {lossless.min() - 32:.2f}",
             f"{data['index'][best[0]]} with {data['value'][best[1]]}: {bits.min():.2f}",
         ])  # fmt: skip
-    return table(
-        ["input", "key and value, bits", "fewest bits of an index", "fewest bits of both"], found
-    ) + (
-        "\n\nFit-Poly and Fit-DExp sort the values; their order is counted, in the order section or, where the index "
-        "codec is `raw` or `packed`, by the order of the indices."
-    )
+    return table(["input", "key and value, bits", "fewest bits of an index", "fewest bits of both"], found)
 
 
 # --- Figure 5: a fitted curve
@@ -247,23 +235,13 @@ def table_5(data: Data) -> str:
 
 
 FIGURES = [
+    Figure("deepreduce_5", "Values as a curve", ("DeepReduce Figure 5",), figure_5, draw_5, table_5, 7),
     Figure(
-        "deepreduce_5", "Values as a curve", ("DeepReduce Figure 5",),
-        f"{LAYER} The top 10%, sorted, and piecewise polynomials of degree 5, with the codec's default settings.",
-        figure_5, draw_5, table_5, 7,
+        "deepreduce_10", "Combinations of index and value codecs", ("DeepReduce Figure 10",), figure_10, draw_10,
+        table_10, 7, True,
     ),
     Figure(
-        "deepreduce_10", "Combinations of index and value codecs", ("DeepReduce Figure 10",),
-        f"{LAYER} The top 1%. Bytes are the container's sections and header of version 1. Error: of the elements that "
-        "are selected or sent, relative to the norm of the selected ones; false positives of BF-P0 carry true values. "
-        "One thread, CPU. Baseline of the bytes: float32 of all elements; of the times: copying the gradient.",
-        figure_10, draw_10, table_10, 7, True,
-    ),
-    Figure(
-        "combinations", "All combinations of index and value codecs", ("DeepReduce Figure 10a",),
-        "The top 1% of two vectors of 25.6 M elements: the accumulator of ResNet-50 "
-        "(scripts/bench/capture_gradients.py), and generated clusters (scripts/bench/bench_net.py). Default settings; "
-        "`bloom` is BF-P2 with a false positive rate of 0.001. Headers are not counted.",
-        figure_all, draw_all, table_all, 9,
+        "combinations", "All combinations of index and value codecs", ("DeepReduce Figure 10a",), figure_all, draw_all,
+        table_all, 9,
     ),
 ]  # fmt: skip

@@ -1,15 +1,11 @@
 """FedAvg of a recurrent network on text, both directions compressed (DeepReduce's appendix, Figure 20)."""
 
-from __future__ import annotations
-
-from concurrent.futures import ProcessPoolExecutor
-from typing import Any
-
 import figure_kit
 import lstm_job
+import numpy as np
 import torch
 from federated import DOWN, UP, Link, Vector, federate
-from figure_kit import COLORS, MARKERS, Data, Figure, Picture, legend_below, picture, table
+from figure_kit import Data, Figure, Picture, curves, legend_below, picture, table
 from train_fedavg import Method, top
 
 CLIENTS, ROUNDS, STEPS, BATCH, RATE, CLIP = 10, 30, 8, 4, 1.0, 0.25
@@ -41,46 +37,37 @@ class Clients:
             self.job.gradient(flat.detach(), [generator], gradient)
             flat.grad = gradient * (CLIP / gradient.norm()).clamp(max=1.0)
             optimizer.step()
-        trained: Vector = flat.detach().numpy()
-        return trained
+        return flat.detach().numpy()
 
 
-def train(method: Method, rounds: int = ROUNDS, steps: int = STEPS, windows: int = 256) -> Data:
+def train(method: Method, seed: int = 0, rounds: int = ROUNDS, steps: int = STEPS, windows: int = 256) -> Data:
     """One training: the loss after every second round, and the volumes of both directions."""
     trainer = Clients(steps)
-    start, (up, down) = lstm_job.initial(0).numpy(), method.links(0)
-    links = [Link(config, start.size, direction) for config, direction in ((up, UP), (down, DOWN))]
+    start = lstm_job.initial(seed).numpy()
+    links = [Link(config, start.size, way) for config, way in zip(method.links(seed), (UP, DOWN), strict=True)]
     losses, volumes = [], [0, 0]
     for row, server in federate(
         start, links[0], links[1], method.way, trainer, rounds=rounds, clients=CLIENTS, count=CLIENTS
     ):
         volumes = [volumes[0] + row.up_bytes, volumes[1] + row.down_bytes]
         if (row.number + 1) % 2 == 0 or rounds == 1:
-            assert server is not None
-            losses.append(trainer.job.validate(torch.from_numpy(server.model), windows))
+            losses.append(trainer.job.validate(torch.from_numpy(server.model), windows)[0])
     dense = 4 * start.size * CLIENTS * rounds
     return {"loss": losses, "up": volumes[0] / dense, "down": volumes[1] / dense}
 
 
 def figure_20(tiny: bool) -> Data:
     if tiny:
-        return {method.name: train(method, 1, 1, 1) for method in METHODS[:2]}
-    with ProcessPoolExecutor(figure_kit.processes) as pool:
-        return dict(zip([method.name for method in METHODS], pool.map(train, METHODS), strict=True))
-
-
-def plain(name: str) -> str:
-    return name.replace("*", "")
+        return {method.name: train(method, 0, 1, 1, 1) for method in METHODS[:2]}
+    found = figure_kit.trainings(train, {method.name: (method,) for method in METHODS})
+    return {name: run for name, (run,) in found.items()}
 
 
 def draw(data: Data) -> Picture:
     figure, (left, right) = picture(2, height=4.2, sharey=True)
-    for number, (name, run) in enumerate(data.items()):
-        style: Any = {"color": COLORS[number], "marker": MARKERS[number]}
-        rounds = [2 * (place + 1) for place in range(len(run["loss"]))]
-        left.plot(rounds, run["loss"], label=plain(name), **style)
-        sent = [(run["up"] + run["down"]) * count for count in rounds]
-        right.plot(sent, run["loss"], **style)
+    rounds = {name: 2 * np.arange(1, len(run["loss"]) + 1) for name, run in data.items()}
+    curves(left, ((name, rounds[name], run["loss"]) for name, run in data.items()))
+    curves(right, ((name, (run["up"] + run["down"]) * rounds[name], run["loss"]) for name, run in data.items()))
     left.set(xlabel="round", ylabel="validation loss, nats a character")
     right.set(xlabel="bytes up and down / float32 of the model, per client (log)", xscale="log")
     right.xaxis.set_major_formatter("{x:g}")
@@ -90,20 +77,9 @@ def draw(data: Data) -> Picture:
 
 def text(data: Data) -> str:
     rows = [[name, f"{run['down']:.4f}", f"{run['up']:.4f}", f"{run['loss'][-1]:.3f}"] for name, run in data.items()]
-    return table(["method", "down", "up", "loss, nats a character"], rows) + (
-        "\n\nThe paper has a curve and no numbers; its volumes, of other models, are 0.2033 for Top-r, 0.1426 for "
-        "BF-P0, 0.1039 for Fit-Poly and 0.0621 for BF-P0 with QSGD."
-    )
+    return table(["method", "down", "up", "loss, nats a character"], rows)
 
 
 FIGURES = [
-    Figure(
-        "deepreduce_20", "FedAvg of a recurrent network", ("appendix Figure 20",),
-        f"An LSTM of {lstm_job.NUMEL:,} parameters predicts the next character of the source of Python's standard "
-        f"library, where the paper's RNN predicts words of Stack Overflow. {CLIENTS} clients, each with its own part "
-        f"of the text, all in every round; {STEPS} steps of SGD with momentum a round, {ROUNDS} rounds, one seed. Both "
-        "directions are compressed: updates up, differences to the clients' model down. Volumes are relative to "
-        "float32 of the model.",
-        figure_20, draw, text, 6,
-    ),
+    Figure("deepreduce_20", "FedAvg of a recurrent network", ("appendix Figure 20",), figure_20, draw, text, 6),
 ]  # fmt: skip

@@ -1,7 +1,5 @@
 """Figures of sparse linear models that linear.md lacks: SKCompress's Figures 13 to 15, 17, 18, Tables 6 and 7."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path
@@ -12,18 +10,13 @@ sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("train",)
 import linear_data
 import linear_figures
 import numpy as np
-from figure_kit import COLORS, MARKERS, Figure, Picture, legend_below, picture, table
+from figure_kit import COLORS, MARKERS, Figure, Picture, curves, legend_below, picture, table
 from linear_figures import PUBLISHED, RAW_KEYS, SKCOMPRESS
 from linear_models import LOSSES, Model
 from sklearn.linear_model import SGDClassifier, SGDRegressor
 
 Runs = dict[str, Any]
 SCALE, EPOCHS = 100, 8
-JOB = (
-    f"Generated rows with the statistics of KDD10 divided by {SCALE} ([linear.md](linear.md)), not KDD12; logistic "
-    "regression, Adam, batches of 10%, a driver, one seed. The loss is the mean of the test rows, without the l2 term. "
-    "Bytes are counted, up and down."
-)
 
 
 def sketch(**changes: Any) -> dict[str, Any]:
@@ -92,16 +85,7 @@ def table_15(data: Runs) -> str:
         for name, run in methods.items():
             losses = [f"{loss:.4f}" for loss in (min(run["loss"]), run["loss"][-1])]
             found.append([panel, name, f"{run['bytes'] / 1e6:.2f}", *losses])
-    return (
-        table(["what changes", "method", "MB an epoch", "lowest loss", f"after {EPOCHS} epochs"], found)
-        + "\n\nThe paper's Table 7, seconds an epoch and loss after 2 hours: SKCompress 89 and 0.6909, ZipML with 8 "
-        "bits 231 and 0.6932, with 16 bits 278 and 0.6919, Adam in float 725 and 0.6911. Its Table 6, seconds an "
-        "epoch: default 88, 256 buckets 82, 4 rows 112, d / 2 columns 99. It sees more rows converge more slowly, and "
-        "more columns and buckets faster; Adam and AMSGrad end alike. Here more columns are slower too. The middle of "
-        "the outermost bucket is far above most of its values, and sketches with few columns make up for that: of one "
-        "gradient, the decoded magnitudes sum to 0.97 of the true ones with the default, 1.14 with d / 2 columns, and "
-        "1.41 where nearly no keys collide. ZipML with 8 bits lags at first and ends as well as Adam."
-    )
+    return table(["what changes", "method", "MB an epoch", "lowest loss", f"after {EPOCHS} epochs"], found)
 
 
 WORKERS = (5, 10, 50)
@@ -126,9 +110,8 @@ def figure_14(tiny: bool) -> Runs:
 def draw_14(data: Runs) -> Picture:
     figure, panels = picture(2, height=4.2, sharey=True)
     for axes, key, label in zip(panels, ("up", "down"), ("to the driver", "from the driver, to all"), strict=True):
-        for number, (name, rows) in enumerate(data["methods"].items()):
-            axes.plot(data["workers"], [row[key] / 1e6 for row in rows], label=name.replace("`", ""),
-                      color=COLORS[number], marker=MARKERS[number])  # fmt: skip
+        methods = data["methods"].items()
+        curves(axes, ((name, data["workers"], [row[key] / 1e6 for row in rows]) for name, rows in methods))
         axes.set(xscale="log", yscale="log", xlabel="workers", title=label)
         axes.set_xticks(data["workers"], [str(count) for count in data["workers"]])
         axes.minorticks_off()
@@ -143,13 +126,7 @@ def table_14(data: Runs) -> str:
         [name, *(f"{row['up'] / 1e6:.2f} + {row['down'] / 1e6:.2f} ({row['network']:.2f})" for row in rows)]
         for name, rows in data["methods"].items()
     ]
-    return (
-        table(head, found)
-        + "\n\nThe paper has run times only. With 50 workers in place of 10, its Adam becomes slower and"
-        " SKCompress 1.6 times as fast; a batch (Table 5) takes 8.9 s with 10 workers, of which 3.5 s are "
-        "communication, and 4.8 s with 50, of which 1.8 s are. Here what goes down grows with the workers, as each "
-        "gets the whole mean from one driver, so no method needs less time on the network with 50."
-    )
+    return table(head, found)
 
 
 # --- Figure 13: beside one node with scikit-learn
@@ -221,8 +198,7 @@ def figure_13(tiny: bool) -> Runs:
 def draw_13(data: Runs) -> Picture:
     figure, panels = picture(3, height=4.2)
     for axes, (model, runs) in zip(panels, data.items(), strict=True):
-        for number, (name, run) in enumerate(runs.items()):
-            axes.plot(run["seconds"], run["loss"], label=name, color=COLORS[number], marker=MARKERS[number], ms=4)
+        curves(axes, ((name, run["seconds"], run["loss"]) for name, run in runs.items()), ms=4)
         axes.set(xscale="log", xlabel="seconds: processor + modelled network", title=linear_figures.NAMES[model])
     panels[0].set_ylabel("test loss")
     legend_below(figure, panels[0], 4)
@@ -241,34 +217,20 @@ def table_13(data: Runs) -> str:
             ])  # fmt: skip
     epochs = len(data["lr"]["ours, one node"]["loss"])
     head = ["job", f"s of {epochs} epochs, processor + network", "scikit-learn = 1", "lowest loss", "last loss"]
-    return (
-        table(head, found)
-        + "\n\nThe paper: SKCompress on 5 machines is 2.5, 3.1 and 2.3 times as fast as scikit-learn on one, for the "
-        "three models, and on 10 machines 1.2, 1.6 and 1.6 times as fast again. One reason that it gives is loading "
-        "rows: more than ten minutes on one machine, two on five. Here the rows are in memory."
-    )
+    return table(head, found)
 
 
 FIGURES = [
     Figure(
-        "skcompress_13", "Sparse linear models: beside scikit-learn on one node", ("SKCompress Figure 13",),
-        f"Generated rows with the statistics of KDD10 divided by {SCALE} ([linear.md](linear.md)), in memory. One "
-        f"node: scikit-learn's SGD, a row at a time, with alpha = {ALPHA:g}, and our job without an exchange, by Adam "
-        "in batches of 10%. Several nodes: SKCompress through a driver, as in the paper. The loss is the mean of the "
-        "test rows, without the l2 term. Seconds are those of the processor, one core a node, all nodes at the same "
-        "time; the network is modelled: all bytes pass one link of 1 Gbit/s. One seed.",
-        figure_13, draw_13, table_13, 2, True,
+        "skcompress_13", "Sparse linear models: beside scikit-learn on one node", ("SKCompress Figure 13",), figure_13,
+        draw_13, table_13, 2, True,
     ),
     Figure(
         "skcompress_14", "Sparse linear models: bytes by the number of workers",
-        ("SKCompress Figure 14", "SKCompress Table 5"),
-        f"{JOB} One epoch. The network's seconds are modelled: all bytes pass one link of 1 Gbit/s. Computing is not "
-        "timed.",
-        figure_14, draw_14, table_14, 2,
+        ("SKCompress Figure 14", "SKCompress Table 5"), figure_14, draw_14, table_14, 2,
     ),
     Figure(
         "skcompress_15", "Sparse linear models: sensitivity, precision, optimizer",
-        ("SKCompress Figures 15, 17 and 18", "SKCompress Tables 6 and 7"), f"{JOB} 10 workers, {EPOCHS} epochs.",
-        figure_15, draw_15, table_15, 4,
+        ("SKCompress Figures 15, 17 and 18", "SKCompress Tables 6 and 7"), figure_15, draw_15, table_15, 4,
     ),
 ]  # fmt: skip

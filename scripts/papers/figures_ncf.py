@@ -3,15 +3,11 @@
 Ranks are simulated in one process, as in scripts/papers/figures_training.py.
 """
 
-from __future__ import annotations
-
 import sys
-import time
-from concurrent.futures import ProcessPoolExecutor
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("train",))
@@ -19,16 +15,17 @@ sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("train",)
 import figure_kit
 import ncf
 import numpy as np
-import simulated_training
 import torch
-from figure_kit import COLORS, Data, Figure, Picture, picture, table
+from figure_kit import COLORS, Data, Figure, Picture, legend_below, picture, table
 from simulated_ranks import DenseRanks, SimulatedRanks
+from simulated_training import Network
 from torch.nn import functional
 
 from hvd_deepreduce import Config
 from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.exchange.costs import Cost, Link, dense
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.tools.measuring import timed
 from hvd_deepreduce.wire.standalone import unpack
 
 USERS, ITEMS, FACTORS, RANKS, FOLD, EPOCHS, RATE = 600, 360, 16, 2, 10, 3, 0.004
@@ -42,25 +39,23 @@ METHODS = {
 """Preset, and the paper's volume and hit rate."""
 
 
-class Job:
+class Job(Network):
     """NeuMF on one process, for ``ncf.hit_rate``."""
 
     def __init__(self, seed: int, users: int = USERS) -> None:
         torch.set_num_threads(1)
         self.ratings = ratings(seed, users)
         torch.manual_seed(seed)
-        self.model = ncf.neumf(self.ratings, FACTORS)
-        self.parameters = list(self.model.parameters())
-        self.sizes = [p.numel() for p in self.parameters]
+        super().__init__(ncf.neumf(self.ratings, FACTORS))
 
-    def gradient(self, batches: list[tuple[np.ndarray, ...]]) -> np.ndarray:
+    def mean_gradient(self, batches: list[tuple[np.ndarray, ...]]) -> np.ndarray:
         """The mean over some batches, float32 ``[numel]``."""
         self.model.zero_grad(set_to_none=True)
         for users, items, labels in batches:
             scores = self.model(torch.from_numpy(users), torch.from_numpy(items))
             loss = functional.binary_cross_entropy_with_logits(scores, torch.from_numpy(labels))
             (loss / len(batches)).backward()
-        return simulated_training.flat(p.grad for p in self.parameters)
+        return torch.cat([p.grad.reshape(-1) for p in self.parameters]).numpy()
 
     def scores(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         with torch.no_grad():
@@ -90,9 +85,9 @@ def train(config: str | None, seed: int, tiny: bool = False) -> Data:
             batches = [list(islice(feed, FOLD)) for feed in feeds]
             if min(map(len, batches)) < FOLD or (tiny and steps == 2):
                 break
-            vectors = [job.gradient(own) for own in batches]
+            vectors = [job.mean_gradient(own) for own in batches]
             zeros.append(float(np.mean(vectors[0] == 0)))
-            simulated_training.apply(optimizer, job.parameters, ranks.mean(vectors))
+            job.step(optimizer, ranks.mean(vectors))
             steps += 1
         rates.append(ncf.hit_rate(job, job.ratings, 0, 1))
     size = 4 * sum(job.sizes) * RANKS * steps
@@ -104,11 +99,7 @@ def table_2(tiny: bool) -> Data:
     """Three seeds of each method."""
     if tiny:
         return {name: [train(config, 0, True)] for name, (config, _, _) in METHODS.items()}
-    with ProcessPoolExecutor(figure_kit.processes) as pool:
-        runs = {
-            name: [pool.submit(train, config, seed) for seed in range(3)] for name, (config, _, _) in METHODS.items()
-        }
-        return {name: [one.result() for one in own] for name, own in runs.items()}
+    return figure_kit.trainings(train, {name: (config,) for name, (config, _, _) in METHODS.items()}, 3)
 
 
 def draw_table_2(data: Data) -> Picture:
@@ -159,47 +150,38 @@ SENDERS = {
 }  # fmt: skip
 
 
-def seconds_of(action: Any, repeats: int) -> float:
-    times = []
-    for _ in range(repeats + 1):
-        began = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - began)
-    return median(times[1:])
-
-
 def figure_11(tiny: bool) -> Data:
     """Seconds of computing, of encoding and decoding, and of the modelled network, of a rank's step."""
     repeats = 1 if tiny else 9
     job = Job(0, 60 if tiny else USERS)
     batch = list(islice(job.ratings.batches(len(job.ratings.test) // FOLD, 0, 1, (0, 0)), FOLD))
     optimizer = torch.optim.Adam(job.parameters, RATE)
-    vector = job.gradient(batch)
-    computing = seconds_of(lambda: simulated_training.apply(optimizer, job.parameters, job.gradient(batch)), repeats)
-    copying = seconds_of(vector.copy, 50)
+    vector = job.mean_gradient(batch)
+    (computing,) = timed(lambda: job.step(optimizer, job.mean_gradient(batch)), runs=repeats)
+    (copying,) = timed(vector.copy, runs=50)
     ends = np.cumsum(job.sizes).tolist()
+    parts = list(zip([0, *ends], ends, strict=False))
     out: Data = {"numel": vector.size, "copy": copying, "bars": []}
+
+    def encode(pipeline: Pipeline, residual: np.ndarray | None) -> list[np.ndarray]:
+        return [
+            pipeline.encode(vector[a:b], None if residual is None else residual[a:b], RngKey(0, number, 0))
+            for number, (a, b) in enumerate(parts)
+        ]
+
+    def decode(pipeline: Pipeline, containers: list[np.ndarray], decoded: np.ndarray) -> None:
+        for (a, b), one in zip(parts, containers, strict=True):
+            pipeline.decode([unpack(one)] * NODES, decoded[a:b], 1 / NODES)
+
     for name, settings in SENDERS.items():
         coding, sent = 0.0, 4.0 * vector.size
         if settings is not None:
-            config = Config.load(settings)
-            pipeline, residual, decoded = Pipeline(config), np.zeros_like(vector), np.zeros_like(vector)
-
-            def encode(pipeline: Pipeline = pipeline, residual: np.ndarray = residual) -> list[np.ndarray]:
-                keep = residual if pipeline.config.error_feedback else None
-                return [
-                    pipeline.encode(vector[a:b], None if keep is None else keep[a:b], RngKey(0, number, 0))
-                    for number, (a, b) in enumerate(zip([0, *ends], ends, strict=False))
-                ]
-
-            containers = encode()
-
-            def decode(pipeline: Pipeline = pipeline, containers: Any = containers, out: Any = decoded) -> None:
-                for (a, b), one in zip(zip([0, *ends], ends, strict=False), containers, strict=False):
-                    pipeline.decode([unpack(one)] * NODES, out[a:b], 1 / NODES)
-
-            coding = seconds_of(encode, repeats) + seconds_of(decode, repeats)
+            pipeline = Pipeline(Config.load(settings))
+            residual = np.zeros_like(vector) if pipeline.config.error_feedback else None
+            containers = encode(pipeline, residual)
             sent = float(sum(one.size for one in containers))
+            coding = sum(timed(partial(encode, pipeline, residual), runs=repeats))
+            coding += sum(timed(partial(decode, pipeline, containers, np.zeros_like(vector)), runs=repeats))
         for speed, bits in SPEEDS.items():
             if settings is None:
                 cost = dense(NODES, (2 if name == "fp16" else 4) * vector.size)
@@ -211,8 +193,12 @@ def figure_11(tiny: bool) -> Data:
     return out
 
 
-PARTS = {"computing": "computing, measured", "coding": "encoding and decoding, measured",
-         "network": "network, cost model", "waiting": "network and waiting, measured"}  # fmt: skip
+PARTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "computing": ("computing, measured", {"color": COLORS[0]}),
+    "coding": ("encoding and decoding, measured", {"color": COLORS[1]}),
+    "network": ("network, cost model", {"color": COLORS[2], "hatch": "///"}),
+    "waiting": ("network and waiting, measured", {"color": COLORS[2]}),
+}
 
 
 def draw_bars(data: Data) -> Picture:
@@ -225,22 +211,19 @@ def draw_bars(data: Data) -> Picture:
         whole = total(own[0])
         for place, bar in enumerate(own):
             bottom = 0.0
-            for part, color in zip(PARTS, (COLORS[0], COLORS[1], COLORS[2], COLORS[2]), strict=True):
+            for part, (_, style) in PARTS.items():
                 height = bar.get(part, 0.0) / whole
-                axes.bar(place, height, 0.7, bottom, color=color, hatch="///" if part == "network" else "",
-                         edgecolor="white", lw=0.5)  # fmt: skip
+                axes.bar(place, height, 0.7, bottom, edgecolor="white", lw=0.5, **style)
                 bottom += height
             highest = max(highest, bottom)
             axes.text(place, bottom + 0.015, f"{bottom:.2f}", ha="center", fontsize=8)
         axes.set_xticks(range(len(own)), [bar["method"] for bar in own], rotation=35, ha="right", fontsize=8)
         axes.set(title=f"{speed}, dense step {1000 * whole:,.0f} ms")
     panels[0].set(ylabel="time of a step / dense step", ylim=(0, 1.1 * highest))
-    for part, color in zip(PARTS, (COLORS[0], COLORS[1], COLORS[2], COLORS[2]), strict=True):
+    for part, (label, style) in PARTS.items():
         if any(bar.get(part) for bar in data["bars"]):
-            panels[0].bar(0, 0, color=color, hatch="///" if part == "network" else "", edgecolor="white",
-                          label=PARTS[part])  # fmt: skip
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+            panels[0].bar(0, 0, edgecolor="white", label=label, **style)
+    legend_below(figure, panels[0], 4)
     return figure
 
 
@@ -266,18 +249,11 @@ def bars_table(data: Data) -> str:
 
 FIGURES = [
     Figure(
-        "deepreduce_table_2", "NCF: volume and hit rate", ("DeepReduce Table 2", "appendix Table 6"),
-        f"NeuMF with {FACTORS} factors on a generated table of {USERS:,} users and {ITEMS} items with the skew of "
-        f"MovieLens, not on ml-20m, which is not available here; {RANKS} simulated ranks, Adam, {EPOCHS} epochs, "
-        f"gradients accumulated over {FOLD} batches before each exchange, 3 seeds. Baseline: float32 of all elements.",
-        table_2, draw_table_2, table_2_text, 7,
+        "deepreduce_table_2", "NCF: volume and hit rate", ("DeepReduce Table 2", "appendix Table 6"), table_2,
+        draw_table_2, table_2_text, 7,
     ),
     Figure(
         "deepreduce_11", "NCF: where the time of a step goes", ("DeepReduce Figure 11", "appendix Figure 19"),
-        f"The model of Table 2 above (53 thousand parameters; the paper's has 31.8 M), {FOLD} batches a step, "
-        f"{NODES} nodes. Computing, encoding and decoding are measured on one core. The network is the cost model's "
-        "(`hvd_deepreduce/exchange/costs.py`, latency 50 us, no overlap): a ring for dense and fp16, an allgather for "
-        "the others. fp16 halves the bytes only: the model computes in float32.",
         figure_11, draw_bars, bars_table, 1, True,
     ),
 ]  # fmt: skip

@@ -3,8 +3,6 @@
 One rank trains with the top of its accumulators, and the accumulators of some steps are kept.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -14,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("bench",))
+sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("bench", "train"))
 
 import bench
 import bench_inputs
@@ -24,6 +22,7 @@ from bench_net import generated
 from figure_kit import COLORS, ROOT, Data, Figure, Picture, picture, table
 from figures_ncf import SPEEDS, bars_table, draw_bars
 from networks import NETWORKS, Photographs
+from simulated_training import Network
 from torch.nn import functional
 
 from hvd_deepreduce import Config
@@ -39,8 +38,6 @@ DENSITIES = (0.01, 0.05, 0.1)
 BIN = 10_000
 JOBS = {"resnet50": (1000, 0.001, (1, 5, 20, 60)), "vgg16": (10, 0.01, (1, 5, 20))}
 """Classes, learning rate, and the steps that are measured."""
-PRINTED = {"vgg16": "1.11, 0.99, 1.03; 0.86, 0.89, 0.85; 0.75, 0.77, 0.75",
-           "resnet50": "0.98, 1.09, 1.11; 0.86, 0.89, 0.94; 0.82, 0.85, 0.89"}  # fmt: skip
 
 
 def ratio(indices: np.ndarray, values: np.ndarray, numel: int, coded: bool) -> float:
@@ -54,16 +51,13 @@ def locality(network: str, density: float, wanted: tuple[int, ...], tiny: bool) 
     torch.manual_seed(0)
     torch.set_num_threads(1)
     classes, rate, _ = JOBS[network]
-    model, images = NETWORKS[network](classes), Photographs(10, 64)
-    optimizer = torch.optim.SGD(model.parameters(), rate)
+    net, images = Network(NETWORKS[network](classes)), Photographs(10, 64)
+    optimizer = torch.optim.SGD(net.parameters, rate)
     generator = torch.Generator().manual_seed(0)
-    sizes = [p.numel() for p in model.parameters()]
-    residual, out = np.zeros(sum(sizes), np.float32), []
+    residual, out = np.zeros(sum(net.sizes), np.float32), []
     for step in range(1, max(wanted) + 1):
         x, tiles = images.batch(2 if tiny else 8, generator)
-        optimizer.zero_grad()
-        functional.cross_entropy(model(x), tiles).backward()
-        gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).numpy()
+        gradient = net.gradient(functional.cross_entropy(net.model(x), tiles))
         indices, values = select.topk(gradient, residual, int(density * gradient.size))
         if step in wanted:
             out.append({
@@ -74,9 +68,7 @@ def locality(network: str, density: float, wanted: tuple[int, ...], tiny: bool) 
         residual[indices] -= values
         gradient[:] = 0
         gradient[indices] = values
-        for parameter, part in zip(model.parameters(), torch.from_numpy(gradient).split(sizes), strict=True):
-            parameter.grad = part.reshape(parameter.shape)
-        optimizer.step()
+        net.step(optimizer, gradient)
     return out
 
 
@@ -123,14 +115,7 @@ def table_1_text(data: Data) -> str:
         found.append([f"{float(density):.0%}", *(f"{own[step]['plain']:.2f}" for step in steps),
                       *(f"{own[step]['coded']:.2f}" for step in steps)])  # fmt: skip
     head = ["density", *(f"plain, step {step}" for step in steps), *(f"coded, step {step}" for step in steps)]
-    return (
-        f"{table(head, found)}\n\nThe paper's Table I, for epochs 1, 5 and 50 at 1%; 5%; 10%: "
-        f"{PRINTED[data['network']]}. Plain blocks are the paper's; coded blocks are ours. The dashed line "
-        "in the picture is the density: a job whose large elements are spread evenly would follow it. So few steps "
-        "do not fill the top with what has waited in the residual: "
-        "[benchmarks.md](benchmarks.md#accumulators-and-raw-gradients) has accumulators of a longer job, whose plain "
-        "blocks take more than key and value."
-    )
+    return table(head, found)
 
 
 # --- Figure 4: the parts of a step
@@ -191,22 +176,13 @@ FIGURES = [
     *(
         Figure(
             f"densestream_1_{network}", f"Where the large elements of {title} are",
-            ("DenseStream Figure 1", "DenseStream Table I"),
-            f"{title} on crops of two photographs, not on CIFAR-10; one rank with batches of 8, plain SGD (learning "
-            f"rate {JOBS[network][1]:g}) and error feedback, the top of the whole model, {max(JOBS[network][2])} steps "
-            f"where the paper has 150 epochs. The picture shows the top 1%: the share of {BIN:,} neighbouring elements "
-            "that are kept, the fullest of some neighbouring bins where the model has many.",
-            lambda tiny, network=network: table_1(network, tiny), draw_1,
-            table_1_text, 9,
+            ("DenseStream Figure 1", "DenseStream Table I"), lambda tiny, network=network: table_1(network, tiny),
+            draw_1, table_1_text, 9,
         )
         for network, title in (("resnet50", "ResNet-50"), ("vgg16", "VGG16"))
     ),
     Figure(
-        "densestream_4", "Where the time of a step goes", ("DenseStream Figure 4", "DeepReduce Figure 11"),
-        "Whole steps of `hvd.DistributedOptimizer` on ResNet-50's captured accumulators (25.6 M elements), with a "
-        "small backward pass, on two hosts of the emulated network that share two cores; where there can be "
-        "no emulated network, the cost model (hatched). Encoding, selection included, and decoding are timed alone on "
-        "one core; what is left is the network, waiting, and Horovod.",
-        figure_4, draw_bars, bars_table, 8, True,
+        "densestream_4", "Where the time of a step goes", ("DenseStream Figure 4", "DeepReduce Figure 11"), figure_4,
+        draw_bars, bars_table, 8, True,
     ),
 ]  # fmt: skip

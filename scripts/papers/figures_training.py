@@ -4,11 +4,8 @@ All ranks of a job are simulated in one process (scripts/train/simulated_ranks.p
 so these figures have bytes and results, and no times.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
 from statistics import mean
@@ -20,9 +17,10 @@ import figure_kit
 import numpy as np
 import simulated_training
 import torch
-from figure_kit import COLORS, MARKERS, Data, Figure, Picture, legend_below, picture, table
+from figure_kit import COLORS, MARKERS, Data, Figure, Picture, curves, legend_below, picture, table
 from mnist import mnist_5k
 from simulated_ranks import DenseRanks, SimulatedRanks
+from simulated_training import Network
 from torch import nn
 from torch.nn import functional
 from train_torch import ResNet
@@ -31,12 +29,6 @@ from hvd_deepreduce import Config
 
 RANKS, BATCH, EPOCHS, WIDTH, RATE = 4, 16, 6, 16, 0.05
 Settings = str | dict[str, Any] | None
-OF_RESNET = "a ResNet of 38 thousand parameters"
-JOB = (
-    f"The job is not the papers': {OF_RESNET} on 4,000 real MNIST digits of 14 x 14 pixels, "
-    f"{RANKS} simulated ranks with {BATCH} images each, SGD with momentum, {EPOCHS} epochs (372 steps). Accuracy is on "
-    "1,000 other digits. Volume: bytes of the containers, headers included, relative to float32 of all elements."
-)
 
 
 class Vgg(nn.Module):
@@ -58,8 +50,7 @@ class Vgg(nn.Module):
                 nn.init.kaiming_normal_(part.weight, nonlinearity="relu")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.layers(x)
-        return scores
+        return self.layers(x)
 
 
 class DenseNet(nn.Module):
@@ -83,8 +74,7 @@ class DenseNet(nn.Module):
             x = torch.cat([x, layer(x)], 1)
             if number + 1 == self.ends[0]:
                 x = functional.avg_pool2d(x, 2)
-        scores: torch.Tensor = self.head(functional.relu(self.norm(x)).mean((2, 3)))
-        return scores
+        return self.head(functional.relu(self.norm(x)).mean((2, 3)))
 
 
 def resnet() -> nn.Module:
@@ -104,42 +94,33 @@ def images() -> tuple[torch.Tensor, ...]:
     return small[0], labels, small[1], test_labels
 
 
-def train(settings: Settings, seed: int, model_name: str = "resnet", tiny: bool = False) -> Data:
+def train(settings: Settings, model_name: str, seed: int, tiny: bool = False) -> Data:
     """One training: test accuracy and training loss after each epoch, and the volume. ``tiny``: one step."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     epochs, batch = (1, 2) if tiny else (EPOCHS, BATCH)
-    own, labels, test, test_labels = (part[: RANKS * batch] if tiny else part for part in images())
-    steps = len(own) // (RANKS * batch)
-    model = MODELS[model_name]()
-    parameters = list(model.parameters())
-    sizes = [p.numel() for p in parameters]
+    data = [part[: RANKS * batch] if tiny else part for part in images()]
+    steps = len(data[0]) // (RANKS * batch)
+    network = Network(MODELS[model_name]())
     ranks = DenseRanks(RANKS) if settings is None else SimulatedRanks(
-        Config.load(settings).model_copy(update={"seed": seed}), RANKS, sizes)  # fmt: skip
+        Config.load(settings).model_copy(update={"seed": seed}), RANKS, network.sizes)  # fmt: skip
     rate = RATES[model_name]
-    optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, rate, momentum=0.9, weight_decay=5e-4)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(network.parameters, rate, momentum=0.9, weight_decay=5e-4)
     if "Adam" in model_name:
-        optimizer = torch.optim.Adam(parameters, rate, weight_decay=1e-4)
+        optimizer = torch.optim.Adam(network.parameters, rate, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=epochs * steps, cycle_momentum=False)
-    accuracies, losses = [], []
-    for number in range(epochs):
-        came = simulated_training.epoch(model, ranks, optimizer, schedule, own, labels, batch, 1000 * seed + number)
-        accuracies.append(simulated_training.accuracy(model, test, test_labels))
-        losses.append(mean(came))
-    dense = 4 * sum(sizes) * RANKS * epochs * steps
-    volume = 1.0 if isinstance(ranks, DenseRanks) else ranks.container_bytes / dense
-    return {"accuracy": accuracies, "loss": losses, "volume": volume, "parameters": sum(sizes)}
+    found = simulated_training.epochs(network, ranks, optimizer, schedule, data, epochs, batch, seed)
+    accuracies, losses = zip(*found, strict=True)
+    numel = sum(network.sizes)
+    volume = 1.0 if settings is None else ranks.container_bytes / (4 * numel * RANKS * epochs * steps)
+    return {"accuracy": list(accuracies), "loss": list(map(mean, losses)), "volume": volume, "parameters": numel}
 
 
 def trainings(methods: dict[str, Settings], seeds: int, tiny: bool, model: str = "resnet") -> Data:
     """Trains with each method and seed, some at a time. Returns the runs of each method."""
     if tiny:
-        return {name: [train(given, 0, model, tiny)] for name, given in methods.items()}
-    with ProcessPoolExecutor(figure_kit.processes) as pool:
-        runs = {
-            name: [pool.submit(train, given, seed, model) for seed in range(seeds)] for name, given in methods.items()
-        }
-        return {name: [one.result() for one in own] for name, own in runs.items()}
+        return {name: [train(given, model, 0, tiny)] for name, given in methods.items()}
+    return figure_kit.trainings(train, {name: (given, model) for name, given in methods.items()}, seeds)
 
 
 def final(runs: list[Data]) -> tuple[float, float, float]:
@@ -160,14 +141,20 @@ def rows(data: Data) -> Iterable[list[Any]]:
 HEAD = ["method", "volume", "accuracy after 2 epochs", "at the end, mean (of the seeds)"]
 
 
+def by_epoch(name: str, runs: list[Data], key: str, factor: float = 1) -> tuple[str, Any, Any]:
+    """The mean of the runs, for ``curves``."""
+    values = factor * np.mean([run[key] for run in runs], 0)
+    return name, range(1, values.size + 1), values
+
+
 def lines(data: Data, title: str) -> Picture:
     """Accuracy by epoch at the left, at the right the end of each run against its volume."""
     figure, (left, right) = picture(2, height=4.6)
-    for number, (name, runs) in enumerate(data.items()):
-        style = {"color": COLORS[number], "marker": MARKERS[number]}
-        accuracy = 100 * np.mean([run["accuracy"] for run in runs], 0)
-        left.plot(range(1, accuracy.size + 1), accuracy, label=name.replace("`", ""), **style)
-        right.plot([100 * run["volume"] for run in runs], [100 * run["accuracy"][-1] for run in runs], ls="", **style)
+    curves(left, (by_epoch(name, runs, "accuracy", 100) for name, runs in data.items()))
+    curves(right, (
+        (name, [100 * run["volume"] for run in runs], [100 * run["accuracy"][-1] for run in runs])
+        for name, runs in data.items()
+    ), ls="")  # fmt: skip
     left.set(xlabel="epoch", ylabel="test accuracy, %", title="mean of the seeds")
     right.set(xlabel="volume, % of dense (log)", ylabel="final test accuracy, %", xscale="log", title="each seed")
     right.xaxis.set_major_formatter("{x:g}")
@@ -251,11 +238,7 @@ def fpr_table(data: Data) -> str:
                 run = data[f"{label} {policy} {fpr:g}"][0]
                 found.append([f"{label}, BF-{policy.upper()}", f"{fpr:g}", f"{run['volume']:.2%}",
                               f"{run['accuracy'][-1]:.1%}"])  # fmt: skip
-    said = (
-        "The paper prints no numbers, but that BF-P0 sends more than the sparse input from a rate of 0.004 on, that "
-        "the volume of P1 and P2 falls with the rate, and that P1 loses accuracy as it rises."
-    )
-    return table(["sparsifier, policy", "false positive rate", "volume", "accuracy"], found) + "\n\n" + said
+    return table(["sparsifier, policy", "false positive rate", "volume", "accuracy"], found)
 
 
 VALUES: dict[str, Settings] = {
@@ -285,10 +268,8 @@ DENSE_SKETCHES: dict[str, Settings] = {
 
 def draw_losses(data: Data) -> Picture:
     figure, (left, right) = picture(2, height=4)
-    for number, (name, runs) in enumerate(data.items()):
-        for axes, key, factor in ((left, "loss", 1), (right, "accuracy", 100)):
-            values = factor * np.mean([run[key] for run in runs], 0)
-            axes.plot(range(1, values.size + 1), values, label=name, color=COLORS[number], marker=MARKERS[number])
+    for axes, key, factor in ((left, "loss", 1), (right, "accuracy", 100)):
+        curves(axes, (by_epoch(name, runs, key, factor) for name, runs in data.items()))
     left.set(xlabel="epoch", ylabel="training loss, nats (log)", yscale="log")
     right.set(xlabel="epoch", ylabel="test accuracy, %")
     legend_below(figure, left, 3)
@@ -302,48 +283,33 @@ def in_rows(data: Data) -> str:
 FIGURES = [
     Figure(
         "deepreduce_6", "The false positive rate of a Bloom filter", ("DeepReduce Figure 6", "appendix Figure 15"),
-        f"{JOB} The top or random 1% of each tensor, float32 values, error feedback. One seed: differences below a "
-        "point are noise. The paper trains ResNet-20 on CIFAR-10 for 328 epochs on 8 nodes.",
         lambda tiny: trainings(fpr_methods(), 1, tiny), draw_fpr, fpr_table, 8,
     ),
     Figure(
         "deepreduce_7", "Policies of Bloom filters",
         ("DeepReduce Figure 7", "DeepReduce Figure 15a", "appendix Figure 17a"),
-        f"{JOB} The top 1% of each tensor, float32 values, false positive rate 0.001, error feedback but for BF-naive; "
-        "3 seeds. The paper trains ResNet-20 on CIFAR-10.",
         lambda tiny: trainings(policies(0.01), 3, tiny), lambda data: lines(data, "policies of Bloom filters, ResNet"),
         in_rows, 5,
     ),
     Figure(
-        "deepreduce_8", "Value codecs", ("DeepReduce Figure 8",),
-        f"{JOB} The top 1% of each tensor with indices of 32 bits, error feedback; 3 seeds. The paper trains ResNet-20 "
-        "on CIFAR-10, and says that Fit-DExp halves the volume of Top-r and Fit-Poly takes 40% off it.",
-        lambda tiny: trainings(VALUES, 3, tiny), lambda data: lines(data, "value codecs, ResNet"), in_rows, 5,
+        "deepreduce_8", "Value codecs", ("DeepReduce Figure 8",), lambda tiny: trainings(VALUES, 3, tiny),
+        lambda data: lines(data, "value codecs, ResNet"), in_rows, 5,
     ),
     Figure(
         "deepreduce_9", "Beside stand-alone compressors", ("DeepReduce Figure 9", "appendix Figure 16"),
-        f"{JOB} 3LC and SketchML compress the dense gradient, the others its top 1%; error feedback; 3 seeds. The "
-        "paper trains ResNet-50 on ImageNet.",
         lambda tiny: trainings(ALONE, 3, tiny), lambda data: lines(data, "stand-alone compressors, ResNet"), in_rows, 5,
     ),
     Figure(
         "deepreduce_17", "Policies of Bloom filters on a DenseNet", ("DeepReduce Figure 15b", "appendix Figure 17b"),
-        f"{JOB.replace(OF_RESNET, 'a DenseNet of 60 thousand parameters, 8 layers with growth 12,')} The top 0.5% of "
-        "each tensor, false positive rate 0.001; 2 seeds. The paper trains DenseNet40-K12 on CIFAR-10.",
         lambda tiny: trainings(policies(0.005), 2, tiny, "densenet"),
         lambda data: lines(data, "policies of Bloom filters, DenseNet"), in_rows, 8,
     ),
     Figure(
         "densestream_5", "DenseStream's training loss", ("DenseStream Figure 5",),
-        f"{JOB.replace(OF_RESNET, 'a VGG of 71 thousand parameters without normalization')} "
-        "The top of the whole model, error feedback; 3 seeds. The paper trains VGG16 on CIFAR-10 on 4 nodes, at 5%.",
         lambda tiny: trainings(STREAMS, 3, tiny, "vgg"), draw_losses, in_rows, 3,
     ),
     Figure(
         "skcompress_16", "SKCompress of a neural network's dense gradients", ("SKCompress Figure 16",),
-        f"{JOB.replace('SGD with momentum', 'Adam (0.003, weight decay 1e-4)')} SKCompress without keys, 16 buckets, "
-        "no error feedback; 2 seeds. The paper trains ResNet18 on CIFAR-10 in a simulation of one server, and has 21.7 "
-        "times fewer bytes (4.6%) and 1.7 points less accuracy.",
         lambda tiny: trainings(DENSE_SKETCHES, 2, tiny, "resnet under Adam"),
         lambda data: lines(data, "SKCompress on a ResNet under Adam"), in_rows, 4,
     ),

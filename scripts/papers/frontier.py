@@ -9,8 +9,6 @@ dict with ``name`` (of its method), ``workers``, ``steps``, ``seed``, ``rate`` (
 (of its method), ``loss`` and ``share``: bytes, relative to dense.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time
@@ -18,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import date
-from enum import Enum
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from types import ModuleType
@@ -39,10 +37,7 @@ from simulated_ranks import DenseRanks, SimulatedRanks
 from hvd_deepreduce import Config
 from hvd_deepreduce.exchange import traffic
 
-ROOT = Path(__file__).resolve().parents[2]
-DOC = ROOT / "docs" / "results" / "accuracy.md"
-FIGURES = ROOT / "docs" / "results" / "figures"
-HEAD = "# Accuracy\n\nWhat training loses by compression, by job and optimizer.\n"
+DOC = figure_kit.RESULTS / "accuracy.md"
 BATCH = 4
 AIM = 0.03
 """The gap in nats that the pictures show as a line."""
@@ -143,21 +138,13 @@ LSTM_METHODS = {
 }  # fmt: skip
 
 
-def adamw(parameter: torch.nn.Parameter, lr: float, _: bool) -> torch.optim.Optimizer:
-    return torch.optim.AdamW([parameter], lr=lr, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
-
-
-def sgd(parameter: torch.nn.Parameter, lr: float, has_velocity: bool) -> torch.optim.Optimizer:
-    return torch.optim.SGD([parameter], lr=lr, momentum=0.0 if has_velocity else 0.9)
-
-
 @dataclass
 class Job:
     """What is trained, and how its table is made.
 
     Attributes:
         model: the module of the model: ``initial``, ``NUMEL``, ``SIZES`` and ``Job``.
-        optimizer: of a worker, for parameters and a learning rate; told whether the containers' memory has a velocity.
+        optimizer: of a worker, for parameters and a learning rate.
         clip: the largest norm of a gradient.
         rates: dense's best learning rate, by the number of workers; for other numbers, that of the next lower one.
         methods: by name.
@@ -165,12 +152,11 @@ class Job:
         more_seeds: methods with as many seeds as are asked for; of the others there is one.
         steps: of the optimizer.
         quick: steps and methods of a run of a few minutes.
-        section, heading, title: of the page's section, and of the picture.
-        text: of the section, before the picture.
+        section, heading, title: of the page's section, whose text is on the page, and of the picture.
     """
 
     model: ModuleType
-    optimizer: Callable[[torch.nn.Parameter, float, bool], torch.optim.Optimizer]
+    optimizer: Callable[..., torch.optim.Optimizer]
     clip: float
     rates: dict[int, float]
     methods: dict[str, Method]
@@ -181,7 +167,6 @@ class Job:
     section: str
     heading: str
     title: str
-    text: str
 
     def rate(self, method: Method, workers: int) -> float:
         """The largest learning rate."""
@@ -189,53 +174,20 @@ class Job:
         return best * method.lr * (workers**0.5 if method.longer else 1.0)
 
 
-class Name(str, Enum):
-    """The jobs' names."""
-
-    gpt = "gpt"
-    lstm = "lstm"
-
-
 JOBS = {
-    Name.gpt: Job(
-        gpt_job, adamw, 1.0, {2: 2.5e-3, 4: 4e-3}, GPT_METHODS, {"dense_slow", "dense_fast"},
-        {"dense", "adamw_safe", "adamw_small"}, 2000, (300, ["dense", "gradients", "adamw_safe", "adamw_small"]),
+    "gpt": Job(
+        gpt_job, partial(torch.optim.AdamW, betas=(0.9, 0.99), weight_decay=0.1, fused=True), 1.0,
+        {2: 2.5e-3, 4: 4e-3}, GPT_METHODS, {"dense_slow", "dense_fast"}, {"dense", "adamw_safe", "adamw_small"},
+        2000, (300, ["dense", "gradients", "adamw_safe", "adamw_small"]),
         "gpt", "A small GPT under AdamW", "A GPT of {millions:.2f} M parameters, AdamW, {steps:,} steps",
-        """\
-A GPT of {numel:,} parameters on the source of Python's standard library, characters, context {context}, {batch}
-sequences a worker and step, {steps:,} steps of AdamW (betas 0.9 and 0.99, weight decay 0.1, gradients clipped to a norm
-of 1, warm-up and cosine to 0). The learning rate is dense's best of those that were tried: {rates}. All workers run in
-one process and exchange real containers; `bytes / dense` is what a worker sends, relative to a dense float32 ring
-allreduce in every step. The gap is to dense with the same seed and as many workers; in brackets, the least and the
-greatest of the seeds. H is the number of steps from one synchronisation to the next. The dashed line in the picture is
-the aim: within 0.03 nats, at 0.5% of the bytes.
-""",
     ),
-    Name.lstm: Job(
-        lstm_job, sgd, 0.25, {2: 1.5}, LSTM_METHODS, {"dense_fast", "dense_faster"},
+    "lstm": Job(
+        lstm_job, partial(torch.optim.SGD, momentum=0.9), 0.25, {2: 1.5}, LSTM_METHODS, {"dense_fast", "dense_faster"},
         set(LSTM_METHODS) - {"dense_fast", "dense_faster"}, 1000, (200, ["dense", "topk_model", "sgd_small"]),
         "sgd", "A small LSTM under SGD with momentum",
         "An LSTM of {millions:.2f} M parameters, SGD with momentum, {steps:,} steps",
-        """\
-An LSTM of {numel:,} parameters (a layer of width {hidden}) on the source of Python's standard library, characters,
-windows of {context}, {batch} windows a worker and step, {steps:,} steps of SGD with momentum 0.9, gradients
-clipped to a norm of {clip}, warm-up and cosine to 0. Dense has the learning rate 1.5, the best of 1.5, 3 and 6
-with 2 workers; all others have twice that. As above, all workers run in one process and exchange real containers, and
-`bytes / dense` is what a worker sends, relative to a dense float32 ring allreduce in every step. The gap is to dense
-with the same seed and as many workers; in brackets, the least and the greatest of the seeds. Where updates are sent,
-each worker clips its own gradients and keeps its momentum across synchronisations; momentum in the table is that of the
-outer step. The dashed line in the picture is the aim: within {aim} nats.
-""",
     ),
 }  # fmt: skip
-TEXT = """
-![loss against bytes](figures/{picture})
-
-{table}
-
-These are losses and bytes, not times, and one small model: for yours, compare with dense before you rely on them.
-
-*{today}, scripts/papers/frontier.py.*"""
 
 
 def clipped(gradients: torch.Tensor, most: float) -> torch.Tensor:
@@ -245,19 +197,14 @@ def clipped(gradients: torch.Tensor, most: float) -> torch.Tensor:
 
 
 def train(
-    job_name: Name, name: str, workers: int, steps: int, seed: int, dtype: torch.dtype = torch.bfloat16
+    job_name: str, name: str, workers: int, steps: int, seed: int, dtype: torch.dtype = torch.bfloat16
 ) -> Run:
-    """One run. Every gradient that a step is made with is clipped first.
-
-    Args:
-        dtype: in which the GPT computes.
-    """
+    """One run; the GPT computes in ``dtype``. Every gradient that a step is made with is clipped first."""
     torch.set_num_threads(1)
     began = time.process_time()
     setup = JOBS[job_name]
     model, method = setup.model, setup.methods[name]
-    job = model.Job(BATCH, dtype) if model is gpt_job else model.Job(BATCH)
-    start = model.initial(seed).numpy()
+    job, start = model.Job(BATCH, dtype), model.initial(seed).numpy()
     dense, alone = method.sends == "dense", method.sends == "updates"
     config = Config.load(method.config) if method.config else None
     ranks = SimulatedRanks(config, workers, model.SIZES) if config else DenseRanks(workers)
@@ -265,7 +212,7 @@ def train(
     updates = LocalUpdates(ranks, start, method.decay, Outer(method.outer_lr, method.momentum))
     local = torch.nn.Parameter(torch.from_numpy(updates.local if alone else start[None].copy()))
     lr = setup.rate(method, workers)
-    inner = setup.optimizer(local, lr, own_momentum)
+    inner = setup.optimizer([local], lr, **({"momentum": 0.0} if own_momentum else {}))
     generators = [torch.Generator().manual_seed(1000 * seed + 17 + worker) for worker in range(workers)]
     gradients = torch.zeros(1 if dense else workers, model.NUMEL)
     for step in range(steps):
@@ -284,36 +231,29 @@ def train(
             updates.synchronise()
     exchange = traffic.allreduce(4 * model.NUMEL, workers).sent
     sent = exchange * steps if dense else max(ranks.sent)
-    final = local.detach()[0]
-    results = gpt_job.validate(job, final) if model is gpt_job else (job.validate(final),)
+    loss, accuracy = job.validate(local.detach()[0])
     return {
         "name": name, "workers": workers, "steps": steps, "seed": seed, "rate": lr, "settings": asdict(method),
-        **dict(zip(("loss", "accuracy"), results, strict=False)), "share": sent / (exchange * steps),
+        "loss": loss, "accuracy": accuracy, "share": sent / (exchange * steps),
         "seconds": round(time.process_time() - began, 1),
     }  # fmt: skip
 
 
 def load(job: Job, path: Path) -> list[Run]:
     """The runs of a file that have the settings and learning rates of today."""
-    lines = path.read_text().splitlines() if path.exists() else []
     today = {name: json.loads(json.dumps(asdict(method))) for name, method in job.methods.items()}
     defaults = asdict(Method(""))
     return [
         run
-        for run in map(json.loads, lines)
+        for run in figure_kit.json_lines(path)
         if today.get(run["name"]) == {**defaults, **run["settings"]}
         and run["rate"] == job.rate(job.methods[run["name"]], run["workers"])
     ]
 
 
-def run_missing(name: Name, wanted: Iterable[tuple[str, int, int, int]], path: Path, processes: int) -> list[Run]:
-    """Runs what is not in the file yet, and writes it there; returns all runs, as ``load``.
-
-    Args:
-        name: of the job.
-        wanted: method, number of workers, steps and seed of each run.
-        processes: runs at a time.
-    """
+def run_missing(name: str, wanted: Iterable[tuple[str, int, int, int]], path: Path, processes: int) -> list[Run]:
+    """Runs what is not in the file yet (method, number of workers, steps and seed of each run), and writes it there;
+    returns all runs, as ``load``."""
     there = {(run["name"], run["workers"], run["steps"], run["seed"]) for run in load(JOBS[name], path)}
     missing = [(name, *one) for one in wanted if one not in there]
     path.parent.mkdir(exist_ok=True)
@@ -326,13 +266,8 @@ def run_missing(name: Name, wanted: Iterable[tuple[str, int, int, int]], path: P
 
 
 def rows(runs: Iterable[Run], words: Mapping[str, str], steps: int) -> list[Run]:
-    """A row for each method and number of workers: means over the seeds, and the gap to dense at equal seeds.
-
-    Args:
-        runs: of any number of steps.
-        words: of each method, by name, in the order of the rows.
-        steps: of the runs that count.
-    """
+    """A row for each method and number of workers, in the order of ``words``: means over the seeds of the runs of so
+    many steps, and the gap to dense at equal seeds."""
     by_job: dict[tuple[int, str], dict[int, Run]] = {}
     for run in runs:
         if run["steps"] == steps:
@@ -353,27 +288,18 @@ def rows(runs: Iterable[Run], words: Mapping[str, str], steps: int) -> list[Run]
 
 def table(found: Iterable[Run], words: Mapping[str, str]) -> str:
     """The rows as a Markdown table."""
-    lines = ["| workers | what is sent | bytes / dense | loss | gap | seeds |", "| --- | --- | --- | --- | --- | --- |"]
+    lines = []
     for row in found:
         gap = "" if row["gap"] is None else f"{row['gap']:+.3f}"
         if row["seeds"] > 1 and row["gap"]:
             gap += f" ({row['least']:+.3f} to {row['most']:+.3f})"
         share = f"{row['share']:.2%}" if row["share"] > 0.01 else f"{row['share']:.3%}"
-        cells = [row["workers"], words[row["name"]], share, f"{row['loss']:.4f}", gap, row["seeds"]]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+        lines.append([row["workers"], words[row["name"]], share, f"{row['loss']:.4f}", gap, row["seeds"]])
+    return doc_sections.table(["workers", "what is sent", "bytes / dense", "loss", "gap", "seeds"], lines)
 
 
 def picture(found: Iterable[Run], words: Mapping[str, str], aim: float, title: str, path: Path) -> None:
-    """Plots the gap to dense against the share of bytes, one point for each row.
-
-    Args:
-        found: the rows.
-        words: of each method, for the legend.
-        aim: a gap, drawn as a line.
-        title: above the picture.
-        path: of the PNG file.
-    """
+    """Plots the gap to dense against the share of bytes, one point for each row; ``aim`` is a gap, drawn as a line."""
     shown = [row for row in found if row["gap"] is not None]
     names = [name for name in words if any(row["name"] == name for row in shown)]
     colors = matplotlib.colormaps["tab20"].colors
@@ -387,20 +313,18 @@ def picture(found: Iterable[Run], words: Mapping[str, str], aim: float, title: s
     for workers in sorted({row["workers"] for row in shown}):
         axes.plot([], [], MARKERS.get(workers, "^"), color="grey", label=f"{workers} workers")
     axes.axhline(aim, ls="--", color="grey", linewidth=0.8)
-    axes.set_xscale("log")
-    axes.set_xlabel("bytes that a worker sends, % of a dense float32 ring allreduce in every step")
-    axes.set_ylabel("validation loss above dense, nats")
+    axes.set(xscale="log", xlabel="bytes that a worker sends, % of a dense float32 ring allreduce in every step",
+             ylabel="validation loss above dense, nats", title=title)  # fmt: skip
     axes.set_yscale("symlog", linthresh=0.1)  # linear up to 0.1
     axes.set_yticks([-0.03, 0, 0.03, 0.06, 0.1, 0.3, 1], ["-0.03", "0", "0.03", "0.06", "0.1", "0.3", "1"])
     axes.set_ylim(-0.06, 1.2)
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_title(title)
     figure.legend(fontsize=8, frameon=False, loc="outside right center")
     figure_kit.save(figure, path)
 
 
 def main(
-    name: Annotated[Name, typer.Argument(help="what is trained")],
+    name: Annotated[Literal["gpt", "lstm"], typer.Argument(help="what is trained")],
     quick: Annotated[bool, typer.Option(help="a few minutes: few steps and methods, 2 workers, 1 seed")] = False,
     steps: Annotated[int | None, typer.Option(min=20, help="of the workers' optimizer; default: the job's")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="runs of each method")] = 3,
@@ -413,6 +337,8 @@ def main(
 ) -> None:
     """Trains by each method, and prints loss against bytes."""
     job = JOBS[name]
+    if write and steps not in (None, job.steps):
+        raise typer.BadParameter(f"--write is for {job.steps} steps, of which {DOC.name} tells")
     steps = steps or job.steps
     if quick:
         (steps, only), seeds, workers = job.quick, 1, [2]
@@ -425,21 +351,18 @@ def main(
         for method in only or job.methods
         if not seed or method in job.more_seeds
     ]
-    path = runs or ROOT / "runs" / f"{job.section}_frontier.jsonl"
+    path = runs or figure_kit.ROOT / "runs" / f"{job.section}_frontier.jsonl"
     words = {method: one.words for method, one in job.methods.items()}
     found = rows(run_missing(name, [] if draw else wanted, path, processes), words, steps)
     text = table(found, words)
     print(text)
     if write:
         shown = [row for row in found if row["name"] not in job.tuned]
-        picture_path = FIGURES / f"{job.section}_frontier.png"
-        picture(shown, words, AIM, job.title.format(millions=job.model.NUMEL / 1e6, steps=steps), picture_path)
-        facts = {
-            "numel": job.model.NUMEL, "context": gpt_job.CONTEXT, "batch": BATCH, "steps": steps, "clip": job.clip,
-            "hidden": lstm_job.HIDDEN, "aim": AIM, "table": text, "today": date.today(), "picture": picture_path.name,
-            "rates": ", ".join(f"{lr:g} with {count} workers" for count, lr in job.rates.items()),
-        }  # fmt: skip
-        doc_sections.write(DOC, job.section, job.heading, (job.text + TEXT).format(**facts), HEAD)
+        path = figure_kit.FOLDER / f"{job.section}_frontier.png"
+        picture(shown, words, AIM, job.title.format(millions=job.model.NUMEL / 1e6, steps=steps), path)
+        parts = [f"![loss against bytes](figures/{path.name})", text]
+        dated = f"*{date.today()}, scripts/papers/frontier.py.*"
+        doc_sections.write(DOC, job.section, job.heading, doc_sections.refreshed(DOC, job.section, parts, dated))
 
 
 if __name__ == "__main__":

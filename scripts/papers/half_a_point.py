@@ -8,17 +8,12 @@ the others are simulated (simulated_ranks.py). A run is a line of docs/results/f
 there already are not repeated: to train one again, take its line out.
 """
 
-from __future__ import annotations
-
 import json
-import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from statistics import mean
-from textwrap import fill
 from typing import Annotated, NamedTuple
 
 sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", "train"))
@@ -29,7 +24,8 @@ import frontier
 import ncf
 import torch
 import typer
-from figure_kit import FOLDER, ROOT, table
+from figure_kit import FOLDER, RESULTS, ROOT, json_lines, table
+from history import mpirun, total
 from local_updates import LocalUpdates, Outer
 from simulated_ranks import SimulatedRanks
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
@@ -37,7 +33,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from hvd_deepreduce import Config
 from hvd_deepreduce.exchange import traffic
 
-DOC = ROOT / "docs" / "results" / "presets.md"
+DOC = RESULTS / "presets.md"
 RUNS = FOLDER / "half_a_point.jsonl"
 RANKS, GPT_STEPS = 2, 2000
 USERS, EPOCHS = 600, 6
@@ -45,34 +41,8 @@ POINTS, SHARE = 0.5, 0.0025
 """The aim: at most so many points less than dense, at this share of its bytes."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """A job, and the presets that are compared with dense."""
-
-    words: str
-    presets: tuple[str, ...]
-
-
-JOBS = {
-    "digits": Job(
-        "a ResNet of width 32 (0.15 M parameters) on 1,437 digits, SGD with momentum, 12 epochs, on Horovod "
-        "(scripts/train/train_torch.py); accuracy on 360 other digits. One digit is 0.28 points",
-        ("small",),
-    ),
-    "ncf": Job(
-        f"NeuMF with {figures_ncf.FACTORS} factors (53 thousand parameters) on a generated table of {USERS} users and "
-        f"{figures_ncf.ITEMS} items (scripts/train/ncf.py), Adam at one learning rate, {EPOCHS} epochs; the hit rate "
-        f"at 10 of the best epoch, as in DeepReduce. One user is {100 / USERS:.2f} points",
-        ("adamw_small",),
-    ),
-    "gpt": Job(
-        "the GPT of [accuracy.md](accuracy.md) (0.61 M parameters), AdamW at sqrt(2) times dense's learning rate for "
-        f"`adamw_small`, {GPT_STEPS:,} steps, in float32; the share "
-        "of 65,536 next characters, of text that it has not seen, that have the largest score. Nats: its loss less "
-        "dense's",
-        ("adamw_small",),
-    ),
-}
+PRESETS = {"digits": ("small",), "ncf": ("adamw_small",), "gpt": ("adamw_small",)}
+"""The jobs, which the page explains, and the presets that are compared with dense."""
 
 
 class Run(NamedTuple):
@@ -89,22 +59,14 @@ class Run(NamedTuple):
 def digits(preset: str, seed: int, folder: Path) -> Run:
     """Trains under mpirun."""
     out = folder / f"digits_{preset}_{seed}"
-    program = ROOT / "scripts" / "train" / "train_torch.py"
-    command = ["mpirun", "-np", str(RANKS), sys.executable, str(program), "--width", "32"]
-    command += ["--epochs", "12", "--config", preset, "--seed", str(seed), "--out", str(out)]
-    if subprocess.run(command).returncode:
-        raise SystemExit(f"the job failed; its output is above. The command was: {' '.join(command)}")
-    rows = json.loads((out / "metrics.json").read_text())["epochs_done"]
-    share = sum(row["bytes_sent"] for row in rows) / sum(row["dense_bytes"] for row in rows)
+    options = ("--width", 32, "--epochs", 12, "--config", preset, "--seed", seed, "--out", out)
+    rows = mpirun(RANKS, "train/train_torch.py", *options, out=out / "metrics.json")["epochs_done"]
+    share = total(rows, "bytes_sent") / total(rows, "dense_bytes")
     return Run("digits", preset, seed, rows[-1]["accuracy"], share)
 
 
 def neumf(preset: str, seed: int, users: int = USERS, epochs: int = EPOCHS) -> Run:
-    """Trains with dense gradients (``none``), or with a preset's local updates, each rank with its own Adam.
-
-    Raises:
-        ValueError: the preset has no local updates.
-    """
+    """Trains with dense gradients (``none``), or with a preset's local updates, each rank with its own Adam."""
     job = figures_ncf.Job(seed, users)
     start = parameters_to_vector(job.parameters).detach()
     models, updates, every = torch.nn.Parameter(start[None].clone()), None, 1
@@ -124,7 +86,7 @@ def neumf(preset: str, seed: int, users: int = USERS, epochs: int = EPOCHS) -> R
             gradients = []
             for rank, batch in enumerate(batches):
                 vector_to_parameters(models.detach()[rank if updates else 0], job.parameters)
-                gradients.append(torch.from_numpy(job.gradient([batch])))
+                gradients.append(torch.from_numpy(job.mean_gradient([batch])))
             models.grad = torch.stack(gradients) if updates else torch.stack(gradients).mean(0, keepdim=True)
             optimizer.step()
             steps += 1
@@ -140,13 +102,13 @@ def neumf(preset: str, seed: int, users: int = USERS, epochs: int = EPOCHS) -> R
 
 def gpt(preset: str, seed: int, steps: int = GPT_STEPS) -> Run:
     """The run of frontier.py's GPT, computed in float32."""
-    run = frontier.train(frontier.Name.gpt, "dense" if preset == "none" else preset, RANKS, steps, seed, torch.float32)
+    run = frontier.train("gpt", "dense" if preset == "none" else preset, RANKS, steps, seed, torch.float32)
     return Run("gpt", preset, seed, run["accuracy"], run["share"], run["loss"])
 
 
 def load(path: Path) -> list[Run]:
     """The runs of a file."""
-    return [Run(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+    return [Run(**run) for run in json_lines(path)]
 
 
 def rows(runs: Iterable[Run]) -> list[list[str]]:
@@ -155,9 +117,9 @@ def rows(runs: Iterable[Run]) -> list[list[str]]:
     for run in runs:
         by_method.setdefault((run.job, run.preset), {})[run.seed] = run
     found = []
-    for name, job in JOBS.items():
+    for name, presets in PRESETS.items():
         dense = by_method.get((name, "none"), {})
-        for preset in job.presets:
+        for preset in presets:
             pairs = [(run, dense[seed]) for seed, run in by_method.get((name, preset), {}).items() if seed in dense]
             if not pairs:
                 continue
@@ -178,24 +140,6 @@ SIMULATED = {"ncf": neumf, "gpt": gpt}
 HEADS = ("job", "preset", "bytes / dense", "result", "dense's", "difference, points", "nats", "seeds", "reached")
 
 
-def text(runs: Iterable[Run]) -> str:
-    """The section."""
-    there = list(runs)
-    words = [f"- {name}: {JOBS[name].words}." for name in JOBS if any(run.job == name for run in there)]
-    aim = f"The aim: at most {POINTS} points less than dense, at {SHARE:.2%} of its bytes. Jobs on {RANKS} ranks:"
-    about = (
-        "The ranks of ncf and gpt are simulated in one process, and exchange real containers. Bytes are those that a "
-        "rank sends, headers counted, relative to a dense float32 ring allreduce in every step. Results are means of "
-        "the seeds. A difference is to dense of the same seed; the brackets have the least and the greatest. Bytes of "
-        "an allgather grow with the ranks ([which_preset.md](../which_preset.md#bytes-grow-with-the-ranks))."
-    )
-    listed = "\n".join(fill(line, 120, subsequent_indent="  ") for line in words)
-    return (
-        f"{aim}\n\n{listed}\n\n{fill(about, 120)}\n\n{table(HEADS, rows(there))}\n\n"
-        f"*{date.today()}, scripts/papers/half_a_point.py.*"
-    )
-
-
 def main(
     seeds: Annotated[int, typer.Option(min=1, help="runs of each preset")] = 3,
     jobs: Annotated[list[str] | None, typer.Option("--job", help="digits, ncf or gpt; default: all")] = None,
@@ -205,21 +149,23 @@ def main(
     write: Annotated[bool, typer.Option(help="write the section of docs/results/presets.md")] = False,
 ) -> None:
     """Trains each job dense and with each of its presets, and prints the table."""
-    jobs = jobs or list(JOBS)
-    if unknown := set(jobs) - set(JOBS):
-        raise typer.BadParameter(f"no job is named {', '.join(unknown)}; the jobs are: {', '.join(JOBS)}")
+    jobs = jobs or list(PRESETS)
+    if unknown := set(jobs) - set(PRESETS):
+        raise typer.BadParameter(f"no job is named {', '.join(unknown)}; the jobs are: {', '.join(PRESETS)}")
     there = {(run.job, run.preset, run.seed) for run in load(runs)}
-    wanted = [(job, preset, seed) for job in jobs for seed in range(seeds) for preset in ("none", *JOBS[job].presets)]
+    wanted = [(job, preset, seed) for job in jobs for seed in range(seeds) for preset in ("none", *PRESETS[job])]
     for job, preset, seed in [] if draw else wanted:
         if (job, preset, seed) not in there:
             made = digits(preset, seed, folder) if job == "digits" else SIMULATED[job](preset, seed)
             print(made, flush=True)
             with runs.open("a") as file:
                 file.write(json.dumps(made._asdict()) + "\n")
-    found = load(runs)
-    print(table(HEADS, rows(found)))
+    found = table(HEADS, rows(load(runs)))
+    print(found)
     if write:
-        doc_sections.write(DOC, "half-a-point", f"Half a point of accuracy at {SHARE:.2%} of the bytes", text(found))
+        dated = f"*{date.today()}, scripts/papers/half_a_point.py.*"
+        body, title = doc_sections.refreshed(DOC, "half-a-point", [found], dated), "Half a point of accuracy at"
+        doc_sections.write(DOC, "half-a-point", f"{title} {SHARE:.2%} of the bytes", body)
 
 
 if __name__ == "__main__":

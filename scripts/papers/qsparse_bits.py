@@ -9,18 +9,14 @@ method runs with each step size of a grid, and its best one counts: the one that
 bits, mean over the seeds. A target is reached at the first evaluation that meets it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
-from enum import Enum
 from pathlib import Path
-from textwrap import fill
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", "train"))
 
@@ -36,7 +32,7 @@ from simulated_ranks import SimulatedRanks
 
 from hvd_deepreduce import Config
 
-DOC = Path(__file__).resolve().parents[2] / "docs" / "results" / "schemes.md"
+DOC = figure_kit.RESULTS / "schemes.md"
 DENSE: dict[str, Any] = {"sparsifier": "none", "value": "raw", "error_feedback": False}
 
 
@@ -190,47 +186,41 @@ def levels(bits: int) -> dict[str, Any]:
 
 @dataclass
 class Result:
-    """What a method needed, at its best step size.
-
-    Attributes:
-        rate: the step size.
-        curves: of each seed.
-    """
+    """What a method needed, at its best step size: the curves of each seed."""
 
     method: Method
     rate: float
     curves: list[list[Point]]
 
-    def bits(self, key: str, target: float, count: str = "sent_bits") -> float | None:
-        """Mean bits until the target; ``None`` if a seed does not reach it."""
+    def needed(self, key: str, target: float, what: str) -> float | None:
+        """The mean of a field of the points that meet the target; None if a seed does not reach it."""
         points = [reached(curve, key, target) for curve in self.curves]
-        found = [getattr(point, count) for point in points if point is not None]
+        found = [getattr(point, what) for point in points if point is not None]
         return float(np.mean(found)) if len(found) == len(points) else None
 
-    def steps(self, key: str, target: float) -> float | None:
-        """Mean steps of a worker until the target."""
-        points = [reached(curve, key, target) for curve in self.curves]
-        found = [point.step for point in points if point is not None]
-        return float(np.mean(found)) if len(found) == len(points) else None
+    def bits(self, key: str, target: float, count: str = "sent_bits") -> float | None:
+        """Mean bits until the target."""
+        return self.needed(key, target, count)
 
 
 def best(problem: Problem, method: Method, setting: Setting, seeds: int) -> Result:
     """Tries each step size with the first seed, and trains with the best one and the other seeds."""
+
+    def lowest(curve: Sequence[Point]) -> float:
+        return min((one.loss for one in curve), default=math.inf)
+
     rate, curve, least = setting.rates[0], [], None
     for tried in setting.rates:
         found = train(problem, method, setting, tried, 0, least)
         point = reached(found, "loss", setting.loss)
         if point is not None and (least is None or point.step < least):
             rate, curve, least = tried, found, point.step
-        elif least is None and min((one.loss for one in found), default=math.inf) < min(
-            (one.loss for one in curve), default=math.inf
-        ):
+        elif least is None and lowest(found) < lowest(curve):
             rate, curve = tried, found
     curves = [curve, *(train(problem, method, setting, rate, seed) for seed in range(1, seeds))]
     result = Result(method, rate, curves)
-    print(
-        f"{method.name}, H {method.every}: step size {rate:g}, {result.steps('loss', setting.loss)} steps", flush=True
-    )
+    steps = result.needed("loss", setting.loss, "step")
+    print(f"{method.name}, H {method.every}: step size {rate:g}, {steps} steps", flush=True)
     return result
 
 
@@ -242,11 +232,11 @@ def short(number: float) -> str:
 def table(results: Sequence[Result], setting: Setting) -> str:
     """Markdown: bits in both counts, and how many times fewer they are than those of SGD and Top_k with H = 1."""
     first = {result.method.name: result for result in reversed(results) if result.method.every == 1}
-    lines = [
-        f"| method | H | rate | steps to loss {setting.loss:g} | as the paper counts | really sent | SGD / this "
-        f"| Top_k / this | really sent until test error {setting.error:g} | SGD / this | Top_k / this |",
-        "| --- " + "| ---: " * 10 + "|",
-    ]
+    head = [
+        "method", "H", "rate", f"steps to loss {setting.loss:g}", "as the paper counts", "really sent", "SGD / this",
+        "Top_k / this", f"really sent until test error {setting.error:g}", "SGD / this", "Top_k / this",
+    ]  # fmt: skip
+    lines = []
 
     def number(value: float | None) -> str:
         return "not reached" if value is None else f"{short(value / 1e6)} Mbit"
@@ -256,66 +246,53 @@ def table(results: Sequence[Result], setting: Setting) -> str:
         return "" if value is None or base is None else f"{short(base / value)}x"
 
     for result in results:
-        steps = result.steps("loss", setting.loss)
+        steps = result.needed("loss", setting.loss, "step")
         loss, error = result.bits("loss", setting.loss), result.bits("error", setting.error)
-        cells = [
+        lines.append([
             f"**{result.method.name}**" if result.method.ours else result.method.name,
-            f"1 to {result.method.every}" if result.method.asynchronous else str(result.method.every),
-            f"{result.rate:g}",
-            "" if steps is None else f"{steps:.0f}",
-            number(result.bits("loss", setting.loss, "paper_bits")),
-            number(loss),
-            *(times(loss, other, "loss", setting.loss) for other in ("SGD", "Top_k")),
-            number(error),
-            *(times(error, other, "error", setting.error) for other in ("SGD", "Top_k")),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            f"1 to {result.method.every}" if result.method.asynchronous else result.method.every, f"{result.rate:g}",
+            "" if steps is None else f"{steps:.0f}", number(result.bits("loss", setting.loss, "paper_bits")),
+            number(loss), *(times(loss, other, "loss", setting.loss) for other in ("SGD", "Top_k")),
+            number(error), *(times(error, other, "error", setting.error) for other in ("SGD", "Top_k")),
+        ])  # fmt: skip
+    return doc_sections.table(head, lines, right=True)
 
 
 def draw(results: Sequence[Result], setting: Setting, path: Path) -> None:
     """Objective and test error against bits, mean of the seeds, logarithmic bits."""
     shown = [result for result in results if result.method.every in (1, 8) or result.method.ours]
     figure, both = figure_kit.picture(2, width=14, height=4.6)
-    names = list(dict.fromkeys((one.method.name, one.method.ours and one.method.every) for one in shown))
+
+    def name(method: Method) -> tuple[Any, ...]:
+        """Results that have one colour."""
+        return method.name, method.ours and method.every
+
+    names = list(dict.fromkeys(name(one.method) for one in shown))
     colors = [color for half in (0, 1) for color in matplotlib.colormaps["tab20"].colors[half::2]]
     for axes, key, target in zip(both, ("loss", "error"), (setting.loss, setting.error), strict=True):
-        for result in shown:
-            points = min(map(len, result.curves))
-            if not points:
-                continue
-            curves = np.array([curve[:points] for curve in result.curves]).mean(0)
-            axes.plot(
-                curves[:, Point._fields.index("sent_bits")], curves[:, Point._fields.index(key)],
-                color=colors[names.index((result.method.name, result.method.ours and result.method.every))],
-                lw=2 if result.method.ours else 1.2,
-                ls="-" if result.method.every == 1 or result.method.ours else "--",
-                label=f"{result.method.name}, H = {result.method.every}",
-            )  # fmt: skip
+        for method, curves in ((one.method, one.curves) for one in shown):
+            points = min(map(len, curves))
+            if points:
+                mean = Point(*np.array([curve[:points] for curve in curves]).mean(0).T)
+                axes.plot(
+                    mean.sent_bits, getattr(mean, key), color=colors[names.index(name(method))],
+                    lw=2 if method.ours else 1.2, ls="-" if method.every == 1 or method.ours else "--",
+                    label=f"{method.name}, H = {method.every}",
+                )  # fmt: skip
         axes.axhline(target, color="grey", lw=0.8)
-        axes.set_xscale("log")
-        axes.set_xlabel("bits that all workers have sent, in containers")
-    both[0].set_ylabel("training objective")
-    both[0].set_ylim(0.6 * setting.loss, 10 * setting.loss)
-    both[1].set_ylabel("test error")
-    both[1].set_ylim(0, 5 * setting.error)
+        axes.set(xscale="log", xlabel="bits that all workers have sent, in containers")
+    both[0].set(ylabel="training objective", ylim=(0.6 * setting.loss, 10 * setting.loss))
+    both[1].set(ylabel="test error", ylim=(0, 5 * setting.error))
     figure.legend(*both[1].get_legend_handles_labels(), fontsize=8, frameon=False, loc="outside right center")
     figure_kit.save(figure, path)
 
 
-class Experiment(str, Enum):
-    """What is trained."""
-
-    softmax = "softmax"
-    digits = "digits"
-
-
 SETTINGS = {
-    Experiment.softmax: Setting(15, 2000, 8, (0.6, 1.2, 2.4, 0.3), 1000, 0.11, 0.25),
-    Experiment.digits: Setting(4, 320, 8, (0.1,), 500, 0.03, 0.05),
+    "softmax": Setting(15, 2000, 8, (0.6, 1.2, 2.4, 0.3), 1000, 0.11, 0.25),
+    "digits": Setting(4, 320, 8, (0.1,), 500, 0.03, 0.05),
 }
 OURS = {
-    Experiment.softmax: [
+    "softmax": [
         Method("dense, outer momentum", None, 1.0, 32, 8, outer_momentum=0.5, ours=True),
         ours("top 1%, signs", 0.01, 16, 0.5, "sign", 1),
         ours("top 1%, signs, momentum 0.7", 0.01, 16, 0.7, "sign", 1),
@@ -324,7 +301,7 @@ OURS = {
         ours("top 1%, signs", 0.01, 64, 0.5, "sign", 1),
         ours("top 2%, signs", 0.02, 64, 0.5, "sign", 1),
     ],
-    Experiment.digits: [
+    "digits": [
         ours("top 1%, signs", 0.01, 8, 0.5, "sign", 1),
         ours("top 1%, 3 bits", 0.01, 8, 0.5, levels(3), 3),
         ours("top 1%, signs", 0.01, 16, 0.3, "sign", 1),
@@ -332,45 +309,15 @@ OURS = {
         ours("top 0.3%, signs", 0.003, 8, 0.3, "sign", 1),
     ],
 }  # fmt: skip
-ABOUT = {
-    Experiment.softmax: (
-        "Softmax regression on 5,000 real MNIST digits, 4,000 for training and 1,000 for tests: 7,850 parameters, "
-        "l2 of 1 / 4,000, 15 workers with 266 images each, batches of 8. The paper's appendix D, which has its "
-        "settings, is not among our sources: the batch and the targets are ours."
-    ),
-    Experiment.digits: (
-        "The ResNet of scripts/train/train_torch.py, 16 channels wide (38 thousand parameters), on scikit-learn's "
-        "digits: 4 workers with 359 images each, batches of 16, momentum 0.9 in the workers' own steps, which they "
-        "keep across synchronisations."
-    ),
-}
-TEXT = """\
-{about}
-
-The step size is rate * a / (a + t) with a = {a:g}, which decays as Theorem 2's. One container holds the whole model,
-and Top_k keeps 1% of it. All bits are the sums over the workers of what they send to a master. As the paper counts: a
-value in 32 bits, a level in its bits, a sign in one, an index in ceil(log2 d), a scale in 32. Really sent: whole
-containers, with headers and checksums; Top_k's indices are packed in ceil(log2 d) bits. What the master sends back is
-not counted, as in the paper. Means of {seeds}. Each method has its best rate out of {rates}, by the first seed.
-SGD / this: how many times fewer bits than SGD with H = 1. In bold: ours; their codecs are named in
-scripts/papers/qsparse_bits.py.
-
-{table}
-
-![bits against objective and test error](figures/qsparse_{name}.png)
-
-Evaluations are {look} steps apart or more, and a method that synchronises rarely is seen rarely: its figures are
-rounded up. Asynchronous: each worker has its own times, with gaps of at most H (section 4); one that is absent sends an
-empty container, which is counted. This is a small model on few data: the ratios are not those of ImageNet.
-
-*{today}, scripts/papers/qsparse_bits.py {name}.*"""
+SEEDS = 3
+"""Of the page, which explains the experiments and the table."""
 
 
-def make(experiment: Experiment, quick: bool) -> tuple[Problem, Setting, list[Method]]:
+def make(experiment: str, quick: bool) -> tuple[Problem, Setting, list[Method]]:
     """The problem, its setting and the methods. Quick: few steps of few methods, on small data."""
     setting = SETTINGS[experiment]
     problem: Problem
-    if experiment is Experiment.softmax:
+    if experiment == "softmax":
         from mnist import mnist_5k
 
         problem = Softmax(mnist_5k(), setting.workers)
@@ -384,36 +331,34 @@ def make(experiment: Experiment, quick: bool) -> tuple[Problem, Setting, list[Me
 
 
 def main(
-    experiment: Experiment,
-    seeds: Annotated[int, typer.Option(min=1)] = 3,
+    experiment: Annotated[Literal["softmax", "digits"], typer.Argument(help="what is trained")],
+    seeds: Annotated[int, typer.Option(min=1)] = SEEDS,
     quick: Annotated[bool, typer.Option("--quick", help="few steps of few methods, to try the script")] = False,
-    write: Annotated[
-        bool, typer.Option("--write", help="write the section of docs/results/schemes.md and its picture")
-    ] = False,
+    write: Annotated[bool, typer.Option("--write", help="write docs/results/schemes.md and its picture")] = False,
     out: Annotated[Path, typer.Option(help="folder for results.json and the picture")] = Path("runs/qsparse"),
 ) -> None:
     """Trains with all methods, and prints the table."""
+    if write and (quick or seeds != SEEDS):
+        raise typer.BadParameter(f"--write is for {SEEDS} seeds and all steps, of which {DOC.name} tells")
     problem, setting, methods = make(experiment, quick)
-    results = [best(problem, method, setting, seeds) for method in track(methods, experiment.value)]
+    results = [best(problem, method, setting, seeds) for method in track(methods, experiment)]
     out.mkdir(parents=True, exist_ok=True)
     rows = [{"method": asdict(one.method), "rate": one.rate, "curves": one.curves} for one in results]
-    (out / f"{experiment.value}.json").write_text(json.dumps(rows))
+    (out / f"{experiment}.json").write_text(json.dumps(rows))
     report(experiment, results, setting, out, write)
 
 
-def report(experiment: Experiment, results: Sequence[Result], setting: Setting, out: Path, write: bool) -> None:
+def report(name: str, results: Sequence[Result], setting: Setting, out: Path, write: bool) -> None:
     """Prints the table and draws the picture; or writes the section of docs/results/schemes.md as well."""
-    name, text, seeds = experiment.value, table(results, setting), len(results[0].curves)
+    text = table(results, setting)
     draw(results, setting, (DOC.parent / "figures" if write else out) / f"qsparse_{name}.png")
     print(text)
     if write:
-        body = TEXT.format(
-            about=fill(ABOUT[experiment], 120), a=setting.a, name=name, look=setting.look,
-            seeds="one seed" if seeds == 1 else f"{seeds} seeds",
-            rates=", ".join(f"{rate:g}" for rate in sorted(setting.rates)), table=text, today=date.today(),
-        )  # fmt: skip
+        parts = [text, f"![bits against objective and test error](figures/qsparse_{name}.png)"]
+        dated = f"*{date.today()}, scripts/papers/qsparse_bits.py {name}.*"
         title = "Bits to reach a target: " + {"softmax": "softmax regression", "digits": "the digits ResNet"}[name]
-        doc_sections.write(DOC, f"qsparse-{name}", title, body, "# Schemes: fewer rounds as well as fewer bytes\n")
+        section = f"qsparse-{name}"
+        doc_sections.write(DOC, section, title, doc_sections.refreshed(DOC, section, parts, dated))
 
 
 if __name__ == "__main__":

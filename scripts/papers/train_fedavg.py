@@ -8,16 +8,12 @@ The server is on rank 0, and client k on rank k % size. A simulation does the sa
 is a perceptron with one hidden layer; a client's data are skewed by a Dirichlet distribution over the classes.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
-from enum import Enum
 from pathlib import Path
-from textwrap import fill
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", "train"))
 
@@ -26,9 +22,10 @@ import figure_kit
 import numpy as np
 import torch
 import typer
-from federated import DOWN, UP, Down, Link, OneProcess, Round, Transport, Vector, federate
+from federated import DOWN, UP, Down, Link, OneProcess, Round, Vector, federate
 from local_updates import Outer
 from rich.progress import track
+from simulated_training import Network, accuracy
 from torch import nn
 from torch.nn import functional
 
@@ -36,12 +33,13 @@ from hvd_deepreduce import Config
 from hvd_deepreduce.codecs.interfaces import U8
 from hvd_deepreduce.exchange import costs
 
-DOC = Path(__file__).resolve().parents[2] / "docs" / "results" / "schemes.md"
+DOC = figure_kit.RESULTS / "schemes.md"
+Ints = np.ndarray[Any, Any]
 DENSE: dict[str, Any] = {"sparsifier": "none", "value": "raw", "error_feedback": False}
 app = typer.Typer(add_completion=False)
 
 
-def load(data: str) -> tuple[Vector, np.ndarray[Any, Any], Vector, np.ndarray[Any, Any]]:
+def load(data: str) -> tuple[Vector, Ints, Vector, Ints]:
     """Training images ``[n, pixels]``, labels, test images, labels: of scikit-learn (``digits``) or of MNIST."""
     if data == "mnist":
         from mnist import mnist_5k
@@ -53,9 +51,7 @@ def load(data: str) -> tuple[Vector, np.ndarray[Any, Any], Vector, np.ndarray[An
     return images.reshape(len(images), -1), labels, test.reshape(len(test), -1), test_labels
 
 
-def skewed(
-    labels: np.ndarray[Any, Any], clients: int, alpha: float, samples: int | None, seed: int
-) -> list[np.ndarray[Any, Any]]:
+def skewed(labels: Ints, clients: int, alpha: float, samples: int | None, seed: int) -> list[Ints]:
     """The numbers of each client's images, skewed by Dirichlet(alpha).
 
     Args:
@@ -67,14 +63,11 @@ def skewed(
     by_class = [rng.permutation(np.flatnonzero(labels == label)) for label in range(int(labels.max()) + 1)]
     if samples is not None:
         shares = rng.dirichlet([alpha] * len(by_class), clients)
-        counts = [rng.multinomial(samples, share) for share in shares]
-        return [
-            np.concatenate([rng.choice(of, count) for of, count in zip(by_class, row, strict=True)]) for row in counts
-        ]
+        counts = [zip(by_class, rng.multinomial(samples, share), strict=True) for share in shares]
+        return [np.concatenate([rng.choice(of, count) for of, count in row]) for row in counts]
     for _ in range(1000):
-        cuts = [
-            np.split(of, (np.cumsum(rng.dirichlet([alpha] * clients))[:-1] * len(of)).astype(int)) for of in by_class
-        ]
+        shares = [np.cumsum(rng.dirichlet([alpha] * clients))[:-1] for _ in by_class]
+        cuts = [np.split(of, (own * len(of)).astype(int)) for of, own in zip(by_class, shares, strict=True)]
         parts = [np.concatenate([cut[client] for cut in cuts]) for client in range(clients)]
         if min(map(len, parts)):
             return parts
@@ -86,16 +79,10 @@ def skewed(
 
 @dataclass
 class Local:
-    """Training on a client.
+    """Training on a client, with Adam or plain SGD, begun anew in each round; ``parts`` are those of ``skewed``."""
 
-    Attributes:
-        data: of ``load``.
-        parts: of ``skewed``.
-        epochs, batch, lr, adam: Adam or plain SGD, begun anew in each round.
-    """
-
-    data: tuple[Vector, np.ndarray[Any, Any], Vector, np.ndarray[Any, Any]]
-    parts: list[np.ndarray[Any, Any]]
+    data: tuple[Vector, Ints, Vector, Ints]
+    parts: list[Ints]
     hidden: int
     epochs: int
     batch: int
@@ -107,42 +94,33 @@ class Local:
         torch.set_num_threads(1)
         torch.manual_seed(self.seed)
         self._images, self._labels, self._test, self._test_labels = map(torch.from_numpy, self.data)
-        classes = int(self._labels.max()) + 1
-        self._network = nn.Sequential(
-            nn.Linear(self._images.shape[1], self.hidden), nn.ReLU(), nn.Linear(self.hidden, classes)
-        )
+        widths = self._images.shape[1], self.hidden, int(self._labels.max()) + 1
+        self._network = Network(nn.Sequential(nn.Linear(*widths[:2]), nn.ReLU(), nn.Linear(*widths[1:])))
 
     def vector(self) -> Vector:
         """The network's parameters, float32 ``[numel]``."""
-        flat: Vector = nn.utils.parameters_to_vector(self._network.parameters()).detach().numpy()
-        return flat
-
-    def load_vector(self, model: Vector) -> None:
-        nn.utils.vector_to_parameters(torch.from_numpy(model.copy()), self._network.parameters())
+        return self._network.vector()
 
     def __call__(self, number: int, client: int, model: Vector) -> Vector:
         """A client's training in a round."""
-        self.load_vector(model)
+        self._network.load(model)
         kind = torch.optim.Adam if self.adam else torch.optim.SGD
-        optimizer = kind(self._network.parameters(), self.lr, fused=True)
+        optimizer = kind(self._network.parameters, self.lr, fused=True)
         rng = np.random.default_rng((self.seed, number, client))
-        part = self.parts[client]
         for _ in range(self.epochs):
-            order = torch.from_numpy(rng.permutation(part))
-            for chosen in order.split(self.batch):
+            for chosen in torch.from_numpy(rng.permutation(self.parts[client])).split(self.batch):
                 optimizer.zero_grad()
-                functional.cross_entropy(self._network(self._images[chosen]), self._labels[chosen]).backward()
+                functional.cross_entropy(self._network.model(self._images[chosen]), self._labels[chosen]).backward()
                 optimizer.step()
         return self.vector()
 
     def accuracy(self, model: Vector) -> float:
         """On the test images."""
-        self.load_vector(model)
-        with torch.no_grad():
-            return float((self._network(self._test).argmax(1) == self._test_labels).float().mean())
+        self._network.load(model)
+        return accuracy(self._network.model, self._test, self._test_labels)
 
 
-class Ranks:
+class Ranks(OneProcess):
     """Messages over Horovod. Containers go to all ranks, since it has no gather; only rank 0 reads them."""
 
     def __init__(self) -> None:
@@ -154,8 +132,7 @@ class Ranks:
     def share(self, data: U8 | None) -> U8:
         size = self._hvd.broadcast(torch.tensor([0 if data is None else data.size]), 0, name="size")
         given = torch.zeros(int(size), dtype=torch.uint8) if data is None else torch.from_numpy(data.copy())
-        message: U8 = self._hvd.broadcast(given, 0, name="message").numpy()
-        return message
+        return self._hvd.broadcast(given, 0, name="message").numpy()
 
     def gather(self, own: dict[int, U8], all_clients: list[int]) -> dict[int, U8]:
         mine = [torch.from_numpy(own[client]) for client in sorted(own)]
@@ -167,11 +144,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Job:
-    """A federated training.
-
-    Attributes:
-        data, clients, drawn, alpha, samples, seed: see the options of ``run``.
-    """
+    """A federated training: see the options of ``run``."""
 
     data: str = "mnist"
     clients: int = 10
@@ -188,7 +161,7 @@ class Job:
 
 
 def train(
-    job: Job, up: Config, down_config: Config, down: Down, outer: Outer, transport: Transport, look: int = 1
+    job: Job, up: Config, down_config: Config, down: Down, outer: Outer, transport: OneProcess, look: int = 1
 ) -> list[Round]:
     """Runs the job; the figures of each round, with the test accuracy every ``look`` rounds on rank 0."""
     data = load(job.data)
@@ -208,19 +181,9 @@ def train(
     return rows
 
 
-def config(given: str, density: float | None, seed: int) -> Config:
-    """The config of one direction: a container of the whole model."""
-    if given == "none":
-        return Config.load(DENSE, scope="model", seed=seed)
-    changes = {} if density is None else {"density": density}
-    return Config.load(given, scope="model", seed=seed, **changes)
-
-
-class Way(str, Enum):
-    """What goes down: see federated.Reader."""
-
-    difference = "difference"
-    initial = "initial"
+def config(given: str, changes: dict[str, Any], seed: int) -> Config:
+    """The config of one direction: a container of the whole model; ``none``: float32."""
+    return Config.load(DENSE if given == "none" else given, scope="model", seed=seed, **changes)
 
 
 @app.command()
@@ -228,9 +191,7 @@ def run(
     up: Annotated[str, typer.Option(help="config of what clients send: a preset, a YAML file, or none")] = "topk_model",
     down: Annotated[str, typer.Option(help="config of what the server sends")] = "topk_model",
     density: Annotated[float | None, typer.Option(help="of both configs; default: their own")] = None,
-    way: Annotated[Way, typer.Option(help="what goes down: the difference to the clients' model, or to x_0")] = (
-        Way.difference
-    ),
+    way: Annotated[Down, typer.Option(help="what goes down: the model less the clients', or less x_0")] = "difference",
     data: Annotated[str, typer.Option(help="mnist (5,000 images) or digits (scikit-learn's)")] = "mnist",
     clients: Annotated[int, typer.Option(min=1, help="K")] = 10,
     drawn: Annotated[int, typer.Option(min=1, help="m, clients of a round")] = 10,
@@ -254,7 +215,9 @@ def run(
     job = Job(data, clients, drawn, rounds, alpha, samples, hidden, epochs, batch, lr, not sgd, seed)
     transport = OneProcess() if simulate else Ranks()
     outer = Outer(server_lr, server_momentum)
-    rows = train(job, config(up, density, seed), config(down, density, seed), way.value, outer, transport)
+    changes = {} if density is None else {"density": density}
+    links = (config(given, {} if given == "none" else changes, seed) for given in (up, down))
+    rows = train(job, *links, way, outer, transport)
     if transport.rank:
         return
     for row in rows:
@@ -264,19 +227,13 @@ def run(
             f"{1e3 * (row.client_encode + row.client_decode):.1f} ms, training {1e3 * row.client_train:.0f} ms"
         )
     out.mkdir(parents=True, exist_ok=True)
-    settings = {**asdict(job), "up": up, "down": down, "density": density, "way": way.value, "ranks": transport.size}
+    settings = {**asdict(job), "up": up, "down": down, "density": density, "way": way, "ranks": transport.size}
     (out / "metrics.json").write_text(json.dumps({**settings, "rounds_done": [asdict(row) for row in rows]}))
 
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the comparison.
-
-    Attributes:
-        config, changes: of both directions.
-        way: what goes down.
-        down_changes: of the config of what goes down.
-    """
+    """A row of the comparison: the config of both directions and its changes, and those of what goes down."""
 
     name: str
     config: str
@@ -286,8 +243,7 @@ class Method:
 
     def links(self, seed: int) -> tuple[Config, Config]:
         """The configs up and down."""
-        base = DENSE if self.config == "none" else self.config
-        up = Config.load(base, scope="model", seed=seed, **self.changes)
+        up = config(self.config, self.changes, seed)
         return up, Config.load(up, **self.down_changes)
 
 
@@ -332,76 +288,31 @@ METHODS = {
 }
 
 
-class Setting(str, Enum):
-    """Who the clients are: 10 that always train, 56 of which 8 are drawn, or 10,000 of which 100 are drawn."""
-
-    silo = "silo"
-    cloud = "cloud"
-    device = "device"
-
-
+Setting = Literal["silo", "cloud", "device"]
+"""Who the clients are: 10 that always train, 56 of which 8 are drawn, or 10,000 of which 100 are drawn."""
 JOBS = {
-    Setting.silo: Job(rounds=40, batch=32, lr=0.002),
-    Setting.cloud: Job(clients=56, drawn=8, rounds=100, lr=0.002),
-    Setting.device: Job(clients=10_000, drawn=100, rounds=50, samples=20, batch=10, lr=0.1, adam=False),
+    "silo": Job(rounds=40, batch=32, lr=0.002),
+    "cloud": Job(clients=56, drawn=8, rounds=100, lr=0.002),
+    "device": Job(clients=10_000, drawn=100, rounds=50, samples=20, batch=10, lr=0.1, adam=False),
 }
 TITLES = {
-    Setting.silo: "FedAvg: 10 clients, all in every round (the paper's Table 5)",
-    Setting.cloud: "FedAvg: 56 clients, 8 drawn a round (the paper's Table 4)",
-    Setting.device: "FedAvg: 10,000 clients, 100 drawn a round",
+    "silo": "FedAvg: 10 clients, all in every round (the paper's Table 5)",
+    "cloud": "FedAvg: 56 clients, 8 drawn a round (the paper's Table 4)",
+    "device": "FedAvg: 10,000 clients, 100 drawn a round",
 }
-ABOUT = (
-    "A perceptron with {hidden} hidden units ({numel:,} parameters) on 5,000 real MNIST digits, 4,000 of them for "
-    "training; {kind}, skewed by Dirichlet({alpha:g}) over the classes. A client trains for one epoch with batches of "
-    "{batch} and {optimizer}; {rounds} rounds. Accuracy is on the 1,000 other digits, the mean of the last five "
-    "evaluations; the figures {runs}. A volume is what the drawn clients get or send, relative to float32 of the whole "
-    "model for each."
-)
-TEXT = """\
-{about}
-
-{table}
-
-![accuracy against rounds and bytes](figures/fedavg_{name}.png)
-
-{note}
-
-*{today}, scripts/papers/train_fedavg.py compare {name}.*"""
-PAPER = (
-    "The paper's Tables 4 and 5 have 0.2033 and 0.2069 for Top-r, 0.1426 and 0.1475 for BF-P0, 0.1039 and 0.1087 for "
-    "Fit-Poly, and 0.0621 and 0.0713 for BF-P0 with QSGD, on larger models."
-)
 LINK, LATENCY = 1e8, 50e-6
 """Bits per second of the server, and seconds of a message."""
-ABOUT_SECONDS = (
-    f"Seconds of the network in a round, modelled (`hvd_deepreduce/exchange/costs.py`): the server's link of "
-    f"{LINK / 1e6:g} Mbit/s carries the messages of the drawn clients one after the other, each with a latency of "
-    f"{1e6 * LATENCY:g} us. The paper measured its own, on a larger model."
-)
-NOTES = {
-    Setting.silo: "The clients' model is known to the server, and differences to it go down. " + PAPER,
-    Setting.cloud: (
-        "x_t - x_0 goes down, without error feedback, unless a row says otherwise. Where differences go down, a client "
-        "gets all messages that it missed since it was drawn last, or the whole model in float32 where that is "
-        "shorter; the column down contains these bytes. " + PAPER
-    ),
-    Setting.device: (
-        "A client is drawn every hundredth round on average. With differences, it must then get what it missed, which "
-        "is most of what goes down; with x_t - x_0, as in the paper's Algorithm 2, one message is enough, but all that "
-        "a message leaves out is missing in every client's model."
-    ),
-}
+SEEDS = 3
+"""Of the page, which explains the settings, the methods and the tables."""
 
 
 def compared(job: Job, method: Method, seeds: int) -> list[list[Round]]:
     """The rounds of a method, for each seed."""
-    runs = []
-    for seed in range(seeds):
-        up, down = method.links(seed)
-        runs.append(
-            train(replace(job, seed=seed), up, down, method.way, Outer(), OneProcess(), max(1, job.rounds // 20))
-        )
-    return runs
+    look = max(1, job.rounds // 20)
+    return [
+        train(replace(job, seed=seed), *method.links(seed), method.way, Outer(), OneProcess(), look)
+        for seed in range(seeds)
+    ]
 
 
 def evaluations(rows: list[Round], dense: int) -> list[tuple[int, float, float]]:
@@ -416,12 +327,12 @@ def evaluations(rows: list[Round], dense: int) -> list[tuple[int, float, float]]
 
 def table(results: dict[str, list[list[Round]]]) -> str:
     """Markdown: relative volumes and accuracy."""
-    lines = ["| method | down | up | accuracy |", "| --- | ---: | ---: | ---: |"]
+    lines = []
     for name, runs in results.items():
         down, up = (np.mean([row.facts[key] for rows in runs for row in rows]) for key in ("down", "up"))
         ends = [np.mean([one[2] for one in evaluations(rows, 1)[-5:]]) for rows in runs]
-        lines.append(f"| {name} | {down:.4f} | {up:.4f} | {np.mean(ends):.4f} |")
-    return "\n".join(lines)
+        lines.append([name, f"{down:.4f}", f"{up:.4f}", f"{np.mean(ends):.4f}"])
+    return doc_sections.table(["method", "down", "up", "accuracy"], lines, right=True)
 
 
 PAPER_SECONDS = {
@@ -432,39 +343,31 @@ PAPER_SECONDS = {
 
 
 def seconds_table(results: dict[str, list[list[Round]]], clients: int) -> str:
-    """Markdown: modelled seconds of the network in a round, and those of the paper, also relative to dense.
-
-    The server's link carries the messages of the drawn clients one after the other.
-    """
+    """Markdown: modelled seconds of the network in a round, and those of the paper, also relative to dense."""
     seconds = {}
     for name, runs in results.items():
-        rounds = [(row.down_bytes, row.up_bytes) for rows in runs for row in rows]
-        seconds[name] = [
-            costs.Cost(clients, size).seconds(costs.Link(LINK, LATENCY)) for size in np.mean(rounds, 0).tolist()
-        ]
+        means = np.mean([(row.down_bytes, row.up_bytes) for rows in runs for row in rows], 0).tolist()
+        seconds[name] = [costs.Cost(clients, size).seconds(costs.Link(LINK, LATENCY)) for size in means]
     (dense, printed), lines = (next(iter(both.values())) for both in (seconds, PAPER_SECONDS)), []
     for name, ours in seconds.items():
         cells = [f"{one:.4f} ({one / whole:.3f})" for one, whole in zip(ours, dense, strict=True)]
         theirs = PAPER_SECONDS.get(name, ())
         cells += [f"{one:.4f} ({one / whole:.3f})" for one, whole in zip(theirs, printed, strict=False)] or ["", ""]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    head = "| s a round (dense = 1) | down, modelled | up, modelled | the paper's down | up |"
-    return "\n".join([head, "| --- | ---: | ---: | ---: | ---: |", *lines])
+        lines.append([name, *cells])
+    head = ["s a round (dense = 1)", "down, modelled", "up, modelled", "the paper's down", "up"]
+    return doc_sections.table(head, lines, right=True)
 
 
 def draw(results: dict[str, list[list[Round]]], dense: int, path: Path) -> None:
     """Accuracy against rounds (the paper's Figures 18 and 20) and against bytes, mean of the seeds."""
     figure, both = figure_kit.picture(2, width=12, height=4.6)
-    colors = dict(zip(results, figure_kit.COLORS, strict=False))
-    for name, runs in results.items():
+    for (name, runs), color in zip(results.items(), figure_kit.COLORS, strict=False):
         rounds, volume, accuracy = np.mean([evaluations(rows, dense) for rows in runs], 0).T
         for axes, x in zip(both, (rounds, volume), strict=True):
             width = 2 if name.startswith("*") else 1.2
-            axes.plot(x, 100 * accuracy, label=name.strip("*"), color=colors[name], lw=width)
-    both[0].set_xlabel("round")
-    both[0].set_ylabel("test accuracy, %")
-    both[1].set_xscale("log")
-    both[1].set_xlabel("bytes down and up so far, in float32 models of a drawn client")
+            axes.plot(x, 100 * accuracy, label=name.strip("*"), color=color, lw=width)
+    both[0].set(xlabel="round", ylabel="test accuracy, %")
+    both[1].set(xscale="log", xlabel="bytes down and up so far, in float32 models of a drawn client")
     figure_kit.legend_below(figure, both[0], 4)
     figure_kit.save(figure, path)
 
@@ -472,45 +375,40 @@ def draw(results: dict[str, list[list[Round]]], dense: int, path: Path) -> None:
 @app.command()
 def compare(
     setting: Setting,
-    seeds: Annotated[int, typer.Option(min=1)] = 3,
+    seeds: Annotated[int, typer.Option(min=1)] = SEEDS,
     quick: Annotated[bool, typer.Option("--quick", help="two rounds on little data, to try the script")] = False,
     write: Annotated[bool, typer.Option("--write", help="write the section of docs/results/schemes.md")] = False,
     out: Annotated[Path, typer.Option(help="folder for results and the picture")] = Path("runs/fedavg"),
 ) -> None:
     """Simulates one setting with all methods, and prints the table."""
-    job, name = JOBS[setting], setting.value
+    job = JOBS[setting]
+    if write and (quick or seeds != SEEDS):
+        raise typer.BadParameter(f"--write is for {SEEDS} seeds and all rounds, of which {DOC.name} tells")
     if quick:
         job = replace(job, data="digits", clients=min(job.clients, 50), drawn=min(job.drawn, 5), rounds=2, hidden=8)
     results = {}
-    for method in track(METHODS[name], name):
+    for method in track(METHODS[setting], setting):
         results[method.name] = compared(job, method, seeds)
         print(table({method.name: results[method.name]}).splitlines()[-1], flush=True)
     out.mkdir(parents=True, exist_ok=True)
     rows = {of: [[asdict(row) for row in run] for run in runs] for of, runs in results.items()}
-    (out / f"{name}.json").write_text(json.dumps({"job": asdict(job), "results": rows}))
+    (out / f"{setting}.json").write_text(json.dumps({"job": asdict(job), "results": rows}))
     report(setting, job, results, out, write)
 
 
-def report(setting: Setting, job: Job, results: dict[str, list[list[Round]]], out: Path, write: bool) -> None:
+def report(name: Setting, job: Job, results: dict[str, list[list[Round]]], out: Path, write: bool) -> None:
     """Prints the table and draws the picture; or writes the section of docs/results/schemes.md as well."""
-    name, text, seeds = setting.value, table(results), len(next(iter(results.values())))
+    parts = [table(results)]
     pixels = 64 if job.data == "digits" else 784
     numel = (pixels + 1) * job.hidden + (job.hidden + 1) * 10
     draw(results, 4 * numel * job.drawn, (DOC.parent / "figures" if write else out) / f"fedavg_{name}.png")
-    if setting == Setting.cloud:
-        text += f"\n\n{fill(ABOUT_SECONDS, 120)}\n\n{seconds_table(results, job.drawn)}"
-    print(text)
+    if name == "cloud":
+        parts.append(seconds_table(results, job.drawn))
+    print("\n\n".join(parts))
     if write:
-        kind = f"{job.clients:,} clients, {job.drawn} drawn a round"
-        kind += "" if job.samples is None else f", with {job.samples} images each, which some share"
-        runs = "are those of one run" if seeds == 1 else f"are means of {seeds} runs"
-        optimizer = f"{'Adam' if job.adam else 'SGD'}, step size {job.lr:g}"
-        about = ABOUT.format(**asdict(job), numel=numel, kind=kind, optimizer=optimizer, runs=runs)
-        body = TEXT.format(
-            about=fill(about, 120), table=text, name=name, note=fill(NOTES[setting], 120), today=date.today()
-        )
-        head = "# Schemes: fewer rounds as well as fewer bytes\n"
-        doc_sections.write(DOC, f"fedavg-{name}", TITLES[setting], body, head)
+        parts.append(f"![accuracy against rounds and bytes](figures/fedavg_{name}.png)")
+        dated, section = f"*{date.today()}, scripts/papers/train_fedavg.py compare {name}.*", f"fedavg-{name}"
+        doc_sections.write(DOC, section, TITLES[name], doc_sections.refreshed(DOC, section, parts, dated))
 
 
 if __name__ == "__main__":

@@ -9,22 +9,19 @@ figures), accuracy.png or loss.png (against bytes sent), config.yaml (the config
 run.
 """
 
-from __future__ import annotations
-
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from enum import Enum
 from pathlib import Path
 from statistics import mean
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import matplotlib
+import numpy as np
 import typer
+from history import mpirun, total
 from rich.console import Console
 from rich.table import Table
 from step_times import Difference
@@ -32,22 +29,7 @@ from step_times import Difference
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402
 
-ROOT = Path(__file__).parents[2]
 Run = dict[str, Any]
-
-
-class Framework(str, Enum):
-    """The framework of the training script."""
-
-    torch = "torch"
-    tensorflow = "tensorflow"
-
-
-class JobName(str, Enum):
-    """What is trained."""
-
-    digits = "digits"
-    gpt = "gpt"
 
 
 @dataclass(frozen=True)
@@ -55,7 +37,7 @@ class Job:
     """How a job is started and shown.
 
     Attributes:
-        script: in scripts/train/, by framework.
+        script: in scripts/train/, by framework: ``torch`` or ``tensorflow``.
         text: what it trains.
         config: what is compared with dense by default.
         length, default: the option for its length, and its default.
@@ -63,7 +45,7 @@ class Job:
         form, difference: of the result, and of what both results differ by.
     """
 
-    script: dict[Framework, str]
+    script: dict[str, str]
     text: str
     config: str
     length: str
@@ -76,46 +58,18 @@ class Job:
 
 
 JOBS = {
-    JobName.digits: Job(
-        {Framework.torch: "train_torch.py", Framework.tensorflow: "train_tensorflow.py"},
+    "digits": Job(
+        {"torch": "train_torch.py", "tensorflow": "train_tensorflow.py"},
         "a ResNet on 1,437 handwritten digits", "recommended", "--epochs", 20, "accuracy", "test accuracy",
         "accuracy.png", "{:.2%}".format, lambda a, b: f"{100 * (a - b):+.2f} points",
     ),
-    JobName.gpt: Job(
-        {Framework.torch: "train_gpt.py"}, "a GPT of 0.6 million parameters with AdamW on Python source",
+    "gpt": Job(
+        {"torch": "train_gpt.py"}, "a GPT of 0.6 million parameters with AdamW on Python source",
         "adamw_small", "--steps", 2000, "validation", "validation loss, nats a character", "loss.png",
         "{:.4f}".format, lambda a, b: f"{a - b:+.4f} nats",
     ),
 }  # fmt: skip
-NAMES = {Framework.torch: "PyTorch", Framework.tensorflow: "Keras"}
-
-
-def train(
-    job: Job, framework: Framework, config: str, seed: int, out: Path, ranks: int, length: int, terminal: bool
-) -> Run:
-    """Runs one job under mpirun and returns its metrics."""
-    command = ["mpirun", "-np", str(ranks), sys.executable, str(ROOT / "scripts" / "train" / job.script[framework])]
-    command += ["--config", config, "--seed", str(seed), job.length, str(length), "--out", str(out)]
-    environment = {**os.environ, "HVD_DEEPREDUCE_TERMINAL": str(int(terminal)), "PYTHONUNBUFFERED": "1"}
-    if subprocess.run(command, env=environment).returncode:
-        raise SystemExit(f"the training job failed; its output is above. The command was: {' '.join(command)}")
-    run: Run = json.loads((out / "metrics.json").read_text())
-    return run
-
-
-def time_steps(framework: Framework, config: str, ranks: int, pairs: int, out: Path) -> dict[str, Any]:
-    """Times steps of both jobs, interleaved, under mpirun; returns what step_times.py wrote."""
-    command = ["mpirun", "-np", str(ranks), sys.executable, str(ROOT / "scripts" / "train" / "step_times.py")]
-    command += ["--framework", framework.value, "--config", config, "--pairs", str(pairs), "--out", str(out)]
-    if subprocess.run(command).returncode:
-        raise SystemExit(f"timing the steps failed; the output is above. The command was: {' '.join(command)}")
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
-
-
-def total(run: Run, key: str) -> float:
-    """The sum of a metric over the epochs."""
-    return float(sum(row[key] for row in run["epochs_done"]))
+NAMES = {"torch": "PyTorch", "tensorflow": "Keras"}
 
 
 def size(number: float) -> str:
@@ -150,19 +104,18 @@ def side_by_side(job: Job, compressed: list[Run], dense: list[Run], label: str) 
     for column in ("", label, "dense", "compressed / dense"):
         table.add_column(column, justify="right" if column else "left")
 
-    def line(name: str, value: Any, shown: Any, compare: Any) -> None:
-        ours, theirs = (mean(value(run) for run in runs) for runs in (compressed, dense))
+    def line(name: str, value: Any, shown: Any, compare: Any = lambda a, b: "") -> None:
+        ours, theirs = (mean(value(run["epochs_done"]) for run in runs) for runs in (compressed, dense))
         table.add_row(name, shown(ours), shown(theirs), compare(ours, theirs))
 
     def ratio(a: float, b: float) -> str:
         return f"{a / b:.2%}" if a < b / 10 else f"{a / b:.2f}x"
 
-    line(f"final {job.shown}", lambda r: r["epochs_done"][-1][job.measure], job.form, job.difference)
-    line("bytes sent per rank", lambda r: total(r, "bytes_sent"), size, ratio)
-    line("total seconds", lambda r: total(r, "seconds"), "{:.1f}".format, lambda a, b: "")
-    line("  encode", lambda r: total(r, "encode_seconds"), "{:.2f}".format, lambda a, b: "")
-    line("  communication", lambda r: total(r, "wait_seconds"), "{:.2f}".format, lambda a, b: "")
-    line("  decode", lambda r: total(r, "decode_seconds"), "{:.2f}".format, lambda a, b: "")
+    line(f"final {job.shown}", lambda rows: rows[-1][job.measure], job.form, job.difference)
+    line("bytes sent per rank", lambda rows: total(rows, "bytes_sent"), size, ratio)
+    line("total seconds", lambda rows: total(rows, "seconds"), "{:.1f}".format)
+    for name, key in (("encode", "encode"), ("communication", "wait"), ("decode", "decode")):
+        line(f"  {name}", lambda rows, key=key: total(rows, f"{key}_seconds"), "{:.2f}".format)
     return table
 
 
@@ -171,17 +124,13 @@ def picture(job: Job, compressed: list[Run], dense: list[Run], label: str, path:
     figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
     for runs, name, colour in ((compressed, label, "tab:blue"), (dense, "dense", "tab:orange")):
         for number, run in enumerate(runs):
-            sent, so_far = 0.0, []
-            for row in run["epochs_done"]:
-                sent += row["bytes_sent"]
-                so_far.append(sent / 1e6)
+            so_far = np.cumsum([row["bytes_sent"] / 1e6 for row in run["epochs_done"]])
             percent = 100 if job.measure == "accuracy" else 1
             reached = [percent * row[job.measure] for row in run["epochs_done"]]
             axes.plot(so_far, reached, marker="o", markersize=3, color=colour, label=name if not number else None)
-    axes.set_xscale("log")
-    axes.set_xlabel("megabytes sent per rank so far")
-    axes.set_ylabel(job.shown + ", %" * (job.measure == "accuracy"))
-    axes.set_title(f"{job.shown.split(',')[0].capitalize()} against bytes sent")
+    axes.set(xscale="log", xlabel="megabytes sent per rank so far",
+             ylabel=job.shown + ", %" * (job.measure == "accuracy"),
+             title=f"{job.shown.split(',')[0].capitalize()} against bytes sent")  # fmt: skip
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=130)
@@ -189,11 +138,11 @@ def picture(job: Job, compressed: list[Run], dense: list[Run], label: str, path:
 
 
 def main(
-    name: Annotated[JobName, typer.Option("--job", help="what to train")] = JobName.digits,
-    framework: Framework = Framework.torch,
+    name: Annotated[Literal["digits", "gpt"], typer.Option("--job", help="what to train")] = "digits",
+    framework: Literal["torch", "tensorflow"] = "torch",
     config: Annotated[str, typer.Option(help="a preset or a YAML file, to compare with dense; default: by job")] = "",
-    epochs: Annotated[int, typer.Option(min=1, help="of the digits job")] = JOBS[JobName.digits].default,
-    steps: Annotated[int, typer.Option(min=10, help="of the gpt job")] = JOBS[JobName.gpt].default,
+    epochs: Annotated[int, typer.Option(min=1, help="of the digits job")] = JOBS["digits"].default,
+    steps: Annotated[int, typer.Option(min=10, help="of the gpt job")] = JOBS["gpt"].default,
     seeds: Annotated[int, typer.Option(min=1, help="number of runs of each job")] = 1,
     ranks: Annotated[int, typer.Option(min=2)] = 2,
     pairs: Annotated[int, typer.Option(min=2, help="pairs of interleaved steps of the digits job to time")] = 100,
@@ -202,30 +151,37 @@ def main(
     """Trains with and without compression, prints the tables and writes the results."""
     job = JOBS[name]
     if framework not in job.script:
-        raise typer.BadParameter(f"the job {name.value} is there in {', '.join(NAMES[one] for one in job.script)} only")
+        raise typer.BadParameter(f"the job {name} is there in {', '.join(NAMES[one] for one in job.script)} only")
     config = config or job.config
-    length = epochs if name == JobName.digits else steps
+    length = epochs if name == "digits" else steps
     console = Console(width=None if sys.stdout.isatty() else 110)
     out = runs / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     out.mkdir(parents=True)
     label = Path(config).stem
     console.print(
         f"Training {job.text} in {NAMES[framework]} on {ranks} Horovod ranks for {length} {job.length[2:]}: first with "
-        f"{label}, then dense." + f" Then {pairs} steps of each are timed, interleaved." * (name == JobName.digits)
+        f"{label}, then dense." + f" Then {pairs} steps of each are timed, interleaved." * (name == "digits")
     )
-    terminal = console.is_terminal
+    environment = {"HVD_DEEPREDUCE_TERMINAL": str(int(console.is_terminal)), "PYTHONUNBUFFERED": "1"}
+
+    def train(given: str, seed: int, folder: Path) -> Run:
+        options = ("--config", given, "--seed", seed, job.length, length, "--out", folder)
+        script = f"train/{job.script[framework]}"
+        return mpirun(ranks, script, *options, out=folder / "metrics.json", environment=environment)
+
     trained = [
-        (train(job, framework, config, seed, out / f"{label}_{seed}", ranks, length, terminal),
-         train(job, framework, "none", seed, out / f"dense_{seed}", ranks, length, terminal))
+        (train(config, seed, out / f"{label}_{seed}"), train("none", seed, out / f"dense_{seed}"))
         for seed in range(seeds)
-    ]  # fmt: skip
+    ]
     compressed, dense = [both[0] for both in trained], [both[1] for both in trained]
     results: dict[str, Any] = {"compressed": compressed, "dense": dense}
-    if name == JobName.digits:
-        results["steps"] = time_steps(framework, config, ranks, pairs, out / "step_times.json")
+    if name == "digits":
+        times = out / "step_times.json"
+        options = ("--framework", framework, "--config", config, "--pairs", pairs, "--out", times)
+        results["steps"] = mpirun(ranks, "train/step_times.py", *options, out=times)
     console.print()
     console.print(epochs_table(job, compressed[0], f"{label}, rank 0"))
-    waiting = "wait after the backward pass" if framework == Framework.torch else "not measured in TensorFlow"
+    waiting = "wait after the backward pass" if framework == "torch" else "not measured in TensorFlow"
     console.print(epochs_table(job, dense[0], f"dense, rank 0 (communication: {waiting})"))
     console.print(side_by_side(job, compressed, dense, label))
     if "steps" in results:

@@ -3,8 +3,6 @@
 A worker's parameters are views of one flat vector, so that updates, moments and momentum are operations of one vector.
 """
 
-from __future__ import annotations
-
 import math
 import sysconfig
 from collections.abc import Sequence
@@ -80,9 +78,10 @@ def loss(parameters: Sequence[Tensor], inputs: Tensor, targets: Tensor) -> Tenso
 
 
 @torch.no_grad()
-def measured(parameters: Sequence[Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean loss in nats, and the accuracy: the share of the next characters that have the largest score. ``[2]``"""
-    found, wanted = scores(parameters, inputs), targets.flatten()
+def measured(found: Tensor, targets: Tensor) -> Tensor:
+    """The mean loss of scores in nats, and the accuracy: the share of the next characters that have the largest score.
+    ``[2]``"""
+    wanted = targets.flatten()
     return torch.stack([functional.cross_entropy(found, wanted), (found.argmax(1) == wanted).float().mean()])
 
 
@@ -118,27 +117,28 @@ class Job:
         starts = torch.randint(len(self.train) - CONTEXT, (self.batch,), generator=generator)
         return self.windows(self.train, starts)
 
+    def parameters(self, flat: Tensor) -> list[Tensor]:
+        """Those of the model, for ``scores`` and for autograd."""
+        return views(flat)
+
+    def scores(self, parameters: Sequence[Tensor], inputs: Tensor) -> Tensor:
+        """Of each next character, float32 ``[batch * length, VOCABULARY]``."""
+        return scores(parameters, inputs)
+
     def gradient(self, flat: Tensor, generators: Sequence[torch.Generator], out: Tensor) -> None:
-        """Writes the mean gradient of one batch of each worker to ``out`` ``[NUMEL]``.
-
-        The model runs in ``dtype``; parameters and sums of gradients are float32.
-
-        Args:
-            flat: the parameters ``[NUMEL]``.
-            generators: of the workers, which draw their batches.
-            out: float32 ``[NUMEL]``.
-        """
+        """Writes the mean gradient of one batch of each worker at the parameters ``flat`` to ``out``, both float32
+        ``[NUMEL]``. The model runs in ``dtype``; parameters and sums of gradients are float32."""
         batches = [self.batch_of(generator) for generator in generators]
         inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
-        parameters = views(flat.to(self.dtype))
-        value = loss(parameters, inputs, targets)
+        parameters = self.parameters(flat.to(self.dtype))
+        value = functional.cross_entropy(self.scores(parameters, inputs), targets.flatten())
         out.copy_(torch.cat([part.flatten() for part in torch.autograd.grad(value, parameters)]))
 
-
-def validate(job: Job, flat: Tensor, windows: int = 1024) -> tuple[float, float]:
-    """Mean loss and accuracy of the parameters over the same windows, spread over the text for validation."""
-    starts = torch.linspace(0, len(job.held_out) - CONTEXT - 1, windows).long()
-    parameters = list(views(flat))
-    parts = [measured(parameters, *job.windows(job.held_out, part)) for part in torch.split(starts, 64)]
-    value, accuracy = torch.stack(parts).mean(0).tolist()
-    return value, accuracy
+    @torch.no_grad()
+    def validate(self, flat: Tensor, windows: int = 1024) -> tuple[float, float]:
+        """Mean loss and accuracy of the parameters over the same windows, spread over the text for validation."""
+        starts, parameters = torch.linspace(0, len(self.held_out) - CONTEXT - 1, windows).long(), self.parameters(flat)
+        batches = [self.windows(self.held_out, part) for part in torch.split(starts, 64)]
+        parts = [measured(self.scores(parameters, inputs), targets) for inputs, targets in batches]
+        value, accuracy = torch.stack(parts).mean(0).tolist()
+        return value, accuracy

@@ -6,8 +6,6 @@ them, adds them up, and encodes the mean again for all ranks. With one server th
 7.1: decode, sum, encode); with one for each rank, a parameter server.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -30,13 +28,10 @@ class Endpoint:
     Args:
         config: of both directions. With error feedback, the rank has a residual of all features, and a server another
             one of its range.
-        rank, ranks: its number, and how many there are.
-        numel: features of the model.
         servers: how many; 0: an allgather.
 
     Attributes:
         step: numbers the exchanges.
-        ends: of the servers' ranges; of one range, for an allgather.
         residuals: of what this rank sends to servers, and of what it sends as a server.
     """
 
@@ -76,11 +71,8 @@ class Endpoint:
         return self._pipeline.encode_sparse(mean, self.residuals[1], self._key(self.servers + self.rank), 2)
 
     def mean(self, joined: U8) -> SparseTensor:
-        """The mean of all ranks' gradients, and the end of the exchange.
-
-        Args:
-            joined: what all ranks have: the containers of all ranks, or of all servers, in their order.
-        """
+        """The mean of all ranks' gradients, and the end of the exchange; ``joined`` is what all ranks have: the
+        containers of all ranks, or of all servers, in their order."""
         numel = self.ends[-1]
         if not self.servers:
             mean = self._mean(joined, numel, 0)

@@ -3,8 +3,6 @@
 Jiang, Fu, Yang, Shao, Cui, "SKCompress", VLDB Journal 2020, section 7.1 and table 2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -5,13 +5,11 @@ and the asynchronous operation of section 4, in which each has its own times. Wi
 the mean update is a gradient of a second optimizer, as in DiLoCo (2023).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from simulated_ranks import DenseRanks, SimulatedRanks
+from simulated_ranks import Ranks
 
 Vector = npt.NDArray[np.float32]
 
@@ -60,9 +58,7 @@ class LocalUpdates:
         local: the models that the workers train, float32 ``[R, numel]``; change them in place.
     """
 
-    def __init__(
-        self, job: SimulatedRanks | DenseRanks, start: Vector, decay: float = 1.0, outer: Outer | None = None
-    ) -> None:
+    def __init__(self, job: Ranks, start: Vector, decay: float = 1.0, outer: Outer | None = None) -> None:
         self.job, self.decay, self.outer = job, decay, outer or Outer()
         self.master = start.copy()
         self.anchors = np.tile(start, (len(job.residuals), 1))

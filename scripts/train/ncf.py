@@ -1,7 +1,7 @@
 """Neural collaborative filtering (NCF), the inherently sparse model of the papers, in PyTorch and Keras.
 
-    python scripts/train/ncf.py table --framework tensorflow --data PATH      # all methods, relative volume and hit
-    rate mpirun -np 2 python scripts/train/ncf.py train --framework torch --config dr_bf_p0_qsgd --data PATH
+    python scripts/train/ncf.py table --framework tensorflow --data PATH      # all methods: volumes and hit rates
+    mpirun -np 2 python scripts/train/ncf.py train --framework torch --config dr_bf_p0_qsgd --data PATH
 
 ``table`` repeats table 2 of DeepReduce. PATH is MovieLens as published: the folder of ml-1m (ratings.dat) or ml-20m
 (ratings.csv), or one of these files. Without PATH, a table is generated from a latent-factor model with the skew of
@@ -21,8 +21,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,12 +28,12 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from history import mpirun, total
 from rich.console import Console
 from rich.table import Table
 
 from hvd_deepreduce.exchange import traffic
 
-ROOT = Path(__file__).parents[2]
 NEGATIVES, RANKED, TOP = 4, 100, 10
 app = typer.Typer(add_completion=False)
 
@@ -89,14 +87,10 @@ class Ratings:
 
     @classmethod
     def generated(cls, user_count: int, item_count: int, seed: int) -> Ratings:
-        """A table with the skew of ml-1m.
-
-        Each user draws items without replacement, with probabilities proportional to exp(taste . kind + popularity).
-
-        In ml-1m, a user rated 96 items (median) or 165 items (mean), and at least 20; an item was rated by 123 users
-        (median) or 270 users (mean). With 6040 users and 3706 items, this function gives 93, 163, 20, 120 and 267. A
-        smaller table is denser, and its items are less skewed.
-        """
+        """A table with the skew of ml-1m: each user draws items without replacement, with probabilities proportional to
+        exp(taste . kind + popularity). With 6040 users and 3706 items, a user rated 93 items (median) or 163 (mean),
+        and at least 20, and an item was rated by 120 users (median) or 267 (mean); in ml-1m it is 96, 165, 20, 123 and
+        270. A smaller table is denser, and its items are less skewed."""
         rng = np.random.default_rng(seed)
         counts = np.exp(np.log(96) + 1.04 * rng.standard_normal(user_count))
         counts = np.clip(counts, 20, item_count // 2).astype(np.int64)
@@ -172,21 +166,19 @@ class InTorch:
     """NeuMF and its optimizer in PyTorch."""
 
     def __init__(self, ratings: Ratings, factors: int, lr: float, seed: int, method: str) -> None:
-        import horovod.torch as hvd
         import torch
-        from wrapping import wrapped
+        from launchers import HorovodJob
 
         if method == "indexed":
             raise SystemExit("--config indexed needs --framework tensorflow, because PyTorch has no IndexedSlices")
-        hvd.init()
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
+        job = HorovodJob()
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // job.local_size))
         torch.manual_seed(seed)
-
-        self.hvd, self.torch, self.model = hvd, torch, neumf(ratings, factors)
+        self.hvd, self.torch, self.model = job.hvd, torch, neumf(ratings, factors)
         plain = torch.optim.Adam(self.model.parameters(), lr)
-        self.optimizer, self.compression = wrapped(self.model, plain, method, seed)
+        self.optimizer, self.compression = job.distribute_any(self.model, plain, method, seed)
         self.parameters = sum(p.numel() for p in self.model.parameters())
-        self.dense = traffic.allreduce(4 * self.parameters, hvd.size()).sent
+        self.dense = traffic.allreduce(4 * self.parameters, job.size).sent
         self.sent = self._counted = 0
 
     def step(self, users: np.ndarray, items: np.ndarray, labels: np.ndarray) -> float:
@@ -195,11 +187,8 @@ class InTorch:
         loss = self.torch.nn.functional.binary_cross_entropy_with_logits(scores, self.torch.from_numpy(labels))
         loss.backward()
         self.optimizer.step()
-        if self.compression:
-            before, self._counted = self._counted, self.compression.stats()["total"]["bytes_sent"]
-            self.sent += self._counted - before
-        else:
-            self.sent += self.dense
+        counted = self.compression.stats()["total"]["bytes_sent"] if self.compression else self._counted + self.dense
+        self.sent, self._counted = self.sent + counted - self._counted, counted
         return float(loss.item())
 
     def scores(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
@@ -274,8 +263,7 @@ class InTensorFlow:
         return float(loss)
 
     def scores(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
-        answers: np.ndarray = self.model([self.tf.constant(users), self.tf.constant(items)]).numpy()
-        return answers
+        return self.model([self.tf.constant(users), self.tf.constant(items)]).numpy()
 
     def mean(self, value: float, name: str) -> float:
         return float(self.hvd.allreduce(self.tf.constant(value, self.tf.float64)))
@@ -343,9 +331,7 @@ def table(
     context: typer.Context,
     framework: Annotated[str, typer.Option(help="torch or tensorflow")] = "tensorflow",
     ranks: Annotated[int, typer.Option(min=1)] = 2,
-    configs: Annotated[str, typer.Option(help="comma-separated methods")] = (
-        "none,indexed,dr_bf_p0_qsgd,sparse_best"
-    ),
+    configs: Annotated[str, typer.Option(help="comma-separated methods")] = "none,indexed,dr_bf_p0_qsgd,sparse_best",
     out: Annotated[Path, typer.Option(help="folder for the figures of all methods")] = Path("runs/ncf"),
 ) -> None:
     """Trains with all methods in turn and prints a table. Further options are passed to ``train``.
@@ -359,13 +345,10 @@ def table(
         if config == "indexed" and framework == "torch":
             continue
         file = out / f"{framework}_{Path(config).stem}.json"
-        command = ["mpirun", "-np", str(ranks), sys.executable, __file__, "train", "--framework", framework]
-        command += ["--config", config, "--out", str(file), *context.args]
-        if subprocess.run(command).returncode:
-            raise SystemExit(f"the job failed; its output is above. The command was: {' '.join(command)}")
-        history = json.loads(file.read_text())["epochs"]
-        sent, dense = (sum(row[key] for row in history) for key in ("bytes_sent", "dense_bytes"))
-        shown.add_row(Path(config).stem, f"{sent / dense:.4f}", f"{max(row['hit_rate'] for row in history):.4f}")
+        options = ("train", "--framework", framework, "--config", config, "--out", file, *context.args)
+        rows = mpirun(ranks, __file__, *options, out=file)["epochs"]
+        share = total(rows, "bytes_sent") / total(rows, "dense_bytes")
+        shown.add_row(Path(config).stem, f"{share:.4f}", f"{max(row['hit_rate'] for row in rows):.4f}")
     Console(width=100).print(shown)
 
 

@@ -3,9 +3,11 @@
 A simulation gives the bytes and the result of a training, and no times.
 """
 
-from __future__ import annotations
-
+import sys
 from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2]))
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +32,10 @@ from hvd_deepreduce.wire.decoding import decode_part
 from tests.support.simulated_collectives import CollectiveNetwork
 from tests.support.simulated_mpi import Network
 
+Vector = npt.NDArray[np.float32]
+Sum = tuple[Vector, npt.NDArray[np.int64], npt.NDArray[np.int64]]
+"""A sum over the ranks, and the bytes that each rank has sent and received for it."""
+
 
 class DenseRanks:
     """Ranks that exchange vectors in float32, as ``SimulatedRanks`` exchanges containers.
@@ -43,12 +49,12 @@ class DenseRanks:
         self.residuals = [np.zeros(0, np.float32) for _ in range(ranks)]
         self.sent = [0] * ranks
 
-    def mean(self, vectors: Sequence[npt.NDArray[np.float32] | None], decay: float = 1.0) -> npt.NDArray[np.float32]:
+    def mean(self, vectors: Sequence[Vector | None], decay: float = 1.0) -> Vector:
         """The mean of all ranks' vectors; None counts as zeros. ``decay`` has no effect, as there are no residuals."""
         given = np.array([vector for vector in vectors if vector is not None])
         sent = traffic.allreduce(given.nbytes // len(given), len(vectors)).sent
         self.sent = [before + sent for before in self.sent]
-        total: npt.NDArray[np.float32] = given.sum(0)
+        total: Vector = given.sum(0)
         return total * np.float32(1 / len(vectors))
 
 
@@ -95,7 +101,7 @@ class SimulatedRanks:
         self.received = [0] * ranks
         self.container_bytes = 0
 
-    def mean(self, vectors: Sequence[npt.NDArray[np.float32] | None], decay: float = 1.0) -> npt.NDArray[np.float32]:
+    def mean(self, vectors: Sequence[Vector | None], decay: float = 1.0) -> Vector:
         """What every rank decodes: the mean over the ranks of what each sends of its vector and its residual.
 
         Args:
@@ -103,9 +109,9 @@ class SimulatedRanks:
                 residual.
             decay: factor of the residuals before the vectors are added.
         """
-        ranks, pipeline = len(self.residuals), self._pipeline
-        total = np.zeros(self.numel, np.float32)
+        exchange, ranks = self.config.exchange, len(self.residuals)
         zeros = np.zeros(self.numel, np.float32) if any(vector is None for vector in vectors) else None
+        given = [zeros if vector is None else vector for vector in vectors]
         residuals = [
             None if vector is None or not self.config.error_feedback else residual
             for vector, residual in zip(vectors, self.residuals, strict=True)
@@ -113,83 +119,70 @@ class SimulatedRanks:
         for residual in residuals:
             if residual is not None:
                 residual *= np.float32(decay)
-        if isinstance(self.config.exchange, ReduceScatter):
-            return self._sum_slices(vectors, residuals, zeros) * np.float32(1 / ranks)
-        if isinstance(self.config.exchange, DenseStreamExchange):
-            return self._sum_streams(vectors, residuals, zeros) * np.float32(1 / ranks)
-        for number, (begin, end) in enumerate(self._parts):
-            keys = [RngKey(self.config.seed, number, self.exchanges, rank) for rank in range(ranks)]
-            packed = [
-                pipeline.encode(
-                    (zeros if vector is None else vector)[begin:end],
-                    None if residual is None else residual[begin:end],
-                    key,
-                    version=2,
-                    velocity=velocity[begin:end] if self.config.has_velocity else None,
-                    ranks=ranks,
-                )
-                for vector, residual, velocity, key in zip(vectors, residuals, self.velocities, keys, strict=True)
-            ]
-            gathered = np.concatenate(packed)
-            for rank, own in enumerate(packed):
-                wire = traffic.allgather(own.size, gathered.size, ranks)
-                self.sent[rank] += wire.sent
-                self.received[rank] += wire.received
-            self.container_bytes += gathered.size
-            expected = pipeline.expected(end - begin, total.dtype, keys[0])
-            for rank, container in enumerate(frame.split(gathered, ranks, [expected])[0]):
-                support, values = decode_part(container, end - begin, rank)
-                total[begin:end][slice(None) if support is None else support] += values
+        sums = self._sum_containers
+        if isinstance(exchange, ReduceScatter):
+            sums = self._sum_slices
+        elif isinstance(exchange, DenseStreamExchange):
+            sums = self._sum_streams
+        total, sent, received = sums(given, residuals)
+        self.sent = [before + int(one) for before, one in zip(self.sent, sent, strict=True)]
+        self.received = [before + int(one) for before, one in zip(self.received, received, strict=True)]
         self.exchanges += 1
         return total * np.float32(1 / ranks)
 
-    def _sum_slices(
-        self,
-        vectors: Sequence[npt.NDArray[np.float32] | None],
-        residuals: Sequence[npt.NDArray[np.float32] | None],
-        zeros: npt.NDArray[np.float32] | None,
-    ) -> npt.NDArray[np.float32]:
-        """The sum, of which each rank adds up one slice."""
-        ranks, network = len(vectors), CollectiveNetwork(len(vectors))
+    def _keys(self, number: int = 0) -> list[RngKey]:
+        """Of each rank, for the container with this number."""
+        return [RngKey(self.config.seed, number, self.exchanges, rank) for rank in range(len(self.residuals))]
+
+    def _sum_containers(self, vectors: list[Vector], residuals: list[Vector | None]) -> Sum:
+        """Every rank decodes and adds all ranks' containers."""
+        ranks, total = len(vectors), np.zeros(self.numel, np.float32)
+        sent, received = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
+        for number, (begin, end) in enumerate(self._parts):
+            keys = self._keys(number)
+            packed = [
+                self._pipeline.encode(
+                    vector[begin:end], None if residual is None else residual[begin:end], key, version=2,
+                    velocity=velocity[begin:end] if self.config.has_velocity else None, ranks=ranks,
+                )
+                for vector, residual, velocity, key in zip(vectors, residuals, self.velocities, keys, strict=True)
+            ]  # fmt: skip
+            gathered = np.concatenate(packed)
+            wire = [traffic.allgather(own.size, gathered.size, ranks) for own in packed]
+            sent += [one.sent for one in wire]
+            received += [one.received for one in wire]
+            self.container_bytes += gathered.size
+            expected = self._pipeline.expected(end - begin, total.dtype, keys[0])
+            for rank, container in enumerate(frame.split(gathered, ranks, [expected])[0]):
+                support, values = decode_part(container, end - begin, rank)
+                total[begin:end][slice(None) if support is None else support] += values
+        return total, sent, received
+
+    def _sum_slices(self, vectors: list[Vector], residuals: list[Vector | None]) -> Sum:
+        """Each rank adds up one slice."""
+        network, config = CollectiveNetwork(len(vectors)), self.config
         programs = [
             SlicedSum(
-                self._pipeline,
-                ranks,
-                RngKey(self.config.seed, 0, self.exchanges, rank),
-                zeros if vector is None else vector,
-                residual,
-                self.residuals[rank] if self.config.error_feedback else None,
-                self.velocities[rank] if self.config.has_velocity else None,
-                self._parts if self.config.selection == "tensor" else None,
+                self._pipeline, len(vectors), key, vector, residual, kept if config.error_feedback else None,
+                velocity if config.has_velocity else None, self._parts if config.selection == "tensor" else None,
             ).steps()
-            for rank, (vector, residual) in enumerate(zip(vectors, residuals, strict=True))
-        ]
+            for key, vector, residual, kept, velocity in zip(
+                self._keys(), vectors, residuals, self.residuals, self.velocities, strict=True
+            )
+        ]  # fmt: skip
         total = np.zeros(self.numel, np.float32)
         network.run(programs)[0].write(total, 1.0)
-        self.sent = [before + int(sent) for before, sent in zip(self.sent, network.sent, strict=True)]
-        self.received = [before + int(got) for before, got in zip(self.received, network.received, strict=True)]
         self.container_bytes += int(network.sent.sum())
-        self.exchanges += 1
-        return total
+        return total, network.sent, network.received
 
-    def _sum_streams(
-        self,
-        vectors: Sequence[npt.NDArray[np.float32] | None],
-        residuals: Sequence[npt.NDArray[np.float32] | None],
-        zeros: npt.NDArray[np.float32] | None,
-    ) -> npt.NDArray[np.float32]:
-        """The sum by recursive halving, with partial sums that are cut; of finite vectors."""
+    def _sum_streams(self, vectors: list[Vector], residuals: list[Vector | None]) -> Sum:
+        """Recursive halving, with partial sums that are cut; of finite vectors."""
         settings, ranks, numel = self.config.exchange, len(vectors), self.numel
-        assert isinstance(settings, DenseStreamExchange) and settings.density is not None
         codec = DenseStream(coded=settings.coded, value=settings.value, bits=settings.bits)
-        parts = self._parts if self.config.selection == "tensor" else None
-        keys = [RngKey(self.config.seed, 0, self.exchanges, rank) for rank in range(ranks)]
+        parts, keys = self._parts if self.config.selection == "tensor" else None, self._keys()
         tensors = []
         for vector, residual, key in zip(vectors, residuals, keys, strict=True):
-            given = zeros if vector is None else vector
-            assert given is not None
-            selected = self._pipeline.select(given, residual, key, parts)
-            assert selected is not None
+            selected = self._pipeline.select(vector, residual, key, parts)
             indices, values = selected
             if indices is None:
                 indices = np.arange(numel, dtype=np.uint32)
@@ -199,16 +192,13 @@ class SimulatedRanks:
             tensors.append(SparseTensor(numel, indices, values))
         slices = densestream.slice_count(max(one.indices.size for one in tensors), ranks)
         bounds, cells = densestream.balanced_split(tensors, ranks * slices, cuts=True)
-        total = SumBuffer(numel, np.dtype(np.float32), True, None)
+        total, most = SumBuffer(numel, np.dtype(np.float32), True, None), kept_of(settings.density, numel)
         errors: list[list[Stream]] = [[] for _ in tensors]
-        most = kept_of(settings.density, numel)
 
         def programs(transport: Transport) -> list[Program]:
             rank = transport.rank
-            plan = densestream.Plan(
-                codec, numel, total.dtype, bounds, slices, keys[rank], errors[rank] if residuals[rank] is not None
-                else None, most,
-            )  # fmt: skip
+            lost = errors[rank] if residuals[rank] is not None else None
+            plan = densestream.Plan(codec, numel, total.dtype, bounds, slices, keys[rank], lost, most)
             return densestream.programs(transport, tensors[rank], plan, None if rank else total)
 
         network = Network(ranks)
@@ -219,13 +209,8 @@ class SimulatedRanks:
                 for stream in lost:
                     add_to(stream.starts, stream.lengths, stream.values, residual)
         small = int(costs.small_collectives(ranks, *cells).beside)
-        self.sent = [before + int(sent) + small for before, sent in zip(self.sent, network.sent, strict=True)]
-        self.received = [before + int(got) + small for before, got in zip(self.received, network.received, strict=True)]
         self.container_bytes += int(network.sent.sum())
-        self.exchanges += 1
-        assert total.out is not None
-        return total.out
+        return total.out, network.sent + small, network.received + small
 
-    def dense_bytes(self, exchanges: int) -> int:
-        """Bytes that a rank sends in this many dense allreduces of float32, by a ring."""
-        return exchanges * traffic.allreduce(4 * self.numel, len(self.residuals)).sent
+
+Ranks = DenseRanks | SimulatedRanks

@@ -2,20 +2,20 @@
 
     mpirun -np 2 python scripts/train/step_times.py --framework torch --config recommended
 
-Both jobs train the model of train_torch.py or train_tensorflow.py on the same batches. Their steps alternate, and the
-order changes from pair to pair. A step's time is that of its slowest rank, from a barrier to the end of the optimizer's
-update: forward and backward pass, encoding, communication, decoding, update.
-
-Rank 0 writes JSON to OUT: the seconds of each step, by job, and the bytes of a step. ``Difference`` is what follows.
+Both jobs train the model of train_torch.py or train_tensorflow.py on the same batches. A step's time is that of its
+slowest rank, from a barrier to the end of the optimizer's update. Rank 0 writes JSON to OUT: the seconds of each step,
+by job, and the bytes of a step. ``Difference`` is what follows.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -121,10 +121,16 @@ class Difference:
         return said + " If sending overlaps with the backward pass, the limit is lower."
 
 
-def torch_jobs(config: str, seed: int) -> tuple[dict[str, Callable[[], None]], Any]:
-    """The two jobs in PyTorch: their steps, and the compression."""
-    import os
+def batches(count: int, seed: int, rank: int) -> Iterator[np.ndarray]:
+    """The numbers of a rank's images in each step, without end."""
+    own, at = np.random.default_rng((seed, rank)).permutation(count), 0
+    while True:
+        yield own[at : at + BATCH]
+        at = (at + BATCH) % (count - BATCH)
 
+
+def torch_job(name: str, config: str, seed: int) -> tuple[Callable[[], None], Any]:
+    """A job in PyTorch: its step, and its compression."""
     import horovod.torch as hvd
     import torch
     from torch.nn import functional
@@ -132,75 +138,60 @@ def torch_jobs(config: str, seed: int) -> tuple[dict[str, Callable[[], None]], A
 
     from hvd_deepreduce.torch import DeepReduce
 
-    hvd.init()
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
     images, labels, _, _ = digits()
-    own = torch.from_numpy(np.random.default_rng((seed, hvd.rank())).permutation(len(images)))
-    compression: Any = None
+    feed = map(torch.from_numpy, batches(len(images), seed, hvd.rank()))
+    torch.manual_seed(seed)
+    model = ResNet()
+    # Horovod knows tensors by their names: those of the two jobs differ.
+    named = [(f"{name}.{parameter}", tensor) for parameter, tensor in model.named_parameters()]
+    compression: Any = hvd.Compression.none if config == "none" else DeepReduce(named, config, seed=seed)
+    plain = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+    optimizer = hvd.DistributedOptimizer(plain, named_parameters=named, compression=compression)
 
-    def job(name: str, given: str) -> Callable[[], None]:
-        nonlocal compression
-        torch.manual_seed(seed)
-        model = ResNet()
-        # Horovod knows tensors by their names: those of the two jobs differ.
-        named = [(f"{name}.{parameter}", tensor) for parameter, tensor in model.named_parameters()]
-        used: Any = hvd.Compression.none if given == "none" else DeepReduce(named, given, seed=seed)
-        compression = compression if given == "none" else used
-        plain = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
-        optimizer = hvd.DistributedOptimizer(plain, named_parameters=named, compression=used)
-        at = 0
+    def step() -> None:
+        chosen = next(feed)
+        optimizer.zero_grad()
+        functional.cross_entropy(model(images[chosen]), labels[chosen]).backward()
+        optimizer.step()
 
-        def step() -> None:
-            nonlocal at
-            chosen = own[at : at + BATCH]
-            at = (at + BATCH) % (len(own) - BATCH)
-            optimizer.zero_grad()
-            functional.cross_entropy(model(images[chosen]), labels[chosen]).backward()
-            optimizer.step()
-
-        return step
-
-    jobs = {"dense": job("dense", "none"), "compressed": job("compressed", config)}
-    return jobs, compression
+    return step, compression
 
 
-def tensorflow_jobs(config: str, seed: int) -> tuple[dict[str, Callable[[], None]], Any]:
-    """The two jobs in Keras: ``train_on_batch``, which runs the same function as ``fit``."""
-    import os
-
+def tensorflow_job(name: str, config: str, seed: int) -> tuple[Callable[[], None], Any]:
+    """A job in Keras: ``train_on_batch``, which runs the same function as ``fit``."""
     import horovod.tensorflow as hvd
-    import tensorflow as tf
-    from train_tensorflow import digits, resnet
+    from train_tensorflow import digits, keras, resnet
 
     from hvd_deepreduce.tensorflow import DeepReduce
 
-    keras = tf.keras
-    hvd.init()
-    tf.config.threading.set_intra_op_parallelism_threads(max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
     images, _, labels, _ = digits()
-    own = np.random.default_rng((seed, hvd.rank())).permutation(len(images))
-    compression: Any = None
+    feed = batches(len(images), seed, hvd.rank())
+    keras.utils.set_random_seed(seed)
+    model = resnet()
+    compression: Any = hvd.Compression.none if config == "none" else DeepReduce(config, seed=seed)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01, 0.9), name=name, compression=compression)
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 
-    def job(name: str, given: str) -> Callable[[], None]:
-        nonlocal compression
-        keras.utils.set_random_seed(seed)
-        model = resnet()
-        used: Any = hvd.Compression.none if given == "none" else DeepReduce(given, seed=seed)
-        compression = compression if given == "none" else used
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01, 0.9), name=name, compression=used)
-        model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        at = 0
+    def step() -> None:
+        chosen = next(feed)
+        model.train_on_batch(images[chosen], labels[chosen])
 
-        def step() -> None:
-            nonlocal at
-            chosen = own[at : at + BATCH]
-            at = (at + BATCH) % (len(own) - BATCH)
-            model.train_on_batch(images[chosen], labels[chosen])
+    return step, compression
 
-        return step
 
-    jobs = {"dense": job("dense", "none"), "compressed": job("compressed", config)}
-    return jobs, compression
+def started(framework: str, threads: int = 0) -> tuple[Any, Callable[[np.ndarray], np.ndarray]]:
+    """Starts Horovod for ``torch`` or ``tensorflow``, with so many threads of the framework (0: the rank's share of the
+    cores). Returns Horovod's module, and ``slowest`` of ``interleaved``."""
+    hvd: Any = import_module(f"horovod.{framework}")
+    hvd.init()
+    library, threads = import_module(framework), threads or max(1, len(os.sched_getaffinity(0)) // hvd.local_size())
+    if framework == "torch":
+        library.set_num_threads(threads)
+        tensor = library.from_numpy
+    else:
+        library.config.threading.set_intra_op_parallelism_threads(threads)
+        tensor = library.constant
+    return hvd, lambda times: hvd.allgather(tensor(times[None]), name="times").numpy().max(0)
 
 
 def main(
@@ -211,28 +202,15 @@ def main(
     out: Annotated[Path, typer.Option(help="JSON file")] = Path("runs/step_times.json"),
 ) -> None:
     """Times the steps of both jobs."""
-    jobs, compression = {"torch": torch_jobs, "tensorflow": tensorflow_jobs}[framework](config, seed)
-    if framework == "torch":
-        import horovod.torch as hvd
-        import torch
-
-        def slowest(times: np.ndarray) -> np.ndarray:
-            return hvd.allgather(torch.from_numpy(times)[None], name="times").numpy().max(0)
-    else:
-        import horovod.tensorflow as hvd
-        import tensorflow as tf
-
-        def slowest(times: np.ndarray) -> np.ndarray:
-            return hvd.allgather(tf.constant(times[None]), name="times").numpy().max(0)
-
-    seconds = interleaved(jobs, pairs, slowest)
-    last = compression.stats()["last_step"]
+    hvd, slowest = started(framework)
+    job = {"torch": torch_job, "tensorflow": tensorflow_job}[framework]
+    dense, compressed = job("dense", "none", seed), job("compressed", config, seed)
+    seconds = interleaved({"dense": dense[0], "compressed": compressed[0]}, pairs, slowest)
+    last = compressed[1].stats()["last_step"]
     if hvd.rank() == 0:
         out.parent.mkdir(parents=True, exist_ok=True)
         facts = {"framework": framework, "config": config, "ranks": hvd.size(), "batch_size": BATCH}
-        out.write_text(
-            json.dumps({**facts, **seconds, "bytes_sent": last["bytes_sent"], "dense_bytes": last["dense_bytes"]})
-        )
+        out.write_text(json.dumps({**facts, **seconds, **{key: last[key] for key in ("bytes_sent", "dense_bytes")}}))
     hvd.shutdown()
 
 

@@ -10,9 +10,6 @@ OUT/metrics.json, every rank saves a checkpoint, and all ranks check that their 
 ``--resume`` continues from the checkpoints.
 """
 
-from __future__ import annotations
-
-import hashlib
 import json
 import os
 import time
@@ -24,6 +21,7 @@ import linear_data
 import numpy as np
 import torch
 import typer
+from history import same_on_all_ranks
 from linear_exchange import Endpoint
 from linear_models import LOSSES, Model
 
@@ -32,12 +30,8 @@ from hvd_deepreduce.exchange import traffic
 
 
 class Exchange:
-    """Horovod's operations for ``Endpoint``, and what they cost this rank.
-
-    Attributes:
-        sent, received: bytes.
-        codec_seconds: of encoding, decoding and adding up.
-    """
+    """Horovod's operations for ``Endpoint``; the bytes and the seconds of encoding and decoding that they cost this
+    rank."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint, self.sent, self.received, self.codec_seconds = endpoint, 0, 0, 0.0
@@ -71,16 +65,7 @@ class Exchange:
 
 def total(*numbers: float) -> list[float]:
     """The sums of some numbers over the ranks."""
-    sums: list[float] = hvd.allreduce(torch.tensor(numbers, dtype=torch.float64), op=hvd.Sum, name="numbers").tolist()
-    return sums
-
-
-def same_on_all_ranks(model: Model) -> None:
-    """Raises RuntimeError unless all ranks have the same model and optimizer state, to the bit."""
-    digest = hashlib.sha256(b"".join(np.ascontiguousarray(one).tobytes() for one in model.state_dict().values()))
-    digests = hvd.allgather(torch.tensor([list(digest.digest())], dtype=torch.uint8), name="model")
-    if not bool((digests == digests[0]).all()):
-        raise RuntimeError("the ranks have different models: their gradients were not reduced to the same values")
+    return hvd.allreduce(torch.tensor(numbers, dtype=torch.float64), op=hvd.Sum, name="numbers").tolist()
 
 
 def save(path: Path, model: Model, endpoint: Endpoint, history: list[dict[str, Any]]) -> None:
@@ -172,28 +157,20 @@ def main(
             elements += gradient.indices.size
             weights.step(exchange.mean(gradient))
         seconds = time.perf_counter() - begin
-        same_on_all_ranks(weights)
+        state = (np.ascontiguousarray(one) for one in weights.state_dict().values())
+        same_on_all_ranks(state, lambda digest: hvd.allgather(torch.from_numpy(digest)[None], name="model"))
         sent, received, codec_seconds, gradients, trained, of_test, rows = total(
             exchange.sent, exchange.received, exchange.codec_seconds, gradient_seconds, train_loss,
             weights.losses(tested, loss), tested.labels.size,
         )  # fmt: skip
         # The busiest rank's link, which is a server's if there are servers, is the one that all wait for.
         busiest = int(hvd.allreduce(torch.tensor(max(exchange.sent, exchange.received)), op=hvd.Max, name="busiest"))
-        computing = (gradients + codec_seconds) / hvd.size()
-        history.append(
-            {
-                "epoch": epoch + 1,
-                "loss": trained / hvd.size(),
-                "test_loss": of_test / rows,
-                "bytes_sent": int(sent),
-                "bytes_received": int(received),
-                "density": elements / len(batches) / numel,
-                "gradient_seconds": gradients / hvd.size(),
-                "codec_seconds": codec_seconds / hvd.size(),
-                "seconds": seconds,
-                "modelled_seconds": computing + 8e-9 * busiest / bandwidth,
-            }
-        )
+        history.append({
+            "epoch": epoch + 1, "loss": trained / hvd.size(), "test_loss": of_test / rows, "bytes_sent": int(sent),
+            "bytes_received": int(received), "density": elements / len(batches) / numel,
+            "gradient_seconds": gradients / hvd.size(), "codec_seconds": codec_seconds / hvd.size(), "seconds": seconds,
+            "modelled_seconds": (gradients + codec_seconds) / hvd.size() + 8e-9 * busiest / bandwidth,
+        })  # fmt: skip
         save(mine, weights, exchange.endpoint, history)
         if hvd.rank() == 0:
             row = history[-1]

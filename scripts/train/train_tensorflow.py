@@ -8,9 +8,6 @@ rank 0 computes the test accuracy and writes OUT/metrics.json, every rank saves 
 their parameters are equal to the bit. ``--resume`` continues from the checkpoints.
 """
 
-from __future__ import annotations
-
-import hashlib
 import json
 import os
 import time
@@ -21,11 +18,10 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 import typer
-import yaml
+from history import History, same_on_all_ranks
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.tensorflow import DeepReduce
 
 keras = tf.keras
@@ -63,8 +59,7 @@ def digits() -> list[Any]:
     """Training images, test images, training labels, test labels: 1,437 and 360 images."""
     images, labels = load_digits(return_X_y=True)
     images = (images.reshape(-1, 8, 8, 1) / 8 - 1).astype("float32")
-    parts: list[Any] = train_test_split(images, labels, test_size=360, random_state=0, stratify=labels)
-    return parts
+    return train_test_split(images, labels, test_size=360, random_state=0, stratify=labels)
 
 
 class Timed(keras.callbacks.Callback):  # type: ignore[misc]
@@ -75,14 +70,6 @@ class Timed(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.seconds = time.perf_counter() - self.begin
-
-
-def same_on_all_ranks(model: Any) -> None:
-    """Raises RuntimeError unless all ranks have the same parameters, to the bit."""
-    digest = hashlib.sha256(b"".join(v.numpy().tobytes() for v in model.trainable_variables)).digest()
-    digests = hvd.allgather(tf.constant([list(digest)], tf.uint8)).numpy()
-    if not (digests == digests[0]).all():
-        raise RuntimeError("the ranks have different parameters: their gradients were not reduced to the same values")
 
 
 def main(
@@ -111,59 +98,38 @@ def main(
     optimizer = hvd.DistributedOptimizer(plain, compression=compression or hvd.Compression.none)
     optimizer.build(model.trainable_variables)
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    out.mkdir(parents=True, exist_ok=True)
+    variables = model.trainable_variables
+    settings = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed, "width": width, "ranks": hvd.size(),
+                "steps_per_epoch": steps}  # fmt: skip
+    numel = sum(v.shape.num_elements() for v in variables)
+    history = History(out, config, compression, hvd.rank(), settings, numel)
     # Each rank saves its own file, because normalization statistics and residuals differ between ranks.
     saved = {"model": model, "optimizer": optimizer, **({"compression": compression} if compression else {})}
     checkpoint = tf.train.Checkpoint(**saved)
     mine = out / f"checkpoint.rank{hvd.rank()}"
-    history: list[dict[str, Any]] = []
     if resume:
         if not mine.with_suffix(f"{mine.suffix}.index").exists():
             raise SystemExit(f"there is no checkpoint {mine.name} in {out}: run once without --resume first")
         checkpoint.read(str(mine)).assert_existing_objects_matched()
-        history = json.loads((out / "metrics.json").read_text())["epochs_done"]
-    hvd.broadcast_variables(model.trainable_variables, root_rank=0)
-    dense_bytes = sum(4 * v.shape.num_elements() for v in model.trainable_variables)
-    dense_bytes = traffic.allreduce(dense_bytes, hvd.size()).sent
-    label = "dense" if config == "none" else Path(config).stem
+        history.rows = json.loads((out / "metrics.json").read_text())["epochs_done"]
+    hvd.broadcast_variables(variables, root_rank=0)
     timed = Timed()
-    for epoch in range(len(history), epochs):
-        before = compression.stats()["total"] if compression else {}
+    for epoch in range(len(history.rows), epochs):
+        before = history.total()
         own = np.random.default_rng((seed, epoch)).permutation(len(images))[hvd.rank() :: hvd.size()]
         own = own[: steps * batch_size]
         loss = model.fit(
             images[own], labels[own], batch_size, initial_epoch=epoch, epochs=epoch + 1, shuffle=False, verbose=0,
             callbacks=[timed],
         ).history["loss"][0]  # fmt: skip
-        same_on_all_ranks(model)
-        row = {
-            "epoch": epoch + 1,
-            "loss": float(hvd.allreduce(tf.constant(loss))),
-            "accuracy": float((model.predict(test_images, verbose=0).argmax(1) == test_labels).mean()),
-            "dense_bytes": steps * dense_bytes,
-            "bytes_sent": steps * dense_bytes,
-            # Within a graph, the waiting of Horovod cannot be separated from the work of TensorFlow.
-            "encode_seconds": 0.0,
-            "wait_seconds": 0.0,
-            "decode_seconds": 0.0,
-            "seconds": timed.seconds,
-        }
-        if compression:
-            after = compression.stats()["total"]
-            row |= {key: after[key] - before[key] for key in after if key in row and key != "dense_bytes"}
-        history.append(row)
+        parameters = (v.numpy() for v in variables)
+        same_on_all_ranks(parameters, lambda digest: hvd.allgather(tf.constant(digest[None])).numpy())
+        mean = float(hvd.allreduce(tf.constant(loss)))
+        accuracy = float((model.predict(test_images, verbose=0).argmax(1) == test_labels).mean())
+        # Within a graph, the waiting of Horovod cannot be separated from the work of TensorFlow.
+        history.add(before, steps, timed.seconds, loss=mean, accuracy=accuracy)
         checkpoint.write(str(mine))
-        if hvd.rank() == 0:
-            settings = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed, "width": width,
-                        "ranks": hvd.size(), "steps_per_epoch": steps}  # fmt: skip
-            used = compression.config.to_dict() if compression else "none"
-            (out / "metrics.json").write_text(json.dumps({**settings, "config": used, "epochs_done": history}))
-            (out / "config.yaml").write_text(yaml.safe_dump(used, sort_keys=False))
-            print(
-                f"{label}: epoch {epoch + 1:2}/{epochs}  loss {row['loss']:.4f}  accuracy {row['accuracy']:.2%}  "
-                f"sent {row['bytes_sent'] / max(1, row['dense_bytes']):.2%} of dense  {row['seconds']:.1f} s",
-                flush=True,
-            )
+        history.write(f"epoch {epoch + 1:2}/{epochs}", "accuracy {accuracy:.2%}")
         hvd.allreduce(tf.zeros(1))  # no rank stops before the metrics are written
         if stop_after == epoch + 1:
             break

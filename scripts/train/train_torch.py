@@ -9,10 +9,6 @@ OUT/metrics.json, every rank saves a checkpoint, and all ranks check that their 
 ``--resume`` continues from the checkpoints.
 """
 
-from __future__ import annotations
-
-import hashlib
-import json
 import os
 import time
 from pathlib import Path
@@ -20,16 +16,12 @@ from typing import Annotated, Any
 
 import torch
 import typer
-import yaml
+from history import History, same_on_all_ranks
 from launchers import LAUNCHERS, DdpJob, HorovodJob
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.nn import functional
-
-from hvd_deepreduce.exchange import traffic
 
 
 class Block(nn.Module):
@@ -62,8 +54,7 @@ class ResNet(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.blocks(functional.relu(self.norm(self.stem(x))))
-        scores: torch.Tensor = self.head(x.mean((2, 3)))
-        return scores
+        return self.head(x.mean((2, 3)))
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -73,14 +64,6 @@ def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     parts = train_test_split(images, labels, test_size=360, random_state=0, stratify=labels)
     train, test, train_labels, test_labels = (torch.from_numpy(part) for part in parts)
     return train, train_labels, test, test_labels
-
-
-def same_on_all_ranks(job: HorovodJob | DdpJob, model: nn.Module) -> None:
-    """Raises RuntimeError unless all ranks have the same parameters, to the bit."""
-    digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).digest()
-    digests = job.gather(torch.tensor(list(digest), dtype=torch.uint8), "parameters")
-    if not bool((digests == digests[0]).all()):
-        raise RuntimeError("the ranks have different parameters: their gradients were not reduced to the same values")
 
 
 def save(job: HorovodJob | DdpJob, path: Path, content: Any) -> None:
@@ -115,38 +98,32 @@ def main(
     steps = len(images) // job.size // batch_size
     forward, optimizer, compression = job.distribute(model, plain, config, seed)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=epochs * steps, pct_start=0.2)
-    out.mkdir(parents=True, exist_ok=True)
+    settings = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed, "width": width, "ranks": job.size,
+                "steps_per_epoch": steps}  # fmt: skip
+    history = History(out, config, compression, job.rank, settings, sum(p.numel() for p in model.parameters()))
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    parts |= {} if compression is None else {"compression": compression}
     # Each rank saves its own file, because normalization statistics and residuals differ between ranks.
     mine = out / f"checkpoint.rank{job.rank}.pt"
-    history: list[dict[str, Any]] = []
     if resume:
         if not mine.exists():
             raise SystemExit(f"there is no checkpoint {mine.name} in {out}: run once without --resume first")
         saved = torch.load(mine)
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        schedule.load_state_dict(saved["schedule"])
-        if compression is not None:
-            compression.load_state_dict(saved["compression"])
-        history = saved["history"]
-        done = job.gather(torch.tensor(len(history)), "epochs").tolist()
+        for name, one in parts.items():
+            one.load_state_dict(saved[name])
+        history.rows = saved["history"]
+        done = job.gather(torch.tensor(len(history.rows)), "epochs").tolist()
         if len(set(done)) > 1:
             raise SystemExit(
                 f"the checkpoints in {out} are of epochs {done}, by rank, and must be of one epoch: the job was killed "
                 "while it wrote them. Start again without --resume"
             )
     job.broadcast(model)
-    dense_bytes = traffic.allreduce(sum(4 * p.numel() for p in model.parameters()), job.size).sent
-
-    terminal = os.environ.get("HVD_DEEPREDUCE_TERMINAL") == "1"
-    console = Console(force_terminal=terminal, quiet=job.rank != 0, width=100 if not terminal else None)
-    label = "dense" if config == "none" else Path(config).stem
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not terminal or job.rank != 0) as bar:
-        task = bar.add_task(label, total=epochs * steps, completed=len(history) * steps)
-        for epoch in range(len(history), epochs):
-            begin, waited, loss_sum = time.perf_counter(), 0.0, 0.0
-            before = compression.stats()["total"] if compression is not None else {}
+    bar, task = history.progress(epochs * steps)
+    with bar:
+        for epoch in range(len(history.rows), epochs):
+            bar.update(task, completed=epoch * steps)
+            begin, waited, loss_sum, before = time.perf_counter(), 0.0, 0.0, history.total()
             order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1000 * seed + epoch))
             own = order[job.rank :: job.size]
             model.train()
@@ -161,48 +138,19 @@ def main(
                 loss_sum += loss.item()
                 bar.advance(task)
             seconds = time.perf_counter() - begin
-            same_on_all_ranks(job, model)
-            row = {
-                "epoch": epoch + 1,
-                "loss": float(job.gather(torch.tensor(loss_sum / steps), "loss").mean()),
-                "dense_bytes": steps * dense_bytes,
-                "bytes_sent": steps * dense_bytes,
-                "encode_seconds": 0.0,
-                "wait_seconds": waited,
-                "decode_seconds": 0.0,
-                "seconds": seconds,
-            }
-            if compression is not None:
-                after = compression.stats()["total"]
-                for key in ("bytes_sent", "encode_seconds", "decode_seconds"):
-                    row[key] = after[key] - before[key]
-                # DDP waits in the backward pass, and decodes beside it.
-                while_waiting = after["wait_seconds"] - before["wait_seconds"]
-                row["wait_seconds"] = while_waiting if launcher == "ddp" else waited - row["decode_seconds"]
+            own = (parameter.detach().numpy() for parameter in model.parameters())
+            same_on_all_ranks(own, lambda digest: job.gather(torch.from_numpy(digest), "parameters"))
+            mean = float(job.gather(torch.tensor(loss_sum / steps), "loss").mean())
             model.eval()
             with torch.no_grad():
-                row["accuracy"] = float((model(test_images).argmax(1) == test_labels).float().mean())
-            history.append(row)
-            state: dict[str, Any] = {
-                "model": model.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "schedule": schedule.state_dict(),
-                "history": history,
-            }
-            if compression is not None:
-                state["compression"] = compression.state_dict()
-            save(job, mine, state)
-            if job.rank == 0:
-                settings = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed, "width": width,
-                            "ranks": job.size, "steps_per_epoch": steps}  # fmt: skip
-                used = compression.config.to_dict() if compression is not None else "none"
-                (out / "metrics.json").write_text(json.dumps({**settings, "config": used, "epochs_done": history}))
-                (out / "config.yaml").write_text(yaml.safe_dump(used, sort_keys=False))
-            if not terminal:
-                console.print(
-                    f"{label}: epoch {epoch + 1:2}/{epochs}  loss {row['loss']:.4f}  accuracy {row['accuracy']:.2%}  "
-                    f"sent {row['bytes_sent'] / max(1, row['dense_bytes']):.2%} of dense  {row['seconds']:.1f} s"
-                )
+                accuracy = float((model(test_images).argmax(1) == test_labels).float().mean())
+            history.add(before, steps, seconds, waited, loss=mean, accuracy=accuracy)
+            row = history.rows[-1]
+            if launcher == "horovod":  # DDP waits in the backward pass, and decodes beside it
+                row["wait_seconds"] = waited - row["decode_seconds"]
+            state = {name: one.state_dict() for name, one in parts.items()}
+            save(job, mine, {**state, "history": history.rows})
+            history.write(f"epoch {epoch + 1:2}/{epochs}", "accuracy {accuracy:.2%}")
             if stop_after == epoch + 1:
                 break
     job.end()

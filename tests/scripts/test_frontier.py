@@ -9,7 +9,7 @@ import lstm_job
 import numpy as np
 import pytest
 import torch
-from frontier import JOBS, Method, Name, clipped, load, picture, rows, signs, table, train
+from frontier import JOBS, Method, clipped, load, picture, rows, signs, table, train
 from local_updates import LocalUpdates
 from simulated_ranks import DenseRanks
 
@@ -17,7 +17,7 @@ from hvd_deepreduce import Config
 from hvd_deepreduce.config import presets
 from tests.ranks import ROOT
 
-GPT, LSTM = JOBS[Name.gpt], JOBS[Name.lstm]
+GPT, LSTM = JOBS["gpt"], JOBS["lstm"]
 
 
 def generators() -> list[torch.Generator]:
@@ -71,12 +71,12 @@ def test_a_step_without_compression_is_that_of_dense(monkeypatch):
         "dense": Method("", "dense"), "averaged": Method(""), "gradients": Method("", "gradients")
     }.items():  # fmt: skip
         monkeypatch.setitem(LSTM.methods, name, method)
-    runs = [train(Name.lstm, name, 2, 3, 0) for name in ("dense", "averaged", "gradients")]
+    runs = [train("lstm", name, 2, 3, 0) for name in ("dense", "averaged", "gradients")]
     assert all(run["share"] == 1 for run in runs)
     assert [run["loss"] for run in runs[1:]] == pytest.approx(2 * [runs[0]["loss"]], abs=1e-5)
 
 
-@pytest.mark.parametrize("name", Name)
+@pytest.mark.parametrize("name", JOBS)
 def test_a_run_is_repeatable_and_counts_its_bytes(name, tmp_path, monkeypatch):
     """It is read again while its settings are the same."""
 
@@ -94,7 +94,7 @@ def test_a_run_is_repeatable_and_counts_its_bytes(name, tmp_path, monkeypatch):
     assert load(JOBS[name], path) == [], "a run with other settings counts no more"
 
 
-@pytest.mark.parametrize("name", Name)
+@pytest.mark.parametrize("name", JOBS)
 def test_the_runs_of_the_documents_have_the_settings_of_today(name):
     path = ROOT / "docs" / "results" / "figures" / f"{JOBS[name].section}_frontier.jsonl"
     assert len(load(JOBS[name], path)) == len(path.read_text().splitlines())

@@ -28,7 +28,7 @@ def test_a_job_is_trained_with_every_kind_of_config(tmp_path):
     assert dense == 20 * 4 * gpt_job.NUMEL == sum(row["bytes_sent"] for row in runs["none"]["epochs_done"])
     for config in ("adamw_small", "topk_model"):
         assert 0 < sum(row["bytes_sent"] for row in runs[config]["epochs_done"]) < 0.02 * dense
-    job = compare.JOBS[compare.JobName.gpt]
+    job = compare.JOBS["gpt"]
     compare.picture(job, [runs["adamw_small"]], [runs["none"]], "adamw_small", tmp_path / job.picture)
     assert (tmp_path / job.picture).stat().st_size > 10_000
     table = compare.side_by_side(job, [runs["adamw_small"]], [runs["none"]], "adamw_small")
