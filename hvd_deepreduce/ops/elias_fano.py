@@ -6,10 +6,10 @@ import numpy as np
 
 from hvd_deepreduce.ops import bits
 from hvd_deepreduce.ops.deferred import check_later, counter
-from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, i32, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, for_each, grid, launch, scan_status
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, check, kernel
-from hvd_deepreduce.ops.types import U8, U32, Device
+from hvd_deepreduce.ops.library import check, kernel
+from hvd_deepreduce.ops.types import U8, U32, Device, i32, u32
 
 _low_bits = kernel("elias_fano_low_bits", "u", "UU")
 _bytes = kernel("elias_fano_bytes", "U", "UUU")
@@ -30,7 +30,7 @@ def encode(indices: U32, numel: int) -> U8:
     """
     last = int(indices[-1]) if indices.size else 0
     out = np.empty(_bytes(last, indices.size, numel), np.uint8)
-    _encode(address(indices), indices.size, numel, address(out))
+    _encode(indices, indices.size, numel, out)
     return out
 
 
@@ -42,7 +42,7 @@ def _(indices: Device, numel: int) -> Device:
     size = _bytes(int(indices[count - 1 :].get()[0]), count, numel)
     words = cleared(xp, -(-size // 4), u32)
     low = u32(_low_bits(count, numel))
-    launch(xp, "elias_fano/elias_fano", "elias_fano_write", grid(xp, count), indices, u64(count), low, words)
+    for_each(xp, "elias_fano/elias_fano", "elias_fano_write", count, indices, count, low, words)
     return words.view(np.uint8)[:size]
 
 
@@ -57,7 +57,7 @@ def decode(section: U8, numel: int, count: int) -> U32:
     """
     _check_length(section, count)
     indices = np.empty(count, np.uint32)
-    check(_decode(address(section), section.size, count, numel, address(indices)))
+    check(_decode(section, section.size, count, numel, indices))
     return indices
 
 
@@ -75,14 +75,13 @@ def _(section: Device, numel: int, count: int) -> Device:
         check(-1)
     highs, ones, error = xp.empty(count, u32), counter(xp), cleared(xp, 1, i32)
     rest, tile = section[at:], 8 * THREADS
-    if rest.size:
-        launch(
-            xp, "elias_fano/elias_fano", "elias_fano_highs", grid(xp, rest.size, tile), rest, u64(rest.size),
-            u64(count), scan_status(xp, rest.size, tile), highs, ones,
-        )  # fmt: skip
+    for_each(
+        xp, "elias_fano/elias_fano", "elias_fano_highs", rest.size, rest, rest.size, count,
+        scan_status(xp, rest.size, tile), highs, ones, tile=tile,
+    )  # fmt: skip
     launch(
-        xp, "elias_fano/elias_fano", "elias_fano_join", grid(xp, count), section, u64(section.size), u64(at),
-        u64(count), u64(numel), u32(low), highs, ones, indices, error,
+        xp, "elias_fano/elias_fano", "elias_fano_join", grid(xp, count), section, section.size, at, count, numel,
+        u32(low), highs, ones, indices, error,
     )  # fmt: skip
     check_later(error)
     return indices

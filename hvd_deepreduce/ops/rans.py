@@ -10,10 +10,10 @@ import numpy as np
 
 from hvd_deepreduce.ops import entropy, sections
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counter
-from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, i32, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.device import THREADS, allocate, array_module, cleared, for_each, grid, launch, scan_status
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, check, kernel
-from hvd_deepreduce.ops.types import U8, U32, Device
+from hvd_deepreduce.ops.library import check, kernel
+from hvd_deepreduce.ops.types import U8, U32, Device, i32, u32, u64
 
 _bound = kernel("rans_bound", "U", "U")
 _lows_bound = kernel("rans_lows_bound", "U", "U")
@@ -68,7 +68,7 @@ class _Decoding:
         self.error, self.symbols = self.scratch[:1].view(i32)[:1], self.xp.empty(self.count, np.uint8)
         each = max(_parts(job.symbols) for job in jobs)
         launch(
-            self.xp, _FILE, "rans_decode", each * len(jobs), data, self.table, u64(each), self.symbols, self.scratch,
+            self.xp, _FILE, "rans_decode", each * len(jobs), data, self.table, each, self.symbols, self.scratch,
             self.error,
         )  # fmt: skip
 
@@ -77,7 +77,7 @@ class _Decoding:
         indices = self.xp.empty(self.count, u32)
         each = grid(self.xp, max(job.symbols for job in self.jobs))
         launch(
-            self.xp, _FILE, "rans_indices", each * len(self.jobs), self.data, self.table, u64(each), self.symbols,
+            self.xp, _FILE, "rans_indices", each * len(self.jobs), self.data, self.table, each, self.symbols,
             self.scratch, indices, self.error,
         )  # fmt: skip
         return indices
@@ -90,7 +90,7 @@ def encode(symbols: U8) -> U8:
     On a GPU, the host waits for the device to learn the size of the section.
     """
     out = np.empty(_bound(symbols.size), np.uint8)
-    return out[_encode(address(symbols), symbols.size, address(out)) :].copy()
+    return out[_encode(symbols, symbols.size, out) :].copy()
 
 
 @encode.cuda
@@ -101,8 +101,8 @@ def _(symbols: Device) -> Device:
     room, out, end = xp.empty(_bound(n), np.uint8), xp.empty(_bound(n), np.uint8), counter(xp)
     parts = _parts(n)
     launch(
-        xp, _FILE, "rans_encode", parts, symbols, u64(n), entropy.histogram(xp, symbols), room,
-        scan_status(xp, parts, 1), out, end,
+        xp, _FILE, "rans_encode", parts, symbols, n, entropy.histogram(xp, symbols), room, scan_status(xp, parts, 1),
+        out, end,
     )  # fmt: skip
     return out[: read_counter(end)]
 
@@ -117,7 +117,7 @@ def decode(section: U8, count: int) -> U8:
         ValueError: an encoder cannot have written the section for ``count`` symbols.
     """
     symbols = np.empty(count, np.uint8)
-    check(_decode(address(section), section.size, count, address(symbols)))
+    check(_decode(section, section.size, count, symbols))
     return symbols
 
 
@@ -128,7 +128,7 @@ def _(section: Device, count: int) -> Device:
         check(-3 if section.size else 0)
         return xp.empty(0, np.uint8)
     decoding = _Decoding(section, [Job(0, section.size, 0, count)])
-    launch(xp, _FILE, "rans_ends", 1, decoding.table, u64(1), decoding.scratch, decoding.error)
+    launch(xp, _FILE, "rans_ends", 1, decoding.table, 1, decoding.scratch, decoding.error)
     check_later(decoding.error)
     return decoding.symbols
 
@@ -141,7 +141,7 @@ def encode_indices(indices: U32) -> U8:
     """
     scratch, end = np.empty(indices.size, np.uint8), c_uint64()
     out = np.empty(_bound(indices.size) + _lows_bound(indices.size), np.uint8)
-    begin = _indices_encode(address(indices), indices.size, address(scratch), address(out), byref(end))
+    begin = _indices_encode(indices, indices.size, scratch, out, byref(end))
     return out[begin : end.value].copy()
 
 
@@ -151,7 +151,7 @@ def _(indices: Device) -> Device:
     if n == 0:
         return xp.empty(0, np.uint8)
     tokens, lows, end = xp.empty(n, np.uint8), cleared(xp, _lows_bound(n) // 4, u32), counter(xp)
-    launch(xp, _FILE, "rans_tokens", grid(xp, n), indices, u64(n), scan_status(xp, n), end, tokens, lows)
+    for_each(xp, _FILE, "rans_tokens", n, indices, n, scan_status(xp, n), end, tokens, lows)
     section = encode(tokens)
     return sections.join(b"", section, lows.view(np.uint8)[: (read_counter(end) + 7) // 8])
 
@@ -166,7 +166,7 @@ def decode_indices(section: U8, numel: int, count: int) -> U32:
         ValueError: an encoder cannot have written the section for ``count`` indices below ``numel``.
     """
     scratch, indices = np.empty(count, np.uint8), np.empty(count, np.uint32)
-    check(_indices_decode(address(section), section.size, count, numel, address(scratch), address(indices)))
+    check(_indices_decode(section, section.size, count, numel, scratch, indices))
     return indices
 
 
@@ -174,7 +174,7 @@ def decode_indices(section: U8, numel: int, count: int) -> U32:
 def _(section: Device, numel: int, count: int) -> Device:
     if count == 0:
         check(-3 if section.size else 0)
-        return array_module(section).empty(0, u32)
+        return allocate(section, 0, u32)
     return _decode_at_once(section, [Job(0, section.size, numel, count)])[0]
 
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from hvd_deepreduce.ops import sections
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counters
-from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, i32, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, for_each, grid, launch, scan_status
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, check, kernel
-from hvd_deepreduce.ops.types import U8, U32, Device
+from hvd_deepreduce.ops.library import check, kernel
+from hvd_deepreduce.ops.types import U8, U32, Device, i32, u32, u64
 
 _parameter = kernel("rice_parameter", "u", "pUU*")
 _bound = kernel("rice_bound", "U", "UU")
@@ -35,10 +35,10 @@ def encode(indices: U32, numel: int) -> U8:
     On a GPU, the host waits for the device to learn the size of the section.
     """
     size = c_uint64()
-    b = _parameter(address(indices), indices.size, numel, byref(size))
+    b = _parameter(indices, indices.size, numel, byref(size))
     out = np.empty(size.value, np.uint8)
     out[0] = b
-    _encode(address(indices), indices.size, b, address(out) + 1)
+    _encode(indices, indices.size, b, out[1:])
     return out
 
 
@@ -65,10 +65,8 @@ def _(lists: Sequence[Device], numels: Sequence[int]) -> list[Device]:
         # One array of zeros, for one launch: | sums [32] | status | words of the section, and one more for put_bits |
         scratch, bits = cleared(xp, 32 + status.size + -(-_bound(count, numel) // 8) + 1, u64), counter(xp)
         sums, status, words = scratch[:32], scratch[32 : 32 + status.size], scratch[32 + status.size :].view(u32)
-        launch(xp, "rice/rice", "rice_sums", grid(xp, count, THREADS), indices, u64(count), sums)
-        launch(
-            xp, "rice/rice", "rice_write", grid(xp, count), indices, u64(count), u64(numel), sums, status, words, bits
-        )  # fmt: skip
+        for_each(xp, "rice/rice", "rice_sums", count, indices, count, sums)
+        for_each(xp, "rice/rice", "rice_write", count, indices, count, numel, sums, status, words, bits)
         made.append(words.view(np.uint8))
         sizes.append(bits)
     bits_of = read_counters(sizes)
@@ -86,7 +84,7 @@ def decode(section: U8, numel: int, count: int) -> U32:
     """
     _check_length(section, count)
     indices = np.empty(count, np.uint32)
-    check(_decode(address(section) + 1, section.size - 1, count, int(section[0]), numel, address(indices)))
+    check(_decode(section[1:], section.size - 1, count, int(section[0]), numel, indices))
     return indices
 
 
@@ -124,9 +122,9 @@ def decode_all(data: Device, jobs: Sequence[Job]) -> Device:
     error, lists = scratch[:1].view(i32)[:1], xp.empty(2 * elements, u32)
     highs, indices = lists[:elements], lists[elements:]
     each = grid(xp, max(job.size for job in jobs), _TILE)
-    launch(xp, "rice/rice", "rice_highs", each * len(jobs), data, there, u64(each), scratch, highs)
+    launch(xp, "rice/rice", "rice_highs", each * len(jobs), data, there, each, scratch, highs)
     each = grid(xp, max(job.entries for job in jobs))
-    launch(xp, "rice/rice", "rice_join", each * len(jobs), data, there, u64(each), scratch, highs, indices, error)
+    launch(xp, "rice/rice", "rice_join", each * len(jobs), data, there, each, scratch, highs, indices, error)
     check_later(error)
     return indices
 

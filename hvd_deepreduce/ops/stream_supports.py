@@ -10,8 +10,8 @@ import numpy as np
 from hvd_deepreduce.ops import rice
 from hvd_deepreduce.ops.deferred import check_later
 from hvd_deepreduce.ops.densestream import NOWHERE
-from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, i32, launch, suffix, u32, u64
-from hvd_deepreduce.ops.types import Device
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, launch, suffix
+from hvd_deepreduce.ops.types import Device, i32, u32, u64
 
 
 class Section(NamedTuple):
@@ -66,13 +66,12 @@ def supports(
         rows = xp.empty(row, u32)
         each = grid(xp, max(one.blocks for one in streams))
         launch(
-            xp, "densestream/densestream", "stream_rows", each * len(streams), data, there, u64(each), scratch, rows,
-            error,
-        )  # fmt: skip
+            xp, "densestream/densestream", "stream_rows", each * len(streams), data, there, each, scratch, rows, error
+        )
     each = grid(xp, max(one.elements for one in streams))
     launch(
-        xp, "densestream/densestream", f"stream_supports_{suffix(dtype)}", each * len(streams), data, there, u64(each),
-        rows, indices, error,
+        xp, "densestream/densestream", f"stream_supports_{suffix(dtype)}", each * len(streams), data, there, each, rows,
+        indices, error,
     )  # fmt: skip
     check_later(error)
     return [indices[entry[7] : entry[7] + one.elements] for entry, one in zip(table, streams, strict=True)]
