@@ -8,7 +8,7 @@ from hvd_deepreduce.ops import entropy
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counter
 from hvd_deepreduce.ops.device import THREADS, array_module, cleared, for_each, grid, launch, scan_status
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import check, kernel
+from hvd_deepreduce.ops.library import check, check_room, kernel
 from hvd_deepreduce.ops.types import U8, U32, Device, i32, u32, u64
 
 bound = kernel("delta_bound", "U", "U")
@@ -19,11 +19,6 @@ _decode = kernel("delta_decode", "I", "pUUUpp")
 _FILE = "delta/delta"
 PLAN_WORDS, _HEAD_WORDS = 53, 3
 """Sizes of DeltaPlan and DeltaHead in kernels/delta/, in words of 8 bytes."""
-
-
-def _check_length(section: U8 | Device, count: int) -> None:
-    if section.size * 4 < count:  # a key takes at least two bits
-        check(-1)
 
 
 @operation()
@@ -59,7 +54,7 @@ def decode(section: U8, numel: int, count: int) -> U32:
     Raises:
         ValueError: an encoder cannot have written the section for ``count`` keys below ``numel``.
     """
-    _check_length(section, count)
+    check_room(section, 2 * count)  # a key takes at least two bits
     scratch, keys = np.empty(count, np.uint8), np.empty(count, np.uint32)
     check(_decode(section, section.size, count, numel, scratch, keys))
     return keys
@@ -68,7 +63,7 @@ def decode(section: U8, numel: int, count: int) -> U32:
 @decode.cuda
 def _(section: Device, numel: int, count: int) -> Device:
     xp, size = array_module(section), section.size
-    _check_length(section, count)
+    check_room(section, 2 * count)  # a key takes at least two bits
     keys, error = xp.empty(count, u32), cleared(xp, 1, i32)
     if count == 0:
         check(-3 if size else 0)

@@ -68,7 +68,7 @@ def source(file: str) -> str:
         if name in seen:
             return ""
         seen.add(name)
-        text = (KERNELS / name).read_text()
+        text = (KERNELS / name).read_text().replace("#pragma once\n", "")  # as here, and NVRTC has no file names
         return re.sub(r'^#include "(.*)"$', lambda match: text_of(match[1]), text, flags=re.MULTILINE)
 
     return text_of(file)

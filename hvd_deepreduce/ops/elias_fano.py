@@ -8,18 +8,13 @@ from hvd_deepreduce.ops import bits
 from hvd_deepreduce.ops.deferred import check_later, counter
 from hvd_deepreduce.ops.device import THREADS, array_module, cleared, for_each, grid, launch, scan_status
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import check, kernel
+from hvd_deepreduce.ops.library import check, check_room, kernel
 from hvd_deepreduce.ops.types import U8, U32, Device, i32, u32
 
 _low_bits = kernel("elias_fano_low_bits", "u", "UU")
 _bytes = kernel("elias_fano_bytes", "U", "UUU")
 _encode = kernel("elias_fano_encode", "v", "pUUp")
 _decode = kernel("elias_fano_decode", "I", "pUUUp")
-
-
-def _check_length(section: U8 | Device, count: int) -> None:
-    if section.size * 8 < count:  # an index takes at least one bit
-        check(-1)
 
 
 @operation()
@@ -55,7 +50,7 @@ def decode(section: U8, numel: int, count: int) -> U32:
     Raises:
         ValueError: an encoder cannot have written the section for ``count`` indices below ``numel``.
     """
-    _check_length(section, count)
+    check_room(section, count)  # an index takes at least one bit
     indices = np.empty(count, np.uint32)
     check(_decode(section, section.size, count, numel, indices))
     return indices
@@ -64,7 +59,7 @@ def decode(section: U8, numel: int, count: int) -> U32:
 @decode.cuda
 def _(section: Device, numel: int, count: int) -> Device:
     xp = array_module(section)
-    _check_length(section, count)
+    check_room(section, count)  # an index takes at least one bit
     indices = xp.empty(count, u32)
     if count == 0:
         check(-3 if section.size else 0)

@@ -136,4 +136,10 @@ def check_size(section: Any, size: int) -> None:
         raise ValueError(f"it must have {size} bytes, and it has {section.size}")
 
 
+def check_room(section: Any, bits: int) -> None:
+    """Raises ``ValueError`` if the section has fewer bits, before arrays for its elements are allocated."""
+    if 8 * section.size < bits:
+        check(-1)
+
+
 vector_level = kernel("vector_level", "i", "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import byref, c_uint64
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from hvd_deepreduce.ops.deferred import check_later, counter, read_counter
 from hvd_deepreduce.ops.device import THREADS, allocate, array_module, cleared, for_each, grid, launch, scan_status
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import check, kernel
+from hvd_deepreduce.ops.sections import Job, cut
 from hvd_deepreduce.ops.types import U8, U32, Device, i32, u32, u64
 
 _bound = kernel("rans_bound", "U", "U")
@@ -31,42 +31,25 @@ def _parts(count: int) -> int:
     return max(1, count // _PART_SYMBOLS)
 
 
-class Job(NamedTuple):
-    """A section on a GPU.
-
-    Attributes:
-        at, size: its bytes of the data.
-        numel: of the tensor, for a section of indices; else 0.
-        symbols: their number, at least 1.
-    """
-
-    at: int
-    size: int
-    numel: int
-    symbols: int
-
-
 class _Decoding:
     """The symbols of sections of many containers, all decoded by one launch.
 
     Attributes:
         table: a row of each section, as kernels/rans/rans.cu draws it.
         each: the most parts of a section.
-        firsts: where each section's symbols begin.
         scratch: zeros before the launch; its first word has the error.
     """
 
     def __init__(self, data: Device, jobs: Sequence[Job]) -> None:
         self.data, self.xp, self.jobs = data, array_module(data), jobs
-        rows, self.firsts, words, self.count = [], [], 1, 0
+        rows, words, self.count = [], 1, 0
         for job in jobs:
-            rows.append((job.at, job.size, job.symbols, job.numel, self.count, words, words + 2))
-            self.firsts.append(self.count)
-            words += 2 + 2 * (-(-job.symbols // THREADS) + 1)
-            self.count += job.symbols
+            rows.append((job.at, job.size, job.entries, job.numel, self.count, words, words + 2))
+            words += 2 + 2 * (-(-job.entries // THREADS) + 1)
+            self.count += job.entries
         self.table, self.scratch = self.xp.asarray(np.array(rows, u64).reshape(-1)), cleared(self.xp, words, u64)
         self.error, self.symbols = self.scratch[:1].view(i32)[:1], self.xp.empty(self.count, np.uint8)
-        each = max(_parts(job.symbols) for job in jobs)
+        each = max(_parts(job.entries) for job in jobs)
         launch(
             self.xp, _FILE, "rans_decode", each * len(jobs), data, self.table, each, self.symbols, self.scratch,
             self.error,
@@ -75,7 +58,7 @@ class _Decoding:
     def indices(self) -> Device:
         """Those of all sections in a row."""
         indices = self.xp.empty(self.count, u32)
-        each = grid(self.xp, max(job.symbols for job in self.jobs))
+        each = grid(self.xp, max(job.entries for job in self.jobs))
         launch(
             self.xp, _FILE, "rans_indices", each * len(self.jobs), self.data, self.table, each, self.symbols,
             self.scratch, indices, self.error,
@@ -182,14 +165,9 @@ def _decode_at_once(data: Device, jobs: Sequence[Job]) -> list[Device]:
     decoding = _Decoding(data, jobs)
     indices = decoding.indices()
     check_later(decoding.error)
-    return [indices[first : first + job.symbols] for first, job in zip(decoding.firsts, jobs, strict=True)]
+    return cut(indices, jobs)
 
 
 def decode_many(parts: Sequence[U8], numel: int, counts: Sequence[int]) -> list[U32]:
     """``decode_indices`` of several sections; on a GPU in one set of launches, if they were taken apart together."""
-    found = sections.place_of(parts) if all(counts) else None
-    if found is None:
-        return [decode_indices(section, numel, count) for section, count in zip(parts, counts, strict=True)]
-    data, places = found
-    jobs = [Job(at, one.size, numel, count) for at, one, count in zip(places, parts, counts, strict=True)]
-    return _decode_at_once(data, jobs)
+    return sections.decode_many(parts, numel, counts, decode_indices, _decode_at_once)

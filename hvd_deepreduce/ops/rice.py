@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import byref, c_uint64
-from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +11,8 @@ from hvd_deepreduce.ops import sections
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counters
 from hvd_deepreduce.ops.device import THREADS, array_module, cleared, for_each, grid, launch, scan_status
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import check, kernel
+from hvd_deepreduce.ops.library import check, check_room, kernel
+from hvd_deepreduce.ops.sections import Job, cut
 from hvd_deepreduce.ops.types import U8, U32, Device, i32, u32, u64
 
 _parameter = kernel("rice_parameter", "u", "pUU*")
@@ -21,11 +21,6 @@ _encode = kernel("rice_encode", "v", "pUup")
 _decode = kernel("rice_decode", "I", "pUUuUp")
 _TILE = 8 * THREADS
 """Bytes of a tile of the highs, as in kernels/common/device.cuh."""
-
-
-def _check_length(section: U8 | Job, count: int) -> None:
-    if section.size == 0 or section.size * 8 < count:  # an index takes at least one bit
-        check(-1)
 
 
 @operation()
@@ -82,7 +77,7 @@ def decode(section: U8, numel: int, count: int) -> U32:
     Raises:
         ValueError: an encoder cannot have written the section for ``count`` indices below ``numel``.
     """
-    _check_length(section, count)
+    check_room(section, max(count, 1))  # an index takes at least one bit
     indices = np.empty(count, np.uint32)
     check(_decode(section[1:], section.size - 1, count, int(section[0]), numel, indices))
     return indices
@@ -93,27 +88,12 @@ def _(section: Device, numel: int, count: int) -> Device:
     return decode_all(section, [Job(0, section.size, numel, count)])
 
 
-class Job(NamedTuple):
-    """A section on a GPU.
-
-    Attributes:
-        at, size: its bytes of the data.
-        numel: its indices are below this.
-        entries: their number, at least 1.
-    """
-
-    at: int
-    size: int
-    numel: int
-    entries: int
-
-
 def decode_all(data: Device, jobs: Sequence[Job]) -> Device:
     """On a GPU: ``decode`` of sections of ``data``, in one set of launches; the results one behind the other."""
     xp, rows = array_module(data), []
     words, elements = 1, 0  # the first word has the error
     for job in jobs:
-        _check_length(job, job.entries)
+        check_room(job, max(job.entries, 1))
         of_highs = words + 2
         of_join = of_highs + -(-job.size // _TILE) + 1
         rows.append((*job, elements, words, of_highs, of_join))
@@ -131,10 +111,4 @@ def decode_all(data: Device, jobs: Sequence[Job]) -> Device:
 
 def decode_many(parts: Sequence[U8], numel: int, counts: Sequence[int]) -> list[U32]:
     """``decode`` of several sections; on a GPU in one set of launches, if they were taken apart together."""
-    found = sections.place_of(parts)
-    if found is None:
-        return [decode(section, numel, count) for section, count in zip(parts, counts, strict=True)]
-    data, places = found
-    jobs = [Job(at, one.size, numel, count) for at, one, count in zip(places, parts, counts, strict=True)]
-    indices, ends = decode_all(data, jobs), np.cumsum(counts).tolist()
-    return [indices[end - count : end] for end, count in zip(ends, counts, strict=True)]
+    return sections.decode_many(parts, numel, counts, decode, lambda data, jobs: cut(decode_all(data, jobs), jobs))

@@ -9,7 +9,7 @@ import numpy as np
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counters
 from hvd_deepreduce.ops.device import THREADS, array_module, cleared, for_each, grid, launch, scan_status
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import check, kernel
+from hvd_deepreduce.ops.library import check, check_room, kernel
 from hvd_deepreduce.ops.types import U8, U32, Device, i32, u32, u64
 
 BLOCK = 64
@@ -19,11 +19,6 @@ _bound = kernel("rice_blocks_bound", "U", "UU")
 _encode = kernel("rice_blocks_encode", "v", "pUpp")
 _decode = kernel("rice_blocks_decode", "I", "pUUUpp")
 _FILE = "rice/blocks"
-
-
-def _check_length(section: U8 | Device, count: int) -> None:
-    if section.size * 8 < count:  # an index takes at least one bit
-        check(-1)
 
 
 def blocks_of(count: int) -> int:
@@ -90,7 +85,7 @@ def decode(section: U8, numel: int, count: int) -> U32:
     Raises:
         ValueError: an encoder cannot have written the section for ``count`` indices below ``numel``.
     """
-    _check_length(section, count)
+    check_room(section, count)  # an index takes at least one bit
     indices, parameters = np.empty(count, np.uint32), np.empty(blocks_of(count), np.uint8)
     check(_decode(section, section.size, count, numel, parameters, indices))
     return indices
@@ -99,7 +94,7 @@ def decode(section: U8, numel: int, count: int) -> U32:
 @decode.cuda
 def _(section: Device, numel: int, count: int) -> Device:
     xp = array_module(section)
-    _check_length(section, count)
+    check_room(section, count)  # an index takes at least one bit
     blocks, tile = blocks_of(count), 8 * THREADS
     highs, places, indices = xp.empty(count, u32), xp.empty(blocks, u64), xp.empty(count, u32)
     # One array of zeros, for one launch: | ones | end | error | place of the highs | status of the blocks | of the

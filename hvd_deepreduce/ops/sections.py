@@ -6,7 +6,7 @@ prefetched within ``deferred.encoding`` and ``deferred.reading``, so that ``peek
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from hvd_deepreduce.ops.deferred import check_later, state
 from hvd_deepreduce.ops.device import THREADS, array_module, cleared, for_each, grid, launch
 from hvd_deepreduce.ops.dispatch import on_host, operation
 from hvd_deepreduce.ops.library import check, kernel
-from hvd_deepreduce.ops.types import U8, Device, i32, u32, u64
+from hvd_deepreduce.ops.types import U8, U32, Device, i32, u32, u64
 
 HEADER_BYTES = 64
 """The size of a container's header. ``prefetch_headers`` reads so many bytes of each section, too."""
@@ -317,3 +317,37 @@ def place_of(sections: Sequence[Device]) -> tuple[Device, list[int]] | None:
     if all(0 <= at and at + one.size <= memory.size for at, one in zip(places, sections, strict=True)):
         return memory, places
     return None
+
+
+class Job(NamedTuple):
+    """A section among others on a GPU.
+
+    Attributes:
+        at, size: its bytes of the data.
+        numel: of the tensor, for a section of indices; else 0.
+        entries: the number of its symbols or indices, at least 1.
+    """
+
+    at: int
+    size: int
+    numel: int
+    entries: int
+
+
+def decode_many(
+    parts: Sequence[U8], numel: int, counts: Sequence[int], one: Callable[[U8, int, int], U32],
+    together: Callable[[Device, Sequence[Job]], list[Device]],
+) -> list[U32]:  # fmt: skip
+    """The indices of several sections: by ``together``, on a GPU, if they were taken apart together; else ``one`` by
+    one."""
+    found = place_of(parts) if all(counts) else None
+    if found is None:
+        return [one(section, numel, count) for section, count in zip(parts, counts, strict=True)]
+    data, places = found
+    return together(data, [Job(at, part.size, numel, n) for at, part, n in zip(places, parts, counts, strict=True)])
+
+
+def cut(together: Device, jobs: Sequence[Job]) -> list[Device]:
+    """The entries of each job, which are one behind the other."""
+    ends = np.cumsum([job.entries for job in jobs]).tolist()
+    return [together[end - job.entries : end] for end, job in zip(ends, jobs, strict=True)]

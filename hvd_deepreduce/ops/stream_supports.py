@@ -11,6 +11,7 @@ from hvd_deepreduce.ops import rice
 from hvd_deepreduce.ops.deferred import check_later
 from hvd_deepreduce.ops.densestream import NOWHERE
 from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, launch, suffix
+from hvd_deepreduce.ops.sections import Job
 from hvd_deepreduce.ops.types import Device, i32, u32, u64
 
 
@@ -56,7 +57,7 @@ def supports(
         (a, b, values), ends = ([at + begin for begin, _ in one[:3]], [at + begin + size for begin, size in one[:3]])
         values = values if one.raw else NOWHERE
         table.append((a, b, one.blocks, numel, one.elements, values, row, first, words, *ends))
-        jobs += [rice.Job(a, one.a[1], numel, one.blocks), rice.Job(b, one.b[1], one.elements, one.blocks)]
+        jobs += [Job(a, one.a[1], numel, one.blocks), Job(b, one.b[1], one.elements, one.blocks)]
         row, first, words = row + 2 * one.blocks, first + one.elements, words + 2 + -(-one.blocks // THREADS)
     there, scratch = xp.asarray(np.array(table, u64).reshape(-1)), cleared(xp, words, u64)
     error, indices = scratch[:1].view(i32)[:1], xp.empty(first, u32)
