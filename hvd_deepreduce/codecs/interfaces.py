@@ -196,7 +196,7 @@ class LosslessIndexCodec(IndexCodec, ABC):
 
     no_bytes_for_none: ClassVar[bool] = False
     """Whether the operations take at least one index, and a section of no indices has no bytes."""
-    sections_of: ClassVar[Callable[[Sequence[U32], Sequence[int]], list[U8]] | None] = None
+    sections_of: ClassVar[Any] = None
     """The sections of several lists, none of them empty, on a GPU with one wait for all; None: one by one."""
 
     @staticmethod

@@ -175,13 +175,10 @@ def _(out: Device, parts: list[tuple[Device | None, Device]], scale: float, thre
         starts = xp.empty(_PARTS * (tiles + 1), u32)
         most = max([values.size for indices, values in now if indices is not None], default=0)
         if most:
-            launch(
-                xp, _FILE, f"sum_starts_{kind}", _PARTS * grid(xp, most + 1), size, count, *arguments, tiles,
-                starts,
-            )  # fmt: skip
+            launch(xp, _FILE, f"sum_starts_{kind}", _PARTS * grid(xp, most + 1), size, count, *arguments, tiles, starts)
         launch(
-            xp, _FILE, f"sum_{kind}", tiles, out, size, out.dtype.type(scale if last else 1.0),
-            u32(begin > 0), count, *arguments, starts,
+            xp, _FILE, f"sum_{kind}", tiles, out, size, out.dtype.type(scale if last else 1.0), u32(begin > 0), count,
+            *arguments, starts,
         )  # fmt: skip
 
 
@@ -312,8 +309,8 @@ def _(indices: Device, places: Device) -> Device:
     if count:
         deleted = bitmap.encode(places, 32 * -(-count // 32)).view(u32)
         for_each(
-            xp, _FILE, "delete_places", count, indices, count, deleted, scan_status(xp, count), counter(xp),
-            out, out.size,
+            xp, _FILE, "delete_places", count, indices, count, deleted, scan_status(xp, count), counter(xp), out,
+            out.size,
         )  # fmt: skip
     return out
 

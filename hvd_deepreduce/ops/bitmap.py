@@ -12,6 +12,8 @@ from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import check, check_size, kernel
 from hvd_deepreduce.ops.types import U8, U32, Device, i32, u32
 
+_FILE = "bitmap/bitmap"
+
 _encode = kernel("bitmap_encode", "v", "pUp")
 _decode = kernel("bitmap_decode", "I", "pUUUp")
 
@@ -31,8 +33,8 @@ def find_ones(xp: Any, bits: Device, places: Device) -> Device:
     if bits.size:
         tile = 8 * THREADS
         for_each(
-            xp, "bitmap/bitmap", "find_ones", bits.size, bits, bits.size, scan_status(xp, bits.size, tile), places,
-            places.size, ones, tile=tile,
+            xp, _FILE, "find_ones", bits.size, bits, bits.size, scan_status(xp, bits.size, tile), places, places.size,
+            ones, tile=tile,
         )  # fmt: skip
     return ones
 
@@ -49,7 +51,7 @@ def encode(indices: U32, numel: int) -> U8:
 def _(indices: Device, numel: int) -> Device:
     xp = array_module(indices)
     words = cleared(xp, -(-numel // 32), u32)
-    for_each(xp, "bitmap/bitmap", "bitmap_encode", indices.size, indices, indices.size, words)
+    for_each(xp, _FILE, "bitmap_encode", indices.size, indices, indices.size, words)
     return words.view(np.uint8)[: (numel + 7) // 8]
 
 
@@ -75,9 +77,6 @@ def _(section: Device, numel: int, count: int) -> Device:
     indices, error = xp.empty(count, u32), cleared(xp, 1, i32)
     ones = find_ones(xp, section, indices)
     padding = section.size - numel // 8
-    launch(
-        xp, "bitmap/bitmap", "check_bitmap", grid(xp, max(1, padding)), section, section.size, numel, count, ones,
-        error,
-    )  # fmt: skip
+    launch(xp, _FILE, "check_bitmap", grid(xp, max(1, padding)), section, section.size, numel, count, ones, error)
     check_later(error)
     return indices

@@ -17,6 +17,8 @@ from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import kernel
 from hvd_deepreduce.ops.types import U8, U32, Device, i32, u32, u64
 
+_FILE = "bloom/bloom"
+
 _insert = kernel("bloom_insert", "v", "pUuuuupU")
 _query = kernel("bloom_query", "U", "pUuuuuUp")
 _conflict_sets = kernel("bloom_conflict_sets", "i", "pUUUuuuuUp")
@@ -45,8 +47,8 @@ def _(indices: Device, size: int, hashes: int, seed: int, parameter: int, step: 
     xp, count = array_module(indices), indices.size
     words = cleared(xp, -(-size // 4), u32)
     for_each(
-        xp, "bloom/bloom", "bloom_insert", count * hashes, indices, count, u32(hashes),
-        *key_words(seed, parameter, step), u32(size), words,
+        xp, _FILE, "bloom_insert", count * hashes, indices, count, u32(hashes), *key_words(seed, parameter, step),
+        u32(size), words,
     )  # fmt: skip
     return words.view(np.uint8)[:size]
 
@@ -123,12 +125,11 @@ def _query_all(
     found = xp.empty(blocks * len(filters), u64)
     if numel:
         each = grid(xp, max((one.size + 15) // 4 for one in filters))
-        launch(xp, "bloom/bloom", "bloom_wrap", each * len(filters), data, there, each, wrapped)
+        launch(xp, _FILE, "bloom_wrap", each * len(filters), data, there, each, wrapped)
         each = grid(xp, blocks)
         launch(
-            xp, "bloom/bloom", "bloom_query", each * len(filters), wrapped, there, each, *key_words(*key), numel, found,
-            counts,
-        )  # fmt: skip
+            xp, _FILE, "bloom_query", each * len(filters), wrapped, there, each, *key_words(*key), numel, found, counts
+        )
     return found, there
 
 
@@ -155,9 +156,7 @@ def query_many(
         error = scratch[:1].view(i32)[:1]
         positives, there = _query_all(xp, data, some, numel, (seed, parameter, step), scratch, 1)
         indices, each = xp.empty(sum(one.positives for one in some), u32), grid(xp, 8 * blocks, _TILE)
-        launch(
-            xp, "bloom/bloom", "bloom_find", each * len(some), positives, there, each, numel, scratch, indices, error
-        )
+        launch(xp, _FILE, "bloom_find", each * len(some), positives, there, each, numel, scratch, indices, error)
         check_later(error)
         first = 0
         for one in some:

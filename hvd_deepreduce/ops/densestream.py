@@ -18,6 +18,8 @@ from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import check, kernel, kernels_by_dtype
 from hvd_deepreduce.ops.types import U32, U64, Device, Floats, i32, u32, u64
 
+_FILE = "densestream/densestream"
+
 MOST = 2**31 - 1
 """The most blocks, and covered elements, of a stream on a GPU."""
 NOWHERE = 2**64 - 1
@@ -56,8 +58,8 @@ def _firsts(xp: Any, lengths: Device) -> Device:
     """The place of each block's first value: uint32 ``[blocks]``."""
     firsts = xp.empty(lengths.size, u32)
     for_each(
-        xp, "densestream/densestream", "stream_firsts", lengths.size, lengths, lengths.size,
-        scan_status(xp, lengths.size), counter(xp), firsts,
+        xp, _FILE, "stream_firsts", lengths.size, lengths, lengths.size, scan_status(xp, lengths.size), counter(xp),
+        firsts,
     )  # fmt: skip
     return firsts
 
@@ -66,8 +68,8 @@ def _scatter(starts: Device, lengths: Device, values: Device, begin: int, adds: 
     """``dense[index - begin] = value`` for each covered element, or ``+=`` with ``adds``."""
     xp = array_module(starts)
     for_each(
-        xp, "densestream/densestream", f"stream_scatter_{suffix(values.dtype)}", values.size, starts,
-        _firsts(xp, lengths), starts.size, values, values.size, begin, u32(adds), dense,
+        xp, _FILE, f"stream_scatter_{suffix(values.dtype)}", values.size, starts, _firsts(xp, lengths), starts.size,
+        values, values.size, begin, u32(adds), dense,
     )  # fmt: skip
 
 
@@ -125,17 +127,17 @@ def _written(indices: Device, values: Device | None, gap: int) -> tuple[Device, 
     if count == 0:
         return xp.empty(0, u32), xp.empty(0, u32), indices, xp.empty(0, dtype)
     totals, end = cleared(xp, 2, u64), counter(xp)
-    for_each(xp, "densestream/densestream", "stream_count", count, indices, count, u32(gap), totals)
+    for_each(xp, _FILE, "stream_count", count, indices, count, u32(gap), totals)
     blocks, covered = (int(total) for total in totals.get())
     _check_count(covered)
     starts, lengths, firsts = (xp.empty(blocks, u32) for _ in range(3))
     support = indices if covered == count else xp.empty(covered, u32)
     out = None if values is None else cleared(xp, covered, dtype)
     for_each(
-        xp, "densestream/densestream", f"stream_write_{suffix(dtype)}", count, indices, values, count, u32(gap),
-        scan_status(xp, count), end, starts, firsts, NULL if support is indices else support, out,
+        xp, _FILE, f"stream_write_{suffix(dtype)}", count, indices, values, count, u32(gap), scan_status(xp, count),
+        end, starts, firsts, NULL if support is indices else support, out,
     )  # fmt: skip
-    for_each(xp, "densestream/densestream", "stream_lengths", blocks, firsts, end, lengths)
+    for_each(xp, _FILE, "stream_lengths", blocks, firsts, end, lengths)
     return starts, lengths, support, out
 
 
@@ -165,10 +167,7 @@ def _(starts: Device, lengths: Device, begin: int, end: int, count: int) -> None
             raise broken_blocks(begin, end, count)
         return
     error, sums = cleared(xp, 1, i32), cleared(xp, 2, u64)
-    launch(
-        xp, "densestream/densestream", "stream_check", grid(xp, blocks), starts, lengths, blocks, begin, end, count,
-        sums, error,
-    )  # fmt: skip
+    launch(xp, _FILE, "stream_check", grid(xp, blocks), starts, lengths, blocks, begin, end, count, sums, error)
     if state.errors is not None:
         check_later(error)
     elif read_counter(error):
@@ -187,9 +186,7 @@ def indices(starts: U32, lengths: U32, count: int) -> U32:
 def _(starts: Device, lengths: Device, count: int) -> Device:
     xp = array_module(starts)
     out = xp.empty(count, u32)
-    for_each(
-        xp, "densestream/densestream", "stream_indices", count, starts, _firsts(xp, lengths), starts.size, count, out
-    )
+    for_each(xp, _FILE, "stream_indices", count, starts, _firsts(xp, lengths), starts.size, count, out)
     return out
 
 
@@ -209,8 +206,8 @@ def _(starts: Device, lengths: Device, values: Device) -> tuple[Device, Device]:
     xp, count = array_module(starts), values.size
     indices, out, kept = xp.empty(count, u32), xp.empty(count, values.dtype), counter(xp)
     for_each(
-        xp, "densestream/densestream", f"stream_nonzero_{suffix(values.dtype)}", count, starts, _firsts(xp, lengths),
-        starts.size, values, count, scan_status(xp, count), kept, indices, out,
+        xp, _FILE, f"stream_nonzero_{suffix(values.dtype)}", count, starts, _firsts(xp, lengths), starts.size, values,
+        count, scan_status(xp, count), kept, indices, out,
     )  # fmt: skip
     size = read_counter(kept)
     return indices[:size], out[:size]
@@ -316,17 +313,14 @@ def _(starts: Device, lengths: Device, cuts: Any) -> tuple[Device, Device, Devic
     places, pieces, firsts, total = xp.empty(blocks, u32), counter(xp), xp.empty(blocks, u32), counter(xp)
     block_at, value_at = cleared(xp, count + 2, u64), cleared(xp, count + 2, u64)
     if blocks:
+        for_each(xp, _FILE, "stream_firsts", blocks, lengths, blocks, scan_status(xp, blocks), total, firsts)
         for_each(
-            xp, "densestream/densestream", "stream_firsts", blocks, lengths, blocks, scan_status(xp, blocks), total,
-            firsts,
+            xp, _FILE, "stream_split", blocks, starts, lengths, blocks, cuts_there, count, scan_status(xp, blocks),
+            pieces, places, out_starts, out_lengths,
         )  # fmt: skip
         for_each(
-            xp, "densestream/densestream", "stream_split", blocks, starts, lengths, blocks, cuts_there, count,
-            scan_status(xp, blocks), pieces, places, out_starts, out_lengths,
-        )  # fmt: skip
-        for_each(
-            xp, "densestream/densestream", "stream_pieces", count + 2, starts, lengths, firsts, blocks, total,
-            cuts_there, count, pieces, places, block_at, value_at,
+            xp, _FILE, "stream_pieces", count + 2, starts, lengths, firsts, blocks, total, cuts_there, count, pieces,
+            places, block_at, value_at,
         )  # fmt: skip
     return out_starts, out_lengths, block_at, value_at
 
@@ -347,8 +341,8 @@ def _(starts: Device, lengths: Device, begin: int) -> tuple[Device, Device]:
     xp, blocks = array_module(starts), starts.size
     skips, ends = xp.empty(blocks, u32), xp.empty(blocks, u32)
     for_each(
-        xp, "densestream/densestream", "stream_gaps", blocks, starts, lengths, blocks, u32(begin),
-        scan_status(xp, blocks), counter(xp), skips, ends,
+        xp, _FILE, "stream_gaps", blocks, starts, lengths, blocks, u32(begin), scan_status(xp, blocks), counter(xp),
+        skips, ends,
     )  # fmt: skip
     return skips, ends
 
@@ -370,9 +364,6 @@ def _(skips: Device, ends: Device, begin: int) -> None:
     xp, blocks = array_module(skips), skips.size
     starts, lengths, error = xp.empty(blocks, u32), xp.empty(blocks, u32), cleared(xp, 1, i32)
     if blocks:
-        launch(
-            xp, "densestream/densestream", "stream_blocks", grid(xp, blocks), skips, ends, blocks, u32(begin), starts,
-            lengths, error,
-        )  # fmt: skip
+        launch(xp, _FILE, "stream_blocks", grid(xp, blocks), skips, ends, blocks, u32(begin), starts, lengths, error)
         skips[:], ends[:] = starts, lengths
         check_later(error)

@@ -10,15 +10,10 @@ from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import check, kernel
 from hvd_deepreduce.ops.types import U8, U32, Device, i32, u32
 
-_bound = kernel("flagged_bound", "U", "U")
+bound = kernel("flagged_bound", "U", "U")
+"""The most bytes that so many keys take."""
 _encode = kernel("flagged_encode", "U", "pUp")
 _decode = kernel("flagged_decode", "I", "pUUUp")
-
-
-def bound(count: int) -> int:
-    """The most bytes that so many keys take."""
-    most: int = _bound(count)
-    return most
 
 
 @operation()

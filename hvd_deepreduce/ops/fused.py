@@ -24,8 +24,8 @@ SETTINGS = np.dtype([("form", "u4"), ("bits", "u4"), ("bucket_size", "u8"), ("l2
 """What the containers have in common: the form in their headers, QSGD's settings, and whether the index codec is
 ``rice_blocks`` (1) or ``rice`` (0)."""
 
-_bound = kernel("fused_bound", "U", "UUp")
-_encode = kernel("fused_encode", "I", "PPUUpuuuuuiiip")
+_bound = kernel("fused_bound", "U", "UUP")
+_encode = kernel("fused_encode", "I", "PPUUPuuuuuiiip")
 _decode = kernel("fused_decode", "I", "PUUpUpPdU*i")
 _NOT_FINITE = -7
 _QSGD_HEADER = 8
@@ -58,11 +58,11 @@ def encode(
         NonFiniteError: the gradient has NaN or infinity. Nothing has changed then.
         MemoryError: the host has too little memory. A part of the gradient may have been added.
     """
-    seed, parameter, step, rank = key
-    out = np.empty(_bound(gradient.size, kept, settings), np.uint8)
+    common, (seed, parameter, step, rank) = address(settings), key
+    out = np.empty(_bound(gradient.size, kept, common), np.uint8)
     dense, source = (gradient, None) if residual is None else (residual, address(gradient))
     size = _encode(
-        address(dense), source, gradient.size, kept, settings, salt, seed, parameter, step & 0xFFFFFFFF, rank,
+        address(dense), source, gradient.size, kept, common, salt, seed, parameter, step & 0xFFFFFFFF, rank,
         residual is not None, finite, threads, out,
     )  # fmt: skip
     if size == _NOT_FINITE:

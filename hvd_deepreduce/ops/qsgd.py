@@ -18,17 +18,12 @@ from hvd_deepreduce.ops.groups import bucket_count, capped
 from hvd_deepreduce.ops.library import check, check_size, kernel
 from hvd_deepreduce.ops.types import F32, U8, Device, f32, u32, u64
 
-_qsgd_levels = kernel("qsgd_levels", "u", "u")
+levels_of = kernel("qsgd_levels", "u", "u")
+"""s, the number of levels of each sign for codes of so many bits, 2 to 8: 2^(bits - 1) - 1."""
 _FILE = "qsgd/qsgd"
 _qsgd_quantize = generic_kernel(_FILE, "qsgd_quantize", "v", "pUUuuuuupp", 4 * THREADS)
 _qsgd_fit_norms = generic_kernel(_FILE, "qsgd_fit_norms", "v", "ppUUupp", 8)
 _qsgd_dequantize = generic_kernel(_FILE, "qsgd_dequantize", "I", "ppUUup")
-
-
-def levels_of(bits: int) -> int:
-    """s, the number of levels of each sign for codes of ``bits`` bits, 2 to 8: 2^(bits - 1) - 1."""
-    levels: int = _qsgd_levels(bits)
-    return levels
 
 
 def _one_launch(bucket_size: int) -> bool:

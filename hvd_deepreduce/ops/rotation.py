@@ -14,16 +14,11 @@ from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import kernel
 from hvd_deepreduce.ops.types import F32, Device, f32, f64
 
-_rotated_count = kernel("rotated_count", "U", "UU")
+rotated_count = kernel("rotated_count", "U", "UU")
+"""The number of rotated values of (count, bucket size): the last bucket is filled up to a power of two."""
 _rotate = kernel("rotate", "I", "pUUuuup")
 _unrotate = kernel("unrotate", "I", "pUUuuup")
 _FILE = "rotation/rotation"
-
-
-def rotated_count(count: int, bucket_size: int) -> int:
-    """The number of rotated values of ``count`` values: the last bucket is filled up to a power of two."""
-    places: int = _rotated_count(count, bucket_size)
-    return places
 
 
 def _check_memory(result: int, count: int) -> None:

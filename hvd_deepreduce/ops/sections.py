@@ -19,6 +19,8 @@ from hvd_deepreduce.ops.dispatch import on_host, operation
 from hvd_deepreduce.ops.library import check, kernel
 from hvd_deepreduce.ops.types import U8, U32, Device, i32, u32, u64
 
+_FILE = "sections/sections"
+
 HEADER_BYTES = 64
 """The size of a container's header. ``prefetch_headers`` reads so many bytes of each section, too."""
 CHECKSUM_AT = 12
@@ -125,7 +127,7 @@ def _(
     if words:
         start = np.frombuffer(header.ljust(HEADER_BYTES, b"\0"), u64)
         kept = u32(at // 4 if checked else _NO_CHECKSUM)
-        for_each(xp, "sections/sections", "join", words, *start, *pieces, words, kept, u32(salt), out)
+        for_each(xp, _FILE, "join", words, *start, *pieces, words, kept, u32(salt), out)
     section = out.view(np.uint8)[:total]
     return section if checked else remember_start(section, header)  # the checksum is not in `header`
 
@@ -165,7 +167,7 @@ def _(data: Device, ranks: int) -> None:
         return
     xp = array_module(data)
     heads = xp.empty(ranks * 4 * HEADER_BYTES, np.uint8)
-    launch(xp, "sections/sections", "container_heads", 1, data, data.size, u32(ranks), heads)
+    launch(xp, _FILE, "container_heads", 1, data, data.size, u32(ranks), heads)
     at = 0
     for starts in heads.get().reshape(ranks, 4, HEADER_BYTES):
         sizes = starts[0, SIZES_AT:].view(u64).tolist()
@@ -194,10 +196,7 @@ def _(data: Device, ranks: int, numels: Sequence[int], itemsize: int) -> None:
     xp = array_module(data)
     size, containers = 4 * HEADER_BYTES + 64, ranks * len(numels)
     heads, there = xp.empty(containers * size, np.uint8), xp.asarray(np.array(numels, u64))
-    launch(
-        xp, "sections/sections", "short_heads", 1, data, data.size, u32(containers), there, u32(len(numels)), itemsize,
-        heads,
-    )  # fmt: skip
+    launch(xp, _FILE, "short_heads", 1, data, data.size, u32(containers), there, u32(len(numels)), itemsize, heads)
     for head in heads.get().reshape(containers, size):
         ends = head[4 * HEADER_BYTES :].view(u64).reshape(4, 2).tolist()
         for (begin, end), start in zip(ends, head[: 4 * HEADER_BYTES].reshape(4, HEADER_BYTES), strict=True):
@@ -229,7 +228,7 @@ def _(data: Device, ends: Sequence[int]) -> None:
     if padded:
         xp = array_module(data)
         error = cleared(xp, 1, i32)
-        launch(xp, "sections/sections", "check_padding", 1, data, *padded, *[0] * (4 - len(padded)), error)
+        launch(xp, _FILE, "check_padding", 1, data, *padded, *[0] * (4 - len(padded)), error)
         check_later(error)
 
 
@@ -255,7 +254,7 @@ def _(data: Device, at: int = CHECKSUM_AT, salt: int = 0) -> None:
     xp = array_module(data)
     scratch, error = cleared(xp, 2, u32), cleared(xp, 1, i32)
     blocks, kept = grid(xp, -(-data.size // 4), 4 * THREADS), u32(at // 4)
-    launch(xp, "sections/sections", "check_container", blocks, data, data.size, kept, u32(salt), scratch, error)
+    launch(xp, _FILE, "check_container", blocks, data, data.size, kept, u32(salt), scratch, error)
     check_later(error)
 
 
@@ -291,11 +290,11 @@ def take_apart(data: Device, containers: Sequence[Parts]) -> list[list[Device]]:
     scratch, out = cleared(xp, len(wholes) + 1, u64), xp.empty(words, u64)
     error = scratch[len(wholes) :].view(i32)[:1]
     each = grid(xp, max(size for _, size, _ in wholes), 8 * THREADS)
-    launch(xp, "sections/sections", "check_containers", each * len(wholes), data, there, each, scratch, error)
+    launch(xp, _FILE, "check_containers", each * len(wholes), data, there, each, scratch, error)
     check_later(error)
     if rows:
         each, out_of = grid(xp, max(size for _, size, _ in rows), 8 * THREADS), there[3 * len(wholes) :]
-        launch(xp, "sections/sections", "align_sections", each * len(rows), data, out_of, each, out)
+        launch(xp, _FILE, "align_sections", each * len(rows), data, out_of, each, out)
     memory, parts, at_word = out.view(np.uint8), [], 0
     for _, ends, _ in containers:
         of_one = []

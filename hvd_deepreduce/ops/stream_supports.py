@@ -14,6 +14,8 @@ from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, laun
 from hvd_deepreduce.ops.sections import Job
 from hvd_deepreduce.ops.types import Device, i32, u32, u64
 
+_FILE = "densestream/densestream"
+
 
 class Section(NamedTuple):
     """What the host knows of a packed stream (``joint.stream_format``) of at least one block, and of a whole vector.
@@ -66,13 +68,8 @@ def supports(
     else:
         rows = xp.empty(row, u32)
         each = grid(xp, max(one.blocks for one in streams))
-        launch(
-            xp, "densestream/densestream", "stream_rows", each * len(streams), data, there, each, scratch, rows, error
-        )
+        launch(xp, _FILE, "stream_rows", each * len(streams), data, there, each, scratch, rows, error)
     each = grid(xp, max(one.elements for one in streams))
-    launch(
-        xp, "densestream/densestream", f"stream_supports_{suffix(dtype)}", each * len(streams), data, there, each, rows,
-        indices, error,
-    )  # fmt: skip
+    launch(xp, _FILE, f"stream_supports_{suffix(dtype)}", each * len(streams), data, there, each, rows, indices, error)
     check_later(error)
     return [indices[entry[7] : entry[7] + one.elements] for entry, one in zip(table, streams, strict=True)]

@@ -72,10 +72,7 @@ def _(packed: Device) -> Device:
     others_count, size = counter(xp), counter(xp)
     others, rank = xp.empty(n, u32), xp.empty(n, u32)
     for_each(xp, _FILE, "zero_runs_find", n, packed, n, scan_status(xp, n), others_count, others, rank)
-    for_each(
-        xp, _FILE, "zero_runs_write", n, packed, n, others_count, others, rank, scan_status(xp, n), size,
-        out,
-    )  # fmt: skip
+    for_each(xp, _FILE, "zero_runs_write", n, packed, n, others_count, others, rank, scan_status(xp, n), size, out)
     return out[: read_counter(size)]
 
 

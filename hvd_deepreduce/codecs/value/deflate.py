@@ -27,7 +27,7 @@ class Deflate(BytesCodec):
     level: int = Field(6, ge=1, le=9)
 
     def compressed(self, runs: list[U8]) -> bytes:
-        return zlib.compress(b"".join(runs), self.level)
+        return zlib.compress(b"".join(run.data for run in runs), self.level)
 
     @staticmethod
     def unpacked(data: bytes, size: int) -> bytes:
