@@ -20,6 +20,7 @@ class BytesCodec(ValueCodec, ABC):
     Section: ``| shuffled u8, 0 or 1 | compressed bytes |``.
     """
 
+    level: int
     shuffle: bool = Field(True, strict=True)
 
     @abstractmethod
