@@ -191,25 +191,45 @@ class IndexCodec(Codec, ABC):
         return [cls.decode(section, numel, count, key) for section, count in zip(sections, counts, strict=True)]
 
 
-def encoded_together(
-    encode: Callable[[Sequence[U32], Sequence[int]], list[U8]], lists: Sequence[U32], numels: Sequence[int]
-) -> list[tuple[U8, U32]]:
-    """What ``IndexCodec.encode_many`` returns of a lossless codec whose sections of no indices have no bytes.
-    ``encode`` gets the lists that are not empty."""
-    filled = [(indices, numel) for indices, numel in zip(lists, numels, strict=True) if indices.size]
-    sections = iter(encode([indices for indices, _ in filled], [numel for _, numel in filled]))
-    return [(next(sections) if indices.size else indices.view(np.uint8), indices) for indices in lists]
+class LosslessIndexCodec(IndexCodec, ABC):
+    """An index codec whose support is the selection, so that it has only to name its operations."""
 
+    no_bytes_for_none: ClassVar[bool] = False
+    """Whether the operations take at least one index, and a section of no indices has no bytes."""
+    sections_of: ClassVar[Any] = None
+    """The sections of several lists, none of them empty, on a GPU with one wait for all; None: one by one."""
 
-def no_indices(section: U8) -> U32:
-    """What a codec whose sections of no indices have no bytes decodes such a section to.
+    @staticmethod
+    @abstractmethod
+    def section_of(indices: U32, numel: int) -> U8:
+        """The section."""
 
-    Raises:
-        ValueError: it has bytes.
-    """
-    if section.size:
-        raise ValueError(f"the section has {section.size} bytes: no indices take none")
-    return section.view(np.uint32)
+    @staticmethod
+    @abstractmethod
+    def read(section: U8, numel: int, count: int) -> U32:
+        """The indices of a section. Raises ``ValueError``, as ``decode``."""
+
+    def encode(self, indices: U32, numel: int, key: RngKey) -> tuple[U8, U32]:
+        if self.no_bytes_for_none and not indices.size:
+            return indices.view(np.uint8), indices
+        return self.section_of(indices, numel), indices
+
+    def encode_many(
+        self, lists: Sequence[U32], numels: Sequence[int], keys: Sequence[RngKey]
+    ) -> list[tuple[U8, U32]]:
+        if self.sections_of is None:
+            return super().encode_many(lists, numels, keys)
+        filled = [(indices, numel) for indices, numel in zip(lists, numels, strict=True) if indices.size]
+        sections = iter(self.sections_of([indices for indices, _ in filled], [numel for _, numel in filled]))
+        return [(next(sections) if indices.size else indices.view(np.uint8), indices) for indices in lists]
+
+    @classmethod
+    def decode(cls, section: U8, numel: int, count: int, key: RngKey) -> U32:
+        if count or not cls.no_bytes_for_none:
+            return cls.read(section, numel, count)
+        if section.size:
+            raise ValueError(f"the section has {section.size} bytes: no indices take none")
+        return section.view(np.uint32)
 
 
 class ValueCodec(Codec, ABC):

@@ -10,29 +10,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    SerializeAsAny,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SerializeAsAny, field_validator, model_validator
 
 import hvd_deepreduce.codecs.index
 import hvd_deepreduce.codecs.joint
 import hvd_deepreduce.codecs.sparsify
 import hvd_deepreduce.codecs.value  # noqa: F401  (these register the codecs)
 from hvd_deepreduce.codecs.index.rice_blocks import RiceBlocks
-from hvd_deepreduce.codecs.interfaces import (
-    Codec,
-    IndexCodec,
-    JointCodec,
-    Sparsifier,
-    ValueCodec,
-    meant,
-)
+from hvd_deepreduce.codecs.interfaces import Codec, IndexCodec, JointCodec, Sparsifier, ValueCodec, meant
 from hvd_deepreduce.codecs.joint.three_lc import ThreeLC
 from hvd_deepreduce.codecs.sparsify.nonzero import NonZero
 from hvd_deepreduce.codecs.sparsify.topk import TopK

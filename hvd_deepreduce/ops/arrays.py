@@ -13,30 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_deepreduce.ops import bitmap, sections
-from hvd_deepreduce.ops.deferred import check_selection, counter, residual_guard
-from hvd_deepreduce.ops.device import (
-    NULL,
-    THREADS,
-    array_module,
-    f32,
-    grid,
-    launch,
-    or_null,
-    scan_status,
-    suffix,
-    u32,
-    u64,
-)
-from hvd_deepreduce.ops.dispatch import operation
+from hvd_deepreduce.ops.deferred import check_selection, counter, generic_kernel, residual_guard
+from hvd_deepreduce.ops.device import THREADS, allocate, array_module, for_each, grid, launch, scan_status, suffix
+from hvd_deepreduce.ops.dispatch import generic, operation
 from hvd_deepreduce.ops.library import address, kernels_by_dtype
-from hvd_deepreduce.ops.types import F32, U8, U32, Device, Floats
+from hvd_deepreduce.ops.types import F32, U8, U32, Device, Floats, f32, u32, u64
 
+_FILE = "arrays/arrays"
 _add = kernels_by_dtype("add", "v", "ppUi")
-_gather = kernels_by_dtype("gather", "v", "ppUp")
-_gather[np.dtype(np.uint32)] = _gather[np.dtype(np.float32)]  # both are words of 32 bits
+_gather = {w: generic_kernel(_FILE, f"gather_f{8 * w}", "v", "ppUp") for w in (4, 8)}
 _subtract = kernels_by_dtype("subtract", "v", "ppUp")
-_sum = kernels_by_dtype("sum", "v", "pUpppidi")
-_copy_finite = kernels_by_dtype("copy_finite", "i", "ppUi")
+_sum = kernels_by_dtype("sum", "v", "PUpppidi")
+_copy_finite = kernels_by_dtype("copy_finite", "i", "PPUi")
 _copy_finite_many = kernels_by_dtype("copy_finite_many", "i", "pppU")
 
 _PARTS = 8
@@ -51,7 +39,7 @@ def add(dense: Floats, gradient: Floats, threads: int = 1) -> None:
 
     On a GPU, within ``deferred.encoding``, ``dense`` stays as it is if the encoded gradient is not finite.
     """
-    _add[dense.dtype](address(dense), address(gradient), dense.size, threads)
+    _add[dense.dtype](dense, gradient, dense.size, threads)
 
 
 @add.cuda
@@ -59,7 +47,7 @@ def _(dense: Device, gradient: Device, threads: int = 1) -> None:
     if dense.size:
         xp = array_module(dense)
         blocks, guard = grid(xp, dense.size, 4 * THREADS), residual_guard()
-        launch(xp, "arrays/arrays", f"add_{suffix(dense.dtype)}", blocks, dense, gradient, u64(dense.size), guard)
+        launch(xp, _FILE, f"add_{suffix(dense.dtype)}", blocks, dense, gradient, dense.size, guard)
 
 
 @operation()
@@ -72,9 +60,7 @@ def scale(dense: Floats, factor: float) -> None:
 def _(dense: Device, factor: float) -> None:
     if dense.size:
         xp, kernel = array_module(dense), f"scale_{suffix(dense.dtype)}"
-        launch(
-            xp, "arrays/arrays", kernel, grid(xp, dense.size), dense, u64(dense.size), dense.dtype.type(factor)
-        )  # fmt: skip
+        for_each(xp, _FILE, kernel, dense.size, dense, dense.size, dense.dtype.type(factor))
 
 
 def copy_finite(to: int, source: int, numel: int, dtype: np.dtype[Any], threads: int = 1) -> bool:
@@ -95,24 +81,14 @@ def copy_finite_many(copies: Sequence[tuple[int, int, int]], dtype: np.dtype[Any
         copies: to, source and numel of each.
     """
     columns = np.array(copies, np.uint64).reshape(-1, 3).T.copy()
-    return bool(_copy_finite_many[dtype](*map(address, columns), len(copies)))
+    return bool(_copy_finite_many[dtype](*columns, len(copies)))
 
 
-@operation()
+@generic
 def gather(dense: NDArray[Any], indices: U32) -> NDArray[Any]:
     """``dense[indices]``, for float32, float64 or uint32. Indices must be below ``dense.size``; this is not checked."""
-    values = np.empty(indices.size, dense.dtype)
-    _gather[dense.dtype](address(dense), address(indices), indices.size, address(values))
-    return values
-
-
-@gather.cuda
-def _(dense: Device, indices: Device) -> Device:
-    xp = array_module(dense)
-    values = xp.empty(indices.size, dense.dtype)
-    if indices.size:
-        kernel = f"gather_{suffix(dense.dtype)}"
-        launch(xp, "arrays/arrays", kernel, grid(xp, indices.size), dense, indices, u64(indices.size), values)
+    values = allocate(dense, indices.size, dense.dtype)
+    _gather[dense.itemsize](indices.size, dense, indices, indices.size, values)
     return values
 
 
@@ -135,7 +111,7 @@ def _(values: Device, places: Device) -> Device:
     out = xp.empty(values.size, values.dtype)
     if values.size:
         kernel = f"scatter_{suffix(values.dtype)}"
-        launch(xp, "arrays/arrays", kernel, grid(xp, values.size), values, places, u64(values.size), out)
+        for_each(xp, _FILE, kernel, values.size, values, places, values.size, out)
     return out
 
 
@@ -150,7 +126,7 @@ def subtract_sent(dense: Floats, indices: U32 | None, values: Floats) -> None:
         dense -= values
         return
     values = np.ascontiguousarray(values, dense.dtype)
-    _subtract[dense.dtype](address(dense), address(indices), indices.size, address(values))
+    _subtract[dense.dtype](dense, indices, indices.size, values)
 
 
 @subtract_sent.cuda
@@ -158,9 +134,9 @@ def _(dense: Device, indices: Device | None, values: Device) -> None:
     check_selection()
     if values.size:
         xp, values = array_module(dense), values.astype(dense.dtype, copy=False)
-        launch(
-            xp, "arrays/arrays", f"subtract_{suffix(dense.dtype)}", grid(xp, values.size), dense, or_null(indices),
-            u64(values.size), values, residual_guard(),
+        for_each(
+            xp, _FILE, f"subtract_{suffix(dense.dtype)}", values.size, dense, indices, values.size, values,
+            residual_guard(),
         )  # fmt: skip
 
 
@@ -179,9 +155,7 @@ def sum_into(out: Floats, parts: list[tuple[U32 | None, Floats]], scale: float, 
     all_indices = np.array([0 if indices is None else address(indices) for indices, _ in cast], np.uint64)
     all_values = np.array([address(values) for _, values in cast], np.uint64)
     counts = np.array([values.size for _, values in cast], np.uint64)
-    _sum[out.dtype](
-        address(out), out.size, address(all_indices), address(all_values), address(counts), len(cast), scale, threads
-    )
+    _sum[out.dtype](address(out), out.size, all_indices, all_values, counts, len(cast), scale, threads)
 
 
 @sum_into.cuda
@@ -194,20 +168,17 @@ def _(out: Device, parts: list[tuple[Device | None, Device]], scale: float, thre
     tiles = -(-out.size // _SUM_TILE)
     for begin in range(0, max(1, len(cast)), _PARTS):
         now = cast[begin : begin + _PARTS]
-        arguments = [argument for indices, values in now for argument in (or_null(indices), values, u64(values.size))]
-        arguments += [NULL, NULL, u64(0)] * (_PARTS - len(now))
+        arguments = [argument for indices, values in now for argument in (indices, values, values.size)]
+        arguments += [None, None, 0] * (_PARTS - len(now))
         last = begin + _PARTS >= len(cast)
         kind, size, count = suffix(out.dtype), u64(out.size), u32(len(now))
         starts = xp.empty(_PARTS * (tiles + 1), u32)
         most = max([values.size for indices, values in now if indices is not None], default=0)
         if most:
-            launch(
-                xp, "arrays/arrays", f"sum_starts_{kind}", _PARTS * grid(xp, most + 1), size, count, *arguments,
-                u64(tiles), starts,
-            )  # fmt: skip
+            launch(xp, _FILE, f"sum_starts_{kind}", _PARTS * grid(xp, most + 1), size, count, *arguments, tiles, starts)
         launch(
-            xp, "arrays/arrays", f"sum_{kind}", tiles, out, size, out.dtype.type(scale if last else 1.0),
-            u32(begin > 0), count, *arguments, starts,
+            xp, _FILE, f"sum_{kind}", tiles, out, size, out.dtype.type(scale if last else 1.0), u32(begin > 0), count,
+            *arguments, starts,
         )  # fmt: skip
 
 
@@ -252,48 +223,35 @@ def _(arrays: Sequence[Any], like: Device) -> list[Device]:
     ]
 
 
-@operation(2)
+@generic
 def zeros(count: int, dtype: Any, like: Any) -> NDArray[Any]:
     """``count`` zeros, allocated where ``like`` is."""
-    return np.zeros(count, dtype)
+    room: NDArray[Any] = array_module(like).zeros(count, dtype)
+    return room
 
 
-@zeros.cuda
-def _(count: int, dtype: Any, like: Device) -> Device:
-    return array_module(like).zeros(count, dtype)
 
-
-@operation(2)
+@generic
 def empty(count: int, dtype: Any, like: Any) -> NDArray[Any]:
     """``count`` elements that are not initialized, allocated where ``like`` is."""
-    return np.empty(count, dtype)
+    return allocate(like, count, dtype)
 
 
-@empty.cuda
-def _(count: int, dtype: Any, like: Device) -> Device:
-    return array_module(like).empty(count, dtype)
 
-
-@operation(1)
+@generic
 def arange(count: int, like: Any) -> U32:
     """0 to ``count - 1``, allocated where ``like`` is."""
-    return np.arange(count, dtype=np.uint32)
+    numbers: U32 = array_module(like).arange(count, dtype=u32)
+    return numbers
 
 
-@arange.cuda
-def _(count: int, like: Device) -> Device:
-    return array_module(like).arange(count, dtype=u32)
 
-
-@operation()
+@generic
 def concatenate(arrays: list[NDArray[Any]]) -> NDArray[Any]:
     """One array with the elements of all arrays, of which there is at least one."""
-    return np.concatenate(arrays)
+    together: NDArray[Any] = array_module(arrays[0]).concatenate(arrays)
+    return together
 
-
-@concatenate.cuda
-def _(arrays: list[Device]) -> Device:
-    return array_module(arrays[0]).concatenate(arrays)
 
 
 @operation()
@@ -320,11 +278,7 @@ def places(indices: U32, bounds: Sequence[int]) -> list[int]:
 def _(indices: Device, bounds: Sequence[int]) -> list[int]:
     xp = array_module(indices)
     there, found = xp.asarray(np.array(bounds, u64)), xp.empty(len(bounds), u64)
-    if bounds:
-        launch(
-            xp, "arrays/arrays", "places", grid(xp, len(bounds)), indices, u64(indices.size), there, u64(len(bounds)),
-            found,
-        )  # fmt: skip
+    for_each(xp, _FILE, "places", len(bounds), indices, indices.size, there, len(bounds), found)
     return [int(place) for place in found.get()]
 
 
@@ -338,8 +292,7 @@ def offset(indices: U32, by: int) -> U32:
 def _(indices: Device, by: int) -> Device:
     xp = array_module(indices)
     out = xp.empty(indices.size, u32)
-    if indices.size:
-        launch(xp, "arrays/arrays", "offset", grid(xp, indices.size), indices, u64(indices.size), u32(by), out)
+    for_each(xp, _FILE, "offset", indices.size, indices, indices.size, u32(by), out)
     return out
 
 
@@ -355,9 +308,9 @@ def _(indices: Device, places: Device) -> Device:
     out = xp.empty(count - places.size, u32)
     if count:
         deleted = bitmap.encode(places, 32 * -(-count // 32)).view(u32)
-        launch(
-            xp, "arrays/arrays", "delete_places", grid(xp, count), indices, u64(count), deleted,
-            scan_status(xp, count), counter(xp), out, u64(out.size),
+        for_each(
+            xp, _FILE, "delete_places", count, indices, count, deleted, scan_status(xp, count), counter(xp), out,
+            out.size,
         )  # fmt: skip
     return out
 
@@ -377,6 +330,5 @@ def _(values: Device) -> Device:
         return values
     xp, n = array_module(values), values.size
     narrow = xp.empty(n, f32)
-    if n:
-        launch(xp, "arrays/arrays", "narrow", grid(xp, n), values, u64(n), narrow)
+    for_each(xp, _FILE, "narrow", n, values, n, narrow)
     return narrow

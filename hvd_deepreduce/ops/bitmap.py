@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 
 from hvd_deepreduce.ops.deferred import check_later, counter
-from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, i32, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, for_each, grid, launch, scan_status
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, check, check_size, kernel
-from hvd_deepreduce.ops.types import U8, U32, Device
+from hvd_deepreduce.ops.library import check, check_size, kernel
+from hvd_deepreduce.ops.types import U8, U32, Device, i32, u32
+
+_FILE = "bitmap/bitmap"
 
 _encode = kernel("bitmap_encode", "v", "pUp")
 _decode = kernel("bitmap_decode", "I", "pUUUp")
@@ -30,9 +32,9 @@ def find_ones(xp: Any, bits: Device, places: Device) -> Device:
     ones = counter(xp)
     if bits.size:
         tile = 8 * THREADS
-        launch(
-            xp, "bitmap/bitmap", "find_ones", grid(xp, bits.size, tile), bits, u64(bits.size),
-            scan_status(xp, bits.size, tile), places, u64(places.size), ones,
+        for_each(
+            xp, _FILE, "find_ones", bits.size, bits, bits.size, scan_status(xp, bits.size, tile), places, places.size,
+            ones, tile=tile,
         )  # fmt: skip
     return ones
 
@@ -41,7 +43,7 @@ def find_ones(xp: Any, bits: Device, places: Device) -> Device:
 def encode(indices: U32, numel: int) -> U8:
     """The bitmap of ``numel`` bits in which the bits at ``indices``, all below ``numel``, are 1."""
     out = np.zeros((numel + 7) // 8, np.uint8)
-    _encode(address(indices), indices.size, address(out))
+    _encode(indices, indices.size, out)
     return out
 
 
@@ -49,8 +51,7 @@ def encode(indices: U32, numel: int) -> U8:
 def _(indices: Device, numel: int) -> Device:
     xp = array_module(indices)
     words = cleared(xp, -(-numel // 32), u32)
-    if indices.size:
-        launch(xp, "bitmap/bitmap", "bitmap_encode", grid(xp, indices.size), indices, u64(indices.size), words)
+    for_each(xp, _FILE, "bitmap_encode", indices.size, indices, indices.size, words)
     return words.view(np.uint8)[: (numel + 7) // 8]
 
 
@@ -65,7 +66,7 @@ def decode(section: U8, numel: int, count: int) -> U32:
     """
     check_size(section, (numel + 7) // 8)
     indices = np.empty(count, np.uint32)
-    check(_decode(address(section), section.size, numel, count, address(indices)))
+    check(_decode(section, section.size, numel, count, indices))
     return indices
 
 
@@ -76,9 +77,6 @@ def _(section: Device, numel: int, count: int) -> Device:
     indices, error = xp.empty(count, u32), cleared(xp, 1, i32)
     ones = find_ones(xp, section, indices)
     padding = section.size - numel // 8
-    launch(
-        xp, "bitmap/bitmap", "check_bitmap", grid(xp, max(1, padding)), section, u64(section.size), u64(numel),
-        u64(count), ones, error,
-    )  # fmt: skip
+    launch(xp, _FILE, "check_bitmap", grid(xp, max(1, padding)), section, section.size, numel, count, ones, error)
     check_later(error)
     return indices

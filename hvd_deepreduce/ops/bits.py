@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_deepreduce.ops.deferred import check_later
-from hvd_deepreduce.ops.device import array_module, cleared, grid, i32, launch, u32, u64
-from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, check, check_size, kernel
-from hvd_deepreduce.ops.types import U8, U32, Device
+from hvd_deepreduce.ops.deferred import generic_kernel
+from hvd_deepreduce.ops.device import allocate, array_module, cleared, grid, launch
+from hvd_deepreduce.ops.dispatch import generic, operation
+from hvd_deepreduce.ops.library import check, check_size
+from hvd_deepreduce.ops.types import U8, U32, Device, i32, u32
 
-_pack = {1: kernel("pack8", "v", "pUup"), 4: kernel("pack32", "v", "pUup")}
-_unpack = {1: kernel("unpack8", "I", "pUUup"), 4: kernel("unpack32", "I", "pUUup")}
-_check_indices = kernel("check_indices", "I", "pUU")
+_FILE = "bits/bits"
+_pack = {w: generic_kernel(_FILE, f"pack{8 * w}", "v", "pUup") for w in (1, 4)}
+_unpack = {w: generic_kernel(_FILE, f"unpack{8 * w}", "I", "pUUup") for w in (1, 4)}
+_check_indices = generic_kernel(_FILE, "check_indices", "I", "pUU")
 
 
 def packed_bytes(count: int, width: int) -> int:
@@ -23,7 +24,7 @@ def packed_bytes(count: int, width: int) -> int:
     return (count * width + 7) // 8
 
 
-@operation()
+@generic
 def pack(values: NDArray[Any], width: int) -> U8:
     """The values as fields of ``width`` bits.
 
@@ -34,22 +35,12 @@ def pack(values: NDArray[Any], width: int) -> U8:
     Returns:
         ``packed_bytes(values.size, width)`` bytes.
     """
-    out = np.empty(packed_bytes(values.size, width), np.uint8)
-    _pack[values.itemsize](address(values), values.size, width, address(out))
-    return out
-
-
-@pack.cuda
-def _(values: Device, width: int) -> Device:
-    xp = array_module(values)
-    words = xp.empty((values.size * width + 31) // 32, u32)
-    if words.size:
-        kernel = f"pack{8 * values.itemsize}"
-        launch(xp, "bits/bits", kernel, grid(xp, words.size), values, u64(values.size), u32(width), words)
+    words = allocate(values, (values.size * width + 31) // 32, np.uint32)
+    _pack[values.itemsize](words.size, values, values.size, width, words)
     return words.view(np.uint8)[: packed_bytes(values.size, width)]
 
 
-@operation()
+@generic
 def unpack(section: U8, count: int, width: int, dtype: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
     """The ``count`` fields of ``pack``.
 
@@ -66,28 +57,14 @@ def unpack(section: U8, count: int, width: int, dtype: type[np.unsignedinteger[A
             than the dtype.
     """
     check_size(section, packed_bytes(count, width))  # before an array of that size is allocated
-    values = np.empty(count, dtype)
-    check(_unpack[values.itemsize](address(section), section.size, count, width, address(values)))
-    return values
-
-
-@unpack.cuda
-def _(section: Device, count: int, width: int, dtype: type[np.unsignedinteger[Any]]) -> Device:
-    xp = array_module(section)
-    check_size(section, packed_bytes(count, width))  # before an array of that size is allocated
-    values, error = xp.empty(count, dtype), cleared(xp, 1, i32)
+    values = allocate(section, count, dtype)
     if width > 8 * values.itemsize:
         check(-1)
-    if count:
-        kernel = f"unpack{8 * values.itemsize}"
-        launch(
-            xp, "bits/bits", kernel, grid(xp, count), section, u64(section.size), u64(count), u32(width), values, error
-        )
-        check_later(error)
+    _unpack[values.itemsize](count, section, section.size, count, width, values)
     return values
 
 
-@operation()
+@generic
 def check_indices(indices: U32, numel: int) -> None:
     """Checks that the indices are strictly increasing and below ``numel``.
 
@@ -96,16 +73,7 @@ def check_indices(indices: U32, numel: int) -> None:
     Raises:
         ValueError: they are not.
     """
-    check(_check_indices(address(indices), indices.size, numel))
-
-
-@check_indices.cuda
-def _(indices: Device, numel: int) -> None:
-    xp = array_module(indices)
-    error = cleared(xp, 1, i32)
-    if indices.size:
-        launch(xp, "bits/bits", "check_indices", grid(xp, indices.size), indices, u64(indices.size), u64(numel), error)
-        check_later(error)
+    _check_indices(indices.size, indices, indices.size, numel)
 
 
 @operation()
@@ -129,5 +97,5 @@ def _(order: Device) -> None:
     xp = array_module(order)
     error, seen = cleared(xp, 1, i32), cleared(xp, -(-order.size // 32), u32)
     if order.size:
-        launch(xp, "bits/bits", "check_order", grid(xp, order.size), order, u64(order.size), seen, error)
+        launch(xp, _FILE, "check_order", grid(xp, order.size), order, order.size, seen, error)
         check(int(error.get()[0]))

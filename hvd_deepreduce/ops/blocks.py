@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from hvd_deepreduce.ops.deferred import residual_guard
-from hvd_deepreduce.ops.device import array_module, f64, grid, launch, or_null, suffix, u32, u64
+from hvd_deepreduce.ops.device import array_module, for_each, suffix
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, kernels_by_dtype
-from hvd_deepreduce.ops.types import U32, Device, Floats
+from hvd_deepreduce.ops.library import kernels_by_dtype
+from hvd_deepreduce.ops.types import U32, Device, Floats, f64, u32
 
 _norms = kernels_by_dtype("block_norms", "v", "ppUUipi")
 
@@ -32,8 +32,7 @@ def norms(dense: Floats, gradient: Floats | None, block: int, l2: bool, threads:
         float64 ``[ceil(numel / block)]``, finite: larger sums become the largest float64.
     """
     sums = np.empty(-(-dense.size // block), np.float64)
-    source = None if gradient is None else address(gradient)
-    _norms[dense.dtype](address(dense), source, dense.size, block, l2, address(sums), threads)
+    _norms[dense.dtype](dense, gradient, dense.size, block, l2, sums, threads)
     return sums
 
 
@@ -41,11 +40,10 @@ def norms(dense: Floats, gradient: Floats | None, block: int, l2: bool, threads:
 def _(dense: Device, gradient: Device | None, block: int, l2: bool, threads: int = 1) -> Device:
     xp = array_module(dense)
     sums = xp.empty(-(-dense.size // block), f64)
-    if dense.size:
-        launch(
-            xp, "blocks/blocks", f"block_norms_{suffix(dense.dtype)}", grid(xp, sums.size, 8), dense,
-            or_null(gradient), u64(dense.size), residual_guard(), u64(block), u32(l2), sums,
-        )  # fmt: skip
+    for_each(
+        xp, "blocks/blocks", f"block_norms_{suffix(dense.dtype)}", sums.size, dense, gradient, dense.size,
+        residual_guard(), block, u32(l2), sums, tile=8,
+    )  # fmt: skip
     return sums
 
 
@@ -72,6 +70,5 @@ def _(blocks: Device, block: int, numel: int) -> Device:
     if count and numel % block:
         size += min(0, numel - (int(blocks[count - 1 :].get()[0]) + 1) * block)
     of_blocks = xp.empty(size, u32)
-    if size:
-        launch(xp, "blocks/blocks", "block_indices", grid(xp, size), blocks, u64(block), u64(size), of_blocks)
+    for_each(xp, "blocks/blocks", "block_indices", size, blocks, block, size, of_blocks)
     return of_blocks

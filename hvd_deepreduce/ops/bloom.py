@@ -12,10 +12,12 @@ import numpy as np
 
 from hvd_deepreduce.ops import bitmap
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counter
-from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, i32, key_words, launch, u32, u64
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, for_each, grid, key_words, launch
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, kernel
-from hvd_deepreduce.ops.types import U8, U32, Device
+from hvd_deepreduce.ops.library import kernel
+from hvd_deepreduce.ops.types import U8, U32, Device, i32, u32, u64
+
+_FILE = "bloom/bloom"
 
 _insert = kernel("bloom_insert", "v", "pUuuuupU")
 _query = kernel("bloom_query", "U", "pUuuuuUp")
@@ -36,7 +38,7 @@ def insert(indices: U32, size: int, hashes: int, seed: int, parameter: int, step
         seed, parameter, step: the key.
     """
     bits = np.zeros(size + _WINDOW, np.uint8)
-    _insert(address(indices), indices.size, hashes, seed, parameter, step, address(bits), size)
+    _insert(indices, indices.size, hashes, seed, parameter, step, bits, size)
     return bits[:size]
 
 
@@ -44,11 +46,10 @@ def insert(indices: U32, size: int, hashes: int, seed: int, parameter: int, step
 def _(indices: Device, size: int, hashes: int, seed: int, parameter: int, step: int) -> Device:
     xp, count = array_module(indices), indices.size
     words = cleared(xp, -(-size // 4), u32)
-    if count:
-        launch(
-            xp, "bloom/bloom", "bloom_insert", grid(xp, count * hashes), indices, u64(count), u32(hashes),
-            *key_words(seed, parameter, step), u32(size), words,
-        )  # fmt: skip
+    for_each(
+        xp, _FILE, "bloom_insert", count * hashes, indices, count, u32(hashes), *key_words(seed, parameter, step),
+        u32(size), words,
+    )  # fmt: skip
     return words.view(np.uint8)[:size]
 
 
@@ -66,7 +67,7 @@ def query(bits: U8, hashes: int, numel: int, seed: int, parameter: int, step: in
     """
     wrapped = np.concatenate([bits, bits[:_WINDOW]])
     positives = np.empty(-(-numel // 64) * 8, np.uint8)
-    count = _query(address(wrapped), bits.size, hashes, seed, parameter, step, numel, address(positives))
+    count = _query(wrapped, bits.size, hashes, seed, parameter, step, numel, positives)
     return bitmap.decode.host(positives[: (numel + 7) // 8], numel, count)
 
 
@@ -124,12 +125,11 @@ def _query_all(
     found = xp.empty(blocks * len(filters), u64)
     if numel:
         each = grid(xp, max((one.size + 15) // 4 for one in filters))
-        launch(xp, "bloom/bloom", "bloom_wrap", each * len(filters), data, there, u64(each), wrapped)
+        launch(xp, _FILE, "bloom_wrap", each * len(filters), data, there, each, wrapped)
         each = grid(xp, blocks)
         launch(
-            xp, "bloom/bloom", "bloom_query", each * len(filters), wrapped, there, u64(each), *key_words(*key),
-            u64(numel), found, counts,
-        )  # fmt: skip
+            xp, _FILE, "bloom_query", each * len(filters), wrapped, there, each, *key_words(*key), numel, found, counts
+        )
     return found, there
 
 
@@ -156,10 +156,7 @@ def query_many(
         error = scratch[:1].view(i32)[:1]
         positives, there = _query_all(xp, data, some, numel, (seed, parameter, step), scratch, 1)
         indices, each = xp.empty(sum(one.positives for one in some), u32), grid(xp, 8 * blocks, _TILE)
-        launch(
-            xp, "bloom/bloom", "bloom_find", each * len(some), positives, there, u64(each), u64(numel), scratch,
-            indices, error,
-        )  # fmt: skip
+        launch(xp, _FILE, "bloom_find", each * len(some), positives, there, each, numel, scratch, indices, error)
         check_later(error)
         first = 0
         for one in some:
@@ -203,7 +200,7 @@ def conflict_sets(
     """
     chosen = np.empty(count, np.uint32)
     key = (seed, parameter, step)
-    failed = _conflict_sets(address(positives), positives.size, count, most, hashes, *key, size, address(chosen))
+    failed = _conflict_sets(positives, positives.size, count, most, hashes, *key, size, chosen)
     if failed == 1:
         raise TooManyConflictsError(f"the conflict sets of its Bloom filter have more than {most} members")
     if failed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hvd_deepreduce.ops.library import address, check, kernel
+from hvd_deepreduce.ops.library import check, kernel
 from hvd_deepreduce.ops.types import U8, U32
 
 _bound = kernel("context_bound", "U", "UUu")
@@ -24,8 +24,7 @@ def encode(indices: U32, numel: int, codes: U8 | None = None, bits: int = 0) -> 
         MemoryError: the host has too little memory.
     """
     out = np.empty(_bound(indices.size, numel, bits), np.uint8)
-    where = None if codes is None else address(codes)
-    size = _encode(address(indices), indices.size, numel, where, bits, address(out))
+    size = _encode(indices, indices.size, numel, codes, bits, out)
     if size < 0:
         raise MemoryError(f"not enough memory to encode {indices.size} indices")
     return out[:size].copy()
@@ -38,5 +37,5 @@ def decode(section: U8, numel: int, count: int, bits: int = 0) -> tuple[U32, U8]
         ValueError: the section is damaged, or holds another number of indices, or one that is not below ``numel``.
     """
     indices, codes = np.empty(count, np.uint32), np.empty(count if bits else 0, np.uint8)
-    check(_decode(address(section), section.size, count, numel, bits, address(indices), address(codes)))
+    check(_decode(section, section.size, count, numel, bits, indices, codes))
     return indices, codes

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from hvd_deepreduce.ops.deferred import check_later, counter, read_counter
-from hvd_deepreduce.ops.device import THREADS, array_module, cleared, f32, f64, grid, i32, launch, u32, u64
-from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, check, kernel
-from hvd_deepreduce.ops.types import F32, U8, Device
+from hvd_deepreduce.ops.deferred import check_later, counter, generic_kernel, read_counter
+from hvd_deepreduce.ops.device import THREADS, allocate, array_module, cleared, for_each, grid, launch
+from hvd_deepreduce.ops.dispatch import generic, operation
+from hvd_deepreduce.ops.library import check, kernel
+from hvd_deepreduce.ops.types import F32, U8, Device, f32, f64, i32, u32, u64
 
 _POLY = "curve_fit/fit_poly"
 _SIDE_PLAN_WORDS = 3 + 2 * 1025
@@ -26,7 +26,7 @@ _fit_poly_decode = kernel("fit_poly_decode", "I", "pUUp")
 _fit_dexp_bound = kernel("fit_dexp_bound", "U", "")
 _fit_dexp_scratch = kernel("fit_dexp_scratch", "U", "U")
 _fit_dexp_encode = kernel("fit_dexp_encode", "U", "pUp")
-_fit_dexp_decode = kernel("fit_dexp_decode", "I", "pUUp")
+_fit_dexp_decode = generic_kernel("curve_fit/fit_dexp", "fit_dexp_decode", "I", "pUUp")
 
 
 @operation()
@@ -41,7 +41,7 @@ def fit_poly_encode(ordered: F32, degree: int, segments: int | None) -> U8:
         segments: the most of a sign, 1 to 1024; ``None`` for the heuristic of lemma 1.
     """
     section = np.empty(4 * _fit_poly_bound(ordered.size, degree, segments or 0), np.uint8)
-    words = _fit_poly_encode(address(ordered), ordered.size, degree, segments or 0, address(section))
+    words = _fit_poly_encode(ordered, ordered.size, degree, segments or 0, section)
     return section[: 4 * words]
 
 
@@ -62,8 +62,8 @@ def _(ordered: Device, degree: int, segments: int | None) -> Device:
         xp, _POLY, "fit_poly_plan", 1, *common, u32(segments or 0), farthest, u32(blocks), u32(rounds), plans, section,
         words,
     )  # fmt: skip
-    launch(xp, _POLY, "fit_poly_project", grid(xp, n, THREADS // 8 * 256), *common, plans, partial)
-    launch(xp, _POLY, "fit_poly_coefficients", grid(xp, section.size), *common, plans, partial, section)
+    for_each(xp, _POLY, "fit_poly_project", n, *common, plans, partial, tile=THREADS // 8 * 256)
+    for_each(xp, _POLY, "fit_poly_coefficients", section.size, *common, plans, partial, section)
     return section.view(np.uint8)[: 4 * read_counter(words)]
 
 
@@ -77,7 +77,7 @@ def fit_poly_decode(section: U8, count: int) -> F32:
         ValueError: the encoder cannot have written the section for ``count`` values.
     """
     values = np.empty(count, np.float32)
-    check(_fit_poly_decode(address(section), section.size, count, address(values)))
+    check(_fit_poly_decode(section, section.size, count, values))
     return values
 
 
@@ -90,11 +90,8 @@ def _(section: Device, count: int) -> Device:
     # Two structs Side, and the coefficients of up to 1024 segments of each: see fit_poly_read.
     sides, coefficients = cleared(xp, 2 * 4, u32), xp.empty(2 * 1024, u32)
     size = u64(section.size)
-    launch(xp, _POLY, "fit_poly_read", 1, section, size, u64(count), sides, coefficients, error)
-    launch(
-        xp, _POLY, "fit_poly_decode", grid(xp, count), section, size, u64(count), sides, coefficients,
-        error, values,
-    )  # fmt: skip
+    launch(xp, _POLY, "fit_poly_read", 1, section, size, count, sides, coefficients, error)
+    launch(xp, _POLY, "fit_poly_decode", grid(xp, count), section, size, count, sides, coefficients, error, values)
     check_later(error)
     return values
 
@@ -109,7 +106,7 @@ def fit_dexp_encode(ordered: F32) -> U8:
         ordered: float32 ``[n]``, finite, sorted from the largest down.
     """
     section = np.empty(4 * _fit_dexp_bound(), np.uint8)
-    words = _fit_dexp_encode(address(ordered), ordered.size, address(section))
+    words = _fit_dexp_encode(ordered, ordered.size, section)
     return section[: 4 * words]
 
 
@@ -118,11 +115,11 @@ def _(ordered: Device) -> Device:
     xp, n = array_module(ordered), ordered.size
     section, words = xp.empty(_fit_dexp_bound(), u32), counter(xp)
     scratch = xp.empty(_fit_dexp_scratch(n), f64)
-    launch(xp, "curve_fit/fit_dexp", "fit_dexp_encode", 1, ordered, u64(n), scratch, section, words)
+    launch(xp, "curve_fit/fit_dexp", "fit_dexp_encode", 1, ordered, n, scratch, section, words)
     return section.view(np.uint8)[: 4 * read_counter(words)]
 
 
-@operation()
+@generic
 def fit_dexp_decode(section: U8, count: int) -> F32:
     """The ``count`` fitted values of ``fit_dexp_encode``, float32.
 
@@ -131,20 +128,8 @@ def fit_dexp_decode(section: U8, count: int) -> F32:
     Raises:
         ValueError: the encoder cannot have written the section for ``count`` values.
     """
-    values = np.empty(count, np.float32)
-    check(_fit_dexp_decode(address(section), section.size, count, address(values)))
-    return values
-
-
-@fit_dexp_decode.cuda
-def _(section: Device, count: int) -> Device:
-    xp = array_module(section)
     if section.size < 8:
         check(-1)
-    values, error = xp.empty(count, f32), cleared(xp, 1, i32)
-    launch(
-        xp, "curve_fit/fit_dexp", "fit_dexp_decode", grid(xp, count), section, u64(section.size), u64(count), values,
-        error,
-    )  # fmt: skip
-    check_later(error)
+    values = allocate(section, count, np.float32)
+    _fit_dexp_decode(count, section, section.size, count, values)
     return values

@@ -26,17 +26,18 @@ from hvd_deepreduce.ops.device import (
     array_module,
     cleared,
     clearing_at_once,
+    for_each,
     grid,
     launch,
     on_device_of,
     suffix,
 )
 from hvd_deepreduce.ops.dispatch import on_host, operation
-from hvd_deepreduce.ops.library import NonFiniteError, address, check, kernels_by_dtype
+from hvd_deepreduce.ops.library import Kernel, NonFiniteError, address, check, kernel, kernels_by_dtype
 from hvd_deepreduce.ops.types import Device, Floats
 
 R = TypeVar("R")
-_finite = kernels_by_dtype("finite", "i", "pUi")
+_finite = kernels_by_dtype("finite", "i", "PUi")
 
 
 class FewerNonzerosError(Exception):
@@ -306,7 +307,7 @@ def residual_guard() -> Any:
 def find_nonfinite(x: Device, found: Device) -> None:
     """Sets ``found``, int32 ``[1]``, if ``x`` contains NaN or infinity."""
     xp = array_module(x)
-    launch(xp, "arrays/arrays", f"finite_{suffix(x.dtype)}", grid(xp, x.size, 4 * THREADS), x, np.uint64(x.size), found)
+    for_each(xp, "arrays/arrays", f"finite_{suffix(x.dtype)}", x.size, x, np.uint64(x.size), found, tile=4 * THREADS)
 
 
 def decode_values(file: str, kernel: str, like: Device, count: int, *arguments: Any) -> Device:
@@ -317,6 +318,44 @@ def decode_values(file: str, kernel: str, like: Device, count: int, *arguments: 
     device.launch(xp, file, kernel, grid(xp, count), *arguments, values, error)
     check_later(error)
     return values
+
+
+_ON_DEVICE: dict[str, Callable[[Any], Any] | None] = {
+    "p": None, "U": np.uint64, "u": lambda word: np.uint32(word & 0xFFFFFFFF), "i": np.uint32, "f": np.float32,
+    "d": np.float64,
+}  # fmt: skip
+
+
+def generic_kernel(file: str, name: str, result: str, arguments: str, tile: int = THREADS) -> Kernel:
+    """A kernel that host and GPU have under one name, with the same arguments; the first one is an array.
+
+    Args:
+        file: of the GPU's kernel, without its suffix.
+        result: "v"; or "I" for a kernel that checks: 0 or an error on the host. On a GPU, such a kernel has one more
+            argument, the error, and the check may be deferred.
+        arguments: as of ``library.kernel``.
+        tile: as of ``device.for_each``.
+
+    Returns:
+        A function of the number of items of the GPU's loop and of the arguments. It raises ``ValueError`` for what a
+        kernel that checks has found.
+    """
+    on_cpu, types = kernel(name, result, arguments), [_ON_DEVICE[letter] for letter in arguments]
+
+    def call(items: int, *given: Any) -> None:
+        if on_host(given[0]):
+            check(on_cpu(*given) or 0)
+            return
+        xp = array_module(given[0])
+        passed = [argument if of is None else of(argument) for of, argument in zip(types, given, strict=True)]
+        if result == "v":
+            for_each(xp, file, name, items, *passed, tile=tile)
+            return
+        error = cleared(xp, 1, np.int32)
+        launch(xp, file, name, grid(xp, items, tile), *passed, error)
+        check_later(error)
+
+    return call
 
 
 @operation()

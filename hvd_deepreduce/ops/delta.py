@@ -6,10 +6,10 @@ import numpy as np
 
 from hvd_deepreduce.ops import entropy
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counter
-from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, i32, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, for_each, grid, launch, scan_status
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, check, kernel
-from hvd_deepreduce.ops.types import U8, U32, Device
+from hvd_deepreduce.ops.library import check, check_room, kernel
+from hvd_deepreduce.ops.types import U8, U32, Device, i32, u32, u64
 
 bound = kernel("delta_bound", "U", "U")
 """The most bytes of a section, and of what is stored past its end, for so many keys."""
@@ -21,11 +21,6 @@ PLAN_WORDS, _HEAD_WORDS = 53, 3
 """Sizes of DeltaPlan and DeltaHead in kernels/delta/, in words of 8 bytes."""
 
 
-def _check_length(section: U8 | Device, count: int) -> None:
-    if section.size * 4 < count:  # a key takes at least two bits
-        check(-1)
-
-
 @operation()
 def encode(keys: U32) -> U8:
     """The section of strictly increasing keys, empty for none.
@@ -33,7 +28,7 @@ def encode(keys: U32) -> U8:
     On a GPU, the host waits for the device to learn the size of the section.
     """
     out = np.empty(bound(keys.size), np.uint8)
-    return out[: _encode(address(keys), keys.size, address(out))].copy()
+    return out[: _encode(keys, keys.size, out)].copy()
 
 
 @encode.cuda
@@ -44,9 +39,9 @@ def _(keys: Device) -> Device:
     out, plan, lengths = cleared(xp, -(-bound(n) // 4), u32), xp.empty(PLAN_WORDS, u64), cleared(xp, 33, u64)
     tiles = -(-n // THREADS) + 1
     size, status, ends = counter(xp), cleared(xp, 2 * tiles, u64), cleared(xp, 2, u64)
-    launch(xp, _FILE, "delta_count", grid(xp, n, 8 * THREADS), keys, u64(n), lengths)
-    launch(xp, _FILE, "delta_plan", 1, lengths, u64(n), plan, size)
-    launch(xp, _FILE, "delta_write", 2 * grid(xp, n), keys, u64(n), plan, u64(tiles), status, ends, out)
+    for_each(xp, _FILE, "delta_count", n, keys, n, lengths, tile=8 * THREADS)
+    launch(xp, _FILE, "delta_plan", 1, lengths, n, plan, size)
+    launch(xp, _FILE, "delta_write", 2 * grid(xp, n), keys, n, plan, tiles, status, ends, out)
     return out.view(np.uint8)[: read_counter(size)]
 
 
@@ -59,16 +54,16 @@ def decode(section: U8, numel: int, count: int) -> U32:
     Raises:
         ValueError: an encoder cannot have written the section for ``count`` keys below ``numel``.
     """
-    _check_length(section, count)
+    check_room(section, 2 * count)  # a key takes at least two bits
     scratch, keys = np.empty(count, np.uint8), np.empty(count, np.uint32)
-    check(_decode(address(section), section.size, count, numel, address(scratch), address(keys)))
+    check(_decode(section, section.size, count, numel, scratch, keys))
     return keys
 
 
 @decode.cuda
 def _(section: Device, numel: int, count: int) -> Device:
     xp, size = array_module(section), section.size
-    _check_length(section, count)
+    check_room(section, 2 * count)  # a key takes at least two bits
     keys, error = xp.empty(count, u32), cleared(xp, 1, i32)
     if count == 0:
         check(-3 if size else 0)
@@ -76,20 +71,17 @@ def _(section: Device, numel: int, count: int) -> Device:
     table, head, at, end = entropy.code_table(xp), cleared(xp, _HEAD_WORDS, u64), counter(xp), counter(xp)
     chunks, entries = entropy.count_chunks(section), entropy.LONGEST
     exits, bits, deltas = cleared(xp, chunks * entries, u64), xp.empty(count, np.uint8), cleared(xp, count, u32)
-    launch(xp, _FILE, "delta_read", 1, section, u64(size), table, head, error)
-    launch(xp, _FILE, "delta_walk", grid(xp, exits.size), section, u64(size), head, table, u64(chunks), exits)
+    launch(xp, _FILE, "delta_read", 1, section, size, table, head, error)
+    for_each(xp, _FILE, "delta_walk", exits.size, section, size, head, table, chunks, exits)
     starts, _ = entropy.join_chunks(xp, exits, entries, chunks)
     launch(
-        xp, _FILE, "delta_lengths", grid(xp, chunks), section, u64(size), head, table, u64(chunks), starts, u64(count),
-        bits, at, error,
-    )  # fmt: skip
-    launch(
-        xp, _FILE, "delta_values", grid(xp, count), section, u64(size), bits, at, u64(count), scan_status(xp, count),
-        end, deltas, error,
-    )  # fmt: skip
-    launch(
-        xp, _FILE, "delta_keys", grid(xp, count), deltas, u64(count), u64(numel), scan_status(xp, count), end, keys,
+        xp, _FILE, "delta_lengths", grid(xp, chunks), section, size, head, table, chunks, starts, count, bits, at,
         error,
     )  # fmt: skip
+    launch(
+        xp, _FILE, "delta_values", grid(xp, count), section, size, bits, at, count, scan_status(xp, count), end, deltas,
+        error,
+    )  # fmt: skip
+    launch(xp, _FILE, "delta_keys", grid(xp, count), deltas, count, numel, scan_status(xp, count), end, keys, error)
     check_later(error)
     return keys

@@ -13,22 +13,12 @@ from typing import Any
 import numpy as np
 
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counter, state
-from hvd_deepreduce.ops.device import (
-    NULL,
-    array_module,
-    cleared,
-    grid,
-    i32,
-    launch,
-    or_null,
-    scan_status,
-    suffix,
-    u32,
-    u64,
-)
+from hvd_deepreduce.ops.device import NULL, array_module, cleared, for_each, grid, launch, scan_status, suffix
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, check, kernel, kernels_by_dtype
-from hvd_deepreduce.ops.types import U32, U64, Device, Floats
+from hvd_deepreduce.ops.library import check, kernel, kernels_by_dtype
+from hvd_deepreduce.ops.types import U32, U64, Device, Floats, i32, u32, u64
+
+_FILE = "densestream/densestream"
 
 MOST = 2**31 - 1
 """The most blocks, and covered elements, of a stream on a GPU."""
@@ -67,22 +57,20 @@ def _check_pairs(starts: U32, lengths: U32) -> None:
 def _firsts(xp: Any, lengths: Device) -> Device:
     """The place of each block's first value: uint32 ``[blocks]``."""
     firsts = xp.empty(lengths.size, u32)
-    if lengths.size:
-        launch(
-            xp, "densestream/densestream", "stream_firsts", grid(xp, lengths.size), lengths, u64(lengths.size),
-            scan_status(xp, lengths.size), counter(xp), firsts,
-        )  # fmt: skip
+    for_each(
+        xp, _FILE, "stream_firsts", lengths.size, lengths, lengths.size, scan_status(xp, lengths.size), counter(xp),
+        firsts,
+    )  # fmt: skip
     return firsts
 
 
 def _scatter(starts: Device, lengths: Device, values: Device, begin: int, adds: bool, dense: Device) -> None:
     """``dense[index - begin] = value`` for each covered element, or ``+=`` with ``adds``."""
     xp = array_module(starts)
-    if values.size:
-        launch(
-            xp, "densestream/densestream", f"stream_scatter_{suffix(values.dtype)}", grid(xp, values.size), starts,
-            _firsts(xp, lengths), u64(starts.size), values, u64(values.size), u64(begin), u32(adds), dense,
-        )  # fmt: skip
+    for_each(
+        xp, _FILE, f"stream_scatter_{suffix(values.dtype)}", values.size, starts, _firsts(xp, lengths), starts.size,
+        values, values.size, begin, u32(adds), dense,
+    )  # fmt: skip
 
 
 @operation()
@@ -100,12 +88,10 @@ def encode(indices: U32, values: Floats, gap: int) -> tuple[U32, U32, Floats]:
         ValueError: on a GPU, the stream covers 2^31 elements or more.
     """
     covered = c_uint64()
-    blocks = _stream_count(address(indices), indices.size, gap, byref(covered))
+    blocks = _stream_count(indices, indices.size, gap, byref(covered))
     starts, lengths = np.empty(blocks, np.uint32), np.empty(blocks, np.uint32)
     out = np.empty(covered.value + gap, values.dtype)
-    _stream_encode[values.dtype](
-        address(indices), address(values), indices.size, gap, address(starts), address(lengths), address(out),
-    )  # fmt: skip
+    _stream_encode[values.dtype](indices, values, indices.size, gap, starts, lengths, out)
     return starts, lengths, out[: covered.value]
 
 
@@ -126,7 +112,7 @@ def cover(indices: U32, gap: int) -> tuple[U32, U32, U32]:
     if covered.size == indices.size:
         return starts, lengths, indices
     support = np.empty(covered.size, np.uint32)
-    _stream_indices(address(starts), address(lengths), starts.size, address(support))
+    _stream_indices(starts, lengths, starts.size, support)
     return starts, lengths, support
 
 
@@ -141,18 +127,17 @@ def _written(indices: Device, values: Device | None, gap: int) -> tuple[Device, 
     if count == 0:
         return xp.empty(0, u32), xp.empty(0, u32), indices, xp.empty(0, dtype)
     totals, end = cleared(xp, 2, u64), counter(xp)
-    launch(xp, "densestream/densestream", "stream_count", grid(xp, count), indices, u64(count), u32(gap), totals)
+    for_each(xp, _FILE, "stream_count", count, indices, count, u32(gap), totals)
     blocks, covered = (int(total) for total in totals.get())
     _check_count(covered)
     starts, lengths, firsts = (xp.empty(blocks, u32) for _ in range(3))
     support = indices if covered == count else xp.empty(covered, u32)
     out = None if values is None else cleared(xp, covered, dtype)
-    launch(
-        xp, "densestream/densestream", f"stream_write_{suffix(dtype)}", grid(xp, count), indices, or_null(values),
-        u64(count), u32(gap), scan_status(xp, count), end, starts, firsts, NULL if support is indices else support,
-        or_null(out),
+    for_each(
+        xp, _FILE, f"stream_write_{suffix(dtype)}", count, indices, values, count, u32(gap), scan_status(xp, count),
+        end, starts, firsts, NULL if support is indices else support, out,
     )  # fmt: skip
-    launch(xp, "densestream/densestream", "stream_lengths", grid(xp, blocks), firsts, end, lengths)
+    for_each(xp, _FILE, "stream_lengths", blocks, firsts, end, lengths)
     return starts, lengths, support, out
 
 
@@ -167,7 +152,7 @@ def check_blocks(starts: U32, lengths: U32, begin: int, end: int, count: int) ->
             not within [begin, end); or the blocks do not cover ``count`` elements.
     """
     _check_pairs(starts, lengths)
-    if _stream_check(address(starts), address(lengths), starts.size, begin, end, count):
+    if _stream_check(starts, lengths, starts.size, begin, end, count):
         raise broken_blocks(begin, end, count)
 
 
@@ -182,10 +167,7 @@ def _(starts: Device, lengths: Device, begin: int, end: int, count: int) -> None
             raise broken_blocks(begin, end, count)
         return
     error, sums = cleared(xp, 1, i32), cleared(xp, 2, u64)
-    launch(
-        xp, "densestream/densestream", "stream_check", grid(xp, blocks), starts, lengths, u64(blocks), u64(begin),
-        u64(end), u64(count), sums, error,
-    )  # fmt: skip
+    launch(xp, _FILE, "stream_check", grid(xp, blocks), starts, lengths, blocks, begin, end, count, sums, error)
     if state.errors is not None:
         check_later(error)
     elif read_counter(error):
@@ -196,7 +178,7 @@ def _(starts: Device, lengths: Device, begin: int, end: int, count: int) -> None
 def indices(starts: U32, lengths: U32, count: int) -> U32:
     """The indices of the ``count`` elements that the blocks cover: uint32 ``[count]``."""
     out = np.empty(count, np.uint32)
-    _stream_indices(address(starts), address(lengths), starts.size, address(out))
+    _stream_indices(starts, lengths, starts.size, out)
     return out
 
 
@@ -204,11 +186,7 @@ def indices(starts: U32, lengths: U32, count: int) -> U32:
 def _(starts: Device, lengths: Device, count: int) -> Device:
     xp = array_module(starts)
     out = xp.empty(count, u32)
-    if count:
-        launch(
-            xp, "densestream/densestream", "stream_indices", grid(xp, count), starts, _firsts(xp, lengths),
-            u64(starts.size), u64(count), out,
-        )  # fmt: skip
+    for_each(xp, _FILE, "stream_indices", count, starts, _firsts(xp, lengths), starts.size, count, out)
     return out
 
 
@@ -219,9 +197,7 @@ def nonzero(starts: U32, lengths: U32, values: Floats) -> tuple[U32, Floats]:
     On a GPU, the host waits for the device to learn how many there are.
     """
     indices, out = np.empty(values.size + 1, np.uint32), np.empty(values.size + 1, values.dtype)
-    kept = _stream_nonzero[values.dtype](
-        address(starts), address(lengths), starts.size, address(values), address(indices), address(out),
-    )  # fmt: skip
+    kept = _stream_nonzero[values.dtype](starts, lengths, starts.size, values, indices, out)
     return indices[:kept], out[:kept]
 
 
@@ -229,11 +205,10 @@ def nonzero(starts: U32, lengths: U32, values: Floats) -> tuple[U32, Floats]:
 def _(starts: Device, lengths: Device, values: Device) -> tuple[Device, Device]:
     xp, count = array_module(starts), values.size
     indices, out, kept = xp.empty(count, u32), xp.empty(count, values.dtype), counter(xp)
-    if count:
-        launch(
-            xp, "densestream/densestream", f"stream_nonzero_{suffix(values.dtype)}", grid(xp, count), starts,
-            _firsts(xp, lengths), u64(starts.size), values, u64(count), scan_status(xp, count), kept, indices, out,
-        )  # fmt: skip
+    for_each(
+        xp, _FILE, f"stream_nonzero_{suffix(values.dtype)}", count, starts, _firsts(xp, lengths), starts.size, values,
+        count, scan_status(xp, count), kept, indices, out,
+    )  # fmt: skip
     size = read_counter(kept)
     return indices[:size], out[:size]
 
@@ -241,9 +216,7 @@ def _(starts: Device, lengths: Device, values: Device) -> tuple[Device, Device]:
 @operation()
 def to_dense(starts: U32, lengths: U32, values: Floats, begin: int, out: Floats) -> None:
     """``out`` = the elements ``begin`` to ``begin + out.size - 1``. All blocks must be within them."""
-    _stream_dense[values.dtype](
-        address(starts), address(lengths), starts.size, address(values), begin, begin + out.size, address(out),
-    )  # fmt: skip
+    _stream_dense[values.dtype](starts, lengths, starts.size, values, begin, begin + out.size, out)
 
 
 @to_dense.cuda
@@ -255,7 +228,7 @@ def _(starts: Device, lengths: Device, values: Device, begin: int, out: Device) 
 @operation()
 def add_to(starts: U32, lengths: U32, values: Floats, dense: Floats) -> None:
     """``dense`` += the stream. All blocks must be within ``dense``."""
-    _stream_add[values.dtype](address(starts), address(lengths), starts.size, address(values), address(dense))
+    _stream_add[values.dtype](starts, lengths, starts.size, values, dense)
 
 
 @add_to.cuda
@@ -281,8 +254,8 @@ def merge(a: tuple[U32, U32, Floats], b: tuple[U32, U32, Floats], gap: int) -> t
     out = np.empty(a[2].size + b[2].size + gap * (blocks + 1) + 16, a[2].dtype)
     count = c_uint64()
     joined = _stream_merge[out.dtype](
-        address(a[0]), address(a[1]), address(a[2]), a[0].size, a[2].size, address(b[0]), address(b[1]),
-        address(b[2]), b[0].size, b[2].size, gap, address(starts), address(lengths), address(out), byref(count),
+        a[0], a[1], a[2], a[0].size, a[2].size, b[0], b[1], b[2], b[0].size, b[2].size, gap, starts, lengths, out,
+        byref(count),
     )  # fmt: skip
     return starts[:joined], lengths[:joined], out[: count.value]
 
@@ -297,7 +270,7 @@ def _(a: tuple[Device, Device, Device], b: tuple[Device, Device, Device], gap: i
     out, end = cleared(xp, most, a[2].dtype), counter(xp)
     if blocks:
         blocks_of, of_a, of_b = grid(xp, blocks), (a[0], a[1], u64(na)), (b[0], b[1], u64(nb))
-        launch(xp, file, "stream_order", blocks_of, a[0], u64(na), b[0], u64(nb), order)
+        launch(xp, file, "stream_order", blocks_of, a[0], na, b[0], nb, order)
         launch(
             xp, file, "stream_join", blocks_of, *of_a, *of_b, u32(gap), order, scan_status(xp, blocks), end, starts,
             firsts, block_of,
@@ -305,11 +278,10 @@ def _(a: tuple[Device, Device, Device], b: tuple[Device, Device, Device], gap: i
         launch(xp, file, "stream_lengths", blocks_of, firsts, end, lengths)
         place = f"stream_place_{suffix(out.dtype)}"
         for stream, blocks_of_sum, other in ((a, block_of[:na], (a[0], a[1], u64(0))), (b, block_of[na:], of_a)):
-            if stream[2].size:
-                launch(
-                    xp, file, place, grid(xp, stream[2].size), stream[0], _firsts(xp, stream[1]),
-                    u64(stream[0].size), stream[2], u64(stream[2].size), blocks_of_sum, starts, firsts, *other, out,
-                )  # fmt: skip
+            for_each(
+                xp, file, place, stream[2].size, stream[0], _firsts(xp, stream[1]), stream[0].size, stream[2],
+                stream[2].size, blocks_of_sum, starts, firsts, *other, out,
+            )  # fmt: skip
     sizes = read_counter(end)  # | blocks | values |
     return starts[: sizes >> 31], lengths[: sizes >> 31], out[: sizes & MOST]
 
@@ -329,10 +301,7 @@ def split(starts: U32, lengths: U32, cuts: U64) -> tuple[U32, U32, U64, U64]:
     room = starts.size + cuts.size
     out_starts, out_lengths = np.empty(room, np.uint32), np.empty(room, np.uint32)
     block_at, value_at = np.empty(cuts.size + 2, np.uint64), np.empty(cuts.size + 2, np.uint64)
-    _stream_split(
-        address(starts), address(lengths), starts.size, address(cuts), cuts.size, address(out_starts),
-        address(out_lengths), address(block_at), address(value_at),
-    )  # fmt: skip
+    _stream_split(starts, lengths, starts.size, cuts, cuts.size, out_starts, out_lengths, block_at, value_at)
     return out_starts, out_lengths, block_at, value_at
 
 
@@ -344,17 +313,14 @@ def _(starts: Device, lengths: Device, cuts: Any) -> tuple[Device, Device, Devic
     places, pieces, firsts, total = xp.empty(blocks, u32), counter(xp), xp.empty(blocks, u32), counter(xp)
     block_at, value_at = cleared(xp, count + 2, u64), cleared(xp, count + 2, u64)
     if blocks:
-        launch(
-            xp, "densestream/densestream", "stream_firsts", grid(xp, blocks), lengths, u64(blocks), scan_status(xp,
-            blocks), total, firsts,
+        for_each(xp, _FILE, "stream_firsts", blocks, lengths, blocks, scan_status(xp, blocks), total, firsts)
+        for_each(
+            xp, _FILE, "stream_split", blocks, starts, lengths, blocks, cuts_there, count, scan_status(xp, blocks),
+            pieces, places, out_starts, out_lengths,
         )  # fmt: skip
-        launch(
-            xp, "densestream/densestream", "stream_split", grid(xp, blocks), starts, lengths, u64(blocks), cuts_there,
-            u64(count), scan_status(xp, blocks), pieces, places, out_starts, out_lengths,
-        )  # fmt: skip
-        launch(
-            xp, "densestream/densestream", "stream_pieces", grid(xp, count + 2), starts, lengths, firsts, u64(blocks),
-            total, cuts_there, u64(count), pieces, places, block_at, value_at,
+        for_each(
+            xp, _FILE, "stream_pieces", count + 2, starts, lengths, firsts, blocks, total, cuts_there, count, pieces,
+            places, block_at, value_at,
         )  # fmt: skip
     return out_starts, out_lengths, block_at, value_at
 
@@ -366,7 +332,7 @@ def gaps(starts: U32, lengths: U32, begin: int) -> tuple[U32, U32]:
     kernels/densestream/densestream.h says what they are. No block may start before ``begin``.
     """
     skips, ends = np.empty(starts.size, np.uint32), np.empty(starts.size, np.uint32)
-    _stream_gaps(address(starts), address(lengths), starts.size, begin, address(skips), address(ends))
+    _stream_gaps(starts, lengths, starts.size, begin, skips, ends)
     return skips, ends
 
 
@@ -374,11 +340,10 @@ def gaps(starts: U32, lengths: U32, begin: int) -> tuple[U32, U32]:
 def _(starts: Device, lengths: Device, begin: int) -> tuple[Device, Device]:
     xp, blocks = array_module(starts), starts.size
     skips, ends = xp.empty(blocks, u32), xp.empty(blocks, u32)
-    if blocks:
-        launch(
-            xp, "densestream/densestream", "stream_gaps", grid(xp, blocks), starts, lengths, u64(blocks), u32(begin),
-            scan_status(xp, blocks), counter(xp), skips, ends,
-        )  # fmt: skip
+    for_each(
+        xp, _FILE, "stream_gaps", blocks, starts, lengths, blocks, u32(begin), scan_status(xp, blocks), counter(xp),
+        skips, ends,
+    )  # fmt: skip
     return skips, ends
 
 
@@ -391,7 +356,7 @@ def blocks_of_gaps(skips: U32, ends: U32, begin: int) -> None:
     Raises:
         ValueError: a start or an end exceeds 32 bits. ``check_blocks`` checks the rest.
     """
-    check(_stream_blocks(address(skips), address(ends), skips.size, begin))
+    check(_stream_blocks(skips, ends, skips.size, begin))
 
 
 @blocks_of_gaps.cuda
@@ -399,9 +364,6 @@ def _(skips: Device, ends: Device, begin: int) -> None:
     xp, blocks = array_module(skips), skips.size
     starts, lengths, error = xp.empty(blocks, u32), xp.empty(blocks, u32), cleared(xp, 1, i32)
     if blocks:
-        launch(
-            xp, "densestream/densestream", "stream_blocks", grid(xp, blocks), skips, ends, u64(blocks), u32(begin),
-            starts, lengths, error,
-        )  # fmt: skip
+        launch(xp, _FILE, "stream_blocks", grid(xp, blocks), skips, ends, blocks, u32(begin), starts, lengths, error)
         skips[:], ends[:] = starts, lengths
         check_later(error)

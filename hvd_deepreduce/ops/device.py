@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hvd_deepreduce.needs import INSTALL
 from hvd_deepreduce.ops import cubins
-from hvd_deepreduce.ops.types import Device
+from hvd_deepreduce.ops.types import Device, u32, u64
 from hvd_deepreduce.resources import folder
 
 KERNELS = folder("kernels")
@@ -30,13 +31,18 @@ SCAN_TILE = 4 * THREADS
 # The same as the CPU kernels: no fused multiply-add, no flushed denormals, exact divisions and roots.
 OPTIONS = ("-std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 NULL = np.uint64(0)
-u32, u64, i32, f32, f64 = np.uint32, np.uint64, np.int32, np.float32, np.float64
-"""Types of kernel arguments and of arrays on the device."""
+_PASSED: dict[type, Callable[[Any], Any]] = {int: u64, bool: u32, type(None): lambda _: NULL}
 
 
 def array_module(array: Device) -> Any:
-    """CuPy, or the module that takes its place for this array. ``None`` stands for CuPy."""
-    return getattr(type(array), "array_module", None) or _cupy()
+    """CuPy, or the module that takes its place for this array; NumPy for its own. ``None`` stands for CuPy."""
+    return np if isinstance(array, np.ndarray) else getattr(type(array), "array_module", None) or _cupy()
+
+
+def allocate(like: Device, count: int, dtype: Any) -> NDArray[Any]:
+    """``count`` elements that are not initialized, where ``like`` is."""
+    room: NDArray[Any] = array_module(like).empty(count, dtype)
+    return room
 
 
 @lru_cache(maxsize=1)
@@ -62,7 +68,7 @@ def source(file: str) -> str:
         if name in seen:
             return ""
         seen.add(name)
-        text = (KERNELS / name).read_text()
+        text = (KERNELS / name).read_text().replace("#pragma once\n", "")  # as here, and NVRTC has no file names
         return re.sub(r'^#include "(.*)"$', lambda match: text_of(match[1]), text, flags=re.MULTILINE)
 
     return text_of(file)
@@ -174,7 +180,12 @@ def _loaded(xp: Any, cubin: bytes) -> Any:
 
 
 def launch(xp: Any, file: str, kernel: str, blocks: int, *arguments: Any) -> None:
-    """Launches a kernel of ``kernels/<file>.cu`` with ``blocks`` blocks (at least one) of ``THREADS`` threads."""
+    """Launches a kernel of ``kernels/<file>.cu`` with ``blocks`` blocks (at least one) of ``THREADS`` threads.
+
+    Args:
+        arguments: arrays, and numbers of NumPy's types. An int is passed as uint64, a bool as uint32, and ``None`` as a
+            null pointer.
+    """
     device = _device(xp)
     function = _functions.get((id(xp), device, file, kernel))
     if function is None:
@@ -182,7 +193,14 @@ def launch(xp: Any, file: str, kernel: str, blocks: int, *arguments: Any) -> Non
         if module is None:
             module = _modules[id(xp), device, file] = _module(xp, file)
         function = _functions[id(xp), device, file, kernel] = module.get_function(kernel)
-    function((max(1, blocks),), (THREADS,), arguments)
+    passed = [argument if (of := _PASSED.get(type(argument))) is None else of(argument) for argument in arguments]
+    function((max(1, blocks),), (THREADS,), tuple(passed))
+
+
+def for_each(xp: Any, file: str, kernel: str, items: int, *arguments: Any, tile: int = THREADS) -> None:
+    """``launch`` of a grid-stride kernel for so many items, ``tile`` a block; nothing if there are none."""
+    if items:
+        launch(xp, file, kernel, grid(xp, items, tile), *arguments)
 
 
 def grid(xp: Any, items: int, each: int = THREADS) -> int:
@@ -265,11 +283,6 @@ def read_flags(flags: list[Device]) -> list[int]:
 def suffix(dtype: Any) -> str:
     """``f32`` or ``f64``, the end of a kernel's name."""
     return {4: "f32", 8: "f64"}[np.dtype(dtype).itemsize]
-
-
-def or_null(array: Device | None) -> Any:
-    """The array, or a null pointer for ``None``."""
-    return NULL if array is None else array
 
 
 def key_words(*key: int) -> tuple[np.uint32, ...]:

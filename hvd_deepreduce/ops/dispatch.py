@@ -43,6 +43,19 @@ def on_host(array: Any) -> bool:
     return array is None or isinstance(array, np.ndarray)
 
 
+def generic(function: Callable[P, R]) -> Operation[P, R]:
+    """Decorator: the function is an operation, whose one implementation serves arrays of both kinds."""
+    found = cast(Operation[P, R], function)
+    found.host = found.device = function
+    return _named(found)
+
+
+def _named(found: Operation[P, R]) -> Operation[P, R]:
+    found.name = f"{found.host.__module__.rsplit('.', 1)[-1]}.{found.host.__name__}"
+    OPERATIONS[found.name] = found
+    return found
+
+
 def operation(position: int | slice = 0) -> Callable[[Callable[P, R]], Operation[P, R]]:
     """Decorator: the function is an operation, and its implementation for NumPy arrays.
 
@@ -76,8 +89,6 @@ def operation(position: int | slice = 0) -> Callable[[Callable[P, R]], Operation
 
         found = cast(Operation[P, R], call)
         found.host, found.cuda = host, cuda  # type: ignore[method-assign]
-        found.name = f"{host.__module__.rsplit('.', 1)[-1]}.{host.__name__}"
-        OPERATIONS[found.name] = found
-        return found
+        return _named(found)
 
     return decorate

@@ -6,20 +6,15 @@ import numpy as np
 
 from hvd_deepreduce.ops import bits
 from hvd_deepreduce.ops.deferred import check_later, counter
-from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, i32, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, for_each, grid, launch, scan_status
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, check, kernel
-from hvd_deepreduce.ops.types import U8, U32, Device
+from hvd_deepreduce.ops.library import check, check_room, kernel
+from hvd_deepreduce.ops.types import U8, U32, Device, i32, u32
 
 _low_bits = kernel("elias_fano_low_bits", "u", "UU")
 _bytes = kernel("elias_fano_bytes", "U", "UUU")
 _encode = kernel("elias_fano_encode", "v", "pUUp")
 _decode = kernel("elias_fano_decode", "I", "pUUUp")
-
-
-def _check_length(section: U8 | Device, count: int) -> None:
-    if section.size * 8 < count:  # an index takes at least one bit
-        check(-1)
 
 
 @operation()
@@ -30,7 +25,7 @@ def encode(indices: U32, numel: int) -> U8:
     """
     last = int(indices[-1]) if indices.size else 0
     out = np.empty(_bytes(last, indices.size, numel), np.uint8)
-    _encode(address(indices), indices.size, numel, address(out))
+    _encode(indices, indices.size, numel, out)
     return out
 
 
@@ -42,7 +37,7 @@ def _(indices: Device, numel: int) -> Device:
     size = _bytes(int(indices[count - 1 :].get()[0]), count, numel)
     words = cleared(xp, -(-size // 4), u32)
     low = u32(_low_bits(count, numel))
-    launch(xp, "elias_fano/elias_fano", "elias_fano_write", grid(xp, count), indices, u64(count), low, words)
+    for_each(xp, "elias_fano/elias_fano", "elias_fano_write", count, indices, count, low, words)
     return words.view(np.uint8)[:size]
 
 
@@ -55,16 +50,16 @@ def decode(section: U8, numel: int, count: int) -> U32:
     Raises:
         ValueError: an encoder cannot have written the section for ``count`` indices below ``numel``.
     """
-    _check_length(section, count)
+    check_room(section, count)  # an index takes at least one bit
     indices = np.empty(count, np.uint32)
-    check(_decode(address(section), section.size, count, numel, address(indices)))
+    check(_decode(section, section.size, count, numel, indices))
     return indices
 
 
 @decode.cuda
 def _(section: Device, numel: int, count: int) -> Device:
     xp = array_module(section)
-    _check_length(section, count)
+    check_room(section, count)  # an index takes at least one bit
     indices = xp.empty(count, u32)
     if count == 0:
         check(-3 if section.size else 0)
@@ -75,14 +70,13 @@ def _(section: Device, numel: int, count: int) -> Device:
         check(-1)
     highs, ones, error = xp.empty(count, u32), counter(xp), cleared(xp, 1, i32)
     rest, tile = section[at:], 8 * THREADS
-    if rest.size:
-        launch(
-            xp, "elias_fano/elias_fano", "elias_fano_highs", grid(xp, rest.size, tile), rest, u64(rest.size),
-            u64(count), scan_status(xp, rest.size, tile), highs, ones,
-        )  # fmt: skip
+    for_each(
+        xp, "elias_fano/elias_fano", "elias_fano_highs", rest.size, rest, rest.size, count,
+        scan_status(xp, rest.size, tile), highs, ones, tile=tile,
+    )  # fmt: skip
     launch(
-        xp, "elias_fano/elias_fano", "elias_fano_join", grid(xp, count), section, u64(section.size), u64(at),
-        u64(count), u64(numel), u32(low), highs, ones, indices, error,
+        xp, "elias_fano/elias_fano", "elias_fano_join", grid(xp, count), section, section.size, at, count, numel,
+        u32(low), highs, ones, indices, error,
     )  # fmt: skip
     check_later(error)
     return indices

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from hvd_deepreduce.ops.deferred import counter
-from hvd_deepreduce.ops.device import cleared, grid, launch, u32, u64
-from hvd_deepreduce.ops.types import Device
+from hvd_deepreduce.ops.device import cleared, for_each, launch
+from hvd_deepreduce.ops.types import Device, u32, u64
 
 LONGEST = 12
 """The most bits of a code word, as in kernels/huffman/huffman.h."""
@@ -40,12 +40,12 @@ def join_chunks(xp: Any, exits: Device, entries: int, chunks: int) -> tuple[Devi
         words: the number of words of the string, uint64 ``[1]``.
     """
     starts, words = cleared(xp, chunks, u64), counter(xp)
-    launch(xp, "entropy/entropy", "join_chunks", 1, exits, u32(entries), u64(chunks), starts, words)
+    launch(xp, "entropy/entropy", "join_chunks", 1, exits, u32(entries), chunks, starts, words)
     return starts, words
 
 
 def histogram(xp: Any, symbols: Device) -> Device:
     """How often each symbol occurs: uint64 ``[256]``."""
     counts = cleared(xp, 256, u64)
-    launch(xp, "entropy/entropy", "histogram", grid(xp, symbols.size), symbols, u64(symbols.size), counts)
+    for_each(xp, "entropy/entropy", "histogram", symbols.size, symbols, symbols.size, counts)
     return counts

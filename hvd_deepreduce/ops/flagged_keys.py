@@ -5,20 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counter
-from hvd_deepreduce.ops.device import array_module, cleared, grid, i32, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.device import array_module, cleared, for_each, grid, launch, scan_status
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, check, kernel
-from hvd_deepreduce.ops.types import U8, U32, Device
+from hvd_deepreduce.ops.library import check, kernel
+from hvd_deepreduce.ops.types import U8, U32, Device, i32, u32
 
-_bound = kernel("flagged_bound", "U", "U")
+bound = kernel("flagged_bound", "U", "U")
+"""The most bytes that so many keys take."""
 _encode = kernel("flagged_encode", "U", "pUp")
 _decode = kernel("flagged_decode", "I", "pUUUp")
-
-
-def bound(count: int) -> int:
-    """The most bytes that so many keys take."""
-    most: int = _bound(count)
-    return most
 
 
 @operation()
@@ -28,15 +23,14 @@ def encode(keys: U32) -> U8:
     On a GPU, the host waits for the device to learn the size of the section.
     """
     out = np.empty(bound(keys.size), np.uint8)
-    return out[: _encode(address(keys), keys.size, address(out))].copy()
+    return out[: _encode(keys, keys.size, out)].copy()
 
 
 @encode.cuda
 def _(keys: Device) -> Device:
     xp, n = array_module(keys), keys.size
     out, end = xp.empty(bound(n), np.uint8), counter(xp)
-    if n:
-        launch(xp, "sketch/flagged_keys", "flagged_encode", grid(xp, n), keys, u64(n), scan_status(xp, n), end, out)
+    for_each(xp, "sketch/flagged_keys", "flagged_encode", n, keys, n, scan_status(xp, n), end, out)
     return out[: read_counter(end)]
 
 
@@ -52,7 +46,7 @@ def decode(section: U8, numel: int, count: int) -> U32:
     if section.size < count:
         check(-1)
     keys = np.empty(count, np.uint32)
-    check(_decode(address(section), section.size, count, numel, address(keys)))
+    check(_decode(section, section.size, count, numel, keys))
     return keys
 
 
@@ -66,12 +60,12 @@ def _(section: Device, numel: int, count: int) -> Device:
         check(-1 if section.size else 0)
         return keys
     launch(
-        xp, "sketch/flagged_keys", "flagged_gaps", grid(xp, count), section, u64(section.size), u64(count),
+        xp, "sketch/flagged_keys", "flagged_gaps", grid(xp, count), section, section.size, count,
         scan_status(xp, count), counter(xp), gaps, error,
     )  # fmt: skip
     launch(
-        xp, "sketch/flagged_keys", "keys_of_gaps", grid(xp, count), gaps, u64(count), u64(numel),
-        scan_status(xp, count), counter(xp), keys, error,
+        xp, "sketch/flagged_keys", "keys_of_gaps", grid(xp, count), gaps, count, numel, scan_status(xp, count),
+        counter(xp), keys, error,
     )  # fmt: skip
     check_later(error)
     return keys

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from hvd_deepreduce.ops import arrays, sections
 from hvd_deepreduce.ops.bits import packed_bytes
-from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, i32, launch, u32, u64
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, launch
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.groups import bucket_count
 from hvd_deepreduce.ops.library import NonFiniteError, address, kernel
 from hvd_deepreduce.ops.rice_blocks import blocks_of
-from hvd_deepreduce.ops.types import F32, U8, Device
+from hvd_deepreduce.ops.types import F32, U8, Device, i32, u32, u64
 
 Table = NDArray[Any]
 TENSOR = np.dtype([("begin", "u8"), ("end", "u8"), ("salt", "u8")])
@@ -24,9 +24,9 @@ SETTINGS = np.dtype([("form", "u4"), ("bits", "u4"), ("bucket_size", "u8"), ("l2
 """What the containers have in common: the form in their headers, QSGD's settings, and whether the index codec is
 ``rice_blocks`` (1) or ``rice`` (0)."""
 
-_bound = kernel("fused_bound", "U", "UUp")
-_encode = kernel("fused_encode", "I", "ppUUpuuuuuiiip")
-_decode = kernel("fused_decode", "I", "pUUpUppdU*i")
+_bound = kernel("fused_bound", "U", "UUP")
+_encode = kernel("fused_encode", "I", "PPUUPuuuuuiiip")
+_decode = kernel("fused_decode", "I", "PUUpUpPdU*i")
 _NOT_FINITE = -7
 _QSGD_HEADER = 8
 _TILE = 8 * THREADS
@@ -63,7 +63,7 @@ def encode(
     dense, source = (gradient, None) if residual is None else (residual, address(gradient))
     size = _encode(
         address(dense), source, gradient.size, kept, common, salt, seed, parameter, step & 0xFFFFFFFF, rank,
-        residual is not None, finite, threads, address(out),
+        residual is not None, finite, threads, out,
     )  # fmt: skip
     if size == _NOT_FINITE:
         raise NonFiniteError
@@ -91,9 +91,8 @@ def decode(
     """
     own = c_uint64()
     failed = _decode(
-        address(data), data.size, ranks, address(tensors), tensors.size, address(settings), address(out), scale, rank,
-        byref(own), threads,
-    )  # fmt: skip
+        address(data), data.size, ranks, tensors, tensors.size, settings, address(out), scale, rank, byref(own), threads
+    )
     return None if failed else own.value
 
 
@@ -139,9 +138,7 @@ def _(
     else:
         launch(xp, file, "fused_highs", size, data, there, each_of, scratch, highs)
         launch(xp, file, "fused_join", size, data, there, each_of, scratch, highs, indices, error)
-    launch(
-        xp, file, "fused_values", size, data, there, each_of, u32(bits), u64(bucket_size), scratch, values, error
-    )  # fmt: skip
+    launch(xp, file, "fused_values", size, data, there, each_of, u32(bits), bucket_size, scratch, values, error)
     if int(error.get()[0]):
         return None
     for number, (begin, end, _) in enumerate(rows):

@@ -11,15 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.ops.device import THREADS, array_module, cleared, f32, f64, grid, launch, u32, u64
-from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, kernel
-from hvd_deepreduce.ops.types import F32, F64, Device
+from hvd_deepreduce.ops.deferred import generic_kernel
+from hvd_deepreduce.ops.device import THREADS, allocate, array_module, cleared, for_each, grid, launch
+from hvd_deepreduce.ops.dispatch import generic, operation
+from hvd_deepreduce.ops.library import kernel
+from hvd_deepreduce.ops.types import F32, F64, Device, f32, f64, u32
 
 _bucket_norms = kernel("bucket_norms", "v", "pUUip")
 _bucket_sums = kernel("bucket_sums", "v", "pUUip")
-_bucket_means = kernel("bucket_means", "v", "pUUp")
-_clip_scales = kernel("clip_scales", "v", "ppUUdp")
+_bucket_means = generic_kernel("buckets/buckets", "bucket_means", "v", "pUUp")
+_clip_scales = generic_kernel("buckets/buckets", "clip_scales", "v", "ppUUdp")
 _folded_terms = kernel("folded_terms", "U", "UU")
 
 
@@ -48,7 +49,7 @@ def norms(values: F32, bucket_size: int, l2: bool) -> F32:
         l2: the l2 norm, at most the largest float32; else the largest magnitude.
     """
     out = np.empty(bucket_count(values.size, bucket_size), np.float32)
-    _bucket_norms(address(values), values.size, bucket_size, l2, address(out))
+    _bucket_norms(values, values.size, bucket_size, l2, out)
     return out
 
 
@@ -58,10 +59,10 @@ def _(values: Device, bucket_size: int, l2: bool) -> Device:
     size = capped(bucket_size, n)
     out = cleared(xp, bucket_count(n, size), f32)
     if l2 and n:
-        launch(xp, "buckets/buckets", "l2_norms", grid(xp, out.size, 8), values, u64(n), u64(size), out)
+        for_each(xp, "buckets/buckets", "l2_norms", out.size, values, n, size, out, tile=8)
     elif n:
         blocks = chunk_grid(xp, n, size)
-        launch(xp, "buckets/buckets", "max_norms", blocks, values, u64(n), u64(size), out.view(u32))
+        launch(xp, "buckets/buckets", "max_norms", blocks, values, n, size, out.view(u32))
     return out
 
 
@@ -69,7 +70,7 @@ def _(values: Device, bucket_size: int, l2: bool) -> Device:
 def sums(values: F32, bucket_size: int, squares: bool) -> F64:
     """The float64 sum of each bucket's squares, or magnitudes if not ``squares``. ``values``: float32, finite."""
     out = np.empty(bucket_count(values.size, bucket_size), np.float64)
-    _bucket_sums(address(values), values.size, bucket_size, squares, address(out))
+    _bucket_sums(values, values.size, bucket_size, squares, out)
     return out
 
 
@@ -84,31 +85,22 @@ def _(values: Device, bucket_size: int, squares: bool) -> Device:
     while True:  # a level of the sum, see kernels/buckets/buckets.h
         total = _folded_terms(count, per_bucket)
         out = xp.empty(total, f64)
-        launch(xp, "buckets/buckets", kernel, grid(xp, total, 8), terms, u64(count), u64(per_bucket), out)
+        for_each(xp, "buckets/buckets", kernel, total, terms, count, per_bucket, out, tile=8)
         if total == buckets:
             return out
         terms, kernel, count, per_bucket = out, "fold_sums", total, _folded_terms(per_bucket, per_bucket)
 
 
-@operation()
+@generic
 def means(values: F32, bucket_size: int) -> F32:
     """The float32 mean of each bucket's magnitudes. ``values``: float32, finite."""
-    totals = sums.host(values, bucket_size, False)
-    out = np.empty(totals.size, np.float32)
-    _bucket_means(address(totals), values.size, bucket_size, address(out))
+    totals = sums(values, bucket_size, False)
+    out = allocate(values, totals.size, np.float32)
+    _bucket_means(out.size, totals, values.size, bucket_size, out)
     return out
 
 
-@means.cuda
-def _(values: Device, bucket_size: int) -> Device:
-    xp, n, totals = array_module(values), values.size, sums(values, bucket_size, False)
-    out = xp.empty(totals.size, f32)
-    if n:
-        launch(xp, "buckets/buckets", "bucket_means", grid(xp, totals.size), totals, u64(n), u64(bucket_size), out)
-    return out
-
-
-@operation()
+@generic
 def clip_scales(scales: F32, values: F32, bucket_size: int, clip: float) -> F32:
     """The smaller of each bucket's scale and ``clip`` standard deviations of its values, the deviation measured from 0.
 
@@ -116,19 +108,7 @@ def clip_scales(scales: F32, values: F32, bucket_size: int, clip: float) -> F32:
         scales: float32, one for each bucket.
         values: float32, finite.
     """
-    squares = sums.host(values, bucket_size, True)
-    out = np.empty_like(scales)
-    _clip_scales(address(scales), address(squares), values.size, bucket_size, clip, address(out))
-    return out
-
-
-@clip_scales.cuda
-def _(scales: Device, values: Device, bucket_size: int, clip: float) -> Device:
-    xp, n, squares = array_module(values), values.size, sums(values, bucket_size, True)
-    out = xp.empty(scales.size, f32)
-    if n:
-        launch(
-            xp, "buckets/buckets", "clip_scales", grid(xp, out.size), scales, squares, u64(n), u64(bucket_size),
-            f64(clip), out,
-        )  # fmt: skip
+    squares = sums(values, bucket_size, True)
+    out = allocate(values, scales.size, np.float32)
+    _clip_scales(out.size, scales, squares, values.size, bucket_size, clip, out)
     return out

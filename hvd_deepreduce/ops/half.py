@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from hvd_deepreduce.ops import arrays
-from hvd_deepreduce.ops.deferred import decode_values
-from hvd_deepreduce.ops.device import array_module, grid, launch, u32, u64
-from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, check, check_size, kernel
-from hvd_deepreduce.ops.types import F32, U8, Device, Floats
+from hvd_deepreduce.ops.deferred import decode_values, generic_kernel
+from hvd_deepreduce.ops.device import allocate
+from hvd_deepreduce.ops.dispatch import generic, operation
+from hvd_deepreduce.ops.library import check, check_size, kernel
+from hvd_deepreduce.ops.types import F32, U8, Device, Floats, u64
 
-_half_encode = kernel("half_encode", "v", "pUip")
+_half_encode = generic_kernel("half/half", "half_encode", "v", "pUip")
 _half_decode = kernel("half_decode", "I", "pUp")
 
 
-@operation()
+@generic
 def encode(values: Floats, bfloat16: bool) -> U8:
     """The section ``| 0 float16 or 1 bfloat16, u16 | values, 16 bits each |``.
 
@@ -27,18 +27,9 @@ def encode(values: Floats, bfloat16: bool) -> U8:
     Returns:
         uint8 ``[2 * (n + 1)]``.
     """
-    x = arrays.to_float32.host(values)
-    section = np.empty(2 * (x.size + 1), np.uint8)
-    _half_encode(address(x), x.size, bfloat16, address(section))
-    return section
-
-
-@encode.cuda
-def _(values: Device, bfloat16: bool) -> Device:
-    xp, n = array_module(values), values.size
-    section = xp.empty(n + 1, np.uint16)
-    x = arrays.to_float32(values)
-    launch(xp, "half/half", "half_encode", grid(xp, n + 1), x, u64(n), u32(bfloat16), section)
+    x, n = arrays.to_float32(values), values.size
+    section = allocate(values, n + 1, np.uint16)
+    _half_encode(n + 1, x, n, bfloat16, section)
     return section.view(np.uint8)
 
 
@@ -56,7 +47,7 @@ def decode(section: U8, count: int) -> F32:
         number = int.from_bytes(section[:2].tobytes(), "little")
         raise ValueError(f"its 16-bit format must be 0 (float16) or 1 (bfloat16), not {number}")
     values = np.empty(count, np.float32)
-    check(_half_decode(address(section), count, address(values)))
+    check(_half_decode(section, count, values))
     return values
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, launch, u32, u64
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, launch
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, kernel
-from hvd_deepreduce.ops.types import Device, Floats, Parts
+from hvd_deepreduce.ops.library import kernel
+from hvd_deepreduce.ops.types import Device, Floats, Parts, u32, u64
 
 _hash64 = kernel("hash64", "U", "pUU")
 _hash64_of_sums = kernel("hash64_of_sums", "U", "pUU")
@@ -28,7 +28,7 @@ def hash64(data: NDArray[Any], seed: int = 0) -> int:
     Args:
         seed: another seed gives another hash; the hash of one array as the seed of the next one joins them.
     """
-    return int(_hash64(address(data), data.nbytes, seed))
+    return int(_hash64(data, data.nbytes, seed))
 
 
 @operation()
@@ -49,6 +49,6 @@ def _(dense: Device, parts: Parts) -> list[int]:
     rows: Sequence[tuple[int, int]] = [(begin * size // 4, (end - begin) * size) for begin, end in parts]
     there, sums = xp.asarray(np.array(rows, u64).reshape(-1)), cleared(xp, _LANES * len(rows), u64)
     each = grid(xp, max(1, max(size for _, size in rows) // 8), 4 * THREADS)
-    launch(xp, "hash/hash", "hash_parts", each * len(rows), dense.view(u32), there, u64(each), sums)
+    launch(xp, "hash/hash", "hash_parts", each * len(rows), dense.view(u32), there, each, sums)
     found = sums.get().reshape(-1, _LANES)
-    return [int(_hash64_of_sums(address(row), size, 0)) for row, (_, size) in zip(found, rows, strict=True)]
+    return [int(_hash64_of_sums(row, size, 0)) for row, (_, size) in zip(found, rows, strict=True)]

@@ -6,10 +6,10 @@ import numpy as np
 
 from hvd_deepreduce.ops import bits, entropy
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counter
-from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, i32, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, for_each, grid, launch, scan_status
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, check, kernel
-from hvd_deepreduce.ops.types import U8, U32, Device
+from hvd_deepreduce.ops.library import check, kernel
+from hvd_deepreduce.ops.types import U8, U32, Device, i32, u32, u64
 
 bound = kernel("huffman_bound", "U", "U")
 """The most bytes of a section, and of what is stored past its end, for so many symbols."""
@@ -32,7 +32,7 @@ def encode(symbols: U8) -> U8:
     On a GPU, the host waits for the device to learn the size of the section.
     """
     out = np.empty(bound(symbols.size), np.uint8)
-    return out[: _encode(address(symbols), symbols.size, address(out))].copy()
+    return out[: _encode(symbols, symbols.size, out)].copy()
 
 
 @encode.cuda
@@ -42,9 +42,9 @@ def _(symbols: Device) -> Device:
         return xp.empty(0, np.uint8)
     out, counts, plan = cleared(xp, -(-bound(n) // 4), u32), cleared(xp, 4 * 256, u64), xp.empty(PLAN_WORDS, u64)
     unused, size = cleared(xp, 1, u64), counter(xp)
-    launch(xp, _FILE, "huffman_count", grid(xp, n, 8 * THREADS), symbols, u64(n), counts)
-    launch(xp, _FILE, "huffman_plan", 1, counts, u64(n), plan, size)
-    launch(xp, _FILE, "huffman_write", grid(xp, n), symbols, u64(n), plan, scan_status(xp, n), unused, out)
+    for_each(xp, _FILE, "huffman_count", n, symbols, n, counts, tile=8 * THREADS)
+    launch(xp, _FILE, "huffman_plan", 1, counts, n, plan, size)
+    for_each(xp, _FILE, "huffman_write", n, symbols, n, plan, scan_status(xp, n), unused, out)
     return out.view(np.uint8)[: read_counter(size)]
 
 
@@ -58,7 +58,7 @@ def decode(section: U8, count: int) -> U8:
         ValueError: an encoder cannot have written the section for ``count`` symbols.
     """
     symbols = np.empty(count, np.uint8)
-    check(_decode(address(section), section.size, count, address(symbols)))
+    check(_decode(section, section.size, count, symbols))
     return symbols
 
 
@@ -70,14 +70,14 @@ def _(section: Device, count: int) -> Device:
         check(-3 if size else 0)
         return symbols
     table, head, chunks = entropy.code_table(xp), cleared(xp, _HEAD_WORDS, u64), max(1, entropy.count_chunks(section))
-    launch(xp, _FILE, "huffman_read", 1, section, u64(size), u64(count), table, head, error)
+    launch(xp, _FILE, "huffman_read", 1, section, size, count, table, head, error)
     for stream in range(_streams(count)):
         exits = cleared(xp, chunks * entries, u64)
-        launch(xp, _FILE, "huffman_walk", grid(xp, exits.size), section, head, u32(stream), table, u64(chunks), exits)
+        for_each(xp, _FILE, "huffman_walk", exits.size, section, head, u32(stream), table, chunks, exits)
         starts, words = entropy.join_chunks(xp, exits, entries, chunks)
         launch(
-            xp, _FILE, "huffman_take", grid(xp, chunks), section, head, u32(stream), table, u64(chunks), starts, words,
-            u64(count), symbols, error,
+            xp, _FILE, "huffman_take", grid(xp, chunks), section, head, u32(stream), table, chunks, starts, words,
+            count, symbols, error,
         )  # fmt: skip
     check_later(error)
     return symbols
@@ -90,7 +90,7 @@ def encode_indices(indices: U32, numel: int) -> U8:
     On a GPU, the host waits for the device to learn the size of the section.
     """
     out = np.empty(_indices_bound(indices.size), np.uint8)
-    return out[: _indices_encode(address(indices), indices.size, numel, address(out))].copy()
+    return out[: _indices_encode(indices, indices.size, numel, out)].copy()
 
 
 @encode_indices.cuda
@@ -99,8 +99,8 @@ def _(indices: Device, numel: int) -> Device:
     words, table, end = xp.empty(256, u32), entropy.code_table(xp), counter(xp)
     out = cleared(xp, -(-_indices_bound(n) // 4), u32)
     if n:
-        launch(xp, _FILE, "byte_code", 1, u64(numel), words, table)
-        launch(xp, _FILE, "huffman_indices_write", grid(xp, n), indices, u64(n), words, scan_status(xp, n), end, out)
+        launch(xp, _FILE, "byte_code", 1, numel, words, table)
+        for_each(xp, _FILE, "huffman_indices_write", n, indices, n, words, scan_status(xp, n), end, out)
     return out.view(np.uint8)[: (read_counter(end) + 7) // 8]
 
 
@@ -115,7 +115,7 @@ def decode_indices(section: U8, numel: int, count: int) -> U32:
             ``numel``.
     """
     indices = np.empty(count, np.uint32)
-    check(_indices_decode(address(section), section.size, count, numel, address(indices)))
+    check(_indices_decode(section, section.size, count, numel, indices))
     return indices
 
 
@@ -129,12 +129,12 @@ def _(section: Device, numel: int, count: int) -> Device:
         check(-1)
     words, table, chunks = xp.empty(256, u32), entropy.code_table(xp), entropy.count_chunks(section)
     octets, error, exits = xp.empty(4 * count, np.uint8), cleared(xp, 1, i32), xp.empty(chunks * entries, u64)
-    launch(xp, _FILE, "byte_code", 1, u64(numel), words, table)
-    launch(xp, _FILE, "huffman_indices_walk", grid(xp, exits.size), section, u64(size), table, u64(chunks), exits)
+    launch(xp, _FILE, "byte_code", 1, numel, words, table)
+    for_each(xp, _FILE, "huffman_indices_walk", exits.size, section, size, table, chunks, exits)
     starts, total = entropy.join_chunks(xp, exits, entries, chunks)
     launch(
-        xp, _FILE, "huffman_indices_take", grid(xp, chunks), section, u64(size), table, u64(chunks), starts, total,
-        u64(count), octets, error,
+        xp, _FILE, "huffman_indices_take", grid(xp, chunks), section, size, table, chunks, starts, total, count, octets,
+        error,
     )  # fmt: skip
     check_later(error)
     indices = octets.view(u32)

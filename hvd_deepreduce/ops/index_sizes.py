@@ -5,7 +5,7 @@ from __future__ import annotations
 from ctypes import c_uint64
 
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, kernel
+from hvd_deepreduce.ops.library import kernel
 from hvd_deepreduce.ops.types import U32, Device
 
 _index_sizes = kernel("index_sizes", "v", "pUU*")
@@ -24,7 +24,7 @@ def estimate(indices: U32, numel: int) -> list[int]:
         numel: elements of the tensor.
     """
     sizes = (c_uint64 * 6)()
-    _index_sizes(address(indices), indices.size, numel, sizes)
+    _index_sizes(indices, indices.size, numel, sizes)
     return list(sizes)
 
 

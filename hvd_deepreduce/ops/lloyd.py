@@ -12,10 +12,10 @@ from math import fsum
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_deepreduce.ops.device import array_module, cleared, grid, launch, u32, u64
+from hvd_deepreduce.ops.device import array_module, cleared, for_each
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, kernel
-from hvd_deepreduce.ops.types import F32, U32, Device
+from hvd_deepreduce.ops.library import kernel
+from hvd_deepreduce.ops.types import F32, U32, Device, u32, u64
 
 _bins = kernel("quantile_bins", "v", "pUpp")
 _codes = kernel("quantile_codes", "v", "pUpuup")
@@ -38,7 +38,7 @@ def histogram(values: F32) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         values: float32 ``[n]``, finite.
     """
     bins = np.zeros((2, 2 * SIGN_BINS), np.uint64)
-    _bins(address(values), values.size, address(bins[0]), address(bins[1]))
+    _bins(values, values.size, bins[0], bins[1])
     return bins[0], bins[1]
 
 
@@ -48,7 +48,7 @@ def _(values: Device) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     bins = cleared(xp, 4 * SIGN_BINS, u64)
     if n:
         counts, sums = bins[: 2 * SIGN_BINS], bins[2 * SIGN_BINS :]
-        launch(xp, "quantile/quantile", "quantile_bins", grid(xp, n), values, u64(n), counts, sums)
+        for_each(xp, "quantile/quantile", "quantile_bins", n, values, n, counts, sums)
     on_host = bins.get().reshape(2, -1)
     return on_host[0], on_host[1]
 
@@ -66,7 +66,7 @@ def codes(values: F32, below: U32, above: U32) -> U32:
     table = np.full(2 * half, 2**32 - 1, np.uint32)
     table[: above.size], table[half : half + below.size] = above, below
     found = np.empty(values.size, np.uint32)
-    _codes(address(values), values.size, address(table), half, below.size, address(found))
+    _codes(values, values.size, table, half, below.size, found)
     return found
 
 
@@ -78,9 +78,7 @@ def _(values: Device, below: U32, above: U32) -> Device:
         # An array without elements may have no address.
         of_signs = [xp.asarray(np.append(splits, np.uint32(0))) for splits in (below, above)]
         counts = xp.asarray(np.array([below.size, above.size], u64))
-        launch(
-            xp, "quantile/quantile", "quantile_codes", grid(xp, n), values, u64(n), *of_signs, counts, u32(0), found
-        )
+        for_each(xp, "quantile/quantile", "quantile_codes", n, values, n, *of_signs, counts, u32(0), found)
     return found
 
 

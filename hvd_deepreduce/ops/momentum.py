@@ -6,10 +6,10 @@ import numpy as np
 
 from hvd_deepreduce.ops import arrays, blocks
 from hvd_deepreduce.ops.deferred import residual_guard
-from hvd_deepreduce.ops.device import array_module, grid, launch, or_null, suffix, u32, u64
+from hvd_deepreduce.ops.device import array_module, for_each, grid, launch, suffix
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, kernels_by_dtype
-from hvd_deepreduce.ops.types import U32, Device, Floats
+from hvd_deepreduce.ops.library import kernels_by_dtype
+from hvd_deepreduce.ops.types import U32, Device, Floats, u32, u64
 
 _correct = kernels_by_dtype("momentum", "v", "ppUddippi")
 _BLOCK = 4096
@@ -42,10 +42,7 @@ def correct(
     """
     corrected = np.empty_like(gradient)
     sent = np.empty_like(gradient) if nesterov else corrected
-    _correct[gradient.dtype](
-        address(velocity), address(gradient), gradient.size, factor, scale, nesterov, address(corrected), address(sent),
-        threads,
-    )  # fmt: skip
+    _correct[gradient.dtype](velocity, gradient, gradient.size, factor, scale, nesterov, corrected, sent, threads)
     return corrected, sent
 
 
@@ -56,11 +53,10 @@ def _(
     xp, n, real = array_module(gradient), gradient.size, gradient.dtype.type
     corrected = xp.empty(n, gradient.dtype)
     sent = xp.empty(n, gradient.dtype) if nesterov else corrected
-    if n:
-        launch(
-            xp, "momentum/momentum", f"momentum_{suffix(gradient.dtype)}", grid(xp, n), velocity, gradient, u64(n),
-            real(factor), real(scale), u32(nesterov), corrected, sent,
-        )  # fmt: skip
+    for_each(
+        xp, "momentum/momentum", f"momentum_{suffix(gradient.dtype)}", n, velocity, gradient, n, real(factor),
+        real(scale), u32(nesterov), corrected, sent,
+    )  # fmt: skip
     return corrected, sent
 
 
@@ -82,8 +78,7 @@ def keep(velocity: Floats, corrected: Floats, sent: U32 | None) -> None:
 def _(velocity: Device, corrected: Device, sent: Device | None) -> None:
     xp, n, guard = array_module(velocity), velocity.size, residual_guard()
     kept, ending = None if sent is None else corrected, suffix(velocity.dtype)
-    if n:
-        launch(xp, "momentum/momentum", f"keep_{ending}", grid(xp, n), velocity, or_null(kept), u64(n), guard)
+    for_each(xp, "momentum/momentum", f"keep_{ending}", n, velocity, kept, n, guard)
     if sent is not None and sent.size:
         at_once, count = grid(xp, sent.size), u64(sent.size)
         launch(xp, "momentum/momentum", f"clear_{ending}", at_once, velocity, sent, count, guard)

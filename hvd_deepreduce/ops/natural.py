@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from hvd_deepreduce.ops.deferred import decode_values
-from hvd_deepreduce.ops.device import THREADS, array_module, grid, key_words, launch, u64
-from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, check, kernel
-from hvd_deepreduce.ops.types import F32, U8, Device
+from hvd_deepreduce.ops.deferred import generic_kernel
+from hvd_deepreduce.ops.device import THREADS, allocate
+from hvd_deepreduce.ops.dispatch import generic
+from hvd_deepreduce.ops.types import F32, U8
 
-_natural_encode = kernel("natural_encode", "v", "pUuuuup")
-_natural_decode = kernel("natural_decode", "I", "ppUp")
+_FILE = "natural/natural"
+_natural_encode = generic_kernel(_FILE, "natural_encode", "v", "pUuuuup", 4 * THREADS)
+_natural_decode = generic_kernel(_FILE, "natural_decode", "I", "ppUp")
 
 
-@operation()
+@generic
 def encode(values: F32, seed: int, parameter: int, step: int, rank: int) -> U8:
     """The float32 exponent field, 0 to 254, of the power of two that each magnitude is rounded to; 0 for 0.
 
@@ -26,24 +26,13 @@ def encode(values: F32, seed: int, parameter: int, step: int, rank: int) -> U8:
     Returns:
         uint8 ``[n]``.
     """
-    exponents = np.empty(values.size, np.uint8)
-    _natural_encode(address(values), values.size, seed, parameter, step, rank, address(exponents))
+    n = values.size
+    exponents = allocate(values, n, np.uint8)
+    _natural_encode(n, values, n, seed, parameter, step, rank, exponents)
     return exponents
 
 
-@encode.cuda
-def _(values: Device, seed: int, parameter: int, step: int, rank: int) -> Device:
-    xp, n = array_module(values), values.size
-    exponents = xp.empty(n, np.uint8)
-    if n:
-        launch(
-            xp, "natural/natural", "natural_encode", grid(xp, n, 4 * THREADS), values, u64(n), *key_words(seed,
-            parameter, step, rank), exponents,
-        )  # fmt: skip
-    return exponents
-
-
-@operation()
+@generic
 def decode(signs: U8, exponents: U8) -> F32:
     """Powers of two, float32 ``[n]``, with the signs of ``sign.encode`` and the exponents ``[n]`` of ``encode``.
 
@@ -52,12 +41,7 @@ def decode(signs: U8, exponents: U8) -> F32:
     Raises:
         ValueError: an exponent is 255.
     """
-    values = np.empty(exponents.size, np.float32)
-    check(_natural_decode(address(signs), address(exponents), exponents.size, address(values)))
-    return values
-
-
-@decode.cuda
-def _(signs: Device, exponents: Device) -> Device:
     n = exponents.size
-    return decode_values("natural/natural", "natural_decode", exponents, n, signs, exponents, u64(n))
+    values = allocate(exponents, n, np.float32)
+    _natural_decode(n, signs, exponents, n, values)
+    return values

@@ -11,23 +11,19 @@ import numpy as np
 
 from hvd_deepreduce.ops import groups, sections
 from hvd_deepreduce.ops.bits import pack, packed_bytes, unpack
-from hvd_deepreduce.ops.deferred import decode_values
-from hvd_deepreduce.ops.device import THREADS, array_module, f32, grid, key_words, launch, u32, u64
-from hvd_deepreduce.ops.dispatch import operation
+from hvd_deepreduce.ops.deferred import decode_values, generic_kernel
+from hvd_deepreduce.ops.device import THREADS, allocate, array_module, for_each, key_words
+from hvd_deepreduce.ops.dispatch import generic, operation
 from hvd_deepreduce.ops.groups import bucket_count, capped
-from hvd_deepreduce.ops.library import address, check, check_size, kernel
-from hvd_deepreduce.ops.types import F32, U8, Device
+from hvd_deepreduce.ops.library import check, check_size, kernel
+from hvd_deepreduce.ops.types import F32, U8, Device, f32, u32, u64
 
-_qsgd_levels = kernel("qsgd_levels", "u", "u")
-_qsgd_quantize = kernel("qsgd_quantize", "v", "pUUuuuuupp")
-_qsgd_fit_norms = kernel("qsgd_fit_norms", "v", "ppUUupp")
-_qsgd_dequantize = kernel("qsgd_dequantize", "I", "ppUUup")
-
-
-def levels_of(bits: int) -> int:
-    """s, the number of levels of each sign for codes of ``bits`` bits, 2 to 8: 2^(bits - 1) - 1."""
-    levels: int = _qsgd_levels(bits)
-    return levels
+levels_of = kernel("qsgd_levels", "u", "u")
+"""s, the number of levels of each sign for codes of so many bits, 2 to 8: 2^(bits - 1) - 1."""
+_FILE = "qsgd/qsgd"
+_qsgd_quantize = generic_kernel(_FILE, "qsgd_quantize", "v", "pUUuuuuupp", 4 * THREADS)
+_qsgd_fit_norms = generic_kernel(_FILE, "qsgd_fit_norms", "v", "ppUUupp", 8)
+_qsgd_dequantize = generic_kernel(_FILE, "qsgd_dequantize", "I", "ppUUup")
 
 
 def _one_launch(bucket_size: int) -> bool:
@@ -36,7 +32,7 @@ def _one_launch(bucket_size: int) -> bool:
     return bucket_size % 4 == 0 and bucket_size <= 8192
 
 
-@operation()
+@generic
 def quantize(
     values: F32, norms: F32, bucket_size: int, levels: int, seed: int, parameter: int, step: int, rank: int
 ) -> U8:
@@ -50,24 +46,9 @@ def quantize(
     Returns:
         uint8 ``[n]``.
     """
-    codes = np.empty(values.size, np.uint8)
-    _qsgd_quantize(
-        address(values), values.size, bucket_size, levels, seed, parameter, step, rank, address(norms), address(codes)
-    )
-    return codes
-
-
-@quantize.cuda
-def _(
-    values: Device, norms: Device, bucket_size: int, levels: int, seed: int, parameter: int, step: int, rank: int
-) -> Device:
-    xp, n = array_module(values), values.size
-    codes = xp.empty(n, np.uint8)
-    if n:
-        launch(
-            xp, "qsgd/qsgd", "qsgd_quantize", grid(xp, n, 4 * THREADS), values, u64(n), u64(min(bucket_size, n)),
-            u32(levels), *key_words(seed, parameter, step, rank), norms, codes,
-        )  # fmt: skip
+    n = values.size
+    codes = allocate(values, n, np.uint8)
+    _qsgd_quantize(n, values, n, capped(bucket_size, n), levels, seed, parameter, step, rank, norms, codes)
     return codes
 
 
@@ -77,7 +58,7 @@ def norms_and_codes(
 ) -> tuple[F32, U8]:
     """The norms of the buckets (``groups.norms``) and the codes of the values (``quantize``)."""
     norms = groups.norms.host(values, bucket_size, l2)
-    return norms, quantize.host(values, norms, bucket_size, levels, seed, parameter, step, rank)
+    return norms, quantize(values, norms, bucket_size, levels, seed, parameter, step, rank)
 
 
 @norms_and_codes.cuda
@@ -89,14 +70,14 @@ def _(
         norms = groups.norms(values, bucket_size, l2)
         return norms, quantize(values, norms, bucket_size, levels, *key)
     norms, codes = xp.empty(bucket_count(n, bucket_size), f32), xp.empty(n, np.uint8)
-    launch(
-        xp, "qsgd/qsgd", "qsgd_norms_and_codes", grid(xp, norms.size, 8), values, u64(n), u64(bucket_size),
-        u32(levels), *key_words(*key), norms, codes,
+    for_each(
+        xp, _FILE, "qsgd_norms_and_codes", norms.size, values, n, bucket_size, u32(levels), *key_words(*key),
+        norms, codes, tile=8,
     )  # fmt: skip
     return norms, codes
 
 
-@operation()
+@generic
 def fit_norms(values: F32, codes: U8, norms: F32, bucket_size: int, levels: int) -> F32:
     """For each bucket, the norm with which the decoded codes have the least squared distance to the values.
 
@@ -108,26 +89,13 @@ def fit_norms(values: F32, codes: U8, norms: F32, bucket_size: int, levels: int)
         norms: float32, one for each bucket; kept where all codes stand for 0.
         levels: of ``quantize``.
     """
-    fitted = np.empty_like(norms)
-    _qsgd_fit_norms(
-        address(values), address(codes), values.size, bucket_size, levels, address(norms), address(fitted)
-    )
+    n = values.size
+    fitted = allocate(values, norms.size, np.float32)
+    _qsgd_fit_norms(norms.size, values, codes, n, capped(bucket_size, n), levels, norms, fitted)
     return fitted
 
 
-@fit_norms.cuda
-def _(values: Device, codes: Device, norms: Device, bucket_size: int, levels: int) -> Device:
-    xp, n = array_module(values), values.size
-    fitted = xp.empty(norms.size, f32)
-    if n:
-        launch(
-            xp, "qsgd/qsgd", "qsgd_fit_norms", grid(xp, norms.size, 8), values, codes, u64(n),
-            u64(capped(bucket_size, n)), u32(levels), norms, fitted,
-        )  # fmt: skip
-    return fitted
-
-
-@operation()
+@generic
 def dequantize(norms: F32, codes: U8, bucket_size: int, levels: int) -> F32:
     """The values of codes: float32 ``[n]``.
 
@@ -140,18 +108,12 @@ def dequantize(norms: F32, codes: U8, bucket_size: int, levels: int) -> F32:
     Raises:
         ValueError: a code is above 2 * levels, a norm is negative or not finite, or ``levels`` is not 1 to 127.
     """
-    values = np.empty(codes.size, np.float32)
-    check(_qsgd_dequantize(address(codes), address(norms), codes.size, bucket_size, levels, address(values)))
-    return values
-
-
-@dequantize.cuda
-def _(norms: Device, codes: Device, bucket_size: int, levels: int) -> Device:
-    n = codes.size
     if not 0 < levels < 128 or bucket_size == 0:
         check(-3)
-    arguments = codes, norms, u64(n), u64(capped(bucket_size, n)), u32(levels)
-    return decode_values("qsgd/qsgd", "qsgd_dequantize", codes, n, *arguments)
+    n = codes.size
+    values = allocate(codes, n, np.float32)
+    _qsgd_dequantize(n, codes, norms, n, capped(bucket_size, n), levels, values)
+    return values
 
 
 @operation(1)
@@ -181,9 +143,9 @@ def _(
         return sections.join(header, norms, pack(codes, bits))
     buckets = bucket_count(n, bucket_size)
     words = xp.empty(2 + buckets + (n * bits + 31) // 32, u32)
-    launch(
-        xp, "qsgd/qsgd", "qsgd_encode_section", grid(xp, buckets, 8), values, u64(n), u64(bucket_size), u32(bits),
-        *key_words(*key), np.frombuffer(header, u64)[0], words,
+    for_each(
+        xp, _FILE, "qsgd_encode_section", buckets, values, n, bucket_size, u32(bits), *key_words(*key),
+        np.frombuffer(header, u64)[0], words, tile=8,
     )  # fmt: skip
     return sections.remember_start(words.view(np.uint8)[: 8 + 4 * buckets + packed_bytes(n, bits)], header)
 
@@ -197,11 +159,11 @@ def decode_section(norms: F32, packed: U8, count: int, bucket_size: int, bits: i
     Raises:
         ValueError: the codes do not take ``packed.size`` bytes, or as in ``dequantize``.
     """
-    return dequantize.host(norms, unpack.host(packed, count, bits, np.uint8), bucket_size, levels_of(bits))
+    return dequantize(norms, unpack.host(packed, count, bits, np.uint8), bucket_size, levels_of(bits))
 
 
 @decode_section.cuda
 def _(norms: Device, packed: Device, count: int, bucket_size: int, bits: int) -> Device:
     check_size(packed, packed_bytes(count, bits))  # before an array of that size is allocated
     arguments = packed, u64(packed.size), norms, u64(count), u64(capped(bucket_size, count)), u32(bits)
-    return decode_values("qsgd/qsgd", "qsgd_decode_section", packed, count, *arguments)
+    return decode_values(_FILE, "qsgd_decode_section", packed, count, *arguments)

@@ -10,17 +10,17 @@ import numpy as np
 
 from hvd_deepreduce.ops import arrays, sort
 from hvd_deepreduce.ops import lloyd as histograms
-from hvd_deepreduce.ops.deferred import check_later
-from hvd_deepreduce.ops.device import array_module, cleared, f32, grid, i32, launch, scan_status, u32, u64
-from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, check, kernel
-from hvd_deepreduce.ops.types import F32, U32, Device
+from hvd_deepreduce.ops.deferred import generic_kernel
+from hvd_deepreduce.ops.device import allocate, array_module, cleared, for_each, scan_status
+from hvd_deepreduce.ops.dispatch import generic, operation
+from hvd_deepreduce.ops.library import check, kernel
+from hvd_deepreduce.ops.types import F32, U32, Device, f32, u32, u64
 
 _FILE = "quantile/quantile"
 _quantile_shares = kernel("quantile_shares", "v", "UUUup")
 _quantile_encode = kernel("quantile_encode", "u", "pUuippp")
 _quantile_encode_ordered = kernel("quantile_encode_ordered", "u", "pUuipp")
-_quantile_decode = kernel("quantile_decode", "I", "pUpup")
+_quantile_decode = generic_kernel(_FILE, "quantile_decode", "I", "pUpup")
 
 
 @operation()
@@ -45,9 +45,9 @@ def encode(values: F32, buckets: int, middle: bool, separate_signs: bool = True)
         MemoryError: the host has too little memory to sort the values.
     """
     means, codes, negative = np.empty(buckets, np.float32), np.empty(values.size, np.uint32), np.zeros(1, np.uint32)
-    arguments = address(values), values.size, buckets, middle, address(means), address(codes)
+    arguments = values, values.size, buckets, middle, means, codes
     if separate_signs:
-        used = _quantile_encode(*arguments, address(negative))
+        used = _quantile_encode(*arguments, negative)
     else:
         used = _quantile_encode_ordered(*arguments)
     if used == 0:
@@ -63,13 +63,13 @@ def _(values: Device, buckets: int, middle: bool, separate_signs: bool = True) -
     words, bounds = xp.empty(n, u64), xp.empty(2, u64)
     magnitudes, codes = xp.empty(n, u32), xp.empty(n, u32)
     bounds.fill(n)
-    launch(xp, file, "quantile_words", grid(xp, n), values, u64(n), words)
+    for_each(xp, file, "quantile_words", n, values, n, words)
     words = sort.radix_sort(xp, words, 0, 32)
-    launch(xp, file, "quantile_bounds", grid(xp, n), words, u64(n), magnitudes, bounds)
+    for_each(xp, file, "quantile_bounds", n, words, n, magnitudes, bounds)
     first_nonzero, first_negative = (int(bound) for bound in bounds.get())
     zeros = min(first_nonzero, first_negative)
     shares = np.empty(3, np.uint32)
-    _quantile_shares(n - first_negative, zeros, first_negative - zeros, buckets, address(shares))
+    _quantile_shares(n - first_negative, zeros, first_negative - zeros, buckets, shares)
     zero, most_negative, most_positive = shares.tolist()
     signs = (
         (magnitudes[first_negative:], most_negative, 0),
@@ -81,16 +81,16 @@ def _(values: Device, buckets: int, middle: bool, separate_signs: bool = True) -
         table = cleared(xp, 2 * most + skip + 1, u32)
         tables.append(table)
         if of_sign.size and most:
-            launch(
-                xp, file, "find_splits", grid(xp, most), of_sign, u64(of_sign.size), u32(most), scan_status(xp, most),
-                counts[sign:], table[skip:],
+            for_each(
+                xp, file, "find_splits", most, of_sign, of_sign.size, u32(most), scan_status(xp, most), counts[sign:],
+                table[skip:],
             )  # fmt: skip
-    launch(xp, file, "quantile_codes", grid(xp, n), values, u64(n), *tables, counts, u32(zero), codes)
+    for_each(xp, file, "quantile_codes", n, values, n, *tables, counts, u32(zero), codes)
     for sign, (of_sign, most, skip) in enumerate(signs):
         if of_sign.size and most:
-            launch(
-                xp, file, "quantile_means", grid(xp, most, 8), of_sign, u64(of_sign.size), tables[sign][skip:],
-                counts[sign:], u32(middle), u32(sign == 0), counts, u32(zero), means,
+            for_each(
+                xp, file, "quantile_means", most, of_sign, of_sign.size, tables[sign][skip:], counts[sign:],
+                u32(middle), u32(sign == 0), counts, u32(zero), means, tile=8,
             )  # fmt: skip
     negative, positive = (int(count) for count in counts.get())
     return means[: negative + zero + positive], codes, negative
@@ -103,17 +103,12 @@ def _encode_ordered(values: Device, buckets: int, middle: bool) -> tuple[Device,
     words, found = xp.empty(n, u64), cleared(xp, 1, u64)
     sorted_words, codes = xp.empty(n, u32), xp.empty(n, u32)
     splits, means = cleared(xp, 2 * buckets + 1, u32), cleared(xp, buckets, f32)
-    launch(xp, _FILE, "ordered_words", grid(xp, n), values, u64(n), words)
+    for_each(xp, _FILE, "ordered_words", n, values, n, words)
     words = sort.radix_sort(xp, words, 0, 32)
-    launch(xp, _FILE, "low_halves", grid(xp, n), words, u64(n), sorted_words)
-    launch(
-        xp, _FILE, "find_splits", grid(xp, buckets), sorted_words, u64(n), u32(buckets), scan_status(xp, buckets),
-        found, splits,
-    )  # fmt: skip
-    launch(xp, _FILE, "ordered_codes", grid(xp, n), values, u64(n), splits, found, codes)
-    launch(
-        xp, _FILE, "ordered_means", grid(xp, buckets, 8), sorted_words, u64(n), splits, found, u32(middle), means
-    )
+    for_each(xp, _FILE, "low_halves", n, words, n, sorted_words)
+    for_each(xp, _FILE, "find_splits", buckets, sorted_words, n, u32(buckets), scan_status(xp, buckets), found, splits)
+    for_each(xp, _FILE, "ordered_codes", n, values, n, splits, found, codes)
+    for_each(xp, _FILE, "ordered_means", buckets, sorted_words, n, splits, found, u32(middle), means, tile=8)
     return means[: int(found.get()[0])], codes
 
 
@@ -130,7 +125,7 @@ def lloyd(values: F32, buckets: int) -> tuple[F32, U32]:
     signs = [slice(histograms.SIGN_BINS, None), slice(histograms.SIGN_BINS)]
     negatives = int(counts[signs[0]].sum())
     shares = np.empty(3, np.uint32)
-    _quantile_shares(negatives, 0, values.size - negatives, buckets, address(shares))
+    _quantile_shares(negatives, 0, values.size - negatives, buckets, shares)
     (below, down), (above, up) = (
         histograms.splits(counts[sign], sums[sign], most)
         for sign, most in zip(signs, shares[1:].tolist(), strict=True)
@@ -139,7 +134,7 @@ def lloyd(values: F32, buckets: int) -> tuple[F32, U32]:
     return arrays.move_like(means, values), histograms.codes(values, below, above)
 
 
-@operation()
+@generic
 def decode(means: F32, codes: U32) -> F32:
     """The mean of each code's bucket, ``means[codes]``: float32 ``[n]``.
 
@@ -148,21 +143,8 @@ def decode(means: F32, codes: U32) -> F32:
     Raises:
         ValueError: a code is not below ``means.size``.
     """
-    values = np.empty(codes.size, np.float32)
-    check(_quantile_decode(address(codes), codes.size, address(means), means.size, address(values)))
-    return values
-
-
-@decode.cuda
-def _(means: Device, codes: Device) -> Device:
-    xp, n = array_module(codes), codes.size
-    values, error = xp.empty(n, f32), cleared(xp, 1, i32)
-    if means.size == 0:
+    if means.size == 0 and codes.size:
         check(-3)
-    if n:
-        launch(
-            xp, _FILE, "quantile_decode", grid(xp, n), codes, u64(n), means, u32(means.size), values,
-            error,
-        )  # fmt: skip
-        check_later(error)
+    values = allocate(codes, codes.size, np.float32)
+    _quantile_decode(codes.size, codes, codes.size, means, means.size, values)
     return values

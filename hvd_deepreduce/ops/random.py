@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from hvd_deepreduce.ops import bitmap
-from hvd_deepreduce.ops.device import array_module, cleared, grid, key_words, launch, u32, u64
+from hvd_deepreduce.ops.device import array_module, cleared, for_each, key_words
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, kernel
-from hvd_deepreduce.ops.types import U32, Device
+from hvd_deepreduce.ops.library import kernel
+from hvd_deepreduce.ops.types import U32, Device, u32
 
 _random_indices = kernel("random_indices", "i", "UUUuuup")
 
@@ -31,7 +31,7 @@ def indices(numel: int, count: int, seed: int, parameter: int, step: int, like: 
         MemoryError: the host has too little memory for a bitmap of ``numel`` bits or for ``2 * count`` indices.
     """
     chosen = np.empty(count, np.uint32)
-    if _random_indices(numel, first, count, seed, parameter, step, address(chosen)):
+    if _random_indices(numel, first, count, seed, parameter, step, chosen):
         raise MemoryError(f"not enough memory to choose {count} of {numel} elements at random")
     return chosen
 
@@ -42,6 +42,6 @@ def _(numel: int, count: int, seed: int, parameter: int, step: int, like: Any, f
     bits, chosen = cleared(xp, -(-numel // 32), u32), xp.empty(count, u32)
     if count:
         key = key_words(seed, parameter, step)
-        launch(xp, "random/random", "random_bits", grid(xp, count), u64(numel), u64(first), u64(count), *key, bits)
+        for_each(xp, "random/random", "random_bits", count, numel, first, count, *key, bits)
         bitmap.find_ones(xp, bits.view(np.uint8), chosen)
     return chosen

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import byref, c_uint64
-from typing import NamedTuple
 
 import numpy as np
 
 from hvd_deepreduce.ops import entropy, sections
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counter
-from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, i32, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.device import THREADS, allocate, array_module, cleared, for_each, grid, launch, scan_status
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, check, kernel
-from hvd_deepreduce.ops.types import U8, U32, Device
+from hvd_deepreduce.ops.library import check, kernel
+from hvd_deepreduce.ops.sections import Job, cut
+from hvd_deepreduce.ops.types import U8, U32, Device, i32, u32, u64
 
 _bound = kernel("rans_bound", "U", "U")
 _lows_bound = kernel("rans_lows_bound", "U", "U")
@@ -31,53 +31,36 @@ def _parts(count: int) -> int:
     return max(1, count // _PART_SYMBOLS)
 
 
-class Job(NamedTuple):
-    """A section on a GPU.
-
-    Attributes:
-        at, size: its bytes of the data.
-        numel: of the tensor, for a section of indices; else 0.
-        symbols: their number, at least 1.
-    """
-
-    at: int
-    size: int
-    numel: int
-    symbols: int
-
-
 class _Decoding:
     """The symbols of sections of many containers, all decoded by one launch.
 
     Attributes:
         table: a row of each section, as kernels/rans/rans.cu draws it.
         each: the most parts of a section.
-        firsts: where each section's symbols begin.
         scratch: zeros before the launch; its first word has the error.
     """
 
     def __init__(self, data: Device, jobs: Sequence[Job]) -> None:
         self.data, self.xp, self.jobs = data, array_module(data), jobs
-        rows, self.firsts, words, self.count = [], [], 1, 0
+        rows, words, self.count = [], 1, 0
         for job in jobs:
-            rows.append((job.at, job.size, job.symbols, job.numel, self.count, words, words + 2))
-            self.firsts.append(self.count)
-            words += 2 + 2 * (-(-job.symbols // THREADS) + 1)
-            self.count += job.symbols
+            rows.append((job.at, job.size, job.entries, job.numel, self.count, words, words + 2))
+            words += 2 + 2 * (-(-job.entries // THREADS) + 1)
+            self.count += job.entries
         self.table, self.scratch = self.xp.asarray(np.array(rows, u64).reshape(-1)), cleared(self.xp, words, u64)
         self.error, self.symbols = self.scratch[:1].view(i32)[:1], self.xp.empty(self.count, np.uint8)
-        each = max(_parts(job.symbols) for job in jobs)
+        each = max(_parts(job.entries) for job in jobs)
         launch(
-            self.xp, _FILE, "rans_decode", each * len(jobs), data, self.table, u64(each), self.symbols, self.scratch,
+            self.xp, _FILE, "rans_decode", each * len(jobs), data, self.table, each, self.symbols, self.scratch,
             self.error,
         )  # fmt: skip
 
     def indices(self) -> Device:
         """Those of all sections in a row."""
         indices = self.xp.empty(self.count, u32)
-        each = grid(self.xp, max(job.symbols for job in self.jobs))
+        each = grid(self.xp, max(job.entries for job in self.jobs))
         launch(
-            self.xp, _FILE, "rans_indices", each * len(self.jobs), self.data, self.table, u64(each), self.symbols,
+            self.xp, _FILE, "rans_indices", each * len(self.jobs), self.data, self.table, each, self.symbols,
             self.scratch, indices, self.error,
         )  # fmt: skip
         return indices
@@ -90,7 +73,7 @@ def encode(symbols: U8) -> U8:
     On a GPU, the host waits for the device to learn the size of the section.
     """
     out = np.empty(_bound(symbols.size), np.uint8)
-    return out[_encode(address(symbols), symbols.size, address(out)) :].copy()
+    return out[_encode(symbols, symbols.size, out) :].copy()
 
 
 @encode.cuda
@@ -101,8 +84,8 @@ def _(symbols: Device) -> Device:
     room, out, end = xp.empty(_bound(n), np.uint8), xp.empty(_bound(n), np.uint8), counter(xp)
     parts = _parts(n)
     launch(
-        xp, _FILE, "rans_encode", parts, symbols, u64(n), entropy.histogram(xp, symbols), room,
-        scan_status(xp, parts, 1), out, end,
+        xp, _FILE, "rans_encode", parts, symbols, n, entropy.histogram(xp, symbols), room, scan_status(xp, parts, 1),
+        out, end,
     )  # fmt: skip
     return out[: read_counter(end)]
 
@@ -117,7 +100,7 @@ def decode(section: U8, count: int) -> U8:
         ValueError: an encoder cannot have written the section for ``count`` symbols.
     """
     symbols = np.empty(count, np.uint8)
-    check(_decode(address(section), section.size, count, address(symbols)))
+    check(_decode(section, section.size, count, symbols))
     return symbols
 
 
@@ -128,7 +111,7 @@ def _(section: Device, count: int) -> Device:
         check(-3 if section.size else 0)
         return xp.empty(0, np.uint8)
     decoding = _Decoding(section, [Job(0, section.size, 0, count)])
-    launch(xp, _FILE, "rans_ends", 1, decoding.table, u64(1), decoding.scratch, decoding.error)
+    launch(xp, _FILE, "rans_ends", 1, decoding.table, 1, decoding.scratch, decoding.error)
     check_later(decoding.error)
     return decoding.symbols
 
@@ -141,7 +124,7 @@ def encode_indices(indices: U32) -> U8:
     """
     scratch, end = np.empty(indices.size, np.uint8), c_uint64()
     out = np.empty(_bound(indices.size) + _lows_bound(indices.size), np.uint8)
-    begin = _indices_encode(address(indices), indices.size, address(scratch), address(out), byref(end))
+    begin = _indices_encode(indices, indices.size, scratch, out, byref(end))
     return out[begin : end.value].copy()
 
 
@@ -151,7 +134,7 @@ def _(indices: Device) -> Device:
     if n == 0:
         return xp.empty(0, np.uint8)
     tokens, lows, end = xp.empty(n, np.uint8), cleared(xp, _lows_bound(n) // 4, u32), counter(xp)
-    launch(xp, _FILE, "rans_tokens", grid(xp, n), indices, u64(n), scan_status(xp, n), end, tokens, lows)
+    for_each(xp, _FILE, "rans_tokens", n, indices, n, scan_status(xp, n), end, tokens, lows)
     section = encode(tokens)
     return sections.join(b"", section, lows.view(np.uint8)[: (read_counter(end) + 7) // 8])
 
@@ -166,7 +149,7 @@ def decode_indices(section: U8, numel: int, count: int) -> U32:
         ValueError: an encoder cannot have written the section for ``count`` indices below ``numel``.
     """
     scratch, indices = np.empty(count, np.uint8), np.empty(count, np.uint32)
-    check(_indices_decode(address(section), section.size, count, numel, address(scratch), address(indices)))
+    check(_indices_decode(section, section.size, count, numel, scratch, indices))
     return indices
 
 
@@ -174,7 +157,7 @@ def decode_indices(section: U8, numel: int, count: int) -> U32:
 def _(section: Device, numel: int, count: int) -> Device:
     if count == 0:
         check(-3 if section.size else 0)
-        return array_module(section).empty(0, u32)
+        return allocate(section, 0, u32)
     return _decode_at_once(section, [Job(0, section.size, numel, count)])[0]
 
 
@@ -182,14 +165,9 @@ def _decode_at_once(data: Device, jobs: Sequence[Job]) -> list[Device]:
     decoding = _Decoding(data, jobs)
     indices = decoding.indices()
     check_later(decoding.error)
-    return [indices[first : first + job.symbols] for first, job in zip(decoding.firsts, jobs, strict=True)]
+    return cut(indices, jobs)
 
 
 def decode_many(parts: Sequence[U8], numel: int, counts: Sequence[int]) -> list[U32]:
     """``decode_indices`` of several sections; on a GPU in one set of launches, if they were taken apart together."""
-    found = sections.place_of(parts) if all(counts) else None
-    if found is None:
-        return [decode_indices(section, numel, count) for section, count in zip(parts, counts, strict=True)]
-    data, places = found
-    jobs = [Job(at, one.size, numel, count) for at, one, count in zip(places, parts, counts, strict=True)]
-    return _decode_at_once(data, jobs)
+    return sections.decode_many(parts, numel, counts, decode_indices, _decode_at_once)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import byref, c_uint64
-from typing import NamedTuple
 
 import numpy as np
 
 from hvd_deepreduce.ops import sections
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counters
-from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, i32, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, for_each, grid, launch, scan_status
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, check, kernel
-from hvd_deepreduce.ops.types import U8, U32, Device
+from hvd_deepreduce.ops.library import check, check_room, kernel
+from hvd_deepreduce.ops.sections import Job, cut
+from hvd_deepreduce.ops.types import U8, U32, Device, i32, u32, u64
 
 _parameter = kernel("rice_parameter", "u", "pUU*")
 _bound = kernel("rice_bound", "U", "UU")
@@ -23,11 +23,6 @@ _TILE = 8 * THREADS
 """Bytes of a tile of the highs, as in kernels/common/device.cuh."""
 
 
-def _check_length(section: U8 | Job, count: int) -> None:
-    if section.size == 0 or section.size * 8 < count:  # an index takes at least one bit
-        check(-1)
-
-
 @operation()
 def encode(indices: U32, numel: int) -> U8:
     """The section of at least one index; the indices are strictly increasing and below ``numel``.
@@ -35,10 +30,10 @@ def encode(indices: U32, numel: int) -> U8:
     On a GPU, the host waits for the device to learn the size of the section.
     """
     size = c_uint64()
-    b = _parameter(address(indices), indices.size, numel, byref(size))
+    b = _parameter(indices, indices.size, numel, byref(size))
     out = np.empty(size.value, np.uint8)
     out[0] = b
-    _encode(address(indices), indices.size, b, address(out) + 1)
+    _encode(indices, indices.size, b, out[1:])
     return out
 
 
@@ -65,10 +60,8 @@ def _(lists: Sequence[Device], numels: Sequence[int]) -> list[Device]:
         # One array of zeros, for one launch: | sums [32] | status | words of the section, and one more for put_bits |
         scratch, bits = cleared(xp, 32 + status.size + -(-_bound(count, numel) // 8) + 1, u64), counter(xp)
         sums, status, words = scratch[:32], scratch[32 : 32 + status.size], scratch[32 + status.size :].view(u32)
-        launch(xp, "rice/rice", "rice_sums", grid(xp, count, THREADS), indices, u64(count), sums)
-        launch(
-            xp, "rice/rice", "rice_write", grid(xp, count), indices, u64(count), u64(numel), sums, status, words, bits
-        )  # fmt: skip
+        for_each(xp, "rice/rice", "rice_sums", count, indices, count, sums)
+        for_each(xp, "rice/rice", "rice_write", count, indices, count, numel, sums, status, words, bits)
         made.append(words.view(np.uint8))
         sizes.append(bits)
     bits_of = read_counters(sizes)
@@ -84,9 +77,9 @@ def decode(section: U8, numel: int, count: int) -> U32:
     Raises:
         ValueError: an encoder cannot have written the section for ``count`` indices below ``numel``.
     """
-    _check_length(section, count)
+    check_room(section, max(count, 1))  # an index takes at least one bit
     indices = np.empty(count, np.uint32)
-    check(_decode(address(section) + 1, section.size - 1, count, int(section[0]), numel, address(indices)))
+    check(_decode(section[1:], section.size - 1, count, int(section[0]), numel, indices))
     return indices
 
 
@@ -95,27 +88,12 @@ def _(section: Device, numel: int, count: int) -> Device:
     return decode_all(section, [Job(0, section.size, numel, count)])
 
 
-class Job(NamedTuple):
-    """A section on a GPU.
-
-    Attributes:
-        at, size: its bytes of the data.
-        numel: its indices are below this.
-        entries: their number, at least 1.
-    """
-
-    at: int
-    size: int
-    numel: int
-    entries: int
-
-
 def decode_all(data: Device, jobs: Sequence[Job]) -> Device:
     """On a GPU: ``decode`` of sections of ``data``, in one set of launches; the results one behind the other."""
     xp, rows = array_module(data), []
     words, elements = 1, 0  # the first word has the error
     for job in jobs:
-        _check_length(job, job.entries)
+        check_room(job, max(job.entries, 1))
         of_highs = words + 2
         of_join = of_highs + -(-job.size // _TILE) + 1
         rows.append((*job, elements, words, of_highs, of_join))
@@ -124,19 +102,13 @@ def decode_all(data: Device, jobs: Sequence[Job]) -> Device:
     error, lists = scratch[:1].view(i32)[:1], xp.empty(2 * elements, u32)
     highs, indices = lists[:elements], lists[elements:]
     each = grid(xp, max(job.size for job in jobs), _TILE)
-    launch(xp, "rice/rice", "rice_highs", each * len(jobs), data, there, u64(each), scratch, highs)
+    launch(xp, "rice/rice", "rice_highs", each * len(jobs), data, there, each, scratch, highs)
     each = grid(xp, max(job.entries for job in jobs))
-    launch(xp, "rice/rice", "rice_join", each * len(jobs), data, there, u64(each), scratch, highs, indices, error)
+    launch(xp, "rice/rice", "rice_join", each * len(jobs), data, there, each, scratch, highs, indices, error)
     check_later(error)
     return indices
 
 
 def decode_many(parts: Sequence[U8], numel: int, counts: Sequence[int]) -> list[U32]:
     """``decode`` of several sections; on a GPU in one set of launches, if they were taken apart together."""
-    found = sections.place_of(parts)
-    if found is None:
-        return [decode(section, numel, count) for section, count in zip(parts, counts, strict=True)]
-    data, places = found
-    jobs = [Job(at, one.size, numel, count) for at, one, count in zip(places, parts, counts, strict=True)]
-    indices, ends = decode_all(data, jobs), np.cumsum(counts).tolist()
-    return [indices[end - count : end] for end, count in zip(ends, counts, strict=True)]
+    return sections.decode_many(parts, numel, counts, decode, lambda data, jobs: cut(decode_all(data, jobs), jobs))

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counters
-from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, i32, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, for_each, grid, launch, scan_status
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, check, kernel
-from hvd_deepreduce.ops.types import U8, U32, Device
+from hvd_deepreduce.ops.library import check, check_room, kernel
+from hvd_deepreduce.ops.types import U8, U32, Device, i32, u32, u64
 
 BLOCK = 64
 """The gaps of a block, as in kernels/rice/rice.h."""
@@ -19,11 +19,6 @@ _bound = kernel("rice_blocks_bound", "U", "UU")
 _encode = kernel("rice_blocks_encode", "v", "pUpp")
 _decode = kernel("rice_blocks_decode", "I", "pUUUpp")
 _FILE = "rice/blocks"
-
-
-def _check_length(section: U8 | Device, count: int) -> None:
-    if section.size * 8 < count:  # an index takes at least one bit
-        check(-1)
 
 
 def blocks_of(count: int) -> int:
@@ -38,8 +33,8 @@ def encode(indices: U32, numel: int) -> U8:
     On a GPU, the host waits for the device to learn the size of the section.
     """
     parameters = np.empty(blocks_of(indices.size), np.uint8)
-    out = np.empty(_plan(address(indices), indices.size, address(parameters)), np.uint8)
-    _encode(address(indices), indices.size, address(parameters), address(out))
+    out = np.empty(_plan(indices, indices.size, parameters), np.uint8)
+    _encode(indices, indices.size, parameters, out)
     return out
 
 
@@ -71,15 +66,11 @@ def _(lists: Sequence[Device], numels: Sequence[int]) -> list[Device]:
         begin, of_gaps = scratch[:1], scratch[1 + of_blocks : 1 + of_blocks + status.size]
         section = scratch[1 + of_blocks + status.size :].view(u32)
         parameters, places = xp.empty(blocks, np.uint8), xp.empty(blocks, u64)
-        launch(xp, _FILE, "rice_blocks_parameters", grid(xp, 32 * blocks), indices, u64(count), parameters)
-        launch(
-            xp, _FILE, "rice_blocks_places", grid(xp, blocks), parameters, u64(count), scratch[1 : 1 + of_blocks],
-            places, begin,
-        )  # fmt: skip
-        launch(
-            xp, _FILE, "rice_blocks_write", grid(xp, count), indices, u64(count), parameters, places, begin, of_gaps,
-            section, bits,
-        )  # fmt: skip
+        for_each(xp, _FILE, "rice_blocks_parameters", 32 * blocks, indices, count, parameters)
+        for_each(xp, _FILE, "rice_blocks_places", blocks, parameters, count, scratch[1 : 1 + of_blocks], places, begin)
+        for_each(
+            xp, _FILE, "rice_blocks_write", count, indices, count, parameters, places, begin, of_gaps, section, bits
+        )
         rooms.append(section.view(np.uint8))
         sizes.append(bits)
     return [room[: (bits + 7) // 8] for room, bits in zip(rooms, read_counters(sizes), strict=True)]
@@ -94,16 +85,16 @@ def decode(section: U8, numel: int, count: int) -> U32:
     Raises:
         ValueError: an encoder cannot have written the section for ``count`` indices below ``numel``.
     """
-    _check_length(section, count)
+    check_room(section, count)  # an index takes at least one bit
     indices, parameters = np.empty(count, np.uint32), np.empty(blocks_of(count), np.uint8)
-    check(_decode(address(section), section.size, count, numel, address(parameters), address(indices)))
+    check(_decode(section, section.size, count, numel, parameters, indices))
     return indices
 
 
 @decode.cuda
 def _(section: Device, numel: int, count: int) -> Device:
     xp = array_module(section)
-    _check_length(section, count)
+    check_room(section, count)  # an index takes at least one bit
     blocks, tile = blocks_of(count), 8 * THREADS
     highs, places, indices = xp.empty(count, u32), xp.empty(blocks, u64), xp.empty(count, u32)
     # One array of zeros, for one launch: | ones | end | error | place of the highs | status of the blocks | of the
@@ -113,16 +104,16 @@ def _(section: Device, numel: int, count: int) -> Device:
     scratch = cleared(xp, of_gaps + -(-count // THREADS) + 1, u64)
     ones, end, error, begin = scratch[:1], scratch[1:2], scratch[2:3].view(i32)[:1], scratch[3:4]
     launch(
-        xp, _FILE, "rice_blocks_read_places", grid(xp, blocks), section, u64(section.size), u64(count),
-        scratch[4:of_highs], places, begin, error,
+        xp, _FILE, "rice_blocks_read_places", grid(xp, blocks), section, section.size, count, scratch[4:of_highs],
+        places, begin, error,
+    )  # fmt: skip
+    for_each(
+        xp, _FILE, "rice_blocks_highs", section.size, section, section.size, count, begin, scratch[of_highs:of_gaps],
+        highs, ones, tile=tile,
     )  # fmt: skip
     launch(
-        xp, _FILE, "rice_blocks_highs", grid(xp, section.size, tile), section, u64(section.size), u64(count), begin,
-        scratch[of_highs:of_gaps], highs, ones,
-    )  # fmt: skip
-    launch(
-        xp, _FILE, "rice_blocks_join", grid(xp, count), section, u64(section.size), u64(count), u64(numel), places,
-        begin, highs, ones, scratch[of_gaps:], end, indices, error,
+        xp, _FILE, "rice_blocks_join", grid(xp, count), section, section.size, count, numel, places, begin, highs, ones,
+        scratch[of_gaps:], end, indices, error,
     )  # fmt: skip
     check_later(error)
     return indices

@@ -6,10 +6,10 @@ import numpy as np
 
 from hvd_deepreduce.ops import entropy
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counter
-from hvd_deepreduce.ops.device import array_module, cleared, grid, i32, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.device import array_module, cleared, for_each, grid, launch, scan_status
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, check, kernel
-from hvd_deepreduce.ops.types import U8, U32, Device
+from hvd_deepreduce.ops.library import check, kernel
+from hvd_deepreduce.ops.types import U8, U32, Device, i32, u32, u64
 
 _bound = kernel("rle_bound", "U", "U")
 _encode = kernel("rle_encode", "U", "pUUp")
@@ -27,7 +27,7 @@ def encode(indices: U32, numel: int) -> U8:
     On a GPU, the host waits for the device to learn the size of the section.
     """
     out = np.empty(_bound(indices.size), np.uint8)
-    return out[: _encode(address(indices), indices.size, numel, address(out))].copy()
+    return out[: _encode(indices, indices.size, numel, out)].copy()
 
 
 @encode.cuda
@@ -37,12 +37,9 @@ def _(indices: Device, numel: int) -> Device:
         return xp.empty(0, np.uint8)
     begins, runs, lengths, end = xp.empty(n, u32), counter(xp), cleared(xp, 68, u64), counter(xp)
     words = cleared(xp, -(-_bound(n) // 4), u32)
-    launch(xp, _FILE, "rle_runs", grid(xp, n), indices, u64(n), scan_status(xp, n), runs, begins)
-    launch(xp, _FILE, "rle_count", grid(xp, n), indices, u64(n), begins, runs, lengths)
-    launch(
-        xp, _FILE, "rle_write", grid(xp, n), indices, u64(n), u64(numel), begins, runs, lengths, scan_status(xp, n),
-        words, end,
-    )  # fmt: skip
+    for_each(xp, _FILE, "rle_runs", n, indices, n, scan_status(xp, n), runs, begins)
+    for_each(xp, _FILE, "rle_count", n, indices, n, begins, runs, lengths)
+    for_each(xp, _FILE, "rle_write", n, indices, n, numel, begins, runs, lengths, scan_status(xp, n), words, end)
     return words.view(np.uint8)[: (read_counter(end) + 7) // 8]
 
 
@@ -56,7 +53,7 @@ def decode(section: U8, numel: int, count: int) -> U32:
         ValueError: an encoder cannot have written the section for ``count`` indices below ``numel``.
     """
     indices = np.empty(count, np.uint32)
-    check(_decode(address(section), section.size, count, numel, address(indices)))
+    check(_decode(section, section.size, count, numel, indices))
     return indices
 
 
@@ -71,21 +68,18 @@ def _(section: Device, numel: int, count: int) -> Device:
         check(-1)
     chunks = entropy.count_chunks(section)
     exits = cleared(xp, chunks * _ENTRIES, u64)
-    launch(xp, _FILE, "rle_walk", grid(xp, exits.size), section, u64(size), u64(numel), u64(chunks), exits)
+    for_each(xp, _FILE, "rle_walk", exits.size, section, size, numel, chunks, exits)
     starts, _ = entropy.join_chunks(xp, exits, _ENTRIES, chunks)
     room = min(count, 4 * size)  # pairs of runs: each has an index, and takes at least two bits
     zeros, ones, ends = (cleared(xp, room, u64) for _ in range(3))
     places = xp.empty(room, u64)
     firsts, pairs, end = xp.empty(room, u32), counter(xp), counter(xp)
+    for_each(xp, _FILE, "rle_read", chunks, section, size, numel, chunks, starts, room, zeros, ones, ends)
+    for_each(xp, _FILE, "rle_places", room, ones, room, scan_status(xp, room), end, places)
     launch(
-        xp, _FILE, "rle_read", grid(xp, chunks), section, u64(size), u64(numel), u64(chunks), starts, u64(room), zeros,
-        ones, ends,
+        xp, _FILE, "rle_firsts", grid(xp, room), section, size, zeros, ones, ends, places, room, count, numel,
+        scan_status(xp, room), end, firsts, pairs, error,
     )  # fmt: skip
-    launch(xp, _FILE, "rle_places", grid(xp, room), ones, u64(room), scan_status(xp, room), end, places)
-    launch(
-        xp, _FILE, "rle_firsts", grid(xp, room), section, u64(size), zeros, ones, ends, places, u64(room), u64(count),
-        u64(numel), scan_status(xp, room), end, firsts, pairs, error,
-    )  # fmt: skip
-    launch(xp, _FILE, "rle_fill", grid(xp, count), places, firsts, pairs, u64(count), indices, error)
+    launch(xp, _FILE, "rle_fill", grid(xp, count), places, firsts, pairs, count, indices, error)
     check_later(error)
     return indices

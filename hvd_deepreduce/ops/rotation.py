@@ -9,21 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.ops.device import array_module, f32, f64, grid, key_words, launch, u64
+from hvd_deepreduce.ops.device import array_module, for_each, key_words
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, kernel
-from hvd_deepreduce.ops.types import F32, Device
+from hvd_deepreduce.ops.library import kernel
+from hvd_deepreduce.ops.types import F32, Device, f32, f64
 
-_rotated_count = kernel("rotated_count", "U", "UU")
+rotated_count = kernel("rotated_count", "U", "UU")
+"""The number of rotated values of (count, bucket size): the last bucket is filled up to a power of two."""
 _rotate = kernel("rotate", "I", "pUUuuup")
 _unrotate = kernel("unrotate", "I", "pUUuuup")
 _FILE = "rotation/rotation"
-
-
-def rotated_count(count: int, bucket_size: int) -> int:
-    """The number of rotated values of ``count`` values: the last bucket is filled up to a power of two."""
-    places: int = _rotated_count(count, bucket_size)
-    return places
 
 
 def _check_memory(result: int, count: int) -> None:
@@ -44,9 +39,7 @@ def rotate(values: F32, bucket_size: int, seed: int, parameter: int, step: int) 
     """
     rotated = np.empty(rotated_count(values.size, bucket_size), np.float32)
     if values.size:
-        _check_memory(
-            _rotate(address(values), values.size, bucket_size, seed, parameter, step, address(rotated)), values.size
-        )
+        _check_memory(_rotate(values, values.size, bucket_size, seed, parameter, step, rotated), values.size)
     return rotated
 
 
@@ -57,9 +50,9 @@ def _(values: Device, bucket_size: int, seed: int, parameter: int, step: int) ->
     work, rotated = xp.empty(places, f64), xp.empty(places, f32)
     if n:
         key = key_words(seed, parameter, step)
-        launch(xp, _FILE, "rotation_begin", grid(xp, places), values, u64(n), u64(places), *key, work)
+        for_each(xp, _FILE, "rotation_begin", places, values, n, places, *key, work)
         _hadamard(xp, work, bucket_size)
-        launch(xp, _FILE, "rotation_end", grid(xp, places), work, u64(places), u64(bucket_size), rotated)
+        for_each(xp, _FILE, "rotation_end", places, work, places, bucket_size, rotated)
     return rotated
 
 
@@ -76,7 +69,7 @@ def unrotate(rotated: F32, count: int, bucket_size: int, seed: int, parameter: i
     """
     values = np.empty(count, np.float32)
     if count:
-        _check_memory(_unrotate(address(rotated), count, bucket_size, seed, parameter, step, address(values)), count)
+        _check_memory(_unrotate(rotated, count, bucket_size, seed, parameter, step, values), count)
     return values
 
 
@@ -85,11 +78,11 @@ def _(rotated: Device, count: int, bucket_size: int, seed: int, parameter: int, 
     xp, places = array_module(rotated), rotated.size
     work, values = xp.empty(places, f64), xp.empty(count, f32)
     if count:
-        launch(xp, _FILE, "rotation_widen", grid(xp, places), rotated, u64(places), work)
+        for_each(xp, _FILE, "rotation_widen", places, rotated, places, work)
         _hadamard(xp, work, bucket_size)
-        launch(
-            xp, _FILE, "rotation_back", grid(xp, count), work, u64(count), u64(places), u64(bucket_size),
-            *key_words(seed, parameter, step), values,
+        for_each(
+            xp, _FILE, "rotation_back", count, work, count, places, bucket_size, *key_words(seed, parameter, step),
+            values,
         )  # fmt: skip
     return values
 
@@ -98,5 +91,5 @@ def _hadamard(xp: Any, work: Device, bucket_size: int) -> None:
     """Multiplies each bucket by the Walsh-Hadamard matrix, in place."""
     half = 1
     while half < min(bucket_size, work.size):
-        launch(xp, _FILE, "rotation_level", grid(xp, (work.size + 1) // 2), work, u64(work.size), u64(half))
+        for_each(xp, _FILE, "rotation_level", (work.size + 1) // 2, work, work.size, half)
         half *= 2

@@ -6,7 +6,7 @@ prefetched within ``deferred.encoding`` and ``deferred.reading``, so that ``peek
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -14,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_deepreduce.ops.deferred import check_later, state
-from hvd_deepreduce.ops.device import NULL, THREADS, array_module, cleared, grid, i32, launch, u32, u64
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, for_each, grid, launch
 from hvd_deepreduce.ops.dispatch import on_host, operation
-from hvd_deepreduce.ops.library import address, check, kernel
-from hvd_deepreduce.ops.types import U8, Device
+from hvd_deepreduce.ops.library import check, kernel
+from hvd_deepreduce.ops.types import U8, U32, Device, i32, u32, u64
+
+_FILE = "sections/sections"
 
 HEADER_BYTES = 64
 """The size of a container's header. ``prefetch_headers`` reads so many bytes of each section, too."""
@@ -33,7 +35,7 @@ _checksum = kernel("checksum", "u", "pUU")
 
 def checksum(data: U8, at: int = CHECKSUM_AT) -> int:
     """The checksum of a container on the host, which is kept in the 4 bytes from ``at`` on."""
-    return int(_checksum(address(data), data.size, at // 4))
+    return int(_checksum(data, data.size, at // 4))
 
 
 def varint(number: int) -> bytes:
@@ -117,15 +119,15 @@ def _(
     pieces = []
     for array in arrays:
         if array.nbytes:
-            pieces += [array.view(np.uint8), u64(total), u64(array.nbytes)]
+            pieces += [array.view(np.uint8), total, array.nbytes]
             total += -(-array.nbytes // pad) * pad
-    pieces += [NULL, u64(0), u64(0)] * (4 - len(pieces) // 3)
+    pieces += [None, 0, 0] * (4 - len(pieces) // 3)
     words = -(-total // 8)
     out = (xp.zeros if checked else xp.empty)(words, u64)
     if words:
         start = np.frombuffer(header.ljust(HEADER_BYTES, b"\0"), u64)
         kept = u32(at // 4 if checked else _NO_CHECKSUM)
-        launch(xp, "sections/sections", "join", grid(xp, words), *start, *pieces, u64(words), kept, u32(salt), out)
+        for_each(xp, _FILE, "join", words, *start, *pieces, words, kept, u32(salt), out)
     section = out.view(np.uint8)[:total]
     return section if checked else remember_start(section, header)  # the checksum is not in `header`
 
@@ -165,7 +167,7 @@ def _(data: Device, ranks: int) -> None:
         return
     xp = array_module(data)
     heads = xp.empty(ranks * 4 * HEADER_BYTES, np.uint8)
-    launch(xp, "sections/sections", "container_heads", 1, data, u64(data.size), u32(ranks), heads)
+    launch(xp, _FILE, "container_heads", 1, data, data.size, u32(ranks), heads)
     at = 0
     for starts in heads.get().reshape(ranks, 4, HEADER_BYTES):
         sizes = starts[0, SIZES_AT:].view(u64).tolist()
@@ -194,10 +196,7 @@ def _(data: Device, ranks: int, numels: Sequence[int], itemsize: int) -> None:
     xp = array_module(data)
     size, containers = 4 * HEADER_BYTES + 64, ranks * len(numels)
     heads, there = xp.empty(containers * size, np.uint8), xp.asarray(np.array(numels, u64))
-    launch(
-        xp, "sections/sections", "short_heads", 1, data, u64(data.size), u32(containers), there, u32(len(numels)),
-        u64(itemsize), heads,
-    )  # fmt: skip
+    launch(xp, _FILE, "short_heads", 1, data, data.size, u32(containers), there, u32(len(numels)), itemsize, heads)
     for head in heads.get().reshape(containers, size):
         ends = head[4 * HEADER_BYTES :].view(u64).reshape(4, 2).tolist()
         for (begin, end), start in zip(ends, head[: 4 * HEADER_BYTES].reshape(4, HEADER_BYTES), strict=True):
@@ -225,11 +224,11 @@ def check_padding(data: U8, ends: Sequence[int]) -> None:
 
 @check_padding.cuda
 def _(data: Device, ends: Sequence[int]) -> None:
-    padded = [u64(end) for end in ends if end & 7]
+    padded = [end for end in ends if end & 7]
     if padded:
         xp = array_module(data)
         error = cleared(xp, 1, i32)
-        launch(xp, "sections/sections", "check_padding", 1, data, *padded, *[u64(0)] * (4 - len(padded)), error)
+        launch(xp, _FILE, "check_padding", 1, data, *padded, *[0] * (4 - len(padded)), error)
         check_later(error)
 
 
@@ -255,7 +254,7 @@ def _(data: Device, at: int = CHECKSUM_AT, salt: int = 0) -> None:
     xp = array_module(data)
     scratch, error = cleared(xp, 2, u32), cleared(xp, 1, i32)
     blocks, kept = grid(xp, -(-data.size // 4), 4 * THREADS), u32(at // 4)
-    launch(xp, "sections/sections", "check_container", blocks, data, u64(data.size), kept, u32(salt), scratch, error)
+    launch(xp, _FILE, "check_container", blocks, data, data.size, kept, u32(salt), scratch, error)
     check_later(error)
 
 
@@ -291,13 +290,11 @@ def take_apart(data: Device, containers: Sequence[Parts]) -> list[list[Device]]:
     scratch, out = cleared(xp, len(wholes) + 1, u64), xp.empty(words, u64)
     error = scratch[len(wholes) :].view(i32)[:1]
     each = grid(xp, max(size for _, size, _ in wholes), 8 * THREADS)
-    launch(
-        xp, "sections/sections", "check_containers", each * len(wholes), data, there, u64(each), scratch, error
-    )  # fmt: skip
+    launch(xp, _FILE, "check_containers", each * len(wholes), data, there, each, scratch, error)
     check_later(error)
     if rows:
         each, out_of = grid(xp, max(size for _, size, _ in rows), 8 * THREADS), there[3 * len(wholes) :]
-        launch(xp, "sections/sections", "align_sections", each * len(rows), data, out_of, u64(each), out)
+        launch(xp, _FILE, "align_sections", each * len(rows), data, out_of, each, out)
     memory, parts, at_word = out.view(np.uint8), [], 0
     for _, ends, _ in containers:
         of_one = []
@@ -319,3 +316,37 @@ def place_of(sections: Sequence[Device]) -> tuple[Device, list[int]] | None:
     if all(0 <= at and at + one.size <= memory.size for at, one in zip(places, sections, strict=True)):
         return memory, places
     return None
+
+
+class Job(NamedTuple):
+    """A section among others on a GPU.
+
+    Attributes:
+        at, size: its bytes of the data.
+        numel: of the tensor, for a section of indices; else 0.
+        entries: the number of its symbols or indices, at least 1.
+    """
+
+    at: int
+    size: int
+    numel: int
+    entries: int
+
+
+def decode_many(
+    parts: Sequence[U8], numel: int, counts: Sequence[int], one: Callable[[U8, int, int], U32],
+    together: Callable[[Device, Sequence[Job]], list[Device]],
+) -> list[U32]:  # fmt: skip
+    """The indices of several sections: by ``together``, on a GPU, if they were taken apart together; else ``one`` by
+    one."""
+    found = place_of(parts) if all(counts) else None
+    if found is None:
+        return [one(section, numel, count) for section, count in zip(parts, counts, strict=True)]
+    data, places = found
+    return together(data, [Job(at, part.size, numel, n) for at, part, n in zip(places, parts, counts, strict=True)])
+
+
+def cut(together: Device, jobs: Sequence[Job]) -> list[Device]:
+    """The entries of each job, which are one behind the other."""
+    ends = np.cumsum([job.entries for job in jobs]).tolist()
+    return [together[end - job.entries : end] for end, job in zip(ends, jobs, strict=True)]

@@ -8,28 +8,16 @@ import numpy as np
 
 from hvd_deepreduce.ops import arrays, deferred
 from hvd_deepreduce.ops.deferred import counter, read_counter, residual_guard
-from hvd_deepreduce.ops.device import (
-    NULL,
-    THREADS,
-    array_module,
-    cleared,
-    grid,
-    launch,
-    or_null,
-    scan_status,
-    suffix,
-    u32,
-    u64,
-)
+from hvd_deepreduce.ops.device import NULL, THREADS, array_module, cleared, for_each, grid, launch, scan_status, suffix
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, kernels_by_dtype
-from hvd_deepreduce.ops.types import U32, Device, Floats
+from hvd_deepreduce.ops.library import kernels_by_dtype
+from hvd_deepreduce.ops.types import U32, Device, Floats, u32, u64
 
 _topk = kernels_by_dtype("topk", "I", "ppUUppi")
 _topk_of_chunks = kernels_by_dtype("topk_of_chunks", "I", "ppUUUUppi")
-_threshold = kernels_by_dtype("threshold", "p", "ppUdi*")
+_threshold = kernels_by_dtype("threshold", "P", "ppUdi*")
 _threshold_bits = kernels_by_dtype("threshold_bits", "U", "d")
-_copy_selection = kernels_by_dtype("copy_selection", "v", "ppp")
+_copy_selection = kernels_by_dtype("copy_selection", "v", "Ppp")
 
 _BINS = 2048
 """Values of a digit of eleven bits, as in kernels/select/select.cu."""
@@ -70,8 +58,7 @@ def topk(dense: Floats, gradient: Floats | None, k: int, threads: int = 1) -> tu
         ValueError: the array is on a GPU and has 2^31 elements or more.
     """
     indices, values = np.empty(k, np.uint32), np.empty(k, dense.dtype)
-    source = None if gradient is None else address(gradient)
-    count = _topk[dense.dtype](address(dense), source, dense.size, k, address(indices), address(values), threads)
+    count = _topk[dense.dtype](dense, gradient, dense.size, k, indices, values, threads)
     if count < 0:
         raise MemoryError(f"not enough memory for the candidates of top-k of {dense.size} elements")
     return indices[:count], values[:count]
@@ -97,25 +84,25 @@ def _(dense: Device, gradient: Device | None, k: int, threads: int = 1) -> tuple
     scratch = cleared(xp, 2 + count_words + collect_tiles + take_tiles, u64)
     state, counts = scratch[:2], scratch[2 : 2 + count_words].view(u32)
     collect_status, take_status = scratch[2 + count_words : -take_tiles], scratch[-take_tiles:]
-    source, encoding = or_null(gradient), deferred.state.encoding
+    encoding = deferred.state.encoding
     # If nothing has checked yet that the gradient is finite, all blocks of the sampling kernel but the first do.
     blocks, bad = 1, NULL
     if encoding and not encoding.checked and gradient is not None and gradient.size == encoding.gradient.size:
         blocks, bad = 1 + grid(xp, n, 4 * THREADS), encoding.check_finite(fused=True)
-    launch(xp, file, f"topk_sample_{ending}", blocks, dense, source, u64(n), u64(k), state, bad)
-    launch(
-        xp, file, f"topk_collect_{ending}", grid(xp, n, tile), dense, source, u64(n), residual_guard(), state,
-        collect_status, candidates, candidate_values, u64(room),
+    launch(xp, file, f"topk_sample_{ending}", blocks, dense, gradient, n, k, state, bad)
+    for_each(
+        xp, file, f"topk_collect_{ending}", n, dense, gradient, n, residual_guard(), state, collect_status, candidates,
+        candidate_values, room, tile=tile,
     )  # fmt: skip
     for number in range(passes):
-        launch(
-            xp, file, f"topk_count_{ending}", grid(xp, room), dense, u64(n), u64(k), candidates, candidate_values,
-            u64(room), state, u32(number), counts,
+        for_each(
+            xp, file, f"topk_count_{ending}", room, dense, n, k, candidates, candidate_values, room, state, u32(number),
+            counts,
         )  # fmt: skip
     zeros = counter(xp) if encoding is None or encoding.exact else encoding.zeros
-    launch(
-        xp, file, f"topk_take_{ending}", grid(xp, room, 4 * THREADS), dense, u64(n), u64(k), candidates,
-        candidate_values, u64(room), state, counts, u32(passes), take_status, indices, values, zeros,
+    for_each(
+        xp, file, f"topk_take_{ending}", room, dense, n, k, candidates, candidate_values, room, state, counts,
+        u32(passes), take_status, indices, values, zeros, tile=4 * THREADS,
     )  # fmt: skip
     if encoding is not None and not encoding.exact:
         encoding.assumed = True
@@ -145,8 +132,8 @@ def topk_of_chunks(
     if dense.size == 0:
         return indices, values
     count = _topk_of_chunks[dense.dtype](
-        address(dense), None if gradient is None else address(gradient), dense.size, min(chunk, dense.size), k, last,
-        address(indices), address(values), threads,
+        dense, gradient, dense.size, min(chunk, dense.size), k, last, indices,
+        values, threads,
     )  # fmt: skip
     if count < 0:
         raise MemoryError(f"not enough memory for the candidates of top-k of chunks of {chunk} elements")
@@ -163,9 +150,9 @@ def _(
     if n == 0:
         return indices, values
     zeros = counter(xp) if encoding is None or encoding.exact else encoding.zeros
-    launch(
-        xp, "select/select", f"topk_of_chunks_{suffix(dense.dtype)}", grid(xp, n, chunk), dense, or_null(gradient),
-        u64(n), residual_guard(), u64(chunk), u64(k), u64(last), indices, values, zeros,
+    for_each(
+        xp, "select/select", f"topk_of_chunks_{suffix(dense.dtype)}", n, dense, gradient, n, residual_guard(), chunk, k,
+        last, indices, values, zeros, tile=chunk,
     )  # fmt: skip
     if encoding is not None and not encoding.exact:
         encoding.assumed = True
@@ -201,12 +188,11 @@ def threshold(dense: Floats, gradient: Floats | None, least: float, threads: int
         MemoryError: the host has too little memory for the result. A part of the gradient may have been added.
     """
     count = c_uint64()
-    source = None if gradient is None else address(gradient)
-    selection = _threshold[dense.dtype](address(dense), source, dense.size, least, threads, byref(count))
+    selection = _threshold[dense.dtype](dense, gradient, dense.size, least, threads, byref(count))
     if not selection:
         raise MemoryError(f"not enough memory for the elements of {dense.size} that reach the threshold {least}")
     indices, values = np.empty(count.value, np.uint32), np.empty(count.value, dense.dtype)
-    _copy_selection[dense.dtype](selection, address(indices), address(values))
+    _copy_selection[dense.dtype](selection, indices, values)
     return indices, values
 
 
@@ -217,11 +203,10 @@ def _(dense: Device, gradient: Device | None, least: float, threads: int = 1) ->
     room = min(n, n // 16 + 65536)
     while True:
         indices, values, count = xp.empty(room, u32), xp.empty(room, dense.dtype), counter(xp)
-        if n:
-            launch(
-                xp, "select/select", f"threshold_{suffix(dense.dtype)}", grid(xp, n, tile), dense, or_null(gradient),
-                u64(n), residual_guard(), bits, scan_status(xp, n + _LEAD, tile), indices, values, u64(room), count,
-            )  # fmt: skip
+        for_each(
+            xp, "select/select", f"threshold_{suffix(dense.dtype)}", n, dense, gradient, n, residual_guard(), bits,
+            scan_status(xp, n + _LEAD, tile), indices, values, room, count, tile=tile,
+        )  # fmt: skip
         selected = read_counter(count)
         if selected <= room:
             return indices[:selected], values[:selected]

@@ -16,24 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_deepreduce.ops import arrays, bits, delta, flagged_keys, huffman, sections, sort
-from hvd_deepreduce.ops.deferred import check_later
+from hvd_deepreduce.ops.deferred import generic_kernel
 from hvd_deepreduce.ops.device import (
     SCAN_TILE,
     THREADS,
+    allocate,
     array_module,
     cleared,
-    f32,
+    for_each,
     grid,
-    i32,
     key_words,
     launch,
-    or_null,
-    u32,
-    u64,
 )
-from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, check, kernel
-from hvd_deepreduce.ops.types import F32, U8, U32, Device
+from hvd_deepreduce.ops.dispatch import generic, operation
+from hvd_deepreduce.ops.library import check, kernel
+from hvd_deepreduce.ops.types import F32, U8, U32, Device, f32, u32, u64
 
 MAX_ROWS = 8
 """The most rows of a sketch, as in kernels/sketch/sketch.h."""
@@ -45,7 +42,7 @@ GROUP = np.dtype([(name, "u8") for name in "first count bins columns width of_ke
 """A group with elements, as in kernels/sketch/sketch.cu."""
 _sketch_group = kernel("sketch_group", "v", "ppUppuppp")
 _sketch_insert = kernel("sketch_insert", "v", "ppUuuuuuup")
-_sketch_query = kernel("sketch_query", "I", "pUuuuuuuppp")
+_sketch_query = generic_kernel(_FILE, "sketch_query", "I", "pUuuuuuuppp")
 _sketch_first_buckets = kernel("sketch_first_buckets", "v", "sp")
 _sketch_columns = kernel("sketch_columns", "u", "sU")
 _sketch_only_bin = kernel("sketch_only_bin", "I", "pUui")
@@ -104,7 +101,7 @@ class Header(NamedTuple):
     def first_buckets(self) -> U32:
         """The first bucket of each group, and the number of buckets: uint32 ``[groups + 1]``."""
         first = np.empty(self.groups + 1, np.uint32)
-        _sketch_first_buckets(self.pack(), address(first))
+        _sketch_first_buckets(self.pack(), first)
         return first
 
 
@@ -125,10 +122,7 @@ def split_groups(indices: U32, codes: U32, group_of: U32, first: U32) -> tuple[U
     """
     counts, keys = np.empty(first.size, np.uint32), np.empty(indices.size, np.uint32)
     numbers = np.empty(indices.size, np.uint8)
-    _sketch_group(
-        address(indices), address(codes), indices.size, address(group_of), address(first), first.size,
-        address(counts), address(keys), address(numbers),
-    )  # fmt: skip
+    _sketch_group(indices, codes, indices.size, group_of, first, first.size, counts, keys, numbers)
     return counts, keys, numbers
 
 
@@ -138,9 +132,9 @@ def _(indices: Device, codes: Device, group_of: Device, first: Device) -> tuple[
     counts, keys, numbers = cleared(xp, first.size, u32), xp.empty(n, u32), xp.empty(n, np.uint8)
     words = xp.empty(n, u64)
     if n:
-        launch(xp, _FILE, "group_words", grid(xp, n), codes, u64(n), group_of, words, counts)
+        for_each(xp, _FILE, "group_words", n, codes, n, group_of, words, counts)
         words = sort.radix_sort(xp, words, 32, 41 if first.size > 256 else 40)
-        launch(xp, _FILE, "group_take", grid(xp, n), words, u64(n), indices, codes, first, keys, numbers)
+        for_each(xp, _FILE, "group_take", n, words, n, indices, codes, first, keys, numbers)
     return counts, keys, numbers
 
 
@@ -156,9 +150,7 @@ def insert(keys: U32, numbers: U8, rows: int, columns: int, width: int, seed: in
         seed, parameter, step: the key of the hashes.
     """
     bins = np.empty(rows * columns, np.uint8)
-    _sketch_insert(
-        address(keys), address(numbers), keys.size, rows, columns, width, seed, parameter, step, address(bins),
-    )  # fmt: skip
+    _sketch_insert(keys, numbers, keys.size, rows, columns, width, seed, parameter, step, bins)
     return bins
 
 
@@ -170,14 +162,14 @@ def _(
     depths, bins = cleared(xp, rows * columns, u32), xp.empty(rows * columns, np.uint8)
     if n:
         launch(
-            xp, _FILE, "sketch_insert", rows * grid(xp, n), keys, numbers, u64(n), u32(rows), u32(columns),
-            u32(width), *key_words(seed, parameter, step), depths,
+            xp, _FILE, "sketch_insert", rows * grid(xp, n), keys, numbers, n, u32(rows), u32(columns), u32(width),
+            *key_words(seed, parameter, step), depths,
         )  # fmt: skip
-    launch(xp, _FILE, "sketch_bins", grid(xp, bins.size), depths, u64(bins.size), u32(width), bins)
+    for_each(xp, _FILE, "sketch_bins", bins.size, depths, bins.size, u32(width), bins)
     return bins
 
 
-@operation()
+@generic
 def query(keys: U32, bins: U8, means: F32, rows: int, columns: int, seed: int, parameter: int, step: int) -> F32:
     """The mean of each key's number: float32 ``[n]``. A number is the inserted one or a smaller one.
 
@@ -191,28 +183,13 @@ def query(keys: U32, bins: U8, means: F32, rows: int, columns: int, seed: int, p
     Raises:
         ValueError: a bin is not below ``means.size``, ``rows`` is not 1 to 8, or ``columns`` is 0.
     """
-    values = np.empty(keys.size, np.float32)
-    result = _sketch_query(
-        address(keys), keys.size, rows, columns, means.size, seed, parameter, step,
-        address(bins), address(means), address(values),
-    )  # fmt: skip
-    check(result)
-    return values
-
-
-@query.cuda
-def _(
-    keys: Device, bins: Device, means: Device, rows: int, columns: int, seed: int, parameter: int, step: int
-) -> Device:
-    xp, n = array_module(keys), keys.size
+    n = keys.size
     if not 0 < rows <= MAX_ROWS or columns == 0:
         check(-3)
-    values, error = xp.empty(n, f32), cleared(xp, 1, i32)
-    launch(
-        xp, _FILE, "sketch_query", grid(xp, max(n, rows * columns)), keys, u64(n), u32(rows), u32(columns),
-        u32(means.size), *key_words(seed, parameter, step), bins, means, values, error,
-    )  # fmt: skip
-    check_later(error)
+    values = allocate(keys, n, np.float32)
+    _sketch_query(
+        max(n, rows * columns), keys, n, rows, columns, means.size, seed, parameter, step, bins, means, values
+    )
     return values
 
 
@@ -242,9 +219,7 @@ def encode(
     section = np.empty(_sketch_bound(start, indices.size), np.uint8)
     section[: HEADER.size] = np.frombuffer(start, np.uint8)
     section[HEADER.size : HEADER.size + means.nbytes] = means.view(np.uint8)
-    size = _sketch_encode(
-        address(indices), address(codes), indices.size, seed, parameter, step, coded, address(section),
-    )  # fmt: skip
+    size = _sketch_encode(indices, codes, indices.size, seed, parameter, step, coded, section)
     if size == 0:
         raise MemoryError(f"not enough memory for the sketches of {indices.size} elements")
     if size == 1:
@@ -273,7 +248,7 @@ def _(
         xp, _FILE, "groups_insert", of_groups, keys, numbers, there, groups, rows, *key_words(seed, parameter, step),
         depths,
     )  # fmt: skip
-    launch(xp, _FILE, "groups_bins", of_groups, depths, there, groups, rows, bins, or_null(occurs))
+    launch(xp, _FILE, "groups_bins", of_groups, depths, there, groups, rows, bins, occurs)
     if coded:
         lengths, plans = cleared(xp, 33 * table.shape[0], u64), (delta.PLAN_WORDS, huffman.PLAN_WORDS)
         of_keys, of_bins = (xp.empty(words * table.shape[0], u64) for words in plans)
@@ -283,15 +258,14 @@ def _(
             xp, _FILE, "groups_plan", 2 * table.shape[0], there, groups, rows, lengths, occurs, of_keys, of_bins, sizes
         )
         launch(
-            xp, _FILE, "groups_write_coded", 3 * of_groups, keys, bins, there, groups, rows, of_keys, of_bins,
-            u64(tiles), status, ends, out,
+            xp, _FILE, "groups_write_coded", 3 * of_groups, keys, bins, there, groups, rows, of_keys, of_bins, tiles,
+            status, ends, out,
         )  # fmt: skip
     else:
         status = cleared(xp, tiles * table.shape[0], u64)
         launch(
-            xp, _FILE, "groups_write_plain", 2 * of_groups, keys, bins, there, groups, rows, u64(tiles), status, sizes,
-            out,
-        )  # fmt: skip
+            xp, _FILE, "groups_write_plain", 2 * of_groups, keys, bins, there, groups, rows, tiles, status, sizes, out
+        )
     found = sizes.get().reshape(-1, 2).astype(np.int64)
     if (found >> 32).any():
         raise ValueError(f"a group of up to {indices.size} elements takes 2^32 bytes or more: use more groups")
@@ -361,7 +335,7 @@ def check_tables(start: U8, size: int, count: int) -> None:
         MemoryError: the host has too little memory for the tables.
         ValueError: the encoder cannot have written them.
     """
-    wrong = _sketch_check_tables(address(start), size, count)
+    wrong = _sketch_check_tables(start, size, count)
     if wrong == 1:
         raise MemoryError(f"not enough memory for the sketches of {count} elements")
     check(wrong)
@@ -374,7 +348,7 @@ def _only_bin(section: U8, width: int, coded: bool) -> int:
         ValueError: it holds no such number.
     """
     start = arrays.to_host(section[:MAX_LENGTHS])
-    only: int = _sketch_only_bin(address(start), start.size, width, coded) if section.size <= MAX_LENGTHS else -1
+    only: int = _sketch_only_bin(start, start.size, width, coded) if section.size <= MAX_LENGTHS else -1
     check(only)
     return only
 
@@ -396,9 +370,7 @@ def decode(section: U8, numel: int, count: int, coded: bool, seed: int, paramete
         ValueError: the encoder cannot have written the section.
     """
     keys, values = np.empty(count, np.uint32), np.empty(count, np.float32)
-    result = _sketch_decode(
-        address(section), section.size, count, numel, seed, parameter, step, coded, address(keys), address(values),
-    )  # fmt: skip
+    result = _sketch_decode(section, section.size, count, numel, seed, parameter, step, coded, keys, values)
     if result == 1:
         raise MemoryError(f"not enough memory for the sketches of {count} elements")
     check(result)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from hvd_deepreduce.ops.deferred import check_later, counter
-from hvd_deepreduce.ops.device import THREADS, array_module, cleared, f32, grid, i32, launch, scan_status, u32, u64
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, for_each, grid, launch, scan_status
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, check, kernel
-from hvd_deepreduce.ops.types import F32, U32, Device
+from hvd_deepreduce.ops.library import check, kernel
+from hvd_deepreduce.ops.types import F32, U32, Device, f32, i32, u32, u64
 
 _sort_by_key = kernel("sketch_merge", "I", "ppUUpp")
 _sort_values = kernel("sort_values", "v", "pUppp")
@@ -31,12 +31,11 @@ def radix_sort(xp: Any, words: Device, low: int, high: int) -> Device:
     tiles, count = -(-words.size // _TILE), words.size
     spare, counts = xp.empty(count, u64), xp.empty(256 * tiles, u32)
     for shift in range(low, high, 8):
-        launch(xp, "sort/sort", "radix_count", tiles, words, u64(count), u32(shift), counts)
-        launch(
-            xp, "sort/sort", "scan_counts", grid(xp, counts.size), counts, u64(counts.size),
-            scan_status(xp, counts.size), counter(xp),
-        )  # fmt: skip
-        launch(xp, "sort/sort", "radix_move", tiles, words, u64(count), u32(shift), counts, spare)
+        launch(xp, "sort/sort", "radix_count", tiles, words, count, u32(shift), counts)
+        for_each(
+            xp, "sort/sort", "scan_counts", counts.size, counts, counts.size, scan_status(xp, counts.size), counter(xp)
+        )
+        launch(xp, "sort/sort", "radix_move", tiles, words, count, u32(shift), counts, spare)
         words, spare = spare, words
     return words
 
@@ -52,9 +51,9 @@ def _sort_pairs(array: Device, pair: str, unpair: str) -> tuple[Device, Device]:
     xp, n = array_module(array), array.size
     ordered, places, pairs = xp.empty(n, array.dtype), xp.empty(n, u32), xp.empty(n, u64)
     if n:
-        launch(xp, "sort/sort", pair, grid(xp, n), array, u64(n), pairs)
+        for_each(xp, "sort/sort", pair, n, array, n, pairs)
         pairs = radix_sort(xp, pairs, 32, 64)
-        launch(xp, "sort/sort", unpair, grid(xp, n), pairs, u64(n), ordered, places)
+        for_each(xp, "sort/sort", unpair, n, pairs, n, ordered, places)
     return ordered, places
 
 
@@ -68,7 +67,7 @@ def by_value(values: F32) -> tuple[F32, U32]:
     """
     ordered, order = np.empty(values.size, np.float32), np.empty(values.size, np.uint32)
     scratch = np.empty(2 * values.size, np.uint64)
-    _sort_values(address(values), values.size, address(scratch), address(ordered), address(order))
+    _sort_values(values, values.size, scratch, ordered, order)
     return ordered, order
 
 
@@ -105,9 +104,7 @@ def by_key(keys: U32, values: F32, numel: int) -> tuple[U32, F32]:
         ValueError: two keys are equal, or a key is not below ``numel``.
     """
     sorted_keys, sorted_values = np.empty_like(keys), np.empty_like(values)
-    result = _sort_by_key(
-        address(keys), address(values), keys.size, numel, address(sorted_keys), address(sorted_values),
-    )  # fmt: skip
+    result = _sort_by_key(keys, values, keys.size, numel, sorted_keys, sorted_values)
     if result == 1:
         raise MemoryError(f"not enough memory to sort {keys.size} keys")
     check(result)
@@ -120,8 +117,8 @@ def _(keys: Device, values: Device, numel: int) -> tuple[Device, Device]:
     sorted_keys, sorted_values = xp.empty(n, u32), xp.empty(n, f32)
     pairs, error = xp.empty(n, u64), cleared(xp, 1, i32)
     if n:
-        launch(xp, "sort/sort", "key_pairs", grid(xp, n), keys, values, u64(n), pairs)
+        for_each(xp, "sort/sort", "key_pairs", n, keys, values, n, pairs)
         pairs = radix_sort(xp, pairs, 32, 64)
-        launch(xp, "sort/sort", "key_unpair", grid(xp, n), pairs, u64(n), u64(numel), sorted_keys, sorted_values, error)
+        launch(xp, "sort/sort", "key_unpair", grid(xp, n), pairs, n, numel, sorted_keys, sorted_values, error)
         check_later(error)
     return sorted_keys, sorted_values

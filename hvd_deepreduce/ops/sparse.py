@@ -26,7 +26,7 @@ def accumulate_at(dense: Floats, indices: U32, values: Floats) -> Floats:
         values: of the dtype of ``dense``; unchanged.
     """
     sums = values.copy()
-    _accumulate_at[dense.dtype](address(dense), address(indices), indices.size, address(sums))
+    _accumulate_at[dense.dtype](dense, indices, indices.size, sums)
     return sums
 
 
@@ -60,7 +60,5 @@ def total(parts: Sequence[tuple[U32, Floats]], dtype: np.dtype[Any], scale: floa
     )
     room = int(counts.sum())
     indices, values = np.empty(room, np.uint32), np.empty(room, dtype)
-    size = _sparse_sum[np.dtype(dtype)](
-        address(all_indices), address(all_values), address(counts), len(cast), scale, address(indices), address(values)
-    )
+    size = _sparse_sum[np.dtype(dtype)](all_indices, all_values, counts, len(cast), scale, indices, values)
     return indices[:size], values[:size]

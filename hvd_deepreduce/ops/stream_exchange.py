@@ -37,9 +37,8 @@ def encode_pieces(indices: U32, values: Floats, pieces: U64, gap: int) -> tuple[
     out = np.empty(count * (1 + gap) + gap, values.dtype) if copied else values[int(pieces[0, 0]) : int(pieces[0, 1])]
     covered = c_uint64()
     blocks = _pieces[values.dtype](
-        address(indices), address(values), address(pieces), len(pieces), gap, address(starts), address(lengths),
-        address(out) if copied else None, byref(covered),
-    )  # fmt: skip
+        indices, values, pieces, len(pieces), gap, starts, lengths, out if copied else None, byref(covered)
+    )
     return starts[:blocks], lengths[:blocks], out[: covered.value]
 
 
@@ -64,9 +63,8 @@ def pack_coded(
     out = np.empty(room + 40 + _pack_bound(blocks, end - begin, covered, size), np.uint8)
     scratch, sizes = np.empty(2 * blocks, np.uint32), np.empty(2, np.uint64)
     used = _pack(
-        address(starts), address(lengths), blocks, begin, end - begin, covered, address(values), size,
-        address(scratch), address(out) + room + 40, address(sizes),
-    )  # fmt: skip
+        starts, lengths, blocks, begin, end - begin, covered, values, size, scratch, out[room + 40 :], sizes
+    )
     out.data[room : room + 40] = header(*sizes.tolist())
     return out[room : room + 40 + used]
 
@@ -92,9 +90,7 @@ def unpack_coded(a: U8, b: U8, blocks: int, begin: int, end: int, count: int) ->
             ``count`` elements.
     """
     starts, lengths = np.empty(blocks, np.uint32), np.empty(blocks, np.uint32)
-    error = _unpack(
-        address(a), a.size, address(b), b.size, blocks, begin, end, count, address(starts), address(lengths)
-    )
+    error = _unpack(a, a.size, b, b.size, blocks, begin, end, count, starts, lengths)
     if error > 0:
         raise densestream.broken_blocks(begin, end, count)
     check(error)
@@ -121,7 +117,7 @@ def sum_to_dense(streams: Sequence[tuple[U32, U32, Floats]], begin: int, scale: 
     """
     rows = [(address(starts), address(lengths), address(values), starts.size) for starts, lengths, values in streams]
     table = np.array(rows, np.uint64)
-    return int(_sum[out.dtype](address(table), len(rows), begin, begin + out.size, scale, address(out)))
+    return int(_sum[out.dtype](table, len(rows), begin, begin + out.size, scale, out))
 
 
 def sums_to_device(layers: Sequence[tuple[U32, U32, Floats]], parts: Parts, scale: float, out: Device) -> list[int]:

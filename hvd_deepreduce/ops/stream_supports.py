@@ -10,8 +10,11 @@ import numpy as np
 from hvd_deepreduce.ops import rice
 from hvd_deepreduce.ops.deferred import check_later
 from hvd_deepreduce.ops.densestream import NOWHERE
-from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, i32, launch, suffix, u32, u64
-from hvd_deepreduce.ops.types import Device
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, launch, suffix
+from hvd_deepreduce.ops.sections import Job
+from hvd_deepreduce.ops.types import Device, i32, u32, u64
+
+_FILE = "densestream/densestream"
 
 
 class Section(NamedTuple):
@@ -56,7 +59,7 @@ def supports(
         (a, b, values), ends = ([at + begin for begin, _ in one[:3]], [at + begin + size for begin, size in one[:3]])
         values = values if one.raw else NOWHERE
         table.append((a, b, one.blocks, numel, one.elements, values, row, first, words, *ends))
-        jobs += [rice.Job(a, one.a[1], numel, one.blocks), rice.Job(b, one.b[1], one.elements, one.blocks)]
+        jobs += [Job(a, one.a[1], numel, one.blocks), Job(b, one.b[1], one.elements, one.blocks)]
         row, first, words = row + 2 * one.blocks, first + one.elements, words + 2 + -(-one.blocks // THREADS)
     there, scratch = xp.asarray(np.array(table, u64).reshape(-1)), cleared(xp, words, u64)
     error, indices = scratch[:1].view(i32)[:1], xp.empty(first, u32)
@@ -65,14 +68,8 @@ def supports(
     else:
         rows = xp.empty(row, u32)
         each = grid(xp, max(one.blocks for one in streams))
-        launch(
-            xp, "densestream/densestream", "stream_rows", each * len(streams), data, there, u64(each), scratch, rows,
-            error,
-        )  # fmt: skip
+        launch(xp, _FILE, "stream_rows", each * len(streams), data, there, each, scratch, rows, error)
     each = grid(xp, max(one.elements for one in streams))
-    launch(
-        xp, "densestream/densestream", f"stream_supports_{suffix(dtype)}", each * len(streams), data, there, u64(each),
-        rows, indices, error,
-    )  # fmt: skip
+    launch(xp, _FILE, f"stream_supports_{suffix(dtype)}", each * len(streams), data, there, each, rows, indices, error)
     check_later(error)
     return [indices[entry[7] : entry[7] + one.elements] for entry, one in zip(table, streams, strict=True)]

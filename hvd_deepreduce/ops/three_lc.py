@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from hvd_deepreduce.ops.deferred import counter, decode_values, read_counter
-from hvd_deepreduce.ops.device import array_module, f32, grid, launch, scan_status, u32, u64
-from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import address, check, check_size, kernel
+from hvd_deepreduce.ops.deferred import counter, generic_kernel, read_counter
+from hvd_deepreduce.ops.device import allocate, array_module, for_each, scan_status
+from hvd_deepreduce.ops.dispatch import generic, operation
+from hvd_deepreduce.ops.library import check, check_size, kernel
 from hvd_deepreduce.ops.ternary import packed_size
-from hvd_deepreduce.ops.types import F32, U8, Device
+from hvd_deepreduce.ops.types import F32, U8, Device, u32
 
-_three_lc_pack = kernel("three_lc_pack", "v", "pUfp")
-_three_lc_unpack = kernel("three_lc_unpack", "I", "pUfp")
+_FILE = "three_lc/three_lc"
+_three_lc_pack = generic_kernel(_FILE, "three_lc_pack", "v", "pUfp")
+_three_lc_unpack = generic_kernel(_FILE, "three_lc_unpack", "I", "pUfp")
 _longest_run = kernel("zero_runs_longest", "u", "")()
 _zero_runs_encode = kernel("zero_runs_encode", "U", "pUp")
 _zero_runs_decode = kernel("zero_runs_decode", "I", "pUUp")
 
 
-@operation()
+@generic
 def pack(values: F32, m: float) -> U8:
     """The packed digits round(value / m) + 1: float32 ``[n]`` to uint8 ``[ceil(n / 5)]``.
 
@@ -29,21 +30,12 @@ def pack(values: F32, m: float) -> U8:
         values: float32, with magnitudes up to ``m``.
         m: a float32, not negative.
     """
-    packed = np.empty(packed_size(values.size), np.uint8)
-    _three_lc_pack(address(values), values.size, m, address(packed))
+    packed = allocate(values, packed_size(values.size), np.uint8)
+    _three_lc_pack(packed.size, values, values.size, m, packed)
     return packed
 
 
-@pack.cuda
-def _(values: Device, m: float) -> Device:
-    xp, n = array_module(values), values.size
-    packed = xp.empty(packed_size(n), np.uint8)
-    if n:
-        launch(xp, "three_lc/three_lc", "three_lc_pack", grid(xp, packed.size), values, u64(n), f32(m), packed)
-    return packed
-
-
-@operation()
+@generic
 def unpack(packed: U8, count: int, m: float) -> F32:
     """The ``count`` float32 values of ``pack``: -m, 0 or m.
 
@@ -54,17 +46,11 @@ def unpack(packed: U8, count: int, m: float) -> F32:
             negative or not finite.
     """
     check_size(packed, packed_size(count))
-    values = np.empty(count, np.float32)
-    check(_three_lc_unpack(address(packed), count, m, address(values)))
-    return values
-
-
-@unpack.cuda
-def _(packed: Device, count: int, m: float) -> Device:
-    check_size(packed, packed_size(count))
-    if not 0 <= m <= np.finfo(f32).max:
+    if not 0 <= m <= np.finfo(np.float32).max:
         check(-3)
-    return decode_values("three_lc/three_lc", "three_lc_unpack", packed, count, packed, u64(count), f32(m))
+    values = allocate(packed, count, np.float32)
+    _three_lc_unpack(packed.size, packed, count, m, values)
+    return values
 
 
 @operation()
@@ -74,7 +60,7 @@ def zero_runs_encode(packed: U8) -> U8:
     On a GPU, the host waits for the device to learn the size of the section.
     """
     out = np.empty(packed.size, np.uint8)
-    return out[: _zero_runs_encode(address(packed), packed.size, address(out))]
+    return out[: _zero_runs_encode(packed, packed.size, out)]
 
 
 @zero_runs_encode.cuda
@@ -85,14 +71,8 @@ def _(packed: Device) -> Device:
         return out
     others_count, size = counter(xp), counter(xp)
     others, rank = xp.empty(n, u32), xp.empty(n, u32)
-    launch(
-        xp, "three_lc/three_lc", "zero_runs_find", grid(xp, n), packed, u64(n), scan_status(xp, n), others_count,
-        others, rank,
-    )  # fmt: skip
-    launch(
-        xp, "three_lc/three_lc", "zero_runs_write", grid(xp, n), packed, u64(n), others_count, others, rank,
-        scan_status(xp, n), size, out,
-    )  # fmt: skip
+    for_each(xp, _FILE, "zero_runs_find", n, packed, n, scan_status(xp, n), others_count, others, rank)
+    for_each(xp, _FILE, "zero_runs_write", n, packed, n, others_count, others, rank, scan_status(xp, n), size, out)
     return out[: read_counter(size)]
 
 
@@ -107,7 +87,7 @@ def zero_runs_decode(section: U8, count: int) -> U8:
     """
     _check_room(section, count)
     packed = np.empty(count, np.uint8)
-    check(_zero_runs_decode(address(section), section.size, count, address(packed)))
+    check(_zero_runs_decode(section, section.size, count, packed))
     return packed
 
 
@@ -116,11 +96,7 @@ def _(section: Device, count: int) -> Device:
     xp, n = array_module(section), section.size
     _check_room(section, count)
     packed, size = xp.empty(count, np.uint8), counter(xp)
-    if n:
-        launch(
-            xp, "three_lc/three_lc", "zero_runs_decode", grid(xp, n), section, u64(n), u64(count), scan_status(xp, n),
-            size, packed,
-        )  # fmt: skip
+    for_each(xp, _FILE, "zero_runs_decode", n, section, n, count, scan_status(xp, n), size, packed)
     decoded = read_counter(size)
     if decoded != count:
         check(-1 if decoded < count else -3)

@@ -22,3 +22,6 @@ Parts = Sequence[tuple[int, int]]
 """(begin, end) of slices of a vector."""
 Device = Any
 """An array on a GPU, in the signatures of CUDA implementations: ``cupy.ndarray`` or the emulator's."""
+
+u32, u64, i32, f32, f64 = np.uint32, np.uint64, np.int32, np.float32, np.float64
+"""Types of kernel arguments and of arrays."""

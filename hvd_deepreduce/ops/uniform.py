@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_deepreduce.ops.deferred import decode_values
-from hvd_deepreduce.ops.device import THREADS, array_module, cleared, f32, f64, grid, key_words, launch, u32, u64
-from hvd_deepreduce.ops.dispatch import operation
+from hvd_deepreduce.ops.deferred import generic_kernel
+from hvd_deepreduce.ops.device import THREADS, allocate, array_module, cleared, for_each, key_words, launch
+from hvd_deepreduce.ops.dispatch import generic, operation
 from hvd_deepreduce.ops.groups import bucket_count, capped, chunk_grid
-from hvd_deepreduce.ops.library import address, check, kernel
-from hvd_deepreduce.ops.types import F32, Device
+from hvd_deepreduce.ops.library import kernel
+from hvd_deepreduce.ops.types import F32, Device, f32, f64, u32
 
+_FILE = "uniform/uniform"
 _uniform_encode = {w: kernel(f"uniform_encode{8 * w}", "v", "pUUuuuuupp") for w in (1, 4)}
-_uniform_fit = {w: kernel(f"uniform_fit{8 * w}", "v", "pppUUup") for w in (1, 4)}
-_uniform_decode = {w: kernel(f"uniform_decode{8 * w}", "I", "ppUUup") for w in (1, 4)}
+_uniform_fit = {w: generic_kernel(_FILE, f"uniform_fit{8 * w}", "v", "pppUUup", 8) for w in (1, 4)}
+_uniform_decode = {w: generic_kernel(_FILE, f"uniform_decode{8 * w}", "I", "ppUUup") for w in (1, 4)}
 
 
 def code_dtype(steps: int) -> type[np.unsignedinteger[Any]]:
@@ -44,9 +45,7 @@ def encode(
     """
     ranges = np.empty(2 * bucket_count(values.size, bucket_size), np.float32)
     codes = np.empty(values.size, code_dtype(steps))
-    _uniform_encode[codes.itemsize](
-        address(values), values.size, bucket_size, steps, seed, parameter, step, rank, address(ranges), address(codes)
-    )
+    _uniform_encode[codes.itemsize](values, values.size, bucket_size, steps, seed, parameter, step, rank, ranges, codes)
     return ranges, codes
 
 
@@ -61,19 +60,16 @@ def _(
     codes = xp.empty(n, code_dtype(steps))
     if n:
         blocks = chunk_grid(xp, n, size)
-        launch(xp, "uniform/uniform", "uniform_extremes", blocks, values, u64(n), u64(size), extremes)
-        launch(
-            xp, "uniform/uniform", "uniform_ranges", grid(xp, buckets), extremes, u64(buckets), u32(steps), ranges,
-            scales,
-        )  # fmt: skip
-        launch(
-            xp, "uniform/uniform", f"uniform_encode{8 * codes.itemsize}", grid(xp, n, 4 * THREADS), values, u64(n),
-            u64(size), u32(steps), *key_words(seed, parameter, step, rank), ranges, scales, codes,
+        launch(xp, _FILE, "uniform_extremes", blocks, values, n, size, extremes)
+        for_each(xp, _FILE, "uniform_ranges", buckets, extremes, buckets, u32(steps), ranges, scales)
+        for_each(
+            xp, _FILE, f"uniform_encode{8 * codes.itemsize}", n, values, n, size, u32(steps),
+            *key_words(seed, parameter, step, rank), ranges, scales, codes, tile=4 * THREADS,
         )  # fmt: skip
     return ranges, codes
 
 
-@operation()
+@generic
 def fit_ranges(values: F32, codes: NDArray[Any], ranges: F32, bucket_size: int, steps: int) -> F32:
     """For each bucket, the range with which the decoded codes have the least squared distance to the values.
 
@@ -87,26 +83,15 @@ def fit_ranges(values: F32, codes: NDArray[Any], ranges: F32, bucket_size: int, 
     Returns:
         float32, two for each bucket.
     """
-    fitted = np.empty_like(ranges)
+    n = values.size
+    fitted = allocate(values, ranges.size, np.float32)
     _uniform_fit[codes.itemsize](
-        address(values), address(codes), address(ranges), values.size, bucket_size, steps, address(fitted)
+        ranges.size // 2, values, codes, ranges, n, capped(bucket_size, n), steps, fitted
     )
     return fitted
 
 
-@fit_ranges.cuda
-def _(values: Device, codes: Device, ranges: Device, bucket_size: int, steps: int) -> Device:
-    xp, n = array_module(values), values.size
-    fitted = xp.empty(ranges.size, f32)
-    if n:
-        launch(
-            xp, "uniform/uniform", f"uniform_fit{8 * codes.itemsize}", grid(xp, ranges.size // 2, 8), values, codes,
-            ranges, u64(n), u64(capped(bucket_size, n)), u32(steps), fitted,
-        )  # fmt: skip
-    return fitted
-
-
-@operation()
+@generic
 def decode(ranges: F32, codes: NDArray[Any], bucket_size: int, steps: int) -> F32:
     """The values of ``encode``: float32 ``[n]``.
 
@@ -118,17 +103,7 @@ def decode(ranges: F32, codes: NDArray[Any], bucket_size: int, steps: int) -> F3
     Raises:
         ValueError: a range is not finite, or its least value is above its largest.
     """
-    values = np.empty(codes.size, np.float32)
-    check(
-        _uniform_decode[codes.itemsize](
-            address(codes), address(ranges), codes.size, bucket_size, steps, address(values)
-        )
-    )
-    return values
-
-
-@decode.cuda
-def _(ranges: Device, codes: Device, bucket_size: int, steps: int) -> Device:
     n = codes.size
-    arguments = codes, ranges, u64(n), u64(capped(bucket_size, n)), u32(steps)
-    return decode_values("uniform/uniform", f"uniform_decode{8 * codes.itemsize}", codes, n, *arguments)
+    values = allocate(codes, n, np.float32)
+    _uniform_decode[codes.itemsize](n, codes, ranges, n, capped(bucket_size, n), steps, values)
+    return values

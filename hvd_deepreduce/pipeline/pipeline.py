@@ -6,67 +6,24 @@ Arrays are NumPy's or, on a GPU, CuPy's; all work happens on the device of the a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from hvd_deepreduce.codecs.index.packed import Packed
-from hvd_deepreduce.codecs.interfaces import (
-    U8,
-    U32,
-    Floats,
-    IndexCodec,
-    Parts,
-    RngKey,
-    Sparsifier,
-    index_codecs,
-    joint_codecs,
-    sparsifiers,
-    value_codecs,
-)
+from hvd_deepreduce.codecs.interfaces import U8, U32, Floats, Parts, RngKey, Sparsifier, sparsifiers
 from hvd_deepreduce.codecs.sparse_tensor import MAX_NUMEL, SparseTensor
-from hvd_deepreduce.codecs.value.raw import Raw
 from hvd_deepreduce.config.error_feedback import DGC
 from hvd_deepreduce.config.settings import Config
-from hvd_deepreduce.ops import arrays, bits, deferred, momentum, sparse
+from hvd_deepreduce.ops import arrays, deferred, momentum, sparse
 from hvd_deepreduce.ops.library import NonFiniteError
+from hvd_deepreduce.pipeline.composed import Composed, Source
 from hvd_deepreduce.pipeline.fused import Fused
 from hvd_deepreduce.wire import frame
 from hvd_deepreduce.wire import standalone as wire
-from hvd_deepreduce.wire.decoding import decode_part, decode_parts, unordered
+from hvd_deepreduce.wire.decoding import decode_part, decode_parts
 from hvd_deepreduce.wire.standalone import Container, ContainerError
 
 R = TypeVar("R")
-EMPTY: U8 = np.empty(0, np.uint8)
-
-
-@dataclass(frozen=True)
-class _Source:
-    """What is encoded: a gradient, or the residual that it was added to.
-
-    Attributes:
-        numel, dtype: of the gradient.
-        residual: from which is subtracted what is sent; None: there is no error feedback.
-        at: its elements at sorted indices.
-    """
-
-    numel: int
-    dtype: np.dtype[Any]
-    residual: Floats | None
-    at: Callable[[U32], Floats]
-
-    @classmethod
-    def dense(cls, gradient: Floats, residual: Floats | None) -> _Source:
-        elements = gradient if residual is None else residual
-        return cls(gradient.size, gradient.dtype, residual, lambda indices: arrays.gather(elements, indices))
-
-    @classmethod
-    def sparse(cls, gradient: SparseTensor, residual: Floats | None) -> _Source:
-        if residual is not None:
-            return cls(gradient.numel, residual.dtype, residual, lambda indices: arrays.gather(residual, indices))
-        support, values = gradient.indices, gradient.values
-        return cls(gradient.numel, values.dtype, None, lambda indices: sparse.at(support, values, indices))
 
 
 class Pipeline:
@@ -81,20 +38,10 @@ class Pipeline:
         self.config = config
         self.threads = config.threads or threads
         self._estimates: dict[tuple[int, np.dtype[Any]], int] = {}
-        self._value_under_feedback = config.value and config.value.under_feedback()
-        self._index_ids = () if config.index is None else tuple(codec.id for codec in config.index.choices)
-        if config.index is not None and len(self._index_ids) > frame.MAX_CHOICES:
-            raise ValueError(
-                f"the index codec {config.index.name!r} has {len(self._index_ids)} choices, and a container can name "
-                f"{frame.MAX_CHOICES}: offer fewer"
-            )
-        codec, sorts = config.joint or config.value, config.value is not None and config.value.sorts
-        self._in_order = config.index is not None and sorts and not config.force_index
+        self.composed = Composed(config)
+        self.shared = self.composed.shared
+        """What this pipeline's containers have in common."""
         self._few_nonzeros: set[int] = set()
-        self.shared = frame.Shared(
-            config.digest(), config.sparsifier.id, self._index_ids, codec.id if codec else 0, config.joint is not None,
-            sorts, self._in_order,
-        )  # fmt: skip
         self.fused = Fused.of(config, self.shared, self.threads)
         """The native calls in place of this pipeline's codecs, where there are some."""
 
@@ -140,21 +87,19 @@ class Pipeline:
         corrected, gradient = self.corrected(gradient, velocity, ranks)
 
         def use(indices: U32 | None, values: Floats) -> U8:
-            container, support = self._encoded(_Source.dense(gradient, residual), indices, values, key)
+            container, support = self.composed.encode(Source.dense(gradient, residual), indices, values, key)
             if velocity is not None and corrected is not None:
                 momentum.keep(velocity, corrected, support)
             return self._pack(container, version)
 
         try:
-            return self._selecting(gradient, residual, key, None, use, finite, sparsifier)
+            return self._selecting(gradient, residual, key, use, finite, sparsifier)
         except NonFiniteError:
             return self.encode_uncompressed(gradient, key, version)
 
     def encode_uncompressed(self, gradient: Floats, key: RngKey, version: Literal[1, 2] = 1) -> U8:
         """The container of all elements as they are: what ``encode`` makes of a gradient that is not finite."""
-        section, _ = Raw().encode(gradient, None, key)
-        source = _Source.dense(gradient, None)
-        return self._pack(self._container(source, None, key, index=0, value=Raw.id, values=section), version)
+        return self._pack(self.composed.uncompressed(gradient, key), version)
 
     def corrected(self, gradient: Floats, velocity: Floats | None, ranks: int) -> tuple[Floats | None, Floats]:
         """Under the memory ``dgc``: the next velocity, and what the residual gets in place of the gradient. Without a
@@ -177,7 +122,7 @@ class Pipeline:
             lists, numels, keys: of each slice, as for ``encode_selected``.
         """
         index = self.config.index
-        if index is None or self._in_order or tuple(index.choices) != (index,):
+        if index is None or self.composed.in_order or tuple(index.choices) != (index,):
             return [None] * len(lists)
         return list(index.encode_many(lists, numels, keys))
 
@@ -198,7 +143,7 @@ class Pipeline:
             indices, values: of this slice; the indices count from its begin.
             encoded: of ``encode_indices``.
         """
-        container, support = self._encoded(_Source.dense(gradient, residual), indices, values, key, encoded)
+        container, support = self.composed.encode(Source.dense(gradient, residual), indices, values, key, encoded)
         return self._pack(container, 2), support
 
     def encode_sparse(
@@ -249,22 +194,10 @@ class Pipeline:
                 if residual is not None:
                     values = sparse.accumulate_at(residual, indices, values)
                 indices, values = sparsifier.select_sparse(indices, values, gradient.numel, key, threads)
-                container, _ = self._encoded(_Source.sparse(gradient, residual), indices, values, key)
+                container, _ = self.composed.encode(Source.sparse(gradient, residual), indices, values, key)
                 return self._pack(container, version)
         except NonFiniteError:
             return self.encode(gradient.dense(), residual, key, version)
-
-    def _encoded(
-        self,
-        source: _Source,
-        indices: U32 | None,
-        values: Floats,
-        key: RngKey,
-        encoded: tuple[U8, U32] | None = None,
-    ) -> tuple[Container, U32 | None]:
-        if self.config.joint is not None:
-            return self._encode_joint(source, indices, values, key)
-        return self._encode_separately(source, indices, values, key, encoded)
 
     def _pack(self, container: Container, version: int) -> U8:
         return wire.pack(container) if version == 1 else frame.pack(container, self.shared)
@@ -291,7 +224,7 @@ class Pipeline:
         """
         try:
             return self._selecting(
-                gradient, residual, key, parts, lambda indices, values: (indices, values), finite, keys=keys
+                gradient, residual, key, lambda indices, values: (indices, values), finite, None, parts, keys
             )
         except NonFiniteError:
             return None
@@ -301,10 +234,10 @@ class Pipeline:
         gradient: Floats,
         residual: Floats | None,
         key: RngKey,
-        parts: Parts | None,
         use: Callable[[U32 | None, Floats], R],
         finite: bool,
         sparsifier: Sparsifier | None = None,
+        parts: Parts | None = None,
         keys: Sequence[RngKey] | None = None,
     ) -> R:
         """``use(indices, values)`` of what is selected.
@@ -317,153 +250,26 @@ class Pipeline:
             raise ContainerError(
                 f"the gradient has {gradient.size} elements, and at most 2^32 - 1 are allowed: split the parameter"
             )
+        select, threads = (sparsifier or self.config.sparsifier_at(key.step)).select, self.threads
         dense, added = (gradient, None) if residual is None else (residual, gradient)
         while True:
             try:
                 # A parameter that once had too few nonzero elements often does, as an embedding: its gradients' nonzero
                 # elements are then counted first.
                 exact = key.parameter in self._few_nonzeros
-                with deferred.encoding(gradient, residual, self.threads, exact, finite):
-                    indices, values = self._select(dense, added, key, parts, sparsifier, keys)
+                with deferred.encoding(gradient, residual, threads, exact, finite):
+                    if parts is None:
+                        indices, values = select(dense, added, key, threads)
+                    else:
+                        indices, values = _joined(parts, [
+                            select(dense[i:j], None if added is None else added[i:j], of_part, threads)
+                            for (i, j), of_part in zip(parts, keys or [key] * len(parts), strict=True)
+                        ])  # fmt: skip
                     deferred.end_selection()
                     return use(indices, values)
             except deferred.FewerNonzerosError:
                 self._few_nonzeros.add(key.parameter)
                 added = None  # the residual has it
-
-    def _select(
-        self,
-        dense: Floats,
-        added: Floats | None,
-        key: RngKey,
-        parts: Parts | None,
-        sparsifier: Sparsifier | None,
-        keys: Sequence[RngKey] | None,
-    ) -> tuple[U32 | None, Floats]:
-        select, threads = (sparsifier or self.config.sparsifier_at(key.step)).select, self.threads
-        if parts is None:
-            return select(dense, added, key, threads)
-        selected = [
-            select(dense[i:j], None if added is None else added[i:j], of_part, threads)
-            for (i, j), of_part in zip(parts, keys or [key] * len(parts), strict=True)
-        ]
-        values = arrays.concatenate([of_part for _, of_part in selected])
-        indices = [
-            arrays.offset(of_part, begin)
-            for (begin, _), (of_part, _) in zip(parts, selected, strict=True)
-            if of_part is not None
-        ]
-        return arrays.concatenate(indices) if len(indices) == len(selected) else None, values
-
-    def _encode_joint(
-        self, source: _Source, indices: U32 | None, values: Floats, key: RngKey
-    ) -> tuple[Container, U32 | None]:
-        joint, numel = self.config.joint, source.numel
-        assert joint is not None
-        section, support = joint.encode_from(source.at, indices, values, numel, key)
-        if source.residual is not None:
-            sent = joint.decode_own(section, numel, support, source.dtype, key)
-            arrays.subtract_sent(source.residual, support, sent)
-        container = self._container(source, support, key, index=0, value=joint.id, values=section, joint=True)
-        return container, support
-
-    def _encode_separately(
-        self,
-        source: _Source,
-        indices: U32 | None,
-        values: Floats,
-        key: RngKey,
-        encoded: tuple[U8, U32] | None = None,
-    ) -> tuple[Container, U32 | None]:
-        numel, residual = source.numel, source.residual
-        value = self.config.value if residual is None else self._value_under_feedback
-        assert value is not None
-        index_id, index_section, support, ordered = 0, EMPTY, indices, False
-        if indices is not None and self.config.index is not None:
-            index = self._resolved(self.config.index, indices, numel)
-            encoded = encoded or self._encoded_index(index, indices, numel, key)
-            if encoded is None:
-                index_id, ordered = Packed.id, True
-            else:
-                index_id, (index_section, support) = index.id, encoded
-                if support is not indices and not index.keeps_values:
-                    values = source.at(support)
-        section, order = value.encode(values, support, key)
-        if order is not None and not value.sorts:
-            raise ValueError(
-                f"the value codec {value.name!r} returned an order of its values, which it does not announce: set its "
-                "class attribute 'sorts' to True"
-            )
-        if residual is not None:
-            decoded = value.decode(section, values.size, support, source.dtype, key)
-            arrays.subtract_sent(residual, support, unordered(decoded, order))
-        order_section = EMPTY
-        if ordered and support is not None:
-            in_order = support if order is None else arrays.gather(support, order)
-            index_section = bits.pack(in_order, (numel - 1).bit_length())
-        elif order is not None:
-            order_section = bits.pack(order, (order.size - 1).bit_length())
-        container = self._container(
-            source, support, key, index=index_id, value=value.id, indices=index_section, values=section,
-            order=order_section, ordered=ordered,
-        )  # fmt: skip
-        return container, support
-
-    def _resolved(self, index: IndexCodec, indices: U32, numel: int) -> IndexCodec:
-        resolved = index.resolve(indices, numel)
-        if resolved.id not in self._index_ids:
-            raise ValueError(
-                f"the index codec {index.name!r} resolved to {resolved.name!r}, which is not among its choices, so "
-                "every receiver would refuse the container: add it to the codec's property 'choices'"
-            )
-        return resolved
-
-    def _encoded_index(self, index: IndexCodec, indices: U32, numel: int, key: RngKey) -> tuple[U8, U32] | None:
-        """The index section and the support; ``None`` if packed indices in the order of the values take fewer bytes.
-
-        Packed indices in that order need no order section: log2 d bits an element. A code of the set and an order
-        section of log2 r bits need log2 C(d, r) + log2 r! in all, just below r log2 d. A support other than the
-        selection loses elements or has useless ones, so it must save bytes.
-        """
-        count = indices.size
-        if not self._in_order or count == 0:
-            return index.encode(indices, numel, key)
-        in_order = bits.packed_bytes(count, (numel - 1).bit_length())
-        if in_order < index.least_bytes(count) + _order_bytes(count):
-            return None
-        section, support = index.encode(indices, numel, key)
-        size = section.size + _order_bytes(support.size)
-        return None if in_order < size or (in_order == size and support is not indices) else (section, support)
-
-    def _container(
-        self,
-        source: _Source,
-        support: U32 | None,
-        key: RngKey,
-        *,
-        index: int,
-        value: int,
-        values: U8,
-        indices: U8 = EMPTY,
-        order: U8 = EMPTY,
-        joint: bool = False,
-        ordered: bool = False,
-    ) -> Container:
-        return Container(
-            sparsifier=0 if support is None else self.config.sparsifier.id,
-            index=index,
-            value=value,
-            dtype=source.dtype,
-            numel=source.numel,
-            count=source.numel if support is None else support.size,
-            key=key,
-            digest=self.shared.digest,
-            indices=indices,
-            values=values,
-            order=order,
-            joint=joint,
-            ordered=ordered,
-        )
 
     def estimate(self, numel: int, dtype: np.dtype[Any]) -> int:
         """Bytes of a container of version 2 of ``numel`` elements; the same on all ranks.
@@ -514,7 +320,7 @@ class Pipeline:
         Raises:
             ContainerError: a container is refused or cannot be decoded; names its rank. ``out`` is then unchanged.
         """
-        self._refuse_foreign(containers, out.dtype, key)
+        self.composed.refuse_foreign(containers, out.dtype, key)
         parts = deferred.run_deferred(out, lambda: decode_parts(containers, out.size))
         arrays.sum_into(out, parts, scale, self.threads)
 
@@ -538,7 +344,7 @@ class Pipeline:
         Raises:
             ContainerError: as ``decode``.
         """
-        self._refuse_foreign(containers, dtype, key)
+        self.composed.refuse_foreign(containers, dtype, key)
         parts = []
         for rank, container in enumerate(containers):
             support, values = decode_part(container, numel, rank)
@@ -548,49 +354,13 @@ class Pipeline:
             parts.append((support, values))
         return SparseTensor(numel, *sparse.total(parts, dtype, scale))
 
-    def _refuse_foreign(self, containers: Sequence[Container], dtype: np.dtype[Any], key: RngKey | None) -> None:
-        for rank, container in enumerate(containers):
-            reason = self._foreign(container, dtype, key)
-            if reason:
-                raise wire.refusal(rank, reason)
 
-    def _foreign(self, container: Container, dtype: np.dtype[Any], key: RngKey | None) -> str | None:
-        """Why a container is not one that ``encode`` gives under this key; ``None``: it is one, as far as its header
-        says."""
-        if container.dtype.itemsize > dtype.itemsize or (key and container.dtype != dtype):
-            return f"its tensor is {container.dtype}, and this one is {dtype}: check that all ranks train one model"
-        if key is None:
-            return None
-        theirs, ours = container.key[:3], (key.seed, key.parameter, key.step & 0xFFFFFFFF)
-        if theirs != ours:
-            return (
-                "it has seed {}, parameter {} and step {}, and this rank is at seed {}, parameter {} and step {}: "
-                "check that all ranks run the same steps of one model".format(*theirs, *ours)
-            )
-        config = self.config
-        index, sparsifier, joint = container.index, container.sparsifier, container.joint
-        if not (index or sparsifier or joint or container.ordered) and container.value == Raw.id:
-            return None  # all elements, uncompressed: what is sent of a gradient that is not finite
-        codec = config.joint or config.value
-        indices = ((Packed.id,) if self._in_order else ()) if container.ordered else self._index_ids or (0,)
-        if (
-            joint == (config.joint is not None)
-            and codec is not None
-            and container.value == codec.id
-            and sparsifier in (0, config.sparsifier.id)
-            and index in (indices if sparsifier else (0,))
-        ):
-            return None
-        value = (joint_codecs if joint else value_codecs).describe(container.value)
-        codecs = {key: getattr(config, key) for key in ("sparsifier", "index", "value", "joint")}
-        return (
-            f"it has sparsifier {sparsifiers.describe(sparsifier)}, index {index_codecs.describe(index)} and "
-            f"{'joint' if joint else 'value'} {value}, which this job's config cannot give ("
-            + ", ".join(f"{key} {codec.name!r}" for key, codec in codecs.items() if codec is not None)
-            + "): use one release and one config on all ranks"
-        )
-
-
-def _order_bytes(count: int) -> int:
-    """Bytes of the order section of ``count`` values."""
-    return bits.packed_bytes(count, (count - 1).bit_length())
+def _joined(parts: Parts, selected: Sequence[tuple[U32 | None, Floats]]) -> tuple[U32 | None, Floats]:
+    """What was selected from slices, as one selection."""
+    values = arrays.concatenate([of_part for _, of_part in selected])
+    indices = [
+        arrays.offset(of_part, begin)
+        for (begin, _), (of_part, _) in zip(parts, selected, strict=True)
+        if of_part is not None
+    ]
+    return arrays.concatenate(indices) if len(indices) == len(selected) else None, values

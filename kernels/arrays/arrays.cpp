@@ -22,12 +22,8 @@ DR_API void dr_add_f64(double* dense, const double* grad, u64 n, int threads) {
 
 // ---- Gather: values = dense[indices].
 
-DR_API void dr_gather_f32(const float* dense, const u32* indices, u64 count, float* values) {
-    for (u64 i = 0; i < count; ++i) values[i] = dense[indices[i]];
-}
-DR_API void dr_gather_f64(const double* dense, const u32* indices, u64 count, double* values) {
-    for (u64 i = 0; i < count; ++i) values[i] = dense[indices[i]];
-}
+DR_FLOATS(void, gather, (const T* dense, const u32* indices, u64 count, T* values),
+    for (u64 i = 0; i < count; ++i) values[i] = dense[indices[i]])
 
 // ---- Subtract: dense[indices] -= values.
 
@@ -40,12 +36,8 @@ static void subtract(T* dense, const u32* indices, u64 count, const V* values) {
         dense[indices[i]] -= (T)values[i];
     }
 }
-DR_API void dr_subtract_f32(float* dense, const u32* indices, u64 count, const float* values) {
-    subtract(dense, indices, count, values);
-}
-DR_API void dr_subtract_f64(double* dense, const u32* indices, u64 count, const double* values) {
-    subtract(dense, indices, count, values);
-}
+DR_FLOATS(void, subtract, (T* dense, const u32* indices, u64 count, const T* values),
+    subtract(dense, indices, count, values))
 
 // ---- Sum.
 
@@ -108,14 +100,8 @@ static void sum(T* out, u64 n, const u64* indices, const u64* values, const u64*
 // out[i] = scale * (the sum over the parts, in their order, of their values at i). indices, values: the addresses of
 // each part's arrays, 0 for a part without indices; counts: their sizes. The indices of a part are strictly increasing
 // and below n.
-DR_API void dr_sum_f32(float* out, u64 n, const u64* indices, const u64* values, const u64* counts, int count,
-                       double scale, int threads) {
-    sum<float>(out, n, indices, values, counts, count, scale, threads);
-}
-DR_API void dr_sum_f64(double* out, u64 n, const u64* indices, const u64* values, const u64* counts, int count,
-                       double scale, int threads) {
-    sum<double>(out, n, indices, values, counts, count, scale, threads);
-}
+DR_FLOATS(void, sum, (T* out, u64 n, const u64* indices, const u64* values, const u64* counts, int count, double scale,
+                      int threads), sum<T>(out, n, indices, values, counts, count, scale, threads))
 
 // ---- Finite.
 

@@ -3,8 +3,7 @@
 // `bad` (or null): if *bad is not 0, the gradient is not finite, and the residual must stay as it is.
 #include "arrays/finite.cuh"
 
-KERNEL finite_f32(const float* x, u64 n, i32* bad) { find_nonfinite(x, n, blockIdx.x, gridDim.x, bad); }
-KERNEL finite_f64(const double* x, u64 n, i32* bad) { find_nonfinite(x, n, blockIdx.x, gridDim.x, bad); }
+FLOAT_KERNEL(finite, (const T* x, u64 n, i32* bad), find_nonfinite(x, n, blockIdx.x, gridDim.x, bad))
 
 // ---- Add: dense += gradient, as `accumulated`.
 
@@ -21,56 +20,23 @@ __device__ void add(T* dense, const T* gradient, u64 n) {
     for (u64 i = vectors * size + grid_thread(); i < n; i += grid_threads())
         dense[i] = accumulated(dense[i], gradient[i]);
 }
-KERNEL add_f32(float* dense, const float* gradient, u64 n, const i32* bad) {
-    if (!bad || !*bad) add(dense, gradient, n);
-}
-KERNEL add_f64(double* dense, const double* gradient, u64 n, const i32* bad) {
-    if (!bad || !*bad) add(dense, gradient, n);
-}
+FLOAT_KERNEL(add, (T* dense, const T* gradient, u64 n, const i32* bad), if (!bad || !*bad) add(dense, gradient, n))
 
 // ---- Scale: dense *= factor.
 
-template <class T>
-__device__ void scale(T* dense, u64 n, T factor) {
-    for (u64 i = grid_thread(); i < n; i += grid_threads()) dense[i] *= factor;
-}
-KERNEL scale_f32(float* dense, u64 n, float factor) { scale(dense, n, factor); }
-KERNEL scale_f64(double* dense, u64 n, double factor) { scale(dense, n, factor); }
+FLOAT_KERNEL(scale, (T* dense, u64 n, T factor),
+    for (u64 i = grid_thread(); i < n; i += grid_threads()) dense[i] *= factor)
 
 // ---- Gather: values = dense[indices]. Scatter: out[places] = values. Subtract: dense[indices] -= values, or all of
 // dense if indices is null.
 
-template <class T>
-__device__ void gather(const T* dense, const u32* indices, u64 count, T* values) {
-    for (u64 i = grid_thread(); i < count; i += grid_threads()) values[i] = dense[indices[i]];
-}
-template <class T>
-__device__ void scatter(const T* values, const u32* places, u64 count, T* out) {
-    for (u64 i = grid_thread(); i < count; i += grid_threads()) out[places[i]] = values[i];
-}
-template <class T>
-__device__ void subtract(T* dense, const u32* indices, u64 count, const T* values) {
-    for (u64 i = grid_thread(); i < count; i += grid_threads()) dense[indices ? indices[i] : i] -= values[i];
-}
-
-KERNEL gather_f32(const float* dense, const u32* indices, u64 count, float* values) {
-    gather(dense, indices, count, values);
-}
-KERNEL gather_f64(const double* dense, const u32* indices, u64 count, double* values) {
-    gather(dense, indices, count, values);
-}
-KERNEL scatter_f32(const float* values, const u32* places, u64 count, float* out) {
-    scatter(values, places, count, out);
-}
-KERNEL scatter_f64(const double* values, const u32* places, u64 count, double* out) {
-    scatter(values, places, count, out);
-}
-KERNEL subtract_f32(float* dense, const u32* indices, u64 count, const float* values, const i32* bad) {
-    if (!bad || !*bad) subtract(dense, indices, count, values);
-}
-KERNEL subtract_f64(double* dense, const u32* indices, u64 count, const double* values, const i32* bad) {
-    if (!bad || !*bad) subtract(dense, indices, count, values);
-}
+FLOAT_KERNEL(gather, (const T* dense, const u32* indices, u64 count, T* values),
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) values[i] = dense[indices[i]])
+FLOAT_KERNEL(scatter, (const T* values, const u32* places, u64 count, T* out),
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) out[places[i]] = values[i])
+FLOAT_KERNEL(subtract, (T* dense, const u32* indices, u64 count, const T* values, const i32* bad),
+    if (bad && *bad) return;
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) dense[indices ? indices[i] : i] -= values[i])
 
 // ---- Sum: out = scale * (the sum of up to eight parts, in their order).
 

@@ -1,6 +1,5 @@
 // NaN and infinity, on the device.
-#ifndef HVD_DEEPREDUCE_FINITE_CUH
-#define HVD_DEEPREDUCE_FINITE_CUH
+#pragma once
 
 #include "common/device.cuh"
 
@@ -27,5 +26,3 @@ __device__ void find_nonfinite(const T* x, u64 n, u32 worker, u32 workers, i32* 
     for (u64 i = vectors * size + first; i < n; i += stride) found |= magnitude_bits(x[i]) >= infinity;
     if (__syncthreads_or(found) && threadIdx.x == 0) atomicMin(bad, ERR_NOT_FINITE);
 }
-
-#endif

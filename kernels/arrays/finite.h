@@ -1,6 +1,5 @@
 // Whether floats are finite, by their bits; and a copy that finds it out on the way.
-#ifndef HVD_DEEPREDUCE_ARRAYS_FINITE_H
-#define HVD_DEEPREDUCE_ARRAYS_FINITE_H
+#pragma once
 
 #include <algorithm>
 #include <vector>
@@ -47,5 +46,3 @@ static int copy_finite(Bits* out, const Bits* words, u64 n, Bits infinity, int t
         if (bits >= infinity) return 0;
     return 1;
 }
-
-#endif

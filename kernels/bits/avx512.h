@@ -1,7 +1,6 @@
 // AVX-512 for bit strings, sixteen elements at a time: fields of equal width, and strings of zeros with ones in them,
 // as rice.cpp and elias_fano.cpp have them.
-#ifndef HVD_DEEPREDUCE_AVX512_H
-#define HVD_DEEPREDUCE_AVX512_H
+#pragma once
 
 #include "bits/bits_cpu.h"
 
@@ -121,6 +120,4 @@ DR_AVX512_INLINE __mmask16 not_increasing(__m512i indices, __m512i previous) {
     return _mm512_cmple_epu32_mask(_mm512_add_epi32(indices, _mm512_set1_epi32(1)),
                                    _mm512_add_epi32(before, _mm512_set1_epi32(1)));
 }
-#endif
-
 #endif

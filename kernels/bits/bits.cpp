@@ -120,15 +120,10 @@ static i64 unpack(const u8* in, u64 bytes, u64 count, u32 width, T* values) {
     return zeros_follow(in, count * width) ? 0 : (i64)ERR_VALUE;
 }
 
-DR_API void dr_pack8(const u8* values, u64 count, u32 width, u8* out) { pack(values, count, width, out); }
-DR_API void dr_pack32(const u32* values, u64 count, u32 width, u8* out) { pack(values, count, width, out); }
+DR_CODES(void, pack, (const T* values, u64 count, u32 width, u8* out), pack(values, count, width, out))
 
-DR_API i64 dr_unpack8(const u8* in, u64 bytes, u64 count, u32 width, u8* values) {
-    return unpack(in, bytes, count, width, values);
-}
-DR_API i64 dr_unpack32(const u8* in, u64 bytes, u64 count, u32 width, u32* values) {
-    return unpack(in, bytes, count, width, values);
-}
+DR_CODES(i64, unpack, (const u8* in, u64 bytes, u64 count, u32 width, T* values),
+    return unpack(in, bytes, count, width, values))
 
 DR_CLONES static u32 disorder(const u32* indices, u64 count) {
     u32 bad = 0;

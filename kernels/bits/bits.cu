@@ -1,12 +1,8 @@
 // Fields of equal width, and checks of index lists: the CUDA side of bits.cpp, which draws the section.
 #include "bits/pack.cuh"
 
-KERNEL pack8(const u8* values, u64 count, u32 width, u32* words) {
-    pack(values, count, width, words, grid_thread(), grid_threads());
-}
-KERNEL pack32(const u32* values, u64 count, u32 width, u32* words) {
-    pack(values, count, width, words, grid_thread(), grid_threads());
-}
+CODE_KERNEL(pack, (const T* values, u64 count, u32 width, u32* words),
+    pack(values, count, width, words, grid_thread(), grid_threads()))
 
 // Sets *error to ERR_VALUE if the bits after the last field are not zeros. A thread reads four fields at a time, and
 // stores them at once.
@@ -18,12 +14,8 @@ __device__ void unpack(const u8* in, u64 bytes, u64 count, u32 width, T* values,
     }
     if (grid_thread() == 0 && !zeros_follow(in, count * width)) *error = ERR_VALUE;
 }
-KERNEL unpack8(const u8* in, u64 bytes, u64 count, u32 width, u8* values, i32* error) {
-    unpack(in, bytes, count, width, values, error);
-}
-KERNEL unpack32(const u8* in, u64 bytes, u64 count, u32 width, u32* values, i32* error) {
-    unpack(in, bytes, count, width, values, error);
-}
+CODE_KERNEL(unpack, (const u8* in, u64 bytes, u64 count, u32 width, T* values, i32* error),
+    unpack(in, bytes, count, width, values, error))
 
 // Sets *error to ERR_INDEX if the indices are not strictly increasing or the last one is not below numel.
 KERNEL check_indices(const u32* indices, u64 count, u64 numel, i32* error) {

@@ -1,6 +1,5 @@
 // Bit strings on the device: the Writer and the Reader of bits.h. A single thread uses them.
-#ifndef HVD_DEEPREDUCE_BITS_CUH
-#define HVD_DEEPREDUCE_BITS_CUH
+#pragma once
 
 #include "bits/bits.h"
 #include "common/device.cuh"
@@ -26,5 +25,3 @@ struct BitReader {
     __device__ bool overrun() const { return position > 8 * bytes; }
     __device__ bool padded() const { return zeros_follow(in, position); }
 };
-
-#endif

@@ -11,8 +11,7 @@
 //              used()             the number of bytes that have been read, the last one perhaps in part
 //              overrun()          whether a read has passed the end
 //              padded()           whether zeros fill the last byte that has been read; only without an overrun
-#ifndef HVD_DEEPREDUCE_BITS_H
-#define HVD_DEEPREDUCE_BITS_H
+#pragma once
 
 #include "common/common.h"
 
@@ -47,5 +46,3 @@ struct BitCount {
     DR_HD void put(u64, u32 width) { bits += width; }
     DR_HD u64 bytes() const { return (bits + 7) / 8; }
 };
-
-#endif

@@ -1,6 +1,5 @@
 // Bit strings on the host: the Writer and the Reader of bits.h, and the fields of bits.cpp.
-#ifndef HVD_DEEPREDUCE_BITS_CPU_H
-#define HVD_DEEPREDUCE_BITS_CPU_H
+#pragma once
 
 #include "bits/bits.h"
 #include "common/cpu.h"
@@ -52,5 +51,3 @@ struct BitReader {
 
 DR_API void dr_pack8(const u8* values, u64 count, u32 width, u8* out);
 DR_API i64 dr_unpack8(const u8* in, u64 bytes, u64 count, u32 width, u8* values);
-
-#endif

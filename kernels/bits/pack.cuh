@@ -1,6 +1,5 @@
 // Fields of equal width, written on the device.
-#ifndef HVD_DEEPREDUCE_PACK_CUH
-#define HVD_DEEPREDUCE_PACK_CUH
+#pragma once
 
 #include "bits/bits.h"
 #include "common/device.cuh"
@@ -24,5 +23,3 @@ __device__ void pack(const T* values, u64 count, u32 width, u32* words, u64 thre
         words[w] = word;
     }
 }
-
-#endif

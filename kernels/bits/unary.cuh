@@ -1,6 +1,5 @@
 // Numbers in unary, on the device: the high bits of Rice and Elias-Fano sections, each number's zeros and then a one.
-#ifndef HVD_DEEPREDUCE_UNARY_CUH
-#define HVD_DEEPREDUCE_UNARY_CUH
+#pragma once
 
 #include "bits/bits.h"
 #include "common/device.cuh"
@@ -17,5 +16,3 @@ __device__ inline void find_highs(const u8* in, u64 bytes, u64 count, u64* statu
 __device__ inline bool highs_end(const u8* in, u64 bytes, u64 count, const u32* highs) {
     return ends_at(in, bytes, (u64)highs[count - 1] + count);
 }
-
-#endif

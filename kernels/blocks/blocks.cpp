@@ -58,10 +58,5 @@ static void block_norms(T* dense, const T* grad, u64 n, u64 block, bool l2, doub
 
 // dense += grad (unless null), then norms[b] is the sum of squares (l2) or of magnitudes of the elements
 // [b * block, (b + 1) * block), at most the largest float64. block >= 1.
-DR_API void dr_block_norms_f32(float* dense, const float* grad, u64 n, u64 block, int l2, double* norms, int threads) {
-    block_norms(dense, grad, n, block, l2 != 0, norms, threads);
-}
-DR_API void dr_block_norms_f64(double* dense, const double* grad, u64 n, u64 block, int l2, double* norms,
-                               int threads) {
-    block_norms(dense, grad, n, block, l2 != 0, norms, threads);
-}
+DR_FLOATS(void, block_norms, (T* dense, const T* grad, u64 n, u64 block, int l2, double* norms, int threads),
+    block_norms(dense, grad, n, block, l2 != 0, norms, threads))

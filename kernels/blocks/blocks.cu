@@ -25,12 +25,8 @@ __device__ void block_norms(T* dense, const T* gradient, u64 n, u64 block, u32 l
         if (lane_number() == 0) norms[b] = sum <= largest ? sum : largest;
     }
 }
-KERNEL block_norms_f32(float* dense, const float* gradient, u64 n, const i32* bad, u64 block, u32 l2, double* norms) {
-    block_norms(dense, unless(bad, gradient), n, block, l2, norms);
-}
-KERNEL block_norms_f64(double* dense, const double* gradient, u64 n, const i32* bad, u64 block, u32 l2, double* norms) {
-    block_norms(dense, unless(bad, gradient), n, block, l2, norms);
-}
+FLOAT_KERNEL(block_norms, (T* dense, const T* gradient, u64 n, const i32* bad, u64 block, u32 l2, double* norms),
+    block_norms(dense, unless(bad, gradient), n, block, l2, norms))
 
 // indices: the first `size` indices of the given blocks of `block` elements, block after block.
 KERNEL block_indices(const u32* blocks, u64 block, u64 size, u32* indices) {

@@ -3,8 +3,7 @@
 //
 // Double hashing with MurmurHash3's finalizer on the number of the block. The sum is finalized again, so that the k
 // results are no arithmetic progression.
-#ifndef HVD_DEEPREDUCE_BLOOM_H
-#define HVD_DEEPREDUCE_BLOOM_H
+#pragma once
 
 #include "common/common.h"
 
@@ -32,5 +31,3 @@ DR_HD u32 bloom_bit(u32 index, u32 probe, u32 bytes) {
     const u64 bit = (u64)bloom_byte(probe, bytes) * 8 + ((index + probe) & 63u), bits = (u64)bytes * 8;
     return (u32)(bit < bits ? bit : bit - bits);
 }
-
-#endif

@@ -1,6 +1,5 @@
 // Buckets on the device.
-#ifndef HVD_DEEPREDUCE_BUCKETS_CUH
-#define HVD_DEEPREDUCE_BUCKETS_CUH
+#pragma once
 
 #include "buckets/buckets.h"
 #include "common/device.cuh"
@@ -40,5 +39,3 @@ __device__ double sum_in_lanes(u64 begin, u64 end, F term) {
     for (u32 half = 4; half; half /= 2) sum += __shfl_down_sync(WHOLE_WARP, sum, half);
     return sum;
 }
-
-#endif

@@ -1,7 +1,6 @@
 // Buckets: runs of `bucket_size` consecutive values that share a norm, a mean or a range. The last bucket has what is
 // left. Here: the arithmetic of one bucket, and the order of the sums.
-#ifndef HVD_DEEPREDUCE_BUCKETS_H
-#define HVD_DEEPREDUCE_BUCKETS_H
+#pragma once
 
 #include "common/common.h"
 
@@ -61,5 +60,3 @@ DR_HD u64 folded_terms(u64 count, u64 terms) {
     const u64 full_buckets = (count - 1) / terms, rest = count - full_buckets * terms;
     return full_buckets * bucket_count(terms, FOLD) + bucket_count(rest, FOLD);
 }
-
-#endif

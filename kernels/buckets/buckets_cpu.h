@@ -1,6 +1,5 @@
 // Sums over a bucket on the host.
-#ifndef HVD_DEEPREDUCE_BUCKETS_CPU_H
-#define HVD_DEEPREDUCE_BUCKETS_CPU_H
+#pragma once
 
 #include "buckets/buckets.h"
 
@@ -18,5 +17,3 @@ __attribute__((always_inline)) inline double sum_in_lanes(u64 count, F term) {
         for (int j = 0; j < half; ++j) lane[j] += lane[j + half];
     return lane[0];
 }
-
-#endif

@@ -2,8 +2,7 @@
 // Functions of integers and floats that g++, nvcc and NVRTC accept; what one codec alone needs is in its own header.
 // NVRTC has no standard headers, hence the integer types below.
 // Host and device code are compiled without contraction of a*b+c into one rounding, so equal inputs give equal bits.
-#ifndef HVD_DEEPREDUCE_COMMON_H
-#define HVD_DEEPREDUCE_COMMON_H
+#pragma once
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -102,4 +101,9 @@ struct BitsOf<double> {
     typedef u64 type;
 };
 
-#endif
+// The type of what a kernel has two of, one for each of two types: see DR_FLOATS and DR_CODES in cpu.h, FLOAT_KERNEL and
+// CODE_KERNEL in device.cuh.
+namespace of_f32 { typedef float T; }
+namespace of_f64 { typedef double T; }
+namespace of_u8 { typedef u8 T; }
+namespace of_u32 { typedef u32 T; }

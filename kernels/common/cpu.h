@@ -1,6 +1,5 @@
 // What the CPU kernels share: the C ABI, the run-time choice of vector code, threads.
-#ifndef HVD_DEEPREDUCE_CPU_H
-#define HVD_DEEPREDUCE_CPU_H
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -13,6 +12,14 @@
 #include "common/common.h"
 
 #define DR_API extern "C" __attribute__((visibility("default")))
+
+// The function for two types T: dr_<name>_f32 and dr_<name>_f64, for floats; dr_<name>8 and dr_<name>32, for codes.
+#define DR_FLOATS(result, name, parameters, ...)                                    \
+    namespace of_f32 { DR_API result dr_##name##_f32 parameters { __VA_ARGS__; } }  \
+    namespace of_f64 { DR_API result dr_##name##_f64 parameters { __VA_ARGS__; } }
+#define DR_CODES(result, name, parameters, ...)                                     \
+    namespace of_u8 { DR_API result dr_##name##8 parameters { __VA_ARGS__; } }      \
+    namespace of_u32 { DR_API result dr_##name##32 parameters { __VA_ARGS__; } }
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define DR_X86 1
@@ -73,5 +80,3 @@ inline u64 load64_tail(const u8* p, const u8* end) {
     if (p < end) std::memcpy(&word, p, end - p < 8 ? (size_t)(end - p) : 8);
     return word;
 }
-
-#endif

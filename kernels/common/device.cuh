@@ -2,14 +2,24 @@
 //
 // All kernels have blocks of THREADS threads, and any number of blocks unless they say otherwise: they loop over their
 // elements or tiles.
-#ifndef HVD_DEEPREDUCE_DEVICE_CUH
-#define HVD_DEEPREDUCE_DEVICE_CUH
+#pragma once
 
 #include "common/common.h"
 
 #define THREADS 256
 #define WARPS (THREADS / 32)
 #define KERNEL extern "C" __global__ void __launch_bounds__(THREADS)
+
+// The kernel for two types T: <name>_f32 and <name>_f64, for floats; <name>8 and <name>32, for codes.
+#define TYPED_KERNEL(type, name, parameters, ...) \
+    namespace type { KERNEL name parameters { __VA_ARGS__; } } \
+    using type::name;
+#define FLOAT_KERNEL(name, parameters, ...)                   \
+    TYPED_KERNEL(of_f32, name##_f32, parameters, __VA_ARGS__) \
+    TYPED_KERNEL(of_f64, name##_f64, parameters, __VA_ARGS__)
+#define CODE_KERNEL(name, parameters, ...)                \
+    TYPED_KERNEL(of_u8, name##8, parameters, __VA_ARGS__) \
+    TYPED_KERNEL(of_u32, name##32, parameters, __VA_ARGS__)
 
 const u32 WHOLE_WARP = 0xFFFFFFFFu;
 const u64 NOWHERE = ~0ull;
@@ -282,5 +292,3 @@ __device__ void each_place(u64 count, u64 first, u64* status, u64* end, L length
         if (tile + 1 == tiles && threadIdx.x == 0) *end = base + total;
     }
 }
-
-#endif

@@ -1,6 +1,5 @@
 // Sorted keys from their gaps, for the codes that decode gaps first.
-#ifndef HVD_DEEPREDUCE_GAPS_CUH
-#define HVD_DEEPREDUCE_GAPS_CUH
+#pragma once
 
 #include "common/device.cuh"
 
@@ -14,5 +13,3 @@ KERNEL keys_of_gaps(const u32* gaps, u64 count, u64 numel, u64* status, u64* end
             if (key >= numel) atomicMin(error, ERR_INDEX);
         });
 }
-
-#endif

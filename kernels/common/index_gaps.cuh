@@ -1,6 +1,5 @@
 // Gaps between sorted indices, on the device.
-#ifndef HVD_DEEPREDUCE_INDEX_GAPS_CUH
-#define HVD_DEEPREDUCE_INDEX_GAPS_CUH
+#pragma once
 
 #include "common/device.cuh"
 
@@ -8,5 +7,3 @@
 __device__ __forceinline__ u32 gap_at(const u32* indices, u64 i) {
     return i ? indices[i] - indices[i - 1] - 1 : indices[0];
 }
-
-#endif

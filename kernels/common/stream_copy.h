@@ -1,6 +1,5 @@
 // Copies to memory that is not read again soon.
-#ifndef HVD_DEEPREDUCE_STREAM_COPY_H
-#define HVD_DEEPREDUCE_STREAM_COPY_H
+#pragma once
 
 #include "common/cpu.h"
 
@@ -31,5 +30,3 @@ inline void stream_fence() {
     _mm_sfence();
 #endif
 }
-
-#endif

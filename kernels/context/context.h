@@ -1,7 +1,6 @@
 // The adaptive coder of windows: its models and tables. context.cpp draws the section. Integers only, so that every
 // machine makes the same tables.
-#ifndef HVD_DEEPREDUCE_CONTEXT_H
-#define HVD_DEEPREDUCE_CONTEXT_H
+#pragma once
 
 #include "bits/bits_cpu.h"
 
@@ -180,5 +179,3 @@ struct Models {
 
 // The models are remade before round 8, and then before the rounds that this gives.
 inline u64 next_remake(u64 round) { return round + (round < 2048 ? round / 4 : 512); }
-
-#endif

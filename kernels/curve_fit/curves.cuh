@@ -1,7 +1,6 @@
 // What both curve fits share on the device. An encoder is one block. Eight lanes compute the sum of a FIT block
 // (curves.h), four FIT blocks a warp; one thread then adds the sums of the blocks in order.
-#ifndef HVD_DEEPREDUCE_CURVES_CUH
-#define HVD_DEEPREDUCE_CURVES_CUH
+#pragma once
 
 #include "common/device.cuh"
 #include "curve_fit/curves.h"
@@ -37,5 +36,3 @@ __device__ __forceinline__ u32 word_at(const u8* section, u64 bytes, u64 word) {
 __device__ __forceinline__ float float_at(const u8* section, u64 bytes, u64 word) {
     return __uint_as_float(word_at(section, bytes, word));
 }
-
-#endif

@@ -1,7 +1,6 @@
 // What both curve fits share. Values come sorted from the largest down: a run of positives, zeros, a run of negatives.
 // A curve is fitted to the magnitudes of each sign, called a side; zeros are only counted.
-#ifndef HVD_DEEPREDUCE_CURVES_H
-#define HVD_DEEPREDUCE_CURVES_H
+#pragma once
 
 #include "common/common.h"
 
@@ -26,5 +25,3 @@ DR_HD float fitted_value(double share, double least, double largest, double sign
     magnitude = magnitude > largest ? largest : magnitude;
     return (float)(sign * magnitude);
 }
-
-#endif

@@ -1,6 +1,5 @@
 // What both curve fits share on the host.
-#ifndef HVD_DEEPREDUCE_CURVES_CPU_H
-#define HVD_DEEPREDUCE_CURVES_CPU_H
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -46,5 +45,3 @@ template <class T>
 inline void put_word(u8* section, u64 word, T value) {
     std::memcpy(section + 4 * word, &value, 4);
 }
-
-#endif

@@ -6,8 +6,7 @@
 // A side without values is left out. y is the magnitude as a share of `largest`, and falls on both sides: point i of a
 // side of m, counted from its largest magnitude, has x = i * (1 / (m - 1)), or 0 for m = 1. An exponential with a
 // positive rate is e^(b (x - 1)), so that no term exceeds 1, and a and c are about as large as y.
-#ifndef HVD_DEEPREDUCE_FIT_DEXP_H
-#define HVD_DEEPREDUCE_FIT_DEXP_H
+#pragma once
 
 #include "curve_fit/curves.h"
 
@@ -149,5 +148,3 @@ DR_HD Curve best_curve(u64 m, Integrate integrate, Solve solve) {
         }
     return best;
 }
-
-#endif

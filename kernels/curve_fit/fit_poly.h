@@ -7,8 +7,7 @@
 // side's first value. Each segment has min(degree + 1, points) coefficients of Gram's polynomials, segment by segment.
 // They give the magnitude as a share of `largest`. Point i of m has t = (2 i - (m - 1)) * (1 / (m - 1)), or 0 for
 // m = 1.
-#ifndef HVD_DEEPREDUCE_FIT_POLY_H
-#define HVD_DEEPREDUCE_FIT_POLY_H
+#pragma once
 
 #include "curve_fit/curves.h"
 
@@ -46,5 +45,3 @@ DR_HD u32 heuristic_segments(const float* sorted, u64 m, u32 degree) {
     const double knots = ceil(degree ? 2.0 * sqrt(change) : change / sqrt(2.0) - 1.0), most = MAX_SEGMENTS - 1;
     return 1 + (u32)(knots < 0.0 ? 0.0 : knots > most ? most : knots);
 }
-
-#endif

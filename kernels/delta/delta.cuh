@@ -1,6 +1,5 @@
 // Delta-binary code on the device: the encoder.
-#ifndef HVD_DEEPREDUCE_DELTA_CUH
-#define HVD_DEEPREDUCE_DELTA_CUH
+#pragma once
 
 #include "delta/delta.h"
 #include "huffman/huffman.cuh"
@@ -92,5 +91,3 @@ __device__ inline void write_deltas(const u32* keys, u64 count, const DeltaPlan*
             count, 8 * at + plan->deltas, status, end, [=](u64 i) { return (u64)(word(i) >> 24); },
             [=](u64 i, u64 place) { put_bits(out, place, delta_of(keys, i)); });
 }
-
-#endif

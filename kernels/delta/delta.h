@@ -1,8 +1,7 @@
 // Delta-binary code with an adaptive prefix: intervals and sizes. delta.cpp draws the section.
 //
 // A delta of up to 32 bits is written in n of m = 2^log2_m intervals; its prefix is n - 1.
-#ifndef HVD_DEEPREDUCE_DELTA_H
-#define HVD_DEEPREDUCE_DELTA_H
+#pragma once
 
 #include "bits/bits.h"
 
@@ -31,5 +30,3 @@ DR_HD u32 delta_word(u32 length, u32 log2_m, const u32* words) {
     const u32 n = intervals(length, log2_m);
     return n << (5 - log2_m) << 24 | (words ? words[n - 1] : (n - 1) | log2_m << 16);
 }
-
-#endif

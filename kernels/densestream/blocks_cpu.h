@@ -1,6 +1,5 @@
 // How sparse elements become blocks on the host.
-#ifndef HVD_DEEPREDUCE_BLOCKS_CPU_H
-#define HVD_DEEPREDUCE_BLOCKS_CPU_H
+#pragma once
 
 #include "common/cpu.h"
 #include "densestream/densestream.h"
@@ -34,5 +33,3 @@ inline u64 encode_blocks(const u32* indices, const T* values, u64 count, u32 gap
     *covered = (u64)(to - out);
     return block + 1;
 }
-
-#endif

@@ -5,7 +5,8 @@
 #include "densestream/blocks_cpu.h"
 #include "densestream/merge_avx512.h"
 
-DR_CLONES static u64 count_blocks(const u32* indices, u64 count, u32 gap, u64* covered) {
+// Returns the number of blocks of sorted indices; *covered: the number of elements in these blocks.
+DR_API DR_CLONES u64 dr_stream_count(const u32* indices, u64 count, u32 gap, u64* covered) {
     u64 blocks = count > 0, zeros = 0;
     for (u64 i = 1; i < count; ++i) {
         const u32 between = indices[i] - indices[i - 1] - 1;
@@ -16,27 +17,18 @@ DR_CLONES static u64 count_blocks(const u32* indices, u64 count, u32 gap, u64* c
     return blocks;
 }
 
-// Returns the number of blocks of sorted indices; *covered: the number of elements in these blocks.
-DR_API u64 dr_stream_count(const u32* indices, u64 count, u32 gap, u64* covered) {
-    return count_blocks(indices, count, gap, covered);
-}
-
 // Writes the blocks that dr_stream_count has counted.
 template <class T>
 static void encode(const u32* indices, const T* values, u64 count, u32 gap, u32* starts, u32* lengths, T* out) {
     u64 covered;
     encode_blocks(indices, values, count, gap, starts, lengths, out, &covered);
 }
-DR_API void dr_stream_encode_f32(const u32* indices, const float* values, u64 count, u32 gap, u32* starts, u32* lengths,
-                                 float* out) {
-    encode(indices, values, count, gap, starts, lengths, out);
-}
-DR_API void dr_stream_encode_f64(const u32* indices, const double* values, u64 count, u32 gap, u32* starts,
-                                 u32* lengths, double* out) {
-    encode(indices, values, count, gap, starts, lengths, out);
-}
+DR_FLOATS(void, stream_encode, (const u32* indices, const T* values, u64 count, u32 gap, u32* starts, u32* lengths,
+                                T* out), encode(indices, values, count, gap, starts, lengths, out))
 
-DR_CLONES static i64 check_blocks(const u32* starts, const u32* lengths, u64 blocks, u64 begin, u64 end, u64 count) {
+// ERR_INDEX unless the blocks are not empty, in order, do not overlap, are inside [begin, end), and cover `count`
+// elements.
+DR_API DR_CLONES i64 dr_stream_check(const u32* starts, const u32* lengths, u64 blocks, u64 begin, u64 end, u64 count) {
     if (!blocks) return count ? (i64)ERR_INDEX : 0;
     u64 bad = (u64)(starts[0] < begin) | (u64)((u64)starts[blocks - 1] + lengths[blocks - 1] > end), sum = lengths[0];
     bad |= (u64)(lengths[0] == 0);
@@ -45,11 +37,6 @@ DR_CLONES static i64 check_blocks(const u32* starts, const u32* lengths, u64 blo
         sum += lengths[b];
     }
     return bad || sum != count ? (i64)ERR_INDEX : 0;
-}
-// ERR_INDEX unless the blocks are not empty, in order, do not overlap, are inside [begin, end), and cover `count`
-// elements.
-DR_API i64 dr_stream_check(const u32* starts, const u32* lengths, u64 blocks, u64 begin, u64 end, u64 count) {
-    return check_blocks(starts, lengths, blocks, begin, end, count);
 }
 
 // indices: of every element that the blocks cover.
@@ -71,14 +58,8 @@ static u64 nonzero(const u32* starts, const u32* lengths, u64 blocks, const T* v
         }
     return kept;
 }
-DR_API u64 dr_stream_nonzero_f32(const u32* starts, const u32* lengths, u64 blocks, const float* values, u32* indices,
-                                 float* out) {
-    return nonzero(starts, lengths, blocks, values, indices, out);
-}
-DR_API u64 dr_stream_nonzero_f64(const u32* starts, const u32* lengths, u64 blocks, const double* values, u32* indices,
-                                 double* out) {
-    return nonzero(starts, lengths, blocks, values, indices, out);
-}
+DR_FLOATS(u64, stream_nonzero, (const u32* starts, const u32* lengths, u64 blocks, const T* values, u32* indices,
+                                T* out), return nonzero(starts, lengths, blocks, values, indices, out))
 
 // out[end - begin]: the elements begin .. end - 1, for blocks inside [begin, end). A piece at a time is assembled in
 // the first-level cache, and then written past the caches.
@@ -102,14 +83,8 @@ static void dense(const u32* starts, const u32* lengths, u64 blocks, const T* va
     }
     stream_fence();
 }
-DR_API void dr_stream_dense_f32(const u32* starts, const u32* lengths, u64 blocks, const float* values, u64 begin,
-                                u64 end, float* out) {
-    dense(starts, lengths, blocks, values, begin, end, out);
-}
-DR_API void dr_stream_dense_f64(const u32* starts, const u32* lengths, u64 blocks, const double* values, u64 begin,
-                                u64 end, double* out) {
-    dense(starts, lengths, blocks, values, begin, end, out);
-}
+DR_FLOATS(void, stream_dense, (const u32* starts, const u32* lengths, u64 blocks, const T* values, u64 begin, u64 end,
+                               T* out), dense(starts, lengths, blocks, values, begin, end, out))
 
 // dense += the stream.
 template <class T>
@@ -122,12 +97,8 @@ static void add(const u32* starts, const u32* lengths, u64 blocks, const T* valu
         values += lengths[b];
     }
 }
-DR_API void dr_stream_add_f32(const u32* starts, const u32* lengths, u64 blocks, const float* values, float* dense) {
-    add(starts, lengths, blocks, values, dense);
-}
-DR_API void dr_stream_add_f64(const u32* starts, const u32* lengths, u64 blocks, const double* values, double* dense) {
-    add(starts, lengths, blocks, values, dense);
-}
+DR_FLOATS(void, stream_add, (const u32* starts, const u32* lengths, u64 blocks, const T* values, T* dense),
+    add(starts, lengths, blocks, values, dense))
 
 template <class T>
 struct Stream {

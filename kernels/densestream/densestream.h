@@ -6,8 +6,7 @@
 // More than `gap` zeros in a row end a block. The blocks of two streams' sum are the union of their blocks, joined
 // where at most `gap` elements are between: the stream of the union of the supports, without another look inside the
 // blocks.
-#ifndef HVD_DEEPREDUCE_DENSESTREAM_H
-#define HVD_DEEPREDUCE_DENSESTREAM_H
+#pragma once
 
 #include "common/common.h"
 
@@ -22,5 +21,3 @@ DR_HD u64 start_of_skip(u32 skip, u32 begin, u64 covered, u64 b) { return (u64)s
 
 // Whether a block of the decoded start ends beyond 32 bits (a start below 0 wraps around).
 DR_HD bool block_overflows(u64 start, u64 length) { return (start + length) >> 32 != 0; }
-
-#endif

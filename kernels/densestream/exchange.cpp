@@ -70,14 +70,9 @@ static u64 encode_pieces(const u32* indices, const T* values, const u64* pieces,
     *covered = elements;
     return blocks;
 }
-DR_API u64 dr_stream_pieces_f32(const u32* indices, const float* values, const u64* pieces, u64 count, u32 gap,
-                                u32* starts, u32* lengths, float* out, u64* covered) {
-    return encode_pieces(indices, values, pieces, count, gap, starts, lengths, out, covered);
-}
-DR_API u64 dr_stream_pieces_f64(const u32* indices, const double* values, const u64* pieces, u64 count, u32 gap,
-                                u32* starts, u32* lengths, double* out, u64* covered) {
-    return encode_pieces(indices, values, pieces, count, gap, starts, lengths, out, covered);
-}
+DR_FLOATS(u64, stream_pieces, (const u32* indices, const T* values, const u64* pieces, u64 count, u32 gap, u32* starts,
+                               u32* lengths, T* out, u64* covered),
+    return encode_pieces(indices, values, pieces, count, gap, starts, lengths, out, covered))
 
 static u64 padded8(u64 bytes) { return (bytes + 7) & ~7ull; }
 
@@ -223,9 +218,5 @@ static u64 sum(Summand<T>* streams, u64 count, u64 begin, u64 end, T scale, T* o
     stream_fence();
     return hash.finish(0);
 }
-DR_API u64 dr_stream_sum_f32(u64* streams, u64 count, u64 begin, u64 end, double scale, float* out) {
-    return sum((Summand<float>*)streams, count, begin, end, (float)scale, out);
-}
-DR_API u64 dr_stream_sum_f64(u64* streams, u64 count, u64 begin, u64 end, double scale, double* out) {
-    return sum((Summand<double>*)streams, count, begin, end, scale, out);
-}
+DR_FLOATS(u64, stream_sum, (u64* streams, u64 count, u64 begin, u64 end, double scale, T* out),
+    return sum((Summand<T>*)streams, count, begin, end, (T)scale, out))

@@ -1,5 +1,4 @@
-#ifndef HVD_DEEPREDUCE_MERGE_AVX512_H
-#define HVD_DEEPREDUCE_MERGE_AVX512_H
+#pragma once
 
 #include "common/cpu.h"
 
@@ -20,6 +19,4 @@ bool worth_merge_avx512(const FloatStream& a, u64 a_count, const FloatStream& b,
 // bit by bit; false if there is a NaN, for which that depends on the order of the two. `starts` and `lengths` have room
 // for the blocks of both, `out` for the values of both, and each for 16 more.
 bool merge_avx512(FloatStream a, FloatStream b, u32* starts, u32* lengths, float* out, u64* blocks, u64* count);
-#endif
-
 #endif

@@ -99,7 +99,7 @@ DR_API void dr_elias_fano_encode(const u32* indices, u64 count, u64 numel, u8* o
 // Returns 0; ERR_TRUNCATED if the section has fewer than `count` indices; ERR_INDEX if they are not strictly increasing
 // or not below numel; ERR_VALUE if the section continues after the last one, or bits after the lows or the highs are
 // not zeros.
-DR_CLONES static i64 decode(const u8* in, u64 bytes, u64 count, u64 numel, u32* indices) {
+DR_API DR_CLONES i64 dr_elias_fano_decode(const u8* in, u64 bytes, u64 count, u64 numel, u32* indices) {
     if (count == 0) return bytes ? (i64)ERR_VALUE : 0;
     const u32 l = elias_fano_low_bits(count, numel);
     const u64 low_bytes = field_bytes(count, l), mask = (1ull << l) - 1;
@@ -132,8 +132,4 @@ DR_CLONES static i64 decode(const u8* in, u64 bytes, u64 count, u64 numel, u32* 
     if (bad) return ERR_INDEX;  // before the other one, as decode_avx512 and the device have it
     if (i < count) return ERR_TRUNCATED;
     return zeros_follow(in, count * l) && ends_at(highs, high_bytes, position) ? 0 : (i64)ERR_VALUE;
-}
-
-DR_API i64 dr_elias_fano_decode(const u8* in, u64 bytes, u64 count, u64 numel, u32* indices) {
-    return decode(in, bytes, count, numel, indices);
 }

@@ -1,6 +1,5 @@
 // Elias-Fano code: the number of low bits and the sizes. elias_fano.cpp draws the section.
-#ifndef HVD_DEEPREDUCE_ELIAS_FANO_H
-#define HVD_DEEPREDUCE_ELIAS_FANO_H
+#pragma once
 
 #include "bits/bits.h"
 
@@ -18,5 +17,3 @@ DR_HD u64 elias_fano_bytes(u64 last, u64 count, u64 numel) {
     const u32 l = elias_fano_low_bits(count, numel);
     return field_bytes(count, l) + ((last >> l) + count + 7) / 8;
 }
-
-#endif

@@ -8,8 +8,7 @@
 //                   entry of the next chunk
 //     join_chunks   (entropy.cu) one block follows the true entries from chunk to chunk
 //     walk_again    a thread for each chunk walks from its true entry and writes what it reads
-#ifndef HVD_DEEPREDUCE_CHUNKS_CUH
-#define HVD_DEEPREDUCE_CHUNKS_CUH
+#pragma once
 
 #include "common/device.cuh"
 
@@ -48,5 +47,3 @@ __device__ void walk_again(u64 bits, u32 phases, u64 chunks, const u64* starts, 
         }
     }
 }
-
-#endif

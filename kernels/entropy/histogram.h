@@ -1,6 +1,5 @@
 // How often each symbol occurs, on the host.
-#ifndef HVD_DEEPREDUCE_HISTOGRAM_H
-#define HVD_DEEPREDUCE_HISTOGRAM_H
+#pragma once
 
 #include "common/cpu.h"
 
@@ -13,5 +12,3 @@ inline void histogram(const u8* symbols, u64 count, u64* counts) {
     for (; i < count; ++i) ++table[0][symbols[i]];
     for (int s = 0; s < 256; ++s) counts[s] = table[0][s] + table[1][s] + table[2][s] + table[3][s];
 }
-
-#endif

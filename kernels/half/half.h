@@ -1,8 +1,7 @@
 // Values in 16 bits (codecs/value/half.py), rounded to nearest, ties to even, and never up to infinity.
 //
 //     section, as 16-bit words:  | 0 float16 or 1 bfloat16 | values [count] |
-#ifndef HVD_DEEPREDUCE_HALF_H
-#define HVD_DEEPREDUCE_HALF_H
+#pragma once
 
 #include "common/common.h"
 
@@ -38,5 +37,3 @@ DR_HD u32 bits_of_float16(u32 word) {
     const u32 magnitude = exponent == 31 ? 0x7F800000u | fraction << 13 : exponent == 0 ? denormal.bits : normal;
     return magnitude | (word & 0x8000u) << 16;
 }
-
-#endif

@@ -1,6 +1,5 @@
 // The 64-bit hash of hash.cpp, of bytes that come in pieces.
-#ifndef HVD_DEEPREDUCE_HASH_H
-#define HVD_DEEPREDUCE_HASH_H
+#pragma once
 
 #include "common/cpu.h"
 #include "hash/lanes.h"
@@ -14,5 +13,3 @@ struct Hash64 {
     void add(const u8* bytes, u64 count);
     u64 finish(u64 seed) const;
 };
-
-#endif

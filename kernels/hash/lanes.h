@@ -1,7 +1,6 @@
 // The 64-bit hash of hash.cpp: what both devices share. Word w of 8 bytes belongs to lane w % 8, and each lane is a sum,
 // in any order, of terms that depend on the word and its place.
-#ifndef HVD_DEEPREDUCE_LANES_H
-#define HVD_DEEPREDUCE_LANES_H
+#pragma once
 
 #include "common/common.h"
 
@@ -25,5 +24,3 @@ DR_HD u64 hash_term(u64 word, u64 key) {
     const u64 mixed = word ^ key;
     return word + (mixed & 0xFFFFFFFFu) * (mixed >> 32);
 }
-
-#endif

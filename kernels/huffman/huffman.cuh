@@ -1,6 +1,5 @@
 // Huffman codes on the device. A whole block calls each function; thread s works on symbol s.
-#ifndef HVD_DEEPREDUCE_HUFFMAN_CUH
-#define HVD_DEEPREDUCE_HUFFMAN_CUH
+#pragma once
 
 #include "bits/bits.cuh"
 #include "huffman/huffman.h"
@@ -187,5 +186,3 @@ __device__ inline void write_symbols(const u8* symbols, u64 count, const Huffman
             put_bits(out, to[k] + (place - before[k]), plan->words[symbols[i]] & 0xFFFF);
         });
 }
-
-#endif

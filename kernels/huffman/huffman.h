@@ -2,8 +2,7 @@
 //
 // A word of a code is kept as | code word, its first bit lowest | length << 16 |, and is 0 for a symbol that does not
 // occur.
-#ifndef HVD_DEEPREDUCE_HUFFMAN_H
-#define HVD_DEEPREDUCE_HUFFMAN_H
+#pragma once
 
 #include "bits/bits.h"
 
@@ -91,5 +90,3 @@ DR_HD u64 count_byte(u64 byte, u64 numel) {
     }
     return sum;
 }
-
-#endif

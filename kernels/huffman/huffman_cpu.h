@@ -1,6 +1,5 @@
 // Huffman codes on the host, for the kernels that have one in their sections.
-#ifndef HVD_DEEPREDUCE_HUFFMAN_CPU_H
-#define HVD_DEEPREDUCE_HUFFMAN_CPU_H
+#pragma once
 
 #include "bits/bits_cpu.h"
 #include "huffman/huffman.h"
@@ -35,5 +34,3 @@ inline void write_lengths(const u8* length, i32 only, Writer& writer) {
 DR_API u64 dr_huffman_bound(u64 count);
 DR_API u64 dr_huffman_encode(const u8* symbols, u64 count, u8* out);
 DR_API i64 dr_huffman_decode(const u8* in, u64 bytes, u64 count, u8* symbols);
-
-#endif

@@ -1,6 +1,5 @@
 // The bytes that each index codec's section takes, for index_sizes.cpp.
-#ifndef HVD_DEEPREDUCE_SIZES_H
-#define HVD_DEEPREDUCE_SIZES_H
+#pragma once
 
 #include "common/cpu.h"
 
@@ -13,5 +12,3 @@ DR_API u64 dr_rice_blocks_plan(const u32* indices, u64 count, u8* parameters);
 
 // An estimate, from their entropy, for `whole` indices of which these `count`, at most SAMPLE, are a sample.
 u64 rans_indices_bytes(const u32* indices, u64 count, u64 whole);
-
-#endif

@@ -23,25 +23,11 @@ KERNEL momentum_f64(const double* velocity, const double* gradient, u64 n, doubl
 }
 
 // Unless *bad says that the gradient is not finite: velocity = corrected, or 0 if that is null.
-template <class T>
-__device__ void keep(T* velocity, const T* corrected, u64 n) {
-    for (u64 i = grid_thread(); i < n; i += grid_threads()) velocity[i] = corrected ? corrected[i] : (T)0;
-}
-KERNEL keep_f32(float* velocity, const float* corrected, u64 n, const i32* bad) {
-    if (!bad || !*bad) keep(velocity, corrected, n);
-}
-KERNEL keep_f64(double* velocity, const double* corrected, u64 n, const i32* bad) {
-    if (!bad || !*bad) keep(velocity, corrected, n);
-}
+FLOAT_KERNEL(keep, (T* velocity, const T* corrected, u64 n, const i32* bad),
+    if (bad && *bad) return;
+    for (u64 i = grid_thread(); i < n; i += grid_threads()) velocity[i] = corrected ? corrected[i] : (T)0)
 
 // Unless *bad says so: velocity[sent] = 0.
-template <class T>
-__device__ void clear(T* velocity, const u32* sent, u64 count) {
-    for (u64 i = grid_thread(); i < count; i += grid_threads()) velocity[sent[i]] = (T)0;
-}
-KERNEL clear_f32(float* velocity, const u32* sent, u64 count, const i32* bad) {
-    if (!bad || !*bad) clear(velocity, sent, count);
-}
-KERNEL clear_f64(double* velocity, const u32* sent, u64 count, const i32* bad) {
-    if (!bad || !*bad) clear(velocity, sent, count);
-}
+FLOAT_KERNEL(clear, (T* velocity, const u32* sent, u64 count, const i32* bad),
+    if (bad && *bad) return;
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) velocity[sent[i]] = (T)0)

@@ -1,6 +1,5 @@
 // The velocity of deep gradient compression, for one element.
-#ifndef HVD_DEEPREDUCE_MOMENTUM_H
-#define HVD_DEEPREDUCE_MOMENTUM_H
+#pragma once
 
 #include "common/common.h"
 
@@ -19,5 +18,3 @@ DR_HD void next_velocity(T velocity, T gradient, T factor, T scale, bool nestero
     *corrected = limited(u, gradient, most);
     *sent = nesterov ? limited(*corrected + g, gradient, most) : *corrected;
 }
-
-#endif

@@ -1,7 +1,6 @@
 // Natural compression: values rounded to powers of two. A value becomes its float32 exponent field, one byte; signs are
 // sent apart (kernels/sign).
-#ifndef HVD_DEEPREDUCE_NATURAL_H
-#define HVD_DEEPREDUCE_NATURAL_H
+#pragma once
 
 #include "sign/sign.h"
 
@@ -14,5 +13,3 @@ DR_HD u32 natural_exponent(u32 bits, u32 random) {
     const u32 exponent = ((bits & 0x7FFFFFFFu) + (random >> 9)) >> 23;
     return exponent > LARGEST_EXPONENT ? LARGEST_EXPONENT : exponent;
 }
-
-#endif

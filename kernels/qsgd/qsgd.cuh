@@ -1,6 +1,5 @@
 // QSGD's codes as values, on the device.
-#ifndef HVD_DEEPREDUCE_QSGD_CUH
-#define HVD_DEEPREDUCE_QSGD_CUH
+#pragma once
 
 #include "common/device.cuh"
 #include "qsgd/qsgd.h"
@@ -29,5 +28,3 @@ __device__ bool qsgd_open(u64 count, u32 bucket_size, u32 s, u64 thread, u64 thr
     }
     return bad;
 }
-
-#endif

@@ -3,8 +3,7 @@
 //     | header, 8 bytes | norms float32 [buckets] | codes, `bits` bits each |
 //
 // A code is s + sign * level, 0 .. 2 s.
-#ifndef HVD_DEEPREDUCE_QSGD_H
-#define HVD_DEEPREDUCE_QSGD_H
+#pragma once
 
 #include "buckets/buckets.h"
 
@@ -32,5 +31,3 @@ DR_HD float fitted_norm(float norm, double products, double squares, u32 s) {
 }
 
 DR_HD float qsgd_value(u32 code, float norm, u32 s) { return ((float)((i32)code - (i32)s) / (float)s) * norm; }
-
-#endif

@@ -11,8 +11,7 @@
 //
 // Without separate signs (SKCompress, section 4.2, problem 1; DeepReduce, section 6.3) there is one side, from the least
 // value to the largest, and a value's word of that order (ordered_word) takes the place of a magnitude.
-#ifndef HVD_DEEPREDUCE_QUANTILE_H
-#define HVD_DEEPREDUCE_QUANTILE_H
+#pragma once
 
 #include "common/common.h"
 
@@ -75,5 +74,3 @@ DR_HD u32 bin_of(u32 bits) { return bits == SIGN ? 0 : bits >> BIN_SHIFT; }
 DR_HD u32 significand_of(u32 bits) { return (bits & 0x7FFFFFu) | (bits & 0x7F800000u ? 0x800000u : 0); }
 
 DR_HD float middle_of(float low, float high) { return (float)(((double)low + (double)high) / 2); }
-
-#endif

@@ -1,6 +1,5 @@
 // Random-k: r distinct random indices, the images of 0 .. r-1 under a keyed permutation of the indices.
-#ifndef HVD_DEEPREDUCE_RANDOM_H
-#define HVD_DEEPREDUCE_RANDOM_H
+#pragma once
 
 #include "common/common.h"
 
@@ -45,5 +44,3 @@ DR_HD Feistel random_permutation(u64 numel, u32 seed, u32 parameter, u32 step) {
     const Philox4 k = philox4x32(seed, parameter, 0, step, STREAM_RANDOMK, 0);
     return feistel(numel, k.x, k.y, k.z);
 }
-
-#endif

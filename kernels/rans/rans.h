@@ -1,6 +1,5 @@
 // Interleaved rANS: shares, slots and the tokens of gaps. rans.cpp draws the sections.
-#ifndef HVD_DEEPREDUCE_RANS_H
-#define HVD_DEEPREDUCE_RANS_H
+#pragma once
 
 #include "bits/bits.h"
 
@@ -85,5 +84,3 @@ DR_HD u32 token_of(u32 gap, u32 low, u32 t) { return (low << t) + (gap >> low); 
 DR_HD u32 token_lows(u32 token, u32 t) { return token >> t ? (token >> t) - 1 : 0; }
 // The gap without its low bits.
 DR_HD u32 token_gap(u32 token, u32 low, u32 t) { return (token - (low << t)) << low; }
-
-#endif

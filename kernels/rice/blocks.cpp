@@ -10,7 +10,8 @@
 #include "rice/rice.h"
 
 // The parameters, and the bytes of the section.
-DR_CLONES static u64 plan(const u32* indices, u64 count, u8* parameters) {
+// Writes the parameters of count >= 1 indices, a byte for each block. Returns the bytes of the section.
+DR_API DR_CLONES u64 dr_rice_blocks_plan(const u32* indices, u64 count, u8* parameters) {
     u64 low_bytes = 0, bits = count;
     u32 next = 0;
     for (u64 at = 0, j = 0; at < count; at += RICE_BLOCK, ++j) {
@@ -37,11 +38,6 @@ DR_CLONES static u64 plan(const u32* indices, u64 count, u8* parameters) {
         bits += highs;
     }
     return rice_block_fields(count) + low_bytes + (bits + 7) / 8;
-}
-
-// Writes the parameters of count >= 1 indices, a byte for each block. Returns the bytes of the section.
-DR_API u64 dr_rice_blocks_plan(const u32* indices, u64 count, u8* parameters) {
-    return plan(indices, count, parameters);
 }
 
 DR_API u64 dr_rice_blocks_bound(u64 count, u64 numel) { return rice_blocks_bound(count, numel); }

@@ -1,7 +1,6 @@
 // Reading a section of rice_blocks on the device: for one section (blocks.cu), and for those of many containers
 // (fused.cu).
-#ifndef HVD_DEEPREDUCE_RICE_BLOCKS_CUH
-#define HVD_DEEPREDUCE_RICE_BLOCKS_CUH
+#pragma once
 
 #include "bits/unary.cuh"
 #include "common/index_gaps.cuh"
@@ -57,5 +56,3 @@ __device__ inline void join_rice_blocks(const u8* in, u64 bytes, u64 count, u64 
         if (i + 1 == count && !highs_end(in + begin, bytes - begin, count, highs)) atomicMin(error, ERR_VALUE);
     });
 }
-
-#endif

@@ -1,6 +1,5 @@
 // Writes gaps one after the other: the low bits to one string, the high bits to another. rice.cpp draws both.
-#ifndef HVD_DEEPREDUCE_RICE_GAP_WRITER_H
-#define HVD_DEEPREDUCE_RICE_GAP_WRITER_H
+#pragma once
 
 #include <cstring>
 
@@ -48,5 +47,3 @@ struct GapWriter {
         word = filled = 0;
     }
 };
-
-#endif

@@ -108,7 +108,7 @@ DR_API void dr_rice_encode(const u32* indices, u64 count, u32 b, u8* out) {
 // Reads a section without its first byte. Returns 0; ERR_TRUNCATED if it has fewer than `count` gaps; ERR_INDEX if an
 // index is not below numel; ERR_VALUE if the section continues after the last one, or bits after the lows or the highs
 // are not zeros.
-DR_CLONES static i64 decode(const u8* in, u64 bytes, u64 count, u32 b, u64 numel, u32* indices) {
+DR_API DR_CLONES i64 dr_rice_decode(const u8* in, u64 bytes, u64 count, u32 b, u64 numel, u32* indices) {
     if (b > 31) return ERR_INDEX;
     const u64 low_bytes = field_bytes(count, b);
     if (bytes < low_bytes) return ERR_TRUNCATED;
@@ -139,8 +139,4 @@ DR_CLONES static i64 decode(const u8* in, u64 bytes, u64 count, u32 b, u64 numel
     if (out_of_range) return ERR_INDEX;  // before the other one, as decode_avx512 and the device have it
     if (i < count) return ERR_TRUNCATED;
     return zeros_follow(in, count * b) && ends_at(highs, high_bytes, position) ? 0 : (i64)ERR_VALUE;
-}
-
-DR_API i64 dr_rice_decode(const u8* in, u64 bytes, u64 count, u32 b, u64 numel, u32* indices) {
-    return decode(in, bytes, count, b, numel, indices);
 }

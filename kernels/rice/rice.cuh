@@ -1,6 +1,5 @@
 // Reading a Rice section on the device: for one section (rice.cu), and for those of many containers (fused.cu).
-#ifndef HVD_DEEPREDUCE_RICE_CUH
-#define HVD_DEEPREDUCE_RICE_CUH
+#pragma once
 
 #include "bits/unary.cuh"
 #include "rice/rice.h"
@@ -31,5 +30,3 @@ __device__ inline void join_rice(const u8* in, u64 bytes, u64 count, u64 numel, 
             atomicMin(error, ERR_VALUE);
     });
 }
-
-#endif

@@ -1,6 +1,5 @@
 // Golomb-Rice code: the choice of the parameter and the sizes. rice.cpp draws the section.
-#ifndef HVD_DEEPREDUCE_RICE_H
-#define HVD_DEEPREDUCE_RICE_H
+#pragma once
 
 #include "bits/bits.h"
 
@@ -68,5 +67,3 @@ DR_HD u32 rice_block_first(u32 size, u64 span) {
 
 // The most bytes of a section: each block takes no more bits than with the one parameter of rice_bound.
 DR_HD u64 rice_blocks_bound(u64 count, u64 numel) { return rice_block_fields(count) + rice_bound(count, numel); }
-
-#endif

@@ -1,6 +1,5 @@
 // Run lengths of a bitmap: the choice of the fields and the sizes. rle.cpp draws the section.
-#ifndef HVD_DEEPREDUCE_RLE_H
-#define HVD_DEEPREDUCE_RLE_H
+#pragma once
 
 #include "bits/bits.h"
 
@@ -31,5 +30,3 @@ DR_HD u32 run_escape(u64 numel) { return bit_length(numel - 1); }
 // Room for a section. With fields of 32 bits no length needs an escape, so an index takes at most two of them, one for
 // zeros and one for ones. 16 bytes more are for the widths and for the eight-byte stores of the host's BitWriter.
 DR_HD u64 rle_bound(u64 count) { return 8 * count + 16; }
-
-#endif

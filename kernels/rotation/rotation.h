@@ -9,8 +9,7 @@
 //
 // The sign of place i, counted over all buckets with their zeros, is bit i % 32 of word i / 32 % 4 of the Philox counter
 // (i / 128, step, STREAM_ROTATION, 0) under the key (seed, parameter): set for a minus.
-#ifndef HVD_DEEPREDUCE_ROTATION_H
-#define HVD_DEEPREDUCE_ROTATION_H
+#pragma once
 
 #include "buckets/buckets.h"
 
@@ -36,5 +35,3 @@ DR_HD bool rotation_minus(const RotationKey& key, u64 i) {
 
 // 1 / sqrt(places).
 DR_HD double rotation_scale(u64 places) { return 1.0 / sqrt((double)(i64)places); }
-
-#endif

@@ -1,6 +1,5 @@
 // Stochastic rounding on the device: a thread draws the words of four elements at once.
-#ifndef HVD_DEEPREDUCE_ROUNDING_CUH
-#define HVD_DEEPREDUCE_ROUNDING_CUH
+#pragma once
 
 #include "common/device.cuh"
 #include "rounding/rounding.h"
@@ -22,5 +21,3 @@ __device__ __forceinline__ void each_rounded(u64 count, const RoundingKey& key, 
             if (4 * q + j < count) f(4 * q + j, words[j]);
     }
 }
-
-#endif

@@ -2,8 +2,7 @@
 //
 // Element i draws word i % 4 of the Philox counter (i / 4, step, STREAM_ROUNDING, rank) under the key (seed,
 // parameter). A word depends on the element's place alone, so buckets and threads may divide the elements in any way.
-#ifndef HVD_DEEPREDUCE_ROUNDING_H
-#define HVD_DEEPREDUCE_ROUNDING_H
+#pragma once
 
 #include "common/common.h"
 
@@ -15,5 +14,3 @@ struct RoundingKey {
 DR_HD Philox4 rounding_draw(const RoundingKey& key, u64 q) {
     return philox4x32(key.seed, key.parameter, (u32)q, key.step, STREAM_ROUNDING, key.rank);
 }
-
-#endif

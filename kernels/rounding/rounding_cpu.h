@@ -1,6 +1,5 @@
 // Stochastic rounding on the host: words are drawn a chunk at a time, and handed out by bucket.
-#ifndef HVD_DEEPREDUCE_ROUNDING_CPU_H
-#define HVD_DEEPREDUCE_ROUNDING_CPU_H
+#pragma once
 
 #include "common/cpu.h"
 #include "rounding/rounding.h"
@@ -82,5 +81,3 @@ __attribute__((always_inline)) inline void rounded_runs(u64 count, u64 bucket_si
         }
     }
 }
-
-#endif

@@ -1,6 +1,5 @@
 // The checksums of many containers at once, on the device.
-#ifndef HVD_DEEPREDUCE_CHECKSUM_CUH
-#define HVD_DEEPREDUCE_CHECKSUM_CUH
+#pragma once
 
 #include "common/device.cuh"
 
@@ -20,5 +19,3 @@ __device__ inline void check_one_of_many(const u8* container, u64 bytes, u32 sal
         atomicAdd(total, 0u) + salt != load_field(container, bytes, 0, 32))
         atomicMin(error, ERR_CHECKSUM);
 }
-
-#endif

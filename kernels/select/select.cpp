@@ -265,12 +265,8 @@ static i64 topk(T* dense, const T* grad, u64 n, u64 k, u32* indices, T* values, 
 // dense += grad (unless null), then the k elements of largest magnitude, or all that are not zero if these are fewer:
 // their sorted indices and their values. All elements are finite, 0 <= k <= n. Returns how many were selected, or -1 if
 // memory is short; a part of grad may then have been added.
-DR_API i64 dr_topk_f32(float* dense, const float* grad, u64 n, u64 k, u32* indices, float* values, int threads) {
-    return topk(dense, grad, n, k, indices, values, threads);
-}
-DR_API i64 dr_topk_f64(double* dense, const double* grad, u64 n, u64 k, u32* indices, double* values, int threads) {
-    return topk(dense, grad, n, k, indices, values, threads);
-}
+DR_FLOATS(i64, topk, (T* dense, const T* grad, u64 n, u64 k, u32* indices, T* values, int threads),
+    return topk(dense, grad, n, k, indices, values, threads))
 
 // The k largest of each chunk. The pass over a chunk collects the elements that reach a magnitude a little below the
 // k-th largest of the chunk before it; if these are fewer than k, the pass is repeated, within the cache, with a lower
@@ -350,14 +346,9 @@ static i64 topk_of_chunks(T* dense, const T* grad, u64 n, u64 chunk, u64 k, u64 
 // dense += grad (unless null), then of each chunk [c * chunk, (c + 1) * chunk) the k elements of largest magnitude, or
 // all that are not zero if these are fewer; `last` of the last chunk. 1 <= k <= chunk, 1 <= last <= size of the last
 // chunk, n >= 1. indices and values have room for k of each chunk and `last`. Returns as dr_topk_*.
-DR_API i64 dr_topk_of_chunks_f32(float* dense, const float* grad, u64 n, u64 chunk, u64 k, u64 last, u32* indices,
-                                 float* values, int threads) {
-    return topk_of_chunks(dense, grad, n, chunk, k, last, indices, values, threads);
-}
-DR_API i64 dr_topk_of_chunks_f64(double* dense, const double* grad, u64 n, u64 chunk, u64 k, u64 last, u32* indices,
-                                 double* values, int threads) {
-    return topk_of_chunks(dense, grad, n, chunk, k, last, indices, values, threads);
-}
+DR_FLOATS(i64, topk_of_chunks, (T* dense, const T* grad, u64 n, u64 chunk, u64 k, u64 last, u32* indices, T* values,
+                                int threads),
+    return topk_of_chunks(dense, grad, n, chunk, k, last, indices, values, threads))
 
 // The magnitude bits of the smallest T that is not below `least` (at least 0) and not zero.
 template <class T>
@@ -368,8 +359,7 @@ static typename BitsOf<T>::type threshold_bits(double least) {
     return std::max<Bits>(magnitude_bits(limit), 1);
 }
 
-DR_API u64 dr_threshold_bits_f32(double least) { return threshold_bits<float>(least); }
-DR_API u64 dr_threshold_bits_f64(double least) { return threshold_bits<double>(least); }
+DR_FLOATS(u64, threshold_bits, (double least), return threshold_bits<T>(least))
 
 template <class T>
 static Selection<T>* threshold(T* dense, const T* grad, u64 n, double least, int threads, u64* count) {
@@ -392,15 +382,7 @@ static void copy_selection(Selection<T>* selection, u32* indices, T* values) {
 
 // dense += grad (unless null), then all elements with |x| >= least and x != 0. Returns a selection of *count elements,
 // which dr_copy_selection_* copies and frees; null if memory is short.
-DR_API void* dr_threshold_f32(float* dense, const float* grad, u64 n, double least, int threads, u64* count) {
-    return threshold(dense, grad, n, least, threads, count);
-}
-DR_API void* dr_threshold_f64(double* dense, const double* grad, u64 n, double least, int threads, u64* count) {
-    return threshold(dense, grad, n, least, threads, count);
-}
-DR_API void dr_copy_selection_f32(void* selection, u32* indices, float* values) {
-    copy_selection((Selection<float>*)selection, indices, values);
-}
-DR_API void dr_copy_selection_f64(void* selection, u32* indices, double* values) {
-    copy_selection((Selection<double>*)selection, indices, values);
-}
+DR_FLOATS(void*, threshold, (T* dense, const T* grad, u64 n, double least, int threads, u64* count),
+    return threshold(dense, grad, n, least, threads, count))
+DR_FLOATS(void, copy_selection, (void* selection, u32* indices, T* values),
+    copy_selection((Selection<T>*)selection, indices, values))

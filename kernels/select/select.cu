@@ -269,49 +269,25 @@ __device__ void sample_and_check(const T* dense, const T* gradient, u64 n, u64 k
     if (bad && blockIdx.x + workers >= gridDim.x)
         find_nonfinite(gradient, n, blockIdx.x + workers - gridDim.x, workers, bad);
 }
-KERNEL topk_sample_f32(const float* dense, const float* gradient, u64 n, u64 k, u64* state, i32* bad) {
-    sample_and_check(dense, gradient, n, k, state, bad);
-}
-KERNEL topk_sample_f64(const double* dense, const double* gradient, u64 n, u64 k, u64* state, i32* bad) {
-    sample_and_check(dense, gradient, n, k, state, bad);
-}
+FLOAT_KERNEL(topk_sample, (const T* dense, const T* gradient, u64 n, u64 k, u64* state, i32* bad),
+    sample_and_check(dense, gradient, n, k, state, bad))
 
-KERNEL topk_collect_f32(float* dense, const float* gradient, u64 n, const i32* bad, u64* state, u64* status,
-                        u32* indices, float* values, u64 room) {
-    collect(dense, unless(bad, gradient), n, (u32)state[0], status, indices, values, room, state + 1);
-}
-KERNEL topk_collect_f64(double* dense, const double* gradient, u64 n, const i32* bad, u64* state, u64* status,
-                        u32* indices, double* values, u64 room) {
-    collect(dense, unless(bad, gradient), n, state[0], status, indices, values, room, state + 1);
-}
+FLOAT_KERNEL(topk_collect, (T* dense, const T* gradient, u64 n, const i32* bad, u64* state, u64* status, u32* indices,
+                            T* values, u64 room),
+    collect(dense, unless(bad, gradient), n, (BitsOf<T>::type)state[0], status, indices, values, room, state + 1))
 
-KERNEL topk_count_f32(const float* dense, u64 n, u64 k, const u32* indices, const float* values, u64 room,
-                      const u64* state, u32 pass, u32* counts) {
-    count_digits(source_of(dense, n, k, indices, values, room, state), pass, k, counts);
-}
-KERNEL topk_count_f64(const double* dense, u64 n, u64 k, const u32* indices, const double* values, u64 room,
-                      const u64* state, u32 pass, u32* counts) {
-    count_digits(source_of(dense, n, k, indices, values, room, state), pass, k, counts);
-}
+FLOAT_KERNEL(topk_count, (const T* dense, u64 n, u64 k, const u32* indices, const T* values, u64 room, const u64* state,
+                          u32 pass, u32* counts),
+    count_digits(source_of(dense, n, k, indices, values, room, state), pass, k, counts))
 
-KERNEL topk_take_f32(const float* dense, u64 n, u64 k, const u32* indices, const float* values, u64 room,
-                     const u64* state, const u32* counts, u32 passes, u64* status, u32* taken, float* out, u64* zeros) {
-    take(source_of(dense, n, k, indices, values, room, state), k, counts, passes, status, taken, out, zeros);
-}
-KERNEL topk_take_f64(const double* dense, u64 n, u64 k, const u32* indices, const double* values, u64 room,
-                     const u64* state, const u32* counts, u32 passes, u64* status, u32* taken, double* out, u64* zeros) {
-    take(source_of(dense, n, k, indices, values, room, state), k, counts, passes, status, taken, out, zeros);
-}
+FLOAT_KERNEL(topk_take, (const T* dense, u64 n, u64 k, const u32* indices, const T* values, u64 room, const u64* state,
+                         const u32* counts, u32 passes, u64* status, u32* taken, T* out, u64* zeros),
+    take(source_of(dense, n, k, indices, values, room, state), k, counts, passes, status, taken, out, zeros))
 
 // least: the magnitude bits that an element must have. *count: how many elements have them.
-KERNEL threshold_f32(float* dense, const float* gradient, u64 n, const i32* bad, u64 least, u64* status, u32* indices,
-                     float* values, u64 room, u64* count) {
-    collect(dense, unless(bad, gradient), n, (u32)least, status, indices, values, room, count);
-}
-KERNEL threshold_f64(double* dense, const double* gradient, u64 n, const i32* bad, u64 least, u64* status, u32* indices,
-                     double* values, u64 room, u64* count) {
-    collect(dense, unless(bad, gradient), n, least, status, indices, values, room, count);
-}
+FLOAT_KERNEL(threshold, (T* dense, const T* gradient, u64 n, const i32* bad, u64 least, u64* status, u32* indices,
+                         T* values, u64 room, u64* count),
+    collect(dense, unless(bad, gradient), n, (BitsOf<T>::type)least, status, indices, values, room, count))
 
 // dense += gradient (unless null), then the k largest of each chunk, `last` of the last one, chunk after chunk; of equal
 // magnitudes those of lower index, zeros too. The number of zeros is added to *zeros. A block takes a chunk, and finds
@@ -369,11 +345,6 @@ __device__ void topk_of_chunks(T* dense, const T* gradient, u64 n, u64 chunk, u6
         }
     }
 }
-KERNEL topk_of_chunks_f32(float* dense, const float* gradient, u64 n, const i32* bad, u64 chunk, u64 k, u64 last,
-                          u32* indices, float* values, u64* zeros) {
-    topk_of_chunks(dense, unless(bad, gradient), n, chunk, k, last, indices, values, zeros);
-}
-KERNEL topk_of_chunks_f64(double* dense, const double* gradient, u64 n, const i32* bad, u64 chunk, u64 k, u64 last,
-                          u32* indices, double* values, u64* zeros) {
-    topk_of_chunks(dense, unless(bad, gradient), n, chunk, k, last, indices, values, zeros);
-}
+FLOAT_KERNEL(topk_of_chunks, (T* dense, const T* gradient, u64 n, const i32* bad, u64 chunk, u64 k, u64 last,
+                              u32* indices, T* values, u64* zeros),
+    topk_of_chunks(dense, unless(bad, gradient), n, chunk, k, last, indices, values, zeros))

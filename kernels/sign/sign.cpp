@@ -7,7 +7,8 @@
 
 // A multiplication turns eight bytes of 0 or 1 into one byte: it adds byte j to bit j of the top byte, and no other
 // partial product reaches that byte.
-DR_CLONES static void signs(const float* values, u64 count, u8* out) {
+// out: ceil(count / 8) bytes.
+DR_API DR_CLONES void dr_sign_encode(const float* values, u64 count, u8* out) {
     const u64 chunk = 512;
     u8 below[chunk];
     for (u64 begin = 0; begin < count; begin += chunk) {
@@ -17,8 +18,6 @@ DR_CLONES static void signs(const float* values, u64 count, u8* out) {
         for (u64 i = 0; i < size; i += 8) *out++ = (u8)((load64(below + i) * 0x0102040810204080ull) >> 56);
     }
 }
-// out: ceil(count / 8) bytes.
-DR_API void dr_sign_encode(const float* values, u64 count, u8* out) { signs(values, count, out); }
 
 // Elements begin .. end - 1, all of one bucket: +scale, or -scale if the element's bit of `signs` is set.
 DR_CLONES static void signed_scale(const u8* signs, float scale, u64 begin, u64 end, float* values) {

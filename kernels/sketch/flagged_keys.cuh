@@ -1,6 +1,5 @@
 // Keys as gaps of whole bytes, written on the device.
-#ifndef HVD_DEEPREDUCE_FLAGGED_KEYS_CUH
-#define HVD_DEEPREDUCE_FLAGGED_KEYS_CUH
+#pragma once
 
 #include "common/device.cuh"
 #include "sketch/flagged_keys.h"
@@ -20,5 +19,3 @@ __device__ inline void write_flagged(const u32* keys, u64 count, u64* status, u6
             out[i / 4] = (u8)lengths;
         });
 }
-
-#endif

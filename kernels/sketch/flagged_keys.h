@@ -3,8 +3,7 @@
 //     | lengths: 2 bits each, to a whole byte; the number of bytes less one | gaps: that many bytes each |
 //
 // gap_i = key_i - key_{i-1} - 1, key_{-1} = -1.
-#ifndef HVD_DEEPREDUCE_FLAGGED_KEYS_H
-#define HVD_DEEPREDUCE_FLAGGED_KEYS_H
+#pragma once
 
 #include "bits/bits.h"
 
@@ -13,5 +12,3 @@ DR_HD u64 length_bytes(u64 count) { return (count + 3) / 4; }
 
 // The bytes of a gap.
 DR_HD u32 gap_bytes(u32 gap) { return (bit_length(gap | 1) - 1) / 8 + 1; }
-
-#endif

@@ -6,8 +6,7 @@
 //
 // A query returns the inserted number or a smaller one. A row's hash depends on the container's seed, parameter and
 // step, so that a key that loses its bin in one step may keep it in the next.
-#ifndef HVD_DEEPREDUCE_SKETCH_H
-#define HVD_DEEPREDUCE_SKETCH_H
+#pragma once
 
 #include "common/common.h"
 
@@ -22,5 +21,3 @@ DR_HD u32 sketch_row_seed(u32 row, u32 seed, u32 parameter, u32 step) {
 DR_HD u32 sketch_column(u32 key, u32 row_seed, u32 columns) {
     return (u32)(((u64)fmix32(key ^ row_seed) * columns) >> 32);
 }
-
-#endif

@@ -5,8 +5,7 @@
 // The unsigned key orders as the float does: a float with the sign bit set is complemented, another gets its sign bit
 // set. The complement of the key puts the largest value first. The sort is stable and the pairs are in the order
 // of their indices, so equal values keep their order.
-#ifndef HVD_DEEPREDUCE_PAIRS_H
-#define HVD_DEEPREDUCE_PAIRS_H
+#pragma once
 
 #include "common/common.h"
 
@@ -28,5 +27,3 @@ DR_HD float value_of_pair(u64 pair) {
     x.bits = key >> 31 ? key & 0x7FFFFFFFu : ~key;
     return x.value;
 }
-
-#endif

@@ -1,7 +1,6 @@
 // A stable radix sort of unsigned words on the host, 11 bits per pass. A pass is skipped if all words have the same
 // digit.
-#ifndef HVD_DEEPREDUCE_RADIX_H
-#define HVD_DEEPREDUCE_RADIX_H
+#pragma once
 
 #include <utility>
 
@@ -34,5 +33,3 @@ static T* radix_sort(T* data, T* spare, u64 count, u32 low, u32 high) {
     }
     return data;
 }
-
-#endif

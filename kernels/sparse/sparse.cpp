@@ -14,12 +14,8 @@ static void accumulate_at(T* dense, const u32* indices, u64 count, T* values) {
         values[i] = element = accumulated(element, values[i]);
     }
 }
-DR_API void dr_accumulate_at_f32(float* dense, const u32* indices, u64 count, float* values) {
-    accumulate_at(dense, indices, count, values);
-}
-DR_API void dr_accumulate_at_f64(double* dense, const u32* indices, u64 count, double* values) {
-    accumulate_at(dense, indices, count, values);
-}
+DR_FLOATS(void, accumulate_at, (T* dense, const u32* indices, u64 count, T* values),
+    accumulate_at(dense, indices, count, values))
 
 // ---- Sum: the union of the supports, and scale * (0 + values of part 0 + values of part 1 ...) at each of its indices.
 
@@ -64,11 +60,6 @@ static u64 sparse_sum(const u64* all_indices, const u64* all_values, const u64* 
 
 // Returns the number of indices. indices, values: the addresses of each part's arrays; counts: their sizes. The indices
 // of a part are strictly increasing. The results have room for the sum of the counts.
-DR_API u64 dr_sparse_sum_f32(const u64* indices, const u64* values, const u64* counts, int parts, double scale,
-                             u32* out_indices, float* out_values) {
-    return sparse_sum<float>(indices, values, counts, parts, (float)scale, out_indices, out_values);
-}
-DR_API u64 dr_sparse_sum_f64(const u64* indices, const u64* values, const u64* counts, int parts, double scale,
-                             u32* out_indices, double* out_values) {
-    return sparse_sum<double>(indices, values, counts, parts, scale, out_indices, out_values);
-}
+DR_FLOATS(u64, sparse_sum, (const u64* indices, const u64* values, const u64* counts, int parts, double scale,
+                            u32* out_indices, T* out_values),
+    return sparse_sum<T>(indices, values, counts, parts, (T)scale, out_indices, out_values))

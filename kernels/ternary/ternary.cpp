@@ -1,11 +1,10 @@
 // Ternary digits, five to a byte: see trits.h.
 #include "ternary/trits_cpu.h"
 
-DR_CLONES static void pack(const u8* digits, u64 count, u8* out) {
+// digits[count]: 0, 1 or 2. out: ceil(count / 5) bytes.
+DR_API DR_CLONES void dr_ternary_pack(const u8* digits, u64 count, u8* out) {
     pack_trits(count, out, [=](u64 i) { return (u32)digits[i]; });
 }
-// digits[count]: 0, 1 or 2. out: ceil(count / 5) bytes.
-DR_API void dr_ternary_pack(const u8* digits, u64 count, u8* out) { pack(digits, count, out); }
 
 DR_CLONES static void unpack(const u8* in, u64 count, u8* digits) {
     unpack_trits(in, count, [=](u64 i, u32 digit) { digits[i] = (u8)digit; });

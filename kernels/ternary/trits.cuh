@@ -1,6 +1,5 @@
 // Ternary digits on the device: a thread takes a byte.
-#ifndef HVD_DEEPREDUCE_TRITS_CUH
-#define HVD_DEEPREDUCE_TRITS_CUH
+#pragma once
 
 #include "common/device.cuh"
 #include "ternary/trits.h"
@@ -32,5 +31,3 @@ __device__ __forceinline__ void unpack_trits(const u8* in, u64 count, i32* error
     }
     if (bad) atomicMin(error, ERR_VALUE);
 }
-
-#endif

@@ -5,8 +5,7 @@
 //     byte j  = 81 * digit[j] + 27 * digit[m + j] + 9 * digit[2m + j] + 3 * digit[3m + j] + digit[4m + j]
 //
 // A byte is 0 .. 242; 121 is five ones, so five zero values.
-#ifndef HVD_DEEPREDUCE_TRITS_H
-#define HVD_DEEPREDUCE_TRITS_H
+#pragma once
 
 #include "common/common.h"
 
@@ -14,5 +13,3 @@ const u32 ALL_ZERO = 121, LARGEST_BYTE = 242;
 
 // m: the number of bytes, and of digits in a part.
 DR_HD u64 trit_bytes(u64 count) { return (count + 4) / 5; }
-
-#endif

@@ -1,6 +1,5 @@
 // Ternary digits on the host: the loops over the five parts, for digits from any source and to any target.
-#ifndef HVD_DEEPREDUCE_TRITS_CPU_H
-#define HVD_DEEPREDUCE_TRITS_CPU_H
+#pragma once
 
 #include "common/cpu.h"
 #include "ternary/trits.h"
@@ -54,5 +53,3 @@ __attribute__((always_inline)) inline void unpack_trits(const u8* in, u64 count,
         unpack_part<1>(in, base, stop, 4 * m, count, store);
     }
 }
-
-#endif

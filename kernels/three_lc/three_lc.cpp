@@ -4,11 +4,10 @@
 #include "buckets/buckets.h"
 #include "ternary/trits_cpu.h"
 
-DR_CLONES static void pack(const float* values, u64 count, float m, u8* out) {
+// The packed digits of round(value / m). out: ceil(count / 5) bytes.
+DR_API DR_CLONES void dr_three_lc_pack(const float* values, u64 count, float m, u8* out) {
     pack_trits(count, out, [=](u64 i) { return three_lc_digit(values[i], m); });
 }
-// The packed digits of round(value / m). out: ceil(count / 5) bytes.
-DR_API void dr_three_lc_pack(const float* values, u64 count, float m, u8* out) { pack(values, count, m, out); }
 
 DR_CLONES static void unpack(const u8* in, u64 count, float m, float* values) {
     unpack_trits(in, count, [=](u64 i, u32 digit) { values[i] = three_lc_value(digit, m); });

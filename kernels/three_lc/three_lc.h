@@ -4,8 +4,7 @@
 //     byte:   0 .. 242   five digits                    243 .. 255   a run of 2 .. 14 bytes of ALL_ZERO
 //
 // A longer run is cut into runs of LONGEST_RUN from its first byte on, and a rest.
-#ifndef HVD_DEEPREDUCE_THREE_LC_H
-#define HVD_DEEPREDUCE_THREE_LC_H
+#pragma once
 
 #include "ternary/trits.h"
 
@@ -28,5 +27,3 @@ DR_HD u32 three_lc_digit(float value, float m) {
     const i32 level = magnitude >= m - magnitude ? sign : 0;
     return (u32)(1 + (magnitude > 0.0f ? level : 0));
 }
-
-#endif

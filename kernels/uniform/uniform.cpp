@@ -50,15 +50,9 @@ static void uniform_encode(const float* values, u64 count, u64 bucket_size, u32 
 }
 
 // ranges: (least, largest) of each bucket. codes[count]: 0 .. s, s below 256.
-DR_API void dr_uniform_encode8(const float* values, u64 count, u64 bucket_size, u32 s, u32 seed, u32 parameter,
-                               u32 step, u32 rank, float* ranges, u8* codes) {
-    uniform_encode(values, count, bucket_size, s, {seed, parameter, step, rank}, ranges, codes);
-}
-// The same for any s.
-DR_API void dr_uniform_encode32(const float* values, u64 count, u64 bucket_size, u32 s, u32 seed, u32 parameter,
-                                u32 step, u32 rank, float* ranges, u32* codes) {
-    uniform_encode(values, count, bucket_size, s, {seed, parameter, step, rank}, ranges, codes);
-}
+DR_CODES(void, uniform_encode, (const float* values, u64 count, u64 bucket_size, u32 s, u32 seed, u32 parameter,
+                                u32 step, u32 rank, float* ranges, T* codes),
+    uniform_encode(values, count, bucket_size, s, {seed, parameter, step, rank}, ranges, codes))
 
 // Distances and products are added in float64 in eight lanes (element j in lane j % 8), then the lanes by halves.
 template <class Code>
@@ -101,14 +95,8 @@ static void uniform_fit(const float* values, const Code* codes, const float* ran
 }
 
 // fitted: the range of each bucket that fits its codes best.
-DR_API void dr_uniform_fit8(const float* values, const u8* codes, const float* ranges, u64 count, u64 bucket_size,
-                            u32 s, float* fitted) {
-    uniform_fit(values, codes, ranges, count, bucket_size, s, fitted);
-}
-DR_API void dr_uniform_fit32(const float* values, const u32* codes, const float* ranges, u64 count, u64 bucket_size,
-                             u32 s, float* fitted) {
-    uniform_fit(values, codes, ranges, count, bucket_size, s, fitted);
-}
+DR_CODES(void, uniform_fit, (const float* values, const T* codes, const float* ranges, u64 count, u64 bucket_size,
+                             u32 s, float* fitted), uniform_fit(values, codes, ranges, count, bucket_size, s, fitted))
 
 DR_CLONES static void uniform_values(const u8* codes, u64 count, float low, double step, float* values) {
     for (u64 i = 0; i < count; ++i) values[i] = uniform_value(codes[i], low, step);
@@ -130,10 +118,5 @@ static i64 uniform_decode(const Code* codes, const float* ranges, u64 count, u64
 }
 
 // values[count]; codes: 0 .. s. ERR_VALUE if a range is not finite or upside down.
-DR_API i64 dr_uniform_decode8(const u8* codes, const float* ranges, u64 count, u64 bucket_size, u32 s, float* values) {
-    return uniform_decode(codes, ranges, count, bucket_size, s, values);
-}
-DR_API i64 dr_uniform_decode32(const u32* codes, const float* ranges, u64 count, u64 bucket_size, u32 s,
-                               float* values) {
-    return uniform_decode(codes, ranges, count, bucket_size, s, values);
-}
+DR_CODES(i64, uniform_decode, (const T* codes, const float* ranges, u64 count, u64 bucket_size, u32 s, float* values),
+    return uniform_decode(codes, ranges, count, bucket_size, s, values))

@@ -50,14 +50,9 @@ __device__ void uniform_codes(const float* values, u64 count, u64 bucket_size, u
         codes[i] = (Code)uniform_level(values[i], ranges[2 * (u64)b], scales[b], s, uniform24(word));
     });
 }
-KERNEL uniform_encode8(const float* values, u64 count, u64 bucket_size, u32 s, u32 seed, u32 parameter, u32 step,
-                       u32 rank, const float* ranges, const double* scales, u8* codes) {
-    uniform_codes(values, count, bucket_size, s, {seed, parameter, step, rank}, ranges, scales, codes);
-}
-KERNEL uniform_encode32(const float* values, u64 count, u64 bucket_size, u32 s, u32 seed, u32 parameter, u32 step,
-                        u32 rank, const float* ranges, const double* scales, u32* codes) {
-    uniform_codes(values, count, bucket_size, s, {seed, parameter, step, rank}, ranges, scales, codes);
-}
+CODE_KERNEL(uniform_encode, (const float* values, u64 count, u64 bucket_size, u32 s, u32 seed, u32 parameter, u32 step,
+                             u32 rank, const float* ranges, const double* scales, T* codes),
+    uniform_codes(values, count, bucket_size, s, {seed, parameter, step, rank}, ranges, scales, codes))
 
 // A warp computes a bucket. Element j is added in lane j % 8, in order, as in uniform.cpp. All 32 lanes load; each group
 // of eight lanes then computes the same eight sums.
@@ -89,14 +84,8 @@ __device__ void uniform_fit(const float* values, const Code* codes, const float*
         if (lane_number() == 0) fitted_range(least, sums, (double)(i64)(end - begin), s, fitted + 2 * b);
     }
 }
-KERNEL uniform_fit8(const float* values, const u8* codes, const float* ranges, u64 count, u64 bucket_size, u32 s,
-                    float* fitted) {
-    uniform_fit(values, codes, ranges, count, bucket_size, s, fitted);
-}
-KERNEL uniform_fit32(const float* values, const u32* codes, const float* ranges, u64 count, u64 bucket_size, u32 s,
-                     float* fitted) {
-    uniform_fit(values, codes, ranges, count, bucket_size, s, fitted);
-}
+CODE_KERNEL(uniform_fit, (const float* values, const T* codes, const float* ranges, u64 count, u64 bucket_size, u32 s,
+                          float* fitted), uniform_fit(values, codes, ranges, count, bucket_size, s, fitted))
 
 template <class Code>
 __device__ void uniform_values(const Code* codes, const float* ranges, u64 count, u64 bucket_size, u32 s, float* values,
@@ -110,11 +99,5 @@ __device__ void uniform_values(const Code* codes, const float* ranges, u64 count
     }
     if (bad) atomicMin(error, ERR_VALUE);
 }
-KERNEL uniform_decode8(const u8* codes, const float* ranges, u64 count, u64 bucket_size, u32 s, float* values,
-                       i32* error) {
-    uniform_values(codes, ranges, count, bucket_size, s, values, error);
-}
-KERNEL uniform_decode32(const u32* codes, const float* ranges, u64 count, u64 bucket_size, u32 s, float* values,
-                        i32* error) {
-    uniform_values(codes, ranges, count, bucket_size, s, values, error);
-}
+CODE_KERNEL(uniform_decode, (const T* codes, const float* ranges, u64 count, u64 bucket_size, u32 s, float* values,
+                             i32* error), uniform_values(codes, ranges, count, bucket_size, s, values, error))

@@ -1,7 +1,6 @@
 // Uniform levels: the ranges of buckets, and the rounding of one value. A bucket's range is (least, largest) of its
 // values, with s steps between, 1 to 65535.
-#ifndef HVD_DEEPREDUCE_UNIFORM_H
-#define HVD_DEEPREDUCE_UNIFORM_H
+#pragma once
 
 #include "buckets/buckets.h"
 
@@ -45,5 +44,3 @@ DR_HD void fitted_range(float least, const UniformSums& sums, double count, u32 
 
 // The float nearest to low + code * step never passes `high`, which is finite.
 DR_HD float uniform_value(u32 code, float low, double step) { return (float)((double)low + (double)(i32)code * step); }
-
-#endif

@@ -232,7 +232,7 @@ class RawModule:
         # Find the names of the kernels after preprocessing, because macros define some of them.
         preprocess = ["g++", "-E", "-P", "-x", "c++", "-"]
         plain = subprocess.run(preprocess, input=code, capture_output=True, text=True, check=True).stdout
-        kernels = re.findall(r'extern "C" __global__ void(?: __launch_bounds__\(\w+\))? (\w+)\(', plain)
+        kernels = re.findall(r'extern "C" __global__ void(?: __launch_bounds__\(\w+\))? (\w+) ?\(', plain)
         text = f'#include "{HERE}/cuda.h"\n{code}\n' + "".join(f"EMULATED_KERNEL({kernel})\n" for kernel in kernels)
         with one_at_a_time:
             runtime()

@@ -29,7 +29,7 @@ def container(value, numel, indices, dtype=F32, index="rice", whole=None):
     )
     pipeline = Pipeline(config)
     # The digest is of the config's fields, of which a later release may have more.
-    pipeline.shared = replace(pipeline.shared, digest=7)
+    pipeline.shared = pipeline.composed.shared = replace(pipeline.shared, digest=7)
     vector = np.zeros(numel, dtype)
     values = ((np.arange(indices.size) + 1) * 0.5 * (-1.0) ** np.arange(indices.size)).astype(dtype)
     packed, _ = pipeline.encode_selected(vector, None, indices, values, KEY)

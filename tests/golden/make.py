@@ -105,7 +105,7 @@ def encode(config: Config, x: np.ndarray) -> np.ndarray:
 
 def encode_2(config: Config, x: np.ndarray) -> np.ndarray:
     pipeline = Pipeline(config)
-    pipeline.shared = shared_2(config)
+    pipeline.shared = pipeline.composed.shared = shared_2(config)
     return pipeline.encode(x, None, KEY, version=2)
 
 

@@ -78,7 +78,8 @@ def test_every_kernel_is_launched():
     """A name in a launch that no file has would show on a GPU alone."""
     launched = "".join(path.read_text() for path in Path(device.__file__).parent.glob("*.py"))
     for file in FILES:
-        kernels = re.findall(r"^\s*KERNEL (\w+?)(?:_##suffix)?\(", device.source(f"{file}.cu"), re.MULTILINE)
+        named = r"^\s*(?:KERNEL |(?:FLOAT|CODE)_KERNEL\()(\w+?)(?:_##suffix)?[(,]"
+        kernels = re.findall(named, device.source(f"{file}.cu"), re.MULTILINE)
         assert kernels, file
         for kernel in kernels:
             assert re.search(rf'"{re.sub("(8|16|32|_f32|_f64)$", "", kernel)}', launched), kernel

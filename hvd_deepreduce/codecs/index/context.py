@@ -4,14 +4,12 @@ Each context counts its symbols, from counts that a gamma distribution of densit
 arXiv:1311.2540, 2013.
 """
 
-import numpy as np
-
-from hvd_deepreduce.codecs.interfaces import U8, U32, IndexCodec, RngKey, index_codecs, no_indices
+from hvd_deepreduce.codecs.interfaces import U8, U32, LosslessIndexCodec, index_codecs
 from hvd_deepreduce.ops import arrays, context
 
 
 @index_codecs.register
-class Context(IndexCodec):
+class Context(LosslessIndexCodec):
     """An adaptive coder of how many indices a window of 128 elements has, and of where they are in it; lossless.
 
     The smallest of the index codecs where the density changes from tensor to tensor and from row to row, and the
@@ -21,14 +19,12 @@ class Context(IndexCodec):
 
     name = "context"
     id = 13
-
-    def encode(self, indices: U32, numel: int, key: RngKey) -> tuple[U8, U32]:
-        if indices.size == 0:
-            return indices.view(np.uint8), indices
-        return arrays.move_like(context.encode(arrays.to_host(indices), numel), indices), indices
+    no_bytes_for_none = True
 
     @staticmethod
-    def decode(section: U8, numel: int, count: int, key: RngKey) -> U32:
-        if count == 0:
-            return no_indices(section)
+    def section_of(indices: U32, numel: int) -> U8:
+        return arrays.move_like(context.encode(arrays.to_host(indices), numel), indices)
+
+    @staticmethod
+    def read(section: U8, numel: int, count: int) -> U32:
         return arrays.move_like(context.decode(arrays.to_host(section), numel, count)[0], section)

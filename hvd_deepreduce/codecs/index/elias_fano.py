@@ -4,12 +4,12 @@ Elias, "Efficient storage and retrieval by content and address of static files",
 bits required to implement an associative memory", MIT 1971.
 """
 
-from hvd_deepreduce.codecs.interfaces import U8, U32, IndexCodec, RngKey, index_codecs
+from hvd_deepreduce.codecs.interfaces import LosslessIndexCodec, index_codecs
 from hvd_deepreduce.ops import elias_fano
 
 
 @index_codecs.register
-class EliasFano(IndexCodec):
+class EliasFano(LosslessIndexCodec):
     """The l low bits of each index plain, and its other bits as the place of a one in a bit string; lossless.
 
     l + 1 + d / (r 2^l) bits per kept element for r of d elements, at most log2(d / r) + 2, whatever the indices are.
@@ -18,10 +18,4 @@ class EliasFano(IndexCodec):
 
     name = "elias_fano"
     id = 9
-
-    def encode(self, indices: U32, numel: int, key: RngKey) -> tuple[U8, U32]:
-        return elias_fano.encode(indices, numel), indices
-
-    @staticmethod
-    def decode(section: U8, numel: int, count: int, key: RngKey) -> U32:
-        return elias_fano.decode(section, numel, count)
+    section_of, read = staticmethod(elias_fano.encode), staticmethod(elias_fano.decode)

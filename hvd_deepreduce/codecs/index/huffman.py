@@ -3,12 +3,12 @@
 DeepReduce (Kostopoulou et al., arXiv:2102.03112), appendix "Huffman Encoding".
 """
 
-from hvd_deepreduce.codecs.interfaces import U8, U32, IndexCodec, RngKey, index_codecs
+from hvd_deepreduce.codecs.interfaces import LosslessIndexCodec, index_codecs
 from hvd_deepreduce.ops import huffman
 
 
 @index_codecs.register
-class Huffman(IndexCodec):
+class Huffman(LosslessIndexCodec):
     """The four bytes of each index in the Huffman code of the bytes of all indices 0 .. d - 1; lossless.
 
     Sender and receiver build the code from d alone. It is here because the paper has it, but it compresses badly, since
@@ -19,10 +19,4 @@ class Huffman(IndexCodec):
 
     name = "huffman"
     id = 7
-
-    def encode(self, indices: U32, numel: int, key: RngKey) -> tuple[U8, U32]:
-        return huffman.encode_indices(indices, numel), indices
-
-    @staticmethod
-    def decode(section: U8, numel: int, count: int, key: RngKey) -> U32:
-        return huffman.decode_indices(section, numel, count)
+    section_of, read = staticmethod(huffman.encode_indices), staticmethod(huffman.decode_indices)

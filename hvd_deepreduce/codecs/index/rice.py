@@ -5,14 +5,12 @@ Golomb, "Run-length encodings", IEEE Trans. Inf. Theory 1966; Rice and Plaunt, I
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from hvd_deepreduce.codecs.interfaces import U8, U32, IndexCodec, RngKey, encoded_together, index_codecs, no_indices
+from hvd_deepreduce.codecs.interfaces import U8, U32, LosslessIndexCodec, RngKey, index_codecs
 from hvd_deepreduce.ops import rice
 
 
 @index_codecs.register
-class Rice(IndexCodec):
+class Rice(LosslessIndexCodec):
     """Each gap g as g >> b in unary and its b low bits plain, with the b of the fewest bits for each tensor; lossless.
 
     b + 1 + (mean of g >> b) bits per kept element: within 1.5% of the entropy log2 C(d, r) / r of random subsets.
@@ -21,22 +19,9 @@ class Rice(IndexCodec):
 
     name = "rice"
     id = 4
-
-    def encode(self, indices: U32, numel: int, key: RngKey) -> tuple[U8, U32]:
-        if indices.size == 0:
-            return indices.view(np.uint8), indices
-        return rice.encode(indices, numel), indices
-
-    def encode_many(
-        self, lists: Sequence[U32], numels: Sequence[int], keys: Sequence[RngKey]
-    ) -> list[tuple[U8, U32]]:
-        return encoded_together(rice.encode_many, lists, numels)
-
-    @staticmethod
-    def decode(section: U8, numel: int, count: int, key: RngKey) -> U32:
-        if count == 0:
-            return no_indices(section)
-        return rice.decode(section, numel, count)
+    no_bytes_for_none = True
+    sections_of = staticmethod(rice.encode_many)
+    section_of, read = staticmethod(rice.encode), staticmethod(rice.decode)
 
     @classmethod
     def decode_many(cls, sections: Sequence[U8], numel: int, counts: Sequence[int], key: RngKey) -> list[U32]:

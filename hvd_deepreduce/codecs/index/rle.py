@@ -4,12 +4,12 @@ DeepReduce (Kostopoulou et al., "DeepReduce: a sparse-tensor communication frame
 arXiv:2102.03112), section 2 and appendix "Run Length Encoding".
 """
 
-from hvd_deepreduce.codecs.interfaces import U8, U32, IndexCodec, RngKey, index_codecs
+from hvd_deepreduce.codecs.interfaces import LosslessIndexCodec, index_codecs
 from hvd_deepreduce.ops import rle
 
 
 @index_codecs.register
-class RLE(IndexCodec):
+class RLE(LosslessIndexCodec):
     """The lengths of the runs of zeros and ones, each in fields of their best width; lossless.
 
     A length that its field cannot hold takes an escape and ceil(log2 d) bits more. A kept element without a kept
@@ -19,10 +19,4 @@ class RLE(IndexCodec):
 
     name = "rle"
     id = 6
-
-    def encode(self, indices: U32, numel: int, key: RngKey) -> tuple[U8, U32]:
-        return rle.encode(indices, numel), indices
-
-    @staticmethod
-    def decode(section: U8, numel: int, count: int, key: RngKey) -> U32:
-        return rle.decode(section, numel, count)
+    section_of, read = staticmethod(rle.encode), staticmethod(rle.decode)

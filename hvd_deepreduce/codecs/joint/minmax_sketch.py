@@ -8,7 +8,7 @@ learning", VLDB Journal 2020, section 4 and appendix A.2.
 from __future__ import annotations
 
 from abc import ABC
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -25,8 +25,8 @@ sizes."""
 
 
 class MinMaxSketch(JointCodec, ABC):
-    """The settings and the encoder of both codecs. ``coded``: whether a group's keys and bins are entropy coded, as in
-    SKCompress.
+    """The settings, the encoder and the decoder of both codecs. ``coded``: whether a group's keys and bins are entropy
+    coded, as in SKCompress.
 
     Section, empty if nothing is kept:
 
@@ -69,45 +69,42 @@ class MinMaxSketch(JointCodec, ABC):
             return dense_sketch.encode(header, means, codes, self.coded, (key.seed, key.parameter, key.step)), None
         return sketch.encode(header, means, indices, codes, self.coded, *key[:3]), indices
 
+    @classmethod
+    def decode(
+        cls, section: U8, numel: int, count: int, dense: bool, dtype: np.dtype[Any], key: RngKey
+    ) -> tuple[U32 | None, Floats]:
+        if dense and count != numel:
+            raise ValueError(f"a dense tensor of {numel} elements cannot come from a section of {count}")
+        if count == 0 and section.size == 0:
+            return None if dense else section.view(np.uint32), section.view(np.float32)
+        if section.size < HEADER.size:
+            raise ValueError(f"a section of sketches begins with {HEADER.size} bytes, and this one has {section.size}")
+        header = Header.of(section)
+        rows, columns, buckets, negative, groups_below, groups_above, form = header
+        if any(sections.peek(section, HEADER.size)[2:4]) or form > dense_sketch.FORM or (form and not dense):
+            raise ValueError(
+                "the byte after its number of rows must be 0, or 1 for a dense tensor, and the two bytes after that 0"
+            )
+        if not 1 <= rows <= MAX_ROWS or not 1 <= columns <= MAX_COLUMNS * ONE_COLUMN:
+            raise ValueError(
+                f"its sketches have {rows} rows and {columns} columns; 1 to {MAX_ROWS} and 1 to "
+                f"{MAX_COLUMNS * ONE_COLUMN} are allowed"
+            )
+        if not negative <= buckets or not 1 <= buckets <= min(count, MAX_BUCKETS):
+            raise ValueError(f"{count} values cannot have {buckets} buckets, {negative} of them negative")
+        for side, groups in ((negative, groups_below), (buckets - negative, groups_above)):
+            if not -(-side // MAX_WIDTH) <= groups <= min(side, MAX_GROUPS):
+                raise ValueError(f"{side} buckets of one sign cannot be in {groups} groups")
+        if section.size < header.parts_at:
+            raise ValueError(f"the tables of {buckets} buckets do not fit into {section.size} bytes")
+        if form:
+            return None, dense_sketch.decode(section, count, cls.coded, (key.seed, key.parameter, key.step))
+        support, values = sketch.decode(section, numel, count, cls.coded, *key[:3])
+        return None if dense else support, values
+
 
 def groups_of(side: int, buckets: int, groups: int) -> int:
     """The number of groups for the ``side`` buckets of one sign, if ``buckets`` of both signs share ``groups``: its
     share, rounded, and enough for at most ``MAX_WIDTH`` buckets in a group."""
     share = (2 * min(groups, buckets) * side + buckets) // (2 * buckets)
     return max(share, -(-side // MAX_WIDTH))
-
-
-def decode(section: U8, numel: int, count: int, dense: bool, key: RngKey, coded: bool) -> tuple[U32 | None, Floats]:
-    """The support and the values of ``MinMaxSketch.encode``.
-
-    Raises:
-        ValueError: the encoder cannot have written the section.
-    """
-    if dense and count != numel:
-        raise ValueError(f"a dense tensor of {numel} elements cannot come from a section of {count}")
-    if count == 0 and section.size == 0:
-        return None if dense else section.view(np.uint32), section.view(np.float32)
-    if section.size < HEADER.size:
-        raise ValueError(f"a section of sketches begins with {HEADER.size} bytes, and this one has {section.size}")
-    header = Header.of(section)
-    rows, columns, buckets, negative, groups_below, groups_above, form = header
-    if any(sections.peek(section, HEADER.size)[2:4]) or form > dense_sketch.FORM or (form and not dense):
-        raise ValueError(
-            "the byte after its number of rows must be 0, or 1 for a dense tensor, and the two bytes after that 0"
-        )
-    if not 1 <= rows <= MAX_ROWS or not 1 <= columns <= MAX_COLUMNS * ONE_COLUMN:
-        raise ValueError(
-            f"its sketches have {rows} rows and {columns} columns; 1 to {MAX_ROWS} and 1 to {MAX_COLUMNS * ONE_COLUMN} "
-            "are allowed"
-        )
-    if not negative <= buckets or not 1 <= buckets <= min(count, MAX_BUCKETS):
-        raise ValueError(f"{count} values cannot have {buckets} buckets, {negative} of them negative")
-    for side, groups in ((negative, groups_below), (buckets - negative, groups_above)):
-        if not -(-side // MAX_WIDTH) <= groups <= min(side, MAX_GROUPS):
-            raise ValueError(f"{side} buckets of one sign cannot be in {groups} groups")
-    if section.size < header.parts_at:
-        raise ValueError(f"the tables of {buckets} buckets do not fit into {section.size} bytes")
-    if form:
-        return None, dense_sketch.decode(section, count, coded, (key.seed, key.parameter, key.step))
-    support, values = sketch.decode(section, numel, count, coded, *key[:3])
-    return None if dense else support, values

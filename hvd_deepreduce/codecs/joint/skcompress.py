@@ -4,12 +4,8 @@ Jiang, Fu, Yang, Shao, Cui, "SKCompress: compressing sparse and nonuniform gradi
 VLDB Journal 2020, sections 4 to 6 and appendix A.
 """
 
-from typing import Any
-
-import numpy as np
-
-from hvd_deepreduce.codecs.interfaces import U8, U32, Floats, RngKey, joint_codecs
-from hvd_deepreduce.codecs.joint.minmax_sketch import MinMaxSketch, decode
+from hvd_deepreduce.codecs.interfaces import joint_codecs
+from hvd_deepreduce.codecs.joint.minmax_sketch import MinMaxSketch
 
 
 @joint_codecs.register
@@ -37,9 +33,3 @@ class SKCompress(MinMaxSketch):
     name = "skcompress"
     id = 1
     coded = True
-
-    @staticmethod
-    def decode(
-        section: U8, numel: int, count: int, dense: bool, dtype: np.dtype[Any], key: RngKey
-    ) -> tuple[U32 | None, Floats]:
-        return decode(section, numel, count, dense, key, True)

@@ -4,12 +4,8 @@ Jiang, Fu, Yang, Cui, "SketchML: accelerating distributed machine learning with 
 (joint/skcompress.py), sections 4.1, 4.2 and 5.1, without its entropy codes.
 """
 
-from typing import Any
-
-import numpy as np
-
-from hvd_deepreduce.codecs.interfaces import U8, U32, Floats, RngKey, joint_codecs
-from hvd_deepreduce.codecs.joint.minmax_sketch import MinMaxSketch, decode
+from hvd_deepreduce.codecs.interfaces import joint_codecs
+from hvd_deepreduce.codecs.joint.minmax_sketch import MinMaxSketch
 
 
 @joint_codecs.register
@@ -45,9 +41,3 @@ class SketchML(MinMaxSketch):
     name = "sketchml"
     id = 2
     coded = False
-
-    @staticmethod
-    def decode(
-        section: U8, numel: int, count: int, dense: bool, dtype: np.dtype[Any], key: RngKey
-    ) -> tuple[U32 | None, Floats]:
-        return decode(section, numel, count, dense, key, False)

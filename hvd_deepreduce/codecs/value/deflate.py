@@ -1,17 +1,15 @@
 """Deflate: the values' bytes through zlib. RFC 1950 and 1951; DR with Deflate in DeepReduce, section 4 and table 3."""
 
 import zlib
-from typing import Any
 
-import numpy as np
 from pydantic import Field
 
-from hvd_deepreduce.codecs.interfaces import U8, U32, Floats, RngKey, ValueCodec, value_codecs
-from hvd_deepreduce.codecs.value.shuffle import from_bytes, open_section, section_of, to_bytes
+from hvd_deepreduce.codecs.interfaces import U8, value_codecs
+from hvd_deepreduce.codecs.value.shuffle import BytesCodec
 
 
 @value_codecs.register
-class Deflate(ValueCodec):
+class Deflate(BytesCodec):
     """The raw bytes of the values, float32 or float64 as they are, in one zlib stream; lossless.
 
     Mantissas of gradients are close to noise: about 28.5 bits for each kept float32 when shuffled, 30 when not; far
@@ -27,21 +25,18 @@ class Deflate(ValueCodec):
     name = "deflate"
     id = 8
     level: int = Field(6, ge=1, le=9)
-    shuffle: bool = Field(True, strict=True)
 
-    def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
-        compressed = zlib.compress(to_bytes(values, self.shuffle).data, self.level)
-        return section_of(compressed, self.shuffle, values), None
+    def compressed(self, runs: list[U8]) -> bytes:
+        return zlib.compress(b"".join(run.data for run in runs), self.level)
 
     @staticmethod
-    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: RngKey) -> Floats:
-        shuffled, data = open_section(section)
+    def unpacked(data: bytes, size: int) -> bytes:
         stream = zlib.decompressobj()
         try:
             # One byte more than expected shows a stream that does not end there; 0 would mean no limit.
-            unpacked = stream.decompress(data, count * dtype.itemsize + 1)
+            unpacked = stream.decompress(data, size + 1)
         except zlib.error as error:
             raise ValueError(f"the zlib stream is broken: {error}") from None
         if not stream.eof or stream.unused_data:
             raise ValueError("the zlib stream does not end together with its section and its values")
-        return from_bytes(unpacked, count, dtype, shuffled, section)
+        return unpacked

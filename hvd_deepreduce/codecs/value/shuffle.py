@@ -3,54 +3,54 @@
 The compressors run on the host; the kept elements of a tensor on a GPU are copied there.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 
-from hvd_deepreduce.codecs.interfaces import U8, Floats
+from hvd_deepreduce.codecs.interfaces import U8, U32, Floats, RngKey, ValueCodec
 from hvd_deepreduce.ops import arrays, deferred
 
 
-def to_bytes(values: Floats, shuffle: bool) -> U8:
-    """The values' little-endian bytes; with ``shuffle``, the first byte of each value, then the second of each, and so
-    on.
+class BytesCodec(ValueCodec, ABC):
+    """A lossless compressor of the values' little-endian bytes. With ``shuffle``, the first bytes of all values come
+    first, then the second ones, and so on. On a GPU, the host waits for the device.
 
-    On a GPU, the host waits for the device.
+    Section: ``| shuffled u8, 0 or 1 | compressed bytes |``.
     """
-    data = np.ascontiguousarray(arrays.to_host(values)).view(np.uint8)
-    return np.ascontiguousarray(data.reshape(values.size, values.itemsize).T).reshape(-1) if shuffle else data
 
+    level: int
+    shuffle: bool = Field(True, strict=True)
 
-def section_of(compressed: bytes, shuffle: bool, like: Floats) -> U8:
-    """The section ``| shuffled u8, 0 or 1 | compressed bytes |``, on the device of ``like``."""
-    section: U8 = arrays.move_like(np.frombuffer(bytes([shuffle]) + compressed, np.uint8), like)
-    return section
+    @abstractmethod
+    def compressed(self, runs: list[U8]) -> bytes:
+        """The compressed bytes of all runs: bytes of one significance each, or one run of all."""
 
+    @staticmethod
+    @abstractmethod
+    def unpacked(data: bytes, size: int) -> bytes:
+        """The inverse of ``compressed``, for ``size`` bytes. Raises ``ValueError``."""
 
-def open_section(section: U8) -> tuple[bool, bytes]:
-    """Whether the bytes are shuffled, and the compressed bytes. On a GPU, the host waits for the device.
+    def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
+        data = np.ascontiguousarray(arrays.to_host(values)).view(np.uint8)
+        runs = [data]
+        if self.shuffle:
+            runs = list(np.ascontiguousarray(data.reshape(values.size, values.itemsize).T))
+        section = bytes([self.shuffle]) + self.compressed(runs)
+        return arrays.move_like(np.frombuffer(section, np.uint8), values), None
 
-    Raises:
-        ValueError: the section's first byte is missing, or is neither 0 nor 1.
-    """
-    data = arrays.to_host(section)
-    if data.size == 0 or data[0] > 1:
-        raise ValueError("the first byte of a section of compressed bytes must be 0 (not shuffled) or 1 (shuffled)")
-    return bool(data[0]), data[1:].tobytes()
-
-
-def from_bytes(data: bytes, count: int, dtype: np.dtype[Any], shuffle: bool, like: U8) -> Floats:
-    """The values of ``to_bytes``, on the device of ``like``.
-
-    Raises:
-        ValueError: the number of bytes is wrong, or a value is not finite.
-    """
-    if len(data) != count * dtype.itemsize:
-        raise ValueError(f"{count} {dtype} values are {count * dtype.itemsize} bytes; these unpack to {len(data)}")
-    raw = np.frombuffer(data, np.uint8)
-    if shuffle:
-        raw = np.ascontiguousarray(raw.reshape(dtype.itemsize, count).T).reshape(-1)
-    values: Floats = raw.view(dtype)
-    deferred.check_finite(values)
-    values = arrays.move_like(values, like)
-    return values
+    @classmethod
+    def decode(cls, section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: RngKey) -> Floats:
+        data, size = arrays.to_host(section), count * dtype.itemsize
+        if data.size == 0 or data[0] > 1:
+            raise ValueError("the first byte of a section of compressed bytes must be 0 (not shuffled) or 1 (shuffled)")
+        unpacked = cls.unpacked(data[1:].tobytes(), size)
+        if len(unpacked) != size:
+            raise ValueError(f"{count} {dtype} values are {size} bytes; these unpack to {len(unpacked)}")
+        raw = np.frombuffer(unpacked, np.uint8)
+        if data[0]:
+            raw = np.ascontiguousarray(raw.reshape(dtype.itemsize, count).T).reshape(-1)
+        values: Floats = raw.view(dtype)
+        deferred.check_finite(values)
+        return arrays.move_like(values, section)

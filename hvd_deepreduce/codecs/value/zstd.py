@@ -1,17 +1,14 @@
 """Zstd: the values' bytes through Zstandard. RFC 8878."""
 
-from typing import Any
-
-import numpy as np
 import zstandard
 from pydantic import Field
 
-from hvd_deepreduce.codecs.interfaces import U8, U32, Floats, RngKey, ValueCodec, value_codecs
-from hvd_deepreduce.codecs.value.shuffle import from_bytes, open_section, section_of, to_bytes
+from hvd_deepreduce.codecs.interfaces import U8, value_codecs
+from hvd_deepreduce.codecs.value.shuffle import BytesCodec
 
 
 @value_codecs.register
-class Zstd(ValueCodec):
+class Zstd(BytesCodec):
     """The raw bytes of the values, float32 or float64 as they are, in one Zstandard frame; lossless.
 
     Mantissas of gradients are close to noise: about 27.5 bits for each kept float32 when shuffled, 30 when not; far
@@ -27,26 +24,22 @@ class Zstd(ValueCodec):
     name = "zstd"
     id = 9
     level: int = Field(1, ge=1, le=22)
-    shuffle: bool = Field(True, strict=True)
 
-    def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
-        data = to_bytes(values, self.shuffle)
-        frame = zstandard.ZstdCompressor(level=self.level).compressobj(size=data.size)
+    def compressed(self, runs: list[U8]) -> bytes:
+        frame = zstandard.ZstdCompressor(level=self.level).compressobj(size=sum(run.size for run in runs))
         parts = []
         # A block has one table for its literals, so bytes of each significance get their own block.
-        for run in np.split(data, values.itemsize) if self.shuffle else [data]:
+        for run in runs:
             parts += [frame.compress(run.data), frame.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
-        return section_of(b"".join([*parts, frame.flush()]), self.shuffle, values), None
+        return b"".join([*parts, frame.flush()])
 
     @staticmethod
-    def decode(section: U8, count: int, support: U32 | None, dtype: np.dtype[Any], key: RngKey) -> Floats:
-        shuffled, data = open_section(section)
+    def unpacked(data: bytes, size: int) -> bytes:
         try:
             # The library allocates the size that the frame states, so that is checked first.
-            size = zstandard.frame_content_size(data)
-            if size != count * dtype.itemsize:
-                raise ValueError(f"{count} {dtype} values are {count * dtype.itemsize} bytes; the frame holds {size}")
-            unpacked = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
+            stated = zstandard.frame_content_size(data)
+            if stated != size:
+                raise ValueError(f"its values are {size} bytes; the frame holds {stated}")
+            return zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise ValueError(f"the Zstandard frame is broken: {error}") from None
-        return from_bytes(unpacked, count, dtype, shuffled, section)
