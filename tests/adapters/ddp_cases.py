@@ -36,11 +36,10 @@ from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.local_sgd import LocalSGD
 from hvd_deepreduce.torch.tensors import TorchTensors
 from hvd_deepreduce.wire import standalone as wire
-from tests.adapters import containers
 from tests.adapters.common import LOSSLESS, LOSSY, check_close, on
 from tests.adapters.scopes import TWO_LEVELS, ranks_of_node
 from tests.adapters.tcp import Meter
-from tests.adapters.torch_job import TorchJob, flat, loss_of, network
+from tests.adapters.torch_job import Given, TorchJob, flat, loss_of, network
 from tests.case_runner import case, run_cases
 from tests.damaged import decoding_fails
 
@@ -125,6 +124,7 @@ on.use(
             {**THIN, "exchange": {"name": "auto", "density": 0.02}}],
     levels=[{key: value for key, value in {**scope, "scope": "bucket"}.items() if key != "bucket_bytes"}
             for scope in TWO_LEVELS],
+    given=lambda arrays, config: DDPJob(config, model=Given(arrays), cap=25, find_unused_parameters=True),
     options=[{}, {"find_unused_parameters": True}, {"static_graph": True}, {"gradient_as_bucket_view": True}],
     changes=[({}, {"value": "half"}), ({}, {"mode": "auto"}), ({"value": "half"}, {"seed": 3})],
     choosing=[({"selection": "tensor"}, torch.float32), ({"scope": "bucket"}, torch.float32)],
@@ -325,12 +325,6 @@ def unused_parameters_keep_their_residuals():
             expected = np.mean(gathered(own.numpy() - kept), 0)
             np.testing.assert_allclose(total.numpy(), expected, rtol=1e-3, atol=1e-6)
         assert len(set(map(str, gathered(job.compression.state_dict()["steps"])))) == 1
-
-
-@case
-def containers_in_equal_buckets():
-    """Compared with those under Horovod, by test_ddp.py."""
-    return containers.of_equal_buckets(containers.by_ddp)
 
 
 @case

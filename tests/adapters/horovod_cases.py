@@ -13,7 +13,7 @@ from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.wire import standalone as wire
 from tests import cuda_emulator
-from tests.adapters import dgc_job
+from tests.adapters import containers, dgc_job
 from tests.adapters.common import LOSSLESS, LOSSY, check_close, on
 from tests.case_runner import case
 from tests.damaged import decoding_fails
@@ -68,13 +68,14 @@ def an_error_while_decoding_on_one_rank():
 @case
 def momentum_of_dgc_equals_the_oracle_and_resumes():
     for scope in dgc_job.SCOPES:
-        job, results = on.given(dgc_job.SIZES, dgc_job.config(scope)), []
+        zeros = {f"p{at}": np.zeros(size) for at, size in enumerate(dgc_job.SIZES)}
+        job, results = on.given(zeros, dgc_job.config(scope)), []
         for step, mean in enumerate(dgc_job.means(scope, on.size())):
             if step == 3:
                 saved = job.saved()
             results.append(np.concatenate(job.reduced(dgc_job.gradients(step, on.rank()))))
             np.testing.assert_allclose(results[-1], mean, rtol=1e-9, atol=1e-12)
-        again = on.given(dgc_job.SIZES, dgc_job.config(scope))
+        again = on.given(zeros, dgc_job.config(scope))
         again.load(saved)
         for step in range(3, dgc_job.STEPS):
             results.append(np.concatenate(again.reduced(dgc_job.gradients(step, on.rank()))))
@@ -104,3 +105,9 @@ def gradients_on_a_device_equal_those_on_the_host():
                 job.check_same()
                 found.append([one.tobytes() for one in (*job.values(), *job.residuals())])
             assert np.isfinite(job.flat()).all() and found[0] == found[1], config
+
+
+@case
+def containers_and_sums_of_given_gradients():
+    """Returned, to be compared with those of the other framework."""
+    return containers.of_each_config()

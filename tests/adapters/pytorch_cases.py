@@ -12,7 +12,7 @@ from torch import nn
 from hvd_deepreduce.engine import dense_or_compressed
 from hvd_deepreduce.tools import gradient_file
 from hvd_deepreduce.torch import Capture
-from tests.adapters import calls, timelines
+from tests.adapters import calls, containers, timelines
 from tests.adapters.common import LOSSLESS, LOSSY, Ledger, on
 from tests.adapters.optimizer_warnings import heard
 from tests.case_runner import case
@@ -110,3 +110,9 @@ def a_capture_is_what_a_rank_selects_from():
         assert gradient_file.parameters(files[1])[0] == [name for name, _ in job.model.named_parameters()]
         assert kept.any() and np.array_equal(total, gradient + kept)
         job.close()
+
+
+@case
+def containers_in_equal_buckets():
+    """Returned: test_ddp.py compares those under Horovod and in DDP."""
+    return containers.of_equal_buckets()

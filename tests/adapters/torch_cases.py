@@ -20,65 +20,17 @@ from hvd_deepreduce import ConfigError, ContainerError
 from hvd_deepreduce.engine import MismatchError, cores
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.torch import DeepReduce, LocalSGD, tensors
-from tests import cuda_emulator
-from tests.adapters import containers
-from tests.adapters.common import NUMBERS, on
+from tests.adapters.common import on
 from tests.adapters.scopes import SCOPES, TWO_LEVELS
 from tests.adapters.tcp import Meter
-from tests.adapters.torch_job import Given, TorchJob, batch, flat, loss_of, network
+from tests.adapters.torch_horovod_job import HorovodJob, named
+from tests.adapters.torch_job import Given, batch, flat, loss_of, network
 from tests.case_runner import case, run_cases
 from tests.damaged import damage, repair
 
 LOSSLESS = {"sparsifier": {"name": "topk", "density": 1.0}, "value": "raw", "index": "bitmap", "min_elements": 0}
 LOSSY = {"sparsifier": {"name": "topk", "density": 0.05}, "min_elements": 0}
 TOPK = {"sparsifier": LOSSY["sparsifier"]}
-
-
-class OnDevice(DeepReduce):
-    """As if its gradients were on a GPU: the CUDA kernels process them, in the emulator."""
-
-    def __init__(self, *arguments, **settings):
-        super().__init__(*arguments, **settings)
-        self._tensors.array = lambda flat: cuda_emulator.from_dlpack(flat) if flat.is_floating_point() else flat.numpy()
-
-
-class HorovodJob(TorchJob):
-    def __init__(
-        self, config, *, seed=0, model=None, dtype=None, make=torch.optim.SGD, lr=0.1, device=False, passes=1,
-        **options,
-    ):  # fmt: skip
-        self.model = self.called = (network(seed) if model is None else model).to(dtype)
-        if isinstance(config, dict) and config and config.get("scope", "tensor") == "tensor":
-            config = {"min_elements": 0, **config}
-        self.config, self.passes = config, passes
-        kind = OnDevice if device else DeepReduce
-        self.compression = hvd.Compression.none if config is None else kind(self.model, config or None)
-        pairs = named(self.model, f"job{next(NUMBERS)}")
-        self.optimizer = hvd.DistributedOptimizer(
-            make(self.model.parameters(), lr=lr), pairs, self.compression, passes, **options
-        )
-
-    @property
-    def engine(self):
-        return self.compression._engine
-
-    def reduced(self, step, factor=1.0):
-        self.backward(step, factor)
-        self.optimizer.synchronize()
-        return self.gradient_arrays()
-
-    def apply(self):
-        with self.optimizer.skip_synchronize():
-            self.optimizer.step()
-
-    def resumed(self, saved):
-        other = HorovodJob(self.config, seed=5)
-        other.load(saved)
-        return other
-
-
-def named(model, prefix):
-    return [(f"{prefix}.{name}", p) for name, p in model.named_parameters()]
 
 
 def wrapped(model, compression, pairs=None, **options):
@@ -125,9 +77,7 @@ TENSOR = {"scope": "tensor", "min_elements": 0}
 DENSITY = {"sparsifier": {"name": "topk", "density": 0.25}}
 on.use(
     job=HorovodJob, rank=hvd.rank, size=hvd.size, gathered=hvd.allgather_object, over_mpi=hvd.mpi_enabled,
-    given=lambda sizes, config: HorovodJob(
-        config, model=Given({f"p{at}": np.zeros(size) for at, size in enumerate(sizes)}), dtype=torch.float64
-    ),
+    given=lambda arrays, config: HorovodJob(config, model=Given(arrays)),
     scopes=[TENSOR, *SCOPES], levels=TWO_LEVELS, dtypes=(torch.float32, torch.bfloat16),
     options=[{}, {"op": hvd.Sum}, {"gradient_predivide_factor": 2.0}, {"groups": 2}, {"passes": 2},
              {"sparse_as_dense": True}],
@@ -326,12 +276,6 @@ def a_step_of_one_optimizer_leaves_the_gradients_of_another():
     run(0, 2)
     assert all(torch.equal(one.grad, before) for one, before in zip(parts[1][1], kept, strict=True))
     same_everywhere(model)
-
-
-@case
-def containers_in_equal_buckets():
-    """Compared with those under DDP, by test_ddp.py."""
-    return containers.of_equal_buckets(containers.by_horovod)
 
 
 @case
@@ -901,12 +845,6 @@ def a_rank_without_deepreduce():
     error, message = (hvd.HorovodInternalError, "ismatched") if dense else (MismatchError, "without DeepReduce, and")
     with pytest.raises(error, match=message):
         stepped([optimizer], model(torch.ones(1, 20)).sum())
-
-
-@case
-def containers_and_sums_of_given_gradients():
-    """Returned, to be compared with those of the other framework."""
-    return containers.of_each_config(containers.by_torch)
 
 
 if __name__ == "__main__":

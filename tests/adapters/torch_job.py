@@ -23,7 +23,7 @@ def batch(step, rank=None):
 
 
 class Given(nn.Module):
-    """Its gradients are those that it is called with: arrays of these shapes."""
+    """Its gradients are those that it is called with. Its parameters are arrays by name."""
 
     def __init__(self, arrays):
         super().__init__()
