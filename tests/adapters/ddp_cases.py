@@ -647,46 +647,43 @@ def nothing_is_left_of_a_model_that_is_gone():
         assert not one.is_alive()
 
 
+def local_sgd(model, config, optimizer=torch.optim.SGD, lr=0.1, **options):
+    return LocalSGD(optimizer(model.parameters(), lr=lr), model, config, process_group=dist.group.WORLD, **options)
+
+
+def local_steps(model, optimizer, *steps, rank=None):
+    for step in range(*steps):
+        optimizer.zero_grad()
+        loss_of(model, step, rank).backward()
+        optimizer.step()
+
+
 @case
 def local_updates_without_horovod():
     """LocalSGD on a process group: plain averaging, compressed updates in fragments with a delay, and a resumed run."""
-    world = dist.group.WORLD
     rank, ranks = dist.get_rank(), range(dist.get_world_size())
-
-    def step(model, optimizer, number, rank=rank):
-        optimizer.zero_grad()
-        loss_of(model, number, rank).backward()
-        optimizer.step()
-
-    averaged = {"sparsifier": "none", "value": "raw", "local": {"every": 2}, "scope": "model"}
     model, twins = network(), [network() for _ in ranks]
-    optimizer = LocalSGD(torch.optim.SGD(model.parameters(), lr=0.1), model, averaged, process_group=world)
-    by_hand = [torch.optim.SGD(twin.parameters(), lr=0.1) for twin in twins]
-    for number in range(4):
-        step(model, optimizer, number)
-        for other, (twin, one) in enumerate(zip(twins, by_hand, strict=True)):
-            step(twin, one, number, other)
-        if number % 2:
-            with torch.no_grad():
-                for same in zip(*(twin.parameters() for twin in twins), strict=True):
-                    mean = torch.stack(list(same)).mean(0)
-                    for p in same:
-                        p.copy_(mean)
+    optimizer = local_sgd(model, {"sparsifier": "none", "value": "raw", "local": {"every": 2}, "scope": "model"})
+    local_steps(model, optimizer, 4)
+    for begin in (0, 2):
+        for other, twin in enumerate(twins):
+            local_steps(twin, torch.optim.SGD(twin.parameters(), lr=0.1), begin, begin + 2, rank=other)
+        mean = torch.stack([flat(twin) for twin in twins]).mean(0).float()
+        for twin in twins:
+            nn.utils.vector_to_parameters(mean.clone(), twin.parameters())
     torch.testing.assert_close(flat(model), flat(twins[0]), rtol=1e-5, atol=1e-6)
     same_everywhere(model)
     optimizer.close()
 
     def made(model, **settings):
-        inner = torch.optim.AdamW(model.parameters(), lr=0.01)
-        return LocalSGD(inner, model, "adamw_safe", process_group=world, **settings)
+        return local_sgd(model, "adamw_safe", torch.optim.AdamW, 0.01, **settings)
 
     for settings in ({}, {"fragments": 2, "delay": 1, "every": 3, "scope": "bucket"}):
         model = network()
         optimizer, heard = made(model, **settings), []
         optimizer.add_callback(heard.append)
         optimizer.measure_residuals(every=1)
-        for number in range(6):
-            step(model, optimizer, number)
+        local_steps(model, optimizer, 6)
         optimizer.sync()
         same_everywhere(model)
         assert [one["total"]["steps"] for one in heard] == list(range(1, len(heard) + 1)) and heard
@@ -700,29 +697,26 @@ def local_updates_without_horovod():
                 model.load_state_dict(saved[0])
                 optimizer = made(model, **settings)
                 optimizer.load_state_dict(saved[1])
-            for number in range(6, 12):
-                step(model, optimizer, number)
+            local_steps(model, optimizer, 6, 12)
             optimizer.sync()
             finals.append(flat(model))
         assert torch.equal(*finals)
         assert 0 < optimizer.stats()["total"]["bytes_sent"] < optimizer.stats()["total"]["dense_bytes"]
         optimizer.close()
     model = network(seed=rank)
-    optimizer = made(model, every=1)
     with pytest.raises(MismatchError, match="broadcast rank 0's parameters"):
-        step(model, optimizer, 0)
+        local_steps(model, made(model, every=1), 1)
     with pytest.raises(ValueError, match="give one of them"):
-        LocalSGD(torch.optim.SGD(model.parameters(), lr=0.1), model, process_group=world, process_set=3)
+        local_sgd(model, None, process_set=3)
 
 
 @case
 def local_updates_of_what_exchanges_by_itself():
     """LocalSGD refuses models and optimizers of torch.distributed that exchange gradients or parameters themselves."""
-    world = dist.group.WORLD
 
     def made(model, given=None, optimizer=torch.optim.SGD, **options):
         inner = optimizer(model.parameters(), lr=0.1)
-        return LocalSGD(inner, model if given is None else given, LOSSY, process_group=world, **options)
+        return LocalSGD(inner, given or model, LOSSY, process_group=dist.group.WORLD, **options)
 
     wrapped = DDP(network())
     bare = f"{re.escape('remove the DistributedDataParallel wrapper: model = model.module')}$"
@@ -737,22 +731,14 @@ def local_updates_of_what_exchanges_by_itself():
         with pytest.raises(TypeError, match=message):
             made(*arguments)
     # Given by names, it is seen when it reduces; one that nobody calls is no mistake.
-    for called in (wrapped, wrapped.module):
-        optimizer = made(wrapped, wrapped.named_parameters(), every=1)
-
-        def steps(called=called, optimizer=optimizer):
-            for number in range(3):
-                optimizer.zero_grad()
-                loss_of(called, number, dist.get_rank()).backward()
-                optimizer.step()
-
-        if called is wrapped:
-            with pytest.raises(TypeError, match=f"a DistributedDataParallel model trains the parameters.* {bare}"):
-                steps()
-        else:
-            steps()
-            same_everywhere(called)
-        optimizer.close()
+    optimizer = made(wrapped, wrapped.named_parameters(), every=1)
+    with pytest.raises(TypeError, match=f"a DistributedDataParallel model trains the parameters.* {bare}"):
+        local_steps(wrapped, optimizer, 3)
+    optimizer.close()
+    optimizer = made(wrapped, wrapped.named_parameters(), every=1)
+    local_steps(wrapped.module, optimizer, 3)
+    same_everywhere(wrapped.module)
+    optimizer.close()
     with pytest.MonkeyPatch.context() as patch, pytest.raises(ImportError, match="process_group=torch.distributed.gr"):
         patch.setitem(sys.modules, "horovod", None)
         LocalSGD(torch.optim.SGD(wrapped.module.parameters(), lr=0.1), wrapped.module, LOSSY)
@@ -762,23 +748,15 @@ def local_updates_of_what_exchanges_by_itself():
 def local_updates_that_part():
     """Without Horovod, too, all ranks get the error at once."""
     rank, last = dist.get_rank(), dist.get_world_size() - 1
-
-    def train(model, optimizer, steps):
-        for number in range(steps):
-            optimizer.zero_grad()
-            loss_of(model, number, rank).backward()
-            optimizer.step()
-
     for options, steps, message in (
         ({"every": lambda clock: 3 + (clock == 3 and rank == last)}, (9, 9), f"is 6 on rank.*, 7 on rank {last}"),
         ({"every": 3, "fragments": 2, "delay": 1}, (9, 5), f"clock is 6 on rank.*, 5 on rank {last}; call is step on"),
         ({"times": lambda rank, clock: rank == 0 and clock % 3 == 0}, (9, 5), f"clock is 6 on .*, 5 on rank {last}"),
     ):
         model = network()
-        inner = torch.optim.SGD(model.parameters(), lr=0.1)
-        optimizer = LocalSGD(inner, model, LOSSY, process_group=dist.group.WORLD, **options)
+        optimizer = local_sgd(model, LOSSY, **options)
         with pytest.raises(MismatchError, match=message):
-            train(model, optimizer, steps[rank == last])
+            local_steps(model, optimizer, steps[rank == last])
             optimizer.sync()
         optimizer.close()
 
