@@ -87,7 +87,7 @@ class Records:
         return True
 
 
-def run_cases(rank: int, size: int, go_on: bool = True) -> None:
+def run_cases(rank: int, size: int, go_on: bool = True, before: Callable[[], Any] = lambda: None) -> None:
     """Runs the cases that the command line names, or all.
 
     Args:
@@ -95,6 +95,7 @@ def run_cases(rank: int, size: int, go_on: bool = True) -> None:
         size: the number of ranks.
         go_on: whether a case can run after another one has failed. Without it, pytest runs the cases that are left in
             a new launch.
+        before: is called before each case.
 
     Raises:
         SystemExit: the command line names no case of the program.
@@ -118,6 +119,7 @@ def run_cases(rank: int, size: int, go_on: bool = True) -> None:
         began, cpu = time.monotonic(), time.process_time()
         record: dict[str, Any] = {"outcome": "passed", "text": ""}
         try:
+            before()
             record["value"] = CASES[name]()
         except pytest.skip.Exception as reason:
             record = {"outcome": "skipped", "text": str(reason)}

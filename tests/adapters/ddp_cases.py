@@ -9,7 +9,6 @@ import copy
 import gc
 import re
 import sys
-import tempfile
 import threading
 import weakref
 from contextlib import nullcontext
@@ -30,72 +29,78 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from hvd_deepreduce import ConfigError, ContainerError
 from hvd_deepreduce.codecs.interfaces import RngKey
-from hvd_deepreduce.engine import MismatchError, dense_or_compressed
+from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.tools import gradient_file
-from hvd_deepreduce.torch import Capture, ddp, rendezvous
+from hvd_deepreduce.torch import ddp, rendezvous
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.local_sgd import LocalSGD
 from hvd_deepreduce.torch.tensors import TorchTensors
 from hvd_deepreduce.wire import standalone as wire
-from tests.adapters import calls, containers, timelines
-from tests.adapters.optimizer_warnings import heard
-from tests.adapters.reports import Heard
+from tests.adapters.common import LOSSLESS, LOSSY, check_close, on
 from tests.adapters.scopes import TWO_LEVELS, ranks_of_node
 from tests.adapters.tcp import Meter
+from tests.adapters.torch_job import Given, TorchJob, flat, loss_of, network
 from tests.case_runner import case, run_cases
-from tests.damaged import decoding_fails, last_bit_changed
+from tests.damaged import decoding_fails
 
-LOSSLESS = {"sparsifier": {"name": "topk", "density": 1.0}, "value": "raw", "index": "bitmap", "scope": "bucket"}
-LOSSY = {"sparsifier": {"name": "topk", "density": 0.05}, "scope": "bucket"}
 CAP = 0.004
 """Megabytes of a bucket: the model's parameters fill three."""
 
 
-def network(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(20, 50), nn.Tanh(), nn.Linear(50, 30), nn.Tanh(), nn.Linear(30, 4))
-
-
-def loss_of(model, step, rank=None):
-    generator = torch.Generator().manual_seed(1000 * step + (dist.get_rank() if rank is None else rank))
-    x = torch.randn(16, 20, generator=generator)
-    return nn.functional.cross_entropy(model(x.to(next(model.parameters()).dtype)).float(), x[:, :4].argmax(1))
-
-
-def hooked(config, *, model=None, wrap=lambda hook: hook, seen=None, group=None, given=None, start_iter=0, **options):
-    """A DDP model with the hook, and its state.
+class DDPJob(TorchJob):
+    """A DDP model with the hook.
 
     Args:
-        seen: a list for each bucket's parameters, gradients, and future.
+        config: None: of DDP alone. Its scope is ``bucket`` where it says none.
+        wrap: makes another hook of the hook.
         group: of the model.
         given: the group that the state is given.
+        make: makes optimizers, of two parts of the model.
+
+    Attributes:
+        seen: of the last step, each bucket's number, parameters, gradients, and future.
     """
-    model = DDP(network() if model is None else model, bucket_cap_mb=CAP, process_group=group, **options)
-    state = ddp.DeepReduceState(config, given, start_iter=start_iter)
-    hook = wrap(ddp.deepreduce_hook)
 
-    def watching(state, bucket):
-        before = bucket.buffer().clone()
-        future = hook(state, bucket)
-        if seen is not None:
-            seen.append((bucket.index(), bucket.parameters(), before, future))
-        return future
+    def __init__(
+        self, config, *, seed=0, model=None, dtype=None, wrap=lambda hook: hook, group=None, given=None,
+        start_iter=0, make=None, cap=CAP, **options,
+    ):  # fmt: skip
+        self.model = (network(seed) if model is None else model).to(dtype)
+        self.called = DDP(self.model, bucket_cap_mb=cap, process_group=group, **options)
+        self.compression, self.seen, hook = None, (seen := []), wrap(ddp.deepreduce_hook)
+        if config is not None:
+            config = {"scope": "bucket", **config} if isinstance(config, dict) and config else config or None
+            self.compression = ddp.DeepReduceState(config, given, start_iter=start_iter)
 
-    model.register_comm_hook(state, watching)
-    return model, state
+            def watching(state, bucket):
+                before = bucket.buffer().clone()
+                future = hook(state, bucket)
+                seen.append((bucket.index(), bucket.parameters(), before, future))
+                return future
 
+            self.called.register_comm_hook(self.compression, watching)
+        parts = [self.model] if make is None else [self.model[0], self.model[2:]]
+        self.optimizers = [(make or torch.optim.SGD)(part.parameters(), lr=0.1) for part in parts]
+        self.optimizer = self.optimizers[0]
 
-def train(model, steps=4, first=0, loss=loss_of):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(first, first + steps):
-        optimizer.zero_grad()
-        loss(model, step).backward()
-        optimizer.step()
+    @property
+    def engine(self):
+        return self.compression._buckets.engine
 
+    def reduced(self, step, factor=1.0):
+        self.seen.clear()
+        self.called.zero_grad()
+        self.backward(step, factor)
+        return self.gradient_arrays()
 
-def flat(model):
-    return torch.cat([p.detach().double().reshape(-1) for p in model.parameters()])
+    def apply(self):
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def resumed(self, saved):
+        """The same job: DDP would divide the model of another one otherwise in its first step."""
+        self.load(saved)
+        return self
 
 
 def gathered(given, group=None):
@@ -111,289 +116,172 @@ def same_everywhere(model, group=None):
     assert len(set(map(str, gathered(own, group)))) == 1, "the ranks' parameters differ"
 
 
-def average(tensor):
-    return torch.stack(gathered(tensor)).mean(0)
+SLICES = {"scope": "bucket", "exchange": "reduce_scatter"}
+THIN = {"scope": "bucket", "exchange": {"name": "reduce_scatter", "density": 0.02}}
+on.use(
+    job=DDPJob, rank=dist.get_rank, size=dist.get_world_size, gathered=gathered, over_mpi=lambda: False, ends=True,
+    scopes=[{"scope": "bucket"}, {"selection": "tensor"}, {"scope": "tensor"}, SLICES, THIN,
+            {**THIN, "exchange": {"name": "auto", "density": 0.02}}],
+    levels=[{key: value for key, value in {**scope, "scope": "bucket"}.items() if key != "bucket_bytes"}
+            for scope in TWO_LEVELS],
+    given=lambda arrays, config: DDPJob(config, model=Given(arrays), cap=25, find_unused_parameters=True),
+    options=[{}, {"find_unused_parameters": True}, {"static_graph": True}, {"gradient_as_bucket_view": True}],
+    changes=[({}, {"value": "half"}), ({}, {"mode": "auto"}), ({"value": "half"}, {"seed": 3})],
+    choosing=[({"selection": "tensor"}, torch.float32), ({"scope": "bucket"}, torch.float32)],
+    few_calls=[(300, 100, 12)], in_one={"cap": 25}, small_buckets={}, spans=None,
+    advice="process_group=torch.distributed.group.WORLD",
+)  # fmt: skip
 
 
 @case
-def lossless_equals_ddp_and_the_first_iterations_are_ddp():
-    plain = DDP(network(), bucket_cap_mb=CAP)
-    plain.register_comm_hook(None, default_hooks.allreduce_hook)
-    train(plain)
-    model, state = hooked(LOSSLESS)
-    train(model)
-    assert torch.allclose(flat(plain), flat(model), rtol=1e-4, atol=1e-6)
-    same_everywhere(model)
-    later, state = hooked(LOSSY, start_iter=4)
-    train(later)
-    assert torch.equal(flat(plain), flat(later)) and not state.state_dict()["residuals"]
-    total = state.stats()["total"]
+def the_first_iterations_are_ddp():
+    plain = DDPJob(None)
+    plain.called.register_comm_hook(None, default_hooks.allreduce_hook)
+    later = DDPJob(LOSSY, start_iter=4).run(4)
+    assert np.array_equal(plain.run(4).flat(), later.flat()) and not later.compression.state_dict()["residuals"]
+    total = later.compression.stats()["total"]
     assert total["steps"] == 4 and total["bytes_sent"] >= total["dense_bytes"] > 0
-    train(later, first=4)
-    same_everywhere(later)
-    assert state.state_dict()["residuals"] and state.state_dict()["iteration"] == 8
+    later.run(4, 8)
+    later.check_same()
+    assert later.compression.state_dict()["residuals"] and later.compression.state_dict()["iteration"] == 8
 
 
 @case
 def means_and_residuals_are_those_of_the_pipeline_by_hand():
     """Each rank repeats all ranks' encoding from their gradients, in the buckets that DDP made, which it divides
-    differently after the first step. What was sent and what is kept is what came."""
+    differently after the first step."""
     for config in (
         LOSSY,
         {**LOSSY, "selection": "tensor", "value": {"name": "qsgd", "bits": 4}},
         {**LOSSY, "scope": "tensor"},
     ):
-        seen = []
-        model, state = hooked(config, seen=seen)
-        names = {id(p): (number, name) for number, (name, p) in enumerate(model.module.named_parameters())}
-        ranks = range(dist.get_world_size())
+        job = DDPJob(config)
+        state, ranks = job.compression, range(dist.get_world_size())
         pipeline = Pipeline(state.config)
         assert state.config.scope == "bucket"
-        residuals = [
-            {name: np.zeros(p.numel(), np.float32) for name, p in model.module.named_parameters()} for _ in ranks
-        ]
+        numbers = {id(p): number for number, p in enumerate(job.model.parameters())}
+        kept = [[np.zeros(p.numel(), np.float32) for p in job.model.parameters()] for _ in ranks]
         divisions = set()
-        came = {name: np.zeros_like(one) for name, one in residuals[0].items()}
-        sent = copy.deepcopy(came)
         for step in range(4):
-            train(model, 1, step)
-            divisions.add(str([[names[id(p)] for p in parameters] for _, parameters, _, _ in seen]))
-            for number, parameters, before, future in seen:
-                members = [names[id(p)] for p in parameters]
-                sizes = [p.numel() for p in parameters]
+            job.step(step)
+            divisions.add(str([[numbers[id(p)] for p in parameters] for _, parameters, _, _ in job.seen]))
+            for bucket, parameters, before, future in job.seen:
+                members = [numbers[id(p)] for p in parameters]
                 gradients = [one.numpy() for one in gathered(before)]
-                mean = np.zeros(before.numel(), np.float32)
-                whole = state.config.selection == "scope"
-                begin = 0
-                for at, size in [(None, before.numel())] if whole else list(enumerate(sizes)):
-                    inside = members if whole else members[at : at + 1]
-                    key = number if whole else members[at][0]
-                    packed = []
+                mean, begin = np.zeros(before.numel(), np.float32), 0
+                # A container holds the whole bucket, or a tensor.
+                for inside in [members] if state.config.selection == "scope" else [[one] for one in members]:
+                    key = bucket if inside is members else inside[0]
+                    ends = np.cumsum([kept[0][one].size for one in inside])
+                    part, packed = slice(begin, begin + ends[-1]), []
                     for rank in ranks:
-                        kept = np.concatenate([residuals[rank][name] for _, name in inside])
-                        packed.append(
-                            wire.unpack(
-                                pipeline.encode(gradients[rank][begin : begin + size], kept, RngKey(0, key, step, rank))
-                            )
-                        )
-                        ends = np.cumsum([residuals[rank][name].size for _, name in inside])
-                        for (_, name), part in zip(inside, np.split(kept, ends[:-1]), strict=True):
-                            residuals[rank][name] = part
-                    pipeline.decode(packed, mean[begin : begin + size], 1 / len(ranks))
-                    begin += size
-                assert np.array_equal(future.value().numpy(), mean), (config, step, number)
-                ends = np.cumsum(sizes)[:-1]
-                own = gradients[dist.get_rank()]
-                for (_, name), came_now, sent_now in zip(
-                    members, np.split(own, ends), np.split(mean, ends), strict=True
-                ):
-                    came[name] += came_now
-                    sent[name] += sent_now
-            seen.clear()
+                        residual = np.concatenate([kept[rank][one] for one in inside])
+                        encoded = pipeline.encode(gradients[rank][part], residual, RngKey(0, key, step, rank))
+                        packed.append(wire.unpack(encoded))
+                        for one, now in zip(inside, np.split(residual, ends[:-1]), strict=True):
+                            kept[rank][one] = now
+                    pipeline.decode(packed, mean[part], 1 / len(ranks))
+                    begin = part.stop
+                assert np.array_equal(future.value().numpy(), mean), (config, step, bucket)
         assert len(divisions) > 1, "DDP did not divide the model again"
-        kept = state.state_dict()["residuals"]
-        for name, own in residuals[dist.get_rank()].items():
-            assert np.array_equal(kept[name].numpy(), own), name
-            expected = np.mean(gathered(came[name] - kept[name].numpy()), 0)
-            np.testing.assert_allclose(sent[name], expected, rtol=1e-3, atol=1e-5)
-        same_everywhere(model)
-        state.close()
-
-
-def trained_and_added_up(model, seen):
-    """Trains for four steps. Returns what was applied, and this rank's gradients, added up for each parameter."""
-    names = {id(parameter): name for name, parameter in model.module.named_parameters()}
-    taken, given = ({name: 0 for name in names.values()} for _ in range(2))
-    for step in range(4):
-        train(model, 1, step)
-        for _, parameters, before, future in seen:
-            at = 0
-            for parameter in parameters:
-                part = slice(at, at + parameter.numel())
-                given[names[id(parameter)]] += before[part].double()
-                taken[names[id(parameter)]] += future.value()[part].double()
-                at += parameter.numel()
-        seen.clear()
-    return taken, given
-
-
-@case
-def a_step_takes_few_python_calls():
-    """What does not change from step to step is made once."""
-    for layers, limit in ((1, 100), (11, 220)):
-        torch.manual_seed(0)
-        layer = partial(nn.Linear, 300, 300, bias=False)
-        model, state = DDP(nn.Sequential(*(layer() for _ in range(layers)))), ddp.DeepReduceState()
-        model.register_comm_hook(state, ddp.deepreduce_hook)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def step(number, model=model, optimizer=optimizer):
-            optimizer.zero_grad()
-            generator = torch.Generator().manual_seed(number * dist.get_world_size() + dist.get_rank())
-            model(torch.randn(8, 300, generator=generator)).square().mean().backward()
-            optimizer.step()
-
-        seen = calls.of_a_step(step)
-        assert state.stats()["last_step"]["bytes_sent"] > 0 and len(seen) <= limit, seen
-        state.close()
-
-
-@case
-def the_timeline_has_the_spans_of_each_bucket():
-    def trained():
-        model, state = hooked(LOSSY)
-        train(model, 3)
-        state.close()
-
-    timelines.check(dist.get_rank(), trained)
-
-
-@case
-def callbacks_and_measured_residuals():
-    """Asked for before the model is known. DDP makes its buckets anew after the first iteration."""
-    seen = []
-    model, state = hooked(LOSSY, seen=seen)
-    heard, names = Heard(state), {id(p): name for name, p in model.module.named_parameters()}
-    for step in range(5):
-        before, seen[:] = {name: state.residual(name) for name in names.values()}, []
-        train(model, 1, step)
-    same_everywhere(model)
-    own = {}
-    for _, tensors, gradients, _ in seen:
-        parts = torch.split(gradients, [tensor.numel() for tensor in tensors])
-        own.update((names[id(tensor)], part.numpy()) for tensor, part in zip(tensors, parts, strict=True))
-    heard.check(before, own)
-
-
-@case
-def sums_of_slices_lose_nothing():
-    """With ``reduce_scatter``: all ranks apply the same, and what was applied and is kept is what came."""
-    slices = {"scope": "bucket", "exchange": "reduce_scatter"}
-    plain = DDP(network(), bucket_cap_mb=CAP)
-    train(plain)
-    model, _ = hooked({**LOSSLESS, **slices})
-    train(model)
-    assert torch.allclose(flat(plain), flat(model), rtol=1e-4, atol=1e-6)
-    for exchange in ("reduce_scatter", {"name": "reduce_scatter", "density": 0.02}, {"name": "auto", "density": 0.02}):
-        seen = []
-        model, state = hooked({**LOSSY, **slices, "exchange": exchange}, seen=seen)
-        taken, given = trained_and_added_up(model, seen)
-        same_everywhere(model)
-        kept = state.state_dict()["residuals"]
-        for name, total in taken.items():
-            expected = average(given[name] - kept[name].double().reshape(-1))
-            assert torch.allclose(total, expected, rtol=1e-4, atol=1e-5), name
-        model, state = hooked({**LOSSY, **slices, "exchange": exchange}, model=network())
-        (loss_of(model, 0) * (float("nan") if dist.get_rank() == 1 else 1.0)).backward()
-        assert not any(parameter.grad.isfinite().all() for parameter in model.parameters())
+        assert all(np.array_equal(*pair) for pair in zip(job.residuals(), kept[dist.get_rank()], strict=True))
+        job.check_same()
+        job.close()
 
 
 @case
 def an_exchange_is_chosen_while_there_are_several_buckets():
     """The choice says by which thread buckets are finished, so it is made before the first of them is taken."""
-    exchange = {"name": "auto", "density": 0.0005, "latency": 0, "bandwidth": 0.001}
     for options in ({}, {"find_unused_parameters": True}):
-        model, state = hooked(LOSSY, **options)
-        train(model, 3)  # DDP has divided its buckets again
-        state.set_config(exchange=exchange)
-        train(model, 3, 3)
-        same_everywhere(model)
-        assert state._buckets.engine.exchange.several, state.stats().said
+        job = DDPJob(LOSSY, **options).run(3)  # DDP has divided its buckets again
+        job.compression.set_config(exchange={"name": "auto", "density": 0.0005, "latency": 0, "bandwidth": 0.001})
+        job.run(3, 6)
+        job.check_same()
+        assert job.engine.exchange.several, job.compression.stats().said
 
 
 @case
-def two_levels():
-    """All ranks apply the same; what they sent and what they keep is what came, though DDP divides its buckets again; a
-    resumed run, and a NaN."""
-    local = ranks_of_node(dist.get_world_size())
-    plain = DDP(network(), bucket_cap_mb=CAP)
-    train(plain)
-    for scope in TWO_LEVELS:
-        scope = {**scope, "scope": "bucket", "hierarchical": local}
-        scope.pop("bucket_bytes", None)
-        model, _ = hooked({**LOSSLESS, **scope, "exchange": "allgather"})
-        train(model)
-        assert torch.allclose(flat(plain), flat(model), rtol=1e-4, atol=1e-6)
-        seen = []
-        model, state = hooked({**LOSSY, **scope}, seen=seen)
-        taken, given = trained_and_added_up(model, seen)
-        same_everywhere(model)
-        kept = state.state_dict()["residuals"]
-        for name, total in taken.items():
-            own = kept[name].double().reshape(-1) if name in kept else 0.0
-            assert torch.allclose(total, average(given[name] - own), rtol=1e-4, atol=1e-5), name
-        stats = state.stats()["last_step"]
-        between = stats["bytes_sent"] - stats["inside_bytes_sent"]
-        assert stats["inside_bytes_sent"] > 0 and between < 0.4 * stats["dense_bytes"], stats
-        again, resumed = hooked({**LOSSY, **scope}, model=copy.deepcopy(model.module))
-        resumed.load_state_dict(state.state_dict())
-        train(again, 2, 4)
-        same_everywhere(again)
-        (loss_of(model, 0) * (float("nan") if dist.get_rank() == 1 else 1.0)).backward()
-        assert not any(parameter.grad.isfinite().all() for parameter in model.parameters())
-        assert all(one.isfinite().all() for one in state.state_dict()["residuals"].values())
-    model, state = hooked({**LOSSY, "hierarchical": local + 1})
-    with pytest.raises(RuntimeError, match=f"ranks cannot be divided into nodes of {local + 1}"):
-        train(model, 1)
+def an_uneven_division_into_nodes():
+    local = ranks_of_node(dist.get_world_size()) + 1
+    with pytest.raises(RuntimeError, match=f"ranks cannot be divided into nodes of {local}"):
+        DDPJob({**LOSSY, "hierarchical": local}).step(0)
+
+
+def failing(*_, **__):
+    raise ValueError("no ink in \udcff")  # a file's name may hold a byte that is no text
 
 
 @case
-def what_fails_on_one_rank_of_two_levels_is_an_error_on_all():
-    def failing(*arguments, **_):
-        raise ValueError("no ink in \udcff")  # a file's name may hold a byte that is no text
-
-    last = dist.get_world_size() - 1
-    for where in ("encode", "memory", "hook"):
-        model, state = hooked({**LOSSY, "hierarchical": ranks_of_node(dist.get_world_size())})
-        train(model, 2)
-        before = flat(model)
+def what_fails_on_one_rank_is_an_error_on_all():
+    last, local = dist.get_world_size() - 1, ranks_of_node(dist.get_world_size())
+    levels = [("memory", local), ("hook", local)]
+    if dist.get_world_size() == 4:  # on one node nothing is encoded
+        levels.append(("encode", local))
+    for where, hierarchical in [("encode", False), *levels]:
+        job = DDPJob({**LOSSY, "hierarchical": hierarchical}).run(2)
+        before = job.flat()
         if dist.get_rank() == last:
-            engine = state._buckets.engine
             if where == "encode":
-                engine.pipeline.encode = failing
+                job.engine.pipeline.encode = failing
             elif where == "memory":
-                engine._memory.slice = failing
+                job.engine._memory.slice = failing
             else:
-                reducer = state._buckets._reducer
+                reducer = job.compression._buckets._reducer
                 reducer.start_bucket = partial(
                     lambda start, some, number, vector: (failing if number == 1 else start)(some, number, vector),
                     reducer.start_bucket,
                 )
-        if where == "encode" and dist.get_world_size() != 4:  # on one node nothing is encoded
-            train(model, 1, 2)
-            continue
-        with pytest.raises(ContainerError, match=f"rank {last} could not take part in the sum: ValueError: no ink"):
-            train(model, 1, 2)
-        assert torch.equal(before, flat(model))
+        error, match = RuntimeError, f"this step failed on rank {last}: 'ValueError: no ink in .*udcff'. No gradient of"
+        if hierarchical:
+            error, match = ContainerError, f"rank {last} could not take part in the sum: ValueError: no ink"
+        with pytest.raises(error, match=match):
+            job.step(2)
+        assert np.array_equal(before, job.flat())
+        # A new DDP model goes on from a checkpoint.
+        DDPJob(LOSSY, model=copy.deepcopy(job.model)).run(2).check_same()
 
 
 @case
-def containers_in_equal_buckets():
-    """Compared with those under Horovod, by test_ddp.py."""
-    return containers.of_equal_buckets(containers.by_ddp)
+def an_error_while_decoding_on_one_rank():
+    """The others apply the step. The next one is an error on all ranks, without a wait."""
+    size = dist.get_world_size()
+    ways = [({}, 1), ({"exchange": "reduce_scatter"}, 1)] + [({"hierarchical": 2}, 2)] * (size == 4)
+    for settings, ranks in ways:  # with two levels, a node applies the step or not
+        behind = dist.get_rank() >= size - ranks
+        job = DDPJob({**LOSSY, **settings}).run(2)
+        before = job.flat()
+        text = "no room|could not take the sum that other nodes have taken"
+        with pytest.raises((MemoryError, ContainerError), match=text) if behind else nullcontext():
+            with decoding_fails(dist.get_rank() == size - 1):
+                job.step(2)
+        assert np.array_equal(before, job.flat()) == behind
+        match = "INTERNAL ASSERT" if behind else f"an error has left {ranks} rank.* behind: its last step was applied"
+        with pytest.raises(RuntimeError, match=match):
+            job.step(3)
+        assert job.engine.failed == behind
+        inner = network()
+        inner.load_state_dict(gathered(job.model.state_dict())[0])
+        DDPJob(LOSSY, model=inner).run(2).check_same()
 
 
 @case
-def the_exchange_runs_during_the_backward_pass():
-    ended = []
-
-    def waiting(hook):
-        def wrapped(state, bucket):
-            if bucket.is_last() and bucket.index():
-                earlier[0].wait()  # it ends without this bucket
-                ended.append(earlier[0].done())
-            future = hook(state, bucket)
-            earlier.append(future)
-            return future
-
-        return wrapped
-
-    model, state = hooked(LOSSY, wrap=waiting)
+def empty_selections():
+    job = DDPJob({"sparsifier": {"name": "threshold", "threshold": 1e9}})
+    start = job.flat()
     for step in range(3):
-        earlier = []
-        train(model, 1, step)
-    assert len(ended) >= 2 and all(ended)  # DDP begins with one bucket
-    same_everywhere(model)
+        job.step(step, 0.0 if dist.get_rank() else 1.0)
+    assert np.array_equal(start, job.flat())
+    assert any(one.any() for one in job.residuals()) == (dist.get_rank() == 0)
+
+
+@case
+def ranks_that_start_at_different_iterations():
+    job = DDPJob(LOSSY, start_iter=dist.get_rank())
+    before = job.flat()
+    match = "compressed from iteration 0 on, .* on rank 0, .*compressed from iteration 1 on, .* on rank 1"
+    with pytest.raises(MismatchError, match=match):
+        job.step(0)
+    assert np.array_equal(before, job.flat())
 
 
 class Branches(nn.Module):
@@ -417,71 +305,62 @@ def unused_parameters_keep_their_residuals():
     everything = [0, 1, 2, 3]
     uses = [[everything] * 2, [[0, 1], [0, 2]], [[0], [0]], [[1, 3], [1, 3]], [[2], [0]], [everything] * 2]
     for config in (LOSSY, {**LOSSY, "selection": "tensor"}):
-        model, state = hooked(config, model=Branches(), find_unused_parameters=True)
-        came = [torch.zeros(p.numel()) for p in model.parameters()]
-        sent = copy.deepcopy(came)
+        job = DDPJob(config, model=Branches(), find_unused_parameters=True)
+        parameters = list(job.model.parameters())
+        came, sent = ([torch.zeros(p.numel()) for p in parameters] for _ in range(2))
         for step, use in enumerate(uses):
-            used = use[dist.get_rank() == last]
             x = torch.randn(8, 20, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
-            twin = Branches()
-            twin.load_state_dict(model.module.state_dict())
-            for one in (model, twin):
-                one.zero_grad()
-                one(x, used).square().mean().backward()
-            for total, p in zip(came, twin.parameters(), strict=True):
-                total += 0 if p.grad is None else p.grad.reshape(-1)
-            with torch.no_grad():
-                for total, p in zip(sent, model.parameters(), strict=True):
-                    if p.grad is not None:
-                        total += p.grad.reshape(-1)
-                        p -= 0.1 * p.grad
+            losses = [one(x, use[dist.get_rank() == last]).square().mean() for one in (job.model, job.called)]
+            for total, own in zip(came, torch.autograd.grad(losses[0], parameters, allow_unused=True), strict=True):
+                total += 0 if own is None else own.reshape(-1)
+            job.called.zero_grad()
+            losses[1].backward()
             anywhere = set(use[0]) | set(use[1])
-            assert [p.grad is not None for p in model.parameters()] == [at // 2 in anywhere for at in range(8)], step
-            same_everywhere(model)
-        kept = state.state_dict()["residuals"]
-        for (name, _), own, total in zip(model.module.named_parameters(), came, sent, strict=True):
-            torch.testing.assert_close(total, average(own - kept[name]), rtol=1e-3, atol=1e-6)
-        steps = state.state_dict()["steps"]
-        assert len(set(map(str, gathered(steps)))) == 1
+            assert [p.grad is not None for p in parameters] == [at // 2 in anywhere for at in range(8)], step
+            for total, p in zip(sent, parameters, strict=True):
+                total += 0 if p.grad is None else p.grad.reshape(-1)
+            job.apply()
+            job.check_same()
+        for own, kept, total in zip(came, job.residuals(), sent, strict=True):
+            expected = np.mean(gathered(own.numpy() - kept), 0)
+            np.testing.assert_allclose(total.numpy(), expected, rtol=1e-3, atol=1e-6)
+        assert len(set(map(str, gathered(job.compression.state_dict()["steps"])))) == 1
 
 
 @case
-def nan_on_one_rank_and_empty_selections():
-    model, state = hooked(LOSSY)
-    train(model, 2)
-    before = {name: one.clone() for name, one in state.state_dict()["residuals"].items()}
-    loss = loss_of(model, 2)
-    model.zero_grad()
-    (loss * float("nan") if dist.get_rank() == 0 else loss).backward()
-    assert all(not torch.isfinite(p.grad).any() for p in model.parameters())
-    if dist.get_rank() == 0:  # where the gradient was not finite
-        assert all(torch.equal(one, before[name]) for name, one in state.state_dict()["residuals"].items())
-    train(model, 2, 3)
-    same_everywhere(model)
-    assert torch.isfinite(flat(model)).all()
+def the_exchange_runs_during_the_backward_pass():
+    ended = []
 
-    none, state = hooked({"sparsifier": {"name": "threshold", "threshold": 1e9}, "scope": "bucket"})
-    start = flat(none)
-    train(none, 3, loss=lambda model, step: loss_of(model, step) * (0 if dist.get_rank() else 1))
-    assert torch.equal(start, flat(none))
-    assert any(one.any() for one in state.state_dict()["residuals"].values()) == (dist.get_rank() == 0)
+    def waiting(hook):
+        def wrapped(state, bucket):
+            if bucket.is_last() and bucket.index():
+                earlier[0].wait()  # it ends without this bucket
+                ended.append(earlier[0].done())
+            future = hook(state, bucket)
+            earlier.append(future)
+            return future
+
+        return wrapped
+
+    job = DDPJob(LOSSY, wrap=waiting)
+    for step in range(3):
+        earlier = []
+        job.step(step)
+    assert len(ended) >= 2 and all(ended)  # DDP begins with one bucket
+    job.check_same()
 
 
 @case
 def accumulated_gradients_are_sent_once():
-    finals = []
-    for make in (lambda: DDP(network(), bucket_cap_mb=CAP), lambda: hooked(LOSSLESS)[0]):
-        model = make()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    jobs = DDPJob(None), DDPJob(LOSSLESS)
+    for job in jobs:
         for step in range(3):
-            optimizer.zero_grad()
+            job.optimizer.zero_grad()
             for part in range(3):
-                with model.no_sync() if part < 2 else nullcontext():
-                    loss_of(model, 3 * step + part).backward()
-            optimizer.step()
-        finals.append(flat(model))
-    assert torch.allclose(*finals, rtol=1e-4, atol=1e-6)
-    same_everywhere(model)
+                with job.called.no_sync() if part < 2 else nullcontext():
+                    loss_of(job.called, 3 * step + part).backward()
+            job.apply()
+    check_close(*jobs)
 
 
 def bf16_wrapper(hook):
@@ -490,57 +369,38 @@ def bf16_wrapper(hook):
     return lambda state, bucket: wrapped(state, bucket)
 
 
-OPTIONS = [
-    {"find_unused_parameters": True},
-    {"static_graph": True},
-    {"gradient_as_bucket_view": True},
-]
-
-
 @case
-def options_of_ddp_and_other_dtypes():
-    for number, (dtype, wrap, tolerance) in enumerate(
-        [
-            (torch.float32, default_hooks.fp16_compress_wrapper, 3e-3),
-            (torch.float64, default_hooks.fp16_compress_wrapper, 3e-3),
-            (torch.float32, bf16_wrapper, 3e-2),
-            (torch.bfloat16, lambda hook: hook, 5e-2),
-            (torch.float64, lambda hook: hook, 1e-9),
-        ]
+def wrappers_and_other_dtypes():
+    for dtype, wrap, tolerance in (
+        (torch.float32, default_hooks.fp16_compress_wrapper, 3e-3),
+        (torch.float64, default_hooks.fp16_compress_wrapper, 3e-3),
+        (torch.float32, bf16_wrapper, 3e-2),
+        (torch.bfloat16, lambda hook: hook, 5e-2),
+        (torch.float64, lambda hook: hook, 1e-9),
     ):
-        plain = DDP(network().to(dtype), bucket_cap_mb=CAP)
-        train(plain)
-        for options in OPTIONS if number == 0 else [OPTIONS[number % 3]]:
-            model, state = hooked(LOSSLESS, model=network().to(dtype), wrap=wrap, **options)
-            train(model)
-            torch.testing.assert_close(flat(model), flat(plain), rtol=tolerance, atol=tolerance)
-            same_everywhere(model)
+        plain = DDPJob(None, dtype=dtype).run(4)
+        for options in on.options[1:] if wrap is default_hooks.fp16_compress_wrapper else on.options[:1]:
+            job = DDPJob(LOSSLESS, dtype=dtype, wrap=wrap, **options).run(4)
+            check_close(plain, job, tolerance)
             expected = torch.float64 if dtype == torch.float64 else torch.float32
-            assert {one.dtype for one in state.state_dict()["residuals"].values()} == {expected}
-        mixed, _ = hooked(LOSSY, model=network().to(dtype), wrap=wrap)
-        train(mixed)
-        same_everywhere(mixed)
+            assert {one.dtype for one in job.compression.state_dict()["residuals"].values()} == {expected}
+        DDPJob(LOSSY, dtype=dtype, wrap=wrap).run(4).check_same()
 
 
 @case
 def mixed_precision_with_a_scaler():
     """A scaled loss that overflows on one rank makes all ranks skip the step and lower the scale."""
-    model, state = hooked(LOSSY)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job, scales = DDPJob(LOSSY), []
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
-    scales = []
     for step in range(5):
-        optimizer.zero_grad()
+        before = job.flat()
         with torch.autocast("cpu", torch.bfloat16):
-            loss = loss_of(model, step)
-        huge = 1e38 if step == 2 and dist.get_rank() == 1 else 1
-        before = flat(model)
-        scaler.scale(loss * huge).backward()
-        scaler.step(optimizer)
+            job.reduced(step, scaler.scale(torch.tensor(1e38 if (step, dist.get_rank()) == (2, 1) else 1.0)))
+        scaler.step(job.optimizer)
         scaler.update()
         scales.append(scaler.get_scale())
-        assert torch.equal(before, flat(model)) == (step == 2)
-        same_everywhere(model)
+        assert np.array_equal(before, job.flat()) == (step == 2)
+        job.check_same()
     assert scales == [1024, 2048, 1024, 1024, 2048]
 
 
@@ -548,160 +408,70 @@ def mixed_precision_with_a_scaler():
 def a_resumed_run_equals_an_unbroken_one():
     """With ``selection: tensor``, whatever DDP's division into buckets is. Top-k of whole buckets, and the rounding of
     dense sums, depend on that division, which DDP changes after the first iteration of a model."""
-    for selection, start_iter, broken in (("tensor", 0, 3), ("tensor", 2, 3), ("scope", 0, 3), ("scope", 4, 3)):
-        model, state = hooked({**LOSSY, "selection": selection}, start_iter=start_iter)
-        assert state.state_dict() == {}
-        train(model, broken)
-        saved = copy.deepcopy((model.module.state_dict(), state.state_dict()))
-        finals = []
-        for again in (False, True):
-            if again and selection == "tensor":
-                state.close()
-                model, state = hooked({**LOSSY, "selection": selection}, model=network(5), start_iter=start_iter)
-            if again:
-                model.module.load_state_dict(saved[0])
-                state.load_state_dict(saved[1])
-                assert state.state_dict()["iteration"] == broken
-            train(model, 3, broken)
-            finals.append((flat(model), state.state_dict()["residuals"]))
-            same_everywhere(model)
-        assert torch.equal(finals[0][0], finals[1][0])
-        assert all(torch.equal(one, finals[1][1][name]) for name, one in finals[0][1].items())
-        assert state.state_dict()["iteration"] == broken + 3
+    for selection, start_iter in (("tensor", 0), ("tensor", 2), ("scope", 4)):
+        job = DDPJob({**LOSSY, "selection": selection}, start_iter=start_iter)
+        assert job.compression.state_dict() == {}
+        saved = job.run(3).saved()
+        finals = [[job.run(3, 6).flat(), *job.residuals()]]
+        if selection == "tensor":
+            job.close()
+            job = DDPJob({**LOSSY, "selection": selection}, seed=5, start_iter=start_iter)
+        job.load(saved)
+        assert job.compression.state_dict()["iteration"] == 3
+        finals.append([job.run(3, 6).flat(), *job.residuals()])
+        job.check_same()
+        assert all(np.array_equal(*pair) for pair in zip(*finals, strict=True))
+        assert job.compression.state_dict()["iteration"] == 6
 
 
 @case
 def states_of_another_number_of_ranks():
-    model, state = hooked(LOSSY)
-    train(model)
+    state = DDPJob(LOSSY).run(4).compression
     states = gathered(state.state_dict())
     many = [{**one, "rank": rank, "size": 2 * len(states)} for rank, one in enumerate([*states, *states])]
     state.load_state_dict(iter(many), reshard=True)
     for name, own in state.state_dict()["residuals"].items():
         expected = 2 * sum(one["residuals"][name] for one in states)
         torch.testing.assert_close(sum(gathered(own)), expected, rtol=1e-5, atol=1e-6)
-    again, later = hooked(LOSSY)
-    later.load_state_dict(iter(many), reshard="mean")
-    assert later.state_dict() == {}
-    train(again, 1)
-    same_everywhere(again)
-    assert later.state_dict()["iteration"] == 5
+    later = DDPJob(LOSSY)
+    later.compression.load_state_dict(iter(many), reshard="mean")
+    assert later.compression.state_dict() == {}
+    later.run(1).check_same()
+    assert later.compression.state_dict()["iteration"] == 5
 
 
 @case
 def states_that_are_wrong_on_one_rank():
-    model, state = hooked(LOSSY)
-    train(model, 1)
+    state = DDPJob(LOSSY).run(1).compression
     good = state.state_dict()
     with pytest.raises(ValueError, match="it has no rank|not a state of DeepReduceState"):
         state.load_state_dict({"iteration": 3})
     bad = {**good, "residuals": {**good["residuals"], "4.bias": torch.zeros(7)}}
-    model, state = hooked(LOSSY)
-    state.load_state_dict(bad if dist.get_rank() == 1 else good)
+    job = DDPJob(LOSSY)
+    job.compression.load_state_dict(bad if dist.get_rank() == 1 else good)
     with pytest.raises(RuntimeError, match=r"this step failed on rank 1: 'ValueError: .*4\.bias"):
-        train(model, 1)
-    model, state = hooked(LOSSY)
+        job.step(0)
+    job = DDPJob(LOSSY)
     if dist.get_rank():
-        state.load_state_dict(good)
+        job.compression.load_state_dict(good)
     with pytest.raises(MismatchError, match="at iteration 0, compressed from iteration 0 on.* at iteration 1"):
-        train(model, 1)
+        job.step(0)
 
 
 @case
-def ranks_that_differ():
-    rank = dist.get_rank()
-    for config, start_iter, match in (
-        ({**LOSSY, "seed": rank}, 0, "config.seed is 0 on rank 0, 1 on rank 1"),
-        (LOSSY, rank, "compressed from iteration 0 on, .* on rank 0, .*compressed from iteration 1 on, .* on rank 1"),
-    ):
-        model, _ = hooked(config, start_iter=start_iter)
-        before = flat(model)
-        with pytest.raises(MismatchError, match=match):
-            train(model, 1)
-        assert torch.equal(before, flat(model))
-    for change in ({"value": "half"}, {"mode": "auto"}):
-        model, state = hooked(LOSSY)
-        train(model, 2)
-        if rank == 1:
-            state.set_config(**change)
-        with pytest.raises(MismatchError, match=f"config.{next(iter(change))} is"):
-            train(model, 1, 2)
-    # On all ranks, it is a new config.
-    model, state = hooked(LOSSY)
-    train(model, 2)
-    state.set_config(value="half", selection="tensor")
-    train(model, 2, 2)
-    same_everywhere(model)
-    assert state.config.value.name == "half"
-
-
-def patched(state, replacement):
-    """Replaces the encoder of the last rank; its first argument is the true one."""
-    if dist.get_rank() == dist.get_world_size() - 1:
-        pipeline = state._buckets.engine.pipeline
-        encode = pipeline.encode
-        pipeline.encode = lambda *arguments: replacement(encode, *arguments)
-
-
-@case
-def what_fails_on_one_rank_is_an_error_on_all():
-    def failing(encode, *arguments):
-        raise ValueError("no ink in \udcff")
+def a_rank_that_fails_before_unused_parameters_are_known_stops_all():
+    def failing(tensor):
+        raise ValueError("no ink")
 
     last = dist.get_world_size() - 1
-    for replacement, error, match in (
-        (last_bit_changed, ContainerError, f"the container of rank {last} cannot be read: its checksum"),
-        (failing, RuntimeError, f"this step failed on rank {last}: 'ValueError: no ink in .*udcff'. No gradient of"),
-    ):
-        model, state = hooked(LOSSY)
-        train(model, 2)
-        before = flat(model)
-        patched(state, replacement)
-        with pytest.raises(error, match=match):
-            train(model, 1, 2)
-        assert torch.equal(before, flat(model))
-        # A new DDP model goes on from a checkpoint.
-        inner = network()
-        inner.load_state_dict(model.module.state_dict())
-        model, state = hooked(LOSSY, model=inner)
-        train(model, 2)
-        same_everywhere(model)
-    # Before the ranks have told which parameters are used.
-    model, state = hooked(LOSSY, find_unused_parameters=True)
-    train(model, 2)
-    before = flat(model)
+    job = DDPJob(LOSSY, find_unused_parameters=True).run(2)
+    before = job.flat()
     if dist.get_rank() == last:
-        state._buckets._divided.clear()
-        state._buckets._parameter = failing
-    with pytest.raises(RuntimeError, match=f"this step failed on rank {last}: 'ValueError: no ink in .*udcff'"):
-        train(model, 1, 2)
-    assert torch.equal(before, flat(model))
-
-
-@case
-def an_error_while_decoding_on_one_rank():
-    """The others apply the step. The next one is an error on all ranks, without a wait."""
-    size = dist.get_world_size()
-    ways = [({}, 1), ({"exchange": "reduce_scatter"}, 1)] + [({"hierarchical": 2}, 2)] * (size == 4)
-    for settings, ranks in ways:  # with two levels, a node applies the step or not
-        behind = dist.get_rank() >= size - ranks
-        model, state = hooked({**LOSSY, **settings})
-        train(model, 2)
-        before = flat(model)
-        text = "no room|could not take the sum that other nodes have taken"
-        with pytest.raises((MemoryError, ContainerError), match=text) if behind else nullcontext():
-            with decoding_fails(dist.get_rank() == size - 1):
-                train(model, 1, 2)
-        assert torch.equal(before, flat(model)) == behind
-        match = "INTERNAL ASSERT" if behind else f"an error has left {ranks} rank.* behind: its last step was applied"
-        with pytest.raises(RuntimeError, match=match):
-            train(model, 1, 3)
-        assert state._buckets.engine.failed == behind
-        inner = network()
-        inner.load_state_dict(gathered(model.module.state_dict())[0])
-        model, state = hooked(LOSSY, model=inner)
-        train(model, 2)
-        same_everywhere(model)
+        job.compression._buckets._divided.clear()
+        job.compression._buckets._parameter = failing
+    with pytest.raises(RuntimeError, match=f"this step failed on rank {last}: 'ValueError: no ink'"):
+        job.step(2)
+    assert np.array_equal(before, job.flat())
 
 
 @case
@@ -717,46 +487,12 @@ def settings_that_cannot_work_with_ddp():
             ddp.DeepReduceState(settings)
     with pytest.raises(ConfigError, match="start_iter is 3 and memory is 'dgc'"):
         ddp.DeepReduceState("dgc", start_iter=3)
-    model, state = hooked({**LOSSY, "selection": "tensor", "overrides": {"nowhere": {"value": "raw"}}})
     with pytest.raises(RuntimeError, match="this step failed on ranks 0, 1.*: .*nowhere"):
-        train(model, 1)
-    model, state = hooked({**LOSSY, "selection": "tensor", "overrides": {"*.bias": {"sparsifier": "none"}}})
-    train(model, 2)
-    kept = state.state_dict()["residuals"]
-    assert not any(one.any() for name, one in kept.items() if name.endswith("bias") and one.abs().max() > 0.1)
-    same_everywhere(model)
-
-
-@case
-def a_job_that_chooses_sends_all_of_its_gradients():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dense_or_compressed, "BLOCK", 3)
-        patch.setattr(dense_or_compressed, "BLOCKS", 4)
-        seen = []
-        model, state = hooked({**LOSSY, "mode": "auto"}, seen=seen)
-        names = {id(p): name for name, p in model.module.named_parameters()}
-        came = {name: torch.zeros(p.numel()) for name, p in model.module.named_parameters()}
-        sent = copy.deepcopy(came)
-        whole = []
-        for step in range(dense_or_compressed.WARM_UP + 18):
-            train(model, 1, step)
-            for _, parameters, before, future in seen:
-                sizes = [p.numel() for p in parameters]
-                for p, own, mean in zip(parameters, before.split(sizes), future.value().split(sizes), strict=True):
-                    came[names[id(p)]] += own
-                    sent[names[id(p)]] += mean
-            seen.clear()
-            last = state.stats()["last_step"]
-            whole.append(last["bytes_sent"] >= last["dense_bytes"])
-        kept = state.state_dict()["residuals"]
-        for name in came:
-            torch.testing.assert_close(sent[name], average(came[name] - kept[name]), rtol=0, atol=1e-5)
-        trial = [number // 3 % 2 == 0 for number in range(12)]
-        warm_up = dense_or_compressed.WARM_UP
-        assert not any(whole[:warm_up]) and whole[warm_up:][:13] == [*trial, False]
-        said = gathered(state.stats().said)
-        assert len(set(said)) == 1 and ("gradients are dense" in said[0]) == whole[-1]
-        same_everywhere(model)
+        DDPJob({**LOSSY, "selection": "tensor", "overrides": {"nowhere": {"value": "raw"}}}).step(0)
+    job = DDPJob({**LOSSY, "selection": "tensor", "overrides": {"*.bias": {"sparsifier": "none"}}}).run(2)
+    for name, kept in zip(job.names(), job.residuals(), strict=True):
+        assert not name.endswith("bias") or not kept.any() or np.abs(kept).max() <= 0.1
+    job.check_same()
 
 
 @case
@@ -766,14 +502,13 @@ def groups_of_some_ranks():
     if dist.get_rank() not in members:
         return
     for given in (group, None):  # closed, and made again
-        model, state = hooked(LOSSY, group=group, given=given)
-        train(model)
-        same_everywhere(model, group)
-        assert state.state_dict()["size"] == len(members)
-        state.close()
-    state.close()
+        job = DDPJob(LOSSY, group=group, given=given).run(4)
+        same_everywhere(job.model, group)
+        assert job.compression.state_dict()["size"] == len(members)
+        job.close()
+    job.close()
     with pytest.raises(RuntimeError, match="was closed"):
-        train(model, 1)
+        job.step(0)
 
 
 @case
@@ -785,18 +520,17 @@ def ranks_that_do_not_come_with_the_hook():
         (True, 100, MismatchError, f"{last} of this model's process group reduced gradients without"),
         (False, 1, TimeoutError, f"waited . s at its first exchange for ranks? .*{last} of its process group"),
     ):
-        model = DDP(network(), bucket_cap_mb=CAP, process_group=dist.new_group())  # it is out of step afterwards
+        job = DDPJob(None, group=dist.new_group())  # it is out of step afterwards
         if here:
             state = ddp.DeepReduceState(LOSSY, timeout=timedelta(seconds=seconds))
-            model.register_comm_hook(state, ddp.deepreduce_hook)
-            before = flat(model)
+            job.called.register_comm_hook(state, ddp.deepreduce_hook)
+            before = job.flat()
             with pytest.MonkeyPatch.context() as patch, pytest.raises(error, match=match):
                 patch.setattr(rendezvous, "PROBE_SECONDS", 0.1)
-                train(model, 1)
-            assert torch.equal(before, flat(model))
+                job.step(0)
+            assert np.array_equal(before, job.flat())
         elif comes:
-            loss_of(model, 0).backward()
-            assert any(parameter.grad.isnan().any() for parameter in model.parameters())
+            assert np.isnan(np.concatenate(job.reduced(0))).any()
         dist.barrier()
         if not here:
             rendezvous.Rendezvous("hook", None).meet(None)  # it has come as often as the others now
@@ -809,46 +543,44 @@ def ranks_that_do_not_come_with_the_hook():
     if not here:
         rendezvous.Rendezvous("LocalSGD", None).meet(None)
     alone = dist.new_group([0])
-    model, _ = hooked(LOSSY, given=alone if dist.get_rank() == 0 else None)
     with pytest.raises(MismatchError, match="process_group has the ranks 0 on rank 0, '0 1.*' on rank"):
-        train(model, 1)
+        DDPJob(LOSSY, given=alone if dist.get_rank() == 0 else None).step(0)
 
 
 @case
 def hooks_that_are_registered_wrongly():
+    def plain(model=None):
+        return DDPJob(None, model=model)
+
+    def register(job, state):
+        job.called.register_comm_hook(state, ddp.deepreduce_hook)
+
     for state in (None, "topk_rice_qsgd", ddp.DeepReduceState):
-        model = DDP(network(), bucket_cap_mb=CAP)
-        model.register_comm_hook(state, ddp.deepreduce_hook)
+        register(job := plain(), state)
         with pytest.raises(TypeError, match=r"must be an instance of DeepReduceState. Write: model.register_comm_hook"):
-            train(model, 1)
-    inner = DDP(network(), bucket_cap_mb=CAP)
-    for outer in (False, True):
-        model = DDP(inner, bucket_cap_mb=CAP)
-        (model if outer else inner).register_comm_hook(ddp.DeepReduceState(LOSSY), ddp.deepreduce_hook)
+            job.step(0)
+    for hook_of_outer in (False, True):
+        inner = plain()
+        outer = plain(inner.called)
+        register(outer if hook_of_outer else inner, ddp.DeepReduceState(LOSSY))
         with pytest.raises(RuntimeError, match="a DistributedDataParallel model is inside another one"):
-            train(model, 1)
-        inner = DDP(network(), bucket_cap_mb=CAP)
-    model, state = hooked(LOSSY)
-    train(model, 1)
-    other = DDP(network(), bucket_cap_mb=CAP)
-    other.register_comm_hook(state, ddp.deepreduce_hook)
+            outer.step(0)
+    register(other := plain(), DDPJob(LOSSY).run(1).compression)
     with pytest.raises(RuntimeError, match="make a DeepReduceState for each model"):
-        train(other, 1)
+        other.step(0)
 
 
 @case
 def a_model_that_was_wrapped_and_trained_before():
     """The hook comes after some steps; and the same layers get another DDP model while the first one is in memory."""
-    first = DDP(network(), bucket_cap_mb=CAP)
-    train(first, 2)
+    first = DDPJob(None).run(2)
     state = ddp.DeepReduceState(LOSSY)
-    first.register_comm_hook(state, ddp.deepreduce_hook)
-    train(first, 2, 2)
-    second, later = hooked(LOSSY, model=first.module)
-    train(second, 2, 4)
-    same_everywhere(second)
-    assert state.stats()["total"]["steps"] == later.stats()["total"]["steps"] == 2
-    assert set(later.state_dict()["residuals"]) == {name for name, _ in first.module.named_parameters()}
+    first.called.register_comm_hook(state, ddp.deepreduce_hook)
+    first.run(2, 4)
+    second = DDPJob(LOSSY, model=first.model).run(4, 6)
+    second.check_same()
+    assert state.stats()["total"]["steps"] == second.compression.stats()["total"]["steps"] == 2
+    assert set(second.compression.state_dict()["residuals"]) == set(first.names())
 
 
 class Complex(nn.Module):
@@ -864,29 +596,22 @@ class Complex(nn.Module):
 
 @case
 def complex_parameters_are_pairs():
-    plain = DDP(Complex(), bucket_cap_mb=CAP)
-    train(plain)
-    model, _ = hooked(LOSSLESS, model=Complex())
-    train(model)
-    for own, expected in zip(model.parameters(), plain.parameters(), strict=True):
+    plain = DDPJob(None, model=Complex()).run(4)
+    ours = DDPJob(LOSSLESS, model=Complex()).run(4)
+    for own, expected in zip(ours.model.parameters(), plain.model.parameters(), strict=True):
         torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-6)
-    model, state = hooked(LOSSY, model=Complex())
-    train(model)
-    assert all(len(set(map(str, gathered(parameter.tolist())))) == 1 for parameter in model.parameters())
-    assert state.residual("weight").shape == (240,)
+    job = DDPJob(LOSSY, model=Complex()).run(4)
+    assert all(len(set(map(str, gathered(parameter.tolist())))) == 1 for parameter in job.model.parameters())
+    assert job.compression.residual("weight").shape == (240,)
 
 
 @case
 def one_rank_keeps_its_gradients():
-    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
-    group = groups[dist.get_rank()]
-    plain = DDP(network(), bucket_cap_mb=CAP, process_group=group)
-    train(plain)
-    model, state = hooked(LOSSY, group=group)
-    train(model)
-    assert torch.equal(flat(plain), flat(model))
-    total = state.stats()["total"]
-    assert total["steps"] == 4 and total["bytes_sent"] == 0 and not state.state_dict()["residuals"]
+    group = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    plain, job = (DDPJob(config, group=group).run(4) for config in (None, LOSSY))
+    assert np.array_equal(plain.flat(), job.flat())
+    total = job.compression.stats()["total"]
+    assert total["steps"] == 4 and total["bytes_sent"] == 0 and not job.compression.state_dict()["residuals"]
 
 
 class Talking(nn.Module):
@@ -905,40 +630,32 @@ class Talking(nn.Module):
 
 @case
 def two_models_and_layers_with_collectives_of_their_own():
-    def talking():
-        layers = network()
-        return nn.Sequential(*(part for layer in layers for part in (layer, Talking())), nn.BatchNorm1d(4))
-
-    models = [hooked(LOSSY, model=talking())[0], hooked(LOSSY)[0]]
+    talking = nn.Sequential(*(part for layer in network() for part in (layer, Talking())), nn.BatchNorm1d(4))
+    jobs = [DDPJob(LOSSY, model=talking), DDPJob(LOSSY)]
     for step in range(4):
-        for model in models:
-            train(model, 1, step)
-    for model in models:
-        same_everywhere(model)
+        for job in jobs:
+            job.step(step)
+    for job in jobs:
+        job.check_same()
 
 
 @case
 def uneven_inputs_by_join():
-    model, state = hooked(LOSSY)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with Join([model]):
-        for step in range(3 + 2 * dist.get_rank()):
-            optimizer.zero_grad()
-            loss_of(model, step).backward()
-            optimizer.step()
-    same_everywhere(model)
-    assert set(gathered(state.state_dict()["iteration"])) == {1 + 2 * dist.get_world_size()}
+    job = DDPJob(LOSSY)
+    with Join([job.called]):
+        job.run(3 + 2 * dist.get_rank())
+    job.check_same()
+    assert set(gathered(job.compression.state_dict()["iteration"])) == {1 + 2 * dist.get_world_size()}
 
 
 @case
 def nothing_is_left_of_a_model_that_is_gone():
     before = set(threading.enumerate())
-    model, state = hooked(LOSSY)
-    train(model, 2)
+    job = DDPJob(LOSSY).run(2)
     threads = [one for one in threading.enumerate() if one not in before and one.name.startswith("deepreduce")]
     assert len(threads) == 2
-    gone = [weakref.ref(one) for one in (state, model, model.module)]
-    del model, state
+    gone = [weakref.ref(one) for one in (job.compression, job.called, job.model)]
+    del job
     gc.collect()
     assert [one() for one in gone] == [None] * 3
     for one in threads:
@@ -946,46 +663,43 @@ def nothing_is_left_of_a_model_that_is_gone():
         assert not one.is_alive()
 
 
+def local_sgd(model, config, optimizer=torch.optim.SGD, lr=0.1, **options):
+    return LocalSGD(optimizer(model.parameters(), lr=lr), model, config, process_group=dist.group.WORLD, **options)
+
+
+def local_steps(model, optimizer, *steps, rank=None):
+    for step in range(*steps):
+        optimizer.zero_grad()
+        loss_of(model, step, rank).backward()
+        optimizer.step()
+
+
 @case
 def local_updates_without_horovod():
     """LocalSGD on a process group: plain averaging, compressed updates in fragments with a delay, and a resumed run."""
-    world = dist.group.WORLD
     rank, ranks = dist.get_rank(), range(dist.get_world_size())
-
-    def step(model, optimizer, number, rank=rank):
-        optimizer.zero_grad()
-        loss_of(model, number, rank).backward()
-        optimizer.step()
-
-    averaged = {"sparsifier": "none", "value": "raw", "local": {"every": 2}, "scope": "model"}
     model, twins = network(), [network() for _ in ranks]
-    optimizer = LocalSGD(torch.optim.SGD(model.parameters(), lr=0.1), model, averaged, process_group=world)
-    by_hand = [torch.optim.SGD(twin.parameters(), lr=0.1) for twin in twins]
-    for number in range(4):
-        step(model, optimizer, number)
-        for other, (twin, one) in enumerate(zip(twins, by_hand, strict=True)):
-            step(twin, one, number, other)
-        if number % 2:
-            with torch.no_grad():
-                for same in zip(*(twin.parameters() for twin in twins), strict=True):
-                    mean = torch.stack(list(same)).mean(0)
-                    for p in same:
-                        p.copy_(mean)
+    optimizer = local_sgd(model, {"sparsifier": "none", "value": "raw", "local": {"every": 2}, "scope": "model"})
+    local_steps(model, optimizer, 4)
+    for begin in (0, 2):
+        for other, twin in enumerate(twins):
+            local_steps(twin, torch.optim.SGD(twin.parameters(), lr=0.1), begin, begin + 2, rank=other)
+        mean = torch.stack([flat(twin) for twin in twins]).mean(0).float()
+        for twin in twins:
+            nn.utils.vector_to_parameters(mean.clone(), twin.parameters())
     torch.testing.assert_close(flat(model), flat(twins[0]), rtol=1e-5, atol=1e-6)
     same_everywhere(model)
     optimizer.close()
 
     def made(model, **settings):
-        inner = torch.optim.AdamW(model.parameters(), lr=0.01)
-        return LocalSGD(inner, model, "adamw_safe", process_group=world, **settings)
+        return local_sgd(model, "adamw_safe", torch.optim.AdamW, 0.01, **settings)
 
     for settings in ({}, {"fragments": 2, "delay": 1, "every": 3, "scope": "bucket"}):
         model = network()
         optimizer, heard = made(model, **settings), []
         optimizer.add_callback(heard.append)
         optimizer.measure_residuals(every=1)
-        for number in range(6):
-            step(model, optimizer, number)
+        local_steps(model, optimizer, 6)
         optimizer.sync()
         same_everywhere(model)
         assert [one["total"]["steps"] for one in heard] == list(range(1, len(heard) + 1)) and heard
@@ -999,29 +713,26 @@ def local_updates_without_horovod():
                 model.load_state_dict(saved[0])
                 optimizer = made(model, **settings)
                 optimizer.load_state_dict(saved[1])
-            for number in range(6, 12):
-                step(model, optimizer, number)
+            local_steps(model, optimizer, 6, 12)
             optimizer.sync()
             finals.append(flat(model))
         assert torch.equal(*finals)
         assert 0 < optimizer.stats()["total"]["bytes_sent"] < optimizer.stats()["total"]["dense_bytes"]
         optimizer.close()
     model = network(seed=rank)
-    optimizer = made(model, every=1)
     with pytest.raises(MismatchError, match="broadcast rank 0's parameters"):
-        step(model, optimizer, 0)
+        local_steps(model, made(model, every=1), 1)
     with pytest.raises(ValueError, match="give one of them"):
-        LocalSGD(torch.optim.SGD(model.parameters(), lr=0.1), model, process_group=world, process_set=3)
+        local_sgd(model, None, process_set=3)
 
 
 @case
 def local_updates_of_what_exchanges_by_itself():
     """LocalSGD refuses models and optimizers of torch.distributed that exchange gradients or parameters themselves."""
-    world = dist.group.WORLD
 
     def made(model, given=None, optimizer=torch.optim.SGD, **options):
         inner = optimizer(model.parameters(), lr=0.1)
-        return LocalSGD(inner, model if given is None else given, LOSSY, process_group=world, **options)
+        return LocalSGD(inner, given or model, LOSSY, process_group=dist.group.WORLD, **options)
 
     wrapped = DDP(network())
     bare = f"{re.escape('remove the DistributedDataParallel wrapper: model = model.module')}$"
@@ -1036,22 +747,14 @@ def local_updates_of_what_exchanges_by_itself():
         with pytest.raises(TypeError, match=message):
             made(*arguments)
     # Given by names, it is seen when it reduces; one that nobody calls is no mistake.
-    for called in (wrapped, wrapped.module):
-        optimizer = made(wrapped, wrapped.named_parameters(), every=1)
-
-        def steps(called=called, optimizer=optimizer):
-            for number in range(3):
-                optimizer.zero_grad()
-                loss_of(called, number, dist.get_rank()).backward()
-                optimizer.step()
-
-        if called is wrapped:
-            with pytest.raises(TypeError, match=f"a DistributedDataParallel model trains the parameters.* {bare}"):
-                steps()
-        else:
-            steps()
-            same_everywhere(called)
-        optimizer.close()
+    optimizer = made(wrapped, wrapped.named_parameters(), every=1)
+    with pytest.raises(TypeError, match=f"a DistributedDataParallel model trains the parameters.* {bare}"):
+        local_steps(wrapped, optimizer, 3)
+    optimizer.close()
+    optimizer = made(wrapped, wrapped.named_parameters(), every=1)
+    local_steps(wrapped.module, optimizer, 3)
+    same_everywhere(wrapped.module)
+    optimizer.close()
     with pytest.MonkeyPatch.context() as patch, pytest.raises(ImportError, match="process_group=torch.distributed.gr"):
         patch.setitem(sys.modules, "horovod", None)
         LocalSGD(torch.optim.SGD(wrapped.module.parameters(), lr=0.1), wrapped.module, LOSSY)
@@ -1061,23 +764,15 @@ def local_updates_of_what_exchanges_by_itself():
 def local_updates_that_part():
     """Without Horovod, too, all ranks get the error at once."""
     rank, last = dist.get_rank(), dist.get_world_size() - 1
-
-    def train(model, optimizer, steps):
-        for number in range(steps):
-            optimizer.zero_grad()
-            loss_of(model, number, rank).backward()
-            optimizer.step()
-
     for options, steps, message in (
         ({"every": lambda clock: 3 + (clock == 3 and rank == last)}, (9, 9), f"is 6 on rank.*, 7 on rank {last}"),
         ({"every": 3, "fragments": 2, "delay": 1}, (9, 5), f"clock is 6 on rank.*, 5 on rank {last}; call is step on"),
         ({"times": lambda rank, clock: rank == 0 and clock % 3 == 0}, (9, 5), f"clock is 6 on .*, 5 on rank {last}"),
     ):
         model = network()
-        inner = torch.optim.SGD(model.parameters(), lr=0.1)
-        optimizer = LocalSGD(inner, model, LOSSY, process_group=dist.group.WORLD, **options)
+        optimizer = local_sgd(model, LOSSY, **options)
         with pytest.raises(MismatchError, match=message):
-            train(model, optimizer, steps[rank == last])
+            local_steps(model, optimizer, steps[rank == last])
             optimizer.sync()
         optimizer.close()
 
@@ -1104,55 +799,19 @@ def bytes_to_each_rank():
 
 
 @case
-def a_capture_is_what_a_rank_selects_from():
-    folder, rank = tempfile.mkdtemp(), dist.get_rank()
-    model, state = hooked(LOSSY)
-    capture = Capture(model, f"{folder}/of.npz", [3], compression=state, all_ranks=True)
-    train(model, 2)
-    before, module = state.state_dict()["residuals"], model.module
-    own = torch.autograd.grad(loss_of(module, 2), list(module.parameters()))
-    train(model, 2, 2)
-    path = f"{folder}/of_rank{rank}.npz"
-    assert [str(file) for file in capture.files] == [path]
-    gradient, total = (gradient_file.read(path, kind, rank) for kind in ("gradient", "accumulator"))
-    assert np.allclose(gradient, torch.cat([one.reshape(-1) for one in own]).numpy(), rtol=1e-5, atol=1e-7)
-    residual = np.concatenate([before[name] for name, _ in module.named_parameters()])
-    assert residual.any() and np.array_equal(total, gradient + residual)
-    state.close()
-
-
-@case
-def an_optimizer_that_loses_under_the_config_is_told_once():
-    for make, config, told in (
-        (torch.optim.AdamW, LOSSY, True), (torch.optim.SGD, LOSSY, False), (torch.optim.AdamW, LOSSLESS, False)
-    ):  # fmt: skip
-        model, state = hooked(config)
-        optimizers = [make(part.parameters(), lr=0.01) for part in (model.module[0], model.module[2:])]
-        with heard() as texts:
-            for step in range(2):
-                loss_of(model, step).backward()
-                for optimizer in optimizers:
-                    optimizer.step()
-        assert len(texts) == (told and dist.get_rank() == 0), texts
-        assert all("is AdamW, and" in one and "process_group=torch.distributed.group.WORLD" in one for one in texts)
-        state.close()
-
-
-@case
 def stats_are_the_bytes_on_the_wire():
     # Gloo adds headers to each of the 42 exchanges, about 200 bytes for each other rank, more if ranks are late. The
     # gradients are large enough for these to be a small part.
     headers = 42 * 500 * (dist.get_world_size() - 1)
-    model, state = hooked(LOSSY, model=nn.Sequential(nn.Linear(20, 40_000), nn.Tanh(), nn.Linear(40_000, 4)))
-    model.require_forward_param_sync = False
-    train(model, 3)
+    job = DDPJob(LOSSY, model=nn.Sequential(nn.Linear(20, 40_000), nn.Tanh(), nn.Linear(40_000, 4)))
+    job.called.require_forward_param_sync = False
+    job.run(3)
     dist.barrier()
     meter = Meter()
-    before = state.stats()["total"]
-    for step in range(3, 9):
-        train(model, 1, step)
+    before = job.compression.stats()["total"]
+    job.run(3, 9)
     counted, _ = meter.read()
-    after = state.stats()["total"]
+    after = job.compression.stats()["total"]
     for real, key in zip(counted, ("bytes_sent", "bytes_received"), strict=True):
         said = after[key] - before[key]
         assert said > 20 * headers
@@ -1161,6 +820,8 @@ def stats_are_the_bytes_on_the_wire():
 
 
 if __name__ == "__main__":
+    from tests.adapters import all_cases, pytorch_cases  # noqa: F401 (their cases, after those above)
+
     assert "horovod" not in sys.modules
     dist.init_process_group("gloo")
     run_cases(dist.get_rank(), dist.get_world_size())

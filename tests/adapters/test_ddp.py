@@ -1,4 +1,4 @@
-"""The DDP communication hook under torchrun. The cases are the functions of ddp_cases.py."""
+"""The DDP communication hook under torchrun. The cases are the functions of the files ``CASES``."""
 
 from __future__ import annotations
 
@@ -18,21 +18,25 @@ from tests.selection import thorough
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "ddp_cases.py"
+CASES = [PROGRAM, HERE / "all_cases.py", HERE / "pytorch_cases.py"]
 JOBS = [Job(PROGRAM, "torchrun", ranks) for ranks in (2, 3, 4)]
 TWO, THREE, FOUR = JOBS
 # Most cases need ranks that differ, and one that is neither the first nor the last. What depends on their number are
 # sums, groups, errors, and who waits for whom.
 FEW_CASES = [
-    "lossless_equals_ddp_and_the_first_iterations_are_ddp",
+    "the_first_iterations_are_ddp",
+    "scopes_and_exchanges_equal_dense",
     "means_and_residuals_are_those_of_the_pipeline_by_hand",
     "unused_parameters_keep_their_residuals",
-    "nan_on_one_rank_and_empty_selections",
-    "ranks_that_differ",
+    "nan_and_infinity_reach_every_rank",
+    "empty_selections",
+    "a_config_changed_on_one_rank_only",
+    "configs_differ",
+    "a_corrupt_container",
     "what_fails_on_one_rank_is_an_error_on_all",
     "groups_of_some_ranks",
     "bytes_to_each_rank",
     "two_levels",
-    "what_fails_on_one_rank_of_two_levels_is_an_error_on_all",
     "ranks_that_do_not_come_with_the_hook",
     "an_error_while_decoding_on_one_rank",
 ]
@@ -40,7 +44,7 @@ FEW = {TWO: FEW_CASES, FOUR: FEW_CASES}
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize(("job", "case"), each_case(JOBS, PROGRAM, few=FEW, thorough=[TWO, FOUR]))
+@pytest.mark.parametrize(("job", "case"), each_case(JOBS, *CASES, few=FEW, thorough=[TWO, FOUR]))
 def test_on_ranks(jobs, job, case):
     jobs.check(job, case)
 

@@ -57,44 +57,37 @@ def check_continued(lines, entry, models):
     assert entry.get("local") == before.get("local")
 
 
-def test_torch_a_rank_joins_and_is_killed(run):
-    notes, output = run("elastic_torch.py", gloo_seconds=20)
+def of_two_that_stay(notes, output, models):
+    """The notes of the two ranks that are there from the beginning to the end, and of the one between; for each change
+    of the ranks, how many models' states the former have kept."""
     old = [lines for lines in notes.values() if len(entries(lines)) == 3]
     assert len(old) == 2 and len(notes) == 3, output
     (new,) = [lines for lines in notes.values() if lines not in old]
     assert len(entries(new)) == 1, output
     for lines in old:
         assert [entry["size"] for entry in entries(lines)] == [2, 3, 2], output
-        assert lines[1]["event"] == "refused" and "optimizer=local_sgd" in lines[1]["said"]
-        check_continued(lines, entries(lines)[1], models=4)
-        check_continued(lines, entries(lines)[2], models=3)
+        for entry, count in zip(entries(lines)[1:], models, strict=True):
+            check_continued(lines, entry, count)
         assert lines[-1]["event"] == "ends" and lines[-1]["step"] > entries(lines)[2]["step"], output
-    (came,) = entries(new)
-    others = entries(old[0])[1]
-    assert came["residuals"] == [""] * 4 and came["densities"] == [0.05] * 3 + [0.01], came
+    (came,), others = entries(new), entries(old[0])[1]
+    assert came["residuals"] == [""] * models[0] and came["local"] == [others["local"][0], ""]
     assert (came["step"], came["weights"]) == (others["step"], others["weights"])
-    assert came["local"] == [others["local"][0], ""]
-    assert came["steps"][:3] == others["steps"][:3] and came["steps"][3] == [0]  # the fourth are compared at a step
+    assert came["steps"][:3] == others["steps"][:3]
     assert all(new[1]["residuals"]), "the new rank has not compressed"
     check_equal_ranks(notes, output)
+    return old, came
+
+
+def test_torch_a_rank_joins_and_is_killed(run):
+    old, came = of_two_that_stay(*run("elastic_torch.py", gloo_seconds=20), models=(4, 3))
+    for lines in old:
+        assert lines[1]["event"] == "refused" and "optimizer=local_sgd" in lines[1]["said"]
+    assert came["densities"] == [0.05] * 3 + [0.01], came
+    assert came["steps"][3] == [0]  # the fourth are compared at a step
 
 
 def test_tensorflow_a_rank_joins_and_leaves(run):
-    notes, output = run("elastic_tensorflow.py", gloo_seconds=120)  # nobody is killed
-    old = [lines for lines in notes.values() if len(entries(lines)) == 3]
-    assert len(old) == 2 and len(notes) == 3, output
-    (new,) = [lines for lines in notes.values() if lines not in old]
-    assert len(entries(new)) == 1, output
-    for lines in old:
-        assert [entry["size"] for entry in entries(lines)] == [2, 3, 2], output
-        for entry in entries(lines)[1:]:
-            check_continued(lines, entry, models=5)
-        assert lines[-1]["event"] == "ends" and lines[-1]["step"] > entries(lines)[2]["step"], output
-    (came,) = entries(new)
-    others = entries(old[0])[1]
-    assert came["residuals"] == [""] * 5 and came["densities"] == [0.05] * 3 + [0.01] * 2, came
-    assert came["local"] == [others["local"][0], ""]
-    assert [came[fact] for fact in ("step", "weights")] == [others[fact] for fact in ("step", "weights")]
-    assert came["steps"][:3] == others["steps"][:3] and came["steps"][3:] == [[], []]  # these are compared at a step
-    assert all(new[1]["residuals"]), "the new rank has not compressed"
-    check_equal_ranks(notes, output)
+    notes = run("elastic_tensorflow.py", gloo_seconds=120)  # nobody is killed
+    _, came = of_two_that_stay(*notes, models=(5, 5))
+    assert came["densities"] == [0.05] * 3 + [0.01] * 2, came
+    assert came["steps"][3:] == [[], []]  # these are compared at a step

@@ -1,5 +1,5 @@
-"""LocalSGD under real launchers. The cases are the functions of local_sgd_cases.py, and on TensorFlow those of
-local_sgd_tensorflow_cases.py."""
+"""LocalSGD under real launchers. The cases are the functions of local_sgd_cases.py, and those of
+local_sgd_torch_cases.py or local_sgd_tensorflow_cases.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from tests.jobs import Job, each_case
 from tests.selection import thorough
 
-PROGRAM = Path(__file__).parent / "local_sgd_cases.py"
+PROGRAM = Path(__file__).parent / "local_sgd_torch_cases.py"
+SHARED = Path(__file__).parent / "local_sgd_cases.py"
 THREE, GLOO = JOBS = [Job(PROGRAM, "mpirun", 3), Job(PROGRAM, "horovodrun --gloo", 2)]
 # Gloo's own ways: the exchanges, and how ranks are told of an error.
 FEW = {
@@ -27,13 +28,13 @@ ON_TENSORFLOW = Path(__file__).parent / "local_sgd_tensorflow_cases.py"
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize(("job", "case"), each_case(JOBS, PROGRAM, few=FEW, thorough=[GLOO]))
+@pytest.mark.parametrize(("job", "case"), each_case(JOBS, SHARED, PROGRAM, few=FEW, thorough=[GLOO]))
 def test_on_ranks(jobs, job, case):
     jobs.check(job, case)
 
 
 @pytest.mark.launch
 @thorough
-@pytest.mark.parametrize(("job", "case"), each_case([Job(ON_TENSORFLOW, "mpirun", 2)], ON_TENSORFLOW))
+@pytest.mark.parametrize(("job", "case"), each_case([Job(ON_TENSORFLOW, "mpirun", 2)], SHARED, ON_TENSORFLOW))
 def test_tensorflow_on_ranks(jobs, job, case):
     jobs.check(job, case)

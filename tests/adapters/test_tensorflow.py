@@ -1,4 +1,4 @@
-"""The TensorFlow adapter under real launchers. The cases are the functions of tensorflow_cases.py."""
+"""The TensorFlow adapter under real launchers. The cases are the functions of the files ``CASES``."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from tests.selection import first, thorough
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "tensorflow_cases.py"
+CASES = [PROGRAM, HERE / "all_cases.py", HERE / "horovod_cases.py"]
 # TensorFlow takes long to start and to trace: two ranks run all cases, under Gloo. The order of many tensors is hardest
 # to keep with three ranks, and the exchanges over MPI need MPI. The jobs have much time, since the machine is shared.
 TWO = Job(PROGRAM, "horovodrun --gloo", 2, seconds=1800)
 THREE = Job(PROGRAM, "mpirun", 3, seconds=1800)
 FOUR = Job(PROGRAM, "mpirun", 4, seconds=1800)
-ONCE = dict.fromkeys([COMPARED, "larger_scopes_and_other_exchanges_equal_dense", "many_tensors_in_buckets"], THREE)
+ONCE = dict.fromkeys([COMPARED, "scopes_and_exchanges_equal_dense", "many_tensors_in_buckets"], THREE)
 FEW = {
     THREE: ["lossy_equals_the_pipeline_run_by_hand", "many_tensors_in_whatever_order", "a_process_set",
-            "a_rank_that_joins_early", "an_error_while_decoding_on_one_rank"],
+            "a_rank_that_joins_early", "an_error_while_decoding_on_one_rank", "what_is_not_sent_is_kept"],
     FOUR: ["two_levels"],
 }  # fmt: skip
 
@@ -33,7 +34,7 @@ FEW = {
 @pytest.mark.parametrize(
     ("job", "case"),
     each_case(
-        [TWO, THREE, FOUR], PROGRAM, once=ONCE, few=FEW,
+        [TWO, THREE, FOUR], *CASES, once=ONCE, few=FEW,
         thorough=[THREE, FOUR, "gradients_on_a_device_equal_those_on_the_host"],
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The PyTorch adapter under real launchers. The cases are the functions of torch_cases.py."""
+"""The PyTorch adapter under real launchers. The cases are the functions of the files ``CASES``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tests.selection import first, thorough
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "torch_cases.py"
+CASES = [PROGRAM, HERE / "all_cases.py", HERE / "horovod_cases.py", HERE / "pytorch_cases.py"]
 # Three ranks under mpirun run all cases: ranks that differ, and one that is neither the first nor the last.
 THREE = Job(PROGRAM, "mpirun", 3)
 # Gloo has allgathers, joins, errors and process sets of its own.
@@ -27,11 +28,11 @@ MPI = Job(PROGRAM, "horovodrun --mpi", 2)
 JOBS = [THREE, GLOO, TCP, MPI]
 STARTED = [
     "lossless_equals_dense_with_a_list_of_groups",
-    "larger_scopes_and_other_exchanges_equal_dense",
+    "scopes_and_exchanges_equal_dense",
     "sparse_gradients_as_dense_and_as_they_are",
     "a_process_set",
-    "a_resumed_run_equals_an_unbroken_one",
-    "a_config_changed_on_one_rank_only_in_any_scope",
+    "what_is_not_sent_is_kept",
+    "a_config_changed_on_one_rank_only",
     "configs_differ",
     "a_corrupt_container",
 ]
@@ -55,9 +56,9 @@ FEW = {
     ],
     TCP: [
         "lossless_equals_dense_with_every_option",
-        "larger_scopes_and_other_exchanges_equal_dense",
+        "scopes_and_exchanges_equal_dense",
         "the_exchange_is_chosen_again_under_another_config",
-        "larger_scopes_keep_what_they_do_not_send",
+        "what_is_not_sent_is_kept",
         "two_levels_need_process_sets",
         "two_levels",
         "sparse_gradients_are_compressed",
@@ -75,7 +76,7 @@ ONCE = {"stats_are_the_bytes_on_the_wire": TCP, COMPARED: THREE, EQUAL: THREE}
 @pytest.mark.launch
 @pytest.mark.parametrize(
     ("job", "case"),
-    each_case(JOBS, PROGRAM, once=ONCE, few=FEW, thorough=[*JOBS[1:], "gradients_on_a_device_equal_those_on_the_host"]),
+    each_case(JOBS, *CASES, once=ONCE, few=FEW, thorough=[*JOBS[1:], "gradients_on_a_device_equal_those_on_the_host"]),
 )
 def test_on_ranks(jobs, job, case):
     jobs.check(job, case)

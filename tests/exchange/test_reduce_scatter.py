@@ -20,7 +20,7 @@ from hvd_deepreduce.wire import frame
 from tests import cases
 from tests.oracle import topk
 from tests.oracle.reduce_scatter import quotas_of, reduce_scatter
-from tests.support.simulated_collectives import CollectiveNetwork
+from tests.support.simulated_collectives import CollectiveNetwork, altered
 
 TOP = {"name": "reduce_scatter", "density": 0.1}
 RAW = {"value": "raw", "scope": "model"}
@@ -191,13 +191,7 @@ def test_a_sum_beyond_the_largest_number_is_not_finite():
 
 def damaged(work, number, change):
     """The program, of which the request with this number is changed."""
-    program, answer = work.steps(), None
-    for at in range(100):
-        try:
-            asked = program.send(answer)
-        except StopIteration as end:
-            return end.value
-        answer = yield change(asked) if at == number else asked
+    return altered(work.steps(), lambda at, asked: change(asked) if at == number else asked)
 
 
 def flip(asked):
@@ -289,20 +283,14 @@ def test_sums_of_counts_that_differ_on_a_rank_are_an_error_on_all():
     ends = []
     for bit, bad in zip(flips, itertools.cycle(range(3))):
 
-        def other(work, bit=bit):
-            program, answer = work.steps(), None
-            for at in range(100):
-                if at == 2:  # the sums of the first round, as one rank gets them
-                    answer = answer.copy()
-                    answer[bit // 8] ^= 1 << bit % 8
-                try:
-                    asked = program.send(answer)
-                except StopIteration as end:
-                    return end.value
-                answer = yield asked
+        def other(number, answer, bit=bit):
+            if number == 1:  # the sums of the first round, as one rank gets them
+                answer = answer.copy()
+                answer[bit // 8] ^= 1 << bit % 8
+            return answer
 
-        all_works = works(config, gradients, [None] * 3)
-        programs = [other(one) if rank == bad else one.steps() for rank, one in enumerate(all_works)]
+        programs = [one.steps() for one in works(config, gradients, [None] * 3)]
+        programs[bad] = altered(programs[bad], gets=other)
         try:
             results = CollectiveNetwork(3).run(programs)
         except (ContainerError, RuntimeError) as error:  # the texts may differ, and nobody waits
@@ -361,21 +349,13 @@ def test_bytes_are_those_of_the_containers():
     config = Config.load(RAW, exchange="reduce_scatter", density=0.1)
     gradients = [cases.random(300, seed=rank) for rank in range(3)]
     asked = []
-
-    def seen(one):
-        asked.append(one)
-        return one
-
-    def watched(program):
-        answer = None
-        while True:
-            try:
-                answer = yield seen(program.send(answer))
-            except StopIteration as end:
-                return end.value
-
     network = CollectiveNetwork(3)
-    network.run([watched(one.steps()) for one in works(config, gradients, [None] * 3)])
+    network.run(
+        [
+            altered(one.steps(), lambda _, request: asked.append(request) or request)
+            for one in works(config, gradients, [None] * 3)
+        ]
+    )
     first, second = asked[:3], asked[3:]
     for rank in range(3):
         assert network.sent[rank] == sum(first[rank].splits) - first[rank].splits[rank] + 2 * second[rank].data.size

@@ -42,7 +42,7 @@ from tests.fuzz import settings
 from tests.fuzz.changes import changed
 from tests.oracle import short_container as short_oracle
 from tests.oracle.container import repaired
-from tests.support.simulated_collectives import CollectiveNetwork
+from tests.support.simulated_collectives import CollectiveNetwork, altered
 from tests.support.simulated_mpi import Network
 
 KEY = settings.KEY
@@ -70,9 +70,10 @@ class Target(ABC):
     def seeds(self) -> Sequence[bytes]:
         """Valid inputs, or inputs that differ from one in a field."""
 
-    @abstractmethod
     def read(self, data: bytes) -> None:
-        """Reads an input. Raises what is a defect, and nothing for a refusal."""
+        """Reads an input. Raises what is a defect, and nothing for a refusal. Not for a target with its own ``run``,
+        which changes objects, or bytes that are made while it runs."""
+        raise NotImplementedError
 
     def run(self, data: bytes) -> None:
         """Reads the input that libFuzzer's bytes describe."""
@@ -319,9 +320,6 @@ class Exchange(Target):
         except ValueError:
             return
 
-    def read(self, data: bytes) -> None:
-        raise NotImplementedError  # `run` reads bytes that are made while it runs
-
 
 class Slices(Target):
     """A sum of three ranks slice by slice, in which one message of one rank is changed: ``| rank, message | ...``.
@@ -337,31 +335,17 @@ class Slices(Target):
         exchange = {"name": "reduce_scatter", "density": 0.1 if head[0] & 1 else None}
         pipeline = Pipeline(Config.load(exchange=exchange, density=0.9 if head[0] & 2 else 0.2, error_feedback=False))
 
-        def broken(program: Any) -> Any:
-            answer = None
-            for number in itertools.count():
-                try:
-                    asked = program.send(answer)
-                except StopIteration as end:
-                    return end.value
-                if number == head[1] % 4:
-                    asked = with_other_bytes(asked, exact(changed(b"\1\0\0" + data[2:], [asked.data.tobytes()])))
-                answer = yield asked
-
         programs = [
             SlicedSum(pipeline, self.RANKS, KEY._replace(rank=rank), _tensor(self.NUMEL, 0.9, rank).dense()).steps()
             for rank in range(self.RANKS)
         ]
         bad = head[0] // 4 % self.RANKS
-        programs[bad] = broken(programs[bad])
+        programs[bad] = altered(programs[bad], message_changed(head[1] % 4, data))
         with suppress(ContainerError):
             out = np.empty(self.NUMEL, F32)
             for total in CollectiveNetwork(self.RANKS).run(programs):
                 total.write(out, 1.0)
                 assert np.isfinite(out).all()
-
-    def read(self, data: bytes) -> None:
-        raise NotImplementedError  # `run` reads bytes that are made while it runs
 
 
 class Levels(Target):
@@ -383,12 +367,6 @@ class Levels(Target):
         exchange = ["allgather", "reduce_scatter", {"name": "reduce_scatter", "density": 0.1}][head[0] % 3]
         config = Config.load(exchange=exchange, density=0.2, hierarchical=2, scope="model")
         pipeline = Pipeline(config)
-
-        def change(number: int, asked: Any) -> Any:
-            if number != head[1] % 7:
-                return asked
-            return with_other_bytes(asked, exact(changed(b"\1\0\0" + data[2:], [asked.data.tobytes()])))
-
         works = [
             TwoLevelSum(
                 pipeline, place, [Slice(pipeline, (0, self.NUMEL), KEY)],
@@ -396,21 +374,27 @@ class Levels(Target):
             )
             for place in two_levels.PLACES
         ]  # fmt: skip
-        for end in two_levels.run([work.steps() for work in works], change, head[0] // 3 % 4):
+        for end in two_levels.run(
+            [work.steps() for work in works], message_changed(head[1] % 7, data), head[0] // 3 % 4
+        ):
             assert isinstance(end, ContainerError) or end.vector.size == self.NUMEL
 
-    def read(self, data: bytes) -> None:
-        raise NotImplementedError  # `run` reads bytes that are made while it runs
 
+def message_changed(which: int, data: bytes) -> Any:
+    """Of a rank's requests for collectives, the one with this number sends other bytes, as libFuzzer's say."""
 
-def with_other_bytes(asked: Any, sent: np.ndarray) -> Any:
-    """A request for a collective that sends these bytes in place of its own."""
-    asked = asked._replace(data=sent)
-    if isinstance(asked, AllToAll):
-        ends = np.minimum(np.cumsum(asked.splits), sent.size)
-        ends[-1] = sent.size
-        asked = asked._replace(splits=np.diff(ends, prepend=0).tolist())
-    return asked
+    def change(number: int, asked: Any) -> Any:
+        if number != which:
+            return asked
+        sent = exact(changed(b"\1\0\0" + data[2:], [asked.data.tobytes()]))
+        asked = asked._replace(data=sent)
+        if isinstance(asked, AllToAll):
+            ends = np.minimum(np.cumsum(asked.splits), sent.size)
+            ends[-1] = sent.size
+            asked = asked._replace(splits=np.diff(ends, prepend=0).tolist())
+        return asked
+
+    return change
 
 
 class _OneRank(Collectives):
@@ -520,9 +504,6 @@ class State(Target):
         loaded = self.engine.state_dict()
         assert all(np.isfinite(residual).all() for residual in loaded["residuals"].values())
         self.engine.load_state_dict(self.good)
-
-    def read(self, data: bytes) -> None:
-        raise NotImplementedError  # `run` alters objects, not bytes
 
 
 class SerializedState(State):

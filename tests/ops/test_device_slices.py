@@ -10,7 +10,7 @@ from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.pipeline import Pipeline
 from tests import cases
 from tests.ops.compare import both
-from tests.support.simulated_collectives import CollectiveNetwork
+from tests.support.simulated_collectives import CollectiveNetwork, altered
 
 RANKS = 3
 KEY = RngKey(3, 1, 7)
@@ -71,21 +71,16 @@ def test_a_broken_container_is_refused_by_its_rank(gpu):
     errors = []
     for put in (np.copy, gpu.put):
         gradients = [put(cases.random(1200, seed=rank)) for rank in range(RANKS)]
-        works = programs(config, gradients, [None] * RANKS)
+        steps = [one.steps() for one in programs(config, gradients, [None] * RANKS)]
 
-        def steps(work):
-            program, answer = work.steps(), None
-            while True:
-                try:
-                    asked = program.send(answer)
-                except StopIteration as end:
-                    return end.value
-                answer = yield asked
-                if work.key.rank == 0 and isinstance(answer, tuple):
-                    received, sizes = answer
-                    received[sizes[0] + sizes[1] // 2] ^= 4  # of what rank 1 sent
+        def damaged(_, answer):
+            if isinstance(answer, tuple):
+                received, sizes = answer
+                received[sizes[0] + sizes[1] // 2] ^= 4  # of what rank 1 sent
+            return answer
 
+        steps[0] = altered(steps[0], gets=damaged)
         with pytest.raises(ContainerError) as error:
-            CollectiveNetwork(RANKS).run([steps(one) for one in works])
+            CollectiveNetwork(RANKS).run(steps)
         errors.append(str(error.value))
     assert errors[0] == errors[1]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from hvd_deepreduce import Config
 from tests.soak.episodes import Episode
 
 Hook = Callable[[], None]
@@ -77,114 +77,72 @@ def saved_residual(state: dict[str, Any], one: Episode) -> np.ndarray:
 
 
 class HorovodRunner(Runner):
-    """A job of one rank with a ``DeepReduce``, which a subclass makes."""
-
-    compression: Any
-
-    def residual(self) -> np.ndarray:
-        return saved_residual(self.compression.state_dict(), self.one)
-
-    def state(self) -> Any:
-        return self.parameters(), copy.deepcopy(self.compression.state_dict())
-
-    def change(self) -> None:
-        self.compression.set_config(**self.one.changed)
-
-
-class TorchRunner(HorovodRunner):
-    """``hvd.DistributedOptimizer`` of PyTorch."""
+    """A job of tests/adapters/common.py; a subclass makes it, of the config and the parameters."""
 
     def __init__(self, one: Episode) -> None:
-        import horovod.torch as hvd
-        import torch
-
-        from hvd_deepreduce.torch import DeepReduce
-
         super().__init__(one)
-        self.torch = torch
-        named = [
-            (f"episode{one.seed}.{number}", torch.nn.Parameter(torch.zeros(shape)))
-            for number, shape in enumerate(one.shapes)
-        ]
-        self.tensors = [parameter for _, parameter in named]
-        self.compression = DeepReduce(named, dict(one.config))
-        self.optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(self.tensors, lr=float(RATE)), named_parameters=named, compression=self.compression,
-            op=hvd.Sum,
-        )  # fmt: skip
+        zeros = {f"episode{one.seed}_{at}": np.zeros(shape, np.float32) for at, shape in enumerate(one.shapes)}
+        self.job = self.made(Config.load(dict(one.config)), zeros)
 
-    def step(self, gradient: np.ndarray, hook: Hook | None) -> np.ndarray:
-        torch = self.torch
-        self.optimizer.zero_grad()
-        pieces = [torch.from_numpy(piece) for piece in parts(gradient, self.one)]
-        handle = None
-        if hook is not None:
-            which = self.tensors[int(self.one.point * len(self.tensors))]
-            handle = which.register_hook(lambda _: hook())
-        sum((p * g).sum() for p, g in zip(self.tensors, pieces, strict=True)).backward()
-        if handle is not None:
-            handle.remove()
-        self.optimizer.synchronize()
-        return np.concatenate([p.grad.numpy().reshape(-1) for p in self.tensors])
-
-    def apply(self) -> None:
-        with self.optimizer.skip_synchronize():
-            self.optimizer.step()
-
-    def parameters(self) -> np.ndarray:
-        return np.concatenate([p.detach().numpy().reshape(-1) for p in self.tensors])
-
-    def load(self, state: Any) -> None:
-        parameters, saved = state
-        self.compression.load_state_dict(saved)
-        with self.torch.no_grad():
-            for tensor, value in zip(self.tensors, parts(parameters, self.one), strict=True):
-                tensor.copy_(self.torch.from_numpy(value))
-
-class TensorFlowRunner(HorovodRunner):
-    """``hvd.DistributedGradientTape`` in a tf.function."""
-
-    def __init__(self, one: Episode) -> None:
-        import horovod.tensorflow as hvd
-        import tensorflow as tf
-
-        from hvd_deepreduce.tensorflow import DeepReduce
-
-        super().__init__(one)
-        self.tf = tf
-        self.variables = [
-            tf.Variable(tf.zeros(shape), name=f"episode{one.seed}_{number}") for number, shape in enumerate(one.shapes)
-        ]
-        self.compression = DeepReduce(dict(one.config))
-
-        @tf.function
-        def reduced(gradients: list[Any]) -> list[Any]:
-            with tf.GradientTape() as tape:
-                loss = tf.add_n([tf.reduce_sum(v * g) for v, g in zip(self.variables, gradients, strict=True)])
-            tape = hvd.DistributedGradientTape(tape, compression=self.compression, op=hvd.Sum)
-            return list(tape.gradient(loss, self.variables))
-
-        self.reduced = reduced
-        self.sums: list[Any] = []
+    @abstractmethod
+    def made(self, config: Config, zeros: dict[str, np.ndarray]) -> Any:
+        """The job."""
 
     def step(self, gradient: np.ndarray, hook: Hook | None) -> np.ndarray:
         if hook is not None:
             hook()
-        self.sums = self.reduced([self.tf.constant(piece) for piece in parts(gradient, self.one)])
-        return np.concatenate([one.numpy().reshape(-1) for one in self.sums])
+        return np.concatenate(self.job.reduced(parts(gradient, self.one)))
 
     def apply(self) -> None:
-        for variable, one in zip(self.variables, self.sums, strict=True):
-            variable.assign_sub(RATE * one)
+        self.job.apply()
 
     def parameters(self) -> np.ndarray:
-        return np.concatenate([variable.numpy().reshape(-1) for variable in self.variables])
+        return np.concatenate(self.job.values())
+
+    def residual(self) -> np.ndarray:
+        return saved_residual(self.job.compression.state_dict(), self.one)
+
+    def state(self) -> Any:
+        return self.job.saved()
 
     def load(self, state: Any) -> None:
-        parameters, saved = state
-        self.compression.load_state_dict(saved)
-        for variable, value in zip(self.variables, parts(parameters, self.one), strict=True):
-            variable.assign(value)
+        self.job.load(state)
+
+    def change(self) -> None:
+        self.job.compression.set_config(**self.one.changed)
+
+
+class TorchRunner(HorovodRunner):
+    """``hvd.DistributedOptimizer`` of PyTorch. The hook is called within the backward pass."""
+
+    def made(self, config: Config, zeros: dict[str, np.ndarray]) -> Any:
+        import horovod.torch as hvd
+
+        from tests.adapters.torch_horovod_job import HorovodJob
+        from tests.adapters.torch_job import Given
+
+        return HorovodJob(config, model=Given(zeros), op=hvd.Sum)
+
+    def step(self, gradient: np.ndarray, hook: Hook | None) -> np.ndarray:
+        if hook is None:
+            return super().step(gradient, None)
+        tensors = list(self.job.model.parameters())
+        handle = tensors[int(self.one.point * len(tensors))].register_hook(lambda _: hook())
+        total = super().step(gradient, None)
+        handle.remove()
+        return total
+
+
+class TensorFlowRunner(HorovodRunner):
+    """``hvd.DistributedGradientTape`` in a tf.function."""
+
+    def made(self, config: Config, zeros: dict[str, np.ndarray]) -> Any:
+        import horovod.tensorflow as hvd
+
+        from tests.adapters.tensorflow_job import TensorFlowJob
+
+        return TensorFlowJob(config, given=zeros, graph=True, op=hvd.Sum)
+
 
 class MpiRunner(Runner):
     """The exchanges of ``hvd_deepreduce.exchange`` on mpi4py alone."""

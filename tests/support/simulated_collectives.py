@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Sequence
+from itertools import accumulate, count, pairwise
 from typing import Any
 
 import numpy as np
@@ -78,3 +78,18 @@ class CollectiveNetwork:
     def _count(self, rank: int, wire: traffic.Traffic) -> None:
         self.sent[rank] += wire.sent
         self.received[rank] += wire.received
+
+
+def altered(
+    program: Steps,
+    asks: Callable[[int, Any], Any] = lambda number, asked: asked,
+    gets: Callable[[int, Any], Any] = lambda number, answer: answer,
+) -> Steps:
+    """The program of a rank that asks for something else, or gets another answer; with the number of the collective."""
+    answer: Any = None
+    for number in count():
+        try:
+            asked = program.send(answer)
+        except StopIteration as end:
+            return end.value
+        answer = gets(number, (yield asks(number, asked)))

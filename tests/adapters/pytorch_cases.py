@@ -1,0 +1,118 @@
+"""What the adapters for PyTorch must do, under Horovod and in DDP, on several ranks (see common.py)."""
+
+from __future__ import annotations
+
+import tempfile
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hvd_deepreduce.engine import dense_or_compressed
+from hvd_deepreduce.tools import gradient_file
+from hvd_deepreduce.torch import Capture
+from tests.adapters import calls, containers, timelines
+from tests.adapters.common import LOSSLESS, LOSSY, Ledger, on
+from tests.adapters.optimizer_warnings import heard
+from tests.case_runner import case
+
+
+@case
+def a_job_that_chooses_sends_all_of_its_gradients():
+    for config, dtype in on.choosing:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, steps in {"BLOCK": 3, "BLOCKS": 4, "AGAIN": 8}.items():
+                patch.setattr(dense_or_compressed, name, steps)
+            faster = config == {"scope": "bucket"}  # a dense step seems to be
+            if faster:
+                patch.setattr(dense_or_compressed.Choice, "word", lambda self: (7, 8) if self.agreeing else (0, 0))
+            job = on.job({**LOSSY, **config, "mode": "auto"}, dtype=dtype)
+            ledger, whole = Ledger(job), []
+            for step in range(dense_or_compressed.WARM_UP + 27):
+                ledger.step(step)
+                whole.append(job.last("bytes_sent") >= job.last("dense_bytes"))
+            ledger.check(1e-5 if dtype == torch.float32 else 0.05)
+            trial = [number // 3 % 2 == 0 for number in range(12)]
+            warm_up, whole = whole[: dense_or_compressed.WARM_UP], whole[dense_or_compressed.WARM_UP :]
+            begun, ended, again = whole[:13], whole[13:20], whole[20:]
+            assert not any(warm_up) and begun == [*trial, False]
+            assert len(set(ended)) == 1 and again == trial[:7], (ended, again)
+            assert ended[0] or not faster
+            assert job.compression.stats()["total"]["steps"] == dense_or_compressed.WARM_UP + 27
+            said = set(on.gathered(job.compression.stats().said))
+            assert len(said) == 1 and ("gradients are dense" in said.pop()) == ended[0]
+            job.check_same()
+            job.close()
+
+
+@case
+def a_step_takes_few_python_calls():
+    """What does not change from step to step is made once, for gradients that are copied alone, and together."""
+    for width, most, each in on.few_calls:
+        counts = {}
+        for layers in (1, 11):
+            torch.manual_seed(0)
+            model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+            job = on.job({}, model=model, **on.in_one)
+
+            def step(number, job=job, width=width):
+                job.optimizer.zero_grad()
+                generator = torch.Generator().manual_seed(number * on.size() + on.rank())
+                job.called(torch.randn(8, width, generator=generator)).square().mean().backward()
+                job.optimizer.step()
+
+            seen = calls.of_a_step(step)
+            counts[layers] = len(seen)
+            assert job.last("bytes_sent") > 0
+            assert layers > 1 or len(seen) <= most, seen
+            job.close()
+        assert counts[11] - counts[1] <= 10 * each, counts
+
+
+@case
+def the_timeline_has_the_spans_of_each_bucket():
+    config = {**LOSSY, "scope": "bucket", **on.small_buckets}
+    timelines.check(on.rank(), lambda: on.job(config).run(3).close(), on.spans)
+
+
+@case
+def an_optimizer_that_loses_under_the_config_is_told_once():
+    def unnamed(parameters, lr):
+        """Of another library: known by its settings alone."""
+        return torch.optim.SGD([{"params": list(parameters), "betas": (0.9, 0.99)}], lr=lr)
+
+    adamw, sgd = torch.optim.AdamW, torch.optim.SGD
+    told = [(adamw, LOSSY, "AdamW"), (torch.optim.Adafactor, LOSSY, "Adafactor"), (unnamed, LOSSY, "SGD")]
+    others = [(sgd, LOSSY, ""), *((adamw, config, "") for config in (LOSSLESS, "natural", {**LOSSY, "mode": "auto"}))]
+    for make, config, name in told + others:
+        job = on.job(config, make=make)
+        with heard() as texts:
+            job.run(3)
+        assert len(texts) == (bool(name) and on.rank() == 0), texts
+        assert all(f"the optimizer is {name}, and" in one and on.advice in one for one in texts)
+        job.close()
+
+
+@case
+def a_capture_is_what_a_rank_selects_from():
+    for scope in ("tensor", "bucket"):
+        folder, rank = tempfile.mkdtemp(), on.rank()
+        job = on.job({**LOSSY, "scope": scope})
+        capture = Capture(job.called, f"{folder}/of.npz", [3, 4], compression=job.compression, all_ranks=True)
+        job.run(3)
+        own, kept = np.concatenate(job.gradients(3)), np.concatenate(job.residuals())
+        job.run(3, 5)
+        files = [f"{folder}/of_rank{rank}_step{step}.npz" for step in (3, 4)]
+        assert [str(file) for file in capture.files] == files
+        gradient, total = (gradient_file.read(files[1], kind, rank) for kind in ("gradient", "accumulator"))
+        np.testing.assert_allclose(gradient, own, rtol=1e-5, atol=1e-7)
+        assert gradient_file.parameters(files[1])[0] == [name for name, _ in job.model.named_parameters()]
+        assert kept.any() and np.array_equal(total, gradient + kept)
+        job.close()
+
+
+@case
+def containers_in_equal_buckets():
+    """Returned: test_ddp.py compares those under Horovod and in DDP."""
+    return containers.of_equal_buckets()
