@@ -62,7 +62,7 @@ def of_value(codec, count=701):
 
     def read(data, count):
         decoded = codec.decode(data, count, None, values.dtype, KEY)
-        assert decoded.size == count and np.isfinite(decoded).all()
+        assert decoded.size == count and (codec.name == "raw" or np.isfinite(decoded).all())  # NaN is sent raw
 
     return Section(codec.encode(values, None, KEY)[0], count, read)
 
@@ -149,7 +149,8 @@ def test_cut_and_longer_sections_and_other_counts_are_refused(name):
     rng = np.random.default_rng(2)
     for size in {*range(min(section.size, 60)), *rng.integers(0, section.size, 60).tolist(), section.size - 1}:
         refused(read, section[:size].copy(), count, must_be)
-    refused(read, np.append(section, np.uint8(0)), count, must_be)
+    for more in (1, 2, 4, 8):
+        refused(read, np.append(section, np.zeros(more, np.uint8)), count, must_be)
     more = () if "fit_" in name or "Fit" in name else (count + 40, 2**32 - 1)  # a fit's other values are zeros
     for other in (count - 30, 0, *more):
         refused(read, section, other, must_be)
