@@ -164,7 +164,7 @@ def test_what_is_accepted_is_what_was_written(name):
         encode = encoders.get(name)
         right = encode(found.tolist(), parameter) if encode else ORACLES[name](found.tolist(), numel, data)
         assert data == right
-    assert accepted > (0 if name == "raw" else 10)
+    assert accepted or name in ("bitmap", "raw")  # whose every changed bit changes the count or the order
 
 
 @pytest.mark.parametrize(
