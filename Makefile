@@ -90,7 +90,7 @@ SANITIZED_ENV := export PYTHONPATH=$$PWD/$(SANITIZED)/lib ASAN_OPTIONS=detect_le
     export LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so) $$(gcc -print-file-name=libstdc++.so)"; \
     python -P -c 'import hvd_deepreduce as h; assert "$(SANITIZED)" in h.__file__, h.__file__';
 SANITIZED_TESTS := $(addprefix tests/,entropy index joint sparsify value \
-    test_all_pairs.py test_container.py test_fused.py test_golden.py test_padding.py test_pipeline.py)
+    test_all_pairs.py test_broken_sections.py test_container.py test_fused.py test_golden.py test_padding.py test_pipeline.py)
 
 $(SANITIZED)/.stamp: $(KERNELS) $(PACKAGE) setup.py setup.cfg tests/fuzz/coverage.c
 	@echo "kernels: compiling with sanitizers" >&2

@@ -21,6 +21,7 @@ from hvd_deepreduce.codecs.interfaces import (
     value_codecs,
 )
 from hvd_deepreduce.config import Config
+from hvd_deepreduce.pipeline import Pipeline, bundle
 from tests.pairs import pairs
 
 SETTINGS: dict[str, dict] = {
@@ -60,8 +61,26 @@ def config(sparsifier: str, index: str | None, value: str | None, joint: str | N
     )
 
 
+CONFIGS: dict[str, Config] = {
+    **{f"sparsifier {name}": config(name, "rice", "raw") for name in SPARSIFIERS},
+    **{f"index {name}": config("topk", name, "raw") for name in INDEX},
+    **{f"value {name}": config("topk", "rice", name) for name in VALUE},
+    **{f"dense value {name}": config("none", None, name) for name in VALUE},
+    **{f"randomk value {name}": config("randomk", None, name) for name in VALUE},
+    **{f"joint {name}": config("topk", None, None, name) for name in JOINT},
+    **{f"dense joint {name}": config("none", None, None, name) for name in JOINT},
+}
+"""Each registered codec beside plain ones, and the ways to send all elements or a selection that receivers repeat."""
+
+
 def random(numel: int, dtype: type = np.float32, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(numel).astype(dtype)
+
+
+def heavy(count: int, seed: int = 0) -> np.ndarray:
+    """Values with heavy tails, float32."""
+    rng = np.random.default_rng(seed)
+    return (rng.standard_normal(count) * rng.lognormal(size=count)).astype(np.float32)
 
 
 def inputs() -> dict[str, np.ndarray]:
@@ -90,24 +109,33 @@ def inputs() -> dict[str, np.ndarray]:
     }
 
 
-AWKWARD: dict[str, np.ndarray] = {
-    "none": np.empty(0, np.float32),
-    "one": np.array([3.0], np.float32),
-    "one zero": np.array([0.0], np.float32),
-    "equal": np.full(1009, -7.25, np.float32),
-    "zeros": np.zeros(1009, np.float32),
+EQUAL: dict[str, np.ndarray] = {
+    **{name: inputs()[name] for name in ("empty", "one", "one_zero", "all_equal", "all_zero")},
     "largest": np.full(1009, np.finfo(np.float32).max, np.float32),
     "smallest": np.full(1009, 1e-45, np.float32),
+    "wide": np.array([1e-38, -1e38] * 500, np.float32),
 }
 """Values that codecs with buckets of similar values keep as they are."""
 
 
-def index_of_any_bytes(codec: type[IndexCodec] | IndexCodec, data: bytes, numel: int, count: int) -> list[int] | None:
-    """What an index codec reads in bytes that nobody may have written: at most ``count`` indices. None: it refuses."""
-    count = min(count, numel)
-    try:
-        found = codec.decode(np.frombuffer(data, np.uint8), numel, count, RngKey(1, 2, 3))
-    except ValueError:
-        return None
-    assert found.size == count and np.all(np.diff(found.astype(np.int64)) > 0) and np.all(found < numel)
-    return found.tolist()
+def slices(pipeline: Pipeline, sizes: list[int], key: RngKey) -> list[bundle.Slice]:
+    """Slices of these sizes, one after the other, each of a parameter of its own."""
+    ends = np.cumsum(sizes).tolist()
+    return [
+        bundle.Slice(pipeline, (end - size, end), key._replace(parameter=key.parameter + number))
+        for number, (size, end) in enumerate(zip(sizes, ends, strict=True))
+    ]
+
+
+def check_support(found: np.ndarray, numel: int, count: int) -> None:
+    """``found`` is what an index codec may give: ``count`` indices in order, all below ``numel``."""
+    assert found.dtype == np.uint32 and found.size == count
+    assert np.all(found[1:] > found[:-1]) and (not count or found[-1] < numel)
+
+
+def some_indices(numel: int, count: int, seed: int = 1) -> np.ndarray:
+    """Sorted indices: ``count`` of them, or slightly fewer of a huge tensor, where duplicates are dropped."""
+    rng = np.random.default_rng(seed)
+    if numel < 1 << 26:
+        return np.sort(rng.choice(numel, count, replace=False)).astype(np.uint32)
+    return np.unique(rng.integers(0, numel, count, dtype=np.uint64)).astype(np.uint32)

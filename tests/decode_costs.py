@@ -18,7 +18,7 @@ import zstandard
 from hvd_deepreduce.codecs.index.bloom import POLICIES
 from hvd_deepreduce.codecs.interfaces import RngKey, index_codecs, joint_codecs, value_codecs
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.ops import bits, sketch
+from hvd_deepreduce.ops import sketch
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.wire import standalone as wire
 from hvd_deepreduce.wire.decoding import decode_part
@@ -107,7 +107,6 @@ def attacks() -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
         "fit_dexp",
         lambda: container("", b"", NUMEL, "fit_dexp", struct.pack("<II6f", NUMEL, 0, 0.5, 1.0, 1.0, 0.5, 0.25, 0.125)),
     )
-    yield "fit_poly with an order", lambda: encoded(noise, sparsifier="none", value="fit_poly")
     yield (
         "fit_poly, indices in the order of the values",
         lambda: encoded(noise, sparsifier={"name": "topk", "density": 0.9}, index="packed", value="fit_poly"),
@@ -147,7 +146,6 @@ def attacks() -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
             )
         ),
     )  # fmt: skip
-    yield "packed", lambda: container("packed", bits.pack(all_kept, (NUMEL - 1).bit_length()).tobytes(), NUMEL)
 
 
 def peak(field: str) -> int:

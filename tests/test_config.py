@@ -7,12 +7,13 @@ import yaml
 from pydantic import ValidationError
 
 from hvd_deepreduce import Config, ConfigError
-from hvd_deepreduce.codecs.interfaces import Registry
+from hvd_deepreduce.codecs.interfaces import Registry, index_codecs, joint_codecs, sparsifiers, value_codecs
 from hvd_deepreduce.codecs.sparsify.topk import TopK
 from hvd_deepreduce.codecs.value.qsgd import QSGD
 from hvd_deepreduce.codecs.value.raw import Raw
 from tests import cases
 
+REGISTRIES = {"sparsifier": sparsifiers, "index": index_codecs, "value": value_codecs, "joint": joint_codecs}
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("**/*.yaml"))
 
 
@@ -33,10 +34,6 @@ def test_every_file_loads_and_comes_back(path):
     assert config == Config.load(str(path)) == Config.load(config) == Config.load(config.to_dict())
     assert config.digest() == Config.load(yaml.safe_load(yaml.safe_dump(config.to_dict()))).digest()
     assert json.loads(json.dumps(config.to_dict())) == config.to_dict()
-
-
-def test_there_are_files():
-    assert CONFIGS
 
 
 def test_defaults_keyword_arguments_and_overrides(tmp_path):
@@ -152,6 +149,41 @@ def test_a_density_that_is_none_says_what_one_is(density):
 )
 def test_errors_are_sentences(settings, message):
     refused(message, settings)
+
+
+NAN, INF = float("nan"), float("inf")
+OUT_OF_RANGE = {
+    "block_topk": [{"density": 0}, {"density": 2}, {"block": 0}, {"block": 2**32}, {"norm": "max"}],
+    "chunk_topk": [{"density": 0}, {"density": 2}, {"chunk": 0}, {"chunk": 65537}],
+    "sampled_topk": [{"density": 0}, {"density": 1.1}, {"sample": 0}, {"sample": 2}, {"excess": 0.9}, {"excess": INF}],
+    "threshold": [{"threshold": wrong} for wrong in (-1, NAN, INF, "much", None)],
+    "topk_capped": [{"cap": wrong} for wrong in (0, -1, 2**32, 1.5)],
+    "bloom": [{"fpr": wrong} for wrong in (0, 1, -0.1, 1e-10, NAN)],
+    "deflate": [{"level": 0}, {"level": 10}, {"shuffle": 1}],
+    "fit_poly": [{"degree": -1}, {"degree": 16}, {"segments": 0}, {"segments": 1025}],
+    "half": [{"dtype": "float8"}],
+    "qsgd": [{"bits": 1}, {"bits": 9}, {"bucket_size": 0}, {"norm": "l1"}, {"entropy": "elias"}],
+    "quantile": [{"buckets": 1}, {"buckets": 65537}, {"center": "median"}, {"bucket": 2}, {"separate_signs": 1},
+                 {"entropy": "elias"}, {"entropy": "rans", "buckets": 257}, {"splits": "lloyd", "center": "middle"},
+                 {"splits": "lloyd", "separate_signs": False}],
+    "sign": [{"bucket_size": 0}, {"bucket_size": 2**31 + 1}, {"scale": 1}],
+    "ternary": [{"bucket_size": 0}, {"bucket_size": 2**31 + 1}, {"clip": 0.5}, {"bits": 2}],
+    "uniform": [{"bits": 0}, {"bits": 17}, {"bucket_size": 0}, {"bucket_size": None}, {"rotate": 1},
+                {"bucket_size": 96, "rotate": True}],
+    "zstd": [{"level": 0}, {"level": 23}, {"shuffle": 1}],
+    **{name: [{"buckets": 1}, {"groups": 257}, {"rows": 9}, {"columns": 5}, {"columns": NAN},
+              {"buckets": 2049, "groups": 8}] for name in ("sketchml", "skcompress")},
+    "three_lc": [{"multiplier": 0.9}, {"multiplier": 2.0}, {"bits": 3}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("codec", "settings"), [(codec, settings) for codec, wrong in OUT_OF_RANGE.items() for settings in wrong], ids=str
+)
+def test_a_codec_refuses_settings_out_of_range(codec, settings):
+    (kind,) = (kind for kind, registry in REGISTRIES.items() if codec in registry.by_name)
+    with pytest.raises(ConfigError, match=rf"\b({'|'.join(settings)})\b"):
+        Config.load({kind: {"name": codec, **settings}})
 
 
 @pytest.mark.parametrize(

@@ -18,16 +18,9 @@ KEY = RngKey(1, 2, 3)
 NUMEL = 300
 
 CONFIGS = {
-    **{f"sparsifier {name}": cases.config(name, "rice", "raw") for name in cases.SPARSIFIERS},
-    **{f"index {name}": cases.config("topk", name, "raw") for name in cases.INDEX},
-    **{f"value {name}": cases.config("topk", "rice", name) for name in cases.VALUE},
-    **{f"dense value {name}": cases.config("none", "rice", name) for name in cases.VALUE},
-    **{f"randomk value {name}": cases.config("randomk", "rice", name) for name in cases.VALUE},
+    **cases.CONFIGS,
     **{f"auto {name}": cases.config("topk", "auto", name) for name in ("fit_poly", "qsgd")},
-    **{f"joint {name}": cases.config("topk", None, None, name) for name in cases.JOINT},
-    **{f"dense joint {name}": cases.config("none", None, None, name) for name in cases.JOINT},
 }
-
 GRADIENTS = {
     "random": cases.random(NUMEL),
     "float64": cases.random(NUMEL, np.float64),

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.pipeline import Pipeline, bundle
-from hvd_deepreduce.pipeline.bundle import Slice
 from hvd_deepreduce.wire.standalone import ContainerError
 from tests import cases
 
@@ -32,11 +31,7 @@ def both(given):
 
 
 def slices(pipeline, sizes, key=KEY):
-    ends = np.cumsum(sizes).tolist()
-    return [
-        Slice(pipeline, (end - size, end), key._replace(parameter=number))
-        for number, (size, end) in enumerate(zip(sizes, ends, strict=True))
-    ]
+    return cases.slices(pipeline, sizes, key._replace(parameter=0))
 
 
 def message(pipeline, gradient, residual, sizes, key=KEY, finite=False):
@@ -130,9 +125,7 @@ def test_a_container_of_another_step_is_refused():
     pipeline, _ = both(config())
     sent = message(pipeline, cases.random(100), None, [100])
     with pytest.raises(ContainerError, match="of another tensor, step or config"):
-        bundle.sum_into(
-            np.empty(100, np.float32), sent, 1, slices(pipeline, [100], KEY._replace(step=6, rank=0)), 1.0
-        )
+        bundle.sum_into(np.empty(100, np.float32), sent, 1, slices(pipeline, [100], KEY._replace(step=6, rank=0)), 1.0)
 
 
 @pytest.mark.parametrize(

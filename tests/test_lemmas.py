@@ -212,9 +212,7 @@ def test_bound_of_index_and_value_fitting_lemma_14(unbiased):
             index = {"name": "bloom", "policy": "p1", "fpr": 0.1}
             value = {"name": "fit_poly", "degree": 1, "segments": KNOTS + 1}
             sparsifier = {"name": "topk", "density": R / D}
-            pipeline = Pipeline(
-                Config.load(sparsifier=sparsifier, index=index, value=value, error_feedback=False)
-            )
+            pipeline = Pipeline(Config.load(sparsifier=sparsifier, index=index, value=value, error_feedback=False))
             support, sent = decode_part(unpack(pipeline.encode(g, None, key(step))), D)
             energy, cos, cos_of_fit, tail, back = fitted(g[support].astype(np.float64), KNOTS, step)
             np.testing.assert_allclose(sent, back, rtol=1e-5, atol=1e-6)  # the fit is the pipeline's

@@ -1,10 +1,7 @@
 import numpy as np
 import pytest
 
-from hvd_deepreduce.codecs.interfaces import RngKey
-from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.pipeline.residuals import Memory
-from tests import cases
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 
@@ -45,20 +42,3 @@ def test_a_state_of_another_shape_becomes_flat():
     memory = Memory()
     memory.load_state_dict({"a": np.arange(6, dtype=np.float32).reshape(2, 3).T})
     assert memory.residual("a", 6, F32).tolist() == [0, 3, 1, 4, 2, 5]
-
-
-@pytest.mark.parametrize("value", cases.VALUE)
-def test_a_resumed_run_equals_an_unbroken_one(value):
-    pipeline = Pipeline(cases.config("topk", "rice", value))
-
-    def run(memory, steps):
-        return [
-            pipeline.encode(cases.random(300, seed=step), memory.residual("p", 300, F32), RngKey(0, 1, step)).tobytes()
-            for step in steps
-        ]
-
-    unbroken = run(Memory(), range(6))
-    before, after = Memory(), Memory()
-    first = run(before, range(3))
-    after.load_state_dict(before.state_dict())
-    assert first + run(after, range(3, 6)) == unbroken

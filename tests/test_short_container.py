@@ -18,11 +18,9 @@ from hvd_deepreduce.wire.standalone import ContainerError
 from tests import cases
 from tests.oracle import short_container as oracle
 from tests.oracle.checksum import checksum
-from tests.test_container import CONFIGS
+from tests.test_container import CONFIGS, GRADIENT, NUMEL, array, valid
 
 KEY = RngKey(11, 12, 2**32 + 13, 2)
-NUMEL = 200
-GRADIENT = cases.random(NUMEL)
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 RAW = 1
 FORMS = {
@@ -32,10 +30,6 @@ FORMS = {
     "shared": cases.config("randomk", "rice", "sign"),
     "auto": Config.load(index="auto", value="sign"),
 }
-
-
-def array(data):
-    return np.frombuffer(data, np.uint8)
 
 
 def implied(pipeline, numel=NUMEL, dtype=F32, key=KEY):
@@ -253,8 +247,7 @@ def test_mutations_with_a_repaired_checksum(name, data):
         except ContainerError as error:
             assert "the container of rank 3 cannot be read: " in str(error)
             continue
-        assert values.size == container.count and values.dtype in (np.float32, np.float64)
-        assert support is None or (np.all(support < NUMEL) and np.all(support[1:] > support[:-1]))
+        valid(container, support, values)
 
 
 @settings(max_examples=200)

@@ -7,10 +7,8 @@ from hypothesis import strategies as st
 
 from hvd_deepreduce.codecs.index.auto import CHOICES, Auto
 from hvd_deepreduce.codecs.interfaces import RngKey
-from hvd_deepreduce.config import Config
-from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.wire.standalone import unpack
-from tests.index.test_lossless import clustered, random_subset
+from tests.cases import some_indices
+from tests.index.test_lossless import clustered
 
 KEY = RngKey(1, 2, 3)
 
@@ -33,10 +31,10 @@ def test_chooses_the_smallest_codec_for_few_indices(data):
 
 
 CASES = {
-    "layer": (random_subset(36864, 368), 36864, {"rice"}),
-    "one_percent": (random_subset(1 << 23, 1 << 16), 1 << 23, {"rans"}),
+    "layer": (some_indices(36864, 368), 36864, {"rice"}),
+    "one_percent": (some_indices(1 << 23, 1 << 16), 1 << 23, {"rans"}),
     # A Rice code without low bits is a bitmap.
-    "half": (random_subset(100_003, 50_000), 100_003, {"bitmap", "rice", "rans"}),
+    "half": (some_indices(100_003, 50_000), 100_003, {"bitmap", "rice", "rans"}),
     "clustered": (clustered(2_000_003, 0.02), 2_000_003, {"rans"}),
     "runs": (np.concatenate([np.arange(at, at + 900) for at in range(0, 1 << 20, 65536)]), 1 << 20, {"rle"}),
     "all": (np.arange(30000), 30000, {"elias_fano", "rle", "rans"}),
@@ -53,27 +51,9 @@ def test_chosen_codec_is_within_two_percent_of_the_smallest(kept, numel, names):
     assert chosen.name in names, (chosen.name, of)
 
 
-def test_container_names_the_chosen_codec():
-    pipeline = Pipeline(Config.load(index="auto", sparsifier={"name": "topk", "density": 0.01}, value="raw"))
-    gradient = np.random.default_rng(0).standard_normal(50_000).astype(np.float32)
-    container = unpack(pipeline.encode(gradient, None, KEY))
-    assert container.index in {codec.id for codec in CHOICES}
-    out = np.empty_like(gradient)
-    pipeline.decode([container], out)
-    kept = np.flatnonzero(out)
-    assert kept.size == 500
-    np.testing.assert_array_equal(out[kept], gradient[kept])
-
-
 def test_decoder_of_auto_raises():
     kept = np.array([1, 5], np.uint32)
     section, support = Auto().encode(kept, 9, KEY)
     assert support is kept
     with pytest.raises(ValueError, match="only chooses"):
         Auto.decode(section, 9, 2, KEY)
-
-
-def test_no_indices():
-    kept = np.empty(0, np.uint32)
-    chosen = Auto().resolve(kept, 0)
-    assert chosen.encode(kept, 0, KEY)[0].size == 0

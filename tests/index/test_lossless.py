@@ -1,48 +1,54 @@
-"""Tests of the index codecs rice, rle, huffman, delta, elias_fano and rans. test_rice.py has more tests of rice."""
+"""Index codecs that lose nothing write their oracle's bytes. test_context.py compares ``context`` with its oracle, and
+tests/test_broken_sections.py has broken sections of all."""
 
 import math
-import os
-import subprocess
-import sys
+import struct
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_deepreduce.codecs.index.delta import Delta
-from hvd_deepreduce.codecs.index.elias_fano import EliasFano
-from hvd_deepreduce.codecs.index.huffman import Huffman
-from hvd_deepreduce.codecs.index.rans import Rans
 from hvd_deepreduce.codecs.index.rice import Rice
-from hvd_deepreduce.codecs.index.rle import RLE
+from hvd_deepreduce.codecs.index.rice_blocks import RiceBlocks
 from hvd_deepreduce.codecs.interfaces import RngKey
-from tests.cases import index_of_any_bytes
-from tests.oracle import delta, elias_fano, huffman, rans, rice, rle
+from hvd_deepreduce.ops import bits
+from tests.cases import INDEX, check_support, some_indices
+from tests.oracle import bitmap, bitpack, delta, elias_fano, huffman, rans, rice, rice_blocks, rle
 from tests.selection import thorough
 
 KEY = RngKey(1, 2, 3)
-CODECS = {
-    "rle": (RLE(), rle.encode),
-    "huffman": (Huffman(), huffman.encode_indices),
-    "delta": (Delta(), lambda indices, numel: delta.encode(indices)),
-    "elias_fano": (EliasFano(), elias_fano.encode),
-    "rans": (Rans(), lambda indices, numel: rans.encode_indices(indices)),
-}
-# Two Rice parameters often need equally many bits, except for many random indices; test_rice.py allows both.
-MANY = CODECS | {
-    "rice": (Rice(), lambda kept, numel: rice.encode(kept, min(range(32), key=lambda b: rice.bits(kept, b)))),
-}
-each = pytest.mark.parametrize(("codec", "oracle"), CODECS.values(), ids=CODECS)
-each_and_rice = pytest.mark.parametrize(("codec", "oracle"), MANY.values(), ids=MANY)
 
 
-def random_subset(numel, count, seed=0):
-    """Sorted random indices: ``count`` of them, or slightly fewer of a huge tensor, where duplicates are dropped."""
-    rng = np.random.default_rng(seed)
-    if numel < 1 << 26:
-        return np.sort(rng.choice(numel, count, replace=False)).astype(np.uint32)
-    return np.unique(rng.integers(0, numel, count, dtype=np.uint64)).astype(np.uint32)
+def of_rice(indices, numel, section):
+    """Two parameters may need equally many bits: the section's is one of the best."""
+    b = section[0] if indices else 0
+    assert rice.bits(indices, b) == min(rice.bits(indices, other) for other in range(32))
+    return rice.encode(indices, b)
+
+
+def of_rice_blocks(indices, numel, section):
+    chosen = rice_blocks.parameters(section, len(indices))
+    for block, b in zip(rice_blocks.blocks(rice.gaps(indices)), chosen, strict=True):
+        assert rice_blocks.bits(block, b) == min(rice_blocks.bits(block, other) for other in range(32))
+    return rice_blocks.encode(indices, chosen)
+
+
+# Functions of indices, numel and the section.
+ORACLES = {
+    "bitmap": lambda indices, numel, _: bitmap.encode(indices, numel),
+    "delta": lambda indices, numel, _: delta.encode(indices),
+    "elias_fano": lambda indices, numel, _: elias_fano.encode(indices, numel),
+    "huffman": lambda indices, numel, _: huffman.encode_indices(indices, numel),
+    "packed": lambda indices, numel, _: bitpack.pack(indices, bitpack.width_of(numel)),
+    "rans": lambda indices, numel, _: rans.encode_indices(indices),
+    "raw": lambda indices, numel, _: struct.pack(f"<{len(indices)}I", *indices),
+    "rice": of_rice,
+    "rice_blocks": of_rice_blocks,
+    "rle": lambda indices, numel, _: rle.encode(indices, numel),
+}
+LOSSLESS = [*ORACLES, "context"]
+each = pytest.mark.parametrize("name", ORACLES)
 
 
 def clustered(numel, density, seed=0):
@@ -58,38 +64,46 @@ def entropy_bytes(numel, count):
     return (math.lgamma(numel + 1) - math.lgamma(count + 1) - math.lgamma(numel - count + 1)) / math.log(2) / 8
 
 
-def check(codec, indices, numel):
+def check(name, indices, numel):
+    """A round trip, and the oracle's bytes where it does not take long. Returns the section."""
     kept = np.asarray(indices, np.uint32)
-    section, support = codec.encode(kept, numel, KEY)
-    assert support is kept
-    np.testing.assert_array_equal(codec.decode(section, numel, kept.size, KEY), kept)
-    assert section.size or not kept.size or numel == 1
+    section, support = INDEX[name].encode(kept, numel, KEY)
+    assert support is kept and (section.size or not kept.size or numel == 1)
+    np.testing.assert_array_equal(INDEX[name].decode(section, numel, kept.size, KEY), kept)
+    if name in ORACLES and (numel <= 1 << 17 or name not in ("bitmap", "huffman", "rle")) and kept.size <= 40_000:
+        assert section.tobytes() == ORACLES[name](kept.tolist(), numel, section.tobytes())
     return section
 
 
 @each
 @given(data=st.data())
-def test_bytes_equal_the_oracle(codec, oracle, data):
-    numel = data.draw(st.integers(1, 3000))
-    indices = sorted(data.draw(st.sets(st.integers(0, numel - 1), max_size=200)))
-    assert check(codec, indices, numel).tobytes() == oracle(indices, numel)
+def test_bytes_equal_the_oracle(name, data):
+    """Of runs of different densities."""
+    indices, index = [], -1
+    for most in data.draw(st.lists(st.integers(0, 50), max_size=5)):
+        for gap in data.draw(st.lists(st.integers(0, most), max_size=70)):
+            index += gap + 1
+            indices.append(index)
+    check(name, indices, index + data.draw(st.integers(1, 50)))
 
 
-@each
+@pytest.mark.parametrize("name", sorted({*LOSSLESS} - {"bitmap"}))
 @given(data=st.data())
-def test_few_indices_in_a_tensor_of_any_size(codec, oracle, data):
-    numel = data.draw(st.integers(1, 2**32 - 1))
-    indices = sorted(data.draw(st.sets(st.integers(0, numel - 1), max_size=6)))
-    check(codec, indices, numel)
+def test_few_indices_in_a_tensor_of_any_size(name, data):
+    numel = data.draw(st.one_of(st.integers(1, 2000), st.integers(1, 2**32 - 1)))
+    check(name, sorted(data.draw(st.sets(st.integers(0, numel - 1), max_size=6))), numel)
 
 
 EXTREMES = {
     "nothing": ([], 0),
     "empty": ([], 9),
     "only": ([0], 1),
+    "last_of_a_window": ([127], 128),
+    "first_of_a_window": ([128], 129),
     "last": ([2**32 - 2], 2**32 - 1),
     "both_ends": ([0, 2**32 - 2], 2**32 - 1),
-    "huge": (random_subset(2**32 - 1, 40000), 2**32 - 1),
+    "huge": (some_indices(2**32 - 1, 40000, 0), 2**32 - 1),
+    "far_apart": (range(0, 1 << 32, 1 << 21), 2**32 - 1),
     "all": (range(5000), 5000),
     "second_half": (range(499, 1000), 1000),
     "every_third": (range(2, 3000, 3), 3000),
@@ -97,58 +111,94 @@ EXTREMES = {
     "dense": (np.flatnonzero(np.random.default_rng(1).random(9973) < 0.9), 9973),
     "clustered": (clustered(200_003, 0.05), 200_003),
     "all_kept": (range(1 << 18), 1 << 18),
+    "densities": ([*range(300), *range(300, 1 << 26, 1 << 18), *range(1 << 26, (1 << 26) + 300)], 1 << 27),
 }
 
 
-@each_and_rice
+@pytest.mark.parametrize("name", LOSSLESS)
 @pytest.mark.parametrize(("indices", "numel"), EXTREMES.values(), ids=EXTREMES)
-def test_extremes(codec, oracle, indices, numel):
-    section = check(codec, indices, numel)
-    if 0 < numel < 1 << 16 and codec.name != "rice":
-        assert section.tobytes() == oracle([int(i) for i in indices], numel)
+def test_extremes(name, indices, numel):
+    if name != "bitmap" or numel < 1 << 28:
+        check(name, indices, numel)
 
 
-@each_and_rice
+@each
 @pytest.mark.parametrize("count", [511, 512, 2047, 2048, 8191, 8192, 33001])
-def test_bytes_equal_the_oracle_where_the_layout_changes(codec, oracle, count):
-    numel = 1 << 17
-    kept = random_subset(numel, count, count)
-    assert check(codec, kept, numel).tobytes() == oracle(kept.tolist(), numel)
+def test_bytes_equal_the_oracle_where_the_layout_changes(name, count):
+    check(name, some_indices(1 << 17, count, count), 1 << 17)
 
 
-@each_and_rice
-@given(data=st.binary(max_size=60), numel=st.one_of(st.integers(1, 3000), st.just(2**32 - 1)), count=st.integers(0, 99))
-def test_any_bytes(codec, oracle, data, numel, count):
-    index_of_any_bytes(codec, data, numel, count)
-
-
-@each_and_rice
-@pytest.mark.parametrize(("numel", "count"), [(36864, 368), (10007, 5000), (1 << 20, 40000)])
-def test_broken_sections(codec, oracle, numel, count):
-    section, _ = codec.encode(random_subset(numel, count), numel, KEY)
-    rng = np.random.default_rng(2)
-    for size in {0, *rng.integers(0, section.size, 50).tolist()}:
+# Decoders with vector instructions read 16 indices at a time. The cases have every number of low bits, long runs of
+# zeros in the highs, and dense parts.
+@pytest.mark.parametrize("name", ["rice", "rice_blocks", "elias_fano"])
+@pytest.mark.parametrize("spread", [1, 3, 9, 100, 1000, 7000, 60000, 10**6])
+def test_vectorized_decoders_equal_the_oracle(name, spread):
+    rng = np.random.default_rng(spread)
+    for count in (255, 256, 700, 2003):
+        gaps = np.where(rng.random(count) < 0.02, 30 * spread, rng.integers(1, 2 * spread + 1, count))
+        kept = np.cumsum(gaps, dtype=np.uint64).astype(np.uint32)
+        numel = int(kept[-1]) + 1
+        section = check(name, kept, numel)
         with pytest.raises(ValueError):
-            codec.decode(section[:size].copy(), numel, count, KEY)
-    with pytest.raises(ValueError):
-        codec.decode(np.append(section, np.uint8(0)), numel, count, KEY)
-    for _ in range(100):
-        altered = section.copy()
-        altered[rng.integers(section.size)] ^= 1 << rng.integers(8)
+            INDEX[name].decode(section, numel - 1, count, KEY)
+
+
+@pytest.mark.parametrize("name", ["bitmap", "packed", "raw", "rice", "rice_blocks"])
+def test_what_is_accepted_is_what_was_written(name):
+    """Bits that are changed, and any bytes: if a reader takes them, they are the section of what it reads."""
+    codec, encoders = INDEX[name], {"rice": rice.encode, "rice_blocks": rice_blocks.encode}
+    rng, accepted = np.random.default_rng(4), 0
+    for attempt in range(1500):
+        numel, count = (10_000, 600) if attempt % 2 else (int(rng.integers(1, 320)), int(rng.integers(1, 40)))
+        section = rng.integers(0, 256, rng.integers(1, 40)).astype(np.uint8)
+        if attempt % 2:
+            section = codec.encode(some_indices(numel, count), numel, KEY)[0]
+            section[rng.integers(section.size)] ^= 1 << rng.integers(8)
         try:
-            found = codec.decode(altered, numel, count, KEY)
+            found = codec.decode(section, numel, min(count, numel), KEY)
         except ValueError:
             continue
-        assert found.size == count and np.all(np.diff(found.astype(np.int64)) > 0) and np.all(found < numel)
+        check_support(found, numel, min(count, numel))
+        data, accepted = section.tobytes(), accepted + 1
+        parameter = data[0] if name == "rice" else rice_blocks.parameters(data, found.size)
+        encode = encoders.get(name)
+        right = encode(found.tolist(), parameter) if encode else ORACLES[name](found.tolist(), numel, data)
+        assert data == right
+    assert accepted or name in ("bitmap", "raw")  # whose every changed bit changes the count or the order
+
+
+@pytest.mark.parametrize(
+    ("name", "section", "numel", "count", "message"),
+    [
+        ("raw", np.uint32([1, 1]).tobytes(), 10, 2, "out of order or not below"),
+        ("raw", np.uint32([2, 1]).tobytes(), 10, 2, "out of order or not below"),
+        ("raw", np.uint32([1, 10]).tobytes(), 10, 2, "out of order or not below"),
+        ("raw", np.uint32([0xFFFFFFFF, 0]).tobytes(), 10, 2, "out of order or not below"),
+        *(("raw", bytes(size), 10, 2, "2 raw indices take 8") for size in (0, 4, 7, 9, 12)),
+        ("rice", [], 8, 1, "ends before"), ("rice", [0], 8, 1, "ends before"), ("rice", [0, 0, 0], 8, 1, "ends before"),
+        ("rice", [32, 255, 255], 8, 1, "not below"), ("rice", [0, 0, 1], 8, 1, "not below"),
+        ("rice", [31] + [255] * 5, 8, 1, "not below"), ("rice", [3, 255], 8, 3, "ends before"),
+        ("rice", [5], 8, 0, "no indices"), ("rice_blocks", [], 8, 1, "ends before"),
+        ("rice_blocks", [0], 8, 1, "ends before"), ("rice_blocks", [31], 8, 1, "ends before"),
+        ("rice_blocks", [32, 255], 8, 1, "other than zeros"), ("rice_blocks", [0, 0, 1], 8, 1, "not below"),
+        ("rice_blocks", [1, 1, 2, 0], 8, 1, "continues|other than zeros"),
+        ("rice_blocks", [0, 255], 8, 9, "ends before"),
+    ],
+)  # fmt: skip
+def test_sections_that_no_encoder_wrote(name, section, numel, count, message):
+    with pytest.raises(ValueError, match=message):
+        INDEX[name].decode(np.array(list(section), np.uint8), numel, count, KEY)
 
 
 # Bytes for 368 of 36,864 elements. The research code of the papers takes 662 (Bloom filter), 924 (RLE).
-@each
-def test_section_size_of_a_convolution_layer_at_one_percent(codec, oracle):
-    sizes = [codec.encode(random_subset(36864, 368, seed), 36864, KEY)[0].size for seed in range(10)]
-    most = {"rle": 480, "huffman": 920, "delta": 415, "elias_fano": 394, "rans": 400}[codec.name]
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("rle", 480), ("huffman", 920), ("delta", 415), ("elias_fano", 394), ("rans", 400), ("rice", 390)],
+)
+def test_section_size_of_a_convolution_layer_at_one_percent(name, most):
+    sizes = [INDEX[name].encode(some_indices(36864, 368, seed), 36864, KEY)[0].size for seed in range(10)]
     assert max(sizes) <= most
-    if codec.name == "huffman":
+    if name == "huffman":
         assert 905 <= np.mean(sizes) <= 910  # 19.73 bits per index
 
 
@@ -156,51 +206,40 @@ def test_section_size_of_a_convolution_layer_at_one_percent(codec, oracle):
 @pytest.mark.parametrize("density", [0.001, 0.01, 0.1])
 def test_rans_is_within_a_percent_of_the_entropy(density):
     numel = 25_600_000
-    count = int(numel * density)
-    kept = np.unique(np.random.default_rng(3).integers(0, numel, count, dtype=np.uint32))
-    section = check(CODECS["rans"][0], kept, numel)
-    assert section.size < 1.01 * entropy_bytes(numel, kept.size)
+    kept = np.unique(np.random.default_rng(3).integers(0, numel, int(numel * density), dtype=np.uint32))
+    assert check("rans", kept, numel).size < 1.01 * entropy_bytes(numel, kept.size)
 
 
-# Decoders with vector instructions read 16 indices at a time. The cases have every number of low bits, long runs of
-# zeros in the highs, and dense parts.
-@pytest.mark.parametrize("name", ["rice", "elias_fano"])
-@pytest.mark.parametrize("spread", [1, 3, 9, 100, 1000, 7000, 60000, 10**6])
-def test_vectorized_decoders_equal_the_oracle(name, spread):
-    codec, oracle = MANY[name]
-    rng = np.random.default_rng(spread)
-    for count in (255, 256, 700, 2003):
-        gaps = np.where(rng.random(count) < 0.02, 30 * spread, rng.integers(1, 2 * spread + 1, count))
-        kept = np.cumsum(gaps, dtype=np.uint64).astype(np.uint32)
-        numel = int(kept[-1]) + 1
-        assert check(codec, kept, numel).tobytes() == oracle(kept.tolist(), numel)
-        with pytest.raises(ValueError):
-            codec.decode(codec.encode(kept, numel, KEY)[0], numel - 1, count, KEY)
-
-
-def test_rans_learns_clusters():
+def test_sizes_of_clusters_and_runs():
     kept = clustered(4_000_000, 0.01)
-    assert check(CODECS["rans"][0], kept, 4_000_000).size < 0.9 * entropy_bytes(4_000_000, kept.size)
+    assert check("rans", kept, 4_000_000).size < 0.9 * entropy_bytes(4_000_000, kept.size)
+    runs = np.concatenate([np.arange(at, at + 4096) for at in range(0, 1 << 20, 65536)])
+    assert check("rle", runs, 1 << 20).size < 100
+    rng = np.random.default_rng(0)
+    dense, thin = rng.choice(1 << 16, 3000, replace=False), rng.choice(np.arange(1 << 16, 1 << 22), 3000, replace=False)
+    both = np.sort(np.concatenate([dense, thin])).astype(np.uint32)
+    sizes = [codec.encode(both, 1 << 22, KEY)[0].size for codec in (RiceBlocks(), Rice())]
+    assert sizes[0] < 0.9 * sizes[1]
 
 
-def test_rle_of_long_runs_is_small():
-    kept = np.concatenate([np.arange(at, at + 4096) for at in range(0, 1 << 20, 65536)])
-    assert check(CODECS["rle"][0], kept, 1 << 20).size < 100
+@given(st.data(), st.integers(1, 32), st.sampled_from([np.uint8, np.uint32]))
+def test_fields_of_every_width(data, width, dtype):
+    width = min(width, 8 * np.dtype(dtype).itemsize)
+    values = data.draw(st.lists(st.integers(0, 2**width - 1), max_size=70))
+    section = bits.pack(np.array(values, dtype), width)
+    assert section.tobytes() == bitpack.pack(values, width)
+    assert bits.unpack(section, len(values), width, dtype).tolist() == values
+    for wrong in (section[:-1].copy(), np.append(section, np.uint8(0))) if section.size else ():
+        with pytest.raises(ValueError, match=f"it must have {section.size} bytes, and it has {wrong.size}"):
+            bits.unpack(wrong, len(values), width, dtype)
 
 
-def test_vector_levels_write_the_same_bytes():
-    code = (
-        "from tests.index.test_lossless import *\n"
-        "for name, (codec, _) in MANY.items():\n"
-        "    for indices, numel in EXTREMES.values():\n"
-        "        print(name, check(codec, indices, numel).tobytes().hex())"
-    )
-    env = os.environ | {"HVD_DEEPREDUCE_VECTOR": "portable", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    expected = [
-        f"{name} {check(codec, indices, numel).tobytes().hex()}"
-        for name, (codec, _) in MANY.items()
-        for indices, numel in EXTREMES.values()
-    ]
-    assert done.stdout.splitlines() == expected
+@pytest.mark.parametrize(("dtype", "most"), [(np.uint8, 8), (np.uint32, 32)])
+@pytest.mark.parametrize("count", [143, 144, 145, 160, 1003])
+def test_many_fields_of_every_width(dtype, most, count):
+    random = np.random.default_rng(count)
+    for width in range(most + 1):
+        values = random.integers(0, 2**width, count, dtype=np.uint64).astype(dtype)
+        section = bits.pack(values, width)
+        assert section.tobytes() == bitpack.pack(values.tolist(), width)
+        assert (bits.unpack(section, count, width, dtype) == values).all()

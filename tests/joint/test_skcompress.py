@@ -2,57 +2,11 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hvd_deepreduce.codecs.entropy import huffman
 from hvd_deepreduce.codecs.joint.skcompress import SKCompress
 from hvd_deepreduce.codecs.joint.sketchml import SketchML
 from tests.joint.sketches import F32, KEY, gradient, round_trip
-from tests.oracle import delta as delta_oracle
-from tests.oracle import huffman as huffman_oracle
-from tests.oracle import minmax_sketch as oracle
-
-
-def expect(indices, values, numel, **config):
-    """The section and the decoded values of the oracle."""
-    return oracle.encode(
-        indices.tolist(),
-        values,
-        numel,
-        KEY[:3],
-        **config,
-        encode_keys=lambda keys, numel: delta_oracle.encode(keys),
-        encode_bins=lambda bins, width: huffman_oracle.encode(bins),
-    )
-
-
-@settings(max_examples=30, derandomize=True, deadline=None)
-@given(
-    st.sets(st.integers(0, 70_000), max_size=60),
-    st.sampled_from([2, 16, 61, 256]),
-    st.sampled_from([1, 3, 8]),
-    st.integers(1, 4),
-    st.sampled_from([0.001, 0.2, 1.3]),
-    st.integers(0, 2**32 - 1),
-)
-def test_bytes_equal_the_oracle(drawn, buckets, groups, rows, columns, seed):
-    indices = np.array(sorted(drawn), np.uint32)
-    values = np.random.default_rng(seed).standard_normal(indices.size).astype(np.float32)
-    config = {"buckets": buckets, "groups": groups, "rows": rows, "columns": columns, "center": "mean"}
-    section, decoded = round_trip(SKCompress(**config), indices, values, 70_001)
-    expected, expected_values = expect(indices, values, 70_001, **config)
-    assert section.tobytes() == expected
-    assert decoded.tolist() == expected_values
-
-
-def test_bytes_of_many_elements_equal_the_oracle():
-    indices, values = gradient(100_003, 1500)
-    config = {"buckets": 64, "groups": 8, "rows": 2, "columns": 0.2, "center": "mean"}
-    section, decoded = round_trip(SKCompress(**config), indices, values, 100_003)
-    expected, expected_values = expect(indices, values, 100_003, **config)
-    assert section.tobytes() == expected
-    assert decoded.tolist() == expected_values
 
 
 @pytest.mark.parametrize("density", [0.01, 0.1])
@@ -76,18 +30,6 @@ def test_coded_bins_are_smaller_than_fixed_width_fields():
     bins = 2 * (sizes[:, 0] // 5).sum()
     # A bin is about the smallest of five numbers below 32: the entropy of an exponential distribution with mean 6.4.
     assert 4.0 < 8 * sizes[:, 2].sum() / bins < 4.3
-
-
-@pytest.mark.parametrize("groups", [1, 3, 8])
-def test_bytes_of_a_dense_tensor_equal_the_oracle(groups):
-    """Section 7.7: no keys."""
-    _, values = gradient(3000, 3000)
-    values[::9] = 0
-    config = {"buckets": 16, "groups": groups, "rows": 2, "columns": 0.2, "center": "middle"}
-    section, decoded = round_trip(SKCompress(**config), None, values, values.size)
-    expected, expected_values = expect(np.arange(values.size), values, values.size, **config, dense=True)
-    assert section.tobytes() == expected
-    assert decoded.tolist() == expected_values
 
 
 def test_a_dense_tensor_takes_the_bits_of_its_groups_and_bins():

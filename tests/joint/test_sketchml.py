@@ -5,23 +5,35 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_deepreduce.codecs.interfaces import RngKey
-from hvd_deepreduce.codecs.joint.minmax_sketch import MinMaxSketch
 from hvd_deepreduce.codecs.joint.skcompress import SKCompress
 from hvd_deepreduce.codecs.joint.sketchml import SketchML
-from hvd_deepreduce.ops import bits, flagged_keys, quantile, sketch
-from tests.cases import AWKWARD
+from hvd_deepreduce.ops import flagged_keys, quantile, sketch
+from tests.cases import EQUAL
 from tests.joint.sketches import F32, KEY, gradient, round_trip
+from tests.oracle import delta as delta_oracle
+from tests.oracle import huffman as huffman_oracle
 from tests.oracle import minmax_sketch as oracle
-from tests.oracle import quantile as quantile_oracle
 
-WITH_FLOAT64 = {**AWKWARD, "float64": np.array([1e300, -1e300, 0, 1e-300] * 9, np.float64)}
+WITH_FLOAT64 = {**EQUAL, "float64": np.array([1e300, -1e300, 0, 1e-300] * 9, np.float64)}
 both = pytest.mark.parametrize("codec", [SketchML, SKCompress])
 
 
+def expect(codec, indices, values, numel, config, dense=False):
+    """Compares a round trip with the oracle: the section and the decoded values."""
+    coders = {}
+    if codec is SKCompress:
+        coders["encode_keys"] = lambda keys, numel: delta_oracle.encode(keys)
+        coders["encode_bins"] = lambda bins, width: huffman_oracle.encode(bins)
+    section, decoded = round_trip(codec(**config), None if dense else indices, values, numel)
+    expected, expected_values = oracle.encode(indices.tolist(), values, numel, KEY[:3], **config, **coders, dense=dense)
+    assert section.tobytes() == expected
+    assert decoded.tolist() == expected_values
+
+
+@both
 @settings(max_examples=40, derandomize=True, deadline=None)
-@given(st.data())
-def test_bytes_equal_the_oracle(data):
+@given(data=st.data())
+def test_bytes_equal_the_oracle(codec, data):
     numel = data.draw(st.sampled_from([1, 2, 257, 70_001, 2**32 - 1]))
     drawn = data.draw(st.sets(st.integers(0, numel - 1), max_size=60))
     indices = np.array(sorted(drawn), np.uint32)
@@ -35,31 +47,24 @@ def test_bytes_equal_the_oracle(data):
         "columns": data.draw(st.sampled_from([0.001, 0.2, 0.5, 1.3, 4.0])),
         "center": data.draw(st.sampled_from(["mean", "middle"])),
     }
-    section, decoded = round_trip(SketchML(**config), indices, values, numel)
-    expected, expected_values = oracle.encode(indices.tolist(), values, numel, KEY[:3], **config)
-    assert section.tobytes() == expected
-    assert decoded.tolist() == expected_values
+    expect(codec, indices, values, numel, config)
 
 
-def test_bytes_of_many_elements_equal_the_oracle():
-    indices, values = gradient(100_003, 1500)
+@both
+def test_bytes_of_many_elements_equal_the_oracle(codec):
     config = {"buckets": 64, "groups": 8, "rows": 2, "columns": 0.2, "center": "mean"}
-    section, decoded = round_trip(SketchML(**config), indices, values, 100_003)
-    expected, expected_values = oracle.encode(indices.tolist(), values, 100_003, KEY[:3], **config)
-    assert section.tobytes() == expected
-    assert decoded.tolist() == expected_values
+    expect(codec, *gradient(100_003, 1500), 100_003, config)
 
 
+@both
 @pytest.mark.parametrize("groups", [1, 3, 8])
-def test_bytes_of_a_dense_tensor_equal_the_oracle(groups):
+@pytest.mark.parametrize("buckets", [16, 61])
+def test_bytes_of_a_dense_tensor_equal_the_oracle(codec, groups, buckets):
+    """Section 7.7 of SKCompress: no keys."""
     _, values = gradient(2000, 2000)
-    config = {"buckets": 61, "groups": groups, "rows": 1, "columns": 0.5, "center": "mean"}
-    section, decoded = round_trip(SketchML(**config), None, values, values.size)
-    expected, expected_values = oracle.encode(
-        list(range(values.size)), values, values.size, KEY[:3], **config, dense=True
-    )
-    assert section.tobytes() == expected
-    assert decoded.tolist() == expected_values
+    values[::9] = 0
+    config = {"buckets": buckets, "groups": groups, "rows": 2, "columns": 0.2, "center": "middle"}
+    expect(codec, np.arange(2000), values, 2000, config, dense=True)
 
 
 @both
@@ -74,7 +79,7 @@ def test_as_many_groups_as_possible_without_keys(codec):
 
 
 @both
-def test_broken_sections_without_keys_are_refused_or_valid(codec):
+def test_broken_sections_without_keys_are_refused(codec):
     _, values = gradient(400, 400)
     section, _ = codec(buckets=40, groups=5).encode(None, values, 400, KEY)
     tables = 20 + 4 * 40
@@ -89,23 +94,8 @@ def test_broken_sections_without_keys_are_refused_or_valid(codec):
         broken[at] += np.uint8(change)
         with pytest.raises(ValueError, match=message):
             codec.decode(broken, 400, 400, True, F32, KEY)
-    for end in range(section.size):
-        with pytest.raises(ValueError, match=r"\w+ \w+"):
-            codec.decode(section[:end].copy(), 400, 400, True, F32, KEY)
     with pytest.raises(ValueError, match="byte after its number of rows"):
         codec.decode(section, 500, 400, False, F32, KEY)
-    random = np.random.default_rng(3)
-    refused = 0
-    for bit in random.integers(0, 8 * section.size, 600):
-        broken = section.copy()
-        broken[bit // 8] ^= 1 << bit % 8
-        try:
-            support, decoded = codec.decode(broken, 400, 400, True, F32, KEY)
-        except ValueError:
-            refused += 1
-            continue
-        assert support is None and decoded.size == 400 and np.isfinite(decoded).all()
-    assert refused > 100
 
 
 @both
@@ -159,33 +149,6 @@ def test_correctness_rate_of_a_gradient_is_at_least_equation_2(codec):
 
 
 @both
-def test_collisions_differ_between_steps(codec):
-    indices, values = gradient(50_000, 5000)
-    decoded = [round_trip(codec(), indices, values, 50_000, RngKey(1, 2, step))[1] for step in range(2)]
-    assert np.mean(decoded[0] != decoded[1]) > 0.2
-
-
-@both
-def test_decoded_values_depend_on_the_key_but_not_on_the_rank(codec):
-    indices, values = gradient(50_000, 5000)
-    section, decoded = round_trip(codec(), indices, values, 50_000, RngKey(1, 2, 3, rank=0))
-    _, same = codec.decode(section, 50_000, 5000, False, F32, RngKey(1, 2, 3, rank=9))
-    _, other = codec.decode(section, 50_000, 5000, False, F32, RngKey(1, 7, 3))
-    assert (same == decoded).all()
-    assert (other != decoded).any()
-
-
-@both
-def test_dense_tensor(codec):
-    random = np.random.default_rng(1)
-    values = random.standard_normal(3001).astype(np.float32)
-    values[::3] = 0
-    _, decoded = round_trip(codec(), None, values, values.size)
-    assert (decoded[::3] == 0).all()
-    assert not (decoded * np.sign(values) < 0).any()
-
-
-@both
 @pytest.mark.parametrize("values", WITH_FLOAT64.values(), ids=WITH_FLOAT64)
 @pytest.mark.parametrize("dense", [False, True])
 def test_awkward_values(codec, values, dense):
@@ -205,17 +168,6 @@ def test_wide_values(codec):
     _, decoded = round_trip(codec(groups=32, columns=1.0), indices, values, 10_007)
     assert (np.sign(decoded) == np.sign(values)).all()
     assert np.abs(decoded).max() <= np.abs(values).max()
-
-
-@both
-@pytest.mark.parametrize(
-    ("wrong", "name"),
-    [({"buckets": 1}, "buckets"), ({"groups": 257}, "groups"), ({"rows": 9}, "rows"), ({"columns": 5}, "columns"),
-     ({"columns": float("nan")}, "columns"), ({"buckets": 2049, "groups": 8}, "more groups")],
-)  # fmt: skip
-def test_settings_out_of_range_are_refused(codec, wrong, name):
-    with pytest.raises(ValueError, match=name):
-        codec(**wrong)
 
 
 @both
@@ -253,39 +205,3 @@ def test_a_key_in_two_groups_is_refused(codec):
     broken[differs[0]] = other[differs[0]]  # changes only the key of the first group
     with pytest.raises(ValueError, match="out of order"):
         codec.decode(broken, 100, 2, False, F32, KEY)
-
-
-@both
-def test_broken_sections_are_refused_or_valid(codec: type[MinMaxSketch]):
-    numel = 4001
-    indices, values = gradient(numel, 200)
-    section, _ = codec(buckets=32, groups=4).encode(indices, values, numel, KEY)
-    for end in range(section.size):
-        with pytest.raises(ValueError, match=r"\w+ \w+"):
-            codec.decode(section[:end].copy(), numel, 200, False, F32, KEY)
-    refused = 0
-    for bit in range(section.size * 8):
-        broken = section.copy()
-        broken[bit // 8] ^= 1 << (bit % 8)
-        try:
-            support, decoded = codec.decode(broken, numel, 200, False, F32, KEY)
-        except ValueError:
-            refused += 1
-            continue
-        assert support is not None
-        assert support.size == decoded.size == 200
-        assert np.isfinite(decoded).all()
-        bits.check_indices(support, numel)
-    assert refused > 100
-    for count in (0, 1, 199, 201, 4001):
-        with pytest.raises(ValueError, match=r"\w+ \w+"):
-            codec.decode(section, numel, count, False, F32, KEY)
-    with pytest.raises(ValueError, match="elements"):
-        codec.decode(section, numel, 200, True, F32, KEY)
-
-
-def test_means_equal_those_of_the_quantile_codec():
-    indices, values = gradient(5000, 300)
-    section, _ = SketchML(buckets=16).encode(indices, values, 5000, KEY)
-    means, _, _ = quantile_oracle.quantize(values, 16, "mean")
-    assert section[20:84].view(np.float32).tolist() == means

@@ -1,63 +1,30 @@
-"""The joint codec ``three_lc``."""
+"""The joint codec ``three_lc``. tests/value/test_oracles.py compares its bytes of dense tensors with the oracle's."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from hvd_deepreduce.codecs.joint.three_lc import ThreeLC
-from hvd_deepreduce.config import Config
 from hvd_deepreduce.ops import ternary, three_lc
-from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.wire.standalone import unpack
 from tests.oracle import three_lc as oracle
 from tests.oracle import trits
-from tests.value.quantizers import AWKWARD, F32, KEY, normals, vectors
+from tests.value.quantizers import F32, KEY, normals, round_trip, vectors
 
 bytes_with_zeros = st.lists(st.one_of(st.just(121), st.just(121), st.integers(0, 242)), max_size=90)
-
-
-def dense_trip(values, multiplier=1.0):
-    section, support = ThreeLC(multiplier=multiplier).encode(None, values, values.size, KEY)
-    assert support is None
-    support, decoded = ThreeLC.decode(section, values.size, values.size, True, values.dtype, KEY)
-    assert support is None
-    assert decoded.size == values.size
-    assert np.isfinite(decoded).all()
-    return section, decoded
-
-
-@given(vectors, st.sampled_from([1.0, 1.5, 1.75, 1.999]))
-def test_bytes_equal_the_oracle(values, multiplier):
-    section, decoded = dense_trip(values, multiplier)
-    assert section.tobytes() == oracle.encode(values, multiplier)
-    assert np.array_equal(decoded, oracle.decode(section.tobytes(), values.size))
 
 
 @pytest.mark.parametrize("count", [1, 4, 5, 6, 24_999, 41_000])
 def test_bytes_of_many_values_equal_the_oracle(count):
     for values in (normals(count), np.where(np.arange(count) % 97, 0, normals(count)).astype(np.float32)):
-        assert dense_trip(values)[0].tobytes() == oracle.encode(values, 1.0)
-
-
-@pytest.mark.parametrize("multiplier", [1.0, 1.9])
-@pytest.mark.parametrize("values", AWKWARD.values(), ids=AWKWARD.keys())
-def test_awkward_values(values, multiplier):
-    section, decoded = dense_trip(values, multiplier)
-    limit = np.finfo(np.float32).max
-    x = np.clip(values, -limit, limit).astype(np.float32)
-    assert section.tobytes() == oracle.encode(x, multiplier)
-    m = section[:4].view(np.float32)[0]
-    assert (np.abs(decoded.astype(np.float64) - x) <= m / 2 * (1 + 1e-7)).all()
-    assert np.isin(decoded, [-m, 0, m]).all()
+        assert round_trip(ThreeLC(), values)[0].tobytes() == oracle.encode(values, 1.0)
 
 
 def test_a_half_is_rounded_away_from_zero():
     values = np.array([4, 2, -2, 1.9999999, -1.9999999, 0], np.float32)
-    assert dense_trip(values)[1].tolist() == [4, 4, -4, 0, 0, 0]
+    assert round_trip(ThreeLC(), values)[1].tolist() == [4, 4, -4, 0, 0, 0]
     tiny = np.array([3, 2, 1, -2, -1], np.float32) * np.float32(1e-45)  # M is 3 units; its half is not a float32
-    assert (dense_trip(tiny)[1] / np.float32(1e-45)).tolist() == [3, 3, 0, -3, 0]
+    assert (round_trip(ThreeLC(), tiny)[1] / np.float32(1e-45)).tolist() == [3, 3, 0, -3, 0]
 
 
 @given(bytes_with_zeros)
@@ -102,40 +69,9 @@ def test_sparse_support_is_the_nonzero_decoded_elements(values, dtype, seed):
     assert np.array_equal(decoded, expected[support])
 
 
-@pytest.mark.parametrize("sparsifier", ["none", "topk", "nonzero"])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_sent_values_and_residual_sum_to_the_gradient(sparsifier, dtype):
-    pipeline = Pipeline(Config.load(sparsifier=sparsifier, joint={"name": "three_lc", "multiplier": 1.5}))
-    gradient = normals(30_000).astype(dtype)
-    residual, out = np.zeros_like(gradient), np.empty_like(gradient)
-    total = np.zeros(gradient.size)
-    for step in range(5):
-        container = unpack(pipeline.encode(gradient, residual, KEY._replace(step=step)))
-        pipeline.decode([container], out)
-        total += out
-        np.testing.assert_allclose(total + residual, (step + 1.0) * gradient, rtol=1e-5, atol=1e-5)
-    assert np.count_nonzero(total) > 0
-
-
-def test_larger_multiplier_sends_fewer_bytes():
-    values = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
-    sections = [dense_trip(values, s)[0].size for s in (1.0, 1.4, 1.9)]
-    assert sections[0] > sections[1] > sections[2]
-
-
-def test_sizes_are_as_documented():
-    assert dense_trip(np.ones(50_000, np.float32))[0].size == 4 + 10_000
-    assert dense_trip(np.zeros(70_000, np.float32))[0].size == 4 + 1000  # one byte for 14 bytes of five digits
-
-
-def test_broken_sections():
-    values = normals(2000)
-    section, support = ThreeLC().encode(np.arange(2000, dtype=np.uint32), values, 2000, KEY)
+def test_counts_and_scales_that_no_encoder_wrote():
+    section, support = ThreeLC().encode(np.arange(2000, dtype=np.uint32), normals(2000), 2000, KEY)
     assert support is not None
-    for size in range(section.size):
-        for dense in (True, False):
-            with pytest.raises(ValueError, match=r"\w+ \w+ \w+"):
-                ThreeLC.decode(section[:size].copy(), 2000, 2000 if dense else support.size, dense, F32, KEY)
     for numel in (1900, 2100, 2**32 - 1, 0):
         with pytest.raises(ValueError):
             ThreeLC.decode(section, numel, numel, True, F32, KEY)
@@ -143,20 +79,9 @@ def test_broken_sections():
         with pytest.raises(ValueError, match="not zero"):
             ThreeLC.decode(section, 2000, count, False, F32, KEY)
     for m in (np.nan, np.inf, -1.0):
-        broken = section.copy()
-        broken[:4] = np.array([m], np.float32).view(np.uint8)
+        section[:4] = np.array([m], np.float32).view(np.uint8)
         with pytest.raises(ValueError, match="out of range"):
-            ThreeLC.decode(broken, 2000, 2000, True, F32, KEY)
-    random = np.random.default_rng(0)
-    for _ in range(400):
-        broken = section.copy()
-        broken[random.integers(section.size)] ^= np.uint8(1 << random.integers(8))
-        try:
-            found, decoded = ThreeLC.decode(broken, 2000, support.size, False, F32, KEY)
-        except ValueError:
-            continue
-        assert found is not None and found.size == decoded.size == support.size
-        assert np.isfinite(decoded).all()
+            ThreeLC.decode(section, 2000, 2000, True, F32, KEY)
 
 
 def test_digits_behind_the_last_must_be_zeros():
@@ -165,9 +90,3 @@ def test_digits_behind_the_last_must_be_zeros():
     for byte in (2 * 81 + 39, 2 * 81 + 41, 243):
         with pytest.raises(ValueError, match="out of range"):
             ternary.unpack(np.array([byte], np.uint8), 1)
-
-
-def test_settings_out_of_range():
-    for wrong in ({"multiplier": 0.9}, {"multiplier": 2.0}, {"bits": 3}):
-        with pytest.raises(ValidationError):
-            ThreeLC(**wrong)

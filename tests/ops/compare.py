@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests import cases
+from tests.cases import some_indices
 
 KEY = (7, 3, 11)
 """(seed, parameter, step)."""
@@ -62,11 +63,6 @@ def both(gpu: Any, operation: Any, *arguments: Any, **settings: Any) -> Any:
         if isinstance(host_array, np.ndarray):
             same(gpu.host(gpu_array), host_array)
     return want
-
-
-def some_indices(numel: int, count: int, seed: int = 1) -> np.ndarray:
-    """``count`` distinct indices below ``numel``, sorted."""
-    return np.sort(np.random.default_rng(seed).choice(numel, count, replace=False)).astype(np.uint32)
 
 
 INDICES = {

@@ -1,9 +1,10 @@
-"""The host waits for the GPU once where it can, and finds the same errors."""
+"""The host waits for the GPU once where it can, and finds the same errors; and arrays of other libraries."""
 
 import numpy as np
 import pytest
 
 from hvd_deepreduce.ops import arrays, deferred, rice
+from hvd_deepreduce.ops.device import WithoutStream
 from hvd_deepreduce.ops.library import NonFiniteError
 from tests import cases
 from tests.ops.compare import INDICES, same
@@ -61,3 +62,26 @@ def test_encoding_a_gradient_that_is_not_finite(gpu, feedback, bad):
         arrays.add(there, gpu.put(gradient))
     if feedback:
         same(gpu.host(there), residual)
+
+
+class RefusesStreams:
+    """As TensorFlow's tensors, whose ``__dlpack__`` takes no stream."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, *, stream=None):
+        if stream is not None:
+            raise RuntimeError("a stream was given")
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_a_library_that_refuses_streams_is_not_told_one():
+    array = np.arange(5, dtype=np.float32)
+    wrapped = WithoutStream(RefusesStreams(array))
+    wrapped.__dlpack__(stream=7, max_version=(1, 0))
+    found = np.from_dlpack(wrapped)
+    assert found.ctypes.data == array.ctypes.data and found.tolist() == array.tolist()

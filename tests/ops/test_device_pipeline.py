@@ -6,7 +6,6 @@ import pytest
 
 from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.exchange.reduce_scatter import SlicedSum
 from hvd_deepreduce.exchange.two_levels import SliceResidual, TwoLevelSum
 from hvd_deepreduce.ops import deferred, sections
 from hvd_deepreduce.pipeline import Pipeline
@@ -16,7 +15,6 @@ from hvd_deepreduce.wire import frame
 from hvd_deepreduce.wire import standalone as wire
 from hvd_deepreduce.wire.standalone import ContainerError
 from tests import cases, selection, two_levels
-from tests.support.simulated_collectives import CollectiveNetwork
 
 KEY = RngKey(21, 22, 23, 1)
 INPUTS = cases.inputs()
@@ -344,50 +342,6 @@ def test_residuals_move_to_the_gradients_device(gpu):
     assert memory.residual("a", 3, np.dtype(np.float32)).tolist() == [3, 2, 3]
     memory.residual("a", 3, np.dtype(np.float32))[:] = 7
     assert gpu.host(memory.joined("ab", [3, 3], np.dtype(np.float32), like)).tolist() == [7, 7, 7, 1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"exchange": "reduce_scatter"},
-        {"exchange": {"name": "reduce_scatter", "density": 0.2}, "memory": "dgc"},
-        {"exchange": "reduce_scatter", "sparsifier": "none"},
-        {"exchange": "reduce_scatter", "sparsifier": "randomk"},
-    ],
-    ids=str,
-)
-def test_slices_are_summed_as_on_the_host(gpu, settings):
-    """Of three ranks, in two steps; the second gradient of one of them is not finite. The last rank's container is
-    damaged then, which all ranks are told."""
-    config = Config.load(settings)
-    if "sparsifier" not in settings:
-        config = Config.load(config, density=0.2)
-    pipeline, numel = Pipeline(config), 240
-    state = [[np.zeros(numel, np.float32) for _ in range(3)] for _ in range(2)]
-    on_device = [[gpu.put(one) for one in of] for of in state]
-    for step in range(2):
-        given = [cases.random(numel, seed=10 * step + rank) for rank in range(3)]
-        given[1][7] = np.nan if step else 1.0
-        sums = []
-        for put, (residuals, velocities) in ((lambda one: one, state), (gpu.put, on_device)):
-            programs = [
-                SlicedSum(
-                    pipeline, 3, KEY._replace(step=step, rank=rank), put(given[rank]), residuals[rank], residuals[rank],
-                    velocities[rank] if config.has_velocity else None,
-                ).steps()
-                for rank in range(3)
-            ]  # fmt: skip
-            out = put(np.ones(numel, np.float32))
-            CollectiveNetwork(3).run(programs)[2].write(out, 0.5)
-            sums.append(out)
-        same(gpu, *sums)
-        for ours, theirs in zip(sum(state, []), sum(on_device, []), strict=True):
-            same(gpu, ours, theirs)
-    broken = SlicedSum(pipeline, 3, KEY._replace(rank=2), gpu.put(given[2]))
-    broken._encode = lambda *_: [gpu.put(np.full(20, 7, np.uint8))] * 3
-    works = [SlicedSum(pipeline, 3, KEY._replace(rank=rank), gpu.put(given[rank])) for rank in range(2)]
-    with pytest.raises(ContainerError, match="the container of rank 2 cannot be read"):
-        CollectiveNetwork(3).run([one.steps() for one in [*works, broken]])
 
 
 @pytest.mark.parametrize("settings", [{}, {"memory": "dgc"}, {"exchange": "reduce_scatter"}], ids=str)

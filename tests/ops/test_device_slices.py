@@ -22,30 +22,44 @@ def test_places(gpu, bounds):
         both(gpu, arrays.places, np.array(indices, np.uint32), bounds)
 
 
-def programs(config, gradients, residuals):
+REDUCE_SCATTER = {"scope": "model", "exchange": "reduce_scatter", "sparsifier": {"name": "topk", "density": 0.4}}
+SETTINGS = [
+    {}, {"density": 0.01}, {"value": "raw", "index": "rans"}, {"value": "raw", "index": "rans", "density": 0.01},
+    *({"exchange": {"name": "reduce_scatter", "density": 0.1}, "density": density} for density in (0.01, 0.2)),
+    {"exchange": {"name": "reduce_scatter", "density": 0.2}, "memory": "dgc"}, {"sparsifier": "none"},
+    {"sparsifier": "randomk"},
+]  # fmt: skip
+
+
+def programs(config, gradients, residuals, velocities, step=0):
     pipeline = Pipeline(config)
     return [
-        SlicedSum(pipeline, RANKS, KEY._replace(rank=rank), gradient, residual, residual)
-        for rank, (gradient, residual) in enumerate(zip(gradients, residuals, strict=True))
-    ]
+        SlicedSum(
+            pipeline, RANKS, KEY._replace(rank=rank, step=step), gradients[rank], residuals[rank], residuals[rank],
+            velocities[rank] if config.has_velocity else None,
+        )
+        for rank in range(RANKS)
+    ]  # fmt: skip
 
 
-@pytest.mark.parametrize("settings", [{}, {"value": "raw", "index": "rans"}, {"exchange": {"density": 0.1}}], ids=str)
-@pytest.mark.parametrize("density", [0.01, 0.4], ids=["short", "long"])
-def test_sums_and_residuals(gpu, settings, density):
-    exchange = {"name": "reduce_scatter", **settings.get("exchange", {})}
-    config = Config.load({"scope": "model", "sparsifier": {"name": "topk", "density": density}, **settings},
-                         exchange=exchange)  # fmt: skip
-    gradients = [cases.random(4003, seed=rank) for rank in range(RANKS)]
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_sums_and_residuals(gpu, settings):
+    """In two steps; the second gradient of one of the ranks is not finite."""
+    config, numel = Config.load(REDUCE_SCATTER, **settings), 4003
     found = []
     for put in (np.copy, gpu.put):
-        residuals = [put(np.zeros(4003, np.float32)) for _ in range(RANKS)]
-        network = CollectiveNetwork(RANKS)
-        works = programs(config, [put(gradient) for gradient in gradients], residuals)
-        outs = [put(np.zeros(4003, np.float32)) for _ in range(RANKS)]
-        for out, result in zip(outs, network.run([one.steps() for one in works]), strict=True):
-            result.write(out, 0.5)
-        found.append([gpu.host(one).tobytes() for one in (*outs, *residuals)] + [network.sent.tolist()])
+        residuals, velocities = ([put(np.zeros(numel, np.float32)) for _ in range(RANKS)] for _ in range(2))
+        outs, sent = [], []
+        for step in range(2):
+            gradients = [cases.random(numel, seed=10 * step + rank) for rank in range(RANKS)]
+            gradients[1][7] = np.nan if step else 1
+            network = CollectiveNetwork(RANKS)
+            works = programs(config, [put(gradient) for gradient in gradients], residuals, velocities, step)
+            for result in network.run([one.steps() for one in works]):
+                outs.append(put(np.ones(numel, np.float32)))
+                result.write(outs[-1], 0.5)
+            sent.append(network.sent.tolist())
+        found.append([gpu.host(one).tobytes() for one in (*outs, *residuals, *velocities)] + sent)
     assert found[0] == found[1]
 
 
@@ -53,8 +67,7 @@ def test_sums_and_residuals(gpu, settings, density):
 def test_the_sizes_of_all_slices_are_waited_for_at_once(gpu, index):
     if not hasattr(gpu.module, "waits"):
         pytest.skip("only the emulator counts waits")
-    config = Config.load({"scope": "model", "exchange": "reduce_scatter", "index": index,
-                          "sparsifier": {"name": "topk", "density": 0.4}})  # fmt: skip
+    config = Config.load(REDUCE_SCATTER, index=index)
     waits = []
     for ranks in (3, 9):
         gradient, residual = gpu.put(cases.random(9000)), gpu.put(np.zeros(9000, np.float32))
@@ -66,12 +79,12 @@ def test_the_sizes_of_all_slices_are_waited_for_at_once(gpu, index):
 
 
 def test_a_broken_container_is_refused_by_its_rank(gpu):
-    config = Config.load({"scope": "model", "exchange": "reduce_scatter", "value": "raw", "index": "rans",
-                          "sparsifier": {"name": "topk", "density": 0.4}})  # fmt: skip
+    config = Config.load(REDUCE_SCATTER, value="raw", index="rans")
     errors = []
     for put in (np.copy, gpu.put):
         gradients = [put(cases.random(1200, seed=rank)) for rank in range(RANKS)]
-        steps = [one.steps() for one in programs(config, gradients, [None] * RANKS)]
+        works = programs(config, gradients, [None] * RANKS, [None] * RANKS)
+        steps = [one.steps() for one in works]
 
         def damaged(_, answer):
             if isinstance(answer, tuple):

@@ -5,9 +5,8 @@ import pytest
 
 from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.ops import sections
+from hvd_deepreduce.ops import fused, sections
 from hvd_deepreduce.pipeline import Pipeline, bundle
-from hvd_deepreduce.pipeline.bundle import Slice
 from hvd_deepreduce.wire import frame
 from hvd_deepreduce.wire.standalone import ContainerError
 from tests import cases, cuda_emulator
@@ -18,12 +17,17 @@ INDEX = {"rans": "rans", "rice": "rice", "bloom": {"name": "bloom", "policy": "p
          "bloom_p1": {"name": "bloom", "policy": "p1"}}  # fmt: skip
 JOINT = {"blocks": {}, "blocks of qsgd": {"value": "qsgd", "bits": 2}, "plain blocks": {"coded": False},
          "plain blocks of float16": {"coded": False, "value": "float16"}}  # fmt: skip
-TOGETHER = ["rans", "rice", "bloom", "blocks", "plain blocks"]
+FUSED = {"rice and qsgd": "rice", "rice_blocks and qsgd": "rice_blocks"}
+"""As the recommended preset, whose containers one call decodes and sums."""
+TOGETHER = [*FUSED, "rans", "rice", "bloom", "blocks", "plain blocks"]
 """Codecs that decode the containers of all ranks in one set of launches."""
 
 
-def made(index, density):
+def made(index, density, **value):
     sparsifier = {"name": "topk", "density": density}
+    if index in FUSED:
+        value = {"name": "qsgd", "fit_scale": False, **value}
+        return Pipeline(Config.load(sparsifier=sparsifier, index=FUSED[index], value=value))
     if index in JOINT:
         return Pipeline(Config.load(sparsifier=sparsifier, joint={"name": "densestream", **JOINT[index]}))
     return Pipeline(Config.load(sparsifier=sparsifier, index=INDEX[index], value="raw"))
@@ -31,34 +35,51 @@ def made(index, density):
 
 def gathered(pipeline, sizes, ranks, dtype=np.float32):
     """The messages of all ranks, and the slices."""
-    ends = np.cumsum(sizes).tolist()
-    slices = [Slice(pipeline, (end - size, end), KEY) for size, end in zip(sizes, ends, strict=True)]
+    slices = cases.slices(pipeline, sizes, KEY)
     sent = []
     for rank in range(ranks):
-        parts = [one._replace(key=KEY._replace(rank=rank)) for one in slices]
+        parts = [one._replace(key=one.key._replace(rank=rank)) for one in slices]
         gradient = cases.random(sum(sizes), dtype, seed=rank)
         sent.append(bundle.encode(gradient, None, None, parts, ranks, True))
     return np.concatenate(sent), slices
+
+
+def compare(gpu, data, ranks, slices, dtype=np.float32, scale=0.5):
+    """The sums of the host and of a GPU."""
+    want = np.full(slices[-1].part[1], 7, dtype)
+    own = bundle.sum_into(want, data, ranks, slices, scale)
+    there = gpu.put(np.full_like(want, 7))
+    assert bundle.sum_into(there, gpu.bytes(data), ranks, slices, scale) == own
+    assert gpu.host(there).tobytes() == want.tobytes()
 
 
 @pytest.mark.parametrize("index", [*INDEX, *JOINT])
 @pytest.mark.parametrize(("sizes", "density", "ranks"), [([3000], 0.05, 9), ([40, 5003], 0.1, 3), ([1], 1.0, 2)])
 def test_sums_are_the_cpu_s(gpu, index, sizes, density, ranks):
     data, slices = gathered(made(index, density), sizes, ranks)
-    want = np.full(sum(sizes), 7, np.float32)
-    own = bundle.sum_into(want, data, ranks, slices, 0.5)
-    there = gpu.put(np.full_like(want, 7))
-    assert bundle.sum_into(there, gpu.bytes(data), ranks, slices, 0.5) == own
-    assert gpu.host(there).tobytes() == want.tobytes()
+    compare(gpu, data, ranks, slices)
+
+
+@pytest.mark.parametrize("sizes", [[1], [3000], [40, 700, 5003], [30_000]])
+@pytest.mark.parametrize(
+    ("density", "value"),
+    [(0.05, {}), (0.001, {"bits": 2, "bucket_size": 1}), (0.9, {"bits": 8, "bucket_size": 100, "norm": "l2"})],
+)
+@pytest.mark.parametrize("index", FUSED)
+def test_sums_of_the_recommended_codecs(gpu, index, sizes, density, value, monkeypatch):
+    """By the one call, not by the composed way behind it."""
+    found, decode = [], fused.decode
+    monkeypatch.setattr(fused, "decode", lambda *given: found.append(decode(*given)) or found[-1])
+    for ranks in (1, 3, 9):
+        data, slices = gathered(made(index, density, **value), sizes, ranks)
+        compare(gpu, data, ranks, slices)
+    assert len(found) == 6 and None not in found
 
 
 @pytest.mark.parametrize("index", ["rice", "blocks", "plain blocks"])
 def test_sums_of_float64(gpu, index):
     data, slices = gathered(made(index, 0.3), [1003, 7], 3, np.float64)
-    want, there = np.empty(1010), gpu.put(np.empty(1010))
-    bundle.sum_into(want, data, 3, slices, 0.5)
-    bundle.sum_into(there, gpu.bytes(data), 3, slices, 0.5)
-    assert gpu.host(there).tobytes() == want.tobytes()
+    compare(gpu, data, 3, slices, np.float64)
 
 
 @pytest.mark.parametrize("index", JOINT)
@@ -67,38 +88,39 @@ def test_a_rank_with_nothing_to_send(gpu, index):
     pipeline, nothing = made(index, 0.2), np.zeros(300, np.float32)
     few, broken = nothing.copy(), nothing.copy()
     few[7], broken[8] = 3, np.inf
-    slices = [Slice(pipeline, (0, 300), KEY)]
+    slices = cases.slices(pipeline, [300], KEY)
     for other in (nothing, few, broken):
         data = np.concatenate([pipeline.encode(one, None, KEY, 2) for one in (cases.random(300), other)])
-        want, there = np.full(300, 7, np.float32), gpu.put(np.full(300, 7, np.float32))
-        bundle.sum_into(want, data, 2, slices, 1.0)
-        bundle.sum_into(there, gpu.bytes(data), 2, slices, 1.0)
-        assert gpu.host(there).tobytes() == want.tobytes()
+        compare(gpu, data, 2, slices)
 
 
 def test_parts_of_rans(gpu):
     data, slices = gathered(made("rans", 0.9), [75_000], 2)
-    want, there = np.empty(75_000, np.float32), gpu.put(np.empty(75_000, np.float32))
-    bundle.sum_into(want, data, 2, slices, 1.0)
-    bundle.sum_into(there, gpu.bytes(data), 2, slices, 1.0)
-    assert gpu.host(there).tobytes() == want.tobytes()
+    compare(gpu, data, 2, slices)
 
 
 @pytest.mark.parametrize("index", [*TOGETHER, "blocks of qsgd"])
 def test_a_changed_byte_is_refused_by_its_rank(gpu, index):
-    data, slices = gathered(made(index, 0.1), [300], 3)
+    sizes = [60, 90] if index in FUSED else [300]
+    data, slices = gathered(made(index, 0.1), sizes, 3)
     size = data.size // 3
-    for rank, at in ((0, 3), (1, 4), (1, 6), (2, 12), (2, size // 2)):
-        broken = data.copy()
-        broken[rank * size + at] ^= 2
-        found = []
-        for out, sent in ((np.full(300, 7, np.float32), broken), (None, gpu.bytes(broken))):
-            out = gpu.put(np.full(300, 7, np.float32)) if out is None else out
-            with pytest.raises(ContainerError) as error:
-                bundle.sum_into(out, sent, 3, slices, 1.0)
+    places = [3, size + 4, size + 6, 2 * size + 12, 2 * size + size // 2]
+    for at in range(0, data.size, 1 if ON_GPU else 7) if index in FUSED else places:
+        broken, found = data.copy(), []
+        broken[at] ^= 2
+        for put, given in ((np.array, np.array), (gpu.put, gpu.bytes)):
+            out = put(np.full(sum(sizes), 7, np.float32))
+            with pytest.raises(ContainerError, match=r"rank \d cannot be read") as error:
+                bundle.sum_into(out, given(broken), 3, slices, 1.0)
             assert (gpu.host(out) == 7).all()
             found.append(str(error.value))
         assert found[0] == found[1]
+    for cut in (0, 4, data.size // 2, data.size - 1):
+        with pytest.raises(ContainerError):
+            bundle.sum_into(out, gpu.bytes(data[:cut]), 3, slices, 1.0)
+    with pytest.raises(ContainerError, match="1 bytes follow"):
+        bundle.sum_into(out, gpu.bytes(np.append(data, np.uint8(0))), 3, slices, 1.0)
+    assert (gpu.host(out) == 7).all()
 
 
 def test_a_filter_with_another_number_of_positives_is_refused(gpu):
@@ -155,4 +177,6 @@ def test_launches_do_not_grow_with_the_ranks(gpu, index):
         before = cuda_emulator.launches, cuda_emulator.waits
         bundle.sum_into(out, there, ranks, slices, 1.0)
         counts.append((cuda_emulator.launches - before[0], cuda_emulator.waits - before[1]))
-    assert counts[0] == counts[1] and counts[0][1] == 3
+    assert counts[0] == counts[1] and counts[0][1] == (2 if index in FUSED else 3)
+    if index in FUSED:  # headers, the kernels, the sum's two
+        assert counts[0][0] == {"rice": 3, "rice_blocks": 4}[FUSED[index]] + 3

@@ -1,11 +1,7 @@
 """A bitmap: one bit per element."""
 
-from tests.oracle.bitpack import to_bits, to_bytes
+from tests.oracle.bitpack import to_bytes
 
 
 def encode(indices: list[int], numel: int) -> bytes:
     return to_bytes([int(i in indices) for i in range(numel)])
-
-
-def decode(section: bytes) -> list[int]:
-    return [i for i, bit in enumerate(to_bits(section)) if bit]

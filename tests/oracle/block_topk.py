@@ -2,15 +2,12 @@
 
 import numpy as np
 
+from tests.oracle.bucket_sum import in_lanes
+
 
 def norm(block: list[float], l2: bool) -> float:
     """The sum of squares or of magnitudes, in the order that kernels/blocks/blocks.cpp lays down."""
-    lanes = [0.0] * 8
-    for j, x in enumerate(block):
-        lanes[j % 8] += x * x if l2 else abs(x)
-    for half in (4, 2, 1):
-        lanes = [lanes[j] + lanes[j + half] for j in range(half)]
-    return min(lanes[0], float(np.finfo(np.float64).max))
+    return min(in_lanes([x * x if l2 else abs(x) for x in block], 8), float(np.finfo(np.float64).max))
 
 
 def norms(values: np.ndarray, size: int, l2: bool) -> list[float]:

@@ -79,9 +79,7 @@ def choose(policy: str, found: list[int], count: int, key: Key, k: int, size: in
     return found[start : start + count]
 
 
-def encode(
-    indices: list[int], numel: int, fpr: float, policy: str, key: Key, most: int = 4
-) -> tuple[bytes, list[int]]:
+def encode(indices: list[int], numel: int, fpr: float, policy: str, key: Key, most: int = 4) -> tuple[bytes, list[int]]:
     """The section and the support."""
     if not indices:
         return b"", []

@@ -2,7 +2,7 @@
 
 from math import comb
 
-from tests.oracle.bitpack import field, to_bits, to_bytes
+from tests.oracle.bitpack import field, to_bytes
 
 WINDOW = 128
 RUNS = [(0, 0), (1, 0), (2, 0), (3, 0), (4, 1), (6, 1), (8, 2), (12, 2), (16, 3), (24, 3), (32, 5), (64, 6), (128, 7),
@@ -218,89 +218,3 @@ def encode(indices, numel, codes=None, code_bits=0):
     words.reverse()
     numbers = [(x, 4) for x in [*sum(heads[1:], ()), *states]] + [(x, 2) for x in words]
     return bytes(section) + b"".join(x.to_bytes(size, "little") for x, size in numbers) + to_bytes(bits)
-
-
-def decode(section, numel, count, code_bits=0):
-    """The indices and codes of a section that ``encode`` wrote."""
-    at = number = place = 0
-    while True:
-        byte, at = section[at], at + 1
-        number, place = number + byte % 128 * 2**place, place + 7
-        if byte < 128:
-            break
-
-    def take(amount, size):
-        nonlocal at
-        at += amount * size
-        return [int.from_bytes(section[i : i + size], "little") for i in range(at - amount * size, at, size)]
-
-    number_of_parts, low_bits = (4 if count >= 4096 else 1), max(0, code_bits - 4)
-    heads = [0, 0, *take(2 * (number_of_parts - 1), 4)]
-    states, words = take(number_of_parts, 4), take(number, 2)
-    words.reverse()
-    bits, used = to_bits(section[at:]), 0
-    density = count * 65536 // -(-numel // WINDOW)
-    parts = [Part(*head, density) for head in zip(heads[::2], heads[1::2], [*heads[3::2], count], strict=True)]
-    models, indices, codes = Models(code_bits), [0] * count, [0] * count
-
-    def get(slots):
-        p = parts.index(part)
-        slot = states[p] % 4096
-        symbol = max(s for s in range(16) if slots[s] <= slot)
-        states[p] = (slots[symbol + 1] - slots[symbol]) * (states[p] // 4096) + slot - slots[symbol]
-        if states[p] < 2**16:
-            states[p] = states[p] * 2**16 + words.pop()
-        return symbol
-
-    def get_bits(width):
-        nonlocal used
-        used += width
-        return sum(bit << j for j, bit in enumerate(bits[used - width : used]))
-
-    def get_adapted(model):
-        symbol = get(model.slots)
-        model.saw(symbol)
-        return symbol
-
-    def get_number(model, ranges):
-        begin, width = ranges[get_adapted(model)]
-        return begin + get_bits(width)
-
-    def get_places(n, length):
-        level = length.bit_length() - 1
-        if n in (0, length):
-            return list(range(n))
-        if n == 1:
-            return [get_bits(level)]
-        if n == 2 and level >= 5:
-            pair = get_bits(2 * level - 1)
-            return sorted([pair % length, (pair + pair // length + 1) % length])
-        slots, found = halves(length, n)
-        symbol = get(slots)
-        k = next(k for k, (one, _) in found.items() if one == symbol)
-        if found[k][1]:
-            k = get_bits(7)
-        first = get_places(k, length // 2)
-        return first + [length // 2 + place for place in get_places(n - k, length // 2)]
-
-    remakes = Remakes(models)
-    while any(part.index < part.end for part in parts):
-        remakes.begin_round()
-        for part in parts:
-            if part.index == part.end:
-                continue
-            crowded = part.octave() >= 16
-            if not crowded:
-                run = get_number(models.of("run", *part.context()), RUNS)
-                part.add_empty(run)
-                part.window += run
-            n = get_number(models.of("count" if crowded else "first", *part.context()), COUNTS) + (not crowded)
-            part.add(n)
-            indices[part.index : part.index + n] = [part.window * WINDOW + place for place in get_places(n, WINDOW)]
-            for i in range(part.index, part.index + n if code_bits else 0):
-                part.before = get_adapted(models.of("value", value_context(n, part.before)))
-                codes[i] = part.before * 2**low_bits + get_bits(low_bits)
-            part.index += n
-            part.window += 1
-    assert states == [2**16] * number_of_parts and not words and len(bits) - used < 8 and not any(bits[used:])
-    return indices, codes if code_bits else []

@@ -42,18 +42,6 @@ def plain(kept: dict[int, float], numel: int, most: int, dtype: type) -> bytes:
     return header + b"".join(part + b"\0" * (-len(part) % 8) for part in (starts, lengths, values))
 
 
-def rice(gaps: list[int], b: int) -> bytes:
-    """A Rice section with the layout of kernels/rice/rice.cpp."""
-    lows = "".join(f"{gap % 2**b:0{b}b}"[::-1] if b else "" for gap in gaps)
-    highs = "".join("0" * (gap >> b) + "1" for gap in gaps)
-
-    def whole(bits: str) -> bytes:
-        bits += "0" * (-len(bits) % 8)
-        return bytes(int(bits[i : i + 8][::-1], 2) for i in range(0, len(bits), 8))
-
-    return bytes([b]) + whole(lows) + whole(highs)
-
-
 def largest(part: dict[int, float], most: int) -> dict[int, float]:
     """The ``most`` elements of largest magnitude that are not 0, of equal ones those with the lower index."""
     nonzero = sorted((-abs(value), index) for index, value in part.items() if value)

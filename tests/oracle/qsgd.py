@@ -9,6 +9,7 @@ import struct
 import numpy as np
 
 from tests.oracle.bitpack import pack, unpack
+from tests.oracle.bucket_sum import in_lanes
 from tests.oracle.philox import philox4x32, uniform24
 
 STREAM_ROUNDING = 3
@@ -18,12 +19,7 @@ LARGEST = float(np.finfo(np.float32).max)
 def norm_of(bucket: list[float], l2: bool) -> np.float32:
     if not l2:
         return np.float32(max(map(abs, bucket)))
-    lanes = [0.0] * 8
-    for j, x in enumerate(bucket):
-        lanes[j % 8] += x * x
-    for half in (4, 2, 1):
-        lanes = [lanes[j] + lanes[j + half] for j in range(half)]
-    return np.float32(min(math.sqrt(lanes[0]), LARGEST))
+    return np.float32(min(math.sqrt(in_lanes([x * x for x in bucket], 8)), LARGEST))
 
 
 def uniform(i: int, seed: int, parameter: int, step: int, rank: int) -> np.float32:

@@ -124,3 +124,12 @@ def encode(values, buckets, center, separate_signs=True, entropy=0, coder=None):
     if coder and len(coder(codes)) < len(packed):
         return struct.pack(f"<I{len(means)}f", len(means) + 2**24 * entropy, *means) + coder(codes)
     return struct.pack(f"<I{len(means)}f", len(means), *means) + packed
+
+
+def decode(section, count):
+    """The values of a section whose numbers no coder has made shorter."""
+    if not section:
+        return np.empty(0, np.float32)
+    (buckets,) = struct.unpack_from("<I", section)
+    means = np.frombuffer(section[4 : 4 + 4 * buckets], "<f4")
+    return means[bitpack.unpack(section[4 + 4 * buckets :], count, (buckets - 1).bit_length())]

@@ -1,6 +1,6 @@
 """Golomb-Rice: gap >> b in unary (zeros, then a one), and the low b bits as a field. Lows and highs are separate."""
 
-from tests.oracle.bitpack import field, pack, to_bits, to_bytes, unpack
+from tests.oracle.bitpack import pack, to_bytes
 
 
 def gaps(indices: list[int]) -> list[int]:
@@ -12,28 +12,13 @@ def bits(indices: list[int], b: int) -> int:
     return sum((gap >> b) + 1 + b for gap in gaps(indices))
 
 
-def encode(indices: list[int], b: int) -> bytes:
-    if not indices:
-        return b""
-    lows = pack([gap % 2**b for gap in gaps(indices)], b)
+def of_gaps(numbers: list[int], b: int) -> bytes:
+    """The section of any numbers."""
     highs: list[int] = []
-    for gap in gaps(indices):
-        highs += [0] * (gap >> b) + field(1, 1)
-    return bytes([b]) + lows + to_bytes(highs)
+    for number in numbers:
+        highs += [0] * (number >> b) + [1]
+    return bytes([b]) + pack([number % 2**b for number in numbers], b) + to_bytes(highs)
 
 
-def decode(section: bytes, count: int) -> list[int]:
-    b = section[0]
-    at = 1 + -(-count * b // 8)
-    lows = unpack(section[1:at], count, b)
-    indices, previous, high = [], -1, 0
-    for bit in to_bits(section[at:]):
-        if len(indices) == count:
-            break
-        if bit:
-            previous += 1 + (high << b) + lows[len(indices)]
-            indices.append(previous)
-            high = 0
-        else:
-            high += 1
-    return indices
+def encode(indices: list[int], b: int) -> bytes:
+    return of_gaps(gaps(indices), b) if indices else b""

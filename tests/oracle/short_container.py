@@ -4,6 +4,7 @@ import struct
 import zlib
 from typing import NamedTuple
 
+from tests.oracle.bitpack import width_of
 from tests.oracle.checksum import checksum
 
 ORDERED, ORDER, SPARSE, UNCOMPRESSED = 15, 16, 32, 64
@@ -29,10 +30,7 @@ def varint(number: int) -> bytes:
 
 
 def sizes_of_order(count: int) -> int:
-    width = 0
-    while 2**width < count:
-        width += 1
-    return (count * width + 7) // 8
+    return (count * width_of(count) + 7) // 8
 
 
 def write(form: int, numbers: list[int], sections: list[bytes], implied: Implied) -> bytes:

@@ -1,17 +1,13 @@
-"""The sparsifier ``randomk``, and the random numbers that it uses."""
+"""The sparsifier ``randomk``, and the random numbers that it uses. test_oracles.py has what all sparsifiers must do."""
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.codecs.sparsify.randomk import RandomK
 from hvd_deepreduce.ops import random
 from tests.oracle import philox
 from tests.oracle import randomk as oracle
-
-WORD = st.integers(0, 2**32 - 1)
 
 
 def test_philox_known_answers():
@@ -29,28 +25,16 @@ def test_permutation_of_the_oracle_is_a_bijection(domain):
     assert sorted(philox.permute(i, domain, 5, 6, 7) for i in range(domain)) == list(range(domain))
 
 
-@given(st.data(), WORD, WORD, WORD)
-def test_equals_the_oracle(data, seed, parameter, step):
-    numel = data.draw(st.one_of(st.integers(0, 40), st.integers(0, 3000)))
-    count = data.draw(st.integers(0, min(numel, 60)))
-    found = RandomK.indices_of(numel, count, RngKey(seed, parameter, step))
-    assert found.dtype == np.uint32 and found.tolist() == oracle.indices_of(numel, count, seed, parameter, step)
-
-
-MANY = [(2**32 - 1, 1000), (70_001, 1093), (70_001, 1094), (4097, 3000), (600, 600)]
-
-
-@pytest.mark.parametrize(("numel", "count"), MANY)
+@pytest.mark.parametrize(
+    ("numel", "count"), [(2**32 - 1, 1000), (70_001, 1093), (70_001, 1094), (4097, 3000), (600, 600), (600, 0)]
+)
 def test_of_many_elements(numel, count):
     found = random.indices(numel, count, 1, 2, 3, None)
-    assert found.tolist() == oracle.indices_of(numel, count, 1, 2, 3)
+    assert found.dtype == np.uint32 and found.tolist() == oracle.indices_of(numel, count, 1, 2, 3)
 
 
 def test_receivers_and_all_ranks_repeat_the_selection():
-    dense, gradient = np.arange(1000, dtype=np.float32), np.ones(1000, np.float32)
-    indices, values = RandomK(density=0.05).select(dense, gradient, RngKey(1, 2, 3, rank=0), 1)
-    assert indices.size == 50 and np.all(np.diff(indices.astype(np.int64)) > 0)
-    np.testing.assert_array_equal(values, indices + 1)
+    indices, _ = RandomK(density=0.05).select(np.ones(1000), None, RngKey(1, 2, 3, rank=0), 1)
     np.testing.assert_array_equal(RandomK.indices_of(1000, 50, RngKey(1, 2, 3, rank=7)), indices)
     for other in (RngKey(2, 2, 3), RngKey(1, 3, 3), RngKey(1, 2, 4)):
         assert RandomK.indices_of(1000, 50, other).tolist() != indices.tolist()

@@ -1,56 +1,22 @@
-"""The sparsifier ``topk``."""
-
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""The sparsifier ``topk``, and its operation. test_oracles.py has what all sparsifiers must do."""
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as st_numpy
 
 from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.codecs.sparsify.topk import TopK, kept_of
 from hvd_deepreduce.ops import select
 from tests.oracle import topk as oracle
 from tests.oracle.pipeline import accumulated
+from tests.sparsify.test_oracles import same
 
 KEY = RngKey(1, 2, 3)
-# Few distinct values, so that most magnitudes are equal, and many are zeros of both signs.
-TIED = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 1e-45, -1e-45, 3.4e38])
 
 
-def check(dense, gradient, k, threads=1):
-    dtype = dense.dtype
-    expected_dense = accumulated(dense, gradient)
-    indices, values = oracle.select(expected_dense, k)
+def check(dense, gradient, k):
+    expected = accumulated(dense, gradient)
     work = dense.copy()
-    found, kept = select.topk(work, gradient, k, threads)
-    assert found.dtype == np.uint32 and kept.dtype == dtype
-    np.testing.assert_array_equal(found, indices)
-    np.testing.assert_array_equal(kept.view(np.uint8), values.view(np.uint8))
-    np.testing.assert_array_equal(work.view(np.uint8), expected_dense.view(np.uint8))
-
-
-@given(st.data(), st.sampled_from([np.float32, np.float64]), st.booleans())
-def test_exact_with_ties(data, dtype, accumulate):
-    n = data.draw(st.integers(1, 80))
-    dense = data.draw(st_numpy.arrays(dtype, n, elements=TIED.map(dtype)))
-    gradient = None
-    if accumulate:
-        gradient = data.draw(st_numpy.arrays(dtype, n, elements=st.sampled_from([0.0, 1.0, -1.0, 0.5]).map(dtype)))
-    check(dense, gradient, data.draw(st.integers(0, n)))
-
-
-@given(st.data(), st.sampled_from([32, 64]))
-def test_exact_on_any_finite_floats(data, width):
-    limit = float(np.finfo(f"float{width}").max) / 4
-    floats = st.floats(-limit, limit, width=width)
-    n = data.draw(st.integers(1, 200))
-    dense = data.draw(st_numpy.arrays(f"float{width}", n, elements=floats))
-    check(dense, None, data.draw(st.integers(0, n)))
+    same((*select.topk(work, gradient, k), work), (*oracle.select(expected, k), expected))
 
 
 def adversaries(n, dtype):
@@ -80,7 +46,7 @@ def adversaries(n, dtype):
 def test_exact_around_the_sample(n, dtype):
     gradient = np.random.default_rng(1).standard_normal(n).astype(dtype)
     for dense in adversaries(n, dtype).values():
-        for k in (1, n // 100, n // 3, n - 1, n):
+        for k in (0, 1, n // 100, n // 3, n - 1, n):
             check(dense, None, k)
             check(dense, gradient, k)
 
@@ -123,10 +89,7 @@ def test_result_does_not_depend_on_the_threads(dtype, name):
     for threads in (1, 2, 3):
         work = dense.copy()
         for source in (gradient, None):  # with accumulation, and then from the accumulated vector
-            found, kept = select.topk(work, source, n // 100, threads)
-            np.testing.assert_array_equal(found, indices)
-            np.testing.assert_array_equal(kept, values)
-            np.testing.assert_array_equal(work, total)
+            same((*select.topk(work, source, n // 100, threads), work), (indices, values, total))
 
 
 def test_exact_if_the_caller_flushes_denormals():
@@ -152,31 +115,6 @@ def test_how_many_are_kept(density, numel, kept):
     assert kept_of(density, numel) == kept
 
 
-def test_select_of_an_empty_and_of_a_whole_tensor():
-    empty = np.empty(0, np.float32)
-    indices, values = TopK(density=0.5).select(empty, empty, KEY, 2)
-    assert indices.size == values.size == 0
-    dense = np.array([0, -1, 0, 2], np.float32)
-    indices, values = TopK(density=1.0).select(dense, None, KEY, 2)
-    assert indices.tolist() == [1, 3] and values.tolist() == [-1, 2]
-
-
-@given(
-    st.lists(st.one_of(st.just(0.0), TIED, st.floats(-(2.0**99), 2.0**99, width=32)), max_size=150), st.booleans(),
-    st.floats(0, 1, exclude_min=True), st.sampled_from([np.float32, np.float64]),
-)  # fmt: skip
-def test_a_density_of_the_nonzeros(values, accumulate, density, dtype):
-    dense = np.array(values, dtype)
-    gradient = np.where(np.arange(dense.size) % 3, -dense, dtype(0)).astype(dtype) if accumulate else None
-    expected = accumulated(dense, gradient)
-    indices, kept = oracle.select_of_nonzeros(expected, density)
-    found, sent = TopK(density=density, density_of="nonzeros").select(dense, gradient, KEY, 1)
-    assert found.dtype == np.uint32 and sent.dtype == dtype
-    np.testing.assert_array_equal(found, indices)
-    np.testing.assert_array_equal(sent.view(np.uint8), kept.view(np.uint8))
-    np.testing.assert_array_equal(dense.view(np.uint8), expected.view(np.uint8))
-
-
 def test_what_a_density_is_a_share_of():
     """A gradient of which 100 of 100,000 elements are not zero."""
     dense = np.zeros(100_000, np.float32)
@@ -188,54 +126,3 @@ def test_what_a_density_is_a_share_of():
         assert indices.tolist() == list(range(500, 600))
     zeros = np.zeros(9, np.float32)
     assert all(TopK(density_of=of).select(zeros, None, KEY, 1)[0].size == 0 for of in ("elements", "nonzeros"))
-
-
-DIGEST = """
-import hashlib
-import numpy as np
-from hvd_deepreduce.ops import library, select
-rng = np.random.default_rng(5)
-digest = hashlib.sha256()
-for n in (1, 15, 16, 17, 4100, 70001):
-    for scale in (1, 3):
-        dense = np.round(rng.standard_normal(n) * 50, 0 if scale == 3 else 6).astype(np.float32)
-        gradient = rng.standard_normal(n).astype(np.float32)
-        for k in (1, -(-n // 100), n):
-            work = dense.copy()
-            for array in (*select.topk(work, gradient, k), work, *select.threshold(work, gradient, 40.0), work):
-                digest.update(array.tobytes())
-print(library.vector_level(), digest.hexdigest())
-"""
-
-
-def test_all_vector_levels_give_the_same_bytes():
-    found = {}
-    for wanted in ("portable", "avx2", ""):
-        environment = {**os.environ, "HVD_DEEPREDUCE_VECTOR": wanted}
-        environment.setdefault("PYTHONPATH", str(Path(__file__).parents[2]))
-        level, digest = subprocess.run(
-            [sys.executable, "-c", DIGEST], env=environment, capture_output=True, text=True, check=True
-        ).stdout.split()
-        found[wanted] = int(level), digest
-    assert found["portable"][0] == 0 and found["avx2"][0] <= 1
-    assert len({digest for _, digest in found.values()}) == 1
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("level", ["portable", "avx2", "avx512"])
-def test_accumulation_saturates_at_the_largest_number(dtype, level):
-    """Each level needs its own process, because a process reads HVD_DEEPREDUCE_VECTOR once."""
-    program = f"""
-import numpy as np
-from hvd_deepreduce.ops import arrays, blocks, select
-from tests.oracle.pipeline import accumulated
-limit = np.finfo(np.{np.dtype(dtype).name}).max
-gradient = np.random.default_rng(0).choice([limit, -limit, 1, 0], 5003).astype(np.{np.dtype(dtype).name})
-for operation in (lambda x: select.topk(x, gradient, 50), lambda x: select.threshold(x, gradient, 2.0),
-                  lambda x: arrays.add(x, gradient), lambda x: blocks.norms(x, gradient, 64, True)):
-    x = gradient.copy()
-    operation(x)
-    assert x.tobytes() == accumulated(gradient, gradient).tobytes()
-"""
-    environment = {**os.environ, "HVD_DEEPREDUCE_VECTOR": level}
-    subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=60)

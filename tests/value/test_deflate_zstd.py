@@ -1,6 +1,7 @@
 """The value codecs ``deflate`` and ``zstd``."""
 
 import struct
+import tracemalloc
 import zlib
 
 import numpy as np
@@ -8,11 +9,10 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from hvd_deepreduce.codecs.value.deflate import Deflate
 from hvd_deepreduce.codecs.value.zstd import Zstd
-from tests.value.quantizers import AWKWARD, KEY, check_broken, normals, round_trip, vectors
+from tests.value.quantizers import AWKWARD, KEY, normals, round_trip, vectors
 
 CODECS = [Deflate, Zstd]
 COMPRESS = {Deflate: zlib.compress, Zstd: lambda data: zstandard.ZstdCompressor().compress(data)}
@@ -32,24 +32,24 @@ def slow_bytes(values, shuffle):
     return b"".join(each)
 
 
+def check(codec, values):
+    section, decoded = round_trip(codec, values)
+    assert decoded.dtype == values.dtype
+    assert decoded.tobytes() == values.tobytes()
+    assert section[0] == codec.shuffle
+    assert expand(type(codec), section[1:].tobytes()) == slow_bytes(values, codec.shuffle)
+
+
 @pytest.mark.parametrize("codec", CODECS)
 @given(vectors, st.booleans(), st.booleans(), st.integers(1, 9))
 def test_lossless_with_the_documented_layout(codec, values, double, shuffle, level):
-    if double:
-        values = values.astype(np.float64) * 1.1
-    section, decoded = round_trip(codec(shuffle=shuffle, level=level), values)
-    assert decoded.dtype == values.dtype
-    assert decoded.tobytes() == values.tobytes()
-    assert section[0] == shuffle
-    assert expand(codec, section[1:].tobytes()) == slow_bytes(values, shuffle)
+    check(codec(shuffle=shuffle, level=level), values.astype(np.float64) * 1.1 if double else values)
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("values", AWKWARD.values(), ids=AWKWARD.keys())
-def test_awkward_values(codec, values):
-    decoded = round_trip(codec(), values)[1]
-    assert decoded.dtype == values.dtype
-    assert decoded.tobytes() == values.tobytes()
+def test_awkward_values(codec):
+    for values in AWKWARD.values():
+        check(codec(), values)
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -62,15 +62,7 @@ def test_sizes(codec):
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_broken_sections(codec, shuffle):
-    check_broken(codec(shuffle=shuffle), normals(500))
-
-
-@pytest.mark.parametrize("codec", CODECS)
 def test_decompression_bomb_is_refused_without_decompressing(codec):
-    import tracemalloc
-
     bomb = np.frombuffer(b"\0" + COMPRESS[codec](bytes(2**28)), np.uint8)
     tracemalloc.start()
     with pytest.raises(ValueError):
@@ -97,10 +89,3 @@ def test_invalid_streams_are_refused(codec):
         unsized = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(16))
         with pytest.raises(ValueError, match="frame holds"):
             decode(b"\0" + unsized)
-
-
-def test_settings_out_of_range():
-    for codec, most in ((Deflate, 9), (Zstd, 22)):
-        for wrong in ({"level": 0}, {"level": most + 1}, {"shuffle": 1}):
-            with pytest.raises(ValidationError):
-                codec(**wrong)

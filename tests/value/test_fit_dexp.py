@@ -1,4 +1,4 @@
-"""The value codec ``fit_dexp``."""
+"""The value codec ``fit_dexp``. test_fit_poly.py has what both fits must do."""
 
 import numpy as np
 import pytest
@@ -6,13 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.codecs.value.fit_dexp import FitDExp
-from tests import cases
 from tests.oracle import fit_dexp as oracle
-from tests.value.test_fit_poly import COARSE, F32, FLOATS, check_sign_and_range, error, fitted, gradient
-
-KEY = RngKey(1, 2, 3)
+from tests.value.quantizers import F32, KEY
+from tests.value.test_fit_poly import COARSE, FLOATS, error, fitted, gradient
 
 
 def encode(values):
@@ -42,17 +39,6 @@ def test_bytes_of_many_values_equal_the_oracle(kept):
 def test_exponential_equals_numpy_up_to_rounding():
     x = np.concatenate([np.linspace(-708, 709, 100_001), np.linspace(-1, 1, 10_001), [0.0]])
     np.testing.assert_allclose(oracle.exp(x), np.exp(x), rtol=4e-16)
-
-
-@pytest.mark.parametrize("name", cases.inputs())
-def test_sign_and_range_are_kept(name):
-    check_sign_and_range(FitDExp(), cases.inputs()[name])
-
-
-@pytest.mark.parametrize("name", ["one", "one_zero", "two", "all_zero", "all_equal", "mostly_zero"])
-def test_flat_curves_are_exact(name):
-    values = cases.inputs()[name]
-    np.testing.assert_array_equal(fitted(FitDExp(), values), values)
 
 
 @given(arrays(np.float32, 2, elements=st.floats(0.5, 2, width=32)))
@@ -125,28 +111,6 @@ def test_a_million_values():
     x = np.linspace(0, 1, 10**6)
     values = (0.9 * np.exp(-2000 * x) + 0.1 * np.exp(-2 * x)).astype(np.float32)
     assert error(fitted(FitDExp(), values), values) < 1e-4
-
-
-@given(arrays(np.float32, st.integers(2, 60), elements=FLOATS), st.integers(0, 10**6), st.integers(0, 7))
-def test_altered_bytes_are_refused_or_give_finite_values(values, byte, bit):
-    altered = encode(values).copy()
-    altered[byte % altered.size] ^= 1 << bit
-    try:
-        decoded = FitDExp.decode(altered, values.size, None, F32, KEY)
-    except ValueError:
-        return
-    assert decoded.size == values.size and np.isfinite(decoded).all()
-
-
-def test_truncated_and_extended_sections_are_refused():
-    section = encode(cases.random(300))
-    for size in range(section.size):
-        with pytest.raises(ValueError):
-            FitDExp.decode(section[:size], 300, None, F32, KEY)
-    with pytest.raises(ValueError):
-        FitDExp.decode(np.concatenate([section, np.zeros(4, np.uint8)]), 300, None, F32, KEY)
-    with pytest.raises(ValueError):
-        FitDExp.decode(section, 299, None, F32, KEY)
 
 
 def side(positives, negatives, *floats):

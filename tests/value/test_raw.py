@@ -3,19 +3,14 @@
 import numpy as np
 import pytest
 
-from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.codecs.value.raw import Raw
-from tests import cases
-
-KEY = RngKey(1, 2, 3)
+from tests.value.quantizers import AWKWARD, KEY, round_trip
 
 
-@pytest.mark.parametrize("name", cases.inputs())
-def test_lossless(name):
-    values = cases.inputs()[name]
-    section, order = Raw().encode(values, None, KEY)
-    assert order is None and section.tobytes() == values.astype(values.dtype.newbyteorder("<")).tobytes()
-    decoded = Raw.decode(section, values.size, None, values.dtype, KEY)
+@pytest.mark.parametrize("values", AWKWARD.values(), ids=AWKWARD)
+def test_lossless(values):
+    section, decoded = round_trip(Raw(), values)
+    assert section.tobytes() == values.astype(values.dtype.newbyteorder("<")).tobytes()
     assert decoded.dtype == values.dtype and decoded.tobytes() == values.tobytes()
 
 
