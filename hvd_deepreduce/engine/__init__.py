@@ -12,7 +12,7 @@ that see each gradient of a step as a tensor (Horovod on PyTorch, a DDP communic
 The call sequence of a step, with gradients g1, g2, ... in whatever order the backward pass yields them:
 
     engine.agree(...)                    once, before the first gradient: all ranks compare release, config and model
-    engine.hear(sum of all ranks' engine.word(...), ...)     every step: all ranks take part, with one config
+    engine.tally(sum of all ranks' engine.vote(...), ...)     every step: all ranks take part, with one config
     engine.stats.begin_step()
     ticket = reducer.start(p1, g1)       copy into its bucket; a full bucket is encoded and its exchange is started,
     ticket = reducer.start(p2, g2)       after the buckets with smaller numbers, in the same order on all ranks

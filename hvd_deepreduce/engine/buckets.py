@@ -52,7 +52,7 @@ class Bucket:
         read: how many results have been read.
         dtype: float32 or float64.
         device: of the stream on which it is encoded and decoded.
-        apart: as ``Tensors.apart``, for its device.
+        side_stream: as ``Tensors.side_stream``, for its device.
         step: for its containers' keys: the largest of the members' steps.
         key: of its containers; set by ``Engine.start``.
         gradient: ``[numel]``; after ``Engine.receive`` ``scale`` times the sum over all ranks. Allocated by
@@ -78,7 +78,7 @@ class Bucket:
         self.sizes = [member.numel for member in members]
         self.dtype = members[0].parameter.accumulated_in
         self.device, self.dense = members[0].device, members[0].dense
-        self.apart: Callable[[], Callable[[], AbstractContextManager[Any]]] = lambda: nullcontext
+        self.side_stream: Callable[[], Callable[[], AbstractContextManager[Any]]] = lambda: nullcontext
         ends = np.cumsum(self.sizes).tolist()
         self.parts: list[tuple[int, int]] = list(zip([0, *ends], ends, strict=False))
         self.gradient: Floats = np.empty(0, self.dtype)

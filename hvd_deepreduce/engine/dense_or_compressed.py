@@ -7,7 +7,7 @@ and the link. With ``mode: auto`` a job tries both, in turns, and goes on with w
             compressed        dense      compressed   dense             ranks    what was       dense          ...
             (to warm up)                                                agree    faster         (a new trial)
 
-The ranks must decide the same, so each says its own medians in the meeting of the step after a trial, as whole
+The ranks must decide the same, so each says its own medians in the step check of the step after a trial, as whole
 microseconds: sums of integers are the same on all ranks, in whatever order they were added. No other step of the trial
 needs a message.
 """
@@ -84,7 +84,7 @@ class Choice:
 
     @property
     def agreeing(self) -> bool:
-        """Whether this step ends a trial: the ranks say in its meeting what they have measured."""
+        """Whether this step ends a trial: the ranks say in its step check what they have measured."""
         return self._step == BLOCK * BLOCKS
 
     def certain(self) -> int:
@@ -96,14 +96,14 @@ class Choice:
         """So many of these steps have been taken without ``begin_step``."""
         self._step += steps
 
-    def word(self) -> tuple[int, int]:
+    def vote(self) -> tuple[int, int]:
         """This rank's medians of a dense and of a compressed step, in microseconds; zeros unless a trial ends."""
         if not self.agreeing:
             return 0, 0
         dense, compressed = (max(1, round(1e6 * median(self._times[kind]))) for kind in (True, False))
         return dense, compressed
 
-    def hear(self, dense: int, compressed: int, ranks: int) -> bool:
+    def tally(self, dense: int, compressed: int, ranks: int) -> bool:
         """Decides, by the sums of all ranks' words, in a step that ends a trial. Returns whether it did.
 
         Of two equal times the dense step wins, which loses nothing.

@@ -70,7 +70,7 @@ class Engine(RankState):
     Attributes:
         auto_over_mpi: whether ``exchange: auto`` may choose an exchange over MPI. An adapter that must know of it
             before the ranks are compared turns it off.
-        ranks: how many there were when ``word`` was called last.
+        ranks: how many there were when ``vote`` was called last.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Engine(RankState):
         self._beginning = Lock()
         self.auto_over_mpi = True
         self.ranks = 1
-        self._place: step_check.Place = {}  # of the last word
+        self._place: step_check.Place = {}  # of the last vote
 
     # All ranks together
 
@@ -123,10 +123,10 @@ class Engine(RankState):
         self.agreed = self.agreed or bool(parameters)
 
     def place(self) -> step_check.Place:
-        """Where this rank is before a step, for ``word``."""
+        """Where this rank is before a step, for ``vote``."""
         return {"step": max(map(_STEP, self.parameters.values()), default=0)}
 
-    def word(
+    def vote(
         self, agreed: bool, discard: bool = False, place: step_check.Place | None = None, sends: bool = False
     ) -> Floats:
         """What this rank says at the beginning of a step, to be summed over the ranks; see ``step_check.py``.
@@ -134,18 +134,18 @@ class Engine(RankState):
         Args:
             agreed: whether ``agree`` was called since ranks have come or gone.
             discard: whether this rank asks for the step to be discarded on all ranks.
-            place: what must be equal on all ranks at this meeting, such as a step count.
+            place: what must be equal on all ranks at this step check, such as a step count.
             sends: whether this rank takes part in the exchange that would follow.
         """
         if self.closed:
             self.check_open()
         self._place, self.ranks = {} if place is None else place, self.collectives.size()
-        times = self.choice.word() if self.choice else (0, 0)
-        word = step_check.word(self._digest, agreed, discard, times, place, self.failed, sends)
-        self.stats.add(wire=traffic.allreduce(word.nbytes, self.ranks))
-        return word
+        times = self.choice.vote() if self.choice else (0, 0)
+        vote = step_check.vote(self._digest, agreed, discard, times, place, self.failed, sends)
+        self.stats.add(wire=traffic.allreduce(vote.nbytes, self.ranks))
+        return vote
 
-    def hear(self, total: Floats, agree: Callable[[], None], advice: str | None = None) -> step_check.Outcome:
+    def tally(self, total: Floats, agree: Callable[[], None], advice: str | None = None) -> step_check.Outcome:
         """Draws the conclusions from all ranks' words.
 
         Args:
@@ -176,14 +176,14 @@ class Engine(RankState):
             self._agreement.check(self._config, [], [])
         elif not heard.same_place:
             self.compare_places(advice)
-        if self.choice and self.choice.hear(heard.dense, heard.compressed, self.ranks):
+        if self.choice and self.choice.tally(heard.dense, heard.compressed, self.ranks):
             _log.info(self.choice.sentence())
         if self.adaptive:
             adaptive.warn(self)
         return heard
 
     def compare_places(self, advice: str | None = None) -> None:
-        """Compares the places of the last words. All ranks must call it.
+        """Compares the places of the last votes. All ranks must call it.
 
         Args:
             advice: for the message: what to do so that all ranks are at the same place.
@@ -216,7 +216,7 @@ class Engine(RankState):
         """Whether the framework reduces the gradients of the step that is under way.
 
         Raises:
-            MismatchError: it does, and this rank is behind the others, which no meeting of that step would find.
+            MismatchError: it does, and this rank is behind the others, which no step check of that step would find.
         """
         dense = self.choice is not None and self.choice.dense
         if dense and self.failed:

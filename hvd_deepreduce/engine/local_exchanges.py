@@ -31,8 +31,8 @@ NOT_IN_STATE = (
     "Nothing was exchanged"
 )
 
-MEETING = "local"
-"""Name of all meetings: a rank that comes to another exchange must meet the others, too."""
+STEP_CHECK = "local"
+"""Name of all step checks: a rank that comes to another exchange must meet the others, too."""
 STAY_TOGETHER = (
     "LocalSGD's clock counts local steps. On all ranks, take the same number of steps, call sync() after the same one, "
     "let a function for every return the same, and load the states of one checkpoint"
@@ -61,9 +61,9 @@ class LocalExchanges(LocalState[G]):
         """Whether they have neither NaN nor infinity."""
 
     @abstractmethod
-    def meet(self, word: Floats, name: str, hear: Callable[[Floats], object]) -> None:
-        """Calls ``hear`` with the sum of all ranks' words; waits for ranks that do not come only for a limited time, as
-        long as ``agreed`` is not set."""
+    def check_step(self, vote: Floats, name: str, tally: Callable[[Floats], object]) -> None:
+        """Calls ``tally`` with the sum of all ranks' votes. Until ``agreed`` is set, it waits only for a limited
+        time."""
 
     @abstractmethod
     def outer_step(self, fragment: Fragment[G]) -> None:
@@ -142,7 +142,7 @@ class LocalExchanges(LocalState[G]):
         if self._times is None:  # else there may be no exchange
             engine.stats.begin_step()
         updates = {n: self.update(n) for n in fragment.numbers} if present else {}
-        heard = self._meet(fragment, call, due, self.finite(updates.values()), present)
+        heard = self._check_step(fragment, call, due, self.finite(updates.values()), present)
         if not heard.sending:
             return
         engine.stats.begin_step()
@@ -172,7 +172,7 @@ class LocalExchanges(LocalState[G]):
         else:
             fragment.keeps = self.local.mix
 
-    def _meet(self, fragment: Fragment[G], call: str, due: int, finite: bool, present: bool) -> Outcome:
+    def _check_step(self, fragment: Fragment[G], call: str, due: int, finite: bool, present: bool) -> Outcome:
         """Compares the ranks.
 
         Args:
@@ -190,9 +190,9 @@ class LocalExchanges(LocalState[G]):
             place["next_exchange"] = " ".join(str(due if one is fragment else one.due) for one in self.fragments)
         said: list[Outcome] = []
         try:
-            self.meet(
-                engine.word(self.agreed, not finite, place, present), MEETING,
-                lambda total: said.append(engine.hear(total, self._compare_ranks, STAY_TOGETHER)),
+            self.check_step(
+                engine.vote(self.agreed, not finite, place, present), STEP_CHECK,
+                lambda total: said.append(engine.tally(total, self._compare_ranks, STAY_TOGETHER)),
             )  # fmt: skip
         except Exception:
             self.collectives.complete()

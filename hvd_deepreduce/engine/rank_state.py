@@ -94,7 +94,7 @@ class RankState:
         levels: with ``hierarchical``, the groups that exchange buckets; None: all ranks exchange them at one level.
         queues: of the exchanges over MPI; ``close`` them at the end of the job.
         failed: whether this rank has failed where others have not, so that it has not got what they have applied: all
-            ranks raise an error at their next meeting. Loading a state ends it.
+            ranks raise an error at their next step check. Loading a state ends it.
         generation: increases when the config changes or a state is loaded. Layouts made before must not be used then.
     """
 

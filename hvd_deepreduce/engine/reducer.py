@@ -80,13 +80,13 @@ class Reducer(Generic[G]):
         # started under this lock, so that no thread overtakes another between the order and the start.
         self._lock = Lock()
 
-    def start(self, parameter: Parameter, gradient: G, own: bool = False) -> Ticket[G]:
+    def start(self, parameter: Parameter, gradient: G, as_view: bool = False) -> Ticket[G]:
         """Takes a parameter's gradient of this step.
 
         Args:
             gradient: ``finish`` overwrites it; it must not be changed before.
-            own: it, or what ``finish`` returns, may become a view of its bucket's memory, which the next step
-                overwrites.
+            as_view: as DDP's ``gradient_as_bucket_view``: the gradient, or what ``finish`` returns, may alias the
+                bucket's memory, which the next step overwrites.
 
         Raises:
             RuntimeError: the parameter's last gradient, or its last bucket, is still in flight; or an exchange over MPI
@@ -102,7 +102,7 @@ class Reducer(Generic[G]):
                 layout = self._lay_out(device)
             ticket = self._tickets.get(parameter.name)
             if ticket is not None:
-                self._put(ticket, parameter, gradient, layout, own)
+                self._put(ticket, parameter, gradient, layout, as_view)
                 return ticket
         return self.start_bucket((parameter,), parameter.number, gradient)
 
@@ -157,7 +157,7 @@ class Reducer(Generic[G]):
                     f"{', '.join(sorted({parameter.dtype for parameter in parameters}))}: divide it"
                 )
             (bucket,) = layout.buckets
-            bucket.apart = partial(self._tensors.apart, where)
+            bucket.side_stream = partial(self._tensors.side_stream, where)
             self._whole[number] = key, bucket
         return bucket
 
@@ -165,7 +165,7 @@ class Reducer(Generic[G]):
         """Waits until a gradient is reduced: ``ticket.gradient = scale * (sum over all ranks)``.
 
         Returns:
-            This gradient; or, of one given with ``own``, another one with the sum, which may be a view of the bucket.
+            This gradient; with ``as_view`` it may be another tensor, a view of the bucket.
 
         The step's first call starts the buckets that are not full. So it comes after the backward pass.
 
@@ -190,13 +190,13 @@ class Reducer(Generic[G]):
                 view = bucket.views.get(name)
                 if view is None:
                     view = self._view(bucket, name, gradient)
-                if ticket.waits:
+                if ticket.coalesced:
                     gradient = view
                 if ticket.device is None:
-                    tensors.take(gradient, view, rest)
+                    tensors.copy_out(gradient, view, rest)
                 else:
                     with tensors.stream(ticket.device):
-                        tensors.take(gradient, view, rest)
+                        tensors.copy_out(gradient, view, rest)
         except Exception as error:  # ``receiving`` takes longer, and there are many gradients
             engine.note_failure(error)
             raise
@@ -282,7 +282,7 @@ class Reducer(Generic[G]):
         return self._encoder or ThreadPoolExecutor(1, "deepreduce encode")
 
     def _put(
-        self, ticket: Ticket[G], parameter: Parameter, gradient: G, layout: BucketLayout, own: bool
+        self, ticket: Ticket[G], parameter: Parameter, gradient: G, layout: BucketLayout, as_view: bool
     ) -> None:
         """Copies a gradient into its bucket; starts the bucket if that is full."""
         tensors, bucket, device = self._tensors, ticket.bucket, ticket.device
@@ -302,26 +302,26 @@ class Reducer(Generic[G]):
             view = bucket.views.get(parameter.name)
             if view is None:
                 view = self._view(bucket, parameter.name, gradient)
-            ticket.waits = own and ticket.small and tensors.waits(gradient)
-            if ticket.waits:
+            ticket.coalesced = as_view and ticket.small and tensors.can_coalesce(gradient)
+            if ticket.coalesced:
                 self._waiting.setdefault(bucket.name, []).append((gradient, view))
-            elif not tensors.put(gradient, view, own):
+            elif not tensors.copy_in(gradient, view, as_view):
                 bucket.finite = False
         else:
             with tensors.stream(device):
-                self._put_from(device, bucket, parameter, gradient, own)
+                self._put_from(device, bucket, parameter, gradient, as_view)
         bucket.filling += perf_counter() - begin
         self._engine.in_flight.add(parameter.name)
         for ready in layout.mark_ready(bucket, parameter):
             self._start(ready)
 
-    def _put_from(self, device: Device, bucket: Bucket, parameter: Parameter, gradient: G, own: bool) -> None:
+    def _put_from(self, device: Device, bucket: Bucket, parameter: Parameter, gradient: G, as_view: bool) -> None:
         """Copies a gradient on this device, which may be another than the bucket's."""
         tensors = self._tensors
         if not bucket.ready:
             bucket.allocate(None if bucket.device is None else tensors.flat(gradient))
             bucket.finite = True
-        if not tensors.put(gradient, self._view(bucket, parameter.name, gradient), own):
+        if not tensors.copy_in(gradient, self._view(bucket, parameter.name, gradient), as_view):
             bucket.finite = False
         if bucket.device is not None:
             recorded = tensors.record(device)
@@ -338,7 +338,7 @@ class Reducer(Generic[G]):
     def _put_waiting(self, bucket: Bucket) -> None:
         waiting = self._waiting.pop(bucket.name)
         begin = perf_counter()
-        if not self._tensors.put_many(waiting):
+        if not self._tensors.copy_in_many(waiting):
             bucket.finite = False
         bucket.filling += perf_counter() - begin
 
@@ -354,7 +354,7 @@ class Reducer(Generic[G]):
         # The caller may be on another device's stream, and the gradients may have been copied on several streams.
         tensors, waits = self._tensors, self._recorded.pop(bucket.name, ())
         if self._encoder is not None:
-            bucket.started = self._encoder.submit(self._start_within, tensors.apart(bucket.device), bucket, waits)
+            bucket.started = self._encoder.submit(self._start_within, tensors.side_stream(bucket.device), bucket, waits)
         else:
             self._start_within(lambda: tensors.stream(bucket.device), bucket, waits)
 
@@ -396,7 +396,7 @@ class Reducer(Generic[G]):
             ]
             layout = self._layout = BucketLayout(members, engine.max_bucket_bytes, self._first_number, self._queue)
             for bucket in layout.buckets:
-                bucket.apart = partial(self._tensors.apart, bucket.device)
+                bucket.side_stream = partial(self._tensors.side_stream, bucket.device)
             self._generation = engine.generation
             self._encoder = self._encoding_thread(any(where is None for _, where in expected))
             self._recorded.clear()

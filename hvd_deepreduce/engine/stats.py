@@ -3,10 +3,10 @@
 Bytes are those on the wire, as ``exchange/traffic.py`` counts them, the same way for every exchange:
 
 - a container in an allgather goes to all other ranks, and theirs come here;
-- what Horovod allreduces (carriers, gradients that are not compressed, meetings) takes a ring;
+- what Horovod allreduces (carriers, gradients that are not compressed, step checks) takes a ring;
 - gradients that Horovod itself sends sparse (PyTorch's COO, TensorFlow's IndexedSlices) are two allgathers;
 - the comparison of the ranks, and that at the start of an exchange over MPI, are allgathers;
-- an exchange over MPI counts its own messages, and its meeting and agreement as allreduces.
+- an exchange over MPI counts its own messages, and its step check and agreement as allreduces.
 
 Not counted: the messages by which Horovod and MPI agree on what comes next, the headers of their protocols, and what an
 elastic job broadcasts when ranks come or go.

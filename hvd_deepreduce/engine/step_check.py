@@ -1,4 +1,4 @@
-"""The meeting: one small allreduce at the beginning of each step, before any rank sends a container.
+"""The step check: one small allreduce at the beginning of each step, before any rank sends a container.
 
 It finds ranks that would leave the others waiting for ever: one that has called ``hvd.join()``, one whose config was
 changed alone, and one that is new in the job and waits for the handshake; and ranks whose updates must not be added up,
@@ -22,7 +22,7 @@ WORDS = 15
 """Elements of what a rank says."""
 
 Place = Mapping[str, int | str]
-"""What must be equal on all ranks at a meeting, by a name that an error message shows."""
+"""What must be equal on all ranks at a step check, by a name that an error message shows."""
 
 
 class Outcome(NamedTuple):
@@ -50,7 +50,7 @@ class Outcome(NamedTuple):
     sending: int = 0
 
 
-def word(
+def vote(
     digest: int,
     agreed: bool,
     discard: bool = False,

@@ -23,7 +23,7 @@ class Tensors(ABC, Generic[G]):
     """How to get at a gradient's memory. Frameworks without GPUs implement ``flat`` and ``write`` alone.
 
     Attributes:
-        small: elements up to which ``waits`` is asked.
+        small: elements up to which ``can_coalesce`` is asked.
     """
 
     small = 0
@@ -52,17 +52,15 @@ class Tensors(ABC, Generic[G]):
         """
 
     def view(self, part: Floats, gradient: G) -> Any:
-        """A gradient's part of a bucket, ``[numel]``, in the form that ``put`` and ``take`` want; made once for many
-        steps."""
+        """A gradient's part of a bucket, ``[numel]``, in the form that ``copy_in`` and ``copy_out`` want; made once."""
         return part
 
-    def put(self, gradient: G, view: Any, own: bool) -> bool:
+    def copy_in(self, gradient: G, view: Any, as_view: bool) -> bool:
         """Copies a gradient into its part of a bucket.
 
         Args:
             view: what ``view`` returned.
-            own: the gradient may use the part's memory as its own from now on, which is overwritten in the next step,
-                where the framework can do so.
+            as_view: the gradient may alias the part's memory from now on, which the next step overwrites.
 
         Returns:
             Whether it is known to be finite; False if nobody has looked.
@@ -70,17 +68,16 @@ class Tensors(ABC, Generic[G]):
         view[:] = self.flat(gradient, on_host(view))
         return False
 
-    def waits(self, gradient: G) -> bool:
-        """Whether a gradient, on the host and given with ``own``, is better copied together with others of its bucket,
-        by ``put_many``: it is small. Its view takes its place as the result, so it must be in the form of ``gradient``.
-        """
+    def can_coalesce(self, gradient: G) -> bool:
+        """Whether a gradient, on the host and given with ``as_view``, is small and better copied together with others
+        of its bucket, by ``copy_in_many``. Its view is the result, so it must be in the form of ``gradient``."""
         return False
 
-    def put_many(self, waiting: Sequence[tuple[G, Any]]) -> bool:
-        """As ``put``, for the gradients of a bucket that have waited, each with its view."""
+    def copy_in_many(self, waiting: Sequence[tuple[G, Any]]) -> bool:
+        """As ``copy_in``, for the gradients of a bucket that have waited, each with its view."""
         raise NotImplementedError
 
-    def take(self, gradient: G, view: Any, scale: float) -> None:
+    def copy_out(self, gradient: G, view: Any, scale: float) -> None:
         """``gradient = scale * (its part of a bucket)``."""
         self.write(gradient, view, scale)
 
@@ -97,7 +94,7 @@ class Tensors(ABC, Generic[G]):
         """
         return None
 
-    def apart(self, device: Device) -> Callable[[], AbstractContextManager[Any]]:
+    def side_stream(self, device: Device) -> Callable[[], AbstractContextManager[Any]]:
         """Notes the work that is enqueued on the framework's current stream of this device.
 
         Returns:
@@ -107,7 +104,7 @@ class Tensors(ABC, Generic[G]):
         return lambda: self.stream(device)
 
     def join(self, device: Device) -> None:
-        """Makes the framework's current stream of this device wait for what was enqueued inside ``apart``."""
+        """Makes the framework's current stream of this device wait for what was enqueued inside ``side_stream``."""
 
     def return_to(self, device: Device) -> Callable[[], None] | None:
         """Notes the framework's current stream of this device, on which memory is about to be allocated.

@@ -22,8 +22,7 @@ class Ticket(Generic[G]):
         bucket: in which it is sent.
         back: from ``Tensors.return_to``, where a bucket of its own was made.
         small: whether it has at most ``Tensors.small`` elements.
-        waits: whether ``gradient`` is copied into the bucket together with others, and its part of the bucket, a view
-            made by ``Tensors.view``, is the result.
+        coalesced: True for a small gradient: it is copied with others in one call, and the result is a view.
     """
 
     parameters: Sequence[Parameter]
@@ -31,7 +30,7 @@ class Ticket(Generic[G]):
     device: Device
     bucket: Bucket
     back: Callable[[], None] | None = None
-    waits: bool = False
+    coalesced: bool = False
     small: bool = False
 
 

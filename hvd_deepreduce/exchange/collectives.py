@@ -162,8 +162,8 @@ class Collectives(ABC):
     def _gather(self, data: U8, name: str) -> U8:
         return self.wait_allgather(self.start_allgather(data, name))
 
-    def wait_meeting(self) -> None:  # noqa: B027  (only where meetings are held)
-        """Waits until this step's meeting (``meeting.py``) has found that all ranks take part.
+    def wait_step_check(self) -> None:  # noqa: B027  (only where step checks are held)
+        """Waits until this step's step check (``engine/step_check.py``) has found that all ranks take part.
 
         ``wait_allgather`` does so for the allgathers; the engine calls this before an exchange over MPI.
         """

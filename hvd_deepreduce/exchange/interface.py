@@ -34,7 +34,7 @@ class Bucket(Protocol):
         finite: whether all elements are known to be finite.
         filling: seconds that copying gradients into it took.
         queue: of the exchanges over MPI. Buckets that are in flight together and have no order need different ones.
-        apart: as ``Tensors.apart``, for its device.
+        side_stream: as ``Tensors.side_stream``, for its device.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Bucket(Protocol):
     parts: list[tuple[int, int]]
     finite: bool
     filling: float
-    apart: Callable[[], Callable[[], AbstractContextManager[Any]]]
+    side_stream: Callable[[], Callable[[], AbstractContextManager[Any]]]
 
     @property
     def queue(self) -> int: ...

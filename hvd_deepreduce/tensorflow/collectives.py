@@ -121,13 +121,13 @@ class TensorFlowCollectives(HorovodCollectives):
         gathered: U8 = self._once(hvd.allgather, name, data)
         return gathered
 
-    def meet(self, word: Floats) -> Floats:
+    def sum_votes(self, word: Floats) -> Floats:
         """The sum of all ranks' words; called before the first handshake, also while a function is traced.
 
         Raises:
             TimeoutError: a rank did not come in time.
         """
-        total: Floats = self._once(_SUM, f"meeting ({HINT})", word)
+        total: Floats = self._once(_SUM, f"step check ({HINT})", word)
         return total
 
     def _once(self, operation: Callable[..., tf.Tensor], name: str, data: Any) -> Any:

@@ -71,7 +71,8 @@ class Handshake:
         """
         if self._collectives.size() > 1 and not self._collectives.elastic():
             try:
-                self._engine.hear(self._collectives.meet(self._engine.word(False)), lambda: self._engine.agree([]))
+                votes = self._collectives.sum_votes(self._engine.vote(False))
+                self._engine.tally(votes, lambda: self._engine.agree([]))
             except Exception:
                 self.withdraw()
                 raise
@@ -108,13 +109,13 @@ class Handshake:
             raise self._failure
 
     def speak(self) -> bool:
-        """Whether the models agree, as this rank says in a meeting."""
+        """Whether the models agree, as this rank says in a step check."""
         self._spoke = True
         return self.models_agree
 
     def _common(self) -> list[Handshake]:
         """Those that all ranks can compare now: another rank may not have traced all functions yet. Where a rank is
-        new, another one has compared nothing since it has spoken in the meeting that found the new one."""
+        new, another one has compared nothing since it has spoken in the step check that found the new one."""
         process_set = self._collectives.process_set
         able = [one for one in _enrolled if one in _waiting or one._spoke]
         waiting = {one.number: one for one in able if one._collectives.process_set is process_set}

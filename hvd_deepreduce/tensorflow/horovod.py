@@ -245,7 +245,7 @@ class DeepReduce(Compression, Compressor, Restorable):  # type: ignore[misc]
             number = self._operations.count_runs(slot.graph, place)
             context = _Context(slot, tensor, number)
             if slot.uncompressed:
-                # After an error of the meeting, no rank may wait for what others have not started.
+                # After an error of the step check, no rank may wait for what others have not started.
                 with tf.control_dependencies([number]):
                     return tf.identity(tf.cast(tensor, sent)), context
             self._graphs.join_unit(slot, tensor, place)

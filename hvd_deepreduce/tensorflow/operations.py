@@ -67,7 +67,7 @@ class Operations:
         return collectives.elastic() or (collectives.included() and collectives.size() > 1)
 
     def count_runs(self, graph: Graph, place: tf.Graph) -> tf.Tensor:
-        """The number of the graph's run, int64, in the graph. It is there once this step's meeting is over.
+        """The number of the graph's run, int64, in the graph. It is there once this step's step check is over.
 
         Where this rank does not take part, Horovod never runs the other operations.
         """
@@ -112,17 +112,17 @@ class Operations:
         engine, handshake, buckets = self._engine, self._handshake, self._buckets
 
         def speak(number: np.int64) -> Floats:
-            return engine.word(handshake.speak(), place=self._place(graph))
+            return engine.vote(handshake.speak(), place=self._place(graph))
 
         def hear(total: Floats, number: np.int64) -> np.int64:
-            engine.hear(total, handshake.compare_models, SAME_STEPS)
+            engine.tally(total, handshake.compare_models, SAME_STEPS)
             buckets.begin(graph, int(number), place=True)
             return number
 
         word = tf.numpy_function(speak, [number], tf.float64, name="deepreduce_word")
         word.set_shape([step_check.WORDS])
-        # Functions of another name on another rank (use_generic_names of the tape) have their meetings in common.
-        name = f"deepreduce_meeting_{handshake.number}_{graph.index}"
+        # Functions of another name on another rank (use_generic_names of the tape) have their step checks in common.
+        name = f"deepreduce_step_check_{handshake.number}_{graph.index}"
         total = hvd.allreduce(
             word, op=hvd.Sum, name=name, ignore_name_scope=True, process_set=self._collectives.process_set
         )

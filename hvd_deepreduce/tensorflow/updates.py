@@ -116,12 +116,12 @@ class Updates(LocalExchanges[Array]):
     def finite(self, updates: Iterable[Array]) -> bool:
         return all(np.isfinite(update).all() for update in updates)
 
-    def meet(self, word: Floats, name: str, hear: Callable[[Floats], object]) -> None:
+    def check_step(self, vote: Floats, name: str, tally: Callable[[Floats], object]) -> None:
         def meet() -> Floats:
-            total: Floats = self.collectives.start_sum(word, f"meeting.{name}").result()
+            total: Floats = self.collectives.start_sum(vote, f"step_check.{name}").result()
             return total
 
-        hear(meet() if self.agreed else await_ranks(meet))
+        tally(meet() if self.agreed else await_ranks(meet))
 
 
     def outer_step(self, fragment: Fragment[Array]) -> None:

@@ -66,7 +66,7 @@ class Optimizers:
 
     def complete(self) -> None:
         """After an error: waits until all that Horovod has started is complete. The rank may go on, as at the end of
-        Horovod's ``synchronize``, and come to the next meeting. Other errors are not raised."""
+        Horovod's ``synchronize``, and come to the next step check. Other errors are not raised."""
         for optimizer in list(self.known()):
             for handle, _ in list(optimizer._handles.values()):
                 with suppress(Exception):

@@ -20,12 +20,12 @@ from hvd_deepreduce.horovod import NOBODY_CAME, HorovodCollectives, Patience
 from hvd_deepreduce.torch.tensors import TorchTensors
 
 _NOTHING = step_check.Outcome(0, 0, True)
-"""The outcome of a meeting that has found nothing."""
+"""The outcome of a step check that has found nothing."""
 
 
 @dataclass
 class _Started:
-    """An allgather, or with ``splits`` an alltoall; ``handle`` is None until this step's meeting is over."""
+    """An allgather, or with ``splits`` an alltoall; ``handle`` is None until this step's step check is over."""
 
     tensor: torch.Tensor
     name: str
@@ -37,22 +37,22 @@ class _Started:
 class TorchCollectives(HorovodCollectives):
     """On the GPU where Horovod was built with NCCL.
 
-    Horovod breaks down if a rank starts an allgather while another one has joined. So allgathers wait for the meeting
-    at the beginning of their step. It is over long before the backward pass is, and nothing waits for it before then.
+    Horovod breaks down if a rank starts an allgather while another one has joined. So allgathers wait for their step's
+    check. It is over long before the backward pass is, and nothing waits for it before then.
 
     Args:
         process_set: of the ranks that take part; None: all.
-        whole: those whose meetings these wait for, which are among their ranks; None: these have meetings themselves.
+        whole: the collectives whose step checks these wait for; None: their own.
     """
 
     def __init__(self, tensors: TorchTensors, process_set: Any = None, whole: TorchCollectives | None = None) -> None:
         super().__init__(hvd, hvd.global_process_set if process_set is None else process_set)
         self._tensors, self._whole = tensors, whole or self
-        self._meeting: int | None = None
-        self._word: Floats = np.empty(0)  # the sum of all ranks', once the meeting is over
-        # Of all that concerns the meeting: a bucket may be sent by the thread that encodes it.
+        self._step_check: int | None = None
+        self._vote: Floats = np.empty(0)  # the sum of all ranks', once the step check is over
+        # Of all that concerns the step check: a bucket may be sent by the thread that encodes it.
         self._lock = RLock()
-        self._hear: Callable[[Floats], object] = lambda total: None
+        self._tally: Callable[[Floats], object] = lambda total: None
         self._held: list[_Started] = []
         self._flying: set[int] = set()  # handles of what was started, and not waited for
         self._last: dict[tuple[str, int], int] = {}  # the last handle of each name, by name and process set
@@ -60,20 +60,20 @@ class TorchCollectives(HorovodCollectives):
         if whole is None:
             self.enroll()
 
-    def start_meeting(self, word: Floats, name: str, hear: Callable[[Floats], object]) -> None:
-        """Starts a meeting of this name's kind: ``hear`` will be called with the sum of all ranks' words."""
-        if self._meeting is not None:  # of a step that was forgotten: other ranks may wait for what it holds back
+    def start_step_check(self, vote: Floats, name: str, tally: Callable[[Floats], object]) -> None:
+        """Starts a step check of this name's kind: ``tally`` will be called with the sum of all ranks' votes."""
+        if self._step_check is not None:  # of a step that was forgotten: other ranks may wait for what it holds back
             with suppress(Exception):
-                self.wait_meeting()
+                self.wait_step_check()
         self._held.clear()
         self._failure = None
-        self._word, self._hear = word, hear
-        self._meeting = hvd.allreduce_async_(
-            torch.from_numpy(word), name=f"{self.prefix}.meeting.{name}", op=hvd.Sum, process_set=self.process_set
+        self._vote, self._tally = vote, tally
+        self._step_check = hvd.allreduce_async_(
+            torch.from_numpy(vote), name=f"{self.prefix}.step_check.{name}", op=hvd.Sum, process_set=self.process_set
         )
 
     def await_all(self, dense_name: str | None) -> None:
-        """Waits for the first meeting.
+        """Waits for the first step check.
 
         Args:
             dense_name: under which a rank without DeepReduce reduces a gradient. This rank reduces something else under
@@ -88,11 +88,11 @@ class TorchCollectives(HorovodCollectives):
         def over() -> bool:
             if probes and hvd.poll(probes[0]):
                 _check_probe(probes.pop())
-            return bool(hvd.poll(self._meeting))
+            return bool(hvd.poll(self._step_check))
 
         Patience(lambda seconds: NOBODY_CAME.format(seconds=seconds)).wait(over)
         try:
-            self.wait_meeting()
+            self.wait_step_check()
         except Exception as error:
             if isinstance(error, MismatchError):  # on all ranks, before any gradient of the step
                 self._failure = None
@@ -118,18 +118,18 @@ class TorchCollectives(HorovodCollectives):
         names = set(self.allgather(own, "probes").tobytes().decode(errors="replace").splitlines())
         return list(map(self._start_probe, sorted(names - {"", name})))
 
-    def wait_meeting(self) -> None:
-        """Waits for the meeting, and starts the allgathers that were held back. Its error is raised again until the
-        next meeting is started."""
+    def wait_step_check(self) -> None:
+        """Waits for the step check, and starts the allgathers that were held back. Its error is raised again until the
+        next step check is started."""
         with self._lock:
             if self._failure is not None:
                 raise self._failure
-            if self._meeting is None:
+            if self._step_check is None:
                 return
-            handle, self._meeting = self._meeting, None
+            handle, self._step_check = self._step_check, None
             try:
                 _synchronize(handle)
-                self._hear(self._word)
+                self._tally(self._vote)
             except Exception as error:
                 self._failure = error
                 raise
@@ -139,7 +139,7 @@ class TorchCollectives(HorovodCollectives):
 
     def complete(self) -> None:
         with suppress(Exception):
-            self.wait_meeting()
+            self.wait_step_check()
         while self._flying:
             with suppress(Exception):
                 hvd.synchronize(self._flying.pop())
@@ -151,9 +151,9 @@ class TorchCollectives(HorovodCollectives):
         return self._whole._start_soon(data, name, self.process_set, torch.tensor(splits, dtype=torch.int32))
 
     def _start_soon(self, data: U8, name: str, process_set: Any, splits: torch.Tensor | None = None) -> _Started:
-        """Starts a collective, or holds it back until the meeting is over.
+        """Starts a collective, or holds it back until the step check is over.
 
-        A meeting that found anything is left to ``wait_meeting``, after the backward pass. Here, this rank would wait
+        The error of a step check is left to ``wait_step_check``, after the backward pass. Here, this rank would wait
         for the others or raise an error before it has started all gradients of the step, for which the others wait.
         """
         if isinstance(data, np.ndarray):
@@ -163,10 +163,10 @@ class TorchCollectives(HorovodCollectives):
             tensor = tensor.to(wire_device(tensor))
         started = _Started(tensor, f"{self.prefix}.{name}", process_set, splits)
         with self._lock:
-            over = self._meeting is not None and hvd.poll(self._meeting)
-            if over and step_check.outcome(self._word, self.size()) == _NOTHING:
-                self.wait_meeting()
-            if self._meeting is None and self._failure is None:
+            over = self._step_check is not None and hvd.poll(self._step_check)
+            if over and step_check.outcome(self._vote, self.size()) == _NOTHING:
+                self.wait_step_check()
+            if self._step_check is None and self._failure is None:
                 self._start(started)
             else:
                 self._held.append(started)
@@ -182,8 +182,8 @@ class TorchCollectives(HorovodCollectives):
         return self._received(received), splits.tolist()
 
     def _result(self, pending: _Started) -> Any:
-        if self._meeting is not None or self._failure is not None:
-            self.wait_meeting()
+        if self._step_check is not None or self._failure is not None:
+            self.wait_step_check()
         assert pending.handle is not None
         self._flying.discard(pending.handle)
         return _synchronize(pending.handle)
@@ -216,7 +216,7 @@ class TorchCollectives(HorovodCollectives):
         self, operation: Callable[..., int], name: str, process_set: Any, tensor: torch.Tensor, **settings: Any
     ) -> int:
         """Horovod takes a name again when it is in flight nowhere. That of a step that was forgotten, because a state
-        was loaded, may still be: every rank has started it by the next meeting."""
+        was loaded, may still be: every rank has started it by the next step check."""
         key = name, process_set.process_set_id
         forgotten = self._last.get(key)
         if forgotten in self._flying:

@@ -93,7 +93,7 @@ class Buckets:
         self._starter, self._finisher = (ThreadPoolExecutor(1, f"deepreduce {what}") for what in ("start", "finish"))
         self._finished: list[Future[None]] = []
         self._later: list[Callable[[], None]] = []
-        self._spoken: tuple[Any, torch.Tensor] | None = None  # a meeting that this rank has begun before its step
+        self._voted: tuple[Any, torch.Tensor] | None = None  # a step check that this rank has begun before its step
         # Of this step's buckets, where exchanges have several collectives: lets one go on.
         self._turns: list[Callable[[], bool]] = []
         # By bucket: the ids of its parameters' tensors, the parameters, and their sizes.
@@ -138,13 +138,13 @@ class Buckets:
             # One rank exchanges nothing: its gradients stay as they are, as under Horovod.
             alone = self._collectives.size() == 1 and not engine.config.has_velocity
             self._dense = alone or self.iteration < self._start_iter or engine.dense
-            # A dense step needs no meeting; and no thread, unless residuals are to be added.
+            # A dense step needs no step check; and no thread, unless residuals are to be added.
             known = self._dense and engine.agreed
             self._passing = known and not any(map(engine.to_flush, engine.parameters.values()))
             if not known:
-                self._meeting = self._starter.submit(self._meet)
+                self._step_check = self._starter.submit(self._check_step)
                 if not engine.agreed:  # the ranks may choose the exchange, which says how buckets are finished
-                    self._meeting.exception()  # ``_start`` raises it
+                    self._step_check.exception()  # ``_start`` raises it
         if self._passing:
             return self._pass(bucket, buffer)
         future: torch.futures.Future[torch.Tensor]
@@ -171,13 +171,13 @@ class Buckets:
 
     def _take_leave(self) -> None:
         """After an error, DDP lets this rank begin no other step. If the others have applied this one, it says so in
-        the meeting of their next. With ``mode: auto``, that may be a step without a meeting."""
-        if self.engine.failed and self.engine.choice is None and self._spoken is None:
+        the step check of their next. With ``mode: auto``, that may be a step without a step check."""
+        if self.engine.failed and self.engine.choice is None and self._voted is None:
             with suppress(RuntimeError):  # another rank may have died
-                self._spoken = self._collectives.speak(self._word())
+                self._voted = self._collectives.start_vote(self._vote())
 
-    def _word(self) -> Floats:
-        return self.engine.word(self.engine.agreed, place={"iteration": self.iteration})
+    def _vote(self) -> Floats:
+        return self.engine.vote(self.engine.agreed, place={"iteration": self.iteration})
 
     def _pass(self, bucket: Any, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Averages a bucket as DDP does without a hook."""
@@ -199,10 +199,10 @@ class Buckets:
         self._turns.append(go_on)
         self.engine.exchange.overlap(self._turns)
 
-    def _meet(self) -> None:
+    def _check_step(self) -> None:
         self._turns = []
-        spoken, self._spoken = self._spoken or self._collectives.speak(self._word()), None
-        self.engine.hear(self._collectives.heard(spoken), self._agree)
+        voted, self._voted = self._voted or self._collectives.start_vote(self._vote()), None
+        self.engine.tally(self._collectives.wait_votes(voted), self._agree)
 
     def _agree(self) -> None:
         about = f" at iteration {self.iteration}, compressed from iteration {self._start_iter} on,"
@@ -214,7 +214,7 @@ class Buckets:
         self, number: int, tensors: Sequence[torch.Tensor], buffer: torch.Tensor, ready: Callable[[], None] | None
     ) -> Callable[[], None]:
         """Starts a bucket's exchange. Returns what ends it: the buffer holds the mean then."""
-        self._meeting.result()
+        self._step_check.result()
         with torch.cuda.stream(self._stream):
             if ready is not None:
                 ready()

@@ -186,23 +186,23 @@ class DistributedCollectives(Collectives):
 
     # Meetings
 
-    def start_meeting(self, word: Floats, name: str, hear: Callable[[Floats], object]) -> None:
-        """The meeting at the beginning of a step: waits for it, and calls ``hear`` with the sum of all ranks' words."""
-        hear(self.heard(self.speak(word)))
+    def start_step_check(self, vote: Floats, name: str, tally: Callable[[Floats], object]) -> None:
+        """Waits for the step check, and calls ``tally`` with the sum of all ranks' votes."""
+        tally(self.wait_votes(self.start_vote(vote)))
 
-    def speak(self, word: Floats) -> tuple[Any, torch.Tensor]:
-        """Starts a meeting with this rank's word, for ``heard``."""
-        total = torch.from_numpy(word)
+    def start_vote(self, vote: Floats) -> tuple[Any, torch.Tensor]:
+        """Starts a step check with this rank's vote, for ``wait_votes``."""
+        total = torch.from_numpy(vote)
         return dist.all_reduce(total, group=self._host, async_op=True), total
 
-    def heard(self, spoken: tuple[Any, torch.Tensor]) -> Floats:
-        """The sum of all ranks' words."""
+    def wait_votes(self, spoken: tuple[Any, torch.Tensor]) -> Floats:
+        """The sum of all ranks' votes."""
         spoken[0].wait()
         total: Floats = spoken[1].numpy()
         return total
 
     def await_all(self, dense_name: str | None) -> None:
-        """``start_meeting`` has waited already."""
+        """``start_step_check`` has waited already."""
 
     def included(self) -> bool:
         """Whether this rank takes part; others cannot make these collectives."""

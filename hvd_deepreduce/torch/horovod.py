@@ -88,14 +88,14 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         _models[self] = own
         self._tensors = TorchTensors()
         self._collectives = TorchCollectives(self._tensors, process_set)
-        # Whether a new rank may come without a word: it waits for the others at its first gradient, whatever that is.
+        # Whether a new rank may come without a vote: it waits for the others at its first gradient, whatever that is.
         self._greets = self._collectives.elastic()
         self._engine = Engine(Config.load(config, **settings).for_gradients(), self._collectives, owners.parameters)
-        self._met = False  # in the step that is under way
+        self._step_checked = False  # in the step that is under way
         self._bypass = DenseBypass()
         self._carriers = _Carriers(self._engine)
         self._optimizers = Optimizers(self, self._engine, owners)
-        self._sparse = SparseGradients(self._engine, owners, self._optimizers, self._is_small, self._meet)
+        self._sparse = SparseGradients(self._engine, owners, self._optimizers, self._is_small, self._check_step)
         # In scope ``tensor``: the names of those that are too small to be compressed, under the engine's generation.
         self._small: frozenset[str] = frozenset()
         self._small_in = -1
@@ -124,13 +124,13 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         self._forget_step()
         self._engine.load_state_dict(on_host(state, reshard), reshard=reshard)
         self._sparse.forget()
-        self._met = False
+        self._step_checked = False
 
     def rewind(self, snapshot: Snapshot) -> None:
         self._forget_step()
         self._engine.rewind(snapshot)
         self._sparse.forget()
-        self._met = False
+        self._step_checked = False
 
     def _forget_step(self) -> None:
         self._leave_bypass()
@@ -188,8 +188,8 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
             self._find_small()
         # Whether it is sent whole: it is small, or the step is dense.
         whole = parameter.name in self._small or (engine.choice is not None and engine.dense)
-        if not self._met:
-            self._meet(whole)
+        if not self._step_checked:
+            self._check_step(whole)
             whole = parameter.name in self._small or (engine.choice is not None and engine.dense)
         if whole:
             if engine.to_flush(parameter):
@@ -233,7 +233,7 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
             if self._carriers.sent:
                 self._carriers.count()
             engine.stats.end_step()
-            self._met = False
+            self._step_checked = False
         return tensor
 
     def _complete(self) -> None:
@@ -249,7 +249,7 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         self._sparse.forget()
         self._engine.forget()
         self._engine.stats.end_step()
-        self._met = False
+        self._step_checked = False
 
     def _enter_bypass(self) -> None:
         """With ``mode: auto``, while steps are dense for certain and nothing waits in a residual, Horovod's calls pass
@@ -304,21 +304,21 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         itemsize = 4 if tensor.dtype == torch.bfloat16 else tensor.element_size()
         return self._engine.uncompressed(parameter, tensor.numel(), itemsize)
 
-    def _meet(self, whole: bool) -> None:
-        """Begins a step, unless this was done: starts its meeting; waits for it, and compares the ranks, where that was
-        not done yet, and only then for a gradient that is sent ``whole``."""
-        if self._met or (whole and self._engine.agreed and not self._greets):
+    def _check_step(self, whole: bool) -> None:
+        """Begins a step, unless this was done: starts its step check. If the ranks were not compared yet, it waits and
+        compares them; only then for a gradient that is sent ``whole``."""
+        if self._step_checked or (whole and self._engine.agreed and not self._greets):
             return
         engine, collectives = self._engine, self._collectives
-        word = engine.word(self._engine.agreed, place=engine.place())
+        vote = engine.vote(self._engine.agreed, place=engine.place())
         self._carriers.ones.fill_(1.0)
-        collectives.start_meeting(word, "step", partial(engine.hear, agree=self._compare_ranks, advice=SAME_STEPS))
+        collectives.start_step_check(vote, "step", partial(engine.tally, agree=self._compare_ranks, advice=SAME_STEPS))
         if not engine.agreed:
             # In an elastic job the others may be in their steps.
             collectives.await_all(None if collectives.elastic() else self._dense_name())
         elif self._greets:
-            collectives.wait_meeting()  # a new rank waits for the comparison before it sends anything
-        self._met = True
+            collectives.wait_step_check()  # a new rank waits for the comparison before it sends anything
+        self._step_checked = True
 
     def _dense_name(self) -> str:
         """Under which Horovod reduces the gradient that comes first on a rank without DeepReduce: the last one."""

@@ -60,7 +60,7 @@ class SparseGradients:
         meet: Callable[[bool], None],
     ) -> None:
         self._engine, self._owners, self._optimizers = engine, owners, optimizers
-        self._is_small, self._meet = is_small, meet
+        self._is_small, self._check_step = is_small, meet
         self._bytes: dict[torch.Tensor, int] = {}  # of those that Horovod is about to gather
         self._started: dict[int, _Started] = {}
         self.alone: set[str] = set()
@@ -93,7 +93,7 @@ class SparseGradients:
         owner = next((one for one in self._optimizers.known() if tensor in one._requires_update), None)
         if owner is None or owner.sparse_as_dense or owner._groups is not None or owner._allreduce_delay[tensor] != 1:
             return False
-        self._meet(True)
+        self._check_step(True)
         return (
             not self._engine.dense
             and self._engine.takes_sparse(parameter)
@@ -109,7 +109,7 @@ class SparseGradients:
         engine = self._engine
         if parameter.name in engine.in_flight:
             raise in_flight(parameter)
-        self._meet(False)
+        self._check_step(False)
         with engine.stats.span("encode", parameter.name):
             key, flat = engine.key(parameter), flattened(gradient)
             packed = engine.encode_sparse(parameter, flat)

@@ -50,7 +50,7 @@ class TorchTensors(Tensors[torch.Tensor]):
     small = SMALL
 
     def __init__(self) -> None:
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}  # of ``apart``
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}  # of ``side_stream``
 
     def device(self, gradient: torch.Tensor) -> Device:
         return gradient.device if gradient.is_cuda else None
@@ -71,8 +71,8 @@ class TorchTensors(Tensors[torch.Tensor]):
     def view(self, part: Floats, gradient: torch.Tensor) -> torch.Tensor:
         return self.tensor(part).view(gradient.shape)
 
-    def put(self, gradient: torch.Tensor, view: torch.Tensor, own: bool) -> bool:
-        """Copies the gradient. With ``own``, one of the bucket's dtype and device that is contiguous becomes a view of
+    def copy_in(self, gradient: torch.Tensor, view: torch.Tensor, as_view: bool) -> bool:
+        """Copies the gradient. With ``as_view``, a contiguous one of the bucket's dtype and device becomes a view of
         the bucket, and its former memory is freed."""
         source, to = gradient.data_ptr(), view.data_ptr()
         if source == to:
@@ -81,18 +81,18 @@ class TorchTensors(Tensors[torch.Tensor]):
         finite = False
         if dtype != view.dtype or gradient.is_cuda or view.is_cuda or not gradient.is_contiguous():
             view.copy_(gradient.detach())
-            own = own and dtype == view.dtype and gradient.device == view.device and gradient.is_contiguous()
+            as_view = as_view and dtype == view.dtype and gradient.device == view.device and gradient.is_contiguous()
         else:
             finite = arrays.copy_finite(to, source, gradient.numel(), _NUMPY[dtype], torch.get_num_threads())
-        if own:
+        if as_view:
             gradient.set_(view)  # type: ignore[call-overload]
         return finite
 
-    def waits(self, gradient: torch.Tensor) -> bool:
+    def can_coalesce(self, gradient: torch.Tensor) -> bool:
         """Where one more copy takes less time than a call for each gradient."""
         return gradient.dtype in _NUMPY and gradient.is_contiguous()
 
-    def put_many(self, waiting: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+    def copy_in_many(self, waiting: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
         copies = [
             (to, source, gradient.numel())
             for gradient, view in waiting
@@ -101,7 +101,7 @@ class TorchTensors(Tensors[torch.Tensor]):
         dtype: torch.dtype = waiting[0][0].dtype
         return arrays.copy_finite_many(copies, _NUMPY[dtype]) and len(copies) == len(waiting)
 
-    def take(self, gradient: torch.Tensor, view: torch.Tensor, scale: float) -> None:
+    def copy_out(self, gradient: torch.Tensor, view: torch.Tensor, scale: float) -> None:
         if gradient.data_ptr() != view.data_ptr():
             gradient.copy_(view if scale == 1.0 else view * scale)
         elif scale != 1.0:
@@ -118,10 +118,10 @@ class TorchTensors(Tensors[torch.Tensor]):
         event = torch.cuda.current_stream(device).record_event()
         return lambda: torch.cuda.current_stream(device).wait_event(event)
 
-    def apart(self, device: Device) -> Callable[[], AbstractContextManager[Any]]:
+    def side_stream(self, device: Device) -> Callable[[], AbstractContextManager[Any]]:
         """A stream of this object, one for each GPU; it is PyTorch's current stream inside."""
         if not isinstance(device, torch.device):
-            return super().apart(device)
+            return super().side_stream(device)
         event = torch.cuda.current_stream(device).record_event()
         stream = self._streams.get(device)
         if stream is None:

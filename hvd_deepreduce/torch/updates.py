@@ -105,10 +105,10 @@ class Updates(LocalExchanges[torch.Tensor]):
         given = list(updates)
         return not given or math.isfinite(float(torch.nn.utils.get_total_norm(given, math.inf)))
 
-    def meet(self, word: Floats, name: str, hear: Callable[[Floats], object]) -> None:
-        self.collectives.start_meeting(word, name, hear)
+    def check_step(self, vote: Floats, name: str, tally: Callable[[Floats], object]) -> None:
+        self.collectives.start_step_check(vote, name, tally)
         if self.agreed:
-            self.collectives.wait_meeting()
+            self.collectives.wait_step_check()
         else:
             self.collectives.await_all(None)
 

@@ -41,7 +41,7 @@ class Calls:
 
 def of_a_step(step, warm_up: int = 3, steps: int = 20) -> list[str]:
     """The calls of ``step(number)`` after so many other steps. Of several steps the one with the fewest: a rank that
-    the others have waited for finds the step's meeting over earlier, and asks for it once more."""
+    the others have waited for finds the step check over earlier, and asks for it once more."""
     counted = []
     gc.collect()  # optimizers of other jobs are looked at as long as these live
     with Calls() as calls:

@@ -179,7 +179,7 @@ def all_variables_are_averaged_together():
     trainer = Trainer("sgd", DENSE, every=1)
     trainer.train(1)
     functions = trainer.local._updates.collectives._functions
-    assert [name.split(".")[-2] for name in functions if "meeting" not in name] == ["bucket"]
+    assert [name.split(".")[-2] for name in functions if "step_check" not in name] == ["bucket"]
 
 
 @case

@@ -820,7 +820,7 @@ def ranks_that_join_after_a_corrupt_container():
 
 @case
 def a_state_that_is_loaded_between_backward_and_step():
-    """Gradients in flight are forgotten, and no rank waits for them: not even for what the meeting holds back."""
+    """Gradients in flight are forgotten, and no rank waits for them: not even for what the step check holds back."""
     for scope in ({}, SCOPES[1]):
         job = HorovodJob({**LOSSY, **scope}).run(1)
         saved = job.compression.state_dict()

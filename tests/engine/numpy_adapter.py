@@ -16,14 +16,14 @@ from hvd_deepreduce.engine import Collectives, Engine, Parameter, Reducer, Tenso
 from hvd_deepreduce.ops import arrays
 from tests import cuda_emulator
 
-MEETING = "meeting"
+STEP_CHECK = "step check"
 SECONDS = 20
 """After which a rank that waits for the others gives up."""
 
 
 class Job:
     """The messages of a job. ``sent`` holds those of each rank: (name, data), in the order in which they were sent, but
-    for the meetings. ``nodes`` are the names of the ranks' nodes."""
+    for the step checks. ``nodes`` are the names of the ranks' nodes."""
 
     def __init__(self, size: int, nodes: Sequence[str] = ()) -> None:
         self.size, self.nodes = size, nodes
@@ -39,7 +39,7 @@ class Job:
 
     def post(self, key: Any, rank: int, data: np.ndarray) -> None:
         with self._changed:
-            if key[0] != MEETING:
+            if key[0] != STEP_CHECK:
                 self.sent[rank].append((key[0], data))
             self._posted.setdefault(key, {})[rank] = data
             self._changed.notify_all()
@@ -119,11 +119,11 @@ class EmulatedTensors(NumpyTensors):
     """Gradients that the engine gets on the emulated GPU.
 
     Attributes:
-        apart_in: the name of each thread that has worked apart from the caller's.
+        side_streams_of: the name of each thread that has worked apart from the caller's.
     """
 
     def __init__(self) -> None:
-        self.apart_in: list[str] = []
+        self.side_streams_of: list[str] = []
 
     def device(self, gradient: np.ndarray) -> str:
         return "emulated"
@@ -135,13 +135,13 @@ class EmulatedTensors(NumpyTensors):
     def write(self, gradient: np.ndarray, reduced: Any, scale: float = 1.0) -> None:
         super().write(gradient, arrays.to_host(reduced), scale)
 
-    def apart(self, device: Any) -> Any:
+    def side_stream(self, device: Any) -> Any:
         @contextmanager
         def within() -> Iterator[None]:
-            self.apart_in.append(current_thread().name)
+            self.side_streams_of.append(current_thread().name)
             yield
 
-        return super().apart(device) if device is None else within
+        return super().side_stream(device) if device is None else within
 
 
 class NumpyAdapter:
@@ -178,8 +178,9 @@ class NumpyAdapter:
     def _meet(self) -> None:
         """Finds out whether another rank has changed its config. The engine counts an allreduce."""
         collectives = self.engine.collectives
-        said = collectives.wait_allgather(collectives.start_allgather(self.engine.word(True).view(np.uint8), MEETING))
-        self.engine.hear(said.view(np.float64).reshape(-1, step_check.WORDS).sum(axis=0), lambda: None)
+        vote = self.engine.vote(True).view(np.uint8)
+        said = collectives.wait_allgather(collectives.start_allgather(vote, STEP_CHECK))
+        self.engine.tally(said.view(np.float64).reshape(-1, step_check.WORDS).sum(axis=0), lambda: None)
 
     def step(self, gradients: Mapping[str, np.ndarray], order: Sequence[str] | None = None) -> dict[str, np.ndarray]:
         """The averages over all ranks; gradients come in this order, else in the reverse of the dict's."""

@@ -152,10 +152,10 @@ def meet(collectives, place, failed=False):
     """Three ranks that have been compared; returns the error of one."""
     engine = Engine(CONFIG, collectives)
     engine.failed = failed
-    word = engine.word(True, place=place)
-    told = collectives.allgather(word.view(np.uint8), "meeting").view(np.float64).reshape(-1, word.size)
+    word = engine.vote(True, place=place)
+    told = collectives.allgather(word.view(np.uint8), "step check").view(np.float64).reshape(-1, word.size)
     with pytest.raises(MismatchError) as error:
-        engine.hear(told.sum(0), lambda: None, "Take as many steps")
+        engine.tally(told.sum(0), lambda: None, "Take as many steps")
     return str(error.value)
 
 

@@ -56,7 +56,7 @@ class Arrays(HeldUnit):
 def traced(collectives, sizes, **settings):
     """The buckets and the graph of one rank's function."""
     engine = GraphEngine(Config.load(ALL, **settings), Futures(collectives))
-    engine.word(False)  # as in the meeting of a step
+    engine.vote(False)  # as in the step check of a step
     buckets = GraphBuckets(engine, lambda: 1)
     graph, unit = Graph(compressed=len(sizes), built=len(sizes)), Unit(0, 0)
     for at, size in enumerate(sizes):

@@ -57,9 +57,9 @@ class NumpyUpdates(LocalExchanges):
         gathered = collectives.wait_allgather(collectives.start_allgather(values.view(np.uint8), name))
         return gathered.view(values.dtype).reshape(collectives.size(), -1).sum(0)
 
-    def meet(self, word, name, hear):
-        assert word.size == step_check.WORDS
-        hear(self._sum(word, name))
+    def check_step(self, vote, name, tally):
+        assert vote.size == step_check.WORDS
+        tally(self._sum(vote, name))
 
     def outer_step(self, fragment):
         self.exchanged.append((self.clock, list(fragment.numbers)))
@@ -236,7 +236,7 @@ def test_each_rank_decides_when_it_takes_part():
         assert max(np.diff([0, *came])) == 5 and 5 <= len(came) < len(together) < 40
         assert [clock for clock, _ in exchanged] == together
         assert anchor == ranks[0][2] and stats["total"]["steps"] == len(together)
-        assert stats["total"]["bytes_sent"] > 40 * 8 * step_check.WORDS  # a meeting a step
+        assert stats["total"]["bytes_sent"] > 40 * 8 * step_check.WORDS  # a step check a step
 
 
 def test_states_that_are_refused():

@@ -1,4 +1,4 @@
-"""States of P ranks are loaded by Q ranks; the words of a meeting."""
+"""States of P ranks are loaded by Q ranks; the words of a step check."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ def test_how():
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])
-def test_meetings(size):
+def test_step_checks(size):
     digests = [0, 1, 0xFFFF, 0x10000, 0xDEADBEEF, 0xFFFFFFFF]
 
     def meet(said, words=slice(4)):
-        return step_check.outcome(sum((step_check.word(*one) for one in said), np.zeros(step_check.WORDS)), size)[words]
+        return step_check.outcome(sum((step_check.vote(*one) for one in said), np.zeros(step_check.WORDS)), size)[words]
 
     for digest in digests:
         assert meet([(digest, True)] * size) == (0, 0, True, 0)

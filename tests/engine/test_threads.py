@@ -150,7 +150,7 @@ class OneDevice(NumpyTensors):
         finally:
             self.here.stream = before
 
-    def apart(self, device):
+    def side_stream(self, device):
         thread = threading.current_thread()
         self.log.append("noted")
 

@@ -66,11 +66,11 @@ class MpiExchange(Exchange):
             return values if indices is None else SparseTensor(bucket.gradient.size, indices, values), residual
 
         try:
-            rank.collectives.wait_meeting()
+            rank.collectives.wait_step_check()
         except Exception as error:
             return FailedStart(error)
         queue = self._queues.queue(bucket.queue, self._settings.name)
-        return _Queued(rank, bucket, queue.submit(self._settings, select, bucket.gradient, key, bucket.apart()))
+        return _Queued(rank, bucket, queue.submit(self._settings, select, bucket.gradient, key, bucket.side_stream()))
 
     def prepare(self, queues: int) -> None:
         """
