@@ -377,7 +377,7 @@ class Levels(Target):
         for end in two_levels.run(
             [work.steps() for work in works], message_changed(head[1] % 7, data), head[0] // 3 % 4
         ):
-            assert isinstance(end, ContainerError) or end.vector.size == self.NUMEL
+            assert isinstance(end, ContainerError) or end.parts[0][2][1].size == self.NUMEL
 
 
 def message_changed(which: int, data: bytes) -> Any:
