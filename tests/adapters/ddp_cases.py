@@ -193,7 +193,8 @@ def means_and_residuals_are_those_of_the_pipeline_by_hand():
 def an_exchange_is_chosen_while_there_are_several_buckets():
     """The choice says by which thread buckets are finished, so it is made before the first of them is taken."""
     for options in ({}, {"find_unused_parameters": True}):
-        job = DDPJob({**LOSSY, "sparsifier": {"name": "topk", "density": 0.5}}, **options).run(3)  # DDP has divided its buckets again
+        job = DDPJob({**LOSSY, "sparsifier": {"name": "topk", "density": 0.5}}, **options)
+        job.run(3)  # DDP has divided its buckets again
         job.compression.set_config(exchange={"name": "auto", "density": 0.0005, "latency": 0, "bandwidth": 0.001})
         job.run(3, 6)
         job.check_same()
