@@ -58,7 +58,7 @@ test-emulator: build ## the tests of the CUDA kernels, in an emulator on the CPU
 	@$(ENV) $(PYTEST) -m emulator $(ARGS)
 
 docs: build ## the documents as a site in build/site; a broken link is an error
-	@$(ENV) NO_MKDOCS_2_WARNING=1 mkdocs build --strict $(ARGS)
+	@$(ENV) NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
 lint: build ## ruff and mypy
 	@$(ENV) ruff check .
