@@ -328,8 +328,8 @@ class Engine(RankState):
             return pipeline.decode_sparse(containers, numel, dtype, scale)
 
     def takes_sparse(self, parameter: Parameter) -> bool:
-        """Whether ``encode_sparse`` can be used: with an allgather of containers and a sparsifier that goes by the
-        magnitudes of single elements. A sparse gradient has a container of its own in every scope."""
+        """Whether ``encode_sparse`` can be used: the exchange lets a gradient have a container of its own (not
+        over MPI), in every scope, and the sparsifier goes by the magnitudes of single elements."""
         config = self.pipeline_of(parameter).config
         if isinstance(config.memory, DGC):
             return False

@@ -3,7 +3,7 @@
 It finds ranks that would leave the others waiting for ever: one that has called ``hvd.join()``, one whose config was
 changed alone, and one that is new in the job and waits for the handshake; and ranks whose updates must not be added up,
 because they are at different places of the training, or because an error has left one behind. A rank can also ask all
-others to send nothing in this step, and after a trial (``choice.py``) it says what it has measured.
+others to send nothing in this step, and after a trial (``dense_or_compressed.py``) it says what it has measured.
 """
 
 from __future__ import annotations

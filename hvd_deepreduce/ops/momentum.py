@@ -1,4 +1,4 @@
-"""The velocity of deep gradient compression: momentum on each rank, before the residual (feedback.py)."""
+"""The velocity of deep gradient compression: momentum on each rank, before the residual (pipeline/residuals.py)."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ class Pipeline:
             gradient: float32 or float64 ``[numel]``, contiguous. It does not change.
             residual: same dtype and size, changed in place; ``None``: no error feedback.
             key: of this rank, parameter and step.
-            version: of the container. 1 stands alone: ``container.unpack`` reads it without a config. 2 is shorter, and
-                is read by ``frame.unpack`` of a process that knows the config, the tensor and the step.
+            version: of the container. 1 stands alone: ``wire.standalone.unpack`` reads it without a config. 2 is
+                shorter, and is read by ``frame.unpack`` of a process that knows the config, the tensor and the step.
             velocity: as ``residual``, changed in place, for the memory ``dgc``; ``None``: the gradient has no momentum.
             ranks: of the job, for that memory's clipping.
             finite: whether the gradient is known to be finite; otherwise this is found out.

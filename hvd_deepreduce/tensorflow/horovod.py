@@ -89,9 +89,9 @@ class DeepReduce(Compression, Compressor, Restorable):  # type: ignore[misc]
     eager mode, tf.function and ``model.fit``; op Average and Sum, groups, backward_passes_per_step, sparse_as_dense,
     loss scaling and process_set. One DeepReduce for each model; all ranks must create it with the same config.
 
-    IndexedSlices, as of an embedding, stay sparse. With the exchange ``allgather`` and the sparsifiers ``nonzero``,
-    ``topk``, ``topk_capped`` and ``threshold`` each has a container of its own, in every scope; under other settings,
-    and in a function without any dense gradient, Horovod sends them uncompressed.
+    IndexedSlices, as of an embedding, stay sparse. With every exchange but those over MPI, and the sparsifiers
+    ``nonzero``, ``topk``, ``topk_capped`` and ``threshold`` each has a container of its own, in every scope; under
+    other settings, and in a function without any dense gradient, Horovod sends them uncompressed.
 
     It can be added to a ``tf.train.Checkpoint``: its residuals and step counts are then saved and restored with the
     rest. Ranks differ, so each rank must write its own checkpoint; for Keras, see ``SaveState``.

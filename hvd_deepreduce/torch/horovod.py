@@ -49,9 +49,10 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
     Works with op Average and Sum, gradient_predivide_factor, groups, backward_passes_per_step, sparse_as_dense and
     process_set, under horovodrun (MPI or Gloo) and mpirun. All ranks must create it with the same config and model.
 
-    Sparse gradients, as of ``nn.Embedding(sparse=True)``, stay sparse. Their containers are sent in scope ``tensor``,
-    with the sparsifiers ``nonzero``, ``topk``, ``topk_capped`` and ``threshold``; under other settings Horovod sends
-    them uncompressed. Between backward() and synchronize(), such a ``grad`` is a carrier and not the gradient.
+    Sparse gradients, as of ``nn.Embedding(sparse=True)``, stay sparse. With every exchange but those over MPI, and
+    the sparsifiers ``nonzero``, ``topk``, ``topk_capped`` and ``threshold``, each has a container of its own, in
+    every scope; under other settings Horovod sends them uncompressed. Between backward() and synchronize(), such a
+    ``grad`` is a carrier and not the gradient.
 
     Its threads and communicators end, and its residuals are freed, when Python deletes it, and at the latest when the
     process ends. ``close()``, or ``with DeepReduce(...) as compression:``, does that at once.

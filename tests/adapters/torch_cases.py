@@ -384,7 +384,9 @@ def sparse_gradients_as_dense_and_as_they_are():
 def sparse_gradients_are_compressed():
     """Fewer bytes than Horovod's own, with feedback, and a job that is resumed goes on as it would have."""
     some = {"sparsifier": {"name": "topk", "density": 0.3, "density_of": "nonzeros"}}
-    for settings in ({**some, "min_elements": 0}, {**some, "scope": "bucket"}):
+    for settings in (
+        {**some, "min_elements": 0}, {**some, "scope": "bucket"}, {**some, "exchange": "reduce_scatter"},
+    ):  # fmt: skip
         model = Tables()
         with DeepReduce(model, settings) as compression:
             optimizer = wrapped(model, compression)
