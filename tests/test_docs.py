@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from hvd_deepreduce import Config
@@ -70,6 +71,7 @@ def test_scripts_and_manifests_can_be_read():
     assert count > 5
 
 
+@pytest.mark.thorough
 def test_the_notebook_runs():
     """Its cells in order, but for the one that starts a job, which test_examples.py runs too."""
     import matplotlib

@@ -85,6 +85,7 @@ def test_a_launcher_in_a_test_without_the_marker_is_refused():
         ranks.launch("mpirun", 2, PROGRAM)
 
 
+@pytest.mark.thorough
 def test_a_kernel_in_a_test_without_the_marker_is_refused(tmp_path):
     file = tmp_path / "test_unmarked.py"
     test = "def test_unmarked():\n    cuda_emulator.launches += 1\n"

@@ -20,6 +20,7 @@ def build(folder):
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_the_site(tmp_path):
     pytest.importorskip("mkdocs", reason="mkdocs is not installed: run make setup")
     for name in NEEDED + FOLDERS:

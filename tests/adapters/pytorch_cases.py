@@ -26,7 +26,7 @@ def a_job_that_chooses_sends_all_of_its_gradients():
                 patch.setattr(dense_or_compressed, name, steps)
             faster = config == {"scope": "bucket"}  # a dense step seems to be
             if faster:
-                patch.setattr(dense_or_compressed.Choice, "word", lambda self: (7, 8) if self.agreeing else (0, 0))
+                patch.setattr(dense_or_compressed.Choice, "vote", lambda self: (7, 8) if self.agreeing else (0, 0))
             job = on.job({**LOSSY, **config, "mode": "auto"}, dtype=dtype)
             ledger, whole = Ledger(job), []
             for step in range(dense_or_compressed.WARM_UP + 27):

@@ -19,7 +19,7 @@ def run(ranks, steps, seconds):
             one.begin_step(clocks[rank])
             kinds[rank].append(one.dense)
             clocks[rank] += seconds(rank, step, one.dense)
-            words.append(step_check.vote(0, True, False, one.word()))
+            words.append(step_check.vote(0, True, False, one.vote()))
         heard = step_check.outcome(sum(words), len(ranks))
         for one in ranks:
             one.hear(heard.dense, heard.compressed, len(ranks))

@@ -317,7 +317,7 @@ def gradients_on_a_gpu_stay_there() -> None:
             if step == 2:
                 adapters[1].engine.load_state_dict(states[1])
         assert not isinstance(next(iter(adapters[1].engine._memory._residuals.values())), np.ndarray)
-        assert tensors.apart_in and set(tensors.apart_in) == {"deepreduce exchange"}
+        assert tensors.side_streams_of and set(tensors.side_streams_of) == {"deepreduce exchange"}
         for adapter in adapters:
             adapter.engine.queues.close()
 
@@ -331,7 +331,7 @@ def an_exchange_of_another_package_gets_gradients_on_the_host() -> None:
     adapter = NumpyAdapter(MPICollectives(COMM), MODEL, {**ONE_BUCKET, "exchange": "external_dense_sum"}, tensors)
     gradients = {name: np.ones(shape, dtype) for name, (shape, dtype) in MODEL.items()}
     total = sum(np.count_nonzero(reduced) for reduced in adapter.step(gradients).values())
-    assert total == 50 and not tensors.apart_in  # a tenth of 507
+    assert total == 50 and not tensors.side_streams_of  # a tenth of 507
     adapter.engine.queues.close()
 
 
