@@ -22,7 +22,7 @@ def run(ranks, steps, seconds):
             words.append(step_check.vote(0, True, False, one.vote()))
         heard = step_check.outcome(sum(words), len(ranks))
         for one in ranks:
-            one.hear(heard.dense, heard.compressed, len(ranks))
+            one.tally(heard.dense, heard.compressed, len(ranks))
     return kinds
 
 
