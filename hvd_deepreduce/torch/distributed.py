@@ -48,6 +48,7 @@ class DistributedCollectives(Collectives):
         group: the ranks that take part; None: all.
         timeout: of each collective; None: PyTorch's default.
         members: of the group's ranks, those that take part; None: all.
+        by_all: whether all ranks of the job make it, also those that do not take part and cannot use it.
 
     Raises:
         RuntimeError: ``torch.distributed`` was not initialized, or not all ranks have come.
@@ -64,6 +65,7 @@ class DistributedCollectives(Collectives):
         group: dist.ProcessGroup | None = None,
         timeout: timedelta | None = None,
         members: Sequence[int] | None = None,
+        by_all: bool = False,
     ) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise RuntimeError(
@@ -76,11 +78,13 @@ class DistributedCollectives(Collectives):
             ranks = [ranks[member] for member in members]
         # A subgroup is never destroyed: PyTorch would use its store keys again, and the next subgroup would hang.
         self._kept = len(ranks) < dist.get_world_size()
-        new_group = partial(dist.new_group, ranks, timeout=timeout, use_local_synchronization=self._kept)
+        new_group = partial(dist.new_group, ranks, timeout=timeout, use_local_synchronization=self._kept and not by_all)
         self._host = new_group(backend="gloo")
         on_devices = "nccl" in dist.get_backend_config(group)
         self._devices = new_group(backend="nccl") if on_devices else self._host
         self.exchanges = 0
+        if dist.get_rank() not in ranks:
+            return
         self._rank, self._size = dist.get_rank(self._host), dist.get_world_size(self._host)
         # As numbers, and not by all_gather_object: what other ranks send must never be unpickled.
         name = torch.tensor([crc32(socket.gethostname().encode())])
@@ -98,8 +102,15 @@ class DistributedCollectives(Collectives):
         return self._local_size
 
     def subsets(self, groups: Sequence[Sequence[int]], new: bool) -> list[Collectives]:
-        own = [group for group in groups if self._rank in group]
-        return [DistributedCollectives(self._tensors, self._group, self._timeout, group) for group in own]
+        # PyTorch names a group that its own ranks make alone by how many groups each of them has. These may differ, and
+        # the ranks would wait for each other for ever: where they are the whole job, all of them make all groups.
+        all_here = self._size == dist.get_world_size()
+        made = [
+            (group, DistributedCollectives(self._tensors, self._group, self._timeout, group, all_here))
+            for group in groups
+            if all_here or self._rank in group
+        ]
+        return [one for group, one in made if self._rank in group]
 
     def mpi_enabled(self) -> bool:
         return False  # mpi4py does not know these ranks
