@@ -59,22 +59,28 @@ class Models:
         return [own, *around]
 
 
+_watching: weakref.WeakKeyDictionary[Engine, tuple[Container[int], weakref.WeakSet[Any]]] = weakref.WeakKeyDictionary()
+"""The engines that have to warn of optimizers: the ids of their parameters, and the optimizers that they have seen."""
+_hooked: list[Any] = []
+"""The one hook of all engines; it goes with the last of them."""
+
+
 def look_at_optimizers(engine: Engine, ids: Container[int]) -> None:
     """Warns of an optimizer that trains parameters with these ids, before its first step."""
-    if not engine.collectives.speaks():
-        return
-    seen: weakref.WeakSet[Any] = weakref.WeakSet()
-    known = weakref.ref(engine)
+    if engine.collectives.speaks():
+        if not _hooked:
+            _hooked.append(register_optimizer_step_pre_hook(_look))
+        _watching[engine] = ids, weakref.WeakSet()
 
-    def look(optimizer: Any, *_: object) -> None:
-        its = known()
-        if its is None or its.adaptive is not None or optimizer in seen:
-            return
-        seen.add(optimizer)
-        if any(id(parameter) in ids for group in optimizer.param_groups for parameter in group["params"]):
-            adaptive.look_at(its, optimizer, INSTEAD)
 
-    weakref.finalize(engine, register_optimizer_step_pre_hook(look).remove)
+def _look(optimizer: Any, *_: object) -> None:
+    for engine, (ids, seen) in list(_watching.items()):
+        if engine.adaptive is None and optimizer not in seen:
+            seen.add(optimizer)
+            if any(id(parameter) in ids for group in optimizer.param_groups for parameter in group["params"]):
+                adaptive.look_at(engine, optimizer, INSTEAD)
+    while _hooked and not _watching:
+        _hooked.pop().remove()
 
 
 def refuse_wrapped(optimizer: torch.optim.Optimizer, model: object, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -44,8 +44,6 @@ def of_a_step(step, warm_up: int = 3, steps: int = 20) -> list[str]:
     the others have waited for finds the step check over earlier, and asks for it once more."""
     counted = []
     gc.collect()  # optimizers of other jobs are looked at as long as these live
-    gc.collect()  # what is left of earlier cases still watches optimizers
-    gc.collect()
     with Calls() as calls:
         for number in range(warm_up + steps):
             calls.seen, calls.on = [], number >= warm_up
