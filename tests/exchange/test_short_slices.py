@@ -138,6 +138,8 @@ def test_a_short_stream_stands_for_its_section(value, seed, double, count, numel
     assert short_stream.lengthen(short, numel, dtype).tobytes() == section.tobytes()
     if 0 < count <= 25:
         assert short.size <= section.size - 24
+        with pytest.raises(ValueError, match="form 3, which only an exchange may send"):
+            unpack(short, numel, dtype)  # as a container's reader does
     for cut in range(0, short.size - 1, 8):
         with pytest.raises(ValueError, match="truncated|announces|it has"):
             unpack(short_stream.lengthen(short[:cut], numel, dtype), numel, dtype)

@@ -227,6 +227,8 @@ def _parts(
     if packed_size(section) != section.size:
         raise ValueError(f"it has {section.size - packed_size(section)} bytes after its stream, where none are allowed")
     head = sections.peek(section, HEADER.size)
+    if head[0] == SHORT:
+        raise ValueError(f"it has form {SHORT}, which only an exchange may send; forms 0 to {PAIRS} are allowed")
     form, dtype_id, value_id, length, blocks, count, *sizes = HEADER.unpack(head)
     if length != numel:
         raise ValueError(f"it belongs to a vector of {length} elements, and this vector has {numel}")
