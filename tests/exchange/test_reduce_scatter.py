@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 
@@ -178,6 +179,7 @@ def test_what_is_not_finite_reaches_all_and_no_residual(given, poison):
     before = residuals[1].copy()
     total, _ = summed(config, gradients, residuals)
     assert not np.isfinite(total[40]) and np.isfinite(np.delete(total, 40)).all()
+    assert np.count_nonzero(total) == 90, "every element of the rank's gradient arrives, also in other slices"
     np.testing.assert_array_equal(residuals[1], before)
     assert all(np.isfinite(one).all() for one in residuals)
 
@@ -342,6 +344,32 @@ def test_a_container_of_another_slice_is_refused():
     programs[2] = damaged(works(config, gradients, [None] * 3)[2], 0, swapped)
     with pytest.raises(ContainerError, match="the container of rank 2 cannot be read: its checksum"):
         CollectiveNetwork(3).run(programs)
+
+
+def test_a_container_is_bound_to_its_slice():
+    """Neither the vector's key reads it nor that of another slice."""
+    config = Config.load(RAW, exchange="reduce_scatter", density=0.9)  # too many for the short forms of slices
+    asked = []
+    all_works = works(config, [cases.random(300, seed=rank) for rank in range(3)], [None] * 3)
+    CollectiveNetwork(3).run([altered(one.steps(), lambda _, given: asked.append(given) or given) for one in all_works])
+    work, containers = all_works[0], np.split(asked[0].data, np.cumsum(asked[0].splits)[:-1])
+    for number, data in enumerate([*containers, *(one.data for one in asked[3:])]):
+        read = []
+        for at, key in enumerate([*work._keys(), work.key]):
+            with contextlib.suppress(ContainerError):
+                frame.unpack(data, work.pipeline.expected(100, np.dtype(np.float32), key), 0)
+                read.append(at)
+        assert read == [number % 3]
+
+
+def test_more_bytes_than_an_alltoall_can_send_are_an_error_on_all(monkeypatch):
+    config = Config.load(RAW, exchange="reduce_scatter", density=0.1)
+    gradients = [cases.random(300, seed=rank) for rank in range(3)]
+    gradients[1][7] = np.nan  # sent whole: 1200 bytes
+    monkeypatch.setattr("hvd_deepreduce.exchange.reduce_scatter.MAX_BYTES", 1000)
+    said = "^rank 1 has 1215 bytes of containers, and at most 1000 fit"
+    with pytest.raises(ContainerError, match=said):
+        summed(config, gradients, [None] * 3)
 
 
 def test_bytes_are_those_of_the_containers():
