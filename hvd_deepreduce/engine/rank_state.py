@@ -28,7 +28,7 @@ from hvd_deepreduce.exchange.failures import LeftBehindError
 from hvd_deepreduce.exchange.interface import Exchange
 from hvd_deepreduce.exchange.levels import Levels
 from hvd_deepreduce.exchange.mpi.over_mpi import MpiExchange, Queues
-from hvd_deepreduce.exchange.settings import AutoExchange, ReduceScatter
+from hvd_deepreduce.exchange.settings import AllGather, AutoExchange, ExchangeSettings, ReduceScatter
 from hvd_deepreduce.exchange.sliced import ReduceScatterExchange, TwoLevelExchange
 from hvd_deepreduce.exchange.two_levels import SliceResidual
 from hvd_deepreduce.ops import arrays
@@ -38,6 +38,13 @@ from hvd_deepreduce.wire.standalone import ContainerError
 
 _log = logging.getLogger("hvd_deepreduce")
 _warn_once = lru_cache(_log.warning)
+
+
+_EXCHANGES: dict[type[ExchangeSettings], type[Exchange]] = {
+    AllGather: AllgatherExchange,
+    ReduceScatter: ReduceScatterExchange,
+}
+"""At one level, and not over MPI."""
 
 
 class Snapshot(NamedTuple):
@@ -154,7 +161,7 @@ class RankState:
             return TwoLevelExchange(self.levels, getattr(settings, "density", None) is not None)
         if settings.implementation is not None:
             return MpiExchange(settings, self.queues)
-        return ReduceScatterExchange() if isinstance(settings, ReduceScatter) else AllgatherExchange()
+        return _EXCHANGES[type(settings)]()
 
     def set_config(self, config: str | Path | Mapping[str, Any] | Config | None = None, /, **settings: Any) -> None:
         """Changes the settings from the next step on; on all ranks, between the same two steps.

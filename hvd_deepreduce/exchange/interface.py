@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from hvd_deepreduce.codecs.interfaces import Floats, RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.exchange.collectives import Collectives
+from hvd_deepreduce.exchange.traffic import Traffic
 from hvd_deepreduce.exchange.two_levels import SliceResidual
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.pipeline.bundle import Slice
@@ -98,6 +99,41 @@ class Pending(ABC):
     @abstractmethod
     def add_done_callback(self, call: Callable[[Any], object]) -> None:
         """Calls ``call`` with one argument, on any thread, once ``result`` need not wait for other ranks."""
+
+
+class Started(Pending):
+    """A bucket whose only collective, or whose exchange on a thread of its own, is in flight.
+
+    Args:
+        handle: what is in flight; its ``add_done_callback`` calls once it has ended.
+    """
+
+    __slots__ = ("_bucket", "_handle", "_rank")
+
+    def __init__(self, rank: Rank, bucket: Bucket, handle: Any) -> None:
+        self._rank, self._bucket, self._handle = rank, bucket, handle
+
+    def result(self, scale: float) -> None:
+        rank, name = self._rank, self._bucket.name
+        with rank.stats.span("wait", name):
+            received = self._wait()
+        with rank.stats.span("decode", name) as span:
+            try:
+                span.wire = self._decode(received, scale)
+            except Exception as error:
+                rank.note_failure(error)
+                raise
+
+    @abstractmethod
+    def _wait(self) -> Any:
+        """What the handle returns at its end."""
+
+    @abstractmethod
+    def _decode(self, received: Any, scale: float) -> Traffic:
+        """Writes ``bucket.gradient``, and returns what it has cost, if it was not counted before."""
+
+    def add_done_callback(self, call: Callable[[Any], object]) -> None:
+        self._handle.add_done_callback(call)
 
 
 class FailedStart(Pending):

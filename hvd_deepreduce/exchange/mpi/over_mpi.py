@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future
 from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -13,7 +11,7 @@ import numpy as np
 from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
 from hvd_deepreduce.exchange.collectives import Collectives
-from hvd_deepreduce.exchange.interface import Bucket, Exchange, FailedStart, Pending, Rank
+from hvd_deepreduce.exchange.interface import Bucket, Exchange, FailedStart, Pending, Rank, Started
 from hvd_deepreduce.exchange.settings import ExchangeSettings
 from hvd_deepreduce.exchange.statements import gather, refusal
 from hvd_deepreduce.exchange.traffic import Traffic
@@ -81,28 +79,19 @@ class MpiExchange(Exchange):
             self._queues.queue(queues - 1, self._settings.name)
 
 
-class _Queued(Pending):
-    __slots__ = ("_bucket", "_rank", "_summed")
+class _Queued(Started):
+    """Its ``result`` raises ``ExchangeError`` or ``LostRankError``, on all ranks."""
 
-    def __init__(self, rank: Rank, bucket: Bucket, summed: Future[Traffic]) -> None:
-        self._rank, self._bucket, self._summed = rank, bucket, summed
+    __slots__ = ()
 
-    def result(self, scale: float) -> None:
-        """Raises ``ExchangeError`` or ``LostRankError``, on all ranks."""
-        rank, bucket = self._rank, self._bucket
-        with rank.stats.span("wait", bucket.name):
-            counted = self._summed.result()
-        rank.stats.add(wire=counted)
-        with rank.stats.span("decode", bucket.name):
-            try:
-                if scale != 1.0:
-                    arrays.scale(bucket.gradient, scale)
-            except Exception as error:
-                rank.note_failure(error)
-                raise
+    def _wait(self) -> Traffic:
+        counted: Traffic = self._handle.result()
+        return counted
 
-    def add_done_callback(self, call: Callable[[Any], object]) -> None:
-        self._summed.add_done_callback(call)
+    def _decode(self, received: Traffic, scale: float) -> Traffic:
+        if scale != 1.0:
+            arrays.scale(self._bucket.gradient, scale)
+        return received
 
 
 class Queues:
