@@ -37,6 +37,15 @@ def test_a_message_and_its_sections():
     assert unpacked(messages.pack(LABEL, 2, 65, [])) is None
 
 
+def test_a_message_in_flight_does_not_change_while_it_is_packed_for_another_rank(monkeypatch):
+    one = section([1, 2, 9])
+    message = messages.pack(LABEL, 2, 65, [one])
+    sent, looks = message.tobytes(), []
+    monkeypatch.setattr(messages, "hash64", lambda data: looks.append(message.tobytes()) or hash64(data))
+    assert messages.pack(LABEL, 2, 65, [one]).ctypes.data == message.ctypes.data
+    assert looks == [sent] and message.tobytes() == sent
+
+
 def test_every_flipped_bit_is_found():
     message = messages.pack(LABEL, 2, 65, [section([1, 2, 9]), section([0])])
     for bit in range(8 * message.size):

@@ -65,7 +65,8 @@ def pack(label: Label, sender: int, tag: int, sections: list[U8]) -> U8:
     if message is None:
         message = rows.join(header, *sections, pad=8)
     else:
-        message.data[: HEADER.size] = header
+        # Sent to a second rank, these bytes stay what they are: MPI may be reading them for the first.
+        message.data[HASH.size : HEADER.size] = header[HASH.size :]
     HASH.pack_into(message.data, 0, hash64(message[HASH.size :]))
     return message
 
