@@ -19,14 +19,12 @@ class AllgatherExchange(Exchange):
             packed = bundle.encode(
                 bucket.gradient, residual, velocity, bucket.slices, collectives.size(), bucket.finite
             )
-        return _Gathering(rank, bucket, collectives.start_allgather(packed, bucket.name))
+        handle = collectives.start_allgather(packed, bucket.name)
+        return _Gathering(rank, bucket, handle, collectives.wait_allgather)
 
 
 class _Gathering(Started):
     __slots__ = ()
-
-    def _wait(self) -> Any:
-        return self._rank.collectives.wait_allgather(self._handle)
 
     def _decode(self, received: Any, scale: float) -> Traffic:
         ranks = self._rank.collectives.size()

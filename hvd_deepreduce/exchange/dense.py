@@ -16,14 +16,12 @@ class DenseExchange(Exchange):
     def start(self, rank: Rank, bucket: Bucket) -> Pending:
         rank.complete(bucket)
         rank.stats.add(encode=bucket.filling)
-        return _Summing(rank, bucket, rank.collectives.start_sum(bucket.gradient, bucket.name))
+        handle = rank.collectives.start_sum(bucket.gradient, bucket.name)
+        return _Summing(rank, bucket, handle, rank.collectives.wait_sum)
 
 
 class _Summing(Started):
     __slots__ = ()
-
-    def _wait(self) -> Any:
-        return self._rank.collectives.wait_sum(self._handle)
 
     def _decode(self, received: Any, scale: float) -> Traffic:
         gradient = self._bucket.gradient

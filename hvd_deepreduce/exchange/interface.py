@@ -106,27 +106,24 @@ class Started(Pending):
 
     Args:
         handle: what is in flight; its ``add_done_callback`` calls once it has ended.
+        wait: returns what the handle brings.
     """
 
-    __slots__ = ("_bucket", "_handle", "_rank")
+    __slots__ = ("_bucket", "_handle", "_rank", "_wait")
 
-    def __init__(self, rank: Rank, bucket: Bucket, handle: Any) -> None:
-        self._rank, self._bucket, self._handle = rank, bucket, handle
+    def __init__(self, rank: Rank, bucket: Bucket, handle: Any, wait: Callable[[Any], Any]) -> None:
+        self._rank, self._bucket, self._handle, self._wait = rank, bucket, handle, wait
 
     def result(self, scale: float) -> None:
         rank, name = self._rank, self._bucket.name
         with rank.stats.span("wait", name):
-            received = self._wait()
+            received = self._wait(self._handle)
         with rank.stats.span("decode", name) as span:
             try:
                 span.wire = self._decode(received, scale)
             except Exception as error:
                 rank.note_failure(error)
                 raise
-
-    @abstractmethod
-    def _wait(self) -> Any:
-        """What the handle returns at its end."""
 
     @abstractmethod
     def _decode(self, received: Any, scale: float) -> Traffic:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -68,7 +69,8 @@ class MpiExchange(Exchange):
         except Exception as error:
             return FailedStart(error)
         queue = self._queues.queue(bucket.queue, self._settings.name)
-        return _Queued(rank, bucket, queue.submit(self._settings, select, bucket.gradient, key, bucket.side_stream()))
+        summed = queue.submit(self._settings, select, bucket.gradient, key, bucket.side_stream())
+        return _Queued(rank, bucket, summed, Future.result)
 
     def prepare(self, queues: int) -> None:
         """
@@ -83,10 +85,6 @@ class _Queued(Started):
     """Its ``result`` raises ``ExchangeError`` or ``LostRankError``, on all ranks."""
 
     __slots__ = ()
-
-    def _wait(self) -> Traffic:
-        counted: Traffic = self._handle.result()
-        return counted
 
     def _decode(self, received: Traffic, scale: float) -> Traffic:
         if scale != 1.0:
