@@ -67,7 +67,7 @@ WITH_FEEDBACK = [name for name in presets.names() if Config.load(name).error_fee
 @pytest.mark.parametrize(
     ("name", "gradients"),
     [
-        pytest.param(name, gradients, marks=() if at % 3 == kind else thorough)
+        pytest.param(name, gradients, marks=() if at % 6 == kind else thorough)
         for at, name in enumerate(WITH_FEEDBACK)
         for kind, gradients in enumerate(GRADIENTS)
     ],

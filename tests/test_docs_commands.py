@@ -31,6 +31,7 @@ from hvd_deepreduce.tools import gradient_file, gradients
 from hvd_deepreduce.tools.app import app
 from tests import test_examples
 from tests.ranks import ROOT
+from tests.selection import thorough
 
 PROGRAMS = ("make", "mpirun", "horovodrun", "torchrun", "python", "hvd-deepreduce", "scripts/", "tests/")
 BEGIN = re.compile(rf"(?:[A-Z_]+=\S+ )*(?:{'|'.join(PROGRAMS)})(?![\w:])\S*(?: |$)")
@@ -152,7 +153,13 @@ def help_of(script: str, subcommand: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("script", "options"), sorted(options_by_script().items()), ids=sorted(options_by_script()))
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [
+        pytest.param(script, options, id=script, marks=thorough if script.startswith("scripts/papers/") else ())
+        for script, options in sorted(options_by_script().items())
+    ],
+)
 def test_scripts_know_their_options(script, options):
     for subcommand, option in sorted(options):
         known = re.findall(r"(?<![\w-])--[\w-]+", help_of(script, subcommand))

@@ -22,6 +22,17 @@ CASES = [PROGRAM, HERE / "all_cases.py", HERE / "horovod_cases.py"]
 TWO = Job(PROGRAM, "horovodrun --gloo", 2, seconds=1800)
 THREE = Job(PROGRAM, "mpirun", 3, seconds=1800)
 FOUR = Job(PROGRAM, "mpirun", 4, seconds=1800)
+# TensorFlow traces for most of their time, and `make test` has others that use the same code.
+SLOW = [
+    "gradients_on_a_device_equal_those_on_the_host",
+    "keras_optimizers_and_fit",
+    "two_levels",
+    "sparse_gradients_as_dense_and_as_they_are",
+    "buckets_of_several_compressors_in_whatever_order",
+    "momentum_of_dgc_equals_the_oracle_and_resumes",
+    "a_capture_records_each_ranks_gradients",
+    "two_models_in_one_step",
+]
 ONCE = dict.fromkeys([COMPARED, "scopes_and_exchanges_equal_dense", "many_tensors_in_buckets"], THREE)
 FEW = {
     THREE: ["lossy_equals_the_pipeline_run_by_hand", "many_tensors_in_whatever_order", "a_process_set",
@@ -35,7 +46,7 @@ FEW = {
     ("job", "case"),
     each_case(
         [TWO, THREE, FOUR], *CASES, once=ONCE, few=FEW,
-        thorough=[THREE, FOUR, "gradients_on_a_device_equal_those_on_the_host"],
+        thorough=[THREE, FOUR, *SLOW],
     ),
 )  # fmt: skip
 def test_on_ranks(jobs, job, case):

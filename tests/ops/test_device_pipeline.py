@@ -89,7 +89,7 @@ def go(gpu, config, gradient):
         same(gpu, want, got)
 
 
-@pytest.mark.parametrize("sparsifier, index, value, joint", LISTS)
+@pytest.mark.parametrize("sparsifier, index, value, joint", selection.each_third(LISTS))
 def test_every_codec_on_every_input(gpu, sparsifier, index, value, joint):
     for name, gradient in INPUTS.items():
         try:
@@ -136,7 +136,7 @@ def test_all_pairs(gpu, number):
             raise
 
 
-@pytest.mark.parametrize("number", range(len(WAYS)))
+@pytest.mark.parametrize("number", selection.each_third((number,) for number in range(len(WAYS))))
 def test_other_settings(gpu, number):
     config = Config.load({"sparsifier": {"name": "topk", "density": 0.2}, "index": "rice"}, **WAYS[number])
     for gradient in (cases.random(5003), INPUTS["prime"], INPUTS["one"], INPUTS["limits"], INPUTS["float64"]):
