@@ -17,6 +17,7 @@ from hvd_deepreduce.ops import bloom
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.wire import standalone as wire
 from tests import cases, decode_costs
+from tests.selection import thorough
 
 KEY = RngKey(3, 1, 4)
 ROOT = Path(__file__).parent.parent
@@ -25,6 +26,7 @@ PER_ELEMENT, PER_BYTE, FIXED = 32, 8, 4 << 20
 SECONDS_PER_ELEMENT = 1e-6
 
 
+@thorough
 def test_memory_and_time() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.decode_costs"], cwd=ROOT, capture_output=True, text=True, timeout=250

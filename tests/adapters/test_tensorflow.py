@@ -32,6 +32,9 @@ SLOW = [
     "momentum_of_dgc_equals_the_oracle_and_resumes",
     "a_capture_records_each_ranks_gradients",
     "two_models_in_one_step",
+    "checkpoints_of_keras_and_states_that_are_wrong",
+    "sparse_gradients_in_keras",
+    "larger_scopes_in_keras",
 ]
 ONCE = dict.fromkeys([COMPARED, "scopes_and_exchanges_equal_dense", "many_tensors_in_buckets"], THREE)
 FEW = {
