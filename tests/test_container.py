@@ -133,6 +133,16 @@ def test_a_wrong_header_with_a_right_checksum(fields, message):
     must_refuse(oracle.changed(SAMPLE, **fields), message)
 
 
+@pytest.mark.parametrize(
+    ("name", "part"), [("dense value raw", "indices"), ("joint skcompress", "indices"), ("joint skcompress", "order")]
+)
+def test_a_section_that_the_header_does_not_use(name, part):
+    container = wire.unpack(array(encoded(name)), 3)
+    more = dataclasses.replace(container, **{part: np.zeros(8, np.uint8)})
+    with pytest.raises(ContainerError, match="rank 3 .* it has an .* section of 8 bytes that its header does not"):
+        decode_part(more, NUMEL, 3)
+
+
 def test_the_tensor_is_another_one():
     with pytest.raises(ContainerError, match="rank 3 .* 200 elements, and this one has 10"):
         wire.unpack(array(SAMPLE), 3, 10)

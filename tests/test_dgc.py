@@ -12,6 +12,7 @@ from hvd_deepreduce.engine import small
 from hvd_deepreduce.engine import state as saved
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.wire import frame
+from hvd_deepreduce.wire import standalone as wire
 from hvd_deepreduce.wire.decoding import decode_part
 from tests.engine.numpy_adapter import NumpyAdapter, run_ranks
 from tests.engine.test_step import gradients_of, same_bytes
@@ -87,6 +88,19 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad, nesterov):
     assert packed.size > gradient.nbytes
     np.testing.assert_array_equal(residual, kept[0])
     np.testing.assert_array_equal(velocity, kept[1])
+
+
+def test_a_momentum_beyond_the_largest_number_stays_finite():
+    """So a gradient that is known to be finite need not be looked at again."""
+    packed = []
+    for finite in (False, True):
+        gradient, velocity = (np.array([1, 2, 3e38, 4], np.float32) for _ in range(2))
+        residual = np.zeros(4, np.float32)
+        packed.append(Pipeline(Config.load(DGC)).encode(gradient, residual, key(0), velocity=velocity, finite=finite))
+        assert np.isfinite(residual).all() and np.isfinite(velocity).all()
+    assert packed[0].tobytes() == packed[1].tobytes()
+    support, values = decode_part(wire.unpack(packed[0]), 4)
+    assert support.tolist() == [2] and values.tolist() == [np.finfo(np.float32).max]
 
 
 @pytest.mark.parametrize("value", ["qsgd", "fit_poly"])

@@ -217,8 +217,7 @@ class SlicedSum(FailureDeferring):
             parts, keys = [part for part, _ in filled], [key for _, key in filled]
         if not gradient.size:
             return corrected, (None, gradient.copy())
-        finite = self.finite and self.velocity is None  # finite numbers can have an infinite sum
-        return corrected, pipeline.select(gradient, self.residual, self.key, parts, finite, keys)
+        return corrected, pipeline.select(gradient, self.residual, self.key, parts, self.finite, keys)
 
     @property
     def _draws(self) -> bool:

@@ -83,7 +83,6 @@ class Pipeline:
                 return self.encode_uncompressed(gradient, key, version)
             if packed is not None:
                 return packed
-        finite = finite and velocity is None  # finite numbers can have an infinite sum
         corrected, gradient = self.corrected(gradient, velocity, ranks)
 
         def use(indices: U32 | None, values: Floats) -> U8:
