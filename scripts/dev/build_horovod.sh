@@ -5,8 +5,8 @@
 # Each framework's part is a wheel of its own, since they share nothing but Python code: one can be built before the other
 # framework is there. What is installed has the libraries of all that were asked for. --build-only installs nothing.
 #
-# The last release of Horovod is from 2023. Its code works with today's frameworks without changes. Three lines of its
-# *build files* do not; they are changed below. The sdist must have the digest in requirements.lock. The wheels are kept in
+# The last release of Horovod is from 2023. Its code works with today's frameworks without changes. Four lines of its
+# *build files* are changed below. The sdist must have the digest in requirements.lock. The wheels are kept in
 # the user's cache, with digests. The key of each is a hash of everything that determines the build.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -120,6 +120,8 @@ compile() {
     # Symbols for debuggers would be stripped below, and take a third of the time.
     edit CMakeLists.txt 's/^set\(CMAKE_CXX_STANDARD 14\)/set(CMAKE_CXX_STANDARD 17)\nset(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -DNDEBUG")/' 'set(CMAKE_CXX_STANDARD 17)'
     edit horovod/torch/CMakeLists.txt 's/set\(CMAKE_CXX_STANDARD 14\)/set(CMAKE_CXX_STANDARD 20)/' 'set(CMAKE_CXX_STANDARD 20)'
+    # Several source files are compiled as one: most of the time goes to headers that all of them include.
+    edit CMakeLists.txt 's/^add_subdirectory\(horovod\/tensorflow\)/set(CMAKE_UNITY_BUILD ON)\n&/' 'set(CMAKE_UNITY_BUILD ON)'
     # Optional operations for XLA, which include a header that the wheel of TensorFlow no longer has.
     edit horovod/tensorflow/CMakeLists.txt '/^list\(APPEND TF_SOURCES .*xla_mpi_ops\.cc"\)$/d' ''
 
