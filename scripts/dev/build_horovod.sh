@@ -121,7 +121,7 @@ compile() {
     edit CMakeLists.txt 's/^set\(CMAKE_CXX_STANDARD 14\)/set(CMAKE_CXX_STANDARD 17)\nset(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -DNDEBUG")/' 'set(CMAKE_CXX_STANDARD 17)'
     edit horovod/torch/CMakeLists.txt 's/set\(CMAKE_CXX_STANDARD 14\)/set(CMAKE_CXX_STANDARD 20)/' 'set(CMAKE_CXX_STANDARD 20)'
     # Several source files are compiled as one: most of the time goes to headers that all of them include.
-    edit CMakeLists.txt 's/^add_subdirectory\(horovod\/tensorflow\)/set(CMAKE_UNITY_BUILD ON)\n&/' 'set(CMAKE_UNITY_BUILD ON)'
+    edit CMakeLists.txt 's/^add_subdirectory\(horovod\/tensorflow\)/set(CMAKE_UNITY_BUILD ON)\nadd_subdirectory("horovod\/tensorflow")/' 'set(CMAKE_UNITY_BUILD ON)'
     # Optional operations for XLA, which include a header that the wheel of TensorFlow no longer has.
     edit horovod/tensorflow/CMakeLists.txt '/^list\(APPEND TF_SOURCES .*xla_mpi_ops\.cc"\)$/d' ''
 

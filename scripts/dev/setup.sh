@@ -67,7 +67,8 @@ step() {
         die "failed: $what (complete log: $log)"
     fi
 }
-install() { .venv/bin/python -m pip install --disable-pip-version-check --retries 10 --timeout 60 "$@"; }
+# Python compiles what is imported, when it is imported: compiling every file here would take a minute.
+install() { .venv/bin/python -m pip install --disable-pip-version-check --no-compile --retries 10 --timeout 60 "$@"; }
 # Wheels, each with the digest in requirements.lock: nothing of them runs before it is compared. Horovod is built below.
 # The lock begins with what the part `torch` needs.
 install_locked() {
