@@ -67,7 +67,8 @@ step() {
         die "failed: $what (complete log: $log)"
     fi
 }
-# Python compiles what is imported, when it is imported: compiling every file here would take a minute.
+# pip would compile every file, which takes a minute. What `make train` imports is compiled below, and with the part `all`
+# everything, while Horovod is built.
 install() { .venv/bin/python -m pip install --disable-pip-version-check --no-compile --retries 10 --timeout 60 "$@"; }
 # Wheels, each with the digest in requirements.lock: nothing of them runs before it is compared. Horovod is built below.
 # The lock begins with what the part `torch` needs.
@@ -101,6 +102,8 @@ site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"
 } >"$site/_hvd_deepreduce_env.py"
 echo 'import _hvd_deepreduce_env' >"$site/_hvd_deepreduce_env.pth"
 
+unset PYTHONDONTWRITEBYTECODE  # what is imported from here on is compiled once, for all later starts
+
 # --- packages ---
 extras=torch,mpi,train
 not_locked=(torch)  # their builds and what they require depend on the index and on the GPU; see scripts/dev/lock.py
@@ -120,12 +123,14 @@ horovod --build-only "$root/.venv" pytorch &
 building=$!
 if [ $part = all ]; then
     step "installing TensorFlow and tools, with their digests compared (a minute or two)" install_locked all
+    .venv/bin/python -m compileall -qq -j 0 "$site" || true  # some packages have files for other versions of Python
     extras+=,tensorflow,dev,docs,fuzz,examples
 fi
 touch .venv/.kernels_stamp.begun
 # Without an index: what this package requires must be there by now.
 step "installing this package" install --no-index --no-build-isolation -e ".[$extras]"
 mv .venv/.kernels_stamp.begun .venv/.kernels_stamp  # this compiled the kernels too, so `make build` has nothing to do
+.venv/bin/python -c "import hvd_deepreduce, matplotlib.pyplot, sklearn.model_selection, torch, typer.rich_utils" >>"$log" 2>&1 || true
 wait $building
 
 if [ $part = all ]; then horovod "$root/.venv" pytorch tensorflow; else horovod "$root/.venv" pytorch; fi
