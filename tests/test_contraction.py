@@ -99,7 +99,7 @@ CODECS = (
 @pytest.mark.parametrize(
     ("sparsifier", "number"),
     [
-        pytest.param(name, number, marks=() if name == "topk" or codec == {"value": "qsgd"} else thorough)
+        pytest.param(name, number, marks=() if (name == "topk" and number % 2) or codec == {"value": "qsgd"} else thorough)
         for name in sparsifiers.by_name
         for number, codec in enumerate(CODECS)
     ],

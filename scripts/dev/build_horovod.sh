@@ -207,13 +207,17 @@ fi
 features=(mpi gloo)
 [ "$gpu" = cpu ] || features+=(nccl)
 # `horovodrun --check-build` says the same in 20 s: it starts a process for each question.
-$py - "${features[*]}" "${frameworks[@]/py/}" <<'END' || die "this Horovod cannot be used: delete $cache to build it again"
+if ! checked=$($py - "${features[*]}" "${frameworks[@]/py/}" 2>&1 <<'END'
 import importlib, sys
 for framework in sys.argv[2:]:
     module = importlib.import_module(f"horovod.{framework}")
     for feature in sys.argv[1].split():
         if not getattr(module, f"{feature}_built")():
-            sys.exit(f"horovod: it was built for {framework} without {feature}")
+            sys.exit(f"it was built for {framework} without {feature}")
 END
+); then
+    echo "$checked" >&2
+    die "this Horovod cannot be used: delete $cache to build it again"
+fi
 echo "${keys[*]}" >"$mark"
 say "ready: $version for ${frameworks[*]} with ${features[*]} ($gpu)"

@@ -35,6 +35,7 @@ SLOW = [
     "checkpoints_of_keras_and_states_that_are_wrong",
     "sparse_gradients_in_keras",
     "larger_scopes_in_keras",
+    "callbacks_and_measured_residuals",
 ]
 ONCE = dict.fromkeys([COMPARED, "scopes_and_exchanges_equal_dense", "many_tensors_in_buckets"], THREE)
 FEW = {
