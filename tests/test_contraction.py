@@ -99,9 +99,9 @@ CODECS = (
 @pytest.mark.parametrize(
     ("sparsifier", "number"),
     [
-        pytest.param(name, number, marks=() if (name == "topk" and number % 2) or codec == {"value": "qsgd"} else thorough)
+        pytest.param(name, at, marks=() if name == "topk" and at % 2 or codec == {"value": "qsgd"} else thorough)
         for name in sparsifiers.by_name
-        for number, codec in enumerate(CODECS)
+        for at, codec in enumerate(CODECS)
     ],
 )
 def test_pairs(sparsifier, number):
