@@ -26,8 +26,8 @@ class Deflate(BytesCodec):
     id = 8
     level: int = Field(6, ge=1, le=9)
 
-    def compressed(self, runs: list[U8]) -> bytes:
-        return zlib.compress(b"".join(run.data for run in runs), self.level)
+    def compressed(self, runs: U8) -> bytes:
+        return zlib.compress(runs.data, self.level)
 
     @staticmethod
     def unpacked(data: bytes, size: int) -> bytes:

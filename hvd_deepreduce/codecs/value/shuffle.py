@@ -24,8 +24,8 @@ class BytesCodec(ValueCodec, ABC):
     shuffle: bool = Field(True, strict=True)
 
     @abstractmethod
-    def compressed(self, runs: list[U8]) -> bytes:
-        """The compressed bytes of all runs: bytes of one significance each, or one run of all."""
+    def compressed(self, runs: U8) -> bytes:
+        """The compressed bytes of uint8 ``[runs, bytes]``: runs of bytes of one significance, or one run of all."""
 
     @staticmethod
     @abstractmethod
@@ -33,10 +33,9 @@ class BytesCodec(ValueCodec, ABC):
         """The inverse of ``compressed``, for ``size`` bytes. Raises ``ValueError``."""
 
     def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
-        data = np.ascontiguousarray(arrays.to_host(values)).view(np.uint8)
-        runs = [data]
+        runs = np.ascontiguousarray(arrays.to_host(values)).view(np.uint8)[None]
         if self.shuffle:
-            runs = list(np.ascontiguousarray(data.reshape(values.size, values.itemsize).T))
+            runs = np.ascontiguousarray(runs.reshape(values.size, values.itemsize).T)
         section = bytes([self.shuffle]) + self.compressed(runs)
         return arrays.move_like(np.frombuffer(section, np.uint8), values), None
 

@@ -25,7 +25,7 @@ class Zstd(BytesCodec):
     id = 9
     level: int = Field(1, ge=1, le=22)
 
-    def compressed(self, runs: list[U8]) -> bytes:
+    def compressed(self, runs: U8) -> bytes:
         frame = zstandard.ZstdCompressor(level=self.level).compressobj(size=sum(run.size for run in runs))
         parts = []
         # A block has one table for its literals, so bytes of each significance get their own block.
