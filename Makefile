@@ -15,7 +15,7 @@ STAMP := .venv/.kernels_stamp
 help: ## lists these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 18
 
-setup: ## makes .venv with the frameworks, Open MPI and Horovod (eight minutes the first time, then nothing)
+setup: ## makes .venv with the frameworks, Open MPI and Horovod (seven minutes the first time, then nothing)
 	@scripts/dev/setup.sh
 
 build: setup ## compiles the CPU kernels, and TensorFlow's operations, where they changed
