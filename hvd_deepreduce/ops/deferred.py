@@ -343,7 +343,7 @@ def generic_kernel(file: str, name: str, result: str, arguments: str, tile: int 
     on_cpu, types = kernel(name, result, arguments), [_ON_DEVICE[letter] for letter in arguments]
 
     def call(items: int, *given: Any) -> None:
-        if type(given[0]) is np.ndarray:  # the usual case, without a call
+        if type(given[0]) is np.ndarray or on_host(given[0]):  # the usual case first, as in dispatch.py
             if failed := on_cpu(*given):
                 check(failed)
             return

@@ -41,7 +41,7 @@ def array_module(array: Device) -> Any:
 
 def allocate(like: Device, count: int, dtype: Any) -> NDArray[Any]:
     """``count`` elements that are not initialized, where ``like`` is."""
-    room: NDArray[Any] = (np if type(like) is np.ndarray else array_module(like)).empty(count, dtype)
+    room: NDArray[Any] = array_module(like).empty(count, dtype)
     return room
 
 

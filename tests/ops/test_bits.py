@@ -19,6 +19,13 @@ def test_pack(gpu, width):
         both(gpu, bits.unpack, section[:-1], count, width, np.uint32)
 
 
+def test_arrays_in_a_mapped_file_are_on_the_host(tmp_path):
+    fields = np.arange(7, dtype=np.uint32)
+    mapped = np.memmap(tmp_path / "fields", np.uint32, "w+", shape=7)
+    mapped[:] = fields
+    assert bits.pack(mapped, 3).tobytes() == bits.pack(fields, 3).tobytes()
+
+
 def test_check_indices(gpu):
     for indices in ([], [0], [3, 4, 9], [3, 3], [4, 3], [9, 10]):
         both(gpu, bits.check_indices, np.array(indices, np.uint32), 10)
