@@ -191,7 +191,7 @@ def valid(container, support, values):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@settings(max_examples=15)  # the fuzzer makes many more
+@settings(max_examples=40)
 @given(data=st.data())
 def test_mutations_with_a_repaired_checksum(name, data):
     """Any bytes of the sections and any count: an error that names the rank, or a valid result."""

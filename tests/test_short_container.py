@@ -231,7 +231,7 @@ def test_tensors_without_elements_and_of_one():
 
 
 @pytest.mark.parametrize("name", FORMS)
-@settings(max_examples=15)  # the fuzzer makes many more
+@settings(max_examples=40)
 @given(data=st.data())
 def test_mutations_with_a_repaired_checksum(name, data):
     """Any bytes: an error that names the rank, or a valid result."""

@@ -100,7 +100,7 @@ def test_every_sparsifier_has_an_oracle():
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@settings(max_examples=30)
+@settings(max_examples=80)
 @given(data=st.data(), width=st.sampled_from([32, 64]), tied=st.booleans(), accumulate=st.booleans())
 def test_selects_what_the_oracle_selects(name, data, width, tied, accumulate):
     limit = float(np.finfo(f"float{width}").max) / 4
