@@ -5,6 +5,8 @@
 `pip install transformers accelerate` first.
 """
 
+import os
+
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
@@ -17,8 +19,10 @@ class Exchange(TrainerCallback):  # save_only_model below: Trainer would give th
             local.sync()
 
     def on_save(self, args, state, control, lr_scheduler=None, **_):
+        folder = f"{args.output_dir}/checkpoint-{state.global_step}"
+        os.makedirs(folder, exist_ok=True)  # Trainer makes it on rank 0, which may be later here
         saved = {"local": local.state_dict(), "schedule": lr_scheduler.state_dict()}
-        torch.save(saved, f"{args.output_dir}/checkpoint-{state.global_step}/rank{args.process_index}.pt")
+        torch.save(saved, f"{folder}/rank{args.process_index}.pt")
 
     def on_train_begin(self, args, state, control, lr_scheduler=None, **_):
         if state.global_step:
