@@ -3,6 +3,7 @@
 A worker's parameters are views of one flat vector, as in gpt_job.py, which has the text and the batches.
 """
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,7 +35,8 @@ class Lstm(nn.Module):
         return functional.cross_entropy(self(inputs), targets.flatten())
 
 
-SIZES = [parameter.numel() for parameter in Lstm().parameters()]
+SHAPES = [tuple(parameter.shape) for parameter in Lstm().parameters()]
+SIZES = [math.prod(shape) for shape in SHAPES]
 NUMEL = sum(SIZES)
 
 

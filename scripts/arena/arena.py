@@ -1,0 +1,211 @@
+"""The arena: jobs x methods x budgets, each method tuned with the same number of trials, and what is claimed of them.
+
+    python scripts/arena/arena.py run                   # what is missing, on two cores; continues where it was stopped
+    python scripts/arena/arena.py run each-step-2 --minutes 60
+    python scripts/arena/arena.py plan                  # trainings and hours that are left
+    python scripts/arena/arena.py report                # docs/results/arena.md, from the lines that are there
+
+A training is a line of docs/results/arena/CONTEST.jsonl: job, workers, steps, seed, settings, and what came out. The
+tables, pictures and verdicts of docs/results/arena.md are computed from these lines. A method whose optimum is at the
+edge of its grid has no row: its grid grows, or it gets more trials, as all methods of its contest.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Generator, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", "train", "papers"))
+
+import page
+import typer
+from contests import CONTESTS, Contest
+from figure_kit import RESULTS, json_lines
+from trainer import train
+from tuning import Tuned, search
+
+FOLDER = RESULTS / "arena"
+Line = dict[str, Any]
+
+
+class Wanted(NamedTuple):
+    """A training that a campaign wants."""
+
+    job: str
+    workers: int
+    steps: int
+    seed: int
+    settings: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        """Equal for equal trainings."""
+        return json.dumps(self, sort_keys=True)
+
+
+class Campaign(NamedTuple):
+    """What became of a method.
+
+    Attributes:
+        short, long: the search with short trainings, and that with whole ones.
+        runs: the lines of its seeds.
+    """
+
+    short: Tuned
+    long: Tuned
+    runs: list[Line]
+
+    @property
+    def at_edge(self) -> tuple[str, ...]:
+        """Knobs whose optimum may be beyond the grid."""
+        again = set(self.long.settings)
+        return tuple(knob for knob in self.short.at_edge if knob not in again) + self.long.at_edge
+
+
+def campaign(contest: Contest, name: str) -> Generator[list[Wanted], list[Line], Campaign]:
+    """Tunes a method on a seed of its own, and then trains with the seeds that are reported."""
+    method = contest.methods[name]
+
+    def losses(
+        tuning: Generator[list[dict[str, Any]], list[float], Tuned], steps: int, fixed: dict[str, Any]
+    ) -> Generator[list[Wanted], list[Line], Tuned]:
+        answer: list[float] | None = None
+        try:
+            while True:
+                points = tuning.send(answer) if answer is not None else next(tuning)  # type: ignore[arg-type]
+                lines = yield [wanted(steps, contest.tuning_seed, {**fixed, **point}) for point in points]
+                answer = [float("inf") if line["loss"] is None else line["loss"] for line in lines]
+        except StopIteration as end:
+            return end.value
+
+    def wanted(steps: int, seed: int, point: dict[str, Any]) -> Wanted:
+        return Wanted(contest.job, contest.workers, steps, seed, method.settings(point, contest.workers))
+
+    short = yield from losses(search(method.knobs, contest.trials), contest.short, {})
+    again = {knob: method.knobs[knob] for knob in contest.again if knob in method.knobs}
+    started = {knob: short.settings[knob] for knob in again}
+    long = yield from losses(search(again, contest.trials, started), contest.steps, short.settings)
+    best = {**short.settings, **long.settings}
+    runs = yield [wanted(contest.steps, seed, best) for seed in contest.seeds]
+    return Campaign(short, long, runs)
+
+
+def replayed(contest: Contest, name: str, known: dict[str, Line]) -> tuple[Campaign | None, list[Wanted]]:
+    """The campaign as far as its trainings are known, and the trainings that it wants next."""
+    steps = campaign(contest, name)
+    try:
+        wanted = next(steps)
+        while all(one.key in known for one in wanted):
+            wanted = steps.send([known[one.key] for one in wanted])
+    except StopIteration as end:
+        return end.value, []
+    return None, [one for one in wanted if one.key not in known]
+
+
+def path_of(name: str) -> Path:
+    """The file of a contest's lines."""
+    return FOLDER / f"{name}.jsonl"
+
+
+def lines_of(name: str) -> dict[str, Line]:
+    """The lines of a contest, by their trainings."""
+    fields = Wanted._fields
+    return {Wanted(*(line[field] for field in fields)).key: line for line in json_lines(path_of(name))}
+
+
+def done(name: str) -> dict[str, Campaign]:
+    """The methods of a contest that are through."""
+    contest, known = CONTESTS[name], lines_of(name)
+    found = {method: replayed(contest, method, known)[0] for method in contest.methods}
+    return {method: one for method, one in found.items() if one}
+
+
+def _trained(one: Wanted) -> Line:
+    os.nice(10)
+    return {**one._asdict(), **train(one.job, one.settings, one.workers, one.steps, one.seed)}
+
+
+def run_all(names: Iterable[str], processes: int, minutes: float) -> None:
+    """Trains what is missing, a contest after the other, and writes each line when its training ends."""
+    end = time.monotonic() + 60 * minutes
+    known = {name: lines_of(name) for name in names}
+    running: dict[Future[Line], tuple[str, Wanted]] = {}
+    FOLDER.mkdir(parents=True, exist_ok=True)
+
+    def missing() -> Iterable[tuple[str, Wanted]]:
+        started = {one.key for _, one in running.values()}
+        for name, lines in known.items():
+            for method in CONTESTS[name].methods:
+                for one in replayed(CONTESTS[name], method, lines)[1]:
+                    if one.key not in started:
+                        started.add(one.key)
+                        yield name, one
+
+    with ProcessPoolExecutor(processes) as pool:
+        while True:
+            if time.monotonic() < end:
+                for name, one in missing():
+                    if len(running) >= processes:
+                        break
+                    running[pool.submit(_trained, one)] = name, one
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                name, one = running.pop(future)
+                line = known[name][one.key] = future.result()
+                with path_of(name).open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+                print(f"{name}: {line['loss']}, {line['share']:.4%}, {line['seconds']} s, {one.steps} steps, seed "
+                      f"{one.seed}, {json.dumps(one.settings)}", flush=True)  # fmt: skip
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+Names = Annotated[list[str] | None, typer.Argument(help="contests; default: all")]
+
+
+def chosen(names: list[str] | None) -> list[str]:
+    """The contests of these names; all without names."""
+    if unknown := set(names or ()) - set(CONTESTS):
+        raise typer.BadParameter(f"no contest is named {', '.join(unknown)}; the contests are: {', '.join(CONTESTS)}")
+    return names or list(CONTESTS)
+
+
+@app.command()
+def run(
+    names: Names = None,
+    processes: Annotated[int, typer.Option(min=1, help="trainings at a time, each on one thread")] = 2,
+    minutes: Annotated[float, typer.Option(help="no training begins after so many minutes")] = float("inf"),
+) -> None:
+    """Trains what is missing."""
+    run_all(chosen(names), processes, minutes)
+
+
+@app.command()
+def plan(names: Names = None) -> None:
+    """Prints what is done, what is next, and the trainings and hours of one core that are left at most."""
+    for name in chosen(names):
+        contest, known = CONTESTS[name], lines_of(name)
+        spent = sum(line["seconds"] for line in known.values()) / 3600
+        print(f"{name}: {len(known)} trainings, {spent:.2f} hours of a core so far")
+        for method in contest.methods:
+            end, wanted = replayed(contest, method, known)
+            state = f"wants {len(wanted)} trainings of {wanted[0].steps} steps" if wanted else "done"
+            if end and end.at_edge:
+                state = f"refused: the optimum is at the edge of {', '.join(end.at_edge)}"
+            print(f"  {method}: {state}")
+
+
+@app.command()
+def report(names: Names = None) -> None:
+    """Writes docs/results/arena.md and its pictures."""
+    for name in chosen(names):
+        if found := done(name):
+            page.write(name, CONTESTS[name], found)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,139 @@
+"""The page of the arena: a section for each contest, computed from its trainings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+import doc_sections
+import figure_kit
+from contests import Claim, Contest
+
+if TYPE_CHECKING:
+    from arena import Campaign
+
+PAGE = figure_kit.RESULTS / "arena.md"
+ABOUT = """\
+# The arena
+
+Losses and bytes of published methods and of ours. `python scripts/arena/arena.py run` trains what is missing, and
+`report` writes this page from the trainings in [arena/](arena/), a line each. All workers of a job run in one process;
+there are no times.
+
+Each method of a contest has the same number of trials for its own knobs: a coordinate descent on a grid, on a seed that
+is not reported, with short trainings; the learning rate is then searched once more with whole trainings. A method whose
+best setting is at the edge of its grid has no row. `bytes / dense` is what the busiest worker sends, relative to a
+float32 ring in each step. A gap is to the first row's loss with the same seed, in nats; in brackets, the least and the
+greatest of the seeds. Ours are in bold.
+"""
+
+
+def gaps(contest: Contest, found: Mapping[str, Campaign], name: str, reference: str) -> list[float]:
+    """The loss of each seed less that of the reference with the same seed; without training, infinite."""
+    return [_loss(mine) - _loss(theirs) for mine, theirs in zip(found[name].runs, found[reference].runs, strict=True)]
+
+
+def _loss(line: Mapping[str, Any]) -> float:
+    return float("inf") if line["loss"] is None else line["loss"]
+
+
+def share(one: Campaign) -> float:
+    """Bytes relative to dense, the mean over the seeds."""
+    return mean(line["share"] for line in one.runs)
+
+
+def span(values: list[float], form: str) -> str:
+    """A mean, with the least and the greatest value."""
+    return f"{mean(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def table(contest: Contest, found: Mapping[str, Campaign]) -> str:
+    """A row for each method whose optimum is inside its grid."""
+    reference, rows = next(iter(contest.methods)), []
+    for name, method in contest.methods.items():
+        if name not in found or found[name].at_edge:
+            continue
+        one = found[name]
+        gap = gaps(contest, found, name, reference) if reference in found else []
+        best = {**one.short.settings, **one.long.settings}
+        rows.append([
+            method.words, f"{share(one):.3%}", f"{mean(map(_loss, one.runs)):.4f}", span(gap, "+.3f") if gap else "",
+            ", ".join(f"{knob.rpartition('.')[2]} {value:g}" for knob, value in best.items()),
+        ])  # fmt: skip
+    return doc_sections.table(["what is sent", "bytes / dense", "loss", "gap", "tuned"], rows)
+
+
+def verdict(contest: Contest, found: Mapping[str, Campaign], claim: Claim) -> str:
+    """Whether a claim holds: a sentence with what was measured, the tolerance, and the spread of the reference."""
+    said = f"{contest.methods[claim.method].words}: at most {claim.most:+.3f} nats from {claim.reference}"
+    if claim.share < 1:
+        said += f", at {claim.share:.2%} of the bytes or less"
+    if claim.source:
+        said += f" ({claim.source})"
+    absent = [name for name in (claim.method, claim.reference) if name not in found or found[name].at_edge]
+    if absent:
+        return f"- Open. {said}. Not tuned to the end: {', '.join(absent)}."
+    own = gaps(contest, found, claim.method, claim.reference)
+    sent, theirs = share(found[claim.method]), [_loss(line) for line in found[claim.reference].runs]
+    holds = mean(own) <= claim.most and sent <= claim.share * 1.005
+    return (
+        f"- **{'Yes' if holds else 'No'}.** {said}. Measured: {span(own, '+.3f')} at {sent:.3%}; {claim.reference} "
+        f"itself spreads over {max(theirs) - min(theirs):.3f} between the seeds."
+    )
+
+
+def refused(contest: Contest, found: Mapping[str, Campaign]) -> str | None:
+    """Methods without a row, and why."""
+    words = [
+        f"{contest.methods[name].words} (best at the edge of {', '.join(one.at_edge)})"
+        for name, one in found.items()
+        if one.at_edge
+    ]
+    missing = [method.words for name, method in contest.methods.items() if name not in found]
+    parts = [f"No row: {'; '.join(words)}."] if words else []
+    parts += [f"Not trained to the end: {'; '.join(missing)}."] if missing else []
+    return " ".join(parts) or None
+
+
+def picture(contest: Contest, found: Mapping[str, Campaign], name: str) -> str:
+    """Plots the gaps against the bytes, and returns the picture's link."""
+    reference = next(iter(contest.methods))
+    figure, axes = figure_kit.picture(width=9, height=4.2)
+    for number, (method, one) in enumerate(found.items()):
+        if one.at_edge:
+            continue
+        own, color = gaps(contest, found, method, reference), figure_kit.COLORS[number % len(figure_kit.COLORS)]
+        label = contest.methods[method].words.replace("*", "").replace("`", "")
+        marker = figure_kit.MARKERS[number % len(figure_kit.MARKERS)]
+        axes.plot([100 * share(one)] * len(own), own, marker, color=color, label=label, alpha=0.8)
+    axes.axhline(0, color="grey", linewidth=0.8)
+    axes.set(xscale="log", xlabel="bytes that a worker sends, % of a dense float32 ring in every step",
+             ylabel=f"loss above {reference}, nats", title=contest.title)  # fmt: skip
+    axes.set_yscale("symlog", linthresh=0.1)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_major_formatter("{x:g}")
+    figure.legend(fontsize=8, frameon=False, loc="outside right center")
+    path = figure_kit.FOLDER / f"arena_{name}.png"
+    figure_kit.save(figure, path)
+    return f"![{contest.title}: loss against bytes](figures/{path.name})"
+
+
+def body(name: str, contest: Contest, found: Mapping[str, Campaign]) -> str:
+    """The section of a contest."""
+    seeds = f"{len(contest.seeds)} seeds"
+    about = (
+        f"The job `{contest.job}` with {contest.workers} workers, {contest.steps:,} steps, {seeds}; the trials have "
+        f"{contest.short:,} steps, {contest.trials} for each method."
+    )
+    parts = [about, picture(contest, found, name) if next(iter(contest.methods)) in found else None]
+    parts += [table(contest, found), refused(contest, found)]
+    parts.append("\n".join(verdict(contest, found, claim) for claim in contest.claims) or None)
+    return "\n\n".join(part for part in parts if part)
+
+
+def write(name: str, contest: Contest, found: Mapping[str, Campaign]) -> None:
+    """Writes the section of a contest."""
+    if not PAGE.exists():
+        PAGE.write_text(ABOUT)
+    doc_sections.write(PAGE, name, contest.title, body(name, contest, found))

@@ -1,0 +1,283 @@
+"""How the workers of a job combine their gradients in each step: published methods, and ours, on one flat vector.
+
+A scheme gets the gradients of all workers, float32 ``[workers, numel]``, and returns the direction of the step,
+``[numel]``. It counts the bytes that the busiest worker sends. What is told of a published method is from its paper;
+what is left open there is a knob, or said in the docstring.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from simulated_ranks import SimulatedRanks
+from torch import Tensor
+
+from hvd_deepreduce import Config
+from hvd_deepreduce.exchange import traffic
+
+Shapes = Sequence[Sequence[int]]
+FLOAT = 4
+"""Bytes of a value that is not compressed."""
+
+
+class Scheme(Protocol):
+    """See the module. Made of the number of workers, the shapes of the model's parts, the steps of the training, and
+    settings of its own.
+
+    Attributes:
+        sent: bytes that the busiest worker has sent.
+    """
+
+    sent: float
+
+    def combine(self, gradients: Tensor) -> Tensor: ...
+
+
+class Dense:
+    """The mean in float32, by a ring."""
+
+    def __init__(self, workers: int, shapes: Shapes, steps: int) -> None:
+        self.workers, self.sent = workers, 0.0
+
+    def combine(self, gradients: Tensor) -> Tensor:
+        self.sent += traffic.allreduce(FLOAT * gradients.shape[1], self.workers).sent
+        return gradients.mean(0)
+
+
+class Containers:
+    """Gradients in the package's own containers.
+
+    Args:
+        config: of the containers, as ``Config.load`` takes it.
+    """
+
+    def __init__(self, workers: int, shapes: Shapes, steps: int, config: str | dict[str, Any], **given: Any) -> None:
+        self._ranks = SimulatedRanks(Config.load(config, **given), workers, [math.prod(shape) for shape in shapes])
+
+    @property
+    def sent(self) -> float:
+        return max(self._ranks.sent)
+
+    def combine(self, gradients: Tensor) -> Tensor:
+        return torch.from_numpy(self._ranks.mean([gradient.numpy() for gradient in gradients]))
+
+
+class SparseSigns:
+    """Signs of the largest elements of each worker's momentum, which leave the momentum whole: our ``SignMomentum``.
+
+    The momentum of a worker is m = decay * m + g. A worker sends the signs of the k elements of m that are largest by
+    magnitude, and sets them to 0 in m. The direction is the sign of the sum of the signs, or their mean.
+
+    Args:
+        density: k / numel.
+        decay: of the momentum.
+        votes: ``sign``: an element on which the workers disagree evenly does not move. ``mean``: the mean of the signs
+            over all workers. ``root``: the sum of the signs divided by the root of the number of workers.
+        scaled: whether a worker divides its gradient by the root of its own running mean of squares first, as Adam.
+        beta2: of that mean.
+    """
+
+    def __init__(
+        self, workers: int, shapes: Shapes, steps: int, density: float, decay: float, votes: str = "sign",
+        scaled: bool = False, beta2: float = 0.99,
+    ) -> None:  # fmt: skip
+        self.numel = sum(map(math.prod, shapes))
+        self.momentum = torch.zeros(workers, self.numel)
+        self.squares = torch.zeros(workers, self.numel) if scaled else None
+        self.density, self.decay, self.votes, self.beta2 = density, decay, votes, beta2
+        self._steps, self.sent = 0, 0.0
+
+    def combine(self, gradients: Tensor) -> Tensor:
+        workers, kept = len(gradients), max(1, int(self.density * self.numel))
+        self._steps += 1
+        if self.squares is not None:
+            self.squares.mul_(self.beta2).addcmul_(gradients, gradients, value=1 - self.beta2)
+            unbiased = self.squares / (1 - self.beta2**self._steps)
+            gradients = gradients / (unbiased.sqrt_() + 1e-8)
+        self.momentum.mul_(self.decay).add_(gradients)
+        largest = self.momentum.abs().topk(kept, dim=1, sorted=False).indices
+        signs = self.momentum.gather(1, largest).sign_()
+        self.momentum.scatter_(1, largest, 0.0)
+        total = torch.zeros(self.numel).scatter_add_(0, largest.flatten(), signs.flatten())
+        self.sent += (workers - 1) * (subset_bits(kept, self.numel) + kept) / 8
+        return {"sign": total.sign(), "mean": total / workers, "root": total / workers**0.5}[self.votes]
+
+
+class PowerSGD:
+    """Rank-r approximations with error feedback, Vogels, Karimireddy, Jaggi, NeurIPS 2019, algorithms 1 and 2.
+
+    One step of the power iteration, warm-started, with Gram-Schmidt by a QR decomposition. Vectors are sent in float32.
+
+    Args:
+        rank: r.
+    """
+
+    def __init__(self, workers: int, shapes: Shapes, steps: int, rank: int) -> None:
+        self.workers, self.shapes = workers, [tuple(shape) for shape in shapes]
+        self.sizes = [math.prod(shape) for shape in shapes]
+        self.errors = torch.zeros(workers, sum(self.sizes))
+        generator = torch.Generator().manual_seed(0)
+        self.right = [self._start(shape, rank, generator) for shape in self.shapes]
+        self.sent = 0.0
+
+    def combine(self, gradients: Tensor) -> Tensor:
+        given, numbers, parts = gradients + self.errors, 0, []
+        errors = self.errors.split(self.sizes, 1)
+        for number, (shape, part) in enumerate(zip(self.shapes, given.split(self.sizes, 1), strict=True)):
+            right = self.right[number]
+            if right is None:
+                parts.append(part.mean(0))
+                numbers += part.shape[1]
+                continue
+            matrices = part.view(self.workers, shape[0], -1)
+            left = torch.linalg.qr((matrices @ right).mean(0)).Q
+            self.right[number] = right = (matrices.mT @ left).mean(0)
+            parts.append((left @ right.T).flatten())
+            torch.sub(part, parts[-1], out=errors[number])
+            numbers += left.numel() + right.numel()
+        self.sent += traffic.allreduce(FLOAT * numbers, self.workers).sent
+        return torch.cat(parts)
+
+    @staticmethod
+    def _start(shape: tuple[int, ...], rank: int, generator: torch.Generator) -> Tensor | None:
+        """The right factor of a matrix; None: it is sent as it is, since the factors are no smaller."""
+        columns = math.prod(shape[1:])
+        if len(shape) == 1 or rank * (shape[0] + columns) >= shape[0] * columns:
+            return None
+        return torch.randn(columns, rank, generator=generator)
+
+
+class DeMo:
+    """Peng, Quesnelle, Kingma, "DeMo: Decoupled momentum optimization", 2024, algorithm 1: momentum by the DCT.
+
+    The momentum of each worker is m = decay * m + g. Each matrix is cut into chunks of at most ``chunk`` x ``chunk``,
+    and each vector into chunks of ``chunk``; the ``top`` largest coefficients of each chunk's DCT are sent and leave
+    the momentum. The direction is the sign of the sum of what all workers have sent, transformed back.
+
+    Args:
+        chunk: the largest side of a chunk; of a dimension, the largest divisor up to it.
+        top: coefficients of a chunk.
+        decay: of the momentum.
+        signs: whether the sign of each coefficient is sent, in place of its value. The published code has both.
+        bits: of a value that is sent, if it is not a sign.
+    """
+
+    def __init__(
+        self, workers: int, shapes: Shapes, steps: int, chunk: int, top: int, decay: float, signs: bool = False,
+        bits: int = 32,
+    ) -> None:  # fmt: skip
+        self.workers, self.shapes = workers, [tuple(shape) for shape in shapes]
+        self.sizes = [math.prod(shape) for shape in shapes]
+        self.sides = [[_divisor(side, chunk) for side in shape[-2:]] for shape in self.shapes]
+        self.bases = {side: _cosines(side) for sides in self.sides for side in sides}
+        self.momentum = torch.zeros(workers, sum(self.sizes))
+        self.top, self.decay, self.signs, self.bits, self.sent = top, decay, signs, bits, 0.0
+
+    def combine(self, gradients: Tensor) -> Tensor:
+        self.momentum.mul_(self.decay).add_(gradients)
+        parts, bits = [], 0.0
+        for shape, sides, part in zip(self.shapes, self.sides, self.momentum.split(self.sizes, 1), strict=True):
+            chunks = self._chunks(part, shape, sides)
+            coefficients = self._turned(chunks, sides, back=False).flatten(2)
+            top = min(self.top, coefficients.shape[2])
+            largest = coefficients.abs().topk(top, dim=2, sorted=False).indices
+            values = coefficients.gather(2, largest)
+            kept = torch.zeros_like(coefficients).scatter_(2, largest, values)
+            leaves = self._turned(kept.view(chunks.shape), sides, back=True)
+            part -= self._joined(leaves, shape, sides)
+            sent = kept.sign() if self.signs else kept
+            total = self._turned(sent.sum(0, keepdim=True).view(1, *chunks.shape[1:]), sides, back=True)
+            parts.append(self._joined(total, shape, sides)[0])
+            length = coefficients.shape[2]
+            bits += coefficients.shape[1] * top * (math.ceil(math.log2(length)) + (1 if self.signs else self.bits))
+        self.sent += (self.workers - 1) * bits / 8
+        return torch.cat(parts).sign()
+
+    def _chunks(self, part: Tensor, shape: tuple[int, ...], sides: list[int]) -> Tensor:
+        """``[workers, chunks, *sides]``."""
+        rows = len(part)
+        if len(sides) == 1:
+            return part.view(rows, -1, sides[0])
+        high, wide = shape[-2] // sides[0], shape[-1] // sides[1]
+        cut = part.view(rows, -1, high, sides[0], wide, sides[1])
+        return cut.transpose(3, 4).reshape(rows, -1, *sides)
+
+    def _joined(self, chunks: Tensor, shape: tuple[int, ...], sides: list[int]) -> Tensor:
+        """The opposite of ``_chunks``: ``[workers, numel]``."""
+        rows = len(chunks)
+        if len(sides) == 1:
+            return chunks.reshape(rows, -1)
+        high, wide = shape[-2] // sides[0], shape[-1] // sides[1]
+        return chunks.view(rows, -1, high, wide, *sides).transpose(3, 4).reshape(rows, -1)
+
+    def _turned(self, chunks: Tensor, sides: list[int], back: bool) -> Tensor:
+        """The orthonormal DCT-II of each chunk, or its inverse."""
+        bases = [self.bases[side].T if back else self.bases[side] for side in sides]
+        if len(sides) == 1:
+            return chunks @ bases[0].T
+        return bases[0] @ chunks @ bases[1].T
+
+
+def _divisor(side: int, most: int) -> int:
+    return max(one for one in range(1, most + 1) if side % one == 0)
+
+
+def _cosines(side: int) -> Tensor:
+    """The matrix of the orthonormal DCT-II, ``[side, side]``."""
+    place = torch.arange(side, dtype=torch.float64)
+    matrix = torch.cos(math.pi / side * (place + 0.5) * place[:, None]) * math.sqrt(2 / side)
+    matrix[0] /= math.sqrt(2)
+    return matrix.float()
+
+
+class OneBitMomentum:
+    """The exchange of 1-bit Adam, Tang et al., ICML 2021, algorithm 1: momentum in one bit, with error feedback twice.
+
+    In the first steps the mean gradient is exchanged in float32 and Adam runs as ever; then its second moment stays as
+    it is, and the workers exchange momentum, one sign an element and one scale a vector, first to the owner of a slice
+    and then, compressed again, to all. The direction is Adam's step, so the optimizer is ``plain``.
+
+    Args:
+        warm: share of the steps with dense gradients; the paper has 15% to 20%.
+        beta1, beta2: of Adam.
+    """
+
+    def __init__(
+        self, workers: int, shapes: Shapes, steps: int, warm: float = 0.15, beta1: float = 0.9, beta2: float = 0.99
+    ) -> None:
+        self.workers, self.numel, self.betas = workers, sum(map(math.prod, shapes)), (beta1, beta2)
+        self.warm = max(1, round(warm * steps))
+        self.first, self.second = torch.zeros(self.numel), torch.zeros(self.numel)
+        self.errors, self.owners = torch.zeros(workers, self.numel), torch.zeros(self.numel)
+        self._steps, self.sent = 0, 0.0
+
+    def combine(self, gradients: Tensor) -> Tensor:
+        beta1, beta2 = self.betas
+        self._steps += 1
+        if self._steps <= self.warm:
+            mean = gradients.mean(0)
+            self.first.mul_(beta1).add_(mean, alpha=1 - beta1)
+            self.second.mul_(beta2).addcmul_(mean, mean, value=1 - beta2)
+            self.sent += traffic.allreduce(FLOAT * self.numel, self.workers).sent
+            return (self.first / (1 - beta1**self._steps)) / ((self.second / (1 - beta2**self._steps)).sqrt() + 1e-8)
+        moments = beta1 * self.first + (1 - beta1) * gradients + self.errors
+        sent = moments.abs().mean(1, keepdim=True) * moments.sign()
+        self.errors = moments - sent
+        owned = sent.mean(0) + self.owners
+        self.first = owned.abs().mean() * owned.sign()
+        self.owners = owned - self.first
+        self.sent += traffic.allreduce(self.numel / 8, self.workers).sent
+        return self.first / ((self.second / (1 - beta2**self.warm)).sqrt() + 1e-8)
+
+
+def subset_bits(count: int, numel: int) -> float:
+    """The least bits that name ``count`` of ``numel`` elements, log2 of the binomial coefficient."""
+    parts = math.lgamma(numel + 1) - math.lgamma(count + 1) - math.lgamma(numel - count + 1)
+    return parts / math.log(2)
+
+
+SCHEMES: dict[str, Callable[..., Scheme]] = {
+    "dense": Dense, "containers": Containers, "sparse_signs": SparseSigns, "powersgd": PowerSGD, "demo": DeMo,
+    "one_bit": OneBitMomentum,
+}  # fmt: skip

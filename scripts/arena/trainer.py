@@ -1,0 +1,118 @@
+"""One run of a job: all workers in one process, in each step by a scheme (schemes.py), or by local steps and updates.
+
+A run is told by plain settings, which are all that it depends on, with a seed and a number of steps:
+
+- ``optimizer``: ``adamw``, ``muon``, ``sgd``, ``sign`` (the sign of the direction) or ``plain`` (the direction);
+  ``lr``, the peak of a warm-up and a cosine; ``weight_decay``, decoupled; ``momentum``; ``beta1``, ``beta2``; ``clip``,
+  the largest norm of a gradient.
+- ``scheme``: a name of ``schemes.SCHEMES``, with its arguments in ``with``; or
+- ``every``: local steps from one exchange to the next, ``outer_lr`` and ``outer_momentum`` of the outer step, ``decay``
+  of the residual, and ``config`` of the containers; None: updates are averaged in float32.
+
+Workers of local updates clip their own gradients; otherwise ``clip_first`` says whether a worker's gradient is clipped
+before the scheme gets it, or the direction after it.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import gpt_job
+import lstm_job
+import muon
+import numpy as np
+import torch
+from local_updates import LocalUpdates, Outer
+from schemes import SCHEMES
+from simulated_ranks import DenseRanks, SimulatedRanks
+from torch import Tensor
+
+from hvd_deepreduce import Config
+from hvd_deepreduce.exchange import traffic
+
+Settings = dict[str, Any]
+JOBS = {"gpt": gpt_job, "lstm": lstm_job}
+BATCH = 4
+"""Sequences of a worker and step."""
+
+
+class SignStep(torch.optim.Optimizer):
+    """p = (1 - lr * weight_decay) * p - lr * sign(g)."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter], lr: float, weight_decay: float, signs: bool) -> None:
+        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay, "signs": signs})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for one in group["params"]:
+                one.mul_(1 - group["lr"] * group["weight_decay"])
+                one.add_(one.grad.sign() if group["signs"] else one.grad, alpha=-group["lr"])
+
+
+def optimizer_of(settings: Settings, models: torch.nn.Parameter, shapes: Sequence[Sequence[int]]) -> Any:
+    """The optimizer of all workers' models, ``[rows, numel]``."""
+    name, lr, decay = settings["optimizer"], settings["lr"], settings.get("weight_decay", 0.0)
+    if name == "adamw":
+        betas = (settings.get("beta1", 0.9), settings.get("beta2", 0.99))
+        return torch.optim.AdamW([models], lr, betas=betas, weight_decay=decay, fused=True)
+    if name == "sgd":
+        return torch.optim.SGD([models], lr, momentum=settings.get("momentum", 0.0), weight_decay=decay)
+    if name == "muon":
+        return muon.Muon(models, shapes, lr, settings.get("momentum", 0.95), decay, settings.get("beta2", 0.99))
+    return SignStep([models], lr, decay, name == "sign")
+
+
+def clipped(gradients: Tensor, most: float) -> Tensor:
+    """Scales each row down to a norm of ``most``, in place."""
+    gradients *= (most / gradients.norm(dim=-1, keepdim=True)).clamp(max=1.0)
+    return gradients
+
+
+def train(job: str, settings: Settings, workers: int, steps: int, seed: int) -> dict[str, Any]:
+    """Trains, and returns what a line of the file has beside the settings."""
+    torch.set_num_threads(1)
+    began = time.process_time()
+    model = JOBS[job]
+    data, start = model.Job(BATCH, torch.float32), model.initial(seed)
+    local = "every" in settings
+    updates = _updates(settings, workers, start.numpy(), model.SIZES) if local else None
+    scheme = None if local else SCHEMES[settings["scheme"]](workers, model.SHAPES, steps, **settings.get("with", {}))
+    models = torch.nn.Parameter(torch.from_numpy(updates.local) if updates else start[None].clone())
+    optimizer = optimizer_of(settings, models, model.SHAPES)
+    generators = [torch.Generator().manual_seed(1000 * seed + 17 + worker) for worker in range(workers)]
+    gradients, clip, rounds = torch.zeros(workers, model.NUMEL), settings.get("clip", math.inf), 0
+    for step in range(steps):
+        flat = models.detach()
+        if settings.get("scheme") == "dense":  # the gradient of all batches at once is as fast as that of one
+            data.gradient(flat[0], generators, gradients[0])
+            gradients[1:] = gradients[0]
+        else:
+            for worker, generator in enumerate(generators):
+                data.gradient(flat[worker if local else 0], [generator], gradients[worker])
+        first = local or settings.get("clip_first", False)
+        used = clipped(gradients, clip) if first else gradients
+        if scheme:
+            used = scheme.combine(used)[None]
+            rounds += 1
+        models.grad = used if first else clipped(used, clip)
+        optimizer.param_groups[0]["lr"] = settings["lr"] * gpt_job.rate(step, steps)
+        optimizer.step()
+        if updates and ((step + 1) % settings["every"] == 0 or step + 1 == steps):
+            updates.synchronise()
+            rounds += 1
+    loss, accuracy = data.validate(models.detach()[0])
+    sent = float(max(updates.job.sent) if updates else scheme.sent)
+    dense = traffic.allreduce(4 * model.NUMEL, workers).sent * steps
+    return {
+        "loss": loss if math.isfinite(loss) else None, "accuracy": accuracy, "sent": round(sent), "rounds": rounds,
+        "share": sent / dense, "seconds": round(time.process_time() - began, 1),
+    }  # fmt: skip
+
+
+def _updates(settings: Settings, workers: int, start: np.ndarray, sizes: Sequence[int]) -> LocalUpdates:
+    config = settings.get("config")
+    ranks = DenseRanks(workers) if config is None else SimulatedRanks(Config.load(config), workers, sizes)
+    outer = Outer(settings.get("outer_lr", 1.0), settings.get("outer_momentum", 0.0))
+    return LocalUpdates(ranks, start, settings.get("decay", 1.0), outer)

@@ -1,0 +1,300 @@
+"""The arena: the search and its edges, campaigns that continue, the schemes beside obvious versions, and the page."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import arena
+import muon
+import numpy as np
+import page
+import pytest
+import scipy.fft
+import torch
+from contests import CONTESTS, Claim, Contest, Method, density_of, put
+from schemes import SCHEMES, DeMo, OneBitMomentum, PowerSGD, SparseSigns, subset_bits
+from trainer import train
+from tuning import Choice, Scale, search
+
+from tests.ranks import ROOT
+
+SHAPES = [(6, 4), (5,), (8, 8)]
+NUMEL = 24 + 5 + 64
+
+
+def searched(knobs, trials, loss):
+    """The end of a search whose losses a function gives, and all settings that it asked for."""
+    steps, asked, answer = search(knobs, trials), [], None
+    try:
+        while True:
+            wanted = steps.send(answer)
+            asked += wanted
+            answer = [loss(**one) for one in wanted]
+    except StopIteration as end:
+        return end.value, asked
+
+
+def gradients(seed: int, workers: int = 3) -> torch.Tensor:
+    return torch.randn(workers, NUMEL, generator=torch.Generator().manual_seed(seed))
+
+
+def test_a_search_finds_the_least_loss_of_the_grid_and_asks_nothing_twice():
+    knobs = {"lr": Scale(1.0, 2.0), "decay": Choice((0.0, 0.1, 0.5), 0.1, (True, False))}
+    found, asked = searched(knobs, 40, lambda lr, decay: abs(math.log2(lr / 16)) + decay)
+    assert (found.settings, found.loss, found.at_edge) == ({"lr": 16.0, "decay": 0.0}, 0.0, ())
+    assert found.trials == len(asked) == len({tuple(one.values()) for one in asked})
+
+
+@pytest.mark.parametrize(
+    ("knob", "trials", "edge"),
+    [
+        (Scale(1.0, 2.0), 4, True),  # the trials are used up
+        (Scale(1.0, 2.0, most=4.0), 40, False),  # the method's own limit
+        (Choice((1, 2, 4), 1), 40, True),
+        (Choice((1, 2, 4), 1, (True, True)), 40, False),
+    ],
+)
+def test_an_optimum_at_the_edge_of_the_grid_is_found_out(knob, trials, edge):
+    found, _ = searched({"lr": knob}, trials, lambda lr: -lr)
+    assert bool(found.at_edge) == edge
+
+
+def test_a_training_that_diverges_is_never_the_best():
+    found, _ = searched({"lr": Scale(1.0, 2.0)}, 10, lambda lr: math.nan if lr > 1 else -lr)
+    assert found.settings == {"lr": 1.0}
+
+
+CONTEST = Contest(
+    "A short contest", "gpt", 2, 8, 4, 5,
+    {
+        "dense": Method("dense", {"optimizer": "adamw", "scheme": "dense"}, {"lr": Scale(0.1, 2.0)}),
+        "few": Method("**few**", {"optimizer": "sign", "scheme": "x"}, {"lr": Scale(0.1, 2.0)}, True, 0.01, "with.k"),
+    },
+    (Claim("few", "dense", 0.05, 0.02),), seeds=(0, 1),
+)  # fmt: skip
+
+
+def fake(job, settings, workers, steps, seed):
+    """The best learning rate is 0.4 for short trainings and 0.2 for others."""
+    best = 0.4 if steps == 4 else 0.2
+    gap = 0.03 if settings["scheme"] == "x" else 0.0
+    return {"loss": abs(math.log2(settings["lr"] / best)) + gap + seed / 100, "share": 1 - 0.99 * (gap > 0),
+            "seconds": 1.0}  # fmt: skip
+
+
+class SameProcess:
+    """In place of a pool of processes."""
+
+    def __init__(self, processes):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def submit(self, call, one):
+        future = arena.Future()
+        future.set_result({**one._asdict(), **fake(*one[:1], one.settings, one.workers, one.steps, one.seed)})
+        return future
+
+
+@pytest.fixture
+def short(tmp_path, monkeypatch):
+    monkeypatch.setitem(CONTESTS, "short", CONTEST)
+    monkeypatch.setattr(arena, "FOLDER", tmp_path)
+    monkeypatch.setattr(arena, "ProcessPoolExecutor", SameProcess)
+    monkeypatch.setattr(page, "PAGE", tmp_path / "arena.md")
+    monkeypatch.setattr(page.figure_kit, "FOLDER", tmp_path / "figures")
+    return tmp_path
+
+
+def test_a_campaign_continues_where_it_stopped_and_trains_the_best_settings_with_the_seeds_of_the_report(short):
+    arena.run_all(["short"], 2, math.inf)
+    text = (short / "short.jsonl").read_text().splitlines()
+    assert len(text) == len(set(text))
+    (short / "short.jsonl").write_text("\n".join(text[:-5]) + "\n")
+    arena.run_all(["short"], 2, math.inf)
+    assert sorted((short / "short.jsonl").read_text().splitlines()) == sorted(text)
+    for method, one in arena.done("short").items():
+        assert one.short.settings == {"lr": 0.4} and one.long.settings == {"lr": 0.2} and not one.at_edge
+        assert [(line["seed"], line["steps"], line["settings"]["lr"]) for line in one.runs] == [
+            (0, 8, 0.2),
+            (1, 8, 0.2),
+        ]
+        assert all(json.loads(line)["seed"] == 100 for line in text if json.loads(line)["steps"] == 4), method
+
+
+def test_the_page_is_computed_and_a_method_at_the_edge_has_no_row(short, monkeypatch):
+    arena.run_all(["short"], 2, math.inf)
+    page.write("short", CONTEST, arena.done("short"))
+    text = (short / "arena.md").read_text()
+    assert "| **few** | 1.000% | 0.0350 | +0.030 (+0.030 to +0.030) | lr 0.2 |" in text
+    assert "- **Yes.** **few**: at most +0.050 nats from dense, at 2.00% of the bytes or less." in text
+    tighter = replace(CONTEST, claims=(Claim("few", "dense", 0.02),))
+    assert "- **No.**" in page.body("short", tighter, arena.done("short"))
+    monkeypatch.setitem(CONTESTS, "short", replace(CONTEST, trials=2))
+    arena.run_all(["short"], 2, math.inf)
+    edge = page.body("short", CONTESTS["short"], arena.done("short"))
+    assert "| **few** |" not in edge and "at the edge of lr" in edge and "- Open." in edge
+
+
+@pytest.mark.parametrize("name", CONTESTS)
+def test_the_lines_of_the_documents_are_those_that_the_contests_ask_for(name):
+    """Lines that no campaign asks for any more are deleted with the change that no longer asks for them."""
+    known = arena.lines_of(name)
+    asked: set[str] = set()
+
+    class Noting(dict):
+        def __getitem__(self, key):
+            asked.add(key)
+            return super().__getitem__(key)
+
+    for method in CONTESTS[name].methods:
+        arena.replayed(CONTESTS[name], method, Noting(known))
+        asked.update(one.key for one in arena.replayed(CONTESTS[name], method, known)[1])
+    assert set(known) <= asked
+
+
+@pytest.mark.parametrize("workers", [2, 8])
+@pytest.mark.parametrize("every", [1, 15])
+def test_a_density_takes_the_share_of_bytes_that_it_is_for(workers, every):
+    density, numel = density_of(0.003, workers, every, 1.0), 100_000
+    count = round(density * numel)
+    sent = (workers - 1) * (subset_bits(count, numel) + count) / every
+    assert sent / (2 * (workers - 1) / workers * 32 * numel) == pytest.approx(0.003, rel=0.02)
+
+
+def test_subset_bits_are_those_of_the_binomial_coefficient():
+    assert subset_bits(5, 40) == pytest.approx(math.log2(math.comb(40, 5)))
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_sparse_signs_are_those_of_a_loop(scaled):
+    scheme = SparseSigns(3, SHAPES, 10, density=0.1, decay=0.9, scaled=scaled)
+    momentum, squares = np.zeros((3, NUMEL)), np.zeros((3, NUMEL))
+    for step in range(4):
+        given = gradients(step)
+        total = np.zeros(NUMEL)
+        if scaled and not step:  # all elements are 1 or -1, so any of them are the largest
+            scheme.combine(given)
+            momentum, squares = scheme.momentum.double().numpy(), scheme.squares.double().numpy()
+            continue
+        for worker in range(3):
+            g = given[worker].double().numpy()
+            squares[worker] = 0.99 * squares[worker] + 0.01 * g * g
+            if scaled:
+                g = g / (np.sqrt(squares[worker] / (1 - 0.99 ** (step + 1))) + 1e-8)
+            momentum[worker] = 0.9 * momentum[worker] + g
+            largest = np.argsort(-np.abs(momentum[worker]))[: int(0.1 * NUMEL)]
+            total[largest] += np.sign(momentum[worker, largest])
+            momentum[worker, largest] = 0
+        np.testing.assert_array_equal(scheme.combine(given).numpy(), np.sign(total))
+
+
+def test_power_sgd_keeps_what_it_has_not_sent_and_is_exact_at_full_rank():
+    given, scheme = gradients(0), PowerSGD(3, SHAPES, 10, rank=2)
+    sent = scheme.combine(given)
+    for begin, end in ((0, 24), (29, NUMEL)):
+        torch.testing.assert_close((sent[None] + scheme.errors)[:, begin:end], given[:, begin:end])
+    torch.testing.assert_close(sent[24:29], given[:, 24:29].mean(0))
+    assert scheme.errors[:, 24:29].abs().max() == 0, "vectors are sent as they are"
+    low = torch.zeros(3, NUMEL)
+    low[:, 29:] = torch.outer(torch.arange(8.0), torch.ones(8)).flatten()
+    exact = PowerSGD(3, SHAPES, 10, rank=2)
+    torch.testing.assert_close(exact.combine(low), low[0], atol=1e-5, rtol=1e-5)
+
+
+def test_demo_sends_the_largest_coefficients_of_each_chunk():
+    scheme = DeMo(2, [(8, 8)], 10, chunk=4, top=3, decay=0.5)
+    given = torch.randn(2, 64, generator=torch.Generator().manual_seed(1))
+    direction = scheme.combine(given).view(8, 8).numpy()
+    total, momentum = np.zeros((8, 8)), np.zeros((2, 8, 8))
+    for worker in range(2):
+        matrix = given[worker].view(8, 8).numpy()
+        for row in (slice(0, 4), slice(4, 8)):
+            for column in (slice(0, 4), slice(4, 8)):
+                turned = scipy.fft.dctn(matrix[row, column], norm="ortho")
+                kept = np.where(np.abs(turned) >= np.sort(np.abs(turned).ravel())[-3], turned, 0)
+                back = scipy.fft.idctn(kept, norm="ortho")
+                total[row, column] += back
+                momentum[worker, row, column] = matrix[row, column] - back
+    np.testing.assert_array_equal(direction, np.sign(total))
+    np.testing.assert_allclose(scheme.momentum.view(2, 8, 8).numpy(), momentum, atol=1e-5)
+
+
+def test_one_bit_momentum_keeps_its_errors_after_the_warm_up():
+    scheme = OneBitMomentum(3, SHAPES, steps=10, warm=0.2)
+    for step in range(2):
+        scheme.combine(gradients(step))
+    second, first = scheme.second.clone(), scheme.first.clone()
+    given = gradients(2)
+    scheme.combine(given)
+    torch.testing.assert_close(scheme.second, second, rtol=0, atol=0)
+    exact = (0.9 * first + 0.1 * given).mean(0)
+    torch.testing.assert_close(scheme.first + scheme.owners + scheme.errors.mean(0), exact)
+    assert scheme.first.abs().unique().numel() == 1
+
+
+def test_muon_is_that_of_pytorch():
+    rng = torch.Generator().manual_seed(0)
+    start, gradient = (torch.randn(2, NUMEL, generator=rng) for _ in range(2))
+    models = torch.nn.Parameter(start.clone())
+    mine = muon.Muon(models, SHAPES, 0.1, 0.95, 0.1, 0.99, embeddings=2)
+    hidden = [torch.nn.Parameter(one[29:].view(8, 8).clone()) for one in start]
+    theirs = torch.optim.Muon(hidden, 0.1, 0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    others = [torch.nn.Parameter(one[:29].clone()) for one in start]
+    adamw = torch.optim.AdamW(others, 0.1, betas=(0.9, 0.99), weight_decay=0.1)
+    for _ in range(3):
+        models.grad = gradient.clone()
+        for one, other, part in zip(hidden, others, gradient, strict=True):
+            one.grad, other.grad = part[29:].view(8, 8).clone(), part[:29].clone()
+        mine.step(), theirs.step(), adamw.step()
+    torch.testing.assert_close(models[:, :29], torch.stack(others), rtol=1e-4, atol=1e-5)
+    expected = torch.stack([one.flatten() for one in hidden])
+    torch.testing.assert_close(models[:, 29:], expected, rtol=0, atol=0.01)  # theirs is in bfloat16
+
+
+RUNS = {
+    **{name: {"optimizer": "adamw", "lr": 1e-3, "scheme": name} for name in ("dense", "one_bit")},
+    "updates": {"optimizer": "muon", "lr": 1e-3, "every": 2, "outer_momentum": 0.5},
+    "containers": {"optimizer": "adamw", "lr": 1e-3, "scheme": "containers", "with": {"config": "topk_model"}},
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_training_is_repeatable_and_counts_its_bytes(name):
+    first, again = (train("lstm" if name == "containers" else "gpt", RUNS[name], 2, 3, 0) for _ in range(2))
+    assert {**first, "seconds": 0} == {**again, "seconds": 0}
+    assert first["share"] == pytest.approx({"dense": 1.0, "updates": 2 / 3}.get(name, first["share"]))
+    assert 0 < first["share"] <= 1 and 3 < first["loss"] < 4.7
+
+
+def test_a_step_of_updates_without_compression_is_that_of_dense():
+    plain = {"optimizer": "sgd", "lr": 0.5}
+    dense, updates = (train("gpt", {**plain, **one}, 2, 3, 0) for one in ({"scheme": "dense"}, {"every": 1}))
+    assert updates["loss"] == pytest.approx(dense["loss"], abs=1e-5)
+
+
+def test_every_method_can_be_trained():
+    for contest in CONTESTS.values():
+        for name, method in contest.methods.items():
+            settings = method.settings({path: knob.value(0) for path, knob in method.knobs.items()}, contest.workers)
+            assert ("every" in settings) != ("scheme" in settings), name
+            if "scheme" in settings:
+                SCHEMES[settings["scheme"]](2, SHAPES, 10, **settings.get("with", {}))
+
+
+def test_a_path_is_a_place_in_nested_settings():
+    settings = {"a": 1}
+    put(settings, "with.deep.b", 2)
+    assert settings == {"a": 1, "with": {"deep": {"b": 2}}}
+
+
+def test_the_command_names_unknown_contests():
+    with pytest.raises(arena.typer.BadParameter, match="no contest is named nothing"):
+        arena.chosen(["nothing"])
+    assert arena.FOLDER == ROOT / "docs" / "results" / "arena"
