@@ -67,10 +67,12 @@ CONFIGS: dict[str, Config] = {
     **{f"value {name}": config("topk", "rice", name) for name in VALUE},
     **{f"dense value {name}": config("none", None, name) for name in VALUE},
     **{f"randomk value {name}": config("randomk", None, name) for name in VALUE},
+    **{f"raw keys, value {name}": config("topk", "raw", name, force_index=True) for name in VALUE if VALUE[name].sorts},
     **{f"joint {name}": config("topk", None, None, name) for name in JOINT},
     **{f"dense joint {name}": config("none", None, None, name) for name in JOINT},
 }
-"""Each registered codec beside plain ones, and the ways to send all elements or a selection that receivers repeat."""
+"""Each registered codec beside plain ones, the ways to send all elements or a selection that receivers repeat, and raw
+indices in the order of the values."""
 
 
 def random(numel: int, dtype: type = np.float32, seed: int = 0) -> np.ndarray:

@@ -1,5 +1,6 @@
 import dataclasses
 import re
+import struct
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hvd_deepreduce.wire import standalone as wire
 from hvd_deepreduce.wire.decoding import decode_part
 from hvd_deepreduce.wire.standalone import Container, ContainerError
 from tests import cases
-from tests.oracle import checksum
+from tests.oracle import bitpack, checksum
 from tests.oracle import container as oracle
 
 KEY = RngKey(11, 12, 13)
@@ -113,8 +114,8 @@ def test_two_swapped_words_are_found():
         ({"dtype": 3}, "dtype 3"),
         ({"flags": 3}, "flags 3"),
         ({"flags": 4}, "flags 4"),
-        ({"flags": 2}, "in the order of the values must be packed"),
-        ({"flags": 2, "index": 2, "sparsifier": 0}, "in the order of the values must be packed|must hold all 200"),
+        ({"flags": 2}, "in the order of the values must be raw or packed"),
+        ({"flags": 2, "index": 2, "sparsifier": 0}, "in the order of the values must be raw or|must hold all 200"),
         ({"reserved": 1}, "reserved 1"),
         ({"numel": NUMEL + 1}, "201 elements, and this one has 200"),
         ({"count": NUMEL + 1}, "support has 201 elements, and its tensor only 200"),
@@ -226,16 +227,17 @@ def test_foreign_bytes(data):
     must_refuse(oracle.repaired(b"HVDR\1" + data[:11].ljust(11, b"\0") + data[11:].ljust(120, b"\0")))
 
 
-def ordered(indices, numel=9):
+def ordered(name, indices, numel=9):
     """Indices in the order of the values 5, 6, 7."""
-    width = (numel - 1).bit_length()
     values, none = np.array([5, 6, 7], np.float32).view(np.uint8), array(b"")
-    packed = bits.pack(np.uint32(indices), width)
-    return Container(1, 2, 1, np.dtype(np.float32), numel, 3, KEY, 0, packed, values, none, ordered=True)
+    section = struct.pack("<3I", *indices) if name == "raw" else bitpack.pack(indices, bitpack.width_of(numel))
+    number = {"raw": 1, "packed": 2}[name]
+    return Container(1, number, 1, np.dtype(np.float32), numel, 3, KEY, 0, array(section), values, none, ordered=True)
 
 
-def test_indices_in_the_order_of_the_values():
-    container = ordered([8, 0, 5])
+@pytest.mark.parametrize("name", ["raw", "packed"])
+def test_indices_in_the_order_of_the_values(name):
+    container = ordered(name, [8, 0, 5])
     data = wire.pack(container)
     assert oracle.read(data.tobytes())["flags"] == 2 and wire.unpack(data).ordered
     support, values = decode_part(wire.unpack(data), 9, 0)
@@ -243,9 +245,18 @@ def test_indices_in_the_order_of_the_values():
 
 
 @pytest.mark.parametrize("indices", [[8, 8, 5], [0, 0, 0], [9, 1, 2], [15, 1, 2]])
-def test_indices_in_the_order_of_the_values_that_are_no_support(indices):
+@pytest.mark.parametrize("name", ["raw", "packed"])
+def test_indices_in_the_order_of_the_values_that_are_no_support(name, indices):
     with pytest.raises(ContainerError, match="rank 0 .* out of order or not below"):
-        decode_part(ordered(indices), 9, 0)
+        decode_part(ordered(name, indices), 9, 0)
+
+
+@pytest.mark.parametrize("name", ["raw", "packed"])
+def test_other_numbers_of_indices_than_of_values(name):
+    container = ordered(name, [8, 0, 5])
+    for section in (container.indices[:-1], np.append(container.indices, np.uint8(0))):
+        with pytest.raises(ContainerError, match="rank 0 .* it must have"):
+            decode_part(dataclasses.replace(container, indices=section), 9, 0)
 
 
 @pytest.mark.parametrize("order", [[0, 0, 1], [2, 1, 2], [3, 0, 1]])

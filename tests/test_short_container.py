@@ -105,7 +105,7 @@ def test_headers_are_short():
     assert len(encoded(pipeline, np.float32([np.nan, 1]))) == 5 + 8
 
 
-@pytest.mark.parametrize("name", ["index rice", "ordered", "dense order", "joint three_lc"])
+@pytest.mark.parametrize("name", ["index rice", "ordered", "raw keys, value fit_dexp", "dense order", "joint three_lc"])
 def test_every_flipped_bit_and_every_cut_is_found(name):
     pipeline = Pipeline(FORMS[name])
     sample = encoded(pipeline)
@@ -166,6 +166,8 @@ def test_another_config_dtype_or_size():
         ("joint three_lc", 32 + 1, [3, 3, 12], "the form 33, which"),
         ("joint three_lc", 16, [3], "the form 16, which"),
         ("joint three_lc", 32 + 15, [3, 3, 12], "the form 47, which"),
+        ("raw keys, value fit_poly", 15, [12, 12], "the form 15, which"),
+        ("raw keys, value fit_poly", 32 + 15 + 16, [3, 12, 12], "the form 63, which"),
     ],
 )
 def test_a_wrong_header_with_a_right_checksum(name, form, numbers, message):

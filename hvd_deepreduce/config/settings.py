@@ -76,8 +76,9 @@ class Config(BaseModel):
         min_elements: with scope ``tensor``, one of fewer elements goes through Horovod uncompressed. None: one of up to
             1,023 elements does if its container, with what an allgather costs besides, is estimated to be larger.
         overrides: settings of single tensors, by patterns of their parameters' names; see below.
-        force_index: with a value codec that sorts the values, send the section of ``index`` even where packed indices
-            in the order of the values, which lose nothing, take no more bytes.
+        force_index: with a value codec that sorts the values, send the indices as ``index`` does: ``raw`` ones in the
+            order of the values, those of another codec with an order section. Off, packed indices in the order of the
+            values, which lose nothing, replace them where they take no more bytes.
         mode: ``always`` compresses every step. ``auto`` tries steps with compression and without, in turns, and goes on
             with what takes less time in this job; again every 2,000 steps. A residual is added to the first gradient
             that is sent dense.

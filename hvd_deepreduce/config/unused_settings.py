@@ -88,7 +88,15 @@ def find(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[Unu
                 f"memory is {getattr(config['memory'], 'name', None)!r} and has no effect, since {reason}: leave "
                 "memory out",
             )  # fmt: skip
-    if config["force_index"] is True and (instead or not (index and isinstance(value, ValueCodec) and value.sorts)):
+    sorts = isinstance(value, ValueCodec) and value.sorts
+    if config["force_index"] is True and not instead and sorts and getattr(index, "name", None) == "packed":
+        yield UnusedSetting(
+            "force_index", ("index",),
+            "force_index is True and has no effect, since index is 'packed', and packed indices in the order of the "
+            "values are sent without it: leave force_index out",
+            True,
+        )  # fmt: skip
+    if config["force_index"] is True and (instead or not (index and sorts)):
         reason = "there is no index codec"
         if index and value and not instead:
             reason = f"the value codec {value.name!r} does not sort the values"

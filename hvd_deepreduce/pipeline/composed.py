@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hvd_deepreduce.codecs.index.packed import Packed
+from hvd_deepreduce.codecs.index.raw import Raw as RawIndex
 from hvd_deepreduce.codecs.interfaces import (
     U8,
     U32,
@@ -65,7 +66,7 @@ class Composed:
 
     Attributes:
         shared: what its containers have in common.
-        in_order: whether the indices may be in the order of the values.
+        ordered: the codec of indices in the order of the values; None: they are never in that order.
     """
 
     def __init__(self, config: Config) -> None:
@@ -78,10 +79,14 @@ class Composed:
                 f"{frame.MAX_CHOICES}: offer fewer"
             )
         codec, sorts = config.joint or config.value, config.value is not None and config.value.sorts
-        self.in_order = config.index is not None and sorts and not config.force_index
+        self.ordered: IndexCodec | None = None
+        if config.index is not None and sorts and not config.force_index:
+            self.ordered = Packed()
+        elif sorts and isinstance(config.index, Packed | RawIndex):  # their sections can have any order
+            self.ordered = config.index
         self.shared = frame.Shared(
             config.digest(), config.sparsifier.id, self._index_ids, codec.id if codec else 0, config.joint is not None,
-            sorts, self.in_order,
+            sorts, self.ordered.id if self.ordered else 0,
         )  # fmt: skip
 
     def encode(
@@ -107,12 +112,13 @@ class Composed:
             return self._container(source, support, key, joint.id, section, joint=True), support
         value = self._config.value if residual is None else self._value_under_feedback
         assert value is not None
-        index_id, index_section, support, ordered = 0, EMPTY, indices, False
+        index_id, index_section, support = 0, EMPTY, indices
+        ordered: IndexCodec | None = None
         if indices is not None and self._config.index is not None:
             index = self._resolved(self._config.index, indices, numel)
             encoded = encoded or self._encoded_index(index, indices, numel, key)
             if encoded is None:
-                index_id, ordered = Packed.id, True
+                ordered = self.ordered
             else:
                 index_id, (index_section, support) = index.id, encoded
                 if support is not indices and not index.keeps_values:
@@ -127,14 +133,15 @@ class Composed:
             decoded = value.decode(section, values.size, support, source.dtype, key)
             arrays.subtract_sent(residual, support, unordered(decoded, order))
         order_section = EMPTY
-        if ordered and support is not None:
+        if ordered is not None and support is not None:
             in_order = support if order is None else arrays.gather(support, order)
-            index_section = bits.pack(in_order, (numel - 1).bit_length())
+            index_id, (index_section, _) = ordered.id, ordered.encode(in_order, numel, key)
         elif order is not None:
             order_section = bits.pack(order, (order.size - 1).bit_length())
         container = self._container(
-            source, support, key, value.id, section, index_id, index_section, order_section, ordered=ordered
-        )
+            source, support, key, value.id, section, index_id, index_section, order_section,
+            ordered=ordered is not None,
+        )  # fmt: skip
         return container, support
 
     def uncompressed(self, gradient: Floats, key: RngKey) -> Container:
@@ -152,15 +159,17 @@ class Composed:
         return resolved
 
     def _encoded_index(self, index: IndexCodec, indices: U32, numel: int, key: RngKey) -> tuple[U8, U32] | None:
-        """The index section and the support; ``None`` if packed indices in the order of the values take fewer bytes.
+        """The index section and the support; ``None`` if indices in the order of the values are sent.
 
         Packed indices in that order need no order section: log2 d bits an element. A code of the set and an order
         section of log2 r bits need log2 C(d, r) + log2 r! in all, just below r log2 d. A support other than the
-        selection loses elements or has useless ones, so it must save bytes.
+        selection loses elements or has useless ones, so it must save bytes. Under ``force_index`` sizes do not count.
         """
         count = indices.size
-        if not self.in_order or count == 0:
+        if self.ordered is None or count == 0:
             return index.encode(indices, numel, key)
+        if self._config.force_index:
+            return None
         in_order = bits.packed_bytes(count, (numel - 1).bit_length())
         if in_order < index.least_bytes(count) + _order_bytes(count):
             return None
@@ -203,7 +212,7 @@ class Composed:
         if not (index or sparsifier or joint or container.ordered) and container.value == Raw.id:
             return None  # all elements, uncompressed: what is sent of a gradient that is not finite
         codec = config.joint or config.value
-        indices = ((Packed.id,) if self.in_order else ()) if container.ordered else self._index_ids or (0,)
+        indices = ((self.ordered.id,) if self.ordered else ()) if container.ordered else self._index_ids or (0,)
         if (
             joint == (config.joint is not None)
             and codec is not None

@@ -121,7 +121,7 @@ class Pipeline:
             lists, numels, keys: of each slice, as for ``encode_selected``.
         """
         index = self.config.index
-        if index is None or self.composed.in_order or tuple(index.choices) != (index,):
+        if index is None or self.composed.ordered or tuple(index.choices) != (index,):
             return [None] * len(lists)
         return list(index.encode_many(lists, numels, keys))
 

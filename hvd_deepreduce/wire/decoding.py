@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hvd_deepreduce.codecs.index.packed import Packed
+from hvd_deepreduce.codecs.index.raw import Raw
 from hvd_deepreduce.codecs.interfaces import U32, Floats, index_codecs, joint_codecs, sparsifiers, value_codecs
 from hvd_deepreduce.config import plugins
 from hvd_deepreduce.ops import arrays, bits, sections, sort
@@ -103,9 +104,10 @@ def _decode(container: Container, found: Together) -> tuple[U32 | None, Floats]:
         return support, values
     value = value_codecs.find(container.value, plugins.load)
     if container.ordered:
-        if dense or container.index != Packed.id:
-            raise ValueError("indices in the order of the values must be packed")
-        unsorted = bits.unpack(container.indices, count, (numel - 1).bit_length(), np.uint32)
+        widths = {Raw.id: 32, Packed.id: (numel - 1).bit_length()}
+        if dense or container.index not in widths:
+            raise ValueError("indices in the order of the values must be raw or packed")
+        unsorted = bits.unpack(container.indices, count, widths[container.index], np.uint32)
         support, places = sort.by_index(unsorted)
         bits.check_indices(support, numel)
         values = value.decode(container.values, count, support, dtype, key)

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hvd_deepreduce.codecs.index.packed import Packed
 from hvd_deepreduce.codecs.interfaces import U8, RngKey
 from hvd_deepreduce.codecs.sparse_tensor import DTYPE_IDS
 from hvd_deepreduce.codecs.value.raw import Raw
@@ -31,7 +30,7 @@ FIXED = struct.Struct("<IB")
 HEADER_BYTES = FIXED.size + 3 * NUMBER_BYTES
 """The most bytes of a header."""
 ORDERED = 15
-"""The form's low four bits: packed indices in the order of the values."""
+"""The form's low four bits: raw or packed indices in the order of the values."""
 ORDER, SPARSE, UNCOMPRESSED = 16, 32, 64
 """Bits of the form: there is an order section; not all elements are sent; all elements are sent as they are."""
 MAX_CHOICES = ORDERED - 1
@@ -49,7 +48,7 @@ class Shared:
         indices: numbers of the index codecs that a container may have; at most ``MAX_CHOICES``.
         joint: whether ``value`` is the number of a joint codec.
         sorts: whether there may be an order section.
-        in_order: whether the indices may be in the order of the values.
+        ordered: number of the index codec whose indices may be in the order of the values; 0: they never are.
     """
 
     digest: int
@@ -58,7 +57,7 @@ class Shared:
     value: int
     joint: bool
     sorts: bool = False
-    in_order: bool = False
+    ordered: int = 0
 
 
 class Expected(NamedTuple):
@@ -178,7 +177,7 @@ def _layout(everything: U8, expected: Expected, start: int = 0) -> _Layout:
     begin, count, index_bytes, index = FIXED.size, numel, 0, 0
     uncompressed, sparse, ordered = form == UNCOMPRESSED, bool(form & SPARSE), form & 15 == ORDERED
     if ordered:
-        index = Packed.id
+        index = shared.ordered
     elif form & 15:
         index = shared.indices[(form & 15) - 1] if form & 15 <= len(shared.indices) else -1
     if not uncompressed and (
@@ -187,7 +186,7 @@ def _layout(everything: U8, expected: Expected, start: int = 0) -> _Layout:
         or (index and not sparse)
         or (sparse and not index and shared.indices)
         or (form & ORDER and (ordered or not shared.sorts))
-        or (ordered and not shared.in_order)
+        or (ordered and not index)
         or (shared.joint and form & ~SPARSE)
     ):
         raise ValueError(f"it has the form {form}, which this job's config cannot give: use one config on all ranks")

@@ -83,8 +83,8 @@ class Container:
         digest: of the sender's config.
         indices, values, order: the sections, uint8, without padding.
         joint: ``value`` is the number of a joint codec, and the value section contains the indices too (flag 1).
-        ordered: the index section contains packed indices in the order of the decoded values, and there is no order
-            section (flag 2).
+        ordered: the index section contains raw or packed indices in the order of the decoded values, and there is no
+            order section (flag 2).
     """
 
     sparsifier: int

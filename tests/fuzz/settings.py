@@ -113,7 +113,7 @@ def every_form() -> Iterator[tuple[Config, np.ndarray]]:
             yield of(_config(sparsifier=sparsifier, value=cases.VALUE[value]), 400)
             yield of(_config(sparsifier=sparsifier, value=cases.VALUE[value]), 300, np.float64)
         if cases.VALUE[value].sorts:
-            for index in ("raw", "bloom"):
+            for index in ("raw", "rice", "bloom"):
                 forced = {"index": index, "value": value, "force_index": True}
                 yield of(_config(sparsifier=_sparsifier(0.1), **forced), 400)
     yield of(_config(sparsifier={"name": "randomk", "density": 0.1}, index="rice"), 400)

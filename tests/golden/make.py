@@ -63,6 +63,7 @@ def golden() -> dict[str, tuple[Config, np.ndarray]]:
         "dense-fit_poly": (load(sparsifier="none", value="fit_poly"), x),
         "randomk-fit_poly": (load(sparsifier={"name": "randomk", "density": 0.3}, value="fit_poly"), x),
         "raw-fit_poly": (load(sparsifier=top, index="raw", value="fit_poly"), x),
+        "keys-fit_poly": (load(sparsifier=top, index="raw", value="fit_poly", force_index=True), x),
         "randomk-rice": (load(sparsifier={"name": "randomk", "density": 0.3}, index="rice", value="half"), x),
         # Written by earlier releases: all keys of a dense tensor.
         **{f"dense-keys-{name}": (load(sparsifier="none", joint=name), x) for name in ("sketchml", "skcompress")},
@@ -90,7 +91,8 @@ def golden_2() -> dict[str, tuple[Config, np.ndarray]]:
     top = found["index-rice"][0].sparsifier
     return {
         name: found[name] for name in ("index-rice", "value-sign", "joint-densestream", "nonfinite", "empty",
-                                       "float64-qsgd", "dense-qsgd", "dense-fit_poly", "raw-fit_poly", "randomk-qsgd")
+                                       "float64-qsgd", "dense-qsgd", "dense-fit_poly", "raw-fit_poly", "keys-fit_poly",
+                                       "randomk-qsgd")
     } | {"auto": (Config.load(sparsifier=top, index="auto", value="half"), gradient(211))}  # fmt: skip
 
 
