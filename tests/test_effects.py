@@ -60,6 +60,8 @@ ANYWAY = [
     ({"min_elements": 0, "scope": "bucket"}, "min_elements is 0 and has no effect, since scope is 'bucket'"),
     ({"min_elements": 0, "exchange": "sparcml"}, "min_elements is 0 and has no effect, since scope is 'model'"),
     ({"selection": "tensor", "scope": "tensor"}, "selection is 'tensor' and has no effect, since scope is 'tensor'"),
+    ({"force_index": True, "index": "packed", "value": "fit_poly"},
+     "force_index is True and has no effect, since index is 'packed', and packed indices in the order of the values"),
     ({"local": {"nesterov": False}}, "local.nesterov is False and has no effect, since local.momentum is 0"),
     ({"local": {"decay": 0}, "error_feedback": False}, "local.decay is 0.0 and has no effect"),
     ({"exchange": {"name": "densestream", "fill": False}, "error_feedback": False},
@@ -224,13 +226,36 @@ def test_a_filter_that_is_smaller_is_sent(feedback):
     assert wire.unpack(pipeline.encode(x, np.zeros_like(x) if feedback else None, KEY)).index == Bloom.id
 
 
-def test_the_filters_presets_send_filters():
-    x = GRADIENTS["heavy tails"] * (np.arange(36_864) % 50 == 0)
-    for name in presets.names():
-        config = Config.load(name)
-        if isinstance(config.index, Bloom):
-            container = wire.unpack(Pipeline(config).encode(x.astype(np.float32), None, KEY))
-            assert container.index == Bloom.id and not container.ordered, name
+@pytest.mark.parametrize("name", [name for name in presets.names() if Config.load(name).index is not None])
+def test_a_preset_sends_the_index_codec_that_it_names(name):
+    x = GRADIENTS["heavy tails"] * np.float32(np.arange(36_864) % 50 == 0)  # for those that select all nonzeros
+    config = Config.load(name)
+    container = wire.unpack(Pipeline(config).encode(x, None, KEY))
+    assert container.index in {codec.id for codec in config.index.choices} and container.count
+    assert container.ordered == (name in ("dr_fit_poly", "dr_fit_dexp"))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("value", ["fit_poly", "fit_dexp"])
+def test_raw_keys_are_sent_in_the_order_of_the_values(value, dtype):
+    """DeepReduce's keys of 32 bits: the largest value's first, and no order section, in both versions. Two steps, whose
+    sums and residual are the gradients'."""
+    x = GRADIENTS["heavy tails"].astype(dtype)
+    pipeline = Pipeline(Config.load(index="raw", value=value, force_index=True))
+    residual, sent = np.zeros_like(x), np.zeros_like(x)
+    for step in range(2):
+        accumulated, key = x + residual, KEY._replace(step=step)
+        long = wire.unpack(pipeline.encode(x, residual.copy(), key))
+        (short,) = pipeline.unpack(pipeline.encode(x, residual, key, 2), 1, x.size, x.dtype, key)
+        for container in (long, short):
+            keys = container.indices.view(np.uint32)
+            assert keys.size == container.count == 368 and container.order.size == 0
+            assert (np.diff(accumulated[keys]) <= 0).all() and np.unique(keys).size == 368
+            out = np.zeros_like(x)
+            pipeline.decode([container], out, 1.0, key)
+            np.testing.assert_allclose(out + residual, accumulated, rtol=0, atol=4 * np.finfo(dtype).eps * abs(x).max())
+        sent += out
+    np.testing.assert_allclose(sent + residual, 2 * x, rtol=0, atol=20 * np.finfo(dtype).eps * abs(x).max())
 
 
 def test_a_receiver_takes_the_forms_that_its_config_gives():
@@ -239,9 +264,14 @@ def test_a_receiver_takes_the_forms_that_its_config_gives():
     forced, packed = Config.load("dr_bf_p1_fit_poly"), Pipeline(free).encode(x, None, KEY)
     out = np.empty_like(x)
     Pipeline(free).decode([wire.unpack(packed)], out, 1.0, KEY)
-    for other in (forced, Config.load(index="rice", value="qsgd")):
+    keys = Config.load(free, index="raw", force_index=True)
+    for other in (forced, keys, Config.load(index="rice", value="qsgd")):
         with pytest.raises(ContainerError, match="cannot give"):
             Pipeline(other).decode([wire.unpack(packed)], out, 1.0, KEY)
+    raw = wire.unpack(Pipeline(keys).encode(x, None, KEY))
+    for other in (forced, free, Config.load(keys, force_index=False)):
+        with pytest.raises(ContainerError, match="cannot give"):
+            Pipeline(other).decode([raw], out, 1.0, KEY)
 
 
 def test_a_short_container_has_only_the_forms_that_the_config_gives():
