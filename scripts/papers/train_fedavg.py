@@ -266,6 +266,7 @@ TABLES = [
     top(0.1, 3),
     top(0.03, 3),
     top(0.01, "sign"),
+    Method("**ours: Fit-Poly, packed indices**", "dr_fit_poly", {"density": 0.1, "force_index": False}),
 ]
 NO_MEMORY = {"error_feedback": False}
 METHODS = {

@@ -1,5 +1,7 @@
 """The value codec ``fit_poly``, and what ``fit_dexp`` has in common with it."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,7 +10,9 @@ from hypothesis.extra.numpy import arrays
 
 from hvd_deepreduce.codecs.value.fit_dexp import FitDExp
 from hvd_deepreduce.codecs.value.fit_poly import FitPoly
+from hvd_deepreduce.config import Config
 from hvd_deepreduce.ops import sort
+from hvd_deepreduce.pipeline import Pipeline
 from tests import cases
 from tests.oracle import fit_poly as oracle
 from tests.value.quantizers import F32, KEY, clipped
@@ -188,3 +192,28 @@ def test_largest_coefficients_decode_to_finite_values():
     big = np.finfo(np.float32).max
     section = poly(3, 9, 0, (1, 1e-45, big, [], [big, -big, big, -big]))
     assert np.isfinite(FitPoly.decode(section, 9, None, F32, KEY)).all()
+
+
+WIDTHS = [3, *[16] * 7, *[32] * 6, *[64] * 6]
+RESNET_20 = [n for inputs, outputs in pairwise(WIDTHS) for n in (9 * inputs * outputs, outputs, outputs)] + [640, 10]
+"""Elements of each parameter of ResNet-20 for CIFAR-10, 269,722 in all: convolutions, scales and shifts; last layer."""
+
+
+@pytest.mark.parametrize(
+    ("sizes", "density", "volumes"),
+    [
+        # The layer of DeepReduce's Figure 10; its Figure 8, where Fit-Poly takes 40% and Fit-DExp 50% off Top-r.
+        ([36_864], 0.01, {"topk_raw": 0.0200, "dr_fit_poly": 0.0118, "dr_fit_dexp": 0.0104}),
+        (RESNET_20, 0.01, {"topk_raw": 0.0206, "dr_fit_poly": 0.0150, "dr_fit_dexp": 0.0127}),
+        # The perceptron of docs/results/schemes.md. The appendix's Tables 4 and 5: 0.2033, 0.1039; 0.2069, 0.1087.
+        ([50_890], 0.1, {"topk_raw": 0.2001, "dr_fit_poly": 0.1013, "dr_fit_dexp": 0.1003}),
+    ],
+    ids=["layer", "resnet-20", "perceptron"],
+)
+def test_the_volumes_of_the_published_form(sizes, density, volumes):
+    """Of messages with keys of 32 bits, relative to float32 of all elements, as docs/papers.md has them. They hardly
+    depend on the values."""
+    for preset, volume in volumes.items():
+        pipeline = Pipeline(Config.load(preset, density=density))
+        sent = [pipeline.encode(cases.random(n, seed=n), None, KEY, version=2).size for n in sizes]
+        assert sum(sent) / (4 * sum(sizes)) == pytest.approx(volume, abs=1e-4), preset
