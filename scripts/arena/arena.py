@@ -78,7 +78,7 @@ def campaign(contest: Contest, name: str) -> Generator[list[Wanted], list[Line],
             while True:
                 points = tuning.send(answer) if answer is not None else next(tuning)  # type: ignore[arg-type]
                 lines = yield [wanted(steps, contest.tuning_seed, {**fixed, **point}) for point in points]
-                answer = [float("inf") if line["loss"] is None else line["loss"] for line in lines]
+                answer = [contest.score(line) for line in lines]
         except StopIteration as end:
             return end.value
 
@@ -159,8 +159,8 @@ def run_all(names: Iterable[str], processes: int, minutes: float) -> None:
                 line = known[name][one.key] = future.result()
                 with path_of(name).open("a") as file:
                     file.write(json.dumps(line) + "\n")
-                print(f"{name}: {line['loss']}, {line['share']:.4%}, {line['seconds']} s, {one.steps} steps, seed "
-                      f"{one.seed}, {json.dumps(one.settings)}", flush=True)  # fmt: skip
+                facts = f"{line['share']:.3%} of the bytes, {line['seconds']} s, {one.steps} steps, seed {one.seed}"
+                print(f"{name}: {CONTESTS[name].score(line):.4f}, {facts}, {json.dumps(one.settings)}", flush=True)
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

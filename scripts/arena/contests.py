@@ -51,8 +51,9 @@ class Claim:
 
     Attributes:
         method, reference: whose mean loss is compared, at equal seeds.
-        most: the largest gap, in nats.
+        most: the largest gap, in the contest's unit.
         share: the largest share of dense's bytes.
+        least: the least gap: what is said is that the method is worse.
         source: who says it, with the published figure; empty: we.
     """
 
@@ -61,6 +62,7 @@ class Claim:
     most: float
     share: float = 1.0
     source: str = ""
+    least: float = -math.inf
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Contest:
         again: knobs that are searched once more with whole trainings, since their optimum depends on the length.
         seeds: that are reported.
         tuning_seed: of all searches.
+        unit: ``nats``, of the loss, or ``points``: by the accuracy, in hundredths.
     """
 
     title: str
@@ -92,6 +95,14 @@ class Contest:
     again: tuple[str, ...] = ("lr",)
     seeds: tuple[int, ...] = (0, 1, 2)
     tuning_seed: int = 100
+    unit: str = "nats"
+
+    def score(self, line: Mapping[str, Any]) -> float:
+        """What is compared, less is better: the loss, or hundredths that the accuracy is below 1. Infinite for a
+        training that diverged."""
+        if line["loss"] is None:
+            return math.inf
+        return 100 * (1 - line["accuracy"]) if self.unit == "points" else line["loss"]
 
 
 def put(settings: dict[str, Any], path: str, value: Any) -> None:
@@ -119,50 +130,186 @@ def density_of(share: float, workers: int, every: int, value_bits: float, numel:
 
 LR = Scale(2.5e-3, 1.5)
 DECAY = Choice((0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8), 0.1, (True, False))
-ADAMW = {"optimizer": "adamw", "clip": 1.0, "weight_decay": 0.1}
-SIGNS = {"optimizer": "sign", "clip": 1.0, "clip_first": True, "weight_decay": 0.1, "scheme": "sparse_signs"}
+BETA2 = Choice((0.9, 0.95, 0.98, 0.99, 0.995, 0.999), 0.99)
 MOMENTA = Choice((0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 1.0), 0.999, (False, True))
+ADAMW = {"optimizer": "adamw", "clip": 1.0, "weight_decay": 0.1}
+MUON = {"optimizer": "muon", "clip": 1.0, "weight_decay": 0.1}
+SIGN = {"optimizer": "sign", "clip": 1.0, "clip_first": True, "weight_decay": 0.1}
+DENSE = {"lr": LR, "weight_decay": DECAY, "beta2": BETA2}
+"""The knobs of dense AdamW, which all methods with an AdamW of dense directions have."""
+DENSITY = "config.sparsifier.density"
+
+
+def largest(value: str | dict[str, Any]) -> dict[str, Any]:
+    """The config of the largest elements of the whole model, whose density is set later."""
+    return {"sparsifier": {"name": "topk", "density": 0.01}, "index": "auto", "value": value, "scope": "model"}
 
 
 def signs(share: float, **more: Any) -> Method:
-    """Our method at a budget."""
+    """Signs of momentum in each step, at a budget."""
     return Method(
-        f"**signs of momentum**, {share:.2%}", {**SIGNS, **more},
+        f"**signs of momentum**, {share:.2%}", {**SIGN, "scheme": "sparse_signs", **more},
         {"lr": Scale(4e-3, 1.5), "with.decay": MOMENTA, "weight_decay": DECAY}, True, share, "with.density",
+    )  # fmt: skip
+
+
+def updates(share: float, every: int | None = None, **more: Any) -> Method:
+    """Signs of the largest elements of AdamW's updates, at a budget; ``every``: local steps, or a knob."""
+    knobs: dict[str, Any] = {"lr": Scale(5e-3, 1.5), "decay": RESIDUAL, "weight_decay": DECAY}
+    return Method(
+        f"**signs of updates**{f', H = {every}' if every else ''}, {share:.2%}",
+        {**ADAMW, "config": largest("sign"), **({"every": every} if every else {}), **more},
+        knobs if every else {"lr": knobs.pop("lr"), "every": EVERY, **knobs}, True, share, DENSITY,
+    )  # fmt: skip
+
+
+EVERY = Choice((1, 2, 4, 8, 15, 30, 60), 4, (True, False))
+PERIOD = Choice((5, 8, 15, 30, 60, 120, 250), 15)
+RESIDUAL = Choice((0.8, 0.9, 0.95, 0.98, 0.99, 1.0), 1.0, (False, True))
+OUTER = {
+    "outer_lr": Choice((0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5), 0.7),
+    "outer_momentum": Choice((0.0, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95), 0.9, (True, False)),
+}
+TWO_BITS = {"name": "quantile", "buckets": 4, "splits": "lloyd", "entropy": "rans"}
+
+
+def sparse_loco(share: float) -> Method:
+    """SparseLoCo with entropy-coded indices at a budget; its containers are the preset's."""
+    config = {
+        "sparsifier": {"name": "chunk_topk", "density": 0.015625, "chunk": 4096}, "index": "auto", "value": TWO_BITS,
+        "scope": "model",
+    }  # fmt: skip
+    return Method(
+        f"SparseLoCo, indices of entropy-coded gaps, {share:.2%}", {**ADAMW, "config": config},
+        {"lr": LR, "every": PERIOD, "decay": Choice((0.8, 0.9, 0.95, 0.98, 1.0), 0.95, (False, True)),
+         "outer_lr": Choice((0.4, 0.6, 0.8, 1.0, 1.2, 1.5), 1.0)}, False, share, DENSITY, 1.7,
     )  # fmt: skip
 
 
 def in_each_step(workers: int) -> Contest:
     """AdamW's users, who exchange in each step."""
     methods = {
-        "dense": Method(
-            "dense, AdamW", {**ADAMW, "scheme": "dense"}, {"lr": LR, "weight_decay": DECAY, "beta2": BETA2}
-        ),
+        "dense": Method("dense, AdamW", {**ADAMW, "scheme": "dense"}, DENSE),
+        "updates 0.7%": updates(0.007, 1),
+        "updates 0.25%": updates(0.0025, 1),
         "signs 0.7%": signs(0.007),
         "signs 0.25%": signs(0.0025),
         "demo": Method(
-            "DeMo, chunks of 64 x 64, at 0.7%",
-            {**SIGNS, "scheme": "demo", "with": {"chunk": 64, "decay": 0.999, "top": 8}},
+            "DeMo, chunks of 64 x 64", {**SIGN, "scheme": "demo", "with": {"chunk": 64, "decay": 0.999, "top": 8}},
             {"lr": Scale(1e-3, 1.5), "with.decay": MOMENTA, "weight_decay": DECAY},
         ),
         "gradients": Method(
-            "top-k of gradients with error feedback, 7 bits, AdamW", {
-                **ADAMW, "scheme": "containers", "with": {"config": "topk_model", "density": 0.01},
-            }, {"lr": LR, "weight_decay": DECAY, "beta2": BETA2},
+            "top 1% of gradients with error feedback, 7 bits, AdamW",
+            {**ADAMW, "scheme": "containers", "with": {"config": "topk_model"}}, DENSE,
         ),
-        "powersgd": Method(
-            "PowerSGD, rank 4, AdamW", {**ADAMW, "scheme": "powersgd", "with": {"rank": 4}},
-            {"lr": LR, "weight_decay": DECAY, "beta2": BETA2},
-        ),
+        "powersgd": Method("PowerSGD, rank 4, AdamW", {**ADAMW, "scheme": "powersgd", "with": {"rank": 4}}, DENSE),
         "one_bit": Method(
             "1-bit Adam, 15% of the steps dense",
-            {"optimizer": "plain", "clip": 1.0, "clip_first": True, "scheme": "one_bit", "weight_decay": 0.1},
+            {"optimizer": "plain", "clip": 1.0, "clip_first": True, "scheme": "one_bit"},
             {"lr": LR, "weight_decay": DECAY},
         ),
     }  # fmt: skip
-    claims = (Claim("signs 0.7%", "dense", 0.02, 0.007), Claim("signs 0.25%", "dense", 0.05, 0.0025))
+    best = ("updates", "signs")
+    claims = tuple(
+        Claim(f"{name} {share:.2g}%", "dense", most, share / 100)
+        for name in best
+        for share, most in ((0.7, 0.02), (0.25, 0.05))
+    )
     return Contest(f"In each step, AdamW, {workers} workers", "gpt", workers, 2000, 500, 12, methods, claims)
 
 
-BETA2 = Choice((0.9, 0.95, 0.98, 0.99, 0.995, 0.999), 0.99)
-CONTESTS = {f"each-step-{workers}": in_each_step(workers) for workers in (2, 4, 8)}
+def in_local_steps(workers: int) -> Contest:
+    """AdamW with local steps."""
+    budgets = (0.001, 0.002, 0.004)
+    methods = {
+        "dense": Method("dense, AdamW", {**ADAMW, "scheme": "dense"}, DENSE),
+        "averaged": Method("local steps, updates in float32", ADAMW, {"lr": LR, "every": EVERY, "weight_decay": DECAY}),
+        "diloco": Method("DiLoCo", ADAMW, {"lr": LR, "every": PERIOD, **OUTER}),
+        **{f"sparseloco {share:.1%}": sparse_loco(share) for share in budgets},
+        **{f"updates {share:.1%}": updates(share) for share in budgets},
+    }
+    return Contest(f"Local steps, AdamW, {workers} workers", "gpt", workers, 2000, 500, 16, methods)
+
+
+IMAGES = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 5e-4}
+IMAGE_RATE = {"lr": Scale(0.05, 2.0)}
+
+
+def sent(words: str, config: str | dict[str, Any], ours: bool = False, **more: Any) -> Method:
+    """Gradients of a classifier in the containers of a config."""
+    scheme = {"scheme": "containers", "with": {"config": config, **more}}
+    return Method(f"**{words}**" if ours else words, {**IMAGES, **scheme}, IMAGE_RATE, ours)
+
+
+def bloom(policy: str, density: float, **more: Any) -> dict[str, Any]:
+    """Raw values of the largest elements of each tensor, and the paper's Bloom filter."""
+    return {
+        "sparsifier": {"name": "topk", "density": density}, "value": "raw", "scope": "tensor",
+        "index": {"name": "bloom", "policy": policy, "fpr": 0.001, "tries": 1}, **more,
+    }  # fmt: skip
+
+
+def policies(density: float) -> dict[str, Method]:
+    """DeepReduce's policies, and top-r alone; with and without error feedback, which refuses the naive policy."""
+    top = {"sparsifier": {"name": "topk", "density": density}, "index": "raw", "value": "raw", "scope": "tensor"}
+    found = {
+        "dense": Method("dense", {**IMAGES, "scheme": "dense"}, IMAGE_RATE),
+        "Top-r": sent("Top-r", top),
+        **{f"BF-{policy}": sent(f"BF-{policy}", bloom(policy.lower(), density)) for policy in ("P0", "P1", "P2")},
+    }
+    return found | {
+        f"{name}, no feedback": sent(f"{name}, without error feedback", {**config, "error_feedback": False})
+        for name, config in (
+            ("Top-r", top), ("BF-P0", bloom("p0", density)), ("BF-P2", bloom("p2", density)),
+            ("BF-naive", bloom("naive", density)),
+        )
+    }  # fmt: skip
+
+
+def figure_7() -> Contest:
+    """DeepReduce, Figures 7, 8 and 9."""
+    methods = policies(0.01) | {
+        "Fit-Poly": sent("Fit-Poly, 32-bit keys", "dr_fit_poly"),
+        "Fit-DExp": sent("Fit-DExp, 32-bit keys", "dr_fit_dexp"),
+        "Deflate": sent("Deflate", "dr_deflate"),
+        "QSGD": sent("QSGD", "dr_qsgd"),
+        "3LC": sent("3LC", "three_lc"),
+        "SketchML": sent("SketchML, 64 buckets, of the dense gradient", {
+            "joint": {"name": "sketchml", "buckets": 64, "center": "middle"}, "sparsifier": "nonzero",
+            "scope": "tensor",
+        }),
+        "ours": sent("`recommended`", "recommended", True),
+    }  # fmt: skip
+    same = "DeepReduce, Figure 7: reaches the baseline"
+    claims = (
+        *(Claim(name, "dense", 0.5, source=same) for name in ("Top-r", "BF-P0", "BF-P1", "BF-P2")),
+        Claim("BF-naive, no feedback", "dense", math.inf, source="DeepReduce, Figure 7: fails", least=5.0),
+        Claim("BF-P2", "Top-r", 0.0, source="DeepReduce, Figure 7: P2 is ahead of Top-r"),
+        *(
+            Claim(name, "Top-r", 0.5, source="DeepReduce, Figure 8: converges as Top-r or faster")
+            for name in ("Fit-Poly", "Fit-DExp")
+        ),
+        Claim("3LC", "BF-P2", math.inf, source="DeepReduce, Figure 9: 3LC loses most", least=0.0),
+        Claim("ours", "dense", 0.5),
+    )
+    return Contest(
+        "DeepReduce on a ResNet", "resnet", 4, 1116, 372, 6, methods, claims, seeds=(0, 1, 2, 3, 4), unit="points"
+    )
+
+
+def figure_17() -> Contest:
+    """DeepReduce, Figure 15b, and Figure 17b of the appendix."""
+    claims = (
+        *(Claim(name, "dense", 0.5, source="DeepReduce, Figure 15b") for name in ("Top-r", "BF-P0", "BF-P2")),
+        Claim("BF-P2", "BF-P0", 0.0, source="DeepReduce, appendix: P2 is consistently better than P0"),
+        Claim("BF-naive, no feedback", "dense", math.inf, source="DeepReduce, Figure 15b", least=5.0),
+    )
+    return Contest("DeepReduce on a DenseNet", "densenet", 4, 1116, 372, 6, policies(0.005), claims, unit="points")
+
+
+CONTESTS = {
+    **{f"each-step-{workers}": in_each_step(workers) for workers in (2, 4, 8)},
+    **{f"local-steps-{workers}": in_local_steps(workers) for workers in (8, 16)},
+    "deepreduce-resnet": figure_7(),
+    "deepreduce-densenet": figure_17(),
+}

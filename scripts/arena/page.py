@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import doc_sections
 import figure_kit
@@ -13,6 +14,8 @@ from contests import Claim, Contest
 if TYPE_CHECKING:
     from arena import Campaign
 
+FORM = {"nats": "+.3f", "points": "+.2f"}
+RESULT = {"nats": "loss", "points": "accuracy"}
 PAGE = figure_kit.RESULTS / "arena.md"
 ABOUT = """\
 # The arena
@@ -24,18 +27,16 @@ there are no times.
 Each method of a contest has the same number of trials for its own knobs: a coordinate descent on a grid, on a seed that
 is not reported, with short trainings; the learning rate is then searched once more with whole trainings. A method whose
 best setting is at the edge of its grid has no row. `bytes / dense` is what the busiest worker sends, relative to a
-float32 ring in each step. A gap is to the first row's loss with the same seed, in nats; in brackets, the least and the
-greatest of the seeds. Ours are in bold.
+float32 ring in each step. A gap is to the first row's result with the same seed, in nats of loss or in points of
+accuracy, and positive where the method is worse; in brackets, the least and the greatest of the seeds. Ours are
+in bold.
 """
 
 
 def gaps(contest: Contest, found: Mapping[str, Campaign], name: str, reference: str) -> list[float]:
-    """The loss of each seed less that of the reference with the same seed; without training, infinite."""
-    return [_loss(mine) - _loss(theirs) for mine, theirs in zip(found[name].runs, found[reference].runs, strict=True)]
-
-
-def _loss(line: Mapping[str, Any]) -> float:
-    return float("inf") if line["loss"] is None else line["loss"]
+    """The score of each seed less that of the reference with the same seed."""
+    both = zip(found[name].runs, found[reference].runs, strict=True)
+    return [contest.score(mine) - contest.score(theirs) for mine, theirs in both]
 
 
 def share(one: Campaign) -> float:
@@ -57,16 +58,25 @@ def table(contest: Contest, found: Mapping[str, Campaign]) -> str:
         one = found[name]
         gap = gaps(contest, found, name, reference) if reference in found else []
         best = {**one.short.settings, **one.long.settings}
+        result = mean(map(contest.score, one.runs))
+        volume = one.runs[0].get("volume")
         rows.append([
-            method.words, f"{share(one):.3%}", f"{mean(map(_loss, one.runs)):.4f}", span(gap, "+.3f") if gap else "",
+            method.words, f"{share(one):.3%}", volume and f"{volume:.3%}",
+            f"{100 - result:.2f}%" if contest.unit == "points" else f"{result:.4f}",
+            span(gap, FORM[contest.unit]) if gap else "",
             ", ".join(f"{knob.rpartition('.')[2]} {value:g}" for knob, value in best.items()),
         ])  # fmt: skip
-    return doc_sections.table(["what is sent", "bytes / dense", "loss", "gap", "tuned"], rows)
+    head = ["what is sent", "bytes / dense", "container / dense", RESULT[contest.unit], "gap", "tuned"]
+    if not any(row[2] for row in rows):
+        head, rows = [head[:2] + head[3:], [row[:2] + row[3:] for row in rows]]
+    return doc_sections.table(head, rows)
 
 
 def verdict(contest: Contest, found: Mapping[str, Campaign], claim: Claim) -> str:
     """Whether a claim holds: a sentence with what was measured, the tolerance, and the spread of the reference."""
-    said = f"{contest.methods[claim.method].words}: at most {claim.most:+.3f} nats from {claim.reference}"
+    form, unit = FORM[contest.unit], contest.unit
+    bound = f"at most {claim.most:{form}}" if claim.most < math.inf else f"at least {claim.least:{form}}"
+    said = f"{contest.methods[claim.method].words}: {bound} {unit} from {claim.reference}"
     if claim.share < 1:
         said += f", at {claim.share:.2%} of the bytes or less"
     if claim.source:
@@ -75,11 +85,11 @@ def verdict(contest: Contest, found: Mapping[str, Campaign], claim: Claim) -> st
     if absent:
         return f"- Open. {said}. Not tuned to the end: {', '.join(absent)}."
     own = gaps(contest, found, claim.method, claim.reference)
-    sent, theirs = share(found[claim.method]), [_loss(line) for line in found[claim.reference].runs]
-    holds = mean(own) <= claim.most and sent <= claim.share * 1.005
+    sent, theirs = share(found[claim.method]), [contest.score(line) for line in found[claim.reference].runs]
+    holds = claim.least <= mean(own) <= claim.most and sent <= claim.share * 1.005
     return (
-        f"- **{'Yes' if holds else 'No'}.** {said}. Measured: {span(own, '+.3f')} at {sent:.3%}; {claim.reference} "
-        f"itself spreads over {max(theirs) - min(theirs):.3f} between the seeds."
+        f"- **{'Yes' if holds else 'No'}.** {said}. Measured: {span(own, form)} at {sent:.3%}; {claim.reference} "
+        f"itself spreads over {max(theirs) - min(theirs):{form[1:]}} between the seeds."
     )
 
 
@@ -109,8 +119,8 @@ def picture(contest: Contest, found: Mapping[str, Campaign], name: str) -> str:
         axes.plot([100 * share(one)] * len(own), own, marker, color=color, label=label, alpha=0.8)
     axes.axhline(0, color="grey", linewidth=0.8)
     axes.set(xscale="log", xlabel="bytes that a worker sends, % of a dense float32 ring in every step",
-             ylabel=f"loss above {reference}, nats", title=contest.title)  # fmt: skip
-    axes.set_yscale("symlog", linthresh=0.1)
+             ylabel=f"worse than {reference}, {contest.unit}", title=contest.title)  # fmt: skip
+    axes.set_yscale("symlog", linthresh=0.1 if contest.unit == "nats" else 1.0)
     axes.yaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_major_formatter("{x:g}")
     figure.legend(fontsize=8, frameon=False, loc="outside right center")
@@ -122,9 +132,13 @@ def picture(contest: Contest, found: Mapping[str, Campaign], name: str) -> str:
 def body(name: str, contest: Contest, found: Mapping[str, Campaign]) -> str:
     """The section of a contest."""
     seeds = f"{len(contest.seeds)} seeds"
+    container = (
+        "`container / dense` is the size of a worker's container, the mean over the rounds, relative to float32."
+    )
     about = (
         f"The job `{contest.job}` with {contest.workers} workers, {contest.steps:,} steps, {seeds}; the trials have "
         f"{contest.short:,} steps, {contest.trials} for each method."
+        + (f" {container}" if contest.unit == "points" else "")
     )
     parts = [about, picture(contest, found, name) if next(iter(contest.methods)) in found else None]
     parts += [table(contest, found), refused(contest, found)]

@@ -59,6 +59,11 @@ class Containers:
     def sent(self) -> float:
         return max(self._ranks.sent)
 
+    @property
+    def container_bytes(self) -> int:
+        """Of all workers."""
+        return self._ranks.container_bytes
+
     def combine(self, gradients: Tensor) -> Tensor:
         return torch.from_numpy(self._ranks.mean([gradient.numpy() for gradient in gradients]))
 

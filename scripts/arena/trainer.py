@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import gpt_job
+import images
 import lstm_job
 import muon
 import numpy as np
@@ -32,9 +33,9 @@ from hvd_deepreduce import Config
 from hvd_deepreduce.exchange import traffic
 
 Settings = dict[str, Any]
-JOBS = {"gpt": gpt_job, "lstm": lstm_job}
+JOBS: dict[str, Any] = {"gpt": gpt_job, "lstm": lstm_job, **images.MODELS}
 BATCH = 4
-"""Sequences of a worker and step."""
+"""Sequences of a worker and step, of the language models."""
 
 
 class SignStep(torch.optim.Optimizer):
@@ -85,7 +86,7 @@ def train(job: str, settings: Settings, workers: int, steps: int, seed: int) -> 
     gradients, clip, rounds = torch.zeros(workers, model.NUMEL), settings.get("clip", math.inf), 0
     for step in range(steps):
         flat = models.detach()
-        if settings.get("scheme") == "dense":  # the gradient of all batches at once is as fast as that of one
+        if settings.get("scheme") == "dense" and data.together:
             data.gradient(flat[0], generators, gradients[0])
             gradients[1:] = gradients[0]
         else:
@@ -107,7 +108,8 @@ def train(job: str, settings: Settings, workers: int, steps: int, seed: int) -> 
     dense = traffic.allreduce(4 * model.NUMEL, workers).sent * steps
     return {
         "loss": loss if math.isfinite(loss) else None, "accuracy": accuracy, "sent": round(sent), "rounds": rounds,
-        "share": sent / dense, "seconds": round(time.process_time() - began, 1),
+        "share": sent / dense, "volume": _volume(updates.job if updates else scheme, model.NUMEL, workers, rounds),
+        "seconds": round(time.process_time() - began, 1),
     }  # fmt: skip
 
 
@@ -116,3 +118,9 @@ def _updates(settings: Settings, workers: int, start: np.ndarray, sizes: Sequenc
     ranks = DenseRanks(workers) if config is None else SimulatedRanks(Config.load(config), workers, sizes)
     outer = Outer(settings.get("outer_lr", 1.0), settings.get("outer_momentum", 0.0))
     return LocalUpdates(ranks, start, settings.get("decay", 1.0), outer)
+
+
+def _volume(sender: Any, numel: int, workers: int, rounds: int) -> float | None:
+    """Bytes of a container relative to float32 of the model, the mean over workers and rounds; None: no containers."""
+    total = getattr(sender, "container_bytes", None)
+    return total and total / (4 * numel * workers * rounds)

@@ -98,7 +98,12 @@ class Job:
         batch: sequences of a worker's batch.
         dtype: in which gradients are computed. bfloat16 is twice as fast as float32 on a processor that computes with
             it, and ten times as slow on others.
+
+    Attributes:
+        together: whether ``gradient`` takes the batches of several workers, whose mean gradient it computes at once.
     """
+
+    together = True
 
     def __init__(self, batch: int = 4, dtype: torch.dtype = torch.bfloat16) -> None:
         self.batch, self.dtype = batch, dtype
