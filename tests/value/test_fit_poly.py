@@ -142,15 +142,62 @@ def test_knot_minimizes_the_area(curve):
     assert words(section)[6] == 2 + np.argmin(areas)
 
 
+def variation_of_slope(y):
+    """M of lemma 12, of a curve on [1, d] that is straight between its points."""
+    return np.abs(np.diff(y.astype(np.float64), 2)).sum()
+
+
 @pytest.mark.parametrize("knots", [1, 2, 3, 5, 8, 13, 21])
 @pytest.mark.parametrize("curve", CURVES)
 def test_error_of_a_piecewise_linear_fit(curve, knots):
-    """Lemma 1 (12 in the appendix) for a curve on [0, 1]: the error is at most 2M / p^2, where M is the variation of
-    the slope."""
+    """Lemma 12 of the appendix (1 in the paper) with the factor that its proof drops: 2 (d - 1) M / p^2."""
     y = CURVES[curve](np.linspace(0, 1, 4000)).astype(np.float32)
-    variation = np.abs(np.diff(CURVES[curve](np.linspace(0, 1, 4000)), 2)).sum() * 3999
+    exact = CURVES[curve](np.linspace(0, 1, 4000))
     found = fitted(FitPoly(degree=1, segments=knots + 1), y)
-    assert np.abs(found - y).max() <= 2 * variation / knots**2
+    assert np.abs(found - y).max() <= 2 * 3999 * variation_of_slope(exact) / knots**2
+
+
+def test_lemma_12_and_remark_5_are_false_as_printed():
+    """They claim 2 M / p^2 and 2 sqrt(d) M / p^2. A parabola whose slope goes from -1 to 0 in d = 1,000 points: of its
+    p + 1 = 8 pieces one has 125 points or more, and no line is near them."""
+    d, p = 1000, 7
+    y = np.arange(d, dtype=np.float64)[::-1] ** 2 / (2 * (d - 1)) + 2
+    variation = variation_of_slope(y)
+    assert variation == pytest.approx(1, abs=2e-3)
+    t = np.arange(d // (p + 1))
+    piece = y[t]
+    from_chord = np.interp(t, t[[0, -1]], piece[[0, -1]]) - piece
+    least = from_chord.max() / 2  # of a convex curve, the best line is parallel to the chord
+    least_norm = np.linalg.norm(np.polynomial.Polynomial.fit(t, piece, 1)(t) - piece)
+    assert f"{2 * variation / p**2:.3f}" == "0.041" and f"{least:.2f}" == "0.96"
+    assert least_norm > 5 * 2 * np.sqrt(d) * variation / p**2
+    found = np.abs(fitted(FitPoly(degree=1, segments=p + 1), y.astype(np.float32)) - y).max()
+    assert least < found <= 2 * (d - 1) * variation / p**2
+
+
+def spline_of_lemma_12(y, knots):
+    """The proof's: constants near the slope at equal shares of its variation, which begin anew on the curve at equal
+    shares of what they miss."""
+    pieces, slope = knots // 2 + 1, np.diff(y)
+    variation = np.append(0, np.abs(np.diff(slope)).cumsum())
+    piece = np.minimum(variation * pieces / variation[-1], pieces - 1).astype(int)
+    constants = np.array([(part.min() + part.max()) / 2 if part.size else 0
+                          for part in (slope[piece == at] for at in range(pieces))])[piece]  # fmt: skip
+    missed = np.append(0, np.abs(slope - constants).cumsum())
+    part = np.minimum(missed * pieces / max(missed[-1], 1e-300), pieces - 1).astype(int)
+    begin = np.searchsorted(part, part)
+    run = np.append(0, constants.cumsum())
+    return y[begin] + run - run[begin]
+
+
+@given(arrays(np.float64, st.integers(3, 60), elements=st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1.0]))),
+       st.integers(1, 12))  # fmt: skip
+def test_the_spline_of_lemma_12_has_the_corrected_bound(falls, knots):
+    y = falls.sum() - np.append(0, falls.cumsum())
+    variation = variation_of_slope(y)
+    if variation > 1e-6:
+        bound = 2 * (y.size - 1) * variation / knots**2
+        assert np.abs(spline_of_lemma_12(y, knots) - y).max() <= bound + 1e-9
 
 
 @pytest.mark.parametrize("degree", [0, 1, 5])

@@ -40,8 +40,8 @@ class Bloom(IndexCodec):
       why a policy is needed: after the first false positive every value is put in a wrong place.
 
     What is published of the loss of ``p1`` and of the consecutive policies does not all hold (docs/papers.md;
-    tests/test_lemmas.py measures it). Lemma 9's E1 = (1 - k1 / r) ||g_P||^2 and its E2 leave out the energy of the
-    other part of P: E1 is 0.72 ||g_P||^2 where 0.65 is claimed. Lemma 8 (ii) and equation 9 claim the loss (1 - r / d)
+    tests/bounds measures it). Lemma 9's E1 = (1 - k1 / r) ||g_P||^2 and its E2 leave out the energy of the other part
+    of P: E1 is 0.72 ||g_P||^2 where 0.65 is claimed. Lemma 8 (ii) and equation 9 claim the loss (1 - r / d)
     ||g||^2 for every sparsifier, 0.99 for the top 1% of normal variates, where 0.95 is lost: it holds for random-r, and
     top-r loses less.
 

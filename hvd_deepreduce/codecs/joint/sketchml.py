@@ -14,9 +14,10 @@ class SketchML(MinMaxSketch):
     than numbers, one sketch for each group of neighbouring buckets. If keys collide in a bin, it keeps the smallest
     number, and a key gets the largest number of its rows: a decoded magnitude is that of the key's bucket or of a
     smaller bucket of the same group, never a larger one, and never of the other sign. If a group has v keys in rows of
-    t bins, the number with rank l among them is decoded with the probability 1 - (1 - (1 - 1/t)^(v-l))^s, or a higher
-    one if numbers are equal (equation 2). The hash is the Murmur finalizer of common.h, keyed by the container's seed,
-    parameter and step, so that a key collides with other keys in each step.
+    t bins, the l-th largest number is decoded with the probability 1 - (1 - (1 - 1/t)^(v-l))^s, or a higher one if
+    numbers are equal (equation 2, which counts from the least number; the mean is the same). The hash is the Murmur
+    finalizer of common.h, keyed by the container's seed, parameter and step, so that a key collides with other keys in
+    each step.
 
     Keys are lossless: each group's gaps in 1 to 4 bytes, and 2 bits for the number of bytes. A kept element costs s *
     columns * ceil(log2(q / g)) bits for its value (2 by default), 10, 18 or 26 for its key (mostly 10 if the density is
