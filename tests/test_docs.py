@@ -102,6 +102,19 @@ def test_the_tests_of_the_promises_are_there():
         assert (ROOT / path).exists(), f"docs/reliability.md names {path}, which is not there"
 
 
+def test_the_tests_of_the_bounds_are_there():
+    sections = re.findall(r"^## [^\n]*: the (?:lemmas|bounds|equations)\b.*?(?=^## )",
+                          (ROOT / "docs" / "papers.md").read_text(), re.MULTILINE | re.DOTALL)  # fmt: skip
+    assert len(sections) == 4
+    for section in sections:
+        rows = [line for line in section.splitlines() if line.startswith("|")][2:]
+        assert len(rows) > 5
+        for row in rows:
+            named = row.strip("| ").rpartition(" | ")[2].split(", ")
+            for path, _, function in (one.partition("::") for one in named):
+                assert re.search(rf"^def {function}\(", (ROOT / path).read_text(), re.MULTILINE), f"{path}::{function}"
+
+
 def test_the_soak_explains_its_faults():
     from tests.soak.episodes import FAULTS
 

@@ -1,12 +1,11 @@
 """The bounds of Qsparse-local-SGD: lemmas 2, 3 and 4, theorems 1 to 4, and corollary 1's bound on H.
 
-Basu, Data, Karakus, Diggavi, "Qsparse-local-SGD", NeurIPS 2019. docs/papers.md has a table of the results. The operators
-are the package's pipelines. Lemma 1 is in tests/value/test_uniform.py, the rates of corollary 2 and theorem 4 are in
-tests/scripts/test_qsparse.py.
+Basu, Data, Karakus, Diggavi, "Qsparse-local-SGD", NeurIPS 2019. docs/papers.md has a table of the results. The
+operators are the package's pipelines. Lemma 1 is in tests/value/test_uniform.py, the rates of corollary 2 and theorem 4
+are in tests/scripts/test_qsparse.py.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -74,16 +73,16 @@ def memory(rates, every, **settings) -> Iterator[tuple[int, float]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "k", "value", "tight"),
-    [("topk_capped", 4, "raw", 0.05), ("randomk", 4, "raw", 0.4), ("topk_capped", 20, QUANTIZED, 0.05)],
+    ("name", "k", "value", "factor"),
+    [("topk_capped", 4, "raw", 15), ("randomk", 4, "raw", 2.3), ("topk_capped", 20, QUANTIZED, 15)],
 )
-def test_bounded_memory_lemma_3(name, k, value, tight):
-    """After Rand_k, the bound is 2.3 times what a constant gradient leaves in the memory."""
+def test_bounded_memory_lemma_3(name, k, value, factor):
+    """The bound is ``factor`` times what a constant gradient leaves in the memory."""
     eta, every = 0.1, 4
     gamma = k / D / (1 + getattr(Config.load(value=value).value, "variance", 0))
     found = [energy for _, energy in memory([eta] * 2000, every, sparsifier=sparsifier(name, k, D), value=value)]
     bound = 4 * eta**2 * (1 - gamma**2) / gamma**2 * every**2
-    assert tight * bound <= np.mean(found[50:]) <= bound
+    assert bound / np.mean(found[50:]) == pytest.approx(factor, rel=0.05)
 
 
 def test_lemma_3_needs_a_compression_operator():
@@ -94,9 +93,9 @@ def test_lemma_3_needs_a_compression_operator():
     assert energy > 1e6
 
 
-@pytest.mark.parametrize("a", [200, 1000])
-def test_memory_contraction_lemma_4(a):
-    """With the least C, where eta_t = xi / (a + t)."""
+@pytest.mark.parametrize(("a", "factor"), [(200, 18), (1000, 12)])
+def test_memory_contraction_lemma_4(a, factor):
+    """With the least C, where eta_t = xi / (a + t): ``factor`` times what is left after Rand_k on average."""
     every, k = 4, 8
     gamma = k / D
     rates, least = 30 / (a + np.arange(2001.0)), 4 * a * gamma * (1 - gamma**2) / (a * gamma - 4 * every)
@@ -104,7 +103,7 @@ def test_memory_contraction_lemma_4(a):
         energy / (4 * rates[step] ** 2 / gamma**2 * least * every**2)
         for step, energy in memory(rates[:-1], every, sparsifier=sparsifier("randomk", k, D), value="raw")
     ]
-    assert 0.04 <= np.mean(ratios[50:]) <= 1
+    assert 1 / np.mean(ratios[50:]) == pytest.approx(factor, rel=0.05)
 
 
 class Opposed:
