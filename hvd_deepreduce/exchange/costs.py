@@ -164,7 +164,8 @@ def densestream(ranks: int, supports: Supports, most: float = inf) -> Cost:
 
     In round t of the scatter-reduce (equation 4) a rank receives half of the regions that it still has, of which 2^t
     ranks have kept elements; then it gets the sums of all other regions (equation 5). Equation 4's upper bound as
-    printed has P k / 2 words in each round and is loose: where no supports overlap, it is k / 2 (docs/densestream.md).
+    printed has P k / 2 words in each round and is loose: where no supports overlap and each is spread evenly over the
+    regions, it is k / 2 (docs/densestream.md).
 
     Args:
         most: with a density, the elements of the sum; partial sums are cut to twice as many.
