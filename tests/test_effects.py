@@ -39,6 +39,11 @@ IDLE = [
     ({"joint": {"name": "densestream", "bits": 4}}, "joint.bits is 4 and has no effect, since value is 'raw', and"),
     ({"joint": {"name": "densestream", "bits": 4, "value": "float16"}}, "joint.bits is 4 .* value is 'float16'"),
     ({"exchange": {"name": "densestream", "bits": 4}}, "exchange.bits is 4 and has no effect, since value is 'raw'"),
+    ({"exchange": {"name": "densestream", "fill": True}},
+     "exchange.fill is True and has no effect, since coded is True and value is 'raw', .* leave fill out"),
+    ({"exchange": {"name": "densestream", "fill": True, "value": "bfloat16"}}, "exchange.fill is True .*'bfloat16'"),
+    ({"exchange": {"name": "densestream", "fill": True, "coded": False}, "error_feedback": False},
+     "exchange.fill is True and has no effect, since error_feedback is False, so that there is no residual"),
     ({"exchange": {"name": "reduce_scatter", "density": 0.1}, "sparsifier": "none"},
      "exchange.density is 0.1 and has no effect, since sparsifier 'none' sends no indices"),
     ({"exchange": {"name": "reduce_scatter", "density": 0.1}, "sparsifier": "randomk"},
@@ -66,6 +71,7 @@ ANYWAY = [
     ({"local": {"decay": 0}, "error_feedback": False}, "local.decay is 0.0 and has no effect"),
     ({"exchange": {"name": "densestream", "fill": False}, "error_feedback": False},
      "exchange.fill is False and has no effect, since error_feedback is False, .* leave fill out"),
+    ({"exchange": {"name": "densestream", "fill": False}}, "exchange.fill is False and has no effect, since coded"),
 ]  # fmt: skip
 
 
@@ -91,6 +97,8 @@ EFFECTIVE = [
     {"sparsifier": "randomk", "index": "rice"},
     {"joint": {"name": "densestream", "value": "qsgd", "bits": 4}},
     {"exchange": {"name": "densestream", "value": "qsgd", "bits": 4, "fill": False}},
+    {"exchange": {"name": "densestream", "value": "qsgd", "fill": True}},
+    {"exchange": {"name": "densestream", "coded": False, "fill": True}},
     {"exchange": "densestream", "error_feedback": False, "seed": 1},
     {"sparsifier": "none", "value": "sign"},
     {"sparsifier": "none", "value": "sign", "exchange": "reduce_scatter"},
@@ -149,8 +157,10 @@ def test_which_settings_of_a_source_are_dropped():
     assert load("dr_bf_p1_fit_poly", value="raw") == load("dr_bf_p1")
     qsgd = {"name": "densestream", "value": "qsgd", "bits": 4}
     assert load({"joint": qsgd}, joint={"value": "raw"}) == load(joint="densestream")
-    fill = load(exchange={"name": "densestream", "fill": False})
-    assert load(fill, error_feedback=False).exchange == load(exchange="densestream").exchange
+    plain = {"name": "densestream", "coded": False}
+    fill = load(exchange={**plain, "fill": True})
+    assert load(fill, error_feedback=False).exchange == load(exchange=plain).exchange
+    assert load(fill, exchange={"coded": True}).exchange == load(exchange="densestream").exchange
     # Of two that exclude each other, the one that is asked for here is an error; and so is a source's own mistake.
     for source, change in (("densestream", {"value": "raw"}), (None, {"scope": "model", "bucket_bytes": 9000}),
                            ({"bucket_bytes": 9000, "scope": "model"}, {}), ({"index": None}, {})):  # fmt: skip

@@ -135,9 +135,14 @@ def find(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[Unu
         if drawn or sparsifier.sends_all:
             reason = f"sparsifier {sparsifier.name!r} sends no indices, so that none can be chosen from the sum's"
             yield from _of_codec("exchange", exchange, "density", ("exchange", "sparsifier", "index", "joint"), reason)
-    if isinstance(exchange, DenseStreamExchange) and config["error_feedback"] is False:
-        reason = "error_feedback is False, so that there is no residual to fill blocks from"
-        yield from _of_codec("exchange", exchange, "fill", ("exchange", "error_feedback"), reason, False)
+    if isinstance(exchange, DenseStreamExchange):
+        reason = ""
+        if config["error_feedback"] is False:
+            reason = "error_feedback is False, so that there is no residual to fill blocks from"
+        elif not exchange.has_zeros:
+            reason = f"coded is True and value is {exchange.value!r}, so that blocks have no zeros inside"
+        if reason:
+            yield from _of_codec("exchange", exchange, "fill", ("exchange", "error_feedback"), reason, False)
 
 
 def _of_local(config: Mapping[str, Any]) -> Iterator[UnusedSetting]:

@@ -179,7 +179,8 @@ class DenseStreamExchange(ExchangeSettings):
         value: how values are encoded: ``raw``, ``float16``, ``bfloat16`` or ``qsgd``; rounding errors stay in the
             residual.
         bits: bits per value with ``qsgd``, 2 to 8.
-        fill: send the residual's own values in place of zeros inside blocks, at no cost in bytes.
+        fill: send the residual's own values in place of zeros inside blocks, at no cost in bytes (DenseStream, section
+            IV.B). None: if there are such zeros, which coded blocks have with ``qsgd`` only, and error feedback.
         density: of the sum, in (0, 1]: partial sums are cut to their elements of largest magnitude on the way, so that
             a rank receives at most about three times as many elements, whatever the ranks keep and however many they
             are. What a rank cuts stays in its residual. None: the sum has all elements that a rank has kept.
@@ -192,8 +193,19 @@ class DenseStreamExchange(ExchangeSettings):
     coded: bool = Field(True, strict=True)
     value: Literal["raw", "float16", "bfloat16", "qsgd"] = "raw"
     bits: int = Field(8, ge=2, le=8)
-    fill: bool = Field(True, strict=True)
+    fill: bool | None = Field(None, strict=True)
     density: float | None = Field(None, gt=0, le=1)
+
+    @property
+    def has_zeros(self) -> bool:
+        """Whether a block can have zeros inside: not if another coded block takes fewer bits than a zero
+        (``codecs.joint.stream.coded_gap``)."""
+        return not self.coded or self.value == "qsgd"
+
+    @property
+    def fills(self) -> bool:
+        """Whether blocks are filled where there is a residual."""
+        return self.has_zeros and self.fill is not False
 
     def unused_settings(self) -> Iterator[tuple[str, str, str]]:
         if self.value != "qsgd":

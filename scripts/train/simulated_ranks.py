@@ -186,7 +186,7 @@ class SimulatedRanks:
             indices, values = selected
             if indices is None:
                 indices = np.arange(numel, dtype=np.uint32)
-            if settings.fill and residual is not None:
+            if settings.fills and residual is not None:
                 indices = covered_indices(indices, codec.gap(numel, values.dtype))
                 values = arrays.gather(residual, indices)
             tensors.append(SparseTensor(numel, indices, values))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from hvd_deepreduce.codecs.joint.densestream import DenseStream
 from hvd_deepreduce.exchange.mpi import densestream, sparcml, topk_allgather
-from hvd_deepreduce.exchange.settings import ExchangeSettings, exchanges
+from hvd_deepreduce.exchange.settings import DenseStreamExchange, ExchangeSettings, exchanges
 
 
 def test_every_exchange_names_its_function() -> None:
@@ -51,3 +53,15 @@ def test_a_function_that_is_not_there(implementation: str, error: type[Exception
     absent = type("Absent", (ExchangeSettings,), attributes)
     with pytest.raises(error, match=words):
         absent().load()
+
+
+@pytest.mark.parametrize("coded", [False, True])
+@pytest.mark.parametrize("values", [{"value": one} for one in ("raw", "float16", "bfloat16")]
+                         + [{"value": "qsgd", "bits": bits} for bits in range(2, 9)], ids=str)  # fmt: skip
+def test_blocks_have_zeros_where_the_codec_allows_a_gap(coded: bool, values: dict[str, object]) -> None:
+    """For vectors of any length and dtype, so that a config can be refused before there is one."""
+    settings = DenseStreamExchange(coded=coded, **values)
+    for dtype in (np.float32, np.float64):
+        for numel in (1, 2, 300, 10**5, 10**8):
+            assert (DenseStream(coded=coded, **values).gap(numel, np.dtype(dtype)) > 0) == settings.has_zeros
+    assert settings.fills == settings.has_zeros and not settings.model_copy(update={"fill": False}).fills

@@ -148,7 +148,9 @@ def _config(draw: random.Random, way: Way) -> tuple[dict[str, Any], dict[str, An
         config["sparsifier"] = {"name": "topk", "density": density}
         if config["exchange"] == "densestream":
             value = draw.choice(("raw", "float16", "bfloat16", "qsgd"))
-            config["exchange"] = {"name": "densestream", "value": value, "fill": draw.random() < 0.5}
+            config["exchange"] = {"name": "densestream", "value": value}
+            if value == "qsgd":  # coded blocks of other values have no zeros to fill
+                config["exchange"]["fill"] = draw.random() < 0.5
         changes: list[dict[str, Any]] = [
             {"exchange": {"name": "densestream", "value": "raw", "coded": False}},
             {"exchange": "sparcml"},

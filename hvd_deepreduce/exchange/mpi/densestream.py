@@ -118,7 +118,7 @@ def allreduce(
             residuals before, to floating-point rounding. An element that was sent as NaN or infinity stays what it is.
             Unchanged after an error.
         fill: send the residual's values in place of zeros inside blocks, at no cost in bytes (proposed at the end of
-            section IV.B). Each rank may choose.
+            section IV.B). Each rank may choose. Coded blocks have zeros with the value codec ``qsgd`` only.
         density: of the sum, in (0, 1]: partial sums are cut to their elements of largest magnitude on the way. What a
             rank cuts is added to its residual, so that nothing is lost; without one, it is lost. Partial sums with NaN
             or infinity are not cut, nor are tensors that travel on cards. None: the sum has all that the ranks keep.
@@ -220,7 +220,7 @@ def run_exchange(
 
     before = traffic_since(comm)
     codec = DenseStream(coded=settings.coded, value=settings.value, bits=settings.bits)
-    fill = settings.fill and residual is not None  # None: no error feedback, or this tensor is not finite
+    fill = settings.fills and residual is not None  # None: no error feedback, or this tensor is not finite
     allreduce(comm, tensor, out=out, residual=residual, fill=fill, density=settings.density, codec=codec, key=key)
     return traffic_since(comm, before)
 
