@@ -134,6 +134,7 @@ def test_a_container_of_another_step_is_refused():
         Config.load("topk_rice_qsgd", index="raw"),
         Config.load("topk_rice_qsgd", value={"entropy": "rans"}),
         Config.load("topk_rice_qsgd", value={"fit_scale": True}),
+        Config.load("topk_rice_qsgd", value={"scaled": True}),
         Config.load("topk_rice_qsgd", value={"bits": 2, "bucket_size": 4096, "norm": "l2"}),  # fits scales by itself
         Config.load("topk_rice_qsgd", memory="dgc"),
     ],

@@ -45,7 +45,7 @@ class Fused:
         index, value = config.index, config.value
         if type(index) not in (Rice, RiceBlocks) or index is None or type(value) is not QSGD or value.entropy != "none":
             return None
-        if config.has_velocity or any(getattr(one, "fit_scale", None) for one in (value, value.under_feedback())):
+        if config.has_velocity or value.scaled or value.fit_scale or value.under_feedback() is not value:
             return None
         form = frame.SPARSE | 1 + shared.indices.index(index.id)
         return cls(config, form, value, type(index) is RiceBlocks, threads)

@@ -11,6 +11,7 @@ import numpy as np
 from tests.oracle.bitpack import pack, unpack
 from tests.oracle.bucket_sum import in_lanes
 from tests.oracle.philox import philox4x32, uniform24
+from tests.oracle.qsparse import beta_qsgd, divided
 
 STREAM_ROUNDING = 3
 LARGEST = float(np.finfo(np.float32).max)
@@ -26,7 +27,9 @@ def uniform(i: int, seed: int, parameter: int, step: int, rank: int) -> np.float
     return np.float32(uniform24(philox4x32((seed, parameter), (i // 4, step, STREAM_ROUNDING, rank))[i % 4]))
 
 
-def encode(values: np.ndarray, bits: int, bucket: int, l2: bool, key: tuple[int, int, int, int]) -> bytes:
+def encode(
+    values: np.ndarray, bits: int, bucket: int, l2: bool, key: tuple[int, int, int, int], scaled: bool = False
+) -> bytes:
     s = 2 ** (bits - 1) - 1
     values = values.astype(np.float32)
     norms = [norm_of(values[at : at + bucket].tolist(), l2) for at in range(0, values.size, bucket)]
@@ -36,6 +39,9 @@ def encode(values: np.ndarray, bits: int, bucket: int, l2: bool, key: tuple[int,
         ratio = abs(x) / norm if norm > 0 else np.float32(0)
         level = min(int(ratio * np.float32(s) + uniform(i, *key)), s)
         codes.append(s - level if x < 0 else s + level)
+    if scaled:
+        sizes = [min(bucket, values.size - at) for at in range(0, values.size, bucket)]
+        norms = [divided(norm, beta_qsgd(size, s, l2)) for norm, size in zip(norms, sizes, strict=True)]
     return struct.pack("<BxxxI", bits, bucket) + b"".join(struct.pack("<f", n) for n in norms) + pack(codes, bits)
 
 

@@ -1,7 +1,9 @@
-"""Qsparse-local-SGD (NeurIPS 2019), Algorithm 1 and its asynchronous operation (section 4), worker by worker."""
+"""Qsparse-local-SGD (NeurIPS 2019): Algorithm 1 and its asynchronous operation (section 4), worker by worker; and the
+quantizers' beta (section 2), by which lemma 1 divides."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -9,6 +11,25 @@ import numpy as np
 from tests.oracle import topk
 
 Gradient = Callable[[int, int, np.ndarray], np.ndarray]
+
+
+def beta_qsgd(m: int, s: int, l2: bool = True) -> float:
+    """Of m values in s levels. With the largest magnitude as norm (ours), a value's variance is at most
+    (norm / 2 s)^2, and norm^2 is at most the sum of the squares."""
+    return min(m / s**2 if l2 else m / (2 * s) ** 2, math.sqrt(m) / s)
+
+
+def beta_uniform(m: int, s: int) -> float:
+    return m / (2 * s**2)
+
+
+def beta_rotated(m: int, s: int) -> float:
+    return 2 * math.log2(2 * m) / s**2
+
+
+def divided(scale: float, beta: float) -> np.float32:
+    """A scale that is sent: float32, times the float32 nearest 1 / (1 + beta)."""
+    return np.float32(np.float32(scale) * np.float32(1 / (1 + beta)))
 
 
 def top(vector: np.ndarray, k: int) -> np.ndarray:

@@ -7,10 +7,13 @@ import numpy as np
 
 from tests.oracle.bucket_sum import bucket_sum
 from tests.oracle.qsgd import LARGEST, uniform
+from tests.oracle.qsparse import beta_qsgd, divided
 from tests.oracle.trits import pack, unpack
 
 
-def encode(values: np.ndarray, bucket: int, clip: float | None, key: tuple[int, int, int, int]) -> bytes:
+def encode(
+    values: np.ndarray, bucket: int, clip: float | None, key: tuple[int, int, int, int], scaled: bool = False
+) -> bytes:
     values = values.astype(np.float32)
     scales, digits = [], []
     for at in range(0, values.size, bucket):
@@ -19,7 +22,7 @@ def encode(values: np.ndarray, bucket: int, clip: float | None, key: tuple[int, 
         if clip is not None:
             deviation = math.sqrt(bucket_sum([v * v for v in x]) / len(x))
             scale = min(scale, float(np.float32(min(clip * deviation, LARGEST))))
-        scales.append(scale)
+        scales.append(divided(scale, beta_qsgd(len(x), 1, False)) if scaled else scale)
         for i, v in enumerate(x, at):
             v = np.float32(min(max(v, -scale), scale))
             ratio = abs(v) / np.float32(scale) if scale > 0 else np.float32(0)

@@ -9,6 +9,7 @@ import numpy as np
 from tests.oracle.bitpack import pack, unpack
 from tests.oracle.philox import philox4x32
 from tests.oracle.qsgd import LARGEST, uniform
+from tests.oracle.qsparse import beta_rotated, beta_uniform, divided
 
 STREAM_ROTATION = 6
 Key = tuple[int, int, int, int]
@@ -58,7 +59,7 @@ def unrotate(rotated: list[float], count: int, bucket: int, key: Key) -> list[fl
     return out
 
 
-def encode(values: np.ndarray, bits: int, bucket: int, key: Key, rotated: bool = False) -> bytes:
+def encode(values: np.ndarray, bits: int, bucket: int, key: Key, rotated: bool = False, scaled: bool = False) -> bytes:
     s = 2**bits - 1
     x = values.astype(np.float32).tolist()
     if rotated:
@@ -66,7 +67,11 @@ def encode(values: np.ndarray, bits: int, bucket: int, key: Key, rotated: bool =
     ranges, codes = b"", []
     for at in range(0, len(x), bucket):
         low, high = min(x[at : at + bucket]) + 0.0, max(x[at : at + bucket]) + 0.0
-        ranges += struct.pack("<ff", low, high)
+        ends = (np.float32(low), np.float32(high))
+        if scaled:
+            beta = (beta_rotated if rotated else beta_uniform)(len(x[at : at + bucket]), s)
+            ends = (divided(low, beta), divided(high, beta))
+        ranges += struct.pack("<ff", *ends)
         scale = s / (high - low) if high > low else 0.0
         for i, v in enumerate(x[at : at + bucket], at):
             codes.append(min(math.floor((v - low) * scale + float(uniform(i, *key))), s))

@@ -37,7 +37,7 @@ CODERS = {"none": (), "huffman": (1, huffman.encode), "rans": (2, rans.encode)}
 
 
 def of_qsgd(codec, x):
-    return qsgd.encode(x, codec.bits, codec.bucket_size, codec.norm == "l2", KEY)
+    return qsgd.encode(x, codec.bits, codec.bucket_size, codec.norm == "l2", KEY, codec.scaled)
 
 
 def of_quantile(codec, x):
@@ -45,21 +45,25 @@ def of_quantile(codec, x):
 
 
 CASES = {
-    "qsgd": Case(QSGD, {"bits": range(2, 9), "bucket_size": SIZES, "norm": ["max", "l2"]},
-                 [{}, {"bucket_size": 700, "norm": "l2"}], of_qsgd, qsgd.decode),
+    "qsgd": Case(QSGD, {"bits": range(2, 9), "bucket_size": SIZES, "norm": ["max", "l2"], "scaled": [False, True]},
+                 [{}, {"bucket_size": 700, "norm": "l2"}, {"bits": 2, "scaled": True}], of_qsgd, qsgd.decode),
     "natural": Case(Natural, {}, [{}], lambda codec, x: natural.encode(x, KEY), natural.decode),
     "sign": Case(Sign, {"bucket_size": [*SIZES, None]}, [{}, {"bucket_size": 700}],
                  lambda codec, x: sign.encode(x, codec.bucket_size), sign.decode),
     "ternary": Case(Ternary, {"bucket_size": [*SIZES, None], "clip": [None, 1.0, 2.5]},
-                    [{}, {"bucket_size": 1500, "clip": 2.5}, {"bucket_size": None, "clip": 2.5}],
-                    lambda codec, x: ternary.encode(x, codec.bucket_size or max(1, x.size), codec.clip, KEY),
-                    ternary.decode),
-    "uniform": Case(Uniform, {"bits": range(1, 17), "bucket_size": SIZES}, [{"bits": 8}, {"bits": 16}],
-                    lambda codec, x: uniform.encode(x, codec.bits, codec.bucket_size, KEY),
+                    [{}, {"bucket_size": 1500, "clip": 2.5}, {"bucket_size": None, "clip": 2.5},
+                     {"bucket_size": None, "scaled": True}, {"bucket_size": 100, "scaled": True}],
+                    lambda codec, x: ternary.encode(x, codec.bucket_size or max(1, x.size), codec.clip, KEY,
+                                                    codec.scaled), ternary.decode),
+    "uniform": Case(Uniform, {"bits": range(1, 17), "bucket_size": SIZES, "scaled": [False, True]},
+                    [{"bits": 8}, {"bits": 16}, {"bits": 1, "bucket_size": 100, "scaled": True}],
+                    lambda codec, x: uniform.encode(x, codec.bits, codec.bucket_size, KEY, scaled=codec.scaled),
                     lambda data, count: uniform.decode(data, count, KEY)),
-    "rotated": Case(Uniform, {"rotate": [True], "bits": range(1, 17), "bucket_size": [1, 2, 8, 64, 512, 2**31]},
-                    [{"rotate": True, "bits": 16, "bucket_size": 256}],
-                    lambda codec, x: uniform.encode(x, codec.bits, codec.bucket_size, KEY, rotated=True),
+    "rotated": Case(Uniform, {"rotate": [True], "bits": range(1, 17), "bucket_size": [1, 2, 8, 64, 512, 2**31],
+                              "scaled": [False, True]},
+                    [{"rotate": True, "bits": 16, "bucket_size": 256},
+                     {"rotate": True, "bits": 2, "bucket_size": 256, "scaled": True}],
+                    lambda codec, x: uniform.encode(x, codec.bits, codec.bucket_size, KEY, True, codec.scaled),
                     lambda data, count: uniform.decode(data, count, KEY)),
     "half": Case(Half, {"dtype": ["float16", "bfloat16"]}, [{"dtype": "float16"}, {"dtype": "bfloat16"}],
                  lambda codec, x: half.encode(x, codec.dtype), lambda data, count: half.decode(data)),

@@ -3,12 +3,8 @@
 import numpy as np
 import pytest
 
-from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.codecs.value.uniform import Uniform
-from hvd_deepreduce.config import Config
 from hvd_deepreduce.ops import rotation, uniform
-from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.wire.standalone import unpack
 from tests.value.quantizers import AWKWARD, KEY, clipped, mean_of_draws, normals, round_trip
 
 
@@ -86,28 +82,10 @@ def test_the_range_is_fitted_under_error_feedback_where_the_variance_can_exceed_
         ({"bits": 4, "rotate": True}, False),
         ({"bits": 2, "rotate": True}, True),
         ({"bits": 1, "fit_scale": False}, False),
+        ({"bits": 1, "scaled": True}, False),
     ):
         assert bool(Uniform(**settings).under_feedback().fit_scale) is fitted, settings
         assert not Uniform(**settings).fit_scale  # without error feedback
-
-
-@pytest.mark.parametrize("sparsifier", ["topk", "randomk"])
-@pytest.mark.parametrize("rotate", [False, True])
-def test_composed_with_sparsification_lemma_1_of_qsparse_local_sgd(sparsifier, rotate):
-    """E||x - Q(Comp_k(x)) / (1 + beta)||^2 <= (1 - k / (d (1 + beta))) ||x||^2."""
-    d, k, bits = 1000, 64, 2
-    value = {"name": "uniform", "bits": bits, "bucket_size": 64, "rotate": rotate}
-    pipeline = Pipeline(
-        Config.load(sparsifier={"name": sparsifier, "density": k / d}, value=value, error_feedback=False)
-    )
-    x, out, errors = normals(d, seed=7), np.empty(d, np.float32), []
-    beta = pipeline.config.value.variance
-    for step in range(400):
-        key = RngKey(3, 1, step)
-        pipeline.decode([unpack(pipeline.encode(x, None, key))], out)
-        errors.append(np.sum((x - out.astype(np.float64) / (1 + beta)) ** 2))
-    energy = np.sum(x.astype(np.float64) ** 2)
-    assert np.mean(errors) <= (1 - k / (d * (1 + beta))) * energy + 4 * np.std(errors) / 20
 
 
 def test_rotated_buckets_that_are_no_power_of_two_are_refused():

@@ -7,6 +7,7 @@ ceil(r / bucket size) buckets for r values.
 import struct
 import warnings
 from abc import ABC, abstractmethod
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from hvd_deepreduce.codecs.interfaces import U8, ValueCodec
-from hvd_deepreduce.ops import sections
+from hvd_deepreduce.ops import arrays, sections
 from hvd_deepreduce.ops.groups import bucket_count
 
 HEADER = struct.Struct("<BBHI")
@@ -46,21 +47,50 @@ class UnbiasedQuantizer(BucketQuantizer, ABC):
     """A quantizer that rounds at random so that the mean of what is decoded is the value.
 
     Its error can be larger than the values. A residual of error feedback keeps the error, so it would grow from step to
-    step. Lemma 1 of Qsparse-local-SGD (Basu et al. 2019) divides what is sent by 1 + beta, where beta bounds the
-    relative variance. ``fit_scale`` does better: each bucket's scale is that with which the codes have the least
-    squared distance to the values. The error is then never larger than the values, whatever was drawn, and close values
-    are hardly scaled.
+    step. With ``scaled``, what is decoded is divided by 1 + beta, where beta bounds the relative variance: the operator
+    of lemma 1 of Qsparse-local-SGD (Basu et al. 2019). The division is in the scales that are sent, so a receiver need
+    not know of it. ``fit_scale`` does better: each bucket's scale is that with which the codes have the least squared
+    distance to the values. The error is then never larger than the values, whatever was drawn, and close values are
+    hardly scaled.
     """
 
     fit_scale: bool | None = Field(None, strict=True)
+    scaled: bool = Field(False, strict=True)
+
+    @model_validator(mode="after")
+    def _check_scales(self) -> "UnbiasedQuantizer":
+        if self.scaled and self.fit_scale:
+            raise ValueError(
+                "value.scaled is True and value.fit_scale is True: both set the scales that are sent, and a fitted one "
+                "needs no division; set one of them"
+            )
+        return self
+
+    @abstractmethod
+    def variance_of(self, count: int) -> float:
+        """beta: a bound of E||decoded - x||^2 / ||x||^2 over all buckets of ``count`` values, 1 or more."""
 
     @property
-    @abstractmethod
     def variance(self) -> float:
-        """beta: a bound of E||decoded - x||^2 / ||x||^2 over all buckets."""
+        """beta of a full bucket; infinity if a bucket may have any number of values."""
+        bucket_size: int | None = getattr(self, "bucket_size")  # noqa: B009
+        return inf if bucket_size is None else self.variance_of(bucket_size)
 
     def under_feedback(self) -> ValueCodec:
-        return self.model_copy(update={"fit_scale": True}) if self.fit_scale is None and self.variance > 1 else self
+        unbiased = self.fit_scale is None and not self.scaled
+        return self.model_copy(update={"fit_scale": True}) if unbiased and self.variance > 1 else self
+
+    def divide(self, scales: F32, count: int, bucket_size: int) -> None:
+        """Divides the scales of ``count`` values in place by 1 + beta, each by that of its own bucket.
+
+        Args:
+            scales: float32, equally many for each bucket; the last bucket has what is left of ``count``.
+        """
+        whole, rest = divmod(count, bucket_size)
+        at = scales.size // max(1, bucket_count(count, bucket_size)) * whole
+        for part, size in ((scales[:at], bucket_size), (scales[at:], rest)):
+            if part.size:
+                arrays.scale(part, 1 / (1 + self.variance_of(size)))
 
 
 def join(setting: int, bucket_size: int, scales: F32, codes: NDArray[Any], entropy: int = 0) -> U8:

@@ -53,6 +53,8 @@ class QSGD(UnbiasedQuantizer):
         entropy: ``rans`` comes within 1% of the levels' entropy, ``huffman`` within 0.1 bits.
         fit_scale: fit each bucket's norm to its codes by least squares, so that the error is at most the values. It
             gives up the unbiasedness. None: if there is error feedback and the variance can exceed ``||x||^2``.
+        scaled: divide what is decoded by 1 + beta, where beta bounds the variance of a bucket's values relative to
+            their squares (lemma 1 of Qsparse-local-SGD), in place of ``fit_scale``.
     """
 
     name = "qsgd"
@@ -62,11 +64,10 @@ class QSGD(UnbiasedQuantizer):
     norm: Literal["max", "l2"] = "max"
     entropy: Literal["none", "huffman", "rans"] = "none"
 
-    @property
-    def variance(self) -> float:
+    def variance_of(self, count: int) -> float:
         # Lemma 3.1 for the l2 norm. A value's variance is at most a quarter of the squared step norm / s, and at most
         # |x| times the step; the largest magnitude is at most the l2 norm.
-        m, s = float(self.bucket_size), float(qsgd.levels_of(self.bits))
+        m, s = float(count), float(qsgd.levels_of(self.bits))
         return min(m / (s * s) / (1 if self.norm == "l2" else 4), sqrt(m) / s)
 
     def layout(self, count: int, itemsize: int) -> tuple[bytes, int] | None:
@@ -77,11 +78,13 @@ class QSGD(UnbiasedQuantizer):
 
     def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
         x, l2 = arrays.to_float32(values), self.norm == "l2"
-        if self.entropy != "none" or self.fit_scale:
+        if self.entropy != "none" or self.fit_scale or self.scaled:
             levels = qsgd.levels_of(self.bits)
             norms, codes = qsgd.norms_and_codes(x, self.bucket_size, levels, l2, *key)
             if self.fit_scale:
                 norms = qsgd.fit_norms(x, codes, norms, self.bucket_size, levels)
+            if self.scaled:
+                self.divide(norms, x.size, self.bucket_size)
             if self.entropy != "none":
                 entropy = ENTROPY_IDS[self.entropy]
                 coded = CODERS[entropy].encode(codes)

@@ -4,11 +4,11 @@ Wen, Xu, Yan, Wu, Wang, Chen, Li, "TernGrad: ternary gradients to reduce communi
 NeurIPS 2017, sections 3.1 and 3.3.
 """
 
-from math import inf, sqrt
+from math import sqrt
 from typing import Any
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hvd_deepreduce.codecs.interfaces import U8, U32, Floats, RngKey, value_codecs
 from hvd_deepreduce.codecs.value.groups import UnbiasedQuantizer, join, split
@@ -34,6 +34,7 @@ class Ternary(UnbiasedQuantizer):
         bucket_size: the number of values that share m, 1 to 2^31; fewer lower the variance. None: all, as published.
         clip: 1 to 100 standard deviations; 2.5 in the paper. None: no clipping.
         fit_scale: as in codecs/value/qsgd.py.
+        scaled: as in codecs/value/qsgd.py; not with ``clip``, whose bias lemma 1 excludes.
     """
 
     name = "ternary"
@@ -41,10 +42,18 @@ class Ternary(UnbiasedQuantizer):
     bucket_size: int | None = Field(512, ge=1, le=2**31)
     clip: float | None = Field(None, ge=1.0, le=100.0)
 
-    @property
-    def variance(self) -> float:
+    @model_validator(mode="after")
+    def _check_clip(self) -> "Ternary":
+        if self.scaled and self.clip is not None:
+            raise ValueError(
+                f"value.scaled is True and value.clip is {self.clip}: the division by 1 + beta is for values whose "
+                "mean is kept, and clipping changes it; leave one of them out"
+            )
+        return self
+
+    def variance_of(self, count: int) -> float:
         # sum(|x| (m - |x|)) is at most n m^2 / 4 and at most m sqrt(n) ||x||, for n values.
-        return inf if self.bucket_size is None else min(self.bucket_size / 4, sqrt(self.bucket_size))
+        return min(count / 4, sqrt(count))
 
     def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
         x = arrays.to_float32(values)
@@ -56,6 +65,8 @@ class Ternary(UnbiasedQuantizer):
         digits = qsgd.quantize(x, scales, bucket_size, 1, *key)
         if self.fit_scale:
             scales = qsgd.fit_norms(x, digits, scales, bucket_size, 1)
+        if self.scaled:
+            self.divide(scales, x.size, bucket_size)
         return join(0, bucket_size, scales, ternary.pack(digits)), None
 
     @staticmethod

@@ -45,6 +45,7 @@ class Uniform(UnbiasedQuantizer):
         rotate: rotate each bucket at random.
         fit_scale: fit each bucket's range to its codes by least squares, so that the error is at most the values. It
             gives up the unbiasedness. None: if there is error feedback and the variance can exceed ``||x||^2``.
+        scaled: as in codecs/value/qsgd.py.
     """
 
     name = "uniform"
@@ -62,10 +63,9 @@ class Uniform(UnbiasedQuantizer):
             )
         return self
 
-    @property
-    def variance(self) -> float:
+    def variance_of(self, count: int) -> float:
         # The range is at most sqrt(2) times the l2 norm; Qsparse-local-SGD, section 2.
-        m, s = float(self.bucket_size), 2.0**self.bits - 1
+        m, s = float(count), 2.0**self.bits - 1
         return (2 * log2(2 * m) if self.rotate else m / 2) / (s * s)
 
     def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
@@ -75,6 +75,8 @@ class Uniform(UnbiasedQuantizer):
         ranges, codes = uniform.encode(x, self.bucket_size, steps, *key)
         if self.fit_scale:
             ranges = uniform.fit_ranges(x, codes, ranges, self.bucket_size, steps)
+        if self.scaled:
+            self.divide(ranges, x.size, self.bucket_size)
         setting = self.bits | (ROTATED if self.rotate else 0)
         return join(setting, self.bucket_size, ranges, pack(codes, self.bits)), None
 
