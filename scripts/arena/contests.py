@@ -7,7 +7,7 @@ where the paper names none for such a job, with that of the nearest method.
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from schemes import subset_bits
@@ -131,7 +131,7 @@ def density_of(share: float, workers: int, every: int, value_bits: float, numel:
 LR = Scale(2.5e-3, 1.5)
 DECAY = Choice((0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8), 0.1, (True, False))
 BETA2 = Choice((0.9, 0.95, 0.98, 0.99, 0.995, 0.999), 0.99)
-MOMENTA = Choice((0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 1.0), 0.999, (False, True))
+MOMENTA = Choice((0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 1.0), 0.98, (False, True))
 ADAMW = {"optimizer": "adamw", "clip": 1.0, "weight_decay": 0.1}
 MUON = {"optimizer": "muon", "clip": 1.0, "weight_decay": 0.1}
 SIGN = {"optimizer": "sign", "clip": 1.0, "clip_first": True, "weight_decay": 0.1}
@@ -140,26 +140,38 @@ DENSE = {"lr": LR, "weight_decay": DECAY, "beta2": BETA2}
 DENSITY = "config.sparsifier.density"
 
 
+def starting(knob: Choice, value: Any) -> Choice:
+    """The knob with another start."""
+    return replace(knob, start=value)
+
+
 def largest(value: str | dict[str, Any]) -> dict[str, Any]:
     """The config of the largest elements of the whole model, whose density is set later."""
     return {"sparsifier": {"name": "topk", "density": 0.01}, "index": "auto", "value": value, "scope": "model"}
 
 
-def signs(share: float, **more: Any) -> Method:
-    """Signs of momentum in each step, at a budget."""
+def signs(share: float, votes: str = "sign") -> Method:
+    """Signs of scaled momentum in each step, at a budget: the memory ``scaled_momentum`` and ``SignMomentum``."""
     return Method(
-        f"**signs of momentum**, {share:.2%}", {**SIGN, "scheme": "sparse_signs", **more},
-        {"lr": Scale(4e-3, 1.5), "with.decay": MOMENTA, "weight_decay": DECAY}, True, share, "with.density",
+        f"**signs of scaled momentum**, {share:.2%}",
+        {**SIGN, "scheme": "sparse_signs", "with": {"scaled": True, "votes": votes}},
+        {"lr": Scale(8e-3, 1.4), "weight_decay": DECAY, "with.decay": MOMENTA}, True, share, "with.density",
     )  # fmt: skip
 
 
-def updates(share: float, every: int | None = None, **more: Any) -> Method:
-    """Signs of the largest elements of AdamW's updates, at a budget; ``every``: local steps, or a knob."""
-    knobs: dict[str, Any] = {"lr": Scale(5e-3, 1.5), "decay": RESIDUAL, "weight_decay": DECAY}
+def updates(share: float, every: int | None = None, decay: float = 1.0) -> Method:
+    """Signs of the largest elements of AdamW's updates, at a budget.
+
+    Args:
+        every: local steps; None: a knob.
+        decay: of the residual, with which the search begins.
+    """
+    period = {} if every else {"every": EVERY}
     return Method(
         f"**signs of updates**{f', H = {every}' if every else ''}, {share:.2%}",
-        {**ADAMW, "config": largest("sign"), **({"every": every} if every else {}), **more},
-        knobs if every else {"lr": knobs.pop("lr"), "every": EVERY, **knobs}, True, share, DENSITY,
+        {**ADAMW, "config": largest("sign"), **({"every": every} if every else {})},
+        {"lr": Scale(5e-3, 1.4), **period, "decay": starting(RESIDUAL, decay), "weight_decay": DECAY}, True, share,
+        DENSITY,
     )  # fmt: skip
 
 
@@ -190,14 +202,18 @@ def in_each_step(workers: int) -> Contest:
     """AdamW's users, who exchange in each step."""
     methods = {
         "dense": Method("dense, AdamW", {**ADAMW, "scheme": "dense"}, DENSE),
-        "updates 0.7%": updates(0.007, 1),
-        "updates 0.25%": updates(0.0025, 1),
         "signs 0.7%": signs(0.007),
         "signs 0.25%": signs(0.0025),
+        "raw signs": Method(
+            "**signs of momentum**, not scaled, 0.70%", {**SIGN, "scheme": "sparse_signs"},
+            {"lr": Scale(4e-3, 1.4), "weight_decay": DECAY, "with.decay": starting(MOMENTA, 0.999)}, True, 0.007,
+            "with.density",
+        ),
         "demo": Method(
             "DeMo, chunks of 64 x 64", {**SIGN, "scheme": "demo", "with": {"chunk": 64, "decay": 0.999, "top": 8}},
-            {"lr": Scale(1e-3, 1.5), "with.decay": MOMENTA, "weight_decay": DECAY},
+            {"lr": Scale(1e-3, 1.5), "weight_decay": DECAY, "with.decay": starting(MOMENTA, 0.999)},
         ),
+        "updates": updates(0.007, 1, 0.9),
         "gradients": Method(
             "top 1% of gradients with error feedback, 7 bits, AdamW",
             {**ADAMW, "scheme": "containers", "with": {"config": "topk_model"}}, DENSE,
@@ -209,12 +225,7 @@ def in_each_step(workers: int) -> Contest:
             {"lr": LR, "weight_decay": DECAY},
         ),
     }  # fmt: skip
-    best = ("updates", "signs")
-    claims = tuple(
-        Claim(f"{name} {share:.2g}%", "dense", most, share / 100)
-        for name in best
-        for share, most in ((0.7, 0.02), (0.25, 0.05))
-    )
+    claims = (Claim("signs 0.7%", "dense", 0.02, 0.007), Claim("signs 0.25%", "dense", 0.05, 0.0025))
     return Contest(f"In each step, AdamW, {workers} workers", "gpt", workers, 2000, 500, 12, methods, claims)
 
 

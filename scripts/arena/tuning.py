@@ -7,7 +7,7 @@ trials are in a file continues where it stopped.
 
 import math
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Point = dict[str, int]
@@ -150,8 +150,4 @@ def search(knobs: Knobs, trials: int, start: Mapping[str, Any] | None = None) ->
 
 def _started(knob: Scale | Choice, value: Any) -> Scale | Choice:
     """The knob with another start."""
-    if value is None:
-        return knob
-    if isinstance(knob, Scale):
-        return Scale(value, knob.ratio, knob.least, knob.most)
-    return Choice(knob.values, value, knob.ends)
+    return knob if value is None else replace(knob, start=value)
