@@ -131,7 +131,7 @@ def density_of(share: float, workers: int, every: int, value_bits: float, numel:
 LR = Scale(2.5e-3, 1.5)
 DECAY = Choice((0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8), 0.1, (True, False))
 BETA2 = Choice((0.9, 0.95, 0.98, 0.99, 0.995, 0.999), 0.99)
-MOMENTA = Choice((0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 1.0), 0.98, (False, True))
+MOMENTA = Choice((0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 1.0), 0.9, (True, True))
 ADAMW = {"optimizer": "adamw", "clip": 1.0, "weight_decay": 0.1}
 MUON = {"optimizer": "muon", "clip": 1.0, "weight_decay": 0.1}
 SIGN = {"optimizer": "sign", "clip": 1.0, "clip_first": True, "weight_decay": 0.1}
@@ -318,9 +318,42 @@ def figure_17() -> Contest:
     return Contest("DeepReduce on a DenseNet", "densenet", 4, 1116, 372, 6, policies(0.005), claims, unit="points")
 
 
+SGD = {"optimizer": "sgd", "momentum": 0.9, "clip": 0.25}
+SGD_KNOBS = {"lr": Scale(1.5, 1.5), "momentum": Choice((0.0, 0.5, 0.8, 0.9, 0.95, 0.98), 0.9, (True, False))}
+
+
+def sgd(workers: int) -> Contest:
+    """SGD with momentum where dense has not saturated: the LSTM, beside PowerSGD at its bytes and at half of them."""
+    levels = {"name": "qsgd", "bits": 4, "entropy": "rans"}
+
+    def ours(share: float) -> Method:
+        config = {"scheme": "containers", "with": {"config": largest(levels)}}
+        return Method(
+            f"**top-k of gradients, 4 bits**, {share:.2%}", {**SGD, **config}, SGD_KNOBS, True, share,
+            "with.config.sparsifier.density", 3.0,
+        )  # fmt: skip
+
+    methods = {
+        "dense": Method("dense", {**SGD, "scheme": "dense"}, SGD_KNOBS),
+        **{
+            f"powersgd {rank}": Method(
+                f"PowerSGD, rank {rank}", {**SGD, "scheme": "powersgd", "with": {"rank": rank}}, SGD_KNOBS
+            )
+            for rank in (1, 4)
+        },
+        **{f"ours {share:.2%}": ours(share) for share in (0.007, 0.014, 0.019, 0.038)},
+    }  # fmt: skip
+    claims = (
+        Claim("ours 1.40%", "powersgd 1", 0.0), Claim("ours 3.80%", "powersgd 4", 0.0),
+        Claim("ours 1.90%", "powersgd 4", 0.0),
+    )  # fmt: skip
+    return Contest(f"SGD with momentum, an LSTM, {workers} workers", "lstm", workers, 1000, 250, 12, methods, claims)
+
+
 CONTESTS = {
     **{f"each-step-{workers}": in_each_step(workers) for workers in (2, 4, 8)},
     **{f"local-steps-{workers}": in_local_steps(workers) for workers in (8, 16)},
+    "sgd-lstm-4": sgd(4),
     "deepreduce-resnet": figure_7(),
     "deepreduce-densenet": figure_17(),
 }
