@@ -159,8 +159,8 @@ def signs(share: float, votes: str = "sign") -> Method:
     )  # fmt: skip
 
 
-def updates(share: float, every: int | None = None, decay: float = 1.0) -> Method:
-    """Signs of the largest elements of AdamW's updates, at a budget.
+def updates(share: float, every: int | None = None, decay: float = 1.0, inner: Mapping[str, Any] = ADAMW) -> Method:
+    """Signs of the largest elements of the updates of an inner optimizer, AdamW or another, at a budget.
 
     Args:
         every: local steps; None: a knob.
@@ -169,14 +169,14 @@ def updates(share: float, every: int | None = None, decay: float = 1.0) -> Metho
     period = {} if every else {"every": EVERY}
     return Method(
         f"**signs of updates**{f', H = {every}' if every else ''}, {share:.2%}",
-        {**ADAMW, "config": largest("sign"), **({"every": every} if every else {})},
+        {**inner, "config": largest("sign"), **({"every": every} if every else {})},
         {"lr": Scale(5e-3, 1.4), **period, "decay": starting(RESIDUAL, decay), "weight_decay": DECAY}, True, share,
         DENSITY,
     )  # fmt: skip
 
 
 EVERY = Choice((1, 2, 4, 8, 15, 30, 60), 4, (True, False))
-PERIOD = Choice((5, 8, 15, 30, 60, 120, 250), 15)
+PERIOD = Choice((1, 2, 4, 8, 15, 30, 60, 120, 250), 15, (True, False))
 RESIDUAL = Choice((0.8, 0.9, 0.95, 0.98, 0.99, 1.0), 1.0, (False, True))
 OUTER = {
     "outer_lr": Choice((0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5), 0.7),
@@ -185,14 +185,14 @@ OUTER = {
 TWO_BITS = {"name": "quantile", "buckets": 4, "splits": "lloyd", "entropy": "rans"}
 
 
-def sparse_loco(share: float) -> Method:
+def sparse_loco(share: float, inner: Mapping[str, Any]) -> Method:
     """SparseLoCo with entropy-coded indices at a budget; its containers are the preset's."""
     config = {
         "sparsifier": {"name": "chunk_topk", "density": 0.015625, "chunk": 4096}, "index": "auto", "value": TWO_BITS,
         "scope": "model",
     }  # fmt: skip
     return Method(
-        f"SparseLoCo, indices of entropy-coded gaps, {share:.2%}", {**ADAMW, "config": config},
+        f"SparseLoCo, indices of entropy-coded gaps, {share:.2%}", {**inner, "config": config},
         {"lr": LR, "every": PERIOD, "decay": Choice((0.8, 0.9, 0.95, 0.98, 1.0), 0.95, (False, True)),
          "outer_lr": Choice((0.4, 0.6, 0.8, 1.0, 1.2, 1.5), 1.0)}, False, share, DENSITY, 1.7,
     )  # fmt: skip
@@ -202,13 +202,6 @@ def in_each_step(workers: int) -> Contest:
     """AdamW's users, who exchange in each step."""
     methods = {
         "dense": Method("dense, AdamW", {**ADAMW, "scheme": "dense"}, DENSE),
-        "signs 0.7%": signs(0.007),
-        "signs 0.25%": signs(0.0025),
-        "raw signs": Method(
-            "**signs of momentum**, not scaled, 0.70%", {**SIGN, "scheme": "sparse_signs"},
-            {"lr": Scale(4e-3, 1.4), "weight_decay": DECAY, "with.decay": starting(MOMENTA, 0.999)}, True, 0.007,
-            "with.density",
-        ),
         "demo": Method(
             "DeMo, chunks of 64 x 64", {**SIGN, "scheme": "demo", "with": {"chunk": 64, "decay": 0.999, "top": 8}},
             {"lr": Scale(1e-3, 1.5), "weight_decay": DECAY, "with.decay": starting(MOMENTA, 0.999)},
@@ -224,22 +217,38 @@ def in_each_step(workers: int) -> Contest:
             {"optimizer": "plain", "clip": 1.0, "clip_first": True, "scheme": "one_bit"},
             {"lr": LR, "weight_decay": DECAY},
         ),
+        "signs 0.7%": signs(0.007),
+        "signs 0.25%": signs(0.0025),
+        "raw signs": Method(
+            "**signs of momentum**, not scaled, 0.70%", {**SIGN, "scheme": "sparse_signs"},
+            {"lr": Scale(4e-3, 1.4), "weight_decay": DECAY, "with.decay": starting(MOMENTA, 0.999)}, True, 0.007,
+            "with.density",
+        ),
     }  # fmt: skip
     claims = (Claim("signs 0.7%", "dense", 0.02, 0.007), Claim("signs 0.25%", "dense", 0.05, 0.0025))
     return Contest(f"In each step, AdamW, {workers} workers", "gpt", workers, 2000, 500, 12, methods, claims)
 
 
-def in_local_steps(workers: int) -> Contest:
-    """AdamW with local steps."""
-    budgets = (0.001, 0.002, 0.004)
+def in_local_steps(workers: int, inner: str) -> Contest:
+    """AdamW or Muon with local steps."""
+    own, start = (ADAMW, {}) if inner == "AdamW" else (MUON, {"momentum": Choice((0.8, 0.9, 0.95, 0.98), 0.95)})
+    budgets = (0.002, 0.004, 0.008, 0.016)
+    dense = {**DENSE, **start}
+    two_bits = {"sparsifier": "none", "value": TWO_BITS, "scope": "model"}
     methods = {
-        "dense": Method("dense, AdamW", {**ADAMW, "scheme": "dense"}, DENSE),
-        "averaged": Method("local steps, updates in float32", ADAMW, {"lr": LR, "every": EVERY, "weight_decay": DECAY}),
-        "diloco": Method("DiLoCo", ADAMW, {"lr": LR, "every": PERIOD, **OUTER}),
-        **{f"sparseloco {share:.1%}": sparse_loco(share) for share in budgets},
-        **{f"updates {share:.1%}": updates(share) for share in budgets},
-    }
-    return Contest(f"Local steps, AdamW, {workers} workers", "gpt", workers, 2000, 500, 16, methods)
+        "dense": Method(f"dense, {inner}", {**own, "scheme": "dense"}, dense),
+        "averaged": Method(
+            "local steps, updates in float32", own, {"lr": LR, "every": EVERY, "weight_decay": DECAY}
+        ),
+        "diloco": Method("DiLoCo", own, {"lr": LR, "every": PERIOD, **OUTER}),
+        **{f"sparseloco {share:.1%}": sparse_loco(share, own) for share in budgets},
+        **{f"updates {share:.1%}": updates(share, inner=own) for share in budgets},
+        "muloco" if inner == "Muon" else "two bits": Method(
+            "MuLoCo: all elements in 2 bits" if inner == "Muon" else "DiLoCo, all elements in 2 bits",
+            {**own, "config": two_bits}, {"lr": LR, "every": PERIOD, **OUTER},
+        ),
+    }  # fmt: skip
+    return Contest(f"Local steps, {inner}, {workers} workers", "gpt", workers, 2000, 500, 16, methods)
 
 
 IMAGES = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 5e-4}
@@ -352,7 +361,8 @@ def sgd(workers: int) -> Contest:
 
 CONTESTS = {
     **{f"each-step-{workers}": in_each_step(workers) for workers in (2, 4, 8)},
-    **{f"local-steps-{workers}": in_local_steps(workers) for workers in (8, 16)},
+    "local-steps-8": in_local_steps(8, "AdamW"),
+    "local-steps-muon-8": in_local_steps(8, "Muon"),
     "sgd-lstm-4": sgd(4),
     "deepreduce-resnet": figure_7(),
     "deepreduce-densenet": figure_17(),
