@@ -117,6 +117,11 @@ def lines_of(name: str) -> dict[str, Line]:
     return {Wanted(*(line[field] for field in fields)).key: line for line in json_lines(path_of(name))}
 
 
+def hours_of(lines: dict[str, Line]) -> float:
+    """Hours of one core that trainings have taken."""
+    return sum(line["seconds"] for line in lines.values()) / 3600
+
+
 def done(name: str) -> dict[str, Campaign]:
     """The methods of a contest that are through."""
     contest, known = CONTESTS[name], lines_of(name)
@@ -189,8 +194,7 @@ def plan(names: Names = None) -> None:
     """Prints what is done, what is next, and the trainings and hours of one core that are left at most."""
     for name in chosen(names):
         contest, known = CONTESTS[name], lines_of(name)
-        spent = sum(line["seconds"] for line in known.values()) / 3600
-        print(f"{name}: {len(known)} trainings, {spent:.2f} hours of a core so far")
+        print(f"{name}: {len(known)} trainings, {hours_of(known):.2f} hours of a core so far")
         for method in contest.methods:
             end, wanted = replayed(contest, method, known)
             state = f"wants {len(wanted)} trainings of {wanted[0].steps} steps" if wanted else "done"
@@ -204,7 +208,7 @@ def report(names: Names = None) -> None:
     """Writes docs/results/arena.md and its pictures."""
     for name in chosen(names):
         if found := done(name):
-            page.write(name, CONTESTS[name], found)
+            page.write(name, CONTESTS[name], found, hours_of(lines_of(name)))
 
 
 if __name__ == "__main__":

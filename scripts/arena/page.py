@@ -30,6 +30,10 @@ best setting is at the edge of its grid has no row. `bytes / dense` is what the 
 float32 ring in each step. A gap is to the first row's result with the same seed, in nats of loss or in points of
 accuracy, and positive where the method is worse; in brackets, the least and the greatest of the seeds. Ours are
 in bold.
+
+The budget of all contests is 40 hours of one core: 12 for methods that exchange in each step under AdamW (2, 4 and 8
+workers), 18 for local steps under AdamW and Muon (8 workers, the best three with 16, and one confirmation with a larger
+model), 3 for SGD with momentum, and 7 for the papers' classifiers.
 """
 
 
@@ -129,15 +133,16 @@ def picture(contest: Contest, found: Mapping[str, Campaign], name: str) -> str:
     return f"![{contest.title}: loss against bytes](figures/{path.name})"
 
 
-def body(name: str, contest: Contest, found: Mapping[str, Campaign]) -> str:
-    """The section of a contest."""
+def body(name: str, contest: Contest, found: Mapping[str, Campaign], hours: float) -> str:
+    """The section of a contest, which has taken so many hours of a core."""
     seeds = f"{len(contest.seeds)} seeds"
     container = (
         "`container / dense` is the size of a worker's container, the mean over the rounds, relative to float32."
     )
     about = (
         f"The job `{contest.job}` with {contest.workers} workers, {contest.steps:,} steps, {seeds}; the trials have "
-        f"{contest.short:,} steps, {contest.trials} for each method."
+        f"{contest.short:,} steps, {contest.trials} for each method. All of its "
+        f"trainings so far have taken {hours:.1f} hours of one core."
         + (f" {container}" if contest.unit == "points" else "")
     )
     parts = [about, picture(contest, found, name) if next(iter(contest.methods)) in found else None]
@@ -146,8 +151,8 @@ def body(name: str, contest: Contest, found: Mapping[str, Campaign]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def write(name: str, contest: Contest, found: Mapping[str, Campaign]) -> None:
-    """Writes the section of a contest."""
+def write(name: str, contest: Contest, found: Mapping[str, Campaign], hours: float) -> None:
+    """Writes the section of a contest, which has taken so many hours of a core."""
     if not PAGE.exists():
         PAGE.write_text(ABOUT)
-    doc_sections.write(PAGE, name, contest.title, body(name, contest, found))
+    doc_sections.write(PAGE, name, contest.title, body(name, contest, found, hours))

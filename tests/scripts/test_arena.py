@@ -132,15 +132,15 @@ def test_a_campaign_continues_where_it_stopped_and_trains_the_best_settings_with
 
 def test_the_page_is_computed_and_a_method_at_the_edge_has_no_row(short, monkeypatch):
     arena.run_all(["short"], 2, math.inf)
-    page.write("short", CONTEST, arena.done("short"))
+    page.write("short", CONTEST, arena.done("short"), 2.0)
     text = (short / "arena.md").read_text()
     assert "| **few** | 1.000% | 0.0350 | +0.030 (+0.030 to +0.030) | lr 0.2 |" in text
     assert "- **Yes.** **few**: at most +0.050 nats from dense, at 2.00% of the bytes or less." in text
     tighter = replace(CONTEST, claims=(Claim("few", "dense", 0.02),))
-    assert "- **No.**" in page.body("short", tighter, arena.done("short"))
+    assert "- **No.**" in page.body("short", tighter, arena.done("short"), 2.0)
     monkeypatch.setitem(CONTESTS, "short", replace(CONTEST, trials=2))
     arena.run_all(["short"], 2, math.inf)
-    edge = page.body("short", CONTESTS["short"], arena.done("short"))
+    edge = page.body("short", CONTESTS["short"], arena.done("short"), 2.0)
     assert "| **few** |" not in edge and "at the edge of lr" in edge and "- Open." in edge
 
 
