@@ -1,4 +1,4 @@
-"""Blocks of consecutive elements: their norms and their indices.
+"""Blocks of consecutive elements: their norms, their indices, and which have an index.
 
 A tensor of ``numel`` elements has ``ceil(numel / block)`` blocks of ``block`` elements. The last block ends with the
 tensor.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hvd_deepreduce.ops.deferred import residual_guard
+from hvd_deepreduce.ops.bitmap import encode, find_ones
+from hvd_deepreduce.ops.deferred import read_counter, residual_guard
 from hvd_deepreduce.ops.device import array_module, for_each, suffix
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import kernels_by_dtype
@@ -72,3 +73,26 @@ def _(blocks: Device, block: int, numel: int) -> Device:
     of_blocks = xp.empty(size, u32)
     for_each(xp, "blocks/blocks", "block_indices", size, blocks, block, size, of_blocks)
     return of_blocks
+
+
+@operation()
+def numbers(indices: U32, block: int, total: int) -> U32:
+    """The numbers of the blocks that have an index, strictly increasing.
+
+    On a GPU, the host waits for their count.
+
+    Args:
+        indices: strictly increasing; this is not checked.
+        block: elements of a block.
+        total: blocks of the tensor.
+    """
+    of_each = indices // u32(block)
+    return of_each[np.flatnonzero(np.diff(of_each, prepend=np.int64(-1)))]
+
+
+@numbers.cuda
+def _(indices: Device, block: int, total: int) -> Device:
+    xp = array_module(indices)
+    of_each, places = xp.empty(indices.size, u32), xp.empty(min(indices.size, total), u32)
+    for_each(xp, "blocks/blocks", "block_numbers", indices.size, indices, indices.size, block, of_each)
+    return places[: read_counter(find_ones(xp, encode(of_each, total), places))]

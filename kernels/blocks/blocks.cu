@@ -1,4 +1,4 @@
-// Blocks of elements: the CUDA side of blocks.cpp; and the indices of blocks.
+// Blocks of elements: the CUDA side of blocks.cpp; the indices of blocks; and the blocks of indices.
 #include "arrays/finite.cuh"
 
 // dense += gradient (unless null), then the norm of each block, in the order of summation that blocks.cpp gives. A warp
@@ -32,4 +32,9 @@ FLOAT_KERNEL(block_norms, (T* dense, const T* gradient, u64 n, const i32* bad, u
 KERNEL block_indices(const u32* blocks, u64 block, u64 size, u32* indices) {
     for (u64 i = grid_thread(); i < size; i += grid_threads())
         indices[i] = (u32)(blocks[i / block] * block + i % block);
+}
+
+// numbers: the block of each index.
+KERNEL block_numbers(const u32* indices, u64 count, u64 block, u32* numbers) {
+    for (u64 i = grid_thread(); i < count; i += grid_threads()) numbers[i] = (u32)(indices[i] / block);
 }

@@ -24,6 +24,9 @@ def test_block_indices(gpu, numel, block):
     count = -(-numel // block)
     for kept in {(0,), (count - 1,), (0, count - 1) if count > 1 else (0,)} if block < 2**20 else ():
         both(gpu, blocks.indices, np.array(kept, np.uint32), block, numel)
+    for indices, numel in INDICES.values():
+        for block in (4, 1000):
+            both(gpu, blocks.numbers, indices, block, -(-numel // block))
 
 
 @pytest.mark.parametrize("name", sorted(set(INDICES) - {"far"}))
