@@ -25,7 +25,7 @@ from hvd_deepreduce.codecs.value.qsgd import QSGD
 from hvd_deepreduce.codecs.value.raw import Raw
 from hvd_deepreduce.codecs.value.sign import Sign
 from hvd_deepreduce.config import plugins, presets, resolving, unused_settings
-from hvd_deepreduce.config.error_feedback import DGC, Feedback, Residual
+from hvd_deepreduce.config.error_feedback import Feedback, Residual
 from hvd_deepreduce.config.local_sgd import LocalSettings
 from hvd_deepreduce.config.resolving import ConfigError
 from hvd_deepreduce.config.schedule import DensitySchedule
@@ -194,19 +194,33 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _check_mode(self) -> Config:
-        if self.mode == "auto" and (self.local is not None or isinstance(self.memory, DGC)):
+        if self.mode == "auto" and (self.local is not None or self.memory.has_velocity):
             reason = "local is given, and updates are always compressed"
             if self.local is None:
-                reason = "memory is 'dgc', which gives a momentum to compressed gradients only"
+                reason = f"memory is {self.memory.name!r}, which gives a momentum to compressed gradients only"
             raise ConfigError(f"mode is 'auto', and {reason}: set mode to 'always', or leave it out")
         return self
 
     @model_validator(mode="after")
     def _check_local(self) -> Config:
-        if self.local is not None and isinstance(self.memory, DGC):
+        if self.local is not None and self.memory.has_velocity:
             raise ConfigError(
-                "local is given and memory is 'dgc', which is a momentum of gradients, where updates of the parameters "
-                "are exchanged: leave memory out, and give the outer step a momentum, local={'momentum': 0.5}"
+                f"local is given and memory is {self.memory.name!r}, which is a momentum of gradients, where updates "
+                "of the parameters are exchanged: leave memory out, and give the outer step a momentum, "
+                "local={'momentum': 0.5}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_memory(self) -> Config:
+        if self.memory.leaves_whole and (self.exchange != AllGather() or self.hierarchical is not False):
+            what = f"exchange is {self.exchange.name!r}"
+            if self.exchange == AllGather():
+                what = f"hierarchical is {self.hierarchical!r}"
+            raise ConfigError(
+                f"memory is {self.memory.name!r} and {what}, where ranks select from sums, while what is sent must "
+                "leave the momentum of the rank that sends it: set exchange to 'allgather' and hierarchical to False, "
+                "or memory to 'dgc'"
             )
         return self
 
@@ -272,9 +286,15 @@ class Config(BaseModel):
         )
 
     @property
+    def momentum(self) -> Feedback | None:
+        """The first memory with a velocity, of the job or of single tensors; None: there is none."""
+        memories = (one.memory for one in (self, *self.variants.values()))
+        return next((memory for memory in memories if memory.has_velocity), None)
+
+    @property
     def has_velocity(self) -> bool:
-        """Whether any tensor's memory is ``dgc``."""
-        return any(isinstance(one.memory, DGC) for one in (self, *self.variants.values()))
+        """Whether any tensor has a velocity."""
+        return self.momentum is not None
 
     @property
     def variants(self) -> dict[str, Config]:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from hvd_deepreduce.codecs.interfaces import Codec, Sparsifier, ValueCodec
-from hvd_deepreduce.config.error_feedback import DGC
+from hvd_deepreduce.codecs.value.sign import Sign
+from hvd_deepreduce.config.error_feedback import Feedback
 from hvd_deepreduce.config.local_sgd import LocalSettings
 from hvd_deepreduce.exchange.settings import AutoExchange, DenseStreamExchange, ReduceScatter
 
@@ -74,20 +75,30 @@ def find(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[Unu
             f"density_schedule is {config['density_schedule']!r} and has no effect, since sparsifier "
             f"{sparsifier.name!r} has no density: leave density_schedule out, or choose another sparsifier",
         )  # fmt: skip
-    if config["memory"] != defaults["memory"]:
+    memory = config["memory"]
+    if memory != defaults["memory"]:
         reason = ""
         if config["error_feedback"] is False:
             reason = "error_feedback is False, so that nothing is kept"
         elif getattr(sparsifier, "sends_all", False):
-            reason = f"sparsifier {sparsifier.name!r} sends all elements, so that no velocity is kept"
+            reason = f"sparsifier {sparsifier.name!r} sends all elements, so that no momentum is kept"
         elif exchange in instead:
             reason = f"exchange {exchange.name!r} does not tell which elements it has sent"
         if reason:
             yield UnusedSetting(
                 "memory", ("error_feedback", "sparsifier", "exchange"),
-                f"memory is {getattr(config['memory'], 'name', None)!r} and has no effect, since {reason}: leave "
+                f"memory is {getattr(memory, 'name', None)!r} and has no effect, since {reason}: leave "
                 "memory out",
             )  # fmt: skip
+            memory = defaults["memory"]
+    votes = isinstance(value, Sign) and value.magnitude == "one" and not instead
+    if votes and config["error_feedback"] is not False and isinstance(memory, Feedback) and not memory.leaves_whole:
+        yield UnusedSetting(
+            "value.magnitude", ("memory", "error_feedback", "sparsifier"),
+            f"value.magnitude is 'one', so that what is sent can be far larger than the values, and memory is "
+            f"{memory.name!r}, which would keep the difference and grow without bound: set memory to "
+            "'scaled_momentum', or error_feedback to False, or leave magnitude out",
+        )  # fmt: skip
     sorts = isinstance(value, ValueCodec) and value.sorts
     if config["force_index"] is True and not instead and sorts and getattr(index, "name", None) == "packed":
         yield UnusedSetting(
@@ -117,11 +128,11 @@ def find(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[Unu
                 f"to {needed}",
                 config[key] == anyway,
             )  # fmt: skip
-    if isinstance(config["memory"], DGC) and scope == "tensor" and config["min_elements"]:
+    if isinstance(memory, Feedback) and memory.has_velocity and scope == "tensor" and config["min_elements"]:
         yield UnusedSetting(
             "min_elements", ("memory",),
-            f"min_elements is {config['min_elements']!r} and has no effect, since memory is 'dgc', which gives "
-            "momentum to tensors of every size: leave min_elements out",
+            f"min_elements is {config['min_elements']!r} and has no effect, since memory is {memory.name!r}, which "
+            "gives momentum to tensors of every size: leave min_elements out",
         )  # fmt: skip
     for kind in ("sparsifier", "index", "value", "joint", "exchange"):
         codec = config[kind]

@@ -14,7 +14,6 @@ import numpy as np
 from hvd_deepreduce.codecs.interfaces import U8, Floats, RngKey
 from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.config.error_feedback import DGC
 from hvd_deepreduce.engine import adaptive, small, step_check
 from hvd_deepreduce.engine.agreement import Agreement, Descriptions
 from hvd_deepreduce.engine.buckets import Bucket
@@ -47,7 +46,7 @@ class _Plan(NamedTuple):
         default: the pipeline of that container.
         pipelines: of the members.
         feeds_back: whether any has error feedback.
-        has_velocity: whether any has the memory ``dgc``.
+        has_velocity: whether any has one.
     """
 
     generation: int
@@ -331,9 +330,7 @@ class Engine(RankState):
         """Whether ``encode_sparse`` can be used: the exchange lets a gradient have a container of its own (not
         over MPI), in every scope, and the sparsifier goes by the magnitudes of single elements."""
         config = self.pipeline_of(parameter).config
-        if isinstance(config.memory, DGC):
-            return False
-        return self.exchange.containers and config.sparsifier.selects_sparse
+        return not config.memory.has_velocity and self.exchange.containers and config.sparsifier.selects_sparse
 
     def uncompressed(self, parameter: Parameter, numel: int, itemsize: int) -> bool:
         """Whether a gradient is so small that the framework's own reduction takes no more bytes than a container.
@@ -391,7 +388,7 @@ class Engine(RankState):
             self.pipeline,
             pipelines,
             not bucket.dense and any(one.config.error_feedback for one in pipelines),
-            self.has_velocity and any(isinstance(one.config.memory, DGC) for one in pipelines),
+            self.has_velocity and any(one.config.memory.has_velocity for one in pipelines),
         )
 
     def receive(self, bucket: Bucket, scale: float = 1.0) -> None:

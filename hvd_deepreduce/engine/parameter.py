@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 VELOCITY = "velocity of "
-"""Begins the name of a parameter's velocity beside the residuals, under the memory ``dgc``."""
+"""Begins the name of a parameter's velocity beside the residuals, under a memory that has one."""
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 
 

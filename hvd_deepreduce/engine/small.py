@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from hvd_deepreduce.config.error_feedback import DGC
 from hvd_deepreduce.pipeline import Pipeline
 
 LARGE = 1024
@@ -25,8 +24,8 @@ def uncompressed(pipeline: Pipeline, numel: int, itemsize: int) -> bool:
         itemsize: bytes of an element as Horovod would send it.
     """
     config = pipeline.config
-    if config.scope != "tensor" or numel < 0 or isinstance(config.memory, DGC):
-        return False  # the optimizer of a job with dgc gives no momentum to what Horovod reduces
+    if config.scope != "tensor" or numel < 0 or config.memory.has_velocity:
+        return False  # the optimizer of such a job gives no momentum to what Horovod reduces
     if config.min_elements is not None:
         return numel < config.min_elements
     if numel >= LARGE:

@@ -31,7 +31,7 @@ _DTYPES = (np.dtype(np.uint8), np.dtype(np.float32), np.dtype(np.float64))
 def save(parameters: Mapping[str, Parameter], residuals: Mapping[str, Floats], rank: int, size: int) -> dict[str, Any]:
     """The state as plain numbers and NumPy arrays, with parameters in the model's order.
 
-    Under the memory ``dgc``, ``residuals`` has a parameter's velocity too, after its residual.
+    Under a memory with velocities, ``residuals`` has a parameter's velocity too, after its residual.
     """
     return {
         "rank": rank,

@@ -209,7 +209,7 @@ class SlicedSum(FailureDeferring):
     def _select(self) -> tuple[Floats | None, tuple[U32 | None, Floats] | None]:
         """The velocity's next state, and what to send (None: the gradient is not finite)."""
         pipeline = self.pipeline
-        corrected, gradient = pipeline.corrected(self.gradient, self.velocity, self.ranks)
+        corrected, gradient = pipeline.corrected(self.gradient, self.velocity, None, self.key.step, self.ranks)
         parts, keys = self.parts, None
         if self._draws:
             parts, keys = list(pairwise(self._bounds)), self._keys()

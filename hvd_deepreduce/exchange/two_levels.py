@@ -102,7 +102,7 @@ class TwoLevelSum(FailureDeferring):
             one, each side is encoded by itself. The key's rank is not used.
         gradient: float32 or float64 ``[numel]``, unchanged until the end of ``steps``.
         residual: None: without error feedback.
-        velocity: under the memory ``dgc``.
+        velocity: under a memory that has one.
         failures: what this rank has failed of so far, which all ranks are told.
     """
 

@@ -1,4 +1,5 @@
-"""The velocity of deep gradient compression: momentum on each rank, before the residual (pipeline/residuals.py)."""
+"""What a rank makes of its gradient before the residual (pipeline/residuals.py): the velocity of deep gradient
+compression, and the mean square of scaled momentum."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from hvd_deepreduce.ops.library import kernels_by_dtype
 from hvd_deepreduce.ops.types import U32, Device, Floats, u32, u64
 
 _correct = kernels_by_dtype("momentum", "v", "ppUddippi")
+_scaled = kernels_by_dtype("scaled_momentum", "v", "pppUddddddppi")
 _BLOCK = 4096
 """Elements whose squares are summed on the device; the host sums the rest."""
 
@@ -58,6 +60,52 @@ def _(
         real(scale), u32(nesterov), corrected, sent,
     )  # fmt: skip
     return corrected, sent
+
+
+@operation()
+def scaled(
+    squares: Floats, gradient: Floats, momentum: Floats, beta2: float, step: int, decay: float, eps: float,
+    scale: float, threads: int = 1,
+) -> tuple[Floats, Floats]:  # fmt: skip
+    """The next mean square, and what the residual, which is the momentum, gets in place of the gradient.
+
+    With g = scale * gradient, the next mean square is v = beta2 * squares + (1 - beta2) * g^2. The residual gets
+    g / (sqrt(v / (1 - beta2^step)) + eps) - (1 - decay) * momentum. Sums and quotients beyond the largest finite number
+    become that number. Elements of which the gradient is not finite are the gradient's in both.
+
+    Args:
+        squares, gradient, momentum: float32 or float64 ``[numel]``, of one dtype; unchanged.
+        beta2, decay, eps, scale: in that dtype.
+        step: from 1 on.
+        threads: of the host.
+
+    Returns:
+        Both, ``[numel]``.
+    """
+    following, added = np.empty_like(gradient), np.empty_like(gradient)
+    _scaled[gradient.dtype](
+        squares, gradient, momentum, gradient.size, *_scaling(beta2, step, decay, eps, scale), following, added, threads
+    )
+    return following, added
+
+
+@scaled.cuda
+def _(
+    squares: Device, gradient: Device, momentum: Device, beta2: float, step: int, decay: float, eps: float,
+    scale: float, threads: int = 1,
+) -> tuple[Device, Device]:  # fmt: skip
+    xp, n, real = array_module(gradient), gradient.size, gradient.dtype.type
+    following, added = xp.empty(n, gradient.dtype), xp.empty(n, gradient.dtype)
+    for_each(
+        xp, "momentum/momentum", f"scaled_momentum_{suffix(gradient.dtype)}", n, squares, gradient, momentum, n,
+        *map(real, _scaling(beta2, step, decay, eps, scale)), following, added,
+    )  # fmt: skip
+    return following, added
+
+
+def _scaling(beta2: float, step: int, decay: float, eps: float, scale: float) -> tuple[float, ...]:
+    """The members of ``Scaling`` in momentum.h."""
+    return beta2, 1 - beta2, 1 - beta2**step, 1 - decay, eps, scale
 
 
 @operation()

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from hvd_deepreduce.codecs.interfaces import U8, Floats, RngKey
-from hvd_deepreduce.config.error_feedback import DGC
 from hvd_deepreduce.ops import arrays, deferred
 from hvd_deepreduce.pipeline.pipeline import Pipeline
 from hvd_deepreduce.wire import frame
@@ -45,7 +44,7 @@ def encode(
     containers = []
     for pipeline, (i, j), key in slices:
         of_slice = residual[i:j] if residual is not None and pipeline.config.error_feedback else None
-        moving = velocity[i:j] if velocity is not None and isinstance(pipeline.config.memory, DGC) else None
+        moving = velocity[i:j] if velocity is not None and pipeline.config.memory.has_velocity else None
         containers.append(pipeline.encode(gradient[i:j], of_slice, key, 2, moving, ranks, finite))
     return containers[0] if len(containers) == 1 else arrays.concatenate(containers)
 

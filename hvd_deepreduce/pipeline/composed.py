@@ -72,6 +72,7 @@ class Composed:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._value_under_feedback = config.value and config.value.under_feedback()
+        self._leaves_whole = config.memory.leaves_whole
         self._index_ids = () if config.index is None else tuple(codec.id for codec in config.index.choices)
         if config.index is not None and len(self._index_ids) > frame.MAX_CHOICES:
             raise ValueError(
@@ -97,7 +98,8 @@ class Composed:
         key: RngKey,
         encoded: tuple[U8, U32] | None = None,
     ) -> tuple[Container, U32 | None]:
-        """The container of what was selected, and its support. What it holds is subtracted from the residual.
+        """The container of what was selected, and its support. What it holds is subtracted from the residual, or, under
+        a memory that is left whole, all that the residual has there.
 
         Args:
             indices, values: sorted indices, or ``None`` for all elements; and what the source has there.
@@ -107,7 +109,10 @@ class Composed:
         if joint is not None:
             section, support = joint.encode_from(source.at, indices, values, numel, key)
             if residual is not None:
-                sent = joint.decode_own(section, numel, support, source.dtype, key)
+                if self._leaves_whole:
+                    sent = values if support is None else source.at(support)
+                else:
+                    sent = joint.decode_own(section, numel, support, source.dtype, key)
                 arrays.subtract_sent(residual, support, sent)
             return self._container(source, support, key, joint.id, section, joint=True), support
         value = self._config.value if residual is None else self._value_under_feedback
@@ -130,8 +135,10 @@ class Composed:
                 "class attribute 'sorts' to True"
             )
         if residual is not None:
-            decoded = value.decode(section, values.size, support, source.dtype, key)
-            arrays.subtract_sent(residual, support, unordered(decoded, order))
+            sent = values  # the residual's own, so that the difference is 0
+            if not self._leaves_whole:
+                sent = unordered(value.decode(section, values.size, support, source.dtype, key), order)
+            arrays.subtract_sent(residual, support, sent)
         order_section = EMPTY
         if ordered is not None and support is not None:
             in_order = support if order is None else arrays.gather(support, order)

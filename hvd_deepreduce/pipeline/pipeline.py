@@ -12,7 +12,7 @@ import numpy as np
 
 from hvd_deepreduce.codecs.interfaces import U8, U32, Floats, Parts, RngKey, Sparsifier, sparsifiers
 from hvd_deepreduce.codecs.sparse_tensor import MAX_NUMEL, SparseTensor
-from hvd_deepreduce.config.error_feedback import DGC
+from hvd_deepreduce.config.error_feedback import DGC, ScaledMomentum
 from hvd_deepreduce.config.settings import Config
 from hvd_deepreduce.ops import arrays, deferred, momentum, sparse
 from hvd_deepreduce.ops.library import NonFiniteError
@@ -64,8 +64,9 @@ class Pipeline:
             key: of this rank, parameter and step.
             version: of the container. 1 stands alone: ``wire.standalone.unpack`` reads it without a config. 2 is
                 shorter, and is read by ``frame.unpack`` of a process that knows the config, the tensor and the step.
-            velocity: as ``residual``, changed in place, for the memory ``dgc``; ``None``: the gradient has no momentum.
-            ranks: of the job, for that memory's clipping.
+            velocity: as ``residual``, changed in place, for the memories ``dgc`` and ``scaled_momentum``; ``None``: the
+                gradient has no momentum.
+            ranks: of the job, for the clipping of ``dgc``.
             finite: whether the gradient is known to be finite; otherwise this is found out.
             sparsifier: selects, in place of the config's; it sends indices where the config's does.
 
@@ -83,12 +84,15 @@ class Pipeline:
                 return self.encode_uncompressed(gradient, key, version)
             if packed is not None:
                 return packed
-        corrected, gradient = self.corrected(gradient, velocity, ranks)
+        corrected, gradient = self.corrected(gradient, velocity, residual, key.step, ranks)
 
         def use(indices: U32 | None, values: Floats) -> U8:
             container, support = self.composed.encode(Source.dense(gradient, residual), indices, values, key)
             if velocity is not None and corrected is not None:
-                momentum.keep(velocity, corrected, support)
+                starts_again = support
+                if self.config.memory.leaves_whole:  # its mean square goes on, also of elements that are sent
+                    starts_again = arrays.empty(0, np.uint32, velocity)
+                momentum.keep(velocity, corrected, starts_again)
             return self._pack(container, version)
 
         try:
@@ -100,13 +104,24 @@ class Pipeline:
         """The container of all elements as they are: what ``encode`` makes of a gradient that is not finite."""
         return self._pack(self.composed.uncompressed(gradient, key), version)
 
-    def corrected(self, gradient: Floats, velocity: Floats | None, ranks: int) -> tuple[Floats | None, Floats]:
-        """Under the memory ``dgc``: the next velocity, and what the residual gets in place of the gradient. Without a
-        velocity: None, and the gradient."""
-        memory = self.config.memory
+    def corrected(
+        self, gradient: Floats, velocity: Floats | None, residual: Floats | None, step: int, ranks: int
+    ) -> tuple[Floats | None, Floats]:
+        """The next velocity, and what the residual gets in place of the gradient. Without a velocity: None, and the
+        gradient.
+
+        Args:
+            step: of the parameter, from 0 on.
+        """
+        memory, scale = self.config.memory, 1.0
+        if isinstance(memory, ScaledMomentum) and velocity is not None and residual is not None:
+            if memory.clip is not None:
+                scale = momentum.clip_scale(gradient, memory.clip, self.threads)
+            return momentum.scaled(
+                velocity, gradient, residual, memory.beta2, step + 1, memory.decay, memory.eps, scale, self.threads
+            )
         if velocity is None or not isinstance(memory, DGC):
             return None, gradient
-        scale = 1.0
         if memory.clip is not None:
             scale = momentum.clip_scale(gradient, memory.clip / ranks**0.5, self.threads)
         return momentum.correct(velocity, gradient, memory.momentum, scale, memory.nesterov, self.threads)
@@ -168,7 +183,7 @@ class Pipeline:
             key, version: as for ``encode``.
 
         Raises:
-            ValueError: the sparsifier cannot select from a sparse gradient, the memory is ``dgc``, or the residual is
+            ValueError: the sparsifier cannot select from a sparse gradient, the memory has a velocity, or the residual is
                 that of another gradient.
         """
         sparsifier, threads = self.config.sparsifier_at(key.step), self.threads
@@ -178,9 +193,11 @@ class Pipeline:
                 f"the sparsifier is {sparsifier.name!r}, which cannot select from a sparse gradient, as it does not go "
                 f"by the magnitudes of its elements alone: use one of {', '.join(able)}"
             )
-        if isinstance(self.config.memory, DGC):
+        memory = self.config.memory
+        if memory.has_velocity:
             raise ValueError(
-                "the memory is 'dgc', whose velocity is dense, and the gradient is sparse: use the memory 'residual'"
+                f"the memory is {memory.name!r}, whose velocity is dense, and the gradient is sparse: use the memory "
+                "'residual'"
             )
         indices, values = np.ascontiguousarray(gradient.indices), np.ascontiguousarray(gradient.values)
         if residual is not None and (residual.size, residual.dtype) != (gradient.numel, values.dtype):

@@ -38,7 +38,7 @@ class Capture(Recorder):
 
     Raises:
         ValueError: a wrong name or step; no parameter matches; the vectors take more than ``max_bytes``; or a
-            compression whose accumulators are not gradient + residual (memory ``dgc``, ``hierarchical``).
+            compression whose accumulators are not gradient + residual (a memory with momentum, ``hierarchical``).
 
     Attributes:
         files: that were written.
@@ -66,9 +66,10 @@ class Capture(Recorder):
         if self.done:
             return
         if config is not None and (config.has_velocity or config.hierarchical is not False):
+            memory = config.momentum
             raise ValueError(
-                "compression has the memory 'dgc', or 'hierarchical', under which it does not select from gradient "
-                "+ residual: leave compression out, to record gradients alone"
+                f"compression has {'hierarchical' if memory is None else f'the memory {memory.name!r}'}, under which "
+                "it does not select from gradient + residual: leave compression out, to record gradients alone"
             )
         for name, tensor in tensors.items():
             residual = partial(compression.residual, name) if accumulators else None

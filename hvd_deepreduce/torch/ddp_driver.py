@@ -353,9 +353,9 @@ def for_buckets(config: Config, start_iter: int) -> Config:
             f"min_elements is {config.min_elements} and has no effect, since DDP gives small gradients together with "
             "others: leave it out"
         )
-    if start_iter and config.has_velocity:
+    if start_iter and config.momentum is not None:
         raise ConfigError(
-            f"start_iter is {start_iter} and memory is 'dgc', which gives a momentum to compressed gradients only: "
+            f"start_iter is {start_iter} and memory is {config.momentum.name!r}, which gives a momentum to compressed gradients only: "
             "leave start_iter out, or use density_schedule"
         )
     return Config.load(config, scope="bucket", selection="tensor") if config.scope == "tensor" else config

@@ -1,7 +1,8 @@
-// The velocity of deep gradient compression: see momentum.h.
-#include "momentum/momentum.h"
-
+// What a rank makes of its gradient before the residual: see momentum.h.
+#include <cmath>
 #include <limits>
+
+#include "momentum/momentum.h"
 
 #include "common/cpu.h"
 
@@ -40,3 +41,33 @@ DR_API void dr_momentum_f64(const double* velocity, const double* gradient, u64 
         run(velocity, gradient, begin, end, factor, scale, nesterov != 0, corrected, sent);
     });
 }
+
+template <class T>
+__attribute__((always_inline)) inline void scale_by_squares(const T* squares, const T* gradient, const T* momentum,
+                                                            u64 begin, u64 end, const Scaling<T>& by, T* next,
+                                                            T* added) {
+    const T most = std::numeric_limits<T>::max();
+    for (u64 i = begin; i < end; ++i) {
+        T v, sum;
+        next_square(squares[i], gradient[i], momentum[i], by, most, &v, &sum);
+        next[i] = v;
+        added[i] = sum;
+    }
+}
+DR_CLONES static void run(const float* squares, const float* gradient, const float* momentum, u64 begin, u64 end,
+                          const Scaling<float>& by, float* next, float* added) {
+    scale_by_squares(squares, gradient, momentum, begin, end, by, next, added);
+}
+DR_CLONES static void run(const double* squares, const double* gradient, const double* momentum, u64 begin, u64 end,
+                          const Scaling<double>& by, double* next, double* added) {
+    scale_by_squares(squares, gradient, momentum, begin, end, by, next, added);
+}
+
+// next: the next mean squares; added: what the residual, `momentum`, gets.
+DR_FLOATS(void, scaled_momentum,
+          (const T* squares, const T* gradient, const T* momentum, u64 n, double beta2, double fresh,
+           double correction, double faded, double eps, double scale, T* next, T* added, int threads),
+    const Scaling<T> by = {(T)beta2, (T)fresh, (T)correction, (T)faded, (T)eps, (T)scale};
+    parallel_runs(n, threads, RUN, [&](int, u64 begin, u64 end) {
+        run(squares, gradient, momentum, begin, end, by, next, added);
+    }))

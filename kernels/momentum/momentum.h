@@ -1,4 +1,5 @@
-// The velocity of deep gradient compression, for one element.
+// What a rank makes of its gradient before the residual, for one element: the velocity of deep gradient compression,
+// and the mean square of scaled momentum.
 #pragma once
 
 #include "common/common.h"
@@ -17,4 +18,24 @@ DR_HD void next_velocity(T velocity, T gradient, T factor, T scale, bool nestero
     const T u = nesterov ? factor * limited(velocity + g, gradient, most) : factor * velocity + g;
     *corrected = limited(u, gradient, most);
     *sent = nesterov ? limited(*corrected + g, gradient, most) : *corrected;
+}
+
+DR_HD float root(float x) { return sqrtf(x); }
+DR_HD double root(double x) { return sqrt(x); }
+
+// beta2 and 1 - beta2; 1 - beta2^t at step t; 1 - decay; eps; the factor of the gradient.
+template <class T>
+struct Scaling {
+    T beta2, fresh, correction, faded, eps, scale;
+};
+
+// The next mean square, and what is added to the residual, which is the momentum: the scaled gradient, less what the
+// momentum loses by its decay.
+template <class T>
+DR_HD void next_square(T square, T gradient, T momentum, const Scaling<T>& by, T most, T* next, T* added) {
+    const T g = by.scale * gradient;
+    const T v = limited(by.beta2 * square + by.fresh * g * g, gradient, most);
+    const T u = g / (root(limited(v / by.correction, gradient, most)) + by.eps);
+    *next = v;
+    *added = limited(u - by.faded * momentum, gradient, most);
 }

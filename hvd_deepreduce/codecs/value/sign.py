@@ -4,14 +4,18 @@ Karimireddy, Rebjock, Stich, Jaggi, "Error feedback fixes SignSGD and other grad
 algorithm 1; after top-k: SignTop_k of Basu, Data, Karakus, Diggavi, "Qsparse-local-SGD", NeurIPS 2019, lemma 2.
 """
 
-from typing import Any
+import struct
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from hvd_deepreduce.codecs.interfaces import U8, U32, Floats, RngKey, value_codecs
-from hvd_deepreduce.codecs.value.groups import BucketQuantizer, join, split
-from hvd_deepreduce.ops import arrays, groups, sign
+from hvd_deepreduce.codecs.value.groups import HEADER, BucketQuantizer, join, split
+from hvd_deepreduce.ops import arrays, groups, sections, sign
+
+ONE = struct.pack("<f", 1.0)
 
 
 @value_codecs.register
@@ -24,20 +28,32 @@ class Sign(BucketQuantizer):
     than that of v. The sum is computed in float64, in the order that kernels/buckets/buckets.h defines. float64 values
     are rounded to float32 first.
 
+    With ``magnitude: one`` it becomes sign(x), so that each rank has one vote in a sum. A receiver need not know of it.
+
     Section: as in value/groups.py, with setting 0, one scale for each bucket, and one bit for each value, set if the
     value is below 0.
 
     Attributes:
         bucket_size: the number of values that share a scale, 1 to 2^31; fewer lose less. None: all, as published.
+        magnitude: ``mean``, that of a bucket's values; or ``one``, whose errors no residual can keep: it is for the
+            memory ``scaled_momentum``, or for no error feedback.
     """
 
     name = "sign"
     id = 6
     bucket_size: int | None = Field(None, ge=1, le=2**31)
+    magnitude: Literal["mean", "one"] = "mean"
+
+    def unused_settings(self) -> Iterator[tuple[str, str, str]]:
+        if self.magnitude == "one":
+            yield "bucket_size", "magnitude", "magnitude is 'one', so that all values have one scale"
 
     def encode(self, values: Floats, support: U32 | None, key: RngKey) -> tuple[U8, U32 | None]:
         x = arrays.to_float32(values)
         bucket_size = self.bucket_size or max(1, x.size)
+        if self.magnitude == "one":
+            head = HEADER.pack(0, 0, 0, bucket_size) + ONE[: 4 * x.size]
+            return sections.join(head, sign.encode(x)), None
         return join(0, bucket_size, groups.means(x, bucket_size), sign.encode(x)), None
 
     @staticmethod

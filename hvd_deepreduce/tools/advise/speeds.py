@@ -17,7 +17,6 @@ import numpy as np
 
 from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.config.error_feedback import DGC
 from hvd_deepreduce.exchange import costs
 from hvd_deepreduce.exchange.costs import Link
 from hvd_deepreduce.ops import half
@@ -96,7 +95,7 @@ def codec(config: Config, sizes: Sequence[int], vectors: Sequence[F32], threads:
     pieces = [(0, numel)] if whole else list(zip(ends, ends[1:], strict=False))
     pipeline = Pipeline(config, threads)
     residual = np.zeros(numel, np.float32) if config.error_feedback else None
-    velocity = np.zeros(numel, np.float32) if isinstance(config.memory, DGC) else None
+    velocity = np.zeros(numel, np.float32) if config.has_velocity else None
     seconds = []
     for step in range(WARM + TIMED):
         if residual is not None and len(vectors) == 1:
