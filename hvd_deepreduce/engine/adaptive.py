@@ -3,6 +3,7 @@
 What a step does not send waits in the residual and comes later as a rare, large element. SGD does not mind. Optimizers
 that scale their steps by the size of past gradients do: their second moment grows by such elements, and steps become
 too short (docs/which_preset.md has measurements). Updates of the parameters can be compressed instead, by LocalSGD.
+And refuses one whose momentum the config's memory has already.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import logging
 import re
 from typing import TYPE_CHECKING, Any
+
+from hvd_deepreduce.config import Config
 
 if TYPE_CHECKING:
     from hvd_deepreduce.engine.engine import Engine
@@ -54,3 +57,28 @@ def warn(engine: Engine) -> None:
             'logging.getLogger("%s").setLevel("ERROR")',
             name, name, instead, LOGGER,
         )  # fmt: skip
+
+
+def check_momentum(config: Config, optimizer: Any) -> None:
+    """Before an optimizer's step, where the config has a memory with momentum.
+
+    Raises:
+        ValueError: the optimizer has momentum too.
+    """
+    memory = config.momentum
+    if memory is None:
+        return
+    what, instead = "momentum", (
+        "torch.optim.SGD without momentum, and set the momentum in the config, as memory={'name': 'dgc', 'momentum': "
+        "0.9}"
+    )  # fmt: skip
+    if memory.leaves_whole:
+        what = "momentum and Adam's scaling"
+        instead = "hvd_deepreduce.torch.SignMomentum, whose step is the sign of what the ranks have sent"
+    for group in optimizer.param_groups:
+        for key in ("momentum", "betas"):
+            if group.get(key):
+                raise ValueError(
+                    f"memory is {memory.name!r}, which applies {what} on each rank, and the optimizer has {key}="
+                    f"{group[key]}, so that it would be applied twice: use {instead}"
+                )

@@ -1,6 +1,6 @@
 """PyTorch: ``compression=DeepReduce(model, ...)`` for ``horovod.torch.DistributedOptimizer``; ``LocalSGD``;
-``ddp``, the communication hook for ``DistributedDataParallel``; and ``Capture``, which records gradients. The last
-three work without Horovod."""
+``ddp``, the communication hook for ``DistributedDataParallel``; ``Capture``, which records gradients; and
+``SignMomentum``, the optimizer of the memory ``scaled_momentum``. The last four work without Horovod."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,13 @@ if TYPE_CHECKING:
     from hvd_deepreduce.torch.capture import Capture
     from hvd_deepreduce.torch.horovod import DeepReduce
     from hvd_deepreduce.torch.local_sgd import LocalSGD
+    from hvd_deepreduce.torch.sign_momentum import SignMomentum
 
-_MODULES = {"Capture": "capture", "DeepReduce": "horovod", "LocalSGD": "local_sgd", "ddp": "ddp"}
-__all__ = ["Capture", "DeepReduce", "LocalSGD", "ddp"]
+_MODULES = {
+    "Capture": "capture", "DeepReduce": "horovod", "LocalSGD": "local_sgd", "SignMomentum": "sign_momentum",
+    "ddp": "ddp",
+}  # fmt: skip
+__all__ = ["Capture", "DeepReduce", "LocalSGD", "SignMomentum", "ddp"]
 
 
 def __getattr__(name: str) -> Any:

@@ -80,7 +80,7 @@ class Optimizers:
         """Before each step of one.
 
         Raises:
-            ValueError: Adasum, or a parameter of another model; or an optimizer with momentum under the memory ``dgc``.
+            ValueError: Adasum, or a parameter of another model; or as ``adaptive.check_momentum``.
             RuntimeError: a parameter was unfrozen, or given to the optimizer, after that was made.
         """
         engine, owners = self._engine, self._owners
@@ -89,7 +89,7 @@ class Optimizers:
         if getattr(optimizer, "op", hvd.Adasum) == hvd.Adasum:  # its own class has none
             raise ValueError(f"the optimizer has {ADASUM}")
         if engine.has_velocity:
-            _check_momentum(optimizer)
+            adaptive.check_momentum(engine.config, optimizer)
         every = list(chain.from_iterable(map(_PARAMS, optimizer.param_groups)))
         seen = list(map(id, every)), list(map(_IS_TRAINED, every))  # hashing tensors takes long
         if self.checked.get(optimizer) == seen:
@@ -107,15 +107,3 @@ class Optimizers:
             raise RuntimeError(LATE.format(names=", ".join(late[:5]) + ", ..." * (len(late) > 5)))
         adaptive.look_at(engine, optimizer, INSTEAD)
         self.checked[optimizer] = seen
-
-
-def _check_momentum(optimizer: Any) -> None:
-    """Under the memory ``dgc`` the momentum is applied before the residual, and must not be applied again."""
-    for group in optimizer.param_groups:
-        for key in ("momentum", "betas"):
-            if group.get(key):
-                raise ValueError(
-                    f"memory is 'dgc', which applies momentum on each rank, and the optimizer has {key}="
-                    f"{group[key]}, so that it would be applied twice: use torch.optim.SGD without momentum, and "
-                    "set the momentum in the config, as memory={'name': 'dgc', 'momentum': 0.9}"
-                )

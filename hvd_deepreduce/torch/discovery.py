@@ -60,25 +60,26 @@ class Models:
 
 
 _watching: weakref.WeakKeyDictionary[Engine, tuple[Container[int], weakref.WeakSet[Any]]] = weakref.WeakKeyDictionary()
-"""The engines that have to warn of optimizers: the ids of their parameters, and the optimizers that they have seen."""
+"""The engines that look at optimizers: the ids of their parameters, and the optimizers that they have seen."""
 _hooked: list[Any] = []
 """The one hook of all engines; it goes with the last of them."""
 
 
 def look_at_optimizers(engine: Engine, ids: Container[int]) -> None:
-    """Warns of an optimizer that trains parameters with these ids, before its first step."""
-    if engine.collectives.speaks():
-        if not _hooked:
-            _hooked.append(register_optimizer_step_pre_hook(_look))
-        _watching[engine] = ids, weakref.WeakSet()
+    """Looks at each optimizer that trains parameters with these ids, before its first step: warns of one that
+    compression harms, and refuses one whose momentum the config has already."""
+    if not _hooked:
+        _hooked.append(register_optimizer_step_pre_hook(_look))
+    _watching[engine] = ids, weakref.WeakSet()
 
 
 def _look(optimizer: Any, *_: object) -> None:
     for engine, (ids, seen) in list(_watching.items()):
-        if engine.adaptive is None and optimizer not in seen:
-            seen.add(optimizer)
+        if optimizer not in seen:
             if any(id(parameter) in ids for group in optimizer.param_groups for parameter in group["params"]):
+                adaptive.check_momentum(engine.config, optimizer)
                 adaptive.look_at(engine, optimizer, INSTEAD)
+            seen.add(optimizer)
     while _hooked and not _watching:
         _hooked.pop().remove()
 

@@ -85,10 +85,16 @@ def families_of(optimizer: str | None) -> list[str]:
     """The family of an optimizer; of None, which is not known yet, all.
 
     Raises:
-        ValueError: no optimizer has this name; the message has the nearest one.
+        ValueError: no optimizer has this name, and the message has the nearest one; or it is ``SignMomentum``.
     """
     if optimizer is None:
         return list(FAMILIES)
+    if "signmomentum" in optimizer.lower().replace("_", ""):
+        raise ValueError(
+            f"the optimizer is {optimizer!r}, which is for the preset sign_momentum alone, so there is nothing to "
+            "choose: use that preset. To predict its times, give the optimizer that it takes the place of, such as "
+            "adamw, and --config sign_momentum"
+        )
     if family := family_of(optimizer):
         return [family]
     known = [name for names in FAMILIES.values() for name in names]

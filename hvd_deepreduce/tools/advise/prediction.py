@@ -137,6 +137,7 @@ class Prediction:
         link: of these, what the transfers would take by themselves.
         received: bytes that come over a host's link, in a step.
         every: local steps between two exchanges.
+        votes: whether ranks exchange signs for the optimizer ``SignMomentum``.
     """
 
     name: str
@@ -146,6 +147,7 @@ class Prediction:
     link: float = 0.0
     received: float = 0.0
     every: int = 1
+    votes: bool = False
 
 
 def buckets(sizes: Sequence[int], most: int | None) -> list[int]:
@@ -275,7 +277,8 @@ def compressed(name: str, config: Config, job: Job, link: Link, machine: Machine
     else:
         parts = _parts(job, sizes, partial(_compressed, job, config.exchange, link, speed))
     if plan is None:
-        return _prediction(name, seconds_of(job, parts, overhead(job, machine, True)), parts)
+        found = _prediction(name, seconds_of(job, parts, overhead(job, machine, True)), parts)
+        return replace(found, votes=config.memory.leaves_whole)
     # An exchange follows a step, with nothing beside it; with a delay, its transfer has the steps of the delay.
     alone = seconds_of(replace(job, compute=0.0), parts)
     if plan.delay:

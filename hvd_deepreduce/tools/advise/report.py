@@ -78,7 +78,7 @@ class Advice:
         that which loses least.
 
         Safe are dense gradients and 16 bits; under SGD, presets of gradients; under Adam and its relatives, those of
-        LocalSGD. Presets that lose much, and under SGD those of LocalSGD, must have been named by the user.
+        LocalSGD. Those of ``SignMomentum`` are for no other optimizer. Presets that lose much, and under SGD those of LocalSGD, must have been named by the user.
         """
         safe = [one for one in self.predictions if self._unsafe(one, family) is None and one.name != prediction.LOCAL]
         least = min(one.seconds for one in safe)
@@ -88,6 +88,8 @@ class Advice:
         """Why a way is not recommended; None: it may be."""
         if one.name in NOT_COMPRESSED:
             return None
+        if one.votes:
+            return "it is for the optimizer SignMomentum, which has to take this one's place"
         if family == losses.ADAM and not one.updates:
             return "compressed gradients inflate the second moment of Adam and its relatives"
         if one.name in losses.NEVER_UNASKED and not self.asked:

@@ -1,0 +1,66 @@
+"""The optimizer of the memory ``scaled_momentum``: momentum and scaling are on the ranks, before the exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class SignMomentum(torch.optim.Optimizer):
+    """Steps by the sign of the reduced gradient: ``p = (1 - lr * weight_decay) * p - lr * sign(p.grad)``.
+
+    For jobs whose compression has the memory ``scaled_momentum``, as the preset ``sign_momentum``: the gradient is then
+    the mean over the ranks of the signs that each has sent, and an element that no rank has sent, or on which as many
+    ranks voted for one direction as for the other, does not move. So ``lr`` is how far an element moves, as under
+    AdamW; and only the weight decay, as AdamW's, moves all elements. The optimizer has no state.
+
+    Args:
+        params: as of all optimizers: parameters, or groups of them with settings of their own.
+        lr: learning rate, 0 or more.
+        weight_decay: 0 or more.
+
+    Raises:
+        ValueError: a setting is negative.
+
+    Example::
+        >>> optimizer = SignMomentum(model.parameters(), lr=1e-3)
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), DeepReduce(model, "sign_momentum"))
+    """
+
+    def __init__(self, params: Any, lr: float = 1e-3, weight_decay: float = 0.1) -> None:
+        for name, given in (("lr", lr), ("weight_decay", weight_decay)):
+            if not given >= 0:
+                raise ValueError(f"{name} is {given}; it must be 0 or more")
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One step.
+
+        Args:
+            closure: computes the loss anew, and its gradients; None: they are there.
+
+        Returns:
+            What the closure returned.
+
+        Raises:
+            ValueError: a gradient is sparse.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [one for one in group["params"] if one.grad is not None]
+            gradients = [one.grad for one in params]
+            if any(one.layout != torch.strided for one in gradients):
+                raise ValueError(
+                    "SignMomentum was given a sparse gradient, and the memory 'scaled_momentum' has dense ones only: "
+                    "make the layer without sparse=True"
+                )
+            if params:
+                torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+                torch._foreach_add_(params, torch._foreach_sign(gradients), alpha=-group["lr"])
+        return loss
