@@ -1,4 +1,5 @@
-"""Deep gradient compression (``memory: dgc``) and density schedules, in the pipeline and in the engine."""
+"""Deep gradient compression (``memory: dgc``) and density schedules, in the pipeline and in the engine; and what all
+memories with a velocity have in common."""
 
 import numpy as np
 import pytest
@@ -26,6 +27,8 @@ SCOPES = [
     {"scope": "model"},
 ]
 DGC = {"sparsifier": {"name": "topk", "density": 0.05}, "value": "raw", "memory": {"name": "dgc", "momentum": 0.9}}
+BOTH = [DGC, {**DGC, "value": {"name": "sign", "magnitude": "one"}, "memory": {"name": "scaled_momentum", "clip": 9.0}}]
+both_memories = pytest.mark.parametrize("settings", BOTH, ids=lambda one: one["memory"]["name"])
 every_scope = pytest.mark.parametrize("scope", SCOPES, ids=lambda s: "-".join(map(str, s.values())))
 
 
@@ -78,13 +81,16 @@ def test_with_everything_sent_at_last_it_is_momentum():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_a_gradient_that_is_not_finite_changes_nothing(bad, nesterov):
+@pytest.mark.parametrize("memory", [
+    {"name": "dgc", "clip": 1.0}, {"name": "dgc", "nesterov": True, "clip": 1.0},
+    {"name": "scaled_momentum", "clip": 1.0}, {"name": "scaled_momentum"},
+], ids=str)  # fmt: skip
+def test_a_gradient_that_is_not_finite_changes_nothing(bad, memory):
     rng = np.random.default_rng(1)
     gradient, residual, velocity = (rng.standard_normal(500).astype(np.float32) for _ in range(3))
-    gradient[77], kept = bad, (residual.copy(), velocity.copy())
-    config = Config.load(DGC, memory={"nesterov": nesterov, "clip": 1.0})
-    packed = Pipeline(config).encode(gradient, residual, key(0), 2, velocity)
+    velocity, gradient[77] = np.abs(velocity), bad
+    kept = residual.copy(), velocity.copy()
+    packed = Pipeline(Config.load(DGC, memory=memory)).encode(gradient, residual, key(0), 2, velocity)
     assert packed.size > gradient.nbytes
     np.testing.assert_array_equal(residual, kept[0])
     np.testing.assert_array_equal(velocity, kept[1])
@@ -120,10 +126,11 @@ def test_what_was_rounded_stays_in_the_residual_and_the_velocity_does_not(value)
     np.testing.assert_allclose(velocity[rest], (np.float32(0.9) * before + gradient)[rest], rtol=1e-6)
 
 
+@both_memories
 @every_scope
-def test_a_resumed_job_equals_an_unbroken_one(scope):
+def test_a_resumed_job_equals_an_unbroken_one(scope, settings):
     """With velocities and a density that changes before and after the break."""
-    config = {**DGC, **scope, "density_schedule": [[2, 0.5], [4, 0.2]]}
+    config = {**settings, **scope, "density_schedule": [[2, 0.5], [4, 0.2]]}
 
     def work(collectives):
         rank = collectives.rank()
@@ -221,9 +228,10 @@ def test_small_tensors_are_judged_by_the_density_after_the_schedule():
     assert plain.estimate(900, f32) == scheduled.estimate(900, f32)
 
 
-def test_small_tensors_have_momentum_too():
+@both_memories
+def test_small_tensors_have_momentum_too(settings):
     assert small.uncompressed(Pipeline(Config.load(scope="tensor")), 3, 4)
-    assert not small.uncompressed(Pipeline(Config.load(DGC, scope="tensor")), 3, 4)
+    assert not small.uncompressed(Pipeline(Config.load(settings, scope="tensor")), 3, 4)
 
 
 WRONG = [

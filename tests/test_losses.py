@@ -48,6 +48,9 @@ def test_optimizers_have_families():
     assert losses.families_of(None) == [losses.SGD, losses.ADAM]
     with pytest.raises(ValueError, match="'admw', which is not known; did you mean 'adamw'"):
         losses.families_of("admw")
+    for name in ("SignMomentum", "sign_momentum"):
+        with pytest.raises(ValueError, match=f"'{name}', which is for the preset sign_momentum alone"):
+            losses.families_of(name)
     with pytest.raises(ValueError, match="'lbfgs', which is not known. Known are sgd"):
         losses.families_of("lbfgs")
 

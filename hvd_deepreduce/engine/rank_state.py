@@ -188,6 +188,12 @@ class RankState:
                 f"hierarchical is {self._config.hierarchical!r} and cannot be changed to {new.hierarchical!r} after "
                 "the first step, which has divided the ranks: create a new DeepReduce"
             )
+        was, now = self._config.memory, new.memory
+        if was.leaves_whole != now.leaves_whole and any(parameter.step for parameter in self.parameters.values()):
+            raise ValueError(
+                f"memory is {was.name!r} and cannot be changed to {now.name!r} after the first step, since one keeps "
+                "gradients and the other a momentum of scaled gradients: create a new DeepReduce"
+            )
         self._use(new)
         # The ranks choose the exchange when they are compared.
         self.agreed = self.agreed and not isinstance(new.exchange, AutoExchange)

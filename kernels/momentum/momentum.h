@@ -30,11 +30,11 @@ struct Scaling {
 };
 
 // The next mean square, and what is added to the residual, which is the momentum: the scaled gradient, less what the
-// momentum loses by its decay.
+// momentum loses by its decay. A square below 0, which the state of another memory may have, counts as 0.
 template <class T>
 DR_HD void next_square(T square, T gradient, T momentum, const Scaling<T>& by, T most, T* next, T* added) {
     const T g = by.scale * gradient;
-    const T v = limited(by.beta2 * square + by.fresh * g * g, gradient, most);
+    const T v = limited(by.beta2 * (square > 0 ? square : 0) + by.fresh * g * g, gradient, most);
     const T u = g / (root(limited(v / by.correction, gradient, most)) + by.eps);
     *next = v;
     *added = limited(u - by.faded * momentum, gradient, most);

@@ -79,7 +79,7 @@ class DDPJob(TorchJob):
                 return future
 
             self.called.register_comm_hook(self.compression, watching)
-        parts = [self.model] if make is None else [self.model[0], self.model[2:]]
+        parts = [self.model[0], self.model[2:]] if make and isinstance(self.model, nn.Sequential) else [self.model]
         self.optimizers = [(make or torch.optim.SGD)(part.parameters(), lr=0.1) for part in parts]
         self.optimizer = self.optimizers[0]
 
@@ -124,7 +124,9 @@ on.use(
             {**THIN, "exchange": {"name": "auto", "density": 0.02}}],
     levels=[{key: value for key, value in {**scope, "scope": "bucket"}.items() if key != "bucket_bytes"}
             for scope in TWO_LEVELS],
-    given=lambda arrays, config: DDPJob(config, model=Given(arrays), cap=25, find_unused_parameters=True),
+    given=lambda arrays, config, **more: DDPJob(
+        config, model=Given(arrays), cap=25, find_unused_parameters=True, **more
+    ),
     options=[{}, {"find_unused_parameters": True}, {"static_graph": True}, {"gradient_as_bucket_view": True}],
     changes=[({}, {"value": "half"}), ({}, {"mode": "auto"}), ({"value": "half"}, {"seed": 3})],
     choosing=[({"selection": "tensor"}, torch.float32), ({"scope": "bucket"}, torch.float32)],

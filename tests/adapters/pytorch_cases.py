@@ -11,8 +11,8 @@ from torch import nn
 
 from hvd_deepreduce.engine import dense_or_compressed
 from hvd_deepreduce.tools import gradient_file
-from hvd_deepreduce.torch import Capture
-from tests.adapters import calls, containers, timelines
+from hvd_deepreduce.torch import Capture, SignMomentum
+from tests.adapters import calls, containers, timelines, votes_job
 from tests.adapters.common import LOSSLESS, LOSSY, Ledger, on
 from tests.adapters.optimizer_warnings import heard
 from tests.case_runner import case
@@ -92,6 +92,48 @@ def an_optimizer_that_loses_under_the_config_is_told_once():
         assert len(texts) == (bool(name) and on.rank() == 0), texts
         assert all(f"the optimizer is {name}, and" in one and on.advice in one for one in texts)
         job.close()
+
+
+@case
+def sign_momentum_steps_as_a_simulation_of_all_ranks():
+    """Parameters, bit for bit, also of a resumed job; and no warning."""
+    rate, decay = 0.125, 0.1
+    first = {f"p{at}": np.linspace(-1, 1, size) for at, size in enumerate(votes_job.SIZES)}
+
+    def made(scope):
+        return on.given(first, votes_job.config(scope), make=lambda params, lr: SignMomentum(params, rate, decay))
+
+    for scope in votes_job.SCOPES:
+        job, values = made(scope), np.concatenate(list(first.values()))
+        with heard() as texts:
+            for step, total in enumerate(votes_job.sums(scope, on.size())):
+                if step == 3:
+                    saved, job = job.saved(), made(scope)
+                    job.load(saved)
+                job.reduced(votes_job.gradients(step, on.rank()))
+                job.apply()
+                values = values * (1 - rate * decay) - rate * np.sign(total)
+                assert np.array_equal(np.concatenate(job.values()), values), (scope, step)
+        job.check_same()
+        assert not texts
+        job.close()
+
+
+@case
+def an_optimizer_with_momentum_beside_that_of_the_config():
+    """It is refused on all ranks, and one without takes steps."""
+    votes = votes_job.config("bucket")
+    for config, make, match in (
+        ({**LOSSY, "memory": "dgc"}, lambda p, lr: torch.optim.SGD(p, lr, 0.9), "memory is 'dgc'.* use torch.optim.SGD"),
+        (votes, lambda p, lr: torch.optim.AdamW(p, lr), "memory is 'scaled_momentum'.*has betas=.*torch.SignMomentum"),
+    ):
+        job = on.job(config, make=make)
+        before = job.flat()
+        with pytest.raises(ValueError, match=match):
+            job.step(0)
+        assert np.array_equal(job.flat(), before)
+        job.close()
+    on.job(votes, make=torch.optim.SGD).run(2).check_same()
 
 
 @case

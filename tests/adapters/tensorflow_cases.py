@@ -33,7 +33,7 @@ from hvd_deepreduce.tensorflow import Capture, DeepReduce, SaveState, callbacks,
 from hvd_deepreduce.tensorflow.elastic import TensorFlowState
 from hvd_deepreduce.tools import gradient_file
 from hvd_deepreduce.wire import standalone as wire
-from tests.adapters import containers
+from tests.adapters import containers, votes_job
 from tests.adapters.common import on
 from tests.adapters.optimizer_warnings import heard
 from tests.adapters.scopes import SCOPES, TWO_LEVELS
@@ -125,6 +125,17 @@ on.use(
              {"groups": "a list"}, {"sparse_as_dense": True}],
     changes=[({}, DENSITY), (SCOPES[0], SCOPES[1]), (SCOPES[3], DENSITY)],
 )  # fmt: skip
+
+
+@case
+def votes_of_scaled_momentum_are_those_of_a_simulation():
+    """Keras has no SignMomentum: a loop of one's own takes the sign of what all ranks' gradients are reduced to."""
+    for scope in votes_job.SCOPES:
+        zeros = {f"p{at}": np.zeros(size) for at, size in enumerate(votes_job.SIZES)}
+        job = on.given(zeros, votes_job.config(scope))
+        for step, total in enumerate(votes_job.sums(scope, on.size())):
+            reduced = np.concatenate(job.reduced(votes_job.gradients(step, on.rank())))
+            np.testing.assert_allclose(reduced, total / on.size(), rtol=1e-12, atol=0)
 
 
 @case

@@ -187,7 +187,7 @@ def test_what_deepreduce_is_given():
 
 
 def test_momentum_is_not_applied_twice():
-    """Neither by the optimizer and ``memory: dgc`` of the job, nor of one tensor."""
+    """Neither by the optimizer and the memory of the job, nor of one tensor."""
     import horovod.torch as hvd
     import torch
 

@@ -77,7 +77,7 @@ TENSOR = {"scope": "tensor", "min_elements": 0}
 DENSITY = {"sparsifier": {"name": "topk", "density": 0.25}}
 on.use(
     job=HorovodJob, rank=hvd.rank, size=hvd.size, gathered=hvd.allgather_object, over_mpi=hvd.mpi_enabled,
-    given=lambda arrays, config: HorovodJob(config, model=Given(arrays)),
+    given=lambda arrays, config, **more: HorovodJob(config, model=Given(arrays), **more),
     scopes=[TENSOR, *SCOPES], levels=TWO_LEVELS, dtypes=(torch.float32, torch.bfloat16),
     options=[{}, {"op": hvd.Sum}, {"gradient_predivide_factor": 2.0}, {"groups": 2}, {"passes": 2},
              {"sparse_as_dense": True}],

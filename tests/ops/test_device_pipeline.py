@@ -40,6 +40,9 @@ WAYS += [{"value": {"name": "half", "dtype": "float16"}},
           "value": {"name": "quantile", "buckets": 4, "splits": "lloyd", "entropy": "rans"}},
          {"memory": {"name": "dgc", "clip": 0.5}},
          {"memory": {"name": "dgc", "nesterov": True}, "sparsifier": {"name": "topk", "density": 0.3}},
+         {"memory": {"name": "scaled_momentum", "clip": 0.5}, "value": {"name": "sign", "magnitude": "one"}},
+         {"memory": "scaled_momentum", "index": {"name": "bloom", "policy": "p1"}, "value": "fit_poly"},
+         {"memory": "scaled_momentum", "joint": "densestream", "index": None, "value": None},
          {"index": {"name": "bloom", "policy": "naive"}, "error_feedback": False},
          {"value": {"name": "qsgd", "bits": 3, "bucket_size": 100, "norm": "l2", "entropy": "rans", "fit_scale": True}},
          {"value": {"name": "qsgd", "bits": 4, "bucket_size": 100, "norm": "l2", "scaled": True}},
@@ -70,6 +73,8 @@ def go(gpu, config, gradient):
         residual = (gradient[::-1] * gradient.dtype.type(0.25)).copy() if feedback else None
         copy = None if residual is None else gpu.put(residual)
         velocity = (gradient * gradient.dtype.type(0.125)).copy() if config.has_velocity and feedback else None
+        if velocity is not None and config.memory.leaves_whole:
+            velocity = np.abs(velocity)
         velocity_copy = None if velocity is None else gpu.put(velocity)
         containers = []
         for step in range(2):
@@ -227,7 +232,7 @@ WAYS_OF_FEW = [
     {"sparsifier": {"name": "topk", "density": 0.3, "density_of": "nonzeros"}, "index": "raw", "value": "raw"},
     *({"sparsifier": {"name": name, "density": 0.5}, "value": "sign"} for name in ("block_topk", "sampled_topk")),
     {"sparsifier": {"name": "topk_capped", "cap": 99}, "value": "sign"},
-    {"memory": "dgc", "value": "sign"},
+    {"memory": "dgc", "value": "sign"}, {"memory": "scaled_momentum", "value": "sign"},
     {"sparsifier": {"name": "chunk_topk", "density": 0.1, "chunk": 600}, "value": "sign"},
 ]  # fmt: skip
 

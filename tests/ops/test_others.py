@@ -81,6 +81,19 @@ def test_correct_and_keep(gpu, name):
     assert momentum.clip_scale(x, 0.5) == momentum.clip_scale(gpu.put(x), 0.5)
 
 
+@pytest.mark.parametrize("name", INPUTS)
+def test_scaled(gpu, name):
+    x = INPUTS[name]
+    y, squares = x[::-1].copy(), x.copy()  # squares below 0 count as 0
+    for step, scale in ((1, 1.0), (3, 0.7)):
+        for found in both(gpu, momentum.scaled, squares, x, y, 0.99, step, 0.98, 1e-8, scale):
+            assert np.isfinite(found).all()
+    if x.size:
+        y[x.size // 2] = -np.inf
+        for found in both(gpu, momentum.scaled, squares, y, x, 0.9, 2, 0.5, 1e-30, 1.0):
+            assert np.flatnonzero(~np.isfinite(found)).tolist() == [x.size // 2]
+
+
 @pytest.mark.parametrize("numel, count", [(1, 1), (2, 1), (307, 0), (307, 30), (307, 307), (100_003, 999)])
 def test_random_indices(gpu, numel, count):
     want = random.indices(numel, count, *KEY, None)
