@@ -73,7 +73,7 @@ class SimulatedRanks:
 
     Attributes:
         residuals: of each rank, float32 ``[sum of sizes]``; zeros without error feedback.
-        velocities: as ``residuals``, under the memory ``dgc``.
+        velocities: as ``residuals``, under a memory that has them.
         exchanges: how many there were.
         sent, received: bytes of each rank, as ``stats()`` counts them.
         container_bytes: of all ranks' containers; with ``reduce_scatter``, all that was sent.

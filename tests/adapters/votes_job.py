@@ -9,7 +9,8 @@ from tests.oracle import scaled_momentum
 SIZES = (30, 7)
 STEPS = 6
 SCOPES = ("tensor", "bucket")
-MEMORY = {"decay": 0.9, "beta2": 0.8, "eps": 1e-6, "clip": 6.0}  # it clips some gradients
+MEMORY = {"decay": 0.9, "beta2": 0.8, "eps": 0.1, "clip": 6.0}
+"""In the first step all elements are scaled to 1, but for eps. The clipping applies to some gradients."""
 
 
 def config(scope):

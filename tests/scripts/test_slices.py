@@ -9,6 +9,7 @@ from simulate_slices import CODECS, WAYS, Alike, Ends, Hot, simulate, table, wor
 from simulated_ranks import SimulatedRanks
 
 from hvd_deepreduce import Config
+from tests.adapters import votes_job
 
 NUMEL, DENSITY = 100_000, 0.02
 
@@ -54,3 +55,12 @@ def test_simulated_ranks_lose_nothing(scope, exchange, density):
         sent += 3.0 * ranks.mean(vectors)
     np.testing.assert_allclose(sent + np.sum(ranks.residuals, 0), came, atol=1e-4)
     assert ranks.exchanges == 5 and min(ranks.sent) > 0 and sum(ranks.sent) == sum(ranks.received)
+
+
+@pytest.mark.parametrize("scope", votes_job.SCOPES)
+def test_simulated_ranks_vote_as_the_oracle(scope):
+    """The memory scaled_momentum goes by the number of the step."""
+    ranks = SimulatedRanks(Config.load(votes_job.config(scope)), 3, votes_job.SIZES)
+    for step, total in enumerate(votes_job.sums(scope, 3)):
+        given = [np.concatenate(votes_job.gradients(step, rank)).astype(np.float32) for rank in range(3)]
+        np.testing.assert_allclose(3 * ranks.mean(given), total, rtol=1e-6)
