@@ -69,9 +69,9 @@ def scaled(
 ) -> tuple[Floats, Floats]:  # fmt: skip
     """The next mean square, and what the residual, which is the momentum, gets in place of the gradient.
 
-    With g = scale * gradient, the next mean square is v = beta2 * max(squares, 0) + (1 - beta2) * g^2. The residual gets
-    g / (sqrt(v / (1 - beta2^step)) + eps) - (1 - decay) * momentum. Sums and quotients beyond the largest finite number
-    become that number. Elements of which the gradient is not finite are the gradient's in both.
+    With g = scale * gradient, the next mean square is v = beta2 * max(squares, 0) + (1 - beta2) * g^2. The residual
+    gets g / (sqrt(v / (1 - beta2^step)) + eps) - (1 - decay) * momentum. Sums and quotients beyond the largest finite
+    number become that number. Elements of which the gradient is not finite are the gradient's in both.
 
     Args:
         squares, gradient, momentum: float32 or float64 ``[numel]``, of one dtype; unchanged.

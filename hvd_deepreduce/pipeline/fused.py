@@ -1,8 +1,8 @@
 """The recommended pipeline in one native call for encode and one for decode and sum; the bytes are the composed way's.
 
 It serves configs of ``topk``, ``rice`` and ``qsgd`` (without an entropy coder and without fitted scales), in float32,
-without velocities, and containers of version 2. On a GPU it decodes: the containers of all ranks in one set of launches.
-Everything else goes the composed way, from codec to codec.
+without velocities, and containers of version 2. On a GPU it decodes: the containers of all ranks in one set of
+launches. Everything else goes the composed way, from codec to codec.
 """
 
 from __future__ import annotations

@@ -183,8 +183,8 @@ class Pipeline:
             key, version: as for ``encode``.
 
         Raises:
-            ValueError: the sparsifier cannot select from a sparse gradient, the memory has a velocity, or the residual is
-                that of another gradient.
+            ValueError: the sparsifier cannot select from a sparse gradient, the memory has a velocity, or the
+                residual is that of another gradient.
         """
         sparsifier, threads = self.config.sparsifier_at(key.step), self.threads
         if not sparsifier.selects_sparse:

@@ -355,7 +355,7 @@ def for_buckets(config: Config, start_iter: int) -> Config:
         )
     if start_iter and config.momentum is not None:
         raise ConfigError(
-            f"start_iter is {start_iter} and memory is {config.momentum.name!r}, which gives a momentum to compressed gradients only: "
-            "leave start_iter out, or use density_schedule"
+            f"start_iter is {start_iter} and memory is {config.momentum.name!r}, which gives a momentum to "
+            "compressed gradients only: leave start_iter out, or use density_schedule"
         )
     return Config.load(config, scope="bucket", selection="tensor") if config.scope == "tensor" else config

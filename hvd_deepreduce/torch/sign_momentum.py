@@ -26,7 +26,8 @@ class SignMomentum(torch.optim.Optimizer):
 
     Example::
         >>> optimizer = SignMomentum(model.parameters(), lr=1e-3)
-        >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), DeepReduce(model, "sign_momentum"))
+        >>> compression = DeepReduce(model, "sign_momentum")
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression)
     """
 
     def __init__(self, params: Any, lr: float = 1e-3, weight_decay: float = 0.1) -> None:
@@ -36,7 +37,7 @@ class SignMomentum(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step.
 
         Args:

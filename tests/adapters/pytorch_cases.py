@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 
 import numpy as np
 import pytest
@@ -122,10 +123,10 @@ def sign_momentum_steps_as_a_simulation_of_all_ranks():
 @case
 def an_optimizer_with_momentum_beside_that_of_the_config():
     """It is refused on all ranks, and one without takes steps."""
-    votes = votes_job.config("bucket")
+    votes, nesterov = votes_job.config("bucket"), partial(torch.optim.SGD, momentum=0.9, nesterov=True)
     for config, make, match in (
-        ({**LOSSY, "memory": "dgc"}, lambda p, lr: torch.optim.SGD(p, lr, 0.9), "memory is 'dgc'.* use torch.optim.SGD"),
-        (votes, lambda p, lr: torch.optim.AdamW(p, lr), "memory is 'scaled_momentum'.*has betas=.*torch.SignMomentum"),
+        ({**LOSSY, "memory": "dgc"}, nesterov, "memory is 'dgc'.*has momentum=.* use torch.optim.SGD"),
+        (votes, torch.optim.AdamW, "memory is 'scaled_momentum'.*has betas=.*torch.SignMomentum"),
     ):
         job = on.job(config, make=make)
         before = job.flat()

@@ -78,7 +78,8 @@ class Advice:
         that which loses least.
 
         Safe are dense gradients and 16 bits; under SGD, presets of gradients; under Adam and its relatives, those of
-        LocalSGD. Those of ``SignMomentum`` are for no other optimizer. Presets that lose much, and under SGD those of LocalSGD, must have been named by the user.
+        LocalSGD. Those of ``SignMomentum`` are for no other optimizer. Presets that lose much, and under SGD those of
+        LocalSGD, must have been named by the user.
         """
         safe = [one for one in self.predictions if self._unsafe(one, family) is None and one.name != prediction.LOCAL]
         least = min(one.seconds for one in safe)
