@@ -225,3 +225,11 @@ def test_the_link_is_measured(launcher, tmp_path):
     assert found["link"]["cpu"] > 0 and (found["link"]["cpu_half"] is not None) == (launcher == "torchrun")
     assert [one["name"] for one in found["predictions"]] == ["no exchange", "dense", "fp16", "topk_rice_qsgd"]
     assert found["best"] in ("dense", "fp16")
+
+
+def test_votes_are_for_no_other_optimizer():
+    arguments = ["advise", "200K", "--ranks", "4", "--bandwidth", "1M", "--compute", "5", "--optimizer", "sgd"]
+    found = advice(*arguments, "--config", "sign_momentum")
+    ways = {one["name"]: one["seconds"] for one in found["predictions"]}
+    assert ways["sign_momentum"] < ways["fp16"] / 10 and found["best"] == "fp16"
+    assert "sign_momentum" in found["advice"][0] and "it is for the optimizer SignMomentum" in found["advice"][0]

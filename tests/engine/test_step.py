@@ -396,6 +396,21 @@ def test_one_rank_alone_exchanges_no_slices():
     assert np.array_equal(result, gradients_of(0, 0)["a"]) and [name for name, _ in job.sent[0]] == ["handshake"]
 
 
+def test_a_momentum_of_scaled_gradients_is_no_residual():
+    """The memory can change before the first step, and not after it."""
+
+    def work(collectives):
+        adapter = NumpyAdapter(collectives, MODEL, LOSSY)
+        adapter.engine.set_config(memory="scaled_momentum")
+        adapter.step(gradients_of(0, collectives.rank()))
+        with pytest.raises(ValueError, match="memory is 'scaled_momentum' and cannot be changed to 'residual' after"):
+            adapter.engine.set_config(memory="residual")
+        adapter.engine.set_config(memory={"decay": 0.5})
+        return adapter.step(gradients_of(1, collectives.rank()))
+
+    same_bytes(run_ranks(2, work))
+
+
 def test_configs_that_were_made_equal_again():
     def work(collectives):
         adapter = NumpyAdapter(collectives, MODEL, {**LOSSY, **SCOPES[0]})
