@@ -44,8 +44,7 @@ DR_API void dr_momentum_f64(const double* velocity, const double* gradient, u64 
 
 template <class T>
 __attribute__((always_inline)) inline void scale_by_squares(const T* squares, const T* gradient, const T* momentum,
-                                                            u64 begin, u64 end, const Scaling<T>& by, T* next,
-                                                            T* added) {
+                                                            u64 begin, u64 end, Scaling<T> by, T* next, T* added) {
     const T most = std::numeric_limits<T>::max();
     for (u64 i = begin; i < end; ++i) {
         T v, sum;
@@ -55,11 +54,11 @@ __attribute__((always_inline)) inline void scale_by_squares(const T* squares, co
     }
 }
 DR_CLONES static void run(const float* squares, const float* gradient, const float* momentum, u64 begin, u64 end,
-                          const Scaling<float>& by, float* next, float* added) {
+                          Scaling<float> by, float* next, float* added) {
     scale_by_squares(squares, gradient, momentum, begin, end, by, next, added);
 }
 DR_CLONES static void run(const double* squares, const double* gradient, const double* momentum, u64 begin, u64 end,
-                          const Scaling<double>& by, double* next, double* added) {
+                          Scaling<double> by, double* next, double* added) {
     scale_by_squares(squares, gradient, momentum, begin, end, by, next, added);
 }
 

@@ -23,7 +23,7 @@ KERNEL momentum_f64(const double* velocity, const double* gradient, u64 n, doubl
 }
 
 template <class T>
-__device__ void scale_by_squares(const T* squares, const T* gradient, const T* momentum, u64 n, const Scaling<T>& by,
+__device__ void scale_by_squares(const T* squares, const T* gradient, const T* momentum, u64 n, Scaling<T> by,
                                  T most, T* next, T* added) {
     for (u64 i = grid_thread(); i < n; i += grid_threads()) {
         T v, sum;

@@ -30,12 +30,17 @@ struct Scaling {
 };
 
 // The next mean square, and what is added to the residual, which is the momentum: the scaled gradient, less what the
-// momentum loses by its decay. A square below 0, which the state of another memory may have, counts as 0.
+// momentum loses by its decay. A square below 0, which the state of another memory may have, counts as 0. Both are
+// computed of every element and limited without branches, so that the loop is vectorized.
 template <class T>
-DR_HD void next_square(T square, T gradient, T momentum, const Scaling<T>& by, T most, T* next, T* added) {
-    const T g = by.scale * gradient;
-    const T v = limited(by.beta2 * (square > 0 ? square : 0) + by.fresh * g * g, gradient, most);
-    const T u = g / (root(limited(v / by.correction, gradient, most)) + by.eps);
-    *next = v;
-    *added = limited(u - by.faded * momentum, gradient, most);
+DR_HD void next_square(T square, T gradient, T momentum, Scaling<T> by, T most, T* next, T* added) {
+    const bool finite = (gradient >= -most) & (gradient <= most);
+    const T g = by.scale * gradient, kept = square > 0 ? square : (T)0;
+    const T sum = by.beta2 * kept + by.fresh * g * g, v = sum < most ? sum : most;
+    const T mean = v / by.correction;
+    const T u = g / (root(mean < most ? mean : most) + by.eps);
+    const T change = u - by.faded * momentum, high = change < most ? change : most;
+    const T low = high > -most ? high : -most;
+    *next = finite ? v : gradient;
+    *added = finite ? low : gradient;
 }
