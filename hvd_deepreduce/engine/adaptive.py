@@ -60,12 +60,18 @@ def warn(engine: Engine) -> None:
 
 
 def check_momentum(config: Config, optimizer: Any) -> None:
-    """Before an optimizer's step, where the config has a memory with momentum.
+    """Before an optimizer's step.
 
     Raises:
-        ValueError: the optimizer has momentum too.
+        ValueError: the config has a memory with momentum, and the optimizer has momentum too; or it steps by the signs
+            that ranks have sent (``SignMomentum``), and the memory is not ``scaled_momentum``.
     """
     memory = config.momentum
+    if getattr(optimizer, "takes_votes", False) and not config.memory.leaves_whole:
+        raise ValueError(
+            f"the optimizer is {type(optimizer).__name__}, which steps by the sign of what the ranks have sent, and "
+            f"memory is {config.memory.name!r}: use the preset 'sign_momentum', or another optimizer"
+        )
     if memory is None:
         return
     what, instead = "momentum", (

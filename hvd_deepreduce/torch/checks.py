@@ -105,5 +105,6 @@ class Optimizers:
         if late:
             optimizer.synchronize()  # nothing stays in flight
             raise RuntimeError(LATE.format(names=", ".join(late[:5]) + ", ..." * (len(late) > 5)))
+        adaptive.check_momentum(engine.config, optimizer)
         adaptive.look_at(engine, optimizer, INSTEAD)
         self.checked[optimizer] = seen

@@ -30,6 +30,8 @@ class SignMomentum(torch.optim.Optimizer):
         >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression)
     """
 
+    takes_votes = True  # for engine/adaptive.py; the classes that Horovod derives from this one have it too
+
     def __init__(self, params: Any, lr: float = 1e-3, weight_decay: float = 0.1) -> None:
         for name, given in (("lr", lr), ("weight_decay", weight_decay)):
             if not given >= 0:

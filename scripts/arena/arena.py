@@ -11,7 +11,6 @@ edge of its grid has no row: its grid grows, or it gets more trials, as all meth
 """
 
 import json
-import os
 import sys
 import time
 from collections.abc import Generator, Iterable
@@ -130,7 +129,6 @@ def done(name: str) -> dict[str, Campaign]:
 
 
 def _trained(one: Wanted) -> Line:
-    os.nice(10)
     return {**one._asdict(), **train(one.job, one.settings, one.workers, one.steps, one.seed)}
 
 

@@ -25,6 +25,7 @@ class Method:
         ours: whether it is ours, and no published method.
         share: bytes relative to dense that decide the density, whose path is ``density``, once ``every`` is known.
         value_bits: of a value that is sent.
+        blocks: the knob ``block`` is the elements of a block, of the sparsifier and of the index codec.
     """
 
     words: str
@@ -34,14 +35,21 @@ class Method:
     share: float | None = None
     density: str = ""
     value_bits: float = 1.0
+    blocks: bool = False
 
     def settings(self, point: Mapping[str, Any], workers: int) -> dict[str, Any]:
         """The settings of trainer.py at a point of the knobs."""
         settings: dict[str, Any] = {}
         for path, value in {**self.fixed, **point}.items():
-            put(settings, path, copy.deepcopy(value))
+            if not (self.blocks and path == "block"):
+                put(settings, path, copy.deepcopy(value))
+        block = point["block"] if self.blocks else 1
+        if self.blocks:
+            put(settings, "with.config.sparsifier.block", block)
+            put(settings, "with.config.index.block", block)
         if self.share is not None:
-            put(settings, self.density, density_of(self.share, workers, settings.get("every", 1), self.value_bits))
+            every = settings.get("every", 1)
+            put(settings, self.density, density_of(self.share, workers, every, self.value_bits, block))
         return settings
 
 
@@ -113,8 +121,10 @@ def put(settings: dict[str, Any], path: str, value: Any) -> None:
     settings[last] = value
 
 
-def density_of(share: float, workers: int, every: int, value_bits: float, numel: int = 1_000_000) -> float:
-    """The density at which a container a round takes this share of dense's bytes.
+def density_of(
+    share: float, workers: int, every: int, value_bits: float, block: int = 1, numel: int = 1_000_000
+) -> float:
+    """The density at which a container a round takes this share of dense's bytes, of elements in blocks.
 
     A worker sends its container to each other one, in ``every`` steps once; dense's ring sends 2 (R - 1) / R of 32 bits
     an element in each step. Indices take as many bits as there are subsets.
@@ -123,7 +133,7 @@ def density_of(share: float, workers: int, every: int, value_bits: float, numel:
     low, high = 1e-6, 1.0
     for _ in range(60):
         middle = math.sqrt(low * high)
-        bits = subset_bits(max(1, round(middle * numel)), numel) / numel + middle * value_bits
+        bits = subset_bits(max(1, round(middle * numel)), numel) / numel / block + middle * value_bits
         low, high = (middle, high) if bits < budget else (low, middle)
     return float(f"{low:.3g}")
 
@@ -131,7 +141,7 @@ def density_of(share: float, workers: int, every: int, value_bits: float, numel:
 LR = Scale(2.5e-3, 1.5)
 DECAY = Choice((0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8), 0.1, (True, False))
 BETA2 = Choice((0.9, 0.95, 0.98, 0.99, 0.995, 0.999), 0.99)
-MOMENTA = Choice((0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 1.0), 0.9, (True, True))
+MOMENTA = Choice((0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999), 0.9, (True, False))
 ADAMW = {"optimizer": "adamw", "clip": 1.0, "weight_decay": 0.1}
 MUON = {"optimizer": "muon", "clip": 1.0, "weight_decay": 0.1}
 SIGN = {"optimizer": "sign", "clip": 1.0, "clip_first": True, "weight_decay": 0.1}
@@ -150,12 +160,22 @@ def largest(value: str | dict[str, Any]) -> dict[str, Any]:
     return {"sparsifier": {"name": "topk", "density": 0.01}, "index": "auto", "value": value, "scope": "model"}
 
 
-def signs(share: float, votes: str = "sign") -> Method:
-    """Signs of scaled momentum in each step, at a budget: the memory ``scaled_momentum`` and ``SignMomentum``."""
+def signs(share: float, block: int) -> Method:
+    """Signs of scaled momentum in each step, at a budget: the memory ``scaled_momentum`` and ``SignMomentum``.
+
+    Args:
+        block: elements that are chosen together, with which the search begins.
+    """
+    config = {
+        "sparsifier": {"name": "block_topk", "norm": "l1"}, "index": {"name": "blocks"}, "scope": "model",
+        "value": {"name": "sign", "magnitude": "one"}, "memory": {"name": "scaled_momentum", "clip": 1.0},
+    }  # fmt: skip
     return Method(
         f"**signs of scaled momentum**, {share:.2%}",
-        {**SIGN, "scheme": "sparse_signs", "with": {"scaled": True, "votes": votes}},
-        {"lr": Scale(8e-3, 1.4), "weight_decay": DECAY, "with.decay": MOMENTA}, True, share, "with.density",
+        {"optimizer": "sign", "weight_decay": 0.1, "scheme": "containers", "with": {"config": config}},
+        {"lr": Scale(8e-3, 1.4), "with.config.memory.decay": MOMENTA, "weight_decay": DECAY,
+         "block": Choice((1, 2, 4, 8, 16, 32), block, (True, False))},
+        True, share, "with.config.sparsifier.density", blocks=True,
     )  # fmt: skip
 
 
@@ -202,6 +222,8 @@ def in_each_step(workers: int) -> Contest:
     """AdamW's users, who exchange in each step."""
     methods = {
         "dense": Method("dense, AdamW", {**ADAMW, "scheme": "dense"}, DENSE),
+        "signs 0.7%": signs(0.007, 1),
+        "signs 0.25%": signs(0.0025, 8),
         "demo": Method(
             "DeMo, chunks of 64 x 64", {**SIGN, "scheme": "demo", "with": {"chunk": 64, "decay": 0.999, "top": 8}},
             {"lr": Scale(1e-3, 1.5), "weight_decay": DECAY, "with.decay": starting(MOMENTA, 0.999)},
@@ -217,8 +239,6 @@ def in_each_step(workers: int) -> Contest:
             {"optimizer": "plain", "clip": 1.0, "clip_first": True, "scheme": "one_bit"},
             {"lr": LR, "weight_decay": DECAY},
         ),
-        "signs 0.7%": signs(0.007),
-        "signs 0.25%": signs(0.0025),
         "raw signs": Method(
             "**signs of momentum**, not scaled, 0.70%", {**SIGN, "scheme": "sparse_signs"},
             {"lr": Scale(4e-3, 1.4), "weight_decay": DECAY, "with.decay": starting(MOMENTA, 0.999)}, True, 0.007,

@@ -122,11 +122,12 @@ def sign_momentum_steps_as_a_simulation_of_all_ranks():
 
 @case
 def an_optimizer_with_momentum_beside_that_of_the_config():
-    """It is refused on all ranks, and one without takes steps."""
+    """It is refused on all ranks, and one without takes steps. So is one that wants signs of a momentum."""
     votes, nesterov = votes_job.config("bucket"), partial(torch.optim.SGD, momentum=0.9, nesterov=True)
     for config, make, match in (
         ({**LOSSY, "memory": "dgc"}, nesterov, "memory is 'dgc'.*has momentum=.* use torch.optim.SGD"),
         (votes, torch.optim.AdamW, "memory is 'scaled_momentum'.*has betas=.*torch.SignMomentum"),
+        (LOSSY, SignMomentum, "optimizer is .*SignMomentum.*memory is 'residual': use the preset 'sign_momentum'"),
     ):
         job = on.job(config, make=make)
         before = job.flat()
