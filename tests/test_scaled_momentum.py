@@ -71,7 +71,8 @@ def test_what_is_sent_leaves_whole_whatever_is_decoded(codecs):
     pipeline = Pipeline(Config.load({**VOTES, **codecs}))
     m, v = np.zeros(4000, np.float32), np.zeros(4000, np.float32)
     pipeline.encode(x[0], m, key(0), 2, v)
-    squares, added = momentum.scaled(v, x[1], m, 0.99, 2, 0.98, 1e-8, 1.0)
+    memory = pipeline.config.memory
+    squares, added = momentum.scaled(v, x[1], m, memory.beta2, 2, memory.decay, memory.eps, 1.0)
     whole = m + added
     support, values = decoded(pipeline, pipeline.encode(x[1], m, key(1), 2, v), x[1], 1)
     assert support.size >= 190 and not m[support].any() and values.any()
