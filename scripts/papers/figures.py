@@ -89,6 +89,8 @@ SCRIPTS = [
            ("SKCompress Figures 11 and 12", "SKCompress Table 4")),
     Script("linear_ablation", ("papers/linear_figures.py", "ablation", "--write"), LINEAR, "ablation",
            ("SKCompress Figure 10", "SKCompress Table 3"), False),
+    Script("linear_ends", ("papers/linear_figures.py", "ends", "--write"), LINEAR, "ends", ("SKCompress Table 4",),
+           False),
     Script("linear_codecs", ("papers/linear_figures.py", "codecs", "--write"), LINEAR, "codecs", (), False),
     Script("densestream_scale", ("bench/simulate_scale.py", "--write"), "densestream.md", "scale"),
     Script("sgd_frontier", (*FRONTIER, "docs/results/figures/sgd_frontier.jsonl", "lstm"), ACCURACY, "sgd"),
