@@ -5,8 +5,9 @@
 
 All workers run in one process (scripts/train/local_updates.py). Bits are those that all workers together send to a
 master, counted in two ways: as the paper counts (`paper_bits`), and those of the containers that were really made. Each
-method runs with each step size of a grid, and its best one counts: the one that reaches the target with the fewest
-bits, mean over the seeds. A target is reached at the first evaluation that meets it.
+method runs with each step size of a grid, and for each target its best one counts: the one that reaches this target in
+the fewest steps, mean over the seeds. One at the edge of the grid has no figure. A target is reached at the first
+evaluation that meets it.
 """
 
 import json
@@ -101,7 +102,7 @@ class Setting:
         workers: R.
         steps: of each worker, at most.
         look: evaluations are at the first synchronisation after so many steps.
-        rates: the first step sizes that are tried.
+        rates: step sizes that are tried, ascending.
         a: of the step size rate * a / (a + t), as in Theorem 2.
         error, loss: targets.
     """
@@ -116,9 +117,9 @@ class Setting:
 
 
 def train(
-    problem: Problem, method: Method, setting: Setting, rate: float, seed: int, most: int | None = None
+    problem: Problem, method: Method, setting: Setting, rate: float, seed: int, most: float = math.inf
 ) -> list[Point]:
-    """Trains until both targets are reached, or all steps are done, or ``most`` steps were not enough."""
+    """Trains until both targets are reached, or ``most`` steps or all are done."""
     rng = np.random.default_rng(seed)
     job = method.job(problem, setting.workers, seed)
     updates = LocalUpdates(job, problem.start(seed), method.decay, Outer(method.outer_lr, method.outer_momentum))
@@ -147,10 +148,8 @@ def train(
                 break
             bits = float(messages * method.paper_bits(updates.master.size))
             curve.append(Point(step + 1, bits, 8.0 * job.container_bytes, loss, error))
-            if min(point.loss for point in curve) <= setting.loss:
-                if min(point.error for point in curve) <= setting.error:
-                    break
-            elif most is not None and step + 1 >= most:
+            both = reached(curve, "loss", setting.loss) and reached(curve, "error", setting.error)
+            if both or step + 1 >= most:
                 break
     return curve
 
@@ -187,42 +186,49 @@ def levels(bits: int) -> dict[str, Any]:
 
 @dataclass
 class Result:
-    """What a method needed, at its best step size: the curves of each seed."""
+    """What a method needed until a target, at the step size that is best for it: the curves of each seed.
+
+    Attributes:
+        key, target: of a ``Point``: ``loss`` or ``error``.
+        at_edge: the grid has no larger, or no smaller step size, so the best one may be outside.
+    """
 
     method: Method
+    key: str
+    target: float
     rate: float
     curves: list[list[Point]]
+    at_edge: bool = False
 
-    def needed(self, key: str, target: float, what: str) -> float | None:
+    def needed(self, what: str) -> float | None:
         """The mean of a field of the points that meet the target; None if a seed does not reach it."""
-        points = [reached(curve, key, target) for curve in self.curves]
+        points = [reached(curve, self.key, self.target) for curve in self.curves]
         found = [getattr(point, what) for point in points if point is not None]
         return float(np.mean(found)) if len(found) == len(points) else None
 
-    def bits(self, key: str, target: float, count: str = "sent_bits") -> float | None:
-        """Mean bits until the target."""
-        return self.needed(key, target, count)
 
+def best(problem: Problem, method: Method, setting: Setting, seeds: int) -> tuple[Result, Result]:
+    """Trains with each step size and seed: the result for the loss, and that for the error.
 
-def best(problem: Problem, method: Method, setting: Setting, seeds: int) -> Result:
-    """Tries each step size with the first seed, and trains with the best one and the other seeds."""
+    The grid is tried from its middle on. A training stops at 1.5 times the steps that the best step size took.
+    """
+    rates, tried = setting.rates, list[tuple[Result, Result]]()
+    middle = rates[len(rates) // 2]
 
-    def lowest(curve: Sequence[Point]) -> float:
-        return min((one.loss for one in curve), default=math.inf)
+    def steps(result: Result) -> float:
+        return result.needed("step") or math.inf
 
-    rate, curve, least = setting.rates[0], [], None
-    for tried in setting.rates:
-        found = train(problem, method, setting, tried, 0, least)
-        point = reached(found, "loss", setting.loss)
-        if point is not None and (least is None or point.step < least):
-            rate, curve, least = tried, found, point.step
-        elif least is None and lowest(found) < lowest(curve):
-            rate, curve = tried, found
-    curves = [curve, *(train(problem, method, setting, rate, seed) for seed in range(1, seeds))]
-    result = Result(method, rate, curves)
-    steps = result.needed("loss", setting.loss, "step")
-    print(f"{method.name}, H {method.every}: step size {rate:g}, {steps} steps", flush=True)
-    return result
+    for rate in sorted(rates, key=lambda one: abs(math.log(one / middle))):
+        least = [min((steps(pair[number]) for pair in tried), default=math.inf) for number in (0, 1)]
+        curves = [train(problem, method, setting, rate, seed, 1.5 * max(least)) for seed in range(seeds)]
+        targets = (("loss", setting.loss), ("error", setting.error))
+        loss, error = (Result(method, *one, rate, curves, rate in (rates[0], rates[-1])) for one in targets)
+        tried.append((loss, error))
+    found = min((pair[0] for pair in tried), key=steps), min((pair[1] for pair in tried), key=steps)
+    for one in found:
+        edge = ", at the edge" if one.at_edge else ""
+        print(f"{method.name}, H {method.every}: {one.key}: rate {one.rate:g}{edge}, {steps(one)} steps", flush=True)
+    return found
 
 
 def short(number: float) -> str:
@@ -230,67 +236,70 @@ def short(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
-def table(results: Sequence[Result], setting: Setting) -> str:
+def table(results: Sequence[tuple[Result, Result]]) -> str:
     """Markdown: bits in both counts, and how many times fewer they are than those of SGD and Top_k with H = 1."""
-    first = {result.method.name: result for result in reversed(results) if result.method.every == 1}
+    first = {pair[0].method.name: pair for pair in reversed(results) if pair[0].method.every == 1}
+    loss, error = (one.target for one in results[0])
     head = [
-        "method", "H", "rate", f"steps to loss {setting.loss:g}", "as the paper counts", "really sent", "SGD / this",
-        "Top_k / this", f"really sent until test error {setting.error:g}", "SGD / this", "Top_k / this",
+        "method", "H", "rate", f"steps to loss {loss:g}", "as the paper counts", "really sent", "SGD / this",
+        "Top_k / this", "rate for the error", f"steps to test error {error:g}", "really sent until then", "SGD / that",
+        "Top_k / that",
     ]  # fmt: skip
+
+    def cells(number: int, pair: tuple[Result, Result], *counts: str) -> list[str]:
+        one = pair[number]
+        if one.at_edge or one.needed("step") is None:
+            return ["at the edge" if one.at_edge else "not reached", *[""] * (3 + len(counts))]
+        bits = [one.needed(count) or math.nan for count in counts]
+        bases = [None if base.at_edge else base.needed("sent_bits") for base in (first[name][number] for name in BASES)]
+        times = [f"{short(base / bits[-1])}x" if base else "" for base in bases]
+        return [f"{one.rate:g}", f"{one.needed('step'):.0f}", *(f"{short(part / 1e6)} Mbit" for part in bits), *times]
+
     lines = []
-
-    def number(value: float | None) -> str:
-        return "not reached" if value is None else f"{short(value / 1e6)} Mbit"
-
-    def times(value: float | None, other: str, key: str, target: float) -> str:
-        base = first[other].bits(key, target)
-        return "" if value is None or base is None else f"{short(base / value)}x"
-
-    for result in results:
-        steps = result.needed("loss", setting.loss, "step")
-        loss, error = result.bits("loss", setting.loss), result.bits("error", setting.error)
-        lines.append([
-            f"**{result.method.name}**" if result.method.ours else result.method.name,
-            f"1 to {result.method.every}" if result.method.asynchronous else result.method.every, f"{result.rate:g}",
-            "" if steps is None else f"{steps:.0f}", number(result.bits("loss", setting.loss, "paper_bits")),
-            number(loss), *(times(loss, other, "loss", setting.loss) for other in ("SGD", "Top_k")),
-            number(error), *(times(error, other, "error", setting.error) for other in ("SGD", "Top_k")),
-        ])  # fmt: skip
+    for pair in results:
+        method = pair[0].method
+        name = f"**{method.name}**" if method.ours else method.name
+        every = f"1 to {method.every}" if method.asynchronous else str(method.every)
+        lines.append([name, every, *cells(0, pair, "paper_bits", "sent_bits"), *cells(1, pair, "sent_bits")])
     return doc_sections.table(head, lines, right=True)
 
 
-def draw(results: Sequence[Result], setting: Setting, path: Path) -> None:
+def draw(results: Sequence[tuple[Result, Result]], path: Path) -> None:
     """Objective and test error against bits, mean of the seeds, logarithmic bits."""
-    shown = [result for result in results if result.method.every in (1, 8) or result.method.ours]
+    shown = [pair for pair in results if pair[0].method.every in (1, 8) or pair[0].method.ours]
     figure, both = figure_kit.picture(2, width=14, height=4.6)
 
     def name(method: Method) -> tuple[Any, ...]:
         """Results that have one colour."""
         return method.name, method.ours and method.every
 
-    names = list(dict.fromkeys(name(one.method) for one in shown))
+    names = list(dict.fromkeys(name(pair[0].method) for pair in shown))
     colors = [color for half in (0, 1) for color in matplotlib.colormaps["tab20"].colors[half::2]]
-    for axes, key, target in zip(both, ("loss", "error"), (setting.loss, setting.error), strict=True):
-        for method, curves in ((one.method, one.curves) for one in shown):
-            points = min(map(len, curves))
+    for axes, results_of_one in zip(both, zip(*shown, strict=True), strict=True):
+        for one in results_of_one:
+            method, points = one.method, min(map(len, one.curves))
             if points:
-                mean = Point(*np.array([curve[:points] for curve in curves]).mean(0).T)
+                mean = Point(*np.array([curve[:points] for curve in one.curves]).mean(0).T)
                 axes.plot(
-                    mean.sent_bits, getattr(mean, key), color=colors[names.index(name(method))],
+                    mean.sent_bits, getattr(mean, one.key), color=colors[names.index(name(method))],
                     lw=2 if method.ours else 1.2, ls="-" if method.every == 1 or method.ours else "--",
                     label=f"{method.name}, H = {method.every}",
                 )  # fmt: skip
-        axes.axhline(target, color="grey", lw=0.8)
+        axes.axhline(one.target, color="grey", lw=0.8)
         axes.set(xscale="log", xlabel="bits that all workers have sent, in containers")
-    both[0].set(ylabel="training objective", ylim=(0.6 * setting.loss, 10 * setting.loss))
-    both[1].set(ylabel="test error", ylim=(0, 5 * setting.error))
+    loss, error = (one.target for one in results[0])
+    both[0].set(ylabel="training objective", ylim=(0.6 * loss, 10 * loss))
+    both[1].set(ylabel="test error", ylim=(0, 5 * error))
     figure.legend(*both[1].get_legend_handles_labels(), fontsize=8, frameon=False, loc="outside right center")
     figure_kit.save(figure, path)
 
 
+RATES = (0.15, 0.19, 0.24, 0.3, 0.38, 0.48, 0.6, 0.76, 0.95, 1.2, 1.5, 1.9, 2.4, 3.0, 3.8)
+BASES = ("SGD", "Top_k")
+"""With H = 1: what the others are compared with."""
 SETTINGS = {
-    "softmax": Setting(15, 2000, 8, (0.6, 1.2, 2.4, 0.3), 1000, 0.11, 0.25),
-    "digits": Setting(4, 320, 8, (0.1,), 500, 0.03, 0.05),
+    "softmax": Setting(15, 2000, 8, RATES, 1000, 0.11, 0.25),
+    "digits": Setting(4, 320, 8, tuple(rate / 8 for rate in RATES), 500, 0.03, 0.05),
 }
 OURS = {
     "softmax": [
@@ -326,7 +335,7 @@ def make(experiment: str, quick: bool) -> tuple[Problem, Setting, list[Method]]:
         problem = DigitsResNet(setting.workers, 16, 4 if quick else 16)
     methods = [*of_the_paper(0.01), *OURS[experiment]]
     if quick:
-        setting = Setting(setting.workers, 24, 8, setting.rates[:1], setting.a, 0.9, 2.3)
+        setting = Setting(setting.workers, 24, 8, setting.rates[:3], setting.a, 0.9, 2.3)
         methods = [method for method in methods if method.every != 4][::2]
     return problem, setting, methods
 
@@ -344,15 +353,14 @@ def main(
     problem, setting, methods = make(experiment, quick)
     results = [best(problem, method, setting, seeds) for method in track(methods, experiment)]
     out.mkdir(parents=True, exist_ok=True)
-    rows = [{"method": asdict(one.method), "rate": one.rate, "curves": one.curves} for one in results]
-    (out / f"{experiment}.json").write_text(json.dumps(rows))
-    report(experiment, results, setting, out, write)
+    (out / f"{experiment}.json").write_text(json.dumps([list(map(asdict, pair)) for pair in results]))
+    report(experiment, results, out, write)
 
 
-def report(name: str, results: Sequence[Result], setting: Setting, out: Path, write: bool) -> None:
+def report(name: str, results: Sequence[tuple[Result, Result]], out: Path, write: bool) -> None:
     """Prints the table and draws the picture; or writes the section of docs/results/schemes.md as well."""
-    text = table(results, setting)
-    draw(results, setting, (DOC.parent / "figures" if write else out) / f"qsparse_{name}.png")
+    text = table(results)
+    draw(results, (DOC.parent / "figures" if write else out) / f"qsparse_{name}.png")
     print(text)
     if write:
         parts = [text, f"![bits against objective and test error](figures/qsparse_{name}.png)"]

@@ -245,23 +245,48 @@ def test_bits_as_the_paper_counts():
 
 def test_bits_until_a_target():
     """Fewer synchronisations and fewer elements need fewer bits; the bits are those of the containers."""
-    problem, setting = small_digits(5), qsparse_bits.Setting(5, 400, 4, (0.5, 0.05), 1000, 0.15, 0.6)
+    problem, setting = small_digits(5), qsparse_bits.Setting(5, 160, 4, (0.02, 0.5, 20.0), 1000, 0.15, 0.6)
     methods = [method for method in qsparse_bits.of_the_paper(0.05) if method.name in ("SGD", "Top_k", "SignTop_k")]
     results = [qsparse_bits.best(problem, method, setting, 2) for method in methods if method.every != 4]
-    bits = {(one.method.name, one.method.every): one.bits("loss", 0.6) for one in results}
+    bits = {(loss.method.name, loss.method.every): loss.needed("sent_bits") for loss, _ in results}
     assert bits["SGD", 1] > 4 * bits["SGD", 8] > bits["Top_k", 8] > 3 * bits["SignTop_k", 8]
-    assert all(one.rate == 0.5 for one in results)
-    for one in results:
-        for curve in one.curves:
-            assert curve[-1].loss <= 0.6 and min(point.error for point in curve) <= 0.15
-            rounds = curve[-1].step // one.method.every
-            assert curve[-1].paper_bits == 5 * rounds * one.method.paper_bits(650)
-    first = results[0].curves[0][-1]
+    assert all(loss.rate == 0.5 and not loss.at_edge for loss, _ in results)
+    for loss, error in results:
+        for curve in loss.curves:
+            assert curve[-1].loss <= 0.6 and min(point.error for point in curve) <= error.target == 0.15
+            rounds = curve[-1].step // loss.method.every
+            assert curve[-1].paper_bits == 5 * rounds * loss.method.paper_bits(650)
+    first = results[0][0].curves[0][-1]
     assert first.paper_bits <= first.sent_bits <= 1.01 * first.paper_bits  # a header
-    text = qsparse_bits.table(results, setting)
+    text = qsparse_bits.table(results)
     assert text.count("\n") == 1 + len(results) and "not reached" not in text
     head, row = (line.split(" | ") for line in text.splitlines()[::2][:2])
     assert row[head.index("SGD / this")] == "1x"
+
+
+def test_each_target_has_its_step_size_and_none_at_the_edge_of_the_grid(monkeypatch):
+    """The loss is reached first with 0.4, the error with 0.2; the figures are those of the target's own step size."""
+    steps = {0.1: (40, 40), 0.2: (30, 8), 0.4: (16, 24), 0.8: (40, 40)}
+
+    def train(problem, method, setting, rate, seed, most):
+        loss, error = steps[rate]
+        return [qsparse_bits.Point(n, 0.0, 100.0 * n, 0.2 if n >= loss else 1, 0.1 if n >= error else 1)
+                for n in range(2, 41, 2)]  # fmt: skip
+
+    monkeypatch.setattr(qsparse_bits, "train", train)
+    methods = [one for one in qsparse_bits.of_the_paper(0.01) if one.name in ("SGD", "Top_k") and one.every == 1]
+
+    def found(*rates):
+        setting = qsparse_bits.Setting(1, 40, 2, rates, 1, 0.1, 0.2)
+        return [qsparse_bits.best(None, method, setting, 1) for method in methods]
+
+    for loss, error in found(0.1, 0.2, 0.4, 0.8):
+        assert (loss.rate, loss.needed("sent_bits"), loss.at_edge) == (0.4, 1600, False)
+        assert (error.rate, error.needed("sent_bits"), error.at_edge) == (0.2, 800, False)
+    pairs = found(0.1, 0.2, 0.4)
+    assert all(loss.at_edge and not error.at_edge for loss, error in pairs)
+    for row in qsparse_bits.table(pairs).splitlines()[2:]:
+        assert "at the edge" in row and "1600" not in row and row.endswith("| 0.2 | 8 | 0.0008 Mbit | 1x | 1x |")
 
 
 def test_the_mnist_digits_are_there():
