@@ -1,6 +1,7 @@
 """Figures of codecs on one gradient: index and value codecs and their combinations (DeepReduce, Figures 5 and 10)."""
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from figure_kit import COLORS, Data, Figure, Picture, picture, table
 from matplotlib.colors import LogNorm
 
 from hvd_deepreduce import Config
-from hvd_deepreduce.codecs.interfaces import Floats, RngKey
+from hvd_deepreduce.codecs.interfaces import Floats, RngKey, ValueCodec
+from hvd_deepreduce.codecs.value.fit_dexp import FitDExp
 from hvd_deepreduce.codecs.value.fit_poly import FitPoly
 from hvd_deepreduce.ops import select
 from hvd_deepreduce.pipeline import Pipeline
@@ -24,9 +26,9 @@ KEY = RngKey(0, 0, 0)
 SMALL = 36_864
 
 
-def layer(tiny: bool) -> Floats:
+def layer(tiny: bool, kind: str = "accumulator") -> Floats:
     """A gradient of 36,864 elements."""
-    return generated(SMALL, 0) if tiny else bench.layer("accumulator")
+    return generated(SMALL, 0) if tiny else bench.layer(kind)
 
 
 # --- Figure 10: combinations
@@ -73,10 +75,35 @@ def combination(settings: str | dict[str, Any], gradient: Floats, times: bool) -
     return out
 
 
+WIDTHS = (3, *[16] * 7, *[32] * 6, *[64] * 6)
+SIZES = {
+    "a layer of 36,864 elements, 1%": ([SMALL], 0.01),
+    "ResNet-20, 1% of each tensor": (
+        [n for a, b in pairwise(WIDTHS) for n in (9 * a * b, b, b)] + [640, 10], 0.01,
+    ),
+    "a perceptron of 50,890 parameters, 10%": ([50_890], 0.1),
+}  # fmt: skip
+"""Elements of each tensor, and the density. ResNet-20's are those of the papers' for CIFAR-10."""
+KEYED = {"Top-r": "topk_raw", "Fit-Poly": "dr_fit_poly", "Fit-DExp": "dr_fit_dexp"}
+
+
+def keyed() -> Data:
+    """The volumes of the fits with keys of 32 bits, in the order of the values; they hardly depend on the values."""
+    out: Data = {}
+    for model, (sizes, density) in SIZES.items():
+        tensors = [np.random.default_rng(n).standard_normal(n).astype(np.float32) for n in sizes]
+        out[model] = {}
+        for name, preset in KEYED.items():
+            pipeline = Pipeline(Config.load(preset, density=density), 1)
+            sent = sum(pipeline.encode(one, np.zeros_like(one), KEY, version=2).size for one in tensors)
+            out[model][name] = sent / (4 * sum(sizes))
+    return out
+
+
 def figure_10(tiny: bool) -> Data:
     gradient = layer(tiny)
     rows = {name: combination(given, gradient, not tiny) for name, given in COMBINATIONS.items()}
-    return {"numel": gradient.size, "copy": bench.small_timed(gradient.copy), "rows": rows}
+    return {"numel": gradient.size, "copy": bench.small_timed(gradient.copy), "rows": rows, "keyed": keyed()}
 
 
 def draw_10(data: Data) -> Picture:
@@ -132,8 +159,11 @@ def table_10(data: Data) -> str:
         f"{volume('SKCompress') / volume('BF-P2, QSGD'):.2f} times the bytes of BF-P2 with QSGD, and "
         f"{volume('SKCompress without sketches') / volume('BF-P2, QSGD'):.2f} times without its sketches and separate "
         "signs, as the paper measured it for its Table 2: for 368 elements, the tables of 128 buckets and of the "
-        "Huffman code weigh more than they save. On one CPU thread both take about as long."
-    )
+        "Huffman code weigh more than they save. On one CPU thread both take about as long.\n\n"
+        + table(["volume with keys of 32 bits", *KEYED], (
+            [model, *(f"{one[name]:.2%}" for name in KEYED)] for model, one in data["keyed"].items()
+        ))
+    )  # fmt: skip
 
 
 # --- All combinations of index and value codecs
@@ -206,7 +236,8 @@ def table_all(data: Data) -> str:
 
 
 def figure_5(tiny: bool) -> Data:
-    """The sorted values of the top 10% of a layer, and what Fit-Poly makes of them."""
+    """The sorted values of the top 10% of a layer, what Fit-Poly makes of them, and the errors of the fits of
+    accumulators and raw gradients."""
     gradient = layer(tiny)
     indices, values = select.topk(gradient.copy(), None, gradient.size // 10)
     codec = FitPoly()
@@ -217,7 +248,32 @@ def figure_5(tiny: bool) -> Data:
     step = max(1, values.size // 400)
     return {"values": values[order][::step].tolist(), "fitted": fitted[::step].tolist(), "step": step,
             "bytes": section.size, "count": values.size,
-            "error": float(np.linalg.norm(values[order] - fitted) / np.linalg.norm(values))}  # fmt: skip
+            "error": float(np.linalg.norm(values[order] - fitted) / np.linalg.norm(values)),
+            "inputs": fits(gradient, layer(tiny, "gradient"))}  # fmt: skip
+
+
+FITS: dict[str, ValueCodec] = {
+    "Fit-Poly": FitPoly(), "Fit-Poly, the paper's heuristic": FitPoly(segments=None), "Fit-DExp": FitDExp(),
+}  # fmt: skip
+
+
+def fits(accumulator: Floats, gradient: Floats) -> Data:
+    """Relative L2 errors of the fits, and of one magnitude for all, which says how much of a curve there is to fit."""
+    out: Data = {}
+    for kind, vector in {"accumulator": accumulator, "raw gradient": gradient}.items():
+        for share in (0.01, 0.1, 1.0):
+            values = select.topk(vector.copy(), None, int(share * vector.size))[1]
+            values = values[values != 0]
+            large, norm = np.abs(values), np.linalg.norm(values)
+            one = out[f"{kind}, {'all' if share == 1 else f'top {share:.0%}'}"] = {
+                "count": values.size, "span": float(large.max() / large.min()),
+                "one magnitude": float(np.linalg.norm(large - large.mean()) / norm),
+            }  # fmt: skip
+            for name, codec in FITS.items():
+                section, order = codec.encode(values, None, KEY)
+                fitted = codec.decode(section, values.size, None, values.dtype, KEY)
+                one[name] = float(np.linalg.norm(fitted - (values if order is None else values[order])) / norm)
+    return out
 
 
 def draw_5(data: Data) -> Picture:
@@ -233,8 +289,12 @@ def draw_5(data: Data) -> Picture:
 def table_5(data: Data) -> str:
     return (
         f"{data['count']:,} values in {data['bytes']:,} bytes without their order "
-        f"({8 * data['bytes'] / data['count']:.2f} bits a value), relative L2 error {data['error']:.3g}."
-    )
+        f"({8 * data['bytes'] / data['count']:.2f} bits a value), relative L2 error {data['error']:.3g}.\n\n"
+        + table(["input", "largest / smallest", "error of one magnitude for all", *FITS], (
+            [name, f"{one['span']:,.3g}", *(f"{one[fit]:.2%}" for fit in ("one magnitude", *FITS))]
+            for name, one in data["inputs"].items()
+        ))
+    )  # fmt: skip
 
 
 FIGURES = [
