@@ -14,8 +14,10 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -210,7 +212,7 @@ class Result:
 def best(problem: Problem, method: Method, setting: Setting, seeds: int) -> tuple[Result, Result]:
     """Trains with each step size and seed: the result for the loss, and that for the error.
 
-    The grid is tried from its middle on. A training stops at 1.5 times the steps that the best step size took.
+    The grid is tried from its middle on. A training stops at 1.25 times the steps that the best step size took.
     """
     rates, tried = setting.rates, list[tuple[Result, Result]]()
     middle = rates[len(rates) // 2]
@@ -220,7 +222,7 @@ def best(problem: Problem, method: Method, setting: Setting, seeds: int) -> tupl
 
     for rate in sorted(rates, key=lambda one: abs(math.log(one / middle))):
         least = [min((steps(pair[number]) for pair in tried), default=math.inf) for number in (0, 1)]
-        curves = [train(problem, method, setting, rate, seed, 1.5 * max(least)) for seed in range(seeds)]
+        curves = [train(problem, method, setting, rate, seed, 1.25 * max(least)) for seed in range(seeds)]
         targets = (("loss", setting.loss), ("error", setting.error))
         loss, error = (Result(method, *one, rate, curves, rate in (rates[0], rates[-1])) for one in targets)
         tried.append((loss, error))
@@ -351,7 +353,9 @@ def main(
     if write and (quick or seeds != SEEDS):
         raise typer.BadParameter(f"--write is for {SEEDS} seeds and all steps, of which {DOC.name} tells")
     problem, setting, methods = make(experiment, quick)
-    results = [best(problem, method, setting, seeds) for method in track(methods, experiment)]
+    with ProcessPoolExecutor(figure_kit.processes) as pool:
+        found = pool.map(partial(best, problem, setting=setting, seeds=seeds), methods)
+        results = list(track(found, experiment, len(methods)))
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{experiment}.json").write_text(json.dumps([list(map(asdict, pair)) for pair in results]))
     report(experiment, results, out, write)
