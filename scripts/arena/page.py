@@ -21,8 +21,8 @@ ABOUT = """\
 # The arena
 
 Losses and bytes of published methods and of ours. `python scripts/arena/arena.py run` trains what is missing, and
-`report` writes this page from the trainings in `docs/results/arena/`, a line each. All workers of a job run in one process;
-there are no times.
+`report` writes this page from the trainings in `docs/results/arena/`, a line each. All workers of a job run in one
+process; there are no times.
 
 Each method of a contest has the same number of trials for its own knobs: a coordinate descent on a grid, on a seed that
 is not reported, with short trainings; the learning rate is then searched once more with whole trainings. A method whose
