@@ -176,7 +176,7 @@ def test_an_index_codec_under_randomk(index):
     assert without.index == 0 and without.indices.size == 0 and without.count == 150
     pipeline = Pipeline(Config.load(sparsifier=random, index=index, value="raw"))
     container = wire.unpack(pipeline.encode(x, None, KEY))
-    assert container.index in {codec.id for codec in pipeline.config.index.choices} and container.indices.size > 100
+    assert container.index in {codec.id for codec in pipeline.config.index.choices} and container.indices.size > 50
     support, values = decode_part(container, x.size)
     np.testing.assert_array_equal(values, x[support])
     assert np.isin(decode_part(without, x.size)[0], support).all()  # the default policy of a filter loses none

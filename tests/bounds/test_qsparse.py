@@ -16,6 +16,7 @@ from hvd_deepreduce import Config
 from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.wire.standalone import unpack
+from tests.selection import thorough
 
 WORKERS = 4
 
@@ -162,7 +163,7 @@ def theorem_1(steps, rate, **how):
 RATE = 0.37
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=thorough)])
 def test_theorems_1_and_3(asynchronous):
     """Fixed rate, not convex. The asynchronous operation, whose constants are not printed, stays below the bound of the
     synchronous one; both fall as 1 / sqrt(T)."""
@@ -196,6 +197,7 @@ def theorem_2(steps, **how):
     return found, bound
 
 
+@thorough
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_theorems_2_and_4(asynchronous):
     """Decaying rate, strongly convex. As above."""
@@ -203,6 +205,7 @@ def test_theorems_2_and_4(asynchronous):
     assert 0 < 1e5 * found <= bound
 
 
+@thorough
 def test_theorem_2_needs_the_memory():
     found, bound = theorem_2(1600, feedback=False)
     assert found > 1.3 * bound
