@@ -95,7 +95,7 @@ class ScaledMomentum(Feedback):
     id = 3
     has_velocity = True
     leaves_whole = True
-    decay: float = Field(0.9, ge=0, lt=1)
+    decay: float = Field(0.95, ge=0, lt=1)
     beta2: float = Field(0.99, ge=0, lt=1)
     eps: float = Field(1e-8, ge=1e-30, le=1)
     clip: float | None = Field(None, gt=0, allow_inf_nan=False)
