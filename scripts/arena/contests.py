@@ -246,7 +246,7 @@ def in_each_step(workers: int) -> Contest:
         ),
     }  # fmt: skip
     claims = (Claim("signs 0.7%", "dense", 0.02, 0.007), Claim("signs 0.25%", "dense", 0.05, 0.0025))
-    return Contest(f"In each step, AdamW, {workers} workers", "gpt", workers, 2000, 500, 12, methods, claims)
+    return Contest(f"In each step, AdamW, {workers} workers", "gpt", workers, 2000, 500, 16, methods, claims)
 
 
 def in_local_steps(workers: int, inner: str) -> Contest:
