@@ -3,6 +3,7 @@
     python scripts/arena/arena.py run                   # what is missing, on two cores; continues where it was stopped
     python scripts/arena/arena.py run each-step-2 --minutes 60
     python scripts/arena/arena.py plan                  # trainings and hours that are left
+    python scripts/arena/arena.py prune                 # deletes trainings that the contests no longer ask for
     python scripts/arena/arena.py report                # docs/results/arena.md, from the lines that are there
 
 A training is a line of docs/results/arena/CONTEST.jsonl: job, workers, steps, seed, settings, and what came out. The
@@ -116,6 +117,20 @@ def lines_of(name: str) -> dict[str, Line]:
     return {Wanted(*(line[field] for field in fields)).key: line for line in json_lines(path_of(name))}
 
 
+def asked(contest: Contest, known: dict[str, Line]) -> set[str]:
+    """The trainings that the campaigns of a contest ask for, as far as they are known."""
+    found: set[str] = set()
+
+    class Noting(dict[str, Line]):
+        def __contains__(self, key: object) -> bool:
+            found.add(str(key))
+            return super().__contains__(key)
+
+    for method in contest.methods:
+        replayed(contest, method, Noting(known))
+    return found
+
+
 def hours_of(lines: dict[str, Line]) -> float:
     """Hours of one core that trainings have taken."""
     return sum(line["seconds"] for line in lines.values()) / 3600
@@ -199,6 +214,18 @@ def plan(names: Names = None) -> None:
             if end and end.at_edge:
                 state = f"refused: the optimum is at the edge of {', '.join(end.at_edge)}"
             print(f"  {method}: {state}")
+
+
+@app.command()
+def prune(names: Names = None) -> None:
+    """Deletes trainings that no campaign asks for any more, since the contests have changed."""
+    for name in chosen(names):
+        known = lines_of(name)
+        kept = asked(CONTESTS[name], known)
+        if set(known) - kept:
+            lines = [json.dumps(line) for key, line in known.items() if key in kept]
+            path_of(name).write_text("".join(f"{line}\n" for line in lines))
+            print(f"{name}: {len(known) - len(lines)} trainings deleted")
 
 
 @app.command()

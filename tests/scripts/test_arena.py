@@ -120,6 +120,7 @@ def test_a_campaign_continues_where_it_stopped_and_trains_the_best_settings_with
     assert len(text) == len(set(text))
     (short / "short.jsonl").write_text("\n".join(text[:-5]) + "\n")
     arena.run_all(["short"], 2, math.inf)
+    arena.prune(["short"])
     assert sorted((short / "short.jsonl").read_text().splitlines()) == sorted(text)
     for method, one in arena.done("short").items():
         assert one.short.settings == {"lr": 0.4} and one.long.settings == {"lr": 0.2} and not one.at_edge
@@ -140,6 +141,9 @@ def test_the_page_is_computed_and_a_method_at_the_edge_has_no_row(short, monkeyp
     assert "- **No.**" in page.body("short", tighter, arena.done("short"), 2.0)
     monkeypatch.setitem(CONTESTS, "short", replace(CONTEST, trials=2))
     arena.run_all(["short"], 2, math.inf)
+    trainings = len(arena.lines_of("short"))
+    arena.prune(["short"])
+    assert len(arena.lines_of("short")) < trainings
     edge = page.body("short", CONTESTS["short"], arena.done("short"), 2.0)
     assert "| **few** |" not in edge and "at the edge of lr" in edge and "- Open." in edge
 
@@ -148,16 +152,7 @@ def test_the_page_is_computed_and_a_method_at_the_edge_has_no_row(short, monkeyp
 def test_the_lines_of_the_documents_are_those_that_the_contests_ask_for(name):
     """Lines that no campaign asks for any more are deleted with the change that no longer asks for them."""
     known = arena.lines_of(name)
-    asked: set[str] = set()
-
-    class Noting(dict):
-        def __contains__(self, key):
-            asked.add(key)
-            return super().__contains__(key)
-
-    for method in CONTESTS[name].methods:
-        arena.replayed(CONTESTS[name], method, Noting(known))
-    assert set(known) <= asked
+    assert set(known) <= arena.asked(CONTESTS[name], known), "run python scripts/arena/arena.py prune"
 
 
 @pytest.mark.parametrize("workers", [2, 8])
