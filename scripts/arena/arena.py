@@ -2,7 +2,7 @@
 
     python scripts/arena/arena.py run                   # what is missing, on two cores; continues where it was stopped
     python scripts/arena/arena.py run each-step-2 --minutes 60
-    python scripts/arena/arena.py plan                  # trainings and hours that are left
+    python scripts/arena/arena.py plan                  # what is done, and what comes next
     python scripts/arena/arena.py prune                 # deletes trainings that the contests no longer ask for
     python scripts/arena/arena.py report                # docs/results/arena.md, from the lines that are there
 
@@ -76,7 +76,7 @@ def campaign(contest: Contest, name: str) -> Generator[list[Wanted], list[Line],
         answer: list[float] | None = None
         try:
             while True:
-                points = tuning.send(answer) if answer is not None else next(tuning)  # type: ignore[arg-type]
+                points = tuning.send(answer)  # type: ignore[arg-type]  # None begins it
                 lines = yield [wanted(steps, contest.tuning_seed, {**fixed, **point}) for point in points]
                 answer = [contest.score(line) for line in lines]
         except StopIteration as end:
@@ -204,7 +204,7 @@ def run(
 
 @app.command()
 def plan(names: Names = None) -> None:
-    """Prints what is done, what is next, and the trainings and hours of one core that are left at most."""
+    """Prints what is done, with the hours of one core that it took, and what is next."""
     for name in chosen(names):
         contest, known = CONTESTS[name], lines_of(name)
         print(f"{name}: {len(known)} trainings, {hours_of(known):.2f} hours of a core so far")

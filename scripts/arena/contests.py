@@ -7,11 +7,12 @@ where the paper names none for such a job, with that of the nearest method.
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from schemes import subset_bits
-from tuning import Choice, Knobs, Scale
+from tuning import Choice, Knobs, Scale, starting
+
+from hvd_deepreduce.tools.measuring import entropy_bits
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,6 @@ class Method:
         words: for the tables.
         fixed: settings, by their paths.
         knobs: by their paths.
-        ours: whether it is ours, and no published method.
         share: bytes relative to dense that decide the density, whose path is ``density``, once ``every`` is known.
         value_bits: of a value that is sent.
         blocks: the knob ``block`` is the elements of a block, of the sparsifier and of the index codec.
@@ -31,7 +31,6 @@ class Method:
     words: str
     fixed: Mapping[str, Any]
     knobs: Knobs
-    ours: bool = False
     share: float | None = None
     density: str = ""
     value_bits: float = 1.0
@@ -133,7 +132,7 @@ def density_of(
     low, high = 1e-6, 1.0
     for _ in range(60):
         middle = math.sqrt(low * high)
-        bits = subset_bits(max(1, round(middle * numel)), numel) / numel / block + middle * value_bits
+        bits = entropy_bits(numel, max(1, round(middle * numel))) / numel / block + middle * value_bits
         low, high = (middle, high) if bits < budget else (low, middle)
     return float(f"{low:.3g}")
 
@@ -148,11 +147,6 @@ SIGN = {"optimizer": "sign", "clip": 1.0, "clip_first": True, "weight_decay": 0.
 DENSE = {"lr": LR, "weight_decay": DECAY, "beta2": BETA2}
 """The knobs of dense AdamW, which all methods with an AdamW of dense directions have."""
 DENSITY = "config.sparsifier.density"
-
-
-def starting(knob: Choice, value: Any) -> Choice:
-    """The knob with another start."""
-    return replace(knob, start=value)
 
 
 def largest(value: str | dict[str, Any]) -> dict[str, Any]:
@@ -175,7 +169,7 @@ def signs(share: float, block: int) -> Method:
         {"optimizer": "sign", "weight_decay": 0.1, "scheme": "containers", "with": {"config": config}},
         {"lr": Scale(8e-3, 1.4), "with.config.memory.decay": MOMENTA, "weight_decay": DECAY,
          "block": Choice((1, 2, 4, 8, 16, 32), block, (True, False))},
-        True, share, "with.config.sparsifier.density", blocks=True,
+        share, "with.config.sparsifier.density", blocks=True,
     )  # fmt: skip
 
 
@@ -190,8 +184,7 @@ def updates(share: float, every: int | None = None, decay: float = 1.0, inner: M
     return Method(
         f"**signs of updates**{f', H = {every}' if every else ''}, {share:.2%}",
         {**inner, "config": largest("sign"), **({"every": every} if every else {})},
-        {"lr": Scale(5e-3, 1.4), **period, "decay": starting(RESIDUAL, decay), "weight_decay": DECAY}, True, share,
-        DENSITY,
+        {"lr": Scale(5e-3, 1.4), **period, "decay": starting(RESIDUAL, decay), "weight_decay": DECAY}, share, DENSITY,
     )  # fmt: skip
 
 
@@ -214,7 +207,7 @@ def sparse_loco(share: float, inner: Mapping[str, Any]) -> Method:
     return Method(
         f"SparseLoCo, indices of entropy-coded gaps, {share:.2%}", {**inner, "config": config},
         {"lr": LR, "every": PERIOD, "decay": Choice((0.8, 0.9, 0.95, 0.98, 1.0), 0.95, (False, True)),
-         "outer_lr": Choice((0.4, 0.6, 0.8, 1.0, 1.2, 1.5), 1.0)}, False, share, DENSITY, 1.7,
+         "outer_lr": Choice((0.4, 0.6, 0.8, 1.0, 1.2, 1.5), 1.0)}, share, DENSITY, 1.7,
     )  # fmt: skip
 
 
@@ -236,12 +229,12 @@ def in_each_step(workers: int) -> Contest:
         "powersgd": Method("PowerSGD, rank 4, AdamW", {**ADAMW, "scheme": "powersgd", "with": {"rank": 4}}, DENSE),
         "one_bit": Method(
             "1-bit Adam, 15% of the steps dense",
-            {"optimizer": "plain", "clip": 1.0, "clip_first": True, "scheme": "one_bit"},
+            {"optimizer": "sgd", "clip": 1.0, "clip_first": True, "scheme": "one_bit"},
             {"lr": LR, "weight_decay": DECAY},
         ),
         "raw signs": Method(
             "**signs of momentum**, not scaled, 0.70%", {**SIGN, "scheme": "sparse_signs"},
-            {"lr": Scale(4e-3, 1.4), "weight_decay": DECAY, "with.decay": starting(MOMENTA, 0.999)}, True, 0.007,
+            {"lr": Scale(4e-3, 1.4), "weight_decay": DECAY, "with.decay": starting(MOMENTA, 0.999)}, 0.007,
             "with.density",
         ),
     }  # fmt: skip
@@ -278,7 +271,7 @@ IMAGE_RATE = {"lr": Scale(0.05, 2.0)}
 def sent(words: str, config: str | dict[str, Any], ours: bool = False, **more: Any) -> Method:
     """Gradients of a classifier in the containers of a config."""
     scheme = {"scheme": "containers", "with": {"config": config, **more}}
-    return Method(f"**{words}**" if ours else words, {**IMAGES, **scheme}, IMAGE_RATE, ours)
+    return Method(f"**{words}**" if ours else words, {**IMAGES, **scheme}, IMAGE_RATE)
 
 
 def bloom(policy: str, density: float, **more: Any) -> dict[str, Any]:
@@ -358,7 +351,7 @@ def sgd(workers: int) -> Contest:
     def ours(share: float) -> Method:
         config = {"scheme": "containers", "with": {"config": largest(levels)}}
         return Method(
-            f"**top-k of gradients, 4 bits**, {share:.2%}", {**SGD, **config}, SGD_KNOBS, True, share,
+            f"**top-k of gradients, 4 bits**, {share:.2%}", {**SGD, **config}, SGD_KNOBS, share,
             "with.config.sparsifier.density", 3.0,
         )  # fmt: skip
 

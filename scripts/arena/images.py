@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 
 sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("train", "papers"))
@@ -26,7 +25,7 @@ class ImageJob:
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.parameters = model, list(model.parameters())
-        self.train, self.labels, self.test, self.test_labels = _images()
+        self.train, self.labels, self.test, self.test_labels = images()
 
     def gradient(self, flat: Tensor, generators: Sequence[torch.Generator], out: Tensor) -> None:
         """Writes the gradient of one worker's batch at the parameters ``flat`` to ``out``, both float32 ``[NUMEL]``."""
@@ -45,9 +44,6 @@ class ImageJob:
         scores = self.model(self.test)
         accuracy = (scores.argmax(1) == self.test_labels).float().mean()
         return float(functional.cross_entropy(scores, self.test_labels)), float(accuracy)
-
-
-_images = cache(images)
 
 
 class ImageModel:

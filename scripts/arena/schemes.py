@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hvd_deepreduce import Config
 from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.tools.measuring import entropy_bits
 
 Shapes = Sequence[Sequence[int]]
 FLOAT = 4
@@ -72,25 +73,24 @@ class SparseSigns:
     """Signs of the largest elements of each worker's momentum, which leave the momentum whole: our ``SignMomentum``.
 
     The momentum of a worker is m = decay * m + g. A worker sends the signs of the k elements of m that are largest by
-    magnitude, and sets them to 0 in m. The direction is the sign of the sum of the signs, or their mean.
+    magnitude, and sets them to 0 in m. The direction is the sign of the sum of the signs: an element on which the
+    workers disagree evenly does not move.
 
     Args:
         density: k / numel.
         decay: of the momentum.
-        votes: ``sign``: an element on which the workers disagree evenly does not move. ``mean``: the mean of the signs
-            over all workers. ``root``: the sum of the signs divided by the root of the number of workers.
         scaled: whether a worker divides its gradient by the root of its own running mean of squares first, as Adam.
         beta2: of that mean.
     """
 
     def __init__(
-        self, workers: int, shapes: Shapes, steps: int, density: float, decay: float, votes: str = "sign",
-        scaled: bool = False, beta2: float = 0.99,
+        self, workers: int, shapes: Shapes, steps: int, density: float, decay: float, scaled: bool = False,
+        beta2: float = 0.99,
     ) -> None:  # fmt: skip
         self.numel = sum(map(math.prod, shapes))
         self.momentum = torch.zeros(workers, self.numel)
         self.squares = torch.zeros(workers, self.numel) if scaled else None
-        self.density, self.decay, self.votes, self.beta2 = density, decay, votes, beta2
+        self.density, self.decay, self.beta2 = density, decay, beta2
         self._steps, self.sent = 0, 0.0
 
     def combine(self, gradients: Tensor) -> Tensor:
@@ -105,8 +105,8 @@ class SparseSigns:
         signs = self.momentum.gather(1, largest).sign_()
         self.momentum.scatter_(1, largest, 0.0)
         total = torch.zeros(self.numel).scatter_add_(0, largest.flatten(), signs.flatten())
-        self.sent += (workers - 1) * (subset_bits(kept, self.numel) + kept) / 8
-        return {"sign": total.sign(), "mean": total / workers, "root": total / workers**0.5}[self.votes]
+        self.sent += (workers - 1) * (entropy_bits(self.numel, kept) + kept) / 8
+        return total.sign()
 
 
 class PowerSGD:
@@ -241,7 +241,7 @@ class OneBitMomentum:
 
     In the first steps the mean gradient is exchanged in float32 and Adam runs as ever; then its second moment stays as
     it is, and the workers exchange momentum, one sign an element and one scale a vector, first to the owner of a slice
-    and then, compressed again, to all. The direction is Adam's step, so the optimizer is ``plain``.
+    and then, compressed again, to all. The direction is Adam's step, so the optimizer is SGD without momentum.
 
     Args:
         warm: share of the steps with dense gradients; the paper has 15% to 20%.
@@ -274,12 +274,6 @@ class OneBitMomentum:
         self.owners = owned - self.first
         self.sent += traffic.allreduce(self.numel / 8, self.workers).sent
         return self.first / ((self.second / (1 - beta2**self.warm)).sqrt() + 1e-8)
-
-
-def subset_bits(count: int, numel: int) -> float:
-    """The least bits that name ``count`` of ``numel`` elements, log2 of the binomial coefficient."""
-    parts = math.lgamma(numel + 1) - math.lgamma(count + 1) - math.lgamma(numel - count + 1)
-    return parts / math.log(2)
 
 
 SCHEMES: dict[str, Callable[..., Scheme]] = {

@@ -2,9 +2,8 @@
 
 A run is told by plain settings, which are all that it depends on, with a seed and a number of steps:
 
-- ``optimizer``: ``adamw``, ``muon``, ``sgd``, ``sign`` (the sign of the direction) or ``plain`` (the direction);
-  ``lr``, the peak of a warm-up and a cosine; ``weight_decay``, decoupled; ``momentum``; ``beta1``, ``beta2``; ``clip``,
-  the largest norm of a gradient.
+- ``optimizer``: ``adamw``, ``muon``, ``sgd`` or ``sign`` (the sign of the direction); ``lr``, the peak of a warm-up and
+  a cosine; ``weight_decay``, decoupled; ``momentum``; ``beta1``, ``beta2``; ``clip``, the largest norm of a gradient.
 - ``scheme``: a name of ``schemes.SCHEMES``, with its arguments in ``with``; or
 - ``every``: local steps from one exchange to the next, ``outer_lr`` and ``outer_momentum`` of the outer step, ``decay``
   of the residual, and ``config`` of the containers; None: updates are averaged in float32.
@@ -27,29 +26,15 @@ import torch
 from local_updates import LocalUpdates, Outer
 from schemes import SCHEMES
 from simulated_ranks import DenseRanks, SimulatedRanks
-from torch import Tensor
 
 from hvd_deepreduce import Config
 from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.torch import SignMomentum
 
 Settings = dict[str, Any]
 JOBS: dict[str, Any] = {"gpt": gpt_job, "lstm": lstm_job, **images.MODELS}
 BATCH = 4
 """Sequences of a worker and step, of the language models."""
-
-
-class SignStep(torch.optim.Optimizer):
-    """p = (1 - lr * weight_decay) * p - lr * sign(g)."""
-
-    def __init__(self, parameters: list[torch.nn.Parameter], lr: float, weight_decay: float, signs: bool) -> None:
-        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay, "signs": signs})
-
-    @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for one in group["params"]:
-                one.mul_(1 - group["lr"] * group["weight_decay"])
-                one.add_(one.grad.sign() if group["signs"] else one.grad, alpha=-group["lr"])
 
 
 def optimizer_of(settings: Settings, models: torch.nn.Parameter, shapes: Sequence[Sequence[int]]) -> Any:
@@ -62,13 +47,7 @@ def optimizer_of(settings: Settings, models: torch.nn.Parameter, shapes: Sequenc
         return torch.optim.SGD([models], lr, momentum=settings.get("momentum", 0.0), weight_decay=decay)
     if name == "muon":
         return muon.Muon(models, shapes, lr, settings.get("momentum", 0.95), decay, settings.get("beta2", 0.99))
-    return SignStep([models], lr, decay, name == "sign")
-
-
-def clipped(gradients: Tensor, most: float) -> Tensor:
-    """Scales each row down to a norm of ``most``, in place."""
-    gradients *= (most / gradients.norm(dim=-1, keepdim=True)).clamp(max=1.0)
-    return gradients
+    return SignMomentum([models], lr, decay)
 
 
 def train(job: str, settings: Settings, workers: int, steps: int, seed: int) -> dict[str, Any]:
@@ -93,11 +72,11 @@ def train(job: str, settings: Settings, workers: int, steps: int, seed: int) -> 
             for worker, generator in enumerate(generators):
                 data.gradient(flat[worker if local else 0], [generator], gradients[worker])
         first = local or settings.get("clip_first", False)
-        used = clipped(gradients, clip) if first else gradients
+        used = gpt_job.clipped(gradients, clip) if first else gradients
         if scheme:
             used = scheme.combine(used)[None]
             rounds += 1
-        models.grad = used if first else clipped(used, clip)
+        models.grad = used if first else gpt_job.clipped(used, clip)
         optimizer.param_groups[0]["lr"] = settings["lr"] * gpt_job.rate(step, steps)
         optimizer.step()
         if updates and ((step + 1) % settings["every"] == 0 or step + 1 == steps):

@@ -8,7 +8,7 @@ trials are in a file continues where it stopped.
 import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 Point = dict[str, int]
 """The place of each knob on its grid."""
@@ -70,6 +70,7 @@ class Choice:
 
 
 Knobs = Mapping[str, Scale | Choice]
+K = TypeVar("K", Scale, Choice)
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def search(knobs: Knobs, trials: int, start: Mapping[str, Any] | None = None) ->
     Returns:
         The best settings.
     """
-    given = {name: _started(knob, (start or {}).get(name)) for name, knob in knobs.items()}
+    given = {name: starting(knob, (start or {}).get(name)) for name, knob in knobs.items()}
     point = dict.fromkeys(given, 0)
     known: dict[tuple[int, ...], float] = {}
 
@@ -148,6 +149,6 @@ def search(knobs: Knobs, trials: int, start: Mapping[str, Any] | None = None) ->
     return Tuned(settings_of(given, point), loss_at(point), len(known), at_edge)
 
 
-def _started(knob: Scale | Choice, value: Any) -> Scale | Choice:
-    """The knob with another start."""
+def starting(knob: K, value: Any) -> K:
+    """The knob with another start; None: with its own."""
     return knob if value is None else replace(knob, start=value)

@@ -31,6 +31,7 @@ import lstm_job
 import matplotlib
 import torch
 import typer
+from gpt_job import clipped
 from local_updates import LocalUpdates, Outer
 from simulated_ranks import DenseRanks, SimulatedRanks
 
@@ -188,12 +189,6 @@ JOBS = {
         "An LSTM of {millions:.2f} M parameters, SGD with momentum, {steps:,} steps",
     ),
 }  # fmt: skip
-
-
-def clipped(gradients: torch.Tensor, most: float) -> torch.Tensor:
-    """Scales each row down to a norm of ``most``, in place."""
-    gradients *= (most / gradients.norm(dim=1, keepdim=True)).clamp(max=1.0)
-    return gradients
 
 
 def train(

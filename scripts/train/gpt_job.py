@@ -91,6 +91,12 @@ def rate(step: int, steps: int) -> float:
     return (step + 1) / warm if step < warm else 0.5 + 0.5 * math.cos(math.pi * (step - warm) / (steps - warm))
 
 
+def clipped(gradients: Tensor, most: float) -> Tensor:
+    """Scales each row down to a norm of ``most``, in place."""
+    gradients *= (most / gradients.norm(dim=-1, keepdim=True)).clamp(max=1.0)
+    return gradients
+
+
 class Job:
     """Batches of the workers, gradients, and the loss on the text for validation.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from tests.oracle import dgc
@@ -25,18 +27,30 @@ def gradients(step, rank):
     return [rng.standard_normal(size) * rng.lognormal() for size in SIZES]
 
 
-def means(scope, ranks):
-    """What the optimizer gets in each step: all tensors, one after the other."""
+def totals(scope, ranks, steps, sent):
+    """The sum over the ranks of what they send in each step: all tensors, one after the other.
+
+    Args:
+        sent: what a rank sends of a part: of two lists that it keeps, zeros at first, of its gradient and the step.
+    """
     parts = SIZES if scope == "tensor" else (sum(SIZES),)
     kept = [[([0.0] * size, [0.0] * size) for size in parts] for _ in range(ranks)]
-    for step in range(STEPS):
-        mean = np.zeros(sum(SIZES))
+    for step in range(steps):
+        total = np.zeros(sum(SIZES))
         for rank, of_rank in enumerate(kept):
             whole, begin = np.concatenate(gradients(step, rank)), 0
-            for size, (velocity, residual) in zip(parts, of_rank, strict=True):
-                part = whole[begin : begin + size].tolist()
-                sent = dgc.step(velocity, residual, part, 0.8, int(0.2 * size), most=CLIP / ranks**0.5)
-                for at, value in sent.items():
-                    mean[begin + at] += value / ranks
+            for size, own in zip(parts, of_rank, strict=True):
+                for at, value in sent(*own, whole[begin : begin + size].tolist(), step).items():
+                    total[begin + at] += value
                 begin += size
-        yield mean
+        yield total
+
+
+def _sent(ranks, velocity, residual, gradient, _):
+    sent = dgc.step(velocity, residual, gradient, 0.8, int(0.2 * len(gradient)), most=CLIP / ranks**0.5)
+    return {at: value / ranks for at, value in sent.items()}
+
+
+def means(scope, ranks):
+    """What the optimizer gets in each step: all tensors, one after the other."""
+    return totals(scope, ranks, STEPS, partial(_sent, ranks))

@@ -16,10 +16,11 @@ import pytest
 import scipy.fft
 import torch
 from contests import CONTESTS, Claim, Contest, Method, density_of, put
-from schemes import SCHEMES, DeMo, OneBitMomentum, PowerSGD, SparseSigns, subset_bits
+from schemes import SCHEMES, DeMo, OneBitMomentum, PowerSGD, SparseSigns
 from trainer import train
 from tuning import Choice, Scale, search
 
+from hvd_deepreduce.tools.measuring import entropy_bits
 from tests.ranks import ROOT
 
 SHAPES = [(6, 4), (5,), (8, 8)]
@@ -160,12 +161,12 @@ def test_the_lines_of_the_documents_are_those_that_the_contests_ask_for(name):
 def test_a_density_takes_the_share_of_bytes_that_it_is_for(workers, every):
     density, numel = density_of(0.003, workers, every, 1.0), 100_000
     count = round(density * numel)
-    sent = (workers - 1) * (subset_bits(count, numel) + count) / every
+    sent = (workers - 1) * (entropy_bits(numel, count) + count) / every
     assert sent / (2 * (workers - 1) / workers * 32 * numel) == pytest.approx(0.003, rel=0.02)
 
 
-def test_subset_bits_are_those_of_the_binomial_coefficient():
-    assert subset_bits(5, 40) == pytest.approx(math.log2(math.comb(40, 5)))
+def test_the_bits_of_a_support_are_those_of_the_binomial_coefficient():
+    assert entropy_bits(40, 5) == pytest.approx(math.log2(math.comb(40, 5)))
 
 
 @pytest.mark.parametrize("scaled", [False, True])

@@ -10,6 +10,7 @@ from hvd_deepreduce.ops import blocks, sections
 
 HEADER = struct.Struct("<IBxxx")
 CODERS = {codec.id: codec for codec in CHOICES}
+_AUTO = Auto()
 
 
 @index_codecs.register
@@ -38,7 +39,7 @@ class Blocks(IndexCodec):
         total = -(-numel // self.block)
         numbers = blocks.numbers(indices, self.block, total)
         support = blocks.indices(numbers, self.block, numel)
-        coder = Auto().resolve(numbers, total)
+        coder = _AUTO.resolve(numbers, total)
         section = sections.join(HEADER.pack(self.block, coder.id), coder.encode(numbers, total, key)[0])
         return section, indices if support.size == indices.size else support
 
