@@ -154,11 +154,12 @@ def largest(value: str | dict[str, Any]) -> dict[str, Any]:
     return {"sparsifier": {"name": "topk", "density": 0.01}, "index": "auto", "value": value, "scope": "model"}
 
 
-def signs(share: float, block: int) -> Method:
+def signs(share: float, block: int, decay: float) -> Method:
     """Signs of scaled momentum in each step, at a budget: the memory ``scaled_momentum`` and ``SignMomentum``.
 
     Args:
         block: elements that are chosen together, with which the search begins.
+        decay: of the momentum, with which the search begins.
     """
     config = {
         "sparsifier": {"name": "block_topk", "norm": "l1"}, "index": {"name": "blocks"}, "scope": "model",
@@ -167,24 +168,17 @@ def signs(share: float, block: int) -> Method:
     return Method(
         f"**signs of scaled momentum**, {share:.2%}",
         {"optimizer": "sign", "weight_decay": 0.1, "scheme": "containers", "with": {"config": config}},
-        {"lr": Scale(8e-3, 1.4), "with.config.memory.decay": MOMENTA, "weight_decay": DECAY,
+        {"lr": Scale(8e-3, 1.4), "with.config.memory.decay": starting(MOMENTA, decay), "weight_decay": DECAY,
          "block": Choice((1, 2, 4, 8, 16, 32), block, (True, False))},
         share, "with.config.sparsifier.density", blocks=True,
     )  # fmt: skip
 
 
-def updates(share: float, every: int | None = None, decay: float = 1.0, inner: Mapping[str, Any] = ADAMW) -> Method:
-    """Signs of the largest elements of the updates of an inner optimizer, AdamW or another, at a budget.
-
-    Args:
-        every: local steps; None: a knob.
-        decay: of the residual, with which the search begins.
-    """
-    period = {} if every else {"every": EVERY}
+def updates(share: float, inner: Mapping[str, Any]) -> Method:
+    """Signs of the largest elements of the updates of an inner optimizer, AdamW or another, at a budget."""
     return Method(
-        f"**signs of updates**{f', H = {every}' if every else ''}, {share:.2%}",
-        {**inner, "config": largest("sign"), **({"every": every} if every else {})},
-        {"lr": Scale(5e-3, 1.4), **period, "decay": starting(RESIDUAL, decay), "weight_decay": DECAY}, share, DENSITY,
+        f"**signs of updates**, {share:.2%}", {**inner, "config": largest("sign")},
+        {"lr": Scale(5e-3, 1.4), "every": EVERY, "decay": RESIDUAL, "weight_decay": DECAY}, share, DENSITY,
     )  # fmt: skip
 
 
@@ -198,70 +192,90 @@ OUTER = {
 TWO_BITS = {"name": "quantile", "buckets": 4, "splits": "lloyd", "entropy": "rans"}
 
 
-def sparse_loco(share: float, inner: Mapping[str, Any]) -> Method:
-    """SparseLoCo with entropy-coded indices at a budget; its containers are the preset's."""
+def sparse_loco(inner: Mapping[str, Any], share: float | None = None) -> Method:
+    """SparseLoCo with entropy-coded indices, at a budget, or with the published density and 15 local steps."""
     config = {
         "sparsifier": {"name": "chunk_topk", "density": 0.015625, "chunk": 4096}, "index": "auto", "value": TWO_BITS,
         "scope": "model",
     }  # fmt: skip
+    knobs = {
+        "lr": LR, **({"every": PERIOD} if share else {}),
+        "decay": Choice((0.8, 0.9, 0.95, 0.98, 1.0), 0.95, (False, True)),
+        "outer_lr": Choice((0.4, 0.6, 0.8, 1.0, 1.2, 1.5), 1.0),
+    }  # fmt: skip
     return Method(
-        f"SparseLoCo, indices of entropy-coded gaps, {share:.2%}", {**inner, "config": config},
-        {"lr": LR, "every": PERIOD, "decay": Choice((0.8, 0.9, 0.95, 0.98, 1.0), 0.95, (False, True)),
-         "outer_lr": Choice((0.4, 0.6, 0.8, 1.0, 1.2, 1.5), 1.0)}, share, DENSITY, 1.7,
+        f"SparseLoCo, indices of entropy-coded gaps, {f'{share:.2%}' if share else 'H = 15, 64 of 4,096'}",
+        {**inner, "config": config, **({} if share else {"every": 15})}, knobs, share, DENSITY, 1.7,
     )  # fmt: skip
 
 
-def in_each_step(workers: int) -> Contest:
-    """AdamW's users, who exchange in each step."""
-    methods = {
-        "dense": Method("dense, AdamW", {**ADAMW, "scheme": "dense"}, DENSE),
-        "signs 0.7%": signs(0.007, 1),
-        "signs 0.25%": signs(0.0025, 8),
-        "demo": Method(
-            "DeMo, chunks of 64 x 64", {**SIGN, "scheme": "demo", "with": {"chunk": 64, "decay": 0.999, "top": 8}},
-            {"lr": Scale(1e-3, 1.5), "weight_decay": DECAY, "with.decay": starting(MOMENTA, 0.999)},
-        ),
-        "updates": updates(0.007, 1, 0.9),
-        "gradients": Method(
-            "top 1% of gradients with error feedback, 7 bits, AdamW",
-            {**ADAMW, "scheme": "containers", "with": {"config": "topk_model"}}, DENSE,
-        ),
-        "powersgd": Method("PowerSGD, rank 4, AdamW", {**ADAMW, "scheme": "powersgd", "with": {"rank": 4}}, DENSE),
-        "one_bit": Method(
-            "1-bit Adam, 15% of the steps dense",
-            {"optimizer": "sgd", "clip": 1.0, "clip_first": True, "scheme": "one_bit"},
-            {"lr": LR, "weight_decay": DECAY},
-        ),
-        "raw signs": Method(
-            "**signs of momentum**, not scaled, 0.70%", {**SIGN, "scheme": "sparse_signs"},
-            {"lr": Scale(4e-3, 1.4), "weight_decay": DECAY, "with.decay": starting(MOMENTA, 0.999)}, 0.007,
-            "with.density",
-        ),
-    }  # fmt: skip
+DENSE_ADAMW = Method("dense, AdamW", {**ADAMW, "scheme": "dense"}, DENSE)
+
+
+def in_each_step(workers: int, decay: float, rivals: bool = False) -> Contest:
+    """AdamW's users, who exchange in each step.
+
+    Args:
+        decay: of the momentum, with which the search of signs begins.
+        rivals: whether published methods take part, or signs and dense alone.
+    """
+    methods = {"dense": DENSE_ADAMW, "signs 0.7%": signs(0.007, 1, decay), "signs 0.25%": signs(0.0025, 8, decay)}
+    if rivals:
+        methods |= {
+            "demo": Method(
+                "DeMo, chunks of 64 x 64", {**SIGN, "scheme": "demo", "with": {"chunk": 64, "decay": 0.999, "top": 8}},
+                {"lr": Scale(1e-3, 1.5), "weight_decay": DECAY, "with.decay": starting(MOMENTA, 0.999)},
+            ),
+            "one_bit": Method(
+                "1-bit Adam, 15% of the steps dense",
+                {"optimizer": "sgd", "clip": 1.0, "clip_first": True, "scheme": "one_bit"},
+                {"lr": LR, "weight_decay": DECAY},
+            ),
+            "powersgd": Method("PowerSGD, rank 4, AdamW", {**ADAMW, "scheme": "powersgd", "with": {"rank": 4}}, DENSE),
+            "gradients": Method(
+                "top 1% of gradients with error feedback, 7 bits, AdamW",
+                {**ADAMW, "scheme": "containers", "with": {"config": "topk_model"}}, DENSE,
+            ),
+        }  # fmt: skip
     claims = (Claim("signs 0.7%", "dense", 0.02, 0.007), Claim("signs 0.25%", "dense", 0.05, 0.0025))
-    return Contest(f"In each step, AdamW, {workers} workers", "gpt", workers, 2000, 500, 16, methods, claims)
+    return Contest(f"In each step, AdamW, {workers} workers", "gpt", workers, 2000, 500, 20, methods, claims)
 
 
-def in_local_steps(workers: int, inner: str) -> Contest:
-    """AdamW or Muon with local steps."""
-    own, start = (ADAMW, {}) if inner == "AdamW" else (MUON, {"momentum": Choice((0.8, 0.9, 0.95, 0.98), 0.95)})
-    budgets = (0.002, 0.004, 0.008, 0.016)
-    dense = {**DENSE, **start}
+def local_adamw(workers: int) -> Contest:
+    """AdamW with local steps, and signs of scaled momentum in each step."""
+    methods = {
+        "dense": DENSE_ADAMW,
+        "updates 0.8%": updates(0.008, ADAMW),
+        "sparseloco 1.6%": sparse_loco(ADAMW, 0.016),
+        "updates 0.4%": updates(0.004, ADAMW),
+        "sparseloco 0.8%": sparse_loco(ADAMW, 0.008),
+        "signs 0.7%": signs(0.007, 1, 0.98),
+        "averaged": Method("local steps, updates in float32", ADAMW, {"lr": LR, "every": EVERY, "weight_decay": DECAY}),
+        "diloco": Method("DiLoCo, H = 15", {**ADAMW, "every": 15}, {"lr": LR, **OUTER}),
+        "sparseloco": sparse_loco(ADAMW),
+    }
+    claims = (
+        Claim("updates 0.8%", "dense", 0.015, 0.008), Claim("updates 0.8%", "sparseloco 1.6%", 0.0, 0.008),
+        Claim("updates 0.4%", "sparseloco 0.8%", 0.0, 0.004),
+        Claim("sparseloco", "diloco", 0.0, source="SparseLoCo: ahead of DiLoCo with equal local steps, 15 to 250"),
+    )  # fmt: skip
+    return Contest(f"AdamW, {workers} workers", "gpt", workers, 2000, 500, 20, methods, claims)
+
+
+def local_muon(workers: int) -> Contest:
+    """Muon with local steps."""
+    momentum = {"momentum": Choice((0.8, 0.9, 0.95, 0.98), 0.95)}
     two_bits = {"sparsifier": "none", "value": TWO_BITS, "scope": "model"}
     methods = {
-        "dense": Method(f"dense, {inner}", {**own, "scheme": "dense"}, dense),
-        "averaged": Method(
-            "local steps, updates in float32", own, {"lr": LR, "every": EVERY, "weight_decay": DECAY}
+        "dense": Method("dense, Muon", {**MUON, "scheme": "dense"}, {**DENSE, **momentum}),
+        "updates 0.8%": updates(0.008, MUON),
+        "sparseloco 1.6%": sparse_loco(MUON, 0.016),
+        "muloco": Method(
+            "MuLoCo: all elements in 2 bits", {**MUON, "config": two_bits}, {"lr": LR, "every": PERIOD, **OUTER}
         ),
-        "diloco": Method("DiLoCo", own, {"lr": LR, "every": PERIOD, **OUTER}),
-        **{f"sparseloco {share:.1%}": sparse_loco(share, own) for share in budgets},
-        **{f"updates {share:.1%}": updates(share, inner=own) for share in budgets},
-        "muloco" if inner == "Muon" else "two bits": Method(
-            "MuLoCo: all elements in 2 bits" if inner == "Muon" else "DiLoCo, all elements in 2 bits",
-            {**own, "config": two_bits}, {"lr": LR, "every": PERIOD, **OUTER},
-        ),
-    }  # fmt: skip
-    return Contest(f"Local steps, {inner}, {workers} workers", "gpt", workers, 2000, 500, 16, methods)
+    }
+    claims = (Claim("updates 0.8%", "dense", 0.015, 0.008), Claim("updates 0.8%", "sparseloco 1.6%", 0.0, 0.008))
+    return Contest(f"Muon, {workers} workers", "gpt", workers, 2000, 500, 20, methods, claims)
 
 
 IMAGES = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 5e-4}
@@ -373,9 +387,10 @@ def sgd(workers: int) -> Contest:
 
 
 CONTESTS = {
-    **{f"each-step-{workers}": in_each_step(workers) for workers in (2, 4, 8)},
-    "local-steps-8": in_local_steps(8, "AdamW"),
-    "local-steps-muon-8": in_local_steps(8, "Muon"),
+    "each-step-2": in_each_step(2, 0.9, rivals=True),
+    "each-step-4": in_each_step(4, 0.98),
+    "adamw-8": local_adamw(8),
+    "muon-8": local_muon(8),
     "sgd-lstm-4": sgd(4),
     "deepreduce-resnet": figure_7(),
     "deepreduce-densenet": figure_17(),

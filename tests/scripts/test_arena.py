@@ -73,7 +73,7 @@ CONTEST = Contest(
     "A short contest", "gpt", 2, 8, 4, 5,
     {
         "dense": Method("dense", {"optimizer": "adamw", "scheme": "dense"}, {"lr": Scale(0.1, 2.0)}),
-        "few": Method("**few**", {"optimizer": "sign", "scheme": "x"}, {"lr": Scale(0.1, 2.0)}, True, 0.01, "with.k"),
+        "few": Method("**few**", {"optimizer": "sign", "scheme": "x"}, {"lr": Scale(0.1, 2.0)}, 0.01, "with.k"),
     },
     (Claim("few", "dense", 0.05, 0.02),), seeds=(0, 1),
 )  # fmt: skip

@@ -9,6 +9,8 @@ import figure_kit
 import figures
 import figures_training
 import pytest
+from arena import done
+from contests import CONTESTS
 from figures import DOCS, SCRIPTS, every, own, tables
 from networks import NETWORKS
 from torch import nn
@@ -36,9 +38,10 @@ def test_the_list_names_what_is_there():
 
 def test_the_pictures_of_the_documents_are_those_of_the_list():
     listed = {one.png.name for one in every() if getattr(one, "drawn", True)}
+    listed |= {f"arena_{name}.png" for name in CONTESTS if next(iter(CONTESTS[name].methods)) in done(name)}
     assert {path.name for path in figure_kit.FOLDER.glob("*.png")} == listed
     for page in [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]:
-        shown = set(re.findall(r"figures/(\w+\.png)", page.read_text()))
+        shown = set(re.findall(r"figures/([\w-]+\.png)", page.read_text()))
         assert shown <= listed, f"{page.name} shows {shown - listed}, which no script of the list makes"
 
 
