@@ -1,4 +1,5 @@
-"""Classifiers of 5,000 real MNIST digits, as jobs of trainer.py: a ResNet, a DenseNet, and a network like VGG16."""
+"""Classifiers of handwritten digits, as jobs of trainer.py: a ResNet and a DenseNet on 5,000 images of MNIST, and the
+ResNet of train_torch.py on its own."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -7,12 +8,13 @@ from pathlib import Path
 sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("train", "papers"))
 
 import torch
-from figures_training import DenseNet, Vgg, images, resnet
+from figures_training import DenseNet, images, resnet
 from torch import Tensor, nn
 from torch.nn import functional
+from train_torch import ResNet, digits
 
-BATCH = 16
-"""Images of a worker and step."""
+Images = Sequence[Tensor]
+"""Those to train on, their labels, those to test on, their labels."""
 
 
 class ImageJob:
@@ -23,22 +25,22 @@ class ImageJob:
 
     together = False  # each worker's batch is normalized by itself
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model, self.parameters = model, list(model.parameters())
-        self.train, self.labels, self.test, self.test_labels = images()
+    def __init__(self, model: nn.Module, data: Images, batch: int) -> None:
+        self.model, self.parameters, self.batch = model, list(model.parameters()), batch
+        self.train, self.labels, self.test, self.test_labels = data
 
     def gradient(self, flat: Tensor, generators: Sequence[torch.Generator], out: Tensor) -> None:
         """Writes the gradient of one worker's batch at the parameters ``flat`` to ``out``, both float32 ``[NUMEL]``."""
         (generator,) = generators
         nn.utils.vector_to_parameters(flat, self.parameters)
         self.model.train()
-        chosen = torch.randint(len(self.train), (BATCH,), generator=generator)
+        chosen = torch.randint(len(self.train), (self.batch,), generator=generator)
         loss = functional.cross_entropy(self.model(self.train[chosen]), self.labels[chosen])
         out.copy_(torch.cat([part.flatten() for part in torch.autograd.grad(loss, self.parameters)]))
 
     @torch.no_grad()
     def validate(self, flat: Tensor) -> tuple[float, float]:
-        """Loss in nats and accuracy on 1,000 images."""
+        """Loss in nats and accuracy on the images to test on."""
         nn.utils.vector_to_parameters(flat, self.parameters)
         self.model.eval()
         scores = self.model(self.test)
@@ -47,10 +49,16 @@ class ImageJob:
 
 
 class ImageModel:
-    """A model, with the attributes that trainer.py reads of a module such as gpt_job."""
+    """A model, with the attributes that trainer.py reads of a module such as gpt_job.
 
-    def __init__(self, make: Callable[[], nn.Module]) -> None:
-        self.make = make
+    Args:
+        make: a new model.
+        data: gives the images.
+        batch: images of a worker and step.
+    """
+
+    def __init__(self, make: Callable[[], nn.Module], data: Callable[[], Images] = images, batch: int = 16) -> None:
+        self.make, self.data, self.batch = make, data, batch
         self.SHAPES = [tuple(parameter.shape) for parameter in make().parameters()]
         self.SIZES = [parameter.numel() for parameter in make().parameters()]
         self.NUMEL = sum(self.SIZES)
@@ -62,7 +70,10 @@ class ImageModel:
             return nn.utils.parameters_to_vector(self.make().parameters()).detach()
 
     def Job(self, batch: int, dtype: torch.dtype) -> ImageJob:  # noqa: N802 - as the class of the modules
-        return ImageJob(self.make())
+        return ImageJob(self.make(), self.data(), self.batch)
 
 
-MODELS = {"resnet": ImageModel(resnet), "densenet": ImageModel(DenseNet), "vgg": ImageModel(Vgg)}
+MODELS = {
+    "resnet": ImageModel(resnet), "densenet": ImageModel(DenseNet),
+    "digits": ImageModel(lambda: ResNet(96), digits, 4),
+}  # fmt: skip

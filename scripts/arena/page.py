@@ -79,8 +79,13 @@ def table(contest: Contest, found: Mapping[str, Campaign]) -> str:
 def verdict(contest: Contest, found: Mapping[str, Campaign], claim: Claim) -> str:
     """Whether a claim holds: a sentence with what was measured, the tolerance, and the spread of the reference."""
     form, unit = FORM[contest.unit], contest.unit
-    bound = f"at most {claim.most:{form}}" if claim.most < math.inf else f"at least {claim.least:{form}}"
-    said = f"{contest.methods[claim.method].words}: {bound} {unit} from {claim.reference}"
+    if claim.most is None:
+        bound = f"within the spread of {claim.reference} over the seeds"
+    elif claim.most < math.inf:
+        bound = f"at most {claim.most:{form}} {unit} from {claim.reference}"
+    else:
+        bound = f"at least {claim.least:{form}} {unit} from {claim.reference}"
+    said = f"{contest.methods[claim.method].words}: {bound}"
     if claim.share < 1:
         said += f", at {claim.share:.2%} of the bytes or less"
     if claim.source:
@@ -90,10 +95,12 @@ def verdict(contest: Contest, found: Mapping[str, Campaign], claim: Claim) -> st
         return f"- Open. {said}. Not tuned to the end: {', '.join(absent)}."
     own = gaps(contest, found, claim.method, claim.reference)
     sent, theirs = share(found[claim.method]), [contest.score(line) for line in found[claim.reference].runs]
-    holds = claim.least <= mean(own) <= claim.most and sent <= claim.share * 1.005
+    spread = max(theirs) - min(theirs)
+    most = spread if claim.most is None else claim.most
+    holds = claim.least <= mean(own) <= most and sent <= claim.share * 1.005
     return (
         f"- **{'Yes' if holds else 'No'}.** {said}. Measured: {span(own, form)} at {sent:.3%}; {claim.reference} "
-        f"itself spreads over {max(theirs) - min(theirs):{form[1:]}} between the seeds."
+        f"itself spreads over {spread:{form[1:]}} between the seeds."
     )
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from hvd_deepreduce import Config
 from hvd_deepreduce.exchange import traffic
-from hvd_deepreduce.tools.measuring import entropy_bits
 
 Shapes = Sequence[Sequence[int]]
 FLOAT = 4
@@ -67,46 +66,6 @@ class Containers:
 
     def combine(self, gradients: Tensor) -> Tensor:
         return torch.from_numpy(self._ranks.mean([gradient.numpy() for gradient in gradients]))
-
-
-class SparseSigns:
-    """Signs of the largest elements of each worker's momentum, which leave the momentum whole: our ``SignMomentum``.
-
-    The momentum of a worker is m = decay * m + g. A worker sends the signs of the k elements of m that are largest by
-    magnitude, and sets them to 0 in m. The direction is the sign of the sum of the signs: an element on which the
-    workers disagree evenly does not move.
-
-    Args:
-        density: k / numel.
-        decay: of the momentum.
-        scaled: whether a worker divides its gradient by the root of its own running mean of squares first, as Adam.
-        beta2: of that mean.
-    """
-
-    def __init__(
-        self, workers: int, shapes: Shapes, steps: int, density: float, decay: float, scaled: bool = False,
-        beta2: float = 0.99,
-    ) -> None:  # fmt: skip
-        self.numel = sum(map(math.prod, shapes))
-        self.momentum = torch.zeros(workers, self.numel)
-        self.squares = torch.zeros(workers, self.numel) if scaled else None
-        self.density, self.decay, self.beta2 = density, decay, beta2
-        self._steps, self.sent = 0, 0.0
-
-    def combine(self, gradients: Tensor) -> Tensor:
-        workers, kept = len(gradients), max(1, int(self.density * self.numel))
-        self._steps += 1
-        if self.squares is not None:
-            self.squares.mul_(self.beta2).addcmul_(gradients, gradients, value=1 - self.beta2)
-            unbiased = self.squares / (1 - self.beta2**self._steps)
-            gradients = gradients / (unbiased.sqrt_() + 1e-8)
-        self.momentum.mul_(self.decay).add_(gradients)
-        largest = self.momentum.abs().topk(kept, dim=1, sorted=False).indices
-        signs = self.momentum.gather(1, largest).sign_()
-        self.momentum.scatter_(1, largest, 0.0)
-        total = torch.zeros(self.numel).scatter_add_(0, largest.flatten(), signs.flatten())
-        self.sent += (workers - 1) * (entropy_bits(self.numel, kept) + kept) / 8
-        return total.sign()
 
 
 class PowerSGD:
@@ -277,6 +236,5 @@ class OneBitMomentum:
 
 
 SCHEMES: dict[str, Callable[..., Scheme]] = {
-    "dense": Dense, "containers": Containers, "sparse_signs": SparseSigns, "powersgd": PowerSGD, "demo": DeMo,
-    "one_bit": OneBitMomentum,
+    "dense": Dense, "containers": Containers, "powersgd": PowerSGD, "demo": DeMo, "one_bit": OneBitMomentum,
 }  # fmt: skip

@@ -16,7 +16,7 @@ import pytest
 import scipy.fft
 import torch
 from contests import CONTESTS, Claim, Contest, Method, density_of, put
-from schemes import SCHEMES, DeMo, OneBitMomentum, PowerSGD, SparseSigns
+from schemes import SCHEMES, DeMo, OneBitMomentum, PowerSGD
 from trainer import train
 from tuning import Choice, Scale, search
 
@@ -167,29 +167,6 @@ def test_a_density_takes_the_share_of_bytes_that_it_is_for(workers, every):
 
 def test_the_bits_of_a_support_are_those_of_the_binomial_coefficient():
     assert entropy_bits(40, 5) == pytest.approx(math.log2(math.comb(40, 5)))
-
-
-@pytest.mark.parametrize("scaled", [False, True])
-def test_sparse_signs_are_those_of_a_loop(scaled):
-    scheme = SparseSigns(3, SHAPES, 10, density=0.1, decay=0.9, scaled=scaled)
-    momentum, squares = np.zeros((3, NUMEL)), np.zeros((3, NUMEL))
-    for step in range(4):
-        given = gradients(step)
-        total = np.zeros(NUMEL)
-        if scaled and not step:  # all elements are 1 or -1, so any of them are the largest
-            scheme.combine(given)
-            momentum, squares = scheme.momentum.double().numpy(), scheme.squares.double().numpy()
-            continue
-        for worker in range(3):
-            g = given[worker].double().numpy()
-            squares[worker] = 0.99 * squares[worker] + 0.01 * g * g
-            if scaled:
-                g = g / (np.sqrt(squares[worker] / (1 - 0.99 ** (step + 1))) + 1e-8)
-            momentum[worker] = 0.9 * momentum[worker] + g
-            largest = np.argsort(-np.abs(momentum[worker]))[: int(0.1 * NUMEL)]
-            total[largest] += np.sign(momentum[worker, largest])
-            momentum[worker, largest] = 0
-        np.testing.assert_array_equal(scheme.combine(given).numpy(), np.sign(total))
 
 
 def test_power_sgd_keeps_what_it_has_not_sent_and_is_exact_at_full_rank():

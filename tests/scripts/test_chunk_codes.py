@@ -1,6 +1,5 @@
 """Bytes of the preset ``sparseloco`` beside those of SparseLoCo's published wire format, for the same updates."""
 
-
 import chunk_codes
 import numpy as np
 import pytest
@@ -36,4 +35,3 @@ def test_the_same_updates_take_at_most_0_68_of_the_published_bytes(chunks):
     pipeline.decode(containers, out)
     assert (np.bincount(np.flatnonzero(out) // 4096) == 64).all()
     assert np.unique(out[out != 0]).size == 4
-
