@@ -26,6 +26,7 @@ class Method:
         share: bytes relative to dense that decide the density, whose path is ``density``, once ``every`` is known.
         value_bits: of a value that is sent.
         blocks: the knob ``block`` is the elements of a block, of the sparsifier and of the index codec.
+        published_bits: of an element that is sent, its index included, in the published format, where ours is smaller.
     """
 
     words: str
@@ -35,6 +36,12 @@ class Method:
     density: str = ""
     value_bits: float = 1.0
     blocks: bool = False
+    published_bits: int = 0
+
+    def published_share(self, settings: Mapping[str, Any], workers: int) -> float:
+        """The bytes relative to dense in the published format."""
+        density: float = settings["config"]["sparsifier"]["density"]
+        return density * self.published_bits * workers / 64 / settings["every"]
 
     def settings(self, point: Mapping[str, Any], workers: int) -> dict[str, Any]:
         """The settings of trainer.py at a point of the knobs."""
@@ -205,7 +212,7 @@ def sparse_loco(inner: Mapping[str, Any], share: float | None = None) -> Method:
     }  # fmt: skip
     return Method(
         f"SparseLoCo, indices of entropy-coded gaps, {f'{share:.2%}' if share else 'H = 15, 64 of 4,096'}",
-        {**inner, "config": config, **({} if share else {"every": 15})}, knobs, share, DENSITY, 1.7,
+        {**inner, "config": config, **({} if share else {"every": 15})}, knobs, share, DENSITY, 1.7, published_bits=14,
     )  # fmt: skip
 
 

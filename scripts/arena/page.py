@@ -64,8 +64,12 @@ def table(contest: Contest, found: Mapping[str, Campaign]) -> str:
         best = {**one.short.settings, **one.long.settings}
         result = mean(map(contest.score, one.runs))
         volume = one.runs[0].get("volume")
+        sent = f"{share(one):.3%}"
+        if method.published_bits:
+            published = method.published_share(one.runs[0]["settings"], contest.workers)
+            sent += f" ({published:.3%} with {method.published_bits} bits an element, as published)"
         rows.append([
-            method.words, f"{share(one):.3%}", volume and f"{volume:.3%}",
+            method.words, sent, volume and f"{volume:.3%}",
             f"{100 - result:.2f}%" if contest.unit == "points" else f"{result:.4f}",
             span(gap, FORM[contest.unit]) if gap else "",
             ", ".join(f"{knob.rpartition('.')[2]} {value:g}" for knob, value in best.items()),

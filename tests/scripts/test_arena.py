@@ -165,6 +165,14 @@ def test_a_density_takes_the_share_of_bytes_that_it_is_for(workers, every):
     assert sent / (2 * (workers - 1) / workers * 32 * numel) == pytest.approx(0.003, rel=0.02)
 
 
+def test_the_share_of_a_published_format_is_that_of_its_elements():
+    method = CONTESTS["adamw-8"].methods["sparseloco"]
+    settings = method.settings({path: knob.value(0) for path, knob in method.knobs.items()}, 8)
+    numel, steps = 4096 * 100, 30
+    sent = 7 * 2 * (64 * 100 * 14)  # two rounds, to each other worker
+    assert method.published_share(settings, 8) == pytest.approx(sent / (2 * 7 / 8 * 32 * numel * steps))
+
+
 def test_the_bits_of_a_support_are_those_of_the_binomial_coefficient():
     assert entropy_bits(40, 5) == pytest.approx(math.log2(math.comb(40, 5)))
 
