@@ -1,6 +1,7 @@
 """PyTorch: ``compression=DeepReduce(model, ...)`` for ``horovod.torch.DistributedOptimizer``; ``LocalSGD``;
-``ddp``, the communication hook for ``DistributedDataParallel``; ``Capture``, which records gradients; and
-``SignMomentum``, the optimizer of the memory ``scaled_momentum``. The last four work without Horovod."""
+``ddp``, the communication hook for ``DistributedDataParallel``; ``fsdp``, gradients between the replicas of a sharded
+model; ``Capture``, which records gradients; and ``SignMomentum``, the optimizer of the memory ``scaled_momentum``. The
+last five work without Horovod."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hvd_deepreduce.needs import needed
 
 if TYPE_CHECKING:
-    from hvd_deepreduce.torch import ddp
+    from hvd_deepreduce.torch import ddp, fsdp
     from hvd_deepreduce.torch.capture import Capture
     from hvd_deepreduce.torch.horovod import DeepReduce
     from hvd_deepreduce.torch.local_sgd import LocalSGD
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "Capture": "capture", "DeepReduce": "horovod", "LocalSGD": "local_sgd", "SignMomentum": "sign_momentum",
-    "ddp": "ddp",
+    "ddp": "ddp", "fsdp": "fsdp",
 }  # fmt: skip
-__all__ = ["Capture", "DeepReduce", "LocalSGD", "SignMomentum", "ddp"]
+__all__ = ["Capture", "DeepReduce", "LocalSGD", "SignMomentum", "ddp", "fsdp"]
 
 
 def __getattr__(name: str) -> Any:
@@ -34,5 +35,5 @@ def __getattr__(name: str) -> Any:
                 if name == "DeepReduce":
                     raise
         module = import_module(f"hvd_deepreduce.torch.{_MODULES[name]}")
-        found = globals()[name] = module if name == "ddp" else getattr(module, name)
+        found = globals()[name] = module if name in ("ddp", "fsdp") else getattr(module, name)
         return found

@@ -1,26 +1,29 @@
 """The communication hook for ``torch.nn.parallel.DistributedDataParallel``; needs neither Horovod nor MPI.
 
 DDP calls the hook with each bucket of gradients during the backward pass, in the same order on all ranks. The hook
-returns at once, while threads work on the bucket (``ddp_driver.py``). That of a step's last bucket waits for all of
+returns at once, while threads work on the bucket (``bucket_driver.py``). That of a step's last bucket waits for all of
 them: DDP would wait there anyway, and so an error comes out of ``backward()`` with its own type.
 """
 
 # Without ``from __future__ import annotations``: DDP compares the hook's annotations with the types.
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine.compression import GradientCompression
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.engine.stats import Report, Stats
-from hvd_deepreduce.torch.ddp_driver import Buckets, Loaded, for_buckets
+from hvd_deepreduce.torch.bucket_driver import Buckets, Loaded, Made, for_buckets
 from hvd_deepreduce.torch.discovery import Models
 from hvd_deepreduce.torch.distributed import DistributedCollectives
+from hvd_deepreduce.torch.owners import described
 from hvd_deepreduce.torch.rendezvous import Rendezvous
 from hvd_deepreduce.torch.tensors import TorchTensors
 
@@ -108,10 +111,31 @@ class DeepReduceState(GradientCompression):
             limit = None if self.timeout is None else self.timeout.total_seconds()
             Rendezvous("hook", whole, limit).meet(group, first.buffer())
             collectives = DistributedCollectives(tensors, group, self.timeout)
-            buckets = Buckets(self._engine.config, collectives, tensors, self.start_iter, models, self._loaded)
+            made = partial(_made, models)
+            buckets = Buckets(self._engine.config, collectives, tensors, self.start_iter, made, self._loaded)
             buckets.engine.stats.wishes = self._engine.stats.wishes
             self._buckets, self._engine, self._loaded = buckets, buckets.engine, None
         return self._buckets
+
+
+def _made(models: Sequence[DistributedDataParallel]) -> Made:
+    """What was found by ``Models``."""
+    if not models:
+        raise RuntimeError(
+            "the DistributedDataParallel model of a gradient was not found, since it was not called after "
+            "register_comm_hook: register the hook before the first forward pass, and call the model itself, "
+            "as model(x)"
+        )
+    if any(isinstance(one, DistributedDataParallel) for model in models for one in model.module.modules()):
+        raise RuntimeError(
+            "a DistributedDataParallel model is inside another one, and both reduce the same gradients: wrap "
+            "the model once"
+        )
+    trained = dict(models[0].module.named_parameters())
+    # In DDP's buckets, a complex number is two real ones.
+    real = {name: torch.view_as_real(one) if one.is_complex() else one for name, one in trained.items()}
+    # DDP drops the results of parameters that no rank has used with find_unused_parameters.
+    return Made(trained, described(real), any(model.find_unused_parameters for model in models))
 
 
 class _NoEngine:

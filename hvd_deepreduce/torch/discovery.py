@@ -59,26 +59,29 @@ class Models:
         return [own, *around]
 
 
-_watching: weakref.WeakKeyDictionary[Engine, tuple[Container[int], weakref.WeakSet[Any]]] = weakref.WeakKeyDictionary()
-"""The engines that look at optimizers: the ids of their parameters, and the optimizers that they have seen."""
+_watching: weakref.WeakKeyDictionary[Engine, tuple[Container[int], str, weakref.WeakSet[Any]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""The engines that look at optimizers: the ids of their parameters, what to write instead, and the optimizers that they
+have seen."""
 _hooked: list[Any] = []
 """The one hook of all engines; it goes with the last of them."""
 
 
-def look_at_optimizers(engine: Engine, ids: Container[int]) -> None:
+def look_at_optimizers(engine: Engine, ids: Container[int], instead: str = INSTEAD) -> None:
     """Looks at each optimizer that trains parameters with these ids, before its first step: warns of one that
-    compression harms, and refuses one whose momentum the config has already."""
+    compression harms, with the lines to write ``instead``, and refuses one whose momentum the config has already."""
     if not _hooked:
         _hooked.append(register_optimizer_step_pre_hook(_look))
-    _watching[engine] = ids, weakref.WeakSet()
+    _watching[engine] = ids, instead, weakref.WeakSet()
 
 
 def _look(optimizer: Any, *_: object) -> None:
-    for engine, (ids, seen) in list(_watching.items()):
+    for engine, (ids, instead, seen) in list(_watching.items()):
         if optimizer not in seen:
             if any(id(parameter) in ids for group in optimizer.param_groups for parameter in group["params"]):
                 adaptive.check_momentum(engine.config, optimizer)
-                adaptive.look_at(engine, optimizer, INSTEAD)
+                adaptive.look_at(engine, optimizer, instead)
             seen.add(optimizer)
     while _hooked and not _watching:
         _hooked.pop().remove()

@@ -26,6 +26,11 @@ ADVICE = {
         "If a rank only takes long before its first backward(), give DeepReduceState a larger timeout, or without one "
         f"set the environment variable {HANDSHAKE_VARIABLE} to a larger limit, or to 0 for none"
     ),
+    "compress_replicas": (
+        "Call compress_replicas on every rank, at the same place of the program. If a rank only takes long to come "
+        f"there, give it a larger timeout, or set the environment variable {HANDSHAKE_VARIABLE} to a larger limit, or "
+        "to 0 for none"
+    ),
     "LocalSGD": (
         "Make LocalSGD on every rank of its process_group, at the same place of the program. If a rank only takes long "
         f"to come there, set the environment variable {HANDSHAKE_VARIABLE} to a larger limit, or to 0 for none"

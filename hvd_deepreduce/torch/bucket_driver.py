@@ -1,4 +1,5 @@
-"""What the communication hook does with DDP's buckets; ``ddp.py`` is what the user sees of it."""
+"""What is done with buckets that a framework makes: DDP's, and those of FSDP's modules. ``ddp.py`` and ``fsdp.py`` are
+what the user sees of it."""
 
 from __future__ import annotations
 
@@ -6,10 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.config import Config, ConfigError
@@ -18,9 +18,8 @@ from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.exchange.interface import Pending
 from hvd_deepreduce.exchange.settings import AllGather, AutoExchange, ReduceScatter
-from hvd_deepreduce.torch.discovery import look_at_optimizers
+from hvd_deepreduce.torch.discovery import INSTEAD, look_at_optimizers
 from hvd_deepreduce.torch.distributed import DistributedCollectives
-from hvd_deepreduce.torch.owners import described
 from hvd_deepreduce.torch.tensors import TorchTensors, as_tensors, flush, on_host
 from hvd_deepreduce.wire.standalone import ContainerError
 
@@ -28,21 +27,58 @@ Loaded = tuple[State, Reshard]
 """What ``load_state_dict`` was given."""
 
 
+class Where(NamedTuple):
+    """The words of errors, for those who make the buckets.
+
+    Attributes:
+        who: takes the config.
+        makes: a clause that says who makes the buckets.
+        how: to change their size.
+    """
+
+    who: str
+    makes: str
+    how: str
+
+
+DDP = Where(
+    "DDP's hook", "DDP makes the buckets", "set the size of the buckets by DistributedDataParallel's bucket_cap_mb"
+)
+
+
+class Made(NamedTuple):
+    """A model whose gradients come in buckets.
+
+    Attributes:
+        trained: what a bucket names as its parameters, by their names.
+        parameters: what the engine knows of them, in the same order.
+        find_unused: whether the ranks tell each other which parameters they have used.
+        values: a hash of each parameter's values, where these must be equal on all ranks when they are compared first.
+        instead: the lines to write where the optimizer loses accuracy by compression.
+    """
+
+    trained: Mapping[str, torch.Tensor]
+    parameters: list[Parameter]
+    find_unused: bool
+    values: Callable[[], Mapping[str, int]] = dict
+    instead: str = INSTEAD
+
+
 class Buckets:
     """One rank's buckets, from the first one on; its methods are what ``DeepReduceState`` calls.
 
-    Two threads work beside the backward pass: one encodes buckets and starts their exchanges, in DDP's order; the other
+    Two threads work beside the backward pass: one encodes buckets and starts their exchanges, in their order; the other
     one waits for them and decodes. An exchange of several collectives (``reduce_scatter``) is ended by the first
     thread, after all buckets have been started, so that all ranks issue the collectives in one order.
 
     Args:
         config: from ``for_buckets``.
         start_iter: iterations that are not compressed.
-        models: from ``Models``; first the one whose buckets these are.
+        made: finds the model. Its error becomes one of all ranks.
         loaded: a state to begin with; None: begin anew.
 
     Raises:
-        RuntimeError: a rank has failed, or the model was not found; on all ranks.
+        RuntimeError: a rank has failed; on all ranks.
 
     Attributes:
         engine: this rank's.
@@ -54,7 +90,7 @@ class Buckets:
         collectives: DistributedCollectives,
         tensors: TorchTensors,
         start_iter: int,
-        models: Sequence[DistributedDataParallel],
+        made: Callable[[], Made],
         loaded: Loaded | None,
     ) -> None:
         self._collectives, self._tensors, self._start_iter = collectives, tensors, start_iter
@@ -62,33 +98,18 @@ class Buckets:
         self._dense = self._passing = self._flags_due = False
         failure: Exception | None = None
         try:
-            if not models:
-                raise RuntimeError(
-                    "the DistributedDataParallel model of a gradient was not found, since it was not called after "
-                    "register_comm_hook: register the hook before the first forward pass, and call the model itself, "
-                    "as model(x)"
-                )
-            if any(isinstance(one, DistributedDataParallel) for model in models for one in model.module.modules()):
-                raise RuntimeError(
-                    "a DistributedDataParallel model is inside another one, and both reduce the same gradients: wrap "
-                    "the model once"
-                )
-            # DDP drops the results of parameters that no rank has used then.
-            self._find_unused = any(model.find_unused_parameters for model in models)
-            self._pairs = dict(models[0].module.named_parameters())
-            # In DDP's buckets, a complex number is two real ones.
-            parameters = described(
-                {name: torch.view_as_real(one) if one.is_complex() else one for name, one in self._pairs.items()}
-            )
-            self._parameter_of = dict(zip(map(id, self._pairs.values()), parameters, strict=True))
-            self.engine = Engine(config, collectives, parameters)
+            model = made()
+            self._find_unused, self._values = model.find_unused, model.values
+            self._trained = model.trained
+            self._parameter_of = dict(zip(map(id, model.trained.values()), model.parameters, strict=True))
+            self.engine = Engine(config, collectives, model.parameters)
             if loaded is not None:
                 self.load(*loaded)
         except Exception as error:
             failure = error
         collectives.check(failure)
         self._reducer = Reducer(self.engine, tensors)
-        device = next(iter(self._pairs.values())).device
+        device = next(iter(self._trained.values())).device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._starter, self._finisher = (ThreadPoolExecutor(1, f"deepreduce {what}") for what in ("start", "finish"))
         self._finished: list[Future[None]] = []
@@ -98,7 +119,7 @@ class Buckets:
         self._turns: list[Callable[[], bool]] = []
         # By bucket: the ids of its parameters' tensors, the parameters, and their sizes.
         self._divided: dict[int, tuple[Sequence[int], list[Parameter], list[int]]] = {}
-        look_at_optimizers(self.engine, self._parameter_of)
+        look_at_optimizers(self.engine, self._parameter_of, model.instead)
 
     def state_dict(self) -> dict[str, Any]:
         if self._stream is not None:
@@ -124,12 +145,16 @@ class Buckets:
         self._starter.shutdown()
         self._finisher.shutdown()
         self.engine.close()
-        self._pairs, self._parameter_of, self._divided = {}, {}, {}
+        self._trained, self._parameter_of, self._divided = {}, {}, {}
 
     # A step
 
-    def take(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """Takes a bucket; the last one of a step waits for all."""
+    def take(self, bucket: Any, failure: Exception | None = None) -> torch.futures.Future[torch.Tensor]:
+        """Takes a bucket; the last one of a step waits for all.
+
+        Args:
+            failure: an error that this rank's gradients of the bucket have. All ranks get it.
+        """
         engine, buffer = self.engine, bucket.buffer()
         engine.check_open()
         if bucket.index() == 0:
@@ -150,7 +175,7 @@ class Buckets:
         future: torch.futures.Future[torch.Tensor]
         future = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else [])
         ready = self._tensors.record(self._tensors.device(buffer))
-        started = self._starter.submit(self._start, bucket.index(), bucket.parameters(), buffer, ready)
+        started = self._starter.submit(self._start, bucket.index(), bucket.parameters(), buffer, ready, failure)
         finish = partial(self._finish, started, buffer, future)
         if engine.exchange.several and not self._dense:
             self._later.append(finish)
@@ -207,11 +232,18 @@ class Buckets:
     def _agree(self) -> None:
         about = f" at iteration {self.iteration}, compressed from iteration {self._start_iter} on,"
         self.engine.agree(
-            [(one.name, one.shape, one.dtype + about * (one.number == 0)) for one in self.engine.parameters.values()]
+            [(one.name, one.shape, one.dtype + about * (one.number == 0)) for one in self.engine.parameters.values()],
+            self._values() if not self.engine.agreed else {},
+            "broadcast the parameters of one replica to the others before the first step",
         )
 
     def _start(
-        self, number: int, tensors: Sequence[torch.Tensor], buffer: torch.Tensor, ready: Callable[[], None] | None
+        self,
+        number: int,
+        tensors: Sequence[torch.Tensor],
+        buffer: torch.Tensor,
+        ready: Callable[[], None] | None,
+        failure: Exception | None,
     ) -> Callable[[], None]:
         """Starts a bucket's exchange. Returns what ends it: the buffer holds the mean then."""
         self._step_check.result()
@@ -221,10 +253,12 @@ class Buckets:
                 buffer.record_stream(torch.cuda.current_stream(buffer.device))
             begun, self._flags_due = self._collectives.exchanges, self._find_unused
             try:
+                if failure is not None:
+                    raise failure
                 ids = list(map(id, tensors))
                 known, parameters, sizes = self._divided.get(number, ((), [], []))
                 if known != ids:
-                    parameters = [self._parameter(tensor) for tensor in tensors]
+                    parameters = [self.parameter_of(tensor) for tensor in tensors]
                     sizes = [parameter.numel for parameter in parameters]
                     self._divided[number] = ids, parameters, sizes
                 start = self._start_dense if self._dense else self._start_compressed
@@ -251,7 +285,12 @@ class Buckets:
 
         return finish
 
-    def _parameter(self, tensor: torch.Tensor) -> Parameter:
+    def parameter_of(self, tensor: torch.Tensor) -> Parameter:
+        """The parameter that a bucket names.
+
+        Raises:
+            ValueError: the model has none.
+        """
         known = self._parameter_of.get(id(tensor))
         if known is None:
             raise ValueError(
@@ -319,38 +358,37 @@ class Buckets:
             future.set_result(buffer)
 
 
-def for_buckets(config: Config, start_iter: int) -> Config:
-    """The config for buckets that DDP makes.
+def for_buckets(config: Config, start_iter: int, where: Where = DDP) -> Config:
+    """The config for buckets that a framework makes.
 
     Raises:
-        ConfigError: a setting has no effect with DDP, or cannot work.
+        ConfigError: a setting has no effect there, or cannot work.
     """
     if config.local is not None:
         raise ConfigError(
-            "this config exchanges updates of the parameters (its key local), and DDP's hook exchanges gradients. Use "
-            "LocalSGD, with the model itself in place of a DistributedDataParallel: optimizer = LocalSGD(torch.optim."
-            'AdamW(model.parameters(), lr), model, "adamw_safe", process_group=torch.distributed.group.WORLD). Or give '
-            "another config, or local=None"
+            f"this config exchanges updates of the parameters (its key local), and {where.who} exchanges gradients. "
+            "Use LocalSGD, with the model itself in place of a DistributedDataParallel: optimizer = LocalSGD(torch."
+            'optim.AdamW(model.parameters(), lr), model, "adamw_safe", process_group=torch.distributed.group.WORLD). '
+            "Or give another config, or local=None"
         )
     if not isinstance(config.exchange, AllGather | AutoExchange | ReduceScatter):
         raise ConfigError(
-            f"exchange is {config.exchange.name!r}, and DDP's hook has 'allgather', 'reduce_scatter' and 'auto' only: "
+            f"exchange is {config.exchange.name!r}, and {where.who} has 'allgather', 'reduce_scatter' and 'auto' only: "
             "set one of these"
         )
     if config.scope == "model":
         raise ConfigError(
-            "scope is 'model', and DDP gives its gradients in buckets: set scope to 'bucket' (with exchange 'auto' or "
-            "'reduce_scatter' the default is 'model'), and the size of the buckets by DistributedDataParallel's "
-            "bucket_cap_mb"
+            f"scope is 'model', and {where.makes}: set scope to 'bucket' (with exchange 'auto' or 'reduce_scatter' the "
+            f"default is 'model'), and {where.how}"
         )
     if config.bucket_bytes != Config.model_fields["bucket_bytes"].default:
         raise ConfigError(
-            f"bucket_bytes is {config.bucket_bytes} and has no effect, since DDP makes the buckets: leave it out, and "
-            "set DistributedDataParallel's bucket_cap_mb"
+            f"bucket_bytes is {config.bucket_bytes} and has no effect, since {where.makes}: leave it out, and "
+            f"{where.how}"
         )
     if config.min_elements:
         raise ConfigError(
-            f"min_elements is {config.min_elements} and has no effect, since DDP gives small gradients together with "
+            f"min_elements is {config.min_elements} and has no effect, since small gradients are in buckets with "
             "others: leave it out"
         )
     if start_iter and config.momentum is not None:
