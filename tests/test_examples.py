@@ -22,7 +22,7 @@ LAUNCHED = {
     "torch_local_sgd.py": ("mpirun", 2),
     "torch_tensorboard.py": ("mpirun", 2),
     "mpi_allreduce.py": ("mpirun", 4),
-    "ddp_torchrun.py": ("torchrun", 2),
+    "ddp_torchrun.py": ("torchrun", 2), "fsdp_torchrun.py": ("torchrun", 4),
     "ddp_accelerate.py": ("torchrun", 2),
 }
 COUNTED = {"local_sgd_torchrun.py", "local_sgd_accelerate.py", "local_sgd_lightning.py", "local_sgd_transformers.py"}

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -62,6 +63,35 @@ class Made(NamedTuple):
     find_unused: bool
     values: Callable[[], Mapping[str, int]] = dict
     instead: str = INSTEAD
+
+
+@dataclass(frozen=True)
+class GradBucket:
+    """As DDP's ``GradBucket``, for an adapter that makes its buckets.
+
+    Attributes:
+        number: in the order of the step.
+        tensors: what has gradients.
+        vector: these, one after the other; their means, when the step is over.
+        last: whether it is the step's last one.
+    """
+
+    number: int
+    tensors: Sequence[torch.Tensor]
+    vector: torch.Tensor
+    last: bool
+
+    def index(self) -> int:
+        return self.number
+
+    def parameters(self) -> Sequence[torch.Tensor]:
+        return self.tensors
+
+    def buffer(self) -> torch.Tensor:
+        return self.vector
+
+    def is_last(self) -> bool:
+        return self.last
 
 
 class Buckets:
@@ -134,7 +164,9 @@ class Buckets:
             return  # saved before the first iteration
         iteration = first.get("iteration") if isinstance(first, Mapping) else None
         if type(iteration) is not int or iteration < 0:
-            raise ValueError("this is not a state of DeepReduceState: load what its state_dict returned")
+            raise ValueError(
+                "this is not a state of DeepReduceState or of compress_replicas: load what its state_dict returned"
+            )
         self.engine.load_state_dict(read, reshard=reshard)
         self.iteration = iteration
 
@@ -190,13 +222,13 @@ class Buckets:
             engine.stats.end_step()
             for error in errors:
                 if error is not None:
-                    self._take_leave()
+                    self.take_leave()
                     raise error
         return future
 
-    def _take_leave(self) -> None:
-        """After an error, DDP lets this rank begin no other step. If the others have applied this one, it says so in
-        the step check of their next. With ``mode: auto``, that may be a step without a step check."""
+    def take_leave(self) -> None:
+        """After an error, this rank begins no other step. If others have applied this one, it says so in the step check
+        of their next. With ``mode: auto``, that may be a step without a step check."""
         if self.engine.failed and self.engine.choice is None and self._voted is None:
             with suppress(RuntimeError):  # another rank may have died
                 self._voted = self._collectives.start_vote(self._vote())

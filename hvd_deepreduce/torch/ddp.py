@@ -185,8 +185,8 @@ def deepreduce_hook(
     if not isinstance(bucket, dist.GradBucket):  # type: ignore[attr-defined]
         raise TypeError(
             "deepreduce_hook was registered with a model that gives it no buckets of DistributedDataParallel, as "
-            "FullyShardedDataParallel does: DeepReduce compresses no sharded gradients. Wrap the model in "
-            "torch.nn.parallel.DistributedDataParallel"
+            "FullyShardedDataParallel does. Wrap the model in torch.nn.parallel.DistributedDataParallel; or shard it "
+            "by fully_shard, and use compress_replicas of hvd_deepreduce.torch.fsdp"
         )
     if not isinstance(state, DeepReduceState):
         given = state.__name__ if isinstance(state, type) else f"{state!r:.80}"

@@ -26,7 +26,7 @@ REDUCES = (
 )
 SHARDED = (
     "and LocalSGD needs whole parameters on every rank: FSDP is not supported yet. Use LocalSGD with the bare model, "
-    "or DistributedDataParallel with the hook of hvd_deepreduce.torch.ddp"
+    "or compress the gradients between replicas by compress_replicas of hvd_deepreduce.torch.fsdp (docs/fsdp.md)"
 )
 
 

@@ -471,7 +471,7 @@ def a_rank_that_fails_before_unused_parameters_are_known_stops_all():
     before = job.flat()
     if dist.get_rank() == last:
         job.compression._buckets._divided.clear()
-        job.compression._buckets._parameter = failing
+        job.compression._buckets.parameter_of = failing
     with pytest.raises(RuntimeError, match=f"this step failed on rank {last}: 'ValueError: no ink'"):
         job.step(2)
     assert np.array_equal(before, job.flat())
@@ -480,9 +480,9 @@ def a_rank_that_fails_before_unused_parameters_are_known_stops_all():
 @case
 def settings_that_cannot_work_with_ddp():
     for settings, match in (
-        ({"scope": "model"}, "scope is 'model', and DDP gives its gradients in buckets"),
+        ({"scope": "model"}, "scope is .model., and DDP makes the buckets"),
         ({"scope": "bucket", "bucket_bytes": 5000}, "bucket_bytes is 5000 and has no effect, since DDP"),
-        ({"scope": "tensor", "min_elements": 5}, "min_elements is 5 and has no effect, since DDP"),
+        ({"scope": "tensor", "min_elements": 5}, "min_elements is 5 and has no effect, since small gradients"),
         ({"exchange": "densestream", "scope": "bucket"}, "has 'allgather', 'reduce_scatter' and 'auto' only"),
         ("adamw_small", r"Use LocalSGD, .*process_group=torch.distributed.group.WORLD\)"),
     ):

@@ -1,0 +1,490 @@
+"""What gradients between the replicas of a sharded model must do: the cases of test_fsdp.py (see tests/case_runner.py).
+
+torchrun --standalone --nproc-per-node 4 tests/adapters/fsdp_cases.py [CASE ...]
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from hvd_deepreduce import ConfigError
+from hvd_deepreduce.engine import MismatchError
+from hvd_deepreduce.torch import SignMomentum, ddp
+from hvd_deepreduce.torch.fsdp import compress_replicas
+from tests.adapters.common import LOSSLESS, LOSSY
+from tests.adapters.tcp import Meter
+from tests.case_runner import case, run_cases
+from tests.damaged import decoding_fails
+
+WIDTH, DEPTH = 33, 3
+IN_BUCKETS = {**LOSSLESS, "scope": "bucket"}
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.second = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x):
+        return x + self.second(self.first(self.norm(x)).tanh())
+
+
+class Network(nn.Module):
+    """Embedding and head share their weight; a bias of one element is on one shard alone."""
+
+    def __init__(self, width=WIDTH, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.symbols = nn.Embedding(11, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(DEPTH))
+        self.head = nn.Linear(width, 11, bias=False)
+        self.head.weight = self.symbols.weight
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, tokens, used=range(DEPTH)):
+        x = self.symbols(tokens)
+        for number in used:
+            x = self.blocks[number](x)
+        return self.head(x) * self.scale
+
+
+def loss_of(model, step, ranks, **how):
+    """The mean over the batches of ranks."""
+    tokens = [torch.randint(11, (4, 6), generator=torch.Generator().manual_seed(100 * step + rank)) for rank in ranks]
+    given = torch.cat(tokens)
+    return nn.functional.cross_entropy(model(given[:, :-1], **how).flatten(0, 1).float(), given[:, 1:].flatten())
+
+
+class Job:
+    """A sharded model, and the exchange between its replicas."""
+
+    def __init__(self, config, replicas=2, model=None, shard=None, make=torch.optim.SGD, lr=0.1, wrap=None, **options):
+        size = dist.get_world_size()
+        self.mesh = init_device_mesh("cpu", (replicas, size // replicas), mesh_dim_names=("replicate", "shard"))
+        self.model = Network() if model is None else model
+        for number, block in enumerate(self.model.blocks):
+            self.model.blocks[number] = block = wrap(block) if wrap else block
+            fully_shard(block, mesh=self.mesh["shard"], **(shard or {}))
+        fully_shard(self.model, mesh=self.mesh["shard"], **(shard or {}))
+        self.replicas = compress_replicas(self.model, self.mesh["replicate"], config, **options)
+        self.optimizer = make(self.model.parameters(), lr)
+
+    def backward(self, step, **how):
+        loss_of(self.model, step, [dist.get_rank()], **how).backward()
+
+    def step(self, step, **how):
+        self.optimizer.zero_grad()
+        self.backward(step, **how)
+        self.optimizer.step()
+
+    def run(self, *steps, **how):
+        for step in range(*steps):
+            self.step(step, **how)
+        return self
+
+    def whole(self):
+        """The parameters, as on one rank."""
+        return torch.cat([one.detach().full_tensor().flatten() for one in self.model.parameters()])
+
+    def shards(self):
+        return [one.detach().to_local().clone() for one in self.model.parameters()]
+
+    def residuals(self):
+        return {name: one.clone() for name, one in self.replicas.state_dict()["residuals"].items()}
+
+    def check_same(self):
+        """The replicas' shards are bitwise equal."""
+        own = [one.contiguous().view(torch.uint8).numpy().tobytes() for one in self.shards()]
+        everything = [None] * self.mesh["replicate"].size()
+        dist.all_gather_object(everything, own, group=self.mesh["replicate"].get_group())
+        assert all(one == own for one in everything), "the replicas differ"
+
+
+def dense(steps, ranks=None, norm=None, **how):
+    """What one process gets with the batches of all ranks."""
+    model = Network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(model, step, range(dist.get_world_size()) if ranks is None else ranks, **how).backward()
+        if norm:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), norm)
+        optimizer.step()
+    return torch.cat([one.detach().flatten() for one in model.parameters()])
+
+
+def close(job, expected, tolerance=1e-5):
+    torch.testing.assert_close(job.whole(), expected, rtol=tolerance, atol=tolerance)
+    job.check_same()
+
+
+@case
+def all_elements_on_every_mesh_are_dense_training():
+    for replicas in (1, 2, 4):
+        for config in (IN_BUCKETS, {**LOSSLESS, "scope": "tensor"}, {**LOSSLESS, "scope": "model"},
+                       {**IN_BUCKETS, "exchange": "reduce_scatter"}, {**IN_BUCKETS, "exchange": "auto"}):  # fmt: skip
+            close(Job(config, replicas).run(3), dense(range(3)))
+
+
+@case
+def clipping_by_the_norm_of_all_shards():
+    job = Job(IN_BUCKETS)
+    for step in range(3):
+        job.optimizer.zero_grad()
+        job.backward(step)
+        torch.nn.utils.clip_grad_norm_(job.model.parameters(), 0.1)
+        job.optimizer.step()
+    close(job, dense(range(3), norm=0.1))
+
+
+@case
+def a_threshold_selects_what_ddp_selects():
+    """DDP with as many ranks as there are replicas, each with the batches of a whole replica; a threshold selects by
+    single elements, so that shards and buckets do not matter."""
+    config = {"sparsifier": {"name": "threshold", "threshold": 0.004}, "value": "raw", "scope": "bucket"}
+    job = Job(config).run(8)
+    mine, model = job.mesh["shard"], Network()
+    ranks = dist.get_process_group_ranks(mine.get_group())
+    called = DDP(model, process_group=job.mesh["replicate"].get_group())
+    called.register_comm_hook(ddp.DeepReduceState(config), ddp.deepreduce_hook)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(8):
+        optimizer.zero_grad()
+        loss_of(called, step, ranks).backward()
+        optimizer.step()
+    expected = torch.cat([one.detach().flatten() for one in model.parameters()])
+    assert not torch.allclose(expected, dense(range(8)), atol=1e-3), "the threshold holds nothing back"
+    close(job, expected)
+
+
+def watched(job):
+    """Of each bucket that is taken from now on: its number, its parameters' names, and a copy of the gradients."""
+    take, seen = job.replicas._buckets.take, []
+    names = {id(one): name for name, one in job.model.named_parameters()}
+
+    def watching(bucket, failure=None):
+        seen.append((bucket.number, [names[id(one)] for one in bucket.tensors], bucket.vector.clone()))
+        return take(bucket, failure)
+
+    job.replicas._buckets.take = watching
+    return seen
+
+
+@case
+def what_is_sent_and_what_stays_is_the_gradient():
+    """Sums over the replicas: gradients and residuals before are means and residuals after."""
+    for exchange in ("allgather", "reduce_scatter"):
+        job = Job({**LOSSY, "scope": "bucket", "exchange": exchange}).run(3)
+        before, seen = job.residuals(), watched(job)
+        job.optimizer.zero_grad()
+        job.backward(3)
+        after, parameters = job.residuals(), dict(job.model.named_parameters())
+        assert [number for number, *_ in seen] == list(range(DEPTH + 1))
+        assert [name.partition(".")[0] for _, names, _ in seen for name in names][-1] in ("symbols", "scale")
+        for _, names, vector in seen:
+            sizes = [parameters[name].to_local().numel() for name in names]
+            for name, given in zip(names, torch.split(vector, sizes), strict=True):
+                mean = parameters[name].grad.to_local().flatten()
+                total = before[name].flatten() + given - after[name].flatten()
+                dist.all_reduce(total, group=job.mesh["replicate"].get_group())
+                torch.testing.assert_close(total, 2 * mean, rtol=1e-4, atol=1e-6)
+        assert any(one.any() for one in after.values())
+
+
+@case
+def accumulated_gradients_are_sent_once():
+    """By FSDP's ways to accumulate: on the shards, or before they are reduced."""
+    expected = Network()
+    optimizer = torch.optim.SGD(expected.parameters(), 0.1)
+    for step in range(2):
+        optimizer.zero_grad()
+        for part in range(3):
+            loss_of(expected, 3 * step + part, range(dist.get_world_size())).backward()
+        optimizer.step()
+    for way in ("set_is_last_backward", "set_requires_gradient_sync"):
+        job = Job(IN_BUCKETS)
+        for step in range(2):
+            job.optimizer.zero_grad()
+            for part in range(3):
+                getattr(job.model, way)(part == 2)
+                job.backward(3 * step + part)
+            job.optimizer.step()
+        assert job.replicas.stats()["total"]["steps"] == 2
+        close(job, torch.cat([one.detach().flatten() for one in expected.parameters()]))
+    twice = Job(IN_BUCKETS)  # both are sent
+    twice.backward(0)
+    twice.backward(1)
+    once = Job(IN_BUCKETS)
+    once.model.set_is_last_backward(False)
+    once.backward(0)
+    once.model.set_is_last_backward(True)
+    once.backward(1)
+    for one, other in zip(twice.model.parameters(), once.model.parameters(), strict=True):
+        torch.testing.assert_close(one.grad.to_local(), other.grad.to_local(), rtol=1e-5, atol=1e-6)
+
+
+@case
+def what_fsdp_offers():
+    expected = dense(range(3))
+    bf16 = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)}
+    for shard, wrap, tolerance in (
+        ({"reshard_after_forward": False}, None, 1e-5),
+        ({}, checkpoint_wrapper, 1e-5),
+        (bf16, None, 2e-2),
+        ({"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)}, None, 2e-2),
+        ({"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float16)}, None, 2e-3),
+        ({"offload_policy": CPUOffloadPolicy(pin_memory=False)}, None, 1e-5),
+    ):
+        close(Job(IN_BUCKETS, shard=shard, wrap=wrap).run(3), expected, tolerance)
+    for dtype, tolerance in ((torch.float64, 1e-5), (torch.bfloat16, 5e-2)):
+        job = Job(IN_BUCKETS, model=Network().to(dtype)).run(3)
+        torch.testing.assert_close(job.whole().float(), expected, rtol=tolerance, atol=tolerance)
+        width = {8: torch.float64}.get(dtype.itemsize, torch.float32)
+        assert {one.dtype for one in job.residuals().values()} == {width}
+        job.check_same()
+
+
+@case
+def tensor_parallelism_within_a_replica():
+    """What its ranks hold whole stays equal on them, and is in buckets of its own."""
+    for scope in ("bucket", "model"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 99))
+        mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("replicate", "shard", "tensor"))
+        parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        fully_shard(model, mesh=mesh["shard"])
+        replicas = compress_replicas(model, mesh["replicate"], {**LOSSY, "scope": scope, "value": "qsgd"})
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for step in range(5):
+            torch.manual_seed(10 * step + mesh["replicate"].get_local_rank())
+            optimizer.zero_grad()
+            model(torch.randn(4, 16)).square().sum().backward()
+            optimizer.step()
+        everything = [None] * 4
+        own = {name: one.detach().to_local().tolist() for name, one in model.named_parameters()}
+        dist.all_gather_object(everything, own)
+        for name, one in model.named_parameters():
+            values = [held[name] for held in everything]
+            assert values[0] == values[2] and values[1] == values[3], name
+            assert (values[0] == values[1]) == one.placements[1].is_replicate() == (name == "2.bias"), name
+        replicas.close()
+
+
+@case
+def frozen_modules_are_left_alone():
+    model = Network()
+    model.blocks[1].requires_grad_(False)
+    job = Job(IN_BUCKETS, model=model)
+    before = job.model.blocks[1].first.weight.full_tensor().clone()
+    job.run(3)
+    assert torch.equal(job.model.blocks[1].first.weight.full_tensor(), before)
+    assert not any(name.startswith("blocks.1") for name in job.residuals())
+    job.check_same()
+
+
+@case
+def modules_that_a_replica_does_not_use():
+    job = Job(IN_BUCKETS)
+    with pytest.raises(RuntimeError, match="no gradient has come of blocks.1.*find_unused_parameters=True"):
+        job.step(0, used=(0, 2))
+    # Each replica uses other ones, all ranks of it the same.
+    job = Job(IN_BUCKETS, find_unused_parameters=True)
+    own = job.mesh["replicate"].get_local_rank()
+    for step in range(3):
+        job.step(step, used=(0, 2) if own else (0, 1))
+    job.check_same()
+    ranks = range(dist.get_world_size())
+    reference = Network()
+    optimizer = torch.optim.SGD(reference.parameters(), 0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        halves = [(loss_of(reference, step, part, used=used) / 2) for part, used in
+                  ((ranks[:2], (0, 1)), (ranks[2:], (0, 2)))]  # fmt: skip
+        sum(halves).backward()
+        optimizer.step()
+    close(job, torch.cat([one.detach().flatten() for one in reference.parameters()]))
+    before = job.residuals()
+    job.step(9, used=(0,))
+    grads = [one.grad for one in job.model.blocks[2].parameters()]
+    assert all(not one.to_local().any() for one in grads) and before.keys() == job.residuals().keys()
+
+
+@case
+def a_resumed_run_equals_an_unbroken_one():
+    for config in ({**LOSSY, "scope": "bucket"}, {**LOSSY, "scope": "model", "value": "qsgd"}, "sign_momentum"):
+        make = {"make": SignMomentum, "lr": 0.003} if config == "sign_momentum" else {}
+        job = Job(config, **make).run(3)
+        saved = job.replicas.state_dict()
+        saved = {**saved, "residuals": {name: one.clone() for name, one in saved["residuals"].items()}}
+        shards = job.shards()
+        final = job.run(3, 6).shards()
+        again = Job(config, model=Network(seed=3), **make)
+        for own, kept in zip(again.model.parameters(), shards, strict=True):
+            own.to_local().detach().copy_(kept)
+        again.replicas.load_state_dict(saved)
+        assert all(map(torch.equal, again.run(3, 6).shards(), final))
+        again.check_same()
+        for name, one in job.residuals().items():
+            assert torch.equal(again.residuals()[name], one)
+
+
+@case
+def the_exchange_runs_during_the_backward_pass():
+    job, came = Job(IN_BUCKETS), []
+    job.step(0)
+    take = job.replicas._buckets.take
+
+    def watching(bucket, failure=None):
+        if bucket.last and bucket.number:
+            came.append(first[0].wait() is not None)  # it ends without this bucket
+        future = take(bucket, failure)
+        first.append(future)
+        return future
+
+    job.replicas._buckets.take = watching
+    for step in range(1, 3):
+        first = []
+        job.step(step)
+        assert len(first) == DEPTH + 1
+    assert came == [True, True]
+
+
+@case
+def what_fails_on_one_rank_is_an_error_on_its_replicas():
+    job = Job({**LOSSY, "scope": "bucket"}).run(2)
+    before, failing = job.shards(), dist.get_rank() == 3
+
+    def broken(*_, **__):
+        raise ValueError("no ink")
+
+    if failing:
+        job.replicas._engine.pipeline.encode = broken
+    # In its exchange it is rank 1. The other ranks of its exchange have the other shards' ranks told.
+    with pytest.raises(RuntimeError, match="this step failed on rank 1: .*no ink"):
+        job.step(2)
+    assert all(map(torch.equal, before, job.shards()))
+    with pytest.raises(RuntimeError, match="Load a checkpoint on all ranks, close.. what compress_replicas has ret"):
+        job.step(3)
+
+
+@case
+def an_error_while_decoding_on_one_rank():
+    """The other replica applies the step. The next one is an error on all ranks of it."""
+    job = Job({**LOSSY, "scope": "bucket"}).run(2)
+    before, behind = job.shards(), dist.get_rank() >= 2
+    with pytest.raises((MemoryError, RuntimeError), match="no room") if behind else nullcontext():
+        with decoding_fails(dist.get_rank() == 3):
+            job.step(2)
+    assert all(map(torch.equal, before, job.shards())) == behind
+    with pytest.raises((MemoryError, RuntimeError), match="no room" if behind else "an error has left 1 rank.* behind"):
+        job.step(3)
+
+
+@case
+def what_cannot_work_is_an_error():
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    plain = nn.Linear(8, 8)
+    with pytest.raises(TypeError, match="Linear, to which fully_shard was not applied. Write: mesh = init_device_mesh"):
+        compress_replicas(plain, mesh["replicate"])
+    native = fully_shard(nn.Linear(8, 8), mesh=mesh)
+    with pytest.raises(TypeError, match="a mesh of two dimensions, so FSDP itself sums gradients over the replicas"):
+        compress_replicas(native, mesh["replicate"])
+    model = fully_shard(nn.Linear(8, 8), mesh=mesh["shard"])
+    with pytest.raises(ValueError, match="hold other shards of weight, and are in the mesh of the replicas"):
+        compress_replicas(model, mesh["shard"])
+    with pytest.raises(ValueError, match="has 2 dimensions"):
+        compress_replicas(model, mesh)
+    with torch.device("meta"):
+        empty = nn.Linear(8, 8)
+    with pytest.raises(ValueError, match="no values yet .device meta"):
+        compress_replicas(fully_shard(empty, mesh=mesh["shard"]), mesh["replicate"])
+    frozen = fully_shard(nn.Linear(8, 8).requires_grad_(False), mesh=mesh["shard"])
+    with pytest.raises(ValueError, match="nothing to exchange"):
+        compress_replicas(frozen, mesh["replicate"])
+    for config, match in (
+        ("adamw_safe", "compress_replicas exchanges gradients"),
+        ({**LOSSY, "scope": "bucket", "exchange": "topk_allgather"}, "compress_replicas has 'allgather'"),
+        ({**IN_BUCKETS, "bucket_bytes": 9999}, "each module that fully_shard was applied to makes a bucket"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            compress_replicas(model, mesh["replicate"], config)
+    job = Job({**LOSSY, "scope": "bucket"})
+    with pytest.raises(ValueError, match="needs a new compress_replicas"):
+        job.replicas.set_config(scope="model")
+    job.replicas.set_config(density=0.5)
+    job.run(1)
+    job.model.load_state_dict({name: one.detach().clone() for name, one in job.model.state_dict().items()}, assign=True)
+    with pytest.raises(RuntimeError, match="parameters of the model were replaced"):
+        job.step(1)
+    job.replicas.close()
+
+
+@case
+def replicas_that_do_not_begin_alike():
+    job = Job({**LOSSY, "scope": "bucket"}, model=Network(seed=dist.get_rank() // 2))
+    before = job.shards()
+    with pytest.raises(MismatchError, match="broadcast the parameters of one replica to the others"):
+        job.step(0)
+    assert all(map(torch.equal, before, job.shards()))
+    job = Job({**LOSSY, "scope": "bucket", "seed": dist.get_rank() // 2})
+    with pytest.raises(MismatchError, match="seed"):
+        job.step(0)
+
+
+@case
+def each_replica_trains_by_itself_after_close():
+    job = Job({**LOSSY, "scope": "bucket"}).run(2)
+    job.replicas.close()
+    job.replicas.close()
+    job.run(2, 4)
+    with pytest.raises(RuntimeError, match="close"):
+        job.replicas.state_dict()
+    assert job.replicas.stats()["total"]["steps"] == 2
+
+
+@case
+def modes_and_optimizers():
+    job = Job({**LOSSY, "scope": "bucket", "mode": "auto"}).run(12)
+    job.check_same()
+    assert job.replicas.stats().said
+    Job("sign_momentum", make=SignMomentum, lr=0.003).run(4).check_same()
+    with pytest.raises(ValueError, match="use hvd_deepreduce.torch.SignMomentum"):
+        Job("sign_momentum", make=torch.optim.AdamW, lr=0.003).run(1)
+    Job({**LOSSY, "scope": "bucket"}, make=torch.optim.AdamW, lr=0.003).run(4).check_same()
+
+
+@case
+def stats_are_the_bytes_on_the_wire():
+    """Of replicas of one rank, FSDP itself sends nothing. Gloo adds headers to each exchange."""
+    headers = 6 * (DEPTH + 1) * 3 * 500 * (dist.get_world_size() - 1)
+    job = Job({**LOSSY, "scope": "bucket"}, dist.get_world_size(), model=Network(width=400)).run(3)
+    dist.barrier()
+    meter, before = Meter(), job.replicas.stats()["total"]
+    job.run(3, 9)
+    counted, _ = meter.read()
+    after = job.replicas.stats()["total"]
+    for real, key in zip(counted, ("bytes_sent", "bytes_received"), strict=True):
+        said = after[key] - before[key]
+        assert said > 5 * headers
+        assert said <= real < 1.01 * said + headers, (said, real)
+    assert after["steps"] - before["steps"] == 6
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    run_cases(dist.get_rank(), dist.get_world_size())
+    assert "horovod" not in sys.modules
+    dist.barrier()
+    dist.destroy_process_group()
