@@ -78,7 +78,7 @@ def test_launched(name):
     launcher, ranks = LAUNCHED[name]
     assert shown(name) == command(launcher, ranks, name)
     output = launch(launcher, ranks, FOLDER / name).stdout
-    if name.startswith(("torch", "ddp")):
+    if name.startswith(("torch", "ddp", "fsdp")):
         assert_trained(output)
     else:
         assert re.search(r"4 ranks sent 10000 elements each; their sum has 39\d\d\d", output), output

@@ -9,9 +9,20 @@ import pytest
 from tests.jobs import Job, each_case
 
 PROGRAM = Path(__file__).parent / "fsdp_cases.py"
+FOUR = Job(PROGRAM, "torchrun", 4)
+THOROUGH = [
+    "clipping_by_the_norm_of_all_shards",
+    "what_fsdp_offers",
+    "tensor_parallelism_within_a_replica",
+    "frozen_modules_are_left_alone",
+    "the_exchange_runs_during_the_backward_pass",
+    "each_replica_trains_by_itself_after_close",
+    "modes_and_optimizers",
+    "stats_are_the_bytes_on_the_wire",
+]
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize(("job", "case"), each_case([Job(PROGRAM, "torchrun", 4)], PROGRAM))
+@pytest.mark.parametrize(("job", "case"), each_case([FOUR], PROGRAM, thorough=THOROUGH))
 def test_on_ranks(jobs, job, case):
     jobs.check(job, case)
