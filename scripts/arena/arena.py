@@ -230,10 +230,12 @@ def prune(names: Names = None) -> None:
 
 @app.command()
 def report(names: Names = None) -> None:
-    """Writes docs/results/arena.md and its pictures."""
+    """Writes docs/results/arena.md and its pictures, and the table of docs/which_preset.md."""
+    found = {name: done(name) for name in CONTESTS}
     for name in chosen(names):
-        if found := done(name):
-            page.write(name, CONTESTS[name], found, hours_of(lines_of(name)))
+        if found[name]:
+            page.write(name, CONTESTS[name], found[name], hours_of(lines_of(name)))
+    page.write_overview(CONTESTS, found)
 
 
 if __name__ == "__main__":
