@@ -138,7 +138,9 @@ def picture(contest: Contest, found: Mapping[str, Campaign], name: str) -> str:
     axes.axhline(0, color="grey", linewidth=0.8)
     axes.set(xscale="log", xlabel="bytes that a worker sends, % of a dense float32 ring in every step",
              ylabel=f"worse than {reference}, {contest.unit}", title=contest.title)  # fmt: skip
-    axes.set_yscale("symlog", linthresh=0.1 if contest.unit == "nats" else 1.0)
+    linear = 0.1 if contest.unit == "nats" else 1.0
+    if max(map(abs, axes.get_ylim())) > linear:
+        axes.set_yscale("symlog", linthresh=linear)
     axes.yaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_major_formatter("{x:g}")
     figure.legend(fontsize=8, frameon=False, loc="outside right center")
