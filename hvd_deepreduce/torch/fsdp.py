@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine.compression import GradientCompression
@@ -67,7 +68,10 @@ class Replicas(GradientCompression):
         self._come: set[int] = set()  # ids of the parameters whose gradients have come
         self._begun: list[tuple[GradBucket, torch.futures.Future[torch.Tensor]]] = []
         # The model keeps this object: without it, the replicas would part in silence.
-        self._handles: list[Any] = [model.register_forward_pre_hook(self._check_parameters, prepend=True)]
+        self._handles: list[Any] = [
+            model.register_forward_pre_hook(self._check_parameters, prepend=True),
+            register_optimizer_step_pre_hook(self._check_optimizer),
+        ]
         for one in trained.values():
             handle = one.register_post_accumulate_grad_hook(self._gradient_came)  # type: ignore[no-untyped-call]
             self._handles.append(handle)
@@ -110,6 +114,14 @@ class Replicas(GradientCompression):
                 "before compress_replicas, or close() its result and call it again, on all ranks"
             )
 
+    def _check_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Raises ``RuntimeError`` if an optimizer steps before the means are there."""
+        if self._come and any(id(one) in self._known for group in optimizer.param_groups for one in group["params"]):
+            raise RuntimeError(
+                f"{type(optimizer).__name__} steps within the backward pass, before the replicas have exchanged its "
+                "gradients: call its step() after backward()"
+            )
+
     def _gradient_came(self, tensor: torch.Tensor) -> None:
         """FSDP has added a gradient to a shard's."""
         if not self._fsdp._state_ctx.is_last_backward:  # PyTorch has no public call for it
@@ -127,9 +139,8 @@ class Replicas(GradientCompression):
                 self._failure = error
 
     def _begin(self, unit: list[DTensor], failure: Exception | None = None) -> None:
-        number, parts = len(self._begun), [sharding.gradient(one).flatten() for one in unit]
-        dtype = torch.float64 if any(part.dtype == torch.float64 for part in parts) else torch.float32
-        bucket = GradBucket(number, unit, torch.cat(parts).to(dtype), number + 1 == len(self._units))
+        number, vector = len(self._begun), torch.cat([sharding.gradient(one).flatten() for one in unit])
+        bucket = GradBucket(number, unit, vector, number + 1 == len(self._units))
         self._begun.append((bucket, self._buckets.take(bucket, failure)))
 
     def _end(self) -> None:

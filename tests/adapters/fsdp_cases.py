@@ -422,6 +422,12 @@ def what_cannot_work_is_an_error():
         with pytest.raises(ConfigError, match=match):
             compress_replicas(model, mesh["replicate"], config)
     job = Job({**LOSSY, "scope": "bucket"})
+    for one in job.model.parameters():
+        one.register_post_accumulate_grad_hook(lambda _: job.optimizer.step())
+    with pytest.raises(RuntimeError, match="SGD steps within the backward pass, before the replicas have exchanged"):
+        job.backward(0)
+    job.replicas.close()
+    job = Job({**LOSSY, "scope": "bucket"})
     with pytest.raises(ValueError, match="needs a new compress_replicas"):
         job.replicas.set_config(scope="model")
     job.replicas.set_config(density=0.5)
