@@ -31,12 +31,14 @@ def lines(value: str) -> list[str]:
 
 
 def stating_files() -> list[Path]:
-    """The text files in which a version would be stated. The changelog is history, constraints.txt is about others."""
+    """The text files in which a version would be stated. The changelog is history, constraints.txt is about others.
+    Bytecode has other suffixes while Python writes it, as it may now in another process."""
     found = [path for path in ROOT.iterdir() if path.suffix in (".py", ".cfg", ".toml", ".md", ".in", ".yaml")]
     found += [ROOT / "Makefile", *(ROOT / "scripts").rglob("*.*"), *WORKFLOWS]
     for folder in ("hvd_deepreduce", "kernels", "configs", "docs", "examples"):
-        found += [path for path in (ROOT / folder).rglob("*") if path.suffix not in (".so", ".png", ".pyc")]
-    return [path for path in found if path.is_file() and path.name != "CHANGELOG.md"]
+        found += [path for path in (ROOT / folder).rglob("*") if path.suffix not in (".so", ".png")]
+    texts = [path for path in found if path.name != "CHANGELOG.md" and path.parent.name != "__pycache__"]
+    return [path for path in texts if path.is_file()]
 
 
 def test_one_file_states_the_version():
