@@ -342,6 +342,23 @@ def a_resumed_run_equals_an_unbroken_one():
 
 
 @case
+def states_of_another_number_of_replicas():
+    """With the same shards: the sum of the residuals is preserved."""
+    job = Job({**LOSSY, "scope": "bucket"}).run(3)
+    states = [None] * 2
+    group = job.mesh["replicate"].get_group()
+    dist.all_gather_object(states, job.replicas.state_dict(), group=group)
+    many = [{**one, "rank": rank, "size": 4} for rank, one in enumerate([*states, *states])]
+    job.replicas.load_state_dict(iter(many), reshard=True)
+    for name, one in job.residuals().items():
+        total = one.clone()
+        dist.all_reduce(total, group=group)
+        expected = 2 * sum(state["residuals"][name] for state in states)
+        torch.testing.assert_close(total, expected, rtol=1e-5, atol=1e-6)
+    job.run(3, 5).check_same()
+
+
+@case
 def the_exchange_runs_during_the_backward_pass():
     job, came = Job(IN_BUCKETS), []
     job.step(0)

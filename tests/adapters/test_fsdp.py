@@ -15,6 +15,7 @@ THOROUGH = [
     "what_fsdp_offers",
     "tensor_parallelism_within_a_replica",
     "frozen_modules_are_left_alone",
+    "states_of_another_number_of_replicas",
     "the_exchange_runs_during_the_backward_pass",
     "each_replica_trains_by_itself_after_close",
     "modes_and_optimizers",
