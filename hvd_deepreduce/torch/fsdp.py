@@ -56,10 +56,12 @@ class Replicas(GradientCompression):
         # In the order of the backward pass.
         self._units = [[trained[name] for name in unit] for unit in reversed(sharding.units(model, self._whole))]
         self._known = set(map(id, trained.values()))
-        Rendezvous("compress_replicas", group, None if timeout is None else timeout.total_seconds()).meet(group)
+        limit, mates = None if timeout is None else timeout.total_seconds(), sharding.ranks(trained)
+        Rendezvous("compress_replicas", mates, limit).meet(mates)
+        Rendezvous("compress_replicas", group, limit).meet(group)
         tensors, local = TorchTensors(), sharding.local(trained)
         collectives = DistributedCollectives(tensors, group, timeout)
-        self._shards = DistributedCollectives(tensors, None, timeout, sharding.ranks(trained))
+        self._shards = DistributedCollectives(tensors, None, timeout, mates)
         made = Made(trained, described(local), find_unused, lambda: hashes(sharding.local(trained)), INSTEAD)
         self._buckets = Buckets(usable, collectives, tensors, 0, lambda: made, None)
         self._engine = self._buckets.engine

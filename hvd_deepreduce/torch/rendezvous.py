@@ -17,6 +17,7 @@ from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.horovod import HANDSHAKE_VARIABLE, Patience
 from hvd_deepreduce.wire.quoting import quoted
 
+Group = dist.ProcessGroup | Sequence[int] | None
 PROBE_SECONDS = 5.0
 """After so long, a rank with the hook looks whether the ranks that are missing reduce a gradient without it."""
 NOBODY_CAME = "this rank has waited {seconds} s at its first exchange for {missing} of its process group. {advice}"
@@ -43,13 +44,13 @@ class Rendezvous:
 
     Args:
         kind: of what all of them make: a key of ``ADVICE``.
-        around: a process group all of whose ranks must come; None: that of all.
+        around: a process group, or ranks, all of which must come; None: all.
         limit: the longest time to wait, in seconds; 0: for ever; None: ``handshake_seconds``.
     """
 
-    def __init__(self, kind: str, around: dist.ProcessGroup | None, limit: float | None = None) -> None:
+    def __init__(self, kind: str, around: Group, limit: float | None = None) -> None:
         self._kind, self._around = kind, around
-        self._ranks = sorted(dist.get_process_group_ranks(around))
+        self._ranks = _ranks_of(around)
         self._wait = Patience(self._nobody_came, limit).wait
         store = dist.distributed_c10d._get_default_store()  # PyTorch has no public call for it
         which = blake2b(f"{kind} {self._ranks}".encode(), digest_size=8).hexdigest()
@@ -58,7 +59,7 @@ class Rendezvous:
         number = store.add(f"rank {dist.get_rank()}", 1)
         self._store = dist.PrefixStore(str(number), store)  # type: ignore[attr-defined]
 
-    def meet(self, partners: dist.ProcessGroup | None, gradient: torch.Tensor | None = None) -> None:
+    def meet(self, partners: Group, gradient: torch.Tensor | None = None) -> None:
         """Returns once all ranks have come.
 
         Args:
@@ -72,7 +73,7 @@ class Rendezvous:
                 have come.
         """
         store = self._store
-        store.set(f"rank {dist.get_rank()}", _text(dist.get_process_group_ranks(partners)))
+        store.set(f"rank {dist.get_rank()}", _text(_ranks_of(partners)))
 
         def decided() -> bool:
             return store.check(["decision"])
@@ -90,6 +91,7 @@ class Rendezvous:
         """Reduces what a rank without the hook takes for gradients: it adds its own, and gets NaN."""
         probe = torch.full_like(gradient, float("nan"))
         probe[0] = 1
+        assert not isinstance(self._around, Sequence)
         work = dist.all_reduce(probe, group=self._around, async_op=True)
         self._wait(work.is_completed)
         failure: Exception | None = None
@@ -127,6 +129,10 @@ class Rendezvous:
         with suppress(RuntimeError):  # the store may have ended
             return [rank for rank in self._ranks if not self._store.check([f"rank {rank}"])]
         return []
+
+
+def _ranks_of(group: Group) -> list[int]:
+    return sorted(group if isinstance(group, Sequence) else dist.get_process_group_ranks(group))
 
 
 def _text(ranks: Sequence[int]) -> str:

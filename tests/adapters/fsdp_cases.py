@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from datetime import timedelta
 
 import pytest
 import torch
@@ -465,6 +466,17 @@ def replicas_that_do_not_begin_alike():
     job = Job({**LOSSY, "scope": "bucket", "seed": dist.get_rank() // 2})
     with pytest.raises(MismatchError, match="seed"):
         job.step(0)
+
+
+@case
+def a_rank_that_does_not_come():
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = fully_shard(nn.Linear(8, 8), mesh=mesh["shard"])
+    if dist.get_rank() != 3:
+        missing = 2 if dist.get_rank() == 0 else 3  # rank 2 waits for rank 3, and does not come to rank 0
+        with pytest.raises(TimeoutError, match=f"has waited 2 s at its first exchange for rank {missing} of its"):
+            compress_replicas(model, mesh["replicate"], timeout=timedelta(seconds=2))
+    dist.barrier()
 
 
 @case

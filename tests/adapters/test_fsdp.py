@@ -16,6 +16,7 @@ THOROUGH = [
     "tensor_parallelism_within_a_replica",
     "frozen_modules_are_left_alone",
     "states_of_another_number_of_replicas",
+    "a_rank_that_does_not_come",
     "the_exchange_runs_during_the_backward_pass",
     "each_replica_trains_by_itself_after_close",
     "modes_and_optimizers",
