@@ -36,6 +36,7 @@ SLOW = [
     "sparse_gradients_in_keras",
     "larger_scopes_in_keras",
     "callbacks_and_measured_residuals",
+    "votes_of_scaled_momentum_are_those_of_a_simulation",
 ]
 ONCE = dict.fromkeys([COMPARED, "scopes_and_exchanges_equal_dense", "many_tensors_in_buckets"], THREE)
 FEW = {

@@ -17,6 +17,7 @@ from hvd_deepreduce.codecs.joint.stream_format import pack, packed_values, unpac
 from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
 from hvd_deepreduce.ops import stream_exchange
 from hvd_deepreduce.ops.hash import hash64
+from tests.selection import thorough
 
 
 def stream(rng: np.random.Generator, begin: int, end: int, density: float, gap: int, dtype: type) -> Stream:
@@ -110,6 +111,7 @@ def test_pieces_are_the_streams_of_their_elements(seed, gap, dtype, density) -> 
             assert np.array_equal(getattr(found, name), getattr(expected, name)), name
 
 
+@thorough
 def test_the_portable_code_gives_the_same() -> None:
     """The tests above compare with NumPy; here without vector instructions."""
     env = os.environ | {"HVD_DEEPREDUCE_VECTOR": "portable", "PYTHONPATH": os.pathsep.join(sys.path)}
