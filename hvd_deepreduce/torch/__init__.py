@@ -35,5 +35,5 @@ def __getattr__(name: str) -> Any:
                 if name == "DeepReduce":
                     raise
         module = import_module(f"hvd_deepreduce.torch.{_MODULES[name]}")
-        found = globals()[name] = module if name in ("ddp", "fsdp") else getattr(module, name)
+        found = globals()[name] = module if _MODULES[name] == name else getattr(module, name)
         return found

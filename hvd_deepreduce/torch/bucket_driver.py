@@ -95,7 +95,7 @@ class GradBucket:
 
 
 class Buckets:
-    """One rank's buckets, from the first one on; its methods are what ``DeepReduceState`` calls.
+    """One rank's buckets, from the first one on; its methods are what ``DeepReduceState`` and ``Replicas`` call.
 
     Two threads work beside the backward pass: one encodes buckets and starts their exchanges, in their order; the other
     one waits for them and decodes. An exchange of several collectives (``reduce_scatter``) is ended by the first
@@ -388,6 +388,15 @@ class Buckets:
         with torch.cuda.stream(self._stream):
             finish()
             future.set_result(buffer)
+
+
+def advised(error: Exception, advice: str) -> Exception:
+    """The same error, which says at its end what to do now."""
+    if error.args and isinstance(error.args[0], str):
+        error.args = (f"{error.args[0].rstrip('.')}. {advice}", *error.args[1:])
+    elif hasattr(error, "add_note"):  # since Python 3.11
+        error.add_note(advice)
+    return error
 
 
 def for_buckets(config: Config, start_iter: int, where: Where = DDP) -> Config:

@@ -20,7 +20,7 @@ from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine.compression import GradientCompression
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.engine.stats import Report, Stats
-from hvd_deepreduce.torch.bucket_driver import Buckets, Loaded, Made, for_buckets
+from hvd_deepreduce.torch.bucket_driver import Buckets, Loaded, Made, advised, for_buckets
 from hvd_deepreduce.torch.discovery import Models
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.owners import described
@@ -197,8 +197,5 @@ def deepreduce_hook(
     try:
         return state.buckets(bucket).take(bucket)
     except Exception as error:
-        if error.args and isinstance(error.args[0], str):
-            error.args = (f"{error.args[0].rstrip('.')}. {UNUSABLE}", *error.args[1:])
-        elif hasattr(error, "add_note"):  # since Python 3.11
-            error.add_note(UNUSABLE)
+        advised(error, UNUSABLE)
         raise

@@ -76,10 +76,15 @@ def look_at_optimizers(engine: Engine, ids: Container[int], instead: str = INSTE
     _watching[engine] = ids, instead, weakref.WeakSet()
 
 
+def trains(optimizer: Any, ids: Container[int]) -> bool:
+    """Whether an optimizer has parameters with these ids."""
+    return any(id(parameter) in ids for group in optimizer.param_groups for parameter in group["params"])
+
+
 def _look(optimizer: Any, *_: object) -> None:
     for engine, (ids, instead, seen) in list(_watching.items()):
         if optimizer not in seen:
-            if any(id(parameter) in ids for group in optimizer.param_groups for parameter in group["params"]):
+            if trains(optimizer, ids):
                 adaptive.check_momentum(engine.config, optimizer)
                 adaptive.look_at(engine, optimizer, instead)
             seen.add(optimizer)

@@ -24,7 +24,8 @@ from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine.compression import GradientCompression
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.torch import sharding
-from hvd_deepreduce.torch.bucket_driver import Buckets, GradBucket, Made, Where, for_buckets
+from hvd_deepreduce.torch.bucket_driver import Buckets, GradBucket, Made, Where, advised, for_buckets
+from hvd_deepreduce.torch.discovery import trains
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.owners import described
 from hvd_deepreduce.torch.rendezvous import Rendezvous
@@ -52,9 +53,9 @@ class Replicas(GradientCompression):
     ) -> None:
         self._find_unused, self._whole = find_unused, config.scope == "model"
         usable, trained = self._usable(config), sharding.trained(model)
-        sharding.check_replicas(model, group)
+        sharding.check_replicas(model, trained, group)
         # In the order of the backward pass.
-        self._units = [[trained[name] for name in unit] for unit in reversed(sharding.units(model, self._whole))]
+        self._units = sharding.units(model, trained, self._whole)[::-1]
         self._known = set(map(id, trained.values()))
         limit, mates = None if timeout is None else timeout.total_seconds(), sharding.ranks(trained)
         Rendezvous("compress_replicas", mates, limit).meet(mates)
@@ -118,7 +119,7 @@ class Replicas(GradientCompression):
 
     def _check_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Raises ``RuntimeError`` if an optimizer steps before the means are there."""
-        if self._come and any(id(one) in self._known for group in optimizer.param_groups for one in group["params"]):
+        if self._come and trains(optimizer, self._known):
             raise RuntimeError(
                 f"{type(optimizer).__name__} steps within the backward pass, before the replicas have exchanged its "
                 "gradients: call its step() after backward()"
@@ -157,12 +158,10 @@ class Replicas(GradientCompression):
         try:
             self._shards.check(self._failure)
         except RuntimeError as told:
-            failure = self._failure = self._failure or told
+            self._failure = advised(self._failure or told, UNUSABLE)
             self._engine.note_failure(told)
             self._buckets.take_leave()
-            if failure.args and isinstance(failure.args[0], str):
-                failure.args = (f"{failure.args[0].rstrip('.')}. {UNUSABLE}", *failure.args[1:])
-            raise failure from None
+            raise self._failure from None
         for bucket, _ in begun:
             if bucket.vector.is_cuda:  # it was made on a stream of FSDP's
                 bucket.vector.record_stream(torch.cuda.current_stream(bucket.vector.device))

@@ -16,39 +16,36 @@ LINES = (
 )
 
 
-def units(model: torch.nn.Module, whole: bool) -> list[list[str]]:
-    """Names of the trained parameters that go together, in the model's order: of each FSDP module those that are in no
-    FSDP module inside it, or of the ``whole`` model. Apart from them are those that several ranks of a replica hold
-    whole, as under tensor parallelism: they stay equal if what is selected from them does not depend on others.
-    """
-    modules = {name for name, module in model.named_modules() if isinstance(module, FSDPModule)}
-    found: dict[tuple[str, bool], list[str]] = {}
-    for name in trained(model):
-        owner = name.rpartition(".")[0]
-        while owner not in modules:
-            owner = owner.rpartition(".")[0]
-        owner = "" if whole else owner
-        found.setdefault((owner, is_repeated(model.get_parameter(name))), []).append(name)
-    order = {name: number for number, (name, _) in enumerate(model.named_modules())}
-    return [found[key] for key in sorted(found, key=lambda key: (order[key[0]], key[1]))]
-
-
 def trained(model: torch.nn.Module) -> dict[str, DTensor]:
     """The sharded parameters that need gradients, by name; without empty shards."""
     every = model.named_parameters()
     return {name: one for name, one in every if one.requires_grad and isinstance(one, DTensor) and size(one)}
 
 
-def is_repeated(tensor: object) -> bool:
+def units(model: torch.nn.Module, shards: Mapping[str, DTensor], whole: bool) -> list[list[DTensor]]:
+    """The trained parameters that go together, in the model's order: of each FSDP module those that are in no FSDP
+    module inside it, or of the ``whole`` model. Apart from them are those that several ranks of a replica hold whole,
+    as under tensor parallelism: they stay equal if what is selected from them does not depend on others.
+    """
+    order = {name: at for at, (name, one) in enumerate(model.named_modules()) if isinstance(one, FSDPModule)}
+    found: dict[tuple[int, bool], list[DTensor]] = {}
+    for name, one in shards.items():
+        owner = "" if whole else name.rpartition(".")[0]
+        while owner not in order:
+            owner = owner.rpartition(".")[0]
+        found.setdefault((order[owner], is_repeated(one)), []).append(one)
+    return [found[key] for key in sorted(found)]
+
+
+def is_repeated(tensor: DTensor) -> bool:
     """Whether several ranks hold the same part of a tensor."""
-    assert isinstance(tensor, DTensor)
     sizes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
     return any(placement.is_replicate() and ranks > 1 for placement, ranks in sizes)
 
 
-def check_replicas(model: torch.nn.Module, group: dist.ProcessGroup) -> None:
-    """Raises an error if the model cannot be used, or the group is not that of its replicas."""
-    shards = trained(model)
+def check_replicas(model: torch.nn.Module, shards: Mapping[str, DTensor], group: dist.ProcessGroup) -> None:
+    """Raises an error if the model, with these trained shards, cannot be used, or the group is not that of its
+    replicas."""
     plain = [name for name, one in model.named_parameters() if one.requires_grad and not isinstance(one, DTensor)]
     if plain:
         raise ValueError(

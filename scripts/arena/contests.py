@@ -111,6 +111,11 @@ class Contest:
     tuning_seed: int = 100
     unit: str = "nats"
 
+    @property
+    def reference(self) -> str:
+        """The name of the method that the others are compared with."""
+        return next(iter(self.methods))
+
     def score(self, line: Mapping[str, Any]) -> float:
         """What is compared, less is better: the loss, or hundredths that the accuracy is below 1. Infinite for a
         training that diverged."""
@@ -177,7 +182,7 @@ def signs(share: float, block: int, decay: float) -> Method:
         {"optimizer": "sign", "weight_decay": 0.1, "scheme": "containers", "with": {"config": config}},
         {"lr": Scale(8e-3, 1.4), "with.config.memory.decay": starting(MOMENTA, decay), "weight_decay": DECAY,
          "block": Choice((1, 2, 4, 8, 16, 32), block, (True, False))},
-        share, "with.config.sparsifier.density", blocks=True,
+        share, f"with.{DENSITY}", blocks=True,
     )  # fmt: skip
 
 
@@ -289,17 +294,17 @@ IMAGES = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 5e-4}
 IMAGE_RATE = {"lr": Scale(0.05, 2.0)}
 
 
-def sent(words: str, config: str | dict[str, Any], ours: bool = False, **more: Any) -> Method:
+def sent(words: str, config: str | dict[str, Any], ours: bool = False) -> Method:
     """Gradients of a classifier in the containers of a config."""
-    scheme = {"scheme": "containers", "with": {"config": config, **more}}
+    scheme = {"scheme": "containers", "with": {"config": config}}
     return Method(f"**{words}**" if ours else words, {**IMAGES, **scheme}, IMAGE_RATE)
 
 
-def bloom(policy: str, density: float, **more: Any) -> dict[str, Any]:
+def bloom(policy: str, density: float) -> dict[str, Any]:
     """Raw values of the largest elements of each tensor, and the paper's Bloom filter."""
     return {
         "sparsifier": {"name": "topk", "density": density}, "value": "raw", "scope": "tensor",
-        "index": {"name": "bloom", "policy": policy, "fpr": 0.001, "tries": 1}, **more,
+        "index": {"name": "bloom", "policy": policy, "fpr": 0.001, "tries": 1},
     }  # fmt: skip
 
 
@@ -361,7 +366,6 @@ def figure_17() -> Contest:
     return Contest("DeepReduce on a DenseNet", "densenet", 4, 1116, 372, 6, policies(0.005), claims, unit="points")
 
 
-SGD_KNOBS = {"momentum": Choice((0.0, 0.5, 0.8, 0.9, 0.95, 0.98), 0.9, (True, False))}
 WARM_UP = [[25, 0.25], [50, 0.0625], [75, 0.015625], [100, 0.004]]
 """DGC's of the density, in steps."""
 
@@ -375,14 +379,14 @@ def sgd(inner: Mapping[str, Any], lr: Scale, shares: Mapping[str, float]) -> dic
         shares: budgets of ours, by the name of a method.
     """
     inner = {"optimizer": "sgd", "momentum": 0.9, **inner}
-    knobs = {"lr": lr, **SGD_KNOBS}
+    knobs = {"lr": lr, "momentum": Choice((0.0, 0.5, 0.8, 0.9, 0.95, 0.98), 0.9, (True, False))}
 
     def ours(share: float, words: str, knobs: Knobs, optimizer: Mapping[str, Any], **more: Any) -> Method:
         levels = {"name": "qsgd", "bits": 4, "entropy": "rans"}
         config = {"scheme": "containers", "with": {"config": {**largest(levels), **more}}}
         return Method(
             f"**top-k of {words}, 4 bits**, {share:.2%}", {**optimizer, **config}, knobs, share,
-            "with.config.sparsifier.density", 3.0,
+            f"with.{DENSITY}", 3.0,
         )  # fmt: skip
 
     own = {**inner, "momentum": 0.0}

@@ -58,7 +58,7 @@ def span(values: list[float], form: str) -> str:
 
 def table(contest: Contest, found: Mapping[str, Campaign]) -> str:
     """A row for each method whose optimum is inside its grid."""
-    reference, rows = next(iter(contest.methods)), []
+    reference, rows = contest.reference, []
     for name, method in contest.methods.items():
         if name not in found or found[name].at_edge:
             continue
@@ -126,7 +126,7 @@ def refused(contest: Contest, found: Mapping[str, Campaign]) -> str | None:
 
 def picture(contest: Contest, found: Mapping[str, Campaign], name: str) -> str:
     """Plots the gaps against the bytes, and returns the picture's link."""
-    reference = next(iter(contest.methods))
+    reference = contest.reference
     figure, axes = figure_kit.picture(width=9, height=4.2)
     for number, (method, one) in enumerate(found.items()):
         if one.at_edge:
@@ -161,7 +161,7 @@ def body(name: str, contest: Contest, found: Mapping[str, Campaign], hours: floa
         f"trainings so far have taken {hours:.1f} hours of one core."
         + (f" {container}" if contest.unit == "points" else "")
     )
-    parts = [about, picture(contest, found, name) if next(iter(contest.methods)) in found else None]
+    parts = [about, picture(contest, found, name) if contest.reference in found else None]
     parts += [table(contest, found), refused(contest, found)]
     parts.append("\n".join(verdict(contest, found, claim) for claim in contest.claims) or None)
     return "\n\n".join(part for part in parts if part)
@@ -171,11 +171,11 @@ def write_overview(contests: Mapping[str, Contest], found: Mapping[str, Mapping[
     """Writes the table of all contests under AdamW and Muon to docs/which_preset.md."""
     rows = []
     for name, contest in contests.items():
-        if contest.job != "gpt" or next(iter(contest.methods)) not in found[name]:
+        if contest.job != "gpt" or contest.reference not in found[name]:
             continue
         for method, one in found[name].items():
             if not one.at_edge:
-                gap = gaps(contest, found[name], method, next(iter(contest.methods)))
+                gap = gaps(contest, found[name], method, contest.reference)
                 loss = mean(map(contest.score, one.runs))
                 words = contest.methods[method].words
                 rows.append([contest.workers, words, f"{share(one):.2%}", f"{loss:.3f}", f"{mean(gap):+.3f}"])

@@ -18,13 +18,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.utils import parameters_to_vector
 
 from hvd_deepreduce import ConfigError
 from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.torch import SignMomentum, ddp
 from hvd_deepreduce.torch.fsdp import compress_replicas
 from tests.adapters.common import LOSSLESS, LOSSY
-from tests.adapters.tcp import Meter
+from tests.adapters.tcp import check_stats
 from tests.case_runner import case, run_cases
 from tests.damaged import decoding_fails
 
@@ -90,9 +91,9 @@ class Job:
         self.backward(step, **how)
         self.optimizer.step()
 
-    def run(self, *steps, **how):
+    def run(self, *steps):
         for step in range(*steps):
-            self.step(step, **how)
+            self.step(step)
         return self
 
     def whole(self):
@@ -113,17 +114,21 @@ class Job:
         assert all(one == own for one in everything), "the replicas differ"
 
 
-def dense(steps, ranks=None, norm=None, **how):
+def flat(model):
+    return parameters_to_vector(model.parameters()).detach()
+
+
+def dense(steps, norm=None):
     """What one process gets with the batches of all ranks."""
     model = Network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for step in steps:
         optimizer.zero_grad()
-        loss_of(model, step, range(dist.get_world_size()) if ranks is None else ranks, **how).backward()
+        loss_of(model, step, range(dist.get_world_size())).backward()
         if norm:
             torch.nn.utils.clip_grad_norm_(model.parameters(), norm)
         optimizer.step()
-    return torch.cat([one.detach().flatten() for one in model.parameters()])
+    return flat(model)
 
 
 def close(job, expected, tolerance=1e-5):
@@ -166,7 +171,7 @@ def a_threshold_selects_what_ddp_selects():
         optimizer.zero_grad()
         loss_of(called, step, ranks).backward()
         optimizer.step()
-    expected = torch.cat([one.detach().flatten() for one in model.parameters()])
+    expected = flat(model)
     assert not torch.allclose(expected, dense(range(8)), atol=1e-3), "the threshold holds nothing back"
     close(job, expected)
 
@@ -224,7 +229,7 @@ def accumulated_gradients_are_sent_once():
                 job.backward(3 * step + part)
             job.optimizer.step()
         assert job.replicas.stats()["total"]["steps"] == 2
-        close(job, torch.cat([one.detach().flatten() for one in expected.parameters()]))
+        close(job, flat(expected))
     twice = Job(IN_BUCKETS)  # both are sent
     twice.backward(0)
     twice.backward(1)
@@ -316,7 +321,7 @@ def modules_that_a_replica_does_not_use():
                   ((ranks[:2], (0, 1)), (ranks[2:], (0, 2)))]  # fmt: skip
         sum(halves).backward()
         optimizer.step()
-    close(job, torch.cat([one.detach().flatten() for one in reference.parameters()]))
+    close(job, flat(reference))
     before = job.residuals()
     job.step(9, used=(0,))
     grads = [one.grad for one in job.model.blocks[2].parameters()]
@@ -496,15 +501,7 @@ def stats_are_the_bytes_on_the_wire():
     headers = 6 * (DEPTH + 1) * 3 * 500 * (dist.get_world_size() - 1)
     job = Job({**LOSSY, "scope": "bucket"}, dist.get_world_size(), model=Network(width=400)).run(3)
     dist.barrier()
-    meter, before = Meter(), job.replicas.stats()["total"]
-    job.run(3, 9)
-    counted, _ = meter.read()
-    after = job.replicas.stats()["total"]
-    for real, key in zip(counted, ("bytes_sent", "bytes_received"), strict=True):
-        said = after[key] - before[key]
-        assert said > 5 * headers
-        assert said <= real < 1.01 * said + headers, (said, real)
-    assert after["steps"] - before["steps"] == 6
+    check_stats(job.replicas, lambda: job.run(3, 9), headers, 5)
 
 
 @case

@@ -32,6 +32,26 @@ def counted() -> Traffic:
     return Traffic(sent, received)
 
 
+def check_stats(compression, work, headers: int, times: int) -> None:
+    """The bytes that ``stats`` counts of six steps are those on the wire, but for headers of the transport.
+
+    Args:
+        compression: of the job.
+        work: runs the steps.
+        headers: the most bytes that these may be.
+        times: how much larger than the headers the bytes must be, so that these do not decide.
+    """
+    meter, before = Meter(), compression.stats()["total"]
+    work()
+    counted, _ = meter.read()
+    after = compression.stats()["total"]
+    for real, key in zip(counted, ("bytes_sent", "bytes_received"), strict=True):
+        said = after[key] - before[key]
+        assert said > times * headers
+        assert said <= real < 1.01 * said + headers, (said, real)
+    assert after["steps"] - before["steps"] == 6
+
+
 class Meter:
     """Counts from its creation on.
 
