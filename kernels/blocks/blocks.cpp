@@ -12,6 +12,17 @@ typedef double Lanes __attribute__((vector_size(64)));
 //     lane 0 += 4, 1 += 5, 2 += 6, 3 += 7;   then   0 += 2, 1 += 3;   then   0 += 1
 //
 // The l2 norm is left squared, which orders blocks in the same way.
+
+// Blocks of one element: the lanes' sum is the element.
+template <class T>
+DR_CLONES static void element_norms(T* dense, const T* grad, bool l2, u64 first, u64 last, double* norms) {
+    for (u64 i = first; i < last; ++i) {
+        if (grad) dense[i] = accumulated(dense[i], grad[i]);
+        const double x = std::fabs((double)dense[i]), norm = l2 ? x * x : x;
+        norms[i] = norm <= DBL_MAX ? norm : DBL_MAX;
+    }
+}
+
 template <class T>
 DR_CLONES static void block_norms(T* dense, const T* grad, u64 n, u64 block, bool l2, u64 first, u64 last,
                                   double* norms) {
@@ -52,6 +63,7 @@ template <class T>
 static void block_norms(T* dense, const T* grad, u64 n, u64 block, bool l2, double* norms, int threads) {
     const u64 blocks = (n + block - 1) / block, grain = block < (1 << 20) ? (1 << 20) / block : 1;
     parallel_runs(blocks, threads, grain, [&](int, u64 first, u64 last) {
+        if (block == 1) return element_norms(dense, grad, l2, first, last, norms);
         block_norms(dense, grad, n, block, l2, first, last, norms);
     });
 }

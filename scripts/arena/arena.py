@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -60,14 +61,25 @@ class Campaign(NamedTuple):
     runs: list[Line]
 
     @property
+    def best(self) -> dict[str, Any]:
+        """The settings of ``runs``, of all knobs."""
+        return {**self.short.settings, **self.long.settings}
+
+    @property
     def at_edge(self) -> tuple[str, ...]:
         """Knobs whose optimum may be beyond the grid."""
         again = set(self.long.settings)
         return tuple(knob for knob in self.short.at_edge if knob not in again) + self.long.at_edge
 
 
-def campaign(contest: Contest, name: str) -> Generator[list[Wanted], list[Line], Campaign]:
-    """Tunes a method on a seed of its own, and then trains with the seeds that are reported."""
+def campaign(
+    contest: Contest, name: str, given: Campaign | None = None
+) -> Generator[list[Wanted], list[Line], Campaign]:
+    """Tunes a method on a seed of its own, and then trains with the seeds that are reported.
+
+    Args:
+        given: the campaign of another contest, whose best settings the method has.
+    """
     method = contest.methods[name]
 
     def losses(
@@ -85,18 +97,28 @@ def campaign(contest: Contest, name: str) -> Generator[list[Wanted], list[Line],
     def wanted(steps: int, seed: int, point: dict[str, Any]) -> Wanted:
         return Wanted(contest.job, contest.workers, steps, seed, method.settings(point, contest.workers))
 
-    short = yield from losses(search(method.knobs, contest.trials), contest.short, {})
+    if given:
+        short = replace(given.short, settings=given.best, at_edge=given.at_edge)
+    else:
+        short = yield from losses(search(method.knobs, contest.trials), contest.short, {})
     again = {knob: method.knobs[knob] for knob in contest.again if knob in method.knobs}
     started = {knob: short.settings[knob] for knob in again}
-    long = yield from losses(search(again, contest.trials, started), contest.steps, short.settings)
+    length = contest.short if given else contest.steps
+    long = yield from losses(search(again, contest.trials, started), length, short.settings)
     best = {**short.settings, **long.settings}
     runs = yield [wanted(contest.steps, seed, best) for seed in contest.seeds]
     return Campaign(short, long, runs)
 
 
 def replayed(contest: Contest, name: str, known: dict[str, Line]) -> tuple[Campaign | None, list[Wanted]]:
-    """The campaign as far as its trainings are known, and the trainings that it wants next."""
-    steps = campaign(contest, name)
+    """The campaign as far as its trainings are known, and the trainings that it wants next: none, too, where it waits
+    for the contest whose settings it takes."""
+    given = None
+    if contest.settings_of:
+        given = replayed(CONTESTS[contest.settings_of], name, lines_of(contest.settings_of))[0]
+        if not given:
+            return None, []
+    steps = campaign(contest, name, given)
     try:
         wanted = next(steps)
         while all(one.key in known for one in wanted):
@@ -210,7 +232,9 @@ def plan(names: Names = None) -> None:
         print(f"{name}: {len(known)} trainings, {hours_of(known):.2f} hours of a core so far")
         for method in contest.methods:
             end, wanted = replayed(contest, method, known)
-            state = f"wants {len(wanted)} trainings of {wanted[0].steps} steps" if wanted else "done"
+            state = "done" if end else f"waits for {contest.settings_of}"
+            if wanted:
+                state = f"wants {len(wanted)} trainings of {wanted[0].steps} steps"
             if end and end.at_edge:
                 state = f"refused: the optimum is at the edge of {', '.join(end.at_edge)}"
             print(f"  {method}: {state}")
@@ -229,10 +253,11 @@ def prune(names: Names = None) -> None:
 
 
 @app.command()
-def report(names: Names = None) -> None:
+def report() -> None:
     """Writes docs/results/arena.md and its pictures, and the table of docs/which_preset.md."""
     found = {name: done(name) for name in CONTESTS}
-    for name in chosen(names):
+    page.PAGE.write_text(page.ABOUT)
+    for name in CONTESTS:
         if found[name]:
             page.write(name, CONTESTS[name], found[name], hours_of(lines_of(name)))
     page.write_overview(CONTESTS, found)

@@ -95,6 +95,8 @@ class Contest:
         again: knobs that are searched once more with whole trainings, since their optimum depends on the length.
         seeds: that are reported.
         tuning_seed: of all searches.
+        settings_of: the contest whose best settings its methods have, so that only ``again`` is searched, with short
+            trainings. Its methods have the same names.
         unit: ``nats``, of the loss, or ``points``: by the accuracy, in hundredths.
     """
 
@@ -109,6 +111,7 @@ class Contest:
     again: tuple[str, ...] = ("lr",)
     seeds: tuple[int, ...] = (0, 1, 2)
     tuning_seed: int = 100
+    settings_of: str = ""
     unit: str = "nats"
 
     @property
@@ -253,15 +256,30 @@ def in_each_step(workers: int, decay: float, rivals: bool = False) -> Contest:
     return Contest(f"In each step, AdamW, {workers} workers", "gpt", workers, 2000, 500, 20, methods, claims)
 
 
+def from_eight(title: str, job: str, workers: int, short: int, seeds: tuple[int, ...], most: float) -> Contest:
+    """The best of ``adamw-8`` with its settings, on a larger job.
+
+    Args:
+        most: the largest gap to dense that is claimed.
+    """
+    methods = {name: method for name, method in local_adamw(8).methods.items() if name in BEST}
+    claims = (Claim("signs 0.7%", "dense", most, 0.008), Claim("signs 0.7%", "sparseloco 1.6%", 0.0, 0.008))
+    return Contest(title, job, workers, 2000, short, 8, methods, claims, seeds=seeds, settings_of="adamw-8")
+
+
+BEST = ("dense", "signs 0.7%", "sparseloco 1.6%")
+"""Of 8 workers under AdamW."""
+
+
 def local_adamw(workers: int) -> Contest:
     """AdamW with local steps, and signs of scaled momentum in each step."""
     methods = {
         "dense": DENSE_ADAMW,
-        "updates 0.8%": updates(0.008, ADAMW),
+        "signs 0.7%": signs(0.007, 1, 0.98),
         "sparseloco 1.6%": sparse_loco(ADAMW, 0.016),
+        "updates 0.8%": updates(0.008, ADAMW),
         "updates 0.4%": updates(0.004, ADAMW),
         "sparseloco 0.8%": sparse_loco(ADAMW, 0.008),
-        "signs 0.7%": signs(0.007, 1, 0.98),
         "averaged": Method("local steps, updates in float32", ADAMW, {"lr": LR, "every": EVERY, "weight_decay": DECAY}),
         "diloco": Method("DiLoCo, H = 15", {**ADAMW, "every": 15}, {"lr": LR, **OUTER}),
         "sparseloco": sparse_loco(ADAMW),
@@ -441,6 +459,8 @@ CONTESTS = {
     "each-step-2": in_each_step(2, 0.9, rivals=True),
     "each-step-4": in_each_step(4, 0.98),
     "adamw-8": local_adamw(8),
+    "adamw-16": from_eight("AdamW, 16 workers", "gpt", 16, 500, (0, 1, 2), 0.03),
+    "adamw-8-large": from_eight("AdamW, 8 workers, 2.4 M parameters", "gpt-large", 8, 500, (0,), 0.015),
     "muon-8": local_muon(8),
     "sgd-lstm-4": sgd_lstm(),
     "sgd-digits-4": sgd_digits(),

@@ -49,7 +49,7 @@ class ImageJob:
 
 
 class ImageModel:
-    """A model, with the attributes that trainer.py reads of a module such as gpt_job.
+    """A model, with the attributes that trainer.py reads of a Gpt.
 
     Args:
         make: a new model.

@@ -64,7 +64,6 @@ def table(contest: Contest, found: Mapping[str, Campaign]) -> str:
             continue
         one = found[name]
         gap = gaps(contest, found, name, reference) if reference in found else []
-        best = {**one.short.settings, **one.long.settings}
         result = mean(map(contest.score, one.runs))
         volume = one.runs[0].get("volume")
         sent = f"{share(one):.3%}"
@@ -75,7 +74,7 @@ def table(contest: Contest, found: Mapping[str, Campaign]) -> str:
             method.words, sent, volume and f"{volume:.3%}",
             f"{100 - result:.2f}%" if contest.unit == "points" else f"{result:.4f}",
             span(gap, FORM[contest.unit]) if gap else "",
-            ", ".join(f"{knob.rpartition('.')[2]} {value:g}" for knob, value in best.items()),
+            ", ".join(f"{knob.rpartition('.')[2]} {value:g}" for knob, value in one.best.items()),
         ])  # fmt: skip
     head = ["what is sent", "bytes / dense", "container / dense", RESULT[contest.unit], "gap", "tuned"]
     if not any(row[2] for row in rows):
@@ -151,13 +150,14 @@ def picture(contest: Contest, found: Mapping[str, Campaign], name: str) -> str:
 
 def body(name: str, contest: Contest, found: Mapping[str, Campaign], hours: float) -> str:
     """The section of a contest, which has taken so many hours of a core."""
-    seeds = f"{len(contest.seeds)} seeds"
+    seeds = "one seed" if len(contest.seeds) == 1 else f"{len(contest.seeds)} seeds"
+    taken = f" of {' and '.join(contest.again)}; other settings are those of `{contest.settings_of}`"
     container = (
         "`container / dense` is the size of a worker's container, the mean over the rounds, relative to float32."
     )
     about = (
         f"The job `{contest.job}` with {contest.workers} workers, {contest.steps:,} steps, {seeds}; the trials have "
-        f"{contest.short:,} steps, {contest.trials} for each method. All of its "
+        f"{contest.short:,} steps, {contest.trials} for each method{taken if contest.settings_of else ''}. All of its "
         f"trainings so far have taken {hours:.1f} hours of one core."
         + (f" {container}" if contest.unit == "points" else "")
     )
@@ -171,24 +171,22 @@ def write_overview(contests: Mapping[str, Contest], found: Mapping[str, Mapping[
     """Writes the table of all contests under AdamW and Muon to docs/which_preset.md."""
     rows = []
     for name, contest in contests.items():
-        if contest.job != "gpt" or contest.reference not in found[name]:
+        if not contest.job.startswith("gpt") or contest.reference not in found[name]:
             continue
         for method, one in found[name].items():
             if not one.at_edge:
                 gap = gaps(contest, found[name], method, contest.reference)
                 loss = mean(map(contest.score, one.runs))
                 words = contest.methods[method].words
-                rows.append([contest.workers, words, f"{share(one):.2%}", f"{loss:.3f}", f"{mean(gap):+.3f}"])
+                rows.append([contest.title, words, f"{share(one):.2%}", f"{loss:.3f}", f"{mean(gap):+.3f}"])
     body = (
-        "A GPT of 0.6 M parameters, each method at the best of its settings that the arena found; means of the seeds "
-        "([arena.md](results/arena.md) has the spreads and the settings). Gaps are in nats, to dense with as many "
-        "workers.\n\n" + doc_sections.table(["workers", "what is sent", "bytes / dense", "loss", "gap"], rows)
-    )
+        "A GPT of 0.6 M parameters where no other size is given, each method at the best of its settings that the "
+        "arena found; means of the seeds ([arena.md](results/arena.md) has the spreads and the settings). Gaps are in "
+        "nats, to dense of the same contest.\n\n"
+    ) + doc_sections.table(["contest", "what is sent", "bytes / dense", "loss", "gap"], rows)
     doc_sections.write(OVERVIEW, "arena", "Under AdamW, tuned", body)
 
 
 def write(name: str, contest: Contest, found: Mapping[str, Campaign], hours: float) -> None:
     """Writes the section of a contest, which has taken so many hours of a core."""
-    if not PAGE.exists():
-        PAGE.write_text(ABOUT)
     doc_sections.write(PAGE, name, contest.title, body(name, contest, found, hours))

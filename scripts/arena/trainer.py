@@ -32,7 +32,7 @@ from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.torch import SignMomentum
 
 Settings = dict[str, Any]
-JOBS: dict[str, Any] = {"gpt": gpt_job, "lstm": lstm_job, **images.MODELS}
+JOBS: dict[str, Any] = {"gpt": gpt_job.SMALL, "gpt-large": gpt_job.LARGE, "lstm": lstm_job, **images.MODELS}
 BATCH = 4
 """Sequences of a worker and step, of the language models."""
 

@@ -28,6 +28,7 @@ import gpt_job
 import numpy as np
 import torch
 import typer
+from gpt_job import SMALL
 from networks import NETWORKS
 from simulated_ranks import SimulatedRanks
 
@@ -167,14 +168,14 @@ def row(indices: np.ndarray, shapes: Shapes) -> dict[str, float]:
 
 def gpt_accumulator(density: float, steps: int) -> np.ndarray:
     """Residual and gradient of a rank of the GPT's training."""
-    job, flat = gpt_job.Job(dtype=torch.float32), gpt_job.initial(0)
+    job, flat = gpt_job.Job(dtype=torch.float32), SMALL.initial(0)
     parameter = torch.nn.Parameter(flat)
     optimizer = torch.optim.AdamW([parameter], 2.5e-3, betas=(0.9, 0.99), weight_decay=0.1)
-    ranks = SimulatedRanks(Config.load("topk_model", density=density), 2, gpt_job.SIZES)
+    ranks = SimulatedRanks(Config.load("topk_model", density=density), 2, SMALL.SIZES)
     generators = [torch.Generator().manual_seed(17 + rank) for rank in range(2)]
 
     def gradients() -> list[np.ndarray]:
-        found = [torch.empty(gpt_job.NUMEL) for _ in generators]
+        found = [torch.empty(SMALL.NUMEL) for _ in generators]
         for generator, out in zip(generators, found, strict=True):
             job.gradient(parameter.data, [generator], out)
         return [one.numpy() for one in found]
@@ -209,7 +210,7 @@ def main(
     for one in densities:
         add("ResNet-50", one, captured.read(captured.path("resnet50", one, folder=folder), "accumulator", 0), resnet)
     for one in densities:
-        add("GPT", one, gpt_accumulator(one, steps), gpt_job.SHAPES)
+        add("GPT", one, gpt_accumulator(one, steps), SMALL.SHAPES)
     figures = {name: row(indices, shapes) for name, indices, shapes in inputs}
     kinds = list(next(iter(figures.values())))
     table = partial(doc_sections.table, right=True)
@@ -222,7 +223,7 @@ def main(
     body = TEXT.format(
         densities=" and ".join(f"{one:.1%}" for one in densities), table=bits, times=table(["", *figures], lines),
         resnet=captured.describe(captured.path("resnet50", densities[0], folder=folder), "accumulator"),
-        numel=gpt_job.NUMEL, steps=steps, repeats=repeats, today=date.today(),
+        numel=SMALL.NUMEL, steps=steps, repeats=repeats, today=date.today(),
     )  # fmt: skip
     whole = CONTAINERS_TEXT.format(
         bits=" / ".join(map(str, BITS)), table=table(["index, value", *figures], containers), today=date.today()

@@ -144,7 +144,7 @@ class Job:
     """What is trained, and how its table is made.
 
     Attributes:
-        model: the module of the model: ``initial``, ``NUMEL``, ``SIZES`` and ``Job``.
+        model: the model, or its module: ``initial``, ``NUMEL``, ``SIZES`` and ``Job``.
         optimizer: of a worker, for parameters and a learning rate.
         clip: the largest norm of a gradient.
         rates: dense's best learning rate, by the number of workers; for other numbers, that of the next lower one.
@@ -177,7 +177,7 @@ class Job:
 
 JOBS = {
     "gpt": Job(
-        gpt_job, partial(torch.optim.AdamW, betas=(0.9, 0.99), weight_decay=0.1, fused=True), 1.0,
+        gpt_job.SMALL, partial(torch.optim.AdamW, betas=(0.9, 0.99), weight_decay=0.1, fused=True), 1.0,
         {2: 2.5e-3, 4: 4e-3}, GPT_METHODS, {"dense_slow", "dense_fast"}, {"dense", "adamw_safe", "adamw_small"},
         2000, (300, ["dense", "gradients", "adamw_safe", "adamw_small"]),
         "gpt", "A small GPT under AdamW", "A GPT of {millions:.2f} M parameters, AdamW, {steps:,} steps",

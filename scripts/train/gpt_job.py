@@ -1,7 +1,9 @@
-"""A small GPT on the source of Python's standard library, on one core: a job of frontier.py.
+"""A GPT on the source of Python's standard library, on one core: a job of the arena and of frontier.py.
 
 A worker's parameters are views of one flat vector, so that updates, moments and momentum are operations of one vector.
 """
+
+from __future__ import annotations
 
 import math
 import sysconfig
@@ -16,15 +18,9 @@ from torch.nn import functional
 
 VOCABULARY = 97
 """Printable ASCII, the line feed, and one token for all other characters."""
-CONTEXT, WIDTH, LAYERS, HEADS = 64, 128, 3, 4
+CONTEXT, HEADS = 64, 4
 BLOCK = 4096
 """Neighbouring characters of the text that are used together, for training or for validation."""
-
-SHAPES: list[tuple[int, ...]] = [(VOCABULARY, WIDTH), (CONTEXT, WIDTH)]
-for _ in range(LAYERS):
-    SHAPES += [(3 * WIDTH, WIDTH), (WIDTH, WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)]
-SIZES = [math.prod(shape) for shape in SHAPES]
-NUMEL = sum(SIZES)
 
 
 def tokens() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -39,42 +35,62 @@ def tokens() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     return blocks[~held_out].ravel(), blocks[held_out].ravel()
 
 
-def initial(seed: int) -> Tensor:
-    """The parameters of a new model, float32 ``[NUMEL]``: normal, and smaller where a block adds to the residual."""
-    generator = torch.Generator().manual_seed(seed)
-    parts = []
-    for number, shape in enumerate(SHAPES):
-        adds = number >= 2 and (number - 2) % 4 in (1, 3)
-        scale = 0.02 / math.sqrt(2 * LAYERS) if adds else 0.02
-        parts.append(torch.randn(math.prod(shape), generator=generator) * scale)
-    return torch.cat(parts)
+class Gpt:
+    """A decoder with norms before each part, no biases and no gains.
 
+    Args:
+        width: of the embeddings.
+        layers: of attention and feed-forward.
 
-def views(flat: Tensor) -> list[Tensor]:
-    """The parameters as leaves of autograd that share the memory of a flat vector."""
-    parts = zip(torch.split(flat.detach(), SIZES), SHAPES, strict=True)
-    return [part.view(shape).requires_grad_() for part, shape in parts]
+    Attributes:
+        SHAPES, SIZES, NUMEL: of the parameters, and their elements.
+    """
 
+    def __init__(self, width: int, layers: int) -> None:
+        self.width, self.layers = width, layers
+        self.SHAPES: list[tuple[int, ...]] = [(VOCABULARY, width), (CONTEXT, width)]
+        for _ in range(layers):
+            self.SHAPES += [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)]
+        self.SIZES = [math.prod(shape) for shape in self.SHAPES]
+        self.NUMEL = sum(self.SIZES)
 
-def scores(parameters: Sequence[Tensor], inputs: Tensor) -> Tensor:
-    """Of each next character, float32 ``[batch * length, VOCABULARY]``; a decoder with norms before each part, no
-    biases and no gains."""
-    batch, length = inputs.shape
-    x = functional.embedding(inputs, parameters[0]) + parameters[1][:length]
-    for layer in range(LAYERS):
-        qkv, out, up, down = parameters[2 + 4 * layer : 6 + 4 * layer]
-        heads = functional.linear(functional.layer_norm(x, (WIDTH,)), qkv).view(batch, length, 3, HEADS, -1)
-        q, k, v = heads.permute(2, 0, 3, 1, 4).float()  # PyTorch's backward pass is slow in bfloat16 on a CPU
-        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True).to(x.dtype)
-        x = x + functional.linear(attended.transpose(1, 2).reshape(batch, length, WIDTH), out)
-        hidden = functional.linear(functional.layer_norm(x, (WIDTH,)), up)
-        x = x + functional.linear(functional.gelu(hidden, approximate="tanh"), down)
-    return functional.linear(functional.layer_norm(x, (WIDTH,)), parameters[0]).flatten(0, 1).float()
+    def initial(self, seed: int) -> Tensor:
+        """The parameters of a new model, float32 ``[NUMEL]``: normal, and smaller where a block adds to the
+        residual."""
+        generator = torch.Generator().manual_seed(seed)
+        parts = []
+        for number, shape in enumerate(self.SHAPES):
+            adds = number >= 2 and (number - 2) % 4 in (1, 3)
+            scale = 0.02 / math.sqrt(2 * self.layers) if adds else 0.02
+            parts.append(torch.randn(math.prod(shape), generator=generator) * scale)
+        return torch.cat(parts)
 
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """The parameters as leaves of autograd that share the memory of a flat vector."""
+        parts = zip(torch.split(flat.detach(), self.SIZES), self.SHAPES, strict=True)
+        return [part.view(shape).requires_grad_() for part, shape in parts]
 
-def loss(parameters: Sequence[Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy, in nats a character."""
-    return functional.cross_entropy(scores(parameters, inputs), targets.flatten())
+    def scores(self, parameters: Sequence[Tensor], inputs: Tensor) -> Tensor:
+        """Of each next character, float32 ``[batch * length, VOCABULARY]``."""
+        batch, length = inputs.shape
+        x, width = functional.embedding(inputs, parameters[0]) + parameters[1][:length], (self.width,)
+        for layer in range(self.layers):
+            qkv, out, up, down = parameters[2 + 4 * layer : 6 + 4 * layer]
+            heads = functional.linear(functional.layer_norm(x, width), qkv).view(batch, length, 3, HEADS, -1)
+            q, k, v = heads.permute(2, 0, 3, 1, 4).float()  # PyTorch's backward pass is slow in bfloat16 on a CPU
+            attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True).to(x.dtype)
+            x = x + functional.linear(attended.transpose(1, 2).reshape(batch, length, *width), out)
+            hidden = functional.linear(functional.layer_norm(x, width), up)
+            x = x + functional.linear(functional.gelu(hidden, approximate="tanh"), down)
+        return functional.linear(functional.layer_norm(x, width), parameters[0]).flatten(0, 1).float()
+
+    def loss(self, parameters: Sequence[Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross entropy, in nats a character."""
+        return functional.cross_entropy(self.scores(parameters, inputs), targets.flatten())
+
+    def Job(self, batch: int = 4, dtype: torch.dtype = torch.bfloat16) -> Job:  # noqa: N802 - as the class
+        """Batches and gradients of this model."""
+        return Job(batch, dtype, self)
 
 
 @torch.no_grad()
@@ -104,6 +120,7 @@ class Job:
         batch: sequences of a worker's batch.
         dtype: in which gradients are computed. bfloat16 is twice as fast as float32 on a processor that computes with
             it, and ten times as slow on others.
+        model: the GPT.
 
     Attributes:
         together: whether ``gradient`` takes the batches of several workers, whose mean gradient it computes at once.
@@ -111,8 +128,8 @@ class Job:
 
     together = True
 
-    def __init__(self, batch: int = 4, dtype: torch.dtype = torch.bfloat16) -> None:
-        self.batch, self.dtype = batch, dtype
+    def __init__(self, batch: int = 4, dtype: torch.dtype = torch.bfloat16, model: Gpt | None = None) -> None:
+        self.batch, self.dtype, self.model = batch, dtype, model or SMALL
         train, held_out = tokens()
         self.train = torch.from_numpy(train)
         self.held_out = torch.from_numpy(held_out)
@@ -130,11 +147,11 @@ class Job:
 
     def parameters(self, flat: Tensor) -> list[Tensor]:
         """Those of the model, for ``scores`` and for autograd."""
-        return views(flat)
+        return self.model.views(flat)
 
     def scores(self, parameters: Sequence[Tensor], inputs: Tensor) -> Tensor:
         """Of each next character, float32 ``[batch * length, VOCABULARY]``."""
-        return scores(parameters, inputs)
+        return self.model.scores(parameters, inputs)
 
     def gradient(self, flat: Tensor, generators: Sequence[torch.Generator], out: Tensor) -> None:
         """Writes the mean gradient of one batch of each worker at the parameters ``flat`` to ``out``, both float32
@@ -153,3 +170,9 @@ class Job:
         parts = [measured(self.scores(parameters, inputs), targets) for inputs, targets in batches]
         value, accuracy = torch.stack(parts).mean(0).tolist()
         return value, accuracy
+
+
+SMALL = Gpt(128, 3)
+"""0.6 million parameters."""
+LARGE = Gpt(256, 3)
+"""2.4 million."""

@@ -18,6 +18,7 @@ from typing import Annotated
 import gpt_job
 import torch
 import typer
+from gpt_job import SMALL
 from history import History
 from launchers import HorovodJob, finish
 from torch import nn
@@ -34,10 +35,10 @@ class Gpt(nn.Module):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self.tensors = nn.ParameterList(nn.Parameter(part.detach()) for part in gpt_job.views(gpt_job.initial(seed)))
+        self.tensors = nn.ParameterList(nn.Parameter(part.detach()) for part in SMALL.views(SMALL.initial(seed)))
 
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return gpt_job.loss([part.to(dtype) for part in self.tensors], inputs, targets)
+        return SMALL.loss([part.to(dtype) for part in self.tensors], inputs, targets)
 
 
 def main(
@@ -63,7 +64,7 @@ def main(
     dtype = torch.float32 if float32 else torch.bfloat16
     starts = torch.linspace(0, len(text.held_out) - gpt_job.CONTEXT - 1, windows).long()[job.rank :: job.size]
     settings = {"steps": steps, "batch_size": batch_size, "lr": lr, "seed": seed, "ranks": job.size}
-    history = History(out, config, counting, job.rank, settings, gpt_job.NUMEL)
+    history = History(out, config, counting, job.rank, settings, SMALL.NUMEL)
     bar, task = history.progress(steps)
     with bar:
         done = 0

@@ -133,14 +133,32 @@ def test_a_campaign_continues_where_it_stopped_and_trains_the_best_settings_with
         assert all(json.loads(line)["seed"] == 100 for line in text if json.loads(line)["steps"] == 4), method
 
 
+def test_a_contest_with_the_settings_of_another_waits_for_it_and_searches_the_learning_rate_alone(short, monkeypatch):
+    larger = replace(CONTEST, workers=4, settings_of="short", seeds=(7,))
+    monkeypatch.setitem(CONTESTS, "larger", larger)
+    arena.run_all(["larger"], 2, math.inf)
+    assert not arena.lines_of("larger") and not arena.done("larger"), "nothing is trained before the settings are known"
+    monkeypatch.setitem(larger.methods["few"].knobs, "decay", Choice((0.1, 0.2), 0.1, (True, True)))
+    arena.run_all(["short", "larger"], 2, math.inf)
+    one = arena.done("larger")["few"]
+    assert [line["seed"] for line in one.runs] == [7] and one.best == {"lr": 0.4, "decay": 0.1}
+    searches = [line for line in arena.lines_of("larger").values() if line["seed"] == 100]
+    assert {line["steps"] for line in searches} == {4} and {line["workers"] for line in searches} == {4}
+    assert {line["settings"]["decay"] for line in searches if "decay" in line["settings"]} == {0.1}
+    assert "4 steps, 5 for each method of lr; other settings are those of `short`" in page.body(
+        "larger", larger, arena.done("larger"), 1.0
+    )
+
+
 def test_the_page_is_computed_and_a_method_at_the_edge_has_no_row(short, monkeypatch):
     arena.run_all(["short"], 2, math.inf)
+    page.PAGE.write_text(page.ABOUT)
     page.write("short", CONTEST, arena.done("short"), 2.0)
     text = (short / "arena.md").read_text()
     assert "| **few** | 1.000% | 0.0350 | +0.030 (+0.030 to +0.030) | lr 0.2 |" in text
     assert "- **Yes.** **few**: at most +0.050 nats from dense, at 2.00% of the bytes or less." in text
     page.write_overview({"short": CONTEST}, {"short": arena.done("short")})
-    assert "| 2 | **few** | 1.00% | 0.035 | +0.030 |" in (short / "which_preset.md").read_text()
+    assert "| A short contest | **few** | 1.00% | 0.035 | +0.030 |" in (short / "which_preset.md").read_text()
     tighter = replace(CONTEST, claims=(Claim("few", "dense", 0.02),))
     assert "- **No.**" in page.body("short", tighter, arena.done("short"), 2.0)
     monkeypatch.setitem(CONTESTS, "short", replace(CONTEST, trials=2))

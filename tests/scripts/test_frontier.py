@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
-import gpt_job
 import lstm_job
 import numpy as np
 import pytest
 import torch
 from frontier import JOBS, Method, clipped, load, picture, rows, signs, table, train
+from gpt_job import SMALL
 from local_updates import LocalUpdates
 from simulated_ranks import DenseRanks
 
@@ -25,10 +25,10 @@ def generators() -> list[torch.Generator]:
 
 
 def test_a_model_that_knows_nothing_has_the_loss_of_a_uniform_guess():
-    flat = gpt_job.initial(0)
-    assert flat.shape == (gpt_job.NUMEL,) and sum(gpt_job.SIZES) == gpt_job.NUMEL
+    flat = SMALL.initial(0)
+    assert flat.shape == (SMALL.NUMEL,) and sum(SMALL.SIZES) == SMALL.NUMEL
     tokens = torch.arange(64).view(1, 64) % 97
-    assert gpt_job.loss(gpt_job.views(flat), tokens, tokens.flip(1)).item() == pytest.approx(np.log(97), abs=0.3)
+    assert SMALL.loss(SMALL.views(flat), tokens, tokens.flip(1)).item() == pytest.approx(np.log(97), abs=0.3)
 
 
 def test_updates_without_compression_are_averaged():
