@@ -17,7 +17,7 @@ from hvd_deepreduce.engine.tensors import Device
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.ops.dispatch import on_host
 
-_STEP, _DENSE = attrgetter("step"), attrgetter("dense")
+_STEP = attrgetter("step")
 _ON_HOST: Floats = np.empty(0, np.float32)
 
 
@@ -34,6 +34,11 @@ class Member(NamedTuple):
     numel: int
     device: Device = None
     dense: bool = False
+
+
+def _alike(member: Member) -> tuple[Any, ...]:
+    """What the members of a bucket have in common."""
+    return member.parameter.accumulated_in, member.parameter.repeated, member.device, member.dense
 
 
 class Bucket:
@@ -181,6 +186,7 @@ class BucketLayout:
 
     Gradients arrive roughly in the reverse of the model's order, so the first bucket holds the last parameters. A
     bucket ends where it would exceed ``max_bytes`` or 2^32 - 1 elements, and where dtype or device changes.
+    Buckets of ``repeated`` parameters come first, with the same numbers on all ranks that hold these.
 
     Args:
         members: in the model's order.
@@ -198,14 +204,14 @@ class BucketLayout:
     def __init__(self, members: Sequence[Member], max_bytes: int | None, first_number: int = 0, queue: int = 0) -> None:
         runs: list[list[Member]] = []
         held = 0
-        for member in sorted(reversed(members), key=_DENSE):
+        for member in sorted(reversed(members), key=lambda one: (not one.parameter.repeated, one.dense)):
             dtype = member.parameter.accumulated_in
             held += member.numel
             if (
                 not runs
                 or held > MAX_NUMEL
                 or (max_bytes is not None and held * dtype.itemsize > max_bytes)
-                or (runs[-1][0].parameter.accumulated_in, *runs[-1][0][2:]) != (dtype, *member[2:])
+                or _alike(runs[-1][0]) != _alike(member)
             ):
                 runs.append([])
                 held = member.numel

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
-from hvd_deepreduce.engine.parameter import Parameter
 from hvd_deepreduce.engine.reducer import Reducer
 from hvd_deepreduce.engine.tensors import G
 from hvd_deepreduce.engine.ticket import Ticket
@@ -46,22 +45,23 @@ class Fragment(Generic[G]):
     keeps: float = 0.0
 
 
-def divided(parameters: Sequence[Parameter], most: int) -> list[list[int]]:
+def divided(sizes: Sequence[int], most: int) -> list[list[int]]:
     """Numbers of neighbouring parameters, about as many elements in each fragment.
 
     Args:
+        sizes: elements of each parameter.
         most: how many fragments there are, if there are as many parameters.
     """
-    count = min(most, len(parameters))
-    total = sum(parameter.numel for parameter in parameters)
+    count = min(most, len(sizes))
+    total = sum(sizes)
     groups: list[list[int]] = [[]]
     held = 0
-    for parameter in parameters:
-        left = len(parameters) - parameter.number
-        middle = held + parameter.numel / 2
+    for number, size in enumerate(sizes):
+        left = len(sizes) - number
+        middle = held + size / 2
         enough = middle * count >= total * len(groups) or left == count - len(groups)
         if groups[-1] and len(groups) < count and enough:
             groups.append([])
-        groups[-1].append(parameter.number)
-        held += parameter.numel
+        groups[-1].append(number)
+        held += size
     return groups

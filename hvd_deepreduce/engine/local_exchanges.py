@@ -10,6 +10,7 @@ import logging
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,13 @@ class LocalExchanges(LocalState[G]):
     """The exchanges of one rank: ``step`` and ``sync`` begin and end them.
 
     The arguments are those of ``LocalState``.
+
+    Attributes:
+        awaited: what the other ranks wait for first: this rank's ``step check`` or ``containers``, or its ``next`` step
+            check.
     """
+
+    awaited = "next"
 
     # What the framework does
 
@@ -91,6 +98,15 @@ class LocalExchanges(LocalState[G]):
     def about_outer(self) -> str:
         """Name and settings of the outer optimizer; the same text on all ranks."""
 
+    def together(self) -> AbstractContextManager[None]:
+        """Around what the ranks of a replica do together, where several ranks hold parts of it: an error of one of them
+        becomes an error of all."""
+        return nullcontext()
+
+    def anywhere(self, flag: bool) -> bool:
+        """Whether any rank of this replica says so; called within ``together``."""
+        return flag
+
     def check_parameters(self) -> None:
         """Called before an exchange; raises an error if other parameters are trained than at the beginning."""
 
@@ -107,7 +123,9 @@ class LocalExchanges(LocalState[G]):
         if self._times is not None:
             (fragment,) = self.fragments
             wanted = bool(self._times(self.collectives.rank(), clock))
-            self.exchange(fragment, "step", wanted or (self._bounded and clock >= fragment.due))
+            with self.together():
+                wanted = self.anywhere(wanted or (self._bounded and clock >= fragment.due))
+            self.exchange(fragment, "step", wanted)
             return
         for fragment in self.fragments:
             if clock >= fragment.due:
@@ -133,18 +151,27 @@ class LocalExchanges(LocalState[G]):
             present: whether this rank sends its update, and takes the anchor. All others send nothing.
             delay: None: that of the settings.
         """
+        with self.together():
+            begun = self._begin(fragment, call, present, self.local.delay if delay is None else delay)
+        if begun and fragment.ends == self.clock:
+            self.end(fragment)
+
+    def _begin(self, fragment: Fragment[G], call: str, present: bool, delay: int) -> bool:
+        """As ``exchange``. Returns whether an exchange is in flight now."""
+        self.awaited = "step check"
         self.check_parameters()
         if self.collectives.elastic() and not self.in_state:
             raise RuntimeError(NOT_IN_STATE)
-        delay = self.local.delay if delay is None else delay
         engine = self.engine
         due = self.clock + self._period(self.clock) if present else fragment.due
         if self._times is None:  # else there may be no exchange
             engine.stats.begin_step()
         updates = {n: self.update(n) for n in fragment.numbers} if present else {}
-        heard = self._check_step(fragment, call, due, self.finite(updates.values()), present)
+        broken = self.anywhere(not self.finite(updates.values()))
+        heard = self._check_step(fragment, call, due, not broken, present)
+        self.awaited = "next"
         if not heard.sending:
-            return
+            return False
         engine.stats.begin_step()
         fragment.due = due
         steps, fragment.began = self.clock - fragment.began, self.clock
@@ -152,25 +179,26 @@ class LocalExchanges(LocalState[G]):
         if heard.discarding:
             self._discard(fragment, present)
             engine.stats.end_step()
-            return
+            return False
         if present:
             engine.decay([self.parameters[n] for n in fragment.numbers], self.local.decay)
         else:
             updates = {n: self.nothing(n) for n in fragment.numbers}
         engine.feedback = present
+        self.awaited = "containers"
         try:
-            for number, update in updates.items():
-                fragment.tickets[number] = fragment.reducer.start(self.parameters[number], update, True)
+            for number in self.held(fragment.numbers):
+                fragment.tickets[number] = fragment.reducer.start(self.parameters[number], updates[number], True)
         finally:
             engine.feedback = True
+        self.awaited = "next"
         fragment.present = present
         fragment.ends = self.clock + delay
-        if not delay:
-            self.end(fragment)
-        elif self.local.mix is None:
+        if delay and self.local.mix is None:
             fragment.starts = {n: self.copy(n) for n in fragment.numbers}
-        else:
-            fragment.keeps = self.local.mix
+        elif delay:
+            fragment.keeps = self.local.mix or 0.0
+        return True
 
     def _check_step(self, fragment: Fragment[G], call: str, due: int, finite: bool, present: bool) -> Outcome:
         """Compares the ranks.
@@ -237,12 +265,13 @@ class LocalExchanges(LocalState[G]):
         """Waits for an exchange, takes the outer step, and lets the local parameters follow."""
         tickets, scale, finish = fragment.tickets, 1 / self.collectives.size(), fragment.reducer.finish
         fragment.tickets, fragment.ends = {}, None
-        try:
-            fragment.updates = {number: finish(ticket, scale) for number, ticket in tickets.items()}
-        except Exception:
-            fragment.reducer.complete()
-            self.collectives.complete()
-            raise
+        with self.together():
+            try:
+                fragment.updates = {number: finish(ticket, scale) for number, ticket in tickets.items()}
+            except Exception:
+                fragment.reducer.complete()
+                self.collectives.complete()
+                raise
         with self.engine.receiving():  # all ranks do the same
             self.outer_step(fragment)
             fragment.outer_steps += 1

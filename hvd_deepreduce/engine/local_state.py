@@ -30,6 +30,8 @@ class LocalState(ABC, Generic[G]):
         collectives: of the ranks that take part.
         parameters: those that are trained, with their positions in this list as numbers.
         nbytes: of each parameter.
+        sizes: elements of each parameter in the whole model, of which this rank may hold a part, or none; by these the
+            model is divided into fragments. None: those of ``parameters``.
         tensors: the framework's.
 
     Attributes:
@@ -60,6 +62,7 @@ class LocalState(ABC, Generic[G]):
         parameters: Sequence[Parameter],
         nbytes: Sequence[int],
         tensors: Tensors[G],
+        sizes: Sequence[int] | None = None,
     ) -> None:
         assert options.config.local is not None
         self.local = options.config.local
@@ -78,15 +81,19 @@ class LocalState(ABC, Generic[G]):
 
         def fragment(place: int, numbers: list[int]) -> Fragment[G]:
             def expected() -> list[tuple[Parameter, Device]]:
-                return [(self.parameters[number], self.device(number)) for number in numbers]
+                return [(self.parameters[number], self.device(number)) for number in self.held(numbers)]
 
             return Fragment(numbers, Reducer(self.engine, tensors, expected, numbers[0], place, dense=self._dense))
 
-        groups = divided(self.parameters, self.local.fragments)
+        groups = divided(sizes or [one.numel for one in self.parameters], self.local.fragments)
         self.fragments = [fragment(place, numbers) for place, numbers in enumerate(groups)]
         first, count = self._period(0), len(self.fragments)
         for place, one in enumerate(self.fragments):
             one.due = first - first * (count - 1 - place) // count
+
+    def held(self, numbers: Iterable[int]) -> list[int]:
+        """Of these parameters, those of which this rank holds elements."""
+        return [number for number in numbers if self.parameters[number].numel]
 
     def begin(self) -> None:
         """Takes the parameters as the anchor, unless there is one."""

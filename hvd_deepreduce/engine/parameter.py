@@ -27,6 +27,8 @@ class Parameter:
         step: number of gradients encoded so far, with zeros for those that were missing in a bucket; part of its
             containers' keys, so equal on every rank.
         known_as: the name that a config's overrides match; "": ``name``.
+        repeated: whether other ranks of a sharded model's replica hold it whole, too. It stays equal on them if what is
+            selected of it does not depend on other parameters: it goes into buckets of its own.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Parameter:
     dtype: str
     step: int = 0
     known_as: str = ""
+    repeated: bool = False
 
     @property
     def numel(self) -> int:

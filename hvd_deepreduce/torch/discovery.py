@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hvd_deepreduce.engine import Engine, adaptive
+from hvd_deepreduce.torch.tensors import is_sharded
 
 INSTEAD = (
     'write optimizer = LocalSGD(optimizer, model, "adamw_safe", process_group=torch.distributed.group.WORLD) with the '
@@ -24,10 +25,8 @@ REDUCES = (
     "reduces all gradients in each backward pass, while LocalSGD exchanges updates in their place: it would save "
     "nothing. Make LocalSGD with the bare model, and remove the DistributedDataParallel wrapper: model = model.module"
 )
-SHARDED = (
-    "and LocalSGD needs whole parameters on every rank: FSDP is not supported yet. Use LocalSGD with the bare model, "
-    "or compress the gradients between replicas by compress_replicas of hvd_deepreduce.torch.fsdp (docs/fsdp.md)"
-)
+ONE = "and LocalSGD exchanges the updates between its replicas: give it their process group. Write: "
+FSDP1 = "is sharded by FullyShardedDataParallel, which joins its parameters to one: use fully_shard in its place"
 
 
 class Models:
@@ -92,20 +91,33 @@ def _look(optimizer: Any, *_: object) -> None:
         _hooked.pop().remove()
 
 
-def refuse_wrapped(optimizer: torch.optim.Optimizer, model: object, tensors: Mapping[str, torch.Tensor]) -> None:
+def refuse_wrapped(
+    optimizer: torch.optim.Optimizer,
+    model: object,
+    tensors: Mapping[str, torch.Tensor],
+    process_group: dist.ProcessGroup | None,
+) -> None:
     """Raises ``TypeError`` if the model that LocalSGD was given is, or contains, a model of DistributedDataParallel or
-    FSDP, or if the optimizer is a ZeroRedundancyOptimizer."""
+    FullyShardedDataParallel, or if the optimizer is a ZeroRedundancyOptimizer; and an error if the model is sharded and
+    the process group is not that of its replicas."""
     for name, module in model.named_modules() if isinstance(model, torch.nn.Module) else ():
         kinds = _kinds(module)
         what = f"the model contains {name}," if name else "the model is"
         # DDP is also what torch.distributed._composable.replicate makes of a module's class.
         if kinds & {"DistributedDataParallel", "DDP"}:
             raise TypeError(f"{what} a DistributedDataParallel model, which {REDUCES}")
-        if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
-            raise TypeError(f"{what} sharded by FSDP, {SHARDED}")
+        if "FullyShardedDataParallel" in kinds:
+            raise TypeError(f"{f'{name} of the model' if name else 'the model'} {FSDP1}")
     for name, tensor in tensors.items():
-        if "DTensor" in _kinds(tensor) or getattr(tensor, "_is_flat_param", False):
-            raise TypeError(f"the parameter {name} is sharded (FSDP), {SHARDED}")
+        if getattr(tensor, "_is_flat_param", False):
+            raise TypeError(f"the parameter {name} {FSDP1}")
+    shards: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if is_sharded(tensor)}
+    if shards:
+        from hvd_deepreduce.torch import sharding
+
+        if process_group is None:
+            raise TypeError(f"the parameter {next(iter(shards))} is sharded, {ONE}{sharding.LINES['LocalSGD']}")
+        sharding.check_replicas(model, shards, process_group, "LocalSGD")
     if "ZeroRedundancyOptimizer" in _kinds(optimizer):
         raise TypeError(
             "the first argument of LocalSGD is a ZeroRedundancyOptimizer, which trains a part of the parameters on "

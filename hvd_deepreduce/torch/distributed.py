@@ -55,6 +55,7 @@ class DistributedCollectives(Collectives):
 
     Attributes:
         exchanges: how many exchanges of bytes were started.
+        failure: the last error that ranks have told.
     """
 
     ordered = True
@@ -83,6 +84,7 @@ class DistributedCollectives(Collectives):
         on_devices = "nccl" in dist.get_backend_config(group)
         self._devices = new_group(backend="nccl") if on_devices else self._host
         self.exchanges = 0
+        self.failure: RuntimeError | None = None
         if dist.get_rank() not in ranks:
             return
         self._rank, self._size = dist.get_rank(self._host), dist.get_world_size(self._host)
@@ -138,14 +140,17 @@ class DistributedCollectives(Collectives):
         array: U8 = self._tensors.array(pending.received)
         return array, pending.splits
 
-    def check(self, error: Exception | None) -> None:
+    def check(self, error: Exception | None, flag: bool = False) -> bool:
         """All ranks go on, or get the error of those that have one; so a rank with an error may call it in place of its
         next exchange.
+
+        Returns:
+            Whether any rank has set its flag.
 
         Raises:
             RuntimeError: on all ranks.
         """
-        self._ahead([0] * self._size, error)
+        return any(self._ahead([int(flag)] * self._size, error))
 
     def _ahead(self, splits: Sequence[int], error: Exception | None = None) -> list[int]:
         """Tells each rank how many bytes follow for it. Returns how many come from each."""
@@ -160,7 +165,8 @@ class DistributedCollectives(Collectives):
         if any(failures):
             own = torch.frombuffer(bytearray(text * self._size), dtype=torch.uint8) if text else torch.empty(0).byte()
             texts, _ = self.wait_alltoall(self._exchange(own, [len(text)] * self._size, failures))
-            raise _failure(texts.tobytes(), failures) from error
+            self.failure = _failure(texts.tobytes(), failures)
+            raise self.failure from error
         return list(map(int, sizes))
 
     def _exchange(self, sent: torch.Tensor, splits: list[int], received: list[int]) -> _Exchange:

@@ -232,13 +232,13 @@ def compress_replicas(
     if not isinstance(model, FSDPModule):
         raise TypeError(
             f"the first argument of compress_replicas is {type(model).__name__}, to which fully_shard was not applied. "
-            f"Write: {sharding.LINES}"
+            f"Write: {sharding.LINES['compress_replicas']}"
         )
     if isinstance(mesh, DeviceMesh):
         if mesh.ndim != 1:
             raise ValueError(
                 f"the mesh of compress_replicas has {mesh.ndim} dimensions, {mesh.mesh_dim_names}: give it that of the "
-                f'replicas, as mesh["replicate"]. Write: {sharding.LINES}'
+                f'replicas, as mesh["replicate"]. Write: {sharding.LINES["compress_replicas"]}'
             )
         mesh = mesh.get_group()
     return Replicas(model, mesh, Config.load(config, **settings), timeout, find_unused_parameters)

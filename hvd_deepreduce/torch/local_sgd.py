@@ -75,15 +75,18 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
             part for so many steps does so (the paper's bound H of the gap); without it, ``times`` alone decides.
         process_set: of the ranks that take part; None: all.
         process_group: of ``torch.distributed``, such as ``torch.distributed.group.WORLD``: the job then runs under
-            torchrun, without Horovod. All of its ranks make LocalSGD at the same time.
+            torchrun, without Horovod. All of its ranks make LocalSGD at the same time. For a model whose parameters
+            are sharded (``fully_shard``, tensor parallelism), the group of the ranks that hold the same shards, as
+            ``mesh["replicate"].get_group()``.
         **settings: keys of the config, in place of its own.
 
     Raises:
-        TypeError: an argument is not what it should be, or is wrapped by DistributedDataParallel, FSDP or
-            ZeroRedundancyOptimizer.
+        TypeError: an argument is not what it should be, or is wrapped by DistributedDataParallel,
+            FullyShardedDataParallel or ZeroRedundancyOptimizer; or a sharded model has no ``process_group``.
         ImportError, RuntimeError: there is no ``process_group``, and no Horovod, or it does not know the ranks.
         ValueError: a parameter of the optimizer does not belong to the model, or two have the same name; or ``times``
-            is given with fragments or a delay; or both a process set and a process group.
+            is given with fragments or a delay; or both a process set and a process group; or the process group of a
+            sharded model is not that of its replicas.
         ConfigError: the config cannot be used.
     """
 
@@ -116,7 +119,7 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
                 "the first argument of LocalSGD is an hvd.DistributedOptimizer, which exchanges gradients: give "
                 f"LocalSGD the optimizer that it wraps. Write: {LINE}"
             )
-        names, pairs = _trained(optimizer, model)
+        names, pairs = _trained(optimizer, model, process_group)
         self._reductions = Reductions(list(pairs.values()))
         self.inner = optimizer
         given = options(
@@ -245,10 +248,12 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         self._updates.sync_from_root(updates)
 
 
-def _trained(optimizer: torch.optim.Optimizer, model: Model) -> tuple[dict[int, str], dict[str, torch.Tensor]]:
+def _trained(
+    optimizer: torch.optim.Optimizer, model: Model, process_group: dist.ProcessGroup | None
+) -> tuple[dict[int, str], dict[str, torch.Tensor]]:
     """Names of the model's parameters by id, and its parameters that the optimizer trains by name, in its order."""
     every = named_parameters(model, "the second argument of LocalSGD", LINE)
-    refuse_wrapped(optimizer, model, every)
+    refuse_wrapped(optimizer, model, every, process_group)
     names = {id(tensor): name for name, tensor in every.items()}
     trained = {id(one) for group in optimizer.param_groups for one in group["params"] if one.requires_grad}
     if not trained <= names.keys():

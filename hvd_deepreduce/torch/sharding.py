@@ -1,19 +1,32 @@
-"""Models whose parameters are sharded by ``fully_shard``: which shards a rank trains, and what they are on it."""
+"""Models whose parameters are sharded by ``fully_shard`` or tensor parallelism: which shards a rank trains, what they
+are on it, and the ranks that hold the others."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-LINES = (
+from hvd_deepreduce.torch.distributed import DistributedCollectives
+from hvd_deepreduce.torch.rendezvous import Rendezvous
+from hvd_deepreduce.torch.tensors import TorchTensors, own
+
+MESH = (
     'mesh = init_device_mesh("cuda", (replicas, shards), mesh_dim_names=("replicate", "shard")); fully_shard(module, '
-    'mesh=mesh["shard"]) for each module and for the model; compress_replicas(model, mesh["replicate"], '
-    '"topk_rice_qsgd")'
+    'mesh=mesh["shard"]) for each module and for the model; '
 )
+LINES = {
+    "compress_replicas": f'{MESH}compress_replicas(model, mesh["replicate"], "topk_rice_qsgd")',
+    "LocalSGD": (
+        f'{MESH}optimizer = LocalSGD(torch.optim.AdamW(model.parameters(), lr), model, "adamw_safe", '
+        'process_group=mesh["replicate"].get_group())'
+    ),
+}
+"""What to write."""
 
 
 def trained(model: torch.nn.Module) -> dict[str, DTensor]:
@@ -27,65 +40,81 @@ def units(model: torch.nn.Module, shards: Mapping[str, DTensor], whole: bool) ->
     module inside it, or of the ``whole`` model. Apart from them are those that several ranks of a replica hold whole,
     as under tensor parallelism: they stay equal if what is selected from them does not depend on others.
     """
+    replica = ranks(shards)
     order = {name: at for at, (name, one) in enumerate(model.named_modules()) if isinstance(one, FSDPModule)}
     found: dict[tuple[int, bool], list[DTensor]] = {}
     for name, one in shards.items():
         owner = "" if whole else name.rpartition(".")[0]
         while owner not in order:
             owner = owner.rpartition(".")[0]
-        found.setdefault((order[owner], is_repeated(one)), []).append(one)
+        found.setdefault((order[owner], is_repeated(one, replica)), []).append(one)
     return [found[key] for key in sorted(found)]
 
 
-def is_repeated(tensor: DTensor) -> bool:
-    """Whether several ranks hold the same part of a tensor."""
+def is_repeated(tensor: torch.Tensor, replica: Sequence[int]) -> bool:
+    """Whether several ranks of a replica hold the same part of a tensor: a plain one, or one that is not sharded over
+    all dimensions of the ranks' mesh.
+
+    Args:
+        replica: its ranks.
+    """
+    if not isinstance(tensor, DTensor) or tensor.device_mesh.size() < len(replica):
+        return True
     sizes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
     return any(placement.is_replicate() and ranks > 1 for placement, ranks in sizes)
 
 
-def check_replicas(model: torch.nn.Module, shards: Mapping[str, DTensor], group: dist.ProcessGroup) -> None:
+def check_replicas(
+    model: object, shards: Mapping[str, DTensor], group: dist.ProcessGroup, call: str = "compress_replicas"
+) -> None:
     """Raises an error if the model, with these trained shards, cannot be used, or the group is not that of its
-    replicas."""
-    plain = [name for name, one in model.named_parameters() if one.requires_grad and not isinstance(one, DTensor)]
+    replicas.
+
+    Args:
+        call: which the user has called: a key of ``LINES``.
+    """
+    every = model.named_parameters() if isinstance(model, FSDPModule) else ()  # type: ignore[attr-defined]
+    plain = [name for name, one in every if one.requires_grad and not isinstance(one, DTensor)]
     if plain:
         raise ValueError(
-            f"fully_shard was told to ignore {', '.join(plain[:5])}, which neither it nor compress_replicas would "
-            "reduce: shard or freeze them"
+            f"fully_shard was told to ignore {', '.join(plain[:5])}, which neither it nor {call} would reduce within a "
+            "replica: shard or freeze them"
         )
     if not shards:
         raise ValueError("this rank has no shard of a parameter that needs gradients: there is nothing to exchange")
     if any(one.to_local().is_meta for one in shards.values()):
-        raise ValueError("the model has no values yet (device meta): call compress_replicas after to_empty and init")
-    for module in model.modules():
+        raise ValueError(f"the model has no values yet (device meta): call {call} after to_empty and init")
+    for module in model.modules() if isinstance(model, torch.nn.Module) else ():
         parts = module._get_fsdp_state()._fsdp_param_groups if isinstance(module, FSDPModule) else ()
         if any(part._is_hsdp for part in parts):
             raise TypeError(
                 "fully_shard was given a mesh of two dimensions, so FSDP itself sums gradients over the replicas, "
-                f"uncompressed. Give it the dimension of the shards alone. Write: {LINES}"
+                f"uncompressed. Give it the dimension of the shards alone. Write: {LINES[call]}"
             )
     replicas, own = set(dist.get_process_group_ranks(group)), dist.get_rank()
     for name, one in shards.items():
         others = replicas & set(ranks({name: one})) - {own}
         if others:
             raise ValueError(
-                f"ranks {sorted(others)} hold other shards of {name}, and are in the mesh of the replicas: give "
-                f"compress_replicas the other dimension of the mesh. Write: {LINES}"
+                f"ranks {sorted(others)} hold other shards of {name}, and are in the mesh of the replicas: give {call} "
+                f"the other dimension of the mesh. Write: {LINES[call]}"
             )
 
 
-def ranks(tensors: Mapping[str, DTensor]) -> list[int]:
+def ranks(tensors: Mapping[str, torch.Tensor]) -> list[int]:
     """Those that hold parts of these tensors: of one replica."""
-    return sorted({rank for one in tensors.values() for rank in one.device_mesh.mesh.flatten().tolist()})
+    meshes = {one.device_mesh for one in tensors.values() if isinstance(one, DTensor)}
+    return sorted({rank for mesh in meshes for rank in mesh.mesh.flatten().tolist()})
 
 
-def size(tensor: DTensor) -> int:
+def size(tensor: torch.Tensor) -> int:
     """Elements of this rank's shard."""
-    return tensor.to_local().numel()
+    return own(tensor).numel()
 
 
-def local(tensors: Mapping[str, DTensor]) -> dict[str, torch.Tensor]:
-    """This rank's shards, which share the tensors' memory."""
-    return {name: one.to_local() for name, one in tensors.items()}
+def local(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """This rank's shards."""
+    return {name: own(one) for name, one in tensors.items()}
 
 
 def gradient(tensor: DTensor) -> torch.Tensor:
@@ -102,3 +131,49 @@ def write(tensor: DTensor, flat: torch.Tensor) -> None:
         tensor.grad = DTensor.from_local(
             own, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
         )
+
+
+class Mates:
+    """The ranks that hold parts of one replica: an error of one becomes an error of all, and of all later calls, since
+    their exchanges with other replicas may have gone on.
+
+    Args:
+        kind: what all of them make: a key of ``rendezvous.ADVICE``.
+        members: the ranks.
+        advice: what to do after an error.
+    """
+
+    def __init__(self, kind: str, members: Sequence[int], tensors: TorchTensors, advice: str) -> None:
+        Rendezvous(kind, members).meet(members)
+        self._collectives = DistributedCollectives(tensors, None, None, members)
+        self._failure: Exception | None = None
+        self._advice = advice
+
+    def anywhere(self, flag: bool) -> bool:
+        """Whether any of them says so; within ``together``."""
+        try:
+            return self._collectives.check(None, flag)
+        except RuntimeError as told:
+            self._failure = told
+            raise
+
+    def check(self) -> None:
+        """Raises ``RuntimeError`` after an error."""
+        if self._failure is not None:
+            raise RuntimeError(f"an exchange has failed: {self._failure}. {self._advice}")
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Raises what another rank has raised, as ``RuntimeError``."""
+        try:
+            yield
+        except Exception as error:
+            if self._failure is None:
+                self._failure = error
+                with suppress(RuntimeError):
+                    self._collectives.check(error)
+            raise
+        self.anywhere(False)
+
+    def close(self) -> None:
+        self._collectives.close()

@@ -162,6 +162,17 @@ class TorchTensors(Tensors[torch.Tensor]):
         return torch.from_numpy(array) if isinstance(array, np.ndarray) else from_dlpack(array)
 
 
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether it is a DTensor, whose class takes a second to import."""
+    return hasattr(tensor, "to_local")
+
+
+def own(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's shard, without a gradient, which shares the tensor's memory; a plain tensor is its own."""
+    detached = tensor.detach()
+    return detached.to_local() if is_sharded(detached) else detached  # type: ignore[attr-defined]
+
+
 def flush(engine: Engine, tensors: TorchTensors, parameter: Parameter, gradient: torch.Tensor) -> None:
     """Adds the parameter's residual to a gradient that is sent dense (``Engine.to_flush``)."""
     with tensors.stream(tensors.device(gradient)):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -16,11 +17,19 @@ from hvd_deepreduce.engine.local_exchanges import LocalExchanges
 from hvd_deepreduce.engine.local_options import Options
 from hvd_deepreduce.engine.local_sgd import not_exchanged
 from hvd_deepreduce.engine.tensors import Device
+from hvd_deepreduce.exchange.statements import MismatchError
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.owners import described
 from hvd_deepreduce.torch.rendezvous import Rendezvous
-from hvd_deepreduce.torch.tensors import TorchTensors, as_tensors, on_host
+from hvd_deepreduce.torch.tensors import TorchTensors, as_tensors, is_sharded, on_host, own
+from hvd_deepreduce.wire.standalone import ContainerError
 
+if TYPE_CHECKING:
+    from hvd_deepreduce.torch.sharding import Mates
+
+UNUSABLE = (
+    "The replicas have parted: load a checkpoint on all ranks, close() this LocalSGD, and make a new one on all of them"
+)
 Outer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
 
@@ -48,18 +57,31 @@ class Updates(LocalExchanges[torch.Tensor]):
         process_group: dist.ProcessGroup | None,
     ) -> None:
         self.tensors = tensors = list(pairs.values())
+        self._mates: Mates | None = None
+        self._voted: tuple[Any, torch.Tensor] | None = None  # a step check that this rank has begun after an error
         self._inner, self._names = inner, names
         self._make_outer = outer or self._default_outer
         self._framework = TorchTensors()
+        repeated = [False] * len(tensors)
         collectives: Any
         if process_group is None:
             collectives = _over_horovod(self._framework, process_set)
         else:
+            if any(map(is_sharded, tensors)):
+                from hvd_deepreduce.torch import sharding
+
+                replica = sharding.ranks(pairs)
+                self._mates = sharding.Mates("LocalSGD", replica, self._framework, UNUSABLE)
+                repeated = [sharding.is_repeated(one, replica) for one in tensors]
             Rendezvous("LocalSGD", process_group).meet(process_group)
             collectives = DistributedCollectives(self._framework, process_group)
             self.advice = "broadcast rank 0's parameters (torch.distributed.broadcast) before the first step"
-        nbytes = [one.numel() * one.element_size() for one in tensors]
-        super().__init__(given, collectives, described(pairs), nbytes, self._framework)
+        mine = {name: own(one) for name, one in pairs.items()}
+        parameters = described(mine)
+        for parameter, one in zip(parameters, repeated, strict=True):
+            parameter.repeated = one
+        nbytes = [one.nbytes for one in mine.values()]
+        super().__init__(given, collectives, parameters, nbytes, self._framework, [one.numel() for one in tensors])
 
     def _default_outer(self, anchors: list[torch.Tensor]) -> torch.optim.Optimizer:
         local = self.local
@@ -79,8 +101,44 @@ class Updates(LocalExchanges[torch.Tensor]):
 
     def new_anchors(self) -> tuple[list[torch.Tensor], torch.optim.Optimizer]:
         wider = (torch.float64 if one.dtype == torch.float64 else torch.float32 for one in self.tensors)
-        anchors = [one.detach().to(dtype, copy=True) for one, dtype in zip(self.tensors, wider, strict=True)]
+        anchors = [own(one).to(dtype, copy=True) for one, dtype in zip(self.tensors, wider, strict=True)]
         return anchors, self._outer_of(anchors)
+
+    def begin(self) -> None:
+        if self._mates is not None:
+            self._mates.check()
+        super().begin()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        try:
+            with super().together() if self._mates is None else self._mates.together():
+                yield
+        except Exception as error:
+            self._leave(error)
+            raise
+
+    def _leave(self, error: Exception) -> None:
+        """Tells the ranks of the other replicas of an error that they do not have, in what they wait for."""
+        known, collectives = isinstance(error, MismatchError | ContainerError), self.collectives
+        if known or not isinstance(collectives, DistributedCollectives) or error is collectives.failure:
+            return
+        self.engine.note_failure(error)
+        with suppress(RuntimeError):  # they may have ended
+            if self.awaited == "containers":
+                collectives.check(error)
+            elif self._voted is None:
+                voted = collectives.start_vote(self.engine.vote(self.agreed))
+                self._voted = voted if self.awaited == "next" else None
+        self.awaited = "next"
+
+    def anywhere(self, flag: bool) -> bool:
+        return flag if self._mates is None else self._mates.anywhere(flag)
+
+    def close(self) -> None:
+        super().close()
+        if self._mates is not None:
+            self._mates.close()
 
     def device(self, number: int) -> Device:
         return self._framework.device(self.tensors[number])
@@ -95,17 +153,21 @@ class Updates(LocalExchanges[torch.Tensor]):
 
     def update(self, number: int) -> torch.Tensor:
         base: torch.Tensor = (self.bases or self.anchors)[number]
-        own = self.tensors[number].detach()
-        return base.to(own.dtype).to(base.dtype) - own.to(base.dtype)
+        mine = own(self.tensors[number])
+        return base.to(mine.dtype).to(base.dtype) - mine.to(base.dtype)
 
     def nothing(self, number: int) -> torch.Tensor:
         return torch.zeros_like(self.anchors[number])
 
     def finite(self, updates: Iterable[torch.Tensor]) -> bool:
-        given = list(updates)
+        given = [one for one in updates if one.numel()]
         return not given or math.isfinite(float(torch.nn.utils.get_total_norm(given, math.inf)))
 
     def check_step(self, vote: Floats, name: str, tally: Callable[[Floats], object]) -> None:
+        if self._voted is not None:
+            voted, self._voted = self._voted, None
+            tally(self.collectives.wait_votes(voted))
+            return
         self.collectives.start_step_check(vote, name, tally)
         if self.agreed:
             self.collectives.wait_step_check()
@@ -120,25 +182,26 @@ class Updates(LocalExchanges[torch.Tensor]):
             self.anchors[number].grad = None
 
     def copy(self, number: int) -> torch.Tensor:
-        return self.tensors[number].detach().clone()
+        return own(self.tensors[number]).clone()
 
     @torch.no_grad()
     def follow(self, number: int, start: torch.Tensor | None, keeps: float) -> None:
-        own, anchor = self.tensors[number], self.anchors[number]
-        taken = anchor.to(own.dtype)
+        mine, anchor = own(self.tensors[number]), self.anchors[number]
+        taken = anchor.to(mine.dtype)
         if start is not None:
-            own.add_(taken - start)
+            mine.add_(taken - start)
         elif keeps:
-            own.lerp_(taken, 1 - keeps)
+            mine.lerp_(taken, 1 - keeps)
         else:
-            own.copy_(taken)
+            mine.copy_(taken)
         if self.bases:
             self.bases[number].copy_(anchor)
 
     def renew(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             state = self._inner.state.get(self.tensors[number], {}).values()
-            if not self.finite(one for one in state if isinstance(one, torch.Tensor) and one.is_floating_point()):
+            held = (own(one) for one in state if isinstance(one, torch.Tensor) and one.is_floating_point())
+            if self.anywhere(not self.finite(held)):
                 del self._inner.state[self.tensors[number]]
 
     def about_outer(self) -> str:

@@ -22,8 +22,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.join import Join
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -730,6 +728,30 @@ def local_updates_without_horovod():
 
 
 @case
+def an_error_of_one_rank_in_local_updates_is_one_of_all():
+    """Before it votes, and while it encodes; the others do not wait for it."""
+
+    def broken(*_, **__):
+        raise ValueError("no ink")
+
+    for exchange in ("allgather", "reduce_scatter"):
+        for failing, said in (("vote", "an error has left 1 rank"), ("encode", "rank 1.*: .*no ink")):
+            model, mine = network(), dist.get_rank() == 1
+            optimizer = local_sgd(model, {**LOSSY, "scope": "bucket", "exchange": exchange, "local": {"every": 2}})
+            local_steps(model, optimizer, 3)
+            updates = optimizer._updates
+            where = (updates, "update") if failing == "vote" else (updates.engine.pipeline, "encode")
+            with pytest.MonkeyPatch.context() as patch:
+                if mine:
+                    patch.setattr(*where, broken)
+                with pytest.raises((RuntimeError, ValueError), match="no ink" if mine else said):
+                    local_steps(model, optimizer, 3, 4)
+            with pytest.raises(RuntimeError, match="an error has left|still in flight"):  # the latter where all have it
+                local_steps(model, optimizer, 4, 6)
+            optimizer.close()
+
+
+@case
 def local_updates_of_what_exchanges_by_itself():
     """LocalSGD refuses models and optimizers of torch.distributed that exchange gradients or parameters themselves."""
 
@@ -738,13 +760,13 @@ def local_updates_of_what_exchanges_by_itself():
         return LocalSGD(inner, given or model, LOSSY, process_group=dist.group.WORLD, **options)
 
     wrapped = DDP(network())
+    joined = network()
+    next(joined.parameters())._is_flat_param = True  # FullyShardedDataParallel itself needs a GPU
     bare = f"{re.escape('remove the DistributedDataParallel wrapper: model = model.module')}$"
-    sharded = fully_shard(network(), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     for arguments, message in (
         ((wrapped,), f"the model is a DistributedDataParallel model, which reduces all gradients.* {bare}"),
         ((torch.nn.Sequential(torch.nn.Linear(9, 9), wrapped),), f"the model contains 1, a Distributed.* {bare}"),
-        ((sharded,), "the model is sharded by FSDP, and LocalSGD needs whole parameters on every rank"),
-        ((sharded, sharded.named_parameters()), "the parameter .*weight is sharded .FSDP., and"),
+        ((joined,), "the parameter .*weight is sharded by FullyShardedDataParallel.*: use fully_shard in its place"),
         ((network(), None, partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.SGD)), "ZeroRedundancyOpt"),
     ):
         with pytest.raises(TypeError, match=message):

@@ -1,4 +1,5 @@
-"""Gradients between the replicas of a sharded model, under torchrun. The cases are the functions of ``PROGRAM``."""
+"""Gradients and local updates between the replicas of a sharded model, under torchrun. The cases are the functions of
+``PROGRAM`` and ``LOCAL``."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import pytest
 from tests.jobs import Job, each_case
 
 PROGRAM = Path(__file__).parent / "fsdp_cases.py"
+LOCAL = PROGRAM.with_name("fsdp_local_cases.py")
 FOUR = Job(PROGRAM, "torchrun", 4)
 THOROUGH = [
     "clipping_by_the_norm_of_all_shards",
@@ -22,9 +24,16 @@ THOROUGH = [
     "modes_and_optimizers",
     "stats_are_the_bytes_on_the_wire",
 ]
+THOROUGH_LOCAL = ["what_fsdp_offers", "muon_on_shards", "replicas_that_do_not_begin_alike"]
 
 
 @pytest.mark.launch
 @pytest.mark.parametrize(("job", "case"), each_case([FOUR], PROGRAM, thorough=THOROUGH))
 def test_on_ranks(jobs, job, case):
+    jobs.check(job, case)
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(("job", "case"), each_case([Job(LOCAL, "torchrun", 4)], LOCAL, thorough=THOROUGH_LOCAL))
+def test_local_updates_on_ranks(jobs, job, case):
     jobs.check(job, case)

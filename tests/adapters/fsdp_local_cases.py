@@ -1,0 +1,314 @@
+"""What LocalSGD must do with sharded models: cases of test_fsdp.py (see tests/case_runner.py).
+
+torchrun --standalone --nproc-per-node 4 tests/adapters/fsdp_local_cases.py [CASE ...]
+"""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from hvd_deepreduce.engine import MismatchError
+from hvd_deepreduce.torch import LocalSGD
+from tests.adapters.common import LOSSLESS, LOSSY
+from tests.adapters.sharded import Network, Sharded, close, flat, loss_of
+from tests.case_runner import case, run_cases
+from tests.damaged import decoding_fails
+
+IN_MODEL = {**LOSSY, "scope": "model", "value": "qsgd"}
+ADAMW = partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1, eps=1e-3)  # a smaller one enlarges rounding errors
+SGD = partial(torch.optim.SGD, lr=0.1)
+
+
+class Job(Sharded):
+    """With LocalSGD over its replicas."""
+
+    def __init__(self, config, replicas=2, make=SGD, model=None, shard=None, **options):
+        super().__init__(replicas, model, shard)
+        self.group = self.mesh["replicate"].get_group()
+        inner = make(self.model.parameters())
+        self.optimizer = LocalSGD(inner, self.model, config, process_group=self.group, **options)
+
+    def run(self, *steps):
+        super().run(*steps)
+        return self
+
+    def ended(self, *steps):
+        """Trains, and ends the period."""
+        self.run(*steps).optimizer.sync()
+        return self
+
+    def residuals(self):
+        found = self.optimizer.state_dict()["local_sgd"]["compression"]["residuals"]
+        return {name: one.clone() for name, one in found.items()}
+
+
+def unsharded(config, steps, replicas=2, make=SGD, **options):
+    """The whole model on each rank: this replica's ranks do the same, with the batches of all of them."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    shards = size // replicas
+    mine = range(rank // shards * shards, (rank // shards + 1) * shards)
+    groups = [dist.new_group(range(shard, size, shards)) for shard in range(shards)]
+    model = Network()
+    optimizer = LocalSGD(make(model.parameters()), model, config, process_group=groups[rank % shards], **options)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, step, mine).backward()
+        optimizer.step()
+    optimizer.sync()
+    return flat(model)
+
+
+@case
+def sharded_training_is_that_of_whole_models():
+    """Averages, and a threshold, which selects by single elements, so that shards and buckets do not matter."""
+    threshold = {"sparsifier": {"name": "threshold", "threshold": 0.004}, "value": "raw", "scope": "model"}
+    plain = {**LOSSLESS, "scope": "model"}
+    for config, replicas, options in (
+        (plain, 2, {"every": 3, "make": ADAMW}),
+        (plain, 4, {"every": 2}),
+        (plain, 1, {"every": 2}),
+        (threshold, 2, {"every": 2, "decay": 0.9}),
+        (threshold, 2, {"every": 4, "fragments": 3, "delay": 1}),
+        (threshold, 2, {"every": 4, "fragments": 2, "delay": 2, "mix": 0.5}),
+        (plain, 2, {"every": 2, "outer": partial(torch.optim.SGD, lr=0.5, momentum=0.5, nesterov=True)}),
+        ({**threshold, "exchange": "reduce_scatter"}, 2, {"every": 2}),
+    ):
+        expected = unsharded(config, 7, replicas, **options)
+        job = Job(config, replicas, **options).ended(7)
+        close(job, expected)
+        assert replicas == 1 or job.optimizer.stats()["total"]["steps"]
+
+
+@case
+def lossy_updates_and_residuals_on_shards():
+    for config, options in (
+        (IN_MODEL, {"every": 3, "fragments": 3}), ({**IN_MODEL, "scope": "tensor"}, {"every": 1, "make": ADAMW}),
+        ("adamw_safe", {"make": ADAMW}), ("streaming_diloco", {"every": 4, "delay": 1, "make": ADAMW}),
+    ):  # fmt: skip
+        job = Job(config, **options).ended(9)
+        job.check_same()
+        held = job.residuals()
+        sizes = {name: one.to_local().shape for name, one in job.model.named_parameters()}
+        assert all(one.shape in (sizes[name], (sizes[name].numel(),)) for name, one in held.items())
+    assert sum(not size.numel() for size in sizes.values()) == dist.get_rank() % 2, "a shard is empty on one rank alone"
+
+
+@case
+def what_fsdp_offers():
+    config, expected = {**LOSSLESS, "scope": "model"}, None
+    expected = unsharded(config, 5, every=2)
+    for shard, tolerance in (
+        ({"reshard_after_forward": False}, 1e-5),
+        ({"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)}, 5e-2),
+        ({"offload_policy": CPUOffloadPolicy(pin_memory=False)}, 1e-5),
+    ):
+        close(Job(config, shard=shard, every=2).ended(5), expected, tolerance)
+    job = Job(IN_MODEL, model=Network().to(torch.bfloat16), every=2).ended(5)
+    job.check_same()
+    assert {one.dtype for one in job.residuals().values()} == {torch.float32}
+    job = Job(IN_MODEL, every=1)
+    job.optimizer.zero_grad()
+    job.backward(0)
+    norm = nn.utils.clip_grad_norm_(job.model.parameters(), 0.1)
+    assert float(norm.full_tensor()) > 0.1
+    job.optimizer.step()
+    job.check_same()
+
+
+@case
+def muon_on_shards():
+    matrices = [name for name, one in Network().named_parameters() if one.ndim == 2 and name != "symbols.weight"]
+
+    class Both(torch.optim.Optimizer):
+        """Muon for the matrices of the blocks, AdamW for the rest."""
+
+        def __init__(self, model):
+            named = dict(model.named_parameters())
+            self.parts = [
+                torch.optim.Muon([named[name] for name in matrices], lr=0.02),
+                ADAMW([one for name, one in named.items() if name not in matrices]),
+            ]
+            super().__init__(list(named.values()), {})
+
+        def step(self, closure=None):
+            for part in self.parts:
+                part.step()
+
+    def made(model, group):
+        return LocalSGD(Both(model), model, IN_MODEL, every=2, process_group=group)
+
+    job = Sharded()
+    job.optimizer = made(job.model, job.mesh["replicate"].get_group())
+    before = job.whole()
+    job.run(4)
+    job.optimizer.sync()
+    job.check_same()
+    assert not torch.equal(before, job.whole())
+
+
+class Parallel:
+    """Tensor parallelism inside a replica, with FSDP of one shard around it or without."""
+
+    def __init__(self, config, fsdp, **options):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 99))
+        self.mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("replicate", "shard", "tensor"))
+        parallelize_module(self.model, self.mesh["tensor"], {"1": ColwiseParallel(), "3": RowwiseParallel()})
+        if fsdp:
+            fully_shard(self.model, mesh=self.mesh["shard"])
+        group = self.mesh["replicate"].get_group()
+        inner = torch.optim.SGD(self.model.parameters(), 0.01)
+        self.optimizer = LocalSGD(inner, self.model, config, process_group=group, **options)
+
+    def run(self, steps):
+        for step in range(steps):
+            torch.manual_seed(10 * step + self.mesh["replicate"].get_local_rank())
+            self.optimizer.zero_grad()
+            self.model(torch.randn(4, 16)).square().sum().backward()
+            self.optimizer.step()
+        self.optimizer.sync()
+        return self
+
+
+@case
+def tensor_parallelism_within_a_replica():
+    """What its ranks hold whole stays equal on them."""
+    for fsdp in (True, False):
+        for config, options in (
+            (IN_MODEL, {"every": 2, "fragments": 2}),
+            ({**IN_MODEL, "scope": "bucket", "bucket_bytes": 2000}, {"every": 1}),
+            ({**IN_MODEL, "scope": "tensor"}, {"every": 1}),
+        ):
+            job = Parallel(config, fsdp, **options).run(5)
+            everything, names = [None] * 4, dict(job.model.named_parameters())
+            own = {name: (one.to_local() if hasattr(one, "to_local") else one).tolist() for name, one in names.items()}
+            dist.all_gather_object(everything, own)
+            for name in names:
+                values = [held[name] for held in everything]
+                assert values[0] == values[2] and values[1] == values[3], name
+                assert (values[0] == values[1]) == (name in ("0.weight", "0.bias", "3.bias")), name
+
+
+@case
+def a_resumed_run_equals_an_unbroken_one():
+    for config, options in (
+        (IN_MODEL, {"every": 3, "fragments": 2, "make": ADAMW}),
+        ({**LOSSY, "scope": "bucket"}, {"every": 2, "outer": partial(torch.optim.SGD, lr=0.7, momentum=0.9)}),
+    ):
+        job = Job(config, **options).run(4)
+        saved, shards = copy.deepcopy(job.optimizer.state_dict()), job.shards()
+        final = job.ended(4, 9).shards()
+        again = Job(config, model=Network(seed=3), **options)
+        for own, kept in zip(again.model.parameters(), shards, strict=True):
+            own.to_local().detach().copy_(kept)
+        again.optimizer.load_state_dict(saved)
+        assert all(map(torch.equal, again.ended(4, 9).shards(), final))
+        again.check_same()
+
+
+@case
+def a_shard_with_nan_discards_the_period_on_all_ranks():
+    job = Job(IN_MODEL, every=3, make=ADAMW).run(3)
+    before, bad = job.shards(), dist.get_rank() == 2
+    job.step(3)
+    if bad:
+        with torch.no_grad():
+            next(one for one in job.model.parameters()).to_local().fill_(torch.nan)
+    job.optimizer.sync()
+    assert all(map(torch.equal, before, job.shards()))
+    job.run(4, 8).check_same if bad else job.run(4, 8)
+    job.optimizer.sync()
+    job.check_same()
+    assert all(one.isfinite().all() for one in job.shards())
+
+
+@case
+def ranks_of_a_replica_take_part_together():
+    """Each rank has its own times. A replica takes part if one of its ranks wants to."""
+    job = Job(IN_MODEL, every=4, times=lambda rank, clock: (clock + dist.get_rank()) % 5 == 0)
+    for step in range(12):
+        job.step(step)
+        anchors = [one.clone() for one in job.optimizer._updates.anchors]
+        everything = [None] * 2
+        dist.all_gather_object(everything, [one.tolist() for one in anchors], group=job.group)
+        assert everything[0] == everything[1]
+    job.optimizer.sync()
+    job.check_same()
+
+
+@case
+def an_error_on_one_rank_is_an_error_on_all():
+    """Before a rank has voted, while it encodes, and while it decodes, when the other replica has its mean."""
+
+    def broken(*_, **__):
+        raise ValueError("no ink")
+
+    for failing, said in (
+        ("vote", "no ink|an error has left 1 rank"),
+        ("encode", "no ink"),
+        ("decode", "no room|an error has left 1 rank"),
+    ):
+        job, mine = Job(IN_MODEL, every=2, make=ADAMW).run(3), dist.get_rank() == 3
+        if mine and failing == "vote":
+            job.optimizer._updates.update = broken
+        if mine and failing == "encode":
+            job.optimizer._updates.engine.pipeline.encode = broken
+        behind = failing != "decode" or dist.get_rank() >= 2
+        with pytest.raises((RuntimeError, ValueError, MemoryError), match=said) if behind else nullcontext():
+            with decoding_fails(mine and failing == "decode"):
+                job.step(3)
+        if not behind:
+            job.step(4)
+            with pytest.raises(MismatchError, match="an error has left 1 rank"):
+                job.step(5)
+        with pytest.raises(RuntimeError, match="an exchange has failed: .* load a checkpoint on all ranks"):
+            job.optimizer.sync()
+        job.optimizer.close()
+
+
+@case
+def replicas_that_do_not_begin_alike():
+    seed = dist.get_rank() // 2
+    job = Job(IN_MODEL, every=1, model=Network(seed=seed))
+    with pytest.raises(MismatchError, match="has other values than on rank 0"):
+        job.step(0)
+
+
+@case
+def what_cannot_work_is_an_error():
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    replicas = mesh["replicate"].get_group()
+    sharded = fully_shard(nn.Linear(8, 8), mesh=mesh["shard"])
+
+    def made(model, group, given=None):
+        return LocalSGD(SGD(model.parameters()), given or model, LOSSY, process_group=group)
+
+    for given in (None, sharded.named_parameters()):
+        with pytest.raises(TypeError, match="weight is sharded, and LocalSGD exchanges.*Write: mesh = .*process_gr"):
+            made(sharded, None, given)
+    with pytest.raises(ValueError, match="ranks .* hold other shards of weight, .*: give LocalSGD the other dimension"):
+        made(sharded, dist.group.WORLD)
+    native = fully_shard(nn.Linear(8, 8), mesh=mesh)
+    with pytest.raises(TypeError, match="FSDP itself sums gradients over the replicas.*LocalSGD"):
+        made(native, replicas)
+    part = nn.Linear(8, 8)
+    ignored = fully_shard(nn.Sequential(part, nn.Linear(8, 8)), mesh=mesh["shard"], ignored_params={part.weight})
+    with pytest.raises(ValueError, match="told to ignore 0.weight, which neither it nor LocalSGD would reduce"):
+        made(ignored, replicas)
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    run_cases(dist.get_rank(), dist.get_world_size())
+    dist.barrier()
+    dist.destroy_process_group()
