@@ -10,8 +10,8 @@ from hvd_deepreduce.engine.reducer import Reducer
 from hvd_deepreduce.engine.tensors import G
 from hvd_deepreduce.engine.ticket import Ticket
 
-FRAGMENT_COUNTS = ("due", "began", "outer_steps")
-"""What a state has of each fragment."""
+FRAGMENT_COUNTS = ("due", "began", "outer_steps", "ends")
+"""What a state has of each fragment; ``ends`` is 0 if no exchange is in flight."""
 
 
 @dataclass
@@ -25,8 +25,9 @@ class Fragment(Generic[G]):
         ends: the clock at which the exchange in flight ends; None: none is.
         began: the clock of the last exchange.
         outer_steps: of its part of the anchor, so far.
-        updates: the means over the ranks, by number, when the exchange has ended.
-        tickets: of the updates in flight, by number.
+        updates: the means over the ranks, by number, once they have come.
+        tickets: of the updates in flight whose means have not come, by number.
+        failure: an error with which they have come.
         present: whether this rank has sent an update in the exchange in flight.
         starts: with a delay, this rank's parameters when the exchange in flight began, by number.
         keeps: with a delay and ``mix``, the share of its parameters that this rank keeps.
@@ -40,6 +41,7 @@ class Fragment(Generic[G]):
     outer_steps: int = 0
     updates: dict[int, G] = field(default_factory=dict)
     tickets: dict[int, Ticket[G]] = field(default_factory=dict)
+    failure: Exception | None = None
     present: bool = True
     starts: dict[int, Any] = field(default_factory=dict)
     keeps: float = 0.0

@@ -263,15 +263,9 @@ class LocalExchanges(LocalState[G]):
 
     def end(self, fragment: Fragment[G]) -> None:
         """Waits for an exchange, takes the outer step, and lets the local parameters follow."""
-        tickets, scale, finish = fragment.tickets, 1 / self.collectives.size(), fragment.reducer.finish
-        fragment.tickets, fragment.ends = {}, None
+        fragment.ends = None
         with self.together():
-            try:
-                fragment.updates = {number: finish(ticket, scale) for number, ticket in tickets.items()}
-            except Exception:
-                fragment.reducer.complete()
-                self.collectives.complete()
-                raise
+            self._receive(fragment)
         with self.engine.receiving():  # all ranks do the same
             self.outer_step(fragment)
             fragment.outer_steps += 1
@@ -279,6 +273,29 @@ class LocalExchanges(LocalState[G]):
             if fragment.present:
                 self._follow(fragment)
         self.engine.stats.end_step()
+
+    def _receive(self, fragment: Fragment[G]) -> None:
+        """Waits for the means."""
+        if fragment.failure is not None:
+            failure, fragment.failure = fragment.failure, None
+            raise failure
+        tickets, scale, finish = fragment.tickets, 1 / self.collectives.size(), fragment.reducer.finish
+        fragment.tickets = {}
+        try:
+            fragment.updates |= {number: finish(ticket, scale) for number, ticket in tickets.items()}
+        except Exception:
+            fragment.reducer.complete()
+            self.collectives.complete()
+            raise
+
+    def settle(self) -> None:
+        for fragment in self.fragments:
+            if fragment.ends is not None:
+                try:
+                    self._receive(fragment)
+                except Exception as error:  # ``end`` raises it, on all ranks
+                    fragment.failure = error
+                    raise
 
     def _follow(self, fragment: Fragment[G]) -> None:
         starts, keeps = fragment.starts, fragment.keeps

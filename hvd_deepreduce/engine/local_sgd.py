@@ -79,11 +79,12 @@ class LocalSGDBase(Reporting):
         return bool(self._updates.collectives.included())
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's anchor, outer optimizer, residuals and step counts. Ranks differ: each saves and loads its own,
-        and its model and optimizer beside it.
+        """This rank's anchor, outer optimizer, residuals and step counts, and its exchanges in flight (``delay``), for
+        whose means it waits. Ranks differ: each saves and loads its own, and its model and optimizer beside it.
 
         Raises:
-            RuntimeError: an exchange is in flight (``delay``); or ``close`` was called.
+            ContainerError: as ``step``.
+            RuntimeError: ``close`` was called.
         """
         return self._updates.state_dict()
 
@@ -104,11 +105,7 @@ class LocalSGDBase(Reporting):
         self._updates.load_state_dict(state, reshard)
 
     def snapshot(self) -> Any:
-        """Settings and state of this process, for ``rewind``.
-
-        Raises:
-            RuntimeError: an exchange is in flight.
-        """
+        """Settings and state of this process, for ``rewind``."""
         return self._updates.snapshot()
 
     def rewind(self, snapshot: Any) -> None:

@@ -123,13 +123,25 @@ class LocalState(ABC, Generic[G]):
             ValueError: the optimizer's is of another model or optimizer. Nothing has changed then.
         """
 
+    @abstractmethod
+    def mean_of(self, number: int, saved: Any) -> G:
+        """A mean of updates in a state, as the exchange had given it."""
+
+    @abstractmethod
+    def copy_of(self, number: int, saved: Any) -> Any:
+        """A parameter's values in a state, as ``LocalExchanges.copy`` had given them."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Waits for the means of exchanges in flight, which end when they are due."""
+
     def device(self, number: int) -> Device:
         """Where the parameter is; None: on the host."""
         return None
 
-    def saved(self, anchor: Any) -> Any:
-        """An anchor in a state, which does not change when the anchor does."""
-        return self.values(anchor)
+    def saved(self, number: int, values: Any) -> Any:
+        """An anchor, a mean or a copy of a parameter in a state, in the anchor's dtype; it does not change any more."""
+        return self.values(values)
 
     def pack(self, state: dict[str, Any]) -> dict[str, Any]:
         """The engine's state as a part of this one."""
@@ -167,7 +179,7 @@ class LocalState(ABC, Generic[G]):
 
     def counts(self) -> dict[str, Any]:
         """The step counts, for ``restore_counts``."""
-        of_fragments = {key: [getattr(one, key) for one in self.fragments] for key in FRAGMENT_COUNTS}
+        of_fragments = {key: [getattr(one, key) or 0 for one in self.fragments] for key in FRAGMENT_COUNTS}
         return {"clock": self.clock, **of_fragments}
 
     def restore_counts(self, state: Mapping[str, Any]) -> None:
@@ -176,7 +188,8 @@ class LocalState(ABC, Generic[G]):
         self.agreed = False
         self.clock = state["clock"]
         for place, fragment in enumerate(self.fragments):
-            fragment.due, fragment.began, fragment.outer_steps = (state[key][place] for key in FRAGMENT_COUNTS)
+            fragment.due, fragment.began, fragment.outer_steps, ends = (state[key][place] for key in FRAGMENT_COUNTS)
+            fragment.ends = ends or None
 
     def check_counts(self, state: object, keys: set[str]) -> None:
         """
@@ -213,28 +226,34 @@ class LocalState(ABC, Generic[G]):
         """Forgets exchanges in flight. The ranks are compared again at the next one."""
         self.agreed = False
         for fragment in self.fragments:
-            fragment.tickets, fragment.updates = {}, {}
+            fragment.tickets, fragment.updates, fragment.failure = {}, {}, None
             fragment.ends, fragment.starts, fragment.keeps = None, {}, 0.0
 
     def local_state(self) -> dict[str, Any]:
         """Everything but the residuals."""
 
-        def by_name(anchors: list[Any]) -> dict[str, Any]:
-            return {p.name: self.saved(one) for p, one in zip(self.parameters, anchors, strict=bool(anchors))}
+        def by_name(given: Mapping[int, Any]) -> dict[str, Any]:
+            return {self.parameters[number].name: self.saved(number, one) for number, one in given.items()}
 
         self.begin()
+        of_fragments = [fragment for fragment in self.fragments if fragment.ends is not None]
         return {
-            **self.counts(), "anchors": by_name(self.anchors), "bases": by_name(self.bases), **self.outer_state()
+            **self.counts(), "anchors": by_name(dict(enumerate(self.anchors))),
+            "bases": by_name(dict(enumerate(self.bases))), **self.outer_state(),
+            "means": by_name({number: one for each in of_fragments for number, one in each.updates.items()}),
+            "starts": by_name({number: one for each in of_fragments for number, one in each.starts.items()}),
         }  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Anchor, outer optimizer, residuals and step counts.
+        """Anchor, outer optimizer, residuals and step counts, and of exchanges in flight the means, for which this
+        waits.
 
         Raises:
-            RuntimeError: an exchange is in flight; or ``close`` was called.
+            ContainerError: of an exchange in flight.
+            RuntimeError: ``close`` was called.
         """
         self.engine.check_open()
-        self.check_idle("state_dict")
+        self.settle()
         return {**self.pack(self.engine.state_dict()), **self.local_state()}
 
     def load_state_dict(self, state: Any, reshard: Reshard = False, own: Any = None) -> None:
@@ -272,10 +291,17 @@ class LocalState(ABC, Generic[G]):
         Raises:
             ValueError: this is not what ``state_dict`` returns, for this model and these fragments.
         """
-        self.check_counts(state, {"anchors", "bases", *self.keys})
+        self.check_counts(state, {"anchors", "bases", "means", "starts", *self.keys})
         expected = {p.name: ((p.numel,) if self.flat else p.shape, p.accumulated_in) for p in self.parameters}
         for what in ("anchor", "base")[: 2 if state["bases"] else 1]:
             self.check_arrays(f"the {what}", state[f"{what}s"], expected)
+        in_flight = [n for one, ends in zip(self.fragments, state["ends"], strict=True) if ends for n in one.numbers]
+        sent, held = (
+            {self.parameters[n].name: expected[self.parameters[n].name] for n in numbers}
+            for numbers in (self.held(in_flight), in_flight)
+        )
+        self.check_arrays("the mean update of", state["means"], sent)
+        self.check_arrays("the values of", state["starts"], held if self.local.mix is None else {})
         return self.unpack(state)
 
     def check_arrays(
@@ -306,13 +332,16 @@ class LocalState(ABC, Generic[G]):
         restore()
         self.begun = True
         self.restore_counts(state)
+        for fragment in self.fragments:
+            if fragment.ends is not None:
+                names = {number: self.parameters[number].name for number in fragment.numbers}
+                means, starts = state["means"], state["starts"]
+                fragment.updates = {n: self.mean_of(n, means[name]) for n, name in names.items() if name in means}
+                fragment.starts = {n: self.copy_of(n, starts[name]) for n, name in names.items() if name in starts}
+                fragment.keeps = self.local.mix or 0.0
 
     def snapshot(self) -> Snapshot:
-        """Settings and state of this process, for ``rewind``.
-
-        Raises:
-            RuntimeError: an exchange is in flight.
-        """
+        """Settings and state of this process, for ``rewind``."""
         return Snapshot(self.engine.config, self.state_dict())
 
     def rewind(self, snapshot: Snapshot) -> None:

@@ -22,7 +22,7 @@ from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives, await_r
 from hvd_deepreduce.wire.quoting import quoted
 
 Array = npt.NDArray[Any]
-ARRAYS = ("anchors", "bases", "outer")
+ARRAYS = ("anchors", "bases", "outer", "means", "starts")
 """Keys of a state that have dicts of flat arrays, besides the residuals."""
 
 
@@ -157,7 +157,17 @@ class Updates(LocalExchanges[Array]):
         return f"{type(self.outer).__name__} {json.dumps(self.outer.get_config(), sort_keys=True, default=_told)}"
 
     def values(self, anchor: Any) -> Floats:
-        return anchor if isinstance(anchor, np.ndarray) else _flat(anchor.value())
+        return anchor if isinstance(anchor, np.ndarray) else _flat(tf.convert_to_tensor(anchor))
+
+    def saved(self, number: int, values: Any) -> Floats:
+        return self.values(values).astype(self.parameters[number].accumulated_in)
+
+    def mean_of(self, number: int, saved: Array) -> Array:
+        return saved.copy()
+
+    def copy_of(self, number: int, saved: Array) -> tf.Tensor:
+        own = self.variables[number]
+        return tf.cast(tf.reshape(tf.constant(saved), own.shape), own.dtype)
 
     def outer_state(self) -> dict[str, Any]:
         rate = self.outer.get_config()["learning_rate"]

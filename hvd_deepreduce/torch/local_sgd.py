@@ -187,10 +187,12 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state: that of the wrapped optimizer, and under ``local_sgd`` anchor, outer optimizer, residuals
-        and step counts. Ranks differ: each saves and loads its own, and the model beside it.
+        and step counts, and exchanges in flight (``delay``), for whose means it waits. Ranks differ: each saves and
+        loads its own, and the model beside it.
 
         Raises:
-            RuntimeError: an exchange is in flight (``delay``); or ``close`` was called.
+            ContainerError: as ``step``.
+            RuntimeError: ``close`` was called.
         """
         return {**self.inner.state_dict(), "local_sgd": self._updates.state_dict()}
 

@@ -211,8 +211,14 @@ class Updates(LocalExchanges[torch.Tensor]):
     def values(self, anchor: torch.Tensor) -> Any:
         return anchor.detach().cpu().numpy()
 
-    def saved(self, anchor: torch.Tensor) -> torch.Tensor:
-        return anchor.clone()
+    def saved(self, number: int, values: torch.Tensor) -> torch.Tensor:
+        return values.to(self.anchors[number].dtype, copy=True)
+
+    def mean_of(self, number: int, saved: torch.Tensor) -> torch.Tensor:
+        return saved.detach().to(self.anchors[number].device, copy=True)
+
+    def copy_of(self, number: int, saved: torch.Tensor) -> torch.Tensor:
+        return saved.detach().to(own(self.tensors[number]), copy=True)
 
     def outer_state(self) -> dict[str, Any]:
         return {"outer": copy.deepcopy(self.outer.state_dict())}

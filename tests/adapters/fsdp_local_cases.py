@@ -203,6 +203,8 @@ def tensor_parallelism_within_a_replica():
 def a_resumed_run_equals_an_unbroken_one():
     for config, options in (
         (IN_MODEL, {"every": 3, "fragments": 2, "make": ADAMW}),
+        (IN_MODEL, {"every": 4, "fragments": 2, "delay": 2, "make": ADAMW}),
+        ("streaming_diloco", {"every": 4, "delay": 1, "make": ADAMW}),
         ({**LOSSY, "scope": "bucket"}, {"every": 2, "outer": partial(torch.optim.SGD, lr=0.7, momentum=0.9)}),
     ):
         job = Job(config, **options).run(4)

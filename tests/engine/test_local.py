@@ -73,6 +73,11 @@ class NumpyUpdates(LocalExchanges):
         anchor = self.anchors[number]
         self.own[number] = anchor.copy() if start is None else self.own[number] + anchor - start
 
+    def mean_of(self, number, saved):
+        return saved.copy()
+
+    copy_of = mean_of
+
     def renew(self, numbers):
         self.renewed += numbers
 
@@ -244,8 +249,8 @@ def test_states_that_are_refused():
     good = updates.counts() | {"anchors": {}}
     updates.check_counts(good, {"anchors"})
     for state, message in (
-        (None, "must have anchors, began, clock, due, outer_steps"),
-        ({"clock": 0}, "must have anchors, began, clock, due, outer_steps"),
+        (None, "must have anchors, began, clock, due, ends, outer_steps"),
+        ({"clock": 0}, "must have anchors, began, clock, due, ends, outer_steps"),
         (good | {"clock": True}, "must be integers"),
         (good | {"outer_steps": [1.0]}, "must be integers"),
         (good | {"began": [-1]}, "must be integers"),
@@ -254,6 +259,31 @@ def test_states_that_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             updates.check_counts(state, {"anchors"})
+
+
+@pytest.mark.parametrize("mix", [None, 0.5])
+def test_a_state_in_flight_that_lacks_a_part_is_refused(mix):
+    def work(collectives):
+        updates = NumpyUpdates(collectives, [5, 4], every=4, fragments=2, delay=2, mix=mix)
+        for _ in range(3):
+            updates.own[0] += 1 + collectives.rank()
+            updates.step()
+        state = updates.state_dict()
+        other = NumpyUpdates(collectives, [5, 4], every=4, fragments=2, delay=2, mix=mix)
+        for part in ("means", "starts"):
+            for bad in ({}, {"p1": np.zeros(4, np.float32)}, {"p0": np.full(5, np.nan, np.float32)}):
+                if bad or part == "means" or mix is None:
+                    with pytest.raises(ValueError, match="of the state"):
+                        other.load_state_dict({**state, part: bad})
+        other.own = [one.copy() for one in updates.own]
+        other.load_state_dict(state)
+        other.settle()
+        for one in (updates, other):
+            one.step()
+        return np.concatenate(updates.own), np.concatenate(other.own)
+
+    for own, loaded in run_ranks(2, work):
+        assert np.array_equal(own, loaded)
 
 
 def test_updates_are_summed_in_slices():
