@@ -191,6 +191,12 @@ class DistributedCollectives(Collectives):
             self.stats.add(wire=traffic.allreduce(numbers.numel(), self._size))
         return list(map(bool, numbers.tolist()))
 
+    def largest(self, numbers: Sequence[int]) -> list[int]:
+        """The largest of all ranks' numbers, at each place."""
+        told = torch.tensor(numbers, dtype=torch.int64)
+        dist.all_reduce(told, dist.ReduceOp.MAX, group=self._host)
+        return list(map(int, told.tolist()))
+
     def start_sum(self, data: Floats, name: str) -> tuple[Any, Floats]:
         """As ``Collectives.start_sum``, in place; the order counts, and not the name."""
         return self.allreduce(self._tensors.tensor(data)), data

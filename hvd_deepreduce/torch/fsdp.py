@@ -57,6 +57,7 @@ class Replicas(GradientCompression):
         # In the order of the backward pass.
         self._units = sharding.units(model, trained, self._whole)[::-1]
         self._known = set(map(id, trained.values()))
+        self._tensors = sharding.trained(model, empty=True)
         limit, mates = None if timeout is None else timeout.total_seconds(), sharding.ranks(trained)
         Rendezvous("compress_replicas", mates, limit).meet(mates)
         Rendezvous("compress_replicas", group, limit).meet(group)

@@ -29,10 +29,12 @@ LINES = {
 """What to write."""
 
 
-def trained(model: torch.nn.Module) -> dict[str, DTensor]:
-    """The sharded parameters that need gradients, by name; without empty shards."""
+def trained(model: torch.nn.Module, empty: bool = False) -> dict[str, DTensor]:
+    """The sharded parameters that need gradients, by name; without those of which this rank has no elements, unless
+    ``empty``."""
     every = model.named_parameters()
-    return {name: one for name, one in every if one.requires_grad and isinstance(one, DTensor) and size(one)}
+    shards = {name: one for name, one in every if one.requires_grad and isinstance(one, DTensor)}
+    return {name: one for name, one in shards.items() if empty or size(one)}
 
 
 def units(model: torch.nn.Module, shards: Mapping[str, DTensor], whole: bool) -> list[list[DTensor]]:
@@ -141,18 +143,21 @@ class Mates:
         kind: what all of them make: a key of ``rendezvous.ADVICE``.
         members: the ranks.
         advice: what to do after an error.
+
+    Attributes:
+        collectives: of the members.
     """
 
     def __init__(self, kind: str, members: Sequence[int], tensors: TorchTensors, advice: str) -> None:
         Rendezvous(kind, members).meet(members)
-        self._collectives = DistributedCollectives(tensors, None, None, members)
+        self.collectives = DistributedCollectives(tensors, None, None, members)
         self._failure: Exception | None = None
         self._advice = advice
 
     def anywhere(self, flag: bool) -> bool:
         """Whether any of them says so; within ``together``."""
         try:
-            return self._collectives.check(None, flag)
+            return self.collectives.check(None, flag)
         except RuntimeError as told:
             self._failure = told
             raise
@@ -171,9 +176,9 @@ class Mates:
             if self._failure is None:
                 self._failure = error
                 with suppress(RuntimeError):
-                    self._collectives.check(error)
+                    self.collectives.check(error)
             raise
         self.anywhere(False)
 
     def close(self) -> None:
-        self._collectives.close()
+        self.collectives.close()

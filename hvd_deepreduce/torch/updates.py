@@ -104,6 +104,11 @@ class Updates(LocalExchanges[torch.Tensor]):
         anchors = [own(one).to(dtype, copy=True) for one, dtype in zip(self.tensors, wider, strict=True)]
         return anchors, self._outer_of(anchors)
 
+    @property
+    def mates(self) -> DistributedCollectives | None:
+        """Of the ranks that hold parts of this replica; None: this rank holds all."""
+        return None if self._mates is None else self._mates.collectives
+
     def begin(self) -> None:
         if self._mates is not None:
             self._mates.check()

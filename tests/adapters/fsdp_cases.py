@@ -12,6 +12,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
@@ -22,9 +23,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from hvd_deepreduce import ConfigError
 from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.torch import SignMomentum, ddp
+from hvd_deepreduce.torch.checkpoint import checkpointed
 from hvd_deepreduce.torch.fsdp import compress_replicas
 from tests.adapters.common import LOSSLESS, LOSSY
-from tests.adapters.sharded import DEPTH, Network, Sharded, close, dense, flat, loss_of
+from tests.adapters.sharded import DEPTH, Network, Sharded, close, dense, flat, full_sums, loss_of, shared_folder
 from tests.adapters.tcp import check_stats
 from tests.case_runner import case, run_cases
 from tests.damaged import decoding_fails
@@ -253,6 +255,26 @@ def a_resumed_run_equals_an_unbroken_one():
         again.check_same()
         for name, one in job.residuals().items():
             assert torch.equal(again.residuals()[name], one)
+
+
+@case
+def a_distributed_checkpoint_resumes_bit_equal_and_on_other_meshes():
+    for config in ({**LOSSY, "scope": "bucket", "value": "qsgd"}, "sign_momentum"):
+        make = {"make": SignMomentum, "lr": 0.003} if config == "sign_momentum" else {}
+        folder, job = shared_folder(), Job(config, **make).run(3)
+        state = {"model": job.model.state_dict(), "compression": checkpointed(job.replicas)}
+        dcp.save(state, checkpoint_id=folder)
+        sums = full_sums(job, job.residuals())
+        final = job.run(3, 6).shards()
+        for replicas in (2, 1, 4):
+            again = Job(config, replicas, model=Network(seed=3), **make)
+            loaded = {"model": again.model.state_dict(), "compression": checkpointed(again.replicas, folder)}
+            dcp.load(loaded, checkpoint_id=folder)
+            again.model.load_state_dict(loaded["model"])
+            for one, expected in zip(full_sums(again, again.residuals()), sums, strict=True):
+                torch.testing.assert_close(one, expected, rtol=1e-5, atol=1e-6)
+            again.run(3, 6).check_same()
+            assert replicas != 2 or all(map(torch.equal, again.shards(), final))
 
 
 @case

@@ -12,6 +12,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
@@ -19,8 +20,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.torch import LocalSGD
+from hvd_deepreduce.torch.checkpoint import checkpointed
 from tests.adapters.common import LOSSLESS, LOSSY
-from tests.adapters.sharded import Network, Sharded, close, flat, loss_of
+from tests.adapters.sharded import Network, Sharded, close, flat, full_sums, loss_of, shared_folder
 from tests.case_runner import case, run_cases
 from tests.damaged import decoding_fails
 
@@ -216,6 +218,56 @@ def a_resumed_run_equals_an_unbroken_one():
         again.optimizer.load_state_dict(saved)
         assert all(map(torch.equal, again.ended(4, 9).shards(), final))
         again.check_same()
+
+
+@case
+def a_distributed_checkpoint_resumes_bit_equal_and_on_other_meshes():
+    """Within a period, and while exchanges are in flight."""
+    for config, options in (
+        (IN_MODEL, {"every": 4, "fragments": 2, "delay": 2, "make": ADAMW}),
+        (IN_MODEL, {"every": 3, "make": ADAMW, "outer": partial(torch.optim.SGD, lr=0.7, momentum=0.9)}),
+        (IN_MODEL, {"every": 5, "times": lambda rank, clock: (clock + rank) % 3 == 0}),
+    ):
+        folder, job = shared_folder(), Job(config, **options).run(4)
+        dcp.save({"optimizer": checkpointed(job.optimizer)}, checkpoint_id=folder)
+        sums, whole = full_sums(job, job.residuals()), job.whole()
+        anchors = [one.clone() for one in job.optimizer._updates.anchors]
+        dist.broadcast(whole, 0)  # of replica 0
+        final = job.ended(4, 9).shards()
+        again = Job(config, model=Network(seed=3), **options)
+        dcp.load({"optimizer": checkpointed(again.optimizer, folder)}, checkpoint_id=folder)
+        assert all(map(torch.equal, anchors, again.optimizer._updates.anchors))
+        assert all(map(torch.equal, again.ended(4, 9).shards(), final))
+        again.check_same()
+        for replicas in (1, 4):
+            other = Job(config, replicas, model=Network(seed=3), **options)
+            dcp.load({"optimizer": checkpointed(other.optimizer, folder)}, checkpoint_id=folder)
+            for one, expected in zip(full_sums(other, other.residuals()), sums, strict=True):
+                torch.testing.assert_close(one, expected, rtol=1e-5, atol=1e-6)
+            assert replicas == 4 or torch.equal(other.whole(), whole)
+            other.ended(4, 9).check_same()
+
+
+@case
+def checkpoints_that_cannot_be_loaded():
+    folder, job = shared_folder(), Job(IN_MODEL, every=2).run(2)
+    dcp.save({"model": job.model.state_dict()}, checkpoint_id=folder)
+    with pytest.raises(Exception, match="this checkpoint has no state of compress_replicas or LocalSGD"):
+        dcp.load({"optimizer": checkpointed(job.optimizer, folder)}, checkpoint_id=folder)
+    state = {"one": checkpointed(job.optimizer), "other": checkpointed(job.optimizer)}
+    dcp.save(state, checkpoint_id=(folder := shared_folder()))
+    with pytest.raises(Exception, match="this checkpoint has several states"):
+        dcp.load({"one": checkpointed(job.optimizer, folder)}, checkpoint_id=folder)
+    dcp.save({"one": checkpointed(job.optimizer)}, checkpoint_id=(folder := shared_folder()))
+    with pytest.raises(Exception, match="to load, give the checkpoint to checkpointed"):
+        dcp.load({"one": checkpointed(job.optimizer)}, checkpoint_id=folder)
+    model = Network()
+    model.more = nn.Parameter(torch.ones(3))
+    more = Job(IN_MODEL, every=2, model=model)
+    with pytest.raises(Exception, match="the model has a parameter more, but the checkpoint does not"):
+        dcp.load({"one": checkpointed(more.optimizer, folder)}, checkpoint_id=folder)
+    with pytest.raises(TypeError, match="checkpointed was given SGD; it takes what compress_replicas has returned"):
+        checkpointed(job.optimizer.inner)
 
 
 @case

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import parameters_to_vector
 
 WIDTH, DEPTH = 33, 3
@@ -109,6 +112,26 @@ class Sharded:
 
     def check_same(self):
         check_same(self.shards(), self.mesh["replicate"].get_group())
+
+
+def full_sums(job, kept):
+    """The sum over the replicas of what each of them keeps of its parameters, in the whole parameters' shapes. ``kept``
+    has this rank's part of some of them."""
+    sums = []
+    for name, one in job.model.named_parameters():
+        mine = one.detach().to_local()
+        part = kept.get(name, torch.zeros(mine.shape)).view(mine.shape).clone()
+        dist.all_reduce(part, group=job.mesh["replicate"].get_group())
+        spread = DTensor.from_local(part, one.device_mesh, one.placements, shape=one.shape, stride=one.stride())
+        sums.append(spread.full_tensor())
+    return sums
+
+
+def shared_folder():
+    """A new folder, the same on all ranks."""
+    told = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(told)
+    return told[0]
 
 
 def close(job, expected, tolerance=1e-5):

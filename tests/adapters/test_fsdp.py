@@ -24,7 +24,16 @@ THOROUGH = [
     "modes_and_optimizers",
     "stats_are_the_bytes_on_the_wire",
 ]
-THOROUGH_LOCAL = ["what_fsdp_offers", "muon_on_shards", "replicas_that_do_not_begin_alike"]
+THOROUGH_LOCAL = [
+    "what_fsdp_offers",
+    "muon_on_shards",
+    "tensor_parallelism_within_a_replica",
+    "lossy_updates_and_residuals_on_shards",
+    "a_distributed_checkpoint_resumes_bit_equal_and_on_other_meshes",
+    "checkpoints_that_cannot_be_loaded",
+    "replicas_that_do_not_begin_alike",
+    "what_cannot_work_is_an_error",
+]
 
 
 @pytest.mark.launch

@@ -1,0 +1,311 @@
+"""States of sharded jobs in ``torch.distributed.checkpoint``: each rank writes its shards, and a checkpoint can be
+loaded on another number of replicas or of shards.
+
+A checkpoint has these entries, each below ``hvd_deepreduce/``. Those of a replica have its number and the number of
+replicas before them; the others are equal on all replicas, and written once::
+
+    shared                       plain values: step counts, groups of the outer optimizer
+    anchors/NAME  means/NAME     of LocalSGD, and of its outer optimizer outer/NAME/KEY
+    R_of_N/own                   plain values: groups of the optimizer
+    R_of_N/residuals/NAME        and velocities
+    R_of_N/parameters/NAME       of LocalSGD, with bases/NAME, starts/NAME, and of its optimizer optimizer/NAME/KEY
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.distributed.tensor import DTensor
+
+from hvd_deepreduce.engine.parameter import VELOCITY
+from hvd_deepreduce.torch.fsdp import Replicas
+from hvd_deepreduce.torch.local_sgd import LocalSGD
+from hvd_deepreduce.torch.tensors import own
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Values without tensors, as one entry: ``torch.distributed.checkpoint`` makes one of each value of a dict."""
+
+    values: dict[str, Any]
+
+
+Entries = dict[str, Any]
+Nested = Mapping[str, Any]
+_MARK = "hvd_deepreduce/"
+_KEY = re.compile(rf"(.*){_MARK}(?:(\d+)_of_(\d+)/)?(.*)")
+_BY_NAME = ("anchors", "means", "residuals", "parameters", "bases", "starts")
+_OF_OPTIMIZERS = ("outer", "optimizer")
+
+
+def checkpointed(
+    compression: Replicas | LocalSGD, saved: str | os.PathLike[str] | StorageReader | None = None
+) -> Stateful:
+    """The state of ``compress_replicas``' result, or of ``LocalSGD`` with a ``process_group``, as an entry of
+    ``torch.distributed.checkpoint``'s ``state_dict``. Every rank saves, or loads, at the same step.
+
+    That of LocalSGD has the trained parameters and the wrapped optimizer's state too, which differ from replica to
+    replica within a period. ``dcp.load`` goes by the order of the keys: give it a key after that of the model.
+
+    Args:
+        compression: what is saved, or loaded into.
+        saved: None: to save. To load: the ``checkpoint_id`` of a checkpoint in files, or its reader. It may be of
+            another number of shards; and of another number of replicas: then the sum of the residuals over the replicas
+            is preserved, and replica r takes parameters and optimizer of the saved one with the number r modulo theirs.
+
+    Raises:
+        TypeError: ``compression`` is something else.
+        ValueError: when it is loaded: there is no such state, or it is of another model.
+
+    Example::
+        >>> dcp.save({"model": state, "optimizer": checkpointed(local_sgd)}, checkpoint_id=folder)
+        >>> dcp.load({"model": state, "optimizer": checkpointed(local_sgd, folder)}, checkpoint_id=folder)
+    """
+    if isinstance(compression, LocalSGD):
+        return _OfLocalSGD(compression, saved)
+    if isinstance(compression, Replicas):
+        return _OfReplicas(compression, saved)
+    raise TypeError(
+        f"checkpointed was given {type(compression).__name__}; it takes what compress_replicas has returned, or a "
+        "LocalSGD. Any other state is of one rank: save its state_dict() in a file of this rank"
+    )
+
+
+class _Checkpointed(ABC, Stateful):
+    """Entries of a state, and a state of entries.
+
+    Args:
+        tensors: the trained parameters by name, also those of which this rank holds nothing.
+        mates: collectives of this replica's ranks; None: there is one.
+    """
+
+    def __init__(self, compression: Any, saved: Any, engine: Any, tensors: Mapping[str, Any], mates: Any) -> None:
+        self.compression, self.engine, self.tensors, self.mates = compression, engine, tensors, mates
+        self.reader = FileSystemReader(saved) if isinstance(saved, str | os.PathLike) else saved
+        self.rank, self.size = engine.collectives.rank(), engine.collectives.size()
+        # Of the checkpoint; and the replicas whose residuals are read.
+        self.saved_size, self.sources = self.size, [self.rank]
+
+    @abstractmethod
+    def told(self) -> tuple[Nested, Nested, Nested, Nested, Nested]:
+        """This rank's state: that of the engine; plain values and tensors that are equal on all replicas; and those of
+        this replica. Tensors are ``{section: {name: tensor}}``."""
+
+    @abstractmethod
+    def load(self, engines: list[dict[str, Any]], shared: Nested, mine: Nested, tensors: Nested) -> None:
+        """Loads what ``told`` has told.
+
+        Args:
+            engines: the engine's state, or with another number of replicas those of all.
+            shared, mine: plain values.
+            tensors: of both kinds; this rank's parts.
+        """
+
+    @property
+    def several(self) -> bool:
+        """Whether the checkpoint is of another number of replicas."""
+        return bool(self.saved_size != self.size)
+
+    # To save
+
+    def state_dict(self) -> Entries:
+        return self._saving() if self.reader is None else self._loading()
+
+    def _saving(self) -> Entries:
+        engine, shared, tensors, mine, own_tensors = self.told()
+        residuals = engine["residuals"]
+        kinds = [prefix + name for prefix in ("", VELOCITY) for name in self.tensors]
+        steps = [engine["steps"].get(name, 0) for name in self.tensors]
+        # A rank knows neither of a parameter of which it holds nothing.
+        numbers = [*steps, *(name in residuals for name in kinds)]
+        numbers = numbers if self.mates is None else self.mates.largest(numbers)
+        steps, there = numbers[: len(steps)], numbers[len(steps) :]
+        shown = {name: residuals.get(name) for name, flag in zip(kinds, there, strict=True) if flag}
+        replica = f"{_MARK}{self.rank}_of_{self.size}/"
+        return {
+            f"{_MARK}shared": Plain({**shared, "steps": dict(zip(self.tensors, steps, strict=True))}),
+            f"{replica}own": Plain(dict(mine)),
+            **dict(self._entries(_MARK, tensors)),
+            **dict(self._entries(replica, {**own_tensors, "residuals": shown})),
+        }
+
+    def _entries(self, prefix: str, sections: Nested) -> Iterator[tuple[str, Any]]:
+        for section, values in sections.items():
+            for name, one in values.items():
+                if section in _OF_OPTIMIZERS:
+                    for key, value in one.items():
+                        fits = own(value).shape == own(self.tensors[name]).shape and value.dim()
+                        if not fits and value.numel() > 1:
+                            raise ValueError(
+                                f"the optimizer's state has {key} of {name} in the shape {list(value.shape)}, which is "
+                                "not the parameter's, so that its shards cannot be saved: save the state_dict() of "
+                                "each rank in a file of its own"
+                            )
+                        yield f"{prefix}{section}/{name}/{key}", self._whole(name, own(value)) if fits else value
+                else:
+                    yield f"{prefix}{section}/{name}", self._whole(name.removeprefix(VELOCITY), one)
+
+    def _whole(self, name: str, values: torch.Tensor | None, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A tensor that is sharded as a parameter, with this rank's values; None: zeros."""
+        like = self.tensors[name]
+        shape = own(like).shape
+        if dtype is None:  # of a residual
+            dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        part = torch.zeros(shape, dtype=dtype) if values is None else values.detach().view(shape)
+        if not isinstance(like, DTensor):
+            return part
+        return DTensor.from_local(
+            part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        )
+
+    # To load
+
+    def _loading(self) -> Entries:
+        """Entries to be overwritten: those that the checkpoint has, and this rank needs."""
+        metadata = self.reader.read_metadata().state_dict_metadata
+        found = [(match, md) for key, md in metadata.items() if (match := _KEY.fullmatch(key))]
+        sizes = {int(match[3]) for match, _ in found if match[3]}
+        if len(sizes) != 1 or len({match[1] for match, _ in found}) != 1:
+            some = "several states" if sizes else "no state"
+            raise ValueError(
+                f"this checkpoint has {some} of compress_replicas or LocalSGD: give one that dcp.save wrote with one "
+                "checkpointed(...) in its state_dict"
+            )
+        (size,) = sizes
+        self.saved_size = size
+        self.sources = [self.rank] if size == self.size else list(range(size))
+        entries: Entries = {}
+        for match, md in found:
+            section, _, name = match[4].partition("/")
+            wanted = self.sources if section == "residuals" else [self.rank % size]
+            if not match[2] or int(match[2]) in wanted:
+                entries[match[0].removeprefix(match[1])] = self._empty(section, name, md)
+        return entries
+
+    def _empty(self, section: str, name: str, md: Any) -> Any:
+        if not isinstance(md, TensorStorageMetadata):
+            return None
+        if section in _OF_OPTIMIZERS:
+            name = name.rpartition("/")[0]
+        like = self.tensors.get(name.removeprefix(VELOCITY))
+        if like is None:
+            raise ValueError(f"the checkpoint has a parameter {name}, but the model does not: load that of this model")
+        if md.size == like.shape and (md.size or section not in _OF_OPTIMIZERS):
+            return self._whole(name.removeprefix(VELOCITY), None, md.properties.dtype)
+        return torch.zeros(md.size, dtype=md.properties.dtype)
+
+    def load_state_dict(self, state_dict: Entries) -> None:
+        if self.reader is None:
+            raise ValueError("to load, give the checkpoint to checkpointed: checkpointed(compression, checkpoint_id)")
+        plain: dict[str, Any] = {}
+        tensors: dict[str, dict[str, Any]] = {section: {} for section in (*_BY_NAME, *_OF_OPTIMIZERS)}
+        residuals: dict[int, dict[str, torch.Tensor]] = {source: {} for source in self.sources}
+        for key, value in state_dict.items():
+            match = _KEY.fullmatch(key)
+            assert match is not None  # it is one of ``_loading``
+            section, _, name = match[4].partition("/")
+            part = own(value) if isinstance(value, torch.Tensor) else value
+            if section == "residuals":
+                if part.numel() and part.any():  # nothing was kept of others, or this rank holds nothing of them
+                    residuals[int(match[2])][name] = part
+            elif section in _OF_OPTIMIZERS:
+                parameter, _, what = name.rpartition("/")
+                of_shards = section == "outer"  # that of the anchors
+                tensors[section].setdefault(parameter, {})[what] = part if of_shards else value
+            elif name:
+                tensors[section][name] = part
+            else:
+                plain[section] = value.values
+        steps = {name: plain["shared"]["steps"].get(name) for name in self.engine.parameters}
+        missing = [name for name, step in steps.items() if step is None]
+        if missing:
+            raise ValueError(
+                f"the model has a parameter {missing[0]}, but the checkpoint does not: load that of this model"
+            )
+        size = self.saved_size
+        engines = [{"rank": at, "size": size, "steps": steps, "residuals": kept} for at, kept in residuals.items()]
+        self.load(engines, plain["shared"], plain["own"], tensors)
+
+
+class _OfReplicas(_Checkpointed):
+    def __init__(self, replicas: Replicas, saved: Any) -> None:
+        super().__init__(replicas, saved, replicas._engine, replicas._tensors, replicas._shards)
+
+    def told(self) -> tuple[Nested, Nested, Nested, Nested, Nested]:
+        state = self.compression.state_dict()
+        return state, {"iteration": state["iteration"]}, {}, {}, {}
+
+    def load(self, engines: list[dict[str, Any]], shared: Nested, mine: Nested, tensors: Nested) -> None:
+        states = [{**one, "iteration": shared["iteration"]} for one in engines]
+        self.compression.load_state_dict(states if self.several else states[0], reshard=self.several)
+
+
+class _OfLocalSGD(_Checkpointed):
+    def __init__(self, local: LocalSGD, saved: Any) -> None:
+        self.updates = updates = local._updates
+        self.names = [one.name for one in updates.parameters]
+        tensors = dict(zip(self.names, updates.tensors, strict=True))
+        super().__init__(local, saved, updates.engine, tensors, updates.mates)
+
+    @property
+    def _inner(self) -> list[str]:
+        """The names of the wrapped optimizer's parameters, in its order."""
+        groups = self.compression.inner.param_groups
+        names = {id(one): name for name, one in self.tensors.items()}
+        return [names[id(one)] for group in groups for one in group["params"] if id(one) in names]
+
+    def told(self) -> tuple[Nested, Nested, Nested, Nested, Nested]:
+        state = self.compression.state_dict()
+        local = state["local_sgd"]
+        counts = {key: local[key] for key in self.updates.counts()}
+        outer, outer_rest = _optimizer(local["outer"], self.names)
+        inner, inner_rest = _optimizer(state, self._inner)
+        shared = {"anchors": local["anchors"], "means": self._all(local, "means"), "outer": outer}
+        parameters = {name: own(one) for name, one in self.tensors.items()}
+        mine = {
+            "parameters": parameters, "bases": local["bases"], "starts": local["starts"], "optimizer": inner
+        }  # fmt: skip
+        return local["compression"], {**counts, "outer": outer_rest}, shared, {"optimizer": inner_rest}, mine
+
+    def _all(self, local: Nested, what: str) -> dict[str, torch.Tensor | None]:
+        """Also those of which this rank holds nothing."""
+        in_flight = (one.numbers for one in self.updates.fragments if one.ends is not None)
+        return {name: local[what].get(name) for numbers in in_flight for name in (self.names[n] for n in numbers)}
+
+    def load(self, engines: list[dict[str, Any]], shared: Nested, mine: Nested, tensors: Nested) -> None:
+        updates = self.updates
+        local = {key: shared[key] for key in updates.counts()}
+        local |= {what: tensors[what] for what in ("anchors", "bases", "starts")}
+        local["means"] = {name: one for name, one in tensors["means"].items() if one.numel()}
+        local["outer"] = _joined(tensors["outer"], shared["outer"], self.names)
+        inner = _joined(tensors["optimizer"], mine["optimizer"], self._inner)
+        states = [{**inner, "local_sgd": {**local, "compression": one}} for one in engines]
+        self.compression.load_state_dict(states if self.several else states[0], reshard=self.several)
+        for name, tensor in self.tensors.items():
+            own(tensor).copy_(tensors["parameters"][name])
+
+
+def _optimizer(state: Nested, names: list[str]) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
+    """Tensors of an optimizer's state, by the names of its parameters, and the rest."""
+    kept: dict[str, dict[str, torch.Tensor]] = {}
+    rest: dict[str, dict[str, Any]] = {}
+    for number, values in state["state"].items():
+        for key, value in values.items():
+            (kept if isinstance(value, torch.Tensor) else rest).setdefault(names[number], {})[key] = value
+    return kept, {"param_groups": state["param_groups"], "state": rest}
+
+
+def _joined(tensors: Nested, rest: Nested, names: list[str]) -> dict[str, Any]:
+    """The opposite of ``_optimizer``."""
+    both = {number: {**tensors.get(name, {}), **rest["state"].get(name, {})} for number, name in enumerate(names)}
+    return {"state": {number: one for number, one in both.items() if one}, "param_groups": rest["param_groups"]}
