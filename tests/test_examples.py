@@ -29,7 +29,8 @@ COUNTED = {"local_sgd_torchrun.py", "local_sgd_accelerate.py", "local_sgd_lightn
 """Examples under torchrun in which nothing but this package may send gradients."""
 LIGHTNING = "ddp_lightning.py"
 TENSORFLOW = ["tensorflow_tape.py", "keras_fit.py"]
-ALONE = ["numpy_codec.py"]
+PEERS = "local_sgd_peers.py"
+ALONE = ["numpy_codec.py", PEERS]
 
 
 def shown(name: str) -> str:
@@ -69,6 +70,23 @@ def test_numpy():
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"sent 10000 elements in \d+ bytes, 0\.\d+% of the dense bytes\n", done.stdout), done.stdout
+
+
+@pytest.mark.launch
+@thorough
+def test_peers(tmp_path):
+    assert shown(PEERS) == " & ".join(f"python examples/{PEERS} {peer}" for peer in (0, 1)) + "; wait"
+    command = [sys.executable, FOLDER / PEERS]
+    started = [
+        subprocess.Popen(
+            [*command, str(peer), tmp_path], env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE,
+            text=True,
+        )
+        for peer in (0, 1)
+    ]  # fmt: skip
+    for one in started:
+        assert_trained(one.communicate(timeout=120)[0])
+        assert one.returncode == 0
 
 
 @pytest.mark.launch

@@ -18,6 +18,7 @@ import numpy as np
 from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.engine.fragments import Fragment
 from hvd_deepreduce.engine.local_state import LocalState
+from hvd_deepreduce.engine.peers import Peers
 from hvd_deepreduce.engine.step_check import Outcome
 from hvd_deepreduce.engine.tensors import G
 from hvd_deepreduce.exchange import traffic
@@ -48,9 +49,11 @@ class LocalExchanges(LocalState[G]):
     Attributes:
         awaited: what the other ranks wait for first: this rank's ``step check`` or ``containers``, or its ``next`` step
             check.
+        peers: through which exchanges go, among peers that come and go; None: all ranks exchange together.
     """
 
     awaited = "next"
+    peers: Peers[G] | None = None
 
     # What the framework does
 
@@ -79,6 +82,10 @@ class LocalExchanges(LocalState[G]):
     @abstractmethod
     def copy(self, number: int) -> Any:
         """The parameter's values now."""
+
+    def taken(self, number: int) -> Any:
+        """A copy of the anchor, as ``copy`` of a parameter that has taken it; for ``peers``."""
+        raise NotImplementedError(f"{type(self).__name__} has no peers")
 
     @abstractmethod
     def follow(self, number: int, start: Any, keeps: float) -> None:
@@ -151,6 +158,9 @@ class LocalExchanges(LocalState[G]):
             present: whether this rank sends its update, and takes the anchor. All others send nothing.
             delay: None: that of the settings.
         """
+        if self.peers is not None:
+            self.peers.exchange(fragment)
+            return
         with self.together():
             begun = self._begin(fragment, call, present, self.local.delay if delay is None else delay)
         if begun and fragment.ends == self.clock:
@@ -163,7 +173,7 @@ class LocalExchanges(LocalState[G]):
         if self.collectives.elastic() and not self.in_state:
             raise RuntimeError(NOT_IN_STATE)
         engine = self.engine
-        due = self.clock + self._period(self.clock) if present else fragment.due
+        due = self.clock + self.period(self.clock) if present else fragment.due
         if self._times is None:  # else there may be no exchange
             engine.stats.begin_step()
         updates = {n: self.update(n) for n in fragment.numbers} if present else {}
@@ -175,7 +185,7 @@ class LocalExchanges(LocalState[G]):
         engine.stats.begin_step()
         fragment.due = due
         steps, fragment.began = self.clock - fragment.began, self.clock
-        engine.stats.add(dense=steps * self._dense_bytes(fragment))
+        engine.stats.add(dense=steps * self.dense_bytes(fragment))
         if heard.discarding:
             self._discard(fragment, present)
             engine.stats.end_step()
@@ -256,7 +266,7 @@ class LocalExchanges(LocalState[G]):
             )
         self.agreed = True
 
-    def _dense_bytes(self, fragment: Fragment[G]) -> int:
+    def dense_bytes(self, fragment: Fragment[G]) -> int:
         """What a rank would send in a step that reduces the fragment's gradients dense."""
         size = sum(self._nbytes[number] for number in fragment.numbers)
         return traffic.allreduce(size, self.collectives.size()).sent
@@ -271,7 +281,7 @@ class LocalExchanges(LocalState[G]):
             fragment.outer_steps += 1
             fragment.updates = {}
             if fragment.present:
-                self._follow(fragment)
+                self.follow_anchor(fragment)
         self.engine.stats.end_step()
 
     def _receive(self, fragment: Fragment[G]) -> None:
@@ -297,7 +307,8 @@ class LocalExchanges(LocalState[G]):
                     fragment.failure = error
                     raise
 
-    def _follow(self, fragment: Fragment[G]) -> None:
+    def follow_anchor(self, fragment: Fragment[G]) -> None:
+        """Lets the fragment's parameters follow, as ``follow``."""
         starts, keeps = fragment.starts, fragment.keeps
         fragment.starts, fragment.keeps = {}, 0.0
         if self.clock == fragment.began:  # nothing was done since: no rounding error either
@@ -312,5 +323,5 @@ class LocalExchanges(LocalState[G]):
             "exchange", self.clock,
         )  # fmt: skip
         if present:
-            self._follow(fragment)
+            self.follow_anchor(fragment)
             self.renew(fragment.numbers)

@@ -40,6 +40,7 @@ class LocalState(ABC, Generic[G]):
         engine: this rank's compression.
         fragments: of the model.
         clock: local steps so far.
+        tensors_of: the framework's.
         begun: whether there was a step, or a state was loaded.
         agreed: whether the ranks have been compared.
         in_state: whether the state of an elastic job has synchronized this rank.
@@ -78,6 +79,7 @@ class LocalState(ABC, Generic[G]):
         self._times = options.times
         self._bounded = options.every is not None
         self._nbytes = nbytes
+        self.tensors_of = tensors
 
         def fragment(place: int, numbers: list[int]) -> Fragment[G]:
             def expected() -> list[tuple[Parameter, Device]]:
@@ -87,7 +89,7 @@ class LocalState(ABC, Generic[G]):
 
         groups = divided(sizes or [one.numel for one in self.parameters], self.local.fragments)
         self.fragments = [fragment(place, numbers) for place, numbers in enumerate(groups)]
-        first, count = self._period(0), len(self.fragments)
+        first, count = self.period(0), len(self.fragments)
         for place, one in enumerate(self.fragments):
             one.due = first - first * (count - 1 - place) // count
 
@@ -153,7 +155,7 @@ class LocalState(ABC, Generic[G]):
 
     # Schedule
 
-    def _period(self, clock: int) -> int:
+    def period(self, clock: int) -> int:
         """How many steps the period has that begins at ``clock``."""
         local = self.local
         if self._every is None:

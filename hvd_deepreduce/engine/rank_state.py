@@ -333,6 +333,13 @@ class RankState:
         held = self._memory.held(name)
         return None if held is None else np.array(arrays.to_host(held))
 
+    def give_back(self, parameter: Parameter, sent: Floats, gradient: Floats) -> None:
+        """What was sent of a gradient does not count, nor does the gradient: the residual of this parameter, if it has
+        one, becomes what it was before."""
+        held = self._memory.held(parameter.name)
+        if held is not None:
+            held += arrays.move_like(sent, held) - arrays.move_like(gradient, held)
+
     def decay(self, parameters: Iterable[Parameter], factor: float) -> None:
         """Multiplies the residuals of parameters that are not in flight by ``factor``."""
         self._memory.scale([parameter.name for parameter in parameters], factor)

@@ -241,6 +241,11 @@ class Reducer(Generic[G]):
         with self._tensors.stream(bucket.device):
             return bool(bucket.pending.advance())
 
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        """Those of the last step."""
+        return () if self._layout is None else self._layout.buckets
+
     def settle(self) -> None:
         """Gradients in flight are about to be forgotten: full buckets are still sent, since other ranks wait for them.
         Errors are not raised."""

@@ -27,6 +27,6 @@ class _Gathering(Started):
     __slots__ = ()
 
     def _decode(self, received: Any, scale: float) -> Traffic:
-        ranks = self._rank.collectives.size()
-        own = bundle.sum_into(self._bucket.gradient, received, ranks, self._bucket.slices, scale)
-        return Traffic((ranks - 1) * own, received.size - own)
+        collectives = self._rank.collectives
+        own = bundle.sum_into(self._bucket.gradient, received, collectives.size(), self._bucket.slices, scale)
+        return collectives.of_allgather(own, received.size)

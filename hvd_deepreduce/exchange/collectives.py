@@ -131,6 +131,14 @@ class Collectives(ABC):
         total: Floats = gathered.reshape(self.size(), -1).sum(0)
         return total
 
+    def of_allgather(self, own: int, total: int) -> Traffic:
+        """What an allgather of so many bytes of this rank, and of all ranks, costs this rank."""
+        return Traffic((self.size() - 1) * own, total - own)
+
+    def of_sum(self, nbytes: int) -> Traffic:
+        """What a sum of vectors of so many bytes costs this rank."""
+        return traffic.allreduce(nbytes, self.size())
+
     def node(self) -> str:
         """The name of the node that this rank is on; for ``hierarchical``."""
         return socket.gethostname()

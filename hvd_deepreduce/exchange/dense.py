@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.exchange.interface import Bucket, Exchange, Pending, Rank, Started
 from hvd_deepreduce.exchange.traffic import Traffic
 from hvd_deepreduce.ops import arrays
@@ -26,4 +25,4 @@ class _Summing(Started):
     def _decode(self, received: Any, scale: float) -> Traffic:
         gradient = self._bucket.gradient
         arrays.sum_into(gradient, [(None, arrays.move_like(received, gradient))], scale)
-        return traffic.allreduce(gradient.nbytes, self._rank.collectives.size())
+        return self._rank.collectives.of_sum(gradient.nbytes)

@@ -24,11 +24,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hvd_deepreduce.config import Config
+from hvd_deepreduce.config import Config, ConfigError
 from hvd_deepreduce.engine import ElasticState, Snapshot
-from hvd_deepreduce.engine.local_options import Every, Times, options
+from hvd_deepreduce.engine.local_options import Every, Options, Times, options
 from hvd_deepreduce.engine.local_sgd import LocalSGDBase
 from hvd_deepreduce.engine.state import Reshard
+from hvd_deepreduce.exchange.store import SharedStore
 from hvd_deepreduce.torch.discovery import Reductions, refuse_wrapped
 from hvd_deepreduce.torch.owners import Model, named_parameters
 from hvd_deepreduce.torch.updates import Outer, Updates
@@ -78,6 +79,8 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
             torchrun, without Horovod. All of its ranks make LocalSGD at the same time. For a model whose parameters
             are sharded (``fully_shard``, tensor parallelism), the group of the ranks that hold the same shards, as
             ``mesh["replicate"].get_group()``.
+        store: through which peers that come and go exchange, in place of Horovod and of a process group: each is a job
+            of its own. Exchange ``allgather``; no delay, no times, no sharded model.
         **settings: keys of the config, in place of its own.
 
     Raises:
@@ -107,6 +110,7 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         times: Times | None = None,
         process_set: Any = None,
         process_group: dist.ProcessGroup | None = None,
+        store: SharedStore | None = None,
         **settings: Any,
     ) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, LocalSGD):
@@ -125,9 +129,14 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         given = options(
             config, settings, every=every, times=times, decay=decay, fragments=fragments, delay=delay, mix=mix
         )
-        if process_set is not None and process_group is not None:
-            raise ValueError("process_set is Horovod's and process_group is torch.distributed's: give one of them")
-        self._updates: Updates = Updates(given, optimizer, names, pairs, outer, process_set, process_group)
+        if sum(one is not None for one in (process_set, process_group, store)) > 1:
+            raise ValueError(
+                "process_set is Horovod's, process_group is torch.distributed's, and store is for peers without both: "
+                "give one of them"
+            )
+        if store is not None:
+            _check_store(given, store)
+        self._updates: Updates = Updates(given, optimizer, names, pairs, outer, process_set, process_group, store)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("param_groups", "state", "defaults") or name.startswith("_optimizer_"):  # and its hooks
@@ -248,6 +257,20 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         if self._updates.clock != updates[1]["clock"]:
             self._load_inner(inner)
         self._updates.sync_from_root(updates)
+
+
+def _check_store(given: Options, store: SharedStore) -> None:
+    """Raises ``TypeError`` or ``ConfigError`` if peers cannot exchange by these settings."""
+    if not isinstance(store, SharedStore):
+        raise TypeError(f"store is {type(store).__name__}; it must be a SharedStore(folder, peer=..., peers=...)")
+    config = given.config
+    assert config.local is not None
+    for what, value, allowed in (
+        ("exchange", config.exchange.name, "allgather"), ("hierarchical", config.hierarchical, False),
+        ("delay", config.local.delay, 0), ("times", given.times, None),
+    ):  # fmt: skip
+        if value != allowed:
+            raise ConfigError(f"{what} is {value!r}, and with a store it can only be {allowed!r}: leave it out")
 
 
 def _trained(

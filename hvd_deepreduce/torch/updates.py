@@ -16,8 +16,11 @@ from hvd_deepreduce.engine.fragments import Fragment
 from hvd_deepreduce.engine.local_exchanges import LocalExchanges
 from hvd_deepreduce.engine.local_options import Options
 from hvd_deepreduce.engine.local_sgd import not_exchanged
+from hvd_deepreduce.engine.peers import Peers
+from hvd_deepreduce.engine.state import Reshard
 from hvd_deepreduce.engine.tensors import Device
 from hvd_deepreduce.exchange.statements import MismatchError
+from hvd_deepreduce.exchange.store import SharedStore
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.owners import described
 from hvd_deepreduce.torch.rendezvous import Rendezvous
@@ -40,7 +43,7 @@ class Updates(LocalExchanges[torch.Tensor]):
         inner: the optimizer of this rank's steps.
         names: of all parameters of the model, by id.
         pairs: the trained ones by name.
-        outer, process_set, process_group: as for ``LocalSGD``.
+        outer, process_set, process_group, store: as for ``LocalSGD``.
     """
 
     advice = "call hvd.broadcast_parameters(model.state_dict(), root_rank=0) before the first step"
@@ -55,6 +58,7 @@ class Updates(LocalExchanges[torch.Tensor]):
         outer: Outer | None,
         process_set: Any,
         process_group: dist.ProcessGroup | None,
+        store: SharedStore | None,
     ) -> None:
         self.tensors = tensors = list(pairs.values())
         self._mates: Mates | None = None
@@ -64,7 +68,11 @@ class Updates(LocalExchanges[torch.Tensor]):
         self._framework = TorchTensors()
         repeated = [False] * len(tensors)
         collectives: Any
-        if process_group is None:
+        if store is not None:
+            collectives = store
+            self.advice = "load the same checkpoint, or make the models with the same seed"
+            self.peers = Peers(self, store)
+        elif process_group is None:
             collectives = _over_horovod(self._framework, process_set)
         else:
             if any(map(is_sharded, tensors)):
@@ -188,6 +196,20 @@ class Updates(LocalExchanges[torch.Tensor]):
 
     def copy(self, number: int) -> torch.Tensor:
         return own(self.tensors[number]).clone()
+
+    def taken(self, number: int) -> torch.Tensor:
+        anchor: torch.Tensor = self.anchors[number]
+        return anchor.to(self.tensors[number].dtype, copy=True)
+
+    def load_state_dict(self, state: Any, reshard: Reshard = False, own: Any = None) -> None:
+        if self.peers is None or reshard is not False:
+            super().load_state_dict(state, reshard, own)
+            return
+        state, others = self.peers.adopted(state)
+        super().load_state_dict(state)
+        if others:  # the progress that the parameters have beyond the anchor is the other peer's
+            for fragment in self.fragments:
+                self.follow_anchor(fragment)
 
     @torch.no_grad()
     def follow(self, number: int, start: torch.Tensor | None, keeps: float) -> None:

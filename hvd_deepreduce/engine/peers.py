@@ -1,0 +1,178 @@
+"""Local updates among peers that come and go: an exchange through ``exchange/store.py``.
+
+An exchange has those peers as members whose messages were there in time. All peers, also those that were late or away,
+take the same outer steps in the same order, each with the mean of its members' updates, so that anchors are equal bit
+for bit. A peer that is not a member keeps its own progress: its parameters move as the anchor does, and its next update
+has all of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Generic
+
+import numpy as np
+
+from hvd_deepreduce import __version__
+from hvd_deepreduce.codecs.interfaces import Floats
+from hvd_deepreduce.engine.fragments import Fragment
+from hvd_deepreduce.engine.tensors import G
+from hvd_deepreduce.exchange.statements import MismatchError
+from hvd_deepreduce.exchange.store import Message, SharedStore
+from hvd_deepreduce.ops import arrays
+from hvd_deepreduce.pipeline import bundle
+
+if TYPE_CHECKING:
+    from hvd_deepreduce.engine.local_exchanges import LocalExchanges
+
+_log = logging.getLogger("hvd_deepreduce")
+
+
+class Peers(Generic[G]):
+    """The exchanges of one peer.
+
+    Args:
+        local: its parameters and anchors.
+        store: how it reaches the others.
+    """
+
+    def __init__(self, local: LocalExchanges[G], store: SharedStore) -> None:
+        self.local, self.store = local, store
+
+    def place(self, fragment: Fragment[G], number: int) -> str:
+        """The folder of an exchange of a fragment."""
+        return f"{self.local.fragments.index(fragment)}/{number:08}"
+
+    def exchange(self, fragment: Fragment[G]) -> None:
+        """Takes what the others have done meanwhile, and exchanges this peer's update."""
+        local, store, engine = self.local, self.store, self.local.engine
+        local.check_parameters()
+        engine.stats.begin_step()
+        self.catch_up(fragment)
+        fragment.due = local.clock + local.period(local.clock)
+        steps, fragment.began = local.clock - fragment.began, local.clock
+        engine.stats.add(dense=steps * local.dense_bytes(fragment))
+        updates = {n: local.update(n) for n in fragment.numbers}
+        if not local.finite(updates.values()):
+            _log.warning(
+                "peer %d has NaN or infinity in its parameters after local step %d: it continues from the anchor",
+                store.peer, local.clock,
+            )  # fmt: skip
+            local.follow_anchor(fragment)
+            local.renew(fragment.numbers)
+            engine.stats.end_step()
+            return
+        engine.decay([local.parameters[n] for n in fragment.numbers], local.local.decay)
+        self._start(fragment, updates)
+        place, parts = self.place(fragment, fragment.outer_steps), store.taken()
+        sent = store.send(place, Message(self._said(fragment), parts))
+        members = store.agree(place, str(local.fragments.index(fragment)))
+        if sent and store.peer in members:
+            self._take(fragment, members, parts)
+            local.follow_anchor(fragment)
+        else:
+            self._take_back(fragment, parts)
+            self._replay(fragment, members)
+        engine.stats.end_step()
+
+    def catch_up(self, fragment: Fragment[G]) -> None:
+        """Takes the outer steps that the others have taken without this peer.
+
+        Raises:
+            MismatchError: their files have been deleted.
+        """
+        while (members := self.store.decided(self.place(fragment, fragment.outer_steps))) is not None:
+            self._replay(fragment, members)
+        folder, own = self.place(fragment, fragment.outer_steps).split("/")
+        later = [name for name in self.store.store.names(folder) if name.isdecimal() and name > own]
+        if later:
+            raise MismatchError(
+                f"the other peers are {int(max(later)) - int(own)} exchanges ahead of peer {self.store.peer}, and have "
+                "deleted the files: load a newer state, of this peer or of another one"
+            )
+
+    def _said(self, fragment: Fragment[G]) -> dict[str, str]:
+        local = self.local
+        model = [(p.name, p.shape, p.dtype) for p in local.parameters], len(local.fragments), self.store.peers
+        anchors = [zlib.crc32(np.ascontiguousarray(local.values(local.anchors[n])).data) for n in fragment.numbers]
+        digests = {
+            "config": local.engine.config.shared(), "model": model, "parameters at the last exchange": anchors,
+            "outer optimizer": local.about_outer(),
+        }  # fmt: skip
+        said = {name: blake2b(repr(one).encode(), digest_size=16).hexdigest() for name, one in digests.items()}
+        return {"release": __version__, **said}
+
+    def _start(self, fragment: Fragment[G], updates: dict[int, G]) -> None:
+        """Encodes updates. The containers of all peers in an exchange have its number as their step."""
+        local = self.local
+        for number in fragment.numbers:
+            local.parameters[number].step = fragment.outer_steps
+        for number in fragment.numbers:
+            fragment.tickets[number] = fragment.reducer.start(local.parameters[number], updates[number], True)
+
+    def _take(self, fragment: Fragment[G], members: frozenset[int], own: dict[str, bytes]) -> None:
+        """The outer step of an exchange, of which the tickets have been started."""
+        store = self.store
+        place = self.place(fragment, fragment.outer_steps)
+        messages = store.messages(place, members)
+        store.show({peer: one.parts for peer, one in messages.items()}, self._nothing(fragment), own)
+        fragment.updates = self._finish(fragment, 1 / len(members))
+        with self.local.engine.receiving():
+            self.local.outer_step(fragment)
+        fragment.updates = {}
+        fragment.outer_steps += 1
+        if fragment.outer_steps > store.keep:
+            store.forget(self.place(fragment, fragment.outer_steps - store.keep - 1))
+
+    def _finish(self, fragment: Fragment[G], scale: float) -> dict[int, G]:
+        tickets, fragment.tickets = fragment.tickets, {}
+        return {number: fragment.reducer.finish(ticket, scale) for number, ticket in tickets.items()}
+
+    def _replay(self, fragment: Fragment[G], members: frozenset[int]) -> None:
+        """Takes an outer step without an update of this peer."""
+        local = self.local
+        before = {number: local.taken(number) for number in fragment.numbers}
+        local.engine.feedback = False
+        try:
+            self._start(fragment, {number: local.nothing(number) for number in fragment.numbers})
+        finally:
+            local.engine.feedback = True
+        self._take(fragment, members, self.store.taken())
+        for number, start in before.items():
+            local.follow(number, start, 0.0)
+
+    def _take_back(self, fragment: Fragment[G], own: dict[str, bytes]) -> None:
+        """This peer's update, which has been encoded, does not count: its residual becomes what it was, since the next
+        update has this progress too."""
+        local, store = self.local, self.store
+        store.show({store.peer: own}, self._nothing(fragment), own)
+        for number, decoded in self._finish(fragment, 1.0).items():
+            sent, update = map(local.tensors_of.flat, (decoded, local.update(number)))
+            local.engine.give_back(local.parameters[number], sent, update)
+
+    def adopted(self, state: Any) -> tuple[Any, bool]:
+        """A state that this peer can load, and whether it was another peer's: then it has no residual."""
+        kept = state.get("compression") if isinstance(state, Mapping) else None
+        if not isinstance(kept, Mapping):
+            return state, False
+        own = {"rank": self.store.peer, "size": self.store.peers}
+        if kept.get("rank") == own["rank"]:
+            return {**state, "compression": {**kept, **own}}, False
+        return {**state, "compression": {**kept, **own, "residuals": {}}}, True
+
+    def _nothing(self, fragment: Fragment[G]) -> Any:
+        """Gives the part of a bucket that a peer would send without an update."""
+        buckets = {bucket.name: bucket for bucket in fragment.reducer.buckets}
+
+        def part(name: str) -> bytes:
+            bucket = buckets[name]
+            zeros: Floats = arrays.zeros(sum(bucket.sizes), bucket.dtype, bucket.gradient)
+            if bucket.dense:
+                return arrays.to_host(zeros).tobytes()
+            packed = bundle.encode(zeros, None, None, bucket.slices, self.store.peers, True)
+            return arrays.to_host(packed).tobytes()
+
+        return part

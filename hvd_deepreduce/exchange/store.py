@@ -1,0 +1,378 @@
+"""Exchanges through a shared folder or an object store, for sites without a direct link: peers come and go.
+
+Each exchange has a folder of its own::
+
+    NAME/0, NAME/2     what peers 0 and 2 have sent: a message
+    NAME/commit        whose messages count: the same for all, whoever reads it later
+
+A file appears whole or not at all, and never changes. The first peer that finds all messages that it waits for, or has
+waited long enough, writes the commit; of several, the first one stays. A peer that is late, or was away, reads the
+commits and messages that it has missed. A message is::
+
+    magic "DRP1" | crc32 of the rest | size of the description | description (JSON) | parts, one behind the other
+    4 bytes      | 4 bytes           | 4 bytes
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import tempfile
+import time
+import zlib
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hvd_deepreduce.codecs.interfaces import U8
+from hvd_deepreduce.exchange.collectives import Collectives
+from hvd_deepreduce.exchange.statements import MismatchError
+from hvd_deepreduce.exchange.traffic import Traffic
+from hvd_deepreduce.ops import arrays
+from hvd_deepreduce.wire.quoting import quoted
+from hvd_deepreduce.wire.standalone import ContainerError
+
+_HEADER = struct.Struct("<4sII")
+_MAGIC = b"DRP1"
+_MAX_TEXT = 1 << 20
+_POLL = 0.02, 1.0
+"""Seconds from one look to the next: at first, and at most."""
+
+
+class Store(ABC):
+    """Files by name. ``hvd_deepreduce`` has ``Folder`` and ``ObjectStore``."""
+
+    @abstractmethod
+    def put_new(self, name: str, data: bytes) -> bool:
+        """Writes a file whole, and durably, unless there is one of this name. Returns whether it did."""
+
+    @abstractmethod
+    def get(self, name: str) -> bytes | None:
+        """A file's content; None: there is none."""
+
+    @abstractmethod
+    def names(self, folder: str) -> list[str]:
+        """Names of the files and folders in a folder; none if it does not exist."""
+
+    @abstractmethod
+    def delete(self, name: str) -> None:
+        """Deletes a file, if it exists."""
+
+
+class Folder(Store):
+    """A folder that all peers see, on a file system with hard links."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            try:
+                os.link(file.name, path)
+            except FileExistsError:
+                return False
+        return True
+
+    def get(self, name: str) -> bytes | None:
+        try:
+            return (self.path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def names(self, folder: str) -> list[str]:
+        try:
+            return [name for name in os.listdir(self.path / folder) if not name.startswith(".")]
+        except FileNotFoundError:
+            return []
+
+    def delete(self, name: str) -> None:
+        (self.path / name).unlink(missing_ok=True)
+
+
+class ObjectStore(Store):
+    """Whatever fsspec knows by a URL and creates files in that did not exist (``mode="create"``), such as
+    ``s3://bucket/job``."""
+
+    def __init__(self, url: str) -> None:
+        import fsspec
+
+        self.files, self.path = fsspec.core.url_to_fs(url)
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        try:
+            self.files.pipe_file(f"{self.path}/{name}", data, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
+    def get(self, name: str) -> bytes | None:
+        self.files.invalidate_cache()
+        try:
+            return bytes(self.files.cat_file(f"{self.path}/{name}"))
+        except FileNotFoundError:
+            return None
+
+    def names(self, folder: str) -> list[str]:
+        self.files.invalidate_cache()
+        try:
+            return [one.rstrip("/").rpartition("/")[2] for one in self.files.ls(f"{self.path}/{folder}", detail=False)]
+        except FileNotFoundError:
+            return []
+
+    def delete(self, name: str) -> None:
+        try:
+            self.files.rm_file(f"{self.path}/{name}")
+        except FileNotFoundError:
+            return
+
+
+class Message(NamedTuple):
+    """What a peer sends in an exchange.
+
+    Attributes:
+        said: what must be equal on all peers, by a name that an error shows.
+        parts: bytes, by the names of the buckets.
+    """
+
+    said: Mapping[str, str]
+    parts: Mapping[str, bytes]
+
+    def pack(self) -> bytes:
+        sizes = [[name, len(part)] for name, part in self.parts.items()]
+        text = json.dumps({"said": dict(self.said), "parts": sizes}).encode()
+        rest = struct.pack("<I", len(text)) + text + b"".join(self.parts.values())
+        return _MAGIC + struct.pack("<I", zlib.crc32(rest)) + rest
+
+    @staticmethod
+    def unpack(data: bytes) -> Message:
+        """
+        Raises:
+            ValueError: this is no message.
+        """
+        try:
+            magic, checksum, size = _HEADER.unpack_from(data)
+            if magic != _MAGIC or zlib.crc32(data[8:]) != checksum or size > _MAX_TEXT:
+                raise ValueError("its checksum or size is wrong")
+            told = json.loads(data[_HEADER.size : _HEADER.size + size])
+            said, sizes = told["said"], told["parts"]
+            if not all(isinstance(one, str) for one in [*said, *said.values(), *(name for name, _ in sizes)]):
+                raise ValueError("its description has something else than texts")
+            parts, at = {}, _HEADER.size + size
+            for name, length in sizes:
+                if type(length) is not int or not 0 <= length <= len(data) - at:
+                    raise ValueError("a part is longer than the message")
+                parts[name] = data[at : at + length]
+                at += length
+            if at != len(data) or len(parts) != len(sizes):
+                raise ValueError("its parts do not fill it")
+        except (struct.error, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise ValueError(f"this is no message of a peer: {quoted(str(error))}") from None
+        return Message(said, parts)
+
+
+class SharedStore(Collectives):
+    """Exchanges of ``LocalSGD`` through files, among peers of which some may be late or away.
+
+    Args:
+        place: a folder that all peers see; the URL of an object store, such as ``s3://bucket/job``, for which fsspec
+            and its implementation must be installed; or a ``Store``. Each job has a place of its own.
+        peer: the number of this peer, 0 to ``peers - 1``; no other process may have it at the same time.
+        peers: the largest number of peers.
+        wait: seconds for which an exchange waits for peers that took part in the last two; it waits for no others.
+            None: a fifth of the time since this peer's last exchange, and at least a second, so that a slow peer hardly
+            slows the others down. The first exchange waits for all, for ``wait`` or a minute.
+        keep: exchanges whose files are kept, for peers that were away.
+
+    Raises:
+        ValueError: an argument is outside its range.
+    """
+
+    ordered = True
+
+    def __init__(
+        self,
+        place: str | os.PathLike[str] | Store,
+        *,
+        peer: int,
+        peers: int,
+        wait: float | None = None,
+        keep: int = 100,
+    ) -> None:
+        if not 0 <= peer < peers:
+            raise ValueError(f"peer is {peer} and peers is {peers}; peer must be a number from 0 to peers - 1")
+        if (wait is not None and not wait >= 0) or keep < 2:
+            raise ValueError(f"wait is {wait} and keep is {keep}; wait must be 0 or more, and keep 2 or more")
+        if isinstance(place, Store):
+            self.store = place
+        else:
+            self.store = ObjectStore(str(place)) if "://" in str(place) else Folder(place)
+        self.peer, self.peers, self.wait, self.keep = peer, peers, wait, keep
+        self._recent: dict[str, deque[frozenset[int]]] = {}
+        self._ended: dict[str, float] = {}
+        self._sending: dict[str, bytes] = {}
+        self._shown: Mapping[str, list[bytes]] = {}
+
+    # As Collectives say
+
+    def rank(self) -> int:
+        return self.peer
+
+    def size(self) -> int:
+        return self.peers
+
+    def local_size(self) -> int:
+        return 1
+
+    def mpi_enabled(self) -> bool:
+        return False
+
+    def included(self) -> bool:
+        return True
+
+    def start_allgather(self, data: U8, name: str) -> str:
+        """What this peer sends in the next message, as its part of this name."""
+        self._sending[name] = arrays.to_host(data).tobytes()
+        return name
+
+    def wait_allgather(self, pending: str) -> U8:
+        return np.frombuffer(bytearray(b"".join(self._shown[pending])), np.uint8)
+
+    def of_allgather(self, own: int, total: int) -> Traffic:
+        return Traffic(own, total - own)
+
+    def of_sum(self, nbytes: int) -> Traffic:
+        return Traffic(nbytes, (self.peers - 1) * nbytes)
+
+    # Messages
+
+    def taken(self) -> dict[str, bytes]:
+        """The parts that were started since the last call."""
+        parts, self._sending = self._sending, {}
+        return parts
+
+    def show(self, messages: Mapping[int, Mapping[str, bytes]], nothing: Callable[[str], bytes], names: Any) -> None:
+        """Lets ``wait_allgather`` return these parts, by peer.
+
+        Args:
+            nothing: gives the part of this name of a peer that sends nothing.
+            names: of the parts.
+        """
+        self._shown = {}
+        for name in names:
+            lacking = [peer for peer, parts in messages.items() if name not in parts]
+            if lacking:
+                raise ContainerError(f"the message of peer {lacking[0]} lacks the part {name}")
+            self._shown[name] = [
+                messages[peer][name] if peer in messages else nothing(name) for peer in range(self.peers)
+            ]
+
+    def send(self, place: str, message: Message) -> bool:
+        """Writes this peer's message. False: an earlier process of this peer has done so."""
+        return self.store.put_new(f"{place}/{self.peer}", message.pack())
+
+    def decided(self, place: str) -> frozenset[int] | None:
+        """Whose messages count in an exchange; None: that is open.
+
+        Raises:
+            MismatchError: this peer was refused.
+        """
+        data = self.store.get(f"{place}/commit")
+        if data is None:
+            return None
+        try:
+            told = json.loads(data[:_MAX_TEXT])
+            members, refused = told["members"], told["refused"]
+            if not members or not all(type(one) is int and 0 <= one < self.peers for one in members):
+                raise ValueError("members")
+            reason = refused.get(str(self.peer))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise ContainerError(f"the file {place}/commit is broken: begin a new job in another place") from None
+        if reason is not None:
+            raise MismatchError(f"the other peers go on without peer {self.peer}: {quoted(str(reason))}")
+        return frozenset(members)
+
+    def agree(self, place: str, sequence: str) -> frozenset[int]:
+        """Waits for the others' messages, and decides whose count, unless that is decided: those of the largest group
+        that says the same.
+
+        Args:
+            place: of the exchange.
+            sequence: of which it is one; the members of the last two are waited for.
+        """
+        recent = self._recent.setdefault(sequence, deque(maxlen=2))
+        expected = frozenset.intersection(*recent) if recent else frozenset(range(self.peers))
+        begin, pause = time.monotonic(), _POLL[0]
+        limit = self.wait
+        if limit is None:
+            limit = max(1.0, (begin - self._ended[sequence]) / 5) if sequence in self._ended else 60.0
+        there: dict[int, Message | str] = {}
+        while (members := self.decided(place)) is None:
+            for name in self.store.names(place):
+                if name.isdecimal() and int(name) < self.peers and int(name) not in there:
+                    there[int(name)] = self._read(place, int(name))
+            if there.keys() >= expected or time.monotonic() - begin >= limit:
+                if text := _commit(there):
+                    self.store.put_new(f"{place}/commit", text)
+                    continue
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL[1])
+        recent.append(members)
+        self._ended[sequence] = time.monotonic()
+        return members
+
+    def _read(self, place: str, peer: int) -> Message | str:
+        """A peer's message, or what is wrong with it."""
+        try:
+            return Message.unpack(self.store.get(f"{place}/{peer}") or b"")
+        except ValueError as error:
+            return str(error)
+
+    def messages(self, place: str, members: frozenset[int]) -> dict[int, Message]:
+        """
+        Raises:
+            ContainerError: one is not there any more, or broken.
+        """
+        found = {}
+        for peer in sorted(members):
+            message = self._read(place, peer)
+            if isinstance(message, str):
+                raise ContainerError(f"the file {place}/{peer} is missing or broken: {message}")
+            found[peer] = message
+        return found
+
+    def forget(self, place: str) -> None:
+        """Deletes the files of an exchange that this peer can delete: its own, and the commit."""
+        self.store.delete(f"{place}/{self.peer}")
+        self.store.delete(f"{place}/commit")
+
+
+def _commit(there: Mapping[int, Message | str]) -> bytes | None:
+    """The content of a commit of these messages, or what is wrong with them; None: nobody's would count."""
+    groups: dict[str, list[int]] = {}
+    for peer in sorted(there):
+        message = there[peer]
+        if isinstance(message, Message):
+            groups.setdefault(json.dumps(message.said, sort_keys=True), []).append(peer)
+    if not groups:
+        return None
+    members = max(groups.values(), key=len)
+    first, refused = there[members[0]], {}
+    assert isinstance(first, Message)
+    for peer in there.keys() - set(members):
+        message = there[peer]
+        if isinstance(message, Message):
+            apart = [name for name, one in first.said.items() if message.said.get(name) != one]
+            message = f"its {' and '.join(apart)} is not that of peer {members[0]}"
+        refused[str(peer)] = message
+    return json.dumps({"members": members, "refused": refused}).encode()

@@ -1,0 +1,136 @@
+"""LocalSGD through a shared folder, in processes that nothing connects: one is killed and comes back, one is slow, one
+comes late."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from hvd_deepreduce import ConfigError
+from hvd_deepreduce.exchange.store import SharedStore
+from hvd_deepreduce.torch import LocalSGD
+from tests.adapters.common import LOSSY
+from tests.ranks import ROOT
+from tests.selection import thorough
+
+PROGRAM = Path(__file__).parent / "peers_job.py"
+
+
+class Process:
+    """A peer's process; ``lines`` are those that it has written."""
+
+    def __init__(self, folder, peer, steps, pause, state=None):
+        self.path = folder / f"log{peer}.{time.monotonic_ns()}"
+        command = [sys.executable, str(PROGRAM), str(folder), str(peer), str(steps), str(pause)]
+        with self.path.open("w") as out:
+            self.process = subprocess.Popen(
+                command + ([str(state)] if state else []), stdout=out, stderr=subprocess.STDOUT, cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            )  # fmt: skip
+
+    @property
+    def lines(self):
+        text = self.path.read_text()
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines() if line.startswith("[")]
+
+    def reach(self, exchanges):
+        """Waits until it has done so many."""
+        end = time.monotonic() + 60
+        while not self.lines or self.lines[-1][0] < exchanges:
+            assert self.process.poll() in (None, 0) and time.monotonic() < end, self.path.read_text()
+            time.sleep(0.05)
+        return self
+
+    def ended(self):
+        assert self.process.wait(90) == 0, self.path.read_text()
+        return self
+
+
+@pytest.mark.launch
+@thorough
+@pytest.mark.timeout(240)
+def test_peers_that_are_killed_slow_or_late_do_not_stop_the_others(tmp_path):
+    of_peers = ((0, 60, 0.05), (1, 12, 0.3), (2, 60, 0.05))
+    every = [Process(tmp_path, *one) for one in of_peers]
+    steady, slow, killed = every
+    try:
+        killed.reach(4)
+        killed.process.kill()
+        killed.process.wait()
+        steady.reach(8)
+        back = Process(tmp_path, 2, 20, 0.05, tmp_path / "state2")
+        late = Process(tmp_path, 3, 10, 0.05, tmp_path / "state0")
+        every += [back, late]
+        for one in (steady, back, late, slow):
+            one.ended()
+    finally:
+        for one in every:
+            one.process.kill()
+    seen = {}
+    for one in every:
+        for done, anchors, _ in one.lines:
+            seen.setdefault(done, set()).add(anchors)
+    assert all(len(anchors) == 1 for anchors in seen.values()), "peers have other anchors after the same outer step"
+    assert steady.lines[-1][0] >= 30 and back.lines[0][0] >= killed.lines[-1][0]
+    commits = [json.loads(path.read_text())["members"] for path in sorted((tmp_path / "job").glob("0/*/commit"))]
+    assert any(2 in one for one in commits[8:]) and {1, 3} <= {peer for one in commits for peer in one}
+    losses = [loss for *_, loss in steady.lines]
+    assert sum(losses[-5:]) < sum(losses[:5])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_peers_in_turn(dtype, tmp_path):
+    """Each goes on alone; then one begins with the state of another."""
+    models, optimizers = [], []
+    for peer in range(3):
+        torch.manual_seed(0)
+        models.append(torch.nn.Sequential(torch.nn.Linear(9, 9), torch.nn.Tanh(), torch.nn.Linear(9, 3)).to(dtype))
+        store = SharedStore(tmp_path, peer=peer, peers=3, wait=0.0)
+        inner = torch.optim.AdamW(models[-1].parameters(), lr=0.01)
+        optimizers.append(LocalSGD(inner, models[-1], {**LOSSY, "scope": "model"}, every=2, store=store))
+
+    def train(peer, steps):
+        for _ in range(steps):
+            optimizers[peer].zero_grad()
+            models[peer](torch.randn(8, 9, dtype=dtype)).float().square().mean().backward()
+            optimizers[peer].step()
+        return optimizers[peer]
+
+    train(0, 4), train(1, 4), train(0, 3)
+    state = copy.deepcopy(optimizers[0].state_dict())
+    assert any(one.any() for one in state["local_sgd"]["compression"]["residuals"].values())
+    optimizers[2].load_state_dict(state)
+    for own, anchor in zip(models[2].parameters(), state["local_sgd"]["anchors"].values(), strict=True):
+        assert torch.equal(own, anchor.to(dtype)), "its parameters are those of the anchor, and not of the other peer"
+    assert not optimizers[2].state_dict()["local_sgd"]["compression"]["residuals"]
+    train(2, 2), train(0, 2), train(1, 2)
+    assert optimizers[1]._updates.fragments[0].outer_steps == 8
+    sent = optimizers[0].stats()["total"]
+    assert 0 < sent["bytes_sent"] < sent["dense_bytes"]
+
+
+def test_settings_that_peers_cannot_have(tmp_path):
+    model, store = torch.nn.Linear(4, 4), SharedStore(tmp_path, peer=0, peers=2)
+
+    def made(**options):
+        return LocalSGD(torch.optim.SGD(model.parameters(), lr=0.1), model, "adamw_safe", **{"store": store, **options})
+
+    for options, message in (
+        ({"every": 4, "delay": 2}, "delay is 2, and with a store it can only be 0"),
+        ({"exchange": "reduce_scatter"}, "exchange is 'reduce_scatter', and with a store it can only be 'allgather'"),
+        ({"times": lambda rank, clock: True}, "times is"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            made(**options)
+    with pytest.raises(TypeError, match="store is str; it must be a SharedStore"):
+        made(store=str(tmp_path))
+    with pytest.raises(ValueError, match="give one of them"):
+        made(process_set=3)

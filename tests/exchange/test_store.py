@@ -1,0 +1,186 @@
+"""Exchanges through files: the stores, messages, and whose count."""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+import time
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_deepreduce.engine import MismatchError
+from hvd_deepreduce.exchange.store import Folder, Message, ObjectStore, SharedStore
+from hvd_deepreduce.wire.standalone import ContainerError
+
+SAID = {"config": "a", "model": "b"}
+
+
+@pytest.mark.parametrize("kind", ["folder", "memory"])
+def test_a_file_is_written_once_and_whole(kind, tmp_path):
+    store = Folder(tmp_path / "job") if kind == "folder" else ObjectStore(f"memory://{tmp_path}")
+    assert store.get("0/1/a") is None and store.names("0/1") == []
+    written = []
+
+    def write(number):
+        if store.put_new("0/1/a", bytes([number]) * 100_000):
+            written.append(number)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(written) == 1 and store.get("0/1/a") == bytes(written) * 100_000
+    assert store.put_new("0/1/b", b"")
+    assert sorted(store.names("0/1")) == ["a", "b"] and store.names("0") == ["1"]
+    store.delete("0/1/a")
+    store.delete("0/1/a")
+    assert store.names("0/1") == ["b"]
+
+
+parts = st.dictionaries(st.text(max_size=5), st.binary(max_size=50), max_size=4)
+
+
+@given(parts)
+def test_a_message_is_read_as_it_was_written(given):
+    message = Message(SAID, given)
+    assert Message.unpack(message.pack()) == message
+
+
+def whole(text: bytes, rest: bytes = b"") -> bytes:
+    """A message with a right checksum."""
+    body = struct.pack("<I", len(text)) + text + rest
+    return b"DRP1" + struct.pack("<I", zlib.crc32(body)) + body
+
+
+@given(st.one_of(st.binary(max_size=60), st.binary(max_size=60).map(whole)))
+def test_broken_messages_are_found(data):
+    with pytest.raises(ValueError, match="this is no message of a peer"):
+        Message.unpack(data)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"said": {}, "parts": [["a", 5]]}, {"said": {}, "parts": [["a", -1]]}, {"said": {}, "parts": [["a", True]]},
+        {"said": {}, "parts": []}, {"said": {"a": 1}, "parts": [["a", 4]]}, {"said": [], "parts": [["a", 2], ["a", 2]]},
+        {"parts": [["a", 4]]}, {"said": {}, "parts": [["a"]]}, [], {"said": {}, "parts": [["a", 10**30]]},
+    ],
+)  # fmt: skip
+def test_descriptions_that_do_not_fit_are_found(told):
+    with pytest.raises(ValueError, match="this is no message of a peer"):
+        Message.unpack(whole(json.dumps(told).encode(), b"abcd"))
+
+
+def peers(tmp_path, count=3, **options):
+    return [SharedStore(tmp_path, peer=peer, peers=count, **options) for peer in range(count)]
+
+
+def together(calls):
+    """What calls on threads return, or raise."""
+    found = [None] * len(calls)
+
+    def run(at):
+        try:
+            found[at] = calls[at]()
+        except Exception as error:
+            found[at] = error
+
+    threads = [threading.Thread(target=run, args=(at,)) for at in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return found
+
+
+def exchange(store, number, said=SAID, late=0.0):
+    def call():
+        time.sleep(late)
+        place = f"0/{number}"
+        store.send(place, Message(said, {"x": bytes([store.peer])}))
+        return store.agree(place, "0")
+
+    return call
+
+
+def test_all_peers_decide_alike_and_wait_only_for_those_that_were_there(tmp_path):
+    stores = peers(tmp_path, wait=20.0)
+    assert together([exchange(one, 0) for one in stores]) == [{0, 1, 2}] * 3
+    for one in stores:
+        one.wait = 1.5
+    late = exchange(stores[2], 1, late=4.0)
+    assert together([exchange(one, 1) for one in stores[:2]] + [late]) == [{0, 1}] * 3
+    for one in stores:
+        one.wait = 20.0
+    begin = time.monotonic()  # peer 2 is away: it was not in both of the last two
+    assert together([exchange(one, 2) for one in stores[:2]]) == [{0, 1}] * 2
+    assert time.monotonic() - begin < 10
+    assert stores[2].agree("0/2", "0") == {0, 1}
+    stores[2].send("0/3", Message(SAID, {"x": b"2"}))  # it is there before the others
+    assert together([exchange(one, 3) for one in stores[:2]]) == [{0, 1, 2}] * 2
+
+
+def test_a_slow_peer_is_waited_for_a_fifth_of_a_period_at_most(tmp_path):
+    stores = peers(tmp_path, 2)
+    together([exchange(one, 0) for one in stores])
+    begin = time.monotonic()
+    assert exchange(stores[0], 1)() == {0}
+    assert 1 <= time.monotonic() - begin < 20
+
+
+def test_a_peer_with_another_config_is_refused_and_the_others_go_on(tmp_path):
+    stores = peers(tmp_path, wait=20.0)
+    calls = [exchange(stores[0], 0, {"config": "other", "model": "b"}), *(exchange(one, 0) for one in stores[1:])]
+    refused, *others = together(calls)
+    assert others == [{1, 2}] * 2
+    assert isinstance(refused, MismatchError)
+    assert "the other peers go on without peer 0: 'its config is not that of peer 1'" in str(refused)
+
+
+def test_a_broken_message_does_not_count(tmp_path):
+    stores = peers(tmp_path, wait=20.0)
+    stores[2].store.put_new("0/0/2", b"rubbish")
+    stores[2].store.put_new("0/0/77", b"nobody")
+    assert together([exchange(one, 0) for one in stores[:2]]) == [{0, 1}] * 2
+    assert stores[0].messages("0/0", frozenset({0, 1}))[1].parts == {"x": b"\x01"}
+    with pytest.raises(ContainerError, match="0/0/2 is missing or broken"):
+        stores[0].messages("0/0", frozenset({2}))
+    stores[0].forget("0/0")
+    with pytest.raises(ContainerError, match="0/0/0 is missing or broken"):
+        stores[1].messages("0/0", frozenset({0}))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"{}", b'{"members": [], "refused": {}}', b'{"members": [9], "refused": {}}',
+        b'{"members": [true], "refused": {}}', b'{"members": [0], "refused": 3}', b"[" * 9999,
+    ],
+)  # fmt: skip
+def test_a_broken_commit_is_an_error(data, tmp_path):
+    (one,) = peers(tmp_path, 1)
+    one.store.put_new("0/0/commit", data)
+    with pytest.raises(ContainerError, match="0/0/commit is broken"):
+        one.decided("0/0")
+
+
+def test_a_second_process_of_a_peer_does_not_overwrite_its_message(tmp_path):
+    first, second = (SharedStore(tmp_path, peer=0, peers=2) for _ in range(2))
+    assert first.send("0/0", Message(SAID, {})) and not second.send("0/0", Message(SAID, {}))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"peer": 2, "peers": 2}, {"peer": -1, "peers": 2}, {"peer": 0, "peers": 2, "wait": -1.0},
+        {"peer": 0, "peers": 2, "keep": 1},
+    ],
+)  # fmt: skip
+def test_arguments_outside_their_range(options, tmp_path):
+    with pytest.raises(ValueError, match="must be"):
+        SharedStore(tmp_path, **options)
