@@ -84,15 +84,23 @@ class Peers(Generic[G]):
         Raises:
             MismatchError: their files have been deleted.
         """
-        while (members := self.store.decided(self.place(fragment, fragment.outer_steps))) is not None:
-            self._replay(fragment, members)
-        folder, own = self.place(fragment, fragment.outer_steps).split("/")
-        later = [name for name in self.store.store.names(folder) if name.isdecimal() and name > own]
-        if later:
-            raise MismatchError(
-                f"the other peers are {int(max(later)) - int(own)} exchanges ahead of peer {self.store.peer}, and have "
-                "deleted the files: load a newer state, of this peer or of another one"
-            )
+        later: list[str] = []
+        while True:
+            place = self.place(fragment, fragment.outer_steps)
+            members = self.store.decided(place)
+            if members is not None:
+                self._replay(fragment, members)
+                later = []
+                continue
+            folder, own = place.split("/")
+            if later:  # an exchange begins after the one before was decided: that file was there
+                raise MismatchError(
+                    f"the other peers are {int(max(later)) - int(own)} exchanges ahead of peer {self.store.peer}, and "
+                    "have deleted the files: load a newer state, of this peer or of another one"
+                )
+            later = [name for name in self.store.store.names(folder) if name.isdecimal() and name > own]
+            if not later:
+                return
 
     def _said(self, fragment: Fragment[G]) -> dict[str, str]:
         local = self.local

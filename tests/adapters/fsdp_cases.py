@@ -86,6 +86,49 @@ def a_threshold_selects_what_ddp_selects():
     close(job, expected)
 
 
+@case
+def the_losses_of_a_gpt_are_those_of_ddp():
+    """GPT-2 with AdamW, 2 replicas of 2 shards, beside DDP of 2 ranks with the replicas' batches; and the bytes."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = {"sparsifier": {"name": "threshold", "threshold": 0.05}, "value": "raw", "scope": "bucket"}
+    still = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
+    size = GPT2Config(vocab_size=97, n_positions=32, n_embd=64, n_layer=2, n_head=2, **still)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+
+    def made():
+        torch.manual_seed(0)
+        return GPT2LMHeadModel(size)
+
+    def losses(model, ranks):
+        optimizer, found = torch.optim.AdamW(model.parameters(), 1e-3, eps=1e-4), []
+        for step in range(20):
+            parts = [torch.Generator().manual_seed(100 * step + rank) for rank in ranks]
+            # Runs of a letter and its successors, which can be learned.
+            given = torch.cat([torch.randint(97, (4, 1), generator=one) for one in parts]) + torch.arange(33)
+            optimizer.zero_grad()
+            loss = model(given[:, :-1] % 97, labels=given[:, :-1] % 97).loss
+            loss.backward()
+            optimizer.step()
+            found.append(loss.detach())
+        return torch.stack(found)
+
+    model = made()
+    for block in [*model.transformer.h, model]:
+        fully_shard(block, mesh=mesh["shard"])
+    replicas = compress_replicas(model, mesh["replicate"], config)
+    mine = losses(model, [dist.get_rank()])
+    dist.all_reduce(mine, group=mesh["shard"].get_group())
+    called = DDP(made(), process_group=mesh["replicate"].get_group())
+    called.register_comm_hook(ddp.DeepReduceState(config), ddp.deepreduce_hook)
+    expected = losses(called, dist.get_process_group_ranks(mesh["shard"].get_group()))
+    torch.testing.assert_close(mine / 2, expected, rtol=1e-4, atol=1e-4)
+    assert expected[-1] < expected[0] - 0.5
+    total = replicas.stats()["total"]
+    assert total["bytes_sent"] < 0.005 * total["dense_bytes"], total
+    replicas.close()
+
+
 def watched(job):
     """Of each bucket that is taken from now on: its number, its parameters' names, and a copy of the gradients."""
     take, seen = job.replicas._buckets.take, []

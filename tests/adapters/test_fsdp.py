@@ -13,6 +13,7 @@ PROGRAM = Path(__file__).parent / "fsdp_cases.py"
 LOCAL = PROGRAM.with_name("fsdp_local_cases.py")
 FOUR = Job(PROGRAM, "torchrun", 4)
 THOROUGH = [
+    "the_losses_of_a_gpt_are_those_of_ddp",
     "clipping_by_the_norm_of_all_shards",
     "what_fsdp_offers",
     "tensor_parallelism_within_a_replica",
