@@ -129,8 +129,8 @@ class LocalExchanges(LocalState[G]):
                 self.end(fragment)
         if self._times is not None:
             (fragment,) = self.fragments
-            wanted = bool(self._times(self.collectives.rank(), clock))
             with self.together():
+                wanted = bool(self._times(self.collectives.rank(), clock))
                 wanted = self.anywhere(wanted or (self._bounded and clock >= fragment.due))
             self.exchange(fragment, "step", wanted)
             return

@@ -80,7 +80,8 @@ class LocalSGDBase(Reporting):
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's anchor, outer optimizer, residuals and step counts, and its exchanges in flight (``delay``), for
-        whose means it waits. Ranks differ: each saves and loads its own, and its model and optimizer beside it.
+        whose means it waits: all ranks call it after the same step then. Ranks differ: each saves and loads its own,
+        and its model and optimizer beside it.
 
         Raises:
             ContainerError: as ``step``.
@@ -105,7 +106,11 @@ class LocalSGDBase(Reporting):
         self._updates.load_state_dict(state, reshard)
 
     def snapshot(self) -> Any:
-        """Settings and state of this process, for ``rewind``."""
+        """Settings and state of this process, for ``rewind``.
+
+        Raises:
+            RuntimeError: an exchange is in flight.
+        """
         return self._updates.snapshot()
 
     def rewind(self, snapshot: Any) -> None:

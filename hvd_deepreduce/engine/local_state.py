@@ -248,7 +248,7 @@ class LocalState(ABC, Generic[G]):
 
     def state_dict(self) -> dict[str, Any]:
         """Anchor, outer optimizer, residuals and step counts, and of exchanges in flight the means, for which this
-        waits.
+        waits: all ranks call it after the same step.
 
         Raises:
             ContainerError: of an exchange in flight.
@@ -278,6 +278,11 @@ class LocalState(ABC, Generic[G]):
         else:
             states = iter(state)
             first = next(states, None)
+            if own is None and isinstance(first, Mapping) and any(first.get("ends") or ()):
+                raise ValueError(
+                    "the states were saved while exchanges were in flight, of which each rank has a part of its own: "
+                    "to load them on another number of ranks, call sync() on all ranks before they are saved"
+                )
             own = first if own is None else own
             state = map(self._checked, chain([first], states))
         self._checked(own)
@@ -343,7 +348,12 @@ class LocalState(ABC, Generic[G]):
                 fragment.keeps = self.local.mix or 0.0
 
     def snapshot(self) -> Snapshot:
-        """Settings and state of this process, for ``rewind``."""
+        """Settings and state of this process, for ``rewind``.
+
+        Raises:
+            RuntimeError: an exchange is in flight.
+        """
+        self.check_idle("commit")
         return Snapshot(self.engine.config, self.state_dict())
 
     def rewind(self, snapshot: Snapshot) -> None:

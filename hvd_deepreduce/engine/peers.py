@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -21,7 +22,7 @@ from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.engine.fragments import Fragment
 from hvd_deepreduce.engine.tensors import G
 from hvd_deepreduce.exchange.statements import MismatchError
-from hvd_deepreduce.exchange.store import Message, SharedStore
+from hvd_deepreduce.exchange.store import Message, MissingError, SharedStore
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.pipeline import bundle
 
@@ -44,7 +45,11 @@ class Peers(Generic[G]):
 
     def place(self, fragment: Fragment[G], number: int) -> str:
         """The folder of an exchange of a fragment."""
-        return f"{self.local.fragments.index(fragment)}/{number:08}"
+        return f"{self.sequence(fragment)}/{number:08}"
+
+    def sequence(self, fragment: Fragment[G]) -> str:
+        """The folder of all exchanges of a fragment."""
+        return str(self.local.fragments.index(fragment))
 
     def exchange(self, fragment: Fragment[G]) -> None:
         """Takes what the others have done meanwhile, and exchanges this peer's update."""
@@ -53,8 +58,6 @@ class Peers(Generic[G]):
         engine.stats.begin_step()
         self.catch_up(fragment)
         fragment.due = local.clock + local.period(local.clock)
-        steps, fragment.began = local.clock - fragment.began, local.clock
-        engine.stats.add(dense=steps * local.dense_bytes(fragment))
         updates = {n: local.update(n) for n in fragment.numbers}
         if not local.finite(updates.values()):
             _log.warning(
@@ -65,16 +68,26 @@ class Peers(Generic[G]):
             local.renew(fragment.numbers)
             engine.stats.end_step()
             return
-        engine.decay([local.parameters[n] for n in fragment.numbers], local.local.decay)
+        parameters, decay = [local.parameters[n] for n in fragment.numbers], local.local.decay
+        engine.decay(parameters, decay)
         self._start(fragment, updates)
-        place, parts = self.place(fragment, fragment.outer_steps), store.taken()
-        sent = store.send(place, Message(self._said(fragment), parts))
-        members = store.agree(place, str(local.fragments.index(fragment)))
-        if sent and store.peer in members:
-            self._take(fragment, members, parts)
+        place, sequence, parts = self.place(fragment, fragment.outer_steps), self.sequence(fragment), store.taken()
+        counts = False
+        try:
+            sent = store.send(place, Message(self._said(fragment), parts))
+            members = store.agree(place, sequence, sent)
+            messages = store.messages(place, members)
+            counts = sent and store.peer in members
+        finally:  # also if the process is told to end while it waits: its state has no update twice
+            if not counts:
+                self._take_back(fragment, parts)
+                engine.decay(parameters, 1 / decay if decay else 1.0)
+        if counts:
+            self._take(fragment, members, messages, parts)
             local.follow_anchor(fragment)
+            steps, fragment.began = local.clock - fragment.began, local.clock
+            engine.stats.add(dense=steps * local.dense_bytes(fragment))
         else:
-            self._take_back(fragment, parts)
             self._replay(fragment, members)
         engine.stats.end_step()
 
@@ -84,34 +97,27 @@ class Peers(Generic[G]):
         Raises:
             MismatchError: their files have been deleted.
         """
-        later: list[str] = []
-        while True:
-            place = self.place(fragment, fragment.outer_steps)
-            members = self.store.decided(place)
-            if members is not None:
+        while (members := self.store.decided(self.place(fragment, fragment.outer_steps))) is not None:
+            try:
                 self._replay(fragment, members)
-                later = []
-                continue
-            folder, own = place.split("/")
-            if later:  # an exchange begins after the one before was decided: that file was there
+            except MissingError as error:
+                done = [int(name) for name in self.store.store.names(self.sequence(fragment)) if name.isdecimal()]
                 raise MismatchError(
-                    f"the other peers are {int(max(later)) - int(own)} exchanges ahead of peer {self.store.peer}, and "
-                    "have deleted the files: load a newer state, of this peer or of another one"
-                )
-            later = [name for name in self.store.store.names(folder) if name.isdecimal() and name > own]
-            if not later:
-                return
+                    f"the other peers are {max(done) - fragment.outer_steps} exchanges ahead of peer "
+                    f"{self.store.peer}, and have deleted the files ({error}): load a newer state, of this peer or of "
+                    "another one"
+                ) from error
 
     def _said(self, fragment: Fragment[G]) -> dict[str, str]:
         local = self.local
-        model = [(p.name, p.shape, p.dtype) for p in local.parameters], len(local.fragments), self.store.peers
+        model = [(p.name, p.shape, p.dtype) for p in local.parameters], len(local.fragments)
         anchors = [zlib.crc32(np.ascontiguousarray(local.values(local.anchors[n])).data) for n in fragment.numbers]
         digests = {
             "config": local.engine.config.shared(), "model": model, "parameters at the last exchange": anchors,
             "outer optimizer": local.about_outer(),
         }  # fmt: skip
         said = {name: blake2b(repr(one).encode(), digest_size=16).hexdigest() for name, one in digests.items()}
-        return {"release": __version__, **said}
+        return {"release": __version__, "number of peers": str(self.store.peers), **said}
 
     def _start(self, fragment: Fragment[G], updates: dict[int, G]) -> None:
         """Encodes updates. The containers of all peers in an exchange have its number as their step."""
@@ -121,34 +127,52 @@ class Peers(Generic[G]):
         for number in fragment.numbers:
             fragment.tickets[number] = fragment.reducer.start(local.parameters[number], updates[number], True)
 
-    def _take(self, fragment: Fragment[G], members: frozenset[int], own: dict[str, bytes]) -> None:
+    def _take(
+        self, fragment: Fragment[G], members: frozenset[int], messages: Mapping[int, Message], names: Any
+    ) -> None:
         """The outer step of an exchange, of which the tickets have been started."""
         store = self.store
-        place = self.place(fragment, fragment.outer_steps)
-        messages = store.messages(place, members)
-        store.show({peer: one.parts for peer, one in messages.items()}, self._nothing(fragment), own)
+        store.show({peer: one.parts for peer, one in messages.items()}, self._nothing(fragment), names)
         fragment.updates = self._finish(fragment, 1 / len(members))
         with self.local.engine.receiving():
             self.local.outer_step(fragment)
         fragment.updates = {}
         fragment.outer_steps += 1
+        store.note(self.sequence(fragment), members)
         if fragment.outer_steps > store.keep:
-            store.forget(self.place(fragment, fragment.outer_steps - store.keep - 1))
+            with suppress(OSError):
+                store.forget(self.place(fragment, fragment.outer_steps - store.keep - 1))
 
     def _finish(self, fragment: Fragment[G], scale: float) -> dict[int, G]:
         tickets, fragment.tickets = fragment.tickets, {}
         return {number: fragment.reducer.finish(ticket, scale) for number, ticket in tickets.items()}
 
     def _replay(self, fragment: Fragment[G], members: frozenset[int]) -> None:
-        """Takes an outer step without an update of this peer."""
-        local = self.local
+        """Takes an outer step without an update of this process.
+
+        If a message of this peer counts, an earlier process has sent it, and it may have all that a state from before
+        has: that is dropped, so that nothing is sent twice.
+        """
+        local, sent_before = self.local, self.store.peer in members
+        messages, said = self.store.messages(self.place(fragment, fragment.outer_steps), members), self._said(fragment)
+        for peer, message in messages.items():
+            apart = [name for name, own in said.items() if message.said.get(name) != own]
+            if apart:
+                raise MismatchError(
+                    f"this peer, {self.store.peer}, has another {' and '.join(apart)} than peer {peer}: begin with the "
+                    "same settings and parameters, or load a state of this job"
+                )
         before = {number: local.taken(number) for number in fragment.numbers}
         local.engine.feedback = False
         try:
             self._start(fragment, {number: local.nothing(number) for number in fragment.numbers})
         finally:
             local.engine.feedback = True
-        self._take(fragment, members, self.store.taken())
+        self._take(fragment, members, messages, self.store.taken())
+        if sent_before:
+            local.engine.decay([local.parameters[n] for n in fragment.numbers], 0.0)
+            local.follow_anchor(fragment)
+            return
         for number, start in before.items():
             local.follow(number, start, 0.0)
 

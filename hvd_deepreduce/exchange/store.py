@@ -75,6 +75,7 @@ class Folder(Store):
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".") as file:
+            os.fchmod(file.fileno(), 0o644)  # other peers may be other users
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -101,10 +102,22 @@ class Folder(Store):
 
 
 class ObjectStore(Store):
-    """Whatever fsspec knows by a URL and creates files in that did not exist (``mode="create"``), such as
-    ``s3://bucket/job``."""
+    """A place that fsspec knows by a URL, such as ``s3://bucket/job``, in a store that creates a file only if there is
+    none, in one request.
+
+    Raises:
+        ValueError: the URL is of another kind of store.
+    """
+
+    KINDS = ("s3", "s3a", "gs", "gcs", "abfs", "az", "memory")
 
     def __init__(self, url: str) -> None:
+        kind = url.partition("://")[0]
+        if kind not in self.KINDS:
+            raise ValueError(
+                f"the store {url} is of the kind {kind}, which may not create files whole and once; the kinds that do "
+                f"are {', '.join(self.KINDS)}, or give the path of a folder"
+            )
         import fsspec
 
         self.files, self.path = fsspec.core.url_to_fs(url)
@@ -112,7 +125,9 @@ class ObjectStore(Store):
     def put_new(self, name: str, data: bytes) -> bool:
         try:
             self.files.pipe_file(f"{self.path}/{name}", data, mode="create")
-        except FileExistsError:
+        except Exception:  # stores have errors of their own for a file that exists
+            if self.get(name) is None:
+                raise
             return False
         return True
 
@@ -181,6 +196,10 @@ class Message(NamedTuple):
         return Message(said, parts)
 
 
+class MissingError(ContainerError):
+    """A message is not there any more."""
+
+
 class SharedStore(Collectives):
     """Exchanges of ``LocalSGD`` through files, among peers of which some may be late or away.
 
@@ -191,7 +210,9 @@ class SharedStore(Collectives):
         peers: the largest number of peers.
         wait: seconds for which an exchange waits for peers that took part in the last two; it waits for no others.
             None: a fifth of the time since this peer's last exchange, and at least a second, so that a slow peer hardly
-            slows the others down. The first exchange waits for all, for ``wait`` or a minute.
+            slows the others down; a peer that was not in the last exchange waits for those that were, for up to the
+            time since its own last one, so that it meets them again. The first exchange waits for all, for ``wait`` or
+            a minute.
         keep: exchanges whose files are kept, for peers that were away.
 
     Raises:
@@ -216,7 +237,8 @@ class SharedStore(Collectives):
         if isinstance(place, Store):
             self.store = place
         else:
-            self.store = ObjectStore(str(place)) if "://" in str(place) else Folder(place)
+            text = str(place).removeprefix("file://")
+            self.store = ObjectStore(text) if "://" in text else Folder(text)
         self.peer, self.peers, self.wait, self.keep = peer, peers, wait, keep
         self._recent: dict[str, deque[frozenset[int]]] = {}
         self._ended: dict[str, float] = {}
@@ -268,24 +290,29 @@ class SharedStore(Collectives):
             nothing: gives the part of this name of a peer that sends nothing.
             names: of the parts.
         """
-        self._shown = {}
+        self._shown, absent = {}, len(messages) < self.peers
         for name in names:
             lacking = [peer for peer, parts in messages.items() if name not in parts]
             if lacking:
                 raise ContainerError(f"the message of peer {lacking[0]} lacks the part {name}")
+            empty = nothing(name) if absent else b""
             self._shown[name] = [
-                messages[peer][name] if peer in messages else nothing(name) for peer in range(self.peers)
+                messages[peer][name] if peer in messages else empty for peer in range(self.peers)
             ]
 
     def send(self, place: str, message: Message) -> bool:
-        """Writes this peer's message. False: an earlier process of this peer has done so."""
-        return self.store.put_new(f"{place}/{self.peer}", message.pack())
+        """Writes this peer's message. False: an earlier process of this peer has written another one."""
+        name, data = f"{place}/{self.peer}", message.pack()
+        return self.store.put_new(name, data) or self.store.get(name) == data
 
-    def decided(self, place: str) -> frozenset[int] | None:
+    def decided(self, place: str, mine: bool = False) -> frozenset[int] | None:
         """Whose messages count in an exchange; None: that is open.
 
+        Args:
+            mine: whether this process has sent a message.
+
         Raises:
-            MismatchError: this peer was refused.
+            MismatchError: it was refused.
         """
         data = self.store.get(f"{place}/commit")
         if data is None:
@@ -298,36 +325,51 @@ class SharedStore(Collectives):
             reason = refused.get(str(self.peer))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise ContainerError(f"the file {place}/commit is broken: begin a new job in another place") from None
-        if reason is not None:
+        if reason is not None and mine:
             raise MismatchError(f"the other peers go on without peer {self.peer}: {quoted(str(reason))}")
         return frozenset(members)
 
-    def agree(self, place: str, sequence: str) -> frozenset[int]:
+    def note(self, sequence: str, members: frozenset[int]) -> None:
+        """Whose messages have counted in an exchange of a sequence."""
+        self._recent.setdefault(sequence, deque(maxlen=2)).append(members)
+
+    def agree(self, place: str, sequence: str, mine: bool = True) -> frozenset[int]:
         """Waits for the others' messages, and decides whose count, unless that is decided: those of the largest group
         that says the same.
 
         Args:
             place: of the exchange.
             sequence: of which it is one; the members of the last two are waited for.
+            mine: whether this process has sent a message.
+
+        Raises:
+            MismatchError: this peer was refused.
+            ContainerError: there is nothing but broken messages.
         """
-        recent = self._recent.setdefault(sequence, deque(maxlen=2))
+        recent = self._recent.get(sequence)
         expected = frozenset.intersection(*recent) if recent else frozenset(range(self.peers))
         begin, pause = time.monotonic(), _POLL[0]
+        period = begin - self._ended[sequence] if sequence in self._ended else None
+        apart = False
+        if recent and self.peer not in recent[-1]:
+            expected, apart = recent[-1], True
         limit = self.wait
         if limit is None:
-            limit = max(1.0, (begin - self._ended[sequence]) / 5) if sequence in self._ended else 60.0
+            limit = 60.0 if period is None else max(1.0, period if apart else period / 5)
         there: dict[int, Message | str] = {}
-        while (members := self.decided(place)) is None:
+        while (members := self.decided(place, mine)) is None:
             for name in self.store.names(place):
-                if name.isdecimal() and int(name) < self.peers and int(name) not in there:
+                if name.isdecimal() and int(name) < self.peers and not isinstance(there.get(int(name)), Message):
                     there[int(name)] = self._read(place, int(name))
-            if there.keys() >= expected or time.monotonic() - begin >= limit:
-                if text := _commit(there):
-                    self.store.put_new(f"{place}/commit", text)
-                    continue
+            valid = {peer for peer, one in there.items() if isinstance(one, Message)}
+            over = time.monotonic() - begin >= limit
+            if valid and (valid >= expected or over):
+                self.store.put_new(f"{place}/commit", _commit(there))
+                continue
+            if there and over:
+                raise ContainerError(f"there are only broken messages in {place}: {next(iter(there.values()))}")
             time.sleep(pause)
             pause = min(2 * pause, _POLL[1])
-        recent.append(members)
         self._ended[sequence] = time.monotonic()
         return members
 
@@ -341,31 +383,31 @@ class SharedStore(Collectives):
     def messages(self, place: str, members: frozenset[int]) -> dict[int, Message]:
         """
         Raises:
-            ContainerError: one is not there any more, or broken.
+            MissingError: one is not there any more.
+            ContainerError: one is broken.
         """
         found = {}
         for peer in sorted(members):
             message = self._read(place, peer)
             if isinstance(message, str):
-                raise ContainerError(f"the file {place}/{peer} is missing or broken: {message}")
+                missing = self.store.get(f"{place}/{peer}") is None
+                kind, what = (MissingError, "missing") if missing else (ContainerError, "broken")
+                raise kind(f"the file {place}/{peer} is {what}: {message}")
             found[peer] = message
         return found
 
     def forget(self, place: str) -> None:
-        """Deletes the files of an exchange that this peer can delete: its own, and the commit."""
+        """Deletes this peer's message of an exchange. The commit stays: nobody can decide the exchange again."""
         self.store.delete(f"{place}/{self.peer}")
-        self.store.delete(f"{place}/commit")
 
 
-def _commit(there: Mapping[int, Message | str]) -> bytes | None:
-    """The content of a commit of these messages, or what is wrong with them; None: nobody's would count."""
+def _commit(there: Mapping[int, Message | str]) -> bytes:
+    """The content of a commit of these messages, or what is wrong with them; one counts at least."""
     groups: dict[str, list[int]] = {}
     for peer in sorted(there):
         message = there[peer]
         if isinstance(message, Message):
             groups.setdefault(json.dumps(message.said, sort_keys=True), []).append(peer)
-    if not groups:
-        return None
     members = max(groups.values(), key=len)
     first, refused = there[members[0]], {}
     assert isinstance(first, Message)

@@ -259,15 +259,15 @@ class _OfLocalSGD(_Checkpointed):
 
     @property
     def _inner(self) -> list[str]:
-        """The names of the wrapped optimizer's parameters, in its order."""
+        """The names of the wrapped optimizer's parameters, in its order; "" of those that are not trained."""
         groups = self.compression.inner.param_groups
         names = {id(one): name for name, one in self.tensors.items()}
-        return [names[id(one)] for group in groups for one in group["params"] if id(one) in names]
+        return [names.get(id(one), "") for group in groups for one in group["params"]]
 
     def told(self) -> tuple[Nested, Nested, Nested, Nested, Nested]:
         state = self.compression.state_dict()
         local = state["local_sgd"]
-        counts = {key: local[key] for key in self.updates.counts()}
+        counts = {key: local[key] for key in self.updates.counts() if key != "due"}
         outer, outer_rest = _optimizer(local["outer"], self.names)
         inner, inner_rest = _optimizer(state, self._inner)
         shared = {"anchors": local["anchors"], "means": self._all(local, "means"), "outer": outer}
@@ -275,7 +275,8 @@ class _OfLocalSGD(_Checkpointed):
         mine = {
             "parameters": parameters, "bases": local["bases"], "starts": local["starts"], "optimizer": inner
         }  # fmt: skip
-        return local["compression"], {**counts, "outer": outer_rest}, shared, {"optimizer": inner_rest}, mine
+        plain = {"optimizer": inner_rest, "due": local["due"]}  # with ``times``, replicas have their own
+        return local["compression"], {**counts, "outer": outer_rest}, shared, plain, mine
 
     def _all(self, local: Nested, what: str) -> dict[str, torch.Tensor | None]:
         """Also those of which this rank holds nothing."""
@@ -284,7 +285,7 @@ class _OfLocalSGD(_Checkpointed):
 
     def load(self, engines: list[dict[str, Any]], shared: Nested, mine: Nested, tensors: Nested) -> None:
         updates = self.updates
-        local = {key: shared[key] for key in updates.counts()}
+        local = {key: (mine if key == "due" else shared)[key] for key in updates.counts()}
         local |= {what: tensors[what] for what in ("anchors", "bases", "starts")}
         local["means"] = {name: one for name, one in tensors["means"].items() if one.numel()}
         local["outer"] = _joined(tensors["outer"], shared["outer"], self.names)

@@ -196,8 +196,8 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state: that of the wrapped optimizer, and under ``local_sgd`` anchor, outer optimizer, residuals
-        and step counts, and exchanges in flight (``delay``), for whose means it waits. Ranks differ: each saves and
-        loads its own, and the model beside it.
+        and step counts, and exchanges in flight (``delay``), for whose means it waits: all ranks call it after the same
+        step then. Ranks differ: each saves and loads its own, and the model beside it.
 
         Raises:
             ContainerError: as ``step``.

@@ -75,18 +75,20 @@ def check_replicas(
     Args:
         call: which the user has called: a key of ``LINES``.
     """
-    every = model.named_parameters() if isinstance(model, FSDPModule) else ()  # type: ignore[attr-defined]
+    modules = list(model.modules()) if isinstance(model, torch.nn.Module) else []
+    sharded = [one for one in modules[:1] if any(isinstance(each, FSDPModule) for each in modules)]
+    every = (pair for one in sharded for pair in one.named_parameters())
     plain = [name for name, one in every if one.requires_grad and not isinstance(one, DTensor)]
     if plain:
         raise ValueError(
-            f"fully_shard was told to ignore {', '.join(plain[:5])}, which neither it nor {call} would reduce within a "
-            "replica: shard or freeze them"
+            f"fully_shard was not applied to {', '.join(plain[:5])}, or told to ignore them, so that neither it nor "
+            f"{call} would reduce their gradients within a replica: shard or freeze them"
         )
     if not shards:
         raise ValueError("this rank has no shard of a parameter that needs gradients: there is nothing to exchange")
     if any(one.to_local().is_meta for one in shards.values()):
         raise ValueError(f"the model has no values yet (device meta): call {call} after to_empty and init")
-    for module in model.modules() if isinstance(model, torch.nn.Module) else ():
+    for module in modules:
         parts = module._get_fsdp_state()._fsdp_param_groups if isinstance(module, FSDPModule) else ()
         if any(part._is_hsdp for part in parts):
             raise TypeError(

@@ -201,6 +201,11 @@ class Updates(LocalExchanges[torch.Tensor]):
         anchor: torch.Tensor = self.anchors[number]
         return anchor.to(self.tensors[number].dtype, copy=True)
 
+    def forget(self) -> None:
+        if self._voted is not None and self._voted[0].is_completed():  # the others have heard it
+            self._voted = None
+        super().forget()
+
     def load_state_dict(self, state: Any, reshard: Reshard = False, own: Any = None) -> None:
         if self.peers is None or reshard is not False:
             super().load_state_dict(state, reshard, own)

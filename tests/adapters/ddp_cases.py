@@ -749,6 +749,22 @@ def an_error_of_one_rank_in_local_updates_is_one_of_all():
             with pytest.raises(RuntimeError, match="an error has left|still in flight"):  # the latter where all have it
                 local_steps(model, optimizer, 4, 6)
             optimizer.close()
+    # While it decodes: the others hear it in their next step check. Then all load a state.
+    model, mine = network(), dist.get_rank() == 1
+    optimizer = local_sgd(model, {**LOSSY, "scope": "bucket", "local": {"every": 2}})
+    local_steps(model, optimizer, 4)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    with pytest.raises(MemoryError) if mine else nullcontext(), decoding_fails(mine):
+        local_steps(model, optimizer, 4, 6)
+    if not mine:
+        with pytest.raises(MismatchError, match="an error has left 1 rank behind"):
+            local_steps(model, optimizer, 6, 8)
+    dist.barrier()
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    local_steps(model, optimizer, 4, 8)
+    same_everywhere(model)
+    optimizer.close()
 
 
 @case

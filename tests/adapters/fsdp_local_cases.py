@@ -357,8 +357,10 @@ def what_cannot_work_is_an_error():
         made(native, replicas)
     part = nn.Linear(8, 8)
     ignored = fully_shard(nn.Sequential(part, nn.Linear(8, 8)), mesh=mesh["shard"], ignored_params={part.weight})
-    with pytest.raises(ValueError, match="told to ignore 0.weight, which neither it nor LocalSGD would reduce"):
-        made(ignored, replicas)
+    blocks = nn.Sequential(fully_shard(nn.Linear(8, 8), mesh=mesh["shard"]), nn.Linear(8, 8))  # and not the root
+    for given, name in ((ignored, "0.weight"), (blocks, "1.weight, 1.bias")):
+        with pytest.raises(ValueError, match=f"was not applied to {name}, or told to ignore them, so that neith"):
+            made(given, replicas)
 
 
 if __name__ == "__main__":

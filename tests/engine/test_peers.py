@@ -88,13 +88,80 @@ def test_an_update_that_comes_too_late_is_not_lost(tmp_path):
     assert np.abs(peers[0].own[0] - peers[0].anchors[0]).max() == 0, "the last exchange took all"
 
 
+def test_a_restart_from_an_older_state_does_not_send_its_progress_twice(tmp_path):
+    """Peer 0 is killed after messages that its last state does not know, one of them not decided."""
+    peers = [Peer(tmp_path, peer) for peer in range(2)]
+    for _ in range(3):
+        peers[0].train(), peers[1].train()
+    state, own = peers[0].state_dict(), [one.copy() for one in peers[0].own]
+    peers[0].train()
+
+    def dies(*_):
+        raise KeyboardInterrupt
+
+    peers[0].peers.store.agree = dies
+    before = peers[0].kept()
+    with pytest.raises(KeyboardInterrupt):
+        peers[0].train()
+    moved = peers[0].done - before
+    assert np.isfinite(moved).all()
+    peers[1].train()  # it decides: the message of the killed process counts
+    again = Peer(tmp_path, 0)
+    again.own = [one.copy() for one in own]
+    again.load_state_dict(state)
+    again.peers.catch_up(again.fragments[0])
+    assert np.array_equal(again.anchor(), peers[1].anchor())
+    assert np.abs(again.kept()).max() == 0, "all that the state had may have been sent"
+    again.train()
+    peers[1].train()
+    peers[1].peers.catch_up(peers[1].fragments[0]), again.peers.catch_up(again.fragments[0])
+    assert np.array_equal(again.anchor(), peers[1].anchor())
+
+
+def test_an_error_while_a_peer_waits_leaves_its_update_in_its_parameters_alone(tmp_path):
+    peers = [Peer(tmp_path, peer) for peer in range(2)]
+    for _ in range(3):
+        peers[0].train(), peers[1].train()
+    send = peers[0].peers.store.send
+
+    def fails(place, message):
+        raise OSError("the disk is full")
+
+    peers[0].peers.store.send = fails
+    with pytest.raises(OSError, match="disk is full"):
+        peers[0].train()
+    peers[0].peers.store.send = send
+    conserved(peers)
+    peers[0].train()
+    conserved(peers)
+
+
+def test_a_peer_that_is_refused_can_come_again(tmp_path):
+    first, other = Peer(tmp_path, 0), Peer(tmp_path, 2, {**TOP, "seed": 9})
+
+    def dies(*_):
+        raise KeyboardInterrupt
+
+    other.peers.store.agree = dies
+    with pytest.raises(KeyboardInterrupt):  # it has sent, and nobody has decided
+        other.train()
+    first.train()
+    with pytest.raises(MismatchError, match="go on without peer 2: 'its config is not that of peer 0'"):
+        other.peers.store.decided("0/00000000", mine=True)
+    with pytest.raises(MismatchError, match="this peer, 2, has another config than peer 0"):
+        other.train()
+    mended = Peer(tmp_path, 2)
+    mended.train()
+    conserved([first, mended])
+
+
 def test_the_mean_is_that_of_the_members(tmp_path):
     peers = [Peer(tmp_path, peer, ALL) for peer in range(3)]
     peers[0].train()  # alone
     conserved(peers)
     before = peers[0].anchor()
     told = peers[1].peers.store
-    decide, told.agree = told.agree, lambda place, sequence: None
+    decide, told.agree = told.agree, lambda *_: None
     with pytest.raises(TypeError):  # it has sent, and dies
         peers[1].train()
     told.agree = decide

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_deepreduce.engine import MismatchError
-from hvd_deepreduce.exchange.store import Folder, Message, ObjectStore, SharedStore
+from hvd_deepreduce.exchange.store import Folder, Message, MissingError, ObjectStore, SharedStore
 from hvd_deepreduce.wire.standalone import ContainerError
 
 SAID = {"config": "a", "model": "b"}
@@ -112,10 +112,12 @@ def test_all_peers_decide_alike_and_wait_only_for_those_that_were_there(tmp_path
     stores = peers(tmp_path, wait=20.0)
     assert together([exchange(one, 0) for one in stores]) == [{0, 1, 2}] * 3
     for one in stores:
+        one.note("0", frozenset({0, 1, 2}))
         one.wait = 1.5
     late = exchange(stores[2], 1, late=4.0)
     assert together([exchange(one, 1) for one in stores[:2]] + [late]) == [{0, 1}] * 3
     for one in stores:
+        one.note("0", frozenset({0, 1}))
         one.wait = 20.0
     begin = time.monotonic()  # peer 2 is away: it was not in both of the last two
     assert together([exchange(one, 2) for one in stores[:2]]) == [{0, 1}] * 2
@@ -148,11 +150,16 @@ def test_a_broken_message_does_not_count(tmp_path):
     stores[2].store.put_new("0/0/77", b"nobody")
     assert together([exchange(one, 0) for one in stores[:2]]) == [{0, 1}] * 2
     assert stores[0].messages("0/0", frozenset({0, 1}))[1].parts == {"x": b"\x01"}
-    with pytest.raises(ContainerError, match="0/0/2 is missing or broken"):
+    with pytest.raises(ContainerError, match="0/0/2 is broken"):
         stores[0].messages("0/0", frozenset({2}))
     stores[0].forget("0/0")
-    with pytest.raises(ContainerError, match="0/0/0 is missing or broken"):
+    with pytest.raises(MissingError, match="0/0/0 is missing"):
         stores[1].messages("0/0", frozenset({0}))
+    assert stores[1].decided("0/0") == {0, 1}
+    stores[0].wait = 0.2
+    stores[2].store.put_new("0/1/2", b"rubbish")
+    with pytest.raises(ContainerError, match="there are only broken messages in 0/1"):
+        stores[0].agree("0/1", "0")
 
 
 @pytest.mark.parametrize(
@@ -169,9 +176,31 @@ def test_a_broken_commit_is_an_error(data, tmp_path):
         one.decided("0/0")
 
 
+def test_peers_that_have_parted_meet_again(tmp_path):
+    """A peer that was not in the last exchange waits for those that were, for up to a period of its own."""
+    stores = peers(tmp_path, 2)
+    together([exchange(one, 0) for one in stores])
+    for one in stores:
+        one.note("0", frozenset({0, 1}))
+    for number in (1, 2):  # peer 1 is late
+        stores[0].wait = 0.0
+        assert exchange(stores[0], number)() == {0}
+        for one in stores:
+            one.note("0", frozenset({0}))
+    stores[0].wait, stores[1]._ended["0"] = None, time.monotonic() - 20
+    assert together([exchange(stores[0], 3, late=2.0), exchange(stores[1], 3)]) == [{0, 1}] * 2
+
+
+def test_stores_that_may_not_create_files_once_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="of the kind http, which may not create files whole and once"):
+        SharedStore("http://somewhere/job", peer=0, peers=2)
+    assert isinstance(SharedStore(f"file://{tmp_path}", peer=0, peers=2).store, Folder)
+
+
 def test_a_second_process_of_a_peer_does_not_overwrite_its_message(tmp_path):
     first, second = (SharedStore(tmp_path, peer=0, peers=2) for _ in range(2))
-    assert first.send("0/0", Message(SAID, {})) and not second.send("0/0", Message(SAID, {}))
+    assert first.send("0/0", Message(SAID, {})) and not second.send("0/0", Message(SAID, {"x": b"1"}))
+    assert first.send("0/0", Message(SAID, {})), "a repeated request is its own"
 
 
 @pytest.mark.parametrize(
