@@ -42,6 +42,8 @@ _MAGIC = b"DRP1"
 _MAX_TEXT = 1 << 20
 _POLL = 0.02, 1.0
 """Seconds from one look to the next: at first, and at most."""
+_GRACE = 0.2
+"""Seconds, at least, for which an exchange waits for a peer that was in the last one."""
 
 
 class Store(ABC):
@@ -208,11 +210,11 @@ class SharedStore(Collectives):
             and its implementation must be installed; or a ``Store``. Each job has a place of its own.
         peer: the number of this peer, 0 to ``peers - 1``; no other process may have it at the same time.
         peers: the largest number of peers.
-        wait: seconds for which an exchange waits for peers that took part in the last two; it waits for no others.
-            None: a fifth of the time since this peer's last exchange, and at least a second, so that a slow peer hardly
-            slows the others down; a peer that was not in the last exchange waits for those that were, for up to the
-            time since its own last one, so that it meets them again. The first exchange waits for all, for ``wait`` or
-            a minute.
+        wait: seconds for which an exchange waits for peers that took part in the last two. None: a fifth of the time
+            since this peer's last exchange, and at least a second, so that a slow peer hardly slows the others down.
+            For peers that took part in the last one alone, it waits a twentieth. A peer that did not waits for the
+            others to come, for ``wait`` or as long as it was away, so that it meets them again. The first exchange
+            waits for all, for ``wait`` or a minute.
         keep: exchanges whose files are kept, for peers that were away.
 
     Raises:
@@ -346,24 +348,26 @@ class SharedStore(Collectives):
             MismatchError: this peer was refused.
             ContainerError: there is nothing but broken messages.
         """
-        recent = self._recent.get(sequence)
-        expected = frozenset.intersection(*recent) if recent else frozenset(range(self.peers))
-        begin, pause = time.monotonic(), _POLL[0]
-        period = begin - self._ended[sequence] if sequence in self._ended else None
-        apart = False
-        if recent and self.peer not in recent[-1]:
-            expected, apart = recent[-1], True
-        limit = self.wait
-        if limit is None:
-            limit = 60.0 if period is None else max(1.0, period if apart else period / 5)
+        recent = self._recent.get(sequence) or [frozenset(range(self.peers))]
+        steady, last = frozenset.intersection(*recent), recent[-1]
+        began, pause = time.monotonic(), _POLL[0]
+        period = began - self._ended[sequence] if sequence in self._ended else None
+        limit = patience = 60.0 if self.wait is None else self.wait
+        if period is not None and self.wait is None:
+            limit, patience = max(1.0, period / 5), max(1.0, period)
+        grace = limit if period is None else min(limit, max(_GRACE, period / 20))
+        since = began if self.peer in last else None  # the others' clock: that of a peer that meets them again
         there: dict[int, Message | str] = {}
         while (members := self.decided(place, mine)) is None:
             for name in self.store.names(place):
                 if name.isdecimal() and int(name) < self.peers and not isinstance(there.get(int(name)), Message):
                     there[int(name)] = self._read(place, int(name))
-            valid = {peer for peer, one in there.items() if isinstance(one, Message)}
-            over = time.monotonic() - begin >= limit
-            if valid and (valid >= expected or over):
+            valid, now = {peer for peer, one in there.items() if isinstance(one, Message)}, time.monotonic()
+            if since is None and valid - {self.peer}:
+                since = now
+            waited = -1.0 if since is None else now - since
+            over = waited >= limit or now - began >= max(limit, patience)
+            if valid and (valid >= last | steady or (waited >= grace and valid >= steady) or over):
                 self.store.put_new(f"{place}/commit", _commit(there))
                 continue
             if there and over:

@@ -191,6 +191,18 @@ def test_peers_that_have_parted_meet_again(tmp_path):
     assert together([exchange(stores[0], 3, late=2.0), exchange(stores[1], 3)]) == [{0, 1}] * 2
 
 
+def test_a_peer_that_was_in_the_last_exchange_alone_is_waited_for_a_little(tmp_path):
+    """Else one that comes some milliseconds later than the others would be in every other exchange."""
+    stores = peers(tmp_path, 3)
+    together([exchange(one, 0) for one in stores])
+    for one in stores:
+        one.note("0", frozenset({0, 1}))
+        one.note("0", frozenset({0, 1, 2}))
+        one._ended["0"] -= 60  # a grace of 3 s
+    calls = [exchange(one, 1, late=0.5 * (one is stores[2])) for one in stores]
+    assert together(calls) == [{0, 1, 2}] * 3
+
+
 def test_stores_that_may_not_create_files_once_are_refused(tmp_path):
     with pytest.raises(ValueError, match="of the kind http, which may not create files whole and once"):
         SharedStore("http://somewhere/job", peer=0, peers=2)
