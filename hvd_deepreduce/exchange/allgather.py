@@ -28,5 +28,6 @@ class _Gathering(Started):
 
     def _decode(self, received: Any, scale: float) -> Traffic:
         collectives = self._rank.collectives
-        own = bundle.sum_into(self._bucket.gradient, received, collectives.size(), self._bucket.slices, scale)
-        return collectives.of_allgather(own, received.size)
+        ranks = collectives.size()
+        own = bundle.sum_into(self._bucket.gradient, received, ranks, self._bucket.slices, scale)
+        return Traffic(own if collectives.sends_once else (ranks - 1) * own, received.size - own)

@@ -36,12 +36,14 @@ class Collectives(ABC):
 
     Attributes:
         ordered: whether the library matches collectives by their order, and not by name.
+        sends_once: whether a rank sends its bytes once for all others, and not to each.
         stats: counts what ``allgather`` sends; set by the engine, which counts the other allgathers itself.
         instance: the number of these collectives among those of the same ranks, where several may be in use at the same
             time; equal on all ranks. 0: not known yet.
     """
 
     ordered: bool = False
+    sends_once: bool = False
     stats: Counts | None = None
     instance: int = 0
 
@@ -130,14 +132,6 @@ class Collectives(ABC):
         gathered = arrays.to_host(self.wait_allgather(started)).view(dtype)
         total: Floats = gathered.reshape(self.size(), -1).sum(0)
         return total
-
-    def of_allgather(self, own: int, total: int) -> Traffic:
-        """What an allgather of so many bytes of this rank, and of all ranks, costs this rank."""
-        return Traffic((self.size() - 1) * own, total - own)
-
-    def of_sum(self, nbytes: int) -> Traffic:
-        """What a sum of vectors of so many bytes costs this rank."""
-        return traffic.allreduce(nbytes, self.size())
 
     def node(self) -> str:
         """The name of the node that this rank is on; for ``hierarchical``."""

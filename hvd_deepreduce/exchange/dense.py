@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.exchange.interface import Bucket, Exchange, Pending, Rank, Started
 from hvd_deepreduce.exchange.traffic import Traffic
 from hvd_deepreduce.ops import arrays
@@ -25,4 +26,7 @@ class _Summing(Started):
     def _decode(self, received: Any, scale: float) -> Traffic:
         gradient = self._bucket.gradient
         arrays.sum_into(gradient, [(None, arrays.move_like(received, gradient))], scale)
-        return self._rank.collectives.of_sum(gradient.nbytes)
+        ranks = self._rank.collectives.size()
+        if self._rank.collectives.sends_once:
+            return Traffic(gradient.nbytes, (ranks - 1) * gradient.nbytes)
+        return traffic.allreduce(gradient.nbytes, ranks)

@@ -32,7 +32,6 @@ import numpy as np
 from hvd_deepreduce.codecs.interfaces import U8
 from hvd_deepreduce.exchange.collectives import Collectives
 from hvd_deepreduce.exchange.statements import MismatchError
-from hvd_deepreduce.exchange.traffic import Traffic
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.wire.quoting import quoted
 from hvd_deepreduce.wire.standalone import ContainerError
@@ -221,7 +220,7 @@ class SharedStore(Collectives):
         ValueError: an argument is outside its range.
     """
 
-    ordered = True
+    ordered = sends_once = True
 
     def __init__(
         self,
@@ -271,12 +270,6 @@ class SharedStore(Collectives):
 
     def wait_allgather(self, pending: str) -> U8:
         return np.frombuffer(bytearray(b"".join(self._shown[pending])), np.uint8)
-
-    def of_allgather(self, own: int, total: int) -> Traffic:
-        return Traffic(own, total - own)
-
-    def of_sum(self, nbytes: int) -> Traffic:
-        return Traffic(nbytes, (self.peers - 1) * nbytes)
 
     # Messages
 

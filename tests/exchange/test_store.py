@@ -145,7 +145,7 @@ def test_a_peer_with_another_config_is_refused_and_the_others_go_on(tmp_path):
 
 
 def test_a_broken_message_does_not_count(tmp_path):
-    stores = peers(tmp_path, wait=20.0)
+    stores = peers(tmp_path, wait=2.0)
     stores[2].store.put_new("0/0/2", b"rubbish")
     stores[2].store.put_new("0/0/77", b"nobody")
     assert together([exchange(one, 0) for one in stores[:2]]) == [{0, 1}] * 2
