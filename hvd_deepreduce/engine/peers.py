@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Generic
@@ -83,7 +83,7 @@ class Peers(Generic[G]):
                 self._take_back(fragment, parts)
                 engine.decay(parameters, 1 / decay if decay else 1.0)
         if counts:
-            self._take(fragment, members, messages, parts)
+            self._take(fragment, members, messages, parts, self._nothing(fragment))
             local.follow_anchor(fragment)
             steps, fragment.began = local.clock - fragment.began, local.clock
             engine.stats.add(dense=steps * local.dense_bytes(fragment))
@@ -128,11 +128,17 @@ class Peers(Generic[G]):
             fragment.tickets[number] = fragment.reducer.start(local.parameters[number], updates[number], True)
 
     def _take(
-        self, fragment: Fragment[G], members: frozenset[int], messages: Mapping[int, Message], names: Any
+        self,
+        fragment: Fragment[G],
+        members: frozenset[int],
+        messages: Mapping[int, Message],
+        names: Iterable[str],
+        nothing: Callable[[str], bytes],
     ) -> None:
-        """The outer step of an exchange, of which the tickets have been started."""
+        """The outer step of an exchange, of which the tickets have been started. The last arguments are those of
+        ``SharedStore.show``."""
         store = self.store
-        store.show({peer: one.parts for peer, one in messages.items()}, self._nothing(fragment), names)
+        store.show({peer: one.parts for peer, one in messages.items()}, nothing, names)
         fragment.updates = self._finish(fragment, 1 / len(members))
         with self.local.engine.receiving():
             self.local.outer_step(fragment)
@@ -156,8 +162,7 @@ class Peers(Generic[G]):
         local, sent_before = self.local, self.store.peer in members
         messages, said = self.store.messages(self.place(fragment, fragment.outer_steps), members), self._said(fragment)
         for peer, message in messages.items():
-            apart = [name for name, own in said.items() if message.said.get(name) != own]
-            if apart:
+            if apart := message.apart(said):
                 raise MismatchError(
                     f"this peer, {self.store.peer}, has another {' and '.join(apart)} than peer {peer}: begin with the "
                     "same settings and parameters, or load a state of this job"
@@ -168,7 +173,8 @@ class Peers(Generic[G]):
             self._start(fragment, {number: local.nothing(number) for number in fragment.numbers})
         finally:
             local.engine.feedback = True
-        self._take(fragment, members, messages, self.store.taken())
+        empty = self.store.taken()
+        self._take(fragment, members, messages, empty, empty.__getitem__)
         if sent_before:
             local.engine.decay([local.parameters[n] for n in fragment.numbers], 0.0)
             local.follow_anchor(fragment)
@@ -195,7 +201,7 @@ class Peers(Generic[G]):
             return {**state, "compression": {**kept, **own}}, False
         return {**state, "compression": {**kept, **own, "residuals": {}}}, True
 
-    def _nothing(self, fragment: Fragment[G]) -> Any:
+    def _nothing(self, fragment: Fragment[G]) -> Callable[[str], bytes]:
         """Gives the part of a bucket that a peer would send without an update."""
         buckets = {bucket.name: bucket for bucket in fragment.reducer.buckets}
 

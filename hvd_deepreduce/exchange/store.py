@@ -23,9 +23,9 @@ import time
 import zlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -164,6 +164,10 @@ class Message(NamedTuple):
     said: Mapping[str, str]
     parts: Mapping[str, bytes]
 
+    def apart(self, said: Mapping[str, str]) -> list[str]:
+        """The names of what it says otherwise than ``said``."""
+        return [name for name, one in said.items() if self.said.get(name) != one]
+
     def pack(self) -> bytes:
         sizes = [[name, len(part)] for name, part in self.parts.items()]
         text = json.dumps({"said": dict(self.said), "parts": sizes}).encode()
@@ -278,7 +282,9 @@ class SharedStore(Collectives):
         parts, self._sending = self._sending, {}
         return parts
 
-    def show(self, messages: Mapping[int, Mapping[str, bytes]], nothing: Callable[[str], bytes], names: Any) -> None:
+    def show(
+        self, messages: Mapping[int, Mapping[str, bytes]], nothing: Callable[[str], bytes], names: Iterable[str]
+    ) -> None:
         """Lets ``wait_allgather`` return these parts, by peer.
 
         Args:
@@ -411,7 +417,6 @@ def _commit(there: Mapping[int, Message | str]) -> bytes:
     for peer in there.keys() - set(members):
         message = there[peer]
         if isinstance(message, Message):
-            apart = [name for name, one in first.said.items() if message.said.get(name) != one]
-            message = f"its {' and '.join(apart)} is not that of peer {members[0]}"
+            message = f"its {' and '.join(message.apart(first.said))} is not that of peer {members[0]}"
         refused[str(peer)] = message
     return json.dumps({"members": members, "refused": refused}).encode()

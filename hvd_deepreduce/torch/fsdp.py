@@ -52,12 +52,12 @@ class Replicas(GradientCompression):
         self, model: Any, group: dist.ProcessGroup, config: Config, timeout: timedelta | None, find_unused: bool
     ) -> None:
         self._find_unused, self._whole = find_unused, config.scope == "model"
-        usable, trained = self._usable(config), sharding.trained(model)
+        usable, self._tensors = self._usable(config), sharding.trained(model)
+        trained = {name: one for name, one in self._tensors.items() if sharding.size(one)}
         sharding.check_replicas(model, trained, group)
         # In the order of the backward pass.
         self._units = sharding.units(model, trained, self._whole)[::-1]
         self._known = set(map(id, trained.values()))
-        self._tensors = sharding.trained(model, empty=True)
         limit, mates = None if timeout is None else timeout.total_seconds(), sharding.ranks(trained)
         Rendezvous("compress_replicas", mates, limit).meet(mates)
         Rendezvous("compress_replicas", group, limit).meet(group)

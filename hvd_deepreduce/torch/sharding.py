@@ -29,12 +29,10 @@ LINES = {
 """What to write."""
 
 
-def trained(model: torch.nn.Module, empty: bool = False) -> dict[str, DTensor]:
-    """The sharded parameters that need gradients, by name; without those of which this rank has no elements, unless
-    ``empty``."""
+def trained(model: torch.nn.Module) -> dict[str, DTensor]:
+    """The sharded parameters that need gradients, by name, also those of which this rank has no elements."""
     every = model.named_parameters()
-    shards = {name: one for name, one in every if one.requires_grad and isinstance(one, DTensor)}
-    return {name: one for name, one in shards.items() if empty or size(one)}
+    return {name: one for name, one in every if one.requires_grad and isinstance(one, DTensor)}
 
 
 def units(model: torch.nn.Module, shards: Mapping[str, DTensor], whole: bool) -> list[list[DTensor]]:
