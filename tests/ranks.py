@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +56,23 @@ def start(
         "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",  # see abort_ranks
     }
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
     )
+
+
+def abort_ranks(process: subprocess.Popen[bytes]) -> None:
+    """Ends the ranks of a launcher, which print the calls that they are in (PYTHONFAULTHANDLER)."""
+    process.send_signal(signal.SIGSTOP)  # it would kill the others after the first
+    for rank in psutil.Process(process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "python" in rank.name():
+                rank.send_signal(signal.SIGABRT)
+    time.sleep(1)
+    process.send_signal(signal.SIGCONT)
+    time.sleep(1)
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -104,6 +120,7 @@ def launch(
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
+            abort_ranks(process)
             stop(process)
             raise AssertionError(f"{command} did not end in {seconds} s; it printed:\n{said()}") from None
         except BaseException:
