@@ -24,6 +24,9 @@ LAUNCHED = {
     "mpi_allreduce.py": ("mpirun", 4),
     "ddp_torchrun.py": ("torchrun", 2), "fsdp_torchrun.py": ("torchrun", 4),
     "ddp_accelerate.py": ("torchrun", 2),
+    **{f"{name}.py": ("torchrun", 4) for name in (
+        "fsdp_accelerate", "fsdp_lightning", "fsdp_transformers", "local_sgd_sharded",
+    )},
 }
 COUNTED = {"local_sgd_torchrun.py", "local_sgd_accelerate.py", "local_sgd_lightning.py", "local_sgd_transformers.py"}
 """Examples under torchrun in which nothing but this package may send gradients."""
@@ -59,7 +62,7 @@ def test_every_example_is_run_and_short():
         ELASTIC, LIGHTNING, *LAUNCHED, *COUNTED, *TENSORFLOW, *ALONE
     }  # fmt: skip
     for path in FOLDER.glob("*.py"):
-        assert len(path.read_text("utf-8").splitlines()) <= 50, f"{path.name} has more than 50 lines"
+        assert len(path.read_text("utf-8").splitlines()) <= 60, f"{path.name} has more than 60 lines"
 
 
 def test_numpy():
@@ -92,11 +95,12 @@ def test_peers(tmp_path):
 @pytest.mark.launch
 @thorough
 @pytest.mark.parametrize("name", LAUNCHED)
-def test_launched(name):
+def test_launched(name, monkeypatch):
     launcher, ranks = LAUNCHED[name]
     assert shown(name) == command(launcher, ranks, name)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     output = launch(launcher, ranks, FOLDER / name).stdout
-    if name.startswith(("torch", "ddp", "fsdp")):
+    if name != "mpi_allreduce.py":
         assert_trained(output)
     else:
         assert re.search(r"4 ranks sent 10000 elements each; their sum has 39\d\d\d", output), output

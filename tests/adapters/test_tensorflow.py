@@ -21,7 +21,6 @@ CASES = [PROGRAM, HERE / "all_cases.py", HERE / "horovod_cases.py"]
 # to keep with three ranks, and the exchanges over MPI need MPI. The jobs have much time, since the machine is shared.
 TWO = Job(PROGRAM, "horovodrun --gloo", 2, seconds=1800)
 THREE = Job(PROGRAM, "mpirun", 3, seconds=1800)
-FOUR = Job(PROGRAM, "mpirun", 4, seconds=1800)
 # TensorFlow traces for most of their time, and `make test` has others that use the same code.
 SLOW = [
     "gradients_on_a_device_equal_those_on_the_host",
@@ -41,8 +40,7 @@ SLOW = [
 ONCE = dict.fromkeys([COMPARED, "scopes_and_exchanges_equal_dense", "many_tensors_in_buckets"], THREE)
 FEW = {
     THREE: ["lossy_equals_the_pipeline_run_by_hand", "many_tensors_in_whatever_order", "a_process_set",
-            "a_rank_that_joins_early", "an_error_while_decoding_on_one_rank", "what_is_not_sent_is_kept"],
-    FOUR: ["two_levels"],
+            "a_rank_that_joins_early", "an_error_while_decoding_on_one_rank"],
 }  # fmt: skip
 
 
@@ -50,8 +48,8 @@ FEW = {
 @pytest.mark.parametrize(
     ("job", "case"),
     each_case(
-        [TWO, THREE, FOUR], *CASES, once=ONCE, few=FEW,
-        thorough=[THREE, FOUR, *SLOW],
+        [TWO, THREE], *CASES, once=ONCE, few=FEW,
+        thorough=[THREE, *SLOW],
     ),
 )  # fmt: skip
 def test_on_ranks(jobs, job, case):

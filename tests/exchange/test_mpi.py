@@ -11,13 +11,13 @@ from tests.jobs import Job, each_case
 from tests.ranks import launch
 
 HERE = Path(__file__).parent
-JOBS = {ranks: Job(HERE / "mpi_cases.py", "mpirun", ranks, seconds=300) for ranks in (2, 3, 4, 5, 7, 8)}
+JOBS = {ranks: Job(HERE / "mpi_cases.py", "mpirun", ranks, seconds=300) for ranks in (2, 3, 4, 5, 8)}
 pytestmark = pytest.mark.launch
 
 
 @pytest.mark.parametrize(
     ("job", "case"),
-    each_case(list(JOBS.values()), HERE / "sums.py", thorough=[JOBS[n] for n in (2, 3, 7, 8)]),
+    each_case(list(JOBS.values()), HERE / "sums.py", thorough=[JOBS[n] for n in (2, 3, 8)]),
 )
 def test_sums(jobs, job, case) -> None:
     jobs.check(job, case)
@@ -65,6 +65,8 @@ def test_a_killed_rank_is_named_where_the_launcher_lets_the_others_live(monkeypa
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(500)
 def test_two_horovod_jobs_and_a_process_set_in_one_world() -> None:
-    done = launch("mpirun", 5, HERE / "two_jobs.py")
+    """Five ranks that wait for each other: 20 s on an idle machine, 160 s beside other tests."""
+    done = launch("mpirun", 5, HERE / "two_jobs.py", seconds=450)
     assert done.stdout.count("all sums are right") == 5

@@ -44,7 +44,7 @@ def test_a_report_is_left_and_the_last_line_sums_it_up(tmp_path):
 def test_a_step_that_takes_too_long_is_ended_and_what_it_printed_stays(tmp_path):
     slow = tmp_path / "test_slow.py"
     slow.write_text("import time\ndef test_sleeps():\n    print('begun', flush=True)\n    time.sleep(100)\n")
-    limit = ["--minutes", "0.3", "--processes", "0", "--tests", str(slow)]
+    limit = ["--minutes", "0.6", "--processes", "0", "--tests", str(slow)]
     ended = run(sys.executable, "--emulator", "--library", LIBRARY, "--report", tmp_path / "report", *limit)
     assert ended.returncode == 1
     assert "tests: out of time" in ended.stdout

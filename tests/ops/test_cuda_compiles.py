@@ -1,4 +1,4 @@
-"""The kernels as nvcc sees them, for two architectures; what registers and shared memory they take: build/nvcc."""
+"""The kernels as nvcc and NVRTC see them; what registers and shared memory they take: build/nvcc."""
 
 import ctypes
 import re
@@ -24,17 +24,16 @@ def test_compiles(file, tmp_path):
     BUILD.mkdir(parents=True, exist_ok=True)
     text = tmp_path / f"{Path(file).name}.cu"
     text.write_text(device.source(f"{file}.cu"))  # as CuPy gets it
-    architectures = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in (80, 90)]
+    architecture = "-gencode=arch=compute_90,code=sm_90"  # that of 8.0 doubles the time; NVRTC has both, below
     # nvcc and NVRTC spell OPTIONS alike. A file need not use every constant that device.cuh has: no warning 177.
     strict = ["-Werror", "all-warnings", "-diag-suppress", "177"]
-    command = ["nvcc", *device.OPTIONS, *architectures, "-fatbin", "-Xptxas", "-v", *strict]
+    command = ["nvcc", *device.OPTIONS, architecture, "-fatbin", "-Xptxas", "-v", *strict]
     done = subprocess.run([*command, str(text), "-o", str(tmp_path / "out")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (BUILD / f"{Path(file).name}.txt").write_text(done.stderr)
     spilled = [int(bytes) for bytes in re.findall(r"(\d+) bytes spill", done.stderr)]
     assert not any(spilled), "registers are spilled to memory; see build/nvcc"
-    for target in ("sm_80", "sm_90"):
-        assert f"'{target}'" in done.stderr
+    assert "'sm_90'" in done.stderr
     # Blocks of 256 threads: more than 128 registers would leave one block a processor's quarter of what it can hold.
     assert max(int(n) for n in re.findall(r"Used (\d+) registers", done.stderr)) <= 128
 

@@ -1,0 +1,81 @@
+"""The files for SLURM and Kubernetes: two nodes of this machine train as the files say."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.ranks import ROOT
+from tests.selection import thorough
+from tests.test_examples import assert_trained
+
+pytestmark = [pytest.mark.launch, thorough]
+FOLDER = ROOT / "examples" / "cluster"
+SRUN = """#!/bin/bash
+# Each node's task, as srun starts it; SLURM_NNODES of them.
+for ((node = 0; node < SLURM_NNODES; node++)); do SLURM_NODEID=$node "$@" & done
+for task in $(jobs -p); do wait "$task" || exit 1; done
+"""
+SCONTROL = """#!/bin/bash
+[ "$1 $2 $3" = "show hostnames nodes[1-2]" ] && printf 'localhost\\nother\\n'
+"""
+
+
+def free_port() -> str:
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return str(found.getsockname()[1])
+
+
+def environment(*folders: Path, **more: str) -> dict[str, str]:
+    path = os.pathsep.join(map(str, [*folders, Path(sys.executable).parent, os.environ["PATH"]]))
+    more |= {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return {**os.environ, **more}
+
+
+def test_slurm(tmp_path):
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    text = (FOLDER / "fsdp.sbatch").read_text("utf-8")
+    nodes, ranks = re.search(r"--nodes=(\d+)", text)[1], re.search(r"--nproc-per-node (\d+)", text)[1]
+    assert f"--gpus-per-node={ranks} " in text
+    slurm = {"SLURM_JOB_NODELIST": "nodes[1-2]", "SLURM_NNODES": nodes, "SLURM_JOB_ID": "7"}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", text.replace(":29400", f":{free_port()}")], cwd=ROOT,
+        env=environment(tmp_path, **slurm), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert_trained(done.stdout)
+
+
+def test_kubernetes():
+    service, job = yaml.safe_load_all((FOLDER / "fsdp-job.yaml").read_text("utf-8"))
+    pod = job["spec"]["template"]["spec"]
+    # The name that the pods look up is that of the first pod of this job, in the service's subdomain.
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert service["spec"] == {"clusterIP": "None", "selector": {"job-name": job["metadata"]["name"]}}
+    (container,) = pod["containers"]
+    first = f"{job['metadata']['name']}-0.{pod['subdomain']}"
+    command, port = container["command"], free_port()
+    assert f"--master-addr {first} --master-port 29400" in command[-1]
+    command[-1] = command[-1].replace(first, "localhost").replace("29400", port)
+    assert f"--nnodes {job['spec']['completions']} " in command[-1]
+    assert {one["name"] for one in pod["volumes"]} == {one["name"] for one in container["volumeMounts"]}
+    started = [
+        subprocess.Popen(
+            command, cwd=ROOT, env=environment(JOB_COMPLETION_INDEX=str(index)), text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for index in range(job["spec"]["parallelism"])
+    ]  # fmt: skip
+    said = [one.communicate(timeout=200)[0] for one in started]
+    assert not any(one.returncode for one in started), said
+    assert_trained(said[0])
