@@ -5,7 +5,7 @@
 
 Each site is a network namespace of this machine with one rank; this program carries their packets, each half of the
 round trip later, at the rate of the link. A step computes for 0.3 s: a small model's pass, and a pause, as a GPU would
-leave the processor alone. With --write, a section of docs/results/benchmarks.md.
+leave the processor alone. With --write, a section of docs/two_sites.md.
 """
 
 import collections
@@ -210,7 +210,7 @@ def main(
     ) + doc_sections.table(["exchanged", "bytes", "s/step", "speed, relative to a site alone"], rows)
     print(body)
     if write:
-        doc_sections.write(doc_sections.RESULTS / "benchmarks.md", "sites", "Two sites far apart", body)
+        doc_sections.write(doc_sections.ROOT / "docs" / "two_sites.md", "sites", "Measured", body)
 
 
 if __name__ == "__main__":
