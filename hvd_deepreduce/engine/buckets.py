@@ -204,7 +204,7 @@ class BucketLayout:
     def __init__(self, members: Sequence[Member], max_bytes: int | None, first_number: int = 0, queue: int = 0) -> None:
         runs: list[list[Member]] = []
         held = 0
-        for member in sorted(reversed(members), key=lambda one: (not one.parameter.repeated, one.dense)):
+        for member in sorted(reversed(members), key=lambda one: (one.parameter.repeated, not one.dense), reverse=True):
             dtype = member.parameter.accumulated_in
             held += member.numel
             if (

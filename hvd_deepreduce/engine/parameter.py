@@ -27,8 +27,9 @@ class Parameter:
         step: number of gradients encoded so far, with zeros for those that were missing in a bucket; part of its
             containers' keys, so equal on every rank.
         known_as: the name that a config's overrides match; "": ``name``.
-        repeated: whether other ranks of a sharded model's replica hold it whole, too. It stays equal on them if what is
-            selected of it does not depend on other parameters: it goes into buckets of its own.
+        repeated: the same text for parameters that the same ranks of a sharded model's replica hold too; "": only this
+            one does. A parameter stays equal on these ranks if what is selected of it does not depend on others: it
+            shares buckets only with those of its text.
     """
 
     name: str
@@ -37,7 +38,7 @@ class Parameter:
     dtype: str
     step: int = 0
     known_as: str = ""
-    repeated: bool = False
+    repeated: str = ""
 
     @property
     def numel(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from math import prod
 
 import torch
 import torch.distributed as dist
@@ -42,26 +43,30 @@ def units(model: torch.nn.Module, shards: Mapping[str, DTensor], whole: bool) ->
     """
     replica = ranks(shards)
     order = {name: at for at, (name, one) in enumerate(model.named_modules()) if isinstance(one, FSDPModule)}
-    found: dict[tuple[int, bool], list[DTensor]] = {}
+    found: dict[tuple[int, str], list[DTensor]] = {}
     for name, one in shards.items():
         owner = "" if whole else name.rpartition(".")[0]
         while owner not in order:
             owner = owner.rpartition(".")[0]
-        found.setdefault((order[owner], is_repeated(one, replica)), []).append(one)
+        found.setdefault((order[owner], repetition(one, replica)), []).append(one)
     return [found[key] for key in sorted(found)]
 
 
-def is_repeated(tensor: torch.Tensor, replica: Sequence[int]) -> bool:
-    """Whether several ranks of a replica hold the same part of a tensor: a plain one, or one that is not sharded over
-    all dimensions of the ranks' mesh.
+def repetition(tensor: torch.Tensor, replica: Sequence[int]) -> str:
+    """The same text for tensors of which the same ranks of a replica hold the same part: what they are sharded over.
+    Empty if no two ranks hold the same part.
 
     Args:
         replica: its ranks.
     """
-    if not isinstance(tensor, DTensor) or tensor.device_mesh.size() < len(replica):
-        return True
-    sizes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
-    return any(placement.is_replicate() and ranks > 1 for placement, ranks in sizes)
+    if not isinstance(tensor, DTensor):
+        return "nothing"
+    mesh = tensor.device_mesh
+    names = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
+    over = [at for at, placement in enumerate(tensor.placements) if not placement.is_replicate() and mesh.size(at) > 1]
+    if prod(mesh.size(at) for at in over) >= len(replica):
+        return ""
+    return ", ".join(names[at] for at in over) or "nothing"
 
 
 def check_replicas(

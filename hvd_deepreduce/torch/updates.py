@@ -66,7 +66,7 @@ class Updates(LocalExchanges[torch.Tensor]):
         self._inner, self._names = inner, names
         self._make_outer = outer or self._default_outer
         self._framework = TorchTensors()
-        repeated = [False] * len(tensors)
+        repeated = [""] * len(tensors)
         collectives: Any
         if store is not None:
             collectives = store
@@ -80,7 +80,7 @@ class Updates(LocalExchanges[torch.Tensor]):
 
                 replica = sharding.ranks(pairs)
                 self._mates = sharding.Mates("LocalSGD", replica, self._framework, UNUSABLE)
-                repeated = [sharding.is_repeated(one, replica) for one in tensors]
+                repeated = [sharding.repetition(one, replica) for one in tensors]
             Rendezvous("LocalSGD", process_group).meet(process_group)
             collectives = DistributedCollectives(self._framework, process_group)
             self.advice = "broadcast rank 0's parameters (torch.distributed.broadcast) before the first step"
