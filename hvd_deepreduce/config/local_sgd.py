@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
@@ -23,6 +25,9 @@ class LocalSettings(BaseModel):
         mix: with a delay, the share of its own parameters that a rank keeps when an exchange ends; the rest comes from
             the ranks' common ones. None: it takes the common ones, and adds its own progress since the beginning of
             the exchange.
+        anchors: where each rank keeps the anchor and the outer optimizer's state: ``device``, beside the parameters, or
+            ``host``, in pinned memory, for GPUs without room for them; an exchange then copies a parameter's anchor to
+            the GPU and back. PyTorch only.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -34,6 +39,7 @@ class LocalSettings(BaseModel):
     fragments: int = Field(1, ge=1, le=2**16)
     delay: int = Field(0, ge=0, le=2**31)
     mix: float | None = Field(None, ge=0, le=1)
+    anchors: Literal["device", "host"] = "device"
 
     @model_validator(mode="after")
     def _ends_in_time(self) -> LocalSettings:

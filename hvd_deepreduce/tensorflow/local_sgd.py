@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_deepreduce.config import Config
+from hvd_deepreduce.config import Config, ConfigError
 from hvd_deepreduce.engine.local_options import Every, Times, options
 from hvd_deepreduce.engine.local_sgd import LocalSGDBase
 from hvd_deepreduce.tensorflow.checkpoint import Restorable
@@ -83,6 +83,8 @@ class LocalSGD(LocalSGDBase, tf.keras.callbacks.Callback, Restorable):  # type: 
         given = options(
             config, settings, every=every, times=times, decay=decay, fragments=fragments, delay=delay, mix=mix
         )
+        if given.config.local and given.config.local.anchors == "host":
+            raise ConfigError("local.anchors is 'host', which LocalSGD has on PyTorch only: set it to 'device'")
         self._updates: Updates = Updates(
             variables, given, outer, lambda: self._trains, self._own_optimizer, process_set
         )

@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -68,7 +68,7 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
             from 0) that returns how many steps the period has that begins there, on all ranks the same.
         outer: makes the optimizer of the anchor from a list of its tensors, such as ``partial(torch.optim.SGD, lr=0.7,
             momentum=0.9, nesterov=True)``. Its gradients are means of updates.
-        decay, fragments, delay, mix: as in ``LocalSettings``, in place of the config's.
+        decay, fragments, delay, mix, anchors: as in ``LocalSettings``, in place of the config's.
         times: for asynchronous exchanges (Algorithm 2): ``times(rank, clock)`` says whether this rank, with the number
             ``rank``, sends its update and takes the anchor after its step number ``clock``, counted from 1. Each rank
             decides for itself, in any way, and says so in a small allreduce after each local step. The others send
@@ -107,6 +107,7 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         fragments: int | None = None,
         delay: int | None = None,
         mix: float | None = None,
+        anchors: Literal["device", "host"] | None = None,
         times: Times | None = None,
         process_set: Any = None,
         process_group: dist.ProcessGroup | None = None,
@@ -127,8 +128,9 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         self._reductions = Reductions(list(pairs.values()))
         self.inner = optimizer
         given = options(
-            config, settings, every=every, times=times, decay=decay, fragments=fragments, delay=delay, mix=mix
-        )
+            config, settings, every=every, times=times, decay=decay, fragments=fragments, delay=delay, mix=mix,
+            anchors=anchors,
+        )  # fmt: skip
         if sum(one is not None for one in (process_set, process_group, store)) > 1:
             raise ValueError(
                 "process_set is Horovod's, process_group is torch.distributed's, and store is for peers without both: "

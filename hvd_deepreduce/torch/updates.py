@@ -109,8 +109,19 @@ class Updates(LocalExchanges[torch.Tensor]):
 
     def new_anchors(self) -> tuple[list[torch.Tensor], torch.optim.Optimizer]:
         wider = (torch.float64 if one.dtype == torch.float64 else torch.float32 for one in self.tensors)
-        anchors = [own(one).to(dtype, copy=True) for one, dtype in zip(self.tensors, wider, strict=True)]
+        anchors = [self._kept(own(one).to(dtype, copy=True)) for one, dtype in zip(self.tensors, wider, strict=True)]
         return anchors, self._outer_of(anchors)
+
+    def _kept(self, anchor: torch.Tensor) -> torch.Tensor:
+        """A new anchor, where the settings say."""
+        if self.local.anchors == "device" or anchor.device.type == "cpu":
+            return anchor
+        return anchor.cpu().pin_memory()
+
+    def _near(self, number: int, anchor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """An anchor where its parameter is. Nothing waits: a copy from pinned memory is in the stream's order, and the
+        next outer step, which alone changes anchors, begins by waiting for means on this stream."""
+        return anchor.to(own(self.tensors[number]).device, dtype, non_blocking=True)
 
     @property
     def mates(self) -> DistributedCollectives | None:
@@ -165,12 +176,12 @@ class Updates(LocalExchanges[torch.Tensor]):
             raise not_exchanged(how, (self._names.get(id(one), f"of shape {list(one.shape)}") for one in late[:5]))
 
     def update(self, number: int) -> torch.Tensor:
-        base: torch.Tensor = (self.bases or self.anchors)[number]
+        base = self._near(number, (self.bases or self.anchors)[number])
         mine = own(self.tensors[number])
         return base.to(mine.dtype).to(base.dtype) - mine.to(base.dtype)
 
     def nothing(self, number: int) -> torch.Tensor:
-        return torch.zeros_like(self.anchors[number])
+        return torch.zeros_like(own(self.tensors[number]), dtype=self.anchors[number].dtype)
 
     def finite(self, updates: Iterable[torch.Tensor]) -> bool:
         given = [one for one in updates if one.numel()]
@@ -189,7 +200,7 @@ class Updates(LocalExchanges[torch.Tensor]):
 
     def outer_step(self, fragment: Fragment[torch.Tensor]) -> None:
         for number, mean in fragment.updates.items():
-            self.anchors[number].grad = mean
+            self.anchors[number].grad = mean.to(self.anchors[number].device)  # from a GPU to the host it waits
         self.outer.step()
         for number in fragment.numbers:
             self.anchors[number].grad = None
@@ -198,8 +209,9 @@ class Updates(LocalExchanges[torch.Tensor]):
         return own(self.tensors[number]).clone()
 
     def taken(self, number: int) -> torch.Tensor:
-        anchor: torch.Tensor = self.anchors[number]
-        return anchor.to(self.tensors[number].dtype, copy=True)
+        mine, anchor = own(self.tensors[number]), self.anchors[number]
+        copied: torch.Tensor = anchor.to(mine.device, mine.dtype, copy=True)
+        return copied
 
     def forget(self) -> None:
         if self._voted is not None and self._voted[0].is_completed():  # the others have heard it
@@ -219,7 +231,7 @@ class Updates(LocalExchanges[torch.Tensor]):
     @torch.no_grad()
     def follow(self, number: int, start: torch.Tensor | None, keeps: float) -> None:
         mine, anchor = own(self.tensors[number]), self.anchors[number]
-        taken = anchor.to(mine.dtype)
+        taken = self._near(number, anchor, mine.dtype)
         if start is not None:
             mine.add_(taken - start)
         elif keeps:
@@ -247,7 +259,7 @@ class Updates(LocalExchanges[torch.Tensor]):
         return values.to(self.anchors[number].dtype, copy=True)
 
     def mean_of(self, number: int, saved: torch.Tensor) -> torch.Tensor:
-        return saved.detach().to(self.anchors[number].device, copy=True)
+        return saved.detach().to(own(self.tensors[number]).device, copy=True)
 
     def copy_of(self, number: int, saved: torch.Tensor) -> torch.Tensor:
         return saved.detach().to(own(self.tensors[number]), copy=True)
@@ -264,7 +276,8 @@ class Updates(LocalExchanges[torch.Tensor]):
     def restoring(self, state: Mapping[str, Any]) -> Callable[[], None]:
         def on_devices(kept: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
             every = zip(self.parameters, self.tensors, strict=True)
-            return [kept[parameter.name].detach().to(one.device, copy=True) for parameter, one in every]
+            copies = (kept[parameter.name].detach().to(one.device, copy=True) for parameter, one in every)
+            return list(map(self._kept, copies))
 
         anchors = on_devices(state["anchors"])
         outer = self._outer_of(anchors)
