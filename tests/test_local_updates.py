@@ -11,6 +11,7 @@ def test_a_mapping_changes_what_the_config_has():
     config = Config.load({"local": {"every": 4, "momentum": 0.5}}, local={"decay": 0.9})
     assert config.local.model_dump() == {
         "every": 4, "lr": 1.0, "momentum": 0.5, "nesterov": True, "decay": 0.9, "fragments": 1, "delay": 0, "mix": None,
+        "anchors": "device",
     }  # fmt: skip
     assert Config.load(config.to_dict()) == config and Config.load(config) == config
     assert Config.load(config, local={"every": 5}).digest() != config.digest()
@@ -22,7 +23,7 @@ def test_a_mapping_changes_what_the_config_has():
     ("settings", "message"),
     [
         ({"local": {"every": 0}}, r"local.every is 0, which is not allowed"),
-        ({"local": {"ever": 1}}, r"local.ever is not a key of local \(given: 1\); its keys are: decay, delay, every"),
+        ({"local": {"ever": 1}}, r"local.ever is not a key of local \(given: 1\); its keys are: anchors, decay, delay"),
         ({"local": {"every": 2, "delay": 2}}, r"delay must be less than every"),
         ({"local": {"every": 2, "fragments": 3}}, r"at most as many fragments as local steps"),
         ({"local": {"momentum": 1.0}}, r"local.momentum is 1.0, which is not allowed"),
