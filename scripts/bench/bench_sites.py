@@ -205,8 +205,8 @@ def main(
     link = f"--milliseconds {milliseconds:g} --megabits {megabits:g}"
     body = (
         f"`python scripts/bench/bench_sites.py {link}`, {date.today()}: two ranks, {milliseconds:g} ms for a round "
-        f"trip, {megabits:g} Mbit/s in each direction, a model of 9.5 million parameters that computes for {COMPUTE} s a "
-        f"step. Medians of {rounds} interleaved rounds.\n\n"
+        f"trip, {megabits:g} Mbit/s in each direction, a model of 9.5 million parameters that computes for {COMPUTE} s "
+        f"a step. Medians of {rounds} interleaved rounds.\n\n"
     ) + doc_sections.table(["exchanged", "bytes", "s/step", "speed, relative to a site alone"], rows)
     print(body)
     if write:
