@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parent.parent
+BINARIES = Path(sys.executable).parent
 LAUNCHERS = {
     "mpirun": ["mpirun", "-np", "{ranks}"],
     "mpirun tcp": ["mpirun", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo", "-np", "{ranks}"],
@@ -47,26 +48,37 @@ def start(
     """
     if running_test is not None and running_test.get_closest_marker("launch") is None:
         raise pytest.UsageError(f"{running_test.nodeid} starts {launcher}: mark it with @pytest.mark.launch")
-    binaries = Path(sys.executable).parent
     command = [part.format(ranks=ranks, hosts=hosts) for part in LAUNCHERS[launcher]]
-    command[0] = str(binaries / command[0])
+    command[0] = str(BINARIES / command[0])
     command += [sys.executable, str(program), *arguments]
-    environment = {
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+    )
+
+
+def environment(*folders: Path) -> dict[str, str]:
+    """Of ranks and launchers; programs in ``folders`` come first."""
+    return {
         **os.environ,
-        "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join(map(str, [*folders, BINARIES, os.environ["PATH"]])),
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         "PYTHONFAULTHANDLER": "1",  # see abort_ranks
     }
-    return subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-    )
+
+
+def ranks_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """All processes that a launcher has started; none if it has ended."""
+    try:
+        return psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 def abort_ranks(process: subprocess.Popen[bytes]) -> None:
     """Ends the ranks of a launcher, which print the calls that they are in (PYTHONFAULTHANDLER)."""
     process.send_signal(signal.SIGSTOP)  # it would kill the others after the first
-    for rank in psutil.Process(process.pid).children(recursive=True):
+    for rank in ranks_of(process):
         with suppress(psutil.NoSuchProcess):
             if "python" in rank.name():
                 rank.send_signal(signal.SIGABRT)
@@ -77,10 +89,7 @@ def abort_ranks(process: subprocess.Popen[bytes]) -> None:
 
 def stop(process: subprocess.Popen[bytes]) -> None:
     """Ends a launcher and all its ranks, which are in process groups of their own."""
-    try:
-        ranks = psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        ranks = []
+    ranks = ranks_of(process)
     process.terminate()
     try:
         process.wait(10)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.ranks import ROOT
+from tests.ranks import ROOT, environment
 from tests.selection import thorough
 from tests.test_examples import assert_trained
 
 pytestmark = [pytest.mark.launch, thorough]
 FOLDER = ROOT / "examples" / "cluster"
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 SRUN = """#!/bin/bash
 # Each node's task, as srun starts it; SLURM_NNODES of them.
 for ((node = 0; node < SLURM_NNODES; node++)); do SLURM_NODEID=$node "$@" & done
@@ -34,12 +32,6 @@ def free_port() -> str:
         return str(found.getsockname()[1])
 
 
-def environment(*folders: Path, **more: str) -> dict[str, str]:
-    path = os.pathsep.join(map(str, [*folders, Path(sys.executable).parent, os.environ["PATH"]]))
-    more |= {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return {**os.environ, **more}
-
-
 def test_slurm(tmp_path):
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (tmp_path / name).write_text(text)
@@ -47,10 +39,10 @@ def test_slurm(tmp_path):
     text = (FOLDER / "fsdp.sbatch").read_text("utf-8")
     nodes, ranks = re.search(r"--nodes=(\d+)", text)[1], re.search(r"--nproc-per-node (\d+)", text)[1]
     assert f"--gpus-per-node={ranks} " in text
-    slurm = {"SLURM_JOB_NODELIST": "nodes[1-2]", "SLURM_NNODES": nodes, "SLURM_JOB_ID": "7"}
+    slurm = {"SLURM_JOB_NODELIST": "nodes[1-2]", "SLURM_NNODES": nodes, "SLURM_JOB_ID": "7", **LOOPBACK}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", text.replace(":29400", f":{free_port()}")], cwd=ROOT,
-        env=environment(tmp_path, **slurm), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=200,
+        env=environment(tmp_path) | slurm, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     assert_trained(done.stdout)
@@ -71,8 +63,8 @@ def test_kubernetes():
     assert {one["name"] for one in pod["volumes"]} == {one["name"] for one in container["volumeMounts"]}
     started = [
         subprocess.Popen(
-            command, cwd=ROOT, env=environment(JOB_COMPLETION_INDEX=str(index)), text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            command, cwd=ROOT, env=environment() | LOOPBACK | {"JOB_COMPLETION_INDEX": str(index)}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )
         for index in range(job["spec"]["parallelism"])
     ]  # fmt: skip

@@ -23,7 +23,8 @@ def test_a_mapping_changes_what_the_config_has():
     ("settings", "message"),
     [
         ({"local": {"every": 0}}, r"local.every is 0, which is not allowed"),
-        ({"local": {"ever": 1}}, r"local.ever is not a key of local \(given: 1\); its keys are: anchors, decay, delay"),
+        ({"local": {"ever": 1}},
+         r"local.ever is not a key of local \(given: 1\); its keys are: anchors, decay, delay, every"),
         ({"local": {"every": 2, "delay": 2}}, r"delay must be less than every"),
         ({"local": {"every": 2, "fragments": 3}}, r"at most as many fragments as local steps"),
         ({"local": {"momentum": 1.0}}, r"local.momentum is 1.0, which is not allowed"),

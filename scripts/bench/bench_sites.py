@@ -111,15 +111,15 @@ class Job:
             inner = torch.optim.AdamW(layers.parameters(), 3e-4)
             self.state = self.optimizer = LocalSGD(inner, layers, config, process_group=dist.group.WORLD, **options)
             return
-        model = DistributedDataParallel(layers)
-        self.model = layers if kind == "alone" else model
+        if kind != "alone":
+            self.model = DistributedDataParallel(layers)
         if kind == "signs":
             self.optimizer = SignMomentum(layers.parameters(), lr=1e-3)
         else:
             self.optimizer = torch.optim.AdamW(layers.parameters(), 3e-4)
         if config:
             self.state = ddp.DeepReduceState(config, scope="bucket")
-            model.register_comm_hook(self.state, ddp.deepreduce_hook)
+            self.model.register_comm_hook(self.state, ddp.deepreduce_hook)
 
     def step(self) -> None:
         end = time.monotonic() + COMPUTE
