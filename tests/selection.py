@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +11,14 @@ import pytest
 thorough = pytest.mark.thorough
 FOLDERS = ("tests/installation/", "tests/scripts/", "tests/soak/")
 """All tests of these folders have the marker (conftest.py)."""
+EXAMPLES = int(os.environ.get("HVD_TEST_EXAMPLES", "60"))
+"""Hypothesis' examples of a test. `make test` has fewer than `make test-all` (Makefile): it takes longer to make most
+examples than to look at them."""
+
+
+def examples(number: int) -> int:
+    """The ``max_examples`` of a test that has ``number`` of them where others have 60."""
+    return max(1, number * EXAMPLES // 60)
 
 
 def first(values: Iterable[Any], number: int = 1) -> list[Any]:

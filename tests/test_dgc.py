@@ -18,6 +18,7 @@ from hvd_deepreduce.wire.decoding import decode_part
 from tests.engine.numpy_adapter import NumpyAdapter, run_ranks
 from tests.engine.test_step import gradients_of, same_bytes
 from tests.oracle import dgc as oracle
+from tests.selection import examples
 
 MODEL = {"a": ((20, 30), "f4"), "b": ((30,), "f4"), "c": ((7, 8, 9), "f8")}
 SCOPES = [
@@ -36,7 +37,7 @@ def key(step):
     return RngKey(1, 2, step)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.integers(0, 2**32 - 1), st.integers(1, 60), st.floats(0.1, 0.95), st.floats(0.05, 0.9), st.booleans(),
     st.sampled_from([None, 0.5, 3.0]), st.integers(1, 5),

@@ -10,6 +10,7 @@ from hvd_deepreduce.config import Config
 from hvd_deepreduce.pipeline import Pipeline, bundle
 from hvd_deepreduce.wire.standalone import ContainerError
 from tests import cases
+from tests.selection import examples
 
 KEY = RngKey(3, 4, 2**32 + 5, 1)
 
@@ -38,7 +39,7 @@ def message(pipeline, gradient, residual, sizes, key=KEY, finite=False):
     return bundle.encode(gradient, residual, None, slices(pipeline, sizes, key), 2, finite)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(data=st.data())
 def test_messages_are_those_of_the_composed_way(data):
     sizes = data.draw(st.lists(st.one_of(st.integers(0, 40), st.integers(500, 3000)), min_size=1, max_size=4))

@@ -15,6 +15,7 @@ from hvd_deepreduce.wire import frame
 from hvd_deepreduce.wire.decoding import decode_part
 from tests import cases
 from tests.oracle import scaled_momentum as oracle
+from tests.selection import examples
 
 VOTES = {
     "sparsifier": {"name": "topk", "density": 0.05}, "value": {"name": "sign", "magnitude": "one"},
@@ -31,7 +32,7 @@ def decoded(pipeline, packed, x, step):
     return decode_part(containers[0], x.size)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.integers(0, 2**32 - 1), st.integers(1, 60), st.floats(0, 0.99), st.floats(0, 0.999), st.floats(0.05, 0.9),
     st.sampled_from([None, 0.5, 3.0]), st.sampled_from([np.float32, np.float64]),

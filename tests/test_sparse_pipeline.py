@@ -15,6 +15,7 @@ from hvd_deepreduce.wire.decoding import decode_part
 from tests import cases
 from tests.oracle import pipeline as oracle
 from tests.oracle import sparse_sum
+from tests.selection import examples
 
 SELECTING = [name for name, sparsifier in cases.SPARSIFIERS.items() if sparsifier.selects_sparse]
 LISTS = [
@@ -78,7 +79,7 @@ def test_what_does_not_fit_together(numel, indices, values, message):
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(gradient=gradients(), version=st.sampled_from([1, 2]))
 def test_the_container_is_that_of_the_dense_gradient(name, gradient, version):
     pipeline = PIPELINES[name]
@@ -87,7 +88,7 @@ def test_the_container_is_that_of_the_dense_gradient(name, gradient, version):
 
 
 @pytest.mark.parametrize("name", WITH_RESIDUAL)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(data=st.data())
 def test_only_the_gradients_elements_of_the_residual_are_sent(name, data):
     """The container is that of a dense vector: the residual plus the gradient at the gradient's indices, 0 elsewhere.

@@ -24,6 +24,7 @@ from tests.damaged import damage
 from tests.engine.numpy_adapter import Job, NumpyAdapter, run_ranks
 from tests.oracle import topk
 from tests.oracle.two_levels import two_levels
+from tests.selection import examples
 
 MODEL = {"a": ((20, 30), "f4"), "b": ((30,), "f4"), "d": ((401,), "f2"), "c": ((7, 8, 9), "f8"), "e": ((1,), "f4")}
 EXACT = {"sparsifier": {"name": "topk", "density": 0.1}, "value": "raw", "hierarchical": 2}
@@ -76,7 +77,7 @@ def waiting(results, model=MODEL):
 )  # fmt: skip
 @example(numel=3, nodes=2, local=4, seed=0, density=0.5, double=False)
 @example(numel=1, nodes=2, local=2, seed=0, density=0.5, double=True)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 def test_sums_and_residuals_are_those_of_the_oracle(numel, nodes, local, seed, density, double):
     model = {"x": ((numel,), "f8" if double else "f4")}
     config = {"sparsifier": {"name": "topk", "density": density}, "value": "raw", "hierarchical": local}

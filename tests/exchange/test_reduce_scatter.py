@@ -21,7 +21,7 @@ from hvd_deepreduce.wire import frame
 from tests import cases
 from tests.oracle import topk
 from tests.oracle.reduce_scatter import quotas_of, reduce_scatter
-from tests.selection import first
+from tests.selection import examples, first
 from tests.support.simulated_collectives import CollectiveNetwork, altered
 
 TOP = {"name": "reduce_scatter", "density": 0.1}
@@ -68,7 +68,7 @@ def vectors(numel, ranks, seed, dtype=np.float32, zeros=0.3):
     top=st.none() | st.floats(0.02, 1), feedback=st.booleans(), double=st.booleans(),
 )  # fmt: skip
 @example(numel=3, ranks=9, seed=0, density=0.5, top=0.5, feedback=True, double=False)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 def test_sums_and_residuals_are_those_of_the_oracle(numel, ranks, seed, density, top, feedback, double):
     dtype = np.float64 if double else np.float32
     config = Config.load(
@@ -400,7 +400,7 @@ def test_bytes_are_those_of_the_containers():
     numel=st.integers(1, 3000), ranks=st.integers(2, 24), seed=st.integers(0, 999),
     width=st.floats(0.001, 1), kinds=st.integers(1, 3),
 )  # fmt: skip
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 def test_slices_hold_about_as_many_elements(numel, ranks, seed, width, kinds):
     """Wherever the supports lie: in a narrow part of the vector, and in several of them."""
     rng = np.random.default_rng(seed)

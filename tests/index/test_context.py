@@ -12,6 +12,7 @@ from hvd_deepreduce.codecs.joint.context_qsgd import ContextQSGD
 from hvd_deepreduce.codecs.value.qsgd import QSGD
 from hvd_deepreduce.ops import context
 from tests.oracle import context as oracle
+from tests.selection import examples
 
 KEY = RngKey(1, 2, 3)
 
@@ -30,7 +31,7 @@ def supports(draw):
     return indices
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(supports(), st.integers(0, 8), st.integers(1, 300))
 def test_sections_are_the_oracle_s(indices, bits, more):
     if not indices:

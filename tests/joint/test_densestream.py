@@ -14,11 +14,12 @@ from hvd_deepreduce.codecs.joint.stream_format import CODED, HEADER, PAIRS, PLAI
 from hvd_deepreduce.codecs.sparse_tensor import SparseTensor
 from tests.oracle import densestream as oracle
 from tests.oracle import rice
+from tests.selection import examples
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 KEY = RngKey(3, 1, 4, 1)
 VALUES = ["raw", "float16", "bfloat16", "qsgd"]
-quick = settings(derandomize=True, max_examples=60, deadline=None)
+quick = settings(derandomize=True, max_examples=examples(60), deadline=None)
 
 
 @st.composite

@@ -13,6 +13,7 @@ from tests.joint.sketches import F32, KEY, gradient, round_trip
 from tests.oracle import delta as delta_oracle
 from tests.oracle import huffman as huffman_oracle
 from tests.oracle import minmax_sketch as oracle
+from tests.selection import examples
 
 WITH_FLOAT64 = {**EQUAL, "float64": np.array([1e300, -1e300, 0, 1e-300] * 9, np.float64)}
 both = pytest.mark.parametrize("codec", [SketchML, SKCompress])
@@ -31,7 +32,7 @@ def expect(codec, indices, values, numel, config, dense=False):
 
 
 @both
-@settings(max_examples=40, derandomize=True, deadline=None)
+@settings(max_examples=examples(40), derandomize=True, deadline=None)
 @given(data=st.data())
 def test_bytes_equal_the_oracle(codec, data):
     numel = data.draw(st.sampled_from([1, 2, 257, 70_001, 2**32 - 1]))
@@ -177,7 +178,7 @@ def test_largest_number_of_buckets(codec):
     assert np.linalg.norm(decoded - values) < 0.05 * np.linalg.norm(values)
 
 
-@settings(max_examples=40, derandomize=True, deadline=None)
+@settings(max_examples=examples(40), derandomize=True, deadline=None)
 @given(st.sets(st.one_of(st.integers(0, 300), st.integers(0, 2**32 - 2)), max_size=50))
 def test_flagged_keys(drawn):
     keys = np.array(sorted(drawn), np.uint32)

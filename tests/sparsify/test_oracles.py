@@ -19,7 +19,7 @@ from hvd_deepreduce.codecs.sparsify.topk_capped import TopKCapped
 from tests import cases
 from tests.oracle import block_topk, chunk_topk, randomk, sampled_topk, threshold, topk
 from tests.oracle.pipeline import accumulated
-from tests.selection import first
+from tests.selection import examples, first
 
 KEY = RngKey(1, 2, 3)
 WORD = st.integers(0, 2**32 - 1)
@@ -100,7 +100,7 @@ def test_every_sparsifier_has_an_oracle():
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(data=st.data(), width=st.sampled_from([32, 64]), tied=st.booleans(), accumulate=st.booleans())
 def test_selects_what_the_oracle_selects(name, data, width, tied, accumulate):
     limit = float(np.finfo(f"float{width}").max) / 4
