@@ -21,7 +21,7 @@ from tests import ranks, selection  # noqa: E402
 from tests.jobs import Job, Jobs  # noqa: E402
 
 # The same examples in every run; no limit on one example's time, since the machines are shared.
-settings.register_profile("steady", derandomize=True, deadline=None, max_examples=60, database=None)
+settings.register_profile("steady", derandomize=True, deadline=None, max_examples=selection.EXAMPLES, database=None)
 settings.load_profile("steady")
 
 
@@ -51,6 +51,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return group_of(nodeid.split("::")[0]) or nodeid
 
     return Scheduler(config, log)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`make test` does not import tests of which it runs none: they import scripts, which import frameworks."""
+    thorough = f"{collection_path}/".startswith(tuple(f"{ROOT}/{folder}" for folder in selection.FOLDERS))
+    return True if thorough and config.option.markexpr.startswith("not thorough") else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers

@@ -8,13 +8,14 @@ what it checks. ``order`` is the seed of the order of the threads in the followi
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -163,21 +164,32 @@ def available() -> str:
     return "" if shutil.which("g++") else "the emulator needs g++"
 
 
-def _build(name: str, text: str, flags: list[str]) -> Path:
-    """The shared library of a C++ source. It is compiled again if the source or the emulator has changed."""
-    parts = [text, (HERE / "cuda.h").read_text(), *COMPILE, *flags]
+def _build(name: str, code: str, flags: list[str], finish: Callable[[str], str] = str) -> Path:
+    """The shared library of a C++ source. It is compiled again if the source or the emulator has changed.
+
+    Processes that need the same library at the same time wait for the first of them, which compiles it.
+
+    Args:
+        name: the beginning of the library's name.
+        code: the source.
+        flags: of the compiler; the last one is the linker's.
+        finish: gives the text to compile. It runs only if the library does not exist.
+    """
+    parts = [code, Path(__file__).read_text(), (HERE / "cuda.h").read_text(), *flags]
     library = BUILD / f"{name}-{hashlib.sha256(''.join(parts).encode()).hexdigest()[:16]}.so"
-    if not library.exists():
-        BUILD.mkdir(parents=True, exist_ok=True)
-        source = library.with_suffix(f".{os.getpid()}.cpp")
-        source.write_text(text)
-        made = library.with_suffix(f".{os.getpid()}.so")
-        compiled = [*COMPILE, *flags[:-1], "-c", str(source), "-o", str(made.with_suffix(".o"))]
-        subprocess.run(compiled, check=True)
-        subprocess.run(["g++", "-shared", str(made.with_suffix(".o")), "-o", str(made), flags[-1]], check=True)
-        made.with_suffix(".o").unlink()
-        source.unlink()
-        made.replace(library)
+    if library.exists():
+        return library
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with library.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.exists():
+            source, compiled, made = (library.with_suffix(f".made.{ending}") for ending in ("cpp", "o", "so"))
+            source.write_text(finish(code))
+            subprocess.run([*COMPILE, *flags[:-1], "-c", str(source), "-o", str(compiled)], check=True)
+            subprocess.run(["g++", "-shared", str(compiled), "-o", str(made), flags[-1]], check=True)
+            compiled.unlink()
+            source.unlink()
+            made.replace(library)
     return library
 
 
@@ -229,14 +241,19 @@ class RawModule:
     """Replaces ``cupy.RawModule`` for one source text."""
 
     def __init__(self, code: str) -> None:
+        with one_at_a_time:
+            runtime()
+            library = _build("kernels", code, [*QUIET, *SEE_MEMORY, "-lm"], self._with_launches)
+            self.library = ctypes.CDLL(str(library))
+
+    @staticmethod
+    def _with_launches(code: str) -> str:
+        """The source with a function for each kernel that launches it."""
         # Find the names of the kernels after preprocessing, because macros define some of them.
         preprocess = ["g++", "-E", "-P", "-x", "c++", "-"]
         plain = subprocess.run(preprocess, input=code, capture_output=True, text=True, check=True).stdout
         kernels = re.findall(r'extern "C" __global__ void(?: __launch_bounds__\(\w+\))? (\w+) ?\(', plain)
-        text = f'#include "{HERE}/cuda.h"\n{code}\n' + "".join(f"EMULATED_KERNEL({kernel})\n" for kernel in kernels)
-        with one_at_a_time:
-            runtime()
-            self.library = ctypes.CDLL(str(_build("kernels", text, [*QUIET, *SEE_MEMORY, "-lm"])))
+        return f'#include "{HERE}/cuda.h"\n{code}\n' + "".join(f"EMULATED_KERNEL({kernel})\n" for kernel in kernels)
 
     def get_function(self, name: str) -> EmulatedFunction:
         """The kernel with this name."""
