@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -76,6 +77,13 @@ def check_same(shards, group):
     assert all(one == own for one in everything), "the replicas differ"
 
 
+@cache
+def mesh_of(replicas, shards):
+    """The same for all jobs: every group has threads of Gloo that wake a hundred times a second, and takes long to
+    make."""
+    return init_device_mesh("cpu", (replicas, shards), mesh_dim_names=("replicate", "shard"))
+
+
 class Sharded:
     """A sharded model in replicas."""
 
@@ -83,7 +91,7 @@ class Sharded:
 
     def __init__(self, replicas=2, model=None, shard=None, wrap=None):
         size = dist.get_world_size()
-        self.mesh = init_device_mesh("cpu", (replicas, size // replicas), mesh_dim_names=("replicate", "shard"))
+        self.mesh = mesh_of(replicas, size // replicas)
         self.model = Network() if model is None else model
         for number, block in enumerate(self.model.blocks):
             self.model.blocks[number] = block = wrap(block) if wrap else block
