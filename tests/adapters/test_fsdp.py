@@ -13,6 +13,7 @@ PROGRAM = Path(__file__).parent / "fsdp_cases.py"
 LOCAL = PROGRAM.with_name("fsdp_local_cases.py")
 FOUR = Job(PROGRAM, "torchrun", 4)
 THOROUGH = [
+    "a_resumed_run_equals_an_unbroken_one",
     "a_distributed_checkpoint_resumes_bit_equal_and_on_other_meshes",
     "the_losses_of_a_gpt_are_those_of_ddp",
     "clipping_by_the_norm_of_all_shards",

@@ -108,7 +108,7 @@ def test_every_codec_on_every_input(gpu, sparsifier, index, value, joint):
             raise
 
 
-@pytest.mark.parametrize("sparsifier, index, value, joint", LISTS)
+@pytest.mark.parametrize("sparsifier, index, value, joint", selection.each_third(LISTS, 1))
 def test_short_containers(gpu, sparsifier, index, value, joint):
     """Version 2: the same bytes, and the same sum of containers that begin anywhere."""
     pipeline = Pipeline(cases.config(sparsifier, index, value, joint))
@@ -132,7 +132,7 @@ def test_short_containers(gpu, sparsifier, index, value, joint):
             same(gpu, want, got)
 
 
-@pytest.mark.parametrize("number", range(len(cases.SPARSIFIERS)))
+@pytest.mark.parametrize("number", selection.each_third((number,) for number in range(len(cases.SPARSIFIERS))))
 def test_all_pairs(gpu, number):
     """Each on one input, which goes round."""
     names, count = list(INPUTS), len(cases.SPARSIFIERS)
@@ -184,7 +184,7 @@ def test_parts(gpu):
                 same(gpu, want, out)
 
 
-@pytest.mark.parametrize("sparsifier", cases.SPARSIFIERS)
+@pytest.mark.parametrize("sparsifier", selection.each_third(((name,) for name in cases.SPARSIFIERS), 1))
 def test_a_gradient_that_is_not_finite(gpu, sparsifier):
     """It goes whole, and the residual is as it was."""
     for index, value, joint in (("rice", "qsgd", None), ("packed", "raw", None), ("bloom", "fit_poly", None),
@@ -237,7 +237,7 @@ WAYS_OF_FEW = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("settings", WAYS_OF_FEW)
+@pytest.mark.parametrize("settings", selection.each_third((settings,) for settings in WAYS_OF_FEW))
 def test_fewer_nonzeros_than_are_to_be_kept(gpu, settings):
     """The device finds them out late, selects again, and gives the same bytes; on the next steps, at once."""
     config = Config.load({"sparsifier": {"name": "topk", "density": 0.2}, **settings})
@@ -249,7 +249,7 @@ def test_fewer_nonzeros_than_are_to_be_kept(gpu, settings):
         assert container.count <= 10 and (container.count == 10 or density_of == "nonzeros")
 
 
-@pytest.mark.parametrize("sparsifier", cases.SPARSIFIERS)
+@pytest.mark.parametrize("sparsifier", selection.each_third(((name,) for name in cases.SPARSIFIERS), 2))
 def test_fewer_nonzeros_in_parts(gpu, sparsifier):
     """As exchanges over MPI select."""
     parts = [(0, 7), (7, 2000), (2000, 4000)]
@@ -302,7 +302,7 @@ def test_a_decode_waits_three_times(gpu):
         assert gpu.module.waits - before == 3
 
 
-@pytest.mark.parametrize("sparsifier, index, value, joint", selection.each_third(LISTS))
+@pytest.mark.parametrize("sparsifier, index, value, joint", selection.each_third(LISTS, 2))
 def test_broken_containers(gpu, sparsifier, index, value, joint):
     """The same error as the CPU's where there is one, with the rank; and else the same sum."""
     pipeline, numel = Pipeline(cases.config(sparsifier, index, value, joint)), 1024
