@@ -70,13 +70,20 @@ FEW = {
     ],
     MPI: STARTED,
 }
+# `make test` has ranks_that_join_after_a_corrupt_container, and scopes of one model.
+SLOW = [
+    "gradients_on_a_device_equal_those_on_the_host",
+    "a_rank_that_joins_early",
+    "scopes_of_two_models_in_flight_at_a_time",
+    COMPARED,
+]
 ONCE = {"stats_are_the_bytes_on_the_wire": TCP, COMPARED: THREE, EQUAL: THREE}
 
 
 @pytest.mark.launch
 @pytest.mark.parametrize(
     ("job", "case"),
-    each_case(JOBS, *CASES, once=ONCE, few=FEW, thorough=[*JOBS[1:], "gradients_on_a_device_equal_those_on_the_host"]),
+    each_case(JOBS, *CASES, once=ONCE, few=FEW, thorough=[*JOBS[1:], *SLOW]),
 )
 def test_on_ranks(jobs, job, case):
     jobs.check(job, case)
