@@ -59,9 +59,20 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if thorough and config.option.markexpr.startswith("not thorough") else None
 
 
+def again_in_the_second_order(item: pytest.Item) -> bool:
+    """A case of the emulator that is thorough by the order of its threads (tests/ops/conftest.py) and by another
+    parameter, too. `make test-all` has it in the first order, and the second order of its neighbours."""
+    order = item.callspec.params.get("gpu") if hasattr(item, "callspec") else None
+    return order == 2 and len(list(item.iter_markers("thorough"))) > 1
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Markers that follow from a fixture or a folder, so that they cannot be forgotten."""
+    left_out = [item for item in items if again_in_the_second_order(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not again_in_the_second_order(item)]
     for item in items:
         if item.nodeid.startswith(selection.FOLDERS):
             item.add_marker("thorough")

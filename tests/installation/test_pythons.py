@@ -16,6 +16,8 @@ from tests.golden import make
 from tests.installation.conftest import ROOT, Environment, run
 
 pytestmark = pytest.mark.packaging
+UNCOMPILED = ["--no-compile"]
+"""Most modules of the requirements are never imported."""
 CLASSIFIER = "Programming Language :: Python :: 3."
 
 
@@ -76,7 +78,7 @@ def test_the_claimed_versions_begin_where_the_package_does():
 def test_wheel(version, wheel, index, tmp_path):
     """test_install.py has that of the Python that runs the tests."""
     environment = environment_of(version, tmp_path)
-    environment.pip("install", "-c", ROOT / "constraints.txt", wheel)
+    environment.pip("install", *UNCOMPILED, "-c", ROOT / "constraints.txt", wheel)
     assert_every_container_decodes(environment, version)
 
 
@@ -85,5 +87,5 @@ def test_lowest_versions_of_the_requirements(wheel, index, tmp_path):
     environment = environment_of(claimed()[0], tmp_path)
     lowest = [line.replace(">=", "==") for line in setup_cfg("options", "install_requires") if line]
     assert all("==" in requirement for requirement in lowest)
-    environment.pip("install", *lowest, wheel)
+    environment.pip("install", *UNCOMPILED, *lowest, wheel)
     assert_every_container_decodes(environment, claimed()[0])

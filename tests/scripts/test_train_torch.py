@@ -15,6 +15,7 @@ from tests.ranks import ROOT, launch
 
 PROGRAM = ROOT / "scripts" / "train" / "train_torch.py"
 pytestmark = pytest.mark.launch
+RECOMMENDED = "configs/recommended.yaml"
 SMALL = ("--width", "8", "--epochs", "3", "--batch-size", "64")
 
 
@@ -44,7 +45,7 @@ def stopped(tmp_path_factory):
 def test_a_resumed_run_equals_an_unbroken_one(tmp_path, stopped):
     import torch
 
-    whole, parts, config = tmp_path / "whole", tmp_path / "parts", "configs/recommended.yaml"
+    whole, parts, config = tmp_path / "whole", tmp_path / "parts", RECOMMENDED
     assert "epoch  3/3" in train(whole, "--config", config)
     stopped(config, parts)
     assert len(json.loads((parts / "metrics.json").read_text())["epochs_done"]) == 2
@@ -86,9 +87,9 @@ def test_resume_without_a_checkpoint_says_so(tmp_path):
 def test_resume_from_checkpoints_of_different_epochs_says_so(tmp_path, stopped):
     import torch
 
-    parts = stopped("none", tmp_path / "parts")
+    parts = stopped(RECOMMENDED, tmp_path / "parts")
     older = checkpoint(parts, 1)
     older["history"].pop()
     torch.save(older, parts / "checkpoint.rank1.pt")
-    said = train(parts, "--config", "none", "--resume", check=False)
+    said = train(parts, "--config", RECOMMENDED, "--resume", check=False)
     assert "are of epochs [2, 1], by rank" in said, said
