@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.jobs import Job, each_case
+from tests.selection import thorough
 
 PROGRAM = Path(__file__).parent / "fsdp_cases.py"
 LOCAL = PROGRAM.with_name("fsdp_local_cases.py")
@@ -27,17 +28,6 @@ THOROUGH = [
     "modes_and_optimizers",
     "stats_are_the_bytes_on_the_wire",
 ]
-THOROUGH_LOCAL = [
-    "a_resumed_run_equals_an_unbroken_one",
-    "what_fsdp_offers",
-    "muon_on_shards",
-    "tensor_parallelism_within_a_replica",
-    "lossy_updates_and_residuals_on_shards",
-    "a_distributed_checkpoint_resumes_bit_equal_and_on_other_meshes",
-    "checkpoints_that_cannot_be_loaded",
-    "replicas_that_do_not_begin_alike",
-    "what_cannot_work_is_an_error",
-]
 
 
 @pytest.mark.launch
@@ -47,6 +37,8 @@ def test_on_ranks(jobs, job, case):
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize(("job", "case"), each_case([Job(LOCAL, "torchrun", 4)], LOCAL, thorough=THOROUGH_LOCAL))
+@thorough
+@pytest.mark.parametrize(("job", "case"), each_case([Job(LOCAL, "torchrun", 4)], LOCAL))
 def test_local_updates_on_ranks(jobs, job, case):
+    """`make test` has LocalSGD on whole models (test_local_sgd.py), and the gradients of sharded ones, above."""
     jobs.check(job, case)

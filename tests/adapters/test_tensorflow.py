@@ -49,6 +49,9 @@ SLOW = [
     "sparse_gradients_of_several_compressors_in_one_function",
     "larger_scopes_with_nan_integers_and_changes",
     "the_state_of_an_elastic_job_restores_and_synchronizes",
+    "many_tensors_in_whatever_order",
+    "what_cannot_be",
+    "an_optimizer_that_loses_under_the_config_is_told_once",
 ]
 # Gloo's process sets and joins are those of test_torch.py.
 ONCE = dict.fromkeys(

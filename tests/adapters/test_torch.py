@@ -70,8 +70,9 @@ FEW = {
     ],
     MPI: STARTED,
 }
-# `make test` has ranks_that_join_after_a_corrupt_container, and scopes of one model.
+# `make test` has ranks_that_join_after_a_corrupt_container, scopes of one model, and every option but a list of groups.
 SLOW = [
+    "lossless_equals_dense_with_a_list_of_groups",
     "gradients_on_a_device_equal_those_on_the_host",
     "a_rank_that_joins_early",
     "scopes_of_two_models_in_flight_at_a_time",
